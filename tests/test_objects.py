@@ -9,25 +9,25 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import seqrecord
 from seqrecord import EngineOptions, errors
 from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.clients import RUNTIME
-from seqrecord.storage.ranges import ByteRange
 from tests.blobfile_pool import pool_to
 from tests.canned_server import Canned, CannedServer, answer
+from tests.clip_data import digest
 from tests.fault_proxy import FaultProxy, Scripted
 from tests.obstore_runtime import obstore_is
 from tests.own_threads import busy_threads, in_a_fork
-from tests.places import Place, giving_up
+from tests.places import PLACES, Place, giving_up
 from tests.services import Moto
 from tests.storage_contract import PATH, Add, ReadContract, get, put
 from tests.web_server import WebFolder
@@ -61,35 +61,23 @@ class TestReading(ReadContract):
         storage.close()
 
 
-def test_odd_names_and_long_ranges(place: Place, client: str) -> None:
+def test_odd_names_long_ranges_and_a_file_that_is_replaced(place: Place, client: str) -> None:
     place.put(NAME, DATA)
     storage = place.open()
     assert storage.size(NAME) == len(DATA)
-    pairs = [(70, 90), (0, 1), (0, 2_000_000), (5, 5), (80, 99), (2_900_000, 3_000_000)]
-    ranges = [ByteRange(*pair) for pair in pairs]
-    arrays = [np.full(item.length, 7, np.uint8) for item in ranges]
-    storage.read_ranges(NAME, ranges, [array.data for array in arrays])
-    for item, array in zip(ranges, arrays, strict=True):
-        assert array.tobytes() == DATA[item.start : item.stop]
+    for start, stop in ((70, 90), (0, 2_000_000), (2_900_000, 3_000_000)):
+        assert get(storage, NAME, start, stop) == DATA[start:stop]
+    if client == "obstore":  # the others do not compare e-tags
+        place.put(NAME, DATA[::-1])
+        with pytest.raises(errors.StorageError, match="replaced while it was read") as caught:
+            get(storage, NAME, 0, 10)
+        assert not isinstance(caught.value, errors.TransientError)
+        assert storage.size(NAME) == len(DATA)  # looks anew
+        assert get(storage, NAME, 0, 10) == DATA[::-1][:10]
     storage.close()
 
 
-def test_a_file_that_is_replaced_while_it_is_read(place: Place, client: str) -> None:
-    if client == "without":
-        pytest.skip("the others do not compare e-tags")
-    place.put("records/0", DATA)
-    storage = place.open()
-    get(storage, "records/0", 0, 10)
-    place.put("records/0", DATA[::-1])
-    with pytest.raises(errors.StorageError, match="replaced while it was read") as caught:
-        get(storage, "records/0", 0, 10)
-    assert not isinstance(caught.value, errors.TransientError)
-    assert storage.size("records/0") == len(DATA)  # looks anew
-    assert get(storage, "records/0", 0, 10) == DATA[::-1][:10]
-    storage.close()
-
-
-def clips(location: Any, options: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+def clips(location: Any, options: Mapping[str, Any] | None = None) -> list[Any]:
     pipe = seqrecord.SeqRecordPipe(
         seqrecord.open(location, storage_options=options),
         clip_len=3,
@@ -97,21 +85,12 @@ def clips(location: Any, options: Mapping[str, Any] | None = None) -> list[dict[
         features=["image_left", "depth_left", "pose"],
         engine=EngineOptions(num_threads=2),
     )
-    return [dict(clip) for clip in pipe]
-
-
-def plain(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {name: v.numpy().tobytes() if torch.is_tensor(v) else v for name, v in clip.items()}
-        for clip in found
-    ]
+    return [digest(clip) for clip in pipe]
 
 
 def test_clips_are_those_of_the_local_disk(place: Place, small: Path, client: str) -> None:
     place.copy(small)
-    local = plain(clips(small))
-    assert local
-    assert plain(clips(place.url, place.options)) == local
+    assert clips(place.url, place.options) == clips(small) != []
 
 
 @pytest.mark.service
@@ -139,8 +118,7 @@ def test_clips_through_fsspec(
         pytest.importorskip("s3fs", reason="pip install s3fs")
         names = {"access_key_id": "key", "secret_access_key": "secret", "endpoint": "endpoint_url"}
         options = {new: options[name] for name, new in names.items()}
-    found = clips(url, {**options, "backend": backend})
-    assert plain(found) == plain(clips(small))
+    assert clips(url, {**options, "backend": backend}) == clips(small)
 
 
 @pytest.mark.service
@@ -239,11 +217,13 @@ def test_opening_a_large_dataset_leaves_obstore_to_the_workers(place: Place) -> 
         for name in ("manifest.json", "index/table.arrow"):
             assert get(storage, name) == DATA
         assert get(storage, "records/0", 0, 1000) == DATA[:1000]
-        used = [RUNTIME.used]
+        assert not RUNTIME.used
         assert get(storage, "records/0") == DATA
-        used.append(RUNTIME.used)
-        assert used == [False, True]
+        assert RUNTIME.used
         storage.close()
+    storage = place.open(user_agent="me")  # which no other client has
+    with obstore_is(lost=True), pytest.raises(errors.LocationError, match="forkserver"):
+        storage.size("a")
 
 
 def test_a_forked_child_reads_though_its_parent_reads_at_this_moment(place: Place) -> None:
@@ -260,106 +240,84 @@ def test_a_forked_child_reads_though_its_parent_reads_at_this_moment(place: Plac
     storage.close()
 
 
-@pytest.mark.parametrize("place", ["http"], indirect=True)
-def test_without_another_client_a_fork_is_told_what_to_do(place: Place) -> None:
-    storage = place.open(user_agent="me")
-    with obstore_is(lost=True), pytest.raises(errors.LocationError, match="forkserver"):
-        storage.size("a")
-
-
 # Failures
 
 
-FAULTS = ("reset", "cut", "short", "503", "429", "500")
-
-
-@pytest.mark.parametrize("kind", FAULTS)
-def test_accidents_are_tried_again_and_counted(place: Place, kind: str, client: str) -> None:
+@pytest.mark.parametrize(
+    "place",
+    [pytest.param(each, marks=pytest.mark.slow) if each == "http" else each for each in PLACES],
+    indirect=True,
+)
+def test_accidents_are_tried_again_and_counted(place: Place, client: str) -> None:
     place.put("records/0", DATA)
-    with FaultProxy(place.host, Scripted([kind]), retry_after=0) as proxy:
+    with FaultProxy(place.host, retry_after=0) as proxy:
         storage = place.hasty(proxy.host)
-        assert get(storage, "records/0", 0, len(DATA)) == DATA
-        assert storage.counters()["retries"] >= 1
+        for count, kind in enumerate(("reset", "cut", "short", "503", "429", "500"), 1):
+            proxy.fault = Scripted([kind])
+            assert get(storage, "records/0", 0, len(DATA)) == DATA
+            assert storage.counters()["retries"] >= count
         storage.close()
-
-
-@pytest.mark.parametrize("asked", ["86400", "Thu, 31 Dec 2099 23:59:59 GMT"])
-def test_a_server_that_asks_for_a_long_wait_is_an_error(
-    place: Place, client: str, asked: str
-) -> None:
-    place.put("records/0", DATA)
-    with FaultProxy(place.host, Scripted(["503", "503"]), retry_after=asked) as proxy:
-        storage = place.hasty(proxy.host)
-        with pytest.raises(errors.DeadlineError, match=r"asks to wait \d+ s.*max_retry_after"):
-            get(storage, "records/0", 0, len(DATA))
-        assert proxy.requests <= 2  # obstore does not report the header, urllib3 does
-        storage.close()
-
-
-def s3_at(server: CannedServer, **options: Any) -> Storage:
-    chosen = {"access_key_id": "a", "secret_access_key": "b", "endpoint": f"http://{server.host}"}
-    return open_storage("s3://bucket/set", {**chosen, "deadline": 0.3, **options})
-
-
-def gs_at(server: CannedServer, **options: Any) -> Storage:
-    chosen = {"bearer_token": "t", "base_url": f"http://{server.host}"}
-    return open_storage("gs://bucket/set", {**chosen, "deadline": 0.3, **options})
+    for asked in ("86400", "Thu, 31 Dec 2099 23:59:59 GMT"):
+        with FaultProxy(place.host, Scripted(["503", "503"]), retry_after=asked) as proxy:
+            storage = place.hasty(proxy.host)
+            with pytest.raises(errors.DeadlineError, match=r"asks to wait \d+ s.*max_retry_after"):
+                get(storage, "records/0", 0, len(DATA))
+            assert proxy.requests <= 2  # obstore does not report the header, urllib3 does
+            storage.close()
 
 
 def said(code: str) -> bytes:
     return f"<Error><Code>{code}</Code><Message>S3CRET</Message></Error>".encode()
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "error", "match"),
-    [
-        (403, "AccessDenied", errors.AccessError, "without permission to list"),
-        (403, "InvalidAccessKeyId", errors.AccessError, "this access key does not exist"),
-        (403, "SignatureDoesNotMatch", errors.AccessError, "secret access key is wrong"),
-        (401, "AuthenticationRequired", errors.AccessError, "access is refused"),
-        (400, "ExpiredToken", errors.AccessError, "has expired"),
-        (404, "NoSuchBucket", errors.NotFoundError, "no such bucket"),
-        (400, "AuthorizationHeaderMalformed", errors.LocationError, "another region"),
-        (301, "PermanentRedirect", errors.LocationError, "another region"),
-        (503, "SlowDown", errors.DeadlineError, "SlowDown"),
-        (503, "ServiceUnavailable", errors.DeadlineError, "503"),
-        (429, "TooManyRequests", errors.DeadlineError, "429"),
-        (400, "RequestTimeout", errors.DeadlineError, "RequestTimeout"),
-        (403, "rateLimitExceeded", errors.DeadlineError, "rateLimitExceeded"),
-    ],
-)
-@pytest.mark.parametrize("open_at", [s3_at, gs_at])
-def test_what_s3_and_gcs_say(
-    open_at: Callable[..., Storage],
-    status: int,
-    code: str,
-    error: type[errors.StorageError],
-    match: str,
-) -> None:
-    with obstore_is(used=True), CannedServer([Canned(answer(status, said(code)))]) as server:
-        storage = giving_up(open_at(server, deadline=60), 0)
-        for action in (
-            lambda: get(storage, "a", 0, 5),
-            lambda: storage.put("manifest.json", b"x", expected=None),
-            lambda: storage.files("records"),
-            lambda: put(storage, PATH, DATA[:1000]),
-        ):
-            with pytest.raises(error, match=match) as caught:
-                action()
-            assert type(caught.value) is error
-            assert storage.url in str(caught.value)
-            assert "S3CRET" not in "".join(traceback.format_exception(caught.value))
-        storage.close()
+SAID: list[tuple[int, str, type[errors.StorageError], str]] = [
+    (403, "AccessDenied", errors.AccessError, "without permission to list"),
+    (403, "InvalidAccessKeyId", errors.AccessError, "this access key does not exist"),
+    (403, "SignatureDoesNotMatch", errors.AccessError, "secret access key is wrong"),
+    (401, "AuthenticationRequired", errors.AccessError, "access is refused"),
+    (400, "ExpiredToken", errors.AccessError, "has expired"),
+    (404, "NoSuchBucket", errors.NotFoundError, "no such bucket"),
+    (400, "AuthorizationHeaderMalformed", errors.LocationError, "another region"),
+    (301, "PermanentRedirect", errors.LocationError, "another region"),
+    (503, "SlowDown", errors.DeadlineError, "SlowDown"),
+    (429, "TooManyRequests", errors.DeadlineError, "429"),
+    (400, "RequestTimeout", errors.DeadlineError, "RequestTimeout"),
+    (403, "rateLimitExceeded", errors.DeadlineError, "rateLimitExceeded"),
+]
+ACTIONS: list[Callable[[Storage], object]] = [
+    lambda storage: get(storage, "a", 0, 5),
+    lambda storage: storage.put("manifest.json", b"x", expected=None),
+    lambda storage: storage.files("records"),
+    lambda storage: put(storage, PATH, DATA[:1000]),
+]
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_what_s3_and_gcs_say(scheme: str) -> None:
+    for number, (status, code, error, match) in enumerate(SAID):
+        with obstore_is(used=True), CannedServer([Canned(answer(status, said(code)))]) as server:
+            at = f"http://{server.host}"
+            options = {"bearer_token": "t", "base_url": at}
+            if scheme == "s3":
+                options = {"access_key_id": "a", "secret_access_key": "b", "endpoint": at}
+            storage = giving_up(open_storage(f"{scheme}://bucket/set", options), 0)
+            for action in ACTIONS if number < 2 else ACTIONS[number % 4 :: 4]:
+                with pytest.raises(error, match=match) as caught:
+                    action(storage)
+                assert type(caught.value) is error
+                assert storage.url in str(caught.value)
+                assert "S3CRET" not in "".join(traceback.format_exception(caught.value))
+            storage.close()
 
 
 def test_a_server_without_ranges_is_an_error_and_sends_no_whole_file(
     client: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "big").write_bytes(bytes(100 << 20))
+    (tmp_path / "big").write_bytes(bytes(30 << 20))
     with WebFolder(tmp_path, ranges=False) as server:
         storage = open_storage(server.endpoint)
-        assert storage.size("big") == 100 << 20
-        for start in (0, 50 << 20):
+        assert storage.size("big") == 30 << 20
+        for start in (0, 20 << 20):
             with pytest.raises(errors.StorageError, match="does not support ranges") as caught:
                 get(storage, "big", start, start + 1000)
             assert not isinstance(caught.value, errors.TransientError)
@@ -368,32 +326,25 @@ def test_a_server_without_ranges_is_an_error_and_sends_no_whole_file(
         assert server.sent < 16 << 20
 
 
-def test_a_size_from_a_range(client: str, tmp_path: Path) -> None:
-    if client == "obstore":
-        pytest.skip("obstore has no HEAD but HEAD")
+def test_a_size_from_a_range(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(DATA[:1000])
-    with WebFolder(tmp_path, head=False) as server:
+    with obstore_is(lost=True), WebFolder(tmp_path, head=False) as server:
         storage = open_storage(server.endpoint)
         assert storage.size("a") == 1000
         assert get(storage, "a", 3, 900) == DATA[3:900]
         storage.close()
 
 
-def test_connections_are_used_again(client: str, tmp_path: Path) -> None:
+def test_connections_are_used_again_and_a_handshake_may_break(client: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(DATA)
     counts: list[int] = []
     while not counts or (counts[-1] > 3 and len(counts) < 5):
         # On a busy machine one may not be given back yet when the next request is made.
-        with WebFolder(tmp_path) as server:
-            storage = open_storage(server.endpoint)
+        with WebFolder(tmp_path) as server, closing(open_storage(server.endpoint)) as storage:
             for start in range(0, 200_000, 10_000):
                 assert get(storage, "a", start, start + 5000) == DATA[start : start + 5000]
-            storage.close()
             counts.append(server.connections)
     assert counts[-1] <= 3
-
-
-def test_a_handshake_that_breaks_may_pass(client: str) -> None:
     with CannedServer([Canned(b"", "reset")]) as server:
         storage = open_storage(f"https://{server.host}/a", {"deadline": 0.3})
         with pytest.raises(errors.DeadlineError):
@@ -402,8 +353,7 @@ def test_a_handshake_that_breaks_may_pass(client: str) -> None:
 
 
 def test_a_web_server_is_not_written_to(tmp_path: Path) -> None:
-    with WebFolder(tmp_path) as server:
-        storage = open_storage(server.endpoint)
+    with WebFolder(tmp_path) as server, closing(open_storage(server.endpoint)) as storage:
         for write in (
             storage.create,
             storage.remove,
