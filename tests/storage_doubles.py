@@ -184,33 +184,16 @@ class _SteppedUpload:
     def __init__(self, inner: Upload, step: Callable[[Operation, str], object]) -> None:
         self._inner, self._step = inner, step
 
-    @property
-    def path(self) -> str:
-        return self._inner.path
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def write(self, data: Buffer) -> None:
         self._step("write", self.path)
         self._inner.write(data)
 
-    def tell(self) -> int:
-        return self._inner.tell()
-
-    def checkpoint(self, note: bytes) -> None:
-        self._inner.checkpoint(note)
-
-    @property
-    def is_durable(self) -> bool:
-        return self._inner.is_durable
-
-    def rewind(self, offset: int) -> None:
-        self._inner.rewind(offset)
-
     def commit(self) -> None:
         self._step("commit", self.path)
         self._inner.commit()
-
-    def abort(self) -> None:
-        self._inner.abort()
 
 
 class _FaultyUnfinished:
@@ -357,19 +340,15 @@ class FailAt:
         error: Failure = None,
         onwards: bool = False,
     ) -> None:
-        self._operation = operation
-        self._number = number
-        self._path = path
-        self._error = error
-        self._onwards = onwards
-        self._seen = 0
+        self._chosen = operation, number, path, onwards
+        self._error, self._seen = error, 0
 
     def __call__(self, operation: Operation, path: str, number: int) -> Failure:
-        if operation != self._operation or self._path not in path:
+        chosen, at, part, onwards = self._chosen
+        if operation != chosen or part not in path:
             return None
         self._seen += 1
-        due = self._seen > self._number if self._onwards else self._seen == self._number + 1
-        if not due:
+        if not (self._seen > at if onwards else self._seen == at + 1):
             return None
         return self._error or StorageError(f"{operation} {number} fails as asked", file=path)
 

@@ -7,6 +7,7 @@ import json
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,19 +103,29 @@ def test_a_signature_that_expires_is_read_again(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_function_is_asked_again_after_a_refusal(
-    azurite: Azurite, blobs: str, backend: str
+def test_functions_and_files_of_credentials(
+    azurite: Azurite, blobs: str, backend: str, tmp_path: Path
 ) -> None:
     given: list[str] = []
 
     def credential() -> dict[str, Any]:
+        """One that has expired, and after its refusal another."""
         given.append(azurite.sas(blobs, minutes=10 if given else -10))
         return {"sas_token": given[-1], "expires_at": None}
 
-    storage = opened(azurite, blobs, backend, credential_provider=credential)
-    assert get(storage, "records/0", 0, len(DATA)) == DATA
+    with closing(opened(azurite, blobs, backend, credential_provider=credential)) as storage:
+        assert get(storage, "records/0", 0, len(DATA)) == DATA
     assert len(given) == 2
-    storage.close()
+
+    def fail() -> None:
+        raise RuntimeError("S3CRET")
+
+    with pytest.raises(StorageError, match="RuntimeError") as caught:
+        read(opened(azurite, blobs, backend, credential_provider=fail))
+    assert "S3CRET" not in str(caught.value)
+    storage = opened(azurite, blobs, backend, sas_token_file=str(tmp_path / "nothing"))
+    with pytest.raises(AccessError, match=r"the file of the SAS cannot be read.*nothing"):
+        storage.size("records/0")
 
 
 def expired(credential: dict[str, Any], asked: list[None]) -> Callable[[], dict[str, Any]]:
@@ -151,26 +162,6 @@ def test_a_credential_that_expires_is_asked_for_before_it_is_refused(
         assert get(storage, "records/0", 0, len(DATA)) == DATA
         assert len(asked) >= count
     storage.close()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_file_of_a_signature_that_is_not_there(
-    azurite: Azurite, blobs: str, backend: str, tmp_path: Path
-) -> None:
-    storage = opened(azurite, blobs, backend, sas_token_file=str(tmp_path / "nothing"))
-    with pytest.raises(AccessError, match=r"the file of the SAS cannot be read.*nothing"):
-        storage.size("records/0")
-
-
-def test_a_function_that_fails_says_nothing(azurite: Azurite, blobs: str) -> None:
-    def fail() -> None:
-        raise RuntimeError("S3CRET")
-
-    storage = opened(azurite, blobs, "obstore", credential_provider=fail)
-    with pytest.raises(StorageError) as caught:
-        read(storage)
-    assert "S3CRET" not in str(caught.value)
-    assert "RuntimeError" in str(caught.value)
 
 
 # Servers that give credentials may be busy or refuse, too: one for each cloud
@@ -340,41 +331,26 @@ def _service_account(token_uri: str) -> dict[str, str]:
     }
 
 
-def test_a_token_is_asked_for_and_sent(cloud: Cloud) -> None:
-    storage = cloud.open(20)
-    assert get(storage, "records/a", 3, 50) == DATA[3:50]
-    assert cloud.tokens.asked == 1
-    head = cloud.objects.heads[0]
-    assert TOKEN in head["authorization"] + head.get("x-amz-security-token", "")
-    storage.close()
-
-
-@pytest.mark.parametrize("status", [429, 503])
-def test_a_token_endpoint_that_is_busy_may_pass(cloud: Cloud, status: int) -> None:
-    cloud.tokens.statuses = [status] * 5  # more than any client repeats by itself
-    storage = cloud.open(60)
-    assert get(storage, "records/a", 3, 50) == DATA[3:50]
-    storage.close()
-
-
-@pytest.mark.parametrize("status", [429, 503])
-def test_a_token_endpoint_that_stays_busy_is_a_deadline(cloud: Cloud, status: int) -> None:
-    cloud.tokens.statuses = [status] * 1000
-    storage = cloud.open(0.2)
-    with pytest.raises(DeadlineError) as caught:
-        get(storage, "records/a", 3, 50)
-    assert "S3CRET" not in str(caught.value)
-    storage.close()
-
-
-@pytest.mark.parametrize("status", [400, 401])
-def test_a_token_endpoint_that_refuses_is_an_error_at_once(cloud: Cloud, status: int) -> None:
-    cloud.tokens.statuses = [status] * 1000
-    storage = cloud.open(60)
-    start = time.monotonic()
-    with pytest.raises(AccessError) as caught:
-        get(storage, "records/a", 3, 50)
-    assert time.monotonic() - start < 50  # of 60
-    assert "S3CRET" not in str(caught.value)
-    assert storage.url in str(caught.value) or cloud.objects.host in str(caught.value)
-    storage.close()
+def test_a_server_of_tokens(cloud: Cloud) -> None:
+    """It is asked once; where it is busy, asked again; a refusal is an error at once."""
+    for statuses in ([], [429] * 5, [503] * 5):  # more than any client repeats by itself
+        cloud.tokens.statuses, cloud.tokens.asked = statuses, 0
+        with closing(cloud.open(60)) as storage:
+            assert get(storage, "records/a", 3, 50) == DATA[3:50]
+        assert cloud.tokens.asked == len(statuses) + 1
+        head = cloud.objects.heads[-1]
+        assert TOKEN in head["authorization"] + head.get("x-amz-security-token", "")
+    failing: list[tuple[int, float, type[StorageError]]] = [
+        (429, 0.2, DeadlineError),
+        (503, 0.2, DeadlineError),
+        (400, 60, AccessError),
+        (401, 60, AccessError),
+    ]
+    for status, deadline, error in failing:
+        cloud.tokens.statuses, cloud.tokens.asked = [status] * 1000, 0
+        start = time.monotonic()
+        with closing(cloud.open(deadline)) as storage, pytest.raises(error) as caught:
+            get(storage, "records/a", 3, 50)
+        assert time.monotonic() - start < 50  # of 60
+        assert "S3CRET" not in str(caught.value)
+        assert storage.url in str(caught.value) or cloud.objects.host in str(caught.value)

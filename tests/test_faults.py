@@ -7,7 +7,6 @@ import gc
 import logging
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,12 @@ import seqrecord
 from seqrecord import EngineOptions, SeqRecordPipe, SeqRecordWriter
 from seqrecord.storage import Storage, StorageWrapper, open_storage
 from seqrecord.storage.retrying import Retrier, RetryingStorage
-from tests.clip_data import digest
+from tests.clip_data import digest, digests
 from tests.fault_proxy import FaultProxy, Request, Scripted, Seeded
 from tests.obstore_runtime import obstore_is
 from tests.places import giving_up, hastened
 from tests.services import Azurite
+from tests.services.process import wait_for
 
 BACKENDS = ["obstore", "urllib3"]
 PIPE: dict[str, Any] = {
@@ -49,7 +49,7 @@ def obstore_reads_what_is_small() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def quiet(path: Path) -> list[Any]:
-    return [digest(batch) for batch in SeqRecordPipe(path, **PIPE)]
+    return digests(SeqRecordPipe(path, **PIPE))
 
 
 @pytest.fixture(scope="module")
@@ -75,25 +75,20 @@ SMALL_MEMORY: dict[str, Any] = {
 
 
 def store(azurite: Azurite, folder: Path, container: str) -> None:
-    for file in folder.rglob("*"):
-        if file.is_file():
-            azurite.put(container, f"set/{file.relative_to(folder)}", file.read_bytes())
+    for file in folder.rglob("*.*"):
+        azurite.put(container, f"set/{file.relative_to(folder)}", file.read_bytes())
 
 
 def opened(
     azurite: Azurite, container: str, endpoint: str | None = None, **options: Any
 ) -> Storage:
     text = azurite.connection_string_at(endpoint or azurite.endpoint)
-    return hastened(open_storage(url(container), {"connection_string": text, **options}))
-
-
-def url(container: str, folder: str = "set") -> str:
-    return f"az://{container}/{folder}"
+    return hastened(open_storage(f"az://{container}/set", {"connection_string": text, **options}))
 
 
 def epoch(storage: Storage, settings: dict[str, Any]) -> list[Any]:
     with seqrecord.open(storage) as dataset:
-        return [digest(batch) for batch in SeqRecordPipe(dataset, **settings)]
+        return digests(SeqRecordPipe(dataset, **settings))
 
 
 def proxied(azurite: Azurite, proxy: FaultProxy) -> str:
@@ -118,7 +113,7 @@ def _of_records(request: Request) -> bool:
 def test_an_epoch_through_faults_is_that_of_a_quiet_run(
     azurite: Azurite, container: str, large: Path, backend: str, seed: int
 ) -> None:
-    expected = [digest(batch) for batch in SeqRecordPipe(large, **SMALL_MEMORY)]
+    expected = digests(SeqRecordPipe(large, **SMALL_MEMORY))
     store(azurite, large, container)
     with FaultProxy(azurite.host, Seeded(seed, 0.3), retry_after=0) as p:
         storage = opened(azurite, container, proxied(azurite, p), backend=backend)
@@ -159,16 +154,17 @@ def test_an_epoch_given_up_amid_faults_leaves_nothing(azurite: Azurite, stored: 
         warm = opened(azurite, stored, endpoint, backend="urllib3")
         epoch(warm, PIPE)
         warm.close()
-        threads = {t.name for t in threading.enumerate() if "seqrecord" in t.name}
+
+        def threads() -> set[str]:
+            return {thread.name for thread in threading.enumerate() if "seqrecord" in thread.name}
+
+        before = threads()
         storage = opened(azurite, stored, endpoint, backend="urllib3")
         with seqrecord.open(storage) as dataset:
             batches = iter(SeqRecordPipe(dataset, **PIPE))
             next(batches)
             del batches
-        patience = time.monotonic() + 60
-        while {t.name for t in threading.enumerate() if "seqrecord" in t.name} - threads:
-            assert time.monotonic() < patience
-            time.sleep(0.01)
+        wait_for(lambda: not threads() - before)
 
 
 # A service that dies
@@ -199,7 +195,7 @@ def back_when(azurite: Azurite, has_failed: Callable[[], bool]) -> Iterator[None
 def test_a_service_that_dies_and_returns(
     mortal_azurite: Azurite, large: Path, backend: str
 ) -> None:
-    expected = [digest(batch) for batch in SeqRecordPipe(large, **SMALL_MEMORY)]
+    expected = digests(SeqRecordPipe(large, **SMALL_MEMORY))
     azurite = mortal_azurite
     container = azurite.new_container()
     store(azurite, large, container)

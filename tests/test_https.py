@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import seqrecord
 from seqrecord.errors import DeadlineError, StorageError, TransientError
 from seqrecord.storage import Storage, open_storage
 from tests.connect_proxy import ConnectProxy
@@ -17,6 +17,7 @@ from tests.obstore_runtime import obstore_is
 from tests.places import giving_up
 from tests.services import Authority, Nginx
 from tests.storage_contract import Add, ReadContract, get
+from tests.tiny import read_all, same_frames
 
 DATA = np.random.default_rng(5).bytes(3 << 20)
 PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY")
@@ -72,36 +73,19 @@ def test_a_data_set_is_read(
         name = file.relative_to(small).as_posix()
         nginx.put(f"{tmp_path.name}/local/{name}", file.read_bytes())
     options = {"root_certificate": str(known)} if client == "obstore" else {}
-    with (
-        seqrecord.open(small) as local,
-        seqrecord.open(f"{nginx.endpoint}/{tmp_path.name}/local", storage_options=options) as far,
-    ):
-        assert far.fingerprint == local.fingerprint
-        for key, episode in local.episodes.items():
-            for frame in (0, len(episode) - 1):
-                there, here = far.episodes[key][frame], episode[frame]
-                assert {n: bytes(np.asarray(v)) for n, v in there.items()} == {
-                    n: bytes(np.asarray(v)) for n, v in here.items()
-                }
-
-
-@pytest.mark.usefixtures("known")
-def test_an_authority_of_the_environment(url: str, client: str) -> None:
-    storage = open_storage(url)
-    assert get(storage, "records/0", 0, 50) == DATA[:50]
-    storage.close()
+    url = f"{nginx.endpoint}/{tmp_path.name}/local"
+    assert same_frames(read_all(url, storage_options=options), read_all(small))
 
 
 def test_an_authority_that_nobody_knows(
     url: str, client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strange = Authority(tmp_path / "strange", "that signed nothing")
-    wrong: list[dict[str, Any]] = [{}]
-    if client == "obstore":
-        wrong.append({"root_certificate": str(strange.certificate)})
-    else:
+    option: dict[str, Any] = {"root_certificate": str(strange.certificate)}
+    if client != "obstore":
+        option = {}
         monkeypatch.setenv("SSL_CERT_FILE", str(strange.certificate))
-    for options in wrong:
+    for options in ({}, option):
         storage = open_storage(url, options)
         for item in ((0, 50), (0, None)):  # the second asks for the size first
             with pytest.raises(StorageError, match="certificate is not trusted") as caught:
@@ -152,39 +136,30 @@ def test_a_server_that_does_not_come_back_is_given_up(
     storage.close()
 
 
-def test_the_proxy_of_the_environment(
+def test_proxies_of_the_environment_and_of_an_option(
     nginx: Nginx, url: str, known: Path, client: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def read(**options: Any) -> None:
+        with closing(opened(url, client, known, **options)) as storage:
+            assert get(storage, "records/0", 0, 50) == DATA[:50]
+            assert storage.size("records/0") == len(DATA)
+
     with ConnectProxy() as proxy:
+        if client == "obstore":
+            read(proxy_url=proxy.endpoint)
+            assert set(proxy.asked) == {nginx.host}
+            proxy.asked.clear()
         monkeypatch.setenv("HTTPS_PROXY", proxy.endpoint)
-        storage = opened(url, client, known)
-        assert get(storage, "records/0", 0, 50) == DATA[:50]
-        assert storage.size("records/0") == len(DATA)
-        storage.close()
+        read()
         assert set(proxy.asked) == {nginx.host}
         proxy.asked.clear()
         monkeypatch.setenv("NO_PROXY", "example.org,127.0.0.1")
-        storage = opened(url, client, known)
-        assert get(storage, "records/0", 0, 50) == DATA[:50]
-        storage.close()
+        read()
         assert proxy.asked == []
-
-
-def test_a_proxy_that_is_not_there_is_not_gone_around(
-    url: str, known: Path, client: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    monkeypatch.delenv("NO_PROXY")
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
-    storage = opened(url, client, known, deadline=0.3)
-    with pytest.raises(DeadlineError):
-        get(storage, "records/0", 0, 50)
-    storage.close()
-
-
-def test_the_proxy_of_an_option(nginx: Nginx, url: str, authority: Authority) -> None:
-    with ConnectProxy() as proxy:
-        certificate = str(authority.certificate)
-        options = {"proxy_url": proxy.endpoint, "root_certificate": certificate}
-        storage = open_storage(url, options)
+    with pytest.raises(DeadlineError):  # one that is not there is not gone around
+        read(deadline=0.3)
+    monkeypatch.delenv("HTTPS_PROXY")
+    with closing(open_storage(url)) as storage:  # the authority of the environment
         assert get(storage, "records/0", 0, 50) == DATA[:50]
-        storage.close()
-        assert set(proxy.asked) == {nginx.host}

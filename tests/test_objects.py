@@ -23,7 +23,7 @@ from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.clients import RUNTIME
 from tests.blobfile_pool import pool_to
 from tests.canned_server import Canned, CannedServer, answer
-from tests.clip_data import digest
+from tests.clip_data import digests
 from tests.fault_proxy import FaultProxy, Scripted
 from tests.obstore_runtime import obstore_is
 from tests.own_threads import busy_threads, in_a_fork
@@ -85,7 +85,7 @@ def clips(location: Any, options: Mapping[str, Any] | None = None) -> list[Any]:
         features=["image_left", "depth_left", "pose"],
         engine=EngineOptions(num_threads=2),
     )
-    return [digest(clip) for clip in pipe]
+    return digests(pipe)
 
 
 def test_clips_are_those_of_the_local_disk(place: Place, small: Path, client: str) -> None:

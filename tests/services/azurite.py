@@ -113,14 +113,6 @@ class Azurite:
         """Start it again after `kill`, on the same port with the same data."""
         self._start()
 
-    def pause(self) -> None:
-        """Let it hang: connections are taken and nothing is answered."""
-        self._program.pause()
-
-    def go_on(self) -> None:
-        """End a `pause`."""
-        self._program.go_on()
-
     def stop(self) -> None:
         self._program.stop()
 
