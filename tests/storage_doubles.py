@@ -198,21 +198,20 @@ class _SteppedUpload:
 
 class _FaultyUnfinished:
     def __init__(self, storage: FaultyStorage, inner: Unfinished) -> None:
-        self._storage = storage
-        self._inner = inner
-        self.path, self.modified = inner.path, inner.modified
+        self._storage, self._inner = storage, inner
 
-    def checkpoints(self) -> list[tuple[int, bytes]]:
-        self._storage.ask("read", self.path)
-        return self._inner.checkpoints()
+    def __getattr__(self, name: str) -> Any:
+        if name in ("checkpoints", "read_ranges", "remove"):
+            self._storage.ask("remove" if name == "remove" else "read", self._inner.path)
+        return getattr(self._inner, name)
 
-    def read_ranges(self, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]) -> None:
-        self._storage.ask("read", self.path)
-        self._inner.read_ranges(ranges, buffers)
 
-    def remove(self) -> None:
-        self._storage.ask("remove", self.path)
-        self._inner.remove()
+def _stepping(name: str) -> Any:
+    def call(storage: Between, *args: Any, **options: Any) -> Any:
+        storage.step()
+        return getattr(storage.inner, name)(*args, **options)
+
+    return call
 
 
 class Between(StorageWrapper):
@@ -234,47 +233,18 @@ class Between(StorageWrapper):
                 self.came = True
                 self._act()
 
+    size, files, unfinished = map(_stepping, ("size", "files", "unfinished"))
+    read_ranges, read_whole = map(_stepping, ("read_ranges", "read_whole"))
+    put, remove = map(_stepping, ("put", "remove"))
+
     def local_path(self, path: str) -> str | None:
         return self.inner.local_path(path)  # so that files are read one after the other
 
-    def size(self, path: str) -> int:
-        self.step()
-        return super().size(path)
-
-    def read_ranges(
-        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
-    ) -> None:
-        self.step()
-        super().read_ranges(path, ranges, buffers)
-
-    def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
-        self.step()
-        return super().read_whole(path, limit)
-
-    def put(self, path: str, data: bytes, *, expected: str | None) -> None:
-        self.step()
-        super().put(path, data, expected=expected)
-
-    def files(self, folder: str) -> list[FileInfo]:
-        self.step()
-        return super().files(folder)
-
-    def unfinished(self, folder: str) -> list[Unfinished]:
-        self.step()
-        return super().unfinished(folder)
-
     def create(self, path: str) -> Upload:
         self.step()
-
-        def step(operation: Operation, _: str) -> None:
-            if operation == "commit":
-                self.step()
-
-        return _SteppedUpload(super().create(path), step)
-
-    def remove(self, path: str) -> None:
-        self.step()
-        super().remove(path)
+        return _SteppedUpload(
+            super().create(path), lambda name, _: self.step() if name == "commit" else None
+        )
 
 
 class LosesAnswer(StorageWrapper):

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 
-import seqrecord
 from seqrecord import errors
 from seqrecord.storage import Storage, StorageWrapper, open_storage, parse_location
 from seqrecord.storage.objects.azure import AzureContainer
 from tests.canned_server import Canned, CannedServer, answer
-from tests.command_line import fail, run
 from tests.obstore_runtime import obstore_is
-from tests.places import Place
 from tests.services import Azurite
 from tests.storage_contract import get
-from tests.trees import make_frames, write_v1
 
 Make: TypeAlias = Callable[..., Storage]
 
@@ -317,44 +311,7 @@ def test_connection_strings_and_endpoints() -> None:
     assert account.endpoint == "http://elsewhere:1/acme"
 
 
-# Commands take an Azure location
-
-
-def words(place: Place) -> list[str]:
-    return [f"--storage-option={key}={value}" for key, value in place.options.items()]
-
-
-@pytest.mark.service
-@pytest.mark.parametrize("place", ["azurite"], indirect=True)
-def test_commands(place: Place, small: Path, tmp_path: Path) -> None:
-    place.copy(small)
-    at = [place.url, *words(place)]
-    information = json.loads(run("info", *at, "--json", "--clip-len", 3).stdout)
-    local = json.loads(run("info", small, "--json", "--clip-len", 3).stdout)
-    assert information.pop("url") == place.url
-    assert local.pop("url") == str(small)
-    assert information == local
-    assert f"{place.url}: no problem found" in run("verify", *at, "--deep").stdout
-    run("view", *at, "--clip-len", 3, "-o", tmp_path / "clip.png")
-    assert (tmp_path / "clip.png").stat().st_size > 0
-    run("export", place.url, "beta/Hard/P000", tmp_path / "files", *words(place))
-    assert (tmp_path / "files/beta/Hard/P000/metadata.json").exists()
-    run("bench", *at, "--clip-len", 3, "--batch-size", 2)
-
-
-@pytest.mark.service
-@pytest.mark.parametrize("place", ["azurite"], indirect=True)
-def test_the_write_command(place: Place, tmp_path: Path) -> None:
-    for number in range(2):
-        write_v1(tmp_path / "cave" / "Easy" / f"P00{number}", make_frames(number, 3))
-    assert "no dataset here" in fail("info", place.url, *words(place))
-    assert "no such container" in fail("info", "az://nothing-here/x", *words(place))
-    command = ["write", "--src", tmp_path, "--dst", place.url, *words(place)]
-    assert f"{place.url}: wrote 2 episodes" in run(*command, "--workers", 1).stdout
-    assert "dataset exists already" in fail(*command, "--quiet")
-    run("reindex", place.url, *words(place))
-    with seqrecord.open(place.url, storage_options=place.options) as dataset:
-        assert list(dataset.episodes) == ["cave/Easy/P000", "cave/Easy/P001"]
+# Credentials of azure-identity
 
 
 def test_what_no_credential_of_the_chain_has_is_said_once(

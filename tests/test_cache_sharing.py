@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import json
 import logging
 import multiprocessing
 import os
 import shutil
 import signal
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -207,30 +203,6 @@ def test_damage_on_a_read_only_disk_is_not_served(
         assert cached.check(0, 10_000) == 10_000
     assert cached.count("damaged") == 1
     cached.storage.close()
-
-
-_READS = """
-import json, os, sys
-from pathlib import Path
-from tests.test_cache import Cached
-cached = Cached(Path(sys.argv[1]))
-print(json.dumps([cached.check(0, 10_000), cached.check(5000, 20_000), cached.count("failures")]))
-cached.storage.close()
-"""
-
-
-def test_a_cache_on_a_real_read_only_mount_is_read(tmp_path: Path) -> None:
-    Cached(tmp_path).check(0, 10_000)
-    remount = 'mount --bind "$1/cache" "$1/cache" && mount -o remount,ro,bind "$1/cache"'
-    command = f'{remount} || exit 77; exec "$0" -c "$2" "$1"'
-    words = ["unshare", "-m", "sh", "-c", command, sys.executable, str(tmp_path), _READS]
-    ran = None
-    with contextlib.suppress(FileNotFoundError):
-        ran = subprocess.run(words, capture_output=True, text=True, check=False)
-    if ran is None or ran.returncode in (1, 77):
-        pytest.skip("no mounts can be made here: run as root, with unshare of util-linux")
-    assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout) == [0, 10_000, 0]
 
 
 def test_an_epoch_is_read_through_a_cache_that_is_held(tmp_path: Path) -> None:

@@ -14,10 +14,8 @@ from seqrecord.errors import DeadlineError, StorageError, TransientError
 from seqrecord.storage import Storage, open_storage
 from tests.connect_proxy import ConnectProxy
 from tests.obstore_runtime import obstore_is
-from tests.places import giving_up
 from tests.services import Authority, Nginx
 from tests.storage_contract import Add, ReadContract, get
-from tests.tiny import read_all, same_frames
 
 DATA = np.random.default_rng(5).bytes(3 << 20)
 PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY")
@@ -66,17 +64,6 @@ class TestNginx(ReadContract):
         storage.close()
 
 
-def test_a_data_set_is_read(
-    nginx: Nginx, small: Path, known: Path, client: str, tmp_path: Path
-) -> None:
-    for file in small.rglob("*.*"):
-        name = file.relative_to(small).as_posix()
-        nginx.put(f"{tmp_path.name}/local/{name}", file.read_bytes())
-    options = {"root_certificate": str(known)} if client == "obstore" else {}
-    url = f"{nginx.endpoint}/{tmp_path.name}/local"
-    assert same_frames(read_all(url, storage_options=options), read_all(small))
-
-
 def test_an_authority_that_nobody_knows(
     url: str, client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,21 +106,6 @@ def test_a_connection_that_breaks_is_made_again(
         assert len(proxy.asked) > len(cuts)
         assert storage.counters()["retries"] >= len(cuts)
         storage.close()
-
-
-def test_a_server_that_does_not_come_back_is_given_up(
-    new_nginx: Callable[..., Nginx], known: Path, client: str
-) -> None:
-    mortal = new_nginx()
-    mortal.put("a", DATA)
-    storage = giving_up(opened(mortal.endpoint, client, known), 0.5)
-    assert get(storage, "a") == DATA
-    mortal.stop()
-    with pytest.raises(DeadlineError):
-        get(storage, "a", 0, 5)
-    mortal.restart()
-    assert get(storage, "a") == DATA
-    storage.close()
 
 
 def test_proxies_of_the_environment_and_of_an_option(

@@ -50,7 +50,11 @@ def there(url: str, options: dict[str, Any]) -> set[str] | None:
 # A kill after a request leaves nearly what a kill before the next one does. So one service sees
 # the kills before every second request, and the other those before the rest; of writers that find
 # something there, of whose requests many are alike, every sixth.
-@pytest.mark.parametrize(("place", "after"), [("azurite", False), ("s3", True)], indirect=["place"])
+@pytest.mark.parametrize(
+    ("place", "after"),
+    [("azurite", False), ("s3", True), ("gs", False), ("gs", True)],
+    indirect=["place"],
+)
 @pytest.mark.parametrize("mode", ["create", "append", "resume"])
 def test_killed_at_every_request(place: Place, writers: Writers, mode: str, after: bool) -> None:
     root, straight = place.at(place.host)

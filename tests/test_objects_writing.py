@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +23,7 @@ from tests.storage_contract import DATA, PATH, StorageContract, get, left, put
 
 # As a hastened storage sees them:
 LARGE = np.random.default_rng(1).bytes(11 << 16)  # is sent in pieces
-SOURCE = MadeSource()
+SOURCE = MadeSource((9, 3, 14, 1, 6))
 SETTINGS: dict[str, Any] = {"chunk_frames": 4, "max_file_size": 30_000}
 
 
@@ -129,66 +125,8 @@ def test_a_large_file_is_sent_in_pieces(
         assert "Uploads" not in found
 
 
-def _written(storage: Storage, seen: Storage, data: bytes) -> tuple[list[tuple[int, bytes]], bool]:
-    """Write until it fails; the checkpoints that were seen to be kept, and whether it succeeded."""
-    upload = storage.create(PATH)
-    kept: list[tuple[int, bytes]] = []
-
-    def is_decided() -> bool:
-        nonlocal kept
-        found = seen.unfinished("records")
-        kept = found[0].checkpoints() if found else kept
-        return kept[-1:] == [(stop, b"%d" % stop)] or not _uploading()
-
-    stops = [1 << 16, len(data) // 11 * 9, len(data)]
-    try:
-        for start, stop in zip([0, *stops], stops, strict=False):
-            upload.write(data[start:stop])
-            upload.checkpoint(b"%d" % stop)
-            wait_for(is_decided)
-        upload.commit()
-    except errors.StorageError:
-        return kept, False
-    return kept, True
-
-
 def _uploading() -> bool:
     return bool(own_threads("seqrecord-upload"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("last", ["403", "lost"])
-def test_cut_off_after_any_request(place: Place, last: str) -> None:
-    """As by a kill: of the last request the service may see nothing, or do what it asks.
-
-    What follows is refused, which nobody repeats.
-    """
-    seen, data = place.open(), LARGE
-    for number in range(100):
-        with FaultProxy(place.host) as proxy:
-            proxy.fault = Scripted([*[None] * number, last, *["403"] * 1000])
-            # A thread may be in a request that obstore repeats until its deadline.
-            storage = hastened(place.open(proxy.host), leave_seconds=0.1)
-            kept, succeeded = _written(storage, seen, data)
-        names = [file.path for file in seen.files("records")]
-        assert names or not succeeded
-        if names:
-            assert get(seen, PATH) == data
-        found = seen.unfinished("records")
-        assert found or names or not kept
-        for _, checkpoints, bytes_below in left(seen):
-            assert names or checkpoints[: len(kept)] == kept
-            assert bytes_below == data[: len(bytes_below)]
-        for each in found:
-            each.remove()
-        seen.remove(PATH)
-        storage.close()
-        if proxy.faults[last] == 0:  # it needed no more requests
-            assert succeeded
-            break
-    assert number > 10
-    assert place.names() == []
-    seen.close()
 
 
 # Failures
@@ -289,66 +227,22 @@ def test_a_forked_child_reads_and_says_how_to_write(place: Place, storage: Stora
     assert [file.path for file in storage.files("records")] == [PATH, "records/other"]
 
 
-_SCRIPT = """
-import pickle, sys
-from seqrecord import convert
-from seqrecord.storage.uploads import UploadTiming
-from seqrecord.storage.whole import WholeFileStorage
-from tests.made_source import EndlessSource
-
-WholeFileStorage.timing = UploadTiming(0.0)
-
-if __name__ == "__main__":
-    url, options, folder, workers = pickle.load(sys.stdin.buffer)
-    convert(
-        EndlessSource(folder=folder, stops=True), url, workers=workers, chunk_frames=4,
-        storage_options=options,
-    )
-"""
-
-
-def _kill_at_work(storage: Storage, script: Path, given: bytes) -> None:
-    """Start it, kill it as soon as it has kept something, and wait for its workers to notice."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    words = [sys.executable, str(script)]
-    with script.with_name("given").open("w+b") as file:
-        file.write(given)
-        file.seek(0)
-        process = subprocess.Popen(words, env=environment, stdin=file, start_new_session=True)
-    try:
-        wait_for(lambda: process.poll() is not None or bool(storage.unfinished("records")))
-        assert process.poll() is None, "done before anything was seen"
-    finally:
-        process.kill()
-        process.wait()
-
-    def all_ended() -> bool:
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            return True
-        return False
-
-    wait_for(all_ended)
-
-
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_killed_and_resumed(place: Place, storage: Storage, tmp_path: Path, workers: int) -> None:
-    options = place.options
-    script = tmp_path / "script.py"
-    script.write_text(_SCRIPT)
-    (tmp_path / "told").mkdir()
-    given = (place.url, options, str(tmp_path / "told"), workers)
-    _kill_at_work(storage, script, pickle.dumps(given))
-    found = left(storage)
-    assert found
-    assert all(checkpoints for _, checkpoints, _ in found)
-    with pytest.raises(errors.NotFoundError, match="no dataset here"):
-        seqrecord.open(place.url, storage_options=options)
-    report = convert(
-        SOURCE, place.url, mode="resume", workers=1, storage_options=options, **SETTINGS
-    )
-    assert report.skipped  # what had ended was kept
+def test_cut_off_and_resumed(place: Place, tmp_path: Path) -> None:
+    """As by a kill, which no other request follows; `test_killed_services.py` kills processes."""
     local = convert(SOURCE, tmp_path / "local", workers=1, **SETTINGS)
-    assert report.manifest.fingerprint == local.manifest.fingerprint
-    assert seqrecord.verify(place.url, deep=True, storage_options=options).ok
+    kept = 0
+    for number in (12, 30):
+        with FaultProxy(place.host) as proxy:
+            url, options = place.at(proxy.host)
+            proxy.fault = Scripted([*[None] * number, *["403"] * 1000])
+            with pytest.raises(errors.AccessError):
+                convert(SOURCE, f"{url}/{number}", workers=1, storage_options=options, **SETTINGS)
+        where = f"{place.url}/{number}"
+        given: dict[str, Any] = {"storage_options": place.options}
+        with pytest.raises(errors.NotFoundError, match="no dataset here"):
+            seqrecord.open(where, **given)
+        report = convert(SOURCE, where, mode="resume", workers=1, **given, **SETTINGS)
+        kept += len(report.skipped)
+        assert report.manifest.fingerprint == local.manifest.fingerprint
+        assert seqrecord.verify(where, deep=True, **given).ok
+    assert kept > 0

@@ -98,10 +98,6 @@ def faulty(tmp_path: Path, fault: Fault) -> FaultyStorage:
     return FaultyStorage(LocalStorage(tmp_path), fault)
 
 
-class TestRetryingLocalStorage(StorageContract):
-    make = staticmethod(lambda folder: RetryingStorage(LocalStorage(folder)))
-
-
 class TestFailingStorage(StorageContract):
     """Every third request fails the first time, and nobody notices."""
 

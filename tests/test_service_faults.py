@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,15 @@ import pytest
 
 import seqrecord
 from seqrecord import convert, errors
+from seqrecord.storage import open_storage
+from tests.clip_data import digest, digests
 from tests.fault_proxy import FaultProxy, Request, Scripted, Seeded
 from tests.made_source import MadeSource, made_frame
 from tests.obstore_runtime import obstore_is
-from tests.places import CLOUDS, PLACES, Place, giving_up
+from tests.own_threads import own_threads
+from tests.places import CLOUDS, PLACES, Place, giving_up, hastened
+from tests.services import Azurite
+from tests.services.process import wait_for
 from tests.storage_contract import DATA, PATH, get, left
 from tests.tiny import read_all
 
@@ -99,10 +106,10 @@ def test_uploads_survive_a_fault_of_any_request(place: Place, kind: str) -> None
 
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)
-@pytest.mark.parametrize("kind", ["busy", "stall", "shifted", "429"])
+@pytest.mark.parametrize("kind", ["busy", "stall", "hang", "slow", "shifted", "429"])
 def test_what_is_read_is_right_or_read_again(place: Place, kind: str) -> None:
     place.put(PATH, LARGE)
-    kinds = [kind] * (1 if kind == "stall" else 2)
+    kinds = [kind] * (1 if kind in ("stall", "hang") else 2)
     with FaultProxy(place.host, Scripted(kinds), retry_after=0) as proxy:
         storage = giving_up(place.hasty(proxy.host, deadline=6), 60)
         assert get(storage, PATH, 5, 3 << 17) == LARGE[5 : 3 << 17]
@@ -126,6 +133,99 @@ def test_a_dataset_through_a_bad_network(place: Place, seed: int) -> None:
             np.testing.assert_equal([frame["image"] for frame in found[info.key]], images)
         storage.close()
     assert seqrecord.verify(place.url, deep=True, storage_options=place.options).ok
+
+
+# Epochs
+
+
+SMALL_MEMORY: dict[str, Any] = {
+    "clip_len": 3,
+    "batch_size": 2,
+    "engine": seqrecord.EngineOptions(shuffle_buffer=4, num_cursors=2),
+    "memory_limit": "2MiB",
+    "seed": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Too large to be read before anyone looks, with little memory."""
+    path = tmp_path_factory.mktemp("faults") / "large"
+    rng = np.random.default_rng(0)
+    settings: dict[str, Any] = {"codecs": "raw", "chunk_frames": 4, "max_file_size": 1 << 20}
+    with seqrecord.SeqRecordWriter(path, **settings) as writer:
+        for number in range(4):
+            with writer.episode(f"set/{number}") as episode:
+                for _ in range(60):
+                    episode.append({"image": rng.integers(0, 256, (64, 64, 3), np.uint8)})
+    return path
+
+
+@clouds
+@pytest.mark.parametrize(("backend", "seed"), [("obstore", 1), ("urllib3", 2)])
+def test_an_epoch_through_faults_is_that_of_a_quiet_run(
+    place: Place, large: Path, backend: str, seed: int
+) -> None:
+    place.copy(large)
+    with FaultProxy(place.host, Seeded(seed, 0.3), retry_after=0) as proxy:
+        storage = place.hasty(proxy.host, backend=backend)
+        with seqrecord.open(storage) as dataset:
+            found = digests(seqrecord.SeqRecordPipe(dataset, **SMALL_MEMORY))
+        counters = storage.counters()
+        with seqrecord.open(storage) as dataset:
+            batches = iter(seqrecord.SeqRecordPipe(dataset, **SMALL_MEMORY))
+            next(batches)
+            del batches  # an epoch that is given up leaves nothing
+        storage.close()
+        wait_for(lambda: not own_threads("seqrecord"))
+        faults = sum(proxy.faults.values())
+    assert found == digests(seqrecord.SeqRecordPipe(large, **SMALL_MEMORY))
+    assert faults > 10
+    assert 0 < counters["retries"] <= faults
+
+
+@contextlib.contextmanager
+def back_when(azurite: Azurite, has_failed: Callable[[], bool]) -> Iterator[None]:
+    """Kill it, and start it again amid what follows, when that has failed."""
+    over = threading.Event()
+
+    def restart() -> None:
+        while not has_failed() and not over.wait(0.01):
+            pass
+        azurite.restart()
+        over.wait()  # it ends with the thread that started it
+
+    thread = threading.Thread(target=restart)
+    azurite.kill()
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("backend", ["obstore", "urllib3"])
+def test_a_service_that_dies_and_returns(
+    mortal_azurite: Azurite, large: Path, backend: str
+) -> None:
+    container = mortal_azurite.new_container()
+    for file in large.rglob("*.*"):
+        mortal_azurite.put(container, f"set/{file.relative_to(large)}", file.read_bytes())
+    mortal_azurite.save()
+    options = {"connection_string": mortal_azurite.connection_string, "backend": backend}
+    storage = hastened(open_storage(f"az://{container}/set", options))
+    with seqrecord.open(storage) as dataset:
+        batches = iter(seqrecord.SeqRecordPipe(dataset, **SMALL_MEMORY))
+        clips = [digest(next(batches)) for _ in range(2)]
+        before = storage.counters()
+        with back_when(mortal_azurite, lambda: storage.counters()["retries"] > before["retries"]):
+            clips += [digest(batch) for batch in batches]
+        after = storage.counters()
+    assert clips == digests(seqrecord.SeqRecordPipe(large, **SMALL_MEMORY))
+    assert after["retries"] > before["retries"]
+    assert after["requests"] > before["requests"] + 5
 
 
 # What will not pass

@@ -25,7 +25,6 @@ from seqrecord.storage import (
     FsspecStorage,
     LocalStorage,
     Storage,
-    StorageWrapper,
     entries_of,
     open_storage,
 )
@@ -35,7 +34,7 @@ from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.whole import Pieces
 from tests.own_threads import busy_threads, in_a_fork
 from tests.storage_contract import DATA, PATH, StorageContract, get, names, put
-from tests.storage_doubles import CountingStorage, FailAt, FaultyStorage
+from tests.storage_doubles import CountingStorage
 
 # Forking with threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -75,13 +74,6 @@ class TestFsspecOverLocalFiles(StorageContract):
     @staticmethod
     def make(folder: Path) -> Storage:
         return FsspecStorage("local", str(folder), shown="local://dataset")
-
-
-class TestWrappedLocalStorage(StorageContract):
-    @staticmethod
-    def make(folder: Path) -> Storage:
-        faulty = FaultyStorage(LocalStorage(folder), FailAt("put", 1000))
-        return StorageWrapper(CountingStorage(faulty))
 
 
 def test_a_storage_is_a_storage(tmp_path: Path, memory: FsspecStorage) -> None:
