@@ -125,10 +125,6 @@ class HubStub(LocalServer):
         super().__init__(_Handler)
 
     @property
-    def endpoint(self) -> str:
-        return f"http://{self.host}"
-
-    @property
     def url(self) -> str:
         return f"hf://datasets/{self.repo}"
 
@@ -224,10 +220,6 @@ class _Store(LocalServer):
     def __init__(self, hub: HubStub) -> None:
         self.hub = hub
         super().__init__(_StoreHandler)
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://{self.host}"
 
 
 class _Sending(Handler):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -298,7 +299,7 @@ class StorageContract(ReadContract):
         upload.checkpoint(b"note")
         upload.abort()
         upload.abort()
-        for action in (lambda: upload.write(b"more"), upload.commit):
+        for action in (partial(upload.write, b"more"), upload.commit):
             with pytest.raises(errors.StorageError):
                 action()
         assert names(storage, "records") == [PATH]

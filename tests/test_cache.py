@@ -574,7 +574,7 @@ def test_a_writer_that_lives_is_left_alone_unless_the_cache_is_cleared(
 
 
 @pytest.mark.parametrize(
-    ("name", "number"), [("open", errno.EROFS), ("pwrite", errno.ENOSPC), ("preadv", errno.EIO)]
+    ("name", "number"), [("open", errno.EIO), ("pwrite", errno.ENOSPC), ("preadv", errno.EIO)]
 )
 def test_any_failure_of_the_disk_is_passed_by(
     name: str,

@@ -1,23 +1,29 @@
-"""Credentials that change or expire while a dataset is being read."""
+"""Credentials of clouds: where they come from and go to, and what happens when they expire."""
 
 from __future__ import annotations
 
 import datetime
 import json
+import pickle
 import ssl
 import time
+import traceback
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
+from seqrecord import errors
 from seqrecord.errors import AccessError, DeadlineError, StorageError
-from seqrecord.storage import Storage, open_storage
+from seqrecord.storage import Storage, StorageWrapper, open_storage, parse_location
+from seqrecord.storage.objects.azure import AzureContainer
 from seqrecord.storage.ranges import ByteRange
-from tests.local_server import Handler, LocalServer
+from tests.local_server import Canned, CannedServer, Handler, LocalServer, answer
 from tests.obstore_runtime import obstore_is
 from tests.places import CLOUDS, Place, hastened
 from tests.services import Authority, Azurite
@@ -166,12 +172,6 @@ def test_a_credential_that_expires_is_asked_for_before_it_is_refused(
 
 # Servers that give credentials may be busy or refuse, too: one for each cloud
 
-# google-auth says so of credentials whose file names where they are to be asked for.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*load_credentials_from_file:DeprecationWarning"),
-    pytest.mark.usefixtures("impatient"),
-]
-
 TOKEN = "S3CRET-T0KEN"
 
 
@@ -253,7 +253,7 @@ class Cloud:
 
     tokens: TokenServer
     objects: Objects
-    open: Callable[[float], Storage]
+    open: Callable[..., Storage]
 
 
 @pytest.fixture(params=["az identity", "az secret", "gs", "s3"])
@@ -311,7 +311,11 @@ def cloud(
             options = {"endpoint": f"http://{objects.host}", "region": "us-east-1"}
             url = "s3://box/p"
         yield Cloud(
-            tokens, objects, lambda d: hastened(open_storage(url, {**options, "deadline": d}))
+            tokens,
+            objects,
+            lambda deadline, backend="obstore": hastened(
+                open_storage(url, {**options, "deadline": deadline, "backend": backend})
+            ),
         )
 
 
@@ -331,11 +335,15 @@ def _service_account(token_uri: str) -> dict[str, str]:
     }
 
 
+# google-auth says so of credentials whose file names where they are to be asked for.
+@pytest.mark.filterwarnings("ignore:.*load_credentials_from_file:DeprecationWarning")
+@pytest.mark.usefixtures("impatient")
 def test_a_server_of_tokens(cloud: Cloud) -> None:
     """It is asked once; where it is busy, asked again; a refusal is an error at once."""
-    for statuses in ([], [429] * 5, [503] * 5):  # more than any client repeats by itself
+    # More than any client repeats by itself.
+    for statuses, backend in (([], "urllib3"), ([429] * 5, "obstore"), ([503] * 5, "obstore")):
         cloud.tokens.statuses, cloud.tokens.asked = statuses, 0
-        with closing(cloud.open(60)) as storage:
+        with closing(cloud.open(60, backend)) as storage:
             assert get(storage, "records/a", 3, 50) == DATA[3:50]
         assert cloud.tokens.asked == len(statuses) + 1
         head = cloud.objects.heads[-1]
@@ -354,3 +362,269 @@ def test_a_server_of_tokens(cloud: Cloud) -> None:
         assert time.monotonic() - start < 50  # of 60
         assert "S3CRET" not in str(caught.value)
         assert storage.url in str(caught.value) or cloud.objects.host in str(caught.value)
+
+
+Make: TypeAlias = Callable[..., Storage]
+
+KEY = "c2VjcmV0LWtleQ=="
+SECRET_SAS = "sv=2024-01-01&sp=r&sig=S3CRET"
+
+
+@pytest.fixture(params=["obstore", "urllib3"])
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Makes a storage at an endpoint that repeats nothing; obstore reads what is small, too."""
+    made: list[Storage] = []
+
+    def make(
+        endpoint: str, *, timeout: float = 30.0, container: str = "container", **settings: Any
+    ) -> Storage:
+        options = {"account_name": "account", "endpoint": endpoint, "deadline": 4 * timeout}
+        credential = {} if {"sas_token", "anonymous"} & settings.keys() else {"account_key": KEY}
+        options |= {"backend": request.param, **credential, **settings}
+        storage = open_storage(f"az://{container}/set", options)
+        while isinstance(storage, StorageWrapper):
+            storage = storage.inner
+        made.append(storage)
+        return storage
+
+    with obstore_is(used=request.param == "obstore"):
+        yield make
+    for storage in made:
+        storage.close()
+
+
+# Answers that no good server gives
+
+
+def part(body: bytes, **headers: Any) -> bytes:
+    return answer(206, body, Content_Range="bytes 0-99/1000", **headers)
+
+
+BODY = bytes(range(100))
+BUSY = Canned(answer(503, Retry_After="7", x_ms_error_code="ServerBusy"))
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [BUSY],
+        [Canned(b""), Canned(b""), Canned(part(BODY))],
+        [Canned(b"", "hang")],
+        [Canned(part(BODY[:50], length=100), "hang")],
+    ],
+    ids=["busy", "closed", "no answer", "half a body"],
+)
+def test_a_server_that_is_busy_hangs_or_closes_the_connection_may_pass(
+    make: Make, answers: list[Canned]
+) -> None:
+    with CannedServer(answers) as server:
+        reader = make(server.endpoint, timeout=0.2)
+        with pytest.raises(errors.TransientError) as caught:
+            get(reader, "records/0", 0, 100)
+    knows = answers == [BUSY] and "Obstore" not in repr(reader)
+    assert caught.value.retry_after == (7 if knows else None)
+
+
+def test_what_was_not_asked_for_is_not_taken(make: Make) -> None:
+    """The server says that the file goes on, so it may be well the next time."""
+    size = answer(200, length=1000, x_ms_blob_content_length="1000")
+    for body in (
+        part(BODY[:50]),  # of another length
+        answer(206, BODY[:50], Content_Range="bytes 0-49/1000"),
+        answer(206, BODY, Content_Range="bytes 100-199/1000"),
+    ):
+        with CannedServer([Canned(body), Canned(size)]) as server:
+            reader = make(server.endpoint, timeout=1)
+            with pytest.raises(errors.StorageError):
+                get(reader, "records/0", 0, 100)
+
+
+def test_refusals(make: Make) -> None:
+    """By the server, of a key that is none; and nobody who listens."""
+    with (
+        CannedServer([Canned(answer(401))]) as server,
+        CannedServer([Canned(answer(403))]) as other,
+    ):
+        for reader, error, match in (
+            (make(server.endpoint), errors.AccessError, "check the key"),
+            (make(other.endpoint), errors.AccessError, "check the key"),
+            (make(other.endpoint, account_key="S3CRET!"), errors.AccessError, "key"),
+            (make("http://127.0.0.1:1/account"), errors.TransientError, "."),
+        ):
+            for action in (partial(reader.size, "a"), partial(get, reader, "a", 0, 100)):
+                with pytest.raises(error, match=match) as caught:
+                    action()
+                assert "S3CRET!" not in str(caught.value)
+
+
+def test_credentials_go_where_they_belong_and_nowhere_else(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of the environment, which the clients themselves would take."""
+    for name in ("SAS_TOKEN", "SAS_KEY", "ACCOUNT_KEY", "ACCESS_KEY", "KEY", "TOKEN"):
+        monkeypatch.setenv(f"AZURE_STORAGE_{name}", "OTHER")
+    for name in ("STORAGE_ACCOUNT", "STORAGE_ACCOUNT_NAME", "CLIENT_ID"):
+        monkeypatch.setenv(f"AZURE_{name}", "other")
+    text = "AccountName=other;AccountKey=T1RIRVI=;BlobEndpoint=http://127.0.0.1:1/other"
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text)
+    kinds: list[tuple[dict[str, Any], str]] = [
+        ({"account_key": KEY}, "authorization: sharedkey account:"),
+        ({"sas_token": SECRET_SAS}, "sig=s3cret"),
+        ({"anonymous": True}, ""),
+    ]
+    for settings, expected in kinds:
+        with CannedServer([Canned(part(BODY))]) as server:
+            reader = make(server.endpoint, **settings)
+            assert get(reader, "records/0", 0, 100) == BODY
+        if "Fsspec" in repr(reader) and "sharedkey" in expected:
+            expected = "?sp=r&"  # it signs URLs, which only read, and for an hour
+        head = server.asked[0].lower()
+        assert "/account/container/set/records/0" in head
+        assert expected in head
+        assert "other" not in head
+        assert ("authorization:" in head) == ("sharedkey" in expected)
+        assert ("sig=" in head) == expected.startswith(("sig=", "?sp=r&"))
+
+
+def test_no_failure_shows_a_credential(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    for canned in (Canned(answer(403)), BUSY, Canned(b"", "reset")):
+        for settings in ({"sas_token": SECRET_SAS}, {"account_key": KEY}):
+            with CannedServer([canned]) as server:
+                reader = make(server.endpoint, timeout=1, **settings)
+                for length in (0, 100):  # of nothing it asks for the size
+                    with pytest.raises(errors.StorageError) as caught:
+                        get(reader, "a", 0, length)
+                    assert caught.value.__cause__ is caught.value.__context__ is None
+                    said = "".join(traceback.format_exception(caught.value)) + caplog.text
+                    said += repr(reader) + repr(vars(caught.value))
+                    assert "S3CRET" not in said
+                    assert KEY not in said
+
+
+# Azure account
+
+SECRET = "MARKED-S3CRET"
+HTTPS = "https://acme.blob.core.windows.net/box/path/to"
+PRE = "AZURE_STORAGE_"
+TRIO = {"tenant_id": "t", "client_id": "c", "client_secret": SECRET}
+
+
+def resolve(
+    url: str, options: dict[str, Any] | None = None, environ: dict[str, str] | None = None
+) -> AzureContainer:
+    return AzureContainer.resolve(parse_location(url), options or {}, environ or {})
+
+
+def kind_of(container: AzureContainer) -> str:
+    """Of the one credential that is held."""
+    names = {"account_key": "account key", "sas_token": "SAS", "anonymous": "anonymous"}
+    if "client_secret" in container.config:
+        return "client secret"
+    [kind] = [names[name] for name in container.config] or ["default chain"]
+    return kind
+
+
+def test_where_the_account_comes_from() -> None:
+    for url in (HTTPS, "abfs://box@acme.dfs.core.windows.net/path/to/"):
+        account = resolve(url)
+        assert (account.account, account.bucket, account.root) == ("acme", "box", "path/to")
+        assert account.endpoint == "https://acme.blob.core.windows.net"
+        assert kind_of(account) == "default chain"
+        assert account.key("records/a") == "path/to/records/a"
+    whole = resolve("https://acme.blob.core.windows.net/acme")  # a container called as its account
+    assert (whole.bucket, whole.root, whole.key("records/a")) == ("acme", "", "records/a")
+    text, other = f"AccountName=acme;AccountKey={SECRET}", {"AZURE_STORAGE_ACCOUNT_NAME": "other"}
+    found: list[tuple[dict[str, Any], dict[str, str]]] = [
+        ({"account_name": "acme"}, {}),
+        ({"account_name": "acme"}, other),
+        ({"account": "acme"}, other),
+        ({}, {"AZURE_STORAGE_ACCOUNT_NAME": "acme"}),
+        ({}, {"AZURE_STORAGE_ACCOUNT": "acme"}),
+        ({"connection_string": text}, {}),
+        ({}, {"AZURE_STORAGE_CONNECTION_STRING": f"{text}=="}),
+    ]
+    for options, environ in found:
+        account = resolve("az://box/path", options, environ)
+        assert (account.account, account.bucket, account.root) == ("acme", "box", "path")
+        assert account.endpoint == "https://acme.blob.core.windows.net"
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "environ", "kind"),
+    [
+        (f"{HTTPS}?sig={SECRET}", {}, {}, "SAS"),
+        (HTTPS, {"sas_token": f"?sig={SECRET}"}, {}, "SAS"),
+        (HTTPS, {"account_key": SECRET}, {}, "account key"),
+        (HTTPS, TRIO, {}, "client secret"),
+        (HTTPS, {"anonymous": True}, {}, "anonymous"),
+        (HTTPS, {"anon": "true"}, {}, "anonymous"),
+        (HTTPS, {}, {f"{PRE}ACCOUNT_KEY": SECRET}, "account key"),
+        (HTTPS, {}, {f"{PRE}KEY": SECRET}, "account key"),
+        (HTTPS, {}, {f"{PRE}SAS_TOKEN": SECRET}, "SAS"),
+        (HTTPS, {}, {f"AZURE_{name.upper()}": v for name, v in TRIO.items()}, "client secret"),
+        (HTTPS, {"account_key": SECRET}, {f"{PRE}SAS_TOKEN": "other"}, "account key"),
+        (f"{HTTPS}?sig={SECRET}", {}, {f"{PRE}ACCOUNT_KEY": "other"}, "SAS"),
+        # Several tools may have left theirs.
+        (HTTPS, {}, {f"{PRE}KEY": SECRET, f"{PRE}SAS_TOKEN": "x"}, "account key"),
+        (HTTPS, {}, {"AZURE_CLIENT_SECRET": SECRET}, "default chain"),
+        # Of another account.
+        (HTTPS, {}, {f"{PRE}ACCOUNT_NAME": "x", f"{PRE}ACCOUNT_KEY": SECRET}, "default chain"),
+        (
+            HTTPS,
+            {},
+            {f"{PRE}CONNECTION_STRING": f"AccountName=x;AccountKey={SECRET}"},
+            "default chain",
+        ),
+    ],
+)
+def test_the_credential(
+    url: str, options: dict[str, Any], environ: dict[str, str], kind: str
+) -> None:
+    account = resolve(url, options, environ)
+    assert kind_of(account) == kind
+    assert set(account.config.values()) <= {SECRET, f"sig={SECRET}", "t", "c", True}
+    assert SECRET not in repr(account) + str(account)
+    assert pickle.loads(pickle.dumps(account)) == account
+
+
+def test_connection_strings_and_endpoints() -> None:
+    def of(text: str) -> AzureContainer:
+        return resolve("az://box/path", {"connection_string": text})
+
+    development = of("UseDevelopmentStorage=true")
+    assert development.endpoint == "http://127.0.0.1:10000/devstoreaccount1"
+    assert kind_of(development) == "account key"
+    acme = "https://acme.blob.core.windows.net"
+    signed = of(f"BlobEndpoint={acme}/;SharedAccessSignature=?sv=1&sig={SECRET}%3D")
+    assert (signed.account, signed.endpoint) == ("acme", acme)
+    assert signed.config["sas_token"] == f"sv=1&sig={SECRET}%3D"
+    china = of("AccountName=a;AccountKey=k;EndpointSuffix=core.chinacloudapi.cn")
+    assert china.endpoint == "https://a.blob.core.chinacloudapi.cn"
+    other = {f"{PRE}ENDPOINT": "http://elsewhere:1/acme"}
+    for environ in ({}, other):
+        account = resolve(HTTPS, {"endpoint": "http://127.0.0.1:1/acme/"}, environ)
+        assert account.endpoint == "http://127.0.0.1:1/acme", "that of the options comes first"
+        assert resolve(HTTPS, {}, environ).endpoint == acme
+    account = resolve("az://b/p", {"account_name": "acme"}, other)
+    assert account.endpoint == "http://elsewhere:1/acme"
+
+
+# Credentials of azure-identity
+
+
+def test_what_no_credential_of_the_chain_has_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not for each request that needs a token: it is fifteen lines."""
+    identity = pytest.importorskip("azure.identity")
+    name = f"Credential{uuid.uuid4().hex}"
+    none = type(name, (identity.EnvironmentCredential,), {})
+    monkeypatch.setattr(
+        identity, "DefaultAzureCredential", lambda **_: identity.ChainedTokenCredential(none())
+    )
+    options = {"account_name": "acme", "endpoint": "https://127.0.0.1:9", "deadline": 0.3}
+    with closing(open_storage("az://box/p", options)) as storage:
+        for _ in range(3):
+            with pytest.raises(errors.AccessError):
+                storage.size("a")
+    assert sum(name in record.getMessage() for record in caplog.records) == 1

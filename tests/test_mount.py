@@ -16,16 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import seqrecord
 from seqrecord import errors
 from seqrecord.storage import Storage
 from seqrecord.storage.local import find_remote_mount
 from seqrecord.storage.mounts import HandlePool, MountStorage
 from seqrecord.storage.open_files import Handle
-from seqrecord.storage.retrying import Retrier, RetryingStorage
-from tests.clip_data import digests
-from tests.datasets import write_small
-from tests.fault_proxy import FaultProxy
 from tests.own_threads import in_a_fork
 from tests.services import Azurite, Mount, need_mount
 from tests.services.process import wait_for
@@ -364,43 +359,4 @@ def test_a_dead_mount_is_transient_until_it_is_back(
             action()
     mounted.restart()
     assert get(storage, PATH, 2_000_000, 2_000_010) == LONG[2_000_000:2_000_010]
-    storage.close()
-
-
-def test_a_mount_that_answers_eio_is_tried_again(
-    azurite: Azurite, container: str, mount: MakeMount
-) -> None:
-    azurite.put(container, PATH, LONG)
-    with FaultProxy(azurite.host) as proxy:
-        mounted = mount(azurite, container, host=proxy.host)
-        inner = MountStorage(mounted.path)
-        assert inner.size(PATH) == len(LONG)
-        proxy.fault = lambda _: "400"  # which rclone does not try again for long
-        with pytest.raises(errors.TransientError, match=os.strerror(errno.EIO)):
-            get(inner, PATH, 0, len(LONG))
-
-        def mend(seconds: float) -> None:
-            proxy.fault = None
-
-        storage = RetryingStorage(inner, retrier=Retrier(sleep=mend))
-        assert get(storage, PATH, 0, len(LONG)) == LONG
-        assert storage.counters()["retries"] == 1
-        storage.close()
-
-
-def test_an_epoch_through_a_mount_is_that_of_the_files(
-    azurite: Azurite, container: str, mount: MakeMount, tmp_path: Path
-) -> None:
-    write_small(tmp_path / "dataset")
-    for path in (tmp_path / "dataset").rglob("*.*"):
-        azurite.put(container, str(path.relative_to(tmp_path)), path.read_bytes())
-    mounted = mount(azurite, container)
-    storage = MountStorage(mounted.path / "dataset")
-
-    def epoch(location: Any) -> list[Any]:
-        return digests(
-            seqrecord.SeqRecordPipe(location, clip_len=3, features=["image_left", "pose"])
-        )
-
-    assert epoch(storage) == epoch(tmp_path / "dataset")
     storage.close()

@@ -228,7 +228,7 @@ def test_a_forked_child_reads_and_says_how_to_write(place: Place, storage: Stora
 
 
 def test_cut_off_and_resumed(place: Place, tmp_path: Path) -> None:
-    """As by a kill, which no other request follows; `test_killed_services.py` kills processes."""
+    """As by a kill, which no other request follows; `test_service_faults.py` kills processes."""
     local = convert(SOURCE, tmp_path / "local", workers=1, **SETTINGS)
     kept = 0
     for number in (12, 30):
