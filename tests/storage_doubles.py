@@ -201,9 +201,15 @@ class _FaultyUnfinished:
         self._storage, self._inner = storage, inner
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("checkpoints", "read_ranges", "remove"):
+        function = getattr(self._inner, name)
+        if name not in ("checkpoints", "read_ranges", "remove"):
+            return function
+
+        def call(*args: Any) -> Any:
             self._storage.ask("remove" if name == "remove" else "read", self._inner.path)
-        return getattr(self._inner, name)
+            return function(*args)
+
+        return call
 
 
 def _stepping(name: str) -> Any:

@@ -43,11 +43,6 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path
 
 def sound(path: Path) -> None:
     """Every file that the manifest names is there, and is what it says."""
-    manifest = read_manifest(LocalStorage(path))
-    files = {file.path: file.size for file in manifest.record_files}
-    files |= {file.path: file.size for file in manifest.small_files}
-    for name, size in files.items():
-        assert (path / name).stat().st_size == size, name
     assert not seqrecord.verify(path).problems
 
 
@@ -135,6 +130,7 @@ def test_a_request_that_comes_late(
     assert clean(path, older_than=3600) == []
     sound(path)
     if raises is None:
+        assert isinstance(found.value, CommitUnknownError)
         assert not isinstance(found.value, ConflictError)
         assert "seqrecord info --json" in found.value.message
     storage.land()

@@ -87,10 +87,10 @@ def test_whichever_client_reads_tells_the_same_tag(place: Place, storage: Storag
     other.close()
     with FaultProxy(place.host) as proxy:  # of two puts at the same time one is tried again
         hasty = place.hasty(proxy.host)
-        for name, expected in (("other.json", None), ("manifest.json", hasty)):
-            tag = expected and expected.read_whole(name, 9)[1]
+        for name in ("other.json", "manifest.json"):
+            known = None if name == "other.json" else hasty.read_whole(name, 9)[1]
             proxy.fault = Scripted(["409"], lambda request: request.method == "PUT")
-            hasty.put(name, b"new", expected=tag)
+            hasty.put(name, b"new", expected=known)
             assert hasty.read_whole(name, 9)[0] == b"new"
         assert proxy.faults["409"] == 2
         hasty.close()

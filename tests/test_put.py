@@ -356,9 +356,7 @@ def test_what_is_no_file_is_neither_read_nor_replaced(storage: LocalStorage) -> 
         target.rmdir() if target.is_dir() else target.unlink()
     assert (storage.root / "secret").read_bytes() == b"secret"
     inside.close()
-
-
-def test_links_in_the_place_of_leftovers_are_not_followed(storage: LocalStorage) -> None:
+    # Nor are links in the place of leftovers followed.
     storage.put(PATH, OLD, expected=None)
     expected = tag(storage)
     secret = storage.root.parent / "secret"

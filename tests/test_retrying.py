@@ -185,11 +185,7 @@ def test_a_long_silence_is_told_and_its_end(clock: Clock, caplog: pytest.LogCapt
     caplog.clear()
     retrier.call(Failing(busy()), file=FILE)
     assert caplog.messages == []
-
-
-def test_of_many_that_fail_together_one_speaks(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+    # Of many that fail together one speaks.
     retrier, start = clock.retrier(deadline=10), clock.now
     for _ in range(10):
         clock.now = start  # at the same time, as far as one can with one thread
@@ -387,9 +383,7 @@ def test_a_bandwidth_is_of_the_bytes_that_are_read(tmp_path: Path, clock: Clock)
     storage = limited(tmp_path / "other", clock, quota)
     storage.read_ranges(PATH, ranges, [memoryview(bytearray(10)) for _ in ranges])
     assert quota.delay(1) == pytest.approx(1.9)  # 20 bytes, and a tenth of a second at once
-
-
-def test_after_a_wait_for_bytes_requests_keep_their_pace(clock: Clock) -> None:
+    # After a wait for bytes requests keep their pace.
     quota = Quota(10, 100, clock=clock)
     assert quota.delay(1000) == 0  # the next byte is due in 10 s
     assert [quota.delay(1) for _ in range(3)] == pytest.approx([9.9, 9.91, 10.0])
@@ -402,9 +396,7 @@ def test_waiting_for_a_quota_is_no_part_of_the_deadline(tmp_path: Path, clock: C
     get(storage, PATH, 0, 1)  # of two attempts
     get(storage, PATH, 1, 2)
     assert clock.now > 2 * 9
-
-
-def test_copies_share_a_quota_as_their_originals_do(clock: Clock) -> None:
+    # Copies share a quota as their originals do.
     quota = Quota(2.0)
     first, second = pickle.loads(pickle.dumps((Retrier(quota=quota), Retrier(quota=quota))))
     assert first.quota is second.quota
@@ -449,7 +441,7 @@ def test_settings_that_are_none() -> None:
 
 
 def test_a_deadline_counts_once(tmp_path: Path) -> None:
-    commands: list[Callable[[Storage], object]] = [
+    commands: list[Any] = [
         seqrecord.open,
         seqrecord.verify,
         seqrecord.reindex,
@@ -462,12 +454,8 @@ def test_a_deadline_counts_once(tmp_path: Path) -> None:
         with pytest.raises(DeadlineError, match="in 120 s"):
             command(RetryingStorage(down, retrier=clock.retrier()))
         assert clock.now == 120
-
-
-def test_a_check_ends_where_nothing_answers_any_more(tmp_path: Path, clock: Clock) -> None:
-    """That is no problem of the dataset."""
+    # A check ends, too: it is no problem of the dataset.
     write_small(tmp_path)
-    down = FailAt("read", 12, error=busy(), onwards=True)
-    storage = RetryingStorage(FaultyStorage(LocalStorage(tmp_path), down), retrier=clock.retrier())
+    down = faulty(tmp_path, FailAt("read", 12, error=busy(), onwards=True))
     with pytest.raises(DeadlineError, match="in 120 s"):
-        seqrecord.verify(storage, num_threads=1)
+        seqrecord.verify(RetryingStorage(down, retrier=Clock().retrier()), num_threads=1)

@@ -29,12 +29,12 @@ import seqrecord
 from seqrecord import EngineOptions, SeqRecordError, StorageError
 from seqrecord.errors import AccessError
 from seqrecord.storage import Storage, StorageWrapper, open_storage, parse_location
-from seqrecord.storage.ranges import ByteRange
 from seqrecord.text import without_secrets
 from tests.command_line import main
 from tests.fault_proxy import FaultProxy
 from tests.made_source import MadeSource
 from tests.services import Azurite, need_azurite
+from tests.storage_contract import get, put
 
 MARK = "MARKEDS3CRET"
 KEY = base64.b64encode((MARK * 4).encode()).decode()  # MARK is in the bytes, KEY in what is written
@@ -99,20 +99,15 @@ def given(kind: str, service: Azurite, container: str, *, endpoint: str | None =
         return Given(az, {**account, "sas_token": token}, {}, forms)
     key = wrong_key if "wrong" in kind else service.key
     if "connection string" in kind:
-        text = (
-            f"DefaultEndpointsProtocol=http;AccountName={service.account};AccountKey={key};"
-            f"BlobEndpoint={endpoint};"
-        )
-        if kind.endswith("environment"):
-            return Given(az, {}, {"AZURE_STORAGE_CONNECTION_STRING": text}, _forms(key))
-        return Given(az, {"connection_string": text}, {}, _forms(key))
+        text = f"AccountName={service.account};AccountKey={key};BlobEndpoint={endpoint};"
+        return Given(az, {}, {"AZURE_STORAGE_CONNECTION_STRING": text}, _forms(key))
     if kind.endswith("environment"):
         return Given(az, account, {"AZURE_STORAGE_ACCOUNT_KEY": key}, _forms(key))
     return Given(az, {**account, "account_key": key}, {}, _forms(key))
 
 
-PLACES_OF = ["key", "connection string", "SAS"]
-RIGHT = [*PLACES_OF, *(f"{each} in the environment" for each in PLACES_OF), "SAS in the URL"]
+RIGHT = ["key", "key in the environment", "connection string", "SAS", "SAS in the environment"]
+RIGHT += ["SAS in the URL"]
 WRONG = ["wrong key", "wrong connection string", "wrong SAS", "wrong SAS in the URL", "expired SAS"]
 
 
@@ -159,15 +154,7 @@ def check(given: Given, texts: Iterable[str], caplog: pytest.LogCaptureFixture) 
 
 
 def actions(storage: Storage) -> list[Callable[[], object]]:
-    def upload() -> None:
-        upload = storage.create("records/new.seqrec")
-        upload.write(b"x" * 100)
-        upload.commit()
-
-    def read(length: int) -> None:
-        data = memoryview(bytearray(length))
-        storage.read_ranges("records/a.seqrec", [ByteRange(0, length)], [data])
-
+    path = "records/a.seqrec"
     return [
         partial(storage.size, "manifest.json"),
         partial(storage.files, "records"),
@@ -176,10 +163,10 @@ def actions(storage: Storage) -> list[Callable[[], object]]:
         partial(storage.unfinished, "records"),
         partial(storage.read_whole, "manifest.json", 100),
         partial(storage.put, "manifest.json", b"x", expected=None),
-        partial(storage.remove, "records/a.seqrec"),
-        partial(read, 10),
-        partial(read, 2 << 20),  # enough for the client that reads
-        upload,
+        partial(storage.remove, path),
+        partial(get, storage, path, 0, 10),
+        partial(get, storage, path, 0, 2 << 20),  # enough for the client that reads
+        partial(put, storage, "records/new.seqrec", b"x" * 100),
     ]
 
 

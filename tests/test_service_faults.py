@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,15 +12,13 @@ import pytest
 
 import seqrecord
 from seqrecord import convert, errors
-from seqrecord.storage import open_storage
-from tests.clip_data import digest, digests
+from tests.clip_data import digests
 from tests.fault_proxy import FaultProxy, Request, Scripted, Seeded
 from tests.killed_writer import SETTINGS, Killer, Writers
 from tests.made_source import MadeSource, made_frame
 from tests.obstore_runtime import obstore_is
 from tests.own_threads import own_threads
-from tests.places import CLOUDS, PLACES, Place, giving_up, hastened
-from tests.services import Azurite
+from tests.places import CLOUDS, PLACES, Place, giving_up
 from tests.services.process import wait_for
 from tests.storage_contract import DATA, PATH, get, left
 from tests.tiny import read_all
@@ -183,50 +179,6 @@ def test_an_epoch_through_faults_is_that_of_a_quiet_run(
     assert found == digests(seqrecord.SeqRecordPipe(large, **SMALL_MEMORY))
     assert faults > 10
     assert 0 < counters["retries"] <= faults
-
-
-@contextlib.contextmanager
-def back_when(azurite: Azurite, has_failed: Callable[[], bool]) -> Iterator[None]:
-    """Kill it, and start it again amid what follows, when that has failed."""
-    over = threading.Event()
-
-    def restart() -> None:
-        while not has_failed() and not over.wait(0.01):
-            pass
-        azurite.restart()
-        over.wait()  # it ends with the thread that started it
-
-    thread = threading.Thread(target=restart)
-    azurite.kill()
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-@pytest.mark.service
-@pytest.mark.parametrize("backend", ["obstore", "urllib3"])
-def test_a_service_that_dies_and_returns(
-    mortal_azurite: Azurite, large: Path, backend: str
-) -> None:
-    container = mortal_azurite.new_container()
-    for file in large.rglob("*.*"):
-        mortal_azurite.put(container, f"set/{file.relative_to(large)}", file.read_bytes())
-    mortal_azurite.save()
-    options = {"connection_string": mortal_azurite.connection_string, "backend": backend}
-    storage = hastened(open_storage(f"az://{container}/set", options))
-    with seqrecord.open(storage) as dataset:
-        batches = iter(seqrecord.SeqRecordPipe(dataset, **SMALL_MEMORY))
-        clips = [digest(next(batches)) for _ in range(2)]
-        before = storage.counters()
-        with back_when(mortal_azurite, lambda: storage.counters()["retries"] > before["retries"]):
-            clips += [digest(batch) for batch in batches]
-        after = storage.counters()
-    assert clips == digests(seqrecord.SeqRecordPipe(large, **SMALL_MEMORY))
-    assert after["retries"] > before["retries"]
-    assert after["requests"] > before["requests"] + 5
 
 
 def _is_list(request: Request) -> bool:

@@ -186,9 +186,7 @@ def test_links_that_lead_out_are_not_followed(tmp_path: Path) -> None:
         storage.create("manifest.json")
     assert (tmp_path / "secret").read_bytes() == b"secret"
     assert list((tmp_path / "outside").iterdir()) == []
-
-
-def test_a_file_that_cannot_be_looked_at_is_named(tmp_path: Path) -> None:
+    # A file that cannot be looked at is named.
     storage = LocalStorage(tmp_path)
     put(storage, PATH, DATA)
     (tmp_path / "records" / "gone.seqrec").symlink_to("nowhere")
@@ -256,9 +254,7 @@ def test_errors_of_the_disk_name_the_file(
     assert names(storage, "records") == ["records/before"]
     storage.remove(PATH)
     assert storage.unfinished("records") == []
-
-
-def test_a_short_write_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A short write goes on.
     whole = os.write
     storage = LocalStorage(tmp_path)
     with monkeypatch.context() as short:
@@ -409,7 +405,7 @@ class _OnAHost(MemoryFileSystem):  # type: ignore[misc]
         return {"host": infer_storage_options(path)["host"]}
 
 
-def test_a_url_is_taken_apart_as_its_filesystem_does() -> None:
+def test_a_url_is_taken_apart_as_its_filesystem_does(monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec.register_implementation("onahost", _OnAHost, clobber=True)
     for folder in ("/a/b", "/", ""):
         _OnAHost.store.clear()
@@ -428,9 +424,7 @@ def test_a_url_is_taken_apart_as_its_filesystem_does() -> None:
         assert storage.place != other.place
         assert _OnAHost.hosts == {"server", "elsewhere"}
         storage.close()
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A missing package is named.
     with pytest.raises(errors.LocationError, match="unsupported URL scheme"):
         open_storage("nosuchthing://a")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
