@@ -513,14 +513,7 @@ def test_the_space_of_a_killed_writer_is_given_back(tmp_path: Path) -> None:
     cached.check(0, 10)
 
     def work() -> None:
-        real = os.pwrite
-
-        def pwrite(fd: int, data: Any, at: int) -> int:
-            if at > 1_000:  # inside an entry
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(fd, data, at)
-
-        os.pwrite = pwrite
+        signal_at(2, signal.SIGKILL, [(os, "pwrite")])  # inside an entry
         cached.check(1_000_000, 2_500_000)
 
     assert exit_code(work) == -signal.SIGKILL

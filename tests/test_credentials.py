@@ -231,6 +231,7 @@ def test_a_server_of_tokens(cloud: Cloud) -> None:
             assert get(storage, "records/a", 3, 50) == DATA[3:50]
         assert len(cloud.tokens.asked) == len(statuses) + 1
         assert TOKEN in cloud.objects.asked[-1]
+        assert "az:" not in storage.url or "storage.azure.com" in cloud.tokens.asked[-1]
     failing: list[tuple[int, float, type[StorageError]]] = [
         (429, 0.2, DeadlineError),
         (503, 0.2, DeadlineError),

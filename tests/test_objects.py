@@ -393,34 +393,28 @@ class TestNginx(ReadContract):
         storage.close()
 
 
-def test_an_authority_that_nobody_knows(
-    url: str, client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    strange = Authority(tmp_path / "strange", "that signed nothing")
-    option: dict[str, Any] = {"root_certificate": str(strange.certificate)}
-    if client != "obstore":
-        option = {}
-        monkeypatch.setenv("SSL_CERT_FILE", str(strange.certificate))
-    for options in ({}, option):
-        storage = open_storage(url, options)
-        for item in ((0, 50), (0, None)):  # the second asks for the size first
-            with pytest.raises(errors.StorageError, match="certificate is not trusted") as caught:
-                get(storage, "records/0", *item)
-            assert not isinstance(caught.value, errors.TransientError)
-            assert "SSL_CERT_FILE" in str(caught.value)
-        storage.close()
-
-
-def test_a_certificate_of_another_host(
-    new_nginx: Callable[..., Nginx], known: Path, client: str
+def test_a_certificate_of_an_unknown_authority_or_of_another_host(
+    url: str,
+    new_nginx: Callable[..., Nginx],
+    known: Path,
+    client: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     other = new_nginx("files.example.org")
-    other.put("a", DATA[:1000])
-    storage = opened(other.endpoint, client, known)
-    with pytest.raises(errors.StorageError, match="certificate") as caught:
-        get(storage, "a", 0, 50)
-    assert not isinstance(caught.value, errors.TransientError)
-    storage.close()
+    other.put("records/0", DATA[:1000])
+    strange = Authority(tmp_path / "strange", "that signed nothing").certificate
+    for where, authority, says in (
+        (other.endpoint, known, "certificate"),
+        (url, strange, "certificate is not trusted.*SSL_CERT_FILE"),
+    ):
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+        storage = opened(where, client, authority)
+        for item in ((0, 50), (0, None)):  # the second asks for the size first
+            with pytest.raises(errors.StorageError, match=says) as caught:
+                get(storage, "records/0", *item)
+            assert not isinstance(caught.value, errors.TransientError)
+        storage.close()
 
 
 def test_a_connection_that_breaks_is_made_again(

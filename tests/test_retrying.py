@@ -4,12 +4,13 @@ import pickle
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -60,21 +61,9 @@ class Clock:
         return Retrier(deadline=deadline, clock=self, sleep=self.sleep, draw=lambda: draw)
 
 
-class Failing:
-    """Raises these in turn, then returns 7; each attempt takes `seconds`."""
-
-    def __init__(self, *errors: Exception, clock: Clock | None = None, seconds: float = 0) -> None:
-        self._errors: Iterator[Exception] = iter(errors)
-        self._clock, self._seconds = clock, seconds
-        self.calls = 0
-
-    def __call__(self) -> int:
-        self.calls += 1
-        if self._clock is not None:
-            self._clock.now += self._seconds
-        for error in self._errors:
-            raise error
-        return 7
+def failing(*errors: Exception) -> Mock:
+    """Raises these in turn, then returns 7."""
+    return Mock(side_effect=[*errors, 7])
 
 
 def busy(retry_after: float | None = None) -> TransientError:
@@ -88,10 +77,9 @@ def clock() -> Clock:
     return Clock()
 
 
-def instantly(inner: Storage, deadline: float = 120.0) -> RetryingStorage:
+def instantly(inner: Storage) -> RetryingStorage:
     """Repeats without waiting."""
-    clock = Clock()
-    return RetryingStorage(inner, retrier=clock.retrier(deadline))
+    return RetryingStorage(inner, retrier=Clock().retrier())
 
 
 def faulty(tmp_path: Path, fault: Fault) -> FaultyStorage:
@@ -125,7 +113,7 @@ def test_how_long_it_waits(
     draw: float, deadline: float, errors: list[Exception], slept: list[float]
 ) -> None:
     clock = Clock()
-    assert clock.retrier(deadline, draw).call(Failing(*errors), file=FILE) == 7
+    assert clock.retrier(deadline, draw).call(failing(*errors), file=FILE) == 7
     assert clock.slept == slept
 
 
@@ -133,7 +121,7 @@ def test_how_long_it_waits(
 
 
 def test_the_last_attempt_starts_at_the_deadline(clock: Clock) -> None:
-    work = Failing(*[busy() for _ in range(99)])
+    work = failing(*[busy() for _ in range(99)])
     with pytest.raises(DeadlineError) as caught:
         clock.retrier(deadline=5).call(work, file=FILE, item=ByteRange(100, 150))
     assert clock.slept == [0.25, 0.5, 1, 2, 1.25]
@@ -144,13 +132,17 @@ def test_the_last_attempt_starts_at_the_deadline(clock: Clock) -> None:
     # It has little time: what it fails of is often not what was wrong.
     causes = ("busy", "no route", "busy", "reset", "cut", "reset", "timed out")
     with pytest.raises(DeadlineError) as caught:
-        clock.retrier(deadline=15).call(Failing(*map(TransientError, causes)), file=FILE)
+        clock.retrier(deadline=15).call(failing(*map(TransientError, causes)), file=FILE)
     said_of = re.findall("timed out|reset|cut|busy|no route", caught.value.message)
     assert said_of == ["timed out", "reset", "cut", "busy"]
     for deadline, seconds, says in ((31, 30, "2 attempts in 60 s"), (0, 0, "1 attempt in")):
-        work = Failing(*[busy() for _ in range(99)], clock=clock, seconds=seconds)
+
+        def slow(seconds: float = seconds) -> None:
+            clock.now += seconds
+            raise busy()
+
         with pytest.raises(DeadlineError, match=says):
-            clock.retrier(deadline=deadline).call(work, file=FILE)
+            clock.retrier(deadline=deadline).call(slow, file=FILE)
 
 
 def test_what_will_not_pass_fails_at_once(clock: Clock) -> None:
@@ -163,11 +155,11 @@ def test_what_will_not_pass_fails_at_once(clock: Clock) -> None:
         ValueError("a bug"),
         DeadlineError("of a retrier below"),
     ):
-        work, retrier = Failing(busy(), error), clock.retrier()
+        work, retrier = failing(busy(), error), clock.retrier()
         with pytest.raises(type(error)) as caught:
             retrier.call(work, file=FILE)
         assert caught.value is error
-        assert work.calls == 2
+        assert work.call_count == 2
         assert retrier.counters() == {"requests": 2, "retries": 1}
 
 
@@ -176,21 +168,21 @@ def test_what_will_not_pass_fails_at_once(clock: Clock) -> None:
 
 def test_a_long_silence_is_told_and_its_end(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     retrier = clock.retrier()
-    retrier.call(Failing(*[busy()] * 4), file=FILE)
+    retrier.call(failing(*[busy()] * 4), file=FILE)
     assert caplog.messages == []  # 3.75 s
-    retrier.call(Failing(*[busy()] * 8), file=FILE)
+    retrier.call(failing(*[busy()] * 8), file=FILE)
     assert all(message.startswith(FILE) for message in caplog.messages)
     numbers = [re.findall(r"again for (\d+)|recovered after (\d+)", m) for m in caplog.messages]
     assert numbers == [[("112", "")], [("104", "")], [("96", "")], [("", "32")]]
     caplog.clear()
-    retrier.call(Failing(busy()), file=FILE)
+    retrier.call(failing(busy()), file=FILE)
     assert caplog.messages == []
     # Of many that fail together one speaks.
     retrier, start = clock.retrier(deadline=10), clock.now
     for _ in range(10):
         clock.now = start  # at the same time, as far as one can with one thread
         with pytest.raises(DeadlineError):
-            retrier.call(Failing(*[busy()] * 99), file=FILE)
+            retrier.call(failing(*[busy()] * 99), file=FILE)
     assert len(caplog.messages) == 1
 
 
@@ -203,19 +195,19 @@ def test_a_wait_that_the_server_asks_for(clock: Clock, caplog: pytest.LogCapture
         clock.sleep(seconds)
 
     retrier = Retrier(10, clock=clock, sleep=sleep)
-    assert retrier.call(Failing(busy(599)), file=FILE) == 7
+    assert retrier.call(failing(busy(599)), file=FILE) == 7
     assert said == [[f"{FILE}: the server asks to wait 599 s; waiting"]]
     assert clock.slept == [pytest.approx(599, abs=1)]
     for seconds in (601, 1e12):
-        work, slept = Failing(busy(seconds)), list(clock.slept)
+        work, slept = failing(busy(seconds)), list(clock.slept)
         with pytest.raises(DeadlineError, match=rf"wait {seconds:.0f} s.*max_retry_after") as info:
             clock.retrier().call(work, file=FILE)
         assert FILE in str(info.value)
-        assert (work.calls, clock.slept) == (1, slept)
+        assert (work.call_count, clock.slept) == (1, slept)
         longer = Retrier(max_retry_after=2e12, clock=clock, sleep=clock.sleep)
-        assert longer.call(Failing(busy(seconds)), file=FILE) == 7
+        assert longer.call(failing(busy(seconds)), file=FILE) == 7
     with pytest.raises(DeadlineError):
-        pickle.loads(pickle.dumps(Retrier(max_retry_after=2))).call(Failing(busy(3)), file=FILE)
+        pickle.loads(pickle.dumps(Retrier(max_retry_after=2))).call(failing(busy(3)), file=FILE)
 
 
 # Waking
