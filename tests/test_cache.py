@@ -84,10 +84,8 @@ def exit_code(work: Callable[..., object], *args: object) -> int | None:
 
 
 @pytest.fixture
-def cached(tmp_path: Path) -> Iterator[Cached]:
-    cached = Cached(tmp_path)
-    yield cached
-    cached.storage.close()
+def cached(tmp_path: Path) -> Cached:
+    return Cached(tmp_path)
 
 
 class TestCachedStorage(StorageContract):
@@ -149,7 +147,6 @@ def test_ranges_of_many_pieces_and_entries(tmp_path: Path) -> None:
     edges += [3 * PIECE_BYTES + 1, 3 * PIECE_BYTES + 4, 3 * PIECE_BYTES + 5]
     for start, stop in itertools.combinations(edges, 2):
         assert cached.check(start, stop) == 0
-    cached.storage.close()
 
 
 @given(
@@ -164,7 +161,6 @@ def test_random_reads_are_right_and_within_the_limit(
         for start, length in reads:
             cached.check(start, min(start + length, len(DATA)))
             assert on_disk(cached.cache) <= limit
-        cached.storage.close()
 
 
 def test_a_manifest_that_changes_is_seen_at_once(cached: Cached) -> None:
@@ -180,14 +176,12 @@ def test_a_manifest_that_changes_is_seen_at_once(cached: Cached) -> None:
 def test_a_failing_remote_keeps_nothing(tmp_path: Path) -> None:
     local = LocalStorage(tmp_path / "remote")
     put(local, PATH, DATA)
-    storage = CachedStorage(
-        FaultyStorage(local, FailAt("read", 0, error="short")), tmp_path / "cache", LIMIT
-    )
+    faulty = FaultyStorage(local, FailAt("read", 0, error="short"))
+    storage = CachedStorage(faulty, tmp_path / "cache", LIMIT)
     with pytest.raises(StorageError, match="ended early"):
         get(storage, PATH, 0, 1000)
     assert get(storage, PATH, 0, 1000) == DATA[:1000]
     assert storage.counters()["cache_hits"] == 0
-    storage.close()
 
 
 @pytest.mark.parametrize("straight", [False, True])
@@ -298,10 +292,11 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
         assert on_disk(cached.cache) <= LIMIT
     assert len(held) >= 15, "most of the limit is used"
     assert cached.count("evictions") > 40
-    cached.storage.close()
 
 
-def test_uses_are_remembered_over_processes(tmp_path: Path) -> None:
+def test_uses_are_remembered_over_processes_and_a_smaller_limit_holds_at_once(
+    tmp_path: Path,
+) -> None:
     cached = Cached(tmp_path)
     _blocks(cached, [*range(10), 0, 1])
     cached.storage.close()
@@ -310,20 +305,16 @@ def test_uses_are_remembered_over_processes(tmp_path: Path) -> None:
     assert {0, 1} <= _held(again)
     assert not {2, 3} & _held(again)
     again.storage.close()
-
-
-def test_a_smaller_limit_holds_at_once_and_for_large_ranges(tmp_path: Path) -> None:
-    cached = Cached(tmp_path, limit=4 << 20)
-    _blocks(cached, list(range(30)))
-    cached.storage.close()
+    large = Cached(tmp_path, limit=4 << 20)
+    _blocks(large, list(range(30)))
+    large.storage.close()
     assert on_disk(cached.cache) > LIMIT
     smaller = Cached(tmp_path, limit=1 << 20)
     assert smaller.check(29 * 100_000, 29 * 100_000 + 10) == 0
     for _ in range(2):
         assert on_disk(cached.cache) <= 1 << 20
         smaller.check(0, len(DATA))
-    assert smaller.count("bytes") > 500_000, "what fits is kept"
-    smaller.storage.close()
+    assert smaller.count("bytes") > 500_000, "of a large range what fits is kept"
 
 
 def _hammer(root: Path, seed: int) -> None:
@@ -337,7 +328,6 @@ def _hammer(root: Path, seed: int) -> None:
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(read, range(40)))
     assert cached.count("failures") == 0
-    cached.storage.close()
 
 
 def test_many_processes_and_threads_stay_within_the_limit(tmp_path: Path) -> None:
@@ -369,7 +359,6 @@ def _check_sound(root: Path) -> None:
     assert on_disk(cached.cache) <= LIMIT
     cached.check(0, len(DATA))
     assert cached.count("damaged") == cached.count("failures") == 0
-    cached.storage.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -522,37 +511,35 @@ def test_the_space_of_a_killed_writer_is_given_back(tmp_path: Path) -> None:
     _blocks(cached, list(range(20)))
     assert len(_held(cached)) >= 15
     assert list((cached.cache / "new").iterdir()) == []
-    cached.storage.close()
-
-
-def _slow_writer(root: Path, writing: Any, go_on: Any) -> None:
-    real = os.pwrite
-
-    def pwrite(fd: int, data: Any, at: int) -> int:
-        if len(data) > 50_000:
-            writing.set()
-            assert go_on.wait(60)
-        return real(fd, data, at)
-
-    os.pwrite = pwrite
-    Cached(root).check(3_900_000, 4_000_000)
 
 
 @pytest.mark.parametrize("is_cleared", [False, True])
 def test_a_writer_that_lives_is_left_alone_unless_the_cache_is_cleared(
     is_cleared: bool, tmp_path: Path
 ) -> None:
-    writing, go_on = FORK.Event(), FORK.Event()
-    worker = FORK.Process(target=_slow_writer, args=(tmp_path, writing, go_on))
+    writer, other, third = Cached(tmp_path), Cached(tmp_path), Cached(tmp_path)
+
+    def work() -> None:
+        real = os.pwrite
+
+        def pwrite(fd: int, data: Any, at: int) -> int:
+            if len(data) > 50_000:  # in an entry
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return real(fd, data, at)
+
+        os.pwrite = pwrite
+        writer.check(3_900_000, 4_000_000)
+
+    worker = FORK.Process(target=work)
     worker.start()
-    assert writing.wait(60)
-    other, third = Cached(tmp_path), Cached(tmp_path)
+    assert worker.pid is not None
+    assert os.WIFSTOPPED(os.waitpid(worker.pid, os.WUNTRACED)[1])
     if is_cleared:
         seqrecord.clear_cache(tmp_path / "cache")
     else:
         assert third.check(3_900_000, 3_900_100) == 100, "not there yet"
         _blocks(other, list(range(30)))
-    go_on.set()
+    os.kill(worker.pid, signal.SIGCONT)
     worker.join()
     assert worker.exitcode == 0
     if is_cleared:

@@ -31,7 +31,6 @@ from seqrecord.errors import AccessError
 from seqrecord.storage import Storage, StorageWrapper, open_storage, parse_location
 from seqrecord.text import without_secrets
 from tests.command_line import main
-from tests.fault_proxy import FaultProxy
 from tests.made_source import MadeSource
 from tests.services import Azurite, need_azurite
 from tests.storage_contract import get, put
@@ -81,9 +80,9 @@ def _forms(text: str) -> tuple[str, ...]:
     return tuple({text, quote(text, safe=""), unquote(text), MARK})
 
 
-def given(kind: str, service: Azurite, container: str, *, endpoint: str | None = None) -> Given:
-    """A credential of a kind, right or wrong, for a service or another place that passes for it."""
-    endpoint = endpoint or service.endpoint
+def given(kind: str, service: Azurite, container: str) -> Given:
+    """A credential of a kind, right or wrong."""
+    endpoint = service.endpoint
     az, wrong_key = f"az://{container}/set", base64.b64encode((MARK * 5).encode()).decode()
     https = f"https://{service.account}.blob.core.windows.net/{container}/set"
     account = {"account_name": service.account, "endpoint": endpoint}
@@ -202,27 +201,6 @@ def test_a_service_that_refuses(
     assert sum(isinstance(error, AccessError) for error in errors) == len(errors) - 1  # `../`
     texts = [text for error in errors for text in texts_of(error)]
     storage.close()
-    check(where, [*texts, *all_of(storage)], caplog)
-
-
-@pytest.mark.service
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("fault", ["nobody", "reset", "403", "404", "500", "503", "short"])
-def test_a_service_that_fails(
-    service: Azurite, caplog: pytest.LogCaptureFixture, backend: str, fault: str
-) -> None:
-    container = service.new_container()
-    service.put(container, "set/records/a.seqrec", bytes(3 << 20))
-    with FaultProxy(service.host, lambda _: fault, retry_after=0) as proxy:
-        endpoint = f"http://{proxy.host}/{service.account}"
-        # Of all credentials the one that URLs hold.
-        where = given("SAS", service, container, endpoint=endpoint)
-        if fault == "nobody":
-            proxy.close()
-        storage = open_storage(where.url, {**where.options, "deadline": 0.05, "backend": backend})
-        texts = [text for error in failures(storage) for text in texts_of(error)]
-        assert texts
-        storage.close()
     check(where, [*texts, *all_of(storage)], caplog)
 
 
