@@ -106,7 +106,7 @@ def test_uploads_survive_a_fault_of_any_request(place: Place, kind: str) -> None
 @pytest.mark.parametrize("kind", ["busy", "stall", "hang", "slow", "shifted", "429"])
 def test_what_is_read_is_right_or_read_again(place: Place, kind: str) -> None:
     place.put(PATH, LARGE)
-    kinds = [kind] * (1 if kind in ("stall", "hang") else 2)
+    kinds = [kind] * (1 if kind in ("stall", "hang", "slow") else 2)
     with FaultProxy(place.host, Scripted(kinds), retry_after=0) as proxy:
         storage = giving_up(place.hasty(proxy.host, deadline=6), 60)
         assert get(storage, PATH, 5, 3 << 17) == LARGE[5 : 3 << 17]
