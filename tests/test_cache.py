@@ -617,7 +617,9 @@ def test_folders_and_limits_that_are_refused(tmp_path: Path) -> None:
     for limit in limits:
         with pytest.raises(LocationError, match="cache_limit"):
             CachedStorage(local, tmp_path / "c", limit)
-    # A folder that has grown counts.
+
+
+def test_a_folder_that_has_grown_counts(tmp_path: Path) -> None:
     cached = Cached(tmp_path)
     for start in range(0, len(DATA) - 10, len(DATA) // 300):
         cached.check(start, start + 10)

@@ -312,7 +312,7 @@ def test_a_server_that_is_busy_hangs_or_closes_the_connection_may_pass(
     assert caught.value.retry_after == (7 if knows else None)
 
 
-def test_what_was_not_asked_for_is_not_taken(make: Make) -> None:
+def test_other_ranges_and_refusals_are_errors(make: Make) -> None:
     """The server says that the file goes on, so it may be well the next time."""
     size = answer(200, length=1000, x_ms_blob_content_length="1000")
     for body in (

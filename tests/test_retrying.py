@@ -166,7 +166,9 @@ def test_what_will_not_pass_fails_at_once(clock: Clock) -> None:
 # What is said
 
 
-def test_a_long_silence_is_told_and_its_end(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_silence_is_told_once_and_its_end(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     retrier = clock.retrier()
     retrier.call(failing(*[busy()] * 4), file=FILE)
     assert caplog.messages == []  # 3.75 s
@@ -383,7 +385,9 @@ def test_a_bandwidth_is_of_the_bytes_that_are_read(tmp_path: Path, clock: Clock)
     assert [quota.delay() for _ in range(3)] == pytest.approx([0, 0, 0.1])
 
 
-def test_waiting_for_a_quota_is_no_part_of_the_deadline(tmp_path: Path, clock: Clock) -> None:
+def test_a_quota_is_no_part_of_the_deadline_and_copies_share_it(
+    tmp_path: Path, clock: Clock
+) -> None:
     storage = limited(tmp_path, clock, Quota(0.1, clock=clock), FailAt("read", error=busy()))
     get(storage, PATH, 0, 1)  # of two attempts
     get(storage, PATH, 1, 2)

@@ -166,7 +166,7 @@ def test_a_forked_child_reads_with_the_handles_of_its_parent(tmp_path: Path) -> 
 # Local: what hostile folders hold
 
 
-def test_links_that_lead_out_are_not_followed(tmp_path: Path) -> None:
+def test_links_that_lead_out_or_nowhere(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     (tmp_path / "outside").mkdir()
     storage, folder = LocalStorage(tmp_path / "dataset"), tmp_path / "dataset"
@@ -233,7 +233,7 @@ def test_notes_that_a_kill_left_behind_the_rename_are_tidied(tmp_path: Path) -> 
     ("module", "name", "code"),
     [(os, "write", errno.ENOSPC), (os, "fsync", errno.EIO), (Path, "replace", errno.EDQUOT)],
 )
-def test_errors_of_the_disk_name_the_file(
+def test_errors_of_the_disk_name_the_file_and_a_short_write_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, code: int
 ) -> None:
     storage = LocalStorage(tmp_path)
@@ -405,7 +405,7 @@ class _OnAHost(MemoryFileSystem):  # type: ignore[misc]
         return {"host": infer_storage_options(path)["host"]}
 
 
-def test_a_url_is_taken_apart_as_its_filesystem_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_url_is_taken_apart_as_its_filesystem_does() -> None:
     fsspec.register_implementation("onahost", _OnAHost, clobber=True)
     for folder in ("/a/b", "/", ""):
         _OnAHost.store.clear()
@@ -424,7 +424,9 @@ def test_a_url_is_taken_apart_as_its_filesystem_does(monkeypatch: pytest.MonkeyP
         assert storage.place != other.place
         assert _OnAHost.hosts == {"server", "elsewhere"}
         storage.close()
-    # A missing package is named.
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.LocationError, match="unsupported URL scheme"):
         open_storage("nosuchthing://a")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
