@@ -22,6 +22,7 @@ from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.clients import RUNTIME
 from tests.blobfile_pool import pool_to
 from tests.clip_data import digests
+from tests.command_line import fail, run
 from tests.fault_proxy import FaultProxy, Scripted
 from tests.local_server import Canned, CannedServer, ConnectProxy, answer
 from tests.obstore_runtime import obstore_is
@@ -29,6 +30,7 @@ from tests.own_threads import busy_threads, in_a_fork
 from tests.places import PLACES, Place, giving_up
 from tests.services import Authority, Nginx
 from tests.storage_contract import PATH, Add, ReadContract, get, put
+from tests.trees import make_frames, write_v1
 from tests.web_server import WebFolder
 
 # Forking with threads is what some of these tests are about.
@@ -139,6 +141,24 @@ def test_fsspec_copies_no_file_in_an_object_store(
     put(storage, PATH, DATA)
     assert get(storage, PATH) == DATA
     storage.close()
+
+
+@pytest.mark.parametrize("place", ["gs"], indirect=True)
+def test_commands_take_storage_options(place: Place, tmp_path: Path) -> None:
+    for number in range(2):
+        write_v1(tmp_path / "tree" / "cave" / "Easy" / f"P00{number}", make_frames(number, 3))
+    words = [f"--storage-option={key}={value}" for key, value in place.options.items()]
+    assert "no dataset here" in fail("info", place.url, *words)
+    write = ["write", "--src", tmp_path / "tree", "--dst", place.url, "--workers", 1, *words]
+    assert f"{place.url}: wrote 2 episodes" in run(*write).stdout
+    assert "dataset exists already" in fail(*write, "--quiet")
+    for command in ("info", "verify", "reindex", "stats", "clean"):
+        run(command, place.url, *words)
+    run("view", place.url, "--clip-len", 2, "-o", tmp_path / "clip.png", *words)
+    assert (tmp_path / "clip.png").stat().st_size > 0
+    run("export", place.url, "cave/Easy/P000", tmp_path / "files", *words)
+    assert (tmp_path / "files/cave/Easy/P000/metadata.json").exists()
+    run("bench", place.url, "--clip-len", 2, "--batch-size", 2, *words)
 
 
 # Forks
