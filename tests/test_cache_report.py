@@ -483,15 +483,16 @@ def test_the_second_epoch_from_a_cloud_makes_no_request(
     place.copy(small)
     cache: dict[str, Any] = {"cache_dir": tmp_path / "cache", "cache_limit": "16MiB"}
     dataset = seqrecord.open(place.url, storage_options=place.options, **cache)
+    settings: dict[str, Any] = {"clip_len": 3, "features": ["image_left", "pose"]}
     epochs = []
-    for _ in range(2):  # epochs of one pipe would keep the frames themselves
-        pipe = seqrecord.SeqRecordPipe(dataset, clip_len=3, features=["image_left", "pose"])
+    pipes = [seqrecord.SeqRecordPipe(dataset, **settings) for _ in range(2)]
+    for pipe in pipes:  # epochs of one pipe would keep the frames themselves
         epochs.append((digests(pipe), pipe.dataset.contents.storage.counters()))
     (first, before), (second, after) = epochs
     assert sorted(first) == sorted(second)
     assert before["requests"] == after["requests"] > 5
     assert after["cache_hits"] > before["cache_hits"]
-    stats = pipe.stats()
+    stats = pipes[1].stats()
     assert stats["cache_misses"] == 0 < stats["cache_bytes"]
     text = b"".join(path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file())
     assert place.url.split("/")[2].encode() in text
