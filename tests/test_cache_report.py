@@ -484,10 +484,9 @@ def test_the_second_epoch_from_a_cloud_makes_no_request(
     cache: dict[str, Any] = {"cache_dir": tmp_path / "cache", "cache_limit": "16MiB"}
     dataset = seqrecord.open(place.url, storage_options=place.options, **cache)
     settings: dict[str, Any] = {"clip_len": 3, "features": ["image_left", "pose"]}
-    epochs = []
+    # Epochs of one pipe would keep the frames themselves.
     pipes = [seqrecord.SeqRecordPipe(dataset, **settings) for _ in range(2)]
-    for pipe in pipes:  # epochs of one pipe would keep the frames themselves
-        epochs.append((digests(pipe), pipe.dataset.contents.storage.counters()))
+    epochs = [(digests(pipe), pipe.dataset.contents.storage.counters()) for pipe in pipes]
     (first, before), (second, after) = epochs
     assert sorted(first) == sorted(second)
     assert before["requests"] == after["requests"] > 5
