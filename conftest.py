@@ -58,7 +58,7 @@ separate_outputs()  # before a test imports it
 # Forked from a process that has these, a worker starts at once; one that is spawned imports torch.
 multiprocessing.set_forkserver_preload(["torch.utils.data", "torchdata.stateful_dataloader"])
 
-_SERVICES = {"azurite", "moto", "mortal_azurite", "mount", "new_nginx", "nginx"}
+_SERVICES = {"azurite", "moto", "mount", "new_nginx", "nginx"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -326,15 +326,6 @@ def other_process() -> Iterator[Callable[..., Any]]:
     """`other_process(function, *args)`: what a function of a module gives in another process."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         yield lambda function, *args: pool.submit(function, *args).result(100)
-
-
-@pytest.fixture
-def mortal_azurite(tmp_path: Path) -> Iterator[Azurite]:
-    """An Azurite of the test's own, to kill and to restart."""
-    need_azurite()
-    service = Azurite(tmp_path / "azurite")
-    yield service
-    service.stop()
 
 
 @pytest.fixture

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import urllib3
 
-__all__ = ["blobfile_options", "pool_to"]
+__all__ = ["pool_to"]
 
 
 class _Pool(urllib3.PoolManager):
@@ -30,9 +28,3 @@ class _Pool(urllib3.PoolManager):
 def pool_to(host: str) -> urllib3.PoolManager:
     """For the storage option `get_http_pool`: `partial(pool_to, "127.0.0.1:PORT")`."""
     return _Pool(host)
-
-
-def blobfile_options(host: str, key: str) -> dict[str, Any]:
-    """Storage options for blobfile, with a service at `host`; the environment has the `key`."""
-    os.environ["AZURE_STORAGE_ACCOUNT_KEY"] = key
-    return {"backend": "blobfile", "get_http_pool": partial(pool_to, host)}

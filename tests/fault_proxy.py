@@ -11,10 +11,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from tests.local_server import LocalServer, reset
+from tests.local_server import Handler, LocalServer, reset
 
 __all__ = ["KINDS", "FaultProxy", "Planned", "Request", "Scripted", "Seeded"]
 
@@ -123,25 +122,22 @@ class FaultProxy(LocalServer):
         target: str,
         fault: Planned | None = None,
         *,
-        slow_seconds: float = 1.0,
+        slow_seconds: float = 0.3,
         retry_after: int | str = 1,
         acted: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self.fault, self.acted = fault, acted
+        self.target, self.fault, self.acted = target, fault, acted
         self.slow_seconds, self.retry_after = slow_seconds, retry_after
-        self.requests = 0
-        self.faults: Counter[str] = Counter()
-        self.target = target
-        self._attempts: Counter[tuple[str, str, str]] = Counter()
         self._lock = threading.Lock()
+        self.reset()
         super().__init__(_Handler)
 
     def reset(self) -> None:
         """Count from zero."""
         with self._lock:
             self.requests = 0
-            self.faults.clear()
-            self._attempts.clear()
+            self.faults: Counter[str] = Counter()
+            self._attempts: Counter[tuple[str, str, str]] = Counter()
 
     def choose(self, method: str, path: str, byte_range: str) -> tuple[int, str | None]:
         """Count a request: its number, and what it suffers."""
@@ -160,16 +156,11 @@ class FaultProxy(LocalServer):
         pass  # a client that went away, or a service that died: both are what tests do
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     wbufsize = -1
-    disable_nagle_algorithm = True
     server: FaultProxy
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def _handle(self) -> None:
+    def serve(self) -> None:
         length = self.headers.get("Content-Length", "0")
         if "Transfer-Encoding" in self.headers:
             self._answer(411, b"")
@@ -191,8 +182,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._fail(int(kind), retry_after=self.server.retry_after)
         else:
             self._forward(number, body, kind)
-
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _handle  # noqa: N815 - looked up by name
 
     def _forward(self, number: int, body: bytes, kind: str | None) -> None:
         # A connection for each request: the service may end an idle one, as no client would cause.

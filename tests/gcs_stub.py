@@ -57,10 +57,6 @@ class GcsStub(LocalServer):
         self._guard_objects = threading.Lock()
         super().__init__(_Handler)
 
-    @property
-    def endpoint(self) -> str:
-        return f"http://{self.host}"
-
     def options(self, endpoint: str | None = None) -> dict[str, Any]:
         """Storage options of it, or of a proxy before it."""
         return {"base_url": endpoint or self.endpoint, "bearer_token": "of-nobody"}

@@ -36,7 +36,7 @@ from tests.local_server import Handler, LocalServer
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["LARGE", "HubStub", "HubStubFile", "without_login"]
+__all__ = ["HubStub", "without_login"]
 
 
 def without_login(patch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -77,33 +77,27 @@ class HubStubFile:
 class HubStub(LocalServer):
     """Serves `folder` as the dataset repository `repo`; with `token` to those alone who send it.
 
-    ::
-
-        counts          requests by kind: `api`, `resolve` (files of the Hub), `store` (of LFS)
-        asked           what was asked of the Hub, METHOD and path
-        of_file         requests by the file's path, at the Hub and in LFS
-        sent            bytes of files that were sent
-        leaked          credentials that came to the store, which must get none
-        limit           (n, s): 429 after n requests in s seconds, with Retry-After and RateLimit,
-                        or those alone that `limit_headers` has
-        early           requests that came while it had asked to wait, but for the first of each
-        busy            so many of the next reads of files are answered by 503
-        html            answer a page to all requests, with status 200
-        gated           refuse, since the terms were not accepted
-        page            entries in one answer of a listing
-        signed_seconds  after which an address of the store ends
-        mirrors         files in LFS come from the Hub itself, as from some mirrors of it
-        cached          small files are redirected to another path of the Hub, as the real one does
-        uploads         files that came to the store, each time that they came
-        most_uploads    so many of them, and all others are refused
-        lost            so many of the next commits are made, and answered by 504
-        before_commit   called before the next commit is made
-        ignored         paths that a `.gitignore` leaves out of commits
-        messages        of the commits that were pushed
-        is_private      whether the repository is
-
     With `exists=False` the repository is made by the first that asks for it.
     """
+
+    # What came
+    sent = 0  # bytes of files that were sent
+    early = 0  # requests that came while it had asked to wait, but for the first of each
+    is_private = False
+    # What it does
+    limit: tuple[int, float] | None = None  # (n, s): 429 after n requests in s seconds
+    limit_headers: tuple[str, ...] = ("RateLimit", "Retry-After")  # of such answers
+    busy = 0  # so many of the next reads of files are answered by 503
+    html = False  # answer a page to all requests, with status 200
+    gated = False  # refuse, since the terms were not accepted
+    page = 1000  # entries in one answer of a listing
+    signed_seconds = 3600.0  # after which an address of the store ends
+    mirrors = False  # files in LFS come from the Hub itself, as from some mirrors of it
+    cached = False  # small files are redirected to another path of the Hub, as the real one does
+    most_uploads: int | None = None  # so many uploads to the store, and all others are refused
+    lost = 0  # so many of the next commits are made, and answered by 504
+    before_commit: Callable[[], object] | None = None  # called before the next commit is made
+    ignored: tuple[str, ...] = ()  # paths that a `.gitignore` leaves out of commits
 
     def __init__(
         self,
@@ -114,35 +108,21 @@ class HubStub(LocalServer):
         exists: bool = True,
     ) -> None:
         self.folder, self.repo, self.token, self.exists = folder, repo, token, exists
-        self.counts: Counter[str] = Counter()
-        self.asked: list[str] = []
-        self.of_file: Counter[str] = Counter()
-        self.leaked: list[str] = []
-        self.sent = self.busy = self.early = 0
-        self.limit: tuple[int, float] | None = None
-        self.limit_headers: tuple[str, ...] = ("RateLimit", "Retry-After")
-        self.html = self.gated = self.cached = self.mirrors = False
-        self.page, self.signed_seconds = 1000, 3600.0
-        self.guard = threading.Lock()
+        self.counts: Counter[str] = Counter()  # requests: `api`, `resolve` (of files), `store`
+        self.of_file: Counter[str] = Counter()  # requests by the file's path, in LFS too
+        self.asked: list[str] = []  # of the Hub, METHOD and path
+        self.leaked: list[str] = []  # credentials that came to the store, which must get none
+        self.uploads: list[str] = []  # files that came to the store, each time that they came
+        self.messages: list[str] = []  # of the commits that were pushed
         self.branches: dict[str, str] = {}
         self.commits: dict[str, dict[str, HubStubFile]] = {}
-        self._blobs: dict[str, HubStubFile] = {}
+        self.blobs: dict[str, HubStubFile] = {}
+        self.guard = threading.Lock()
         self._window = 0.0, 0  # when it began, requests in it
         self._gone_by = 0.0
-        self.uploads: list[str] = []
-        self.most_uploads: int | None = None
-        self.lost = 0
-        self.before_commit: Callable[[], object] | None = None
-        self.ignored: tuple[str, ...] = ()
-        self.messages: list[str] = []
-        self.is_private = False
         self.commit()
         self.store = _Store(self)
         super().__init__(_Handler)
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://{self.host}"
 
     @property
     def url(self) -> str:
@@ -160,7 +140,7 @@ class HubStub(LocalServer):
         text = repr((len(self.commits), sorted((name, file.oid) for name, file in files.items())))
         sha = hashlib.sha1(text.encode()).hexdigest()
         self.commits[sha], self.branches[branch] = dict(files), sha
-        self._blobs |= {file.oid: file for file in files.values() if file.is_large}
+        self.blobs |= {file.oid: file for file in files.values() if file.is_large}
         self.names = {file.oid: name for name, file in files.items()}
         return sha
 
@@ -177,28 +157,20 @@ class HubStub(LocalServer):
             if self.most_uploads is not None and len(self.uploads) >= self.most_uploads:
                 return False
             self.uploads.append(oid)
-            self._blobs[oid] = HubStubFile(self.folder, len(data), oid, True, data)
+            self.blobs[oid] = HubStubFile(self.folder, len(data), oid, True, data)
         return True
 
-    def has_blob(self, oid: str) -> bool:
-        return oid in self._blobs
-
-    def large_file(self, oid: str) -> HubStubFile:
-        return self._blobs[oid]
-
     def _file(self, path: Path) -> HubStubFile:
-        size, is_large = path.stat().st_size, path.suffix in LARGE
-        data = path.read_bytes() if size <= _HELD or not is_large else None
-        if not is_large:
-            assert data is not None
-            oid = hashlib.sha1(b"blob %d\0" % size + data).hexdigest()
-        else:
-            digest = hashlib.sha256()
-            with path.open("rb") as file:
-                while part := file.read(1 << 20):
-                    digest.update(part)
-            oid = digest.hexdigest()
-        return HubStubFile(path, size, oid, is_large, data)
+        size = path.stat().st_size
+        if path.suffix not in LARGE:
+            return _small(path.read_bytes())
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while part := file.read(1 << 20):
+                digest.update(part)
+        return HubStubFile(
+            path, size, digest.hexdigest(), True, path.read_bytes() if size <= _HELD else None
+        )
 
     def close(self) -> None:
         self.store.close()
@@ -214,7 +186,7 @@ class HubStub(LocalServer):
         """The file of a signed address that has not ended."""
         [expires], [signature] = (query.get(name, ["0"]) for name in ("Expires", "Signature"))
         is_good = hmac.compare_digest(signature, _sign(oid, expires))
-        return self._blobs.get(oid) if is_good and self._now() < float(expires) else None
+        return self.blobs.get(oid) if is_good and self._now() < float(expires) else None
 
     def end_addresses(self) -> None:
         """All addresses of the store that were given so far have ended: hours have gone by."""
@@ -248,10 +220,6 @@ class _Store(LocalServer):
     def __init__(self, hub: HubStub) -> None:
         self.hub = hub
         super().__init__(_StoreHandler)
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://{self.host}"
 
 
 class _Sending(Handler):
@@ -372,7 +340,7 @@ class _Handler(_Sending):
             parts = name[len(start) :].split("/")
             for depth in range(1, len(parts) if is_deep else min(2, len(parts))):
                 path = start + "/".join(parts[:depth])
-                entries[path] = {"type": "directory", "path": path, "size": 0, "oid": "0" * 40}
+                entries[path] = _directory(path)
             if is_deep or len(parts) == 1:
                 entries[name] = _about(name, file)
         at, page = int(query.get("cursor", ["0"])[0]), self.server.page
@@ -391,7 +359,7 @@ class _Handler(_Sending):
                 if path in files:
                     found.append(_about(path, files[path]))
                 elif any(name.startswith(f"{path}/") for name in files):
-                    found.append({"type": "directory", "path": path, "size": 0, "oid": "0" * 40})
+                    found.append(_directory(path))
             self._json(found)
 
     def _resolve(self, revision: str, path: str, *, is_cached: bool = False) -> None:
@@ -423,33 +391,30 @@ class _Handler(_Sending):
         self._json({"url": f"{hub.endpoint}/datasets/{hub.repo}"}, status=409 if is_there else 200)
 
     def _branch(self, branch: str, body: bytes) -> None:
-        hub = self.server
-        start = json.loads(body or b"{}").get("startingPoint", "main") if body else "main"
-        is_there = branch in hub.branches
-        if not is_there:
-            hub.branches[branch] = hub.branches.get(start, start)
-        self._json({}, status=409 if is_there else 200)
+        start = json.loads(body or b"{}").get("startingPoint", "main")
+        self._point(branch, self.server.branches.get(start, start))
 
     def _tag(self, revision: str, body: bytes) -> None:
         if (sha := self._commit_of(revision)) is not None:
-            tag = json.loads(body)["tag"]
-            is_there = tag in self.server.branches
-            if not is_there:
-                self.server.branches[tag] = sha
-            self._json({}, status=409 if is_there else 200)
+            self._point(json.loads(body)["tag"], sha)
+
+    def _point(self, name: str, sha: str) -> None:
+        """A new branch or tag is at that commit."""
+        is_there = name in self.server.branches
+        self.server.branches.setdefault(name, sha)
+        self._json({}, status=409 if is_there else 200)
 
     def _preupload(self, revision: str, body: bytes) -> None:
         """Which files go to LFS, and which are there as they are."""
         if (sha := self._commit_of(revision)) is None:
             return
         hub, found = self.server, []
-        for each in json.loads(body)["files"]:
-            path = each["path"]
-            is_large = path.endswith(LARGE)
-            about = {"path": path, "uploadMode": "lfs" if is_large else "regular"}
+        for path in (each["path"] for each in json.loads(body)["files"]):
+            mode = "lfs" if path.endswith(LARGE) else "regular"
+            about = {"path": path, "uploadMode": mode, "shouldIgnore": path in hub.ignored}
             if (there := hub.commits[sha].get(path)) is not None:
                 about["oid"] = there.oid
-            found.append({**about, "shouldIgnore": path in hub.ignored})
+            found.append(about)
         self._json({"files": found})
 
     def _batch(self, asked: Mapping[str, Any]) -> None:
@@ -457,7 +422,7 @@ class _Handler(_Sending):
         hub, found = self.server, []
         for each in asked["objects"]:
             about = {"oid": each["oid"], "size": each["size"]}
-            if not hub.has_blob(each["oid"]):
+            if each["oid"] not in hub.blobs:
                 about["actions"] = {"upload": {"href": hub.signed(each["oid"])}}
             found.append(about)
         self._json({"transfer": "basic", "objects": found})
@@ -477,10 +442,10 @@ class _Handler(_Sending):
             if line["key"] == "deletedFile":
                 del files[about["path"]]
             elif line["key"] == "lfsFile":
-                if not hub.has_blob(about["oid"]):
+                if about["oid"] not in hub.blobs:
                     self.send(400, b'{"error": "A file was not uploaded."}')
                     return
-                files[about["path"]] = hub.large_file(about["oid"])
+                files[about["path"]] = hub.blobs[about["oid"]]
             else:
                 assert (line["key"], about["encoding"]) == ("file", "base64")
                 files[about["path"]] = _small(base64.b64decode(about["content"]))
@@ -501,6 +466,10 @@ class _Handler(_Sending):
 def _small(data: bytes) -> HubStubFile:
     oid = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
     return HubStubFile(Path(), len(data), oid, False, data)
+
+
+def _directory(path: str) -> dict[str, Any]:
+    return {"type": "directory", "path": path, "size": 0, "oid": "0" * 40}
 
 
 def _about(name: str, file: HubStubFile) -> dict[str, Any]:

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import re
+import select
 import socket
 import socketserver
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-__all__ = ["Handler", "LocalServer", "read_head", "reset"]
+__all__ = [
+    "Canned",
+    "CannedServer",
+    "ConnectProxy",
+    "Handler",
+    "LocalServer",
+    "answer",
+    "read_head",
+    "reset",
+]
 
 
 class LocalServer(socketserver.ThreadingTCPServer):
@@ -36,6 +47,10 @@ class LocalServer(socketserver.ThreadingTCPServer):
     def host(self) -> str:
         """Where it listens, `127.0.0.1:PORT`."""
         return f"127.0.0.1:{self.server_address[1]}"
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://{self.host}"
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
@@ -122,3 +137,119 @@ def reset(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
+
+
+@dataclass(frozen=True)
+class Canned:
+    """What one request gets: `data`, then `end`: `close` or `reset` the connection, or `hang`."""
+
+    data: bytes
+    end: str = "close"
+
+
+def answer(status: int, body: bytes = b"", *, length: int | None = None, **headers: str) -> bytes:
+    """An HTTP/1.1 answer whose Content-Length may lie; `_` in a header's name stands for `-`."""
+    lines = [f"HTTP/1.1 {status} Said"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    lines += [
+        f"Content-Length: {len(body) if length is None else length}",
+        'ETag: "0x1"',
+        "Last-Modified: Wed, 01 Jan 2025 00:00:00 GMT",
+        "x-ms-blob-type: BlockBlob",
+        "x-ms-error-code: " if status < 400 else "x-ms-version: 2020-10-02",
+        "Connection: close",
+        "\r\n",
+    ]
+    return "\r\n".join(line for line in lines if line != "x-ms-error-code: ").encode() + body
+
+
+class CannedServer(LocalServer):
+    """Gives each request the next answer, and the last one to all that follow.
+
+    `asked` are the requests' heads as they came.
+    """
+
+    def __init__(self, answers: Sequence[Canned]) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+        super().__init__(_CannedHandler)
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://{self.host}/account"
+
+
+class _CannedHandler(socketserver.BaseRequestHandler):
+    server: CannedServer
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):
+            head, body = read_head(self.request)
+            self.server.asked.append(f"{head}\r\n\r\n")
+            sent = re.search(r"content-length: *(\d+)", head.lower())
+            while sent is not None and len(body) < int(sent[1]):
+                part = self.request.recv(65536)
+                if not part:
+                    return
+                body += part
+            answers = self.server.answers
+            canned = answers.pop(0) if len(answers) > 1 else answers[0]
+            self.request.sendall(canned.data)
+            if canned.end == "hang":
+                self.server.stopping.wait()
+            elif canned.end == "reset":
+                reset(self.request)
+
+
+class ConnectProxy(LocalServer):
+    """`asked` are the hosts that tunnels were asked for, `HOST:PORT`.
+
+    `cut(number)` says after how many bytes from the server the `number`-th tunnel, from 0, is
+    reset; `None` for never.
+    """
+
+    def __init__(self, cut: Callable[[int], int | None] = lambda _: None) -> None:
+        self.asked: list[str] = []
+        self.cut = cut
+        self._lock = threading.Lock()
+        super().__init__(_ProxyHandler)
+
+    def count(self, host: str) -> int:
+        """Note a tunnel; its number."""
+        with self._lock:
+            self.asked.append(host)
+            return len(self.asked) - 1
+
+
+class _ProxyHandler(socketserver.BaseRequestHandler):
+    server: ConnectProxy
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):
+            head, _ = read_head(self.request)
+            method, host, _ = head.split(" ", 2)
+            if method != "CONNECT":
+                self.request.sendall(b"HTTP/1.1 405 No\r\nContent-Length: 0\r\n\r\n")
+                return
+            left = self.server.cut(self.server.count(host))
+            name, _, port = host.rpartition(":")
+            with socket.create_connection((name, int(port)), 10) as service:
+                self.request.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                self._pass_on(service, left)
+
+    def _pass_on(self, service: socket.socket, left: int | None) -> None:
+        client = self.request
+        while not self.server.stopping.is_set():
+            for source in select.select([client, service], [], [], 0.05)[0]:
+                data = source.recv(65536)
+                if not data:
+                    return
+                if source is client:
+                    service.sendall(data)
+                    continue
+                client.sendall(data if left is None else data[:left])
+                if left is not None:
+                    left -= len(data)
+                    if left <= 0:
+                        reset(client)
+                        return

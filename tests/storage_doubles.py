@@ -184,52 +184,40 @@ class _SteppedUpload:
     def __init__(self, inner: Upload, step: Callable[[Operation, str], object]) -> None:
         self._inner, self._step = inner, step
 
-    @property
-    def path(self) -> str:
-        return self._inner.path
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def write(self, data: Buffer) -> None:
         self._step("write", self.path)
         self._inner.write(data)
 
-    def tell(self) -> int:
-        return self._inner.tell()
-
-    def checkpoint(self, note: bytes) -> None:
-        self._inner.checkpoint(note)
-
-    @property
-    def is_durable(self) -> bool:
-        return self._inner.is_durable
-
-    def rewind(self, offset: int) -> None:
-        self._inner.rewind(offset)
-
     def commit(self) -> None:
         self._step("commit", self.path)
         self._inner.commit()
 
-    def abort(self) -> None:
-        self._inner.abort()
-
 
 class _FaultyUnfinished:
     def __init__(self, storage: FaultyStorage, inner: Unfinished) -> None:
-        self._storage = storage
-        self._inner = inner
-        self.path, self.modified = inner.path, inner.modified
+        self._storage, self._inner = storage, inner
 
-    def checkpoints(self) -> list[tuple[int, bytes]]:
-        self._storage.ask("read", self.path)
-        return self._inner.checkpoints()
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._inner, name)
+        if name not in ("checkpoints", "read_ranges", "remove"):
+            return function
 
-    def read_ranges(self, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]) -> None:
-        self._storage.ask("read", self.path)
-        self._inner.read_ranges(ranges, buffers)
+        def call(*args: Any) -> Any:
+            self._storage.ask("remove" if name == "remove" else "read", self._inner.path)
+            return function(*args)
 
-    def remove(self) -> None:
-        self._storage.ask("remove", self.path)
-        self._inner.remove()
+        return call
+
+
+def _stepping(name: str) -> Any:
+    def call(storage: Between, *args: Any, **options: Any) -> Any:
+        storage.step()
+        return getattr(storage.inner, name)(*args, **options)
+
+    return call
 
 
 class Between(StorageWrapper):
@@ -251,47 +239,18 @@ class Between(StorageWrapper):
                 self.came = True
                 self._act()
 
+    size, files, unfinished = map(_stepping, ("size", "files", "unfinished"))
+    read_ranges, read_whole = map(_stepping, ("read_ranges", "read_whole"))
+    put, remove = map(_stepping, ("put", "remove"))
+
     def local_path(self, path: str) -> str | None:
         return self.inner.local_path(path)  # so that files are read one after the other
 
-    def size(self, path: str) -> int:
-        self.step()
-        return super().size(path)
-
-    def read_ranges(
-        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
-    ) -> None:
-        self.step()
-        super().read_ranges(path, ranges, buffers)
-
-    def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
-        self.step()
-        return super().read_whole(path, limit)
-
-    def put(self, path: str, data: bytes, *, expected: str | None) -> None:
-        self.step()
-        super().put(path, data, expected=expected)
-
-    def files(self, folder: str) -> list[FileInfo]:
-        self.step()
-        return super().files(folder)
-
-    def unfinished(self, folder: str) -> list[Unfinished]:
-        self.step()
-        return super().unfinished(folder)
-
     def create(self, path: str) -> Upload:
         self.step()
-
-        def step(operation: Operation, _: str) -> None:
-            if operation == "commit":
-                self.step()
-
-        return _SteppedUpload(super().create(path), step)
-
-    def remove(self, path: str) -> None:
-        self.step()
-        super().remove(path)
+        return _SteppedUpload(
+            super().create(path), lambda name, _: self.step() if name == "commit" else None
+        )
 
 
 class LosesAnswer(StorageWrapper):
@@ -357,19 +316,15 @@ class FailAt:
         error: Failure = None,
         onwards: bool = False,
     ) -> None:
-        self._operation = operation
-        self._number = number
-        self._path = path
-        self._error = error
-        self._onwards = onwards
-        self._seen = 0
+        self._chosen = operation, number, path, onwards
+        self._error, self._seen = error, 0
 
     def __call__(self, operation: Operation, path: str, number: int) -> Failure:
-        if operation != self._operation or self._path not in path:
+        chosen, at, part, onwards = self._chosen
+        if operation != chosen or part not in path:
             return None
         self._seen += 1
-        due = self._seen > self._number if self._onwards else self._seen == self._number + 1
-        if not due:
+        if not (self._seen > at if onwards else self._seen == at + 1):
             return None
         return self._error or StorageError(f"{operation} {number} fails as asked", file=path)
 

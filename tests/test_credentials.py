@@ -1,25 +1,31 @@
-"""Credentials that change or expire while a dataset is being read."""
+"""Credentials of clouds: where they come from and go to, and what happens when they expire."""
 
 from __future__ import annotations
 
 import datetime
 import json
-import ssl
+import logging
+import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
+from seqrecord import errors
 from seqrecord.errors import AccessError, DeadlineError, StorageError
-from seqrecord.storage import Storage, open_storage
-from seqrecord.storage.ranges import ByteRange
-from tests.local_server import Handler, LocalServer
+from seqrecord.storage import Storage, StorageWrapper, open_storage, parse_location
+from seqrecord.storage.objects.azure import AzureContainer
+from tests.local_server import Canned, CannedServer, answer
 from tests.obstore_runtime import obstore_is
 from tests.places import CLOUDS, Place, hastened
-from tests.services import Authority, Azurite
+from tests.services import Azurite
 from tests.storage_contract import get
 
 DATA = bytes(range(200))
@@ -52,18 +58,6 @@ def read(storage: Storage) -> bytes:
     return get(storage, "records/0", 0, len(DATA))
 
 
-def until_it_is_refused(storage: Storage) -> None:
-    """Read until the signature has expired, however long that takes."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        try:
-            storage.read_ranges("records/0", [ByteRange(0, 1)], [memoryview(bytearray(1))])
-        except AccessError:
-            return
-        time.sleep(0.05)
-    raise AssertionError("the signature did not expire")
-
-
 @pytest.mark.parametrize(("where", "backend"), [("environment", "obstore"), ("file", "urllib3")])
 def test_a_signature_that_expires_is_read_again(
     azurite: Azurite,
@@ -83,17 +77,8 @@ def test_a_signature_that_expires_is_read_again(
             file.write_text(f"?{sas}\n")
 
     options = {"sas_token_file": str(file)} if where == "file" else {}
-    for seconds in (3, 10, 30, 90):  # a slow machine needs more to read before it expires
-        renew(seconds / 60)
-        storage = opened(azurite, blobs, backend, **options)
-        try:
-            assert read(storage) == DATA
-            break
-        except AccessError:
-            storage.close()
-    else:
-        raise AssertionError("the signature expired too early")
-    until_it_is_refused(storage)
+    renew(-10)
+    storage = opened(azurite, blobs, backend, **options)
     with pytest.raises(AccessError, match="SAS"):
         read(storage)
     renew(10)
@@ -102,29 +87,29 @@ def test_a_signature_that_expires_is_read_again(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_function_is_asked_again_after_a_refusal(
-    azurite: Azurite, blobs: str, backend: str
+def test_functions_and_files_of_credentials(
+    azurite: Azurite, blobs: str, backend: str, tmp_path: Path
 ) -> None:
     given: list[str] = []
 
     def credential() -> dict[str, Any]:
+        """One that has expired, and after its refusal another."""
         given.append(azurite.sas(blobs, minutes=10 if given else -10))
         return {"sas_token": given[-1], "expires_at": None}
 
-    storage = opened(azurite, blobs, backend, credential_provider=credential)
-    assert get(storage, "records/0", 0, len(DATA)) == DATA
+    with closing(opened(azurite, blobs, backend, credential_provider=credential)) as storage:
+        assert get(storage, "records/0", 0, len(DATA)) == DATA
     assert len(given) == 2
-    storage.close()
 
+    def fail() -> None:
+        raise RuntimeError("S3CRET")
 
-def expired(credential: dict[str, Any], asked: list[None]) -> Callable[[], dict[str, Any]]:
-    """Gives a credential that expires at once, and notes each time."""
-
-    def give() -> dict[str, Any]:
-        asked.append(None)
-        return {**credential, "expires_at": datetime.datetime.now(datetime.timezone.utc)}
-
-    return give
+    with pytest.raises(StorageError, match="RuntimeError") as caught:
+        read(opened(azurite, blobs, backend, credential_provider=fail))
+    assert "S3CRET" not in str(caught.value)
+    storage = opened(azurite, blobs, backend, sas_token_file=str(tmp_path / "nothing"))
+    with pytest.raises(AccessError, match=r"the file of the SAS cannot be read.*nothing"):
+        storage.size("records/0")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -133,7 +118,7 @@ def test_a_credential_that_expires_is_asked_for_before_it_is_refused(
     place: Place, backend: str, request: pytest.FixtureRequest
 ) -> None:
     place.put("records/0", DATA)
-    asked: list[None] = []
+    asked: list[str] = []
     options = dict(place.options)
     if place.kind == "azurite":
         azurite: Azurite = request.getfixturevalue("azurite")
@@ -145,7 +130,12 @@ def test_a_credential_that_expires_is_asked_for_before_it_is_refused(
     else:
         options = {"base_url": options["base_url"]}
         credential = {"token": "T0KEN"}
-    options |= {"credential_provider": expired(credential, asked), "backend": backend}
+
+    def give() -> dict[str, Any]:
+        asked.append("once more")
+        return {**credential, "expires_at": datetime.datetime.now(datetime.timezone.utc)}
+
+    options |= {"credential_provider": give, "backend": backend}
     storage = open_storage(place.url, options)
     for count in (1, 2, 3):
         assert get(storage, "records/0", 0, len(DATA)) == DATA
@@ -153,119 +143,27 @@ def test_a_credential_that_expires_is_asked_for_before_it_is_refused(
     storage.close()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_file_of_a_signature_that_is_not_there(
-    azurite: Azurite, blobs: str, backend: str, tmp_path: Path
-) -> None:
-    storage = opened(azurite, blobs, backend, sas_token_file=str(tmp_path / "nothing"))
-    with pytest.raises(AccessError, match=r"the file of the SAS cannot be read.*nothing"):
-        storage.size("records/0")
-
-
-def test_a_function_that_fails_says_nothing(azurite: Azurite, blobs: str) -> None:
-    def fail() -> None:
-        raise RuntimeError("S3CRET")
-
-    storage = opened(azurite, blobs, "obstore", credential_provider=fail)
-    with pytest.raises(StorageError) as caught:
-        read(storage)
-    assert "S3CRET" not in str(caught.value)
-    assert "RuntimeError" in str(caught.value)
-
-
 # Servers that give credentials may be busy or refuse, too: one for each cloud
 
-# google-auth says so of credentials whose file names where they are to be asked for.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*load_credentials_from_file:DeprecationWarning"),
-    pytest.mark.usefixtures("impatient"),
-]
-
 TOKEN = "S3CRET-T0KEN"
+REFUSAL = {"error": "invalid_grant", "error_description": "S3CRET", "message": "S3CRET"}
 
 
-class TokenServer(LocalServer):
-    """Answers with the `statuses`, one after the other, and then with a token, `given`.
-
-    With a certificate and its key over TLS: the tenant `tenant` of an Azure authority.
-    """
-
-    def __init__(self, given: dict[str, Any], certificate: tuple[Path, Path] | None = None) -> None:
-        self.given = given
-        self.statuses: Sequence[int] = ()
-        self.asked = 0
-        self._context: ssl.SSLContext | None = None
-        if certificate is not None:
-            self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            self._context.load_cert_chain(*certificate)
-        super().__init__(_Handler)
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.host}/token"
-
-    def get_request(self) -> Any:
-        connection, address = super().get_request()
-        if self._context is not None:
-            connection = self._context.wrap_socket(
-                connection, server_side=True, do_handshake_on_connect=False
-            )
-        return connection, address
-
-
-class _Handler(Handler):
-    server: TokenServer
-
-    def serve(self) -> None:
-        self.body()
-        if self.path.endswith("/openid-configuration"):
-            tenant = f"https://{self.server.host}/tenant"
-            self._send(
-                200,
-                {
-                    "issuer": f"{tenant}/v2.0",
-                    "authorization_endpoint": f"{tenant}/oauth2/v2.0/authorize",
-                    "token_endpoint": f"{tenant}/oauth2/v2.0/token",
-                },
-            )
-            return
-        number, statuses = self.server.asked, self.server.statuses
-        self.server.asked += 1
-        status = statuses[number] if number < len(statuses) else 200
-        refusal = {"error": "invalid_grant", "error_description": "S3CRET", "message": "S3CRET"}
-        self._send(status, self.server.given if status == 200 else refusal)
-
-    def _send(self, status: int, value: object) -> None:
-        self.send(status, json.dumps(value).encode(), {"Content-Type": "application/json"})
-
-
-class Objects(LocalServer):
-    """A store of any kind in which each object is `DATA`; `heads` are the requests' headers."""
-
-    def __init__(self) -> None:
-        self.heads: list[dict[str, str]] = []
-        super().__init__(_Object)
-
-
-class _Object(Handler):
-    server: Objects
-
-    def serve(self) -> None:
-        self.server.heads.append({name.lower(): text for name, text in self.headers.items()})
-        headers = {"Last-Modified": "Wed, 01 Jan 2025 00:00:00 GMT", "ETag": '"tag"'}
-        self.send_range(DATA, headers)
+def said(status: int, value: object = REFUSAL) -> Canned:
+    return Canned(answer(status, json.dumps(value).encode(), Content_Type="application/json"))
 
 
 @dataclass
 class Cloud:
-    """A storage whose credential comes from `tokens`."""
+    """A storage whose credential comes from `tokens`, where `given` is a token."""
 
-    tokens: TokenServer
-    objects: Objects
-    open: Callable[[float], Storage]
+    tokens: CannedServer
+    given: Canned
+    objects: CannedServer
+    open: Callable[..., Storage]
 
 
-@pytest.fixture(params=["az identity", "az secret", "gs", "s3"])
+@pytest.fixture(params=["az", "gs", "s3"])
 def cloud(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Cloud]:
@@ -273,55 +171,36 @@ def cloud(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AZURE_CLIENT_SECRET"):
         monkeypatch.delenv(name, raising=False)
     expires = time.time() + 3600
-    certificate: tuple[Path, Path] | None = None
-    if request.param == "az identity":
-        pytest.importorskip("azure.identity", reason="pip install azure-identity")
-        given: dict[str, Any] = {"access_token": TOKEN, "resource": "x", "token_type": "Bearer"}
-        given["expires_on"] = str(int(expires))
-    elif request.param == "az secret":
-        identity = pytest.importorskip("azure.identity", reason="pip install azure-identity")
-
-        class Here(identity.ClientSecretCredential):  # type: ignore[misc, name-defined]
-            """Does not ask Microsoft which authorities there are."""
-
-            def __init__(self, *words: Any, **settings: Any) -> None:
-                super().__init__(*words, disable_instance_discovery=True, **settings)
-
-        monkeypatch.setattr(identity, "ClientSecretCredential", Here)
-        authority = Authority(tmp_path)
-        certificate = authority.issue()
-        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(authority.certificate))
-        given = {"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"}
-    elif request.param == "gs":
-        pytest.importorskip("google.auth", reason="pip install google-auth")
-        given = {"access_token": TOKEN, "expires_in": 3600}
-    else:
-        utils = pytest.importorskip("botocore.utils", reason="pip install boto3")
-        monkeypatch.setattr(utils.ContainerMetadataFetcher, "SLEEP_TIME", 0.01)
-        given = {"AccessKeyId": "AKID", "SecretAccessKey": "S3CRET", "Token": TOKEN}
-        given["Expiration"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires))
+    given: dict[str, Any] = {"access_token": TOKEN, "expires_in": 3600}
+    data = Canned(answer(206, DATA[3:50], Content_Range=f"bytes 3-49/{len(DATA)}"))
     # Else it looks without obstore.
-    with Objects() as objects, TokenServer(given, certificate) as tokens, obstore_is(used=True):
-        url = "az://box/p"
-        options = {"account_name": "acme", "endpoint": f"http://{objects.host}/acme"}
-        if request.param == "az identity":
-            monkeypatch.setenv("IDENTITY_ENDPOINT", tokens.url)
+    with CannedServer([data]) as objects, CannedServer([]) as tokens, obstore_is(used=True):
+        asked, at = f"http://{tokens.host}/token", f"http://{objects.host}"
+        if request.param == "az":
+            pytest.importorskip("azure.identity", reason="pip install azure-identity")
+            given |= {"resource": "x", "token_type": "Bearer", "expires_on": str(int(expires))}
+            monkeypatch.setenv("IDENTITY_ENDPOINT", asked)
             monkeypatch.setenv("IDENTITY_HEADER", "header")
-        elif request.param == "az secret":
-            monkeypatch.setenv("AZURE_AUTHORITY_HOST", f"https://{tokens.host}")
-            options |= {"tenant_id": "tenant", "client_id": "me", "client_secret": "S3CRET"}
+            options = {"account_name": "acme", "endpoint": f"{at}/acme"}
         elif request.param == "gs":
+            pytest.importorskip("google.auth", reason="pip install google-auth")
             file = tmp_path / "account.json"
-            file.write_text(json.dumps(_service_account(tokens.url)))
+            file.write_text(json.dumps(_service_account(asked)))
             monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
-            url, options = "gs://box/p", {"base_url": f"http://{objects.host}"}
+            options = {"base_url": at}
         else:
-            monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", tokens.url)
-            options = {"endpoint": f"http://{objects.host}", "region": "us-east-1"}
-            url = "s3://box/p"
-        yield Cloud(
-            tokens, objects, lambda d: hastened(open_storage(url, {**options, "deadline": d}))
-        )
+            utils = pytest.importorskip("botocore.utils", reason="pip install boto3")
+            monkeypatch.setattr(utils.ContainerMetadataFetcher, "SLEEP_TIME", 0.01)
+            given = {"AccessKeyId": "AKID", "SecretAccessKey": "S3CRET", "Token": TOKEN}
+            given["Expiration"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires))
+            monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", asked)
+            options = {"endpoint": at, "region": "us-east-1"}
+
+        def open_cloud(deadline: float, backend: str = "obstore") -> Storage:
+            more = {"deadline": deadline, "backend": backend}
+            return hastened(open_storage(f"{request.param}://box/p", {**options, **more}))
+
+        yield Cloud(tokens, said(200, given), objects, open_cloud)
 
 
 def _service_account(token_uri: str) -> dict[str, str]:
@@ -340,41 +219,302 @@ def _service_account(token_uri: str) -> dict[str, str]:
     }
 
 
-def test_a_token_is_asked_for_and_sent(cloud: Cloud) -> None:
-    storage = cloud.open(20)
-    assert get(storage, "records/a", 3, 50) == DATA[3:50]
-    assert cloud.tokens.asked == 1
-    head = cloud.objects.heads[0]
-    assert TOKEN in head["authorization"] + head.get("x-amz-security-token", "")
-    storage.close()
+# google-auth says so of credentials whose file names where they are to be asked for.
+@pytest.mark.filterwarnings("ignore:.*load_credentials_from_file:DeprecationWarning")
+@pytest.mark.usefixtures("impatient")
+def test_a_server_of_tokens(cloud: Cloud) -> None:
+    """It is asked once; where it is busy, asked again; a refusal is an error at once."""
+    # More than any client repeats by itself.
+    for statuses, backend in (([], "urllib3"), ([429] * 5, "obstore"), ([503] * 5, "obstore")):
+        cloud.tokens.asked.clear()
+        cloud.tokens.answers = [*map(said, statuses), cloud.given]
+        with closing(cloud.open(60, backend)) as storage:
+            assert get(storage, "records/a", 3, 50) == DATA[3:50]
+        assert len(cloud.tokens.asked) == len(statuses) + 1
+        assert TOKEN in cloud.objects.asked[-1]
+        assert "az:" not in storage.url or "storage.azure.com" in cloud.tokens.asked[-1]
+    failing: list[tuple[int, float, type[StorageError]]] = [
+        (429, 0.2, DeadlineError),
+        (503, 0.2, DeadlineError),
+        (400, 60, AccessError),
+        (401, 60, AccessError),
+    ]
+    for status, deadline, error in failing:
+        cloud.tokens.answers = [said(status)]
+        start = time.monotonic()
+        with closing(cloud.open(deadline)) as storage, pytest.raises(error) as caught:
+            get(storage, "records/a", 3, 50)
+        assert time.monotonic() - start < 50  # of 60
+        assert "S3CRET" not in str(caught.value)
+        assert storage.url in str(caught.value) or cloud.objects.host in str(caught.value)
 
 
-@pytest.mark.parametrize("status", [429, 503])
-def test_a_token_endpoint_that_is_busy_may_pass(cloud: Cloud, status: int) -> None:
-    cloud.tokens.statuses = [status] * 5  # more than any client repeats by itself
-    storage = cloud.open(60)
-    assert get(storage, "records/a", 3, 50) == DATA[3:50]
-    storage.close()
+# Azure
+
+Make: TypeAlias = Callable[..., Storage]
+
+KEY = "c2VjcmV0LWtleQ=="
+SECRET_SAS = "sv=2024-01-01&sp=r&sig=S3CRET"
 
 
-@pytest.mark.parametrize("status", [429, 503])
-def test_a_token_endpoint_that_stays_busy_is_a_deadline(cloud: Cloud, status: int) -> None:
-    cloud.tokens.statuses = [status] * 1000
-    storage = cloud.open(0.2)
-    with pytest.raises(DeadlineError) as caught:
-        get(storage, "records/a", 3, 50)
-    assert "S3CRET" not in str(caught.value)
-    storage.close()
+@pytest.fixture(params=["obstore", "urllib3"])
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Makes a storage at an endpoint that repeats nothing; obstore reads what is small, too."""
+    made: list[Storage] = []
+
+    def make(
+        endpoint: str, *, timeout: float = 30.0, container: str = "container", **settings: Any
+    ) -> Storage:
+        options = {"account_name": "account", "endpoint": endpoint, "deadline": 4 * timeout}
+        credential = {} if {"sas_token", "anonymous"} & settings.keys() else {"account_key": KEY}
+        options |= {"backend": request.param, **credential, **settings}
+        storage = open_storage(f"az://{container}/set", options)
+        while isinstance(storage, StorageWrapper):
+            storage = storage.inner
+        made.append(storage)
+        return storage
+
+    with obstore_is(used=request.param == "obstore"):
+        yield make
+    for storage in made:
+        storage.close()
 
 
-@pytest.mark.parametrize("status", [400, 401])
-def test_a_token_endpoint_that_refuses_is_an_error_at_once(cloud: Cloud, status: int) -> None:
-    cloud.tokens.statuses = [status] * 1000
-    storage = cloud.open(60)
-    start = time.monotonic()
-    with pytest.raises(AccessError) as caught:
-        get(storage, "records/a", 3, 50)
-    assert time.monotonic() - start < 50  # of 60
-    assert "S3CRET" not in str(caught.value)
-    assert storage.url in str(caught.value) or cloud.objects.host in str(caught.value)
-    storage.close()
+# Answers that no good server gives
+
+
+def part(body: bytes, **headers: Any) -> bytes:
+    return answer(206, body, Content_Range="bytes 0-99/1000", **headers)
+
+
+BODY = bytes(range(100))
+BUSY = Canned(answer(503, Retry_After="7", x_ms_error_code="ServerBusy"))
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [BUSY],
+        [Canned(b""), Canned(b""), Canned(part(BODY))],
+        [Canned(b"", "hang")],
+        [Canned(part(BODY[:50], length=100), "hang")],
+    ],
+    ids=["busy", "closed", "no answer", "half a body"],
+)
+def test_a_server_that_is_busy_hangs_or_closes_the_connection_may_pass(
+    make: Make, answers: list[Canned]
+) -> None:
+    with CannedServer(answers) as server:
+        reader = make(server.endpoint, timeout=0.2)
+        with pytest.raises(errors.TransientError) as caught:
+            get(reader, "records/0", 0, 100)
+    knows = answers == [BUSY] and "Obstore" not in repr(reader)
+    assert caught.value.retry_after == (7 if knows else None)
+
+
+def test_other_ranges_and_refusals_are_errors(make: Make) -> None:
+    """The server says that the file goes on, so it may be well the next time."""
+    size = answer(200, length=1000, x_ms_blob_content_length="1000")
+    for body in (
+        part(BODY[:50]),  # of another length
+        answer(206, BODY[:50], Content_Range="bytes 0-49/1000"),
+        answer(206, BODY, Content_Range="bytes 100-199/1000"),
+    ):
+        with CannedServer([Canned(body), Canned(size)]) as server:
+            reader = make(server.endpoint, timeout=1)
+            with pytest.raises(errors.StorageError):
+                get(reader, "records/0", 0, 100)
+    # Refusals.
+    with (
+        CannedServer([Canned(answer(401))]) as server,
+        CannedServer([Canned(answer(403))]) as other,
+    ):
+        for reader, error, match in (
+            (make(server.endpoint), errors.AccessError, "check the key"),
+            (make(other.endpoint), errors.AccessError, "check the key"),
+            (make(other.endpoint, account_key="S3CRET!"), errors.AccessError, "key"),
+            (make("http://127.0.0.1:1/account"), errors.TransientError, "."),
+        ):
+            for action in (partial(reader.size, "a"), partial(get, reader, "a", 0, 100)):
+                with pytest.raises(error, match=match) as caught:
+                    action()
+                assert "S3CRET!" not in str(caught.value)
+
+
+def test_credentials_go_where_they_belong_and_nowhere_else(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of the environment, which the clients themselves would take."""
+    for name in ("SAS_TOKEN", "SAS_KEY", "ACCOUNT_KEY", "ACCESS_KEY", "KEY", "TOKEN"):
+        monkeypatch.setenv(f"AZURE_STORAGE_{name}", "OTHER")
+    for name in ("STORAGE_ACCOUNT", "STORAGE_ACCOUNT_NAME", "CLIENT_ID"):
+        monkeypatch.setenv(f"AZURE_{name}", "other")
+    text = "AccountName=other;AccountKey=T1RIRVI=;BlobEndpoint=http://127.0.0.1:1/other"
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text)
+    kinds: list[tuple[dict[str, Any], str]] = [
+        ({"account_key": KEY}, "authorization: sharedkey account:"),
+        ({"sas_token": SECRET_SAS}, "sig=s3cret"),
+        ({"anonymous": True}, ""),
+    ]
+    for settings, expected in kinds:
+        with CannedServer([Canned(part(BODY))]) as server:
+            reader = make(server.endpoint, **settings)
+            assert get(reader, "records/0", 0, 100) == BODY
+        if "Fsspec" in repr(reader) and "sharedkey" in expected:
+            expected = "?sp=r&"  # it signs URLs, which only read, and for an hour
+        head = server.asked[0].lower()
+        assert "/account/container/set/records/0" in head
+        assert expected in head
+        assert "other" not in head
+        assert ("authorization:" in head) == ("sharedkey" in expected)
+        assert ("sig=" in head) == expected.startswith(("sig=", "?sp=r&"))
+
+
+def test_no_failure_shows_a_credential(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """Nor does what a client logs."""
+    for name in ("", *logging.root.manager.loggerDict):
+        caplog.set_level(logging.DEBUG, name)
+    refused = [Canned(answer(status)) for status in (403, 404, 500)]
+    for canned in (*refused, BUSY, Canned(b"", "reset")):
+        for settings in ({"sas_token": SECRET_SAS}, {"account_key": KEY}):
+            with CannedServer([canned]) as server:
+                reader = make(server.endpoint, timeout=1, **settings)
+                for length in (0, 100):  # of nothing it asks for the size
+                    with pytest.raises(errors.StorageError) as caught:
+                        get(reader, "a", 0, length)
+                    assert caught.value.__cause__ is caught.value.__context__ is None
+                    said = "".join(traceback.format_exception(caught.value))
+                    said += repr(reader) + repr(vars(caught.value))
+                    assert "S3CRET" not in said
+                    assert KEY not in said
+    assert "S3CRET" not in caplog.text
+    assert KEY not in caplog.text
+
+
+# Azure account
+
+SECRET = "MARKED-S3CRET"
+HTTPS = "https://acme.blob.core.windows.net/box/path/to"
+PRE = "AZURE_STORAGE_"
+TRIO = {"tenant_id": "t", "client_id": "c", "client_secret": SECRET}
+
+
+def resolve(
+    url: str, options: dict[str, Any] | None = None, environ: dict[str, str] | None = None
+) -> AzureContainer:
+    return AzureContainer.resolve(parse_location(url), options or {}, environ or {})
+
+
+def kind_of(container: AzureContainer) -> str:
+    """Of the one credential that is held."""
+    names = {"account_key": "account key", "sas_token": "SAS", "anonymous": "anonymous"}
+    if "client_secret" in container.config:
+        return "client secret"
+    [kind] = [names[name] for name in container.config] or ["default chain"]
+    return kind
+
+
+def test_where_the_account_comes_from() -> None:
+    for url in (HTTPS, "abfs://box@acme.dfs.core.windows.net/path/to/"):
+        account = resolve(url)
+        assert (account.account, account.bucket, account.root) == ("acme", "box", "path/to")
+        assert account.endpoint == "https://acme.blob.core.windows.net"
+        assert kind_of(account) == "default chain"
+        assert account.key("records/a") == "path/to/records/a"
+    whole = resolve("https://acme.blob.core.windows.net/acme")  # a container called as its account
+    assert (whole.bucket, whole.root, whole.key("records/a")) == ("acme", "", "records/a")
+    text, other = f"AccountName=acme;AccountKey={SECRET}", {"AZURE_STORAGE_ACCOUNT_NAME": "other"}
+    found: list[tuple[dict[str, Any], dict[str, str]]] = [
+        ({"account_name": "acme"}, {}),
+        ({"account_name": "acme"}, other),
+        ({"account": "acme"}, other),
+        ({}, {"AZURE_STORAGE_ACCOUNT_NAME": "acme"}),
+        ({}, {"AZURE_STORAGE_ACCOUNT": "acme"}),
+        ({"connection_string": text}, {}),
+        ({}, {"AZURE_STORAGE_CONNECTION_STRING": f"{text}=="}),
+    ]
+    for options, environ in found:
+        account = resolve("az://box/path", options, environ)
+        assert (account.account, account.bucket, account.root) == ("acme", "box", "path")
+        assert account.endpoint == "https://acme.blob.core.windows.net"
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "environ", "kind"),
+    [
+        (f"{HTTPS}?sig={SECRET}", {}, {}, "SAS"),
+        (HTTPS, {"sas_token": f"?sig={SECRET}"}, {}, "SAS"),
+        (HTTPS, {"account_key": SECRET}, {}, "account key"),
+        (HTTPS, TRIO, {}, "client secret"),
+        (HTTPS, {"anonymous": True}, {}, "anonymous"),
+        (HTTPS, {"anon": "true"}, {}, "anonymous"),
+        (HTTPS, {}, {f"{PRE}ACCOUNT_KEY": SECRET}, "account key"),
+        (HTTPS, {}, {f"{PRE}KEY": SECRET}, "account key"),
+        (HTTPS, {}, {f"{PRE}SAS_TOKEN": SECRET}, "SAS"),
+        (HTTPS, {}, {f"AZURE_{name.upper()}": v for name, v in TRIO.items()}, "client secret"),
+        (HTTPS, {"account_key": SECRET}, {f"{PRE}SAS_TOKEN": "other"}, "account key"),
+        (f"{HTTPS}?sig={SECRET}", {}, {f"{PRE}ACCOUNT_KEY": "other"}, "SAS"),
+        # Several tools may have left theirs.
+        (HTTPS, {}, {f"{PRE}KEY": SECRET, f"{PRE}SAS_TOKEN": "x"}, "account key"),
+        (HTTPS, {}, {"AZURE_CLIENT_SECRET": SECRET}, "default chain"),
+        # Of another account.
+        (HTTPS, {}, {f"{PRE}ACCOUNT_NAME": "x", f"{PRE}ACCOUNT_KEY": SECRET}, "default chain"),
+        (
+            HTTPS,
+            {},
+            {f"{PRE}CONNECTION_STRING": f"AccountName=x;AccountKey={SECRET}"},
+            "default chain",
+        ),
+    ],
+)
+def test_the_credential(
+    url: str, options: dict[str, Any], environ: dict[str, str], kind: str
+) -> None:
+    account = resolve(url, options, environ)
+    assert kind_of(account) == kind
+    assert set(account.config.values()) <= {SECRET, f"sig={SECRET}", "t", "c", True}
+    assert SECRET not in repr(account) + str(account)
+    assert pickle.loads(pickle.dumps(account)) == account
+
+
+def test_connection_strings_and_endpoints() -> None:
+    def of(text: str) -> AzureContainer:
+        return resolve("az://box/path", {"connection_string": text})
+
+    development = of("UseDevelopmentStorage=true")
+    assert development.endpoint == "http://127.0.0.1:10000/devstoreaccount1"
+    assert kind_of(development) == "account key"
+    acme = "https://acme.blob.core.windows.net"
+    signed = of(f"BlobEndpoint={acme}/;SharedAccessSignature=?sv=1&sig={SECRET}%3D")
+    assert (signed.account, signed.endpoint) == ("acme", acme)
+    assert signed.config["sas_token"] == f"sv=1&sig={SECRET}%3D"
+    china = of("AccountName=a;AccountKey=k;EndpointSuffix=core.chinacloudapi.cn")
+    assert china.endpoint == "https://a.blob.core.chinacloudapi.cn"
+    other = {f"{PRE}ENDPOINT": "http://elsewhere:1/acme"}
+    for environ in ({}, other):
+        account = resolve(HTTPS, {"endpoint": "http://127.0.0.1:1/acme/"}, environ)
+        assert account.endpoint == "http://127.0.0.1:1/acme", "that of the options comes first"
+        assert resolve(HTTPS, {}, environ).endpoint == acme
+    account = resolve("az://b/p", {"account_name": "acme"}, other)
+    assert account.endpoint == "http://elsewhere:1/acme"
+
+
+# Credentials of azure-identity
+
+
+def test_what_no_credential_of_the_chain_has_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not for each request that needs a token: it is fifteen lines."""
+    identity = pytest.importorskip("azure.identity")
+    name = f"Credential{uuid.uuid4().hex}"
+    none = type(name, (identity.EnvironmentCredential,), {})
+    monkeypatch.setattr(
+        identity, "DefaultAzureCredential", lambda **_: identity.ChainedTokenCredential(none())
+    )
+    options = {"account_name": "acme", "endpoint": "https://127.0.0.1:9", "deadline": 0.3}
+    with closing(open_storage("az://box/p", options)) as storage:
+        for _ in range(3):
+            with pytest.raises(errors.AccessError):
+                storage.size("a")
+    assert sum(name in record.getMessage() for record in caplog.records) == 1

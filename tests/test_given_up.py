@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ from seqrecord.sources import EpisodeInfo
 from seqrecord.storage import LocalStorage
 from tests.command_line import main
 from tests.places import Place
-from tests.storage_doubles import FaultyStorage
+from tests.services.process import wait_for
+from tests.storage_doubles import FailAt, FaultyStorage
 
 SCHEMA = Schema([FeatureSpec("x", np.dtype(np.float64), (1000,))])
 FRAMES = 6
@@ -51,6 +54,13 @@ class Source:
             yield frame(number)
 
 
+def add(episode: Any, frames: int = FRAMES) -> Any:
+    """The episode, with so many frames."""
+    for number in range(frames):
+        episode.append(frame(number))
+    return episode
+
+
 def fails(
     error: BaseException, ended: int, frames: int = FRAMES, **settings: Any
 ) -> Callable[[Any], None]:
@@ -60,10 +70,9 @@ def fails(
         with SeqRecordWriter(destination, schema=SCHEMA, **SETTINGS, **settings) as writer:
             for number in range(ended):
                 with writer.episode(f"e{number}") as episode:
-                    episode.append(frame(0))
+                    add(episode, 1)
             with writer.episode("bad") as episode:
-                for number in range(frames):
-                    episode.append(frame(number))
+                add(episode, frames)
                 raise error
 
     return write
@@ -71,17 +80,12 @@ def fails(
 
 def misfits(destination: Any) -> None:
     with SeqRecordWriter(destination, schema=SCHEMA, **SETTINGS) as writer:
-        episode = writer.episode("bad")
-        for number in range(FRAMES):
-            episode.append(frame(number))
-        episode.append({"y": 3})
+        add(writer.episode("bad")).append({"y": 3})
 
 
 def is_left_open(destination: Any) -> None:
     writer = SeqRecordWriter(destination, schema=SCHEMA, **SETTINGS)
-    episode = writer.episode("bad")
-    for number in range(FRAMES):
-        episode.append(frame(number))
+    add(writer.episode("bad"))
     writer.close()
 
 
@@ -102,11 +106,8 @@ def records_nothing(destination: Any) -> None:
 
 def gives_up_recording(destination: Any) -> None:
     with SeqRecordRecorder(destination, schema=SCHEMA, **SETTINGS, flush_seconds=600) as recorder:
-        episode = recorder.episode("bad")
-        for number in range(FRAMES):
-            episode.append(frame(number))
-        while recorder.stats().written_frames < FRAMES:
-            pass
+        add(recorder.episode("bad"))
+        wait_for(lambda: recorder.stats().written_frames == FRAMES)
         recorder.abort()
         raise KeyError("mine")
 
@@ -121,9 +122,7 @@ def converts(error: BaseException, **settings: Any) -> Callable[[Any], None]:
 
 EARLY: dict[str, Callable[[Any], None]] = {
     "an error of the user's": fails(KeyError("mine"), 0),
-    "an interrupt": fails(KeyboardInterrupt(), 0),
     "before the first frame": fails(KeyError("mine"), 0, frames=0),
-    "full record files": fails(KeyError("mine"), 0, max_file_size=10_000),
     "an interrupt, full record files": fails(KeyboardInterrupt(), 0, max_file_size=10_000),
     "a frame that does not fit": misfits,
     "closed amid an episode": is_left_open,
@@ -131,8 +130,6 @@ EARLY: dict[str, Callable[[Any], None]] = {
     "a recorder without frames": records_nothing,
     "a recorder that gives up": gives_up_recording,
     "a bad source": converts(SourceError("broken")),
-    "a bad source, full record files": converts(SourceError("broken"), max_file_size=10_000),
-    "an interrupted source": converts(KeyboardInterrupt()),
     "an interrupted source, full record files": converts(KeyboardInterrupt(), max_file_size=10_000),
     "a defect of a source": converts(ZeroDivisionError("mine")),
 }
@@ -141,36 +138,38 @@ EARLY: dict[str, Callable[[Any], None]] = {
 @pytest.mark.parametrize("name", EARLY)
 def test_a_failure_before_an_episode_has_ended_leaves_nothing(tmp_path: Path, name: str) -> None:
     destination = tmp_path
-    for existing in ("", "there", "there/d"):  # of the folders
-        root = tmp_path / f"in {existing.count('/')}{len(existing)}"
+    for number, existing in enumerate(("", "there", "there/d")):  # of the folders
+        root = tmp_path / str(number)
         (root / existing).mkdir(parents=True)
         destination = root / "there" / "d"
         before = sorted(root.rglob("*"))
         with pytest.raises(BaseException) as caught:
             EARLY[name](destination)
         assert sorted(root.rglob("*")) == before
-        assert "are kept" not in "".join(
-            [str(caught.value), *getattr(caught.value, "__notes__", ())]
-        )
+        said = [str(caught.value), *getattr(caught.value, "__notes__", ())]
+        assert "are kept" not in "".join(said)
     with SeqRecordWriter(destination, **SETTINGS) as writer, writer.episode("e") as episode:
-        episode.append(frame(0))
+        add(episode, 1)
     with seqrecord.open(destination) as dataset:
         assert list(dataset.episodes) == ["e"]
 
 
 def test_a_dataset_that_was_to_grow_is_as_it_was(tmp_path: Path) -> None:
+    def times() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+
     writer = SeqRecordWriter(tmp_path, schema=SCHEMA, **SETTINGS)
     with writer, writer.episode("e") as episode:
-        episode.append(frame(0))
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(DestinationError):
-        EARLY["a bad source"](tmp_path)  # a dataset is there already
-    with pytest.raises(KeyError):
-        fails(KeyError("mine"), 0, mode="append")(tmp_path)
-    with pytest.raises(SourceError):
-        converts(SourceError("broken"), mode="append")(tmp_path)
-    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    assert after == before
+        add(episode, 1)
+    before = times()
+    for error, write in (
+        (DestinationError, EARLY["a bad source"]),  # a dataset is there already
+        (KeyError, fails(KeyError("mine"), 0, mode="append")),
+        (SourceError, converts(SourceError("broken"), mode="append")),
+    ):
+        with pytest.raises(error):
+            write(tmp_path)
+    assert times() == before
     assert (tmp_path / "records").is_dir()
 
 
@@ -187,23 +186,16 @@ def fails_between(destination: Any) -> None:
     with SeqRecordWriter(destination, schema=SCHEMA, **SETTINGS) as writer:
         for key in ("e0", "e1"):
             with writer.episode(key) as episode:
-                episode.append(frame(0))
+                add(episode, 1)
         raise KeyError("mine")
 
 
-LATE = [
-    *(fails(error, 2) for error in (KeyError("mine"), KeyboardInterrupt(), FrameError("mine"))),
-    fails_between,
-]
-
-
-@pytest.mark.parametrize("write", LATE, ids=["user", "interrupt", "frame", "between"])
-def test_a_later_failure_leaves_all_and_names_resume(
-    tmp_path: Path, write: Callable[[Any], None]
-) -> None:
-    with pytest.raises((KeyError, KeyboardInterrupt, FrameError)) as caught:
-        write(tmp_path / "d")
-    check_resumable(tmp_path / "d", caught.value, {"e0", "e1"})
+def test_a_later_failure_leaves_all_and_names_resume(tmp_path: Path) -> None:
+    errors = (KeyError("mine"), KeyboardInterrupt(), FrameError("mine"))
+    for number, write in enumerate((fails_between, *(fails(error, 2) for error in errors))):
+        with pytest.raises((KeyError, KeyboardInterrupt, FrameError)) as caught:
+            write(tmp_path / str(number))
+        check_resumable(tmp_path / str(number), caught.value, {"e0", "e1"})
 
 
 def test_an_index_that_fails_later_names_resume(tmp_path: Path) -> None:
@@ -226,21 +218,13 @@ def test_an_index_that_fails_later_names_resume(tmp_path: Path) -> None:
 
 def test_a_storage_that_fails(tmp_path: Path) -> None:
     """What it does not take cannot be kept; what it does not remove stays."""
-
-    def full(operation: str, path: str, number: int) -> Any:
-        return StorageError("no space left", file=path) if operation == "write" else None
-
-    with pytest.raises(StorageError, match="no space"):
-        fails(KeyError("mine"), 0)(FaultyStorage(LocalStorage(tmp_path / "d"), full))
+    local = LocalStorage(tmp_path / "d")
+    full, stuck = (FaultyStorage(local, FailAt(each, onwards=True)) for each in ("write", "remove"))
+    with pytest.raises(StorageError, match="write"):
+        fails(KeyError("mine"), 0)(full)
     assert not (tmp_path / "d").exists()
-
-    def stuck(operation: str, path: str, number: int) -> Any:
-        return StorageError("no", file=path) if operation == "remove" else None
-
     with pytest.raises(KeyError):
-        fails(KeyError("mine"), 0, max_file_size=10_000)(
-            FaultyStorage(LocalStorage(tmp_path / "d"), stuck)
-        )
+        fails(KeyError("mine"), 0, max_file_size=10_000)(stuck)
     assert (tmp_path / "d").exists()
 
 
@@ -259,27 +243,15 @@ def test_a_bucket(place: Place) -> None:
 @pytest.mark.slow  # processes are started
 @pytest.mark.parametrize("error", [SourceError("broken"), SystemExit()])
 def test_workers_that_fail_or_are_killed(tmp_path: Path, error: BaseException) -> None:
-    """No episode has ended: none is longer than the one that fails."""
-    source = Source("e0", error, count=1)
-    jobs = Source("e1", error, count=2)
-    with _pool() as pool, pytest.raises((SourceError, DestinationError)) as caught:
-        convert(source, tmp_path / "d", executor=pool, **SETTINGS)
-    assert "a worker died before" in str(caught.value) or "broken" in str(caught.value)
-    assert not (tmp_path / "d").exists()
-    with _pool() as pool, pytest.raises((SourceError, DestinationError)) as caught:
-        convert(jobs, tmp_path / "d", executor=pool, **SETTINGS)
-    check_resumable(tmp_path / "d", caught.value, {"e0"})
-
-
-@pytest.mark.slow  # processes are started
-def test_workers_of_which_each_fails(tmp_path: Path) -> None:
-    with pytest.raises(SourceError):
-        convert(Source("e0 e1", SourceError("broken")), tmp_path / "d", workers=2, **SETTINGS)
-    assert not (tmp_path / "d").exists()
-
-
-def _pool() -> Any:
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
-    return ProcessPoolExecutor(1, get_context("forkserver"))
+    """No episode has ended in the first: none is longer than the one that fails."""
+    said = "a worker died before|broken"
+    for source, ended in ((Source("e0", error, count=1), set()), (Source("e1", error), {"e0"})):
+        pool = ProcessPoolExecutor(1, get_context("forkserver"))
+        with pool, pytest.raises((SourceError, DestinationError), match=said) as caught:
+            convert(source, tmp_path / "d", executor=pool, **SETTINGS)
+        if ended:
+            check_resumable(tmp_path / "d", caught.value, ended)
+        assert (tmp_path / "d").exists() == bool(ended)
+    with pytest.raises(SourceError):  # of workers of which each fails
+        convert(Source("e0 e1", SourceError("broken")), tmp_path / "e", workers=2, **SETTINGS)
+    assert not (tmp_path / "e").exists()

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +23,7 @@ from tests.storage_contract import DATA, PATH, StorageContract, get, left, put
 
 # As a hastened storage sees them:
 LARGE = np.random.default_rng(1).bytes(11 << 16)  # is sent in pieces
-SOURCE = MadeSource()
+SOURCE = MadeSource((9, 3, 14, 1, 6))
 SETTINGS: dict[str, Any] = {"chunk_frames": 4, "max_file_size": 30_000}
 
 
@@ -67,6 +63,10 @@ def test_a_whole_bucket(place: Place) -> None:
         storage.remove(path)
     assert place.names() == ["manifest.json"]
     assert storage.unfinished("records") == []
+    for path in ("records", "records/sub", "records/sub/c"):
+        put(storage, path, b"")
+    assert storage.files("records") == [], "what stands for a folder is no file"
+    assert [file.path for file in storage.files("records/sub")] == ["records/sub/c"]
     storage.close()
 
 
@@ -85,35 +85,23 @@ def test_whichever_client_reads_tells_the_same_tag(place: Place, storage: Storag
     with pytest.raises(errors.ConflictError):
         other.put("manifest.json", b"three", expected=tag)
     other.close()
-
-
-def test_puts_at_the_same_time_are_tried_again(place: Place) -> None:
-    with FaultProxy(place.host) as proxy:
-        storage = place.hasty(proxy.host)
-        for data, before in ((b"one", None), (b"two", b"one")):
-            tag = None if before is None else storage.read_whole("manifest.json", 9)[1]
+    with FaultProxy(place.host) as proxy:  # of two puts at the same time one is tried again
+        hasty = place.hasty(proxy.host)
+        for name in ("other.json", "manifest.json"):
+            known = None if name == "other.json" else hasty.read_whole(name, 9)[1]
             proxy.fault = Scripted(["409"], lambda request: request.method == "PUT")
-            storage.put("manifest.json", data, expected=tag)
-            assert storage.read_whole("manifest.json", 9)[0] == data
+            hasty.put(name, b"new", expected=known)
+            assert hasty.read_whole(name, 9)[0] == b"new"
         assert proxy.faults["409"] == 2
-        storage.close()
-
-
-# Lists
-
-
-def test_what_stands_for_a_folder_is_no_file(place: Place, storage: Storage) -> None:
-    put(storage, "records", b"")
-    put(storage, "records/sub", b"")
-    put(storage, "records/sub/c", b"x")
-    assert storage.files("records") == []
-    assert [file.path for file in storage.files("records/sub")] == ["records/sub/c"]
+        hasty.close()
 
 
 # Uploads
 
 
-def test_a_large_file_is_sent_in_pieces(place: Place, storage: Storage) -> None:
+def test_a_large_file_is_sent_in_pieces(
+    place: Place, storage: Storage, request: pytest.FixtureRequest
+) -> None:
     upload = storage.create(PATH)
     for start in range(0, len(LARGE), 43_000):
         upload.write(LARGE[start : start + 43_000])
@@ -125,69 +113,20 @@ def test_a_large_file_is_sent_in_pieces(place: Place, storage: Storage) -> None:
     with pytest.raises(errors.DestinationError, match="exists already"):
         again.commit()
     again.abort()
-    assert place.names() == [f"data/set/{PATH}"]
-
-
-def _written(storage: Storage, seen: Storage, data: bytes) -> tuple[list[tuple[int, bytes]], bool]:
-    """Write until it fails; the checkpoints that were seen to be kept, and whether it succeeded."""
-    upload = storage.create(PATH)
-    kept: list[tuple[int, bytes]] = []
-
-    def is_decided() -> bool:
-        nonlocal kept
-        found = seen.unfinished("records")
-        kept = found[0].checkpoints() if found else kept
-        return kept[-1:] == [(stop, b"%d" % stop)] or not _uploading()
-
-    stops = [1 << 16, len(data) // 11 * 9, len(data)]
-    try:
-        for start, stop in zip([0, *stops], stops, strict=False):
-            upload.write(data[start:stop])
-            upload.checkpoint(b"%d" % stop)
-            wait_for(is_decided)
-        upload.commit()
-    except errors.StorageError:
-        return kept, False
-    return kept, True
+    other = storage.create("records/other")
+    other.write(LARGE)
+    with unwanted_if(lambda: True), pytest.raises(errors.StorageError, match="no longer needed"):
+        other.commit()
+    other.abort()
+    assert place.names() == [f"data/set/{PATH}"], "nothing is left of what is interrupted"
+    if place.kind == "s3":
+        bucket = place.url.split("/")[2]
+        found = request.getfixturevalue("moto").client().list_multipart_uploads(Bucket=bucket)
+        assert "Uploads" not in found
 
 
 def _uploading() -> bool:
     return bool(own_threads("seqrecord-upload"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("last", ["403", "lost"])
-def test_cut_off_after_any_request(place: Place, last: str) -> None:
-    """As by a kill: of the last request the service may see nothing, or do what it asks.
-
-    What follows is refused, which nobody repeats.
-    """
-    seen, data = place.open(), LARGE
-    for number in range(100):
-        with FaultProxy(place.host) as proxy:
-            proxy.fault = Scripted([*[None] * number, last, *["403"] * 1000])
-            # A thread may be in a request that obstore repeats until its deadline.
-            storage = hastened(place.open(proxy.host), leave_seconds=0.1)
-            kept, succeeded = _written(storage, seen, data)
-        names = [file.path for file in seen.files("records")]
-        assert names or not succeeded
-        if names:
-            assert get(seen, PATH) == data
-        found = seen.unfinished("records")
-        assert found or names or not kept
-        for _, checkpoints, bytes_below in left(seen):
-            assert names or checkpoints[: len(kept)] == kept
-            assert bytes_below == data[: len(bytes_below)]
-        for each in found:
-            each.remove()
-        seen.remove(PATH)
-        storage.close()
-        if proxy.faults[last] == 0:  # it needed no more requests
-            assert succeeded
-            break
-    assert number > 10
-    assert place.names() == []
-    seen.close()
 
 
 # Failures
@@ -227,54 +166,36 @@ def test_close_waits_for_no_server_that_is_gone(place: Place) -> None:
         assert not _uploading()
 
 
-ACTIONS: dict[str, Callable[[Storage], object]] = {
-    "put": lambda storage: storage.put("manifest.json", b"x", expected=None),
-    "replace": lambda storage: storage.put("manifest.json", b"x", expected="0" * 64),
-    "upload": lambda storage: put(storage, PATH, b"x"),
-    "long upload": lambda storage: put(storage, PATH, LARGE),
-    "files": lambda storage: storage.files("records"),
-    "unfinished": lambda storage: storage.unfinished("records"),
-    "read": lambda storage: storage.read_whole("manifest.json", 100),
-    "read a range": lambda storage: get(storage, PATH, 0, 5),
-    "size": lambda storage: storage.size(PATH),
-}
+ACTIONS: list[Callable[[Storage], object]] = [
+    lambda storage: storage.put("manifest.json", b"x", expected=None),
+    lambda storage: storage.put("manifest.json", b"x", expected="0" * 64),
+    lambda storage: put(storage, PATH, b"x"),
+    lambda storage: put(storage, PATH, LARGE),
+    lambda storage: storage.files("records"),
+    lambda storage: storage.unfinished("records"),
+    lambda storage: storage.read_whole("manifest.json", 100),
+    lambda storage: get(storage, PATH, 0, 5),
+    lambda storage: storage.size(PATH),
+]
 
 
-@pytest.mark.parametrize("action", ACTIONS)
-def test_a_bucket_that_is_not_there_is_named(place: Place, action: str) -> None:
-    bucket = place.url.split("/")[2]
-    url = place.url.replace(bucket, "no-such-bucket")
+def test_what_will_not_pass_is_an_error_at_once(place: Place) -> None:
+    """A bucket that is not there is named, and so is a refusal."""
+    url = place.url.replace(place.url.split("/")[2], "no-such-bucket")
     for backend in ("obstore", "urllib3"):
         options = {**place.options, "deadline": 5, "backend": backend}
         storage = hastened(open_storage(url, options))
-        with pytest.raises(errors.NotFoundError, match=rf"no such (bucket|container).*{url}"):
-            ACTIONS[action](storage)
+        for action in ACTIONS:
+            with pytest.raises(errors.NotFoundError, match=rf"no such (bucket|container).*{url}"):
+                action(storage)
         storage.close()
-
-
-@pytest.mark.parametrize("action", ACTIONS)
-def test_a_refusal_is_an_error_at_once(place: Place, action: str) -> None:
     with FaultProxy(place.host, lambda _: "403") as proxy:
         storage = place.hasty(proxy.host)
-        with pytest.raises(errors.AccessError, match=r"access is refused.*check"):
-            ACTIONS[action](storage)
+        for action in ACTIONS:
+            with pytest.raises(errors.AccessError, match=r"access is refused.*check"):
+                action(storage)
         assert storage.counters()["retries"] == 0
         storage.close()
-
-
-def test_nothing_is_left_of_an_upload_that_is_interrupted(
-    place: Place, storage: Storage, request: pytest.FixtureRequest
-) -> None:
-    upload = storage.create(PATH)
-    upload.write(LARGE)
-    with unwanted_if(lambda: True), pytest.raises(errors.StorageError, match="no longer needed"):
-        upload.commit()
-    upload.abort()
-    assert place.names() == []
-    if place.kind == "s3":
-        bucket = place.url.split("/")[2]
-        found = request.getfixturevalue("moto").client().list_multipart_uploads(Bucket=bucket)
-        assert "Uploads" not in found
 
 
 # Processes
@@ -306,70 +227,22 @@ def test_a_forked_child_reads_and_says_how_to_write(place: Place, storage: Stora
     assert [file.path for file in storage.files("records")] == [PATH, "records/other"]
 
 
-_SCRIPT = """
-import pickle, sys
-from seqrecord import convert
-from seqrecord.storage.uploads import UploadTiming
-from seqrecord.storage.whole import WholeFileStorage
-from tests.made_source import EndlessSource
-
-WholeFileStorage.timing = UploadTiming(0.0)
-
-if __name__ == "__main__":
-    url, options, folder, workers = pickle.load(sys.stdin.buffer)
-    convert(
-        EndlessSource(folder=folder, stops=True), url, workers=workers, chunk_frames=4,
-        storage_options=options,
-    )
-"""
-
-
-def _kill_at_work(storage: Storage, script: Path, given: bytes) -> None:
-    """Start it, kill it as soon as it has kept something, and wait for its workers to notice."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    process = subprocess.Popen(
-        [sys.executable, str(script)],
-        env=environment,
-        stdin=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    try:
-        process.stdin.write(given)
-        process.stdin.close()
-        wait_for(lambda: process.poll() is not None or bool(storage.unfinished("records")))
-        assert process.poll() is None, "done before anything was seen"
-    finally:
-        process.kill()
-        process.wait()
-
-    def all_ended() -> bool:
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            return True
-        return False
-
-    wait_for(all_ended)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_killed_and_resumed(place: Place, storage: Storage, tmp_path: Path, workers: int) -> None:
-    options = place.options
-    script = tmp_path / "script.py"
-    script.write_text(_SCRIPT)
-    (tmp_path / "told").mkdir()
-    given = (place.url, options, str(tmp_path / "told"), workers)
-    _kill_at_work(storage, script, pickle.dumps(given))
-    found = left(storage)
-    assert found
-    assert all(checkpoints for _, checkpoints, _ in found)
-    with pytest.raises(errors.NotFoundError, match="no dataset here"):
-        seqrecord.open(place.url, storage_options=options)
-    report = convert(
-        SOURCE, place.url, mode="resume", workers=1, storage_options=options, **SETTINGS
-    )
-    assert report.skipped  # what had ended was kept
+def test_cut_off_and_resumed(place: Place, tmp_path: Path) -> None:
+    """As by a kill, which no other request follows; `test_service_faults.py` kills processes."""
     local = convert(SOURCE, tmp_path / "local", workers=1, **SETTINGS)
-    assert report.manifest.fingerprint == local.manifest.fingerprint
-    assert seqrecord.verify(place.url, deep=True, storage_options=options).ok
+    kept = 0
+    for number in (12, 30):
+        with FaultProxy(place.host) as proxy:
+            url, options = place.at(proxy.host)
+            proxy.fault = Scripted([*[None] * number, *["403"] * 1000])
+            with pytest.raises(errors.AccessError):
+                convert(SOURCE, f"{url}/{number}", workers=1, storage_options=options, **SETTINGS)
+        where = f"{place.url}/{number}"
+        given: dict[str, Any] = {"storage_options": place.options}
+        with pytest.raises(errors.NotFoundError, match="no dataset here"):
+            seqrecord.open(where, **given)
+        report = convert(SOURCE, where, mode="resume", workers=1, **given, **SETTINGS)
+        kept += len(report.skipped)
+        assert report.manifest.fingerprint == local.manifest.fingerprint
+        assert seqrecord.verify(where, deep=True, **given).ok
+    assert kept > 0

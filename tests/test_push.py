@@ -87,6 +87,10 @@ def _paths(folder: Path) -> set[str]:
     }
 
 
+def _card(hub: HubStub, revision: str = "main") -> str:
+    return hub.read("README.md", revision).decode()
+
+
 def test_what_is_pushed_is_what_is_read(hub: HubStub, records: Path) -> None:
     done = _push(records, hub, private=True, tag="v1", message="the first", license="mit")
     head = hub.branches["main"]
@@ -94,9 +98,7 @@ def test_what_is_pushed_is_what_is_read(hub: HubStub, records: Path) -> None:
     assert set(done.sent) == _paths(records) | {"README.md"}
     assert done.sent_bytes == sum(len(hub.read(path)) for path in done.sent)
     assert (done.removed, done.is_card_kept) == ((), False)
-    assert hub.is_private
-    assert hub.messages == ["the first"]
-    assert hub.branches["v1"] == head
+    assert (hub.is_private, hub.messages, hub.branches["v1"]) == (True, ["the first"], head)
     for path in _paths(records):
         assert hub.read(path) == (records / path).read_bytes()
     for url in (hub.url, f"{hub.url}@v1"):
@@ -105,40 +107,37 @@ def test_what_is_pushed_is_what_is_read(hub: HubStub, records: Path) -> None:
 
 
 def test_the_card(hub: HubStub, records: Path) -> None:
+    """That of somebody else stays."""
     import huggingface_hub
 
     _push(records, hub, license="cc-by-4.0")
-    text = hub.read("README.md").decode()
+    text = _card(hub)
     card: Any = huggingface_hub.DatasetCard(text)
     assert card.data.to_dict() == {"license": "cc-by-4.0", "tags": ["seqrecord"], "viewer": False}
-    assert "1 episode, 4 frames" in text
-    assert "| `image_left` | uint8 | 32 x 40 x 3 |  | 4 |" in text
-    assert "| `range` | uint16 | ? x 40 |" in text
-    assert f'dataset = seqrecord.open("{hub.url}")' in text
+    for said in (
+        "1 episode, 4 frames",
+        "| `image_left` | uint8 | 32 x 40 x 3 |  | 4 |",
+        "| `range` | uint16 | ? x 40 |",
+        f'dataset = seqrecord.open("{hub.url}")',
+    ):
+        assert said in text
     _append(records, "two")
     _push(records, hub)
-    text = hub.read("README.md").decode()
-    assert "2 episodes, 8 frames" in text
-    assert "license: cc-by-4.0" in text, "that of the card before"
-
-
-def test_a_card_of_somebody_else_stays(hub: HubStub, records: Path) -> None:
-    _push(records, hub)
-    edited = hub.read("README.md") + b"Recorded in our kitchen.\n"
-    (hub.folder / "README.md").write_bytes(edited)
-    for path in _paths(records):
-        (hub.folder / path).parent.mkdir(exist_ok=True)
-        (hub.folder / path).write_bytes((records / path).read_bytes())
+    assert "2 episodes, 8 frames" in _card(hub)
+    assert "license: cc-by-4.0" in _card(hub), "that of the card before"
+    files = hub.commits[hub.branches["main"]]
+    edited = f"{_card(hub)}Recorded in our kitchen.\n"
+    (hub.folder / "README.md").write_text(edited)
     hub.commit()
-    _append(records, "two")
+    hub.add_commit({**files, **hub.commits[hub.branches["main"]]})
+    _append(records, "three")
     done = _push(records, hub)
     assert done.is_card_kept
     assert "README.md" not in done.sent
-    assert hub.read("README.md") == edited
-    done = _push(records, hub, replace_card=True)
-    assert done.sent == ("README.md",)
-    assert b"2 episodes" in hub.read("README.md")
-    assert b"kitchen" not in hub.read("README.md")
+    assert _card(hub) == edited
+    assert _push(records, hub, replace_card=True).sent == ("README.md",)
+    assert "3 episodes" in _card(hub)
+    assert "kitchen" not in _card(hub)
 
 
 def test_a_dataset_that_has_grown_sends_what_is_new(hub: HubStub, records: Path) -> None:
@@ -194,7 +193,7 @@ def test_another_dataset_is_not_replaced_unasked(
     np.testing.assert_equal(_there(hub), read_all(tmp_path / "other"))
 
 
-def test_a_push_that_fails_in_the_middle(hub: HubStub, records: Path) -> None:
+def test_a_push_that_fails_in_the_middle_or_is_overtaken(hub: HubStub, records: Path) -> None:
     _push(records, hub)
     before, frames = hub.branches["main"], read_all(records)
     _append(records, "two")
@@ -210,24 +209,15 @@ def test_a_push_that_fails_in_the_middle(hub: HubStub, records: Path) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_busy_hub(hub: HubStub, records: Path) -> None:
-    hub.limit = (5, 0.6)
+def test_a_busy_hub_and_one_whose_answer_is_lost(hub: HubStub, records: Path) -> None:
+    hub.limit, hub.lost = (8, 0.2), 1
     _push(records, hub, tag="v1")
     hub.limit = None
+    assert len(hub.messages) == 1
     assert hub.branches["v1"] == hub.branches["main"]
     np.testing.assert_equal(_there(hub), read_all(records))
-
-
-def test_a_commit_whose_answer_is_lost(hub: HubStub, records: Path) -> None:
-    hub.lost = 1
-    _push(records, hub)
-    assert len(hub.messages) == 1
-    np.testing.assert_equal(_there(hub), read_all(records))
-
-
-def test_somebody_else_commits_meanwhile(hub: HubStub, records: Path) -> None:
-    _push(records, hub)
-    _append(records, "two")
+    # Somebody else commits meanwhile.
+    _append(records, "three")
     (hub.folder / "notes.txt").write_text("mine")
     hub.before_commit = hub.commit
     with pytest.raises(ConflictError, match="meanwhile"):
@@ -235,75 +225,48 @@ def test_somebody_else_commits_meanwhile(hub: HubStub, records: Path) -> None:
     assert set(hub.commits[hub.branches["main"]]) == {"notes.txt"}
 
 
-def test_files_that_the_hub_leaves_out(hub: HubStub, records: Path) -> None:
-    hub.ignored = tuple(path for path in _paths(records) if path.endswith(".seqrec"))
-    with pytest.raises(StorageError, match="gitignore"):
-        _push(records, hub)
-
-
-def test_a_public_repository_that_is_to_be_private(hub: HubStub, records: Path) -> None:
-    hub.exists = True
-    with pytest.raises(DestinationError, match="public"):
-        _push(records, hub, private=True)
-    assert not hub.uploads
-
-
 def test_what_the_hub_refuses(hub: HubStub, records: Path) -> None:
     with pytest.raises(DestinationError, match="license"):
         _push(records, hub, license="nonsense")
     with pytest.raises(StorageError, match="HF_TOKEN"):
         export.to_hub(records, hub.url, storage_options=_options(hub, token="hf_WR0NG"))
+    hub.exists = True
+    with pytest.raises(DestinationError, match="public"):
+        _push(records, hub, private=True)
+    assert not hub.uploads
     hub.gated = True
     with pytest.raises(AccessError):
         _push(records, hub)
     assert not hub.messages
+    hub.gated, hub.ignored = False, tuple(each for each in _paths(records) if "records/" in each)
+    with pytest.raises(StorageError, match="gitignore"):
+        _push(records, hub)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "hf://datasets/org/name/folder",
-        f"hf://datasets/org/name@{'0' * 40}",
-        "hf://org/name",
-        "s3://bucket/path",
-        "records/",
-    ],
-)
-def test_what_is_no_branch(records: Path, url: str) -> None:
-    with pytest.raises(LocationError):
-        export.to_hub(records, url)
-
-
-def test_a_dataset_that_is_not_as_its_manifest_says(hub: HubStub, records: Path) -> None:
-    [path] = records.glob("records/*.seqrec")
+def test_datasets_and_places_that_are_not_pushed(
+    hub: HubStub, records: Path, tmp_path: Path
+) -> None:
+    at = f"@{'0' * 40}"
+    for url in (f"{hub.url}/folder", f"{hub.url}{at}", "hf://org/name", "s3://b/path", "records/"):
+        with pytest.raises(LocationError):
+            export.to_hub(records, url)
+    with pytest.raises(DestinationError, match="seqrecord write"):  # an index of local files
+        _push(unpack(tmp_path, "lerobot_video_v3"), hub)
+    damaged = shutil.copytree(records, tmp_path / "damaged")
+    [path] = damaged.glob("records/*.seqrec")
     with path.open("ab") as file:
         file.write(b"more")
     with pytest.raises(FormatError):
-        _push(records, hub)
+        _push(damaged, hub)
     assert not hub.exists
-
-
-def test_a_dataset_that_has_changed_since_it_was_opened(hub: HubStub, records: Path) -> None:
     with seqrecord.open(records) as dataset:
         _append(records, "two")
-        with pytest.raises(ConflictError):
+        with pytest.raises(ConflictError):  # it has changed since it was opened
             _push(dataset, hub)
-
-
-def test_a_dataset_elsewhere(hub: HubStub, records: Path) -> None:
     _push(records, hub)
-    with (
-        seqrecord.open(hub.url, storage_options=_options(hub)) as dataset,
-        pytest.raises(LocationError, match="copy"),
-    ):
-        _push(dataset, hub)
-
-
-def test_an_index_of_files_of_this_machine(hub: HubStub, tmp_path: Path) -> None:
-    root = unpack(tmp_path, "lerobot_video_v3")
-    with pytest.raises(DestinationError, match="seqrecord write"):
-        _push(root, hub)
-    assert not hub.exists
+    there = seqrecord.open(hub.url, storage_options=_options(hub))
+    with there, pytest.raises(LocationError, match="copy"):
+        _push(there, hub)
 
 
 def test_an_index_of_an_original_on_the_hub(
@@ -316,9 +279,7 @@ def test_an_index_of_an_original_on_the_hub(
         with seqrecord.open(there.url, storage_options=options) as dataset:
             _push(dataset, hub)
         original = f"{there.url}@{there.branches['main']}"
-        assert (
-            f'seqrecord.open("{hub.url}", originals="{original}")' in hub.read("README.md").decode()
-        )
+        assert f'seqrecord.open("{hub.url}", originals="{original}")' in _card(hub)
         assert any(path.startswith("externals/") for path in hub.commits[hub.branches["main"]])
         # The same endpoint serves both in the world; here each has a stub of its own.
         with seqrecord.open(there.url, storage_options=options) as dataset:
@@ -347,7 +308,7 @@ def test_an_index_of_several_originals(hub: HubStub, tmp_path: Path) -> None:
     both = tmp_path / "both"
     seqrecord.edit.merge_datasets(made, both, prefixes=["", "b/"])
     _push(both, hub)
-    assert f"originals={json.dumps(places)})" in hub.read("README.md").decode()
+    assert f"originals={json.dumps(places)})" in _card(hub)
 
 
 def test_the_command(hub: HubStub, records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,7 +318,7 @@ def test_the_command(hub: HubStub, records: Path, monkeypatch: pytest.MonkeyPatc
     done = run(*words, "--message", "the first")
     assert f"{hub.url}@{hub.branches['v1']}" in done.stdout
     assert hub.messages == ["the first"]
-    assert "license: mit" in hub.read("README.md").decode()
+    assert "license: mit" in _card(hub)
     assert "nothing new" in run("push", records, hub.url).stdout
     (hub.folder / "README.md").write_text("mine")
     hub.commit()

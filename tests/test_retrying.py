@@ -4,12 +4,13 @@ import pickle
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,12 +26,13 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
 )
-from seqrecord.storage import LocalStorage, Storage
+from seqrecord.storage import LocalStorage, Storage, open_storage
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.retrying import Quota, RateLimiter, Retrier, RetryingStorage
 from tests.datasets import write_small
 from tests.own_threads import busy_threads, in_a_fork
+from tests.services.process import wait_for
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
 from tests.storage_doubles import FailAt, FailTransiently, Fault, FaultyStorage
 from tests.web_server import WebFolder
@@ -59,21 +61,9 @@ class Clock:
         return Retrier(deadline=deadline, clock=self, sleep=self.sleep, draw=lambda: draw)
 
 
-class Failing:
-    """Raises these in turn, then returns 7; each attempt takes `seconds`."""
-
-    def __init__(self, *errors: Exception, clock: Clock | None = None, seconds: float = 0) -> None:
-        self._errors: Iterator[Exception] = iter(errors)
-        self._clock, self._seconds = clock, seconds
-        self.calls = 0
-
-    def __call__(self) -> int:
-        self.calls += 1
-        if self._clock is not None:
-            self._clock.now += self._seconds
-        for error in self._errors:
-            raise error
-        return 7
+def failing(*errors: Exception) -> Mock:
+    """Raises these in turn, then returns 7."""
+    return Mock(side_effect=[*errors, 7])
 
 
 def busy(retry_after: float | None = None) -> TransientError:
@@ -87,18 +77,13 @@ def clock() -> Clock:
     return Clock()
 
 
-def instantly(inner: Storage, deadline: float = 120.0) -> RetryingStorage:
+def instantly(inner: Storage) -> RetryingStorage:
     """Repeats without waiting."""
-    clock = Clock()
-    return RetryingStorage(inner, retrier=clock.retrier(deadline))
+    return RetryingStorage(inner, retrier=Clock().retrier())
 
 
 def faulty(tmp_path: Path, fault: Fault) -> FaultyStorage:
     return FaultyStorage(LocalStorage(tmp_path), fault)
-
-
-class TestRetryingLocalStorage(StorageContract):
-    make = staticmethod(lambda folder: RetryingStorage(LocalStorage(folder)))
 
 
 class TestFailingStorage(StorageContract):
@@ -128,7 +113,7 @@ def test_how_long_it_waits(
     draw: float, deadline: float, errors: list[Exception], slept: list[float]
 ) -> None:
     clock = Clock()
-    assert clock.retrier(deadline, draw).call(Failing(*errors), file=FILE) == 7
+    assert clock.retrier(deadline, draw).call(failing(*errors), file=FILE) == 7
     assert clock.slept == slept
 
 
@@ -136,43 +121,32 @@ def test_how_long_it_waits(
 
 
 def test_the_last_attempt_starts_at_the_deadline(clock: Clock) -> None:
-    work = Failing(*[busy() for _ in range(99)])
+    work = failing(*[busy() for _ in range(99)])
     with pytest.raises(DeadlineError) as caught:
         clock.retrier(deadline=5).call(work, file=FILE, item=ByteRange(100, 150))
     assert clock.slept == [0.25, 0.5, 1, 2, 1.25]
     assert caught.value.file == FILE
     for said in ("bytes 100 to 150", "6 attempts in 5 s", "HTTP status 503"):
         assert said in caught.value.message
-    assert caught.value.__cause__ is None
-    assert caught.value.__context__ is None
-
-
-def test_what_earlier_attempts_failed_of_is_in_the_error(clock: Clock) -> None:
-    """The last attempt has little time: what it fails of is often not what was wrong."""
-    said = ("busy", "no route", "busy", "reset", "cut", "reset", "timed out")
-    work = Failing(*map(TransientError, said))
+    assert caught.value.__cause__ is caught.value.__context__ is None
+    # It has little time: what it fails of is often not what was wrong.
+    causes = ("busy", "no route", "busy", "reset", "cut", "reset", "timed out")
     with pytest.raises(DeadlineError) as caught:
-        clock.retrier(deadline=15).call(work, file=FILE)
-    assert work.calls == len(said)
-    causes = re.findall("timed out|reset|cut|busy|no route", caught.value.message)
-    assert causes == ["timed out", "reset", "cut", "busy"]
+        clock.retrier(deadline=15).call(failing(*map(TransientError, causes)), file=FILE)
+    said_of = re.findall("timed out|reset|cut|busy|no route", caught.value.message)
+    assert said_of == ["timed out", "reset", "cut", "busy"]
+    for deadline, seconds, says in ((31, 30, "2 attempts in 60 s"), (0, 0, "1 attempt in")):
+
+        def slow(seconds: float = seconds) -> None:
+            clock.now += seconds
+            raise busy()
+
+        with pytest.raises(DeadlineError, match=says):
+            clock.retrier(deadline=deadline).call(slow, file=FILE)
 
 
-@pytest.mark.parametrize(
-    ("deadline", "seconds", "says"),
-    [(31, 30, r"it failed: 2 attempts in 60 s"), (0, 0, "1 attempt in")],
-)
-def test_long_attempts_count_and_no_time_is_one(
-    clock: Clock, deadline: float, seconds: float, says: str
-) -> None:
-    work = Failing(*[busy() for _ in range(99)], clock=clock, seconds=seconds)
-    with pytest.raises(DeadlineError, match=says):
-        clock.retrier(deadline=deadline).call(work, file=FILE)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
+def test_what_will_not_pass_fails_at_once(clock: Clock) -> None:
+    for error in (
         AccessError("refused"),
         NotFoundError("gone"),
         LocationError("nowhere"),
@@ -180,49 +154,42 @@ def test_long_attempts_count_and_no_time_is_one(
         StorageError("broken"),
         ValueError("a bug"),
         DeadlineError("of a retrier below"),
-    ],
-)
-def test_what_will_not_pass_fails_at_once(clock: Clock, error: Exception) -> None:
-    work = Failing(busy(), error)
-    retrier = clock.retrier()
-    with pytest.raises(type(error)) as caught:
-        retrier.call(work, file=FILE)
-    assert caught.value is error
-    assert work.calls == 2
-    assert retrier.counters() == {"requests": 2, "retries": 1}
+    ):
+        work, retrier = failing(busy(), error), clock.retrier()
+        with pytest.raises(type(error)) as caught:
+            retrier.call(work, file=FILE)
+        assert caught.value is error
+        assert work.call_count == 2
+        assert retrier.counters() == {"requests": 2, "retries": 1}
 
 
 # What is said
 
 
-def test_a_long_silence_is_told_and_its_end(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_silence_is_told_once_and_its_end(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     retrier = clock.retrier()
-    retrier.call(Failing(*[busy()] * 4), file=FILE)
+    retrier.call(failing(*[busy()] * 4), file=FILE)
     assert caplog.messages == []  # 3.75 s
-    retrier.call(Failing(*[busy()] * 8), file=FILE)
+    retrier.call(failing(*[busy()] * 8), file=FILE)
     assert all(message.startswith(FILE) for message in caplog.messages)
     numbers = [re.findall(r"again for (\d+)|recovered after (\d+)", m) for m in caplog.messages]
     assert numbers == [[("112", "")], [("104", "")], [("96", "")], [("", "32")]]
     caplog.clear()
-    retrier.call(Failing(busy()), file=FILE)
+    retrier.call(failing(busy()), file=FILE)
     assert caplog.messages == []
-
-
-def test_of_many_that_fail_together_one_speaks(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    retrier = clock.retrier(deadline=10)
-    start = clock.now
+    # Of many that fail together one speaks.
+    retrier, start = clock.retrier(deadline=10), clock.now
     for _ in range(10):
         clock.now = start  # at the same time, as far as one can with one thread
         with pytest.raises(DeadlineError):
-            retrier.call(Failing(*[busy()] * 99), file=FILE)
+            retrier.call(failing(*[busy()] * 99), file=FILE)
     assert len(caplog.messages) == 1
 
 
-def test_a_requested_wait_is_logged_before_it_begins(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_wait_that_the_server_asks_for(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged before it begins; a long one is an error at once."""
     said: list[list[str]] = []
 
     def sleep(seconds: float) -> None:
@@ -230,65 +197,43 @@ def test_a_requested_wait_is_logged_before_it_begins(
         clock.sleep(seconds)
 
     retrier = Retrier(10, clock=clock, sleep=sleep)
-    assert retrier.call(Failing(busy(599)), file=FILE) == 7
+    assert retrier.call(failing(busy(599)), file=FILE) == 7
     assert said == [[f"{FILE}: the server asks to wait 599 s; waiting"]]
     assert clock.slept == [pytest.approx(599, abs=1)]
-
-
-@pytest.mark.parametrize("seconds", [601, 86400, 1e12])
-def test_a_longer_wait_is_an_error_at_once(clock: Clock, seconds: float) -> None:
-    work = Failing(busy(seconds))
-    with pytest.raises(DeadlineError, match=rf"wait {seconds:.0f} s.*max_retry_after") as caught:
-        clock.retrier().call(work, file=FILE)
-    assert FILE in str(caught.value)
-    assert (work.calls, clock.slept) == (1, [])
-    longer = Retrier(max_retry_after=2e12, clock=clock, sleep=clock.sleep)
-    assert longer.call(Failing(busy(seconds)), file=FILE) == 7
+    for seconds in (601, 1e12):
+        work, slept = failing(busy(seconds)), list(clock.slept)
+        with pytest.raises(DeadlineError, match=rf"wait {seconds:.0f} s.*max_retry_after") as info:
+            clock.retrier().call(work, file=FILE)
+        assert FILE in str(info.value)
+        assert (work.call_count, clock.slept) == (1, slept)
+        longer = Retrier(max_retry_after=2e12, clock=clock, sleep=clock.sleep)
+        assert longer.call(failing(busy(seconds)), file=FILE) == 7
     with pytest.raises(DeadlineError):
-        pickle.loads(pickle.dumps(Retrier(max_retry_after=2))).call(Failing(busy(3)), file=FILE)
+        pickle.loads(pickle.dumps(Retrier(max_retry_after=2))).call(failing(busy(3)), file=FILE)
 
 
 # Waking
 
 
-def _asleep(retrier: Retrier) -> tuple[threading.Thread, list[BaseException]]:
-    """A thread that waits for an hour, and where its error goes."""
-    errors: list[BaseException] = []
-    waits = threading.Event()
+def test_closing_wakes_those_that_wait(tmp_path: Path) -> None:
+    retrier, waits = Retrier(deadline=3600), threading.Event()
 
     def fail() -> None:
         waits.set()
         raise busy(300)
 
-    def work() -> None:
-        try:
-            retrier.call(fail, file=FILE)
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert waits.wait(60)
-    while retrier.counters()["retries"] == 0:
-        time.sleep(0.001)
-    return thread, errors
-
-
-def test_closing_wakes_those_that_wait() -> None:
-    retrier = Retrier(deadline=3600)
-    thread, errors = _asleep(retrier)
-    retrier.close()
-    thread.join(60)
-    assert not thread.is_alive()
-    assert [type(error) for error in errors] == [StorageError]
-    assert "closed while waiting" in str(errors[0])
-
-
-def test_a_closed_storage_is_used_again(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asleep = pool.submit(retrier.call, fail, file=FILE)
+        assert waits.wait(60)
+        wait_for(lambda: retrier.counters()["retries"] > 0)
+        retrier.close()
+        with pytest.raises(StorageError, match="closed while waiting") as caught:
+            asleep.result(60)
+    assert type(caught.value) is StorageError
     storage = RetryingStorage(faulty(tmp_path, FailAt("read", 0, error=busy())))
     put(storage, PATH, DATA)
     storage.close()
-    assert get(storage, PATH, 5, 50) == DATA[5:50]
+    assert get(storage, PATH, 5, 50) == DATA[5:50], "a closed one is used again"
     assert storage.counters()["retries"] == 1
 
 
@@ -319,27 +264,21 @@ def test_a_refusal_is_certain_only_where_no_answer_was_lost(
     assert issubclass(raised, TransientError) == isinstance(found.value, TransientError)
 
 
-@pytest.mark.parametrize("operation", ["size", "list", "remove", "create"])
-def test_other_requests_are_repeated_too(tmp_path: Path, operation: str) -> None:
+def test_other_requests_are_repeated_too(tmp_path: Path) -> None:
     put(LocalStorage(tmp_path), PATH, DATA)
-    fault = FailAt(operation, error=busy())  # type: ignore[arg-type]
-    storage = instantly(faulty(tmp_path, fault))
-    actions: dict[str, Callable[[], object]] = {
-        "size": lambda: storage.size(PATH),
-        "list": lambda: storage.files("records"),
-        "remove": lambda: storage.remove(PATH),
-        "create": lambda: put(storage, "records/b", DATA),
+    actions: dict[Any, Callable[[Storage], object]] = {
+        "size": lambda storage: storage.size(PATH),
+        "list": lambda storage: storage.files("records"),
+        "create": lambda storage: put(storage, "records/b", DATA),
+        "remove": lambda storage: storage.remove(PATH),
     }
-    actions[operation]()
-    assert storage.counters() == {"requests": 2, "retries": 1}
-    left = [file.path for file in LocalStorage(tmp_path).files("records")]
-    assert left == {"remove": [], "create": [PATH, "records/b"]}.get(operation, [PATH])
-
-
-def test_writes_are_passed_on_as_they_are(tmp_path: Path) -> None:
-    storage = instantly(faulty(tmp_path, FailAt("write", error=busy())))
-    upload = storage.create(PATH)
-    with pytest.raises(TransientError):
+    for operation, act in actions.items():
+        storage = instantly(faulty(tmp_path, FailAt(operation, error=busy())))
+        act(storage)
+        assert storage.counters() == {"requests": 2, "retries": 1}
+    assert [file.path for file in LocalStorage(tmp_path).files("records")] == ["records/b"]
+    upload = instantly(faulty(tmp_path, FailAt("write", error=busy()))).create(PATH)
+    with pytest.raises(TransientError):  # a write is passed on as it is
         upload.write(b"x")
     upload.abort()
 
@@ -360,39 +299,25 @@ def test_counters_add_up_and_a_copy_starts_from_zero(tmp_path: Path) -> None:
     assert copy.counters() == {"requests": 2, "retries": 0}
 
 
-def test_threads_lose_no_count(tmp_path: Path) -> None:
-    storage = RetryingStorage(LocalStorage(tmp_path), requests_per_second=1e9)
-    put(storage, PATH, DATA)
-    before = storage.counters()["requests"]
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda i: get(storage, PATH, i, i + 1), range(2000)))
-    assert storage.counters()["requests"] == before + 2000
-
-
-def test_a_child_forked_amid_requests_reads_on(tmp_path: Path) -> None:
-    """It has locks, places and counts of its own: those of the parent are held at the fork."""
+def test_threads_and_forked_children_count_for_themselves(tmp_path: Path) -> None:
+    """A child has locks, places and counts of its own: those of the parent are held at the fork."""
     storage = ParallelStorage(
         RetryingStorage(LocalStorage(tmp_path), requests_per_second=1e9), max_requests=1
     )
     put(storage, PATH, DATA)
+    before = storage.counters()["requests"]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: get(storage, PATH, i, i + 1), range(1000)))
+    assert storage.counters()["requests"] == before + 1000
 
     def reads() -> bool:
         return get(storage, PATH, 5, 50) == DATA[5:50] and storage.counters()["requests"] == 1
 
     with busy_threads(lambda: get(storage, PATH, 0, 10), 3):
-        assert all(in_a_fork(reads) for _ in range(10))
+        assert all(in_a_fork(reads) for _ in range(5))
 
 
-# RateLimiter
-
-
-def test_a_pace_forgets_the_files_that_rest() -> None:
-    clock = Clock()
-    pace = RateLimiter(100, clock=clock)
-    for i in range(5000):
-        clock.now += 1
-        assert pace.delay(str(i)) == 0
-    assert len(pace) < 2000
+# Rates and quotas
 
 
 def test_requests_wait_for_their_turn(tmp_path: Path, clock: Clock) -> None:
@@ -408,6 +333,11 @@ def test_requests_wait_for_their_turn(tmp_path: Path, clock: Clock) -> None:
     clock.now += 10
     get(storage, PATH, 0, 1)
     assert clock.now == pytest.approx(10.4)
+    pace = RateLimiter(100, clock=clock)
+    for i in range(3000):
+        clock.now += 1
+        assert pace.delay(str(i)) == 0
+    assert len(pace) < 2000, "files that rest are forgotten"
 
 
 def test_a_quota_holds_for_all_files(tmp_path: Path, clock: Clock) -> None:
@@ -447,9 +377,7 @@ def test_a_bandwidth_is_of_the_bytes_that_are_read(tmp_path: Path, clock: Clock)
     storage = limited(tmp_path / "other", clock, quota)
     storage.read_ranges(PATH, ranges, [memoryview(bytearray(10)) for _ in ranges])
     assert quota.delay(1) == pytest.approx(1.9)  # 20 bytes, and a tenth of a second at once
-
-
-def test_after_a_wait_for_bytes_requests_keep_their_pace(clock: Clock) -> None:
+    # After a wait for bytes requests keep their pace.
     quota = Quota(10, 100, clock=clock)
     assert quota.delay(1000) == 0  # the next byte is due in 10 s
     assert [quota.delay(1) for _ in range(3)] == pytest.approx([9.9, 9.91, 10.0])
@@ -457,14 +385,14 @@ def test_after_a_wait_for_bytes_requests_keep_their_pace(clock: Clock) -> None:
     assert [quota.delay() for _ in range(3)] == pytest.approx([0, 0, 0.1])
 
 
-def test_waiting_for_a_quota_is_no_part_of_the_deadline(tmp_path: Path, clock: Clock) -> None:
+def test_a_quota_is_no_part_of_the_deadline_and_copies_share_it(
+    tmp_path: Path, clock: Clock
+) -> None:
     storage = limited(tmp_path, clock, Quota(0.1, clock=clock), FailAt("read", error=busy()))
     get(storage, PATH, 0, 1)  # of two attempts
     get(storage, PATH, 1, 2)
     assert clock.now > 2 * 9
-
-
-def test_copies_share_a_quota_as_their_originals_do(clock: Clock) -> None:
+    # Copies share a quota as their originals do.
     quota = Quota(2.0)
     first, second = pickle.loads(pickle.dumps((Retrier(quota=quota), Retrier(quota=quota))))
     assert first.quota is second.quota
@@ -472,17 +400,17 @@ def test_copies_share_a_quota_as_their_originals_do(clock: Clock) -> None:
     assert first.quota.delay() > 0.3
 
 
-@pytest.mark.parametrize("backend", ["obstore", "urllib3", "fsspec"])
-def test_every_client_keeps_to_a_quota(tmp_path: Path, backend: str) -> None:
+def test_every_client_keeps_to_a_quota(tmp_path: Path) -> None:
     """Here of a web server; the Hub and other services make their retriers in the same way."""
     with WebFolder(tmp_path) as server:
         (server.folder / "file").write_bytes(DATA)
-        options = {"backend": backend, "bandwidth": 10 * len(DATA)}
-        with closing(seqrecord.storage.open_storage(f"http://{server.host}", options)) as storage:
-            begin = time.monotonic()
-            for _ in range(6):
-                assert get(storage, "file", 0, len(DATA)) == DATA
-            assert time.monotonic() - begin > 0.39
+        for backend in ("obstore", "urllib3", "fsspec"):
+            options = {"backend": backend, "bandwidth": 30 * len(DATA)}
+            with closing(open_storage(f"http://{server.host}", options)) as storage:
+                begin = time.monotonic()
+                for _ in range(8):
+                    assert get(storage, "file", 0, len(DATA)) == DATA
+                assert time.monotonic() - begin > 0.12
 
 
 def test_threads_share_a_quota(tmp_path: Path) -> None:
@@ -493,42 +421,37 @@ def test_threads_share_a_quota(tmp_path: Path) -> None:
     )
     begin = time.monotonic()
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: get(storage, PATH, 0, len(DATA)), range(41)))
-    assert time.monotonic() - begin > 0.29
+        list(pool.map(lambda _: get(storage, PATH, 0, len(DATA)), range(31)))
+    assert time.monotonic() - begin > 0.19
 
 
-@pytest.mark.parametrize("bad", [-1, float("nan")])
-def test_settings_that_are_none(bad: float) -> None:
-    with pytest.raises(ValueError, match="deadline"):
-        Retrier(deadline=bad)
-    with pytest.raises(ValueError, match="rate"):
-        RateLimiter(bad)
+def test_settings_that_are_none() -> None:
+    for bad in (-1, float("nan")):
+        with pytest.raises(ValueError, match="deadline"):
+            Retrier(deadline=bad)
+        with pytest.raises(ValueError, match="rate"):
+            RateLimiter(bad)
 
 
 # Commands
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
+def test_a_deadline_counts_once(tmp_path: Path) -> None:
+    commands: list[Any] = [
         seqrecord.open,
         seqrecord.verify,
         seqrecord.reindex,
         partial(seqrecord.SeqRecordWriter, mode="append"),
         partial(clean, older_than=0),
-    ],
-)
-def test_a_deadline_counts_once(command: Any, tmp_path: Path, clock: Clock) -> None:
-    down = FaultyStorage(LocalStorage(tmp_path), FailAt("read", error=busy(), onwards=True))
-    with pytest.raises(DeadlineError, match="in 120 s"):
-        command(RetryingStorage(down, retrier=clock.retrier()))
-    assert clock.now == 120
-
-
-def test_a_check_ends_where_nothing_answers_any_more(tmp_path: Path, clock: Clock) -> None:
-    """That is no problem of the dataset."""
+    ]
+    for command in commands:
+        clock = Clock()
+        down = faulty(tmp_path, FailAt("read", error=busy(), onwards=True))
+        with pytest.raises(DeadlineError, match="in 120 s"):
+            command(RetryingStorage(down, retrier=clock.retrier()))
+        assert clock.now == 120
+    # A check ends, too: it is no problem of the dataset.
     write_small(tmp_path)
-    down = FailAt("read", 12, error=busy(), onwards=True)
-    storage = RetryingStorage(FaultyStorage(LocalStorage(tmp_path), down), retrier=clock.retrier())
+    down = faulty(tmp_path, FailAt("read", 12, error=busy(), onwards=True))
     with pytest.raises(DeadlineError, match="in 120 s"):
-        seqrecord.verify(storage, num_threads=1)
+        seqrecord.verify(RetryingStorage(down, retrier=Clock().retrier()), num_threads=1)

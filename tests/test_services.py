@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault_proxy import Request, Seeded
 from tests.services import needs
 from tests.services.process import wait_for
 
@@ -60,21 +59,3 @@ def test_services_end_with_a_killed_process(tmp_path: Path) -> None:
     first, second, path = done.stdout.split()
     wait_for(lambda: not Path("/proc", first).exists() and not Path("/proc", second).exists())
     assert not Path(path).is_mount()
-
-
-def test_seeded_faults_are_the_requests_own_and_end() -> None:
-    def fates(seed: int, rate: float, signature: str) -> list[str | None]:
-        fault = Seeded(seed, rate, in_a_row=2)
-        paths = [f"/blob?sig={signature}"] * 300
-        return [fault(Request(9, 0, "GET", path, f"{i}-")) for i, path in enumerate(paths)]
-
-    once = fates(1, 0.2, "a")
-    assert once == fates(1, 0.2, "b")
-    assert once != fates(2, 0.2, "a")
-    assert 30 < sum(kind is not None for kind in once) < 90
-    assert set(once) == {None, "reset", "500", "503", "short", "cut"}
-    every = Seeded(0, 1.0, in_a_row=2)
-    attempts = [every(Request(0, attempt, "GET", "/", "")) for attempt in range(4)]
-    assert None not in attempts[:2]
-    assert attempts[2:] == [None, None]
-    assert every(Request(0, 0, "PUT", "/", "")) is None

@@ -25,7 +25,6 @@ from seqrecord.storage import (
     FsspecStorage,
     LocalStorage,
     Storage,
-    StorageWrapper,
     entries_of,
     open_storage,
 )
@@ -35,7 +34,7 @@ from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.whole import Pieces
 from tests.own_threads import busy_threads, in_a_fork
 from tests.storage_contract import DATA, PATH, StorageContract, get, names, put
-from tests.storage_doubles import CountingStorage, FailAt, FaultyStorage
+from tests.storage_doubles import CountingStorage
 
 # Forking with threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -77,13 +76,6 @@ class TestFsspecOverLocalFiles(StorageContract):
         return FsspecStorage("local", str(folder), shown="local://dataset")
 
 
-class TestWrappedLocalStorage(StorageContract):
-    @staticmethod
-    def make(folder: Path) -> Storage:
-        faulty = FaultyStorage(LocalStorage(folder), FailAt("put", 1000))
-        return StorageWrapper(CountingStorage(faulty))
-
-
 def test_a_storage_is_a_storage(tmp_path: Path, memory: FsspecStorage) -> None:
     wrapped = CountingStorage(LocalStorage(tmp_path))
     for storage in (LocalStorage(tmp_path), memory, wrapped):
@@ -96,29 +88,29 @@ def test_a_storage_is_a_storage(tmp_path: Path, memory: FsspecStorage) -> None:
 # Local
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_ranges_that_follow_each_other(tmp_path: Path, seed: int) -> None:
+def test_ranges_that_follow_each_other(tmp_path: Path) -> None:
     """Of any lengths, empty ones too, and more than one call of the system takes."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     data = rng.randbytes(4000)
     (tmp_path / "file").write_bytes(data)
     storage = LocalStorage(tmp_path)
-    cuts = sorted(rng.choices(range(4001), k=2500))
-    ranges = [ByteRange(*pair) for pair in pairwise(cuts)]
-    for at in sorted(rng.sample(range(len(ranges)), 3 * seed), reverse=True):
-        del ranges[at]
-    if seed == 3:
-        rng.shuffle(ranges)
-    buffers = [memoryview(bytearray(item.length)) for item in ranges]
-    storage.read_ranges("file", ranges, buffers)
-    assert [bytes(b) for b in buffers] == [data[item.start : item.stop] for item in ranges]
+    for number in range(4):
+        cuts = sorted(rng.choices(range(4001), k=2500))
+        ranges = [ByteRange(*pair) for pair in pairwise(cuts)]
+        for at in sorted(rng.sample(range(len(ranges)), 3 * number), reverse=True):
+            del ranges[at]
+        if number == 3:
+            rng.shuffle(ranges)
+        buffers = [memoryview(bytearray(item.length)) for item in ranges]
+        storage.read_ranges("file", ranges, buffers)
+        assert [bytes(b) for b in buffers] == [data[item.start : item.stop] for item in ranges]
     beyond = [ByteRange(3000, 3500), ByteRange(3500, 3990), ByteRange(3990, 4001)]
     with pytest.raises(errors.StorageError, match="ended early") as caught:
         storage.read_ranges("file", beyond, [memoryview(bytearray(i.length)) for i in beyond])
     assert caught.value.offset == 3990
 
 
-def test_collected_storages_leave_no_descriptor(tmp_path: Path) -> None:
+def test_no_descriptor_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = _open_fds()
     storage = LocalStorage(tmp_path)
     put(storage, PATH, DATA)
@@ -126,20 +118,39 @@ def test_collected_storages_leave_no_descriptor(tmp_path: Path) -> None:
     upload = storage.create("records/left")
     upload.write(b"x")
     del storage, upload
-    assert _open_fds() == before
+    assert _open_fds() == before, "of storages that are collected"
+    storage = LocalStorage(tmp_path)
+    upload = storage.create("records/stays")
+    (tmp_path / "records/stays.notes").mkdir()
+    with pytest.raises(errors.StorageError, match="Is a directory"):
+        upload.abort()
+    assert _open_fds() == before, "of an upload that cannot be removed"
+    close = os.close
+    upload = storage.create("records/synced")
+    upload.write(DATA)
+
+    def failing(fd: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)
+        close(fd)
+        if not is_folder:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "close", failing)
+        upload.commit()
+    assert get(storage, "records/synced") == DATA, "what is synced is committed"
 
 
-def test_relative_root_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_stays_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     storage = LocalStorage("dataset")
     put(storage, PATH, DATA)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert get(storage, PATH) == DATA
-    assert get(pickle.loads(pickle.dumps(storage)), PATH) == DATA
-
-
-def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in (storage, pickle.loads(pickle.dumps(storage))):
+        assert get(each, PATH) == DATA
     monkeypatch.setenv("HOME", str(tmp_path))
     assert open_storage("~/dataset").url == str(tmp_path / "dataset")
 
@@ -155,25 +166,36 @@ def test_a_forked_child_reads_with_the_handles_of_its_parent(tmp_path: Path) -> 
 # Local: what hostile folders hold
 
 
-def test_links_that_lead_out_are_not_followed(tmp_path: Path) -> None:
+def test_links_that_lead_out_or_nowhere(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     (tmp_path / "outside").mkdir()
-    storage = LocalStorage(tmp_path / "dataset")
+    storage, folder = LocalStorage(tmp_path / "dataset"), tmp_path / "dataset"
     put(storage, "records/ok", b"ok")
-    (tmp_path / "dataset/records/link").symlink_to(tmp_path / "secret")
-    (tmp_path / "dataset/index").symlink_to(tmp_path / "outside")
-    for use in (storage.size, storage.local_path):
+    (folder / "records/link").symlink_to(tmp_path / "secret")
+    (folder / "index").symlink_to(tmp_path / "outside")
+    for use in (
+        lambda: storage.size("records/link"),
+        lambda: storage.local_path("records/link"),
+        lambda: get(storage, "records/link", 0, 4),
+        lambda: storage.create("index/x.arrow"),
+    ):
         with pytest.raises(errors.StorageError, match="leads out"):
-            use("records/link")
-    with pytest.raises(errors.StorageError, match="leads out"):
-        get(storage, "records/link", 0, 4)
-    with pytest.raises(errors.StorageError, match="leads out"):
-        storage.create("index/x.arrow")
-    (tmp_path / "dataset/manifest.json.partial").symlink_to(tmp_path / "secret")
+            use()
+    (folder / "manifest.json.partial").symlink_to(tmp_path / "secret")
     with pytest.raises(errors.StorageError):
         storage.create("manifest.json")
     assert (tmp_path / "secret").read_bytes() == b"secret"
     assert list((tmp_path / "outside").iterdir()) == []
+    # A file that cannot be looked at is named.
+    storage = LocalStorage(tmp_path)
+    put(storage, PATH, DATA)
+    (tmp_path / "records" / "gone.seqrec").symlink_to("nowhere")
+    assert names(storage, "records") == [PATH]
+    loop = tmp_path / "records" / "loop.seqrec"
+    loop.symlink_to(loop.name)
+    with pytest.raises(errors.StorageError) as caught:
+        storage.files("records")
+    assert caught.value.file == str(loop)
 
 
 # Local: uploads that something hits
@@ -203,86 +225,41 @@ def test_notes_that_a_kill_left_behind_the_rename_are_tidied(tmp_path: Path) -> 
     assert sorted(path.name for path in (tmp_path / "records").iterdir()) == sorted(expected)
     assert get(storage, PATH) == DATA
     cut.abort()
-
-
-def test_what_cannot_be_tidied_fails_no_put(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    (tmp_path / "records/a.notes").mkdir(parents=True)
-    storage.put("manifest.json", b"{}", expected=None)
-    assert get(storage, "manifest.json") == b"{}"
-
-
-def test_an_upload_that_cannot_be_removed_is_closed(tmp_path: Path) -> None:
-    storage, before = LocalStorage(tmp_path), _open_fds()
-    upload = storage.create(PATH)
-    (tmp_path / f"{PATH}.notes").mkdir()
-    with pytest.raises(errors.StorageError, match="Is a directory"):
-        upload.abort()
-    assert _open_fds() == before
-
-
-def test_an_error_of_closing_what_is_synced_fails_no_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    storage, close = LocalStorage(tmp_path), os.close
-    upload = storage.create(PATH)
-    upload.write(DATA)
-
-    def failing(fd: int) -> None:
-        is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)
-        close(fd)
-        if not is_folder:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    with monkeypatch.context() as broken:
-        broken.setattr(os, "close", failing)
-        upload.commit()
-    assert get(storage, PATH) == DATA
-
-
-def _raise(error: int) -> Any:
-    def fail(*args: Any, **options: Any) -> Any:
-        raise OSError(error, os.strerror(error))
-
-    return fail
+    (tmp_path / "records/a.notes").mkdir(parents=True)  # what cannot be tidied fails no put
+    storage.put("other.json", b"{}", expected=None)
 
 
 @pytest.mark.parametrize(
     ("module", "name", "code"),
-    [
-        (os, "write", errno.ENOSPC),
-        (os, "fsync", errno.EIO),
-        (Path, "replace", errno.EIO),
-        (os, "write", errno.EDQUOT),
-    ],
+    [(os, "write", errno.ENOSPC), (os, "fsync", errno.EIO), (Path, "replace", errno.EDQUOT)],
 )
-def test_errors_of_the_disk_name_the_file(
+def test_errors_of_the_disk_name_the_file_and_a_short_write_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, code: int
 ) -> None:
     storage = LocalStorage(tmp_path)
     put(storage, "records/before", b"x")
     before = _open_fds()
-    monkeypatch.setattr(module, name, _raise(code))
-    with pytest.raises(errors.StorageError, match="00000-ab") as caught:
-        put(storage, PATH, DATA)
+
+    def fail(*args: Any, **options: Any) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(module, name, fail)
+        with pytest.raises(errors.StorageError, match="00000-ab") as caught:
+            put(storage, PATH, DATA)
     assert os.strerror(code) in str(caught.value)
-    monkeypatch.undo()
     storage.close()
     del caught
     assert _open_fds() <= before
     assert names(storage, "records") == ["records/before"]
     storage.remove(PATH)
     assert storage.unfinished("records") == []
-
-
-def test_a_short_write_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A short write goes on.
     whole = os.write
-    monkeypatch.setattr(os, "write", lambda fd, data: whole(fd, data[:7]))
     storage = LocalStorage(tmp_path)
-    upload = storage.create(PATH)
-    upload.write(DATA[:1000])
-    upload.commit()
-    monkeypatch.undo()
+    with monkeypatch.context() as short:
+        short.setattr(os, "write", lambda fd, data: whole(fd, data[:7]))
+        put(storage, PATH, DATA[:1000])
     assert get(storage, PATH) == DATA[:1000]
 
 
@@ -320,7 +297,6 @@ def test_a_failing_upload_shows_nothing_even_when_it_is_collected(tmp_path: Path
     assert storage.files("records") == []
     storage.close()
     gc.collect()
-    assert storage.files("records") == []
     assert list(tmp_path.rglob("*")) == []
 
 
@@ -345,26 +321,26 @@ class _Bytes:
         return self.data[start:stop]
 
 
-@pytest.mark.parametrize(("size", "at"), [(1, 0), (64, 0), (64, -1), (3 << 20, 5)])
-def test_a_file_of_the_same_length_is_not_taken_for_ours(size: int, at: int) -> None:
+def test_a_file_of_the_same_length_is_not_taken_for_ours() -> None:
     """The end of an upload whose answer was lost: another file had its name, and its length."""
-    data = random.Random(1).randbytes(size)
-    other = bytearray(data)
-    other[at] ^= 1
     root = f"lost-{uuid.uuid4().hex}"
     quick = Retrier(sleep=lambda _: None)
     storage = _LosesAnAnswer("memory", root, shown=f"memory://{root}", retrier=quick)
-    for path, stored in (("records/a", data), ("records/b", bytes(other))):
-        storage.stored = stored
-        upload = storage.create(path)
-        upload.write(data)
-        if stored == data:
-            upload.commit()
-        else:
-            with pytest.raises((errors.DestinationError, errors.TransientError)):
+    for size, at in ((1, 0), (64, -1), (3 << 20, 5)):
+        data = random.Random(1).randbytes(size)
+        other = bytearray(data)
+        other[at] ^= 1
+        for path, stored in ((f"records/a{size}", data), (f"records/b{size}", bytes(other))):
+            storage.stored = stored
+            upload = storage.create(path)
+            upload.write(data)
+            if stored == data:
                 upload.commit()
-            upload.abort()
-        assert get(storage, path) == stored
+            else:
+                with pytest.raises((errors.DestinationError, errors.TransientError)):
+                    upload.commit()
+                upload.abort()
+            assert get(storage, path) == stored
     storage.close()
 
 
@@ -390,7 +366,6 @@ class _Broken(fsspec.AbstractFileSystem):  # type: ignore[misc]
 def test_errors_hold_nothing_of_what_the_client_said() -> None:
     fsspec.register_implementation("broken", _Broken, clobber=True)
     storage = open_storage("broken://bucket/dataset", {"secret": "S3CRET"})
-    failures: list[BaseException] = []
     for action in (
         lambda: storage.size("a"),
         lambda: get(storage, "a", 0, 1),
@@ -402,11 +377,9 @@ def test_errors_hold_nothing_of_what_the_client_said() -> None:
     ):
         with pytest.raises(errors.StorageError, match="RuntimeError") as caught:
             action()
-        failures.append(caught.value)
-    for error in failures:
-        assert error.__cause__ is None
-        assert error.__context__ is None
-    assert "S3CRET" not in repr(storage) + storage.url + repr(failures) + str(failures)
+        assert caught.value.__cause__ is caught.value.__context__ is None
+        assert "S3CRET" not in repr(caught.value) + str(caught.value)
+    assert "S3CRET" not in repr(storage) + storage.url
 
 
 class _OnAHost(MemoryFileSystem):  # type: ignore[misc]
@@ -432,39 +405,34 @@ class _OnAHost(MemoryFileSystem):  # type: ignore[misc]
         return {"host": infer_storage_options(path)["host"]}
 
 
-@pytest.mark.parametrize("folder", ["/a/b", "/", ""])
-def test_a_url_is_taken_apart_as_its_filesystem_does(folder: str) -> None:
+def test_a_url_is_taken_apart_as_its_filesystem_does() -> None:
     fsspec.register_implementation("onahost", _OnAHost, clobber=True)
-    _OnAHost.store.clear()
-    _OnAHost.pseudo_dirs[:] = [""]
-    storage = open_storage(f"onahost://server{folder}")
-    storage.put("manifest.json", b"{}", expected=None)
-    put(storage, PATH, DATA)
-    assert get(storage, PATH) == DATA
-    assert [each.path for each in storage.files("records")] == [PATH]
-    assert [each.name for each in entries_of(storage, "")] == ["manifest.json", "records"]
-    assert set(_OnAHost.store) == {f"{folder.rstrip('/')}/{p}" for p in ("manifest.json", PATH)}
-    assert _OnAHost.hosts == {"server"}
-    other = open_storage(f"onahost://other{folder}", {"host": "elsewhere"})
-    assert get(other, PATH) == DATA
-    assert storage.place != other.place
-    assert _OnAHost.hosts == {"server", "elsewhere"}
-    _OnAHost.hosts.clear()
-    storage.close()
-
-
-def test_nothing_of_a_missing_package_is_hidden() -> None:
-    with pytest.raises(errors.LocationError, match="unsupported URL scheme"):
-        open_storage("nosuchthing://a")
+    for folder in ("/a/b", "/", ""):
+        _OnAHost.store.clear()
+        _OnAHost.pseudo_dirs[:] = [""]
+        _OnAHost.hosts.clear()
+        storage = open_storage(f"onahost://server{folder}")
+        storage.put("manifest.json", b"{}", expected=None)
+        put(storage, PATH, DATA)
+        assert get(storage, PATH) == DATA
+        assert names(storage, "records") == [PATH]
+        assert [each.name for each in entries_of(storage, "")] == ["manifest.json", "records"]
+        assert set(_OnAHost.store) == {f"{folder.rstrip('/')}/{p}" for p in ("manifest.json", PATH)}
+        assert _OnAHost.hosts == {"server"}
+        other = open_storage(f"onahost://other{folder}", {"host": "elsewhere"})
+        assert get(other, PATH) == DATA
+        assert storage.place != other.place
+        assert _OnAHost.hosts == {"server", "elsewhere"}
+        storage.close()
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(errors.LocationError, match="unsupported URL scheme"):
+        open_storage("nosuchthing://a")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     for table in ("_registry", "registry"):  # of classes that were imported before
         monkeypatch.setattr(sys.modules["fsspec.registry"], table, {})
-    with pytest.raises(
-        errors.LocationError, match=r"a package is missing.*huggingface_hub"
-    ) as caught:
+    with pytest.raises(errors.LocationError, match=r"missing.*huggingface_hub") as caught:
         open_storage("hf://datasets/a/b").files("records")
     assert caught.value.__cause__ is None
 
@@ -495,18 +463,3 @@ def test_clients_of_different_places_are_not_made_at_once() -> None:
         found = list(pool.map(lambda clients: clients.ask("file", lambda c: c), every * 2))
     assert most == 1
     assert found[:4] == found[4:]
-
-
-# Wrappers
-
-
-def test_a_file_that_cannot_be_looked_at_is_named(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    put(storage, PATH, DATA)
-    (tmp_path / "records" / "gone.seqrec").symlink_to("nowhere")
-    assert [each.path for each in storage.files("records")] == [PATH]
-    loop = tmp_path / "records" / "loop.seqrec"
-    loop.symlink_to(loop.name)
-    with pytest.raises(errors.StorageError) as caught:
-        storage.files("records")
-    assert caught.value.file == str(loop)

@@ -20,10 +20,6 @@ class WebFolder(LocalServer):
         self.sent = self.connections = 0
         super().__init__(_Handler)
 
-    @property
-    def endpoint(self) -> str:
-        return f"http://{self.host}"
-
 
 class _Handler(Handler):
     server: WebFolder

@@ -33,13 +33,9 @@ class Authority:
         certificate = self._folder / f"{name}.pem"
         certificate.write_bytes(_pem(self._signed(_named(name), key, host=name)))
         private = self._folder / f"{name}.key"
-        private.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            )
-        )
+        none = serialization.NoEncryption()
+        kind = serialization.PrivateFormat.PKCS8
+        private.write_bytes(key.private_bytes(serialization.Encoding.PEM, kind, none))
         return certificate, private
 
     def _signed(self, name: Any, key: Any, *, is_authority: bool = False, host: str = "") -> Any:
@@ -68,17 +64,10 @@ class Authority:
                 known = x509.DNSName(host)
             builder = builder.add_extension(x509.SubjectAlternativeName([known]), critical=False)
         if is_authority:
-            usage = x509.KeyUsage(
-                digital_signature=True,
-                key_cert_sign=True,
-                crl_sign=True,
-                content_commitment=False,
-                key_encipherment=False,
-                data_encipherment=False,
-                key_agreement=False,
-                encipher_only=False,
-                decipher_only=False,
-            )
+            others = ["content_commitment", "key_encipherment", "data_encipherment"]
+            others += ["key_agreement", "encipher_only", "decipher_only"]
+            signs = dict.fromkeys(("digital_signature", "key_cert_sign", "crl_sign"), True)
+            usage = x509.KeyUsage(**dict.fromkeys(others, False), **signs)
             builder = builder.add_extension(usage, critical=True)
         return builder.sign(self._key, hashes.SHA256())
 

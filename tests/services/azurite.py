@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.services.needs import AZURITE
-from tests.services.process import Program, wait_for
+from tests.services.process import Program
 
 __all__ = ["ACCOUNT", "KEY", "Azurite"]
 
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-
-_SAVED = "__azurite_db_blob__.json"
 
 
 class Azurite:
@@ -97,29 +95,6 @@ class Azurite:
     def sas_url(self, container: str, permission: str = "racwdl") -> str:
         """The container's URL with its signature."""
         return f"{self.endpoint}/{container}?{self.sas(container, permission)}"
-
-    def save(self) -> None:
-        """Wait until all that was stored survives a kill: Azurite saves every five seconds."""
-        marker = self.new_container()
-        wait_for(lambda: marker in (self._folder / _SAVED).read_text("utf-8", "replace"))
-        with self.client() as client:
-            client.delete_container(marker)
-
-    def kill(self) -> None:
-        """Let it die at once; connections break and no new ones are taken. See `save`."""
-        self._program.kill()
-
-    def restart(self) -> None:
-        """Start it again after `kill`, on the same port with the same data."""
-        self._start()
-
-    def pause(self) -> None:
-        """Let it hang: connections are taken and nothing is answered."""
-        self._program.pause()
-
-    def go_on(self) -> None:
-        """End a `pause`."""
-        self._program.go_on()
 
     def stop(self) -> None:
         self._program.stop()

@@ -16,9 +16,8 @@ class Mount:
     """A container as the folder `path`; rclone's files lie beside it, in `folder`.
 
     Read-only unless `writable`, which puts rclone's write cache under it: what is written is
-    uploaded a second after it is closed, and `close` does not wait for that. What the container
-    gets by other ways is seen after at most `dir_cache` seconds. `host` is a proxy before Azurite,
-    and `options` are more of `rclone mount`.
+    uploaded a second after it is closed, and `close` does not wait for that. `host` is a proxy
+    before Azurite, and `options` are more of `rclone mount`.
     """
 
     def __init__(
@@ -28,7 +27,6 @@ class Mount:
         folder: Path,
         *,
         writable: bool = False,
-        dir_cache: float = 0.0,
         host: str = "",
         options: tuple[str, ...] = (),
     ) -> None:
@@ -37,7 +35,7 @@ class Mount:
         self._folder = folder
         command = ["rclone", "mount", f"azurite:{container}", str(self.path)]
         command += ["--config", "", "--cache-dir", str(folder / "cache")]
-        command += ["--dir-cache-time", f"{dir_cache}s", "--vfs-read-chunk-size", "16M"]
+        command += ["--dir-cache-time", "0s", "--vfs-read-chunk-size", "16M"]
         command += ["--low-level-retries", "1", "--retries", "1"]
         command += ["--vfs-cache-mode", "writes", "--vfs-write-back", "1s"] if writable else []
         command += [] if writable else ["--read-only"]

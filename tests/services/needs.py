@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import shutil
 from pathlib import Path
@@ -17,45 +17,42 @@ _AZURITE = "{}: `apt-get install nodejs npm && make services` installs it"
 _MOUNT = "{}: `apt-get install rclone fuse3` installs it"
 _NGINX = "no nginx: `apt-get install nginx-light` installs it, in /usr/sbin, which PATH has to name"
 
+# Each skips the test where a service cannot be started, and fails it where it has to be.
+
 
 def need_azurite() -> None:
-    """Skip the test where Azurite cannot be started; fail it where it has to be."""
-    if shutil.which("node") is None:
-        _give_up(_AZURITE.format("no node, which runs Azurite"))
-    if not AZURITE.exists():
-        _give_up(_AZURITE.format("no Azurite"))
-    try:
-        import azure.storage.blob  # noqa: F401 - what talks to it
-    except ImportError:
-        _give_up("no azure-storage-blob: `pip install azure-storage-blob` installs it")
+    _need(shutil.which("node"), _AZURITE.format("no node, which runs Azurite"))
+    _need(AZURITE.exists(), _AZURITE.format("no Azurite"))
+    _need_packages("azure.storage.blob", says="azure-storage-blob")
 
 
 def need_moto() -> None:
-    """Skip the test where moto's server cannot be started; fail it where it has to be."""
-    if not all(map(importlib.util.find_spec, ("moto", "flask", "boto3"))):
-        _give_up("no moto: `pip install 'moto[server]'` installs it")
+    _need_packages("moto", "flask", "boto3", says="'moto[server]'")
 
 
 def need_mount() -> None:
-    """Skip the test where nothing can be mounted; fail it where it has to be."""
     for program in ("rclone", "fusermount3"):
-        if shutil.which(program) is None:
-            _give_up(_MOUNT.format(f"no {program}"))
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        _give_up("no /dev/fuse: `docker run --device /dev/fuse --cap-add SYS_ADMIN` gives it")
+        _need(shutil.which(program), _MOUNT.format(f"no {program}"))
+    reason = "no /dev/fuse: `docker run --device /dev/fuse --cap-add SYS_ADMIN` gives it"
+    _need(os.access("/dev/fuse", os.R_OK | os.W_OK), reason)
 
 
 def need_nginx() -> None:
-    """Skip the test where nginx cannot be started; fail it where it has to be."""
-    if shutil.which("nginx") is None:
-        _give_up(_NGINX)
-    try:
-        import cryptography  # noqa: F401 - what makes its certificate
-    except ImportError:
-        _give_up("no cryptography: `pip install cryptography` installs it")
+    _need(shutil.which("nginx"), _NGINX)
+    _need_packages("cryptography", says="cryptography")  # which makes its certificate
 
 
-def _give_up(reason: str) -> None:
+def _need_packages(*names: str, says: str) -> None:
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            _need(False, f"no {name}: `pip install {says}` installs it")
+
+
+def _need(is_there: object, reason: str) -> None:
+    if is_there:
+        return
     if os.environ.get("SEQRECORD_NEED_SERVICES") == "1":
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)

@@ -32,7 +32,6 @@ http {{
     }}
 }}
 """
-_ATTEMPTS = 5
 
 
 class Nginx:
@@ -45,15 +44,12 @@ class Nginx:
         self.root = folder / "root"
         self.root.mkdir(parents=True)
         self._folder, self._certificate, self._key = folder, certificate, key
-        for attempt in range(_ATTEMPTS):
+        self.host = f"127.0.0.1:{_free_port()}"
+        try:
+            self._start()
+        except RuntimeError:  # another took the port meanwhile
             self.host = f"127.0.0.1:{_free_port()}"
-            try:
-                self.restart()
-            except RuntimeError:  # another took the port meanwhile
-                if attempt == _ATTEMPTS - 1:
-                    raise
-            else:
-                break
+            self._start()
 
     @property
     def endpoint(self) -> str:
@@ -67,8 +63,7 @@ class Nginx:
         new.write_bytes(data)
         new.replace(target)
 
-    def restart(self) -> None:
-        """Start it again after `stop`, on the same port."""
+    def _start(self) -> None:
         text = _CONFIGURATION.format(
             folder=self._folder,
             host=self.host,

@@ -50,14 +50,6 @@ class Program:
         if not self.running:
             raise RuntimeError(f"{self._process.args!r} ended: {self.output[-2000:]}")
 
-    def pause(self) -> None:
-        """SIGSTOP: it keeps its connections and answers nothing."""
-        self._process.send_signal(19)
-
-    def go_on(self) -> None:
-        """SIGCONT."""
-        self._process.send_signal(18)
-
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
         self._process.kill()
@@ -66,7 +58,6 @@ class Program:
     def stop(self) -> None:
         """SIGTERM, and SIGKILL where that does not help."""
         if self.running:
-            self.go_on()
             self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_SECONDS)
