@@ -112,48 +112,40 @@ def _footers(draw: st.DrawFn) -> Footer:
     parts: list[EpisodePart] = []
     rows: list[list[tuple[int, int, int]]] = [[] for _ in schema.groups]
     for number in range(draw(st.integers(1, 3))):
-        ends, most = draw(st.booleans()), 0
+        most = 0
         for table in rows:
             at = draw(st.integers(0, 300))
-            for held in draw(st.lists(st.integers(1, 200), max_size=3)):
+            for held in draw(st.lists(st.integers(1, 200), min_size=not most, max_size=3)):
                 table.append((number, held, at))
                 at += held
                 most = max(most, at)
-        if not most:
-            rows[0].append((number, 1, 7))
-            most = 8
         key = draw(st.sampled_from(["a", "b/c", "é"]))
         fps = draw(st.sampled_from([None, 30.0, 0.1]))
-        total = most + draw(st.integers(0, 5)) if ends else None
+        total = draw(st.none() | st.integers(most, most + 5))
         parts.append(EpisodePart(key, f"{number:032x}", number, total, fps, '{"x":1}'))
     chunks, gaps = [], []
     for group, features, some in zip(schema.groups, features_of(schema), rows, strict=True):
         made = np.zeros(len(some), chunk_row(len(group), len(group.variable)))
-        for row, values in zip(made, some, strict=True):
-            row["episode"], row["num_frames"], row["first_frame"] = values
         found = [np.empty(0, GAP_ROW)]
-        for row, chunk in enumerate(made):
+        for number, (row, values) in enumerate(zip(made, some, strict=True)):
+            row["episode"], row["num_frames"], row["first_frame"] = values
             for feature in features.tolist():
-                if draw(st.booleans()):
-                    held = int(chunk["num_frames"])
-                    lacking = draw(st.sets(st.integers(0, held - 1), max_size=4))
-                    present = np.ones(held, bool)
-                    present[list(lacking)] = False
-                    found.append(gap_rows(row, feature, present & draw(st.booleans())))
+                lacking = draw(st.sets(st.integers(0, values[1] - 1), max_size=4))
+                present = np.ones(values[1], bool)
+                present[list(lacking)] = False
+                found.append(gap_rows(number, feature, present & (draw(st.integers(0, 3)) > 0)))
         chunks.append(made)
         gaps.append(np.concatenate(found))
-        present = count_present(made["num_frames"], gaps[-1], features)
-        for row, chunk in enumerate(made):
-            for column, spec in enumerate(group.values()):
-                n = int(present[row, column])
+        counts = count_present(made["num_frames"], gaps[-1], features)
+        for row, present in zip(made, counts.tolist(), strict=True):
+            for column, (spec, n) in enumerate(zip(group.values(), present, strict=True)):
                 more = draw(st.integers(1, 99)) * spec.nbytes
-                chunk["pages"][column]["length"] = (
-                    n * spec.nbytes if spec.is_raw else (table_bytes(spec, n) + more if n else 0)
-                )
+                stored = table_bytes(spec, n) + more if n else 0
+                row["pages"][column]["length"] = n * spec.nbytes if spec.is_raw else stored
                 if not spec.is_fixed and n:
                     least = -(-more // (n * spec.nbytes))
                     largest = draw(st.integers(least, more // spec.nbytes)) * spec.nbytes
-                    chunk["largest"][list(group.variable).index(spec)] = largest
+                    row["largest"][list(group.variable).index(spec)] = largest
     # As they were finished: each group in its order, the groups in any.
     at = 64
     waiting = [list(range(len(table))) for table in chunks]
