@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import shutil
 from collections.abc import Callable
@@ -16,11 +15,7 @@ import pytest
 import seqrecord
 from seqrecord import FormatError, NotFoundError, SeqRecordWriter, StorageError, reindex, verify
 from seqrecord.errors import ChecksumError, CodecError
-from seqrecord.format.footer import Footer
-from seqrecord.format.index import Index
 from seqrecord.format.pages import aligned, chunk_bytes
-from seqrecord.reading.agreement import disagreements
-from seqrecord.reading.metadata import index_of, read_footer
 from seqrecord.storage import LocalStorage
 from seqrecord.types import VerifyProgress
 from tests.datasets import flip, nth_chunk, write_small
@@ -30,6 +25,7 @@ from tests.tiny import (
     RecordParts,
     change_manifest,
     change_record,
+    change_table,
     record_path,
     split_record,
     write_tiny,
@@ -227,97 +223,106 @@ def test_only_deep_sees_a_blob_that_does_not_decode(tmp_path: Path) -> None:
     assert KEY in str(problem.episode)
 
 
+# Index and footers
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of one record file."""
+    """Of one record file; pages without a codec would tell how many frames they have."""
     path = tmp_path_factory.mktemp("whole")
-    write_small(path, max_file_size=1 << 30)
+    codecs = {name: [{"id": "zlib"}] for name in ("pose", "step")}
+    write_small(path, max_file_size=1 << 30, codecs=codecs)
     return path
 
 
-def _loaded(dataset: Path) -> tuple[Index, list[Footer]]:
-    """The index, and the footers of the record files in its order."""
-    with seqrecord.open(dataset) as opened:
-        paths = [file.path for file in opened.contents.manifest.record_files]
-        return opened.contents.index, [read_footer(LocalStorage(dataset), path) for path in paths]
+def put(column: str, *values: Any) -> Callable[[pa.Table], pa.Table]:
+    """The first values of a column of an index table replaced."""
 
-
-def _errors(stored: Index, footers: list[Footer]) -> list[FormatError]:
-    paths = [f"records/{number}.seqrec" for number in range(len(footers))]
-    rebuilt = index_of(dict(zip(paths, footers, strict=True)), paths)
-    return disagreements(stored, rebuilt, footers, paths)
-
-
-def _changed(name: str, at: Any, by: int) -> Callable[[Index], dict[str, Any]]:
-    def change(index: Index) -> dict[str, Any]:
-        of = index.groups[0] if hasattr(index.groups[0], name) else index
-        array = np.array(getattr(of, name))
-        array[at] += np.array(by).astype(array.dtype)
-        return {name: array} if of is index else _in_group(index, **{name: array})
+    def change(table: pa.Table) -> pa.Table:
+        place = table.schema.get_field_index(column)
+        field, rest = table.schema.field(place), table.column(place).to_pylist()[len(values) :]
+        return table.set_column(place, field, pa.array([*values, *rest], field.type))
 
     return change
 
 
-def _in_group(index: Index, **columns: Any) -> dict[str, Any]:
-    return {"groups": (dataclasses.replace(index.groups[0], **columns), *index.groups[1:])}
+def put_size(root: Path) -> None:
+    """Let the manifest have the sizes that record files have now."""
+
+    def change(manifest: dict[str, Any]) -> None:
+        for file in manifest["record_files"]:
+            file["size"] = (root / file["path"]).stat().st_size
+
+    change_manifest(root, change)
 
 
-CHANGES: list[tuple[Callable[[Index], dict[str, Any]], str]] = [
-    (_changed("page_length", (0, 1), 1), "different page lengths"),
-    (_changed("page_crc32c", (0, 0), 1), "different page checksums"),
-    (_changed("largest_frame", (0, 0), 4), "different largest frames"),
-    (_changed("offset", 0, 64), "is missing in"),
-    (_changed("num_frames", 0, -1), "different frames"),
-    (_changed("fps", 0, 30), "different episode"),
-    (_changed("uids", (0, 3), 1), "different episode"),
-    (_changed("split", 0, 1), "different episode"),
-    (lambda index: {"num_frames": index.num_frames + 1}, "different episode"),
-    (lambda index: _in_group(index, gaps=index.groups[0].gaps[1:]), "different missing frames"),
-    (lambda index: {"metadata": pa.array(["{}"] * len(index.metadata))}, "different episode"),
-    (lambda index: {"keys": pa.array(["x", "y", "z"])}, "different episode"),
-]
+def test_index_and_footer_must_agree(whole: Path, tmp_path: Path) -> None:
+    with seqrecord.open(whole) as opened:
+        [group] = opened.contents.index.groups
+        lengths, sums = group.page_length[0].tolist(), group.page_crc32c[0].tolist()
+    lengths[1] += 1
+    sums[0] ^= 1
+    rows: list[tuple[str, str, list[Any]]] = [
+        ("different page lengths", "chunks0", [put("page_length", lengths)]),
+        ("different page checksums", "chunks0", [put("page_crc32c", sums)]),
+        ("different largest frames", "chunks0", [put("largest_frame", [0] * 2)]),
+        ("is missing in", "chunks0", [put("offset", 128)]),
+        ("different frames", "chunks0", [put("num_frames", 3, 5), put("first_frame", 0, 3)]),
+        ("different missing frames", "gaps", [lambda table: table.slice(1)]),
+        ("different episode", "episodes", [put("fps", 30.0)]),
+        ("different episode", "episodes", [put("uid", b"x" * 16)]),
+        ("different episode", "episodes", [put("split", 0)]),
+        ("different episode", "episodes", [put("metadata", *["{}"] * 3)]),
+        ("different episode", "episodes", [put("key", *"xyz")]),
+    ]
+    for number, (message, table, changes) in enumerate(rows):
+        root = shutil.copytree(whole, tmp_path / str(number))
+        change_manifest(root, lambda value: value.update(splits=["train"]))
+        assert verify(root).ok
+        for change in changes:
+            change_table(root, table, change)
+        problems = [problem for problem in verify(root).problems if message in str(problem)]
+        assert problems, message
+        assert problems[0].episode in ("alpha/Easy/P000", "x")
 
 
-def test_index_and_footer_must_agree(whole: Path) -> None:
-    index, footers = _loaded(whole)
-    assert _errors(index, footers) == []
-    for change, message in CHANGES:
-        [error, *_] = _errors(dataclasses.replace(index, **change(index)), footers)
-        assert message in str(error)
-        assert error.episode in (*index.keys.to_pylist(), "x", "y", "z")
-
-
-def test_an_index_may_name_any_copy_of_a_chunk(whole: Path) -> None:
+def test_an_index_may_name_any_copy_of_a_chunk(tmp_path: Path) -> None:
     """Which one depends on what was committed first, and nothing tells that afterwards."""
-    index, [footer] = _loaded(whole)
-    moved = footer.chunks[0].copy()
-    moved["offset"] += np.uint64(64)
-    copy = dataclasses.replace(footer, file_id="f" * 32, chunks=(moved,))
-    file, offset = index.groups[0].file, index.groups[0].offset
-    change = _in_group(index, file=np.ones_like(file), offset=offset + np.uint64(64))
-    assert _errors(dataclasses.replace(index, **change), [footer, copy]) == []
-    change = _in_group(index, offset=offset[[1, 0, *range(2, len(offset))]])
-    [error, *_] = _errors(dataclasses.replace(index, **change), [footer, copy])
-    assert "different offset" in str(error)
+    path = record_path(write_tiny(tmp_path))
+    parts = split_record(path.read_bytes())
+    parts.header[12:28], parts.head["file_id"] = bytes(16), "0" * 32
+    copy = path.with_name("99999-copy.seqrec")
+    copy.write_bytes(parts.joined())
+    entry = {"path": f"records/{copy.name}", "size": 0, "file_id": "0" * 32}
+    change_manifest(tmp_path, lambda value: value["record_files"].append(entry))
+    put_size(tmp_path)
+    change_table(tmp_path, "chunks0", put("file", 1, 1, 1))
+    assert verify(tmp_path).ok
+    change_table(tmp_path, "chunks0", put("offset", 256, 64))
+    assert any("different offset" in str(problem) for problem in verify(tmp_path).problems)
 
 
-def test_a_complete_episode_that_the_index_forgot(whole: Path) -> None:
-    _, [footer] = _loaded(whole)
-    *before, beta = footer.episodes  # of one chunk
-    cut = dataclasses.replace(
-        footer,
-        episodes=tuple(before),
-        chunks=(footer.chunks[0][:-1],),
-        gaps=(footer.gaps[0][footer.gaps[0]["chunk"] < len(footer.chunks[0]) - 1],),
-    )
-    without = index_of({"a": cut}, ["a"])
-    assert beta.key not in without.positions
-    [problem] = _errors(without, [footer])
-    assert (problem.episode, problem.file) == (beta.key, "records/0.seqrec")
+def test_a_complete_episode_that_the_index_forgot(whole: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(whole, tmp_path / "records")
+    path = record_path(root)
+    parts = split_record(data := path.read_bytes())
+    beta = parts.head["episodes"].pop()  # of one chunk
+    parts.chunks = parts.chunks[:-1]
+    parts.gaps = parts.gaps[parts.gaps["chunk"] < len(parts.chunks)]
+    parts.head.update(num_chunks=[len(parts.chunks)], num_gaps=len(parts.gaps))
+    path.write_bytes(parts.joined())
+    assert reindex(root).num_episodes == 2
+    path.write_bytes(data)
+    put_size(root)
+    [problem] = verify(root).problems
+    assert (problem.episode, problem.file) == (beta["key"], str(path))
     assert "`seqrecord reindex` adds it" in str(problem)
     # A part of an episode is what an interrupted write leaves behind.
-    part = (*before, dataclasses.replace(beta, num_frames=None))
-    assert _errors(without, [dataclasses.replace(footer, episodes=part)]) == []
+    parts = split_record(data)
+    parts.head["episodes"][-1]["num_frames"] = None
+    path.write_bytes(parts.joined())
+    put_size(root)
+    assert verify(root).ok
 
 
 def test_a_largest_frame_that_the_page_does_not_have(tmp_path: Path) -> None:
@@ -347,16 +352,12 @@ def test_parts_of_an_episode_that_contradict_each_other(tmp_path: Path) -> None:
         if split_record(data).head["episodes"][0]["num_frames"] is None
     )
 
-    def resize(manifest: dict[str, Any]) -> None:
-        [file] = [file for file in manifest["record_files"] if file["path"].endswith(path.name)]
-        file.update(size=path.stat().st_size)
-
     other: dict[str, Any] = {"ordinal": 7, "fps": 7.0, "metadata": "{}", "key": "env/P1"}
     for name, value in other.items():
         parts = split_record(data)
         parts.head["episodes"][0][name] = value
         path.write_bytes(parts.joined())
-        change_manifest(tmp_path, resize)
+        put_size(tmp_path)
         problems = verify(tmp_path).problems
         assert any("contradict" in str(problem) for problem in problems), problems
         with pytest.raises(FormatError, match="contradict"):
