@@ -23,8 +23,7 @@ from seqrecord.errors import FormatError, FrameError, SourceError
 from seqrecord.export import to_lerobot
 from seqrecord.format.references import parse_reference
 from seqrecord.format.video_pages import parse_video_page
-from seqrecord.indexing.doctor import examine
-from seqrecord.indexing.originals import index_source
+from tests.command_line import run
 from tests.lerobot_video_data import CAMERAS, with_video
 from tests.test_device_video import MOST, NEEDS_TORCHCODEC
 from tests.test_references import _PAGE as REFERENCE
@@ -89,7 +88,7 @@ def test_packed_and_in_place(tmp_path: Path, make: Any, caplog: pytest.LogCaptur
     root, wanted = make(tmp_path)
     source = open_source(root)
     packed = seqrecord.convert(source, tmp_path / "packed", workers=1)
-    index_source(source, tmp_path / "index", checksums=True)
+    seqrecord.convert(source, tmp_path / "index", workers=1, in_place=True, checksums=True)
     assert packed.bad == ()
     assert f"{VIDEO}: 1 episode in av1 yuv420p" in packed.inventory.notes
     for path in (tmp_path / "packed", tmp_path / "index", root):
@@ -158,9 +157,9 @@ def test_another_size_is_left_out_with_a_count(
     assert any(re.search(said, line) for line in caplog.messages)
     with pytest.raises(SourceError, match=r"another size than the first one.*episode_000002"):
         seqrecord.convert(open_source(root), tmp_path / "strict", workers=1, strict=True)
-    found = examine(root)
-    kinds = [each.severity for each in found.findings if each.kind == "stream"]
-    assert kinds == ["warning", "error"]
+    findings = json.loads(run("doctor", root, "--quiet", "--json", code=1).stdout)["findings"]
+    found = [each["severity"] for each in findings if each["kind"] == "stream"]
+    assert found == ["warning", "error"]
 
 
 @NEEDS_TORCHCODEC
