@@ -396,9 +396,7 @@ _FOOTER = [
     Case("-1 chunks", _head(num_chunks=[-1]), "impossible counts"),
     Case("true chunks", _head(num_chunks=[True]), "impossible counts"),
     Case("chunks of two groups", _head(num_chunks=[3, 0]), "bad num_chunks"),
-    Case("chunks of no group", _head(num_chunks=3), "bad num_chunks"),
     Case("1e9 gaps", _head(num_gaps=10**9), "do not fill"),
-    Case("2**64 gaps", _head(num_gaps=2**64), "bad num_gaps"),
 ]
 
 _NAMES: dict[str, list[Any]] = {
@@ -413,11 +411,9 @@ _SCHEMA = [
     Case("feature twice", _head(schema=[{"name": "a", **_FEATURE}] * 2), "twice"),
     Case("feature has another key", _spec(extra=1), "right keys"),
     Case("feature named ../x", _spec(name="../x"), "feature name"),
-    Case("feature named 1", _spec(name=1), "not text"),
     Case("dropped feature of place 1", _spec(name="~1"), "by its place"),
     Case("added by null", _spec(added=None), "writer that added it"),
     Case("added by 15 digits", _spec(added="a" * 15), "writer that added it"),
-    Case("feature name of 129", _spec(name="a" * 129), "feature name"),
     *(
         Case(f"dtype {dtype}", _spec(dtype=dtype), "dtype")
         for dtype in ("O", "|O", "V8", "|S4", ">u2", "u2", "<M8[s]", "<f16", "2<u2", "u1,u1", 1)
@@ -436,9 +432,7 @@ _SCHEMA = [
         for value in values
     ),
     Case("text of a fixed shape", _spec(value="text"), "text and bytes"),
-    Case("nine dimensions", _spec(shape=[1] * 9), "dimensions"),
     Case("five codecs", _spec(codec=[{"id": "zstd"}] * 5), "codecs"),
-    Case("codec without id", _spec(codec=[{"level": 1}]), "id"),
     # Codecs are looked up when a feature is read: others of the dataset stay readable.
     Case("codec pickle", _codec(id="pickle"), "pickle", SchemaError),
     Case("codec level 10**9", _codec(id="zstd", level=10**9), "zstd", SchemaError),
@@ -469,8 +463,6 @@ _EPISODES = [
         for value in values
     ),
     Case("2**31 - 1 frames", _part(num_frames=2**31 - 1), "no complete episode"),
-    Case("2**31 frames", _part(num_frames=2**31), "num_frames"),
-    Case("4 of 5 frames", _part(num_frames=4), "beyond the end"),
     Case("an end that is missing", _part(num_frames=None), "no complete episode"),
     Case("metadata is an object", _part(metadata={}), "metadata"),
     Case("metadata is a list", _part(metadata="[]"), "not a JSON object"),
@@ -481,11 +473,9 @@ _EPISODES = [
 
 _CHUNKS = [
     Case("chunk of no episode", _chunk(2, "episode", 1), "out of order"),
-    Case("chunk of episode 2**32 - 1", _chunk(0, "episode", 2**32 - 1), "order"),
     Case("chunk of 0 frames", _chunk(0, "num_frames", 0), "number of frames"),
     Case("chunk of 65537 frames", _chunk(0, "num_frames", 65537), "number of frames"),
     Case("last chunk too long", _chunk(2, "num_frames", 2), "beyond the end"),
-    Case("chunk too long", _chunk(0, "num_frames", 3), "does not follow"),
     Case("chunk inside another", _chunk(1, "first_frame", 1), "does not follow"),
     Case("chunk twice", _chunk(1, "first_frame", 0), "does not follow"),
     Case("chunk far away", _chunk(2, "first_frame", 2**32 - 2), "beyond the end"),
@@ -495,13 +485,11 @@ _CHUNKS = [
     Case("chunk in the header", _chunk(0, "offset", 0), "wrong offset"),
     Case("chunk after the end", _chunk(2, "offset", 1 << 40), "outside its file"),
     Case("chunk at 2**64 - 64", _chunk(2, "offset", 2**64 - 64), "outside its file"),
-    Case("chunks at one place", _chunk(1, "offset", 64), "overlap"),
     Case("chunks out of order", _chunk(1, "offset", 512), "order of their offsets"),
     Case("chunks overlap", _chunk(1, "offset", 128), "overlap"),
     Case("chunk over slice checksums", _chunk(1, "offset", 192), "overlap"),
     Case("raw page of 0 bytes", _chunk(0, "length", 0, 0), "length"),
     Case("raw page too long", _chunk(0, "length", 25, 0), "length"),
-    Case("raw page of 2**32 - 1 bytes", _chunk(0, "length", 2**32 - 1, 0), "outside its file"),
     Case("page of 0 bytes", _chunk(0, "length", 0, 1), "length"),
     Case("page of less than its table", _chunk(0, "length", 19, 1), "length"),
     Case("page of 2**32 - 1 bytes", _chunk(2, "length", 2**32 - 1, 1), "outside its file"),
@@ -511,10 +499,8 @@ _CHUNKS = [
     Case("largest frame too small", _chunk(0, "largest", 4), "differs in size"),
     Case("largest frame too large", _chunk(0, "largest", 12), "differs in size"),
     Case("bitmap of no chunk", _gaps((3, 0, 0, 1)), "no chunk"),
-    Case("bitmap of chunk 2**32 - 1", _gaps((2**32 - 1, 0, 0, 1)), "no chunk"),
     Case("bitmap of no feature", _gaps((0, 2, 0, 1)), "no feature"),
     Case("bitmap of word 1", _gaps((1, 1, 1, 0)), "longer than its chunk"),
-    Case("bitmap of word 65535", _gaps((1, 1, 65535, 0)), "longer than its chunk"),
     Case("bitmap too long", _gaps((1, 1, 0, 0b110)), "longer than its chunk"),
     Case("bitmap of all frames", _gaps((1, 1, 0, 0b11)), "lacks nothing"),
     Case("bitmaps twice", _gaps((1, 1, 0, 0b10), (1, 1, 0, 0b10)), "out of order"),
@@ -537,7 +523,6 @@ _PAGES = [
     Case("first offset", _page(lambda p: _words(p, 0, 12)), "offsets"),
     Case("offsets fall", _page(lambda p: _words(p, 1, 19)), "offsets"),
     Case("offset 2**32 - 1", _page(lambda p: _words(p, 1, 2**32 - 1)), "offsets"),
-    Case("last offset", _page(lambda p: _words(p, 2, 4)), "offsets"),
 ]
 
 _FILES = [
@@ -578,7 +563,6 @@ _MANIFEST = [
     Case("manifest is a list", _manifest(lambda v: b'[{\n "a": 1'), "JSON"),
     Case("manifest of another format", _manifest_with(format="x")),
     Case("manifest of version 2", _manifest_with(version=2), error=VersionError),
-    Case("manifest of version 1.0", _manifest_with(version=1.0), error=VersionError),
     Case("manifest of version true", _manifest_with(version=True), error=VersionError),
     Case("manifest has another key", _manifest_with(x=1), "right keys"),
     Case("manifest lacks a key", _manifest(lambda v: v.pop("schema")), "right keys"),
@@ -640,7 +624,6 @@ _MANIFEST = [
 _INDEX = [
     Case("no Arrow file", _table("gaps", lambda t: b"x" * 100), "Arrow"),
     Case("empty table file", _table("gaps", lambda t: b""), "Arrow"),
-    Case("only magic", _table("gaps", lambda t: b"ARROW1\0\0"), "Arrow"),
     Case("a batch before the schema", _table("gaps", _without_schema), "not a schema"),
     Case("two schemas", _table("gaps", _twice_the_schema), "not a record batch"),
     Case("two batches", _table("gaps", lambda t: _arrow(t, 2)), "batch"),
@@ -685,10 +668,8 @@ _INDEX = [
     ),
     Case("metadata of the index", _column("episodes", "metadata", ["[]"]), "JSON object"),
     Case("file 1 of 1", _chunks("file", [0, 0, 1]), "no record file"),
-    Case("file 2**32 - 1", _chunks("file", [2**32 - 1, 0, 0]), "no record"),
     Case("offset 2**63", _chunks("offset", [64, 256, 2**63]), "outside its"),
     Case("offset 2**64 - 64", _chunks("offset", [64, 256, 2**64 - 64]), "outside its"),
-    Case("offset 0", _chunks("offset", [0, 256, 448]), "outside its"),
     Case("offset 65", _chunks("offset", [65, 256, 448]), "wrong offset"),
     Case("pages of 2**32 - 1 bytes", _chunks("page_length", [[2**32 - 1] * 2] * 3), "outside its"),
     Case("raw page of the index", _chunks("page_length", [[12, 64]] * 3), "length"),
