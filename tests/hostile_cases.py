@@ -372,7 +372,11 @@ _FEATURE = {key: value for key, value in tiny.TINY["raw"].to_json().items() if k
 _MANY = [{"name": f"f{i}", **_FEATURE} for i in range(1025)]
 
 _FOOTER = [
-    Case("head is a list", _record(lambda p: p.__dict__.update(head=[p.head])), "right keys"),
+    Case(
+        "head is a list",
+        _record(lambda p: p.__dict__.update(head=[p.head])),
+        "right keys",
+    ),
     Case("head lacks a key", _record(lambda p: p.head.pop("num_gaps")), "right keys"),
     Case("head has another key", _head(extra=1), "right keys"),
     Case("key twice", _replaced("{", '{"num_gaps": 0, '), "duplicate key"),

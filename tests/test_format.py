@@ -87,14 +87,6 @@ def test_footer_bytes() -> None:
     assert len(tail) == 24
 
 
-def _same(a: Footer, b: Footer) -> bool:
-    def said(footer: Footer) -> list[object]:
-        rows = [array.tobytes() for array in (*footer.chunks, *footer.gaps)]
-        return [footer.schema, footer.file_id, footer.episodes, rows]
-
-    return said(a) == said(b)
-
-
 @st.composite
 def _footers(draw: st.DrawFn) -> Footer:
     """Any footer that a writer could write: groups of chunks of any length, as they were done."""
@@ -171,7 +163,9 @@ def test_footer_round_trip(footer: Footer) -> None:
     data = encode_footer(footer)
     offset = aligned(_end(footer))
     assert parse_tail(data[-24:], offset + len(data)) == (offset, len(data) - 24)
-    assert _same(parse_footer(data, offset), footer)
+    again = parse_footer(data, offset)
+    assert (again.schema, again.episodes) == (footer.schema, footer.episodes)
+    assert encode_footer(again) == data
     with pytest.raises(FormatError, match="outside its file"):
         parse_footer(data, _end(footer) - 1)
 
@@ -322,8 +316,8 @@ def test_checksums() -> None:
     for data, value in vectors:
         for same in (data, bytearray(data), memoryview(data), memoryview(bytearray(data))):
             assert crc32c(same) == value
-    buffers: list[Buffer] = [array.array("I", [1, 2, 3]), np.array([[1, 2, 3]], "<u4").data]
-    for buffer in map(memoryview, buffers):
+    buffers: list[Buffer] = [memoryview(array.array("I", [1, 2])), np.array([[1, 2]], "<u4").data]
+    for buffer in buffers:
         assert crc32c(buffer) == crc32c(bytes(buffer))
     for size, count, last in ((1, 1, 1), (7, 3, 2), (4096, 5, 4096), (100_001, 3, 17)):
         data = random.Random(size).randbytes(size * (count - 1) + last)

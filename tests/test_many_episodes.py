@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +38,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A dataset of so few bytes would not be believed to have so many chunks.
     absent = RecordFile("records/absent.seqrec", 1 << 40, "f" * 32)
     files = (*manifest.record_files, absent)
-    counts = {"num_episodes": EPISODES, "num_frames": EPISODES * FRAMES}
+    counts: dict[str, Any] = {"num_episodes": EPISODES, "num_frames": EPISODES * FRAMES}
     manifest = replace(manifest, record_files=files, index=tables, **counts)
     put_manifest(storage, manifest, expected=tag)
     return root

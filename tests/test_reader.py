@@ -225,6 +225,7 @@ def test_only_what_is_asked_for_is_read(small: Path, written: Written) -> None:
         assert want <= storage.bytes_read <= most
         assert not storage.sizes
         assert not storage.lists
+    dataset = seqrecord.open(storage)
     storage.reset()
     dataset.episodes["alpha/Easy/P001"][0:4]
     ((path, ranges),) = storage.ranges.items()

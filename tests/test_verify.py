@@ -115,7 +115,7 @@ def test_what_came_damaged_once_is_no_problem(small: Path, ending: str) -> None:
 def test_all_problems_are_found_in_the_same_order(dataset: Path) -> None:
     pages = _pages(dataset)
     chosen = [pages[i] for i in (0, 2, 9, 20, -1)]
-    keys = {(str(file), start): key for file, start, _, key, _ in chosen}
+    keys: dict[Any, str] = {(str(file), start): key for file, start, _, key, _ in chosen}
     for file, _, stop, *_ in chosen:
         flip(file, stop - 1)
     reports = [verify(dataset, deep=True, num_threads=n) for n in (1, 1, 4)]

@@ -78,8 +78,8 @@ def test_a_writer_keeps_what_its_frames_are_like_and_encoded_ones_come_later(
     assert photo.num_frames == len(frames)
     assert photo.mean == pytest.approx(np.mean([f["photo"] for f in frames], (0, 1, 2)), abs=3)
     # A conversion may decode what it keeps encoded.
-    chosen = (("auto", ["photo"]), ("all", []), ("none", list(small_schema())))
-    for statistics, missing in chosen:
+    chosen: dict[str, list[str]] = {"auto": ["photo"], "all": [], "none": list(small_schema())}
+    for statistics, missing in chosen.items():
         command = ("write", "--src", small, "--dst", tmp_path / statistics)
         command_line.run(*command, "--statistics", statistics)
         with seqrecord.open(tmp_path / statistics) as reader:
@@ -225,9 +225,10 @@ def test_those_of_chosen_features_and_after_a_transform(small: Path) -> None:
         assert got["step"].mean == pytest.approx(np.concatenate(steps).mean())
         assert got["step"].max == np.concatenate(steps).max()
         same = reader.compute_statistics(frame_transform=lambda frame: frame)
-        for wrong in ({"max_frames": 0}, {"num_threads": 0}):
+        wrong: list[dict[str, Any]] = [{"max_frames": 0}, {"num_threads": 0}]
+        for options in wrong:
             with pytest.raises(errors.ClipError, match="at least 1"):
-                reader.compute_statistics(**wrong)
+                reader.compute_statistics(**options)
     # A transform does not get frames that lack a feature.
     assert same["step"].num_frames == same["flow"].num_frames == got.num_frames - len(EPISODES)
     flow = [Statistics(17, {"flow": found["flow"]}) for found in (same, computed(small))]
