@@ -577,12 +577,8 @@ def test_imagecodecs_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 CHAINS: list[Any] = [
-    "fast",
-    "balanced",
-    "small",
-    "png",
-    [{"id": "zlib"}],
-    [{"id": "zstd", "level": -5}],
+    *("fast", "balanced", "small", "png", [{"id": "zlib"}], [{"id": "bz2"}]),
+    *([{"id": "zstd", "level": -5}], [{"id": "blosc", "clevel": 0}]),
 ]
 
 
