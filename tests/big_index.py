@@ -15,7 +15,7 @@ from seqrecord.format.manifest import IndexFile, Manifest, RecordFile
 from seqrecord.format.pages import ALIGNMENT, chunk_bytes
 from seqrecord.format.rows import GAP_ROW
 
-__all__ = ["write_big_index"]
+__all__ = ["put_tables", "write_big_index"]
 
 _ZSTD = ({"id": "zstd", "level": 1},)
 _SCHEMA = Schema(
@@ -78,19 +78,13 @@ def write_big_index(
         split=np.full(episodes, NO_SPLIT, np.uint16),
         groups=(group,),
     )
-    (root / "index").mkdir(parents=True)
-    tables = {}
-    for name, data in index.encode().items():
-        path = f"index/abcdef-{name}.arrow"
-        (root / path).write_bytes(data)
-        tables[name] = IndexFile(path, data.size, f"{crc32c(memoryview(data)):08x}")
     manifest = Manifest(
         schema=_SCHEMA,
         record_files=tuple(
             RecordFile(f"records/{i:05}-{i:08x}.seqrec", int(end), f"{i:032x}")
             for i, end in enumerate(ends)
         ),
-        index=tables,
+        index=put_tables(root, index),
         num_episodes=episodes,
         num_frames=episodes * frames,
         fingerprint="0" * 64,
@@ -98,3 +92,14 @@ def write_big_index(
     )
     (root / "manifest.json").write_bytes(manifest.encode())
     return manifest
+
+
+def put_tables(root: Path, index: Index) -> dict[str, IndexFile]:
+    """Write an index; what a manifest says of it."""
+    (root / "index").mkdir(parents=True, exist_ok=True)
+    tables = {}
+    for name, data in index.encode().items():
+        path = f"index/abcdef-{name}.arrow"
+        (root / path).write_bytes(data)
+        tables[name] = IndexFile(path, data.size, f"{crc32c(memoryview(data)):08x}")
+    return tables

@@ -95,42 +95,27 @@ def _part(**values: Any) -> Change:
     return _record(lambda parts: parts.head["episodes"][0].update(values))
 
 
-def _text(make: Callable[[str], str]) -> Change:
-    """The footer's JSON as text, put together by hand."""
-
-    def change(parts: tiny.RecordParts) -> None:
-        parts.text = make(json.dumps(parts.head)).encode("utf-8", "surrogatepass")
-
-    return _record(change)
+def _another(**values: Any) -> Change:
+    return _record(lambda parts: parts.head["episodes"].append(parts.head["episodes"][0] | values))
 
 
 def _replaced(old: str, new: str) -> Change:
-    def make(text: str) -> str:
+    """The footer's JSON as text, changed by hand."""
+
+    def change(parts: tiny.RecordParts) -> None:
+        text = json.dumps(parts.head)
         assert old in text
-        return text.replace(old, new, 1)
-
-    return _text(make)
-
-
-def _chunk(row: int, field: str, value: int) -> Change:
-    def change(parts: tiny.RecordParts) -> None:
-        parts.chunks[row][field] = value
+        parts.text = text.replace(old, new, 1).encode("utf-8", "surrogatepass")
 
     return _record(change)
 
 
-def _length(row: int, column: int, value: int) -> Change:
-    def change(parts: tiny.RecordParts) -> None:
-        parts.chunks[row]["pages"][column]["length"] = value
-
-    return _record(change)
-
-
-def _largest(row: int, value: int) -> Change:
-    """What a chunk row says of the largest `blob`: 8, 16 and 20 bytes by right."""
+def _chunk(row: int, field: str, value: int, page: int | None = None) -> Change:
+    """A number of a chunk row, or of a page in it. `largest` of a `blob`: 8, 16 and 20 bytes."""
 
     def change(parts: tiny.RecordParts) -> None:
-        parts.chunks[row]["largest"][0] = value
+        chunk = parts.chunks[row]
+        (chunk if page is None else chunk["pages"][page])[field] = value
 
     return _record(change)
 
@@ -181,8 +166,12 @@ def _edits(data: bytes, crc: int | None = None) -> Change:
     return apply
 
 
-def _edit(text: str) -> bytes:
-    return f'{{"format":"seqrecord edits","version":1,"edits":[{text}]}}'.encode()
+def _edit(op: str, **values: Any) -> Change:
+    return _edits(_file_of({"op": op, **values}))
+
+
+def _file_of(*edits: Any, version: int = 1) -> bytes:
+    return json.dumps({"format": "seqrecord edits", "version": version, "edits": edits}).encode()
 
 
 def _gaps(*rows: tuple[int, int, int, int]) -> Change:
@@ -245,6 +234,14 @@ def _manifest(change: Callable[[dict[str, Any]], object]) -> Change:
     return lambda root: tiny.change_manifest(root, change)
 
 
+def _double(value: dict[str, Any], key: str) -> None:
+    value[key] *= 2
+
+
+def _exchange(index: dict[str, Any]) -> None:
+    index["gaps"] = index["chunks"][0]
+
+
 def _gaps_file(**values: Any) -> Change:
     return _manifest(lambda value: value["index"]["gaps"].update(values))
 
@@ -272,11 +269,6 @@ def _column(table: str, name: str, values: list[Any]) -> Change:
 
 
 _chunks = partial(_column, "chunks0")
-
-
-def _columns(table: str, **columns: list[Any]) -> Change:
-    """All columns of an index table replaced."""
-    return _table(table, lambda old: pa.table(columns, old.schema))
 
 
 def _arrow(table: pa.Table, batches: int = 1, **options: Any) -> bytes:
@@ -350,21 +342,23 @@ def _contradict(**values: Any) -> Change:
     return _second_file(change)
 
 
-def _link(root: Path, inside: Path) -> None:
-    """Move a file or folder out of the dataset and put a link to it in its place."""
+def _link(root: Path, name: str = "") -> None:
+    """Move a file or folder, or the record file, out of the dataset; a link is in its place."""
+    inside = root / name if name else tiny.record_path(root)
     outside = root.parent / f"outside-{root.name}"
     outside.mkdir()
     shutil.move(inside, outside / inside.name)
     inside.symlink_to(outside / inside.name)
 
 
-def _replace(path: Path, make: Callable[[Path], object]) -> None:
+def _replace(root: Path, make: Callable[[Path], object]) -> None:
+    path = tiny.record_path(root)
     path.unlink()
     make(path)
 
 
 def _linked_reindex(root: Path) -> None:
-    _link(root, tiny.record_path(root))
+    _link(root)
     reindex(root, created_by="test")
 
 
@@ -372,11 +366,17 @@ def _small(path: str) -> dict[str, Any]:
     return {"path": path, "size": 1, "crc32c": "0" * 8}
 
 
-_DEEP = "[" * 100_000 + "]" * 100_000
+_DEEP, _DEEP_70 = ("[" * depth + "]" * depth for depth in (100_000, 70))
+_UID = "a" * 32
 _FEATURE = {key: value for key, value in tiny.TINY["raw"].to_json().items() if key != "name"}
+_MANY = [{"name": f"f{i}", **_FEATURE} for i in range(1025)]
 
 _FOOTER = [
-    Case("head is a list", _text(lambda text: f"[{text}]"), "right keys"),
+    Case(
+        "head is a list",
+        _record(lambda p: p.__dict__.update(head=[p.head])),
+        "right keys",
+    ),
     Case("head lacks a key", _record(lambda p: p.head.pop("num_gaps")), "right keys"),
     Case("head has another key", _head(extra=1), "right keys"),
     Case("key twice", _replaced("{", '{"num_gaps": 0, '), "duplicate key"),
@@ -384,11 +384,7 @@ _FOOTER = [
     Case("1e999", _replaced('"num_gaps": 1', '"num_gaps": 1e999'), "1e999"),
     Case("huge integer", _replaced('_gaps": 1', '_gaps": 1' + "0" * 9999), "JSON"),
     Case("deep nesting", _replaced('"num_gaps": 1', f'"num_gaps": {_DEEP}'), "JSON"),
-    Case(
-        "nesting just too deep",
-        _replaced('"num_gaps": 1', '"num_gaps": ' + "[" * 70 + "]" * 70),
-        "too deeply",
-    ),
+    Case("nesting just too deep", _replaced('gaps": 1', f'gaps": {_DEEP_70}'), "too deeply"),
     Case("half a surrogate pair", _replaced("env/P0", "env/\\udc80"), "JSON"),
     Case("not UTF-8", _replaced("env/P0", "env/\udc80"), "JSON"),
     Case("JSON is empty", _set(json_length=0), "does not fit"),
@@ -404,33 +400,27 @@ _FOOTER = [
     Case("-1 chunks", _head(num_chunks=[-1]), "impossible counts"),
     Case("true chunks", _head(num_chunks=[True]), "impossible counts"),
     Case("chunks of two groups", _head(num_chunks=[3, 0]), "bad num_chunks"),
-    Case("chunks of no group", _head(num_chunks=3), "bad num_chunks"),
     Case("1e9 gaps", _head(num_gaps=10**9), "do not fill"),
-    Case("2**64 gaps", _head(num_gaps=2**64), "bad num_gaps"),
 ]
 
+_NAMES: dict[str, list[Any]] = {
+    "kind": ["", "A", "a" * 33],
+    "unit": ["\x1b[2J", "", 1],
+    "value": ["pickle", None],
+}
 _SCHEMA = [
     Case("schema is no list", _head(schema={}), "not a list"),
     Case("no feature", _head(schema=[]), "number of"),
-    Case(
-        "1025 features",
-        _head(schema=[{"name": f"f{i}", **_FEATURE} for i in range(1025)]),
-        "number of",
-    ),
+    Case("1025 features", _head(schema=_MANY), "number of"),
     Case("feature twice", _head(schema=[{"name": "a", **_FEATURE}] * 2), "twice"),
     Case("feature has another key", _spec(extra=1), "right keys"),
     Case("feature named ../x", _spec(name="../x"), "feature name"),
-    Case("feature named 1", _spec(name=1), "not text"),
     Case("dropped feature of place 1", _spec(name="~1"), "by its place"),
     Case("added by null", _spec(added=None), "writer that added it"),
     Case("added by 15 digits", _spec(added="a" * 15), "writer that added it"),
-    Case("feature name of 129", _spec(name="a" * 129), "feature name"),
     *(
         Case(f"dtype {dtype}", _spec(dtype=dtype), "dtype")
-        for dtype in (
-            *("O", "|O", "V8", "|S4", "<U4", ">u2", "u2", "<M8[s]", "<f16", "2<u2"),
-            *("u1,u1", 1),
-        )
+        for dtype in ("O", "|O", "V8", "|S4", ">u2", "u2", "<M8[s]", "<f16", "2<u2", "u1,u1", 1)
     ),
     *(
         Case(f"shape {shape}", _spec(shape=shape))
@@ -442,66 +432,41 @@ _SCHEMA = [
     ),
     *(
         Case(f"{name} {value!r}", _spec(**{name: value}), name)
-        for name, value in (
-            ("kind", ""),
-            ("kind", "A"),
-            ("kind", "a" * 33),
-            ("unit", "\x1b[2J"),
-            ("unit", ""),
-            ("unit", 1),
-            ("value", "pickle"),
-            ("value", None),
-        )
+        for name, values in _NAMES.items()
+        for value in values
     ),
     Case("text of a fixed shape", _spec(value="text"), "text and bytes"),
-    Case("nine dimensions", _spec(shape=[1] * 9), "dimensions"),
     Case("five codecs", _spec(codec=[{"id": "zstd"}] * 5), "codecs"),
-    Case("codec without id", _spec(codec=[{"level": 1}]), "id"),
     # Codecs are looked up when a feature is read: others of the dataset stay readable.
     Case("codec pickle", _codec(id="pickle"), "pickle", SchemaError),
     Case("codec level 10**9", _codec(id="zstd", level=10**9), "zstd", SchemaError),
 ]
 
+_NUMBERS: dict[str, list[Any]] = {
+    "ordinal": [-1, 2**53, True],
+    "num_frames": [0, 2**32, 5.0],
+    "fps": [0, -1.5, True, "30", 10**400],
+}
 _EPISODES = [
     Case("episodes are no list", _head(episodes={}), "bad episodes"),
     Case("no episode", _head(episodes=[]), "out of order"),
-    Case(
-        "episode without a chunk",
-        _record(lambda p: p.head["episodes"].append(p.head["episodes"][0] | {"uid": "1" * 32})),
-        "no chunk",
-    ),
+    Case("episode without a chunk", _another(uid="1" * 32), "no chunk"),
+    Case("uid twice", _another(), "twice"),
     Case("episode is no object", _head(episodes=[1]), "right keys"),
     Case("episode has another key", _part(extra=1), "right keys"),
     Case("time spans of no timestamp", _part(time_spans={"x": ""}), "not timestamps"),
     Case("time spans are a list", _part(time_spans=[]), "not timestamps"),
     *(
         Case(f"episode key {key!r:.20}", _part(key=key), "episode key")
-        for key in (
-            *("", ".", "../x", "/x", "x/", "a//b", "a/../b", "a\\b", "a\0"),
-            *("a\x9b", "é" * 513, 1),
-        )
+        for key in ("", ".", "../x", "/x", "x/", "a//b", "a\\b", "a\0", "a\x9b", "é" * 513, 1)
     ),
     Case("uid", _part(uid="x" * 32), "uid"),
-    Case("uid twice", _record(lambda p: p.head["episodes"].append(p.head["episodes"][0])), "twice"),
     *(
         Case(f"{name} {value}", _part(**{name: value}), name)
-        for name, value in (
-            ("ordinal", -1),
-            ("ordinal", 2**53),
-            ("ordinal", True),
-            ("num_frames", 0),
-            ("num_frames", 2**32),
-            ("num_frames", 5.0),
-            ("fps", 0),
-            ("fps", -1.5),
-            ("fps", True),
-            ("fps", "30"),
-            ("fps", 10**400),
-        )
+        for name, values in _NUMBERS.items()
+        for value in values
     ),
     Case("2**31 - 1 frames", _part(num_frames=2**31 - 1), "no complete episode"),
-    Case("2**31 frames", _part(num_frames=2**31), "num_frames"),
-    Case("4 of 5 frames", _part(num_frames=4), "beyond the end"),
     Case("an end that is missing", _part(num_frames=None), "no complete episode"),
     Case("metadata is an object", _part(metadata={}), "metadata"),
     Case("metadata is a list", _part(metadata="[]"), "not a JSON object"),
@@ -512,11 +477,9 @@ _EPISODES = [
 
 _CHUNKS = [
     Case("chunk of no episode", _chunk(2, "episode", 1), "out of order"),
-    Case("chunk of episode 2**32 - 1", _chunk(0, "episode", 2**32 - 1), "order"),
     Case("chunk of 0 frames", _chunk(0, "num_frames", 0), "number of frames"),
     Case("chunk of 65537 frames", _chunk(0, "num_frames", 65537), "number of frames"),
     Case("last chunk too long", _chunk(2, "num_frames", 2), "beyond the end"),
-    Case("chunk too long", _chunk(0, "num_frames", 3), "does not follow"),
     Case("chunk inside another", _chunk(1, "first_frame", 1), "does not follow"),
     Case("chunk twice", _chunk(1, "first_frame", 0), "does not follow"),
     Case("chunk far away", _chunk(2, "first_frame", 2**32 - 2), "beyond the end"),
@@ -526,26 +489,22 @@ _CHUNKS = [
     Case("chunk in the header", _chunk(0, "offset", 0), "wrong offset"),
     Case("chunk after the end", _chunk(2, "offset", 1 << 40), "outside its file"),
     Case("chunk at 2**64 - 64", _chunk(2, "offset", 2**64 - 64), "outside its file"),
-    Case("chunks at one place", _chunk(1, "offset", 64), "overlap"),
     Case("chunks out of order", _chunk(1, "offset", 512), "order of their offsets"),
     Case("chunks overlap", _chunk(1, "offset", 128), "overlap"),
     Case("chunk over slice checksums", _chunk(1, "offset", 192), "overlap"),
-    Case("raw page of 0 bytes", _length(0, 0, 0), "length"),
-    Case("raw page too long", _length(0, 0, 25), "length"),
-    Case("raw page of 2**32 - 1 bytes", _length(0, 0, 2**32 - 1), "outside its file"),
-    Case("page of 0 bytes", _length(0, 1, 0), "length"),
-    Case("page of less than its table", _length(0, 1, 19), "length"),
-    Case("page of 2**32 - 1 bytes", _length(2, 1, 2**32 - 1), "outside its file"),
-    Case("largest frame of 2**40 bytes", _largest(0, 2**40), "impossible"),
-    Case("largest frame of half an element", _largest(0, 6), "impossible"),
+    Case("raw page of 0 bytes", _chunk(0, "length", 0, 0), "length"),
+    Case("raw page too long", _chunk(0, "length", 25, 0), "length"),
+    Case("page of 0 bytes", _chunk(0, "length", 0, 1), "length"),
+    Case("page of less than its table", _chunk(0, "length", 19, 1), "length"),
+    Case("page of 2**32 - 1 bytes", _chunk(2, "length", 2**32 - 1, 1), "outside its file"),
+    Case("largest frame of 2**40 bytes", _chunk(0, "largest", 2**40), "impossible"),
+    Case("largest frame of half an element", _chunk(0, "largest", 6), "impossible"),
     Case("largest frame of a page of no frames", _record(_no_frame), "impossible"),
-    Case("largest frame too small", _largest(0, 4), "differs in size"),
-    Case("largest frame too large", _largest(0, 12), "differs in size"),
+    Case("largest frame too small", _chunk(0, "largest", 4), "differs in size"),
+    Case("largest frame too large", _chunk(0, "largest", 12), "differs in size"),
     Case("bitmap of no chunk", _gaps((3, 0, 0, 1)), "no chunk"),
-    Case("bitmap of chunk 2**32 - 1", _gaps((2**32 - 1, 0, 0, 1)), "no chunk"),
     Case("bitmap of no feature", _gaps((0, 2, 0, 1)), "no feature"),
     Case("bitmap of word 1", _gaps((1, 1, 1, 0)), "longer than its chunk"),
-    Case("bitmap of word 65535", _gaps((1, 1, 65535, 0)), "longer than its chunk"),
     Case("bitmap too long", _gaps((1, 1, 0, 0b110)), "longer than its chunk"),
     Case("bitmap of all frames", _gaps((1, 1, 0, 0b11)), "lacks nothing"),
     Case("bitmaps twice", _gaps((1, 1, 0, 0b10), (1, 1, 0, 0b10)), "out of order"),
@@ -568,70 +527,46 @@ _PAGES = [
     Case("first offset", _page(lambda p: _words(p, 0, 12)), "offsets"),
     Case("offsets fall", _page(lambda p: _words(p, 1, 19)), "offsets"),
     Case("offset 2**32 - 1", _page(lambda p: _words(p, 1, 2**32 - 1)), "offsets"),
-    Case("last offset", _page(lambda p: _words(p, 2, 4)), "offsets"),
 ]
 
 _FILES = [
     Case("text is not UTF-8", _not_utf8, "not UTF-8", error=CodecError),
     Case("edits are a list", _edits(b"[]"), "file of edits"),
     Case("edits are no JSON", _edits(b"{"), "JSON"),
-    Case("edits of version 2", _edits(_edit("").replace(b"1", b"2")), "bad version"),
-    Case("edit of another op", _edits(_edit('{"op":"drop","uids":[]}')), "an edit"),
-    Case("uid of an edit", _edits(_edit('{"op":"delete","uids":[1]}')), "an edit"),
-    Case(
-        "key of an edit",
-        _edits(_edit(f'{{"op":"rename","keys":{{"{"a" * 32}":"../x"}}}}')),
-        "episode key",
-    ),
-    Case(
-        "metadata of an edit",
-        _edits(_edit(f'{{"op":"relabel","metadata":{{"{"a" * 32}":"[]"}}}}')),
-        "a JSON object",
-    ),
+    Case("edits of version 2", _edits(_file_of(version=2)), "bad version"),
+    Case("edit of another op", _edit("drop", uids=[]), "an edit"),
+    Case("uid of an edit", _edit("delete", uids=[1]), "an edit"),
+    Case("key of an edit", _edit("rename", keys={_UID: "../x"}), "episode key"),
+    Case("metadata of an edit", _edit("relabel", metadata={_UID: "[]"}), "a JSON object"),
     *(
-        Case(
-            f"frames {frames} of an edit",
-            _edits(_edit(f'{{"op":"trim","frames":{{"{"a" * 32}":{frames}}}}}')),
-            "start and stop",
-        )
-        for frames in ("[1,1]", "[-1,1]", "[0,2147483648]", "[0,true]", "[0.0,1]", "7")
+        Case(f"frames {frames} of an edit", _edit("trim", frames={_UID: frames}), "start and stop")
+        for frames in ([1, 1], [-1, 1], [0, 2147483648], [0, True], [0.0, 1], 7)
     ),
-    Case("schema of an edit", _edits(_edit('{"op":"features","schema":[{"name":"x"}]}')), "schema"),
-    Case(
-        "features of an edit",
-        _edits(_edit('{"op":"features","schema":[' + json.dumps({"name": "a", **_FEATURE}) + "]}")),
-        "schemas",
-    ),
-    Case("edits that are damaged", _edits(_edit(""), 0), "checksum", error=ChecksumError),
+    Case("schema of an edit", _edit("features", schema=[{"name": "x"}]), "schema"),
+    Case("features of an edit", _edit("features", schema=_MANY[:1]), "schemas"),
+    Case("edits that are damaged", _edits(_file_of(), 0), "checksum", error=ChecksumError),
     Case("record file twice", _second_file(lambda p: None), "record files with the same id"),
     Case("name of a record file", _second_file(_other_episode, "a b.seqrec"), "name"),
     Case("parts of other keys", _contradict(key="other"), "contradict"),
     Case("schemas differ", _second_file(_other_schema), "schemas"),
-    Case("record file is a link", lambda r: _link(r, tiny.record_path(r)), "out of", StorageError),
-    Case("records is a link", lambda r: _link(r, r / "records"), "out of", StorageError),
-    Case("index is a link", lambda r: _link(r, r / "index"), "out of", StorageError),
-    Case("manifest is a link", lambda r: _link(r, r / "manifest.json"), "out of", StorageError),
-    Case(
-        "record file is a folder",
-        lambda r: _replace(tiny.record_path(r), Path.mkdir),
-        "",
-        StorageError,
+    Case("record file is a link", _link, "out of the folder", StorageError),
+    *(
+        Case(
+            f"{name.partition('.')[0]} is a link", partial(_link, name=name), "out of", StorageError
+        )
+        for name in ("records", "index", "manifest.json")
     ),
-    Case(
-        "record file is a pipe",
-        lambda r: _replace(tiny.record_path(r), os.mkfifo),
-        "",
-        StorageError,
-    ),
+    Case("record file is a folder", partial(_replace, make=Path.mkdir), "", StorageError),
+    Case("record file is a pipe", partial(_replace, make=os.mkfifo), "", StorageError),
     Case("link at reindex", _linked_reindex, "out of the folder", StorageError),
     Case("record file is gone", lambda r: tiny.record_path(r).unlink(), "", NotFoundError),
 ]
 
+_COMMITS = [f"{i:032x}" for i in range(101)]
 _MANIFEST = [
     Case("manifest is a list", _manifest(lambda v: b'[{\n "a": 1'), "JSON"),
     Case("manifest of another format", _manifest_with(format="x")),
     Case("manifest of version 2", _manifest_with(version=2), error=VersionError),
-    Case("manifest of version 1.0", _manifest_with(version=1.0), error=VersionError),
     Case("manifest of version true", _manifest_with(version=True), error=VersionError),
     Case("manifest has another key", _manifest_with(x=1), "right keys"),
     Case("manifest lacks a key", _manifest(lambda v: v.pop("schema")), "right keys"),
@@ -639,9 +574,14 @@ _MANIFEST = [
     *(
         Case(f"record path {path}", _entry(path=path), "bad path")
         for path in (
-            *("../../etc/x.seqrec", "/etc/x.seqrec", "records/../x.seqrec"),
-            *("records/a/b.seqrec", "records/.x.seqrec", "records/x.txt"),
-            *("records/x.seqrec\n", "x.seqrec", 7),
+            *(
+                "../../etc/x.seqrec",
+                "/etc/x.seqrec",
+                "records/../x.seqrec",
+                "records/a/b.seqrec",
+                7,
+            ),
+            *("records/.x.seqrec", "records/x.txt", "records/x.seqrec\n", "x.seqrec"),
         )
     ),
     *(
@@ -653,11 +593,7 @@ _MANIFEST = [
     Case("record file has another key", _entry(x=1), "right keys"),
     Case("record file is no object", _manifest_with(record_files=[1])),
     Case("no record file", _manifest_with(record_files=[]), "record_files"),
-    Case(
-        "record file listed twice",
-        _manifest(lambda v: v.update(record_files=v["record_files"] * 2)),
-        "duplicate path",
-    ),
+    Case("record file listed twice", _manifest(lambda v: _double(v, "record_files")), "duplicate"),
     Case("10**6 record files", _manifest_with(record_files=[1] * 10**6), "too many"),
     Case("frames miscounted", _manifest_with(num_frames=6), "differs from the manifest"),
     Case("episodes miscounted", _manifest_with(num_episodes=2), "differs from the manifest"),
@@ -674,23 +610,11 @@ _MANIFEST = [
     Case("inventory path", _manifest_with(inventory=_small("index/x.arrow")), "bad path"),
     Case("inventory null", _manifest_with(inventory=None), "a file in the manifest"),
     Case("edits path", _manifest_with(edits=[_small("x.json")]), "path"),
-    Case(
-        "two chunk tables",
-        _manifest(lambda v: v["index"].update(chunks=v["index"]["chunks"] * 2)),
-        "bad chunks",
-    ),
+    Case("two chunk tables", _manifest(lambda v: _double(v["index"], "chunks")), "bad chunks"),
     Case("removed path", _manifest_with(removed=["a"]), "removed"),
     Case("commit", _manifest_with(commit="A" * 32), "bad commit"),
-    Case(
-        "101 earlier commits",
-        _manifest_with(earlier_commits=[f"{i:032x}" for i in range(101)]),
-        "earlier_commits",
-    ),
-    Case(
-        "a commit twice",
-        _manifest(lambda v: v.update(earlier_commits=[v["commit"]])),
-        "duplicate commit",
-    ),
+    Case("101 earlier commits", _manifest_with(earlier_commits=_COMMITS), "earlier_commits"),
+    Case("a commit twice", _manifest(lambda v: v.update(earlier_commits=[v["commit"]])), "commit"),
     Case("superseded path", _manifest_with(superseded=["records/a.seqrec"]), "superseded"),
     Case("one feature less", _manifest(lambda v: v["schema"].pop()), "columns"),
     Case("other dtype", _manifest(lambda v: v["schema"][0].update(dtype="<u4")), "length"),
@@ -698,17 +622,12 @@ _MANIFEST = [
     Case("index size", _gaps_file(size=2**62), "wrong length"),
     Case("index checksum", _gaps_file(crc32c="00000000"), "checksum", ChecksumError),
     Case("table is missing", _manifest(lambda v: v["index"].pop("gaps")), "right keys"),
-    Case(
-        "tables exchanged",
-        _manifest(lambda v: v["index"].update(gaps=v["index"]["chunks"][0])),
-        "columns",
-    ),
+    Case("tables exchanged", _manifest(lambda v: _exchange(v["index"])), "columns"),
 ]
 
 _INDEX = [
     Case("no Arrow file", _table("gaps", lambda t: b"x" * 100), "Arrow"),
     Case("empty table file", _table("gaps", lambda t: b""), "Arrow"),
-    Case("only magic", _table("gaps", lambda t: b"ARROW1\0\0"), "Arrow"),
     Case("a batch before the schema", _table("gaps", _without_schema), "not a schema"),
     Case("two schemas", _table("gaps", _twice_the_schema), "not a record batch"),
     Case("two batches", _table("gaps", lambda t: _arrow(t, 2)), "batch"),
@@ -717,11 +636,7 @@ _INDEX = [
     Case("an exabyte of zstd", _table("chunks0", _bomb), "compressed"),
     Case("column is missing", _table("gaps", lambda t: t.drop_columns(["present"])), "columns"),
     Case("columns may be null", _table("gaps", _nullable), "columns"),
-    Case(
-        "more gaps than words",
-        _columns("gaps", chunk=[0] * 7, feature=[1] * 7, word=[0] * 7, present=[1] * 7),
-        "more rows",
-    ),
+    Case("more gaps than words", _table("gaps", lambda t: t.take([0] * 7)), "more rows"),
     Case("a null", _column("gaps", "present", [None]), "nulls"),
     Case("a null page", _chunks("page_length", [[1, None]] * 3), "nulls"),
     Case("fewer chunks", _table("chunks0", lambda t: t.slice(0, 2)), "does not fit"),
@@ -757,18 +672,14 @@ _INDEX = [
     ),
     Case("metadata of the index", _column("episodes", "metadata", ["[]"]), "JSON object"),
     Case("file 1 of 1", _chunks("file", [0, 0, 1]), "no record file"),
-    Case("file 2**32 - 1", _chunks("file", [2**32 - 1, 0, 0]), "no record"),
     Case("offset 2**63", _chunks("offset", [64, 256, 2**63]), "outside its"),
     Case("offset 2**64 - 64", _chunks("offset", [64, 256, 2**64 - 64]), "outside its"),
-    Case("offset 0", _chunks("offset", [0, 256, 448]), "outside its"),
     Case("offset 65", _chunks("offset", [65, 256, 448]), "wrong offset"),
     Case("pages of 2**32 - 1 bytes", _chunks("page_length", [[2**32 - 1] * 2] * 3), "outside its"),
     Case("raw page of the index", _chunks("page_length", [[12, 64]] * 3), "length"),
     Case("page checksum", _chunks("page_crc32c", [[0, 0]] * 3), "page", ChecksumError),
     Case("chunks exchanged", _chunks("offset", [256, 64, 448]), "page", ChecksumError),
-    Case(
-        "largest frame of the index", _chunks("largest_frame", [[8], [16], [24]]), "differs in size"
-    ),
+    Case("largest frame of the index", _chunks("largest_frame", [[8], [16], [24]]), "differs"),
     Case("bitmap of the index", _column("gaps", "chunk", [3]), "no chunk"),
 ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 import time
@@ -22,10 +21,8 @@ from seqrecord.errors import MemoryLimitError
 from seqrecord.profiler.bench import BenchOptions, StepTimes, advise, measure
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.storage.ranges import ByteRange
-from tests.command_line import run
+from tests.command_line import fail, run
 from tests.datasets import HEIGHT, WIDTH, write_small
-
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
 
 
 @pytest.fixture(scope="module")
@@ -38,22 +35,15 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_epoch(dataset: Path) -> None:
     seen: list[tuple[int, int]] = []
     names = ["image_left", "range"]
-    report = bench(
-        dataset,
-        clip_len=4,
-        batch_size=3,
-        features=names,
-        progress=lambda done, total: seen.append((done, total)),
-    )
+    options: dict[str, Any] = {"clip_len": 4, "batch_size": 3, "features": names}
+    report = bench(dataset, **options, progress=lambda *progress: seen.append(progress))
     assert (report.num_batches, report.num_clips, report.num_frames) == (5, 14, 56)
     assert seen == [(i, 5) for i in range(1, 6)]
     with seqrecord.open(dataset, features=names) as records:
-        lengths = [len(episode) for episode in records.episodes.values()]
-        assert lengths == [11, 9]
         clips = [
-            records.episodes[key].read(range(start, start + 4))
-            for key, length in zip(records.episodes, lengths, strict=True)
-            for start in range(length - 3)
+            episode.read(range(start, start + 4))
+            for episode in records.episodes.values()
+            for start in range(len(episode) - 3)
         ]
         columns = [records.contents.index.schema.position(name) for name in names]
         pages = int(records.contents.index.groups[0].page_length[:, columns].sum())
@@ -62,16 +52,19 @@ def test_an_epoch(dataset: Path) -> None:
     assert report.clip_bytes == 56 * image + sum(depths) + numbers
     assert pages <= report.stats["bytes_read"] <= 2 * pages
     assert report.steady_clips == 14 - 3
-    assert report.clips_per_second == pytest.approx(11 / report.steady_seconds)
-    assert report.frames_per_second == pytest.approx(44 / report.steady_seconds)
-    assert report.bytes_per_second == pytest.approx(
-        report.clip_bytes / 14 * 11 / report.steady_seconds
-    )
+    per_clip = report.clip_bytes / 14
+    rates = (report.clips_per_second, report.frames_per_second, report.bytes_per_second)
+    assert rates == pytest.approx([11 * n / report.steady_seconds for n in (1, 4, per_clip)])
     assert 0 < report.first_batch_seconds < report.seconds
     assert report.steady_seconds + report.first_batch_seconds <= report.seconds
     assert report.copying.p50 < 0.05
     assert report.peak_memory > 50 << 20
     assert report.url == str(dataset)
+    assert report.most_clips_per_second is None
+    report = bench(dataset, clip_len=4, max_batches=1)
+    assert report.steady_clips == report.num_clips == 4
+    assert report.waiting.mean == report.first_batch_seconds
+    assert bench(dataset, clip_len=4, batch_size=None, max_batches=3).num_clips == 3
 
 
 @pytest.fixture
@@ -123,19 +116,14 @@ def test_the_most_that_a_training_could_reach(
     assert "50 %" in line
     assert "2.00 times" in line
     assert report.to_json()["most_clips_per_second"] == pytest.approx(20)
-    assert bench(dataset, clip_len=4).most_clips_per_second is None
+    # It is that of a full batch: of 14 clips the last batch has two.
+    seen.clear()
 
-
-def test_the_most_is_that_of_a_full_batch(
-    dataset: Path, pass_time: Callable[[float], None]
-) -> None:
-    seen: list[dict[str, Any]] = []
-
-    def step(batch: dict[str, Any]) -> None:
+    def by_clip(batch: dict[str, Any]) -> None:
         seen.append(batch)
         pass_time(0.1 * len(batch["start"]))
 
-    report = bench(dataset, clip_len=4, batch_size=4, step=step)  # 14 clips: the last has two
+    report = bench(dataset, clip_len=4, batch_size=4, step=by_clip)
     assert [len(batch["start"]) for batch in seen[:4]] == [4, 4, 4, 2]
     assert all(batch is seen[2] for batch in seen[4:])
     assert report.most_clips_per_second == pytest.approx(10)
@@ -168,7 +156,7 @@ class SlowStorage(StorageWrapper):
     ) -> None:
         if path.endswith(".seqrec"):
             with self.turn:
-                time.sleep(self.seconds / 2)  # the consumer waits meanwhile
+                time.sleep(self.seconds / 5)  # the consumer waits meanwhile
                 self.pass_time(self.seconds)
                 self.seconds = 0.05
         super().read_ranges(path, ranges, buffers)
@@ -176,24 +164,13 @@ class SlowStorage(StorageWrapper):
 
 def test_a_slow_loader(dataset: Path, pass_time: Callable[[float], None]) -> None:
     storage: Any = SlowStorage(LocalStorage(dataset), pass_time)
-    features = ["image_left", "pose"]
-    options: dict[str, Any] = {
-        "shuffle": False,
-        "engine": EngineOptions(num_threads=1),
-        "features": features,
-    }
-    report = bench(storage, clip_len=4, stride=4, batch_size=1, **options)
+    options: dict[str, Any] = {"clip_len": 4, "stride": 4, "batch_size": 1, "shuffle": False}
+    options |= {"engine": EngineOptions(num_threads=1), "features": ["image_left", "pose"]}
+    report = bench(storage, **options)
     assert report.first_batch_seconds >= 1
     assert 0.02 <= report.waiting.max < report.first_batch_seconds, "the first does not count"
     assert report.clip_bytes == 4 * (4 * (HEIGHT * WIDTH * 3 + 7 * 8) + 8)
     assert report.clips_per_second == pytest.approx(3 / report.steady_seconds)
-
-
-def test_one_batch_and_single_clips(dataset: Path) -> None:
-    report = bench(dataset, clip_len=4, max_batches=1)
-    assert report.steady_clips == report.num_clips == 4
-    assert report.waiting.mean == report.first_batch_seconds
-    assert bench(dataset, clip_len=4, batch_size=None, max_batches=3).num_clips == 3
 
 
 def test_copies_are_timed_apart(dataset: Path, pass_time: Callable[[float], None]) -> None:
@@ -208,27 +185,29 @@ def test_copies_are_timed_apart(dataset: Path, pass_time: Callable[[float], None
 
 
 def test_wrong_requests(dataset: Path, tmp_path: Path) -> None:
-    with pytest.raises(ClipError, match="max_batches"):
-        bench(dataset, max_batches=0)
-    with pytest.raises(ClipError, match="consumer_seconds"):
-        bench(dataset, consumer_seconds=float("nan"))
-    with pytest.raises(MemoryLimitError):
-        bench(dataset, clip_len=4, memory_limit="1KB")
+    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"max_batches": 0}, ClipError, "max_batches"),
+        ({"consumer_seconds": float("nan")}, ClipError, "consumer_seconds"),
+        ({"clip_len": 4, "memory_limit": "1KB"}, MemoryLimitError, "memory"),
+        *[({"clip_len": 4, "device": "cuda"}, ClipError, "device not available")]
+        * (not torch.cuda.is_available()),
+    ]
+    for options, error, message in wrong:
+        with pytest.raises(error, match=message):
+            bench(dataset, **options)
     with pytest.raises(NotFoundError):
         bench(tmp_path)
-    if not torch.cuda.is_available():
-        with pytest.raises(ClipError, match="device not available"):
-            bench(dataset, clip_len=4, device="cuda")
+    for arguments in ([tmp_path], [dataset, "--clip-len", 400], [dataset, "--memory-limit", "1KB"]):
+        fail("bench", *arguments, "--quiet")
+    assert "not a size" in fail("bench", dataset, "--memory-limit", "much", code=2)
 
 
 def test_step_times() -> None:
     seconds = np.random.default_rng(0).random(101)
-    times = StepTimes.of(seconds.tolist())
-    ordered = sorted(seconds)
+    times, ordered = StepTimes.of(seconds.tolist()), sorted(seconds)
     assert times.mean == pytest.approx(sum(ordered) / 101)
-    assert [times.p50, times.p95, times.max] == pytest.approx(
-        [ordered[50], ordered[95], ordered[100]]
-    )
+    found = [times.p50, times.p95, times.max]
+    assert found == pytest.approx([ordered[50], ordered[95], ordered[100]])
 
 
 LOADS: dict[str, Any] = {"waiting_for_loads_seconds": 5.0, "gather_seconds": 1.0, "batches": 50}
@@ -236,53 +215,40 @@ DECODES = {**LOADS, "decode_seconds": 9.0, "fetch_seconds": 1.0}
 BY_FEATURE = {**DECODES, "decode_seconds_by_feature": {"image": 2.0, "flow": 6.0}}
 
 
-@pytest.mark.parametrize(
-    ("stats", "step", "words"),
-    [
-        (DECODES, (1, 0, 30), ["the consumer is the bottleneck", "97 %"]),
-        (DECODES, (2, 6, 2), ["copying to the device is the bottleneck", "80 %"]),
-        (DECODES, (9, 0, 1), ["waits for data 90 %", "Decoding", "90 %", "`seqrecord write"]),
-        (BY_FEATURE, (9, 0, 1), ["Decoding", "75 % of that for flow"]),
-        (BY_FEATURE, (9, 0, 1), ["`seqrecord write --codec flow=fast`"]),
-        (DECODES, (9, 0, 1), ["2 of 4 cores are in use"]),
-        ({**DECODES, "fetch_seconds": 36.0}, (9, 0, 1), ["Reading", "80 %", "local disk"]),
-        ({**DECODES, "fetch_seconds": 36.0, "is_local": True}, (9, 0, 1), ["larger chunks"]),
-        ({**DECODES, "gather_seconds": 6.0}, (9, 0, 1), ["Copying clips into batches", "60 %"]),
-        ({"batches": 50}, (9, 0, 1), ["waits for data 90 %"]),  # an engine that counts less
-        ({"batches": 50}, (0, 0, 0), ["the consumer is the bottleneck"]),
-    ],
-)
-def test_advice(stats: dict[str, Any], step: tuple[float, ...], words: list[str]) -> None:
-    waiting, copying, consuming = step
-    is_local = stats.get("is_local", False)
-    [line] = advise(
-        stats,
-        is_local=is_local,
-        waiting=waiting,
-        median_wait=waiting,
-        copying=copying,
-        consuming=consuming,
-        seconds=10.0,
-        threads=2,
-        cores=4,
-    )
-    for word in words:
-        assert word in line
-    assert "\n" not in line
-    assert not (is_local and "local disk" in line)
+LONG_READS = {**DECODES, "fetch_seconds": 36.0}
+ADVICE: list[tuple[dict[str, Any], tuple[int, int, int], list[str]]] = [
+    (DECODES, (1, 0, 30), ["the consumer is the bottleneck", "97 %"]),
+    (DECODES, (2, 6, 2), ["copying to the device is the bottleneck", "80 %"]),
+    (DECODES, (9, 0, 1), ["waits for data 90 %", "Decoding", "90 %", "`seqrecord write"]),
+    (BY_FEATURE, (9, 0, 1), ["Decoding", "75 % of that for flow"]),
+    (BY_FEATURE, (9, 0, 1), ["`seqrecord write --codec flow=fast`"]),
+    (DECODES, (9, 0, 1), ["2 of 4 cores are in use"]),
+    (LONG_READS, (9, 0, 1), ["Reading", "80 %", "local disk"]),
+    ({**LONG_READS, "is_local": True}, (9, 0, 1), ["larger chunks"]),
+    ({**DECODES, "gather_seconds": 6.0}, (9, 0, 1), ["Copying clips into batches", "60 %"]),
+    ({"batches": 50}, (9, 0, 1), ["waits for data 90 %"]),  # an engine that counts less
+    ({"batches": 50}, (0, 0, 0), ["the consumer is the bottleneck"]),
+]
 
 
-@pytest.mark.parametrize(
-    ("median", "held_back", "bursts"),
-    [(9.0, 1, 0), (3.1, 1, 0), (2.9, 1, 1), (0.0, 1, 1), (0.0, 0, 0)],
-)
-def test_advice_on_bursts(median: float, held_back: int, bursts: int) -> None:
-    """More memory helps where loads had to wait for some."""
-    times: dict[str, Any] = {"waiting": 9.0, "copying": 0.0, "consuming": 9.0, "seconds": 18.0}
-    stats = {**DECODES, "loads_throttled": held_back}
-    _, *more = advise(stats, median_wait=median, threads=2, cores=2, is_local=True, **times)
-    assert len(more) == bursts
-    assert all("increase `memory_limit`" in line for line in more)
+def test_advice() -> None:
+    for stats, step, words in ADVICE:
+        times = dict(zip(("waiting", "copying", "consuming"), step, strict=True))
+        is_local = stats.get("is_local", False)
+        options = {"median_wait": step[0], "seconds": 10.0, "threads": 2, "cores": 4}
+        [line] = advise(stats, is_local=is_local, **times, **options)  # type: ignore[arg-type]
+        assert all(word in line for word in words), line
+        assert "\n" not in line
+        assert not (is_local and "local disk" in line)
+    # More memory helps where loads had to wait for some.
+    bursts = ((9.0, 1, 0), (3.1, 1, 0), (2.9, 1, 1), (0.0, 1, 1), (0.0, 0, 0))
+    same: dict[str, Any] = {"waiting": 9.0, "copying": 0.0, "consuming": 9.0, "seconds": 18.0}
+    same |= {"threads": 2, "cores": 2, "is_local": True}
+    for median, held_back, more in bursts:
+        stats = {**DECODES, "loads_throttled": held_back}
+        _, *lines = advise(stats, median_wait=median, **same)
+        assert len(lines) == more
+        assert all("increase `memory_limit`" in line for line in lines)
 
 
 def test_the_command(dataset: Path) -> None:
@@ -301,30 +267,18 @@ def test_the_command(dataset: Path) -> None:
     assert "2/2 batches" in result.stderr
 
 
-def test_the_command_as_json(dataset: Path) -> None:
-    result = run("bench", dataset, "--clip-len", 4, "--json", "--quiet")
+def test_the_command_as_json_and_a_trace(dataset: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "epoch.json"
+    options = ["--clip-len", 4, "--json", "--quiet", "--consumer-ms", 2, "--trace", trace]
+    result = run("bench", dataset, *options)
     assert result.stderr == ""
     report = json.loads(result.stdout)
     assert report["num_clips"] == 14
-    assert report["settings"]["batch_size"] == 4
-    assert report["settings"]["device"] is None
-    assert (report["settings"]["stride"], report["settings"]["order"]) == (1, "clips")
+    settings = {"batch_size": 4, "device": None, "stride": 1, "order": "clips"}
+    assert {name: report["settings"][name] for name in settings} == settings
     assert set(report["waiting"]) == {"mean", "p50", "p95", "max"}
     assert report["stats"]["frames_decoded"] >= 20
     assert report["clips_per_second"] > 0
-
-
-def test_the_command_fails_in_a_line(dataset: Path, tmp_path: Path) -> None:
-    for arguments in ([tmp_path], [dataset, "--clip-len", 400], [dataset, "--memory-limit", "1KB"]):
-        result = run("bench", *arguments, code=1)
-        [line] = result.stderr.splitlines()
-        assert line.startswith("seqrecord: error: ")
-    assert "not a size" in run("bench", dataset, "--memory-limit", "much", code=2).stderr
-
-
-def test_a_trace_of_bench(dataset: Path, tmp_path: Path) -> None:
-    trace = tmp_path / "epoch.json"
-    run("bench", dataset, "--clip-len", 4, "--consumer-ms", 2, "--trace", trace)
     kinds = {event.get("cat") for event in json.loads(trace.read_text())}
     assert kinds >= {"fetch", "decode", "gather", "consumer", "wait"}
-    assert sorted(os.listdir(tmp_path)) == ["epoch.json"]  # noqa: PTH208
+    assert [path.name for path in tmp_path.iterdir()] == ["epoch.json"]

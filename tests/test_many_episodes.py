@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from seqrecord import SeqRecordIterableDataset, SeqRecordMapDataset, SeqRecordWriter
-from seqrecord.checksum import crc32c
 from seqrecord.format.index import NO_SPLIT, Index
-from seqrecord.format.manifest import IndexFile, RecordFile, put_manifest, read_tagged
+from seqrecord.format.manifest import RecordFile, put_manifest, read_tagged
 from seqrecord.storage import LocalStorage
+from tests.big_index import put_tables
 from tests.tiny import loaded
 
 EPISODES, FRAMES, STORED = (1 << 23) + 200, 3, 97
@@ -33,21 +34,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     storage = LocalStorage(root)
     manifest, index = loaded(root)
     _, tag = read_tagged(storage)
-    many = _repeated(index, EPISODES)
-    tables = {}
-    for name, data in many.encode().items():
-        path = f"index/many-{name}.arrow"
-        (root / path).write_bytes(data)
-        tables[name] = IndexFile(path, data.size, f"{crc32c(memoryview(data)):08x}")
+    tables = put_tables(root, _repeated(index, EPISODES))
     # A dataset of so few bytes would not be believed to have so many chunks.
     absent = RecordFile("records/absent.seqrec", 1 << 40, "f" * 32)
-    manifest = replace(
-        manifest,
-        record_files=(*manifest.record_files, absent),
-        index=tables,
-        num_episodes=EPISODES,
-        num_frames=EPISODES * FRAMES,
-    )
+    files = (*manifest.record_files, absent)
+    counts: dict[str, Any] = {"num_episodes": EPISODES, "num_frames": EPISODES * FRAMES}
+    manifest = replace(manifest, record_files=files, index=tables, **counts)
     put_manifest(storage, manifest, expected=tag)
     return root
 

@@ -17,7 +17,6 @@ from seqrecord.checksum import crc32c
 from seqrecord.edit import clean
 from seqrecord.errors import ClipError
 from seqrecord.format.edits import Delete, Edit, Split, encode_edit
-from seqrecord.format.manifest import Manifest
 from tests.command_line import run
 from tests.tiny import change_manifest, loaded
 
@@ -89,7 +88,7 @@ def check_frame(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
 
 @pytest.mark.parametrize("verified", [True, False])
 @pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))]
 )
 def test_every_way_to_read(tmp_path: Path, seed: int, verified: bool) -> None:
     written = write(tmp_path, seed)
@@ -175,27 +174,20 @@ def test_edits_last(tmp_path: Path) -> None:
         fingerprint = dataset.fingerprint
     put_edits(tmp_path, Split("train", (uid["env/0"], uid["env/1"], uid["env/2"])))
     put_edits(tmp_path, Delete((uid["env/1"],)), Split("val", (uid["env/2"],)))
-    problems = [str(problem) for problem in verify(tmp_path).problems]
-    assert problems, "the index is not yet what the edits say"
+    assert verify(tmp_path).problems, "the index is not yet what the edits say"
     reindex(tmp_path)
     assert verify(tmp_path).ok
-
-    def check(manifest: Manifest) -> None:
-        assert manifest.splits == ("train", "val")
-        assert manifest.fingerprint != fingerprint
-        assert [file.path for file in manifest.edits] == [
-            "edits/00000-x.json",
-            "edits/00001-x.json",
-        ]
-        with seqrecord.open(tmp_path) as dataset:
-            assert list(dataset.episodes) == ["env/0", "env/2", "env/3"]
-            for key, split in (("env/0", "train"), ("env/2", "val"), ("env/3", None)):
-                assert json.loads(run("info", tmp_path, key, "--json").stdout)["split"] == split
-                check_frame(dataset.episodes[key][0], written[key][0])
-        assert summarize(tmp_path).splits == {"train": 1, "val": 1}
-        assert "train 1, val 1, none 1" in str(summarize(tmp_path))
-
-    check(loaded(tmp_path)[0])
+    manifest = loaded(tmp_path)[0]
+    assert manifest.splits == ("train", "val")
+    assert manifest.fingerprint != fingerprint
+    assert [file.path for file in manifest.edits] == ["edits/00000-x.json", "edits/00001-x.json"]
+    with seqrecord.open(tmp_path) as dataset:
+        assert list(dataset.episodes) == ["env/0", "env/2", "env/3"]
+        for key, split in (("env/0", "train"), ("env/2", "val"), ("env/3", None)):
+            assert json.loads(run("info", tmp_path, key, "--json").stdout)["split"] == split
+            check_frame(dataset.episodes[key][0], written[key][0])
+    assert summarize(tmp_path).splits == {"train": 1, "val": 1}
+    assert "train 1, val 1, none 1" in str(summarize(tmp_path))
     # An append keeps them, a lost manifest and a lost index too.
     with SeqRecordWriter(tmp_path, mode="append") as writer, writer.episode("z") as episode:
         episode.append(written["env/0"][0])
@@ -203,43 +195,38 @@ def test_edits_last(tmp_path: Path) -> None:
     put_edits(tmp_path, Delete((loaded(tmp_path)[1].uid(3),)))
     reindex(tmp_path)
     manifest = loaded(tmp_path)[0]
-    (tmp_path / "edits" / "00002-x.json").rename(tmp_path / "edits" / "z.txt")
+    edits, other = tmp_path / "edits" / "00002-x.json", tmp_path / "edits" / "z.txt"
     (tmp_path / "manifest.json").unlink()
-    with pytest.raises(AssertionError):
-        check(reindex(tmp_path))  # what is no file of edits is not read: `z` is there again
-    (tmp_path / "edits" / "z.txt").rename(tmp_path / "edits" / "00002-x.json")
+    edits.rename(other)
+    reindex(tmp_path)  # what is no file of edits is not read: `z` is there again
+    assert "z" in loaded(tmp_path)[1].keys.to_pylist()
+    other.rename(edits)
     (tmp_path / "manifest.json").unlink()
     assert reindex(tmp_path).fingerprint == manifest.fingerprint
 
 
-def test_edits_that_are_broken_hide_nothing(tmp_path: Path) -> None:
-    write(tmp_path, 5)
-    put_edits(tmp_path, Delete(("0" * 32,)))
-    assert verify(tmp_path).ok
-    path = tmp_path / "edits" / "00000-x.json"
-    path.write_bytes(path.read_bytes().replace(b"0" * 32, b"1" * 32))
-    [problem] = verify(tmp_path).problems
-    assert problem.file == str(path)
-    with pytest.raises(type(problem)):
-        reindex(tmp_path)
-
-
-def test_clean_removes_edits_and_statistics_that_nothing_names(tmp_path: Path) -> None:
+def test_clean_and_broken_edits(tmp_path: Path) -> None:
+    """`clean` removes edits and statistics that nothing names; broken edits hide nothing."""
     write(tmp_path, 1)
     put_edits(tmp_path, Split("train", ("0" * 32,)))
+    assert verify(tmp_path).ok
     statistics = loaded(tmp_path)[0].statistics
     assert statistics is not None
     stray = [tmp_path / "edits" / "x.json", tmp_path / "index" / "x.json"]
     for path in stray:
         path.write_bytes(b"{}")
-    other = tmp_path / "edits" / "notes.txt"
-    other.write_bytes(b"mine")
+    kept = [tmp_path / "edits" / name for name in ("notes.txt", "00000-x.json")]
+    kept[0].write_bytes(b"mine")
     assert clean(tmp_path, older_than=0, dry_run=True) == ["edits/x.json", "index/x.json"]
     assert clean(tmp_path, older_than=3600) == []
     assert clean(tmp_path, older_than=0) == ["edits/x.json", "index/x.json"]
     assert not any(path.exists() for path in stray)
-    assert (tmp_path / statistics.path).exists()
-    assert (tmp_path / "edits" / "00000-x.json").exists()
-    assert other.exists()
+    assert all(path.exists() for path in (*kept, tmp_path / statistics.path))
     manifest = loaded(tmp_path)[0]
     assert (len(manifest.edits), manifest.statistics) == (1, statistics)
+    path = kept[1]
+    path.write_bytes(path.read_bytes().replace(b"0" * 32, b"1" * 32))
+    [problem] = verify(tmp_path).problems
+    assert problem.file == str(path)
+    with pytest.raises(type(problem)):
+        reindex(tmp_path)

@@ -18,7 +18,7 @@ from seqrecord import (
     SeqRecordNode,
     SeqRecordPipe,
 )
-from tests.clip_data import digest, names
+from tests.clip_data import digest, digests, names
 
 SETTINGS: dict[str, Any] = {"clip_len": 3, "features": ["id", "image"]}
 Clip = dict[str, Any]
@@ -43,55 +43,20 @@ class Mixed(Mark, SeqRecordMapDataset):
     pass
 
 
-class Both(SeqRecordMapDataset):
+class Both(Marked):
     """Marks a clip once, however it is asked for."""
 
     asked = 0
 
-    def __getitem__(self, number: int) -> Clip:
-        return self._marked(number, super().__getitem__(number))
-
     def __getitems__(self, numbers: Sequence[int]) -> list[Clip]:
         self.asked += 1
-        found = super().__getitems__(numbers)
-        return [self._marked(*pair) for pair in zip(numbers, found, strict=True)]
-
-    @staticmethod
-    def _marked(number: int, clip: Clip) -> Clip:
-        assert "mark" not in clip
-        return {**clip, "mark": int(number)}
+        found = SeqRecordMapDataset.__getitems__(self, numbers)
+        assert not any("mark" in clip for clip in found)
+        return [{**clip, "mark": int(n)} for n, clip in zip(numbers, found, strict=True)]
 
 
 class Below(Marked):
     """The one above overrides."""
-
-
-@pytest.mark.parametrize("kind", [Marked, Mixed, Both, Below])
-def test_an_overridden_getitem_gives_the_clips_of_a_batch(path: Path, kind: Any) -> None:
-    data, plain = kind(path, **SETTINGS), SeqRecordMapDataset(path, **SETTINGS)
-    order = [5, 0, 11, 3, 7, 2]
-    loaders: list[Any] = [
-        DataLoader(data, batch_size=4, sampler=order, collate_fn=list),
-        DataLoader(Subset(data, order), batch_size=4, collate_fn=list),
-        DataLoader(Subset(data, order), batch_size=4, collate_fn=list, num_workers=1),
-        DataLoader(ConcatDataset([data, plain]), batch_size=4, sampler=order, collate_fn=list),
-    ]
-    for loader in loaders:
-        clips = [clip for batch in loader for clip in batch]
-        assert [clip["mark"] for clip in clips] == order
-        assert [digest(_unmarked(clip)) for clip in clips] == [digest(plain[n]) for n in order]
-    batch = next(iter(DataLoader(data, batch_size=4, sampler=order, collate_fn=seqrecord.collate)))
-    assert list(batch["mark"]) == order[:4]
-    assert digest(_unmarked(batch)) == digest(
-        next(iter(DataLoader(plain, batch_size=4, sampler=order, collate_fn=seqrecord.collate)))
-    )
-    assert data.__getitems__([]) == []
-    if kind is Both:
-        assert data.asked > 0
-
-
-def _unmarked(clip: Clip) -> Clip:
-    return {name: value for name, value in clip.items() if name != "mark"}
 
 
 class Twice(SeqRecordMapDataset):
@@ -104,14 +69,39 @@ class Twice(SeqRecordMapDataset):
         return {**super().__getitem__(number // 2), "mark": number % 2}
 
 
+@pytest.mark.parametrize("kind", [Marked, Mixed, Both, Below])
+def test_an_overridden_getitem_gives_the_clips_of_a_batch(path: Path, kind: Any) -> None:
+    data, plain = kind(path, **SETTINGS), SeqRecordMapDataset(path, **SETTINGS)
+    order = [5, 0, 11, 3, 7, 2]
+    loaders: list[Any] = [
+        DataLoader(data, batch_size=4, sampler=order, collate_fn=list),
+        DataLoader(Subset(data, order), batch_size=4, collate_fn=list, num_workers=kind is Marked),
+        DataLoader(ConcatDataset([data, plain]), batch_size=4, sampler=order, collate_fn=list),
+    ]
+    for loader in loaders:
+        clips = [clip for batch in loader for clip in batch]
+        assert [clip["mark"] for clip in clips] == order
+        assert [digest(_unmarked(clip)) for clip in clips] == [digest(plain[n]) for n in order]
+    batch, expected = (
+        next(iter(DataLoader(each, batch_size=4, sampler=order, collate_fn=seqrecord.collate)))
+        for each in (data, plain)
+    )
+    assert list(batch["mark"]) == order[:4]
+    assert digest(_unmarked(batch)) == digest(expected)
+    assert data.__getitems__([]) == []
+    assert kind is not Both or data.asked > 0
+
+
+def _unmarked(clip: Clip) -> Clip:
+    return {name: value for name, value in clip.items() if name != "mark"}
+
+
 def test_a_length_of_its_own_is_that_of_the_subclass_alone(path: Path) -> None:
     data, plain = Twice(path, **SETTINGS), SeqRecordMapDataset(path, **SETTINGS)
     loader: Any = DataLoader(data, batch_size=6, collate_fn=list)
     clips = [clip for batch in loader for clip in batch]
     assert [clip["mark"] for clip in clips] == [0, 1] * len(plain)
-    assert [names(clip)[0] for clip in clips[::2]] == [
-        names(plain[n])[0] for n in range(len(plain))
-    ]
+    assert list(map(names, clips[::2])) == [names(plain[n]) for n in range(len(plain))]
     assert names(data[-1]) == names(plain[-1])
     with pytest.raises(IndexError, match=f"clip {len(plain)} of {len(plain)}"):
         data[2 * len(plain)]
@@ -156,19 +146,12 @@ def ways(data: Any) -> Iterator[Any]:
     if isinstance(data, SeqRecordPipe):
         yield data.batch(4).collate(seqrecord.collate)
         yield data.shuffle(buffer_size=8).batch(4).collate(seqrecord.collate)
-        yield DataLoader(
-            data.batch(4).collate(seqrecord.collate), batch_size=None, num_workers=0, shuffle=False
-        )
+        batches = data.batch(4).collate(seqrecord.collate)
+        yield DataLoader(batches, batch_size=None, num_workers=0, shuffle=False)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [StreamedAgain, pytest.param(PipedAgain, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("kind", [StreamedAgain, pytest.param(PipedAgain, marks=pytest.mark.slow)])
 def test_an_overridden_iter_gets_clips(path: Path, kind: Any) -> None:
-    expected = sorted(
-        name for clip in SeqRecordIterableDataset(path, **SETTINGS) for name in names(clip)
-    )
     plain = SeqRecordMapDataset(path, **SETTINGS)
     number = {names(plain[n])[0]: n for n in range(len(plain))}
     for way in ways(kind(path, **SETTINGS)):
@@ -178,11 +161,11 @@ def test_an_overridden_iter_gets_clips(path: Path, kind: Any) -> None:
             same = seqrecord.collate([plain[number[name]] for name in names(batch)])
             assert digest(_unmarked(batch)) == digest(same)
             found += names(batch)
-        assert sorted(found) == expected
+        assert sorted(found) == sorted(number)
 
 
 def test_an_overridden_next_gets_clips(path: Path) -> None:
-    expected = [digest(clip) for clip in SeqRecordIterableDataset(path, **SETTINGS)]
+    expected = digests(SeqRecordIterableDataset(path, **SETTINGS))
     loader: Any = Loader(NodeAgain(path, **SETTINGS))
     clips = list(loader)
     assert [clip["mark"] for clip in clips] == [3] * len(clips)
@@ -195,9 +178,9 @@ def test_a_mix_of_subclasses_and_its_own_subclass_get_clips(path: Path) -> None:
 
     plain = SeqRecordMix(sources(SeqRecordIterableDataset), batch_size=4)
     again = MixAgain(sources(SeqRecordIterableDataset), batch_size=4)
-    for loader in (again, DataLoader(again, batch_size=None, num_workers=1)):
-        marks = [batch["mark"] for batch in loader]
-        assert marks == [4] * len(again)
+    loader: Any = DataLoader(again, batch_size=None, num_workers=1)
+    assert [batch["mark"] for batch in loader] == [4] * len(again)
     again.set_epoch(0)
-    plain.set_epoch(0)
-    assert [digest(_unmarked(batch)) for batch in again] == [digest(batch) for batch in plain]
+    batches = list(again)
+    assert [batch["mark"] for batch in batches] == [4] * len(again)
+    assert [digest(_unmarked(batch)) for batch in batches] == digests(plain)

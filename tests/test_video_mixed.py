@@ -23,8 +23,7 @@ from seqrecord.errors import FormatError, FrameError, SourceError
 from seqrecord.export import to_lerobot
 from seqrecord.format.references import parse_reference
 from seqrecord.format.video_pages import parse_video_page
-from seqrecord.indexing.doctor import examine
-from seqrecord.indexing.originals import index_source
+from tests.command_line import run
 from tests.lerobot_video_data import CAMERAS, with_video
 from tests.test_device_video import MOST, NEEDS_TORCHCODEC
 from tests.test_references import _PAGE as REFERENCE
@@ -65,93 +64,84 @@ def lerobot_v3(tmp_path: Path) -> tuple[Path, list[npt.NDArray[np.uint8]]]:
     return root, [images[:5], images[5:8], decoded(path)[1]]
 
 
-def check(dataset: Any, wanted: list[npt.NDArray[np.uint8]], name: str = VIDEO) -> None:
+def check(dataset: Any, wanted: list[npt.NDArray[np.uint8]]) -> None:
     """Every frame is as PyAV decodes the file, alone and in batches of several episodes."""
-    keys = dataset.episodes.keys()
-    for key, images in zip(keys, wanted, strict=True):
-        np.testing.assert_array_equal(dataset.episodes[key][:][name], images)
-    pipe = seqrecord.SeqRecordPipe(dataset, clip_len=2, features=[name], batch_size=4)
-    for batch in pipe:
-        for key, start, clip in zip(batch["episode"], batch["start"], batch[name], strict=True):
-            images = wanted[list(keys).index(key)][start : start + 2]
-            np.testing.assert_array_equal(clip.numpy(), images)
+    dataset = dataset if isinstance(dataset, seqrecord.Dataset) else seqrecord.open(dataset)
+    for episode, images in zip(dataset.episodes.values(), wanted, strict=True):
+        np.testing.assert_array_equal(episode[:][VIDEO], images)
+    check_batches(dataset, wanted)
 
 
-@pytest.mark.parametrize("make", [lerobot_v21, lerobot_v3])
-def test_packed_and_in_place(
-    tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def check_batches(
+    data: Any, wanted: list[npt.NDArray[np.uint8]], most: int = 0, **more: Any
 ) -> None:
-    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    pipe = seqrecord.SeqRecordPipe(data, clip_len=2, features=[VIDEO], batch_size=4, **more)
+    for batch in pipe:
+        for key, start, clip in zip(batch["episode"], batch["start"], batch[VIDEO], strict=True):
+            images = wanted[KEYS.index(key)][start : start + 2]
+            assert np.abs(clip.numpy().astype(int) - images).max() <= most
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("make", [lerobot_v3, pytest.param(lerobot_v21, marks=pytest.mark.slow)])
+def test_packed_and_in_place(tmp_path: Path, make: Any, caplog: pytest.LogCaptureFixture) -> None:
     root, wanted = make(tmp_path)
     source = open_source(root)
     packed = seqrecord.convert(source, tmp_path / "packed", workers=1)
-    index_source(source, tmp_path / "index", checksums=True)
+    seqrecord.convert(source, tmp_path / "index", workers=1, in_place=True, checksums=True)
     assert packed.bad == ()
     assert f"{VIDEO}: 1 episode in av1 yuv420p" in packed.inventory.notes
     for path in (tmp_path / "packed", tmp_path / "index", root):
-        check(seqrecord.open(path), wanted)
+        check(path, wanted)
         assert path == root or seqrecord.verify(path, deep=True).ok
     for name in ("packed", "index"):  # chunks are copied, and references resolved
         copied = open_source(tmp_path / name)
         seqrecord.convert(copied, tmp_path / f"{name}-copy", workers=1)
-        check(seqrecord.open(tmp_path / f"{name}-copy"), wanted)
         seqrecord.convert(copied, tmp_path / f"{name}-raw", codecs={VIDEO: "raw"}, workers=1)
-        check(seqrecord.open(tmp_path / f"{name}-raw"), wanted)
+        check(tmp_path / f"{name}-raw", wanted)
     shutil.move(root, tmp_path / "gone")
-    check(seqrecord.open(tmp_path / "packed-copy"), wanted)
-    check(seqrecord.open(tmp_path / "index-copy"), wanted)
-    small = seqrecord.SeqRecordPipe(
-        tmp_path / "packed", clip_len=3, features=[VIDEO], batch_size=3, resize=(24, 32)
-    )
+    check(tmp_path / "packed-copy", wanted)
+    check(tmp_path / "index-copy", wanted)
+    options: dict[str, Any] = {"clip_len": 3, "features": [VIDEO], "batch_size": 3}
+    small = seqrecord.SeqRecordPipe(tmp_path / "packed", **options, resize=(24, 32))
     assert next(iter(small))[VIDEO].shape == (3, 3, 24, 32, 3)
     assert not caplog.records or "indexed in" in caplog.text
 
 
-def test_an_index_is_extended_by_another_codec(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+class Some:
+    """The first episodes of a source."""
+
+    def __init__(self, source: Any, count: int) -> None:
+        self.source, self.count = source, count
+
+    def episodes(self) -> Any:
+        return self.source.episodes()[: self.count]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.source, name)
+
+
+def test_a_dataset_is_extended_by_another_codec_and_exported(tmp_path: Path) -> None:
     root, wanted = lerobot_v21(tmp_path)
     packed, source = tmp_path / "packed", open_source(root)
-    listed = source.episodes()
-
-    class Some:
-        """The first episodes."""
-
-        def __init__(self, count: int) -> None:
-            self.count = count
-
-        def episodes(self) -> Any:
-            return listed[: self.count]
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(source, name)
-
-    for count, mode in ((1, "create"), (3, "append")):
-        some: Any = Some(count)
-        seqrecord.convert(some, packed, mode=mode, workers=1)  # type: ignore[arg-type]
-        check(seqrecord.open(packed), wanted[:count])
+    some: Any = Some(source, 1)
+    seqrecord.convert(some, packed, workers=1)
+    check(packed, wanted[:1])
+    seqrecord.convert(source, packed, mode="append", workers=1)
+    check(packed, wanted)
+    to_lerobot(packed, tmp_path / "out")
+    seqrecord.convert(open_source(tmp_path / "out"), tmp_path / "again", workers=1)
+    check(tmp_path / "again", wanted)
 
 
-def test_a_mended_size_is_found_when_the_original_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+@pytest.mark.usefixtures("home")
+def test_a_mended_size_is_found_when_the_original_is_opened(tmp_path: Path) -> None:
     root, wanted = lerobot_v21(tmp_path, HEIGHT // 2)
     for _ in range(2):
-        check(seqrecord.open(root), wanted[:2])
+        check(root, wanted[:2])
     path = root / f"videos/chunk-000/{VIDEO}/{KEYS[2]}.mp4"
     write_video(path, pictures(7, 40), "libx265", rate=10, options={"x265-params": QUIET})
-    check(seqrecord.open(root), [*wanted[:2], decoded(path)[1]])
-
-
-def test_export_to_lerobot(tmp_path: Path) -> None:
-    root, wanted = lerobot_v21(tmp_path)
-    seqrecord.convert(open_source(root), tmp_path / "packed", workers=1)
-    to_lerobot(tmp_path / "packed", tmp_path / "out")
-    exported = open_source(tmp_path / "out")
-    seqrecord.convert(exported, tmp_path / "again", workers=1)
-    check(seqrecord.open(tmp_path / "again"), wanted)
+    check(root, [*wanted[:2], decoded(path)[1]])
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -162,14 +152,23 @@ def test_another_size_is_left_out_with_a_count(
     report = seqrecord.convert(open_source(root), tmp_path / "out", workers=1, in_place=in_place)
     assert [bad.key for bad in report.bad] == KEYS[2:]
     assert "episodes: 1 episode, video of another size" in map(str, report.inventory.left_out_data)
-    check(seqrecord.open(tmp_path / "out"), wanted[:2])
+    check(tmp_path / "out", wanted[:2])
     said = r"left out 1 episode with video of another size; .*ffmpeg -i IN -vf scale=64:48 OUT"
     assert any(re.search(said, line) for line in caplog.messages)
     with pytest.raises(SourceError, match=r"another size than the first one.*episode_000002"):
         seqrecord.convert(open_source(root), tmp_path / "strict", workers=1, strict=True)
-    found = examine(root)
-    kinds = [each.severity for each in found.findings if each.kind == "stream"]
-    assert kinds == ["warning", "error"]
+    findings = json.loads(run("doctor", root, "--quiet", "--json", code=1).stdout)["findings"]
+    found = [each["severity"] for each in findings if each["kind"] == "stream"]
+    assert found == ["warning", "error"]
+
+
+@NEEDS_TORCHCODEC
+def test_a_device_decodes_each_codec(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root, wanted = lerobot_v3(tmp_path)
+    seqrecord.convert(open_source(root), tmp_path / "packed", workers=1)
+    engine = seqrecord.EngineOptions(video_decoder="torchcodec")
+    check_batches(tmp_path / "packed", wanted, MOST, device="cpu", engine=engine)
+    assert not [each for each in caplog.messages if "decoding on the host" in each]
 
 
 # ---- bytes
@@ -207,21 +206,18 @@ def test_bytes() -> None:
     assert parse_video_page(made, 3, "image").config == CONFIG
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_configurations_that_are_refused() -> None:
+    for text in (
         *(b"", b"{", b"[]", b'{"id":"video"}', b'{"id":"video","codec":"av1"}'),
         TEXT.replace(b"av1", b"theora"),
         TEXT.replace(b"video", b"audio"),
         TEXT.replace(b"}", b',"more":1}'),
         TEXT.replace(b"}", b" " * 1024 + b"}"),
-    ],
-)
-def test_configurations_that_are_refused(text: bytes) -> None:
-    with pytest.raises(FormatError, match=r"an invalid configuration.*offset: 48"):
-        parse_video_page(memoryview(own_page(text)), 4, "image")
-    with pytest.raises(FormatError, match="an invalid configuration"):
-        parse_reference(memoryview(own_reference(text)), 15, "image")
+    ):
+        with pytest.raises(FormatError, match=r"an invalid configuration.*offset: 48"):
+            parse_video_page(memoryview(own_page(text)), 4, "image")
+        with pytest.raises(FormatError, match="an invalid configuration"):
+            parse_reference(memoryview(own_reference(text)), 15, "image")
     with pytest.raises(FormatError, match="an invalid configuration"):
         parse_video_page(memoryview(own_page(size=2**32 - 1)), 4, "image")
     with pytest.raises(FormatError, match="of references"):  # frames of no video have none
@@ -235,18 +231,3 @@ def test_another_dtype_is_refused() -> None:
     page = own_page(json.dumps(deep.to_json()).encode())
     with pytest.raises(FormatError, match="another dtype"):
         codec("h264").reader(memoryview(page), 4)
-
-
-@NEEDS_TORCHCODEC
-def test_a_device_decodes_each_codec(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    root, wanted = lerobot_v3(tmp_path)
-    seqrecord.convert(open_source(root), tmp_path / "packed", workers=1)
-    engine = seqrecord.EngineOptions(video_decoder="torchcodec")
-    pipe = seqrecord.SeqRecordPipe(
-        tmp_path / "packed", clip_len=2, features=[VIDEO], batch_size=4, device="cpu", engine=engine
-    )
-    for batch in pipe:
-        for key, start, clip in zip(batch["episode"], batch["start"], batch[VIDEO], strict=True):
-            images = wanted[KEYS.index(key)][start : start + 2]
-            assert np.abs(clip.numpy().astype(int) - images).max() <= MOST
-    assert not [each for each in caplog.messages if "decoding on the host" in each]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-import re
 import struct
-from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord.checksum import crc32c
 from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.codecs.video.gops import Gop
-from seqrecord.errors import CodecError, FormatError, MemoryLimitError
+from seqrecord.errors import CodecError, FormatError
 from seqrecord.format.video_pages import VideoPageCodec, least_video_bytes, parse_video_page
 from seqrecord.schema import FeatureSpec
-from tests.clip_data import effective
+from tests.clip_data import begun, digests, effective, least_memory, resumed
 from tests.test_memory import BESIDE, check_taken
 from tests.test_video_datasets import kept_schema, state
-from tests.tiny import record_path
+from tests.tiny import RecordParts, change_record, record_path
 from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
 
 
@@ -121,12 +119,12 @@ _BROKEN: dict[str, tuple[bytes, int, str]] = {
 }
 
 
-@pytest.mark.parametrize(("page", "count", "says"), _BROKEN.values(), ids=list(_BROKEN))
-def test_tables_that_cannot_be_true(page: bytes, count: int, says: str) -> None:
-    with pytest.raises(FormatError, match=says) as info:
-        parse(page, count)
-    assert info.value.feature == "image"
-    assert info.value.offset is not None
+def test_tables_that_cannot_be_true() -> None:
+    for name, (page, count, says) in _BROKEN.items():
+        with pytest.raises(FormatError, match=says) as info:
+            parse(page, count)
+        assert info.value.feature == "image", name
+        assert info.value.offset is not None, name
 
 
 def _decoded(name: str, page: bytes, count: int) -> npt.NDArray[np.uint8]:
@@ -136,13 +134,13 @@ def _decoded(name: str, page: bytes, count: int) -> npt.NDArray[np.uint8]:
 
 
 @pytest.mark.parametrize("name", ["h264", "hevc", "av1", "vp9", "ffv1"])
-def test_changed_bytes_give_an_error_or_frames(name: str) -> None:
+def test_changed_bytes_give_an_error_or_frames(name: str, thorough: bool) -> None:
     """With every checksum right: bytes of packets, of the table, or pieces exchanged."""
     gops = gops_of(name, moving(6), 3)
     page, draw = codec(name).join(gops), random.Random(4)
     table = 4 + 4 * 13
     seen: set[object] = set()
-    for number in range(60):
+    for number in range(90 if thorough else 25):
         changed = bytearray(page)
         for _ in range(draw.randint(1, 4)):
             at = draw.randrange(table if number % 3 else len(page))
@@ -172,85 +170,74 @@ def test_frames_are_decoded_once_however_they_are_asked_for() -> None:
     assert reader.num_decoded == 18 + 4 + 5
 
 
-def _written(root: Path) -> Path:
-    chain = (config_of("ffv1").to_json(),)
-    specs = [FeatureSpec("image", np.dtype("u1"), (HEIGHT, WIDTH, 3), chain)]
-    specs.append(FeatureSpec("state", np.dtype("u1"), (2,), ({"id": "zlib", "level": 1},)))
-    writer = seqrecord.SeqRecordWriter(root, schema=seqrecord.Schema(specs))
-    with writer, writer.episode("a") as episode:
-        for image in moving(3):
-            episode.append({"image": image, "state": image[0, 0, :2]})
-    return root
+def in_one_group(parts: RecordParts) -> None:
+    parts.head["schema"][1]["group"] = 0
+    parts.head["num_chunks"] = [1]
 
 
-def _changed_footer(root: Path, change: Callable[[bytes], bytes]) -> None:
-    path = record_path(root)
-    data = path.read_bytes()
-    (length,) = struct.unpack_from("<Q", data, len(data) - 24)
-    footer = change(data[-24 - length : -24])
-    assert len(footer) == length
-    assert footer != data[-24 - length : -24]
-    tail = struct.pack("<Q", length)
-    tail += struct.pack("<I", crc32c(footer + tail)) + data[-12:]
-    path.write_bytes(data[: -24 - length] + footer + tail)
-    seqrecord.reindex(root, created_by="test")
+def of_257_frames(parts: RecordParts) -> None:
+    for rows in parts.groups:
+        rows["num_frames"] = 257
+    parts.head["episodes"][0]["num_frames"] = 257
 
 
-def in_one_group(footer: bytes) -> bytes:
-    groups = footer.replace(b'"group":1', b'"group":0')
-    return groups.replace(b'"num_chunks":[1,1]', b'"num_chunks":[1]  ')
-
-
-def of_257_frames(footer: bytes) -> bytes:
-    changed = footer.replace(struct.pack("<4I", 0, 3, 0, 0), struct.pack("<4I", 0, 257, 0, 0))
-    changed = changed.replace(b'"num_frames":3,', b'"num_frames":257,').replace(b"  ", b"", 1)
-    assert changed.count(b'"num_frames":257,') == 1
-    return changed
+def of_another_codec(parts: RecordParts) -> None:
+    parts.head["schema"][0]["codec"][0]["codec"] = "ffv2"
 
 
 def test_footers_of_video_that_are_refused(tmp_path: Path) -> None:
     """Two features in a group, chunks that are too long, and a codec that is not known."""
-    for name, change, says in (
-        ("group", in_one_group, "shares its group"),
-        ("frames", of_257_frames, "wrong length"),
-    ):
+    chain = (config_of("ffv1").to_json(),)
+    specs = [FeatureSpec("image", np.dtype("u1"), (HEIGHT, WIDTH, 3), chain)]
+    specs.append(FeatureSpec("state", np.dtype("u1"), (2,), ({"id": "zlib", "level": 1},)))
+    writer = seqrecord.SeqRecordWriter(tmp_path, schema=seqrecord.Schema(specs))
+    with writer, writer.episode("a") as episode:
+        for image in moving(3):
+            episode.append({"image": image, "state": image[0, 0, :2]})
+    good = record_path(tmp_path).read_bytes()
+    for change, says in ((in_one_group, "shares its group"), (of_257_frames, "wrong length")):
+        change_record(tmp_path, change)
         with pytest.raises(FormatError, match=says):
-            _changed_footer(_written(tmp_path / name), change)
-    path = _written(tmp_path / "codec")
-    _changed_footer(path, lambda footer: footer.replace(b'"codec":"ffv1"', b'"codec":"ffv2"'))
+            seqrecord.reindex(tmp_path, created_by="test")
+        record_path(tmp_path).write_bytes(good)
+    change_record(tmp_path, of_another_codec)
+    seqrecord.reindex(tmp_path, created_by="test")
     with pytest.raises(seqrecord.errors.SchemaError, match="no video codec 'ffv2'"):
-        seqrecord.open(path)
-    assert len(seqrecord.open(path, features=["state"]).episodes["a"]) == 3
+        seqrecord.open(tmp_path)
+    assert len(seqrecord.open(tmp_path, features=["state"]).episodes["a"]) == 3
 
 
 # Long chunks of video in pieces: each frame is decoded once, in little memory
 
 Pixels = npt.NDArray[np.uint8]
+Written = tuple[Path, dict[str, Pixels]]
+
+SIZE = (64, 80)
+LONGEST = 120  # frames of a chunk
 
 
 @pytest.fixture(scope="module")
-def long(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Pixels]]:
+def long(tmp_path_factory: pytest.TempPathFactory) -> Written:
     """GOPs of 100 frames with B-frames, and of 50, 120 and 37, kept; `state` in a chunk an
     episode."""
     return write_long(tmp_path_factory.mktemp("long") / "records")
 
 
 @pytest.fixture(scope="module")
-def beside(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Pixels]]:
+def beside(tmp_path_factory: pytest.TempPathFactory) -> Written:
     """The same, with `state` in chunks of 7."""
     return write_long(tmp_path_factory.mktemp("beside") / "records", chunk_frames=7)
 
 
-def write_long(path: Path, **options: Any) -> tuple[Path, dict[str, Pixels]]:
+def write_long(path: Path, **options: Any) -> Written:
     decoded: dict[str, Pixels] = {}
-    with seqrecord.SeqRecordWriter(path, schema=kept_schema(), **options) as writer:
-        for key, cuts in {"a": (100, 100, 60), "b": (50, 120, 37), "c": (20,)}.items():
-            frames = moving(sum(cuts), seed=len(key))
+    schema, config = kept_schema(size=SIZE), config_of("h264", SIZE)
+    with seqrecord.SeqRecordWriter(path, schema=schema, **options) as writer:
+        for key, cuts in {"a": (100, 100, 60), "b": (50, LONGEST, 37), "c": (20,)}.items():
+            frames = moving(sum(cuts), seed=len(key), size=SIZE)
             edges = np.cumsum((0, *cuts)).tolist()
             gops = [gops_of("h264", frames[a:b], b - a)[0] for a, b in pairwise(edges)]
-            decoded[key] = np.concatenate(
-                [decode_gop(config_of("h264"), HEIGHT, WIDTH, gop) for gop in gops]
-            )
+            decoded[key] = np.concatenate([decode_gop(config, *SIZE, gop) for gop in gops])
             with writer.episode(key) as episode:
                 episode.append_video("image", gops)
                 for row in state(len(frames)):
@@ -264,82 +251,41 @@ def same(frame: dict[str, Any]) -> dict[str, Any]:
 
 
 def upside_down(frame: dict[str, Any]) -> dict[str, Any]:
-    return {"small": frame["image"][::-2, ::2], "number": frame["state"][:1] / 3}
+    return {"image": frame["image"][::-2, ::2], "number": frame["state"][:1] / 3}
 
 
-def check(
-    path: Path, decoded: dict[str, Pixels], *, at: tuple[int, ...] = (), **options: Any
-) -> dict[str, Any]:
+def check(written: Written, *, at: tuple[int, ...] = (), **options: Any) -> dict[str, Any]:
     """Every clip of an epoch is right, and so are those of these numbers; the statistics."""
+    path, decoded = written
     pipe = seqrecord.SeqRecordPipe(path, batch_size=4, **effective(options))
-    length, step = options["clip_len"], options.get("dilation", 1)
-    seen = 0
+    step = options.get("dilation", 1) * np.arange(options["clip_len"])
 
     def check_clip(key: str, start: Any, clip: dict[str, Any]) -> None:
-        frames = int(start) + step * np.arange(length)
+        frames = int(start) + step
+        expected = decoded[key][frames]
         if options.get("frame_transform") is upside_down:
-            expected = decoded[key][frames][:, ::-2, ::2]
-            assert np.array_equal(clip["small"].numpy(), expected), (key, start)
+            expected = expected[:, ::-2, ::2]
             assert clip["number"][:, 0].tolist() == frames.tolist(), (key, start)
-        else:
-            assert np.array_equal(clip["image"].numpy(), decoded[key][frames]), (key, start)
+        assert np.array_equal(clip["image"].numpy(), expected), (key, start)
 
+    seen = 0
     for batch in pipe:
-        arrays = {n: v for n, v in batch.items() if n in ("image", "small", "number")}
         for i, (key, start) in enumerate(zip(batch["episode"], batch["start"], strict=True)):
-            check_clip(key, start, {name: array[i] for name, array in arrays.items()})
+            check_clip(key, start, {n: batch[n][i] for n in ("image", "number") if n in batch})
             seen += 1
     assert seen == len(pipe) * 4 - (-pipe.stats()["clips"] % 4)
-    own = {n: v for n, v in options.items() if n in CLIP_OPTIONS}
+    kept = ("clip_len", "stride", "dilation", "frame_transform")
+    own = {n: v for n, v in options.items() if n in kept}
     clips: Any = seqrecord.SeqRecordMapDataset(path, **own) if at else []
     for number in at:
-        clip = clips[number]
-        check_clip(clip["episode"], clip["start"], clip)
+        check_clip(clips[number]["episode"], clips[number]["start"], clips[number])
     return pipe.stats()
-
-
-CLIP_OPTIONS = ("clip_len", "stride", "dilation", "frame_transform")
 
 
 def least_limit(path: Path, **options: Any) -> int:
     """The least memory limit that would do, in bytes."""
-    with pytest.raises(MemoryLimitError) as caught:
-        seqrecord.SeqRecordPipe(path, batch_size=4, memory_limit=1, **effective(options))
-    return int(re.findall(r"at least (\d+) bytes", str(caught.value))[0])
-
-
-def test_chunks_are_read_and_decoded_once(long: tuple[Path, dict[str, Pixels]]) -> None:
-    path, decoded = long
-    options: dict[str, Any] = {"clip_len": 4, "shuffle": False}
-    limit = least_limit(path, **options)
-    stats = check(path, decoded, **options, memory_limit=limit)
-    assert stats["video_frames_decoded"] == sum(map(len, decoded.values()))
-    pages = sum(
-        int(group.page_length.sum()) for group in seqrecord.open(path).contents.index.groups
-    )
-    assert stats["bytes_read"] == pages
-    assert stats["peak_buffer_bytes"] < 100 * HEIGHT * WIDTH * 3  # a chunk has 120
-
-
-@pytest.mark.parametrize("dataset", ["long", "beside"])
-def test_a_transform_gets_frames_piece_by_piece(
-    dataset: str, request: pytest.FixtureRequest
-) -> None:
-    """Pages are read once for a chunk of video, and none of their frames is decoded twice."""
-    path, decoded = request.getfixturevalue(dataset)
-    options: dict[str, Any] = {"clip_len": 4, "shuffle": False}
-    options |= {"frame_transform": same}
-    stats = check(path, decoded, **options, memory_limit=least_limit(path, **options))
-    assert (
-        stats["video_frames_decoded"] == stats["frames_decoded"] == sum(map(len, decoded.values()))
-    )
-    assert stats["peak_buffer_bytes"] < 100 * HEIGHT * WIDTH * 3  # a chunk has 120
-    video, states = seqrecord.open(path).contents.index.groups
-    expected = int(video.page_length.sum())
-    for chunk in spans(video):
-        for other, nbytes in zip(spans(states), states.page_length[:, 0].tolist(), strict=True):
-            expected += nbytes * (max(chunk[0], other[0]) < min(chunk[1], other[1]))
-    assert stats["bytes_read"] == expected
+    make = partial(seqrecord.SeqRecordPipe, path, batch_size=4, **effective(options))
+    return least_memory(make)
 
 
 def spans(group: Any) -> list[tuple[int, int]]:
@@ -349,49 +295,36 @@ def spans(group: Any) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"clip_len": 16, "num_cursors": 3},
-        {"clip_len": 5, "dilation": 9, "num_cursors": 2},
-        {"clip_len": 2, "stride": 7, "dilation": 3},
-        {"clip_len": 8, "num_cursors": 4, "num_threads": 4},
-        {"clip_len": 8, "num_cursors": 2, "device": "cpu"},
-    ],
-    ids=str,
+    ("dataset", "transform"), [("long", None), ("long", same), ("beside", same)]
 )
-def test_transformed_clips(beside: tuple[Path, dict[str, Pixels]], options: dict[str, Any]) -> None:
-    check(*beside, at=(0, 7, -1), seed=1, frame_transform=upside_down, **options)
-
-
-def test_a_transform_takes_no_more_memory(beside: tuple[Path, dict[str, Pixels]]) -> None:
-    path, decoded = beside
-    options: dict[str, Any] = {"clip_len": 4, "num_cursors": 2, "num_threads": 1}
-    least = [least_limit(path, **options, frame_transform=made) for made in (None, same)]
-    # Each load under way has a frame beside, and what is made of it; a chunk has 120.
-    assert least[1] <= 1.05 * least[0]
-    options |= {"frame_transform": same, "memory_limit": least[1]}
-    check_taken(lambda: check(path, decoded, **options), least[1] + BESIDE)
-
-
-def test_a_transform_that_raises_leaves_no_chunk_open(
-    beside: tuple[Path, dict[str, Pixels]],
+def test_chunks_are_read_and_decoded_once(
+    dataset: str, transform: Any, request: pytest.FixtureRequest
 ) -> None:
-    """Its error names the frame, which is not of the first piece."""
-
-    def fails(frame: dict[str, Any]) -> dict[str, Any]:
-        if frame["state"][0] == 3 * 61:
-            raise ZeroDivisionError
-        return frame
-
-    options: dict[str, Any] = {"clip_len": 4, "shuffle": False}
-    with pytest.raises(ZeroDivisionError) as caught:
-        check(*beside, **options, frame_transform=fails)
-    assert "frame 61" in str(getattr(caught.value, "__notes__", caught.value))
+    """A transform gets frames piece by piece: states are read once for a chunk of video."""
+    path, decoded = written = request.getfixturevalue(dataset)
+    options: dict[str, Any] = {"clip_len": 4, "shuffle": False, "frame_transform": transform}
+    stats = check(written, **options, memory_limit=least_limit(path, **options))
+    assert stats["video_frames_decoded"] == sum(map(len, decoded.values()))
+    assert transform is None or stats["video_frames_decoded"] == stats["frames_decoded"]
+    assert stats["peak_buffer_bytes"] < 100 * SIZE[0] * SIZE[1] * 3  # a chunk has 120
+    video, states = seqrecord.open(path).contents.index.groups
+    expected, sizes = int(video.page_length.sum()), states.page_length[:, 0].tolist()
+    for first, last in [(0, 0)] if transform is None else spans(video):
+        for other, nbytes in zip(spans(states), sizes, strict=True):
+            expected += nbytes * (last == 0 or max(first, other[0]) < min(last, other[1]))
+    assert stats["bytes_read"] == expected
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("number", "transform"),
     [
+        pytest.param(n, t, marks=[pytest.mark.slow] * ((n + (t is None)) % 2))
+        for n in range(7)
+        for t in (None, upside_down)
+    ],
+)
+def test_clips(long: Written, beside: Written, number: int, transform: Any) -> None:
+    cases: list[dict[str, Any]] = [
         {"clip_len": 16, "num_cursors": 3},
         {"clip_len": 4, "stride": 4, "num_cursors": 2},
         {"clip_len": 3, "stride": 40, "num_cursors": 2},
@@ -399,35 +332,48 @@ def test_a_transform_that_raises_leaves_no_chunk_open(
         {"clip_len": 2, "stride": 7, "dilation": 3},
         {"clip_len": 8, "num_cursors": 4, "num_threads": 4},
         {"clip_len": 8, "num_cursors": 2, "device": "cpu"},
-    ],
-    ids=str,
-)
-def test_clips(long: tuple[Path, dict[str, Pixels]], options: dict[str, Any]) -> None:
-    check(*long, at=(0, 7, -1), seed=1, **options)
+    ]
+    options = {**cases[number], "frame_transform": transform}
+    check(beside if transform else long, at=(0, 7, -1), seed=1, **options)
 
 
-def test_loads_go_on_where_the_cursor_was(long: tuple[Path, dict[str, Pixels]]) -> None:
+def test_a_transform_takes_no_more_memory(beside: Written) -> None:
+    options: dict[str, Any] = {"clip_len": 4, "num_cursors": 2, "num_threads": 1}
+    least = [least_limit(beside[0], **options, frame_transform=made) for made in (None, same)]
+    # Each load under way has a frame beside, and what is made of it; a chunk has 120.
+    assert least[1] <= 1.05 * least[0]
+    options |= {"frame_transform": same, "memory_limit": least[1]}
+    check_taken(lambda: check(beside, **options), least[1] + BESIDE)
+
+
+def test_a_transform_that_raises_leaves_no_chunk_open(beside: Written) -> None:
+    """Its error names the frame, which is not of the first piece."""
+
+    def fails(frame: dict[str, Any]) -> dict[str, Any]:
+        if frame["state"][0] == 3 * 61:
+            raise ZeroDivisionError
+        return frame
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        check(beside, clip_len=4, shuffle=False, frame_transform=fails)
+    assert "frame 61" in str(getattr(caught.value, "__notes__", caught.value))
+
+
+def test_loads_go_on_where_the_cursor_was(long: Written, thorough: bool) -> None:
     """Many threads do the loads of two cursors: each waits for the one before."""
-    path, decoded = long
-    total = sum(map(len, decoded.values()))
-    for seed in range(2):
-        stats = check(path, decoded, clip_len=4, num_cursors=2, num_threads=8, seed=seed)
-        assert total <= stats["video_frames_decoded"] <= total + 2 * 120  # where runs are cut
+    total = sum(map(len, long[1].values()))
+    for seed in range(3 if thorough else 1):
+        stats = check(long, clip_len=4, num_cursors=2, num_threads=8, seed=seed)
+        assert total <= stats["video_frames_decoded"] <= total + 2 * LONGEST  # where runs are cut
 
 
-def test_resume_in_the_middle_of_a_chunk(long: tuple[Path, dict[str, Pixels]]) -> None:
-    path, _ = long
-    options: dict[str, Any] = {"clip_len": 4, "stride": 3, "batch_size": 4}
-    options["engine"] = seqrecord.EngineOptions(num_cursors=2)
-    pipe = seqrecord.SeqRecordPipe(path, **options)
-    batches = [(b["episode"], b["start"].tolist(), b["image"].sum().item()) for b in pipe]
-    pipe = seqrecord.SeqRecordPipe(path, **options)
-    iterator = iter(pipe)
-    for _ in range(17):
-        next(iterator)
+def test_resume_in_the_middle_of_a_chunk(long: Written) -> None:
+    engine = seqrecord.EngineOptions(num_cursors=2)
+    make = partial(
+        seqrecord.SeqRecordPipe, long[0], clip_len=4, stride=5, batch_size=4, engine=engine
+    )
+    batches, pipe = digests(make()), make()
+    iterator = begun(pipe, 11)
     saved = pipe.state_dict()
     del iterator
-    resumed = seqrecord.SeqRecordPipe(path, **options)
-    resumed.load_state_dict(saved)
-    rest = [(b["episode"], b["start"].tolist(), b["image"].sum().item()) for b in resumed]
-    assert rest == batches[17:]
+    assert digests(resumed(make(), saved)) == batches[11:]
