@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,15 +18,11 @@ import pytest
 import seqrecord
 from seqrecord import convert
 from seqrecord.edit import clean
-from seqrecord.errors import (
-    DestinationError,
-    NotFoundError,
-    SchemaError,
-    SourceError,
-)
+from seqrecord.errors import DestinationError, NotFoundError, SchemaError, SourceError
 from seqrecord.sources import EpisodeInfo
 from seqrecord.types import Progress
 from tests.made_source import EndlessSource, MadeSource, made_frame
+from tests.services.process import wait_for
 
 # Forking with threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -70,33 +65,30 @@ def check(destination: Path, source: MadeSource, *, without: tuple[int, ...] = (
 def test_the_dataset_does_not_depend_on_the_workers(
     tmp_path: Path, expected: str, workers: int
 ) -> None:
-    report = convert(MadeSource(), tmp_path, workers=workers, **SMALL)
+    seen: list[Progress] = []
+    report = convert(MadeSource(), tmp_path, workers=workers, progress=seen.append, **SMALL)
     assert report.manifest.fingerprint == expected
     assert report.written == tuple(info.key for info in MadeSource().episodes())
-    assert report.skipped == ()
-    assert report.bad == ()
+    assert (report.skipped, report.bad) == ((), ())
     check(tmp_path, MadeSource())
-
-
-@pytest.mark.parametrize("kind", ["threads", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_on_a_given_executor(tmp_path: Path, expected: str, kind: str) -> None:
-    executor: Executor = ThreadPoolExecutor(3)
-    if kind != "threads":
-        executor = ProcessPoolExecutor(2, multiprocessing.get_context(kind))
-    with executor:
-        report = convert(MadeSource(), tmp_path, executor=executor, **SMALL)
-    assert report.manifest.fingerprint == expected
-    check(tmp_path, MadeSource())
-
-
-@BY_ONE_AND_TWO
-def test_progress_ends_at_all_frames(tmp_path: Path, workers: int) -> None:
-    seen: list[Progress] = []
-    convert(MadeSource(), tmp_path, workers=workers, progress=seen.append, **SMALL)
     frames = [p.frames for p in seen]
     assert frames == sorted(frames)
     assert seen[-1] == Progress(54, 54, 54 * MadeSource().schema().frame_nbytes)
     assert len(seen) < 54
+
+
+def executor_of(kind: str) -> Executor:
+    if kind == "threads":
+        return ThreadPoolExecutor(3)
+    return ProcessPoolExecutor(2, multiprocessing.get_context(kind))
+
+
+@pytest.mark.parametrize("kind", ["threads", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_on_a_given_executor(tmp_path: Path, expected: str, kind: str) -> None:
+    with executor_of(kind) as executor:
+        report = convert(MadeSource(), tmp_path, executor=executor, **SMALL)
+    assert report.manifest.fingerprint == expected
+    check(tmp_path, MadeSource())
 
 
 # Bad episodes
@@ -121,7 +113,7 @@ def test_bad_episodes_are_left_out_and_listed_in_order(tmp_path: Path, workers: 
     assert report.manifest.fingerprint == clean.manifest.fingerprint
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@BY_ONE_AND_TWO
 def test_a_bad_episode_stops_and_a_resume_goes_on(
     tmp_path: Path, expected: str, workers: int
 ) -> None:
@@ -132,9 +124,25 @@ def test_a_bad_episode_stops_and_a_resume_goes_on(
         seqrecord.open(tmp_path)
     with pytest.raises(DestinationError, match="--resume"):
         convert(MadeSource(), tmp_path, **SMALL)
-    report = convert(MadeSource(), tmp_path, mode="resume", workers=1, **SMALL)
+    check_resumes(tmp_path, expected)
+
+
+def check_resumes(folder: Path, expected: str) -> None:
+    """A resume goes on, and ends with the whole dataset."""
+    assert not list(folder.glob("records/*.partial"))
+    report = convert(MadeSource(), folder, mode="resume", workers=1, **SMALL)
     assert report.skipped
     assert report.manifest.fingerprint == expected
+
+
+def test_an_interrupt_leaves_whole_files(tmp_path: Path, expected: str) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.frames > 26:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(MadeSource(), tmp_path, workers=1, progress=interrupt, **SMALL)
+    check_resumes(tmp_path, expected)
 
 
 def test_nothing_but_bad_episodes(tmp_path: Path) -> None:
@@ -184,46 +192,36 @@ def test_frames_that_break_the_sources_word_are_a_bad_episode(tmp_path: Path, ho
     assert [bad.key for bad in report.bad] == ["made/001"]
 
 
-def test_an_episode_of_too_many_frames_is_not_begun(tmp_path: Path) -> None:
-    source = MadeSource((3, 1 << 40, 2), lies={1: 1})
+def test_episodes_that_cannot_be_listed(tmp_path: Path) -> None:
+    for how, key in (("metadata", "made/001"), ("key", "../001"), ("twice", ""), ("none", "")):
+        source = _Odd((3, 3, 2), how=how)
+        with pytest.raises(SourceError):
+            convert(source, tmp_path / "d", workers=1)
+        assert not (tmp_path / "d").exists()
+        if key:
+            report = convert(source, tmp_path / how, workers=1, skip_bad_episodes=True)
+            assert report.written == ("made/000", "made/002")
+            assert [bad.key for bad in report.bad] == [key]
+            assert key in report.bad[0].error
+    too_long = MadeSource((3, 1 << 40, 2), lies={1: 1})  # is not begun
     with pytest.raises(SourceError) as caught:
-        convert(source, tmp_path / "a", workers=1)
+        convert(too_long, tmp_path / "a", workers=1)
     assert (caught.value.episode, caught.value.got) == ("made/001", 1 << 40)
 
 
-@pytest.mark.parametrize("how", ["metadata", "key", "twice", "none"])
-def test_episodes_that_cannot_be_listed(tmp_path: Path, how: str) -> None:
-    with pytest.raises(SourceError):
-        convert(_Odd((3, 3, 2), how=how), tmp_path / "d", workers=1)
-    assert not (tmp_path / "d").exists()
-
-
-@pytest.mark.parametrize(("how", "key"), [("metadata", "made/001"), ("key", "../001")])
-def test_an_episode_that_cannot_be_listed_is_left_out(tmp_path: Path, how: str, key: str) -> None:
-    source = _Odd((3, 3, 2), how=how)
-    report = convert(source, tmp_path / "d", workers=1, skip_bad_episodes=True)
-    assert report.written == ("made/000", "made/002")
-    assert [bad.key for bad in report.bad] == [key]
-    assert key in report.bad[0].error
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
+def test_settings_that_cannot_be(tmp_path: Path) -> None:
+    wrong: list[tuple[dict[str, Any], type[Exception]]] = [
         ({"workers": 0}, DestinationError),
         ({"workers": -2}, DestinationError),
         ({"chunk_frames": 65_537}, SchemaError),
         ({"max_file_size": "60 elephants"}, DestinationError),
         ({"codecs": "nothing"}, SchemaError),
         ({"mode": "w"}, DestinationError),
-    ],
-)
-def test_settings_that_cannot_be(
-    tmp_path: Path, options: dict[str, Any], error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        convert(MadeSource((3,)), tmp_path / "d", **options)
-    assert not (tmp_path / "d").exists()
+    ]
+    for options, error in wrong:
+        with pytest.raises(error):
+            convert(MadeSource((3,)), tmp_path / "d", **options)
+        assert not (tmp_path / "d").exists()
 
 
 # Append and resume
@@ -293,10 +291,12 @@ class _Deadly(MadeSource):
         yield from super().frames(info)
 
 
-def test_a_worker_that_is_killed_is_a_clear_error(tmp_path: Path, expected: str) -> None:
-    with pytest.raises(DestinationError, match=r"killed, or out of memory.*--resume"):
-        convert(_Deadly(), tmp_path, workers=2, **SMALL)
-    report = convert(MadeSource(), tmp_path, mode="resume", workers=1, **SMALL)
+@pytest.mark.parametrize("kind", ["fork", pytest.param("", marks=pytest.mark.slow)])
+def test_a_worker_that_is_killed_is_a_clear_error(tmp_path: Path, expected: str, kind: str) -> None:
+    with executor_of(kind) if kind else contextlib.nullcontext() as executor:
+        with pytest.raises(DestinationError, match=r"killed, or out of memory.*--resume"):
+            convert(_Deadly(), tmp_path, workers=2, executor=executor, **SMALL)
+        report = convert(MadeSource(), tmp_path, mode="resume", workers=1, **SMALL)
     assert report.manifest.fingerprint == expected
 
 
@@ -372,14 +372,8 @@ def _children(pid: int) -> list[int]:
     return mine + [deeper for child in mine for deeper in _children(child)]
 
 
-def _wait(condition: Any, seconds: float = 200) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_ctrl_c_leaves_no_process_and_a_resume_goes_on(
     tmp_path: Path, expected: str, endless: EndlessSource, workers: int
 ) -> None:
@@ -392,7 +386,7 @@ def test_ctrl_c_leaves_no_process_and_a_resume_goes_on(
         start_new_session=True,
         cwd=Path(__file__).parent.parent,
     )
-    _wait(endless.is_endless)
+    wait_for(endless.is_endless)
     children = _children(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     try:
@@ -403,12 +397,9 @@ def test_ctrl_c_leaves_no_process_and_a_resume_goes_on(
     assert out == "ready\n"
     assert process.returncode == -signal.SIGINT or "KeyboardInterrupt" in err
     assert err.count("Traceback") <= 2  # the parent's, no worker's
-    _wait(lambda: not [pid for pid in children if _alive(pid)])
+    wait_for(lambda: not [pid for pid in children if _alive(pid)])
     assert list(folder.glob("records/*.seqrec"))
-    assert not list(folder.glob("records/*.partial"))
-    report = convert(MadeSource(), folder, mode="resume", workers=1, **SMALL)
-    assert report.skipped
-    assert report.manifest.fingerprint == expected
+    check_resumes(folder, expected)
 
 
 @pytest.mark.slow
@@ -422,7 +413,7 @@ def test_a_killed_parent_takes_its_workers_along(
         stdout=subprocess.DEVNULL,
         cwd=Path(__file__).parent.parent,
     )
-    _wait(endless.is_endless if late else lambda: list(folder.glob("records/*.partial")))
+    wait_for(endless.is_endless if late else lambda: list(folder.glob("records/*.partial")))
     children = _children(process.pid)
     assert len(children) >= 2
     process.kill()
@@ -430,7 +421,7 @@ def test_a_killed_parent_takes_its_workers_along(
     # Right away, while the workers still end.
     report = convert(MadeSource(), folder, mode="resume", workers=1, **SMALL)
     assert report.manifest.fingerprint == expected
-    _wait(lambda: not [pid for pid in children if _alive(pid)])
+    wait_for(lambda: not [pid for pid in children if _alive(pid)])
 
 
 @pytest.mark.slow
