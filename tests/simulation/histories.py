@@ -42,16 +42,7 @@ from tests.simulation.commands import (
     storage_of,
     write,
 )
-from tests.simulation.model import (
-    Actor,
-    Client,
-    Fault,
-    Killed,
-    Server,
-    Step,
-    World,
-    current_actor,
-)
+from tests.simulation.model import Actor, Client, Fault, Killed, Server, Step, World, current_actor
 
 __all__ = ["BrokenPromiseError", "Case", "drawn", "run", "shrunk", "simulated"]
 
@@ -334,11 +325,8 @@ class _Run:
             assert isinstance(error, SeqRecordError), f"{name} ({actor.name}): {shown}"
             if isinstance(error, (ConflictError, DestinationError)) and name not in _IN_STEPS:
                 assert not count, f"{name} ({actor.name}) was refused, and did commit: {shown}"
-            expected: tuple[type[SeqRecordError], ...] = (
-                ConflictError,
-                DestinationError,
-                CommitUnknownError,
-            )
+            expected: tuple[type[SeqRecordError], ...]
+            expected = ConflictError, DestinationError, CommitUnknownError
             if self.case.faults:
                 expected += (TransientError,)
             if self.case.in_empty:
@@ -376,28 +364,10 @@ class _Run:
         assert read(view) == content, "clean changed what there is"
 
 
-_NEED_NO_COMMIT = {
-    *(
-        "read",
-        "only resume",
-        "clean",
-        "clean keeping",
-        "clean old",
-        "stats",
-        "rewrite",
-        "reindex",
-        "drop",
-        "keep",
-    ),
-}
+_NEED_NO_COMMIT = {"read", "only resume", "clean", "clean keeping", "clean old", "stats"}
+_NEED_NO_COMMIT |= {"rewrite", "reindex", "drop", "keep"}
 _IN_STEPS = {"rewrite"}  # several commits
-_OF_WHAT_IS_THERE = {
-    "delete",
-    "rename",
-    "keep",
-    "drop",
-    "trim",
-}  # errors where another has removed it
+_OF_WHAT_IS_THERE = {"delete", "rename", "keep", "drop", "trim"}  # errors where another removed it
 
 
 def _is_of(actor: Actor, commit: str) -> bool:
@@ -444,11 +414,8 @@ def shrunk(failure: BrokenPromiseError, most_runs: int = 400) -> BrokenPromiseEr
         at = 0
         while at < len(failure.case.choices):
             choices = failure.case.choices
-            at += (
-                0
-                if better(replace(failure.case, choices=_without(choices, at, length)))
-                else length
-            )
+            shorter = replace(failure.case, choices=_without(choices, at, length))
+            at += 0 if better(shorter) else length
         length //= 2
     for at, choice in enumerate(failure.case.choices):
         for lower in range(min(choice, 3)):
