@@ -11,7 +11,7 @@ import pytest
 
 import seqrecord
 from seqrecord import Dataset, FeatureSpec, Schema, SeqRecordWriter, summarize
-from seqrecord.writing import chunking, writer
+from seqrecord.writing import chunking, writer  # whose limit is made small here
 from tests.command_line import run
 
 KIB = 1 << 10
@@ -48,10 +48,7 @@ def check(folder: Path, episodes: Sequence[Sequence[int]]) -> list[int]:
             for i, count in enumerate(points):
                 for name, array in lidar(count, i % 256).items():
                     np.testing.assert_array_equal(episode[i][name], array, strict=True)
-        assert [list(group.schema) for group in dataset.contents.index.groups] == [
-            ["state"],
-            ["lidar"],
-        ]
+        assert [spec.group for spec in dataset.features.values()] == [0, 1]
         return first_chunks(dataset, 1)
 
 
@@ -71,41 +68,34 @@ SEEN = [
     ([KIB * 2 // 3 + i for i in range(30)], 16),
     ([10 * KIB // 3 - 100 + i for i in range(7)], 4),  # five are looked at
 ]
+GIVEN = [
+    *SEEN,
+    ([0] * 40, 32),
+    ([5], 1),
+    ([KIB // 3 + i for i in range(40)], 32),
+    ([1, 2, 3, 20 * KIB // 3, 4, 5, 6, 7], 2),  # the largest of the first ones decides
+    ([49 * KIB // 3, 1, 2], 1),
+    ([1, 2, 49 * KIB // 3, 3], 1),
+]
 
 
-@pytest.mark.parametrize(("points", "expected"), [*SEEN, ([5, 6], 32)])
-def test_frames_a_chunk_where_the_features_are_not_known(
-    tmp_path: Path, points: list[int], expected: int
-) -> None:
-    assert written(tmp_path, [points]) == [min(expected, len(points))]
-
-
-@pytest.mark.parametrize(
-    ("points", "expected"),
-    [
-        *SEEN,
-        ([0] * 40, 32),
-        ([5], 32),
-        ([KIB // 3 + i for i in range(40)], 32),
-        ([1, 2, 3, 20 * KIB // 3, 4, 5, 6, 7], 2),  # the largest of the first ones decides
-        ([49 * KIB // 3, 1, 2], 1),
-        ([1, 2, 49 * KIB // 3, 3], 1),
-    ],
-)
-def test_frames_a_chunk(tmp_path: Path, points: list[int], expected: int) -> None:
-    assert written(tmp_path, [points], schema=schema()) == [min(expected, len(points))]
-    with seqrecord.open(tmp_path) as dataset:
-        assert first_chunks(dataset, 0) == [len(points)], "of the small state, far more fit"
+def test_frames_a_chunk(tmp_path: Path) -> None:
+    for number, (points, expected) in enumerate([*SEEN, ([5, 6], 2)]):
+        assert written(tmp_path / f"not known {number}", [points]) == [expected]
+    for number, (points, expected) in enumerate(GIVEN):
+        folder = tmp_path / f"known {number}"
+        assert written(folder, [points], schema=schema()) == [expected]
+        with seqrecord.open(folder) as dataset:
+            assert first_chunks(dataset, 0) == [len(points)], "of the small state, far more fit"
 
 
 def test_each_episode_by_its_own_frames(tmp_path: Path) -> None:
     episodes = [[1, 2, 3], [17 * KIB // 3] * 4, [9] * 33, [1] * 32 + [4 * KIB // 3] * 8]
     # What comes after the first frames is not known when the first chunk is written.
-    assert written(tmp_path, episodes) == [3, 2, 32, 32]
-
-
-def test_a_given_number_counts(tmp_path: Path) -> None:
-    assert written(tmp_path, [[5, 6] * 35, [20 * KIB // 3] * 3], chunk_frames=3) == [3, 3]
+    assert written(tmp_path / "seen", episodes) == [3, 2, 32, 32]
+    # A number that is given counts.
+    episodes = [[5, 6] * 35, [20 * KIB // 3] * 3]
+    assert written(tmp_path / "given", episodes, chunk_frames=3) == [3, 3]
 
 
 def test_fixed_shapes_are_counted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +137,6 @@ def test_info_shows_the_length_of_chunks(tmp_path: Path) -> None:
     out = run("info", tmp_path / "mixed").output
     assert "chunks of 2 to 32 frames" in out
     with seqrecord.open(tmp_path / "mixed") as dataset:
-        told = summarize(dataset).to_json()
-    assert [(group["min_chunk_frames"], group["max_chunk_frames"]) for group in told["groups"]] == [
-        (4, 70),
-        (2, 32),
-    ]
+        groups = summarize(dataset).to_json()["groups"]
+    found = [(group["min_chunk_frames"], group["max_chunk_frames"]) for group in groups]
+    assert found == [(4, 70), (2, 32)]
