@@ -27,8 +27,8 @@ from tests.services.process import wait_for
 # Forking with threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
+ROOT = Path(__file__).parent.parent
 SMALL: dict[str, Any] = {"chunk_frames": 4, "max_file_size": "60kB"}
-
 
 # Two are processes, each of which imports what it needs.
 BY_ONE_AND_TWO = pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -312,12 +312,11 @@ def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path, mode: str) -> No
         "convert(MadeSource(), sys.argv[1], workers=2, mode=sys.argv[2], chunk_frames=4,\n"
         "        max_file_size=60_000)\n"
     )
-    root = str(Path(__file__).parent.parent)
     failed = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "d"), mode],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": root},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert failed.returncode == 1
     errors = [line for line in failed.stderr.splitlines() if "Error: " in line]
@@ -336,7 +335,6 @@ from seqrecord import convert
 from tests.made_source import EndlessSource
 
 if __name__ == "__main__":
-    print("ready", flush=True)
     convert(
         EndlessSource(delay=0.001, folder=sys.argv[3]), sys.argv[1], workers=int(sys.argv[2]),
         chunk_frames=4, max_file_size=60_000,
@@ -345,11 +343,34 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def endless(tmp_path: Path) -> EndlessSource:
-    """The source of `_SCRIPT`, which tells in this folder how far it is."""
-    (tmp_path / "told").mkdir()
-    return EndlessSource(folder=str(tmp_path / "told"))
+class Converting:
+    """A process that converts an `EndlessSource` into `folder`."""
+
+    def __init__(self, tmp_path: Path, workers: int) -> None:
+        self.source, self.folder = EndlessSource(folder=str(tmp_path / "told")), tmp_path / "d"
+        Path(self.source.folder).mkdir()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _SCRIPT, self.folder, str(workers), self.source.folder],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            cwd=ROOT,
+        )
+
+    def end(self, sign: int) -> tuple[str, str]:
+        """What it printed, after a signal to all of it, or SIGKILL to the parent alone."""
+        self.children = _children(self.process.pid)
+        if sign == signal.SIGKILL:
+            self.process.kill()
+            self.process.wait()
+            return "", ""
+        os.killpg(self.process.pid, sign)  # as a terminal does
+        try:
+            return self.process.communicate(timeout=200)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # where it could not be interrupted
+                os.killpg(self.process.pid, signal.SIGKILL)
 
 
 def _stat(pid: int) -> tuple[str, int]:
@@ -375,53 +396,31 @@ def _children(pid: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_ctrl_c_leaves_no_process_and_a_resume_goes_on(
-    tmp_path: Path, expected: str, endless: EndlessSource, workers: int
+    tmp_path: Path, expected: str, workers: int
 ) -> None:
-    folder = tmp_path / "d"
-    process = subprocess.Popen(
-        [sys.executable, "-c", _SCRIPT, str(folder), str(workers), endless.folder],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        cwd=Path(__file__).parent.parent,
-    )
-    wait_for(endless.is_endless)
-    children = _children(process.pid)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    try:
-        out, err = process.communicate(timeout=200)
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # where it could not be interrupted
-            os.killpg(process.pid, signal.SIGKILL)
-    assert out == "ready\n"
-    assert process.returncode == -signal.SIGINT or "KeyboardInterrupt" in err
+    running = Converting(tmp_path, workers)
+    wait_for(running.source.is_endless, 200)
+    out, err = running.end(signal.SIGINT)
+    assert out == ""
+    assert running.process.returncode == -signal.SIGINT or "KeyboardInterrupt" in err
     assert err.count("Traceback") <= 2  # the parent's, no worker's
-    wait_for(lambda: not [pid for pid in children if _alive(pid)])
-    assert list(folder.glob("records/*.seqrec"))
-    check_resumes(folder, expected)
+    wait_for(lambda: not any(map(_alive, running.children)), 200)
+    assert list(running.folder.glob("records/*.seqrec"))
+    check_resumes(running.folder, expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
-def test_a_killed_parent_takes_its_workers_along(
-    tmp_path: Path, expected: str, endless: EndlessSource, late: bool
-) -> None:
-    folder = tmp_path / "d"
-    process = subprocess.Popen(
-        [sys.executable, "-c", _SCRIPT, str(folder), "2", endless.folder],
-        stdout=subprocess.DEVNULL,
-        cwd=Path(__file__).parent.parent,
-    )
-    wait_for(endless.is_endless if late else lambda: list(folder.glob("records/*.partial")))
-    children = _children(process.pid)
-    assert len(children) >= 2
-    process.kill()
-    process.wait()
+def test_a_killed_parent_takes_its_workers_along(tmp_path: Path, expected: str, late: bool) -> None:
+    running = Converting(tmp_path, 2)
+    begun = running.folder.glob
+    wait_for(running.source.is_endless if late else lambda: [*begun("records/*.partial")], 200)
+    running.end(signal.SIGKILL)
+    assert len(running.children) >= 2
     # Right away, while the workers still end.
-    report = convert(MadeSource(), folder, mode="resume", workers=1, **SMALL)
+    report = convert(MadeSource(), running.folder, mode="resume", workers=1, **SMALL)
     assert report.manifest.fingerprint == expected
-    wait_for(lambda: not [pid for pid in children if _alive(pid)])
+    wait_for(lambda: not any(map(_alive, running.children)), 200)
 
 
 @pytest.mark.slow
@@ -458,6 +457,6 @@ print(status("VmHWM") - before)
         check=True,
         capture_output=True,
         text=True,
-        cwd=Path(__file__).parent.parent,
+        cwd=ROOT,
     ).stdout
     assert 0 < int(out) < 8 * 6_000_000
