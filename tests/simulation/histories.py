@@ -6,6 +6,7 @@ short one, which `str` shows as a script of calls.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import random
@@ -148,14 +149,7 @@ def begin() -> None:
 def _begun(case: Case) -> tuple[Server, History]:
     if not _BEGUN:
         begin()
-    server, known = _BEGUN[case.in_empty, case.has_conditions, case.is_durable]
-    return server.copy(), History(
-        {key: values[:] for key, values in known.written.items()},
-        dict(known.flushed),
-        {actor: set(keys) for actor, keys in known.ended.items()},
-        set(known.gone),
-        list(known.seen),
-    )
+    return copy.deepcopy(_BEGUN[case.in_empty, case.has_conditions, case.is_durable])
 
 
 @contextmanager
