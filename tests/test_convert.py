@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -298,7 +298,7 @@ def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path, mode: str) -> No
         "import sys\n"
         "from seqrecord import convert\n"
         "from tests.made_source import MadeSource\n"
-        "convert(MadeSource(), sys.argv[1], workers=2, mode=sys.argv[2])\n"
+        "convert(MadeSource(), sys.argv[1], workers=2, mode=sys.argv[2], max_file_size=60_000)\n"
     )
     command = [sys.executable, script, tmp_path / "d", mode]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -323,7 +323,7 @@ if __name__ == "__main__":
         EndlessSource(delay=0.001, folder=sys.argv[3]), sys.argv[1], workers=int(sys.argv[2]),
         chunk_frames=4, max_file_size=60_000,
     )
-    print("done", flush=True)
+    print("all is converted", flush=True)
 """
 
 
@@ -332,29 +332,24 @@ class Converting:
 
     def __init__(self, tmp_path: Path, workers: int) -> None:
         self.source, self.folder = EndlessSource(folder=str(tmp_path / "told")), tmp_path / "d"
+        self.log = tmp_path / "log"
         Path(self.source.folder).mkdir()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _SCRIPT, self.folder, str(workers), self.source.folder],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            cwd=ROOT,
-        )
+        command = [sys.executable, "-c", _SCRIPT, self.folder, str(workers), self.source.folder]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True, cwd=ROOT
+            )
 
-    def end(self, sign: int) -> tuple[str, str]:
-        """What it printed, after a signal to all of it, or SIGKILL to the parent alone."""
+    def end(self, kill: Callable[[int, int], None], sign: int) -> str:
+        """What it printed, after a signal to the process or, by `os.killpg`, to all of them."""
         self.children = _children(self.process.pid)
-        if sign == signal.SIGKILL:
-            self.process.kill()
-            self.process.wait()
-            return "", ""
-        os.killpg(self.process.pid, sign)  # as a terminal does
+        kill(self.process.pid, sign)
         try:
-            return self.process.communicate(timeout=200)
+            self.process.wait(200)
         finally:
             with contextlib.suppress(ProcessLookupError):  # where it could not be interrupted
-                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.kill()
+        return self.log.read_text()
 
 
 def _stat(pid: int) -> tuple[str, int]:
@@ -384,8 +379,8 @@ def test_ctrl_c_leaves_no_process_and_a_resume_goes_on(
 ) -> None:
     running = Converting(tmp_path, workers)
     wait_for(running.source.is_endless, 200)
-    out, err = running.end(signal.SIGINT)
-    assert out == ""
+    err = running.end(os.killpg, signal.SIGINT)  # as a terminal does
+    assert "all is converted" not in err
     assert running.process.returncode == -signal.SIGINT or "KeyboardInterrupt" in err
     assert err.count("Traceback") <= 2  # the parent's, no worker's
     wait_for(lambda: not any(map(_alive, running.children)), 200)
@@ -399,7 +394,7 @@ def test_a_killed_parent_takes_its_workers_along(tmp_path: Path, expected: str, 
     running = Converting(tmp_path, 2)
     begun = running.folder.glob
     wait_for(running.source.is_endless if late else lambda: [*begun("records/*.partial")], 200)
-    running.end(signal.SIGKILL)
+    running.end(os.kill, signal.SIGKILL)
     assert len(running.children) >= 2
     # Right away, while the workers still end.
     report = convert(MadeSource(), running.folder, mode="resume", workers=1, **SMALL)
