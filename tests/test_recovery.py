@@ -333,35 +333,27 @@ def test_a_kill_leaves_two_files_until_they_are_removed(
         found[0].checkpoints()
 
 
-@pytest.mark.parametrize(
-    "tail",
-    [
-        *(b'{"size": 4, "no', b"\xff\n", b'{"size": "x"}\n', b"[]\n", b"1\n"),
-        *(b'{"size": 1e999, "note": ""}\n', b'{"size": -1, "note": ""}\n'),
-    ],
-)
-def test_half_a_note_ends_the_checkpoints(
-    storage: LocalStorage, other: LocalStorage, tail: bytes
-) -> None:
-    upload = storage.create(PATH)
-    upload.write(b"12345678")
-    upload.checkpoint(b"good")
-    with (storage.root / f"{PATH}.notes").open("ab") as file:
-        file.write(tail + b'{"size": 8, "note": ""}\n')
-    assert other.unfinished("records")[0].checkpoints() == [(8, b"good")]
+HALF_NOTES = [b'{"size": 4, "no', b"\xff\n", b'{"size": "x"}\n', b"[]\n", b"1\n"]
+HALF_NOTES += [b'{"size": 1e999, "note": ""}\n', b'{"size": -1, "note": ""}\n']
 
 
-def test_a_note_of_bytes_that_are_not_there_does_not_count(
-    storage: LocalStorage, other: LocalStorage
-) -> None:
+def test_half_a_note_ends_the_checkpoints(storage: LocalStorage, other: LocalStorage) -> None:
+    """And so does one of bytes that are not there."""
     upload = storage.create(PATH)
     upload.write(b"1234")
-    upload.checkpoint(b"one")
+    upload.checkpoint(b"good")
     upload.write(b"5678")
+    notes = storage.root / f"{PATH}.notes"
+    good = notes.read_bytes()
+    for tail in HALF_NOTES:
+        notes.write_bytes(good + tail + b'{"size": 8, "note": ""}\n')
+        assert other.unfinished("records")[0].checkpoints() == [(4, b"good")], tail
+    notes.write_bytes(good)
     upload.checkpoint(b"two")
-    os.truncate(storage.root / f"{PATH}.partial", 6)
     [found] = other.unfinished("records")
-    assert found.checkpoints() == [(4, b"one")]
+    assert found.checkpoints() == [(4, b"good"), (8, b"two")]
+    os.truncate(storage.root / f"{PATH}.partial", 6)
+    assert found.checkpoints() == [(4, b"good")]
     with pytest.raises(StorageError, match="ended early"):
         read(found, 0, 8)
 
