@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -297,3 +298,16 @@ def test_ctrl_c_names_resume(parts: tuple[Path, Path], tmp_path: Path) -> None:
     assert "the same command with --resume continues" in failed.stderr
     run("merge", *parts, "-o", tmp_path / "made", "--resume")
     check(tmp_path / "made", {**content(parts[0]), **content(parts[1])})
+
+
+def test_a_place_with_record_files_is_refused(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    left = made / "records" / f"00000-{'a' * 32}.seqrec.partial"
+    for name in (left.name, left.stem):
+        left.parent.mkdir(parents=True)
+        (left.parent / name).write_bytes(b"of another writer")
+        for dry_run in (True, False):
+            with pytest.raises(DestinationError, match=r"record files of another writer.*--resume"):
+                merge_datasets(parts, made, dry_run=dry_run)
+        assert [path.name for path in left.parent.iterdir()] == [name]
+        shutil.rmtree(made)

@@ -6,8 +6,6 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import LocalStorage
 from tests import command_line
 from tests.datasets import flip
-from tests.killed_at import killed_at
 from tests.storage_doubles import DamagesOnce
 from tests.test_features_added import (
     WIDTHS,
@@ -37,8 +34,6 @@ from tests.test_features_added import (
     write,
 )
 from tests.tiny import read_all, same_frames
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 NAMES = ["x", "y", "s"]  # `x`, 4400 bytes a frame, is a group of its own
 LENGTHS = {"e0": 3, "e1": 9, "e2": 1, "e3": 4, "e4": 2}
@@ -383,49 +378,6 @@ def test_any_history(
     edit.clean(path, older_than=0)
     check(path, model)
     shutil.rmtree(path.parent)
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "what", ["rewrite", *(pytest.param(w, marks=pytest.mark.slow) for w in ("add", "drop"))]
-)
-def test_killed_at_some_steps(
-    what: str, dataset: tuple[Path, Model], tmp_path: Path, thorough: bool
-) -> None:
-    path, model = dataset
-    edit.delete_episodes(path, ["e1", "e3"])
-    edit.drop_features(path, "y")
-    model = without(kept(model, "e1", "e3"), "y")
-    actions: dict[str, tuple[Callable[[Path], object], Model]] = {
-        "rewrite": (partial(edit.rewrite_files, min_unused=0.001), model),
-        "add": (lambda folder: edit.add_feature(folder, "z", some("z")), with_feature(model, "z")),
-        "drop": (lambda folder: edit.drop_features(folder, "s"), without(model, "s")),
-    }
-    action, after = actions[what]
-    before = (path / "manifest.json").read_bytes()
-    step, killed, was_done = 0, True, False
-    while killed:
-        copy = shutil.copytree(path, tmp_path / "copy")
-        killed = killed_at(step, partial(action, copy))
-        is_done = (copy / "manifest.json").read_bytes() != before
-        assert is_done or not was_done, "once it is done it stays so"
-        assert is_done or killed
-        was_done = is_done
-        found = after if is_done else model
-        assert content(copy) == found
-        if step % 2:
-            seqrecord.reindex(copy)
-            SeqRecordWriter(copy, codecs="raw", mode="resume").close()
-            assert content(copy) == found
-        if not is_done:
-            action(copy)
-        assert what != "rewrite" or not edit.rewrite_files(copy, min_unused=0.001).rewritten
-        edit.clean(copy, older_than=0)
-        assert paths_in(copy) == named(copy)
-        check(copy, after)
-        shutil.rmtree(copy)
-        step += 3 if thorough else 29
-    assert step > 15
 
 
 def test_the_command(dataset: tuple[Path, Model]) -> None:
