@@ -237,10 +237,18 @@ def test_what_cannot_be_removed_after_a_commit_does_not_undo_it(
 # Conversions
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("operation", ["write", "commit", "create"])
+@pytest.mark.parametrize(
+    ("operation", "workers"),
+    [
+        ("write", 1),
+        *(
+            pytest.param(operation, workers, marks=pytest.mark.slow)
+            for operation, workers in (("commit", 1), ("create", 1), ("write", 2), ("commit", 2))
+        ),
+    ],
+)
 def test_a_conversion_that_skips_bad_episodes_skips_no_full_disk(
-    tmp_path: Path, workers: int, operation: Any
+    tmp_path: Path, operation: Any, workers: int
 ) -> None:
     small: dict[str, Any] = {"chunk_frames": 4, "max_file_size": 60_000}
     expected = convert(MadeSource(), tmp_path / "whole", workers=1, **small).manifest.fingerprint

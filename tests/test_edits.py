@@ -21,7 +21,7 @@ from seqrecord.edit import (
     set_metadata,
     split_episodes,
 )
-from seqrecord.errors import ConflictError, SeqRecordError
+from seqrecord.errors import SeqRecordError
 from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import LocalStorage
 from tests import command_line
@@ -286,17 +286,3 @@ def test_the_commands(tmp_path: Path) -> None:
     ):
         run(*words, code=2)
     assert "unknown episode" in command_line.fail("edit", "delete", path, "nothing")
-
-
-def test_a_resume_adds_others_beside_what_was_deleted_and_renamed(tmp_path: Path) -> None:
-    path = write(tmp_path / "records", range(4))
-    before = content(path)
-    late = SeqRecordWriter(path, codecs="raw", mode="append")
-    with late.episode("late", metadata={}) as episode:
-        episode.append({"x": np.full(1000, 7, np.float32)})
-    delete_episodes(path, ["e0", "e1", "e2"])
-    rename_episodes(path, {"e3": "renamed"})
-    with pytest.raises(ConflictError):
-        late.close()
-    SeqRecordWriter(path, codecs="raw", mode="resume").close()
-    check(path, {"renamed": before["e3"], "late": ({}, [7.0])})

@@ -24,7 +24,6 @@ from seqrecord.errors import (
     StorageError,
 )
 from seqrecord.storage import LocalStorage, Storage, open_storage
-from tests.command_line import run
 from tests.datasets import EPISODES, small_schema, write_small
 from tests.numbered import add, frame, lengths_of
 from tests.own_threads import own_threads
@@ -316,14 +315,6 @@ def test_wrong_arguments(tmp_path: Path, memory_url: str) -> None:
     with pytest.raises(DestinationError, match="writes to a local disk"):
         SeqRecordRecorder(open_storage(memory_url))
     assert recorder_threads() == []
-
-
-def test_a_recording_is_uploaded_by_merge(tmp_path: Path, memory_url: str) -> None:
-    with SeqRecordRecorder(tmp_path / "demos") as recorder, recorder.episode("a") as episode:
-        episode.append({"x": np.zeros(3)})
-    run("merge", tmp_path / "demos", "-o", memory_url)
-    with seqrecord.open(memory_url) as dataset:
-        assert dataset.num_frames == 1
 
 
 @pytest.mark.parametrize("end", [SeqRecordRecorder.abort, lambda recorder: None])

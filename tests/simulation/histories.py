@@ -13,6 +13,7 @@ import random
 import secrets
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -45,7 +46,7 @@ from tests.simulation.commands import (
 )
 from tests.simulation.model import Actor, Client, Fault, Killed, Server, Step, World, current_actor
 
-__all__ = ["BrokenPromiseError", "Case", "drawn", "run", "shrunk", "simulated"]
+__all__ = ["BLOCK", "BrokenPromiseError", "Case", "drawn", "fails", "run", "shrunk", "tried"]
 
 
 @dataclass(frozen=True)
@@ -421,3 +422,18 @@ def shrunk(failure: BrokenPromiseError, most_runs: int = 400) -> BrokenPromiseEr
 
 def _without(items: tuple[Any, ...], at: int, count: int) -> tuple[Any, ...]:
     return items[:at] + items[at + count :]
+
+
+BLOCK = 50
+
+
+def tried(first: int) -> tuple[Counter[tuple[str, ...]], list[str]]:
+    """The commands of a block of histories from this seed on, counted; and those that failed."""
+    sets: Counter[tuple[str, ...]] = Counter()
+    failures = []
+    for seed in range(first, first + BLOCK):
+        case = drawn(seed)
+        sets[tuple(sorted(case.commands))] += 1
+        if failure := fails(case):
+            failures.append(f"seed {seed}: {shrunk(failure)}")
+    return sets, failures
