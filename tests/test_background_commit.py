@@ -54,13 +54,13 @@ class Commits:
         return None
 
 
-def held(then: Callable[[], Failure] = lambda: None) -> tuple[threading.Event, Any]:
+def held(*then: Callable[[], Failure]) -> tuple[threading.Event, Callable[[], Failure]]:
     """A commit that waits for the event, and does this then."""
     go_on = threading.Event()
 
     def commit() -> Failure:
         assert go_on.wait(60)
-        return then()
+        return [None, *(do() for do in then)][-1]
 
     return go_on, commit
 
@@ -175,11 +175,12 @@ def test_an_episode_has_ended_when_its_earlier_files_are_there(tmp_path: Path) -
 # The thread's end
 
 
-def interrupt() -> None:
+def interrupt() -> Failure:
     """As Ctrl-C does."""
     main = threading.main_thread().ident
     assert main is not None
     signal.pthread_kill(main, signal.SIGINT)
+    return None
 
 
 def hang() -> Failure:
@@ -189,9 +190,9 @@ def hang() -> Failure:
         threading.Event().wait(0.001)
 
 
-def interrupted(do: Callable[[], object]) -> None:
+def interrupted(*calls: Callable[[], object]) -> None:
     with pytest.raises(KeyboardInterrupt):
-        do()
+        [call() for call in calls]
 
 
 def test_it_ends_with_a_writer_that_is_collected(tmp_path: Path) -> None:
@@ -224,11 +225,11 @@ def test_it_ends_with_a_block_that_is_left(tmp_path: Path, error: type[BaseExcep
 
 def test_an_interrupt_while_a_commit_is_waited_for_breaks_nothing(tmp_path: Path) -> None:
     was_interrupted, wait = held()
-    waiting, commit = held(lambda: (interrupt(), wait())[1])
+    waiting, commit = held(interrupt, wait)
     writer, _ = writer_of(tmp_path, commit)
     write(writer, "a")
     write(writer, "b")
-    interrupted(lambda: (waiting.set(), write(writer, "c", 1)))  # in a third file
+    interrupted(waiting.set, lambda: write(writer, "c", 1))  # in a third file
     was_interrupted.set()
     write(writer, "d", 1)
     writer.close()
@@ -237,11 +238,11 @@ def test_an_interrupt_while_a_commit_is_waited_for_breaks_nothing(tmp_path: Path
 
 
 def test_a_storage_that_hangs_is_left(tmp_path: Path) -> None:
-    closing, commit = held(lambda: (interrupt(), hang())[1])
+    closing, commit = held(interrupt, hang)
     writer, _ = writer_of(tmp_path, commit)
     write(writer, "a")
     write(writer, "b", 1)
-    interrupted(lambda: (closing.set(), writer.close()))
+    interrupted(closing.set, writer.close)
     assert threads() == []
     with pytest.raises(DestinationError, match="closed"):
         writer.close()

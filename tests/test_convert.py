@@ -172,7 +172,7 @@ class _Odd(MadeSource):
 
     def frames(self, info: EpisodeInfo) -> Iterator[dict[str, Any]]:
         for frame in super().frames(info):
-            odd = {
+            odd: dict[str, dict[str, Any]] = {
                 "extra": {"extra": np.zeros(3)},
                 "dtype": {"image": frame["image"].astype(np.int8)},
                 "shape": {"image": frame["image"][1:]},
@@ -210,7 +210,7 @@ def test_episodes_that_cannot_be_listed(tmp_path: Path) -> None:
 def test_settings_that_cannot_be(tmp_path: Path) -> None:
     for options in ({"workers": 0}, {"workers": -2}, {"mode": "w"}):
         with pytest.raises(DestinationError):
-            convert(MadeSource((3,)), tmp_path / "d", **options)  # type: ignore[arg-type]
+            convert(MadeSource((3,)), tmp_path / "d", **options)
         assert not (tmp_path / "d").exists()
 
 
@@ -300,7 +300,7 @@ def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path, mode: str) -> No
         "from tests.made_source import MadeSource\n"
         "convert(MadeSource(), sys.argv[1], workers=2, mode=sys.argv[2], max_file_size=60_000)\n"
     )
-    command = [sys.executable, script, tmp_path / "d", mode]
+    command: list[Any] = [sys.executable, script, tmp_path / "d", mode]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     failed = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert failed.returncode == 1
@@ -334,10 +334,14 @@ class Converting:
         self.source, self.folder = EndlessSource(folder=str(tmp_path / "told")), tmp_path / "d"
         self.log = tmp_path / "log"
         Path(self.source.folder).mkdir()
-        command = [sys.executable, "-c", _SCRIPT, self.folder, str(workers), self.source.folder]
+        words: list[Any] = [self.folder, str(workers), self.source.folder]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, start_new_session=True, cwd=ROOT
+                [sys.executable, "-c", _SCRIPT, *words],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd=ROOT,
             )
 
     def end(self, kill: Callable[[int, int], None], sign: int) -> str:
@@ -392,8 +396,11 @@ def test_ctrl_c_leaves_no_process_and_a_resume_goes_on(
 @pytest.mark.parametrize("late", [False, True])
 def test_a_killed_parent_takes_its_workers_along(tmp_path: Path, expected: str, late: bool) -> None:
     running = Converting(tmp_path, 2)
-    begun = running.folder.glob
-    wait_for(running.source.is_endless if late else lambda: [*begun("records/*.partial")], 200)
+
+    def has_begun() -> bool:
+        return running.source.is_endless() if late else any(running.folder.glob("*/*.partial"))
+
+    wait_for(has_begun, 200)
     running.end(os.kill, signal.SIGKILL)
     assert len(running.children) >= 2
     # Right away, while the workers still end.

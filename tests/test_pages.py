@@ -122,7 +122,7 @@ def test_frames_that_do_not_fit() -> None:
         ("|u1", (2,), EncodedImage(b"GIF89a")),
     ):
         with pytest.raises(FrameError) as caught:
-            _codec(dtype, shape).encode_frame(frame)  # type: ignore[arg-type]
+            _codec(dtype, shape).encode_frame(frame)
         assert caught.value.feature == "f"
 
     class Huge(bytes):
@@ -145,9 +145,9 @@ def test_impossible_shapes_and_lengths() -> None:
         _codec("|u1", (None, None)).shapes(page, 1)
     for blob in (b"abc", b"a"):  # decodes to more, to less
         page = memoryview(struct.pack("<4I", 16, 16 + len(blob), 1, 2) + blob)
-        with pytest.raises(CodecError) as caught:
+        with pytest.raises(CodecError) as found:
             codec.decode_into(page, 1, [np.empty((1, 2), "u1")])
-        assert caught.value.offset == 16
+        assert found.value.offset == 16
     with pytest.raises(FormatError, match="wrong length"):
         _codec("|u1", (2,)).decode_into(memoryview(b"abc"), 1, np.empty((1, 2), "u1"))
 

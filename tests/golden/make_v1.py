@@ -623,7 +623,7 @@ def main() -> None:
     """Write those that are not there."""
     scene = _scene(3)
     for preset in ("raw", "fast", "balanced", "small"):
-        made = (_schema(scene, preset), {"env/P000": ({}, scene)})
+        made: Made = (_schema(scene, preset), {"env/P000": ({}, scene)})
         _make(preset, partial(_write, made=made, chunk_frames=2))
     dtypes, codecs = _dtypes(), _codecs()
     _make("dtypes", partial(_write, made=(_schema(dtypes, "raw"), {"e": ({}, dtypes)})))
