@@ -145,7 +145,7 @@ def test_what_is_committed_is_whole_after_any_loss_of_power(
     ],
 )
 def test_without_one_kind_of_sync_something_is_lost(
-    tmp_path: Path, record: Record, missing: str
+    tmp_path: Path, record: Record, missing: str, thorough: bool
 ) -> None:
     """So the test above would notice."""
 
@@ -154,4 +154,4 @@ def test_without_one_kind_of_sync_something_is_lost(
 
     calls = [call for call in record.calls if not is_missing(call)]
     assert len(calls) < len(record.calls)
-    assert wrong(calls, tmp_path, lambda folder, keys: None) != ""
+    assert wrong(calls, tmp_path, lambda folder, keys: None, 1 if thorough else 5) != ""

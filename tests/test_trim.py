@@ -97,11 +97,11 @@ def _check(path: Path, expected: Frames, step: str) -> None:
         spans = zip(missing.episode, missing.start, missing.stop, strict=True)
         gaps = {(e, i) for e, start, stop in spans for i in range(start, stop)}
         assert gaps == {(number, i) for number, i, _ in lacking}, step
-    for manifest in (True, False):
-        seqrecord.reindex(path)
-        assert same_frames(read_all(path), expected), (step, manifest)
-        (path / "manifest.json").unlink()
-    seqrecord.reindex(path)
+        fingerprint = dataset.fingerprint
+    assert seqrecord.reindex(path).fingerprint == fingerprint, step
+    (path / "manifest.json").unlink()
+    assert seqrecord.reindex(path).fingerprint == fingerprint, step
+    assert same_frames(read_all(path), expected), step
     report = seqrecord.verify(path, deep=True)
     assert not report.problems, (step, report.problems)
 
@@ -235,7 +235,7 @@ def test_slices_that_are_refused(whole: Path) -> None:
 def test_any_slices_of_any_chunks(tmp_path: Path, thorough: bool) -> None:
     rng = random.Random(0)
     groups = {"x": {"group": 0}, "y": {"group": 1}}
-    for case in range(12 if thorough else 4):
+    for case in range(12 if thorough else 3):
         path, frames = tmp_path / str(case), {}
         size = rng.choice([500, 1 << 20])
         with SeqRecordWriter(path, features=groups, codecs="raw", max_file_size=size) as writer:
