@@ -12,7 +12,7 @@ import pytest
 
 import seqrecord
 from seqrecord import Episode, NotFoundError, SeqRecordError, SeqRecordWriter, edit
-from seqrecord.errors import ClipError, FrameError, SchemaError, SourceError
+from seqrecord.errors import ClipError, ConflictError, FrameError, SchemaError, SourceError
 from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import LocalStorage
 from tests.command_line import run
@@ -162,6 +162,29 @@ def test_drop(dataset: tuple[Path, Model]) -> None:
     edit.drop_features(path, ["x", "s"])
     edit.clean(path, older_than=0)
     check(path, without(without(left, "x"), "s"))
+
+
+def test_episodes_of_a_writer_that_began_before(dataset: tuple[Path, Model]) -> None:
+    path, model = dataset
+    writer = SeqRecordWriter(path, codecs="raw", mode="append")
+    with writer.episode("late", metadata={}) as episode:
+        for i in range(70):
+            episode.append({n: np.full(WIDTHS[n], i, "<f4") for n in ("x", "y", "s")})
+    edit.add_feature(path, "z", some("z"))
+    edit.drop_features(path, "y")
+    with pytest.raises(ConflictError):
+        writer.close()
+    assert content(path) == without(with_feature(model, "z"), "y")
+    SeqRecordWriter(path, codecs="raw", mode="resume").close()
+    late = [{"x": [float(i)], "s": [float(i)]} for i in range(70)]
+    model = {**without(with_feature(model, "z"), "y"), "late": late}
+    check(path, model)
+    edit.add_feature(path, "w", some("w"))  # its record files know of `z`, which the episode lacks
+    model = with_feature(model, "w")
+    check(path, model)
+    edit.drop_features(path, ["x", "s"])
+    edit.clean(path, older_than=0)
+    check(path, without(without(model, "x"), "s"))
 
 
 def test_values_of_another_dataset(dataset: tuple[Path, Model], tmp_path: Path) -> None:

@@ -387,6 +387,25 @@ def test_a_file_that_cannot_be_removed_is_no_failure(
     check_rebuilt(tmp_path, {"kept": 3})
 
 
+def test_what_a_resume_has_added_meanwhile_stays(tmp_path: Path) -> None:
+    """It removed finished files of its own, which the manifest named by then."""
+    writer = SeqRecordWriter(tmp_path, max_file_size=1, **SMALL_CHUNKS)
+    write(writer, "kept", 7)
+    episode = writer.episode("a")
+    append(episode, 0, 26, 3)
+    join_commits()
+    resume(tmp_path)
+    before = lengths(tmp_path)
+    assert before["a"] >= 24
+    episode.discard()
+    write(writer, "b", 3)
+    with pytest.raises(ConflictError):
+        writer.close()
+    assert lengths(tmp_path) == before
+    resume(tmp_path)
+    assert lengths(tmp_path) == {**before, "b": 3}
+
+
 def test_a_storage_that_fails_breaks_the_writer(tmp_path: Path) -> None:
     writer = SeqRecordWriter(LocalStorage(tmp_path), **SMALL_CHUNKS)
     write(writer, "kept", 3)

@@ -20,7 +20,7 @@ from seqrecord.errors import ConflictError, DestinationError, NotFoundError, Sto
 from seqrecord.format.manifest import MANIFEST, Manifest, read_manifest
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from tests.abandoned import abandon
-from tests.numbered import add, contents, keys_of
+from tests.numbered import add, contents, frame, keys_of
 from tests.numbered import writer_of as writer
 from tests.storage_doubles import Between, CountingStorage
 from tests.tiny import footers_of
@@ -42,6 +42,52 @@ def write(folder: Path, keys: str, mode: str = "create", **options: Any) -> None
 def refused(each: SeqRecordWriter) -> None:
     with pytest.raises(ConflictError, match=r"another writer committed first.*--resume"):
         each.close()
+
+
+# A resume beside a running writer
+
+
+@pytest.mark.parametrize("first", [pytest.param("running", marks=pytest.mark.slow), "resumed"])
+def test_a_resume_beside_a_running_writer(tmp_path: Path, first: str) -> None:
+    """It deleted the other's files, whose close() then succeeded with episodes missing."""
+    running = writer(tmp_path)
+    add(running, "abcde")
+    before = record_files_of(tmp_path)
+    assert any(name.endswith(".partial") for name in before)
+    resumed = writer(tmp_path, "resume")
+    assert resumed.completed_episodes == set("abcde")
+    assert before.items() <= record_files_of(tmp_path).items()
+    add(running, "fg")
+    add(resumed, "gh")
+    done, second = (running, resumed) if first == "running" else (resumed, running)
+    done.close()
+    keys = "abcdefg" if first == "running" else "abcdegh"
+    assert keys_of(tmp_path) == keys
+    refused(second)
+    assert keys_of(tmp_path) == keys
+    with writer(tmp_path, "resume") as last:
+        assert last.completed_episodes == set("abcdefgh")
+    assert set(keys_of(tmp_path)) == set("abcdefgh")
+    clean(tmp_path, older_than=0)
+    assert set(keys_of(tmp_path)) == set("abcdefgh")
+
+
+def test_an_episode_that_a_resume_adopted_while_it_was_written(tmp_path: Path) -> None:
+    """Its first part is in a file that the resume commits, its last one comes later."""
+    running = writer(tmp_path, max_file_size=1)
+    add(running, "a")
+    half = running.episode("g")
+    for number in range(5):
+        half.append(frame("g", number))
+    with writer(tmp_path, "resume") as resumed:
+        assert resumed.completed_episodes == {"a"}
+        add(resumed, "b")
+    for number in range(5, 7):
+        half.append(frame("g", number))
+    half.close()
+    refused(running)
+    writer(tmp_path, "resume").close()
+    assert keys_of(tmp_path) in ("abg", "agb")
 
 
 # Writers that begin together
@@ -274,6 +320,30 @@ def write_and_kill(folder: Path) -> None:
     killed = writer(folder, "append")
     add(killed, "cdef")
     abandon(killed)
+
+
+class BeforeCommit(StorageWrapper):
+    """Something happens just before the manifest is put."""
+
+    def __init__(self, inner: Storage, act: Callable[[], Any]) -> None:
+        super().__init__(inner)
+        self._act = act
+
+    def put(self, path: str, data: bytes, *, expected: str | None) -> None:
+        if path == MANIFEST:
+            self._act()
+        super().put(path, data, expected=expected)
+
+
+def test_clean_beside_a_resume_that_commits_at_this_moment(tmp_path: Path) -> None:
+    write_and_kill(tmp_path)
+    resumed = writer(tmp_path, "resume")
+    before = record_files_of(tmp_path)
+    storage: Any = BeforeCommit(LocalStorage(tmp_path), resumed.close)
+    with pytest.raises(ConflictError, match="nothing was removed"):
+        clean(storage, older_than=0)
+    assert before.items() <= record_files_of(tmp_path).items()
+    assert keys_of(tmp_path) == "abcdef"
 
 
 def test_a_clean_that_was_killed_goes_on(tmp_path: Path) -> None:
