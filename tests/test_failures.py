@@ -43,10 +43,8 @@ def os_error(name: str) -> OSError:
 MEANINGS: dict[type[StorageError], list[tuple[str, list[Exception]]]] = {
     TransientError: [
         ("HTTP status", [Answer(s) for s in (408, 425, 429, 500, 502, 503, 504)]),
-        (
-            "the storage failed",
-            [os_error(n) for n in ("EIO", "ESTALE", "EAGAIN", "ETIMEDOUT", "ECONNRESET")],
-        ),
+        ("the storage failed", [os_error(n) for n in ("EIO", "ESTALE", "EAGAIN", "ETIMEDOUT")]),
+        ("the storage failed", [os_error(n) for n in ("ECONNRESET", "ECONNREFUSED")]),
         (os.strerror(errno.EPIPE), [OSError(errno.EPIPE, SECRET)]),
         ("TimeoutError", [TimeoutError()]),
         ("ConnectionResetError", [ConnectionResetError()]),
@@ -57,7 +55,10 @@ MEANINGS: dict[type[StorageError], list[tuple[str, list[Exception]]]] = {
     ],
     StorageError: [
         ("HTTP status", [Answer(s) for s in (400, 405, 409, 411, 412, 501)]),
-        ("the storage failed", [os_error(n) for n in ("ENOSPC", "EISDIR", "ENAMETOOLONG")]),
+        (
+            "the storage failed",
+            [os_error(n) for n in ("ENOSPC", "EISDIR", "ENAMETOOLONG", "EROFS")],
+        ),
         ("the storage failed: ZeroDivisionError", [ZeroDivisionError(SECRET)]),
     ],
     AccessError: [
@@ -68,10 +69,7 @@ MEANINGS: dict[type[StorageError], list[tuple[str, list[Exception]]]] = {
         ("check the permissions", [PermissionError(errno.EACCES, "x")]),
     ],
     NotFoundError: [
-        (
-            "no such file",
-            [Answer(404), Answer(404, code="BlobNotFound"), FileNotFoundError()],
-        ),
+        ("no such file", [Answer(404), Answer(404, code="BlobNotFound"), FileNotFoundError()]),
         ("no such container", [Answer(404, code="ContainerNotFound")]),
     ],
     LocationError: [("account's name", [unknown_host()])],
