@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import seqrecord
-from seqrecord import SeqRecordWriter
+from seqrecord import SeqRecordRecorder, SeqRecordWriter
 from seqrecord.errors import NotFoundError
 from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import LocalStorage
@@ -44,7 +44,9 @@ def writer_of(where: Any, mode: Any = "create", **options: Any) -> SeqRecordWrit
     return abandonable(where, mode=mode, **(defaults | options))
 
 
-def add(writer: SeqRecordWriter, episodes: Iterable[str] | Mapping[str, int]) -> None:
+def add(
+    writer: SeqRecordWriter | SeqRecordRecorder, episodes: Iterable[str] | Mapping[str, int]
+) -> None:
     """Write episodes of these lengths, or of those of `LENGTHS`."""
     lengths = episodes if isinstance(episodes, Mapping) else {key: LENGTHS[key] for key in episodes}
     for key, length in lengths.items():

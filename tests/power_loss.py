@@ -30,17 +30,7 @@ Choice: TypeAlias = Literal["none", "all", "some"]
 class Call:
     """A call that changes the disk, or makes a change safe; or a `mark` of a test."""
 
-    kind: Literal[
-        "create",
-        "write",
-        "cut",
-        "sync",
-        "rename",
-        "remove",
-        "folder",
-        "sync folder",
-        "mark",
-    ]
+    kind: str  # create, write, cut, sync, rename, remove, folder, sync folder, or mark
     path: str
     target: str = ""
     offset: int = 0
@@ -62,8 +52,7 @@ class Record:
     def recording(self) -> Iterator[None]:
         """Record calls of this process."""
         real_open, real_write, real_fsync = os.open, os.write, os.fsync
-        real_cut, real_replace, real_unlink = os.ftruncate, Path.replace, Path.unlink
-        real_mkdir, real_rmdir = Path.mkdir, Path.rmdir
+        real_cut, real_mkdir = os.ftruncate, Path.mkdir
 
         def opening(path: Any, flags: int, *args: Any, **options: Any) -> int:
             new = bool(flags & os.O_CREAT) and not os.path.lexists(path)
@@ -74,34 +63,19 @@ class Record:
 
         def writing(fd: int, data: Any) -> int:
             count = real_write(fd, data)
-            if path := self._path_of(fd):
+            if self._path_of(fd):
                 offset = os.lseek(fd, 0, os.SEEK_CUR) - count
-                self.calls.append(
-                    Call("write", path, offset=offset, data=bytes(memoryview(data)[:count]))
-                )
+                self._add_at(fd, "write", offset, bytes(memoryview(data)[:count]))
             return count
 
         def syncing(fd: int) -> None:
             real_fsync(fd)
-            folder = Path(f"/proc/self/fd/{fd}").is_dir()
-            if (path := self._path_of(fd)) is not None:
-                self.calls.append(Call("sync folder" if folder else "sync", path))
+            is_folder = Path(f"/proc/self/fd/{fd}").is_dir()
+            self._add_at(fd, "sync folder" if is_folder else "sync")
 
         def cutting(fd: int, size: int) -> None:
             real_cut(fd, size)
-            if path := self._path_of(fd):
-                self.calls.append(Call("cut", path, offset=size))
-
-        def renaming(path: Path, target: Any) -> Any:
-            result = real_replace(path, target)
-            self._add("rename", path, target)
-            return result
-
-        def removing(path: Path, missing_ok: bool = False) -> None:
-            there = os.path.lexists(path)
-            real_unlink(path, missing_ok=missing_ok)
-            if there:
-                self._add("remove", path)
+            self._add_at(fd, "cut", size)
 
         def folder(path: Path, *args: Any, **options: Any) -> None:
             new = not path.exists()
@@ -109,16 +83,22 @@ class Record:
             if new:
                 self._add("folder", path)
 
-        def without_folder(path: Path) -> None:
-            real_rmdir(path)
-            self._add("remove", path)
+        def recorded(kind: str, real: Callable[..., Any]) -> Callable[..., Any]:
+            def do(path: Path, *args: Any, **options: Any) -> Any:
+                there = os.path.lexists(path)
+                result = real(path, *args, **options)
+                if there:
+                    self._add(kind, path, *args)
+                return result
 
+            return do
+
+        removing, renaming = recorded("remove", Path.unlink), recorded("rename", Path.replace)
+        without_folder = recorded("remove", Path.rmdir)
         with (
             mock.patch.multiple(os, open=opening, write=writing, fsync=syncing, ftruncate=cutting),
-            mock.patch.object(Path, "replace", renaming),
-            mock.patch.object(Path, "unlink", removing),
+            mock.patch.multiple(Path, replace=renaming, unlink=removing, rmdir=without_folder),
             mock.patch.object(Path, "mkdir", folder),
-            mock.patch.object(Path, "rmdir", without_folder),
         ):
             yield
 
@@ -128,6 +108,10 @@ class Record:
             other = "" if target is None else self._inside(Path(target))
             assert other is not None
             self.calls.append(Call(kind, inside, other))
+
+    def _add_at(self, fd: int, kind: Any, offset: int = 0, data: bytes = b"") -> None:
+        if (path := self._path_of(fd)) is not None:
+            self.calls.append(Call(kind, path, offset=offset, data=data))
 
     def _path_of(self, fd: int) -> str | None:
         return self._inside(Path(f"/proc/self/fd/{fd}").readlink())

@@ -54,31 +54,43 @@ class Commits:
         return None
 
 
-def fail() -> Failure:
-    return REFUSED
+def held(*then: Callable[[], Failure]) -> tuple[threading.Event, Callable[[], Failure]]:
+    """A commit that waits for the event, and does this then."""
+    go_on = threading.Event()
+
+    def commit() -> Failure:
+        assert go_on.wait(60)
+        return [None, *(do() for do in then)][-1]
+
+    return go_on, commit
 
 
-def writer_of(folder: Path, commits: Commits, **options: Any) -> SeqRecordWriter:
-    return SeqRecordWriter(FaultyStorage(LocalStorage(folder), commits), **SETTINGS, **options)
+def writer_of(folder: Path, *actions: Callable[[], Failure]) -> tuple[SeqRecordWriter, Commits]:
+    commits = Commits(*actions)
+    return SeqRecordWriter(FaultyStorage(LocalStorage(folder), commits), **SETTINGS), commits
 
 
-def write(writer: SeqRecordWriter, key: str, count: int) -> None:
+def write(writer: SeqRecordWriter, key: str, count: int = FRAMES_A_FILE) -> None:
     with writer.episode(key) as episode:
         for number in range(count):
             episode.append(frame(number))
 
 
+def resumed_keys(folder: Path) -> set[str]:
+    """What a resume finds where nothing is committed."""
+    with pytest.raises(NotFoundError):
+        seqrecord.open(folder)
+    writer = SeqRecordWriter(folder, mode="resume")
+    writer.abort()
+    return set(writer.completed_episodes)
+
+
 def test_the_next_file_is_written_while_one_is_committed(tmp_path: Path) -> None:
-    written = threading.Event()
-
-    def commit() -> Failure:
-        assert written.wait(60)
-        return None
-
-    commits = Commits(commit)
-    with writer_of(tmp_path, commits) as writer:
-        write(writer, "a", FRAMES_A_FILE)
-        write(writer, "b", FRAMES_A_FILE)  # in the second file
+    written, commit = held()
+    writer, commits = writer_of(tmp_path, commit)
+    with writer:
+        write(writer, "a")
+        write(writer, "b")  # in the second file
         assert commits.done == ["create 0", "commit 0", "create 1"]
         assert not list((tmp_path / "records").glob("*.seqrec"))
         written.set()
@@ -96,10 +108,10 @@ def test_one_file_is_committed_at_a_time(tmp_path: Path) -> None:
         now.release()
         return None
 
-    commits = Commits(*[commit] * 6)
-    with writer_of(tmp_path, commits) as writer:
+    writer, commits = writer_of(tmp_path, *[commit] * 6)
+    with writer:
         for number in range(6):
-            write(writer, f"{number}", FRAMES_A_FILE)
+            write(writer, f"{number}")
     for number in range(2, 6):
         committed = commits.done.index(f"commit {number - 2}")
         assert committed < commits.done.index(f"commit {number - 1}")
@@ -117,14 +129,9 @@ CALLS: dict[str, Callable[[SeqRecordWriter, Any], object]] = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_what_fails_is_raised_by_the_next_call(tmp_path: Path, call: str) -> None:
-    failing = threading.Event()
-
-    def commit() -> Failure:
-        assert failing.wait(60)
-        return REFUSED
-
-    writer = writer_of(tmp_path, Commits(commit))
-    write(writer, "a", FRAMES_A_FILE)
+    failing, commit = held(lambda: REFUSED)
+    writer, _ = writer_of(tmp_path, commit)
+    write(writer, "a")
     episode = writer.episode("b")
     episode.append(frame(0))
     failing.set()
@@ -133,21 +140,16 @@ def test_what_fails_is_raised_by_the_next_call(tmp_path: Path, call: str) -> Non
         CALLS[call](writer, episode)
     assert caught.value is REFUSED
     assert writer.completed_episodes == frozenset()
-    if call != "close":
+    for action in () if call == "close" else (lambda: writer.episode("more"), writer.close):
         with pytest.raises(DestinationError, match=r"access is refused.*--resume"):
-            writer.episode("more")
-        with pytest.raises(DestinationError, match=r"access is refused.*--resume"):
-            writer.close()
-    with pytest.raises(NotFoundError):
-        seqrecord.open(tmp_path)
-    with SeqRecordWriter(tmp_path, mode="resume") as resumed:
-        assert resumed.completed_episodes == {"a"}
+            action()
+    assert resumed_keys(tmp_path) == {"a"}
 
 
 def test_what_fails_after_the_last_call_is_raised_by_close(tmp_path: Path) -> None:
-    writer = writer_of(tmp_path, Commits(lambda: None, fail))
+    writer, _ = writer_of(tmp_path, lambda: None, lambda: REFUSED)
     for key in "ab":
-        write(writer, key, FRAMES_A_FILE)
+        write(writer, key)
     assert writer.completed_episodes == {"a", "b"}
     with pytest.raises(AccessError):
         writer.close()
@@ -157,13 +159,8 @@ def test_what_fails_after_the_last_call_is_raised_by_close(tmp_path: Path) -> No
 
 def test_an_episode_has_ended_when_its_earlier_files_are_there(tmp_path: Path) -> None:
     """Or a kill could lose the begin of what was said to be durable."""
-    ending = threading.Event()
-
-    def commit() -> Failure:
-        assert ending.wait(60)
-        return REFUSED
-
-    writer = writer_of(tmp_path, Commits(commit))
+    ending, commit = held(lambda: REFUSED)
+    writer, _ = writer_of(tmp_path, commit)
     episode = writer.episode("a")
     for number in range(FRAMES_A_FILE + 1):
         episode.append(frame(number))
@@ -172,19 +169,18 @@ def test_an_episode_has_ended_when_its_earlier_files_are_there(tmp_path: Path) -
         episode.close()
     assert writer.completed_episodes == frozenset()
     writer.abort()
-    with SeqRecordWriter(tmp_path, mode="resume") as resumed:
-        assert resumed.completed_episodes == frozenset()
-        write(resumed, "a", 1)
+    assert resumed_keys(tmp_path) == set()
 
 
 # The thread's end
 
 
-def interrupt() -> None:
+def interrupt() -> Failure:
     """As Ctrl-C does."""
     main = threading.main_thread().ident
     assert main is not None
     signal.pthread_kill(main, signal.SIGINT)
+    return None
 
 
 def hang() -> Failure:
@@ -194,9 +190,14 @@ def hang() -> Failure:
         threading.Event().wait(0.001)
 
 
+def interrupted(*calls: Callable[[], object]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        [call() for call in calls]
+
+
 def test_it_ends_with_a_writer_that_is_collected(tmp_path: Path) -> None:
-    writer = writer_of(tmp_path, Commits(hang))
-    write(writer, "a", FRAMES_A_FILE)
+    writer, _ = writer_of(tmp_path, hang)
+    write(writer, "a")
     write(writer, "b", 1)
     assert len(threads()) == 1
     del writer
@@ -206,15 +207,11 @@ def test_it_ends_with_a_writer_that_is_collected(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_it_ends_with_a_block_that_is_left(tmp_path: Path, error: type[BaseException]) -> None:
-    finishing = threading.Event()
-
-    def commit() -> Failure:
-        assert finishing.wait(60)
-        return None
+    finishing, commit = held()
 
     def run() -> None:
-        with writer_of(tmp_path, Commits(commit)) as writer:
-            write(writer, "a", FRAMES_A_FILE)
+        with writer_of(tmp_path, commit)[0] as writer:
+            write(writer, "a")
             with writer.episode("b") as episode:
                 episode.append(frame(0))
                 finishing.set()
@@ -223,30 +220,17 @@ def test_it_ends_with_a_block_that_is_left(tmp_path: Path, error: type[BaseExcep
     with pytest.raises(error):
         run()
     assert threads() == []
-    with SeqRecordWriter(tmp_path, mode="resume") as resumed:
-        assert resumed.completed_episodes == {"a"}
+    assert resumed_keys(tmp_path) == {"a"}
 
 
 def test_an_interrupt_while_a_commit_is_waited_for_breaks_nothing(tmp_path: Path) -> None:
-    waiting, interrupted = threading.Event(), threading.Event()
-
-    def commit() -> Failure:
-        assert waiting.wait(60)
-        interrupt()
-        assert interrupted.wait(60)
-        return None
-
-    writer = writer_of(tmp_path, Commits(commit))
-    write(writer, "a", FRAMES_A_FILE)
-    write(writer, "b", FRAMES_A_FILE)
-
-    def run() -> None:
-        waiting.set()
-        write(writer, "c", 1)  # in a third file
-
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    interrupted.set()
+    was_interrupted, wait = held()
+    waiting, commit = held(interrupt, wait)
+    writer, _ = writer_of(tmp_path, commit)
+    write(writer, "a")
+    write(writer, "b")
+    interrupted(waiting.set, lambda: write(writer, "c", 1))  # in a third file
+    was_interrupted.set()
     write(writer, "d", 1)
     writer.close()
     with seqrecord.open(tmp_path) as dataset:
@@ -254,25 +238,12 @@ def test_an_interrupt_while_a_commit_is_waited_for_breaks_nothing(tmp_path: Path
 
 
 def test_a_storage_that_hangs_is_left(tmp_path: Path) -> None:
-    closing = threading.Event()
-
-    def commit() -> Failure:
-        assert closing.wait(60)
-        interrupt()
-        return hang()
-
-    writer = writer_of(tmp_path, Commits(commit))
-    write(writer, "a", FRAMES_A_FILE)
+    closing, commit = held(interrupt, hang)
+    writer, _ = writer_of(tmp_path, commit)
+    write(writer, "a")
     write(writer, "b", 1)
-
-    def run() -> None:
-        closing.set()
-        writer.close()
-
-    with pytest.raises(KeyboardInterrupt):
-        run()
+    interrupted(closing.set, writer.close)
     assert threads() == []
     with pytest.raises(DestinationError, match="closed"):
         writer.close()
-    with SeqRecordWriter(tmp_path, mode="resume") as resumed:
-        assert resumed.completed_episodes == {"a", "b"}
+    assert resumed_keys(tmp_path) == {"a", "b"}

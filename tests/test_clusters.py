@@ -22,7 +22,7 @@ from seqrecord.errors import DestinationError, SourceError
 from seqrecord.types import Progress
 from seqrecord.writing.clusters import open_cluster
 from tests.made_source import MadeSource
-from tests.services import Azurite, Moto
+from tests.places import CLOUDS, Place
 from tests.services.process import wait_for
 
 SMALL: dict[str, Any] = {"chunk_frames": 4, "max_file_size": "60kB"}
@@ -30,10 +30,10 @@ SMALL: dict[str, Any] = {"chunk_frames": 4, "max_file_size": "60kB"}
 slow = pytest.mark.slow
 
 
-@pytest.mark.parametrize("address", ["dask:/nowhere", "spark://host:1", "", "dask://"])
-def test_other_addresses_are_refused(tmp_path: Path, address: str) -> None:
-    with pytest.raises(DestinationError, match="invalid cluster address"):
-        convert(MadeSource(), tmp_path / "d", executor=address)
+def test_other_addresses_are_refused(tmp_path: Path) -> None:
+    for address in ("dask:/nowhere", "spark://host:1", "", "dask://"):
+        with pytest.raises(DestinationError, match="invalid cluster address"):
+            convert(MadeSource(), tmp_path / "d", executor=address)
     assert not (tmp_path / "d").exists()
 
 
@@ -61,39 +61,34 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     subprocess.run([*command, "stop", "--force"], check=True, stdout=subprocess.DEVNULL)
 
 
-def _on_a_cluster(tmp_path: Path, cluster: str) -> None:
+def _on_a_cluster(folder: Path, cluster: str) -> None:
     seen: list[Progress] = []
     source = MadeSource((9, 30, 14, 20), delay=0.1)
-    whole = convert(MadeSource((9, 30, 14, 20)), tmp_path / "whole", workers=1, **SMALL)
-    report = convert(
-        source, tmp_path / "d", executor=cluster, progress=seen.append, max_file_size="1MB"
-    )
-    assert report.manifest.num_frames == whole.manifest.num_frames == 73
-    assert seqrecord.verify(tmp_path / "d", deep=True).ok
+    report = convert(source, folder, executor=cluster, progress=seen.append, max_file_size="1MB")
+    assert report.manifest.num_frames == 73
+    assert seqrecord.verify(folder, deep=True).ok
     frames = [progress.frames for progress in seen]
     assert frames == sorted(frames)
     assert frames[-1] == 73
     assert len(set(frames) - {0, 73}) > 4  # it moved within jobs
 
 
-def _a_bad_episode_is_told_as_locally(tmp_path: Path, cluster: str) -> None:
-    tmp_path.mkdir(exist_ok=True)
+def _a_bad_episode_stops(folder: Path, cluster: str) -> None:
     with pytest.raises(SourceError, match="made to fail") as caught:
-        convert(MadeSource(bad={4: 2}), tmp_path, executor=cluster, **SMALL)
+        convert(MadeSource(bad={4: 2}), folder, executor=cluster, **SMALL)
     assert (caught.value.episode, caught.value.frame) == ("made/004", 2)
-    report = convert(MadeSource(), tmp_path, mode="resume", executor=cluster, **SMALL)
+
+
+def _a_bad_episode_is_told_as_locally(folder: Path, cluster: str) -> None:
+    _a_bad_episode_stops(folder, cluster)
+    report = convert(MadeSource(), folder, mode="resume", executor=cluster, **SMALL)
     assert {*report.skipped, *report.written} == {e.key for e in MadeSource().episodes()}
-    bad = convert(
-        MadeSource(bad={1: 0}),
-        tmp_path.with_name(tmp_path.name + "-bad"),
-        executor=cluster,
-        skip_bad_episodes=True,
-        **SMALL,
-    )
-    assert [each.key for each in bad.bad] == ["made/001"]
+    bad, other = MadeSource(bad={1: 0}), folder.with_name("other")
+    report = convert(bad, other, executor=cluster, skip_bad_episodes=True, **SMALL)
+    assert [each.key for each in report.bad] == ["made/001"]
 
 
-def _an_interrupt_stops_the_jobs(tmp_path: Path, cluster: str) -> None:
+def _an_interrupt_stops_the_jobs(folder: Path, cluster: str) -> None:
     source = MadeSource((3, 4, 100_000), delay=0.01)
 
     def interrupt(progress: Progress) -> None:
@@ -101,15 +96,15 @@ def _an_interrupt_stops_the_jobs(tmp_path: Path, cluster: str) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert(source, tmp_path / "d", executor=cluster, progress=interrupt, **SMALL)
+        convert(source, folder, executor=cluster, progress=interrupt, **SMALL)
 
     def is_quiet() -> bool:
-        before = _bytes(tmp_path / "d")
+        before = _bytes(folder)
         time.sleep(3)  # frames come every 10 ms
-        return _bytes(tmp_path / "d") == before
+        return _bytes(folder) == before
 
     wait_for(is_quiet, seconds=100)
-    report = convert(MadeSource((3, 4)), tmp_path / "d", mode="resume", workers=1, **SMALL)
+    report = convert(MadeSource((3, 4)), folder, mode="resume", workers=1, **SMALL)
     assert len(report.written) + len(report.skipped) == 2
 
 
@@ -119,16 +114,14 @@ CHECKS = [_on_a_cluster, _a_bad_episode_is_told_as_locally, _an_interrupt_stops_
 @slow
 @pytest.mark.parametrize("check", CHECKS)
 def test_on_dask(tmp_path: Path, dask: str, check: Callable[[Path, str], None]) -> None:
-    check(tmp_path, dask)
+    check(tmp_path / "set", dask)
 
 
 @slow
 def test_on_ray(tmp_path: Path, ray: str) -> None:
     """One test, for `ray stop` ends all that is of Ray on this machine."""
-    _on_a_cluster(tmp_path, ray)
-    with pytest.raises(SourceError, match="made to fail") as caught:
-        convert(MadeSource(bad={4: 2}), tmp_path / "bad", executor=ray, **SMALL)
-    assert (caught.value.episode, caught.value.frame) == ("made/004", 2)
+    _on_a_cluster(tmp_path / "whole", ray)
+    _a_bad_episode_stops(tmp_path / "bad", ray)
 
 
 _NO_SERVER = ConnectionAbortedError("Initialization failure from server:\npsutil.ZombieProcess: …")
@@ -161,8 +154,7 @@ def test_a_head_of_ray_whose_servers_end_is_asked_again(
 @slow
 def test_a_killed_workers_jobs_are_done_by_another(tmp_path: Path, dask: str) -> None:
     distributed = pytest.importorskip("distributed")
-    source = MadeSource((9, 3, 14, 1, 6, 11, 2, 8), delay=0.05)
-    whole = convert(MadeSource(), tmp_path / "whole", workers=1, **SMALL)
+    source = MadeSource(delay=0.05)
     with distributed.Client(dask.replace("dask", "tcp"), set_as_default=False) as client:
         pids = list(client.run(os.getpid).values())
 
@@ -173,7 +165,7 @@ def test_a_killed_workers_jobs_are_done_by_another(tmp_path: Path, dask: str) ->
 
         report = convert(source, tmp_path / "d", executor=dask, progress=kill, **SMALL)
     assert not pids
-    assert report.manifest.num_frames == whole.manifest.num_frames
+    assert report.manifest.num_frames == sum(source.lengths)
     with seqrecord.open(tmp_path / "d") as dataset:
         assert list(dataset.episodes) == [info.key for info in MadeSource().episodes()]
 
@@ -191,21 +183,13 @@ def test_nobody_answers(tmp_path: Path) -> None:
         convert(MadeSource(), tmp_path / "d", executor=address)
 
 
-@pytest.mark.service
 @slow
-@pytest.mark.parametrize("kind", ["azurite", "moto"])
-def test_into_object_stores(dask: str, kind: str, request: pytest.FixtureRequest) -> None:
-    if kind == "azurite":
-        azurite: Azurite = request.getfixturevalue("azurite")
-        url = f"az://{azurite.new_container()}/set"
-        options: dict[str, Any] = {"connection_string": azurite.connection_string}
-    else:
-        moto: Moto = request.getfixturevalue("moto")
-        url, options = f"s3://{moto.new_bucket()}/set", moto.options()
-    report = convert(MadeSource(), url, executor=dask, storage_options=options, **SMALL)
+@pytest.mark.parametrize("place", CLOUDS[:2], indirect=True)
+def test_into_object_stores(dask: str, place: Place) -> None:
+    report = convert(MadeSource(), place.url, executor=dask, storage_options=place.options, **SMALL)
     assert len(report.written) == 8
     assert len(report.manifest.record_files) > 1
-    assert seqrecord.verify(url, deep=True, storage_options=options).ok
+    assert seqrecord.verify(place.url, deep=True, storage_options=place.options).ok
 
 
 def free_port() -> int:

@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,21 +18,17 @@ import pytest
 import seqrecord
 from seqrecord import convert
 from seqrecord.edit import clean
-from seqrecord.errors import (
-    DestinationError,
-    NotFoundError,
-    SchemaError,
-    SourceError,
-)
+from seqrecord.errors import DestinationError, NotFoundError, SchemaError, SourceError
 from seqrecord.sources import EpisodeInfo
 from seqrecord.types import Progress
 from tests.made_source import EndlessSource, MadeSource, made_frame
+from tests.services.process import wait_for
 
 # Forking with threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
+ROOT = Path(__file__).parent.parent
 SMALL: dict[str, Any] = {"chunk_frames": 4, "max_file_size": "60kB"}
-
 
 # Two are processes, each of which imports what it needs.
 BY_ONE_AND_TWO = pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -70,33 +65,30 @@ def check(destination: Path, source: MadeSource, *, without: tuple[int, ...] = (
 def test_the_dataset_does_not_depend_on_the_workers(
     tmp_path: Path, expected: str, workers: int
 ) -> None:
-    report = convert(MadeSource(), tmp_path, workers=workers, **SMALL)
+    seen: list[Progress] = []
+    report = convert(MadeSource(), tmp_path, workers=workers, progress=seen.append, **SMALL)
     assert report.manifest.fingerprint == expected
     assert report.written == tuple(info.key for info in MadeSource().episodes())
-    assert report.skipped == ()
-    assert report.bad == ()
+    assert (report.skipped, report.bad) == ((), ())
     check(tmp_path, MadeSource())
-
-
-@pytest.mark.parametrize("kind", ["threads", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_on_a_given_executor(tmp_path: Path, expected: str, kind: str) -> None:
-    executor: Executor = ThreadPoolExecutor(3)
-    if kind != "threads":
-        executor = ProcessPoolExecutor(2, multiprocessing.get_context(kind))
-    with executor:
-        report = convert(MadeSource(), tmp_path, executor=executor, **SMALL)
-    assert report.manifest.fingerprint == expected
-    check(tmp_path, MadeSource())
-
-
-@BY_ONE_AND_TWO
-def test_progress_ends_at_all_frames(tmp_path: Path, workers: int) -> None:
-    seen: list[Progress] = []
-    convert(MadeSource(), tmp_path, workers=workers, progress=seen.append, **SMALL)
     frames = [p.frames for p in seen]
     assert frames == sorted(frames)
     assert seen[-1] == Progress(54, 54, 54 * MadeSource().schema().frame_nbytes)
     assert len(seen) < 54
+
+
+def executor_of(kind: str) -> Executor:
+    if kind == "threads":
+        return ThreadPoolExecutor(3)
+    return ProcessPoolExecutor(2, multiprocessing.get_context(kind))
+
+
+@pytest.mark.parametrize("kind", ["threads", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_on_a_given_executor(tmp_path: Path, expected: str, kind: str) -> None:
+    with executor_of(kind) as executor:
+        report = convert(MadeSource(), tmp_path, executor=executor, **SMALL)
+    assert report.manifest.fingerprint == expected
+    check(tmp_path, MadeSource())
 
 
 # Bad episodes
@@ -121,7 +113,7 @@ def test_bad_episodes_are_left_out_and_listed_in_order(tmp_path: Path, workers: 
     assert report.manifest.fingerprint == clean.manifest.fingerprint
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@BY_ONE_AND_TWO
 def test_a_bad_episode_stops_and_a_resume_goes_on(
     tmp_path: Path, expected: str, workers: int
 ) -> None:
@@ -132,9 +124,25 @@ def test_a_bad_episode_stops_and_a_resume_goes_on(
         seqrecord.open(tmp_path)
     with pytest.raises(DestinationError, match="--resume"):
         convert(MadeSource(), tmp_path, **SMALL)
-    report = convert(MadeSource(), tmp_path, mode="resume", workers=1, **SMALL)
+    check_resumes(tmp_path, expected)
+
+
+def check_resumes(folder: Path, expected: str) -> None:
+    """A resume goes on, and ends with the whole dataset."""
+    assert not list(folder.glob("records/*.partial"))
+    report = convert(MadeSource(), folder, mode="resume", workers=1, **SMALL)
     assert report.skipped
     assert report.manifest.fingerprint == expected
+
+
+def test_an_interrupt_leaves_whole_files(tmp_path: Path, expected: str) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.frames > 26:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(MadeSource(), tmp_path, workers=1, progress=interrupt, **SMALL)
+    check_resumes(tmp_path, expected)
 
 
 def test_nothing_but_bad_episodes(tmp_path: Path) -> None:
@@ -148,35 +156,33 @@ def test_nothing_but_bad_episodes(tmp_path: Path) -> None:
 class _Odd(MadeSource):
     """Yields things that its schema does not say, for episode 1."""
 
+    lengths: Sequence[int] = (3, 3, 2)
     how: str = ""
 
     def episodes(self) -> list[EpisodeInfo]:
         infos = super().episodes()
-        if self.how == "empty":
-            infos[1] = EpisodeInfo("made/001", 0, {"number": 1})
-        if self.how == "metadata":
-            infos[1] = EpisodeInfo("made/001", 3, {"number": object()})
-        if self.how == "key":
-            infos[1] = EpisodeInfo("../001", 3, {"number": 1})
-        if self.how == "twice":
-            infos[1] = infos[0]
+        odd = {
+            "empty": EpisodeInfo("made/001", 0, {"number": 1}),
+            "metadata": EpisodeInfo("made/001", 3, {"number": object()}),
+            "key": EpisodeInfo("../001", 3, {"number": 1}),
+            "twice": infos[0],
+        }
+        infos[1] = odd.get(self.how, infos[1])
         return [] if self.how == "none" else infos
 
     def frames(self, info: EpisodeInfo) -> Iterator[dict[str, Any]]:
         for frame in super().frames(info):
-            if info.key == "made/001":
-                if self.how == "extra":
-                    frame["extra"] = np.zeros(3)
-                if self.how == "dtype":
-                    frame["image"] = frame["image"].astype(np.int8)
-                if self.how == "shape":
-                    frame["image"] = frame["image"][1:]
-            yield frame
+            odd: dict[str, dict[str, Any]] = {
+                "extra": {"extra": np.zeros(3)},
+                "dtype": {"image": frame["image"].astype(np.int8)},
+                "shape": {"image": frame["image"][1:]},
+            }
+            yield frame | (odd.get(self.how, {}) if info.key == "made/001" else {})
 
 
 @pytest.mark.parametrize("how", ["extra", "dtype", "shape", "empty"])
 def test_frames_that_break_the_sources_word_are_a_bad_episode(tmp_path: Path, how: str) -> None:
-    source = _Odd((3, 3, 2), how=how)
+    source = _Odd(how=how)
     with pytest.raises(SourceError) as caught:
         convert(source, tmp_path / "a", workers=1)
     assert caught.value.episode == "made/001"
@@ -184,46 +190,28 @@ def test_frames_that_break_the_sources_word_are_a_bad_episode(tmp_path: Path, ho
     assert [bad.key for bad in report.bad] == ["made/001"]
 
 
-def test_an_episode_of_too_many_frames_is_not_begun(tmp_path: Path) -> None:
-    source = MadeSource((3, 1 << 40, 2), lies={1: 1})
+def test_episodes_that_cannot_be_listed(tmp_path: Path) -> None:
+    for how, key in (("metadata", "made/001"), ("key", "../001"), ("twice", ""), ("none", "")):
+        source = _Odd(how=how)
+        with pytest.raises(SourceError):
+            convert(source, tmp_path / "d", workers=1)
+        assert not (tmp_path / "d").exists()
+        if key:
+            report = convert(source, tmp_path / how, workers=1, skip_bad_episodes=True)
+            assert report.written == ("made/000", "made/002")
+            assert [bad.key for bad in report.bad] == [key]
+            assert key in report.bad[0].error
+    too_long = MadeSource((3, 1 << 40, 2), lies={1: 1})  # is not begun
     with pytest.raises(SourceError) as caught:
-        convert(source, tmp_path / "a", workers=1)
+        convert(too_long, tmp_path / "a", workers=1)
     assert (caught.value.episode, caught.value.got) == ("made/001", 1 << 40)
 
 
-@pytest.mark.parametrize("how", ["metadata", "key", "twice", "none"])
-def test_episodes_that_cannot_be_listed(tmp_path: Path, how: str) -> None:
-    with pytest.raises(SourceError):
-        convert(_Odd((3, 3, 2), how=how), tmp_path / "d", workers=1)
-    assert not (tmp_path / "d").exists()
-
-
-@pytest.mark.parametrize(("how", "key"), [("metadata", "made/001"), ("key", "../001")])
-def test_an_episode_that_cannot_be_listed_is_left_out(tmp_path: Path, how: str, key: str) -> None:
-    source = _Odd((3, 3, 2), how=how)
-    report = convert(source, tmp_path / "d", workers=1, skip_bad_episodes=True)
-    assert report.written == ("made/000", "made/002")
-    assert [bad.key for bad in report.bad] == [key]
-    assert key in report.bad[0].error
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"workers": 0}, DestinationError),
-        ({"workers": -2}, DestinationError),
-        ({"chunk_frames": 65_537}, SchemaError),
-        ({"max_file_size": "60 elephants"}, DestinationError),
-        ({"codecs": "nothing"}, SchemaError),
-        ({"mode": "w"}, DestinationError),
-    ],
-)
-def test_settings_that_cannot_be(
-    tmp_path: Path, options: dict[str, Any], error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        convert(MadeSource((3,)), tmp_path / "d", **options)
-    assert not (tmp_path / "d").exists()
+def test_settings_that_cannot_be(tmp_path: Path) -> None:
+    for options in ({"workers": 0}, {"workers": -2}, {"mode": "w"}):
+        with pytest.raises(DestinationError):
+            convert(MadeSource((3,)), tmp_path / "d", **options)
+        assert not (tmp_path / "d").exists()
 
 
 # Append and resume
@@ -241,18 +229,17 @@ def test_append_adds_what_is_new(tmp_path: Path, expected: str, workers: int) ->
 
 
 def test_resume_refuses_other_codecs_and_features(tmp_path: Path) -> None:
-    with pytest.raises(SourceError):
-        convert(MadeSource(bad={4: 2}), tmp_path, workers=1, codecs="fast", **SMALL)
-
     class Other(MadeSource):
         def schema(self) -> seqrecord.Schema:
             return super().schema().select(["flow"])
 
-    for mode in ("resume", "resume"):  # a refusal changes nothing
+    with pytest.raises(SourceError):
+        convert(MadeSource(bad={4: 2}), tmp_path, workers=1, codecs="fast", **SMALL)
+    for _ in range(2):  # a refusal changes nothing
         with pytest.raises(SchemaError, match="other codecs"):
-            convert(MadeSource(), tmp_path, mode=mode, codecs="small", **SMALL)
+            convert(MadeSource(), tmp_path, mode="resume", codecs="small", **SMALL)
         with pytest.raises(SchemaError, match="other features"):
-            convert(Other(), tmp_path, mode=mode, **SMALL)
+            convert(Other(), tmp_path, mode="resume", **SMALL)
     convert(MadeSource(), tmp_path, mode="resume", workers=1, **SMALL)
     check(tmp_path, MadeSource())
 
@@ -293,10 +280,12 @@ class _Deadly(MadeSource):
         yield from super().frames(info)
 
 
-def test_a_worker_that_is_killed_is_a_clear_error(tmp_path: Path, expected: str) -> None:
-    with pytest.raises(DestinationError, match=r"killed, or out of memory.*--resume"):
-        convert(_Deadly(), tmp_path, workers=2, **SMALL)
-    report = convert(MadeSource(), tmp_path, mode="resume", workers=1, **SMALL)
+@pytest.mark.parametrize("kind", ["fork", pytest.param("", marks=pytest.mark.slow)])
+def test_a_worker_that_is_killed_is_a_clear_error(tmp_path: Path, expected: str, kind: str) -> None:
+    with executor_of(kind) if kind else contextlib.nullcontext() as executor:
+        with pytest.raises(DestinationError, match=r"killed, or out of memory.*--resume"):
+            convert(_Deadly(), tmp_path, workers=2, executor=executor, **SMALL)
+        report = convert(MadeSource(), tmp_path, mode="resume", workers=1, **SMALL)
     assert report.manifest.fingerprint == expected
 
 
@@ -309,21 +298,15 @@ def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path, mode: str) -> No
         "import sys\n"
         "from seqrecord import convert\n"
         "from tests.made_source import MadeSource\n"
-        "convert(MadeSource(), sys.argv[1], workers=2, mode=sys.argv[2], chunk_frames=4,\n"
-        "        max_file_size=60_000)\n"
+        "convert(MadeSource(), sys.argv[1], workers=2, mode=sys.argv[2], max_file_size=60_000)\n"
     )
-    root = str(Path(__file__).parent.parent)
-    failed = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "d"), mode],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": root},
-    )
+    command: list[Any] = [sys.executable, script, tmp_path / "d", mode]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    failed = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert failed.returncode == 1
     errors = [line for line in failed.stderr.splitlines() if "Error: " in line]
-    assert {line.split(":")[0] for line in errors if "seqrecord" in line} == {
-        "seqrecord.errors.DestinationError"
-    }
+    ours = {line.split(":")[0] for line in errors if "seqrecord" in line}
+    assert ours == {"seqrecord.errors.DestinationError"}
     assert 'if __name__ == "__main__":' in errors[-1]
     assert "out of memory" not in failed.stderr
     assert "RuntimeError" not in failed.stderr
@@ -336,20 +319,41 @@ from seqrecord import convert
 from tests.made_source import EndlessSource
 
 if __name__ == "__main__":
-    print("ready", flush=True)
     convert(
         EndlessSource(delay=0.001, folder=sys.argv[3]), sys.argv[1], workers=int(sys.argv[2]),
         chunk_frames=4, max_file_size=60_000,
     )
-    print("done", flush=True)
+    print("all is converted", flush=True)
 """
 
 
-@pytest.fixture
-def endless(tmp_path: Path) -> EndlessSource:
-    """The source of `_SCRIPT`, which tells in this folder how far it is."""
-    (tmp_path / "told").mkdir()
-    return EndlessSource(folder=str(tmp_path / "told"))
+class Converting:
+    """A process that converts an `EndlessSource` into `folder`."""
+
+    def __init__(self, tmp_path: Path, workers: int) -> None:
+        self.source, self.folder = EndlessSource(folder=str(tmp_path / "told")), tmp_path / "d"
+        self.log = tmp_path / "log"
+        Path(self.source.folder).mkdir()
+        words: list[Any] = [self.folder, str(workers), self.source.folder]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _SCRIPT, *words],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd=ROOT,
+            )
+
+    def end(self, kill: Callable[[int, int], None], sign: int) -> str:
+        """What it printed, after a signal to the process or, by `os.killpg`, to all of them."""
+        self.children = _children(self.process.pid)
+        kill(self.process.pid, sign)
+        try:
+            self.process.wait(200)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # where it could not be interrupted
+                self.process.kill()
+        return self.log.read_text()
 
 
 def _stat(pid: int) -> tuple[str, int]:
@@ -372,65 +376,37 @@ def _children(pid: int) -> list[int]:
     return mine + [deeper for child in mine for deeper in _children(child)]
 
 
-def _wait(condition: Any, seconds: float = 200) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_ctrl_c_leaves_no_process_and_a_resume_goes_on(
-    tmp_path: Path, expected: str, endless: EndlessSource, workers: int
+    tmp_path: Path, expected: str, workers: int
 ) -> None:
-    folder = tmp_path / "d"
-    process = subprocess.Popen(
-        [sys.executable, "-c", _SCRIPT, str(folder), str(workers), endless.folder],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        cwd=Path(__file__).parent.parent,
-    )
-    _wait(endless.is_endless)
-    children = _children(process.pid)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    try:
-        out, err = process.communicate(timeout=200)
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # where it could not be interrupted
-            os.killpg(process.pid, signal.SIGKILL)
-    assert out == "ready\n"
-    assert process.returncode == -signal.SIGINT or "KeyboardInterrupt" in err
+    running = Converting(tmp_path, workers)
+    wait_for(running.source.is_endless, 200)
+    err = running.end(os.killpg, signal.SIGINT)  # as a terminal does
+    assert "all is converted" not in err
+    assert running.process.returncode == -signal.SIGINT or "KeyboardInterrupt" in err
     assert err.count("Traceback") <= 2  # the parent's, no worker's
-    _wait(lambda: not [pid for pid in children if _alive(pid)])
-    assert list(folder.glob("records/*.seqrec"))
-    assert not list(folder.glob("records/*.partial"))
-    report = convert(MadeSource(), folder, mode="resume", workers=1, **SMALL)
-    assert report.skipped
-    assert report.manifest.fingerprint == expected
+    wait_for(lambda: not any(map(_alive, running.children)), 200)
+    assert list(running.folder.glob("records/*.seqrec"))
+    check_resumes(running.folder, expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
-def test_a_killed_parent_takes_its_workers_along(
-    tmp_path: Path, expected: str, endless: EndlessSource, late: bool
-) -> None:
-    folder = tmp_path / "d"
-    process = subprocess.Popen(
-        [sys.executable, "-c", _SCRIPT, str(folder), "2", endless.folder],
-        stdout=subprocess.DEVNULL,
-        cwd=Path(__file__).parent.parent,
-    )
-    _wait(endless.is_endless if late else lambda: list(folder.glob("records/*.partial")))
-    children = _children(process.pid)
-    assert len(children) >= 2
-    process.kill()
-    process.wait()
+def test_a_killed_parent_takes_its_workers_along(tmp_path: Path, expected: str, late: bool) -> None:
+    running = Converting(tmp_path, 2)
+
+    def has_begun() -> bool:
+        return running.source.is_endless() if late else any(running.folder.glob("*/*.partial"))
+
+    wait_for(has_begun, 200)
+    running.end(os.kill, signal.SIGKILL)
+    assert len(running.children) >= 2
     # Right away, while the workers still end.
-    report = convert(MadeSource(), folder, mode="resume", workers=1, **SMALL)
+    report = convert(MadeSource(), running.folder, mode="resume", workers=1, **SMALL)
     assert report.manifest.fingerprint == expected
-    _wait(lambda: not [pid for pid in children if _alive(pid)])
+    wait_for(lambda: not any(map(_alive, running.children)), 200)
 
 
 @pytest.mark.slow
@@ -467,6 +443,6 @@ print(status("VmHWM") - before)
         check=True,
         capture_output=True,
         text=True,
-        cwd=Path(__file__).parent.parent,
+        cwd=ROOT,
     ).stdout
     assert 0 < int(out) < 8 * 6_000_000

@@ -77,31 +77,21 @@ def test_a_piece_is_done_with_its_last_copy(data: st.DataObject) -> None:
     copies.wait()  # it is raised once
 
 
-def test_a_piece_may_be_copied_in_several_steps() -> None:
+def test_a_piece_may_be_copied_in_several_steps_and_is_kept_by_nobody() -> None:
     threads, done = Asked(), list[str]()
     make: Any = threads
     copies = Copies(make, 2, lambda: None)
     piece = copies.begin()
     piece.copy([Copy(1, lambda: None)])
-    threads.copies[0](None)
+    threads.copies.pop()(None)
     assert not done  # it may get more copies
     piece.copy([Copy(1, lambda: None)])
     piece.finish(lambda: done.append("piece"))
-    assert not done
-    threads.copies[1](None)
-    assert done == ["piece"]
-
-
-def test_what_is_done_is_kept_by_nobody() -> None:
-    threads = Asked()
-    make: Any = threads
-    copies = Copies(make, 2, lambda: None)
-    piece = copies.begin()
-    piece.copy([Copy(1, lambda: None)])
-    piece.finish(lambda: None)
     alive = weakref.ref(piece)
     del piece
+    assert not done
     threads.copies.pop()(None)
+    assert done == ["piece"]
     assert alive() is None
     copies.wait()
 

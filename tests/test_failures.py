@@ -1,4 +1,4 @@
-"""What the exceptions of clients become; tests/test_azure_readers.py has real ones."""
+"""What the exceptions of clients become; tests/test_credentials.py has real ones."""
 
 from __future__ import annotations
 
@@ -36,48 +36,55 @@ def unknown_host() -> OSError:
     return outer
 
 
-@pytest.mark.parametrize(
-    ("error", "kind", "says"),
-    [
-        *((Answer(s), TransientError, f"Answer, HTTP status {s}") for s in (408, 425, 429)),
-        *((Answer(s), TransientError, f"Answer, HTTP status {s}") for s in (500, 502, 503, 504)),
-        *((Answer(s), StorageError, f"HTTP status {s}") for s in (400, 405, 409, 411, 412, 501)),
-        (Answer(401), AccessError, "check the key, SAS or identity"),
-        (Answer(403), AccessError, "check the key, SAS or identity"),
-        (Answer(403, code="AuthenticationFailed"), AccessError, "wrong or expired"),
-        (Answer(403, code="AuthorizationPermissionMismatch"), AccessError, "the identity's role"),
-        (Answer(409, code="PublicAccessNotPermitted"), AccessError, "no credential was given"),
-        (PermissionError(errno.EACCES, "x"), AccessError, "check the permissions"),
-        (Answer(404), NotFoundError, "no such file"),
-        (Answer(404, code="BlobNotFound"), NotFoundError, "no such file"),
-        (FileNotFoundError(), NotFoundError, "no such file"),
-        (Answer(404, code="ContainerNotFound"), NotFoundError, "no such container"),
-        *(
-            (OSError(getattr(errno, name), SECRET), TransientError, "the storage failed")
-            for name in ("EIO", "ESTALE", "EAGAIN", "ETIMEDOUT", "ECONNRESET", "ECONNREFUSED")
-        ),
-        (OSError(errno.EPIPE, SECRET), TransientError, os.strerror(errno.EPIPE)),
-        *(
-            (OSError(getattr(errno, name), SECRET), StorageError, "the storage failed")
-            for name in ("ENOSPC", "EISDIR", "ENAMETOOLONG", "EROFS")
-        ),
-        (TimeoutError(), TransientError, "TimeoutError"),
-        (ConnectionResetError(), TransientError, "ConnectionResetError"),
-        (http.client.IncompleteRead(b"x"), TransientError, "IncompleteRead"),
-        (http.client.BadStatusLine("x"), TransientError, "BadStatusLine"),
-        (EOFError(), TransientError, "EOFError"),
-        (socket.gaierror(socket.EAI_AGAIN, "x"), TransientError, "gaierror"),
-        (unknown_host(), LocationError, "account's name"),
-        (ZeroDivisionError(SECRET), StorageError, "the storage failed: ZeroDivisionError"),
+def os_error(name: str) -> OSError:
+    return OSError(getattr(errno, name), SECRET)
+
+
+MEANINGS: dict[type[StorageError], list[tuple[str, list[Exception]]]] = {
+    TransientError: [
+        ("HTTP status", [Answer(s) for s in (408, 425, 429, 500, 502, 503, 504)]),
+        ("the storage failed", [os_error(n) for n in ("EIO", "ESTALE", "EAGAIN", "ETIMEDOUT")]),
+        ("the storage failed", [os_error(n) for n in ("ECONNRESET", "ECONNREFUSED")]),
+        (os.strerror(errno.EPIPE), [OSError(errno.EPIPE, SECRET)]),
+        ("TimeoutError", [TimeoutError()]),
+        ("ConnectionResetError", [ConnectionResetError()]),
+        ("IncompleteRead", [http.client.IncompleteRead(b"x")]),
+        ("BadStatusLine", [http.client.BadStatusLine("x")]),
+        ("EOFError", [EOFError()]),
+        ("gaierror", [socket.gaierror(socket.EAI_AGAIN, "x")]),
     ],
-    ids=lambda value: repr(value)[:40] if isinstance(value, Exception) else "",
-)
-def test_what_it_means(error: Exception, kind: type[StorageError], says: str) -> None:
-    found = classify(error, FILE)
-    assert type(found) is kind
-    assert says in found.message
-    assert found.file == FILE
-    assert SECRET not in str(found)
+    StorageError: [
+        ("HTTP status", [Answer(s) for s in (400, 405, 409, 411, 412, 501)]),
+        (
+            "the storage failed",
+            [os_error(n) for n in ("ENOSPC", "EISDIR", "ENAMETOOLONG", "EROFS")],
+        ),
+        ("the storage failed: ZeroDivisionError", [ZeroDivisionError(SECRET)]),
+    ],
+    AccessError: [
+        ("check the key, SAS or identity", [Answer(401), Answer(403)]),
+        ("wrong or expired", [Answer(403, code="AuthenticationFailed")]),
+        ("the identity's role", [Answer(403, code="AuthorizationPermissionMismatch")]),
+        ("no credential was given", [Answer(409, code="PublicAccessNotPermitted")]),
+        ("check the permissions", [PermissionError(errno.EACCES, "x")]),
+    ],
+    NotFoundError: [
+        ("no such file", [Answer(404), Answer(404, code="BlobNotFound"), FileNotFoundError()]),
+        ("no such container", [Answer(404, code="ContainerNotFound")]),
+    ],
+    LocationError: [("account's name", [unknown_host()])],
+}
+
+
+@pytest.mark.parametrize("kind", MEANINGS)
+def test_what_it_means(kind: type[StorageError]) -> None:
+    for says, errors in MEANINGS[kind]:
+        for error in errors:
+            found = classify(error, FILE)
+            assert type(found) is kind, error
+            assert says in found.message
+            assert found.file == FILE
+            assert SECRET not in str(found)
 
 
 def test_a_token_endpoint_that_is_busy_may_pass() -> None:
@@ -92,20 +99,17 @@ def test_a_token_endpoint_that_is_busy_may_pass() -> None:
         assert SECRET not in str(classify(error, FILE))
 
 
-@pytest.mark.parametrize(
-    ("module", "package"),
-    [
+def test_a_missing_package_is_named() -> None:
+    for module, package in (
         ("obstore.store", "obstore"),
         ("azure.identity", "azure-identity"),
         ("google", "google-auth"),
         ("google.auth", "google-auth"),
         ("botocore.auth", "botocore"),
-    ],
-)
-def test_a_missing_package_is_named(module: str, package: str) -> None:
-    error = classify(ModuleNotFoundError("x", name=module), FILE)
-    assert type(error) is LocationError
-    assert error.message.endswith(f"pip install {package}")
+    ):
+        error = classify(ModuleNotFoundError("x", name=module), FILE)
+        assert type(error) is LocationError
+        assert error.message.endswith(f"pip install {package}")
 
 
 def test_causes_are_looked_at() -> None:
@@ -122,41 +126,30 @@ def test_causes_are_looked_at() -> None:
     assert type(classify(first, FILE)) is StorageError
 
 
-@pytest.mark.parametrize(
-    ("headers", "expected"),
-    [
-        ({"Retry_After": "7"}, 7),
-        ({"Retry_After": email.utils.formatdate(time.time() + 7200, usegmt=True)}, 7200),
+def test_how_long_to_wait() -> None:
+    two_hours = time.time() + 7200
+    waits: list[tuple[Any, float | None]] = [
+        ("7", 7),
+        ("soon", None),
+        *(("86400", 86400), ("31536000000", 31536000000), ("-1", None), ("1e400", None)),
+        # All of HTTP's formats of dates (RFC 9110, 5.6.7).
+        (email.utils.formatdate(two_hours, usegmt=True), 7200),
+        (time.strftime("%A, %d-%b-%y %T GMT", time.gmtime(two_hours)), 7200),
+        (time.asctime(time.gmtime(two_hours)), 7200),
+        ("Fri, 0 Dec 99999999999 00:00:00 -2300", None),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
         ({"retry_after": "1.5"}, 1.5),
         ({"x_ms_retry_after_ms": "250", "Retry_After": "7"}, 0.25),
-        ({"Retry_After": "soon"}, None),
-        ({"Retry_After": "86400"}, 86400),
-        ({"Retry_After": "31536000000"}, 31536000000),
         ({"RateLimit": '"api";r=0;t=86400'}, 86400),
-        # HTTP's other formats of dates (RFC 9110, 5.6.7), and another clock than this machine's.
-        (
-            {"Retry_After": time.strftime("%A, %d-%b-%y %T GMT", time.gmtime(time.time() + 7200))},
-            7200,
-        ),
-        ({"Retry_After": time.asctime(time.gmtime(time.time() + 7200))}, 7200),
-        (
-            {
-                "Date": "Wed, 21 Oct 2015 07:28:00 GMT",
-                "Retry_After": "Thu, 22 Oct 2015 07:28:00 GMT",
-            },
-            86400,
-        ),
-        ({"Retry_After": "-1"}, None),
-        ({"Retry_After": "1e400"}, None),
-        ({"Retry_After": "Fri, 0 Dec 99999999999 00:00:00 -2300"}, None),
-        ({"Retry_After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0),
         ({}, None),
-    ],
-)
-def test_how_long_to_wait(headers: dict[str, str], expected: float | None) -> None:
-    error = classify(Answer(503, **headers), FILE)
-    assert isinstance(error, TransientError)
-    assert error.retry_after == (expected and pytest.approx(expected, rel=0.1))
+    ]
+    days = [f"{day}, {number} Oct 2015 07:28:00 GMT" for day, number in (("Wed", 21), ("Thu", 22))]
+    waits.append(({"Date": days[0], "Retry_After": days[1]}, 86400))  # another machine's clock
+    for headers, expected in waits:
+        given = headers if isinstance(headers, dict) else {"Retry_After": headers}
+        error = classify(Answer(503, **given), FILE)
+        assert isinstance(error, TransientError)
+        assert error.retry_after == (expected and pytest.approx(expected, rel=0.1)), given
 
 
 def test_where_clients_keep_the_status() -> None:

@@ -1,7 +1,8 @@
-"""Groups as the writer makes them: which features, how long chunks, and what a file holds."""
+"""Groups as the writer makes them: which features, how long chunks are, and what a file holds."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import FeatureSpec, Schema, SeqRecordWriter
+from seqrecord import Dataset, FeatureSpec, Schema, SeqRecordWriter, summarize
 from seqrecord.errors import FrameError, SchemaError
 from seqrecord.format.pages import aligned, page_offsets, slice_table
+from seqrecord.writing import chunking
+from seqrecord.writing import writer as writer_module
+from tests.command_line import run
 from tests.tiny import footers_of
 
 U1 = np.dtype("u1")
@@ -34,48 +38,38 @@ def stored(*specs: FeatureSpec, **options: Any) -> Schema:
     return writer.schema
 
 
-def groups(*specs: FeatureSpec, **options: Any) -> list[int]:
-    return [feature.group for feature in stored(*specs, **options).values()]
+def chunk_lengths(root: Path) -> list[list[int]]:
+    """Frames of each chunk, by group; and nothing is wrong."""
+    assert not seqrecord.verify(root).problems
+    with seqrecord.open(root) as dataset:
+        return [group.num_frames.tolist() for group in dataset.contents.index.groups]
 
 
-@pytest.mark.parametrize(
-    ("specs", "expected"),
-    [
-        ([spec("image", 4096), spec("pose", 4095)], [0, 1]),
-        ([spec("pose", 28), spec("image", 1 << 20), TEXT, spec("depth", 5000)], [0, 1, 0, 1]),
-        ([spec("image", 1 << 20), BYTES, FeatureSpec("points", U1, (None, 3))], [0, 0, 0]),
-        ([spec("pose", 28), TEXT], [0, 0]),
-        ([BYTES, TEXT], [0, 1]),
-    ],
-)
-def test_small_features_and_text_are_one_group(
-    specs: list[FeatureSpec], expected: list[int]
-) -> None:
-    assert groups(*specs) == expected
-
-
-def test_groups_that_are_given_stay_and_are_numbered_anew() -> None:
-    specs = [spec("a", 1, 7), spec("b", 9000, 3), spec("c", 2, 7)]
-    assert groups(*specs) == [0, 1, 0]
-    named = {"b": {"group": 1}}
-    assert groups(spec("a", 9000), spec("b", 9000), spec("c", 2), features=named) == [0, 1, 0]
-    together = {"c": {"group": 0}}
-    assert groups(spec("a", 9000), spec("c", 2), features=together) == [0, 0]
+def test_which_features_are_one_group() -> None:
+    first: dict[str, Any] = {"c": {"group": 0}}
+    second: dict[str, Any] = {"b": {"group": 1}}
+    for specs, given, expected in (
+        # Small features and text are one.
+        ([spec("image", 4096), spec("pose", 4095)], None, [0, 1]),
+        ([spec("pose", 28), spec("image", 1 << 20), TEXT, spec("depth", 5000)], None, [0, 1, 0, 1]),
+        ([spec("image", 9000), BYTES, FeatureSpec("points", U1, (None, 3))], None, [0, 0, 0]),
+        ([spec("pose", 28), TEXT], None, [0, 0]),
+        ([BYTES, TEXT], None, [0, 1]),
+        # Those that are given stay, and are numbered anew.
+        ([spec("a", 1, 7), spec("b", 9000, 3), spec("c", 2, 7)], None, [0, 1, 0]),
+        ([spec("a", 9000), spec("b", 9000), spec("c", 2)], second, [0, 1, 0]),
+        ([spec("a", 9000), spec("c", 2)], first, [0, 0]),
+    ):
+        found = stored(*specs, features=given)
+        assert [feature.group for feature in found.values()] == expected, specs
 
 
 @pytest.mark.parametrize(
     ("nbytes", "expected"),
     [
-        ([1], 1024),
-        ([1024], 1024),
-        ([1025], 512),
-        ([1000, 1000, 49], 256),
-        ([4095] * 3, 64),
-        ([4096], 32),
-        ([4095, 4096], 32),
-        ([2 << 20], 16),
-        ([3 << 20, 3 << 20], 8),
-        ([25 << 20], 1),
+        *(([1024], 1024), ([1025], 512), ([1000, 1000, 49], 256), ([4095] * 3, 64)),
+        *(([4095, 4096], 32), ([2 << 20], 16), ([3 << 20, 3 << 20], 8)),
+        pytest.param([25 << 20], 1, marks=pytest.mark.slow),
     ],
 )
 def test_frames_a_chunk(tmp_path: Path, nbytes: list[int], expected: int) -> None:
@@ -88,9 +82,7 @@ def test_frames_a_chunk(tmp_path: Path, nbytes: list[int], expected: int) -> Non
     ):
         for _ in range(expected + 1):
             episode.append(frame)
-    with seqrecord.open(tmp_path) as dataset:
-        [group] = dataset.contents.index.groups
-        assert group.num_frames.tolist() == [expected, 1]
+    assert chunk_lengths(tmp_path) == [[expected, 1]]
 
 
 def write(root: Path, num_frames: int, **options: Any) -> None:
@@ -111,20 +103,6 @@ def frame(number: int) -> dict[str, Any]:
     return made
 
 
-def check(root: Path, num_frames: int) -> None:
-    with seqrecord.open(root) as dataset:
-        episode = dataset.episodes["a"]
-        assert len(episode) == num_frames
-        lacking = [number for number in (5, 70, 130) if number < num_frames]
-        assert np.flatnonzero(~episode.present("note")).tolist() == lacking
-        for number in {*range(0, num_frames, 9), *lacking, num_frames - 1}:
-            got, want = episode[number], frame(number)
-            assert list(got) == list(want)
-            for name, value in want.items():
-                np.testing.assert_array_equal(got[name], value)
-    assert not seqrecord.verify(root).problems
-
-
 @pytest.mark.parametrize(
     ("options", "image", "small"),
     [
@@ -138,60 +116,53 @@ def test_each_group_has_chunks_of_its_own(
     tmp_path: Path, options: dict[str, Any], image: list[int], small: list[int]
 ) -> None:
     write(tmp_path, 200, **options)
-    check(tmp_path, 200)
+    assert chunk_lengths(tmp_path) == [image, small]
     with seqrecord.open(tmp_path) as dataset:
-        assert [list(group.schema) for group in dataset.contents.index.groups] == [
-            ["image"],
-            ["pose", "note"],
-        ]
-        assert [group.num_frames.tolist() for group in dataset.contents.index.groups] == [
-            image,
-            small,
-        ]
+        groups = [list(group.schema) for group in dataset.contents.index.groups]
+        assert groups == [["image"], ["pose", "note"]]
+        episode = dataset.episodes["a"]
+        assert len(episode) == 200
+        assert np.flatnonzero(~episode.present("note")).tolist() == [5, 70, 130]
+        for number in {*range(0, 200, 9), 5, 70, 130, 199}:
+            got, want = episode[number], frame(number)
+            assert list(got) == list(want)
+            for name, value in want.items():
+                np.testing.assert_array_equal(got[name], value)
 
 
 def test_a_long_episode_of_small_features_alone(tmp_path: Path) -> None:
     with SeqRecordWriter(tmp_path) as writer, writer.episode("a") as episode:
         for number in range(2500):
             episode.append({"x": np.float64(number)} if number % 100 else {"y": number})
+    assert chunk_lengths(tmp_path) == [[1024, 1024, 452]]
     with seqrecord.open(tmp_path) as dataset:
-        (group,) = dataset.contents.index.groups
-        assert group.num_frames.tolist() == [1024, 1024, 452]
         read = dataset.episodes["a"]
         assert np.flatnonzero(read.present("y")).tolist() == list(range(0, 2500, 100))
         x = read.read([n for n in range(2500) if n % 100], features=["x"])["x"]
         assert [int(value) for value in x] == [n for n in range(2500) if n % 100]
         assert read[2400] == {"y": 2400}
-    assert not seqrecord.verify(tmp_path).problems
 
 
 def test_chunks_that_take_no_room(tmp_path: Path) -> None:
     """Of frames that lack all features of a group, several after each other."""
+    image, x = [n // 32 in (3, 6) for n in range(200)], [n // 32 != 6 for n in range(200)]
     with SeqRecordWriter(tmp_path, schema=Schema([spec("image", 5000), spec("x", 1)])) as writer:
         for key in ("a", "b"):
             with writer.episode(key) as episode:
                 for number in range(200):
-                    frame = {"x": np.full(1, number, "u1")}
-                    if number // 32 in (3, 6):
+                    frame = {"x": np.full(1, number, "u1")} if x[number] else {}
+                    if image[number]:
                         frame["image"] = np.full(5000, number, "u1")
-                    episode.append(frame if number // 32 != 6 else {"image": frame["image"]})
+                    episode.append(frame)
+    assert chunk_lengths(tmp_path)[0] == [32, 32, 32, 32, 32, 32, 8] * 2
     with seqrecord.open(tmp_path) as dataset:
-        image, _ = dataset.contents.index.groups
-        assert image.num_frames.tolist() == [32, 32, 32, 32, 32, 32, 8] * 2
-        assert len(set(image.offset.tolist())) < 14
+        assert len(set(dataset.contents.index.groups[0].offset.tolist())) < 14
         for read in dataset.episodes.values():
-            assert np.flatnonzero(read.present("image")).tolist() == [
-                *range(96, 128),
-                *range(192, 200),
-            ]
+            assert read.present("image").tolist() == image
+            assert read.present("x").tolist() == x
             for number in range(200):
-                assert set(read[number]) == {
-                    *(["image"] if number // 32 in (3, 6) else []),
-                    *(["x"] if number // 32 != 6 else []),
-                }
                 for value in read[number].values():
                     assert int(value.min()) == int(value.max()) == number
-    assert not seqrecord.verify(tmp_path).problems
 
 
 def test_chunks_of_groups_lie_between_each_other_with_tables_behind_their_pages(
@@ -227,12 +198,10 @@ def test_kinds_and_units(tmp_path: Path) -> None:
     }
     write(tmp_path, 3, features=said)
     with seqrecord.open(tmp_path) as dataset:
-        assert [(s.kind, s.unit) for s in dataset.features.values()] == [
-            ("image", None),
-            ("pose", "m"),
-            ("text", None),
-        ]
-    accepted: list[Any] = [{"pose": {"unit": "m"}}, {"image": {}}, said, None]
+        found = [(s.kind, s.unit) for s in dataset.features.values()]
+        assert found == [("image", None), ("pose", "m"), ("text", None)]
+    same = {"pose": {"group": 1}, "note": {"group": 1}}
+    accepted: list[Any] = [{"pose": {"unit": "m"}}, {"image": {}}, said, None, same]
     for given in accepted:
         SeqRecordWriter(tmp_path, mode="append", features=given).close()
     refused: list[Any] = [
@@ -248,8 +217,6 @@ def test_kinds_and_units(tmp_path: Path) -> None:
     for given, says in refused:
         with pytest.raises(SchemaError, match=says):
             SeqRecordWriter(tmp_path, mode="append", features=given)
-    same = {"pose": {"group": 1}, "note": {"group": 1}}
-    SeqRecordWriter(tmp_path, mode="append", features=same).close()
 
 
 def test_what_is_said_of_features_that_frames_tell_of(tmp_path: Path) -> None:
@@ -275,9 +242,134 @@ def test_frames_a_second(tmp_path: Path) -> None:
                 writer.episode("d", fps=fps)  # type: ignore[arg-type]
     with seqrecord.open(tmp_path) as dataset:
         assert dataset.contents.index.fps.tolist() == [10, 29.97, 0.5]
-    with pytest.raises(SchemaError):
-        SeqRecordWriter(tmp_path / "new", fps=-3)
-    assert not (tmp_path / "new").exists()
+
+
+# Where nobody says how many frames a chunk has: by sizes that were seen, not guessed
+
+KIB = 1 << 10
+
+
+@pytest.fixture
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """48 KiB for 48 MiB."""
+    for module in (chunking, writer_module):
+        monkeypatch.setattr(module, "CHUNK_BYTES", 48 * KIB)
+
+
+def lidar(points: int, fill: int = 0) -> dict[str, Any]:
+    """A frame of so many points, 3 bytes each, beside a small state."""
+    return {"state": np.full(7, fill, np.float32), "lidar": np.full((points, 3), fill, np.uint8)}
+
+
+def written(folder: Path, episodes: Sequence[Sequence[int]], **options: Any) -> list[int]:
+    """Frames in the first chunk of `lidar` of each episode, given the points of each frame."""
+    said = {"lidar": {"shape": (None, 3)}}
+    with SeqRecordWriter(folder, codecs="raw", features=said, **options) as writer:
+        for number, points in enumerate(episodes):
+            with writer.episode(f"e{number}") as episode:
+                for i, count in enumerate(points):
+                    episode.append(lidar(count, i % 256))
+    return check_lidar(folder, episodes)
+
+
+def check_lidar(folder: Path, episodes: Sequence[Sequence[int]]) -> list[int]:
+    with seqrecord.open(folder) as dataset:
+        for number, points in enumerate(episodes):
+            episode = dataset.episodes[f"e{number}"]
+            assert len(episode) == len(points)
+            for i, count in enumerate(points):
+                for name, array in lidar(count, i % 256).items():
+                    np.testing.assert_array_equal(episode[i][name], array, strict=True)
+        assert [spec.group for spec in dataset.features.values()] == [0, 1]
+        return first_chunks(dataset, 1)
+
+
+def first_chunks(dataset: Dataset, group: int) -> list[int]:
+    rows = dataset.contents.index.groups[group]
+    length: list[int] = rows.num_frames[rows.first_chunk].tolist()
+    return length
+
+
+LIDAR = Schema([FeatureSpec("state", np.dtype("<f4"), (7,)), FeatureSpec("lidar", U1, (None, 3))])
+SEEN = [
+    ([100 + i for i in range(70)], 32),  # of no importance beside 48 MiB
+    ([KIB * 2 // 3 + i for i in range(30)], 16),
+    ([10 * KIB // 3 - 100 + i for i in range(7)], 4),  # five are looked at
+]
+GIVEN = [
+    *SEEN,
+    ([0] * 40, 32),
+    ([5], 1),
+    ([KIB // 3 + i for i in range(40)], 32),
+    ([1, 2, 3, 20 * KIB // 3, 4, 5, 6, 7], 2),  # the largest of the first ones decides
+    ([49 * KIB // 3, 1, 2], 1),
+    ([1, 2, 49 * KIB // 3, 3], 1),
+]
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_frames_a_chunk_where_nobody_says(tmp_path: Path) -> None:
+    for number, (points, expected) in enumerate([*SEEN, ([5, 6], 2)]):
+        assert written(tmp_path / f"not known {number}", [points]) == [expected]
+    for number, (points, expected) in enumerate(GIVEN):
+        folder = tmp_path / f"known {number}"
+        assert written(folder, [points], schema=LIDAR) == [expected]
+        with seqrecord.open(folder) as dataset:
+            assert first_chunks(dataset, 0) == [len(points)], "of the small state, far more fit"
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_each_episode_by_its_own_frames(tmp_path: Path) -> None:
+    episodes = [[1, 2, 3], [17 * KIB // 3] * 4, [9] * 33, [1] * 32 + [4 * KIB // 3] * 8]
+    # What comes after the first frames is not known when the first chunk is written.
+    assert written(tmp_path / "seen", episodes) == [3, 2, 32, 32]
+    # A number that is given counts.
+    episodes = [[5, 6] * 35, [20 * KIB // 3] * 3]
+    assert written(tmp_path / "given", episodes, chunk_frames=3) == [3, 3]
+
+
+def test_fixed_shapes_are_counted_at_once(tmp_path: Path) -> None:
+    with (
+        SeqRecordWriter(tmp_path, schema=Schema([spec("x", 12 << 20)]), codecs="raw") as writer,
+        writer.episode("a") as episode,
+    ):
+        for number in range(4):
+            assert not list((tmp_path / "records").glob("*.partial")), number
+            episode.append({"x": np.zeros(12 << 20, np.uint8)})
+        (file,) = (tmp_path / "records").glob("*.partial")
+        assert file.stat().st_size > 48 << 20
+    with seqrecord.open(tmp_path) as dataset:
+        assert first_chunks(dataset, 0) == [4]
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_frames_wait_within_48_mib(tmp_path: Path) -> None:
+    with (
+        SeqRecordWriter(tmp_path, schema=LIDAR, codecs="raw") as writer,
+        writer.episode("a") as episode,
+    ):
+        for number in range(12):
+            episode.append(lidar(16 * KIB // 3))
+            files = list((tmp_path / "records").glob("*.partial"))
+            size = files[0].stat().st_size if files else 0
+            assert (number + 1) * 15 * KIB - size < 48 * KIB
+    with seqrecord.open(tmp_path) as dataset:
+        assert first_chunks(dataset, 1) == [2]
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_info_shows_the_length_of_chunks(tmp_path: Path) -> None:
+    written(tmp_path / "same", [[5] * 70, [5] * 3], schema=LIDAR)
+    out = run("info", tmp_path / "same").output
+    assert "4 chunks of 32 frames" in out
+    assert "2 chunks of 3 to 70 frames" in out
+    written(tmp_path / "mixed", [[5] * 70, [17 * KIB // 3] * 4], schema=LIDAR)
+    out = run("info", tmp_path / "mixed").output
+    assert "chunks of 2 to 32 frames" in out
+    with seqrecord.open(tmp_path / "mixed") as dataset:
+        groups = summarize(dataset).to_json()["groups"]
+    found = [(group["min_chunk_frames"], group["max_chunk_frames"]) for group in groups]
+    assert found == [(4, 70), (2, 32)]
 
 
 # Text and bytes
@@ -297,16 +389,18 @@ def test_text_and_bytes_come_back(tmp_path: Path, codec: str, given: bool) -> No
         for text, blob in zip(VALUES, blobs, strict=True):
             episode.append({"note": text, "blob": blob})
         episode.append({"blob": np.frombuffer(b"xyz", "u1") if given else b"xyz"})
+        episode.append({"note": np.str_("a"), "blob": np.bytes_(b"b")})
     with seqrecord.open(tmp_path) as dataset:
+        assert [str(spec) for spec in dataset.features.values()] == ["note: text", "blob: bytes"]
         read = dataset.episodes["a"]
-        assert [read[i]["note"] for i in range(4)] == VALUES
-        assert [read[i]["blob"] for i in range(5)] == [*map(bytes, blobs), b"xyz"]
+        assert [read[i].get("note") for i in range(6)] == [*VALUES, None, "a"]
+        assert [read[i]["blob"] for i in range(6)] == [*map(bytes, blobs), b"xyz", b"b"]
         assert read.read([3, 0], features=["note"])["note"] == [VALUES[3], VALUES[0]]
         assert type(read[4]["blob"]) is bytes
-        assert [str(feature) for feature in dataset.features.values()] == [
-            "note: text",
-            "blob: bytes",
-        ]
+    for value in ("bytes", "array"):
+        other = Schema([FeatureSpec("note", U1, (None,), value=value), BYTES])
+        with pytest.raises(SchemaError, match="other features"):
+            SeqRecordWriter(tmp_path, mode="append", schema=other)
 
 
 def test_text_is_not_compressed_unless_asked_for() -> None:
@@ -318,42 +412,22 @@ def test_text_is_not_compressed_unless_asked_for() -> None:
     assert codec({"note": [{"id": "zstd", "level": 3}]}) == ({"id": "zstd", "level": 3},)
 
 
-@pytest.mark.parametrize(
-    ("item", "says"),
-    [
-        ({"note": b"abc"}, "expected: str; got: bytes"),
-        ({"note": np.zeros(3, np.uint8)}, r"expected: str; got: uint8 \[3\]"),
-        ({"note": 3}, "expected: str; got: int"),
-        ({"note": "\ud800"}, "UTF-8"),
-        ({"blob": "abc"}, "expected: bytes; got: str"),
-        ({"blob": np.zeros((2, 2), np.uint8)}, r"got: uint8 \[2, 2\]"),
-        ({"blob": np.zeros(2, np.int8)}, r"got: int8 \[2\]"),
-        ({"blob": [1, 2]}, r"got: int64 \[2\]"),
-        ({"state": "abc"}, "does not fit"),
-        ({"state": b"abc"}, "does not fit"),
-    ],
-)
-def test_what_is_no_text_and_no_bytes(tmp_path: Path, item: dict[str, Any], says: str) -> None:
-    schema = Schema([TEXT, BYTES, spec("state", 3)])
-    writer = SeqRecordWriter(tmp_path, schema=schema)
-    episode = writer.episode("a")
-    with pytest.raises(FrameError, match=says) as caught:
-        episode.append(item)
-    assert (caught.value.episode, caught.value.frame) == ("a", 0)
-    assert caught.value.feature == next(iter(item))
-
-
-def test_a_text_feature_is_not_one_of_bytes(tmp_path: Path) -> None:
-    with SeqRecordWriter(tmp_path) as writer, writer.episode("a") as episode:
-        episode.append({"x": "text"})
-    for value in ("bytes", "array"):
-        other = Schema([FeatureSpec("x", U1, (None,), value=value)])
-        with pytest.raises(SchemaError, match="other features"):
-            SeqRecordWriter(tmp_path, mode="append", schema=other)
-
-
-def test_strings_of_numpy_are_text_and_bytes(tmp_path: Path) -> None:
-    with SeqRecordWriter(tmp_path) as writer, writer.episode("a") as episode:
-        episode.append({"x": np.str_("a"), "y": np.bytes_(b"b")})
-    with seqrecord.open(tmp_path) as dataset:
-        assert [feature.value for feature in dataset.features.values()] == ["text", "bytes"]
+def test_what_is_no_text_and_no_bytes(tmp_path: Path) -> None:
+    writer = SeqRecordWriter(tmp_path, schema=Schema([TEXT, BYTES, spec("state", 3)]))
+    refused: list[tuple[str, Any, str]] = [
+        ("note", b"abc", "expected: str; got: bytes"),
+        ("note", np.zeros(3, np.uint8), r"expected: str; got: uint8 \[3\]"),
+        ("note", 3, "expected: str; got: int"),
+        ("note", "\ud800", "UTF-8"),
+        ("blob", "abc", "expected: bytes; got: str"),
+        ("blob", np.zeros((2, 2), np.uint8), r"got: uint8 \[2, 2\]"),
+        ("blob", np.zeros(2, np.int8), r"got: int8 \[2\]"),
+        ("blob", [1, 2], r"got: int64 \[2\]"),
+        ("state", "abc", "does not fit"),
+        ("state", b"abc", "does not fit"),
+    ]
+    for feature, item, says in refused:
+        with pytest.raises(FrameError, match=says) as caught:
+            writer.episode("a").append({feature: item})
+        error = caught.value
+        assert (error.episode, error.frame, error.feature) == ("a", 0, feature)

@@ -76,28 +76,22 @@ def test_round_trip(case: tuple[FeatureSpec, list[npt.NDArray[Any]]], data: st.D
         assert picked.tobytes() == b"".join(frame.tobytes() for frame in out)
 
 
-def test_raw_page_is_the_frames() -> None:
-    codec = _codec("<u2", (2,))
-    page = _page(codec, [np.array([1, 2], "<u2"), np.array([3, 0xFFFE], ">u2")])
-    assert bytes(page) == b"\x01\0\x02\0\x03\0\xfe\xff"
-
-
-def test_encoded_page_has_offsets() -> None:
+def test_literal_bytes() -> None:
+    raw = _page(_codec("<u2", (2,)), [np.array([1, 2], "<u2"), np.array([3, 0xFFFE], ">u2")])
+    assert bytes(raw) == b"\x01\0\x02\0\x03\0\xfe\xff"
     codec = _codec("|u1", (3,), _ZSTD)
-    first, second = bytes(page_blob(codec, [1, 2, 3])), bytes(page_blob(codec, [0, 0, 0]))
-    page = _page(codec, [np.array([1, 2, 3], "u1"), np.array([0, 0, 0], "u1")])
+    frames = [np.array([1, 2, 3], "u1"), np.array([0, 0, 0], "u1")]
+    first, second = (bytes(codec.encode_frame(frame).data) for frame in frames)
     offsets = struct.pack("<3I", 12, 12 + len(first), 12 + len(first) + len(second))
-    assert bytes(page) == offsets + first + second
-
-
-def page_blob(codec: PageCodec, values: list[int]) -> bytes:
-    return bytes(codec.encode_frame(np.array(values, "u1")).data)
-
-
-def test_variable_page_has_shapes() -> None:
-    codec = _codec("|u1", (None, 2))
-    page = _page(codec, [np.array([[1, 2]], "u1"), np.array([[3, 4], [5, 6]], "u1")])
-    assert bytes(page) == struct.pack("<3I4I", 28, 30, 34, 1, 2, 2, 2) + bytes([1, 2, 3, 4, 5, 6])
+    assert bytes(_page(codec, frames)) == offsets + first + second
+    frames = [np.array([[1, 2]], "u1"), np.array([[3, 4], [5, 6]], "u1")]
+    shapes = struct.pack("<3I4I", 28, 30, 34, 1, 2, 2, 2)
+    assert bytes(_page(_codec("|u1", (None, 2)), frames)) == shapes + bytes(range(1, 7))
+    for chain in _CHAINS:
+        codec = _codec("<f4", (None, 4), chain)
+        page = _page(codec, [np.zeros((0, 4), "<f4")])
+        assert bytes(page) == struct.pack("<4I", 16, 16, 0, 4)
+        codec.decode_into(page, 1, [np.empty((0, 4), "<f4")])
 
 
 def test_empty_page() -> None:
@@ -115,9 +109,8 @@ def test_offsets_of_pages() -> None:
     assert [aligned(n) for n in (0, 1, 64, 65)] == [0, 64, 64, 128]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "shape", "frame"),
-    [
+def test_frames_that_do_not_fit() -> None:
+    for dtype, shape, frame in (
         ("<u2", (2,), np.zeros(2, "<u4")),
         ("<u2", (2,), np.zeros(2, "<i2")),
         ("<u2", (2,), np.zeros(3, "<u2")),
@@ -127,57 +120,36 @@ def test_offsets_of_pages() -> None:
         ("<u2", (2,), [1, 2]),
         ("|b1", (2,), np.array([0, 2], "u1").view("?")),
         ("|u1", (2,), EncodedImage(b"GIF89a")),
-    ],
-)
-def test_frame_does_not_fit(dtype: str, shape: tuple[int | None, ...], frame: Any) -> None:
-    with pytest.raises(FrameError) as caught:
-        _codec(dtype, shape).encode_frame(frame)
-    assert caught.value.feature == "f"
-
-
-def test_page_too_large() -> None:
-    codec = _codec("|u1", (None,))
+    ):
+        with pytest.raises(FrameError) as caught:
+            _codec(dtype, shape).encode_frame(frame)
+        assert caught.value.feature == "f"
 
     class Huge(bytes):
         def __len__(self) -> int:
             return 2**31
 
     with pytest.raises(FrameError, match="too large"):
-        codec.join([Blob(Huge(), (1,)), Blob(Huge(), (1,))])
+        _codec("|u1", (None,)).join([Blob(Huge(), (1,)), Blob(Huge(), (1,))])
 
 
-@pytest.mark.parametrize("shape", [(1, 3), (2**31, 2), (2**32 - 1, 2), (2**29 + 1, 2)])
-def test_bad_shapes(shape: tuple[int, int]) -> None:
+def test_impossible_shapes_and_lengths() -> None:
     codec = _codec("|u1", (None, 2))
-    page = memoryview(struct.pack("<4I", 16, 18, *shape) + b"ab")
-    with pytest.raises(FormatError, match="impossible shape") as caught:
-        codec.shapes(page, 1)
-    assert caught.value.offset == 8
-
-
-def test_empty_frame_of_an_absurd_shape() -> None:
-    page = memoryview(struct.pack("<4I", 16, 16, 0, 2**30 + 1))
+    for shape in ((1, 3), (2**31, 2), (2**32 - 1, 2), (2**29 + 1, 2)):
+        page = memoryview(struct.pack("<4I", 16, 18, *shape) + b"ab")
+        with pytest.raises(FormatError, match="impossible shape") as caught:
+            codec.shapes(page, 1)
+        assert caught.value.offset == 8
+    page = memoryview(struct.pack("<4I", 16, 16, 0, 2**30 + 1))  # of an empty frame
     with pytest.raises(FormatError, match="impossible shape"):
         _codec("|u1", (None, None)).shapes(page, 1)
-
-
-def test_empty_frame() -> None:
-    for chain in _CHAINS:
-        codec = _codec("<f4", (None, 4), chain)
-        page = _page(codec, [np.zeros((0, 4), "<f4")])
-        assert bytes(page) == struct.pack("<4I", 16, 16, 0, 4)
-        codec.decode_into(page, 1, [np.empty((0, 4), "<f4")])
-
-
-@pytest.mark.parametrize(
-    ("blob", "offset"), [(b"abc", 16), (b"a", 16)], ids=["decodes to more", "decodes to less"]
-)
-def test_blob_of_another_length(blob: bytes, offset: int) -> None:
-    codec = _codec("|u1", (None, 2))
-    page = memoryview(struct.pack("<4I", 16, 16 + len(blob), 1, 2) + blob)
-    with pytest.raises(CodecError) as caught:
-        codec.decode_into(page, 1, [np.empty((1, 2), "u1")])
-    assert caught.value.offset == offset
+    for blob in (b"abc", b"a"):  # decodes to more, to less
+        page = memoryview(struct.pack("<4I", 16, 16 + len(blob), 1, 2) + blob)
+        with pytest.raises(CodecError) as found:
+            codec.decode_into(page, 1, [np.empty((1, 2), "u1")])
+        assert found.value.offset == 16
+    with pytest.raises(FormatError, match="wrong length"):
+        _codec("|u1", (2,)).decode_into(memoryview(b"abc"), 1, np.empty((1, 2), "u1"))
 
 
 @pytest.mark.parametrize("at", [0, 3, 19])
@@ -195,11 +167,6 @@ def test_of_many_small_frames_the_damaged_one_is_named(at: int) -> None:
     page[offsets[at] + 23] ^= 0xFF
     codec.decode_into(memoryview(page), 20, out)
     assert np.array_equal(out, frames)
-
-
-def test_raw_page_of_another_length() -> None:
-    with pytest.raises(FormatError, match="wrong length"):
-        _codec("|u1", (2,)).decode_into(memoryview(b"abc"), 1, np.empty((1, 2), "u1"))
 
 
 def test_bytes_that_are_no_bools() -> None:

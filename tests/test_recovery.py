@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,11 @@ def write_ended(writer: SeqRecordWriter, *keys: str) -> None:
                 episode.append(frame)
 
 
-def write(folder: Path, *ends: bool, max_file_size: int = 1 << 20) -> None:
-    """Episodes e0, e1, …, of which the last may not end, as a kill leaves them."""
-    writer = abandonable(folder, max_file_size=max_file_size, **SETTINGS)
-    write_ended(writer, *(f"e{number}" for number in range(sum(ends))))
-    if not all(ends):
+def write(folder: Path, *keys: str, is_cut: bool = False, **options: Any) -> None:
+    """Episodes, and with `is_cut` one more that does not end, as a kill leaves them."""
+    writer = abandonable(folder, **{**SETTINGS, **options})
+    write_ended(writer, *keys)
+    if is_cut:
         episode = writer.episode("open")
         for frame in tiny_frames():
             episode.append(frame)
@@ -53,7 +53,7 @@ def write(folder: Path, *ends: bool, max_file_size: int = 1 << 20) -> None:
 @pytest.fixture
 def cut(tmp_path: Path) -> Path:
     """A record file of two finished episodes and half of a third, as a kill leaves it."""
-    write(tmp_path, True, True, False)
+    write(tmp_path, "e0", "e1", is_cut=True)
     return tmp_path
 
 
@@ -62,8 +62,8 @@ def partial(root: Path) -> Path:
     return path
 
 
-def notes(root: Path) -> Path:
-    return partial(root).with_suffix(".notes")
+def copies(root: Path) -> list[Path]:
+    return list((root / "records").glob("*.seqrec"))
 
 
 def recovered(root: Path) -> list[str]:
@@ -78,14 +78,21 @@ def recovered(root: Path) -> list[str]:
     return keys
 
 
-def num_copies(root: Path) -> int:
-    return len(list((root / "records").glob("*.seqrec")))
+def changed(root: Path, path: Path, data: bytes) -> list[str]:
+    """Keys that a resume finds where a file is changed, which is as before then."""
+    before = path.read_bytes()
+    path.write_bytes(data)
+    found = recovered(root)
+    path.write_bytes(before)
+    for copy in copies(root):
+        copy.unlink()
+    return found
 
 
 def test_what_had_ended_is_copied_once_chunk_by_chunk(cut: Path) -> None:
     for _ in range(2):
         assert recovered(cut) == ["e0", "e1"]
-        (copy,) = (cut / "records").glob("*.seqrec")
+        (copy,) = copies(cut)
         lies = slice(64, 64 + 576 * 2)
         assert copy.read_bytes()[lies] == partial(cut).read_bytes()[lies]
     SeqRecordWriter(cut, mode="resume").close()
@@ -99,73 +106,43 @@ def test_a_key_that_another_has_committed_is_not_copied(tmp_path: Path) -> None:
     write_ended(first, "e0", "e1")
     abandon(first)
     assert recovered(tmp_path) == ["e0", "e1"]
-    held = [b'"e1"' in path.read_bytes() for path in (tmp_path / "records").glob("*.seqrec")]
+    held = [b'"e1"' in path.read_bytes() for path in copies(tmp_path)]
     assert sorted(held) == [False, True]  # the copy, and what is committed
 
 
-@pytest.mark.parametrize(
-    ("offset", "found"),
-    [(0, []), (12, []), (64, ["e1"]), (576 + 64, ["e0"]), (576 * 2 + 64, ["e0", "e1"])],
-)
-def test_no_page_is_believed(
-    cut: Path, offset: int, found: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    data = bytearray(partial(cut).read_bytes())
-    data[offset] ^= 1
-    partial(cut).write_bytes(data)
-    assert recovered(cut) == found
-    assert ("incomplete" in caplog.text) == (len(found) == 1)
-
-
-def test_any_cut_note(cut: Path) -> None:
-    lines = notes(cut).read_bytes().splitlines(keepends=True)
-    note: Any = json.loads(lines[1])
+def test_no_page_and_no_note_is_believed(cut: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pages = partial(cut)
+    data, both = pages.read_bytes(), ["e0", "e1"]
+    for offset, found in ((0, []), (12, []), (64, ["e1"]), (640, ["e0"]), (1216, both)):
+        caplog.clear()
+        assert changed(cut, pages, _flip(offset)(data)) == found
+        assert ("incomplete" in caplog.text) == (len(found) == 1)
+    notes = pages.with_suffix(".notes")
+    first, second = notes.read_bytes().splitlines(keepends=True)
+    note: Any = json.loads(second)
     for length in (0, 2, 46, 48, 50, len(note["note"]) // 4 * 2, len(note["note"]) - 2):
-        for path in (cut / "records").glob("*.seqrec"):
-            path.unlink()
         short = json.dumps({**note, "note": note["note"][:length]}).encode() + b"\n"
-        notes(cut).write_bytes(lines[0] + short)
-        assert recovered(cut) == ["e0"], length
-
-
-def test_a_damaged_note_before_others_is_logged(
-    cut: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A kill cuts the last note only."""
-    lines = notes(cut).read_bytes().splitlines(keepends=True)
-    notes(cut).write_bytes(lines[0] + lines[1][:9])
-    assert recovered(cut) == ["e0"]
+        assert changed(cut, notes, first + short) == ["e0"], length
+    caplog.clear()
+    assert changed(cut, notes, first + second[:9]) == ["e0"]  # as a kill cuts the last one
     assert "damaged" not in caplog.text
-    notes(cut).write_bytes(b"\0" * 9 + lines[0][9:] + lines[1])
-    for path in (cut / "records").glob("*.seqrec"):
-        path.unlink()
-    assert recovered(cut) == []
-    assert f"{notes(cut)}: damaged; later checkpoints are lost" in caplog.text
-
-
-def test_a_note_twice(cut: Path) -> None:
-    lines = notes(cut).read_bytes().splitlines(keepends=True)
-    notes(cut).write_bytes(lines[0] + lines[0] + lines[1])
-    assert recovered(cut) == ["e0", "e1"]
-
-
-def test_notes_of_another_file(cut: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    other = tmp_path_factory.mktemp("other")
-    write(other, True)
-    data = partial(cut).read_bytes()
-    partial(cut).write_bytes(partial(other).read_bytes()[:64] + data[64:])
-    assert recovered(cut) == []
+    assert changed(cut, notes, b"\0" * 9 + first[9:] + second) == []
+    assert f"{notes}: damaged; later checkpoints are lost" in caplog.text
+    assert changed(cut, notes, first + first + second) == both
+    write(cut / "other", "e0")
+    header = partial(cut / "other").read_bytes()[:64]
+    assert changed(cut, pages, header + data[64:]) == [], "the notes are those of another file"
 
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_an_episode_whose_first_part_is_in_a_finished_file(tmp_path: Path, lost: int) -> None:
     """It is recovered, and its last part copied, if the first is there."""
-    write(tmp_path, True, max_file_size=300)
-    assert num_copies(tmp_path) == 1
-    for path in list((tmp_path / "records").glob("*.seqrec"))[:lost]:
-        path.unlink()
+    write(tmp_path, "e0", max_file_size=300)
+    (finished,) = copies(tmp_path)
+    if lost:
+        finished.unlink()
     assert recovered(tmp_path) == ["e0"] * (1 - lost)
-    assert num_copies(tmp_path) == 2 * (1 - lost)
+    assert len(copies(tmp_path)) == 2 * (1 - lost)
 
 
 def test_an_episode_that_is_given_up_leaves_no_bytes(tmp_path: Path) -> None:
@@ -180,7 +157,7 @@ def test_an_episode_that_is_given_up_leaves_no_bytes(tmp_path: Path) -> None:
                     episode.abort()
             write_ended(writer, "e1")
         assert list(read_all(tmp_path / name)) == ["e0", "e1"]
-        (file,) = (tmp_path / name / "records").iterdir()
+        (file,) = copies(tmp_path / name)
         sizes.add(file.stat().st_size // 64)
     assert len(sizes) == 1
 
@@ -188,16 +165,12 @@ def test_an_episode_that_is_given_up_leaves_no_bytes(tmp_path: Path) -> None:
 # A damaged record file, and others that are whole
 
 
-def _cut(data: bytes) -> bytes:
-    return data[:-5]
+def _flip(at: int) -> Callable[[bytes], bytes]:
+    return lambda data: data[:at] + bytes([data[at] ^ 1]) + data[at:][1:]
 
 
-def _flip(at: int) -> Any:
-    return lambda data: data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-
-
-DAMAGES: dict[str, Any] = {
-    "cut": _cut,
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda data: data[:-5],
     "empty": lambda data: b"",
     "header": _flip(3),
     "file id": _flip(20),
@@ -208,52 +181,59 @@ DAMAGES: dict[str, Any] = {
 
 def damage(path: Path, name: str) -> bytes:
     """Damages a file; its bytes are then these."""
-    damaged: bytes = DAMAGES[name](path.read_bytes())
+    damaged = DAMAGES[name](path.read_bytes())
     path.write_bytes(damaged)
     return damaged
 
 
-@pytest.mark.parametrize("name", DAMAGES)
+def left_by(root: Path, mode: str, *keys: str) -> None:
+    """What a writer leaves that gives up after these episodes."""
+    writer = abandonable(root, mode=mode, **SETTINGS)
+    write_ended(writer, *keys)
+    writer.abort()
+
+
+def file_with(root: Path, key: str) -> Path:
+    return next(p for p in copies(root) if f'"key":"{key}"'.encode() in p.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("name", "has_dataset"),
+    [
+        *(("cut", False), ("empty", True), ("header", False)),
+        *(("file id", True), ("footer", False), ("zeros", True)),
+    ],
+)
 def test_a_resume_skips_a_damaged_file_and_recovers_the_others(
-    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, name: str, has_dataset: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of a first write, and of one that was to append."""
-    for root, has_dataset in ((tmp_path / "first", False), (tmp_path / "appended", True)):
-        if has_dataset:
-            with SeqRecordWriter(root, **SETTINGS) as writer:
-                write_ended(writer, "there")
-        committed = set(root.glob("records/*.seqrec"))
-        writer = abandonable(root, mode="append" if has_dataset else "create", **SETTINGS)
-        write_ended(writer, "a")
-        writer.abort()
-        writer = abandonable(root, mode="append" if has_dataset else "resume", **SETTINGS)
-        write_ended(writer, "b")
-        writer.abort()
-        loose = [p for p in root.glob("records/*.seqrec") if p not in committed]
-        assert len(loose) == 2
-        (bad,) = (p for p in loose if b'"key":"a"' in p.read_bytes())
-        left = damage(bad, name)
-        caplog.clear()
-        with SeqRecordWriter(root, mode="resume", **SETTINGS) as writer:
-            (file,) = writer.damaged_files
-            write_ended(writer, "c")
-        assert file.path == f"records/{bad.name}"
-        assert file.reason
-        assert f"damaged record file skipped (not deleted): {root}/{file}" in caplog.text
-        assert bad.read_bytes() == left
-        whole = read_all(root)
-        assert set(whole) == {"b", "c", *(["there"] if has_dataset else [])}
-        assert all(same_frames({"x": one}, {"x": tiny_frames()}) for one in whole.values())
-        # And so does a reindex, with or without what tells of the dataset.
-        for lose in ((), ("manifest.json",)):
-            for path in lose:
-                (root / path).unlink()
-            seen: list[seqrecord.types.DamagedFile] = []
-            seqrecord.reindex(root, on_damaged=seen.append)
-            assert seen == [file]
-            assert read_all(root).keys() == whole.keys()
-        assert bad.read_bytes() == left
-        assert seqrecord.verify(root, deep=True).ok
+    if has_dataset:
+        with SeqRecordWriter(tmp_path, **SETTINGS) as writer:
+            write_ended(writer, "there")
+    left_by(tmp_path, "append" if has_dataset else "create", "a")
+    left_by(tmp_path, "append" if has_dataset else "resume", "b")
+    bad = file_with(tmp_path, "a")
+    left = damage(bad, name)
+    with SeqRecordWriter(tmp_path, mode="resume", **SETTINGS) as writer:
+        (file,) = writer.damaged_files
+        write_ended(writer, "c")
+    assert file.path == f"records/{bad.name}"
+    assert file.reason
+    assert f"damaged record file skipped (not deleted): {tmp_path}/{file}" in caplog.text
+    whole = read_all(tmp_path)
+    assert set(whole) == {"b", "c", *(["there"] if has_dataset else [])}
+    assert all(same_frames({"x": one}, {"x": tiny_frames()}) for one in whole.values())
+    # And so does a reindex, with or without what tells of the dataset.
+    for lose in ((), ("manifest.json",)):
+        for path in lose:
+            (tmp_path / path).unlink()
+        seen: list[seqrecord.types.DamagedFile] = []
+        seqrecord.reindex(tmp_path, on_damaged=seen.append)
+        assert seen == [file]
+        assert read_all(tmp_path).keys() == whole.keys()
+    assert bad.read_bytes() == left
+    assert seqrecord.verify(tmp_path, deep=True).ok
 
 
 @pytest.mark.parametrize("name", ["cut", "footer"])
@@ -263,10 +243,8 @@ def test_a_damaged_file_of_the_dataset(
     """A resume would drop its episodes, and refuses; a reindex is asked to, and says which."""
     with SeqRecordWriter(tmp_path, max_file_size=1, **SETTINGS) as writer:
         write_ended(writer, "a", "b")
-    writer = abandonable(tmp_path, mode="append", **SETTINGS)
-    write_ended(writer, "c")
-    writer.abort()
-    (bad, *_) = (p for p in tmp_path.glob("records/*.seqrec") if b'"key":"a"' in p.read_bytes())
+    left_by(tmp_path, "append", "c")
+    bad = file_with(tmp_path, "a")
     left, before = damage(bad, name), (tmp_path / "manifest.json").read_bytes()
     with pytest.raises(DestinationError, match="seqrecord reindex") as caught:
         SeqRecordWriter(tmp_path, mode="resume")
@@ -285,25 +263,20 @@ def test_a_damaged_file_of_the_dataset(
 
 
 def test_an_unfinished_file_that_is_damaged_hides_no_other(tmp_path: Path) -> None:
-    write(tmp_path, True, False)
+    write(tmp_path, "e0", is_cut=True)
     bad = partial(tmp_path)
-    writer = abandonable(tmp_path, mode="resume", **SETTINGS)
-    write_ended(writer, "e1")
-    abandon(writer)
+    write(tmp_path, "e1", mode="resume")
     left = damage(bad, "header")
     with SeqRecordWriter(tmp_path, mode="resume", **SETTINGS) as writer:
-        assert [file.path for file in writer.damaged_files] == [
-            f"records/{bad.name.removesuffix('.partial')}"
-        ]
+        [damaged] = writer.damaged_files
+    assert damaged.path == f"records/{bad.name.removesuffix('.partial')}"
     assert "e1" in read_all(tmp_path)
     assert bad.read_bytes() == left
 
 
 def test_nothing_but_damaged_files_is_an_error(tmp_path: Path) -> None:
-    writer = abandonable(tmp_path, **SETTINGS)
-    write_ended(writer, "a")
-    writer.abort()
-    (bad,) = tmp_path.glob("records/*.seqrec")
+    left_by(tmp_path, "create", "a")
+    (bad,) = copies(tmp_path)
     damage(bad, "cut")
     with pytest.raises(FormatError) as caught:
         seqrecord.reindex(tmp_path)
@@ -360,35 +333,27 @@ def test_a_kill_leaves_two_files_until_they_are_removed(
         found[0].checkpoints()
 
 
-@pytest.mark.parametrize(
-    "tail",
-    [
-        *(b'{"size": 4, "no', b"\xff\n", b'{"size": "x"}\n', b"[]\n", b"1\n"),
-        *(b'{"size": 1e999, "note": ""}\n', b'{"size": -1, "note": ""}\n'),
-    ],
-)
-def test_half_a_note_ends_the_checkpoints(
-    storage: LocalStorage, other: LocalStorage, tail: bytes
-) -> None:
-    upload = storage.create(PATH)
-    upload.write(b"12345678")
-    upload.checkpoint(b"good")
-    with (storage.root / f"{PATH}.notes").open("ab") as file:
-        file.write(tail + b'{"size": 8, "note": ""}\n')
-    assert other.unfinished("records")[0].checkpoints() == [(8, b"good")]
+HALF_NOTES = [b'{"size": 4, "no', b"\xff\n", b'{"size": "x"}\n', b"[]\n", b"1\n"]
+HALF_NOTES += [b'{"size": 1e999, "note": ""}\n', b'{"size": -1, "note": ""}\n']
 
 
-def test_a_note_of_bytes_that_are_not_there_does_not_count(
-    storage: LocalStorage, other: LocalStorage
-) -> None:
+def test_half_a_note_ends_the_checkpoints(storage: LocalStorage, other: LocalStorage) -> None:
+    """And so does one of bytes that are not there."""
     upload = storage.create(PATH)
     upload.write(b"1234")
-    upload.checkpoint(b"one")
+    upload.checkpoint(b"good")
     upload.write(b"5678")
+    notes = storage.root / f"{PATH}.notes"
+    good = notes.read_bytes()
+    for tail in HALF_NOTES:
+        notes.write_bytes(good + tail + b'{"size": 8, "note": ""}\n')
+        assert other.unfinished("records")[0].checkpoints() == [(4, b"good")], tail
+    notes.write_bytes(good)
     upload.checkpoint(b"two")
-    os.truncate(storage.root / f"{PATH}.partial", 6)
     [found] = other.unfinished("records")
-    assert found.checkpoints() == [(4, b"one")]
+    assert found.checkpoints() == [(4, b"good"), (8, b"two")]
+    os.truncate(storage.root / f"{PATH}.partial", 6)
+    assert found.checkpoints() == [(4, b"good")]
     with pytest.raises(StorageError, match="ended early"):
         read(found, 0, 8)
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,10 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import reindex, verify
-from seqrecord.edit import (
-    add_feature,
-    clean,
-    delete_episodes,
-    drop_features,
-    split_dataset,
-)
-from seqrecord.errors import (
-    ConflictError,
-    DestinationError,
-    NotFoundError,
-    StorageError,
-    TransientError,
-)
-from seqrecord.format.manifest import MANIFEST, read_manifest
+from seqrecord import SeqRecordWriter, reindex, verify
+from seqrecord.edit import add_feature, clean, delete_episodes, drop_features, split_dataset
+from seqrecord.errors import ConflictError, DestinationError, NotFoundError, StorageError
+from seqrecord.format.manifest import MANIFEST, Manifest, read_manifest
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from tests.abandoned import abandon
 from tests.numbered import add, contents, frame, keys_of
@@ -41,14 +30,24 @@ def record_files_of(folder: Path) -> dict[str, bytes]:
     return contents(folder / "records")
 
 
-def finished(folder: Path) -> dict[str, bytes]:
-    return {n: data for n, data in record_files_of(folder).items() if n.endswith(".seqrec")}
+def manifest_of(folder: Path) -> Manifest:
+    return read_manifest(LocalStorage(folder))
+
+
+def write(folder: Path, keys: str, mode: str = "create", **options: Any) -> None:
+    with writer(folder, mode, **options) as each:
+        add(each, keys)
+
+
+def refused(each: SeqRecordWriter) -> None:
+    with pytest.raises(ConflictError, match=r"another writer committed first.*--resume"):
+        each.close()
 
 
 # A resume beside a running writer
 
 
-@pytest.mark.parametrize("first", ["running", "resumed"])
+@pytest.mark.parametrize("first", [pytest.param("running", marks=pytest.mark.slow), "resumed"])
 def test_a_resume_beside_a_running_writer(tmp_path: Path, first: str) -> None:
     """It deleted the other's files, whose close() then succeeded with episodes missing."""
     running = writer(tmp_path)
@@ -60,17 +59,12 @@ def test_a_resume_beside_a_running_writer(tmp_path: Path, first: str) -> None:
     assert before.items() <= record_files_of(tmp_path).items()
     add(running, "fg")
     add(resumed, "gh")
-    second = resumed
-    if first == "running":
-        running.close()
-        assert keys_of(tmp_path) == "abcdefg"
-    else:
-        resumed.close()
-        assert keys_of(tmp_path) == "abcdegh"
-        second = running
-    with pytest.raises(ConflictError, match="another writer committed first"):
-        second.close()
-    assert set(keys_of(tmp_path)) == set("abcdefg" if first == "running" else "abcdegh")
+    done, second = (running, resumed) if first == "running" else (resumed, running)
+    done.close()
+    keys = "abcdefg" if first == "running" else "abcdegh"
+    assert keys_of(tmp_path) == keys
+    refused(second)
+    assert keys_of(tmp_path) == keys
     with writer(tmp_path, "resume") as last:
         assert last.completed_episodes == set("abcdefgh")
     assert set(keys_of(tmp_path)) == set("abcdefgh")
@@ -91,8 +85,7 @@ def test_an_episode_that_a_resume_adopted_while_it_was_written(tmp_path: Path) -
     for number in range(5, 7):
         half.append(frame("g", number))
     half.close()
-    with pytest.raises(ConflictError):
-        running.close()
+    refused(running)
     writer(tmp_path, "resume").close()
     assert keys_of(tmp_path) in ("abg", "agb")
 
@@ -100,15 +93,16 @@ def test_an_episode_that_a_resume_adopted_while_it_was_written(tmp_path: Path) -
 # Writers that begin together
 
 
-@pytest.mark.parametrize("mode", ["create", "append"])
-@pytest.mark.parametrize("bring_in", ["resume", "reindex"])
+@pytest.mark.parametrize(
+    ("mode", "bring_in"), [("create", reindex), ("append", partial(writer, mode="resume"))]
+)
 def test_of_two_writers_begun_together_the_second_loses_nothing(
-    tmp_path: Path, mode: Any, bring_in: str
+    tmp_path: Path, mode: Any, bring_in: Callable[[Path], Any]
 ) -> None:
     """Of two creates one could never commit; an append beside an append waited for a lock."""
-    if mode == "append":
-        with writer(tmp_path) as old:
-            add(old, "ab")
+    start = "ab" if mode == "append" else ""
+    if start:
+        write(tmp_path, start)
     one, two = writer(tmp_path, mode), writer(tmp_path, mode)
     for key_one, key_two in zip("cde", "fgh", strict=True):
         add(one, key_one)
@@ -119,21 +113,19 @@ def test_of_two_writers_begun_together_the_second_loses_nothing(
         with pytest.raises(DestinationError, match="no dataset to append to"):
             writer(tmp_path, "append")
     one.close()
-    start = "ab" if mode == "append" else ""
     assert keys_of(tmp_path) == start + "cde"
-    before = finished(tmp_path)
-    with pytest.raises(ConflictError, match=r"another writer committed first.*--resume"):
-        two.close()
-    assert before.items() <= finished(tmp_path).items()
+    before = record_files_of(tmp_path)
+    refused(two)
+    finished = record_files_of(tmp_path)
+    assert all(data == finished[n] for n, data in before.items() if n.endswith(".seqrec"))
     assert keys_of(tmp_path) == start + "cde"
-    if bring_in == "resume":
-        writer(tmp_path, "resume").close()
-    else:
-        reindex(tmp_path)
+    brought = bring_in(tmp_path)
+    if mode == "append":
+        brought.close()
     uids = {part.key: part.uid for part in _parts(tmp_path)}  # they begin with the writer's own
     order = ["cde", "fgh"] if uids["c"] < uids["f"] else ["fgh", "cde"]
     assert keys_of(tmp_path) == start + "".join(a + b for a, b in zip(*order, strict=True))
-    fingerprint = read_manifest(LocalStorage(tmp_path)).fingerprint
+    fingerprint = manifest_of(tmp_path).fingerprint
     assert reindex(tmp_path).fingerprint == fingerprint
     (tmp_path / MANIFEST).unlink()
     assert reindex(tmp_path).fingerprint == fingerprint
@@ -142,98 +134,84 @@ def test_of_two_writers_begun_together_the_second_loses_nothing(
 def test_a_committed_key_beats_one_that_is_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for number in range(4):  # whichever uid is smaller
+    for number in range(2):  # whichever uid is smaller
         folder = tmp_path / str(number)
         one, two = writer(folder), writer(folder)
         for each, keys in ((one, "ab"), (two, "bc")):
             add(each, keys)
         one.close()
         (uid,) = {part.key: part.uid for part in _parts(folder) if part.key == "b"}.values()
-        with pytest.raises(ConflictError):
-            two.close()
+        refused(two)
         caplog.clear()
         writer(folder, "resume").close()
         (said,) = [r.getMessage() for r in caplog.records if "duplicate keys" in r.getMessage()]
         assert "skipped 1 episode (duplicate keys): b (uid " in said
         assert uid not in said
         assert sorted(keys_of(folder)) == ["a", "b", "c"]
-        fingerprint = read_manifest(LocalStorage(folder)).fingerprint
+        fingerprint = manifest_of(folder).fingerprint
         for _ in range(2):  # and stays, whoever builds the index anew
             assert reindex(folder).fingerprint == fingerprint
-        with writer(folder, "append") as more:
-            add(more, "d")
+        write(folder, "d", "append")
         assert sorted(keys_of(folder)) == ["a", "b", "c", "d"]
 
 
 def _parts(folder: Path) -> list[Any]:
-    named = {file.path for file in read_manifest(LocalStorage(folder)).record_files}
     footers = footers_of(folder)
-    return [part for path in named for part in footers[path].episodes]
+    return [part for f in manifest_of(folder).record_files for part in footers[f.path].episodes]
 
 
-class Slow(StorageWrapper):
-    """Something happens before a table of the index is looked at for the first time."""
+class Before(StorageWrapper):
+    """Something happens before the table of episodes is looked at: `always`, or once."""
 
-    def __init__(self, inner: Storage, before: Callable[[], Any]) -> None:
+    def __init__(self, inner: Storage, act: Callable[[], Any], *, always: bool = False) -> None:
         super().__init__(inner)
-        self._before: Callable[[], Any] | None = before
+        self._act, self._always, self._is_due = act, always, True
 
     def size(self, path: str) -> int:
-        if path.startswith("index/") and self._before:
-            before, self._before = self._before, None
-            before()
+        if path.endswith("-episodes.arrow") and (self._is_due or self._always):
+            self._is_due = False
+            self._act()
         return super().size(path)
 
 
-def every_reader() -> dict[str, Callable[[Any], object]]:
-    def opened(where: Any) -> None:
-        with seqrecord.open(where) as dataset:
-            assert set(dataset.episodes) > {"a", "b"}
-
-    def verified(where: Any) -> None:
-        assert verify(where).problems == ()
-
-    def begun(mode: Any) -> Callable[[Any], None]:
-        return lambda where: writer(where, mode).abort()
-
-    return {
-        "open": opened,
-        "info": lambda where: seqrecord.summarize(where),
-        "verify": verified,
-        "append": begun("append"),
-        "resume": begun("resume"),
-        "delete": lambda where: delete_episodes(where, "a"),
-        "split": lambda where: split_dataset(where, {"x": 0.5}),
-        "stats": lambda where: seqrecord.add_statistics(where),
-        "drop": lambda where: drop_features(where, "y"),
-    }
+def opened(where: Any) -> None:
+    with seqrecord.open(where) as dataset:
+        assert set(dataset.episodes) > {"a", "b"}
 
 
-@pytest.mark.parametrize("name", every_reader())
+def verified(where: Any) -> None:
+    assert verify(where).problems == ()
+
+
+READERS: dict[str, Callable[[Any], object]] = {
+    "open": opened,
+    "info": seqrecord.summarize,
+    "verify": verified,
+    "append": lambda where: writer(where, "append").abort(),
+    "resume": lambda where: writer(where, "resume").abort(),
+    "delete": lambda where: delete_episodes(where, "a"),
+    "split": lambda where: split_dataset(where, {"x": 0.5}),
+    "stats": seqrecord.add_statistics,
+    "drop": lambda where: drop_features(where, "y"),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
 def test_tables_that_clean_removes_under_a_reader(tmp_path: Path, name: str) -> None:
     """Once, the manifest is read anew; if a file is missing then too, the error says so."""
-    with writer(tmp_path) as old:
-        add(old, "ab")
+    write(tmp_path, "ab")
     add_feature(tmp_path, "y", lambda episode: np.zeros(len(episode), np.uint8))
     left = iter("cdefghijkl")
 
     def others() -> None:
-        with writer(tmp_path, "append") as other:
-            add(other, next(left))
+        write(tmp_path, next(left), "append")
         clean(tmp_path, older_than=0)
 
-    every_reader()[name](Slow(LocalStorage(tmp_path), others))
-    if name == "verify":
-        return  # it lists the tables that are missing
-
-    class Always(Slow):
-        def size(self, path: str) -> int:
-            if path.endswith("-episodes.arrow"):
-                others()
-            return super().size(path)
-
-    with pytest.raises((NotFoundError, DestinationError), match=r"missing.*index/"):
-        every_reader()[name](Always(LocalStorage(tmp_path), lambda: None))
+    READERS[name](Before(LocalStorage(tmp_path), others))
+    if name != "verify":  # which lists the tables that are missing
+        storage = Before(LocalStorage(tmp_path), others, always=True)
+        with pytest.raises((NotFoundError, DestinationError), match=r"missing.*index/"):
+            READERS[name](storage)
 
 
 # clean
@@ -247,8 +225,7 @@ def age(folder: Path, seconds: float, names: str = "*") -> None:
 
 
 def test_clean_removes_what_is_old_and_not_named(tmp_path: Path) -> None:
-    with writer(tmp_path) as old:
-        add(old, "abc")
+    write(tmp_path, "abc")
     named = {path for path in tmp_path.rglob("*") if path.is_file()}
     killed = writer(tmp_path, "append")
     add(killed, "def")
@@ -270,13 +247,12 @@ def test_clean_removes_what_is_old_and_not_named(tmp_path: Path) -> None:
     with writer(tmp_path, "resume") as more:
         assert more.completed_episodes == set("abc")
         add(more, "g")
-    assert read_manifest(LocalStorage(tmp_path)).removed == ()
+    assert manifest_of(tmp_path).removed == ()
     assert keys_of(tmp_path) == "abcg"
 
 
 def test_clean_leaves_all_of_a_writer_that_is_at_work(tmp_path: Path) -> None:
-    with writer(tmp_path) as old:
-        add(old, "a")
+    write(tmp_path, "a")
     running = writer(tmp_path, "append")
     add(running, "bcde")
     age(tmp_path, 10 * 86_400, "*.seqrec")  # it has been at work for ten days
@@ -306,7 +282,7 @@ def test_clean_removes_nothing_of_the_future(
 def test_clean_takes_its_own_file_away_on_every_way_out(tmp_path: Path, dry_run: bool) -> None:
     write_and_kill(tmp_path)
     before = record_files_of(tmp_path)
-    for error in (KeyboardInterrupt(), StorageError("as asked"), TransientError("as asked")):
+    for error in (KeyboardInterrupt(), StorageError("as asked")):
 
         def stop(error: BaseException = error) -> None:
             if list((tmp_path / "records").glob("*.clock")):
@@ -329,37 +305,41 @@ def test_clean_where_no_dataset_is(tmp_path: Path) -> None:
     assert record_files_of(tmp_path) == before
 
 
-class Meanwhile(StorageWrapper):
-    """Something happens just before, or just after, the manifest is put."""
-
-    def __init__(
-        self, inner: Storage, *, before: Callable[[], Any] | None = None, after: Any = None
-    ) -> None:
-        super().__init__(inner)
-        self._before, self._after = before, after
+class Stops(StorageWrapper):
+    """Ctrl-C just after the manifest is put."""
 
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
-        if self._before and path == MANIFEST:
-            self._before()
         super().put(path, data, expected=expected)
-        if self._after and path == MANIFEST:
-            self._after()
+        if path == MANIFEST:
+            raise KeyboardInterrupt
 
 
 def write_and_kill(folder: Path) -> None:
     """A dataset of `a` and `b`, and what a killed append of `c` to `f` leaves."""
-    with writer(folder) as old:
-        add(old, "ab")
+    write(folder, "ab")
     killed = writer(folder, "append")
     add(killed, "cdef")
     abandon(killed)
+
+
+class BeforeCommit(StorageWrapper):
+    """Something happens just before the manifest is put."""
+
+    def __init__(self, inner: Storage, act: Callable[[], Any]) -> None:
+        super().__init__(inner)
+        self._act = act
+
+    def put(self, path: str, data: bytes, *, expected: str | None) -> None:
+        if path == MANIFEST:
+            self._act()
+        super().put(path, data, expected=expected)
 
 
 def test_clean_beside_a_resume_that_commits_at_this_moment(tmp_path: Path) -> None:
     write_and_kill(tmp_path)
     resumed = writer(tmp_path, "resume")
     before = record_files_of(tmp_path)
-    storage: Any = Meanwhile(LocalStorage(tmp_path), before=resumed.close)
+    storage: Any = BeforeCommit(LocalStorage(tmp_path), resumed.close)
     with pytest.raises(ConflictError, match="nothing was removed"):
         clean(storage, older_than=0)
     assert before.items() <= record_files_of(tmp_path).items()
@@ -369,64 +349,38 @@ def test_clean_beside_a_resume_that_commits_at_this_moment(tmp_path: Path) -> No
 def test_a_clean_that_was_killed_goes_on(tmp_path: Path) -> None:
     write_and_kill(tmp_path)
 
-    def stop() -> None:
-        raise KeyboardInterrupt
-
-    storage: Any = Meanwhile(LocalStorage(tmp_path), after=stop)
+    storage: Any = Stops(LocalStorage(tmp_path))
     with pytest.raises(KeyboardInterrupt):
         clean(storage, older_than=0)
     with writer(tmp_path, "resume") as resumed:
         assert resumed.completed_episodes == set("ab")
     assert clean(tmp_path, older_than=3600), "what is condemned goes, however old it is"
-    assert all(
-        name in str(read_manifest(LocalStorage(tmp_path))) for name in record_files_of(tmp_path)
-    )
+    assert all(name in str(manifest_of(tmp_path)) for name in record_files_of(tmp_path))
     assert keys_of(tmp_path) == "ab"
 
 
 # Requests
 
 
-class Requests(CountingStorage):
-    """Counts the requests, and those that wait for no other."""
-
-    def __init__(self, inner: Storage) -> None:
-        super().__init__(inner)
-        self.count = 0
-
-    def read_ranges(self, path: str, ranges: Any, buffers: Any) -> None:
-        self.count += 1
-        super().read_ranges(path, ranges, buffers)
-
-    def size(self, path: str) -> int:
-        self.count += 1
-        return super().size(path)
-
-
 def test_an_append_asks_each_committed_file_once(tmp_path: Path) -> None:
     """Five requests a record file, one after the other, made 200 files take 32 s at 30 ms."""
     with writer(tmp_path, max_file_size=1) as old:
-        for _ in range(6):
-            for key in "abcdefghijkl":
-                with old.episode(f"{key}{_}") as episode:
-                    for number in range(6):
-                        episode.append(frame(key, number))
-    count = len(read_manifest(LocalStorage(tmp_path)).record_files)
-    assert count > 200
-    storage = Requests(LocalStorage(tmp_path))
+        add(old, {f"{key}{number}": 6 for key in "abcdefghijkl" for number in range(2)})
+    committed = {file.path for file in manifest_of(tmp_path).record_files}
+    assert len(committed) > 60
+    storage = CountingStorage(LocalStorage(tmp_path))
+
+    def requests() -> int:
+        return sum(map(len, storage.ranges.values())) + storage.sizes.total()
+
     each = writer(storage, "append")
-    committed = {file.path for file in read_manifest(LocalStorage(tmp_path)).record_files}
-    assert {
-        path: len(r) for path, r in storage.ranges.items() if path in committed
-    } == dict.fromkeys(committed, 1)
-    assert sum(r[0].length for path, r in storage.ranges.items() if path in committed) == 64 * count
+    asked = {path: ranges for path, ranges in storage.ranges.items() if path in committed}
+    assert {path: len(ranges) for path, ranges in asked.items()} == dict.fromkeys(committed, 1)
+    assert {ranges[0].length for ranges in asked.values()} == {64}
     assert not committed & set(storage.sizes)
     storage.reset()
-    before = storage.count
-    with each.episode("new") as episode:
-        episode.append(frame("a", 0))
+    add(each, {"new": 1})
     each.close()
-    assert not committed & set(storage.ranges)
-    assert not committed & set(storage.sizes)
-    assert storage.count - before < 20
-    assert read_manifest(LocalStorage(tmp_path)).num_episodes == 73
+    assert not committed & {*storage.ranges, *storage.sizes}
+    assert requests() < 20
+    assert manifest_of(tmp_path).num_episodes == 25

@@ -23,6 +23,7 @@ from tests.command_line import run
 from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
 
 Pixels = npt.NDArray[np.uint8]
+SLOW = pytest.mark.slow
 
 LENGTHS = {"a": 70, "b": 45, "c": 9}
 FRAMES = {key: moving(count, seed=count) for key, count in LENGTHS.items()}
@@ -66,7 +67,10 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Pixe
     return path, decoded
 
 
-@pytest.mark.parametrize("codec", ["ffv1", "av1:gop=8", "h264", "hevc", "vp9:gop=12"])
+@pytest.mark.parametrize(
+    "codec",
+    ["ffv1", "h264", *(pytest.param(c, marks=SLOW) for c in ("av1:gop=8", "hevc", "vp9:gop=12"))],
+)
 def test_arrays_are_encoded(tmp_path: Path, codec: str) -> None:
     write_arrays(tmp_path, codec)
     dataset = seqrecord.open(tmp_path)
@@ -105,21 +109,14 @@ def test_kept_packets_decode_as_they_were(kept: tuple[Path, dict[str, Pixels]]) 
         assert np.array_equal(dataset.episodes[key][:]["image"], frames)
         assert np.array_equal(dataset.episodes[key][8]["image"], frames[8])
     assert seqrecord.verify(path, deep=True).problems == ()
+    assert list(dataset.statistics) == ["state"]  # those of video come from decoding
+    pixels = np.concatenate(list(decoded.values())).reshape(-1, 3)
+    mean = dataset.compute_statistics()["image"].mean
+    assert np.allclose(mean, pixels.mean(axis=0), atol=4)
     report = seqrecord.verify(path)
     packets = sum(g.nbytes for key in FRAMES for g in gops_of("h264", FRAMES[key], 12))
     tables = sum(8 + 8 * n + 4 for n in LENGTHS.values())
     assert report.page_bytes <= packets + tables + 12 * sum(LENGTHS.values()) + 64 * 9
-
-
-def test_statistics_of_kept_video_come_from_decoding(
-    kept: tuple[Path, dict[str, Pixels]], tmp_path: Path
-) -> None:
-    path, decoded = kept
-    dataset = seqrecord.open(path)
-    assert list(dataset.statistics) == ["state"]
-    found = dataset.compute_statistics()["image"]
-    pixels = np.concatenate(list(decoded.values())).reshape(-1, 3)
-    assert np.allclose(found.mean, pixels.mean(axis=0), atol=4)
 
 
 def test_frames_that_lack_the_video(tmp_path: Path) -> None:
@@ -175,52 +172,43 @@ def test_flush_and_resume(tmp_path: Path) -> None:
     assert np.array_equal(dataset.episodes["kept"][:]["image"], moving(12))
     assert np.array_equal(dataset.episodes["arrays"][:]["image"], moving(30))
     assert dataset.contents.index.groups[0].num_frames.tolist() == [12, 10, 20]
-
-
-def test_only_video(tmp_path: Path) -> None:
-    schema = Schema([kept_schema("ffv1:gop=6")["image"]])
-    writer = seqrecord.SeqRecordWriter(tmp_path, schema=schema)
+    schema = Schema([kept_schema("ffv1:gop=6")["image"]])  # nothing but video
+    writer = seqrecord.SeqRecordWriter(tmp_path / "only", schema=schema)
     with writer, writer.episode("a") as episode:
-        episode.append_video("image", gops_of("ffv1", moving(10), 5))
+        episode.append_video("image", gops[:1])
         episode.flush()
-        episode.append_video("image", gops_of("ffv1", moving(10), 10))
-    assert len(seqrecord.open(tmp_path).episodes["a"]) == 20
+        episode.append_video("image", gops[1:])
+    assert np.array_equal(seqrecord.open(tmp_path / "only").episodes["a"][:]["image"], moving(30))
 
 
-def _append_both(episode: Any) -> None:
-    episode.append({"state": state(1)[0], "image": moving(1)[0]})
-    episode.append_video("image", gops_of("ffv1", moving(1), 1))
+def one_gop() -> list[Gop]:
+    return gops_of("ffv1", moving(1), 1)
 
 
-def _append_arrays_after(episode: Any) -> None:
-    episode.append_video("image", gops_of("ffv1", moving(1), 1))
-    episode.append({"state": state(1)[0], "image": moving(1)[0]})
-
-
-def _append_after_flush(episode: Any) -> None:
-    episode.append({"state": state(1)[0]})
-    episode.flush()
-    episode.append_video("image", gops_of("ffv1", moving(1), 1))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (_append_both, "the episode has frames"),
-        (_append_arrays_after, "both frames and appended video"),
-        (_append_after_flush, "was flushed"),
-        (lambda e: e.append_video("state", gops_of("ffv1", moving(1), 1)), "feature is not video"),
-        (lambda e: e.append({"image": moving(1)[0][:9]}), "does not fit its feature"),
-        (lambda e: e.append({"image": moving(1)[0].astype("f4")}), "does not fit its feature"),
-    ],
-)  # fmt: skip
-def test_video_that_is_refused(tmp_path: Path, wrong: Any, message: str) -> None:
+def test_video_that_is_refused(tmp_path: Path) -> None:
+    row, image = {"state": state(1)[0]}, {"image": moving(1)[0]}
+    refused: list[tuple[str, list[Any]]] = [
+        ("the episode has frames", [lambda e: e.append(row | image), append_gop]),
+        ("both frames and appended video", [append_gop, lambda e: e.append(row | image)]),
+        ("was flushed", [lambda e: e.append(row), lambda e: e.flush(), append_gop]),
+        ("feature is not video", [lambda e: e.append_video("state", one_gop())]),
+        ("does not fit its feature", [lambda e: e.append({"image": image["image"][:9]})]),
+        ("does not fit its feature", [lambda e: e.append({"image": np.zeros((9, 9, 3), "f4")})]),
+    ]
     writer = seqrecord.SeqRecordWriter(tmp_path, schema=kept_schema("ffv1"))
-    with pytest.raises(FrameError, match=message) as info, writer.episode("a/b") as episode:
-        wrong(episode)
-    assert info.value.episode == "a/b"
-    assert info.value.feature in ("image", "state")
+    for number, (says, (*before, last)) in enumerate(refused):
+        episode = writer.episode(f"a/{number}")
+        for step in before:
+            step(episode)
+        with pytest.raises(FrameError, match=says) as info:
+            last(episode)
+        assert info.value.episode == f"a/{number}"
+        assert info.value.feature in ("image", "state")
     writer.abort()
+
+
+def append_gop(episode: Any) -> None:
+    episode.append_video("image", one_gop())
 
 
 def test_schemas_that_are_refused(tmp_path: Path) -> None:
@@ -233,6 +221,10 @@ def test_schemas_that_are_refused(tmp_path: Path) -> None:
         )
     with pytest.raises(SchemaError, match=r"stores uint8 \[H, W, 3\]"):
         seqrecord.SeqRecordWriter(tmp_path / "2", schema=kept_schema(), codecs={"state": "av1"})
+    episode = seqrecord.SeqRecordWriter(tmp_path / "3", codecs={"depth": "ffv1"}).episode("a")
+    episode.append({"depth": np.zeros((48, 64), np.float32)})
+    with pytest.raises(SchemaError, match=r"(?s)floats.*balanced.*uint16 \[H, W\], with `ffv1`"):
+        episode.close()
 
 
 class KeptSource:
@@ -311,16 +303,16 @@ def test_pyav_that_is_missing_is_named(
 
 
 DEPTH = 500 * np.arange(60)[:, None] + np.random.default_rng(1).integers(0, 30_000, (20, 1, 50))
+DEPTH = DEPTH.astype(np.uint16)
 BGR0 = {"id": "video", "codec": "ffv1", "pixel_format": "bgr0", "gop": 4}
 
 
 @pytest.mark.parametrize(
     ("name", "frames", "codec"),
     [
-        ("image", moving(12), BGR0),
-        ("depth", DEPTH.astype(np.uint16), BGR0 | {"pixel_format": "gray16le"}),
+        pytest.param("image", moving(12), BGR0, marks=SLOW, id="colour"),
+        pytest.param("depth", DEPTH, BGR0 | {"pixel_format": "gray16le"}, id="depth of 16 bits"),
     ],
-    ids=["colour", "depth of 16 bits"],
 )
 def test_the_command_line(tmp_path: Path, name: str, frames: Pixels, codec: object) -> None:
     """A folder of PNGs packed as video without loss, looked at, verified, exported again."""
@@ -348,12 +340,3 @@ def test_the_command_line(tmp_path: Path, name: str, frames: Pixels, codec: obje
     assert np.array_equal([np.asarray(Image.open(path)) for path in exported], frames)
     refused = run("write", *common[:2], "--codec", f"{name}=av1:gop=0", code=1)
     assert "takes gop 1 to 256" in refused.stderr or name == "depth"
-
-
-def test_depth_in_floats_is_no_video(tmp_path: Path) -> None:
-    with (
-        pytest.raises(SchemaError, match=r"(?s)floats.*balanced.*uint16 \[H, W\], with `ffv1`"),
-        seqrecord.SeqRecordWriter(tmp_path, codecs={"depth": "ffv1"}) as writer,
-        writer.episode("a") as episode,
-    ):
-        episode.append({"depth": np.zeros((48, 64), np.float32)})

@@ -15,9 +15,10 @@ import io
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ import numpy.typing as npt
 from PIL import Image
 
 import seqrecord
-from seqrecord import Episode
+from seqrecord import Episode, SeqRecordWriter
 from seqrecord.checksum import crc32c
 from seqrecord.codecs import resolve
 from seqrecord.codecs.video.config import VideoConfig
@@ -52,10 +53,8 @@ from seqrecord.schema import Block, CodecConfig, EncodedImage, FeatureSpec, Sche
 from seqrecord.sources.video.files import VideoFile
 from seqrecord.sources.video.tables import read_references, read_table
 from seqrecord.storage import LocalStorage
-from seqrecord.writing.commits import reindex
 from seqrecord.writing.own_files import new_writer_id
 from seqrecord.writing.record_file import RecordFileWriter
-from seqrecord.writing.writer import SeqRecordWriter
 
 __all__ = ["GOLDEN", "describe_frame", "expected"]
 
@@ -63,8 +62,12 @@ GOLDEN = Path(__file__).parent / "v1"
 
 Frame = Mapping[str, npt.NDArray[Any]]
 Episodes = Mapping[str, tuple[Mapping[str, Any], Sequence[Frame]]]
+Made = tuple[Schema, Episodes]
+"""What a dataset holds, as a reader must find it."""
 
 _HEIGHT, _WIDTH = 16, 20
+_U1, _F4 = np.dtype("u1"), np.dtype("<f4")
+_ZSTD: CodecConfig = {"id": "zstd", "level": 1}
 _DTYPES = "|b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 <u8 <f2 <f4 <f8 <c8 <c16".split()  # noqa: SIM905
 _CHAINS: dict[str, list[CodecConfig]] = {
     "none": [],
@@ -170,7 +173,7 @@ def _codecs() -> list[dict[str, npt.NDArray[Any]]]:
     return [{name: np.ascontiguousarray(a) for name, a in frame.items()} for frame in frames]
 
 
-def _measured() -> tuple[Schema, Episodes]:
+def _measured() -> Made:
     """Rows enough for differences to restart, and floats whose low bytes are noise.
 
     That noise is such that LZ4 would take a little off it, which is when a writer stores it.
@@ -196,13 +199,12 @@ def _measured() -> tuple[Schema, Episodes]:
     return Schema(specs), {"env/P001": ({}, [frame])}
 
 
-def _variable() -> tuple[Schema, Episodes]:
-    zstd: list[CodecConfig] = [{"id": "zstd", "level": 1}]
+def _variable() -> Made:
     schema = Schema(
         [
-            FeatureSpec("points", np.dtype("<f4"), (None, 3), tuple(zstd)),
-            FeatureSpec("text", np.dtype("|u1"), (None,)),
-            FeatureSpec("grid", np.dtype("|b1"), (None, None), tuple(zstd)),
+            FeatureSpec("points", _F4, (None, 3), (_ZSTD,)),
+            FeatureSpec("text", _U1, (None,)),
+            FeatureSpec("grid", np.dtype("|b1"), (None, None), (_ZSTD,)),
             FeatureSpec("scalar", np.dtype("<i8"), ()),
         ]
     )
@@ -219,12 +221,53 @@ def _variable() -> tuple[Schema, Episodes]:
     return schema, {"größer/日本 1": ({"größe": [1, 2.5, None, "日本"], "deep": {"a": {}}}, frames)}
 
 
-def _referring_to_files() -> None:
+def _append(
+    writer: SeqRecordWriter, key: str, frames: Iterable[Mapping[str, Any]], **options: Any
+) -> None:
+    with writer.episode(key, **options) as episode:
+        for frame in frames:
+            episode.append(frame)
+
+
+def _write(
+    root: Path, made: Made, *, stored: Mapping[str, Any] | None = None, **options: Any
+) -> Made:
+    """Write the dataset as it is described; `stored` replaces arrays by encoded images."""
+    schema, episodes = made
+    codecs = {feature: list(spec.codec) for feature, spec in schema.items()}
+    with SeqRecordWriter(root, schema=schema, codecs=codecs, **options) as writer:
+        for key, (metadata, frames) in episodes.items():
+            given = ({**frame, **(stored or {})} for frame in frames)
+            _append(writer, key, given, metadata=metadata)
+    return made
+
+
+def _features(root: Path) -> Schema:
+    with seqrecord.open(root) as dataset:
+        return dataset.features
+
+
+@contextlib.contextmanager
+def _referring_to(
+    root: Path, schema: Schema, files: ExternalList, numbers: Mapping[str, tuple[str, int]]
+) -> Iterator[RecordFileWriter]:
+    """A record file whose pages may refer to these files."""
+    with contextlib.closing(LocalStorage(root)) as storage:
+        storage.put(list_path(files.id), files.encode(), expected=None)
+        with RecordFileWriter(
+            *(storage, schema),
+            writer=new_writer_id(),
+            max_file_size=1 << 20,
+            externals=numbers,
+            checksums=True,
+        ) as writer:
+            yield writer
+    seqrecord.reindex(root)
+
+
+def _files(root: Path) -> Made:
     """Pages that refer to files of a folder, PNG and npy, and to ranges of a file; of one frame of
     each is none."""
-    root, count = GOLDEN / "files", 5
-    if root.exists():
-        return
     folder = root / "original"
     folder.mkdir(parents=True)
     y, x = np.mgrid[:6, :9]
@@ -232,7 +275,7 @@ def _referring_to_files() -> None:
     frames: list[dict[str, Any]] = []
     written: list[dict[str, Any]] = []
     with joined.open("wb") as file:
-        for n in range(count):
+        for n, left_out in enumerate(("image", "depth", "range", "", "")):
             image = np.stack([x * n, y + n, x + y], axis=-1).astype("u1")
             depth = (x / (n + 1)).astype("f4")
             Image.fromarray(image).save(folder / f"{n}.png")
@@ -247,76 +290,35 @@ def _referring_to_files() -> None:
                 "depth": ReferencedFile(str(folder / f"{n}.npy")),
                 "range": ReferencedFile(str(joined), start, stop),
             }
-            left_out = ("image", "depth", "range", "", "")[n]
             for target, values in ((frames, arrays), (written, places)):
                 target.append({k: v for k, v in values.items() if k != left_out})
     png, npy = ({"id": "seqrecord.image", "format": name} for name in ("png", "npy"))
-    u1, f4 = np.dtype("u1"), np.dtype("<f4")
     schema = Schema(
         [
-            FeatureSpec("image", u1, (6, 9, 3), (png,)),
-            FeatureSpec("depth", f4, (6, 9), (npy,), group=1),
-            FeatureSpec("range", u1, (6, 9, 3), (png,), group=2),
+            FeatureSpec("image", _U1, (6, 9, 3), (png,)),
+            FeatureSpec("depth", _F4, (6, 9), (npy,), group=1),
+            FeatureSpec("range", _U1, (6, 9, 3), (png,), group=2),
         ]
     )
     there = ExternalFile("/originals", "all.bin", joined.stat().st_size, "mtime 7")
     files = ExternalList((ExternalFile("/originals", "", 0), there))
     numbers = {os.path.realpath(folder): (files.id, 0), str(joined): (files.id, 1)}
-    with contextlib.closing(LocalStorage(root)) as storage:
-        storage.put(list_path(files.id), files.encode(), expected=None)
-        with RecordFileWriter(
-            *(storage, schema),
-            writer=new_writer_id(),
-            max_file_size=1 << 20,
-            externals=numbers,
-            checksums=True,
-        ) as writer:
-            writer.begin("e", ordinal=0, chunk_frames=3, metadata="{}")
-            for frame in written:
-                writer.append(Block.of(frame))
-            writer.end()
-    reindex(root)
-    text = json.dumps(expected(schema, {"e": ({}, frames)}), indent=1)
-    root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+    with _referring_to(root, schema, files, numbers) as writer:
+        writer.begin("e", ordinal=0, chunk_frames=3, metadata="{}")
+        for frame in written:
+            writer.append(Block.of(frame))
+        writer.end()
+    return schema, {"e": ({}, frames)}
 
 
-def _write(
-    name: str,
-    schema: Schema,
-    episodes: Episodes,
-    *,
-    stored: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> None:
-    """Write a dataset and what is expected of it; `stored` replaces arrays by encoded images."""
-    root = GOLDEN / name
-    if root.exists():
-        return
-    codecs = {feature: list(spec.codec) for feature, spec in schema.items()}
-    with SeqRecordWriter(root, schema=schema, codecs=codecs, **options) as writer:
-        for key, (metadata, frames) in episodes.items():
-            with writer.episode(key, metadata=metadata) as episode:
-                for frame in frames:
-                    episode.append({**frame, **(stored or {})})
-    for file in root.rglob("*"):
-        if file.name.startswith("."):
-            file.unlink()
-    text = json.dumps(expected(schema, episodes), indent=1, ensure_ascii=False)
-    root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
-
-
-def _groups() -> None:
+def _groups(root: Path) -> Made:
     """Three groups of irregular chunks, text and bytes, frames a second, splits and a deletion."""
-    root, u1 = GOLDEN / "groups", np.dtype("u1")
-    if root.exists():
-        return
-    zstd: list[CodecConfig] = [{"id": "zstd", "level": 1}]
     schema = Schema(
         [
-            FeatureSpec("image", u1, (70, 60), kind="image"),
-            FeatureSpec("pose", np.dtype("<f4"), (3,), group=1, kind="pose", unit="m"),
-            FeatureSpec("task", u1, (None,), group=1, kind="text", value="text"),
-            FeatureSpec("packet", u1, (None,), tuple(zstd), group=2, value="bytes"),
+            FeatureSpec("image", _U1, (70, 60), kind="image"),
+            FeatureSpec("pose", _F4, (3,), group=1, kind="pose", unit="m"),
+            FeatureSpec("task", _U1, (None,), group=1, kind="text", value="text"),
+            FeatureSpec("packet", _U1, (None,), (_ZSTD,), group=2, value="bytes"),
         ]
     )
 
@@ -328,7 +330,7 @@ def _groups() -> None:
             "packet": bytes([number % 251] * (number % 4)),
         }
         if number % 60 == 0:
-            values["image"] = (x * 3 + y * 2 + number).astype(u1)
+            values["image"] = (x * 3 + y * 2 + number).astype(_U1)
         if 65 <= number < 77:
             del values["task"]
         return values
@@ -352,60 +354,48 @@ def _groups() -> None:
     (root / "manifest.json").unlink()
     for path in (root / "index").iterdir():
         path.unlink()
-    reindex(root)
+    seqrecord.reindex(root)
     del written["deleted"]
-    text = json.dumps(expected(schema, {k: ({}, f) for k, f in written.items()}), indent=1)
-    root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+    return schema, {key: ({}, frames) for key, frames in written.items()}
 
 
-def _rewritten() -> None:
+_NAMES = ("gone", "stays", "small")
+_GROUPS = {name: {"group": int(name == "small")} for name in _NAMES}
+
+
+def _three(key: str, number: int) -> dict[str, Any]:
+    """A frame of `_NAMES`, of which `small` is a group of its own."""
+    return {name: np.arange(3, dtype="<f4") + number + len(key + name) for name in _NAMES}
+
+
+def _rewritten(root: Path) -> Made:
     """Record files without an episode that was deleted, and without pages of dropped features.
 
     Of these one was alone in its group, and the other one beside another.
     """
-    root = GOLDEN / "rewritten"
-    if root.exists():
-        return
-    names = ("gone", "stays", "small")
-
-    def frames(key: str, count: int) -> list[dict[str, Any]]:
-        made = (
-            {n: np.arange(3, dtype="<f4") + i + len(key + n) for n in names} for i in range(count)
-        )
-        return [
-            {n: v for n, v in frame.items() if i or n != "gone"} for i, frame in enumerate(made)
-        ]
-
-    groups = {name: {"group": int(name == "small")} for name in names}
     lengths = {"a": 5, "deleted": 3, "bb": 2}
     with SeqRecordWriter(
-        root, codecs="raw", features=groups, chunk_frames=2, max_file_size=700
+        root, codecs="raw", features=_GROUPS, chunk_frames=2, max_file_size=700
     ) as writer:
         for key, count in lengths.items():
-            with writer.episode(key, metadata={"key": key}) as episode:
-                for frame in frames(key, count):
-                    episode.append(frame)
+            frames = [_three(key, i) for i in range(count)]
+            del frames[0]["gone"]
+            _append(writer, key, frames, metadata={"key": key})
     delete_episodes(root, "deleted")
     drop_features(root, ["gone", "small"])
     rewrite_files(root, min_unused=0.001, max_file_size=1000)
     clean(root, older_than=0)
-    written = {
-        key: ({"key": key}, [{"stays": frame["stays"]} for frame in frames(key, lengths[key])])
+    return _features(root), {
+        key: ({"key": key}, [{"stays": _three(key, i)["stays"]} for i in range(lengths[key])])
         for key in ("a", "bb")
     }
-    with seqrecord.open(root) as dataset:
-        text = json.dumps(expected(dataset.features, written), indent=1)
-    root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
 
 
-def _trimmed() -> None:
+def _trimmed(root: Path) -> Made:
     """An episode without its first and last frames, also in chunks that others follow.
 
     One feature lacks frames on both sides of the start, and another one was added later.
     """
-    root = GOLDEN / "trimmed"
-    if root.exists():
-        return
     frames: list[dict[str, Any]] = [
         {
             "time": np.array(i + i % 2 / 4, "<f8"),
@@ -419,78 +409,50 @@ def _trimmed() -> None:
         root, codecs="raw", features=features, chunk_frames=4, max_file_size=700, statistics=False
     ) as writer:
         for key, count in (("a", 17), ("b", 3)):
-            with writer.episode(key) as episode:
-                for frame in frames[:count]:
-                    episode.append(frame)
+            _append(writer, key, frames[:count])
     trim_episodes(root, "a", slice(5, -2))
     add_feature(root, "late", lambda e: np.arange(len(e), dtype="<i4"), codec="raw")
     trim_episodes(root, "a", slice(None, -1))
     clean(root, older_than=0)
-    written: dict[str, Any] = {
+    return _features(root), {
         key: ({}, [{**frame, "late": np.array(i, "<i4")} for i, frame in enumerate(some)])
         for key, some in (("a", frames[5:14]), ("b", frames[:3]))
     }
-    with seqrecord.open(root) as dataset:
-        text = json.dumps(expected(dataset.features, written), indent=1)
-    root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
 
 
-def _changed() -> None:
+def _changed(root: Path) -> Made:
     """Features that were added and dropped: alone in their group, beside others, and of one name.
 
     And an episode of a writer that began before, which lacks what was added.
     """
-    root = GOLDEN / "changed"
-    if root.exists():
-        return
-    names = ("gone", "stays", "small")
-
-    def values(key: str, number: int, name: str) -> npt.NDArray[Any]:
-        return np.arange(3, dtype="<f4") + number + len(key + name)
-
-    def frames(key: str) -> list[dict[str, Any]]:
-        return [{name: values(key, i, name) for name in names} for i in range(3)]
 
     def again(episode: Episode) -> list[Any]:
         return [np.full(2, i, "<i2") if i != 1 else None for i in range(len(episode))]
 
-    groups = {name: {"group": int(name == "small")} for name in names}
-    with SeqRecordWriter(root, codecs="raw", features=groups, statistics=False) as writer:
+    with SeqRecordWriter(root, codecs="raw", features=_GROUPS, statistics=False) as writer:
         for key in ("a", "b"):
-            with writer.episode(key) as episode:
-                for frame in frames(key):
-                    episode.append(frame)
+            _append(writer, key, [_three(key, i) for i in range(3)])
     late = SeqRecordWriter(root, mode="append")
-    with late.episode("late") as episode:
-        for frame in frames("late"):
-            episode.append(frame)
+    _append(late, "late", [_three("late", i) for i in range(3)])
     add_feature(root, "added", lambda e: [f"{e.key} {i}" for i in range(len(e))])
     with contextlib.suppress(ConflictError):
         late.close()
-    reindex(root)
+    seqrecord.reindex(root)
     drop_features(root, ["gone", "small"])
     add_feature(root, "gone", again, codec="raw")
     clean(root, older_than=0)
     written: dict[str, Any] = {}
     for key in ("a", "b", "late"):
-        written[key] = ({}, [{"stays": values(key, i, "stays")} for i in range(3)])
+        written[key] = ({}, [{"stays": _three(key, i)["stays"]} for i in range(3)])
         for i, frame in enumerate(written[key][1]):
             if key != "late":
                 frame["added"] = f"{key} {i}"
             if i != 1:
                 frame["gone"] = np.full(2, i, "<i2")
-    with seqrecord.open(root) as dataset:
-        text = json.dumps(expected(dataset.features, written), indent=1)
-    root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+    return _features(root), written
 
 
-def _encoded(array: npt.NDArray[Any], name: str) -> EncodedImage:
-    file = io.BytesIO()
-    Image.fromarray(array).save(file, name)
-    return EncodedImage(file.getvalue())
-
-
-def _images() -> None:
+def _images(root: Path) -> Made:
     """Images kept as they were. The JPEG is plain grey, which every decoder decodes alike."""
     y, x = np.mgrid[:6, :8]
     frame = {
@@ -500,46 +462,47 @@ def _images() -> None:
         "grey16": (x * y * 1871).astype("<u2"),
         "jpeg": np.full((8, 8), 128, "|u1"),
     }
-    chains = {name: [{"id": "seqrecord.image", "format": "png"}] for name in frame}
-    chains["jpeg"] = [{"id": "seqrecord.image", "format": "jpeg"}]
-    kept = {name: _encoded(array, chains[name][0]["format"]) for name, array in frame.items()}
-    _write("images", _schema([frame], chains), {"e": ({}, [frame] * 2)}, stored=kept)
+    chains, kept = {}, {}
+    for name, array in frame.items():
+        kind = "jpeg" if name == "jpeg" else "png"
+        chains[name] = [{"id": "seqrecord.image", "format": kind}]
+        file = io.BytesIO()
+        Image.fromarray(array).save(file, kind)
+        kept[name] = EncodedImage(file.getvalue())
+    return _write(root, (_schema([frame], chains), {"e": ({}, [frame] * 2)}), stored=kept)
 
 
-def _video() -> None:
+_GBR = VideoConfig("h264", "gbrp")
+
+
+def _video(root: Path) -> Made:
     """Video that any decoder decodes alike, since no YUV becomes RGB: FFV1 encoded here, with gaps;
     and H.264 in GBR, kept, with frames in another order than packets, and some that are not shown.
     """
-    root, count = GOLDEN / "video", 13
-    if root.exists():
-        return
     shape = (16, 32, 3)
     ffv1 = VideoConfig("ffv1", "bgr0", gop=3).to_json()
-    kept = VideoConfig("h264", "gbrp").to_json()
-    u1 = np.dtype("u1")
     schema = Schema(
         [
-            FeatureSpec("encoded", u1, shape, (ffv1,)),
-            FeatureSpec("kept", u1, shape, (kept,)),
-            FeatureSpec("number", u1, (1,)),
+            FeatureSpec("encoded", _U1, shape, (ffv1,)),
+            FeatureSpec("kept", _U1, shape, (_GBR.to_json(),)),
+            FeatureSpec("number", _U1, (1,)),
         ]
     )
     y, x = np.mgrid[:16, :32]
 
     def image(number: int) -> npt.NDArray[np.uint8]:
         squares = ((x + 2 * number) // 8 + (y + number) // 8) * 61
-        return np.stack([squares, x + number, y * 3], axis=-1).astype(u1)
+        return np.stack([squares, x + number, y * 3], axis=-1).astype(_U1)
 
-    images = [image(number) for number in range(count + 2)]
+    images = [image(number) for number in range(15)]
     first = _h264_in_gbr(images[:9])
     # The first two frames are there only for the others.
     gops = [Gop(first.packets, tuple(max(-1, n - 2) for n in first.order))]
     gops.append(_h264_in_gbr(images[9:]))
     frames = []
-    config = VideoConfig.from_json(kept)
-    decoded = np.concatenate([decode_gop(config, *shape[:2], gop) for gop in gops])
+    decoded = np.concatenate([decode_gop(_GBR, *shape[:2], gop) for gop in gops])
     for number, picture in enumerate(images[2:]):
-        frame = {"encoded": picture, "kept": decoded[number], "number": np.array([number], u1)}
+        frame = {"encoded": picture, "kept": decoded[number], "number": np.array([number], _U1)}
         if number in (4, 5, 12):
             del frame["encoded"]
         frames.append(frame)
@@ -548,28 +511,22 @@ def _video() -> None:
         for frame in frames:
             episode.append({n: array for n, array in frame.items() if n != "kept"})
         episode.append_video("kept", gops)
-    text = json.dumps(expected(schema, {"e": ({}, frames)}), indent=1)
-    root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+    return schema, {"e": ({}, frames)}
 
 
-def _mixed() -> None:
+def _mixed(root: Path) -> Made:
     """A camera of H.264 in one episode and FFV1 in the other, whose pages have a configuration."""
-    root = GOLDEN / "mixed"
-    if root.exists():
-        return
     y, x = np.mgrid[:16, :32]
     images = [np.stack([x * n, y + n, x + y], axis=-1).astype("u1") for n in range(1, 6)]
-    config, other = VideoConfig("h264", "gbrp"), VideoConfig("ffv1", "bgr0")
-    schema = Schema([FeatureSpec("image", np.dtype("u1"), (16, 32, 3), (config.to_json(),))])
+    other = VideoConfig("ffv1", "bgr0")
+    schema = Schema([FeatureSpec("image", _U1, (16, 32, 3), (_GBR.to_json(),))])
     gops = {"a": _h264_in_gbr(images), "b": replace(encode_gop(other, images[:3]), config=other)}
-    decoded = {key: decode_gop(gop.config or config, 16, 32, gop) for key, gop in gops.items()}
     with SeqRecordWriter(root, schema=schema) as writer:
         for key, gop in gops.items():
             with writer.episode(key) as episode:
                 episode.append_video("image", [gop])
-    frames: Any = {key: ({}, [{"image": a} for a in some]) for key, some in decoded.items()}
-    text = json.dumps(expected(schema, frames), indent=1)
-    root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+    decoded = {key: decode_gop(gop.config or _GBR, 16, 32, gop) for key, gop in gops.items()}
+    return schema, {key: ({}, [{"image": a} for a in some]) for key, some in decoded.items()}
 
 
 def _h264_in_gbr(images: Sequence[npt.NDArray[np.uint8]]) -> Gop:
@@ -588,12 +545,10 @@ def _h264_in_gbr(images: Sequence[npt.NDArray[np.uint8]]) -> Gop:
     return Gop(tuple(map(bytes, packets)), tuple(packet.pts for packet in packets))
 
 
-def _referring() -> None:
+def _referring(root: Path) -> Made:
     """Pages that refer to H.264 in GBR in an MP4, which lies in the dataset's folder, so that it is
     here; where it was when it was indexed, it never is."""
-    root, count = GOLDEN / "referring", 11
-    if root.exists():
-        return
+    count = 11
     original = root / "original" / "a.mp4"
     original.parent.mkdir(parents=True)
     y, x = np.mgrid[:16, :32]
@@ -602,38 +557,26 @@ def _referring() -> None:
         for n in range(count)
     ]
     _mp4_in_gbr(original, images)
-    config = VideoConfig("h264", "gbrp").to_json()
     schema = Schema(
         [
-            FeatureSpec("image", np.dtype("u1"), (16, 32, 3), (config,)),
-            FeatureSpec("number", np.dtype("u1"), (1,), group=1),
+            FeatureSpec("image", _U1, (16, 32, 3), (_GBR.to_json(),)),
+            FeatureSpec("number", _U1, (1,), group=1),
         ]
     )
     files = ExternalList((ExternalFile("/originals", "a.mp4", original.stat().st_size, "mtime 7"),))
-    with contextlib.closing(LocalStorage(root)) as storage:
-        storage.put(list_path(files.id), files.encode(), expected=None)
-        with (
-            VideoFile(original) as video,
-            RecordFileWriter(
-                storage,
-                schema,
-                writer=new_writer_id(),
-                max_file_size=1 << 20,
-                externals={str(original): (files.id, 0)},
-                checksums=True,
-            ) as writer,
-        ):
-            writer.begin("e", ordinal=0, chunk_frames=6, metadata="{}")
-            for n in range(count):
-                writer.append(Block.of({"number": np.array([n], "u1")}))
-            writer.append_video("image", read_references(video, read_table(video)))
-            writer.end()
-    reindex(root)
+    with (
+        VideoFile(original) as video,
+        _referring_to(root, schema, files, {str(original): (files.id, 0)}) as writer,
+    ):
+        writer.begin("e", ordinal=0, chunk_frames=6, metadata="{}")
+        for n in range(count):
+            writer.append(Block.of({"number": np.array([n], "u1")}))
+        writer.append_video("image", read_references(video, read_table(video)))
+        writer.end()
     with av.open(str(original)) as container:
         decoded = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
     frames = [{"image": a, "number": np.array([n], "u1")} for n, a in enumerate(decoded)]
-    text = json.dumps(expected(schema, {"e": ({}, frames)}), indent=1)
-    root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+    return schema, {"e": ({}, frames)}
 
 
 def _mp4_in_gbr(path: Path, images: Sequence[npt.NDArray[np.uint8]]) -> None:
@@ -647,13 +590,13 @@ def _mp4_in_gbr(path: Path, images: Sequence[npt.NDArray[np.uint8]]) -> None:
         container.mux(stream.encode(None))
 
 
-def _timed() -> None:
+def _timed() -> Made:
     """Two timestamps, which grow by amounts that vary; one of them is missing in a frame."""
     f8, i8 = np.dtype("<f8"), np.dtype("<i8")
     schema = Schema(
         [
             FeatureSpec("time", f8, (), kind="timestamp", unit="s"),
-            FeatureSpec("x", np.dtype("u1"), ()),
+            FeatureSpec("x", _U1, ()),
             FeatureSpec("clock", i8, (1,), kind="timestamp", unit="ms"),
         ]
     )
@@ -662,44 +605,54 @@ def _timed() -> None:
         for i, (time, clock) in enumerate([(0.5, 40), (1.5, 90), (2.0, 135), (3.0, 175)])
     ]
     lacking = [frames[0], {n: array for n, array in frames[1].items() if n != "clock"}]
-    _write("timed", schema, {"a": ({}, frames), "b": ({}, frames[:1]), "c": ({}, lacking)})
+    return schema, {"a": ({}, frames), "b": ({}, frames[:1]), "c": ({}, lacking)}
+
+
+def _spanning() -> Made:
+    poses = [
+        {"pose": frame["pose"], **({"mask": frame["mask"]} if "mask" in frame else {})}
+        for frame in _scene(11)
+    ]
+    lengths = {n: 4 * n - 1 for n in (3, 1, 2)}
+    return _schema(poses, "raw"), {
+        f"run/{n}": ({"number": n}, poses[:length]) for n, length in lengths.items()
+    }
 
 
 def main() -> None:
     """Write those that are not there."""
     scene = _scene(3)
     for preset in ("raw", "fast", "balanced", "small"):
-        _write(preset, _schema(scene, preset), {"env/P000": ({}, scene)}, chunk_frames=2)
-    _write("dtypes", _schema(_dtypes(), "raw"), {"e": ({}, _dtypes())})
-    _write("codecs", _schema(_codecs(), _CHAINS), {"e": ({}, _codecs())})
-    _write("variable", *_variable(), chunk_frames=3)
-    _write("measured", *_measured())
-    _images()
-    _groups()
-    _changed()
-    _rewritten()
-    _trimmed()
-    _video()
-    _mixed()
-    _referring()
-    _referring_to_files()
-    _timed()
-    poses = [
-        {"pose": frame["pose"], **({"mask": frame["mask"]} if "mask" in frame else {})}
-        for frame in _scene(11)
-    ]
-    spanning = {f"run/{n}": ({"number": n}, poses[: 4 * n - 1]) for n in (3, 1, 2)}
-    _write("spanning", _schema(poses, "raw"), spanning, chunk_frames=2, max_file_size=1200)
+        made: Made = (_schema(scene, preset), {"env/P000": ({}, scene)})
+        _make(preset, partial(_write, made=made, chunk_frames=2))
+    dtypes, codecs = _dtypes(), _codecs()
+    _make("dtypes", partial(_write, made=(_schema(dtypes, "raw"), {"e": ({}, dtypes)})))
+    _make("codecs", partial(_write, made=(_schema(codecs, _CHAINS), {"e": ({}, codecs)})))
+    _make("variable", partial(_write, made=_variable(), chunk_frames=3))
+    _make("measured", partial(_write, made=_measured()))
+    for make in (_images, _groups, _changed, _rewritten, _trimmed, _video, _mixed):
+        _make(make.__name__[1:], make)
+    _make("referring", _referring)
+    _make("files", _files)
+    _make("timed", partial(_write, made=_timed()))
+    _make("spanning", partial(_write, made=_spanning(), chunk_frames=2, max_file_size=1200))
+
+
+def _make(name: str, make: Callable[[Path], Made]) -> None:
+    """A dataset that is not there, and what is expected of it."""
+    root = GOLDEN / name
+    if not root.exists():
+        text = json.dumps(expected(*make(root)), indent=1, ensure_ascii=name == "groups")
+        root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
 
 
 def hexdump() -> str:
     """A record file of one chunk: three frames of `x`, raw, and two of `y`, of any length."""
-    u1 = np.dtype("u1")
-    schema = Schema([FeatureSpec("x", u1, (2,)), FeatureSpec("y", u1, (None,))])
+    schema = Schema([FeatureSpec("x", _U1, (2,)), FeatureSpec("y", _U1, (None,))])
     x, y = PageCodec(schema["x"]), PageCodec(schema["y"])
     pages = [
-        x.join([x.encode_frame(np.array(frame, u1)) for frame in ([1, 2], [3, 4], [5, 6])]),
-        y.join([y.encode_frame(np.array(frame, u1)) for frame in ([7], [8, 9])]),
+        x.join([x.encode_frame(np.array(frame, _U1)) for frame in ([1, 2], [3, 4], [5, 6])]),
+        y.join([y.encode_frame(np.array(frame, _U1)) for frame in ([7], [8, 9])]),
     ]
     chunk = np.zeros(1, chunk_row(2, 1))
     chunk["num_frames"], chunk["offset"] = 3, 64

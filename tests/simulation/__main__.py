@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 
-from tests.simulation.many import BLOCK, tried
+from tests.simulation.histories import BLOCK, tried
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,31 +53,25 @@ class Content:
     splits: dict[str, str] = field(default_factory=dict)
     labels: dict[str, Any] = field(default_factory=dict)
 
+    def renamed(self, name: Callable[[str], str | None]) -> Content:
+        """With other keys; an episode is gone where that is `None`."""
+
+        def keyed(items: dict[str, Any]) -> dict[str, Any]:
+            return {new: item for key, item in items.items() if (new := name(key)) is not None}
+
+        return Content(keyed(self.episodes), self.features, keyed(self.splits), keyed(self.labels))
+
 
 def read(storage: Any, version: str | None = None) -> Content:
     """All of the dataset, or of a version of it."""
     with seqrecord.open(storage, features=["x"], version=version) as dataset:
-        episodes = {
-            key: tuple(episode[:]["x"][:, 0].tolist()) for key, episode in dataset.episodes.items()
-        }
-        infos, names, numbers = (
-            dataset.episodes,
-            dataset.contents.manifest.splits,
-            dataset.contents.index.split,
-        )
+        infos, contents = dataset.episodes, dataset.contents
+        names, numbers = contents.manifest.splits, contents.index.split.tolist()
         return Content(
-            episodes,
-            frozenset(dataset.contents.manifest.schema.active),
-            {
-                key: names[number]
-                for key, number in zip(episodes, numbers.tolist(), strict=True)
-                if number < len(names)
-            },
-            {
-                key: item.metadata["label"]
-                for key, item in infos.items()
-                if "label" in item.metadata
-            },
+            {key: tuple(item[:]["x"][:, 0].tolist()) for key, item in infos.items()},
+            frozenset(contents.manifest.schema.active),
+            {key: names[n] for key, n in zip(infos, numbers, strict=True) if n < len(names)},
+            {k: item.metadata["label"] for k, item in infos.items() if "label" in item.metadata},
         )
 
 
@@ -116,22 +111,30 @@ def frames(number: int, count: int = 3) -> list[float]:
     return [float(10 * number + i) for i in range(count)]
 
 
+def frame(value: float, **more: Any) -> dict[str, Any]:
+    return {"x": np.full(100, value, np.float32), **more}
+
+
+def append(episode: Any, key: str, number: int, history: History, flush_at: Any = ()) -> None:
+    """The frames of an episode; after so many of them it is flushed."""
+    values = history.written.setdefault(key, [])
+    for value in frames(number):
+        values.append(value)
+        episode.append(frame(value))
+        if len(values) in flush_at:
+            episode.flush()
+            history.flushed[key] = len(values)
+
+
 def write(
     where: Any, actor: str, history: History, mode: Any, *, flushes: bool = False, episodes: int = 2
 ) -> None:
     """Episodes of which the first fills a record file."""
-    writer = SeqRecordWriter(where, codecs="raw", max_file_size=1000, mode=mode)
-    with writer:
+    with SeqRecordWriter(where, codecs="raw", max_file_size=1000, mode=mode) as writer:
         for number in range(episodes):
             key = f"{actor}{number}"
             with writer.episode(key) as episode:
-                values = history.written.setdefault(key, [])
-                for value in frames(ord(actor[0]) + number):
-                    values.append(value)
-                    episode.append({"x": np.full(100, value, np.float32)})
-                    if flushes and len(values) == 2:
-                        episode.flush()
-                        history.flushed[key] = 2
+                append(episode, key, ord(actor[0]) + number, history, [2] if flushes else [])
             history.ended.setdefault(actor, set()).add(key)
 
 
@@ -140,34 +143,24 @@ def discarding(where: Any, actor: str, history: History) -> None:
     with SeqRecordWriter(where, codecs="raw", max_file_size=1000, mode="append") as writer:
         key = f"{actor}0"
         episode = writer.episode(key)
-        history.written[key] = []
-        for value in frames(ord(actor[0])):
-            history.written[key].append(value)
-            episode.append({"x": np.full(100, value, np.float32)})
-            episode.flush()
-            history.flushed[key] = len(history.written[key])
+        append(episode, key, ord(actor[0]), history, [1, 2, 3])
         episode.discard()
         history.gone.add(key)
         key = f"{actor}1"
         with writer.episode(key) as episode:
-            history.written[key] = frames(ord(actor[0]) + 1)
-            for value in history.written[key]:
-                episode.append({"x": np.full(100, value, np.float32)})
+            append(episode, key, ord(actor[0]) + 1, history)
         history.ended.setdefault(actor, set()).add(key)
 
 
 def record(where: Any, actor: str, history: History) -> None:
     """A recorder, whose second episode is discarded."""
-    recorder = SeqRecordRecorder(
+    with SeqRecordRecorder(
         where, codecs="raw", max_file_size=1000, mode="append", flush_seconds=3600
-    )
-    with recorder:
+    ) as recorder:
         for number in range(3):
             key = f"{actor}{number}"
             episode = recorder.episode(key)
-            for value in frames(ord(actor) + number):
-                history.written.setdefault(key, []).append(value)
-                episode.append({"x": np.full(100, value, np.float32)})
+            append(episode, key, ord(actor) + number, history)
             if number == 1:
                 episode.discard(wait=True)
                 history.gone.add(key)
@@ -176,8 +169,12 @@ def record(where: Any, actor: str, history: History) -> None:
                 history.ended.setdefault(actor, set()).add(key)
 
 
-def _same(before: Content, after: Content, actor: str, history: History) -> bool:
-    return before == after
+def _becomes(change: Callable[[Content, str], Content]) -> Spec:
+    """What is there changes like this; `change(before, actor)`."""
+    return lambda before, after, actor, history: after == change(before, actor)
+
+
+_same = _becomes(lambda before, actor: before)
 
 
 def _own(actor: str, history: History) -> set[str]:
@@ -218,59 +215,28 @@ def _resumed(before: Content, after: Content, actor: str, history: History) -> b
     )
 
 
-def _deleted(key: str) -> Spec:
-    def spec(before: Content, after: Content, actor: str, history: History) -> bool:
-        history.gone.add(key)
-        rest = {name: item for name, item in before.episodes.items() if name != key}
-        return key in before.episodes and after == Content(
-            rest,
-            before.features,
-            {name: item for name, item in before.splits.items() if name != key},
-            {name: item for name, item in before.labels.items() if name != key},
-        )
-
-    return spec
+def _deleted(before: Content, after: Content, actor: str, history: History) -> bool:
+    history.gone.add("e1")
+    rest = before.renamed(lambda key: None if key == "e1" else key)
+    return "e1" in before.episodes and after == rest
 
 
 def _kept(before: Content, after: Content, actor: str, history: History) -> bool:
-    kept = [key for key in before.episodes if key[:2] in ("e1", "e2")]
-    history.gone.update(before.episodes.keys() - kept)
-    return after.episodes == {key: before.episodes[key] for key in kept}
+    kept = before.renamed(lambda key: key if key[:2] in ("e1", "e2") else None)
+    history.gone.update(before.episodes.keys() - kept.episodes.keys())
+    return after.episodes == kept.episodes
 
 
 def _renamed(before: Content, after: Content, actor: str, history: History) -> bool:
-    def name(key: str) -> str:
-        return "two" if key == "e2" else key
-
     history.gone.add("e2")
     history.written["two"] = history.written["e2"]
-    return "e2" in before.episodes and after == Content(
-        {name(key): item for key, item in before.episodes.items()},
-        before.features,
-        {name(key): item for key, item in before.splits.items()},
-        {name(key): item for key, item in before.labels.items()},
-    )
+    new = before.renamed(lambda key: "two" if key == "e2" else key)
+    return "e2" in before.episodes and after == new
 
 
 def _trimmed(before: Content, after: Content, actor: str, history: History) -> bool:
     rest = before.episodes.get("e2", ())[1:]
     return bool(rest) and after == replace(before, episodes={**before.episodes, "e2": rest})
-
-
-def _labelled(before: Content, after: Content, actor: str, history: History) -> bool:
-    return after == replace(before, labels=dict.fromkeys(before.episodes, actor))
-
-
-def _added(before: Content, after: Content, actor: str, history: History) -> bool:
-    return after == replace(before, features=before.features | {f"z{actor}"})
-
-
-def _dropped(before: Content, after: Content, actor: str, history: History) -> bool:
-    return after == replace(before, features=before.features - {"y"})
-
-
-def _splitted(before: Content, after: Content, actor: str, history: History) -> bool:
-    return after == replace(before, splits=dict.fromkeys(before.episodes, actor))
 
 
 def _merged(before: Content, after: Content, actor: str, history: History) -> bool:
@@ -313,61 +279,53 @@ def reader(where: Any, actor: str, history: History) -> None:
         raise AssertionError(f"a reader saw what never was: {found}")
 
 
+def _on(change: Callable[..., object], *arguments: Any, **options: Any) -> Do:
+    """A change of a dataset for which it makes no difference who asks."""
+    return lambda where, actor, history: change(where, *arguments, **options)
+
+
+def _split(where: Any, actor: str, history: History) -> None:
+    split_episodes(where, None, actor)
+
+
+def _label(where: Any, actor: str, history: History) -> None:
+    set_metadata(where, None, {"label": actor})
+
+
 COMMANDS: dict[str, Command] = {
-    "write": Command(
-        lambda where, actor, history: write(where, actor, history, "create"),
-        _appended,
-        in_empty=True,
-        in_dataset=False,
-    ),
-    "append": Command(
-        lambda where, actor, history: write(where, actor, history, "append"),
-        _appended,
-    ),
-    "flushing": Command(
-        lambda where, actor, history: write(where, actor, history, "append", flushes=True),
-        _appended,
-    ),
+    "write": Command(partial(write, mode="create"), _appended, in_empty=True, in_dataset=False),
+    "append": Command(partial(write, mode="append"), _appended),
+    "flushing": Command(partial(write, mode="append", flushes=True), _appended),
     "record": Command(record, _appended),
     "discarding": Command(discarding, _appended),
-    "resume": Command(
-        lambda where, actor, history: write(where, actor, history, "resume", episodes=1),
-        _resumed,
-        in_empty=True,
-    ),
-    "only resume": Command(
-        lambda where, actor, history: write(where, actor, history, "resume", episodes=0), _resumed
-    ),
-    "reindex": Command(lambda where, actor, history: seqrecord.reindex(where), _resumed),
-    "delete": Command(lambda where, actor, history: delete_episodes(where, "e1"), _deleted("e1")),
-    "keep": Command(lambda where, actor, history: keep_episodes(where, "e[12]*"), _kept),
-    "rename": Command(
-        lambda where, actor, history: rename_episodes(where, {"e2": "two"}), _renamed
-    ),
-    "trim": Command(
-        lambda where, actor, history: trim_episodes(where, "e2", slice(1, None)), _trimmed
-    ),
+    "resume": Command(partial(write, mode="resume", episodes=1), _resumed, in_empty=True),
+    "only resume": Command(partial(write, mode="resume", episodes=0), _resumed),
+    "reindex": Command(_on(seqrecord.reindex), _resumed),
+    "delete": Command(_on(delete_episodes, "e1"), _deleted),
+    "keep": Command(_on(keep_episodes, "e[12]*"), _kept),
+    "rename": Command(_on(rename_episodes, {"e2": "two"}), _renamed),
+    "trim": Command(_on(trim_episodes, "e2", slice(1, None)), _trimmed),
     "relabel": Command(
-        lambda where, actor, history: set_metadata(where, None, {"label": actor}), _labelled
+        _label, _becomes(lambda old, actor: replace(old, labels=dict.fromkeys(old.episodes, actor)))
     ),
-    "split": Command(lambda where, actor, history: split_episodes(where, None, actor), _splitted),
-    "stats": Command(lambda where, actor, history: seqrecord.add_statistics(where), _same),
-    "add": Command(add, _added),
-    "drop": Command(lambda where, actor, history: drop_features(where, ["y"]), _dropped),
-    "rewrite": Command(
-        lambda where, actor, history: rewrite_files(where, min_unused=0.01, commit_bytes=1), _same
+    "split": Command(
+        _split, _becomes(lambda old, actor: replace(old, splits=dict.fromkeys(old.episodes, actor)))
     ),
-    "clean": Command(lambda where, actor, history: clean(where, older_than=0), _same),
-    "clean keeping": Command(
-        lambda where, actor, history: clean(where, older_than=0, keep_versions=KEPT), _same
+    "stats": Command(_on(seqrecord.add_statistics), _same),
+    "add": Command(
+        add, _becomes(lambda old, actor: replace(old, features=old.features | {f"z{actor}"}))
     ),
-    "clean old": Command(lambda where, actor, history: clean(where, older_than=3600), _same),
+    "drop": Command(
+        _on(drop_features, ["y"]),
+        _becomes(lambda old, actor: replace(old, features=old.features - {"y"})),
+    ),
+    "rewrite": Command(_on(rewrite_files, min_unused=0.01, commit_bytes=1), _same),
+    "clean": Command(_on(clean, older_than=0), _same),
+    "clean keeping": Command(_on(clean, older_than=0, keep_versions=KEPT), _same),
+    "clean old": Command(_on(clean, older_than=3600), _same),
     "merge": Command(merge, _merged, in_empty=True, in_dataset=False),
     "resume merge": Command(
-        lambda where, actor, history: merge(where, actor, history, "resume"),
-        _merge_resumed,
-        in_empty=True,
-        in_dataset=False,
+        partial(merge, mode="resume"), _merge_resumed, in_empty=True, in_dataset=False
     ),
     "read": Command(reader, lambda *_: False),
 }
@@ -397,17 +355,19 @@ def started(**options: Any) -> tuple[Server, History]:
     client: Any = Client(None, None, server)
     for key in range(5):
         history.written[f"e{key}"] = frames(key)
+    history.written["k0"] = frames(6)
+
+    def put(writer: SeqRecordWriter, key: str) -> None:
+        with writer.episode(key) as episode:
+            for value in history.written[key]:
+                episode.append(frame(value, y=np.float32(value)))
+
     with SeqRecordWriter(client, codecs="raw", max_file_size=2000) as writer:
         for key in range(5):
-            with writer.episode(f"e{key}") as episode:
-                for value in frames(key):
-                    episode.append({"x": np.full(100, value, np.float32), "y": np.float32(value)})
+            put(writer, f"e{key}")
     delete_episodes(client, ["e0", "e3"])
     killed = SeqRecordWriter(client, codecs="raw", mode="append")
-    history.written["k0"] = frames(6)
-    with killed.episode("k0") as episode:
-        for value in frames(6):
-            episode.append({"x": np.full(100, value, np.float32), "y": np.float32(value)})
+    put(killed, "k0")
     history.ended["k"] = {"k0"}
     history.gone |= {"e0", "e3"}
     history.seen.append(read(client))

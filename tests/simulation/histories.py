@@ -6,12 +6,14 @@ short one, which `str` shows as a script of calls.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import random
 import secrets
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -42,18 +44,9 @@ from tests.simulation.commands import (
     storage_of,
     write,
 )
-from tests.simulation.model import (
-    Actor,
-    Client,
-    Fault,
-    Killed,
-    Server,
-    Step,
-    World,
-    current_actor,
-)
+from tests.simulation.model import Actor, Client, Fault, Killed, Server, Step, World, current_actor
 
-__all__ = ["BrokenPromiseError", "Case", "drawn", "run", "shrunk", "simulated"]
+__all__ = ["BLOCK", "BrokenPromiseError", "Case", "drawn", "fails", "run", "shrunk", "tried"]
 
 
 @dataclass(frozen=True)
@@ -157,14 +150,7 @@ def begin() -> None:
 def _begun(case: Case) -> tuple[Server, History]:
     if not _BEGUN:
         begin()
-    server, known = _BEGUN[case.in_empty, case.has_conditions, case.is_durable]
-    return server.copy(), History(
-        {key: values[:] for key, values in known.written.items()},
-        dict(known.flushed),
-        {actor: set(keys) for actor, keys in known.ended.items()},
-        set(known.gone),
-        list(known.seen),
-    )
+    return copy.deepcopy(_BEGUN[case.in_empty, case.has_conditions, case.is_durable])
 
 
 @contextmanager
@@ -334,11 +320,8 @@ class _Run:
             assert isinstance(error, SeqRecordError), f"{name} ({actor.name}): {shown}"
             if isinstance(error, (ConflictError, DestinationError)) and name not in _IN_STEPS:
                 assert not count, f"{name} ({actor.name}) was refused, and did commit: {shown}"
-            expected: tuple[type[SeqRecordError], ...] = (
-                ConflictError,
-                DestinationError,
-                CommitUnknownError,
-            )
+            expected: tuple[type[SeqRecordError], ...]
+            expected = ConflictError, DestinationError, CommitUnknownError
             if self.case.faults:
                 expected += (TransientError,)
             if self.case.in_empty:
@@ -376,28 +359,10 @@ class _Run:
         assert read(view) == content, "clean changed what there is"
 
 
-_NEED_NO_COMMIT = {
-    *(
-        "read",
-        "only resume",
-        "clean",
-        "clean keeping",
-        "clean old",
-        "stats",
-        "rewrite",
-        "reindex",
-        "drop",
-        "keep",
-    ),
-}
+_NEED_NO_COMMIT = {"read", "only resume", "clean", "clean keeping", "clean old", "stats"}
+_NEED_NO_COMMIT |= {"rewrite", "reindex", "drop", "keep"}
 _IN_STEPS = {"rewrite"}  # several commits
-_OF_WHAT_IS_THERE = {
-    "delete",
-    "rename",
-    "keep",
-    "drop",
-    "trim",
-}  # errors where another has removed it
+_OF_WHAT_IS_THERE = {"delete", "rename", "keep", "drop", "trim"}  # errors where another removed it
 
 
 def _is_of(actor: Actor, commit: str) -> bool:
@@ -444,11 +409,8 @@ def shrunk(failure: BrokenPromiseError, most_runs: int = 400) -> BrokenPromiseEr
         at = 0
         while at < len(failure.case.choices):
             choices = failure.case.choices
-            at += (
-                0
-                if better(replace(failure.case, choices=_without(choices, at, length)))
-                else length
-            )
+            shorter = replace(failure.case, choices=_without(choices, at, length))
+            at += 0 if better(shorter) else length
         length //= 2
     for at, choice in enumerate(failure.case.choices):
         for lower in range(min(choice, 3)):
@@ -460,3 +422,18 @@ def shrunk(failure: BrokenPromiseError, most_runs: int = 400) -> BrokenPromiseEr
 
 def _without(items: tuple[Any, ...], at: int, count: int) -> tuple[Any, ...]:
     return items[:at] + items[at + count :]
+
+
+BLOCK = 50
+
+
+def tried(first: int) -> tuple[Counter[tuple[str, ...]], list[str]]:
+    """The commands of a block of histories from this seed on, counted; and those that failed."""
+    sets: Counter[tuple[str, ...]] = Counter()
+    failures = []
+    for seed in range(first, first + BLOCK):
+        case = drawn(seed)
+        sets[tuple(sorted(case.commands))] += 1
+        if failure := fails(case):
+            failures.append(f"seed {seed}: {shrunk(failure)}")
+    return sets, failures

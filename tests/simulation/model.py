@@ -92,17 +92,6 @@ class Server:
         self.clock = clock
         self._tags = 0
 
-    def copy(self) -> Server:
-        new = Server(
-            has_conditions=self.has_conditions, is_durable=self.is_durable, clock=self.clock
-        )
-        new.files, new._tags = dict(self.files), self._tags
-        new.uploads = [
-            _Open(each.path, each.modified, each.data[:], each.checkpoints[:])
-            for each in self.uploads
-        ]
-        return new
-
     def store(self, path: str, data: bytes) -> None:
         self._tags += 1
         digest = hashlib.blake2b(data, digest_size=8).hexdigest()
