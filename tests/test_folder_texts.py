@@ -93,7 +93,8 @@ def test_7_scenes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         (POINTER, "git lfs pull.*000001"),
     ):
         path.write_text(text)
-        refused(FolderSource(tmp_path), 0, says)
+        with pytest.raises(SourceError, match=says):
+            seqrecord.convert(FolderSource(tmp_path), tmp_path / "out", workers=1)
 
 
 def test_a_folder_of_texts_beside_folders_of_images(tmp_path: Path) -> None:
