@@ -163,7 +163,7 @@ def test_wrong_uses_of_edits(tmp_path: Path) -> None:
 
 def test_append_keeps_kinds_and_units(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Others are refused, and the error names the argument that keeps those of the dataset."""
-    source = tree(tmp_path / "tree", mask=mask(), depth=np.ones((4, 5), np.uint16))
+    source = tree(tmp_path / "tree", mask=mask()[..., 0], depth=np.ones((4, 5), np.uint16))
     write = ("write", "--src", source, "--dst", tmp_path / "a", "--quiet")
     of_mask = ("--kind", "mask=segmentation")
     run(*write, *of_mask, "--unit", "depth=mm")
