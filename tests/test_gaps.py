@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,8 @@ _CUTS = {"a": [0, 3, 5, 6], "b": [0, 3], "c": [0, 2, 4]}
 
 @dataclass(frozen=True)
 class Recording:
-    """`clock` says where times are: a feature, or the method; `reads` counts frames."""
+    """Times are in a feature, in blocks of so many frames."""
 
-    clock: str = "feature"
     features: tuple[str, ...] | None = None
     block: int = 1
     kind: str | None = "timestamp"
@@ -41,16 +40,12 @@ class Recording:
     wrong: int = -1  # frame of `c` without a timestamp
 
     def schema(self) -> Schema:
-        f8 = np.dtype("<f8")
         specs = [
             FeatureSpec("x", np.dtype("<i4"), (2,)),
             FeatureSpec("word", np.dtype("u1"), (None,), value="text"),
+            FeatureSpec("t", np.dtype("<f8"), (), kind=self.kind, unit=self.unit),
         ]
-        if self.clock == "feature":
-            specs.append(FeatureSpec("t", f8, (), kind=self.kind, unit=self.unit))
-        return Schema(
-            [spec for spec in specs if self.features is None or spec.name in self.features]
-        )
+        return Schema([s for s in specs if self.features is None or s.name in self.features])
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         return [EpisodeInfo(k, len(t), {"of": k}, 10.0, "train") for k, t in _TIMES.items()]
@@ -73,7 +68,12 @@ class Recording:
             yield Block(len(rows), {n: c for n, c in columns.items() if n in names})
 
 
+@dataclass(frozen=True)
 class Timed(Recording):
+    """Times are given by a method alone."""
+
+    features: tuple[str, ...] | None = ("x", "word")
+
     def timestamps(self, info: EpisodeInfo) -> Any:
         return np.array(_TIMES[info.key])
 
@@ -100,15 +100,14 @@ def _check(path: Path) -> None:
         assert dataset.contents.manifest.splits == ("train",)
 
 
-@pytest.mark.parametrize("block", [1, 2, 4, 100])
 @pytest.mark.parametrize("kind", [Recording, Timed])
-def test_parts_of_episodes(tmp_path: Path, kind: type[Recording], block: int) -> None:
-    source = kind(clock="feature" if kind is Recording else "method", block=block)
-    convert(source, tmp_path / "r", split_at_gaps=0.5, workers=1)
-    _check(tmp_path / "r")
-    again = convert(source, tmp_path / "r", split_at_gaps=0.5, workers=1, mode="append")
-    assert not again.written
-    assert len(again.skipped) == 6
+def test_parts_of_episodes(tmp_path: Path, kind: type[Recording]) -> None:
+    for block in (1, 2, 4, 100):
+        source, path = kind(block=block), tmp_path / f"{block}"
+        convert(source, path, split_at_gaps=0.5, workers=1)
+        _check(path)
+        again = convert(source, path, split_at_gaps=0.5, workers=1, mode="append")
+        assert (again.written, len(again.skipped)) == ((), 6)
 
 
 def test_parts_that_other_processes_write(tmp_path: Path) -> None:
@@ -121,20 +120,15 @@ def test_parts_that_other_processes_write(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codec", ["h264:gop=4", "av1:gop=4"])
 def test_packets_of_cut_groups_of_pictures(tmp_path: Path, codec: str) -> None:
-    images = [np.full((16, 16, 3), 20 * i, np.uint8) for i in range(6)]
-    shape = (16, 16, 3)
+    images, shape = [np.full((16, 16, 3), 20 * i, np.uint8) for i in range(6)], (16, 16, 3)
     config = VideoConfig.from_json(seqrecord.codecs.resolve(codec, np.uint8, shape, feature="v")[0])
     config = config.encoding(16, 16)
     gops = [encode_gop(config, images[a : a + 4]) for a in (0, 4)]
 
     class Filmed(Timed):
         def schema(self) -> Schema:
-            return Schema(
-                [
-                    *super().schema().values(),
-                    FeatureSpec("v", np.dtype("u1"), shape, (config.to_json(),)),
-                ]
-            )
+            video = FeatureSpec("v", np.dtype("u1"), shape, (config.to_json(),))
+            return Schema([*super().schema().values(), video])
 
         def episodes(self) -> Sequence[EpisodeInfo]:
             return super().episodes()[:1]
@@ -142,8 +136,8 @@ def test_packets_of_cut_groups_of_pictures(tmp_path: Path, codec: str) -> None:
         def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop]]:
             return {"v": iter(gops)}
 
-    convert(Filmed(clock="method"), tmp_path / "whole", workers=1)
-    convert(Filmed(clock="method"), tmp_path / "cut", workers=1, split_at_gaps=0.5)
+    convert(Filmed(), tmp_path / "whole", workers=1)
+    convert(Filmed(), tmp_path / "cut", workers=1, split_at_gaps=0.5)
     [whole] = read_all(tmp_path / "whole").values()
     cut = read_all(tmp_path / "cut")
     assert [len(frames) for frames in cut.values()] == [3, 2, 1]
@@ -152,38 +146,30 @@ def test_packets_of_cut_groups_of_pictures(tmp_path: Path, codec: str) -> None:
     assert not seqrecord.verify(tmp_path / "cut", deep=True).problems
 
 
-@pytest.mark.parametrize(
-    ("source", "options", "error", "says"),
-    [
+class Shifting(Recording):
+    """Of one feature, its frames have other times than of all."""
+
+    def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
+        for block in super().blocks(info):
+            columns: dict[str, Any] = dict(block.columns)
+            yield Block(block.num_frames, {**columns, "t": columns["t"] + (not self.features)})
+
+
+def test_what_cannot_be_cut(tmp_path: Path) -> None:
+    cases: list[tuple[Any, Any, type[Exception], str]] = [
         (Recording(kind=None), {}, SchemaError, "needs timestamps"),
         (Recording(unit=None), {}, SchemaError, "unit of timestamps"),
         (Recording(wrong=2), {}, SourceError, "lacks its timestamp"),
         (Recording(), {"split_at_gaps": 0}, SourceError, "above 0"),
         (Recording(), {"split_at_gaps": float("nan")}, SourceError, "above 0"),
         (Timed(), {"in_place": True}, SourceError, "in place"),
-    ],
-)
-def test_what_cannot_be_cut(
-    tmp_path: Path, source: Any, options: dict[str, Any], error: type[Exception], says: str
-) -> None:
-    with pytest.raises(error, match=says):
-        convert(source, tmp_path / "r", **{"split_at_gaps": 0.5, "workers": 1, **options})
-    assert not (tmp_path / "r" / "manifest.json").exists()
-
-
-def test_timestamps_that_differ_when_read_again(tmp_path: Path) -> None:
-    """A source of one feature has other frames than the same source of all."""
-
-    class Shifting(Recording):
-        def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
-            for block in super().blocks(info):
-                shift = 0 if self.features else 1
-                columns: dict[str, Any] = dict(block.columns)
-                yield Block(block.num_frames, {**columns, "t": columns["t"] + shift})
-
-    source = replace(Shifting(), kind="timestamp")
-    with pytest.raises(SourceError, match="timestamps differ"):
-        convert(source, tmp_path / "r", split_at_gaps=0.5, workers=1)
+        (Shifting(), {}, SourceError, "timestamps differ"),
+    ]
+    for number, (source, options, error, says) in enumerate(cases):
+        path = tmp_path / f"{number}"
+        with pytest.raises(error, match=says):
+            convert(source, path, **{"split_at_gaps": 0.5, "workers": 1, **options})
+        assert not (path / "manifest.json").exists()
 
 
 def test_command_line(tmp_path: Path) -> None:
