@@ -137,6 +137,29 @@ def test_a_gap_in_the_numbers_is_an_error_unless_it_is_allowed(tmp_path: Path) -
         assert [int(frame["frame_number"]) for frame in _read(allowing, run)] == [*numbers]
 
 
+def test_a_batch_leads_back_to_its_files(tmp_path: Path) -> None:
+    """By the frame's number and the episode's metadata, or by the frame's name."""
+    for key, names in {**dict(zip("abcdef", NAMES, strict=True)), **UNTOLD}.items():
+        _touch(tmp_path / "src" / key / "rgb", *names)
+    source = FolderSource(tmp_path / "src")
+    seqrecord.convert(source, tmp_path / "records", workers=1)
+    options: dict[str, Any] = {"clip_len": 1, "batch_size": 1, "metadata": ["files"]}
+    options["features"] = ["rgb", "frame_number"]
+    for key, names in zip("abcdef", NAMES, strict=True):
+        pipe = seqrecord.SeqRecordPipe(
+            tmp_path / "records", episodes=[key], shuffle=False, **options
+        )
+        found = [b["files"][0]["rgb"].format(b["frame_number"][0].item()) for b in pipe]
+        assert found == [f"rgb/{name}" for name in names]
+    infos = {info.key: info for info in source.episodes()}
+    for key, names in UNTOLD.items():
+        frames: list[Any] = list(source.frames(infos[key]))
+        assert sorted(f"{frame['frame_name']}.png" for frame in frames) == sorted(names)
+        first = 7 if key == "pairs" else 0
+        assert [int(f["frame_number"]) for f in frames] == [*range(first, first + len(names))]
+        assert "files" not in infos[key].metadata
+
+
 NAMES = [
     ("0000.png", "0020.png", "0040.png"),
     ("1403636579763555584.png", "1403636579813555584.png", "1403636580213555584.png"),
@@ -147,36 +170,13 @@ NAMES = [
 ]
 
 
-def test_a_batch_leads_back_to_its_files(tmp_path: Path) -> None:
-    for number, names in enumerate(NAMES):
-        _touch(tmp_path / "src" / f"{number}" / "rgb", *names)
-    seqrecord.convert(FolderSource(tmp_path / "src"), tmp_path / "records", workers=1)
-    options: dict[str, Any] = {"clip_len": 1, "batch_size": 1, "metadata": ["files"]}
-    for number, names in enumerate(NAMES):
-        pipe = seqrecord.SeqRecordPipe(
-            tmp_path / "records", episodes=[f"{number}"], shuffle=False, **options
-        )
-        found = [b["files"][0]["rgb"].format(b["frame_number"][0].item()) for b in pipe]
-        assert found == [f"rgb/{name}" for name in names]
-
-
-UNTOLD: dict[tuple[str, ...], list[int]] = {
-    ("left.png", "right.png"): [0, 1],
-    ("1305031102.075304.png", "1305031102.175304.png", "1305031103.0.png"): [0, 1, 2],
-    ("000007_000008_flow.png", "000008_000009_flow.png"): [7, 8],
-    ("9_1.png", "9_2.png", "10_2.png"): [0, 1, 2],
-    (f"{1 << 63}.png", f"{(1 << 63) + 1}.png"): [0, 1],
+UNTOLD: dict[str, tuple[str, ...]] = {  # names that numbers do not tell
+    "sides": ("left.png", "right.png"),
+    "times": ("1305031102.075304.png", "1305031102.175304.png", "1305031103.0.png"),
+    "pairs": ("000007_000008_flow.png", "000008_000009_flow.png"),
+    "both numbers": ("9_1.png", "9_2.png", "10_2.png"),
+    "large": (f"{1 << 63}.png", f"{(1 << 63) + 1}.png"),
 }
-
-
-def test_names_that_numbers_do_not_tell_are_kept(tmp_path: Path) -> None:
-    for episode, names in enumerate(UNTOLD):
-        _touch(tmp_path / f"{episode}" / "rgb", *names)
-    source = FolderSource(tmp_path)
-    for episode, (names, numbers) in enumerate(UNTOLD.items()):
-        found = {str(f["frame_name"]): int(f["frame_number"]) for f in _read(source, episode)}
-        assert found == {name[:-4]: n for name, n in zip(names, numbers, strict=True)}
-        assert "files" not in source.episodes()[episode].metadata
 
 
 def test_features_in_one_folder_by_the_words_of_names(tmp_path: Path) -> None:
