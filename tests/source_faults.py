@@ -71,6 +71,7 @@ def check_refused(
     facts, or parts of them; all others are sound. Returns the last error."""
     infos = source.episodes()
     assert {*bad} <= {info.key for info in infos}
+    error = SourceError("nothing is refused")
     for info in infos:
         if info.key not in bad:
             assert read_all(source, info) == info.num_frames

@@ -177,6 +177,7 @@ def two(tmp_path: Path) -> dict[str, Path]:
 
 
 def test_a_mix_refuses_other_units(two: dict[str, Path]) -> None:
+    error = ClipError("none")
     for single in (None, True):
         with pytest.raises(ClipError, match="disagree on the unit of a feature") as caught:
             mix(two, single_source_batches=single)

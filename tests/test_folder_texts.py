@@ -158,8 +158,8 @@ def test_tables_with_a_row_a_frame(tmp_path: Path) -> None:
             assert frame[f"poses_{n}"].tolist() == [i + 0.5, 2]
         for letter in "abcdefg":
             assert frame[f"motion_{letter}"].tolist() == [0.5, 1, -2000], letter
-    columns = {"motion_f": ["x", "y", "z"], **{f"poses_{n}": ["x", "y"] for n in bases}}
-    assert source.episodes()[0].metadata["columns"] == columns
+    named = {"motion_f": ["x", "y", "z"], **{f"poses_{n}": ["x", "y"] for n in bases}}
+    assert source.episodes()[0].metadata["columns"] == named
 
 
 OTHER_TEXTS = [  # which are no features

@@ -178,7 +178,7 @@ def test_a_state_of_an_original_that_has_changed(
     if change in _CHANGES:
         _CHANGES[change](root)
     else:
-        _later(root, **({"seconds": 1} if change == "time" else {"data": b"\0\0\0\x08free"}))  # type: ignore[arg-type]
+        _later(root, **({"seconds": 1} if change == "time" else {"data": b"\0\0\0\x08free"}))
     monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "other"))  # or the change is met on reading
     with pytest.raises(StateError, match="another dataset, or this one has changed"):
         _loader(root).load_state_dict(state)
@@ -223,7 +223,9 @@ def test_an_episode_without_frames(tmp_path: Path) -> None:
     _info(root, lambda value: value.update(total_frames=9))
     for in_place in (False, True):
         with pytest.raises(SourceError, match="episode without frames") as info:
-            seqrecord.convert(open_source(root), tmp_path / f"{in_place}", workers=1, in_place=in_place)
+            seqrecord.convert(
+                open_source(root), tmp_path / f"{in_place}", workers=1, in_place=in_place
+            )
         assert info.value.episode == "episode_000002"
 
 

@@ -157,10 +157,11 @@ def test_json_that_is_no_inventory_is_refused() -> None:
     sound = json.loads(json.dumps(EXPECTED.to_json()))
     assert Inventory.from_json(sound) == EXPECTED
     left_out = sound["left_out"][0]
-    for change in (
+    changes: list[dict[str, object]] = [
         *({"format": 1}, {"features": [{}]}, {"notes": "text"}, {"more": 1}),
         *({"left_out": [{**left_out, "count": -1}]}, {"left_out": [{**left_out, "is_data": 1}]}),
-    ):
+    ]
+    for change in changes:
         with pytest.raises(FormatError):
             Inventory.from_json({**sound, **change})
 

@@ -32,7 +32,7 @@ FPS = 10.0
 STEPS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
 
-SECONDS = {"kind": "timestamp", "unit": "s"}
+SECONDS: dict[str, Any] = {"kind": "timestamp", "unit": "s"}
 
 
 def written(path: Path, episodes: dict[str, list[dict[str, Any]]], **options: Any) -> Path:
@@ -101,7 +101,7 @@ def test_within_a_quarter_of_a_step(tmp_path: Path) -> None:
         for _ in range(2):
             assert rates(path) == [FPS] * len(fits) + [None] * len(others), (unit, dtype)
             seqrecord.reindex(path)
-    assert not seqrecord.verify(path).problems
+        assert not seqrecord.verify(path).problems
 
 
 def test_the_contradiction_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -113,7 +113,7 @@ def test_every_form_of_root_gives_the_same_keys(
             infos = source.episodes()
             assert [info.key for info in infos] == keys
             assert all(info.metadata["env"] == info.key.split("/")[0] for info in infos)
-        assert [len(list(source.frames(info))) for info in infos] == [2] * len(keys)
+            assert [len(list(source.frames(info))) for info in infos] == [2] * len(keys)
 
 
 def test_difficulties_cameras_and_features_are_chosen(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_difficulties_cameras_and_features_are_chosen(tmp_path: Path) -> None:
         ("expected: left, right or both; got: up", {"cameras": ("up",)}),
     ):
         with pytest.raises(SourceError, match=match):
-            TartanAirSource(tmp_path / "a", **options).schema()  # type: ignore[arg-type]
+            TartanAirSource(tmp_path / "a", **options).schema()
 
 
 def without(frames: Frames, *kinds: str) -> Frames:

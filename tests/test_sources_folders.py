@@ -145,12 +145,10 @@ def test_a_batch_leads_back_to_its_files(tmp_path: Path) -> None:
     seqrecord.convert(source, tmp_path / "records", workers=1)
     options: dict[str, Any] = {"clip_len": 1, "batch_size": 1, "metadata": ["files"]}
     options["features"] = ["rgb", "frame_number"]
-    for key, names in zip("abcdef", NAMES, strict=True):
-        pipe = seqrecord.SeqRecordPipe(
-            tmp_path / "records", episodes=[key], shuffle=False, **options
-        )
-        found = [b["files"][0]["rgb"].format(b["frame_number"][0].item()) for b in pipe]
-        assert found == [f"rgb/{name}" for name in names]
+    options |= {"episodes": [*"abcdef"], "shuffle": False}
+    pipe = seqrecord.SeqRecordPipe(tmp_path / "records", **options)
+    found = [b["files"][0]["rgb"].format(b["frame_number"][0].item()) for b in pipe]
+    assert found == [f"rgb/{name}" for names in NAMES for name in names]
     infos = {info.key: info for info in source.episodes()}
     for key, names in UNTOLD.items():
         frames: list[Any] = list(source.frames(infos[key]))

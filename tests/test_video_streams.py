@@ -276,6 +276,7 @@ def test_frames_are_turned_as_players_turn_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are encoded anew."""
+    root, found = tmp_path, np.empty(0)
     for number, (matrix, show) in enumerate(TURNS):
         root = tmp_path / f"{number}"
         (root / "videos").mkdir(parents=True)
