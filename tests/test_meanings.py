@@ -255,23 +255,19 @@ def test_writers_and_merges_of_what_was_edited(tmp_path: Path) -> None:
             use(one)
 
 
-def test_statistics_of_other_channels_are_removed(
+def test_statistics_and_lags_follow_an_edit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Statistics of other channels are removed; a timestamp needs lags."""
     path = dataset(tmp_path / "a", grid=np.ones((3, 4)), pose=np.ones(7))
-    edit.describe_features(path, units={"grid": "m"})
-    with seqrecord.open(path) as found:
-        assert {*found.statistics} == {"grid", "pose"}
-    with caplog.at_level(logging.WARNING, "seqrecord"):
-        edit.describe_features(path, kinds={"grid": "depth"})
+    for kind, unit, names in ((None, "m", {"grid", "pose"}), ("depth", "m", {"pose"})):
+        with caplog.at_level(logging.WARNING, "seqrecord"):
+            edit.describe_features(path, kinds={"grid": kind}, units={"grid": unit})
+        with seqrecord.open(path) as found:
+            assert {*found.statistics} == names
     assert "grid removed" in caplog.text
     assert "seqrecord stats" in caplog.text
-    with seqrecord.open(path) as found:
-        assert {*found.statistics} == {"pose"}
-
-
-def test_a_timestamp_needs_lags(tmp_path: Path) -> None:
-    path = tmp_path / "a"
+    path = tmp_path / "b"
     said = {"t": {"kind": "timestamp", "unit": "s"}}
     with SeqRecordWriter(path, features=said) as writer, writer.episode("e") as episode:
         for i in range(5):
@@ -279,11 +275,9 @@ def test_a_timestamp_needs_lags(tmp_path: Path) -> None:
     line = fail("edit", "describe", path, "--kind", "u=timestamp", "--unit", "u=ms")
     command = line.partition("`seqrecord ")[2].partition("`")[0]
     run(*(word.strip("'") for word in command.split()))
-    assert specs(path)["u"] == ("timestamp", "ms")
-    run("edit", "describe", path, "--kind", "t=state")
-    check_survives(path, {"t": ("state", "s"), "u": ("timestamp", "ms")})
-    run("edit", "describe", path, "--kind", "t=timestamp")
-    check_survives(path, {"t": ("timestamp", "s"), "u": ("timestamp", "ms")})
+    for kind in ("state", "timestamp"):
+        run("edit", "describe", path, "--kind", f"t={kind}")
+        check_survives(path, {"t": (kind, "s"), "u": ("timestamp", "ms")})
 
 
 # ---- inferred
@@ -352,10 +346,7 @@ def test_coloured_masks_keep_their_colours(tmp_path: Path) -> None:
 # ---- obeyed
 
 
-@pytest.mark.parametrize("device", [None, "cpu"])
-def test_resize_scales_disparity_and_flips_negate_x_of_normals(
-    tmp_path: Path, device: str | None
-) -> None:
+def test_resize_scales_disparity_and_flips_negate_x_of_normals(tmp_path: Path) -> None:
     normals = np.tile(np.array([0.5, 0.25, -1.0], np.float32), (8, 10, 1))
     said = {n: {"kind": "disparity"} for n in ("disp16", "d")} | {"n": {"kind": "normals"}}
     values = {
@@ -367,12 +358,13 @@ def test_resize_scales_disparity_and_flips_negate_x_of_normals(
         "normal": normals,
     }
     path = dataset(tmp_path / "a", said, **values)
-    batch = batch_of(path, Resize((4, 20)), HorizontalFlip(1.0), device=device)
-    # The greatest disparity of 16 bits stays the greatest.
-    for name, value in {"disparity": 6.0, "disp16": 65_535, "d": 6.0, "depth": 3.0}.items():
-        assert np.unique(batch[name]).tolist() == [value], name
-    for name in ("n", "normal"):
-        assert np.unique(batch[name].reshape(-1, 3), axis=0).tolist() == [[-0.5, 0.25, -1.0]]
+    for device in (None, "cpu"):
+        batch = batch_of(path, Resize((4, 20)), HorizontalFlip(1.0), device=device)
+        # The greatest disparity of 16 bits stays the greatest.
+        for name, value in {"disparity": 6.0, "disp16": 65_535, "d": 6.0, "depth": 3.0}.items():
+            assert np.unique(batch[name]).tolist() == [value], name
+        for name in ("n", "normal"):
+            assert np.unique(batch[name].reshape(-1, 3), axis=0).tolist() == [[-0.5, 0.25, -1.0]]
     batch = batch_of(path, Resize((4, 20)))
     assert np.unique(batch["n"].reshape(-1, 3), axis=0).tolist() == [[0.5, 0.25, -1.0]]
 

@@ -56,7 +56,7 @@ class Set:
     options: dict[str, Any] = field(default_factory=dict)
     keeps_images: bool = False
 
-    def is_damaged(self, root: Path) -> None:
+    def damage_episode(self, root: Path) -> None:
         self.damage(root / self.file)
 
 
@@ -307,7 +307,7 @@ def test_a_pickled_one_is_the_same(case: Set, root: Path, whole: dict[str, Any])
     assert copy == fresh == source
     assert copy.schema() == source.schema()
     assert everything(copy, source.episodes()) == whole  # those that a worker is sent
-    case.is_damaged(root)  # it is a snapshot
+    case.damage_episode(root)  # it is a snapshot
     assert pickle.loads(saved).schema() == source.schema()
 
 
@@ -332,7 +332,7 @@ def test_a_broken_episode_is_left_out_and_packed_later(
     case: Set, root: Path, whole: dict[str, Any]
 ) -> None:
     sound, records = (root / case.file).read_bytes(), root.parent / "records"
-    case.is_damaged(root)
+    case.damage_episode(root)
     source = opened(case, root)
     keys = [info.key for info in source.episodes()]
     assert keys == [*whole]
