@@ -20,7 +20,7 @@ from seqrecord import EncodedImage, Schema, open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import FolderSource, Source, TartanAirSource, inventory_of
 from tests.source_faults import (
-    check_fault,
+    check_faults,
     check_frames,
     cut,
     edit,
@@ -299,14 +299,8 @@ BROKEN = [
 def test_broken_v1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a program whose Pillow is lenient; that of test_broken_v2 is strict."""
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    for number, frames in enumerate((make_frames(0, 2), make_frames(1, 4))):
-        write_v1(tmp_path / f"sound/a/Easy/P00{number}", frames)
-    for number, case in enumerate(BROKEN):
-        root = shutil.copytree(tmp_path / "sound", tmp_path / f"{number}")
-        case.damage(root / "a/Easy/P001")
-        source = TartanAirSource(root)
-        assert [info.key for info in source.episodes()] == ["a/Easy/P000", "a/Easy/P001"]
-        check_fault(case, source, "a/Easy/P001", root / "a/Easy/P001")
+    sound = write_v1(tmp_path / "sound", make_frames(1, 4))
+    check_faults(BROKEN, sound, tmp_path / "a/Easy", TartanAirSource)
     assert ImageFile.LOAD_TRUNCATED_IMAGES
 
 
@@ -349,12 +343,8 @@ BROKEN_V2 = [
 
 
 def test_broken_v2(tmp_path: Path) -> None:
-    for number, frames in enumerate((make_frames(0, 2, v2=True), make_frames(1, 4, v2=True))):
-        write_v2(tmp_path / f"sound/a/Data_easy/P00{number}", frames)
-    for number, case in enumerate(BROKEN_V2):
-        root = shutil.copytree(tmp_path / "sound", tmp_path / f"{number}")
-        case.damage(root / "a/Data_easy/P001")
-        check_fault(case, TartanAirSource(root), "a/Data_easy/P001", root / "a/Data_easy/P001")
+    sound = write_v2(tmp_path / "sound", make_frames(1, 4, v2=True))
+    check_faults(BROKEN_V2, sound, tmp_path / "a/Data_easy", TartanAirSource)
 
 
 def test_imu_of_the_last_frame_masks_above_a_byte_and_flow_without_imagecodecs(

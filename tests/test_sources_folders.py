@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-import shutil
 import sys
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,7 +20,7 @@ import seqrecord
 from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import FolderSource, Source
-from tests.source_faults import check_fault, cut, encoded, fault, remove, save, write
+from tests.source_faults import check_faults, cut, encoded, fault, remove, save, write
 from tests.trees import write_junk
 
 Array = npt.NDArray[Any]
@@ -339,13 +339,10 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_broken(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    for number, case in enumerate(BROKEN):
-        for keep in (False, True):
-            root = tmp_path_factory.mktemp(f"{number}-{keep}") / "tree"
-            shutil.copytree(tree, root)
-            case.damage(root / "b")
-            check_fault(case, FolderSource(root, keep_encoded=keep), "b", root / "b")
+@pytest.mark.parametrize("keep_encoded", [False, True])
+def test_broken(tree: Path, keep_encoded: bool) -> None:
+    opened = functools.partial(FolderSource, keep_encoded=keep_encoded)
+    check_faults(BROKEN, tree / "a", tree / "broken", opened)
 
 
 @pytest.mark.parametrize("episodes", ["a", "ab"], ids=["in one episode", "in two"])
