@@ -21,7 +21,6 @@ from seqrecord.sources import EpisodeInfo, Source
 __all__ = [
     "Damage",
     "Fault",
-    "check_fault",
     "check_faults",
     "check_frames",
     "check_refused",
@@ -97,16 +96,6 @@ def _error(
 
 def fault(damage: Damage, file: str, says: str, **facts: object) -> Fault:
     return Fault(damage, file, says, facts)
-
-
-def check_fault(case: Fault, source: Source, key: str, folder: Path) -> None:
-    """The episode `key` in `folder` is refused as the case says, and all others are sound."""
-    for info in source.episodes():
-        if info.key == key:
-            error = _error(source, info, case.says, folder, case.facts)
-            assert Path(str(error.file)).match(str(folder / case.file))
-        else:
-            assert read_all(source, info) == info.num_frames
 
 
 def check_faults(
