@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import OpenEXR
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -169,7 +169,6 @@ def exr(path: Path, channels: dict[str, Array], **more: Any) -> bytes:
     return path.read_bytes()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)  # what the library does is its own
 @given(st.data())
 def test_damaged_openexr_is_an_error_or_an_image(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
