@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from seqrecord.sources import EpisodeInfo, Source
 __all__ = [
     "Damage",
     "Fault",
-    "check_fault",
+    "check_faults",
     "check_frames",
     "check_refused",
     "cut",
@@ -72,30 +73,49 @@ def check_refused(
     infos = source.episodes()
     assert {*bad} <= {info.key for info in infos}
     for info in infos:
-        if info.key not in bad:
+        if info.key in bad:
+            _error(source, info, match, file, facts)
+        else:
             assert read_all(source, info) == info.num_frames
-            continue
-        with pytest.raises(SourceError, match=match) as caught:
-            read_all(source, info)
-        error = caught.value
-        assert error.episode == info.key
-        if file is not None:
-            assert error.file is not None
-            assert Path(error.file).is_relative_to(file)
-        for name, value in facts.items():
-            assert str(value) in str(getattr(error, name)), name
+
+
+def _error(
+    source: Source, info: EpisodeInfo, match: str, file: Path | None, facts: Mapping[str, object]
+) -> SourceError:
+    with pytest.raises(SourceError, match=match) as caught:
+        read_all(source, info)
+    error = caught.value
+    assert error.episode == info.key
+    if file is not None:
+        assert error.file is not None
+        assert Path(error.file).is_relative_to(file)
+    for name, value in facts.items():
+        assert str(value) in str(getattr(error, name)), name
+    return error
 
 
 def fault(damage: Damage, file: str, says: str, **facts: object) -> Fault:
     return Fault(damage, file, says, facts)
 
 
-def check_fault(case: Fault, source: Source, key: str, folder: Path) -> None:
-    """The episode `key` in `folder` is refused as the case says, and all others are sound."""
-    check_refused(source, [key], case.says, file=folder, **case.facts)
-    with pytest.raises(SourceError) as caught:
-        read_all(source, next(info for info in source.episodes() if info.key == key))
-    assert Path(str(caught.value.file)).match(str(folder / case.file))
+def check_faults(
+    cases: Sequence[Fault], sound: Path, root: Path, opened: Callable[[Path], Source]
+) -> None:
+    """Of copies of an episode, one for each case, each is refused as its case says.
+
+    A first copy is left as it is, and read.
+    """
+    for number in range(len(cases) + 1):
+        folder = shutil.copytree(sound, root / f"P{number:03d}")
+        if number:
+            cases[number - 1].damage(folder)
+    source = opened(root)
+    first, *others = source.episodes()
+    assert read_all(source, first) == first.num_frames
+    for number, (case, info) in enumerate(zip(cases, others, strict=True), 1):
+        folder = root / f"P{number:03d}"
+        error = _error(source, info, case.says, folder, case.facts)
+        assert Path(str(error.file)).match(str(folder / case.file))
 
 
 def check_frames(source: Source, number: int, want: Sequence[Mapping[str, Any]]) -> None:

@@ -50,6 +50,15 @@ def assert_same(path: Path | str, again: Path | str) -> None:
     assert not seqrecord.verify(again, deep=True).problems
 
 
+def write(path: Path, episodes: dict[str, list[dict[str, Any]]], **options: Any) -> Path:
+    with seqrecord.SeqRecordWriter(path, **options) as writer:
+        for key, frames in episodes.items():
+            with writer.episode(key) as episode:
+                for frame in frames:
+                    episode.append(frame)
+    return path
+
+
 def pages_of(path: Path, feature: str) -> list[bytes]:
     """The bytes of all pages of a feature, episode by episode."""
     with seqrecord.open(path, features=[feature]) as dataset:
@@ -97,25 +106,27 @@ def test_any_dataset(made: tuple[Schema, dict[str, Any]]) -> None:
             assert blobs_of(b, name) == blobs_of(a, name) != []
 
 
+def features_of(path: Path) -> Any:
+    with seqrecord.open(path) as dataset:
+        return dataset.features
+
+
 def test_codecs_stay_unless_others_are_named(tmp_path: Path) -> None:
     codecs = {"image_left": "raw", "depth_left": "small", "pose": "fast"}
     write_small(tmp_path / "a", codecs=codecs)
-    with seqrecord.open(tmp_path / "a") as dataset:
-        before = dataset.features
+    before, source = features_of(tmp_path / "a"), ("write", "--src", tmp_path / "a")
     assert before["image_left"].is_raw
-    run("write", "--src", tmp_path / "a", "--workers", 1)
-    with seqrecord.open(tmp_path / "a-records") as dataset:
-        assert dataset.features == before
-    run("write", "--src", tmp_path / "a", "--dst", tmp_path / "b", "--codec", "depth_left=raw")
-    with seqrecord.open(tmp_path / "b") as dataset:
-        assert dataset.features["depth_left"].is_raw
-        for name in before.keys() - {"depth_left"}:
-            assert dataset.features[name].codec == before[name].codec
+    run(*source, "--workers", 1)
+    assert features_of(tmp_path / "a-records") == before
+    run(*source, "--dst", tmp_path / "b", "--codec", "depth_left=raw")
+    after = features_of(tmp_path / "b")
+    assert after["depth_left"].is_raw
+    for name in before.keys() - {"depth_left"}:
+        assert after[name].codec == before[name].codec
     assert_same(tmp_path / "a", tmp_path / "b")
-    run("write", "--src", tmp_path / "a", "--dst", tmp_path / "c", "--codec", "raw")
-    with seqrecord.open(tmp_path / "c") as dataset:
-        assert [n for n, spec in dataset.features.items() if spec.codec] == ["photo"]  # a PNG
-    run("write", "--src", tmp_path / "a", "--dst", tmp_path / "d", "--codec", "photo=balanced")
+    run(*source, "--dst", tmp_path / "c", "--codec", "raw")
+    assert [n for n, spec in features_of(tmp_path / "c").items() if spec.codec] == ["photo"]  # PNG
+    run(*source, "--dst", tmp_path / "d", "--codec", "photo=balanced")
     assert blobs_of(tmp_path / "d", "photo") == []
     assert_same(tmp_path / "a", tmp_path / "d")
 
@@ -178,13 +189,15 @@ def test_chunks_are_copied_unless_their_length_changes(tmp_path: Path) -> None:
         ]
     )
     a, b, c, d = (tmp_path / name for name in "abcd")
-    codecs = {"x": "raw", "y": "small"}
-    with seqrecord.SeqRecordWriter(a, schema=schema, codecs=codecs, chunk_frames=3) as writer:
-        for key in "pq":
-            with writer.episode(key) as episode:
-                for i in range(7):
-                    frame: dict[str, Any] = {"y": np.ones(2000, "<f4"), "text": key}
-                    episode.append(frame | ({"x": np.full(2000, i, "<f4")} if i % 2 else {}))
+    episodes: dict[str, Any] = {
+        key: [
+            {"y": np.ones(2000, "<f4"), "text": key}
+            | ({"x": np.full(2000, i, "<f4")} if i % 2 else {})
+            for i in range(7)
+        ]
+        for key in "pq"
+    }
+    write(a, episodes, schema=schema, codecs={"x": "raw", "y": "small"}, chunk_frames=3)
     convert(open_source(a), b, workers=1)
     assert chunk_lengths(b) == chunk_lengths(a) == [[3, 3, 1, 3, 3, 1]] * 2
     convert(open_source(a, features=["y", "text"]), c, workers=1)
@@ -200,26 +213,18 @@ def test_chunks_are_copied_unless_their_length_changes(tmp_path: Path) -> None:
 
 def test_timestamps_of_copied_chunks(tmp_path: Path) -> None:
     """Their time spans are collected, and a rate that they contradict is left out."""
-    a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
-    described: dict[str, Any] = {"t": {"kind": "timestamp", "unit": "s"}}
-    for path, features in ((a, None), (b, described)):
-        with (
-            seqrecord.SeqRecordWriter(path, features=features) as writer,
-            writer.episode("e") as episode,
-        ):
-            for i in range(20):
-                episode.append({"t": np.float64(i / 30 + i % 3 / 1000), "n": i})
-    report = convert(
-        open_source(a), c, workers=1, fps=10, kinds={"t": "timestamp"}, units={"t": "s"}
-    )
+    frames: Any = [{"t": np.float64(i / 30 + i % 3 / 1000), "n": i} for i in range(20)]
+    a = write(tmp_path / "a", {"e": frames})
+    b = write(tmp_path / "b", {"e": frames}, features={"t": {"kind": "timestamp", "unit": "s"}})
+    said: dict[str, Any] = {"kinds": {"t": "timestamp"}, "units": {"t": "s"}}
+    report = convert(open_source(a), tmp_path / "c", workers=1, fps=10, **said)
     assert any("fps ignored for" in note for note in report.inventory.notes)
-    with seqrecord.open(b) as one, seqrecord.open(c) as two:
+    with seqrecord.open(b) as one, seqrecord.open(tmp_path / "c") as two:
         assert two.episodes["e"].fps is None
-        time_spans = [dataset.contents.index.time_spans for dataset in (one, two)]
-        assert time_spans[0] is not None
-        assert time_spans[1] is not None
-        np.testing.assert_equal(time_spans[1].least, time_spans[0].least)
-        np.testing.assert_equal(time_spans[1].most, time_spans[0].most)
+        want, got = (dataset.contents.index.time_spans for dataset in (one, two))
+        assert want is not None
+        assert got is not None
+        np.testing.assert_equal((got.least, got.most), (want.least, want.most))
 
 
 def test_images_are_passed_on_undecoded(tmp_path: Path) -> None:
@@ -228,17 +233,13 @@ def test_images_are_passed_on_undecoded(tmp_path: Path) -> None:
     Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3)).save(file, "png")
     data = file.getvalue().replace(b"IDATx", b"IDAT\0")
     schema = Schema([FeatureSpec("image", np.dtype("u1"), (4, 4, 3), PNG)])
-    with (
-        seqrecord.SeqRecordWriter(tmp_path / "a", schema=schema) as writer,
-        writer.episode("a") as episode,
-    ):
-        episode.append({"image": EncodedImage(data)})
-    with seqrecord.open(tmp_path / "a") as dataset, pytest.raises(seqrecord.errors.CodecError):
+    a = write(tmp_path / "a", {"a": [{"image": EncodedImage(data)}]}, schema=schema)
+    with seqrecord.open(a) as dataset, pytest.raises(seqrecord.errors.CodecError):
         dataset.episodes["a"][0]
-    convert(open_source(tmp_path / "a"), tmp_path / "b", workers=1)
+    convert(open_source(a), tmp_path / "b", workers=1)
     assert blobs_of(tmp_path / "b", "image") == [data]
     with pytest.raises(SourceError, match=r"cannot decode.*episode: a; feature: image"):
-        convert(open_source(tmp_path / "a"), tmp_path / "c", codecs={"image": "raw"}, workers=1)
+        convert(open_source(a), tmp_path / "c", codecs={"image": "raw"}, workers=1)
 
 
 @pytest.mark.parametrize("name", ["jpegxl", "raw", "raw_big_endian"])
@@ -247,17 +248,13 @@ def test_images_that_are_no_files_of_their_own(name: str, tmp_path: Path) -> Non
         pytest.importorskip("imagecodecs")
     frames = np.random.default_rng(0).integers(0, 256, (3, 40, 60, 3), np.uint8)
     codec = ({"id": "seqrecord.image", "format": name},)
-    with (
-        seqrecord.SeqRecordWriter(tmp_path / "a", codecs={"image": codec}) as writer,
-        writer.episode("a") as episode,
-    ):
-        for frame in frames:
-            episode.append({"image": frame})
-    convert(open_source(tmp_path / "a"), tmp_path / "b", workers=1)
-    assert_same(tmp_path / "a", tmp_path / "b")
-    convert(open_source(tmp_path / "a"), tmp_path / "c", codecs="small", workers=1)
-    seqrecord.export.to_files(tmp_path / "a", None, tmp_path / "d")
-    edit.merge_datasets([tmp_path / "a"], tmp_path / "e")
+    images = [{"image": frame} for frame in frames]
+    a = write(tmp_path / "a", {"a": images}, codecs={"image": codec})
+    convert(open_source(a), tmp_path / "b", workers=1)
+    assert_same(a, tmp_path / "b")
+    convert(open_source(a), tmp_path / "c", codecs="small", workers=1)
+    seqrecord.export.to_files(a, None, tmp_path / "d")
+    edit.merge_datasets([a], tmp_path / "e")
     for place in "bce":
         with seqrecord.open(tmp_path / place) as dataset:
             assert np.array_equal(dataset.episodes["a"][:]["image"], frames)
@@ -267,27 +264,28 @@ def test_images_that_are_no_files_of_their_own(name: str, tmp_path: Path) -> Non
 
 
 def test_video_in_another_codec_is_decoded(tmp_path: Path) -> None:
-    write_video(tmp_path / "a")
-    convert(open_source(tmp_path / "a"), tmp_path / "b", codecs={"image": "ffv1"}, workers=1)
-    assert_same(tmp_path / "a", tmp_path / "b")
-    convert(open_source(tmp_path / "b"), tmp_path / "c", codecs="raw", workers=1)
-    with seqrecord.open(tmp_path / "c") as dataset:  # as with any kept video, if it is not named
-        assert dataset.features["image"].codec[0]["codec"] == "ffv1"
-    convert(open_source(tmp_path / "b"), tmp_path / "d", codecs={"image": "raw"}, workers=1)
-    assert_same(tmp_path / "a", tmp_path / "d")
-
-
-def test_only_video(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     write_video(a)
-    edit.drop_features(a, "x")
-    seqrecord.add_statistics(a)
-    convert(open_source(a), b, workers=1)
-    assert pages_of(b, "image") == pages_of(a, "image")
+    convert(open_source(a), b, codecs={"image": "ffv1"}, workers=1)
     assert_same(a, b)
-    with seqrecord.open(a) as one, seqrecord.open(b) as two:
+    convert(open_source(b), tmp_path / "c", codecs="raw", workers=1)  # as if it was not named
+    assert features_of(tmp_path / "c")["image"].codec[0]["codec"] == "ffv1"
+    convert(open_source(b), tmp_path / "d", codecs={"image": "raw"}, workers=1)
+    assert_same(a, tmp_path / "d")
+    edit.drop_features(a, "x")  # so that there is only video
+    seqrecord.add_statistics(a)
+    convert(open_source(a), tmp_path / "e", workers=1)
+    assert pages_of(tmp_path / "e", "image") == pages_of(a, "image")
+    assert_same(a, tmp_path / "e")
+    with seqrecord.open(a) as one, seqrecord.open(tmp_path / "e") as two:
         assert list(two.features) == ["image"]
         assert two.statistics.summary() == one.statistics.summary() != {}
+
+
+def keys_in(path: Path, split: str) -> list[str]:
+    with seqrecord.open(path) as dataset:
+        keys = list(dataset.episodes)
+        return [keys[number] for number in dataset.find_episodes(None, split)]
 
 
 def test_edits_and_splits_come_along(tmp_path: Path) -> None:
@@ -306,14 +304,12 @@ def test_edits_and_splits_come_along(tmp_path: Path) -> None:
     with seqrecord.open(b) as dataset:
         assert list(dataset.features) == ["image", "sum"]
         assert list(dataset.episodes) == [names[0], "other", *names[3:]]
-        keys = np.array(list(dataset.episodes))
-        assert keys[dataset.find_episodes(None, "val")].tolist() == ["other", names[3]]
-        assert keys[dataset.find_episodes(None, "train")].tolist() == [names[4]]
+    assert keys_in(b, "train") == [names[4]]
+    for _ in range(2):
+        assert keys_in(b, "val") == ["other", names[3]]
+        (b / "manifest.json").unlink()
+        seqrecord.reindex(b)
     edit.drop_features(a, "image")  # so that frames have nothing at all
-    (b / "manifest.json").unlink()
-    seqrecord.reindex(b)
-    with seqrecord.open(b) as dataset:
-        assert keys[dataset.find_episodes(None, "val")].tolist() == ["other", names[3]]
     convert(open_source(a), tmp_path / "c", workers=1)
     assert_same(a, tmp_path / "c")
 
@@ -327,19 +323,13 @@ def test_splits_of_what_is_appended_and_resumed(tmp_path: Path) -> None:
     edit.split_episodes(a, ["made/000"], "test")
     report = convert(open_source(b), a, mode="append", workers=1)
     assert report.skipped == ("made/000", "made/001", "made/002")
-
-    def splits() -> dict[str, set[str]]:
-        with seqrecord.open(a) as dataset:
-            keys = np.array(list(dataset.episodes))
-            names = dataset.contents.manifest.splits
-            return {name: set(keys[dataset.find_episodes(None, name)]) for name in names}
-
     # What was there stays in no split, or in its own.
-    assert splits() == {"test": {"made/000", "made/004"}, "val": {"made/003"}}
+    assert keys_in(a, "test") == ["made/000", "made/004"]
+    assert keys_in(a, "val") == ["made/003"]
     with pytest.raises(SourceError, match="invalid name of a split"):
         convert(Part(MadeSource(), split="a/b"), tmp_path / "c", workers=1)
     convert(Part(MadeSource(), key="new", split="val"), a, mode="append", workers=1)
-    assert splits()["val"] == {"made/003", "new"}
+    assert keys_in(a, "val") == ["made/003", "new"]
 
 
 def test_statistics_are_those_of_the_source(tmp_path: Path) -> None:
@@ -385,22 +375,18 @@ class Part:
 def test_appended_to_what_stores_the_same_otherwise(tmp_path: Path) -> None:
     """Codecs, groups and the order of features are the destination's, and so is what kind they
     are of."""
-    a, b = tmp_path / "a", tmp_path / "b"
+    frames = [
+        {"x": np.full(2000, i, "<f4"), "n": i, "i": image} for i, image in enumerate(moving(5))
+    ]
+    one, two = (
+        [{name: frame[name] for name in names if name != "n" or frame["n"]} for frame in frames]
+        for names in ("xni", "inx")
+    )
+    a = write(tmp_path / "a", {"a": one}, codecs={"i": "jpeg:quality=90", "x": "raw"})
     features: dict[str, Any] = {"x": {"unit": "m"}, "n": {"group": 1}}
-    for path, names, said in ((a, "xni", {}), (b, "inx", features)):
-        codecs = {"i": "jpeg:quality=90" if path == a else "jpeg:quality=30", "x": "raw"}
-        with (
-            seqrecord.SeqRecordWriter(
-                path, codecs=codecs if path == a else {"i": codecs["i"]}, features=said
-            ) as writer,
-            writer.episode(path.name) as episode,
-        ):
-            for i in range(5):
-                frame = {"x": np.full(2000, i, "<f4"), "n": i, "i": moving(5)[i]}
-                episode.append({name: frame[name] for name in names if name != "n" or i})
-    with seqrecord.open(a) as one, seqrecord.open(b) as two:
-        expected = {"a": frames_of(one)["a"], "b": frames_of(two)["b"]}
-        before = one.features
+    b = write(tmp_path / "b", {"b": two}, codecs={"i": "jpeg:quality=30"}, features=features)
+    with seqrecord.open(a) as first, seqrecord.open(b) as second:
+        expected, before = frames_of(first) | frames_of(second), first.features
     images = [*blobs_of(a, "i"), *blobs_of(b, "i")]
     run("write", "--src", b, "--dst", a, "--append", "--workers", 1)
     assert blobs_of(a, "i") == images  # the quality is that of each
@@ -443,29 +429,29 @@ def test_what_is_broken_is_the_episode_s(tmp_path: Path) -> None:
 
 
 def test_how_a_dataset_is_found_and_features_are_chosen(tmp_path: Path) -> None:
-    write_small(tmp_path / "a")
+    a, other, gone = (tmp_path / name for name in ("a", "other", "gone"))
+    write_small(a)
     assert "seqrecord" in format_names()
-    assert open_source(tmp_path / "a", format="seqrecord").schema() == (
-        open_source(str(tmp_path / "a")).schema()
-    )
-    with pytest.raises(SourceError, match="cameras does not apply to the format seqrecord"):
-        open_source(tmp_path / "a", cameras=("left",))
-    with pytest.raises(SchemaError, match="no such feature"):
-        open_source(tmp_path / "a", features=["gone"])
-    other = shutil.copytree(tmp_path / "a", tmp_path / "other")
-    for text in ('{"name": "an app"}', "no JSON"):
-        (other / "manifest.json").write_text(text)
-        with pytest.raises(
-            SourceError, match=r"no supported dataset found.*seqrecord \(manifest.json"
-        ):
-            open_source(other)
-    with pytest.raises(FormatError):
-        open_source(other, format="seqrecord")
-    with pytest.raises(NotFoundError, match="no dataset here"):
-        open_source(tmp_path / "gone", format="seqrecord")
-    run("write", "--src", tmp_path / "a", "--dst", tmp_path / "b", "--features", "pose,photo")
+    assert open_source(a, format="seqrecord").schema() == open_source(str(a)).schema()
+    shutil.copytree(a, other)
+    (other / "manifest.json").write_text('{"name": "an app"}')
+    named: dict[str, Any] = {"format": "seqrecord"}
+    found = r"no supported dataset found.*seqrecord \(manifest.json"
+    for path, options, error, match in (
+        (a, {"cameras": ("left",)}, SourceError, "cameras does not apply to the format seqrecord"),
+        (a, {"features": ["gone"]}, SchemaError, "no such feature"),
+        (other, {}, SourceError, found),
+        (other, named, FormatError, "."),
+        (gone, named, NotFoundError, "no dataset here"),
+    ):
+        with pytest.raises(error, match=match):
+            open_source(path, **options)
+    (other / "manifest.json").write_text("no JSON")
+    with pytest.raises(SourceError, match=found):
+        open_source(other)
+    run("write", "--src", a, "--dst", tmp_path / "b", "--features", "pose,photo")
     with seqrecord.open(tmp_path / "b") as made:
         assert list(made.features) == ["pose", "photo"]
-        with seqrecord.open(tmp_path / "a", features=["pose", "photo"]) as dataset:
+        with seqrecord.open(a, features=["pose", "photo"]) as dataset:
             assert frames_of(made) == frames_of(dataset)
         assert list(made.statistics) == ["pose"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,32 +101,32 @@ def metadata(text: str) -> Callable[[Path], object]:
 
 NONE, OTHER = "invalid metadata of a rosbag2 recording", "number of messages differs"
 CONVERT = r"`ros2 bag convert.*got: .*zstd"
-BAGS: dict[str, tuple[Callable[[Path], object], str, str]] = {  # and the file that is named
-    "missing": (lambda folder: list_more(folder, "b.mcap"), r"missing.*expected: b\.mcap", YAML),
-    "all missing": (remove_all, "missing file", YAML),
-    "compressed": (compress, r"Zstandard: unpack it .`zstd -d", ".zstd"),
-    "compressed files": (lambda folder: say_compressed(folder, "FILE"), CONVERT, ""),
-    "compressed messages": (lambda folder: say_compressed(folder, "MESSAGE"), CONVERT, ""),
-    "total": (count_more, f"{OTHER}.*expected: .*messages", YAML),
-    "topic": (lambda folder: count_more(folder, CAMERA), f"{OTHER}.*expected: .*messages", YAML),
-    "no metadata": (metadata(""), NONE, ""),
-    "no YAML": (metadata("["), NONE, ""),
-    "a number": (metadata("rosbag2_bagfile_information: 3"), NONE, ""),
-    "code": (metadata("a: !!python/name:os"), NONE, ""),
-}
+BAGS: list[tuple[Callable[[Path], object], str, str]] = [  # and the file that is named
+    (lambda folder: list_more(folder, "b.mcap"), r"missing.*expected: b\.mcap", YAML),
+    (remove_all, "missing file", YAML),
+    (compress, r"Zstandard: unpack it .`zstd -d", ".zstd"),
+    (lambda folder: say_compressed(folder, "FILE"), CONVERT, ""),
+    (lambda folder: say_compressed(folder, "MESSAGE"), CONVERT, ""),
+    (count_more, f"{OTHER}.*expected: .*messages", YAML),
+    (lambda folder: count_more(folder, CAMERA), f"{OTHER}.*expected: .*messages", YAML),
+    *((metadata(text), NONE, "") for text in ("", "[", "rosbag2_bagfile_information: 3")),
+    (metadata("a: !!python/name:os"), NONE, ""),
+]
 
 
 @pytest.mark.parametrize("sqlite", [False, True])
-@pytest.mark.parametrize("name", BAGS)
-def test_a_bag_that_is_not_what_it_declares(tmp_path: Path, name: str, *, sqlite: bool) -> None:
-    change, match, file = BAGS[name]
-    change(bag(tmp_path / "bags", sqlite=sqlite))
-    with pytest.raises(SourceError, match=match) as caught:
-        packed(tmp_path / "bags", tmp_path / "x")
-    assert str(caught.value.file).endswith(file)
-    if name == "topic":
-        source = ("--src", tmp_path / "bags", "--source-option", f"clock={CAMERA}")
-        assert OTHER in fail("write", *source, "--dst", tmp_path / "y", "--quiet")
+def test_a_bag_that_is_not_what_it_declares(tmp_path: Path, *, sqlite: bool) -> None:
+    sound = bag(tmp_path / "sound", sqlite=sqlite)
+    for number, (change, match, file) in enumerate(BAGS):
+        root = tmp_path / f"{number}"
+        change(Path(shutil.copytree(sound, root / "run")))
+        with pytest.raises(SourceError, match=match) as caught:
+            packed(root, tmp_path / f"x{number}")
+        assert str(caught.value.file).endswith(file), number
+    root = tmp_path / "on the command line"
+    count_more(Path(shutil.copytree(sound, root / "run")))
+    source = ("--src", root, "--source-option", f"clock={CAMERA}")
+    assert OTHER in fail("write", *source, "--dst", tmp_path / "y", "--quiet")
 
 
 def test_a_file_that_the_metadata_does_not_list_is_in_the_inventory(tmp_path: Path) -> None:
@@ -141,47 +142,39 @@ def test_a_file_that_the_metadata_does_not_list_is_in_the_inventory(tmp_path: Pa
     )
 
 
-@pytest.mark.parametrize(
-    ("ending", "command"), [("-wal", "wal_checkpoint"), ("-journal", "quick_check")]
-)
-def test_a_database_whose_log_is_not_in_it(tmp_path: Path, ending: str, command: str) -> None:
+def test_a_database_whose_log_is_not_in_it(tmp_path: Path) -> None:
     folder = bag(tmp_path / "bags", sqlite=True)
     [path] = folder.glob("*.db3")
-    log = path.with_name(path.name + ending)
-    log.touch()
     path.with_name(path.name + "-shm").write_bytes(b"x")
-    with packed(tmp_path / "bags", tmp_path / "empty") as dataset:  # an empty log has nothing
-        assert not any(".db3" in each.pattern for each in dataset.inventories[0].left_out)
-    log.write_bytes(b"x" * 100)
-    before = sorted(folder.iterdir())
-    with pytest.raises(SourceError, match=f"`sqlite3 {path.name} 'PRAGMA {command}") as caught:
-        packed(tmp_path / "bags", tmp_path / "x")
-    assert (caught.value.file, caught.value.got) == (str(path), "100 bytes")
-    assert sorted(folder.iterdir()) == before
+    for ending, command in (("-wal", "wal_checkpoint"), ("-journal", "quick_check")):
+        log = path.with_name(path.name + ending)
+        log.touch()  # an empty log has nothing
+        with packed(tmp_path / "bags", tmp_path / f"empty{ending}") as dataset:
+            assert not any(".db3" in each.pattern for each in dataset.inventories[0].left_out)
+        log.write_bytes(b"x" * 100)
+        before = sorted(folder.iterdir())
+        with pytest.raises(SourceError, match=f"`sqlite3 {path.name} 'PRAGMA {command}") as caught:
+            packed(tmp_path / "bags", tmp_path / f"x{ending}")
+        assert (caught.value.file, caught.value.got) == (str(path), "100 bytes")
+        assert sorted(folder.iterdir()) == before
+        log.unlink()
 
 
-def without_messages(path: Path, drop: int) -> None:
-    """Cut the last messages out of an MCAP file, and leave its statistics."""
-    data = path.read_bytes()
+def test_statistics_of_mcap_are_compared(tmp_path: Path) -> None:
+    """A file that has fewer messages than its statistics say."""
     from mcap.reader import make_reader
 
+    path = write_mcap(tmp_path / "run.mcap", recording(), enable_crcs=False)
+    data, count = path.read_bytes(), len(recording())
     with path.open("rb") as stream:
         summary = make_reader(stream).get_summary()
     assert summary is not None
     assert summary.statistics is not None
-    count = summary.statistics.message_count.to_bytes(8, "little")
-    at = data.rindex(count)
-    path.write_bytes(
-        data[:at] + (summary.statistics.message_count + drop).to_bytes(8, "little") + data[at + 8 :]
-    )
-
-
-def test_statistics_of_mcap_are_compared(tmp_path: Path) -> None:
-    path = write_mcap(tmp_path / "run.mcap", recording(), enable_crcs=False)
-    without_messages(path, 3)
+    assert summary.statistics.message_count == count
+    at = data.rindex(count.to_bytes(8, "little"))
+    path.write_bytes(data[:at] + (count + 3).to_bytes(8, "little") + data[at + 8 :])
     with pytest.raises(SourceError, match="file's statistics") as caught:
         packed(path, tmp_path / "x")
-    count = len(recording())
     assert caught.value.expected == f"{count + 3} messages of all topics"
     assert caught.value.got == count
 
@@ -227,11 +220,13 @@ def test_empty_topics_and_attachments_are_in_the_inventory(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_that_is_cut_is_never_shorter_in_silence(tmp_path: Path, kind: str) -> None:
+def test_a_file_that_is_cut_is_never_shorter_in_silence(
+    tmp_path: Path, kind: str, thorough: bool
+) -> None:
     write(tmp_path, recording(), kind)
     [path] = [each for each in tmp_path.rglob("*") if each.suffix in (".mcap", ".db3")]
     whole = path.read_bytes()
-    for share in (0.2, 0.5, 0.9, 0.999):
+    for share in (0.2, 0.5, 0.9, 0.999) if thorough else (0.5, 0.999):
         path.write_bytes(whole[: int(len(whole) * share)])
         with pytest.raises(SourceError) as caught:
             packed(tmp_path, tmp_path / f"{share}")
@@ -253,31 +248,25 @@ TYPES: dict[str, tuple[bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", TYPES)
-def test_types_of_files_are_named(tmp_path: Path, name: str) -> None:
-    data, message = TYPES[name]
-    folder = tmp_path / "originals" / "deeper"
-    folder.mkdir(parents=True)
-    (folder / name).write_bytes(data)
-    for path in (tmp_path / "originals", folder / name):
-        with pytest.raises(SourceError, match=message):
-            open_source(path)
+def test_types_of_files_are_named(tmp_path: Path) -> None:
+    for name, (data, message) in TYPES.items():
+        folder = tmp_path / name / "deeper"
+        folder.mkdir(parents=True)
+        (folder / name).write_bytes(data)
+        for path in (tmp_path / name, folder / name):
+            with pytest.raises(SourceError, match=message):
+                open_source(path)
 
 
-POINTERS = ["a.mcap", "a.hdf5", "a.tar", "a.mp4", "run/image/000000.png", "run/state.npy"]
-
-
-@pytest.mark.parametrize("name", POINTERS)
-def test_pointers_in_the_place_of_files_are_named(
-    tmp_path: Path, name: str, memory_url: str
-) -> None:
-    path = tmp_path / "originals" / name
-    path.parent.mkdir(parents=True)
-    path.write_bytes(LFS)
-    url = upload(tmp_path / "originals", memory_url) if name == "a.tar" else None
-    for place, file in ((tmp_path / "originals", str(path)), (url, f"{url}/{name}")):
-        if place is not None:
-            message = fail("write", "--src", place, "--dst", tmp_path / "x")
-            assert "Git LFS pointer" in message
-            assert "git lfs pull" in message
-            assert file in message
+def test_pointers_in_the_place_of_files_are_named(tmp_path: Path, memory_url: str) -> None:
+    names = ("a.mcap", "a.hdf5", "a.tar", "a.mp4", "run/image/000000.png", "run/state.npy")
+    places = []
+    for number, name in enumerate(names):
+        root = tmp_path / f"{number}"
+        (root / name).parent.mkdir(parents=True)
+        (root / name).write_bytes(LFS)
+        places.append((root, root / name))
+    url: Any = upload(tmp_path / "2", memory_url)
+    for place, file in (*places, (url, f"{url}/a.tar")):
+        message = fail("write", "--src", place, "--dst", tmp_path / "x")
+        assert all(part in message for part in ("Git LFS pointer", "git lfs pull", str(file)))

@@ -41,61 +41,57 @@ def refused(source: Any, number: int) -> SourceError:
 # --- HDF5 ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [4, 6, np.float64(4), np.array([6])])
-def test_num_samples_is_the_number_of_rows(tmp_path: Path, value: Any) -> None:
-    write_robomimic(tmp_path / "a.hdf5")
-    with h5py.File(tmp_path / "a.hdf5", "a") as file:
-        file["data/demo_1"].attrs["num_samples"] = value
-        if isinstance(value, int):
-            file["data"].attrs["total"] = 3 + value
-    source = Hdf5Source(tmp_path)
-    assert [info.key for info in source.episodes()] == ["a/demo_0", "a/demo_1"]
-    error = refused(source, 1)
-    assert error.episode == "a/demo_1"
-    declared = int(np.ravel(value)[0])
-    assert error.expected == f"{declared} rows, as the episode's attributes declare"
-    assert error.got == "5 rows"
-    assert len(list(source.frames(source.episodes()[0]))) == 3
+def changed(root: Path, place: str, **attributes: Any) -> Hdf5Source:
+    """Three and five rows of robomimic, with other attributes of a group."""
+    root.mkdir()
+    write_robomimic(root / "a.hdf5")
+    with h5py.File(root / "a.hdf5", "a") as file:
+        file[place].attrs.update(attributes)
+        file["data"].attrs["total"] = attributes.get("total", 3 + attributes.get("num_samples", 5))
+    return Hdf5Source(root)
 
 
-def test_num_samples_that_is_no_number_and_masks_of_missing_demonstrations(tmp_path: Path) -> None:
-    write_robomimic(tmp_path / "a.hdf5")
-    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+def test_num_samples_and_totals_of_robomimic(tmp_path: Path) -> None:
+    for value in (4, 6, np.float64(4), np.array([6])):
+        source = changed(tmp_path / f"{value!r}", "data/demo_1", num_samples=value)
+        assert [info.key for info in source.episodes()] == ["a/demo_0", "a/demo_1"]
+        error = refused(source, 1)
+        declared = int(np.ravel(value)[0])
+        assert error.expected == f"{declared} rows, as the episode's attributes declare"
+        assert (error.episode, error.got) == ("a/demo_1", "5 rows")
+        assert len(list(source.frames(source.episodes()[0]))) == 3
+    for number, (name, value, found) in enumerate(
+        (("total", 9, 8), ("total", 7, 8), ("num_demos", 3, 2))
+    ):
+        source = changed(tmp_path / f"total {number}", "data", **{name: value})
+        error = refused(source, 2)
+        assert str(value) in str(error.expected)
+        assert str(found) in str(error.got)
+        assert str(error.file).endswith("a.hdf5")
+        with pytest.raises(SourceError, match="disagrees with the demonstrations"):
+            seqrecord.convert(source, tmp_path / f"records {number}", workers=1)
+    with h5py.File(tmp_path / "4" / "a.hdf5", "a") as file:
         file["data/demo_0"].attrs["num_samples"] = "three"
-    error = refused(Hdf5Source(tmp_path), 0)
-    assert (error.expected, error.got) == ("a whole number", "'three'")
-    assert [info.key for info in Hdf5Source(tmp_path).episodes()] == ["a/demo_0", "a/demo_1"]
-    assert len(list(Hdf5Source(tmp_path).frames(Hdf5Source(tmp_path).episodes()[1]))) == 5
-    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        file["data/demo_1"].attrs["num_samples"] = 5
         file["mask/test"] = np.array([b"demo_0", b"demo_7", b"demo_9"], "S8")
-    [note] = inventory_of(Hdf5Source(tmp_path)).notes
+    source = Hdf5Source(tmp_path / "4")
+    error = refused(source, 0)
+    assert (error.expected, error.got) == ("a whole number", "'three'")
+    assert len(list(source.frames(source.episodes()[1]))) == 5
+    [note] = inventory_of(source).notes
     assert note == "a.hdf5: 2 of 3 demonstrations of mask/test missing: demo_7, demo_9"
 
 
-@pytest.mark.parametrize("name", ["num_samples", "num_timesteps", "num_frames"])
-def test_an_attribute_of_aloha_declares_the_number_of_rows(tmp_path: Path, name: str) -> None:
+def test_an_attribute_of_aloha_declares_the_number_of_rows(tmp_path: Path) -> None:
     write_aloha(tmp_path / "episode_0.hdf5")
-    with h5py.File(tmp_path / "episode_0.hdf5", "a") as file:
-        file.attrs[name] = 400
-    for source in (Hdf5Source(tmp_path), Hdf5Source(tmp_path, map={"x": "action"})):
-        error = refused(source, 0)
-        assert str(error.expected).startswith("400 rows")
-        assert error.got == "5 rows"
-
-
-@pytest.mark.parametrize(("name", "value"), [("total", 9), ("total", 7), ("num_demos", 3)])
-def test_totals_of_robomimic(tmp_path: Path, name: str, value: int) -> None:
-    (tmp_path / "set").mkdir()
-    write_robomimic(tmp_path / "set" / "a.hdf5")
-    with h5py.File(tmp_path / "set" / "a.hdf5", "a") as file:
-        file["data"].attrs[name] = value
-    source = open_source(tmp_path / "set")
-    error = refused(source, 2)
-    assert str(value) in str(error.expected)
-    assert str({"total": 8, "num_demos": 2}[name]) in str(error.got)
-    assert str(error.file).endswith("a.hdf5")
-    with pytest.raises(SourceError, match="disagrees with the demonstrations"):
-        seqrecord.convert(source, tmp_path / "records", workers=1)
+    for name in ("num_samples", "num_timesteps", "num_frames"):
+        with h5py.File(tmp_path / "episode_0.hdf5", "a") as file:
+            file.attrs.clear()
+            file.attrs[name] = 400
+        for source in (Hdf5Source(tmp_path), Hdf5Source(tmp_path, map={"x": "action"})):
+            error = refused(source, 0)
+            assert str(error.expected).startswith("400 rows")
+            assert error.got == "5 rows"
 
 
 def test_rows_that_were_never_written_are_counted(tmp_path: Path) -> None:
@@ -194,43 +190,41 @@ def zipped(folder: Path) -> Path:
     return path
 
 
+_SLOW = pytest.mark.slow
+
+
 @pytest.mark.filterwarnings("ignore:Consolidated metadata")
-@pytest.mark.parametrize("where", ["", "data"])
-@pytest.mark.parametrize("zarr_format", [2, 3])
-@pytest.mark.parametrize("is_zip", [False, True])
-def test_stale_consolidated_metadata_is_ignored(
+@pytest.mark.parametrize(
+    ("zarr_format", "where", "is_zip"),
+    [
+        *((2, "", False), (3, "data", True)),
+        *(pytest.param(2, "", True, marks=_SLOW), pytest.param(2, "data", False, marks=_SLOW)),
+        *(pytest.param(2, "data", True, marks=_SLOW), pytest.param(3, "", False, marks=_SLOW)),
+        *(pytest.param(3, "", True, marks=_SLOW), pytest.param(3, "data", False, marks=_SLOW)),
+    ],
+)
+def test_stale_consolidated_metadata_is_ignored_and_missing_chunks_are_counted(
     tmp_path: Path, zarr_format: int, where: str, is_zip: bool
 ) -> None:
-    path = tmp_path / "a.zarr"
-    write_buffer(path, zarr_format=zarr_format)
+    path, other = tmp_path / "a.zarr", tmp_path / "other" / "a.zarr"
+    for each in (path, other):
+        write_buffer(each, zarr_format=zarr_format)
     _grown(path, where)
+    chunks = sorted(each for each in (other / "data/img").rglob("*") if each.name[-1:].isdigit())
+    for each in [each for each in chunks if each.is_file()][:2]:
+        each.unlink()
+    (other / "meta/success" / ("c/0" if zarr_format == 3 else "0")).unlink()
     if is_zip:
-        path = zipped(path)
+        path, other = zipped(path), zipped(other)
     source = open_source(path)
     assert [info.num_frames for info in source.episodes()] == [4, 2, 7, 2]
     frames = [dict(frame) for frame in source.frames(source.episodes()[3])]
     assert [frame["added"] for frame in frames] == [13, 14]
     np.testing.assert_array_equal([frame["action"] for frame in frames], np.full((2, 2), 7, "f4"))
-
-
-@pytest.mark.parametrize("is_zip", [False, True])
-@pytest.mark.parametrize("zarr_format", [2, 3])
-def test_missing_chunks_are_counted(tmp_path: Path, zarr_format: int, is_zip: bool) -> None:
-    path = tmp_path / "a.zarr"
-    write_buffer(path, zarr_format=zarr_format)
-    chunks = sorted(each for each in (path / "data/img").rglob("*") if each.name[-1:].isdigit())
-    for each in [each for each in chunks if each.is_file()][:2]:
-        each.unlink()
-    flag = path / "meta/success" / ("c/0" if zarr_format == 3 else "0")
-    flag.unlink()
-    if is_zip:
-        path = zipped(path)
     success = "1 of 1 chunk of meta/success missing: filled with False"
-    assert inventory_of(open_source(path)).notes == (
-        "2 of 5 chunks of data/img missing: filled with 0.0",
-        success,
-    )
-    assert inventory_of(open_source(path, features=["action"])).notes == (success,)
+    images = "2 of 5 chunks of data/img missing: filled with 0.0"
+    assert inventory_of(open_source(other)).notes == (images, success)
+    assert inventory_of(open_source(other, features=["action"])).notes == (success,)
 
 
 def test_arrays_without_chunks_and_shards_are_counted(tmp_path: Path) -> None:
@@ -270,12 +264,7 @@ def test_rows_and_arrays_of_a_buffer_that_are_left_out(tmp_path: Path) -> None:
     found = inventory_of(open_source(tmp_path / "a.zarr"))
     assert found.reason == "1 group with data/ and meta/episode_ends"
     assert found.features[0].place == "data/action"
-
-
-def test_a_broken_array_beside_the_data_is_a_note(tmp_path: Path) -> None:
-    write_buffer(tmp_path / "a.zarr")
-    zarr.open_group(tmp_path / "a.zarr").create_array("other", data=np.zeros(3))
-    (tmp_path / "a.zarr/other/.zarray").write_text("{")
+    (tmp_path / "a.zarr/calibration/.zarray").write_text("{")  # a broken one is a note
     report = seqrecord.convert(open_source(tmp_path), tmp_path / "records", workers=1)
     assert len(report.written) == 3
     assert any("a.zarr: cannot list other arrays" in n for n in report.inventory.notes)
@@ -327,39 +316,29 @@ def test_records_beyond_and_below_those_declared_are_refused(tmp_path: Path) -> 
 def test_a_split_without_lengths_of_its_shards(tmp_path: Path) -> None:
     """As older versions of TFDS declare it."""
     write_rlds(tmp_path, {"train": (1, 2)}, {})
-    info = tmp_path / "dataset_info.json"
+    info, source = tmp_path / "dataset_info.json", RldsSource(tmp_path, features=["state"])
     info.write_text(json.dumps({"splits": [{"name": "train", "numShards": "2"}]}))
-    source = RldsSource(tmp_path, features=["state"])
     assert len(source.episodes()) == 3
     assert inventory_of(source).notes == (
         "split train: no shardLengths in dataset_info.json, record counts not checked",
     )
-    info.write_text(json.dumps({"splits": [{"name": "train", "numShards": "3"}]}))
-    with pytest.raises(SourceError, match="expected: 3 of train; got: 2"):
-        source.episodes()
-    info.write_text(json.dumps({"splits": [{"name": "train"}]}))
-    with pytest.raises(SourceError, match="expected: 0 of train; got: 2"):
-        source.episodes()
+    for split, count in (({"numShards": "3"}, 3), ({}, 0)):
+        info.write_text(json.dumps({"splits": [{"name": "train", **split}]}))
+        with pytest.raises(SourceError, match=f"expected: {count} of train; got: 2"):
+            source.episodes()
 
 
-@pytest.mark.parametrize(
-    ("found", "declared", "expected", "got"),
-    [
+def test_declared_splits_and_shards(tmp_path: Path) -> None:
+    cases: list[tuple[dict[str, tuple[int, ...]], dict[str, list[int]], str, str]] = [
         ({"train": (1,), "test": (1, 1)}, {"train": [1]}, "train", r"test \(2 shards\)"),
         ({"train": (1,)}, {"train": [1], "val": [2, 3]}, "val: 2 files, 5 records", "no file"),
         ({"train": (1, 1)}, {"train": [1]}, "1 of train", "2"),
-    ],
-)
-def test_declared_splits_and_shards(
-    tmp_path: Path, found: Any, declared: Any, expected: str, got: str
-) -> None:
-    write_rlds(tmp_path, found, declared)
-    with pytest.raises(SourceError, match=f"expected: {expected}; got: {got}"):
-        RldsSource(tmp_path, features=["state"]).episodes()
-
-
-def test_numbers_in_the_names_of_shards(tmp_path: Path) -> None:
-    """A shard that is missing, and one of another dataset."""
+    ]
+    for number, (found, declared, expected, got) in enumerate(cases):
+        write_rlds(tmp_path / f"{number}", found, declared)
+        with pytest.raises(SourceError, match=f"expected: {expected}; got: {got}"):
+            RldsSource(tmp_path / f"{number}", features=["state"]).episodes()
+    # A shard that is missing, and one of another dataset
     for name in ("less", "other"):
         write_rlds(tmp_path / name, {"train": (1, 1, 1)})
     shard = "a-train.tfrecord-00001-of-0000"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -44,36 +44,22 @@ def first(path: Path, **options: Any) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize(
-    ("dtype", "unit", "per_metre"),
-    [
-        ("u2", "mm", 1000),
-        ("u2", "1/5000 m", 5000),
-        ("u2", "1/1000 m", 1000),
-        ("i4", "mm", 1000),
-        ("u1", "cm", 100),
-        ("u2", "m", 1),
-        ("f4", "m", 1),
-        ("f2", "dm", 10),
-        ("f8", "km", Fraction(1, 1000)),
-        ("u4", "um", 1_000_000),
-        ("u2", "0.25 m", 4),
-    ],
-)
-def test_units_and_dtypes(tmp_path: Path, dtype: str, unit: str, per_metre: Fraction) -> None:
+def test_units_and_dtypes(tmp_path: Path) -> None:
     """Numbers are rounded once, to the nearest float32."""
-    values = np.arange(80, dtype=dtype).reshape(8, 10)
-    path = write(tmp_path / "a", values, unit)
-    expected = [[np.float32(Fraction(float(x)) / per_metre) for x in row] for row in values]
-    for step in (
-        {"frame_transform": DepthToMeters("depth")},
-        {"clip_transform": DepthToMeters("depth")},
-    ):
-        depth = first(path, **step)
-        assert depth.dtype == torch.float32
-        assert depth.shape == (1, 2, 8, 10)
-        assert np.array_equal(depth[0, 0].numpy(), np.array(expected))
-        assert bool((depth > 0).any())
+    cases: list[tuple[str, str, int | Fraction]] = [
+        *(("u2", "mm", 1000), ("u2", "1/5000 m", 5000), ("u2", "1/1000 m", 1000)),
+        *(("i4", "mm", 1000), ("u1", "cm", 100), ("u2", "m", 1), ("f4", "m", 1)),
+        *(("f2", "dm", 10), ("f8", "km", Fraction(1, 1000)), ("u4", "um", 10**6)),
+        ("u2", "0.25 m", 4),
+    ]
+    for number, (dtype, unit, per_metre) in enumerate(cases):
+        values = np.arange(80, dtype=dtype).reshape(8, 10)
+        path = write(tmp_path / f"{number}", values, unit)
+        expected = [[np.float32(Fraction(float(x)) / per_metre) for x in row] for row in values]
+        for step in ("frame_transform", "clip_transform"):
+            depth = first(path, **{step: DepthToMeters("depth")})
+            assert (depth.dtype, depth.shape) == (torch.float32, (1, 2, 8, 10))
+            assert np.array_equal(depth[0, 0].numpy(), np.array(expected)), (dtype, unit)
 
 
 def test_the_recipe_takes_uint16(tmp_path: Path) -> None:
@@ -92,21 +78,18 @@ def test_the_recipe_takes_uint16(tmp_path: Path) -> None:
     assert SeqRecordMapDataset(path, clip_len=2, clip_transform=steps)[0]["depth"][0, 4, 4] == 2.0
 
 
-@pytest.mark.parametrize("invalid", [0.0, -1.0, float("nan"), float("inf")])
-def test_pixels_without_depth(tmp_path: Path, invalid: float) -> None:
+def test_pixels_without_depth(tmp_path: Path) -> None:
     bad = np.array([0, -1, np.nan, np.inf, -np.inf, 1.5], np.float32)
-    convert = DepthToMeters("depth", unit="m", invalid=invalid)
-    found = convert({"depth": bad, "other": 1})["depth"]
-    assert np.array_equal(found, np.array([invalid] * 5 + [1.5], np.float32), equal_nan=True)
-    found = convert({"depth": np.array([0, 3], np.uint16)})["depth"]
-    assert np.array_equal(found, np.array([invalid, 3], np.float32), equal_nan=True)
+    for invalid in (0.0, -1.0, float("nan"), float("inf")):
+        convert = DepthToMeters("depth", unit="m", invalid=invalid)
+        for depth, want in (
+            (bad, [invalid] * 5 + [1.5]),
+            (np.array([0, 3], np.uint16), [invalid, 3]),
+            (np.float64(1e300), invalid),
+        ):
+            found = convert({"depth": depth, "other": 1})["depth"]
+            assert np.array_equal(found, np.array(want, np.float32), equal_nan=True)
     assert bad[0] == 0  # what it gets stays as it is
-    assert convert({"depth": np.float64(1e300)})["depth"] == np.float32(invalid) or np.isnan(
-        invalid
-    )
-
-
-def test_several_features() -> None:
     convert = DepthToMeters("left", "right", unit="mm")
     found = convert({"left": np.uint16(1000), "right": np.uint16(500), "image": 3})
     assert found == {"left": 1.0, "right": 0.5, "image": 3}
@@ -125,37 +108,30 @@ def test_unknown_units_are_refused(tmp_path: Path) -> None:
     assert first(path, frame_transform=DepthToMeters("depth", unit="mm")).max() < 3
     command = said.partition("`seqrecord ")[2].partition("`")[0]
     run(*command.replace("PATH", str(path)).split())
-    assert first(path, frame_transform=DepthToMeters("depth")).max() < 3
+    for unit in (None, "1/1000 m"):
+        assert first(path, frame_transform=DepthToMeters("depth", unit=unit)).max() < 3
     with pytest.raises(ClipError, match="unit differs"):
         first(path, frame_transform=DepthToMeters("depth", unit="cm"))
-    assert first(path, frame_transform=DepthToMeters("depth", unit="1/1000 m")).max() < 3
-    with pytest.raises(ClipError, match="unit is unknown"):
-        DepthToMeters("depth")({"depth": np.zeros(3)})
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: DepthToMeters(), "invalid feature names"),
-        (lambda: DepthToMeters(["depth"]), "invalid feature names"),  # type: ignore[arg-type]
-        (lambda: DepthToMeters("depth", unit="meters"), "invalid unit"),
-        (lambda: DepthToMeters("depth", unit="s"), "invalid unit"),
-        (lambda: DepthToMeters("depth", invalid="no"), "invalid is not"),  # type: ignore[arg-type]
-        (lambda: DepthToMeters("d", unit="m")({"depth": 0}), "no such feature"),
-        (lambda: DepthToMeters("d", unit="m")({"d": np.zeros(3, bool)}), "not numeric"),
-    ],
-)
-def test_what_is_refused(make: Any, message: str) -> None:
-    with pytest.raises(ClipError, match=message):
-        make()
-
-
-def test_features_that_are_no_depth(tmp_path: Path) -> None:
+def test_what_is_refused(tmp_path: Path) -> None:
+    make: Any = DepthToMeters
+    cases: list[tuple[Callable[[], object], str]] = [
+        (lambda: make(), "invalid feature names"),
+        (lambda: make(["depth"]), "invalid feature names"),
+        (lambda: make("depth", unit="meters"), "invalid unit"),
+        (lambda: make("depth", unit="s"), "invalid unit"),
+        (lambda: make("depth", invalid="no"), "invalid is not"),
+        (lambda: make("d", unit="m")({"depth": 0}), "no such feature"),
+        (lambda: make("d", unit="m")({"d": np.zeros(3, bool)}), "not numeric"),
+        (lambda: make("depth")({"depth": np.zeros(3)}), "unit is unknown"),
+        (lambda: first(path, frame_transform=make("depth")), "not depth"),
+        (lambda: first(path, frame_transform=make("depht")), "not read"),
+    ]
     path = write(tmp_path / "a", np.full((8, 10), 2000, np.uint16), "px", "disparity")
-    with pytest.raises(ClipError, match="not depth"):
-        first(path, frame_transform=DepthToMeters("depth"))
-    with pytest.raises(ClipError, match="not read"):
-        first(path, frame_transform=DepthToMeters("depht"))
+    for use, message in cases:
+        with pytest.raises(ClipError, match=message):
+            use()
     edit.describe_features(path, kinds={"depth": None})
     with pytest.raises(ClipError, match="invalid unit"):
         first(path, frame_transform=DepthToMeters("depth"))
@@ -165,7 +141,7 @@ def make_range(clip: dict[str, Any], _: Any) -> dict[str, Any]:
     return {**clip, "range": clip["depth"] * 2}
 
 
-def test_after_another_function_and_renamed(tmp_path: Path) -> None:
+def test_after_another_function_renamed_and_in_statistics(tmp_path: Path) -> None:
     path = write(tmp_path / "a", np.full((8, 10), 2000, np.uint16))
     options: dict[str, Any] = {"clip_len": 1, "batch_size": 1, "shuffle": False}
     steps: list[Any] = [make_range, DepthToMeters("range", unit="mm")]
@@ -173,10 +149,6 @@ def test_after_another_function_and_renamed(tmp_path: Path) -> None:
     assert batch["range"].unique().tolist() == [4.0]
     pipe = SeqRecordPipe(path, rename={"depth": "z"}, clip_transform=DepthToMeters("z"), **options)
     assert next(iter(pipe))["z"].unique().tolist() == [2.0]
-
-
-def test_statistics_are_of_metres(tmp_path: Path) -> None:
-    path = write(tmp_path / "a", np.full((8, 10), 2000, np.uint16))
     with seqrecord.open(path) as found:
         statistics = found.compute_statistics(frame_transform=DepthToMeters("depth"))
     assert statistics["depth"].min.tolist() == [2.0]
@@ -185,9 +157,11 @@ def test_statistics_are_of_metres(tmp_path: Path) -> None:
 # ---- mixes
 
 
-def mix(paths: Mapping[str, Path], options: Mapping[str, Any] | None = None, **more: Any) -> Any:
+def mix(paths: Mapping[str, Path], of_a: Mapping[str, Any] | None = None, **more: Any) -> Any:
+    """With options of one dataset, and of all."""
+    options = {"a": of_a or {}}
     sources = {
-        name: SeqRecordIterableDataset(path, clip_len=2, **(options or {}).get(name, {}))
+        name: SeqRecordIterableDataset(path, clip_len=2, **options.get(name, {}))
         for name, path in paths.items()
     }
     return SeqRecordMix(sources, batch_size=4, **more)
@@ -202,32 +176,35 @@ def two(tmp_path: Path) -> dict[str, Path]:
     }
 
 
-@pytest.mark.parametrize("single_source_batches", [None, True])
-def test_a_mix_refuses_other_units(
-    two: dict[str, Path], single_source_batches: bool | None
-) -> None:
-    with pytest.raises(ClipError, match="disagree on the unit of a feature") as caught:
-        mix(two, single_source_batches=single_source_batches)
-    error = caught.value
-    assert (error.feature, error.got) == ("depth", "a: mm; b: m")
-    assert "DepthToMeters('depth')" in str(error.expected)
+def test_a_mix_refuses_other_units(two: dict[str, Path]) -> None:
+    error = ClipError("none")
+    for single in (None, True):
+        with pytest.raises(ClipError, match="disagree on the unit of a feature") as caught:
+            mix(two, single_source_batches=single)
+        error = caught.value
+        assert (error.feature, error.got) == ("depth", "a: mm; b: m")
+        assert "DepthToMeters('depth')" in str(error.expected)
+    outer = {"in": mix({"x": two["a"]}), "b": SeqRecordIterableDataset(two["b"], clip_len=2)}
+    with pytest.raises(ClipError, match="disagree on the unit") as caught:
+        SeqRecordMix(outer, batch_size=2)
+    assert caught.value.got == "in/x: mm; b: m"
     command = str(error.expected).partition("`seqrecord ")[2].partition("`")[0]
     run(*command.split())
-    mix(two, single_source_batches=single_source_batches)
+    for single in (None, True):
+        mix(two, single_source_batches=single)
 
 
 def test_a_mix_of_depth_in_metres(two: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
     convert = {"frame_transform": DepthToMeters("depth")}
-    batch = next(iter(mix(two, {"a": convert})))
+    batch = next(iter(mix(two, convert)))
     assert batch["depth"].dtype == torch.float32
     assert batch["depth"].max() < 10
     assert {*batch["dataset"]} == {"a", "b"}
-    next(iter(mix(two, {"a": {"clip_transform": DepthToMeters("depth")}})))
-    mix(two, {"a": convert, "b": convert})
+    next(iter(mix(two, {"clip_transform": DepthToMeters("depth")})))
     assert not caplog.records
     run("edit", "describe", two["b"], "--unit", "depth=cm")
     with pytest.raises(ClipError, match="disagree on the unit") as caught:
-        mix(two, {"a": convert})
+        mix(two, convert)
     assert caught.value.got == "a: m; b: cm"
 
 
@@ -248,19 +225,17 @@ def copied(frame: dict[str, Any]) -> dict[str, Any]:
     return {name: np.array(value) for name, value in frame.items()}
 
 
-@pytest.mark.parametrize("transform", [halved, in_place])
-def test_what_a_transform_changes_is_exempt(two: dict[str, Path], transform: Any) -> None:
-    mix(two, {"a": {"frame_transform": transform}})
-
-
-@pytest.mark.parametrize("transform", [brighter, copied])
-@pytest.mark.parametrize("where", ["frame_transform", "clip_transform"])
-def test_what_a_transform_passes_on_is_not(
-    two: dict[str, Path], transform: Any, where: str
-) -> None:
-    step = (lambda clip, _: transform(clip)) if where == "clip_transform" else transform
-    with pytest.raises(ClipError, match="disagree on the unit"):
-        mix(two, {"a": {where: step}})
+def test_what_a_transform_changes_is_exempt(two: dict[str, Path]) -> None:
+    """And what it passes on is not."""
+    for transform in (halved, in_place):
+        mix(two, {"frame_transform": transform})
+    for passes_on in (brighter, copied):
+        for where, step in (
+            ("frame_transform", passes_on),
+            ("clip_transform", lambda clip, _, change=passes_on: change(clip)),
+        ):
+            with pytest.raises(ClipError, match="disagree on the unit"):
+                mix(two, {where: step})
 
 
 def test_a_mix_of_an_unknown_unit_warns_once(
@@ -275,15 +250,12 @@ def test_a_mix_of_an_unknown_unit_warns_once(
     edit.describe_features(two["b"], units={"depth": None})
     mix(two)
     assert len(caplog.records) == 1
-
-
-def test_a_mix_refuses_other_kinds(two: dict[str, Path]) -> None:
-    edit.describe_features(two["a"], kinds={"depth": "disparity"}, units={"depth": "m"})
+    edit.describe_features(two["a"], kinds={"depth": "disparity"})
     with pytest.raises(ClipError, match="disagree on the kind of a feature") as caught:
         mix(two)
     assert caught.value.got == "a: disparity; b: depth"
-    mix(two, {"a": {"rename": {"depth": "disparity"}}})
-    mix(two, {"a": {"features": ["image"]}})
+    mix(two, {"rename": {"depth": "disparity"}})
+    mix(two, {"features": ["image"]})
 
 
 def test_units_of_other_spelling_are_one(tmp_path: Path) -> None:
@@ -299,12 +271,3 @@ def test_units_of_other_spelling_are_one(tmp_path: Path) -> None:
         SchemaError, match="different units; correct a wrong one with `seqrecord edit describe`"
     ):
         edit.merge_datasets([one, other], tmp_path / "c")
-
-
-def test_a_mix_of_mixes_compares_all_datasets(two: dict[str, Path]) -> None:
-    inner = mix({"x": two["a"]})
-    with pytest.raises(ClipError, match="disagree on the unit") as caught:
-        SeqRecordMix(
-            {"in": inner, "b": SeqRecordIterableDataset(two["b"], clip_len=2)}, batch_size=2
-        )
-    assert caught.value.got == "in/x: mm; b: m"

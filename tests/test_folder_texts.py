@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from seqrecord.sources import FolderSource, inventory_of
 
 Array = npt.NDArray[Any]
 RNG = np.random.default_rng(0)
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 
 
 def images(folder: Path, names: list[str], size: tuple[int, int] = (4, 6)) -> None:
@@ -35,6 +37,18 @@ def numbered(count: int, ending: str = ".png") -> list[str]:
     return [f"{number:06d}{ending}" for number in range(count)]
 
 
+def texts(folder: Path, **contents: str) -> None:
+    for name, text in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(text.encode())
+
+
+def refused(source: FolderSource, episode: int, match: str) -> SourceError:
+    with pytest.raises(SourceError, match=match) as caught:
+        frames(source, episode)
+    return caught.value
+
+
 def features(source: FolderSource) -> dict[str, str]:
     told = ("frame_number", "frame_name")
     return {n: f"{s.dtype} {list(s.shape)}" for n, s in source.schema().items() if n not in told}
@@ -50,10 +64,9 @@ def test_7_scenes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
             depth = RNG.integers(0, 65536, (4, 6)).astype(np.uint16)
             Image.fromarray(depth).save(folder / f"frame-{i:06d}.depth.png")
             rows = ("\t ".join(f"{x!r}" for x in row.tolist()) + "\t " for row in pose)
-            (folder / f"frame-{i:06d}.pose.txt").write_text("\r\n".join(rows) + "\r\n")
-            (folder / f"._frame-{i:06d}.pose.txt").write_bytes(b"junk")
-        (folder / "Thumbs.db").write_bytes(b"junk")
-    (tmp_path / "chess" / "TrainSplit.txt").write_text("sequence1\nsequence2\n")
+            texts(folder, **{f"frame-{i:06d}.pose.txt": "\r\n".join(rows) + "\r\n"})
+            texts(folder, **{f"._frame-{i:06d}.pose.txt": "junk", "Thumbs.db": "junk"})
+    texts(tmp_path / "chess", **{"TrainSplit.txt": "sequence1\nsequence2\n"})
     source = FolderSource(tmp_path)
     assert [info.key for info in source.episodes()] == ["chess/seq-01", "chess/seq-02"]
     assert features(source) == {
@@ -67,119 +80,99 @@ def test_7_scenes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for episode in range(2):
         for frame, pose in zip(frames(source, episode), poses[episode], strict=True):
             np.testing.assert_array_equal(frame["frame_pose"], pose, strict=True)
-    seqrecord.convert(source, tmp_path.parent / f"{tmp_path.name}-records", workers=2)
-    (tmp_path / "chess" / "seq-02" / "frame-000001.pose.txt").unlink()
-    with pytest.raises(SourceError, match="different frames") as caught:
-        frames(FolderSource(tmp_path), 1)
-    assert caught.value.feature == "frame_pose"
+    shutil.rmtree(tmp_path / "chess" / "seq-02")
+    # A pose that is missing, or none: no shape [None, 4], no column names, no episode without poses
+    path = tmp_path / "chess" / "seq-01" / "frame-000001.pose.txt"
+    path.unlink()
+    assert refused(FolderSource(tmp_path), 0, "different frames").feature == "frame_pose"
+    for text, says in (
+        ("", "not a table of numbers; .*frame-000001.pose.txt.*got: no rows"),
+        ("1 2 3\n", r"columns differs.*000001.pose.txt.*expected: 4 columns.*got: 3"),
+        ("-1.#IND nan 0 0\n" + "0 0 0 1\n" * 3, "frame-000001.pose.txt.*got: '-1.#IND nan 0 0'"),
+        ("lost\n", "frame-000001.pose.txt.*got: 'lost'"),
+        (POINTER, "git lfs pull.*000001"),
+    ):
+        path.write_text(text)
+        with pytest.raises(SourceError, match=says):
+            seqrecord.convert(FolderSource(tmp_path), tmp_path / "out", workers=1)
 
 
 def test_a_folder_of_texts_beside_folders_of_images(tmp_path: Path) -> None:
-    """As ScanNet exports them; a pose may be infinite."""
+    """As ScanNet exports them; a pose may be infinite, and labels of objects none, one or more."""
     images(tmp_path / "scene" / "color", [f"{i}.jpg" for i in range(12)])
-    (tmp_path / "scene" / "pose").mkdir()
     for i in range(12):
-        text = "-inf -inf\n-inf -inf\n" if i == 5 else f"{i} 0.5\n0 1\n"
-        (tmp_path / "scene" / "pose" / f"{i}.txt").write_text(text)
-    (tmp_path / "scene" / "captions").mkdir()
-    for i in range(12):
-        (tmp_path / "scene" / "captions" / f"{i}.txt").write_text(f"a cup and {i} spoons")
+        pose = "-inf -inf\n-inf -inf\n" if i == 5 else f"{i} 0.5\n0 1\n"
+        labels = "".join(f"{row} 0.1 0.2 0.3 {i}\n" for row in range(i % 3))
+        texts(tmp_path / "scene", **{f"pose/{i}.txt": pose, f"labels/{i}.txt": labels})
+        texts(tmp_path / "scene", **{f"captions/{i}.txt": f"a cup and {i} spoons"})
     source = FolderSource(tmp_path)
-    assert features(source) == {"color": "uint8 [4, 6, 3]", "pose": "float64 [2, 2]"}
+    assert features(source) == {
+        "color": "uint8 [4, 6, 3]",
+        "labels": "float64 [None, 5]",
+        "pose": "float64 [2, 2]",
+    }
     read = frames(source)
     assert read[11]["pose"].tolist() == [[11, 0.5], [0, 1]]
     assert np.isneginf(read[5]["pose"]).all()
+    assert [frame["labels"].shape for frame in read] == [(i % 3, 5) for i in range(12)]
 
 
-def test_texts_of_any_number_of_rows(tmp_path: Path) -> None:
-    """Labels of objects: none, one or more in a frame."""
-    images(tmp_path / "run" / "images", numbered(4))
-    (tmp_path / "run" / "labels").mkdir()
-    for i, rows in enumerate((2, 1, 0, 3)):
-        text = "".join(f"{row} 0.1 0.2 0.3 {i}\n" for row in range(rows))
-        (tmp_path / "run" / "labels" / f"{i:06d}.txt").write_text(text)
-    source = FolderSource(tmp_path)
-    assert features(source)["labels"] == "float64 [None, 5]"
-    assert [frame["labels"].shape for frame in frames(source)] == [(2, 5), (1, 5), (0, 5), (3, 5)]
-
-
-TABLES = {
-    "blanks": ("0.5 1 -2e3\n", []),
-    "commas": ("0.5,1,-2e3\n", []),
-    "commas and blanks": ("0.5, 1, -2e3\n", []),
-    "semicolons": ("0.5;1;-2e3\n", []),
-    "tabs": ("0.5\t1\t-2e3\t\n", []),
-    "names of columns": ("0.5,1,-2e3\n", ["x", "y", "z"]),
-    "windows": ("\ufeff0.5,1,-2e3\r\n", []),
+TABLES: dict[str, list[str]] = {  # rows, and the names of their columns
+    "0.5 1 -2e3\n": [],
+    "0.5,1,-2e3\n": [],
+    "0.5, 1, -2e3\n": [],
+    "0.5;1;-2e3\n": [],
+    "0.5\t1\t-2e3\t\n": [],
+    "0.5,1,-2e3 \n": ["x", "y", "z"],
+    "\ufeff0.5,1,-2e3\r\n": [],
 }
 
 
 def test_tables_with_a_row_a_frame(tmp_path: Path) -> None:
-    images(tmp_path / "run" / "rgb", numbered(3))
-    for letter, (line, columns) in zip("abcdefg", TABLES.values(), strict=True):
+    run = tmp_path / "run"
+    images(run / "rgb", numbered(3))
+    for letter, (line, columns) in zip("abcdefg", TABLES.items(), strict=True):
         text = f"# a comment\n{','.join(columns)}\n" if columns else ""
         text += line + line.removeprefix("\ufeff") * 2
-        (tmp_path / "run" / f"motion_{letter}.csv").write_bytes(text.encode())
-    source = FolderSource(tmp_path)
-    for letter, (name, (_, columns)) in zip("abcdefg", TABLES.items(), strict=True):
-        feature = f"motion_{letter}"
-        assert features(source)[feature] == "float64 [3]", name
-        assert [frame[feature].tolist() for frame in frames(source)] == [[0.5, 1, -2000]] * 3
-        assert source.episodes()[0].metadata["columns"].get(feature, []) == columns
-
-
-def test_integers_that_float64_cannot_represent(tmp_path: Path) -> None:
-    images(tmp_path / "run" / "rgb", numbered(3))
+        texts(run, **{f"motion_{letter}.csv": text})
+    # Integers that float64 cannot represent
     bases = {"ns": 1403636579763555584 + 1, "few": 2**53 + 1}
     for n, base in bases.items():
-        (tmp_path / "run" / f"times_{n}.txt").write_text("".join(f"{base + i}\n" for i in range(3)))
         rows = "".join(f"{base + i},{i}.5,2\n" for i in range(3))
-        (tmp_path / "run" / f"poses_{n}.csv").write_text(f"time,x,y\n{rows}")
-    source, found = FolderSource(tmp_path), {"rgb": "uint8 [4, 6, 3]"}
+        texts(run, **{f"times_{n}.txt": "".join(f"{base + i}\n" for i in range(3))})
+        texts(run, **{f"poses_{n}.csv": f"time,x,y\n{rows}"})
+    # A table in a folder of its own, and one of another feature's name
+    texts(run, **{"pose/left_0.txt": "0 1\n" * 3, "rgb.txt": "0 1\n" * 3})
+    for number, text in enumerate(OTHER_TEXTS):
+        texts(run, **{f"imu_{number}.csv": text})
+    source = FolderSource(tmp_path)
+    found = {"rgb": "uint8 [4, 6, 3]", "rgb.txt": "float64 [2]", "pose.left_0": "float64 [2]"}
     for n in bases:
         found |= {f"poses_{n}": "float64 [2]", f"poses_{n}.time": "int64 []"}
         found[f"times_{n}"] = "int64 []"
+    found |= {f"motion_{letter}": "float64 [3]" for letter in "abcdefg"}
     assert features(source) == found
     for i, frame in enumerate(frames(source)):
         for n, base in bases.items():
             assert int(frame[f"times_{n}"]) == int(frame[f"poses_{n}.time"]) == base + i
             assert frame[f"poses_{n}"].tolist() == [i + 0.5, 2]
-    columns = source.episodes()[0].metadata["columns"]
-    assert columns == {f"poses_{n}": ["x", "y"] for n in bases}
+        for letter in "abcdefg":
+            assert frame[f"motion_{letter}"].tolist() == [0.5, 1, -2000], letter
+    named = {"motion_f": ["x", "y", "z"], **{f"poses_{n}": ["x", "y"] for n in bases}}
+    assert source.episodes()[0].metadata["columns"] == named
 
 
-def test_one_table_lies_in_a_folder_of_its_own(tmp_path: Path) -> None:
-    images(tmp_path / "run" / "rgb", numbered(3))
-    (tmp_path / "run" / "pose").mkdir()
-    np.savetxt(tmp_path / "run" / "pose" / "left_0.txt", np.zeros((3, 7)))
-    np.savetxt(tmp_path / "run" / "rgb.txt", np.zeros((3, 2)))
-    assert features(FolderSource(tmp_path)) == {
-        "pose.left_0": "float64 [7]",
-        "rgb": "uint8 [4, 6, 3]",
-        "rgb.txt": "float64 [2]",
-    }
-
-
-OTHER_TEXTS = [
+OTHER_TEXTS = [  # which are no features
     *("1 2\n3 4\n", "1 2\n3 4\n5 6\n7 8\n9 10\n", "1 2\n3\n4 5\n"),
     *("1,5 2,5\n1,5 2,5\n1,5 2,5\n", "a\nb\nc\n", "1_0\n2\n3_0\n", ""),
 ]
-
-
-def test_other_text_is_no_feature(tmp_path: Path) -> None:
-    images(tmp_path / "run" / "rgb", numbered(3))
-    for number, text in enumerate(OTHER_TEXTS):
-        (tmp_path / "run" / f"imu_{number}.csv").write_text(text)
-    assert features(FolderSource(tmp_path)) == {"rgb": "uint8 [4, 6, 3]"}
 
 
 def test_text_alone_is_no_episode(tmp_path: Path) -> None:
     """As KITTI's poses beside its sequences."""
     for name in ("00", "01"):
         images(tmp_path / "sequences" / name / "left", numbered(3))
-        (tmp_path / "poses").mkdir(exist_ok=True)
-        np.savetxt(tmp_path / "poses" / f"{name}.txt", np.zeros((3, 12)))
-    np.savetxt(tmp_path / "splits.txt", np.zeros((3, 2)))
+        texts(tmp_path, **{f"poses/{name}.txt": "1 2\n" * 3, "splits.txt": "1 2\n" * 3})
     source = FolderSource(tmp_path)
     assert [info.key for info in source.episodes()] == ["sequences/00", "sequences/01"]
     assert [*features(source)] == ["left"]
@@ -242,12 +235,6 @@ STRANGERS = [
 ]
 
 
-def refused(source: FolderSource, episode: int, match: str) -> SourceError:
-    with pytest.raises(SourceError, match=match) as caught:
-        frames(source, episode)
-    return caught.value
-
-
 def test_files_that_are_of_another_recording(tmp_path: Path) -> None:
     """They break their own episode, and no other one; also among features in one folder."""
     for number, (names, _) in enumerate(STRANGERS):
@@ -255,6 +242,8 @@ def test_files_that_are_of_another_recording(tmp_path: Path) -> None:
     flat = [f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")]
     images(tmp_path / "copy", [*flat, "1_rgb (1).png"])
     images(tmp_path / "sound" / "rgb", numbered(3))
+    # Equal numbers make them features: cam0_0007.png and cam1_0007.png
+    images(tmp_path / "two", [*(f"a_{i}.png" for i in range(5)), *(f"b_{i}.png" for i in range(3))])
     source = FolderSource(tmp_path)
     keys = [info.key for info in source.episodes()]
     for number, (names, shown) in enumerate(STRANGERS):
@@ -264,14 +253,9 @@ def test_files_that_are_of_another_recording(tmp_path: Path) -> None:
         assert names[0] in str(error.expected)
     error = refused(source, keys.index("copy"), "differ by more than a number")
     assert error.got == "1_rgb (1).png"
-    assert len(frames(source, keys.index("sound"))) == 3
-
-
-def test_recordings_that_share_numbers_and_differ_in_length(tmp_path: Path) -> None:
-    """Equal numbers make them features: cam0_0007.png and cam1_0007.png."""
-    images(tmp_path / "run", [*(f"a_{i}.png" for i in range(5)), *(f"b_{i}.png" for i in range(3))])
     two = r"a_0.png and b_0.png belong to two recordings"
-    assert refused(FolderSource(tmp_path), 0, two).feature == "b"
+    assert refused(source, keys.index("two"), two).feature == "b"
+    assert len(frames(source, keys.index("sound"))) == 3
 
 
 MINUS = {
@@ -290,38 +274,35 @@ def test_a_minus_is_a_part_of_the_number(tmp_path: Path) -> None:
     assert source.episodes()[0].metadata["files"]["rgb"] == "rgb/{:01d}.png"
 
 
-def test_times_of_any_number_of_decimals_are_in_order(tmp_path: Path) -> None:
+GAPS = [
+    [f"{1403636579763555584 + i * 50_000_000 + (i > 4) * 10**9}.png" for i in range(9)],
+    [f"{1305031102 + i / 8 + (i > 4) * 3:.6f}.png" for i in range(9)],
+    [f"cam_{1700000000000 + i * 33 + (i > 4) * 1000}_left.png" for i in range(9)],
+]
+
+
+def test_names_that_are_times(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of any number of decimals, in order; a gap in them is a warning."""
     names = ["1305031102.05", "1305031102.15", "1305031102.2", "1305031102.25", "1305031103.0"]
     images(tmp_path / "run" / "rgb", [f"{name}.png" for name in names])
     assert [frame["frame_name"] for frame in frames(FolderSource(tmp_path))] == names
     images(tmp_path / "second" / "rgb", [f"{name}.png" for name in names[:4]])  # no gap in 05 … 25
     assert [frame["frame_name"] for frame in frames(FolderSource(tmp_path), 1)] == names[:4]
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        [f"{1403636579763555584 + i * 50_000_000 + (i > 4) * 10**9}.png" for i in range(9)],
-        [f"{1305031102 + i / 8 + (i > 4) * 3:.6f}.png" for i in range(9)],
-        [f"cam_{1700000000000 + i * 33 + (i > 4) * 1000}_left.png" for i in range(9)],
-    ],
-    ids=lambda names: str(names[0]),
-)
-def test_a_gap_in_time_is_a_warning(
-    tmp_path: Path, names: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    images(tmp_path / "run" / "rgb", names)
-    images(tmp_path / "steady" / "rgb", names[:5])
-    source = open_source(tmp_path)
-    with caplog.at_level(logging.WARNING, "seqrecord"):
-        source.schema()
-        source.schema()
-    [text] = [record.getMessage() for record in caplog.records if "gap" in record.getMessage()]
-    assert "run" in text
-    assert "1 gap" in text
-    [note] = inventory_of(source).notes
-    assert "1 gap in the times of the frames" in note
-    assert len(list(source.frames(source.episodes()[0]))) == 9
+    for number, gap in enumerate(GAPS):
+        root = tmp_path.with_name(f"{tmp_path.name}-{number}")
+        images(root / "run" / "rgb", gap)
+        images(root / "steady" / "rgb", gap[:5])
+        source = open_source(root)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "seqrecord"):
+            source.schema()
+            source.schema()
+        [text] = [record.getMessage() for record in caplog.records if "gap" in record.getMessage()]
+        assert "run" in text
+        assert "1 gap" in text
+        [note] = inventory_of(source).notes
+        assert "1 gap in the times of the frames" in note
+        assert len(list(source.frames(source.episodes()[0]))) == 9
 
 
 # --- the inventory -----------------------------------------------------------------------------
@@ -336,20 +317,15 @@ def test_the_inventory(tmp_path: Path) -> None:
         run = tmp_path / name
         images(run / "rgb", numbered(4))
         for i in range(4):
-            (run / "sound").mkdir(exist_ok=True)
-            (run / "sound" / f"{i:06d}.wav").write_bytes(b"RIFF")
-            (run / "words").mkdir(exist_ok=True)
-            (run / "words" / f"{i:06d}.txt").write_text("a cup")
+            texts(run, **{f"sound/{i:06d}.wav": "RIFF", f"words/{i:06d}.txt": "a cup"})
         np.save(run / "actions.npy", np.zeros((4, 2)))
         np.savez(run / "robot.npz", state=np.zeros((4, 3)), limits=np.zeros((7, 2)), rate=30.0)
-        np.savetxt(run / "poses.txt", np.zeros((4, 7)))
-        np.savetxt(run / "imu.csv", np.zeros((1200, 6)), delimiter=",")
-        (run / "calib.yaml").write_text("fx: 5\n")
-        (run / "notes.txt").write_text("a cup\n")
-        (run / "README.md").write_text("a run\n")
-        (run / "Thumbs.db").write_bytes(b"junk")
-        (run / "._imu.csv").write_bytes(b"junk")
-        (run / "metadata.json").write_text('{"task": "pick"}')
+        texts(run, **{"poses.txt": "0 0 0 0 0 0 1\n" * 4, "imu.csv": "1,2\n" * 1200})
+        texts(run, **{"calib.yaml": "fx: 5\n", "notes.txt": "a cup\n", "README.md": "a run\n"})
+        texts(run, **{"Thumbs.db": "", "._imu.csv": "", "metadata.json": '{"task": "pick"}'})
+        texts(run, **{"all.bag": "#ROSBAG V2.0\n", "lfs.txt": POINTER, "lfs.npz": POINTER})
+        texts(run, **{"lfs/0.txt": POINTER, "lfs/1.txt": POINTER})
+        (run / "more.tgz").write_bytes(b"\x1f\x8b")
     found = inventory_of(open_source(tmp_path, features=["rgb", "poses", "state"]))
     assert found.format == "folders"
     assert found.reason == "2 episode folders, such as a with */actions.npy"
@@ -358,133 +334,75 @@ def test_the_inventory(tmp_path: Path) -> None:
         "rgb": "*/rgb/*.png",
         "state": "*/robot.npz: state",
     }
-    assert {(each.pattern, each.count, each.reason) for each in found.left_out} == {
-        ("*/imu.csv", 2, "1,200 rows for 4 frames"),
-        ("*/robot.npz: limits", 2, "7 rows for 4 frames"),
-        ("*/robot.npz: rate", 2, "no time axis"),
-        ("*/calib.yaml", 2, "camera file: not fx, fy, cx, cy or a camera matrix"),
-        ("sound/*.wav", 8, "no reader"),
-        ("words/*.txt", 8, "no reader"),
-        ("a/notes.txt", 1, "no reader"),
-        ("b/notes.txt", 1, "no reader"),
-        ("feature actions", 1, "not selected by features="),
+    left_out = {each.pattern: (each.count, each.reason) for each in found.left_out}
+    for pattern, command in {
+        **dict.fromkeys(("a/lfs.txt", "b/lfs.txt", "*/lfs.npz", "lfs/*.txt"), "git lfs pull"),
+        **dict.fromkeys(("a/all.bag", "b/all.bag"), "rosbags-convert"),
+        **dict.fromkeys(("a/more.tgz", "b/more.tgz"), "tar -xzf more.tgz"),
+    }.items():
+        assert command in left_out.pop(pattern)[1]
+    assert left_out == {
+        "*/imu.csv": (2, "1,200 rows for 4 frames"),
+        "*/robot.npz: limits": (2, "7 rows for 4 frames"),
+        "*/robot.npz: rate": (2, "no time axis"),
+        "*/calib.yaml": (2, "camera file: not fx, fy, cx, cy or a camera matrix"),
+        "sound/*.wav": (8, "no reader"),
+        "words/*.txt": (8, "no reader"),
+        "a/notes.txt": (1, "no reader"),
+        "b/notes.txt": (1, "no reader"),
+        "feature actions": (1, "not selected by features="),
     }
     harmless = {each.pattern for each in found.left_out if not each.is_data}
-    assert harmless == {  # chosen by features=
-        "feature actions",
-        "*/imu.csv",
-        "*/robot.npz: limits",
-        "*/robot.npz: rate",
-    }
+    not_chosen = {"*/imu.csv", "*/robot.npz: limits", "*/robot.npz: rate"}  # by features=
+    assert harmless == {"feature actions", "*/lfs.npz", *not_chosen}
 
 
 def test_nothing_is_left_out_of_a_tree_that_is_read_whole(tmp_path: Path) -> None:
-    images(tmp_path / "run" / "rgb", [f"{i}_left.png" for i in range(3)])
-    images(tmp_path / "run" / "times", ["1305031102.5.png", "1305031103.5.png", "1305031104.5.png"])
-    images(tmp_path / "flat", [f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")])
-    np.savetxt(tmp_path / "flat" / "poses.txt", np.zeros((3, 7)))
-    for i in range(3):
-        np.savetxt(tmp_path / "flat" / f"{i}_pose.txt", np.eye(4))
-    (tmp_path / "flat" / "K.txt").write_text(CAMERAS["K.txt"])
-    source = FolderSource(tmp_path / "flat")
+    flat = tmp_path / "flat"
+    images(flat, [f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")])
+    texts(flat, **{"poses.txt": "0 0\n" * 3, "K.txt": CAMERAS["K.txt"]})
+    texts(flat, **{f"{i}_pose.txt": "1 0\n0 1\n" for i in range(3)})
+    source = FolderSource(flat)
     assert unpacked(source) == {}
     with pytest.raises(SourceError, match="no such feature"):
-        FolderSource(tmp_path / "flat", features=["imu"]).schema()
+        FolderSource(flat, features=["imu"]).schema()
     seqrecord.convert(source, tmp_path / "records", workers=1, strict=True)
-    images(tmp_path / "flat", ["preview.png"])
+    images(flat, ["preview.png"])
     reason = "an image that belongs to no feature"
-    assert unpacked(FolderSource(tmp_path / "flat")) == {"preview.png": (1, reason)}
+    assert unpacked(FolderSource(flat)) == {"preview.png": (1, reason)}
+    run = tmp_path / "run"  # the folder of one recording itself
+    images(run, numbered(5))
+    texts(run, **{"poses.txt": "0 0\n" * 5})
+    source = FolderSource(run)
+    assert [info.key for info in source.episodes()] == ["run"]
+    assert features(source) == {"frame": "uint8 [4, 6, 3]", "poses": "float64 [2]"}
+    assert len(frames(source)) == 5
+    texts(run, **{"imu.csv": "1,2\n" * 50})
+    with pytest.raises(SourceError, match=r"imu\.csv: 1 file, 50 rows for 5 frames"):
+        seqrecord.convert(FolderSource(run), tmp_path / "all", workers=1, strict=True)
+    chosen = open_source(run, features=["frame"])
+    report = seqrecord.convert(chosen, tmp_path / "rgb", workers=1, strict=True)
+    assert {each.pattern for each in report.inventory.left_out} == {"imu.csv", "feature poses"}
 
 
 def test_a_broken_episode_is_left_out(tmp_path: Path) -> None:
     """Whatever the inventory has to look at."""
+    src = tmp_path / "src"
     for name in "abc":
-        (tmp_path / "src" / name).mkdir(parents=True)
-        np.save(tmp_path / "src" / name / "actions.npy", np.zeros((5, 2)))
-        np.savetxt(tmp_path / "src" / name / "poses.txt", np.zeros((5, 7)))
-        images(tmp_path / "src" / name / "rgb", numbered(5))
-        (tmp_path / "src" / name / "K.txt").write_text(CAMERAS["K.txt"])
-    (tmp_path / "src" / "a" / "rgb" / "000000.png").write_bytes(b"cut")
-    (tmp_path / "src" / "d").mkdir()
-    (tmp_path / "src" / "d" / "actions.npy").write_bytes(b"cut")
-    (tmp_path / "src" / "b" / "poses.txt").write_text("1 2\n" * 4 + "1 2 3\n")
+        images(src / name / "rgb", numbered(5))
+        np.save(src / name / "actions.npy", np.zeros((5, 2)))
+        texts(src / name, **{"poses.txt": "0 0\n" * 5, "K.txt": CAMERAS["K.txt"]})
+    texts(src, **{"a/rgb/000000.png": "cut", "d/actions.npy": "cut"})
+    texts(src, **{"b/poses.txt": "1 2\n" * 4 + "1 2 3\n"})
     report = seqrecord.convert(
-        FolderSource(tmp_path / "src"), tmp_path / "records", workers=1, skip_bad_episodes=True
+        FolderSource(src), tmp_path / "records", workers=1, skip_bad_episodes=True
     )
-    assert report.inventory is not None
     with seqrecord.open(tmp_path / "records") as dataset:
         assert sorted(dataset.episodes.keys()) == ["b", "c"]
         assert dataset.episodes["c"].metadata["camera"] == CAMERA
     left_out = {each.pattern: each.reason for each in report.inventory.left_out}
     reason = "not a table of numbers: rows of different numbers of columns"
     assert left_out["*/poses.txt"] == reason
-
-
-def test_the_folder_of_one_recording_itself(tmp_path: Path) -> None:
-    images(tmp_path / "run", numbered(5))
-    np.savetxt(tmp_path / "run" / "poses.txt", np.zeros((5, 7)))
-    source = FolderSource(tmp_path / "run")
-    assert [info.key for info in source.episodes()] == ["run"]
-    assert features(source) == {"frame": "uint8 [4, 6, 3]", "poses": "float64 [7]"}
-    assert len(frames(source)) == 5
-
-
-def seven_scenes(root: Path, third: str) -> FolderSource:
-    """Five frames, with this text as the third pose."""
-    images(root / "seq-01", [f"frame-{i:06d}.color.png" for i in range(5)])
-    for i in range(5):
-        text = third if i == 2 else "1 0 0 0\n0 1 0 0\n0 0 1 0\n0 0 0 1\n"
-        (root / "seq-01" / f"frame-{i:06d}.pose.txt").write_text(text)
-    return FolderSource(root)
-
-
-@pytest.mark.parametrize(
-    ("third", "says"),
-    [
-        ("", "not a table of numbers; .*frame-000002.pose.txt.*got: no rows"),
-        (
-            "1 2 3\n",
-            r"columns differs between files; .*000002.pose.txt.*expected: 4 columns.*got: 3",
-        ),
-        ("-1.#IND nan 0 0\n" + "0 0 0 1\n" * 3, "frame-000002.pose.txt.*got: '-1.#IND nan 0 0'"),
-        ("lost\n", "frame-000002.pose.txt.*got: 'lost'"),
-        (
-            "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
-            "git lfs pull.*000002",
-        ),
-    ],
-    ids=["empty", "short", "IND", "word", "pointer"],
-)
-def test_one_pose_that_is_none(tmp_path: Path, third: str, says: str) -> None:
-    """Neither a shape [None, 4], nor column names in place of the first row, nor no poses."""
-    with pytest.raises(SourceError, match=says):
-        seqrecord.convert(seven_scenes(tmp_path / "in", third), tmp_path / "out", workers=1)
-
-
-def test_left_out_files_name_their_type(tmp_path: Path) -> None:
-    images(tmp_path / "run" / "rgb", numbered(3))
-    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
-    for name in ("poses.txt", "words/0.txt", "words/1.txt", "arrays.npz"):
-        (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "run" / name).write_text(pointer)
-    (tmp_path / "run" / "all.bag").write_bytes(b"#ROSBAG V2.0\n")
-    (tmp_path / "run" / "more.tgz").write_bytes(b"\x1f\x8b")
-    found = unpacked(FolderSource(tmp_path))
-    assert "git lfs pull" in found["run/poses.txt"][1]
-    assert "git lfs pull" in found["words/*.txt"][1]
-    assert "git lfs pull" in found["*/arrays.npz"][1]
-    assert "rosbags-convert" in found["run/all.bag"][1]
-    assert "tar -xzf more.tgz" in found["run/more.tgz"][1]
-
-
-def test_strict_accepts_tables_that_were_not_chosen(tmp_path: Path) -> None:
-    images(tmp_path / "in" / "run" / "rgb", numbered(3))
-    (tmp_path / "in" / "run" / "imu.csv").write_text("1,2\n" * 50)
-    with pytest.raises(SourceError, match=r"imu\.csv: 1 file, 50 rows for 3 frames"):
-        seqrecord.convert(FolderSource(tmp_path / "in"), tmp_path / "all", workers=1, strict=True)
-    chosen = open_source(tmp_path / "in", features=["rgb"])
-    report = seqrecord.convert(chosen, tmp_path / "rgb", workers=1, strict=True)
-    assert [each.pattern for each in report.inventory.left_out] == ["*/imu.csv"]
 
 
 def test_a_unit_that_is_given_is_not_asked_for(tmp_path: Path) -> None:
@@ -502,22 +420,17 @@ def test_a_unit_that_is_given_is_not_asked_for(tmp_path: Path) -> None:
 
 def test_sensors_of_kitti_raw_are_features_of_one_episode(tmp_path: Path) -> None:
     drive = tmp_path / "2011_09_26" / "drive_0001"
+    times = "\n".join(f"2011-09-26 13:02:25.{i}" for i in range(3))
     for sensor in ("image_02", "image_03"):
         images(drive / sensor / "data", [f"{i:010d}.png" for i in range(3)])
-    (drive / "oxts" / "data").mkdir(parents=True)
-    for i in range(3):
-        (drive / "oxts" / "data" / f"{i:010d}.txt").write_text("1.5 2.5 3")
-    for folder in drive.iterdir():
-        times = (f"2011-09-26 13:02:25.{i}" for i in range(3))
-        (folder / "timestamps.txt").write_text("\n".join(times))
+        texts(drive / sensor, **{"timestamps.txt": times})
+    texts(drive / "oxts", **{f"data/{i:010d}.txt": "1.5 2.5 3" for i in range(3)})
+    texts(drive / "oxts", **{"timestamps.txt": times})
     for root, key in ((tmp_path, "2011_09_26/drive_0001"), (drive, "drive_0001")):
         source = FolderSource(root)
         assert [info.key for info in source.episodes()] == [key]
-        assert features(source) == {
-            "image_02": "uint8 [4, 6, 3]",
-            "image_03": "uint8 [4, 6, 3]",
-            "oxts": "float64 [3]",
-        }
+        image = "uint8 [4, 6, 3]"
+        assert features(source) == {"image_02": image, "image_03": image, "oxts": "float64 [3]"}
         assert [frame["oxts"].tolist() for frame in frames(source)] == [[1.5, 2.5, 3]] * 3
         assert set(unpacked(source)) == {"timestamps.txt", "oxts/timestamps.txt"}
     images(tmp_path / "runs" / "a" / "data", numbered(2))  # without times: a recording each
@@ -527,26 +440,20 @@ def test_sensors_of_kitti_raw_are_features_of_one_episode(tmp_path: Path) -> Non
 
 def test_tables_that_are_none_say_why(tmp_path: Path) -> None:
     images(tmp_path / "run" / "rgb", numbered(2))
+    commas, no_table = "decimal commas; replace them by points", "not a table of numbers"
     tables = {
-        "semicolons.csv": "1,5;2,5\n1,5;2,5\n",
-        "blanks.txt": "1,5 2,5\n1,5 2,5\n",
-        "dates.csv": "2020-01-01,1\n2020-01-02,1\n",
-        "notes.txt": "a cup, 1,5 m high\n",
-        "broken.csv": "0,1.#QNAN\n1,2\n2,3\n",  # a first row with a broken number is no header
-        "frame.csv": ",0,1\n0,5,6\n1,7,8\n",  # that of pandas is one
+        "semicolons.csv": ("1,5;2,5\n1,5;2,5\n", f"{commas}: '1,5;2,5'"),
+        "blanks.txt": ("1,5 2,5\n1,5 2,5\n", f"{commas}: '1,5 2,5'"),
+        "dates.csv": ("2020-01-01,1\n2020-01-02,1\n", f"{no_table}: '2020-01-02,1'"),
+        "notes.txt": ("a cup, 1,5 m high\n", "no reader"),
+        # A first row with a broken number is no header; that of pandas is one.
+        "broken.csv": ("0,1.#QNAN\n1,2\n2,3\n", f"{no_table}: '0,1.#QNAN'"),
+        "frame.csv": (",0,1\n0,5,6\n1,7,8\n", ""),
     }
-    for name, text in tables.items():
-        (tmp_path / "run" / name).write_text(text)
+    texts(tmp_path / "run", **{name: text for name, (text, _) in tables.items()})
     source = FolderSource(tmp_path)
     assert features(source)["frame"] == "float64 [3]"
-    found = {pattern: reason for pattern, (_, reason) in unpacked(source).items()}
-    commas = "decimal commas; replace them by points"
-    assert found == {
-        "*/semicolons.csv": f"{commas}: '1,5;2,5'",
-        "*/blanks.txt": f"{commas}: '1,5 2,5'",
-        "*/dates.csv": "not a table of numbers: '2020-01-02,1'",
-        "run/notes.txt": "no reader",
-        "*/broken.csv": "not a table of numbers: '0,1.#QNAN'",
-    }
+    found = {Path(pattern).name: reason for pattern, (_, reason) in unpacked(source).items()}
+    assert found == {name: reason for name, (_, reason) in tables.items() if reason}
     with pytest.raises(SourceError, match=r"does not have one row per frame.*decimal commas"):
         FolderSource(tmp_path, features=["rgb", "semicolons"]).schema()

@@ -45,17 +45,22 @@ def texts(dataset: seqrecord.Dataset, name: str) -> dict[str, list[str]]:
     return {key: list(episode[:][name]) for key, episode in dataset.episodes.items()}
 
 
-@pytest.fixture
-def packed(tmp_path: Path) -> dict[str, dict[str, list[str]]]:
-    """Two data sets in `tmp_path` that number their tasks otherwise, and the tasks of frames."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("packed")
+
+
+@pytest.fixture(scope="module")
+def packed(folder: Path) -> dict[str, dict[str, list[str]]]:
+    """Two data sets in `folder` that number their tasks otherwise, and the tasks of frames."""
     wanted = {}
     for name, tasks in (("cube", CUBE), ("towel", TOWEL)):
-        root = unpack(tmp_path / f"{name}-source")
+        root = unpack(folder / f"{name}-source")
         rows = iter(with_tasks(root, tasks))
         source = open_source(root)
-        seqrecord.convert(source, tmp_path / name, workers=1)
+        seqrecord.convert(source, folder / name, workers=1)
         keys = {info.key: f"{name}/{info.key}" for info in source.episodes()}
-        rename_episodes(tmp_path / name, keys)
+        rename_episodes(folder / name, keys)
         wanted[name] = {
             keys[info.key]: [next(rows) for _ in range(info.num_frames)]
             for info in source.episodes()
@@ -64,9 +69,9 @@ def packed(tmp_path: Path) -> dict[str, dict[str, list[str]]]:
 
 
 def test_merged_data_sets_keep_their_tasks(
-    tmp_path: Path, packed: dict[str, dict[str, list[str]]]
+    folder: Path, tmp_path: Path, packed: dict[str, dict[str, list[str]]]
 ) -> None:
-    merge_datasets([tmp_path / "cube", tmp_path / "towel"], tmp_path / "all")
+    merge_datasets([folder / "cube", folder / "towel"], tmp_path / "all")
     with seqrecord.open(tmp_path / "all") as dataset:
         assert "task_index" not in dataset.features
         merged = texts(dataset, "task")
@@ -82,10 +87,10 @@ def test_merged_data_sets_keep_their_tasks(
 
 
 def test_mixed_data_sets_keep_their_tasks(
-    tmp_path: Path, packed: dict[str, dict[str, list[str]]]
+    folder: Path, packed: dict[str, dict[str, list[str]]]
 ) -> None:
     mix = seqrecord.SeqRecordMix(
-        {name: seqrecord.SeqRecordIterableDataset(tmp_path / name, clip_len=2) for name in packed},
+        {name: seqrecord.SeqRecordIterableDataset(folder / name, clip_len=2) for name in packed},
         batch_size=3,
         stopping_strategy="all_exhausted",
     )

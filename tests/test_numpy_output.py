@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from collections.abc import Iterator
@@ -24,17 +25,10 @@ from seqrecord import (
     SeqRecordNode,
     SeqRecordPipe,
 )
-from seqrecord.engine.pools import can_share
-from tests.clip_data import write_numbered
 from tests.test_shared_memory import mapped
 
 CLIPS: dict[str, Any] = {"clip_len": 3, "pad": "edge", "metadata": ["number"]}
 ARRAYS = partial(seqrecord.collate, output="numpy")
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_numbered(tmp_path_factory.mktemp("numpy") / "records")
 
 
 def check_same(value: Any, tensor: Any) -> None:
@@ -69,6 +63,7 @@ def numbered(path: Path, **options: Any) -> Iterator[Any]:
 
 
 def test_equal_to_tensors(path: Path) -> None:
+    """And so is a state of either."""
     crop: dict[str, Any] = {"clip_transform": {"image": [seqrecord.RandomCrop(4)]}}
     loaders = [*streams(path), SeqRecordPipe(path, batch_size=2, **CLIPS, **crop)]
     same = [
@@ -83,13 +78,8 @@ def test_equal_to_tensors(path: Path) -> None:
             check_same(clip, like)
     for clip, like in zip(numbered(path, output="numpy"), numbered(path), strict=True):
         check_same(clip, like)
-    assert list(same[1].state_dict()) == list(loaders[1].state_dict())
-
-
-def test_a_state_does_not_depend_on_it(path: Path) -> None:
-    tensors, arrays = (
-        SeqRecordPipe(path, batch_size=4, output=form, **CLIPS) for form in ("torch", "numpy")
-    )
+    arrays, tensors = same[1], loaders[1]
+    assert list(arrays.state_dict()) == list(tensors.state_dict())
     rest = iter(tensors)
     next(rest)
     arrays.load_state_dict(tensors.state_dict())
@@ -125,7 +115,7 @@ def test_memory_is_free_after_the_last_view(path: Path, workers: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not can_share(), reason="needs memfd_create and /proc")
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
 def test_workers_send_shared_memory(path: Path) -> None:
     options: dict[str, Any] = {"features": ["image", "note"], "output": "numpy"}
     stream = SeqRecordIterableDataset(path, batch_size=4, **CLIPS, **options)
@@ -146,21 +136,14 @@ def test_workers_send_shared_memory(path: Path) -> None:
 def test_a_data_loader_that_makes_tensors(path: Path) -> None:
     pipe = SeqRecordPipe(path, batch_size=4, output="numpy", **CLIPS)
     single = SeqRecordPipe(path, output="numpy", **CLIPS)
-    clips = SeqRecordMapDataset(path, output="numpy", **CLIPS)
-    for loader in (
-        DataLoader(pipe, batch_size=None),
-        DataLoader(pipe.map(dict), batch_size=None),
-        DataLoader(single, batch_size=2),
-        DataLoader(clips, batch_size=2),
-    ):
+    clips: Any = SeqRecordMapDataset(path, output="numpy", **CLIPS)
+    for stream, size in ((pipe, None), (pipe.map(dict), None), (single, 2), (clips, 2)):
         with pytest.raises(ClipError, match="without collate_fn makes tensors"):
-            next(iter(loader))
-    for keeping in (
-        DataLoader(pipe, batch_size=None, collate_fn=dict),
-        DataLoader(single, batch_size=4, collate_fn=ARRAYS),
-        DataLoader(clips, batch_size=4, collate_fn=seqrecord.collate),
+            next(iter(DataLoader(stream, batch_size=size)))
+    for stream, size, collate in (
+        *((pipe, None, dict), (single, 4, ARRAYS), (clips, 4, seqrecord.collate)),
     ):
-        batch = next(iter(keeping))
+        batch = next(iter(DataLoader(stream, batch_size=size, collate_fn=collate)))
         assert (type(batch["image"]), type(batch["start"])) == (np.ndarray, np.ndarray)
         assert len(batch["image"]) == 4
     made = ARRAYS([clips[1], clips[2]])
@@ -170,19 +153,15 @@ def test_a_data_loader_that_makes_tensors(path: Path) -> None:
         seqrecord.collate([made, made])
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
+def test_refused(path: Path) -> None:
+    for options, match in (
         ({"device": "cpu"}, "in host memory.*jax.device_put"),
         ({"ragged": "nested"}, "NumPy has no nested"),
         ({"ragged": {"note": "nested"}}, "NumPy has no nested"),
-    ],
-)
-def test_refused(path: Path, options: Any, match: str) -> None:
-    with pytest.raises(ClipError, match=match):
-        SeqRecordPipe(path, output="numpy", **CLIPS, **options)
-    with pytest.raises(ClipError, match=r"output is not valid.*numpy"):
-        SeqRecordPipe(path, output="jax", **CLIPS)
+        ({"output": "jax"}, r"output is not valid.*numpy"),
+    ):
+        with pytest.raises(ClipError, match=match):
+            SeqRecordPipe(path, **{"output": "numpy", **CLIPS, **options})
     source = SeqRecordPipe(path, output="numpy", **CLIPS)
     with pytest.raises(ClipError, match=r"sets options of the mix.*output"):
         SeqRecordMix({"one": source}, batch_size=2)

@@ -1,4 +1,4 @@
-"""The example of a source of one's own, as docs/reference/writing.md has it, runs as it stands."""
+"""Sources of one's own: episodes cut where timestamps jump; the documented example runs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,192 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 import seqrecord
+from seqrecord import FeatureSpec, Schema, convert
+from seqrecord.codecs.video.config import VideoConfig
+from seqrecord.codecs.video.encoding import encode_gop
+from seqrecord.codecs.video.gops import Gop
+from seqrecord.errors import SchemaError, SourceError
+from seqrecord.schema import Block
+from seqrecord.sources import EpisodeInfo
+from tests import command_line
+from tests.tiny import read_all
+
+_TIMES = {
+    "a": [0.0, 0.1, 0.2, 1.3, 1.4, 9.0],  # cut before frames 3 and 5
+    "b": [5.0, 5.1, 5.2],
+    "c": [7.0, 7.1, 3.0, 3.1],  # a clock that was set back
+}
+_CUTS = {"a": [0, 3, 5, 6], "b": [0, 3], "c": [0, 2, 4]}
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Times are in a feature, in blocks of so many frames."""
+
+    features: tuple[str, ...] | None = None
+    block: int = 1
+    kind: str | None = "timestamp"
+    unit: str | None = "ms"
+    wrong: int = -1  # frame of `c` without a timestamp
+
+    def schema(self) -> Schema:
+        specs = [
+            FeatureSpec("x", np.dtype("<i4"), (2,)),
+            FeatureSpec("word", np.dtype("u1"), (None,), value="text"),
+            FeatureSpec("t", np.dtype("<f8"), (), kind=self.kind, unit=self.unit),
+        ]
+        return Schema([s for s in specs if self.features is None or s.name in self.features])
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        return [EpisodeInfo(k, len(t), {"of": k}, 10.0, "train") for k, t in _TIMES.items()]
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Any]:
+        for block in self.blocks(info):
+            yield from block.frames()
+
+    def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
+        names = self.schema()
+        for start in range(0, info.num_frames, self.block):
+            rows = range(start, min(start + self.block, info.num_frames))
+            columns: dict[str, Any] = {
+                "x": np.array([[i, -i] for i in rows], "<i4"),
+                "word": [f"{info.key} {i}" for i in rows],
+                "t": np.array(_TIMES[info.key])[rows] * 1000,
+            }
+            if self.wrong in rows and info.key == "c":
+                del columns["t"]
+            yield Block(len(rows), {n: c for n, c in columns.items() if n in names})
+
+
+@dataclass(frozen=True)
+class Timed(Recording):
+    """Times are given by a method alone."""
+
+    features: tuple[str, ...] | None = ("x", "word")
+
+    def timestamps(self, info: EpisodeInfo) -> Any:
+        return np.array(_TIMES[info.key])
+
+
+def _check(path: Path) -> None:
+    found = read_all(path)
+    wanted = {
+        key if len(cuts) == 2 else f"{key}/{n}": (key, range(*cuts[n : n + 2]))
+        for key, cuts in _CUTS.items()
+        for n in range(len(cuts) - 1)
+    }
+    assert list(found) == list(wanted)
+    with seqrecord.open(path) as dataset:
+        for name, (key, span) in wanted.items():
+            episode = dataset.episodes[name]
+            assert episode.metadata == {"of": key}
+            assert [str(frame["word"]) for frame in found[name]] == [f"{key} {i}" for i in span]
+            assert [frame["x"].tolist() for frame in found[name]] == [[i, -i] for i in span]
+        [inventory] = dataset.inventories
+        assert (
+            "split at gaps of more than 0.5 s: 2 episodes into 5; the first gap: a before frame 3, "
+            "1.1 s" in inventory.notes
+        )
+        assert dataset.contents.manifest.splits == ("train",)
+
+
+@pytest.mark.parametrize("kind", [Recording, Timed])
+def test_parts_of_episodes(tmp_path: Path, kind: type[Recording]) -> None:
+    for block in (1, 2, 4, 100):
+        source, path = kind(block=block), tmp_path / f"{block}"
+        convert(source, path, split_at_gaps=0.5, workers=1)
+        _check(path)
+        again = convert(source, path, split_at_gaps=0.5, workers=1, mode="append")
+        assert (again.written, len(again.skipped)) == ((), 6)
+
+
+def test_parts_that_other_processes_write(tmp_path: Path) -> None:
+    convert(Recording(), tmp_path / "r", split_at_gaps=0.5, workers=2, max_file_size=1000)
+    _check(tmp_path / "r")
+    report = convert(Recording(), tmp_path / "whole", split_at_gaps=60, workers=1)
+    assert list(read_all(tmp_path / "whole")) == [*_TIMES]
+    assert "split at gaps of more than 60 s: no episode has one" in report.inventory.notes
+
+
+@pytest.mark.parametrize("codec", ["h264:gop=4", "av1:gop=4"])
+def test_packets_of_cut_groups_of_pictures(tmp_path: Path, codec: str) -> None:
+    images, shape = [np.full((16, 16, 3), 20 * i, np.uint8) for i in range(6)], (16, 16, 3)
+    config = VideoConfig.from_json(seqrecord.codecs.resolve(codec, np.uint8, shape, feature="v")[0])
+    config = config.encoding(16, 16)
+    gops = [encode_gop(config, images[a : a + 4]) for a in (0, 4)]
+
+    class Filmed(Timed):
+        def schema(self) -> Schema:
+            video = FeatureSpec("v", np.dtype("u1"), shape, (config.to_json(),))
+            return Schema([*super().schema().values(), video])
+
+        def episodes(self) -> Sequence[EpisodeInfo]:
+            return super().episodes()[:1]
+
+        def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop]]:
+            return {"v": iter(gops)}
+
+    convert(Filmed(), tmp_path / "whole", workers=1)
+    convert(Filmed(), tmp_path / "cut", workers=1, split_at_gaps=0.5)
+    [whole] = read_all(tmp_path / "whole").values()
+    cut = read_all(tmp_path / "cut")
+    assert [len(frames) for frames in cut.values()] == [3, 2, 1]
+    for got, want in zip([f for frames in cut.values() for f in frames], whole, strict=True):
+        assert np.array_equal(got["v"], want["v"])
+    assert not seqrecord.verify(tmp_path / "cut", deep=True).problems
+
+
+class Shifting(Recording):
+    """Of one feature, its frames have other times than of all."""
+
+    def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
+        for block in super().blocks(info):
+            columns: dict[str, Any] = dict(block.columns)
+            yield Block(block.num_frames, {**columns, "t": columns["t"] + (not self.features)})
+
+
+def test_what_cannot_be_cut(tmp_path: Path) -> None:
+    cases: list[tuple[Any, Any, type[Exception], str]] = [
+        (Recording(kind=None), {}, SchemaError, "needs timestamps"),
+        (Recording(unit=None), {}, SchemaError, "unit of timestamps"),
+        (Recording(wrong=2), {}, SourceError, "lacks its timestamp"),
+        (Recording(), {"split_at_gaps": 0}, SourceError, "above 0"),
+        (Recording(), {"split_at_gaps": float("nan")}, SourceError, "above 0"),
+        (Timed(), {"in_place": True}, SourceError, "in place"),
+        (Shifting(), {}, SourceError, "timestamps differ"),
+    ]
+    for number, (source, options, error, says) in enumerate(cases):
+        path = tmp_path / f"{number}"
+        with pytest.raises(error, match=says):
+            convert(source, path, **{"split_at_gaps": 0.5, "workers": 1, **options})
+        assert not (path / "manifest.json").exists()
+
+
+def test_command_line(tmp_path: Path) -> None:
+    folder = tmp_path / "raw"
+    for key, times in _TIMES.items():
+        (folder / key).mkdir(parents=True)
+        np.save(folder / key / "t.npy", np.array(times))
+        np.save(folder / key / "x.npy", np.arange(len(times), dtype="<i4"))
+    write = ["write", "--src", folder, "--dst", tmp_path / "r", "--kind", "t=timestamp", "--unit"]
+    output = command_line.run(*write, "t=s", "--split-at-gaps", 0.5, "--workers", 1).output
+    assert "2 episodes into 5" in output
+    assert list(read_all(tmp_path / "r")) == ["a/0", "a/1", "a/2", "b", "c/0", "c/1"]
+    again = ["write", "--src", tmp_path / "r", "--dst", tmp_path / "s", "--split-at-gaps", 1]
+    assert "split its original" in command_line.fail(*again)
+
+
+# --- the example of docs/reference/writing.md --------------------------------------------------
+
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "writing.md"

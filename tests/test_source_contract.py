@@ -50,11 +50,14 @@ class Set:
 
     source: str
     write: Callable[[Path], object]
-    damage: Callable[[Path], object]
     bad: str
     file: str
+    damage: Callable[[Path], object] = lambda path: cut(path)
     options: dict[str, Any] = field(default_factory=dict)
     keeps_images: bool = False
+
+    def damage_episode(self, root: Path) -> None:
+        self.damage(root / self.file)
 
 
 def cut(path: Path) -> None:
@@ -75,12 +78,11 @@ def one_time_back(path: Path, row: int) -> None:
 
 
 def lerobot(name: str, **more: Any) -> Set:
-    file = "data/chunk-000/file-000.parquet"
-    damage, bad = functools.partial(one_time_back, row=6), "episode_000001"
+    file, write = "data/chunk-000/file-000.parquet", functools.partial(golden, name=name)
+    damage: Any = functools.partial(one_time_back, row=6)
     if name == "lerobot_v21":
-        file, damage = "data/chunk-000/episode_000001.parquet", functools.partial(cut)
-    write = functools.partial(golden, name=name)
-    return Set("LeRobot", write, lambda root: damage(root / file), bad, file, **more)
+        file, damage = "data/chunk-000/episode_000001.parquet", cut
+    return Set("LeRobot", write, "episode_000001", file, damage, **more)
 
 
 def bags(folder: Path, *, sqlite: bool = False) -> None:
@@ -98,9 +100,13 @@ def aloha(folder: Path) -> None:
         write_aloha(folder / f"episode_{number}.hdf5", number, 4 + number, compress=number == 1)
 
 
-def robomimic_says_more(folder: Path) -> None:
-    with h5py.File(folder / "demos.hdf5", "a") as file:
+def robomimic_says_more(path: Path) -> None:
+    with h5py.File(path, "a") as file:
         file["data/demo_1"].attrs["num_samples"] = 6
+
+
+def robomimic(folder: Path) -> None:
+    write_robomimic(folder / "demos.hdf5")
 
 
 def droid(folder: Path) -> None:
@@ -108,9 +114,13 @@ def droid(folder: Path) -> None:
         with_video(folder, name, seed, 4)
 
 
-def flipped(path: Path, place: int) -> None:
+def cup(folder: Path) -> None:
+    shutil.copy(FILE, folder / "cup.zarr.zip")
+
+
+def flipped(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    data[place] ^= 4
+    data[100] ^= 4
     path.write_bytes(data)
 
 
@@ -147,99 +157,38 @@ def damaged_zip(path: Path) -> None:
             file.writestr(name, b"no blosc frame" if name == "data/img/2.0.0.0" else data)
 
 
-def damaged(
-    source: str, write: Callable[[Path], object], folder: str, file: str, key: str = "", **more: Any
-) -> Set:
-    """Of which a file below an episode's folder is cut."""
-    path = f"{folder}/{file}"
-    return Set(source, write, lambda root: cut(root / path), key or folder, path, **more)
-
-
+_KEEPS: dict[str, Any] = {"keeps_images": True}
+_CLOCK: dict[str, Any] = {"options": {"clock": CAMERA}}
+_SQLITE = functools.partial(bags, sqlite=True)
+_V2 = functools.partial(tartanair, v2=True)
+_TUM, _EUROC = (functools.partial(sequences, write=write) for write in (write_tum, write_euroc))
+_RIGHT = "house/Hard/P000/image_right/000001_right.png"
+_FLOW = "house/Data_hard/P000/flow_lcam_front/000001_000002_flow.png"
 SETS: dict[str, Set] = {
-    "lerobot v2.1": lerobot("lerobot_v21", keeps_images=True),
-    "lerobot v3.0": lerobot("lerobot_v3", keeps_images=True),
+    "lerobot v2.1": lerobot("lerobot_v21", **_KEEPS),
+    "lerobot v3.0": lerobot("lerobot_v3", **_KEEPS),
     "lerobot with video": lerobot("lerobot_video_v3"),
     "rlds": Set(
-        "Rlds",
-        functools.partial(golden, name="rlds"),
-        lambda root: flipped(root / TRAIN, 100),
-        "train/000000",
-        TRAIN,
-        keeps_images=True,
+        "Rlds", functools.partial(golden, name="rlds"), "train/000000", TRAIN, flipped, **_KEEPS
     ),
-    "mcap": Set(
-        "Mcap", mcap_files, lambda root: cut(root / "b.mcap"), "b", "b.mcap", {"clock": CAMERA}
+    "mcap": Set("Mcap", mcap_files, "b", "b.mcap", **_CLOCK),
+    "rosbag2 of sqlite": Set("Mcap", _SQLITE, "run_1", "run_1/run_1.db3", **_CLOCK),
+    "aloha": Set("Hdf5", aloha, "episode_1", "episode_1.hdf5", options={"jpeg_order": "rgb"}),
+    "robomimic": Set("Hdf5", robomimic, "demos/demo_1", "demos.hdf5", robomimic_says_more),
+    "droid": Set("Hdf5", droid, "Sat", "Sat/trajectory.h5"),
+    "videos": Set("Video", originals.videos, "b", "b.mp4"),
+    "tartanair": Set("TartanAir", tartanair, "house/Hard/P000", _RIGHT, **_KEEPS),
+    "tartanair 2": Set("TartanAir", _V2, "house/Data_hard/P000", _FLOW, **_KEEPS),
+    "folders": Set(
+        "Folder", originals.folders, "b", "b/rgb/2.jpg", options={"sparse": "mask"}, **_KEEPS
     ),
-    "rosbag2 of sqlite": Set(
-        "Mcap",
-        functools.partial(bags, sqlite=True),
-        lambda root: cut(root / "run_1/run_1.db3"),
-        "run_1",
-        "run_1/run_1.db3",
-        {"clock": CAMERA},
-    ),
-    "aloha": Set(
-        "Hdf5",
-        aloha,
-        lambda root: cut(root / "episode_1.hdf5"),
-        "episode_1",
-        "episode_1.hdf5",
-        {"jpeg_order": "rgb"},
-    ),
-    "robomimic": Set(
-        "Hdf5",
-        lambda folder: write_robomimic(folder / "demos.hdf5"),
-        robomimic_says_more,
-        "demos/demo_1",
-        "demos.hdf5",
-    ),
-    "droid": Set(
-        "Hdf5", droid, lambda root: cut(root / "Sat/trajectory.h5"), "Sat", "Sat/trajectory.h5"
-    ),
-    "videos": damaged("Video", originals.videos, ".", "b.mp4", key="b"),
-    "tartanair": damaged(
-        *("TartanAir", tartanair, "house/Hard/P000", "image_right/000001_right.png"),
-        keeps_images=True,
-    ),
-    "tartanair 2": damaged(
-        *("TartanAir", functools.partial(tartanair, v2=True), "house/Data_hard/P000"),
-        "flow_lcam_front/000001_000002_flow.png",
-        keeps_images=True,
-    ),
-    "folders": damaged(
-        *("Folder", originals.folders, "b", "rgb/2.jpg"),
-        options={"sparse": "mask"},
-        keeps_images=True,
-    ),
-    "webdataset": Set(
-        "WebDataset",
-        tars,
-        lambda root: cut(root / "more/b.tar"),
-        "more/b",
-        "more/b.tar",
-        keeps_images=True,
-    ),
-    "tum": damaged(
-        *("Tum", functools.partial(sequences, write=write_tum), "b"),
-        "rgb/1305031102.033000.png",
-        keeps_images=True,
-    ),
-    "euroc": damaged(
-        *("Euroc", functools.partial(sequences, write=write_euroc), "b"),
-        "mav0/cam1/data/1403636579813555584.png",
-    ),
-    "kitti": damaged(
-        *("Kitti", kitti, "sequences/01", "image_3/000001.png"), key="01", keeps_images=True
-    ),
+    "webdataset": Set("WebDataset", tars, "more/b", "more/b.tar", **_KEEPS),
+    "tum": Set("Tum", _TUM, "b", "b/rgb/1305031102.033000.png", **_KEEPS),
+    "euroc": Set("Euroc", _EUROC, "b", "b/mav0/cam1/data/1403636579813555584.png"),
+    "kitti": Set("Kitti", kitti, "01", "sequences/01/image_3/000001.png", **_KEEPS),
 }
 if importlib.util.find_spec("zarr") is not None:  # it needs Python 3.11
-    SETS["zarr"] = Set(
-        "Zarr",
-        lambda folder: shutil.copy(FILE, folder / "cup.zarr.zip"),
-        lambda root: damaged_zip(root / "cup.zarr.zip"),
-        "cup/000002",
-        "cup.zarr.zip",
-    )
+    SETS["zarr"] = Set("Zarr", cup, "cup/000002", "cup.zarr.zip", damaged_zip)
 
 
 def upload(folder: Path, url: str) -> str:
@@ -263,6 +212,11 @@ def written(case: Set, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir()
     case.write(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def whole(case: Set, written: Path) -> dict[str, Any]:
+    return everything(opened(case, written))
 
 
 @pytest.fixture
@@ -290,28 +244,32 @@ def _bytes(value: Any) -> bytes:
     return value.data if isinstance(value, EncodedImage) else np.asarray(value).tobytes()
 
 
-def test_it_is_found_listed_and_chosen_from(case: Set, root: Path) -> None:
-    source = opened(case, root)
+def test_it_is_found_listed_and_chosen_from(case: Set, written: Path) -> None:
+    source = opened(case, written)
     assert type(source) is getattr(seqrecord.sources, f"{case.source}Source")
     assert isinstance(source, Source)
     infos = source.episodes()
     assert len({info.key for info in infos}) == len(infos) > 1
     assert case.bad in {info.key for info in infos}
-    assert source.episodes() == infos == opened(case, root).episodes()
-    assert source.schema() == opened(case, root).schema()
+    assert source.episodes() == infos == opened(case, written).episodes()
+    assert source.schema() == opened(case, written).schema()
     json.dumps([dict(info.metadata) for info in infos])
-    first, *_, last = opened(case, root).schema()
-    assert list(opened(case, root, features=[last, first]).schema()) == [last, first]
+    first, *_, last = source.schema()
+    assert list(opened(case, written, features=[last, first]).schema()) == [last, first]
     with pytest.raises(SourceError) as caught:
-        opened(case, root, features=[first, "lidar"]).schema()
+        opened(case, written, features=[first, "lidar"]).schema()
     assert caught.value.file is not None
     assert caught.value.got == "lidar"
     assert caught.value.expected
+    for key in ("no such episode", "../originals", "", "/", ".", "x/..", str(written)):
+        with pytest.raises(SourceError) as caught:
+            list(source.frames(EpisodeInfo(key, 3)))
+        assert caught.value.episode == key
 
 
-def test_frames_are_as_the_schema_says(case: Set, root: Path) -> None:
+def test_frames_are_as_the_schema_says(case: Set, written: Path) -> None:
     for keep in {False, case.keeps_images}:
-        source = opened(case, root, keep_encoded=keep)
+        source = opened(case, written, keep_encoded=keep)
         schema, kept = source.schema(), set()
         said = schema.values()
         check_kinds_and_units(
@@ -340,66 +298,53 @@ def test_frames_are_as_the_schema_says(case: Set, root: Path) -> None:
         assert kept == {n for n, spec in schema.items() if spec.codec and not spec.is_video}
 
 
-def test_a_pickled_one_is_the_same(case: Set, root: Path) -> None:
+def test_a_pickled_one_is_the_same(case: Set, root: Path, whole: dict[str, Any]) -> None:
     fresh = pickle.loads(pickle.dumps(opened(case, root)))
     source = opened(case, root)
-    wanted = everything(source)
-    copy = pickle.loads(pickle.dumps(source))
+    assert everything(source) == whole
+    saved = pickle.dumps(source)
+    copy = pickle.loads(saved)
     assert copy == fresh == source
     assert copy.schema() == source.schema()
-    assert everything(fresh) == wanted
-    assert everything(copy, source.episodes()) == wanted  # those that a worker is sent
-    saved = pickle.dumps(source)
-    case.damage(root)  # it is a snapshot
+    assert everything(copy, source.episodes()) == whole  # those that a worker is sent
+    case.damage_episode(root)  # it is a snapshot
     assert pickle.loads(saved).schema() == source.schema()
 
 
-def test_a_url_gives_what_a_folder_gives(case: Set, root: Path, memory_url: str) -> None:
+def test_a_url_gives_what_a_folder_gives(
+    case: Set, root: Path, whole: dict[str, Any], memory_url: str
+) -> None:
     """And what is left out of it; frames of videos, which would take requests, are not counted."""
     (root / "notes").mkdir()
     (root / "notes" / "lidar.pcd").write_text("x")
-    wanted, account = everything(opened(case, root)), inventory_of(opened(case, root))
+    account = inventory_of(opened(case, root))
     source = open_source(upload(root, memory_url), **case.options)
-    assert everything(source) == wanted
     found = inventory_of(source)
     notes = tuple(note for note in found.notes if not note.endswith("are not counted on a URL"))
     assert replace(found, notes=notes) == account
     assert LeftOut("notes/lidar.pcd", 1, "no reader") in account.left_out
     infos, copy = source.episodes(), pickle.loads(pickle.dumps(source))
     del source
-    assert everything(copy, infos) == wanted
+    assert everything(copy, infos) == whole
 
 
-def test_what_is_not_there(case: Set, root: Path) -> None:
-    source = opened(case, root)
-    for key in ("no such episode", "../originals", "", "/", ".", "x/..", str(root)):
-        with pytest.raises(SourceError) as caught:
-            list(source.frames(EpisodeInfo(key, 3)))
-        assert caught.value.episode == key
-    empty = root.parent / "empty"
-    empty.mkdir()
-    kind = next(name for name in format_names() if name.startswith(case.source.lower()))
-    with pytest.raises(SourceError):
-        open_source(empty, format=kind, **case.options).episodes()
-
-
-def test_a_broken_episode_is_left_out_and_packed_later(case: Set, root: Path) -> None:
-    whole = everything(opened(case, root))
-    sound = (root / case.file).read_bytes()
-    case.damage(root)
+def test_a_broken_episode_is_left_out_and_packed_later(
+    case: Set, root: Path, whole: dict[str, Any]
+) -> None:
+    sound, records = (root / case.file).read_bytes(), root.parent / "records"
+    case.damage_episode(root)
     source = opened(case, root)
     keys = [info.key for info in source.episodes()]
     assert keys == [*whole]
     check_refused(source, [case.bad], file=root / case.file)
     others = tuple(key for key in keys if key != case.bad)
-    with pytest.raises(SourceError):
-        seqrecord.convert(source, root.parent / "none", workers=1)
-    report = seqrecord.convert(source, root.parent / "records", workers=1, skip_bad_episodes=True)
+    report = seqrecord.convert(source, records, workers=1, skip_bad_episodes=True)
     assert (report.written, [bad.key for bad in report.bad]) == (others, [case.bad])
     (root / case.file).write_bytes(sound)
     source = opened(case, root)
-    report = seqrecord.convert(source, root.parent / "records", workers=1, mode="append")
+    report = seqrecord.convert(source, records, workers=1, mode="append")
     assert (report.written, report.skipped) == ((case.bad,), others)
+    check_packed(records, source)
 
 
 def test_a_pipe_is_refused_and_not_waited_for(case: Set, root: Path) -> None:
@@ -413,21 +358,39 @@ def test_a_pipe_is_refused_and_not_waited_for(case: Set, root: Path) -> None:
     with pytest.raises(SourceError) as caught:
         read()
     assert caught.value.file in (str(root / case.file), str(root))
+    empty = root.parent / "empty"
+    empty.mkdir()
+    kind = next(name for name in format_names() if name.startswith(case.source.lower()))
+    with pytest.raises(SourceError):
+        open_source(empty, format=kind, **case.options).episodes()
 
 
-def test_two_processes_pack_what_the_source_gives(case: Set, root: Path) -> None:
-    source = opened(case, root, keep_encoded=case.keeps_images)
-    decoded = opened(case, root)
-    report = seqrecord.convert(source, root.parent / "records", workers=2)
-    assert report.written == tuple(info.key for info in source.episodes())
-    with seqrecord.open(root.parent / "records") as dataset:
-        for info in decoded.episodes():
+def check_packed(records: Path, source: Source) -> None:
+    """The dataset has what the source gives, and the pictures of its videos."""
+    videos = {name for name, spec in source.schema().items() if spec.is_video}
+    with seqrecord.open(records) as dataset:
+        for info in source.episodes():
             episode = dataset.episodes[info.key]
             assert dict(episode.metadata) == dict(info.metadata)
             assert (len(episode), episode.fps) == (info.num_frames, info.fps)
-            for number, frame in enumerate(decoded.frames(info)):
+            for number, frame in enumerate(source.frames(info)):
                 stored = episode[number]
-                absent = {n for n, spec in source.schema().items() if not spec.is_video}
-                assert stored.keys() - frame.keys() == {*source.schema()} - absent
+                assert stored.keys() - frame.keys() == videos
                 for feature, value in frame.items():
                     np.testing.assert_array_equal(stored[feature], value)
+
+
+FAST = ("lerobot with video", "folders", "mcap")  # in which two processes are started
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in SETS]
+)
+def test_two_processes_pack_what_the_source_gives(tmp_path: Path, name: str) -> None:
+    case, root = SETS[name], tmp_path / "originals"
+    root.mkdir()
+    case.write(root)
+    source = opened(case, root, keep_encoded=case.keeps_images)
+    report = seqrecord.convert(source, tmp_path / "records", workers=2)
+    assert report.written == tuple(info.key for info in source.episodes())
+    check_packed(tmp_path / "records", opened(case, root))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,15 @@ import seqrecord
 from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import EurocSource, KittiSource, TumSource
-from tests.source_faults import Damage, check_fault, check_frames, cut, edit, fault, remove
+from tests.source_faults import (
+    Damage,
+    check_faults,
+    check_frames,
+    cut,
+    edit,
+    fault,
+    remove,
+)
 from tests.source_writers import write_euroc, write_kitti, write_tum
 
 
@@ -36,26 +46,17 @@ def test_tum(tmp_path: Path) -> None:
         "accelerometer_before_first_frame": 5,
         "accelerometer_after_last_frame": 14,
     }
-    assert [str(spec) for spec in source.schema().values()] == [
-        "image: uint8 [6, 8, 3]",
-        "depth: uint16 [6, 8]",
-        "depth_timestamp: float64 []",
-        "timestamp: float64 []",
-        "pose: float64 [7]",
-        "accelerometer: float64 [?, 4]",
+    assert [(str(s), s.kind, s.unit) for s in source.schema().values()] == [
+        ("image: uint8 [6, 8, 3]", "image", None),
+        ("depth: uint16 [6, 8]", "depth", "1/5000 m"),
+        ("depth_timestamp: float64 []", "timestamp", "s"),
+        ("timestamp: float64 []", "timestamp", "s"),
+        ("pose: float64 [7]", "pose", "m"),
+        ("accelerometer: float64 [?, 4]", "imu", None),
     ]
-    assert {(s.name, s.kind, s.unit) for s in source.schema().values()} == {
-        ("image", "image", None),
-        ("depth", "depth", "1/5000 m"),
-        ("depth_timestamp", "timestamp", "s"),
-        ("timestamp", "timestamp", "s"),
-        ("pose", "pose", "m"),
-        ("accelerometer", "imu", None),
-    }
     chosen = [n for n in source.schema() if n != "accelerometer"]
     check_frames(open_source(tmp_path, features=chosen), 0, want)
-    frames = [dict(frame) for frame in source.frames(info)]
-    samples = np.concatenate([frame["accelerometer"] for frame in frames])
+    samples = np.concatenate([np.asarray(f["accelerometer"]) for f in source.frames(info)])
     inside = np.arange(0, 0.132, 0.002) + 1305031102  # 0.099 and the 33 ms before it, again
     np.testing.assert_allclose(samples[:, 0] - 1305031102, inside - 1305031102, atol=1e-6)
     assert open_source(tmp_path / "freiburg1" / "xyz").episodes()[0].key == "xyz"
@@ -137,120 +138,95 @@ def test_times_are_associated_as_by_looking_at_every_pair(
 # --- lists and tables: separators, columns, times ---------------------------------------------
 
 
-@pytest.mark.parametrize(("old", "new"), [(" ", "\t"), (" ", ","), (" ", " , "), (" ", ";")])
-def test_separators_are_those_of_the_file(tmp_path: Path, old: str, new: str) -> None:
+def test_separators_are_those_of_the_file(tmp_path: Path) -> None:
     want = write_tum(tmp_path)
-    for name in ("rgb", "depth", "groundtruth"):
-        path = tmp_path / f"{name}.txt"
-        head, *lines = path.read_text().splitlines()
-        text = "\n".join([f"\ufeff{head}", *(line.replace(old, new) for line in lines)])
-        path.write_text(text, "utf-8")
-    source = TumSource(tmp_path, features=[*want[1]])
-    check_frames(source, 0, want)
+    paths = [tmp_path / f"{name}.txt" for name in ("rgb", "depth", "groundtruth")]
+    texts = [path.read_text().splitlines() for path in paths]
+    for separator in ("\t", ",", " , ", ";"):
+        for path, (head, *lines) in zip(paths, texts, strict=True):
+            rows = [line.replace(" ", separator) for line in lines]
+            path.write_text("\n".join([f"\ufeff{head}", *rows]), "utf-8")
+        check_frames(TumSource(tmp_path, features=[*want[1]]), 0, want)
 
 
 TUM_TRUTH = "1305031102.1 1.5 2.25 3.5 0.0 0.0 0.0 1.0"
-TABLES = {  # a table's rows, and the error
-    "decimal commas": (TUM_TRUTH.replace(".", ","), "decimal comma in line 1"),
-    "decimal commas in some rows": (
-        f"{TUM_TRUTH}\n{TUM_TRUTH.replace('1.5', '1,5')}", "decimal comma in line 2"
-    ),
-    "decimal commas among semicolons": (
-        TUM_TRUTH.replace(".", ",").replace(" ", "; "), "decimal comma in line 1"
-    ),
-    "commas everywhere": (
-        TUM_TRUTH.replace(".", ",").replace(" ", ","), "line 1; .*got: 16 columns"
-    ),
-    "a column more": (f"{TUM_TRUTH} 7", "line 1; .*a timestamp and 7 numbers; got: 9 columns"),
-    "a column less in one row": (
-        f"{TUM_TRUTH}\n{TUM_TRUTH[:-4]}", "line 2; .*7 finite numbers; got: 6 columns"
-    ),
-    "an empty cell": (TUM_TRUTH.replace(" ", ",").replace("2.25", ""), "invalid row in line 1"),
-    "a header without #": (f"t x y z a b c d\n{TUM_TRUTH}", "invalid row in line 1"),
-    "other times": (
-        TUM_TRUTH.replace("1305031102", "1311868164"),
-        r"no row matches a frame; .*--features.* from 1305031102.0 to 1305031102.2 s; got: 1 rows",
-    ),
-}  # fmt: skip
+OTHER_TIMES = (
+    r"no row matches a frame; .*--features.* from 1305031102.0 to 1305031102.2 s; got: 1 rows"
+)
+TABLES = [  # a table's rows, and the error
+    (TUM_TRUTH.replace(".", ","), "decimal comma in line 1"),
+    (f"{TUM_TRUTH}\n{TUM_TRUTH.replace('1.5', '1,5')}", "decimal comma in line 2"),
+    (TUM_TRUTH.replace(".", ",").replace(" ", "; "), "decimal comma in line 1"),
+    (TUM_TRUTH.replace(".", ",").replace(" ", ","), "line 1; .*got: 16 columns"),
+    (f"{TUM_TRUTH} 7", "line 1; .*a timestamp and 7 numbers; got: 9 columns"),
+    (f"{TUM_TRUTH}\n{TUM_TRUTH[:-4]}", "line 2; .*7 finite numbers; got: 6 columns"),
+    (TUM_TRUTH.replace(" ", ",").replace("2.25", ""), "invalid row in line 1"),
+    (f"t x y z a b c d\n{TUM_TRUTH}", "invalid row in line 1"),  # a header without #
+    (TUM_TRUTH.replace("1305031102", "1311868164"), OTHER_TIMES),
+]
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_table_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     write_tum(tmp_path / "a")
     (tmp_path / "a/depth.txt").unlink()
     write_tum(tmp_path / "b")
-    text, match = TABLES[name]
-    (tmp_path / "a/groundtruth.txt").write_text(text)
-    source = TumSource(tmp_path)
-    bad, good = source.episodes()
-    with pytest.raises(SourceError, match=match) as caught:
-        list(source.frames(bad))
-    assert caught.value.file == str(tmp_path / "a/groundtruth.txt")
-    assert len(list(source.frames(good))) == 4
+    table = tmp_path / "a/groundtruth.txt"
+    for text, match in TABLES:
+        table.write_text(text)
+        source = TumSource(tmp_path)
+        bad, good = source.episodes()
+        with pytest.raises(SourceError, match=match) as caught:
+            list(source.frames(bad))
+        assert caught.value.file == str(table)
+        assert len(list(source.frames(good))) == 4
     other = TumSource(tmp_path, features=["image"])
     assert [info.num_frames for info in other.episodes()] == [6, 6]
 
 
 def _shifted(path: Path, seconds: int) -> None:
-    """A table of other times."""
-    head, *lines = path.read_text().splitlines()
-    separator = "," if path.suffix == ".csv" else " "
-    rows = []
-    for line in lines:
-        stamp, _, rest = line.partition(separator)
-        if stamp == "#":
-            continue
-        later = float(stamp) + seconds if "." in stamp else int(stamp) + seconds * 10**9
-        rows.append(f"{later}{separator}{rest}")
-    path.write_text("\n".join([head, *rows]))
+    """A table of other times, which are nanoseconds in a CSV."""
+    later = seconds * (10**9 if path.suffix == ".csv" else 1)
+    text = re.sub(r"(?m)^\d+", lambda found: str(int(found[0]) + later), path.read_text())
+    path.write_text(text)
 
 
-@pytest.mark.parametrize(
-    ("name", "table", "feature"),
-    [
+def test_tables_without_matching_times_images_or_columns_are_refused(tmp_path: Path) -> None:
+    write_tum(tmp_path / "tum")
+    write_euroc(tmp_path / "euroc")
+    write_kitti(tmp_path / "kitti")
+    for name, table, feature in (
         ("tum", "depth.txt", "depth"),
         ("tum", "accelerometer.txt", "accelerometer"),
         ("euroc", "mav0/cam1/data.csv", "image_cam1"),
         ("euroc", "mav0/imu0/data.csv", "imu"),
         ("euroc", "mav0/state_groundtruth_estimate0/data.csv", "pose"),
-    ],
-)
-def test_a_table_without_a_matching_time_is_refused(
-    tmp_path: Path, name: str, table: str, feature: str
-) -> None:
-    {"tum": write_tum, "euroc": write_euroc}[name](tmp_path)
-    _shifted(tmp_path / table, 5000)
-    source = open_source(tmp_path, format=name)
-    with pytest.raises(SourceError, match=f"no row matches a frame; .*{feature}") as caught:
-        source.schema()
-    assert caught.value.file == str(tmp_path / table)
-    image = "image_cam0" if name == "euroc" else "image"
-    assert open_source(tmp_path, format=name, features=[image]).episodes()[0].num_frames > 4
-
-
-@pytest.mark.parametrize("name", ["rgb.txt", "depth.txt"])
-def test_lists_without_images_are_refused(tmp_path: Path, name: str) -> None:
-    write_tum(tmp_path)
-    (tmp_path / name).write_text("# timestamp filename\n")
-    with pytest.raises(SourceError, match="empty list of images") as caught:
-        TumSource(tmp_path).schema()
-    assert caught.value.file == str(tmp_path / name)
-    (tmp_path / name).write_text(f"1305031102.0 {name[:-4]}/gone.png\n")
-    with pytest.raises(SourceError, match="cannot read"):
-        TumSource(tmp_path, features=["image" if name == "rgb.txt" else "depth"]).schema()
-
-
-def test_rows_of_kitti_have_the_columns_of_their_format(tmp_path: Path) -> None:
-    write_kitti(tmp_path)
-    poses, times = tmp_path / "poses/00.txt", tmp_path / TIMES
-    text = poses.read_text()
-    poses.write_text("\n".join(f"{n} {row}" for n, row in enumerate(text.splitlines())))
-    with pytest.raises(SourceError, match="12 finite numbers; got: 13 columns"):
-        KittiSource(tmp_path).schema()
-    poses.write_text(text)
-    times.write_text("\n".join(f"{n} {n / 10}" for n in range(3)))
-    with pytest.raises(SourceError, match=r"line 1; .*got: 2 columns"):
-        KittiSource(tmp_path).schema()
+    ):
+        path = tmp_path / name / table
+        sound = path.read_bytes()
+        _shifted(path, 5000)
+        with pytest.raises(SourceError, match=f"no row matches a frame; .*{feature}") as caught:
+            open_source(tmp_path / name).schema()
+        assert caught.value.file == str(path)
+        image = "image_cam0" if name == "euroc" else "image"
+        assert open_source(tmp_path / name, features=[image]).episodes()[0].num_frames > 4
+        path.write_bytes(sound)
+    kitti, tum = tmp_path / "kitti", tmp_path / "tum"
+    poses = (kitti / "poses/00.txt").read_text().splitlines()
+    numbered = "\n".join(f"{n} {row}" for n, row in enumerate(poses))
+    for path, text, options, match in (
+        (tum / "rgb.txt", "# timestamp filename\n", {}, "empty list of images"),
+        (tum / "rgb.txt", "1305031102.0 rgb/no.png\n", {"features": ["image"]}, "cannot read"),
+        (tum / "depth.txt", "# timestamp filename\n", {}, "empty list of images"),
+        (tum / "depth.txt", "1305031102.0 depth/no.png\n", {"features": ["depth"]}, "cannot read"),
+        (kitti / "poses/00.txt", numbered, {}, "12 finite numbers; got: 13 columns"),
+        (kitti / TIMES, "0 0.0\n1 0.1\n2 0.2\n", {}, r"line 1; .*got: 2 columns"),
+    ):
+        sound = path.read_bytes()
+        path.write_text(text)
+        root = kitti if kitti in path.parents else tum
+        with pytest.raises(SourceError, match=match):
+            open_source(root, format=root.name, **options).schema()  # type: ignore[arg-type]
+        path.write_bytes(sound)
 
 
 def test_features_that_are_not_selected_or_there_drop_no_frames(tmp_path: Path) -> None:
@@ -274,38 +250,27 @@ def test_features_that_are_not_selected_or_there_drop_no_frames(tmp_path: Path) 
     assert frames[0]["image"] == EncodedImage(data)
 
 
-_EUROC = {"fy": 457.296, "cx": 3.5, "cy": 2.5, "width": 8, "height": 6}
-
-
-def test_intrinsics_of_each_euroc_camera(tmp_path: Path) -> None:
+def test_cameras_of_euroc(tmp_path: Path) -> None:
+    """Of a pinhole camera intrinsics are known; another one is none."""
     write_euroc(tmp_path / "src")
     seqrecord.convert(open_source(tmp_path / "src"), tmp_path / "records", workers=1)
+    options: dict[str, Any] = {"clip_len": 1, "batch_size": 1}
+    options["clip_transform"] = seqrecord.CenterCrop((4, 6))
     for cameras in (["image_cam0"], ["image_cam0", "image_cam1"]):
-        pipe = seqrecord.SeqRecordPipe(
-            tmp_path / "records",
-            clip_len=1,
-            batch_size=1,
-            features=cameras,
-            clip_transform=seqrecord.CenterCrop((4, 6)),
-        )
+        pipe = seqrecord.SeqRecordPipe(tmp_path / "records", features=cameras, **options)
         batch = next(iter(pipe))
-        assert [name for name in batch if "intrinsics" in name] == [
-            f"{n}_intrinsics" for n in cameras
-        ]
+        names = [name for name in batch if "intrinsics" in name]
+        assert names == [f"{n}_intrinsics" for n in cameras]
         assert batch["image_cam0_intrinsics"].tolist() == [[458.654, 457.296, 2.5, 1.5]]
-
-
-def test_a_euroc_camera_that_is_no_pinhole_is_none(tmp_path: Path) -> None:
-    write_euroc(tmp_path)
-    yaml = tmp_path / YAML
+    yaml = tmp_path / "src" / YAML
+    text = yaml.read_text()
     for old, new in (("pinhole", "omni"), ("[8, 6]", "[8]"), ("[458.654,", "[")):
-        text = yaml.read_text()
         yaml.write_text(text.replace(old, new))
-        assert [*EurocSource(tmp_path).episodes()[0].metadata["camera"]] == ["image_cam1"]
-        yaml.write_text(text)
-    for camera in ("cam0", "cam1"):
-        (tmp_path / "mav0" / camera / "sensor.yaml").unlink()
-    assert "camera" not in EurocSource(tmp_path).episodes()[0].metadata
+        camera = EurocSource(tmp_path / "src").episodes()[0].metadata["camera"]
+        assert [*camera] == ["image_cam1"]
+    for path in (tmp_path / "src").rglob("cam?/sensor.yaml"):
+        path.unlink()
+    assert "camera" not in EurocSource(tmp_path / "src").episodes()[0].metadata
 
 
 @pytest.mark.parametrize("state", [True, False])
@@ -314,16 +279,16 @@ def test_euroc(tmp_path: Path, state: bool) -> None:
     source = open_source(tmp_path)
     assert isinstance(source, EurocSource)
     [info] = source.episodes()
-    assert info.key == "MH_01_easy"
-    imu = info.metadata["imu"]
+    assert (info.key, info.fps) == ("MH_01_easy", 20)
+    imu, cameras = info.metadata["imu"], info.metadata["cameras"]
     np.testing.assert_array_equal(imu.pop("T_BS"), np.eye(4))
-    cam0 = info.metadata["cameras"]["cam0"]
-    assert np.array(cam0.pop("T_BS"))[1].tolist() == [0.99, 0.01, 0.025, -0.06]
-    assert [*info.metadata["cameras"]] == ["cam0", "cam1"]
+    assert np.array(cameras["cam0"].pop("T_BS"))[1].tolist() == [0.99, 0.01, 0.025, -0.06]
+    assert [*cameras] == ["cam0", "cam1"]
+    common = {"fy": 457.296, "cx": 3.5, "cy": 2.5, "width": 8, "height": 6}
     assert info.metadata == {
         "dataset": "EuRoC",
         "camera": {
-            f"image_{name}": {**_EUROC, "fx": focal}
+            f"image_{name}": {**common, "fx": focal}
             for name, focal in (("cam0", 458.654), ("cam1", 457.587))
         },
         "cameras": {
@@ -337,7 +302,7 @@ def test_euroc(tmp_path: Path, state: bool) -> None:
                 "distortion_model": "radial-tangential",
                 "distortion_coefficients": [-0.28340811, 0.07395907, 0.00019359, 1.76187114e-05],
             },
-            "cam1": info.metadata["cameras"]["cam1"],
+            "cam1": cameras["cam1"],
         },
         "imu": {
             "sensor_type": "imu",
@@ -351,9 +316,8 @@ def test_euroc(tmp_path: Path, state: bool) -> None:
         "imu_after_last_frame": 10,
         "frames_without_pose": 1,
     }
-    assert info.fps == 20
-    assert str(source.schema()["imu"]) == "imu: float64 [?, 6]"
-    assert source.schema()["imu"].kind == "imu"
+    imu_spec = source.schema()["imu"]
+    assert (str(imu_spec), imu_spec.kind) == ("imu: float64 [?, 6]", "imu")
     check_frames(source, 0, want)
     for root in ("MH_01_easy", "MH_01_easy/mav0"):
         one = open_source(tmp_path / root)
@@ -403,42 +367,37 @@ CSV, YAML, TIMES = "mav0/cam0/data.csv", "mav0/cam0/sensor.yaml", "sequences/00/
 IMAGE, SCAN = "sequences/00/image_3/000001.png", "sequences/00/velodyne/000001.bin"
 
 BROKEN = {
-    "tum image": fault(cut(RGB, -7), RGB, "truncated", frame=1),
-    "tum no image": fault(remove(DEPTH), DEPTH, "cannot read", frame=2),
-    "tum back": fault(_back("rgb.txt"), "rgb.txt", "not ascending"),
-    "tum pose": fault(_replace("groundtruth.txt", "0.", "nan"), "groundtruth.txt", "invalid row"),
-    "tum out": fault(_replace("depth.txt", "depth/", "../depth/"), "depth.txt", "row in line 3"),
-    "euroc image": fault(cut(CAM1, -7), CAM1, "truncated", frame=1),
-    "euroc no image": fault(remove(CAM0), CAM0, "cannot read", frame=1),
-    "euroc back": fault(_back("mav0/imu0/data.csv"), "mav0/imu0/data.csv", "not ascending"),
-    "euroc out": fault(_replace(CSV, f",{STAMP}", f",../{STAMP}"), CSV, "row in line 3"),
-    "euroc stamp": fault(_replace(CSV, f"{STAMP},", "1.5,"), CSV, "row in line 3"),
-    "euroc stamp of 20 digits": fault(
-        _replace(CSV, f"{STAMP},", "99999999999999999999,"), CSV, "too large"
-    ),
-    "euroc list of bytes": fault(edit(CSV, lambda data: data + b"1 \xff"), CSV, "not UTF-8 text"),
-    "euroc rate": fault(_replace(YAML, "rate_hz: 20", "rate_hz: .inf"), YAML, "rate_hz"),
-    "euroc pose of a sensor": fault(_replace(YAML, "data: [0.01,", "data: ["), YAML, "T_BS"),
-    "kitti image": fault(cut(IMAGE, -7), IMAGE, "truncated", frame=1),
-    "kitti no image": fault(
-        remove(IMAGE), "sequences/00/image_3", "times.txt", frame=1, got="2 files"
-    ),
-    "kitti scan": fault(cut(SCAN, -7), SCAN, "truncated", frame=1),
-    "kitti poses": fault(
-        _replace("poses/00.txt", "\n", "\n1 2 3\n"), "poses/00.txt", "invalid row"
-    ),
-    "kitti times": fault(_back(TIMES), TIMES, "not ascending"),
+    "tum": [
+        fault(cut(RGB, -7), RGB, "truncated", frame=1),
+        fault(remove(DEPTH), DEPTH, "cannot read", frame=2),
+        fault(_back("rgb.txt"), "rgb.txt", "not ascending"),
+        fault(_replace("groundtruth.txt", "0.", "nan"), "groundtruth.txt", "invalid row"),
+        fault(_replace("depth.txt", "depth/", "../depth/"), "depth.txt", "row in line 3"),
+    ],
+    "euroc": [
+        fault(cut(CAM1, -7), CAM1, "truncated", frame=1),
+        fault(remove(CAM0), CAM0, "cannot read", frame=1),
+        fault(_back("mav0/imu0/data.csv"), "mav0/imu0/data.csv", "not ascending"),
+        fault(_replace(CSV, f",{STAMP}", f",../{STAMP}"), CSV, "row in line 3"),
+        fault(_replace(CSV, f"{STAMP},", "1.5,"), CSV, "row in line 3"),
+        fault(_replace(CSV, f"{STAMP},", "99999999999999999999,"), CSV, "too large"),
+        fault(edit(CSV, lambda data: data + b"1 \xff"), CSV, "not UTF-8 text"),
+        fault(_replace(YAML, "rate_hz: 20", "rate_hz: .inf"), YAML, "rate_hz"),
+        fault(_replace(YAML, "data: [0.01,", "data: ["), YAML, "T_BS"),
+    ],
+    "kitti": [
+        fault(cut(IMAGE, -7), IMAGE, "truncated", frame=1),
+        fault(remove(IMAGE), "sequences/00/image_3", "times.txt", frame=1, got="2 files"),
+        fault(cut(SCAN, -7), SCAN, "truncated", frame=1),
+        fault(_replace("poses/00.txt", "\n", "\n1 2 3\n"), "poses/00.txt", "invalid row"),
+        fault(_back(TIMES), TIMES, "not ascending"),
+    ],
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_sequence_is_refused_by_name(tmp_path: Path, name: str) -> None:
-    kind = name.split()[0]
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_sequence_is_refused_by_name(tmp_path: Path, kind: str) -> None:
     write: Any = {"tum": write_tum, "euroc": write_euroc, "kitti": write_kitti}[kind]
-    for part in ("a", "b"):
-        write(tmp_path / part)
-    BROKEN[name].damage(tmp_path / "a")
-    source = open_source(tmp_path, format=kind)
-    bad, _ = source.episodes()
-    assert bad.key.startswith("a")
-    check_fault(BROKEN[name], source, bad.key, tmp_path / "a")
+    write(tmp_path / "sound")
+    opened = functools.partial(open_source, format=kind)
+    check_faults(BROKEN[kind], tmp_path / "sound", tmp_path / "broken", opened)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,18 @@ def every(loader: Any) -> list[Any]:
     return list(loader)
 
 
-def test_names_come_in_order_with_masks_behind_their_features(path: Path) -> None:
+def test_names_shapes_and_padding(path: Path) -> None:
+    """Masks come behind their features; padding is as long as the selected episodes need."""
     pipe = make(SeqRecordPipe, path, batch_size=2, ragged=PADDED, metadata=["rate"])
     features = ["image", "note", "imu", "imu_mask", "blob", "grid", "grid_mask", "id"]
     assert list(next(iter(pipe))) == [*features, "episode", "start", "rate"]
+    assert "imu: float32 [2, ?, 6]" in repr(make(SeqRecordPipe, path))
+    shown = repr(make(SeqRecordPipe, path, ragged={"imu": "pad"}))
+    assert "imu: float32 [2, 4, 6]" in shown
+    assert "note: text" in shown
+    (clip,) = SeqRecordPipe(path, clip_len=2, features=["imu"], episodes="lab/2", ragged="pad")
+    assert clip["imu"].shape == (2, 2, 6)
+    assert clip["imu_mask"].tolist() == [[True, False], [True, True]]
 
 
 def test_a_clip_is_not_changed_by_another_of_the_same_call(path: Path) -> None:
@@ -60,20 +69,6 @@ def test_a_clip_is_not_changed_by_another_of_the_same_call(path: Path) -> None:
             tensor.fill_(-1)
         clip["arm"][1]["left"] = "changed"
         clip["arm"].append("more")
-
-
-def test_shapes_are_shown(path: Path) -> None:
-    assert "imu: float32 [2, ?, 6]" in repr(make(SeqRecordPipe, path))
-    shown = repr(make(SeqRecordPipe, path, ragged={"imu": "pad"}))
-    assert "imu: float32 [2, 4, 6]" in shown
-    assert "note: text" in shown
-
-
-def test_padding_is_as_long_as_the_selected_episodes_need(path: Path) -> None:
-    pipe = SeqRecordPipe(path, clip_len=2, features=["imu"], episodes="lab/2", ragged="pad")
-    (clip,) = pipe
-    assert clip["imu"].shape == (2, 2, 6)
-    assert clip["imu_mask"].tolist() == [[True, False], [True, True]]
 
 
 def test_a_state_is_resumed_in_another_form(path: Path) -> None:
@@ -98,35 +93,25 @@ def test_batches_of_nested_tensors_use_memory_again(path: Path) -> None:
 # ---- functions
 
 
-def test_a_transform_sees_texts_and_may_give_them(path: Path) -> None:
+def test_a_frame_transform_sees_texts_and_may_give_them(path: Path) -> None:
+    """And images that can be cropped."""
+
     def change(item: dict[str, Any]) -> dict[str, Any]:
         assert type(item["note"]) is str
         assert type(item["blob"]) is bytes
-        count = np.array(len(item["blob"]))
-        return {**item, "note": item["note"][::-1], "count": count}
+        image, count = np.repeat(item["image"], 2, axis=1), np.array(len(item["blob"]))
+        return {**item, "note": item["note"][::-1], "count": count, "image": image}
 
-    features = ["note", "blob", "id"]
+    options = {"frame_transform": change, "clip_transform": seqrecord.CenterCrop((2, 4))}
     for take in TAKERS:
-        clips = every(make(take, path, features=features, frame_transform=change))
+        clips = every(make(take, path, features=["image", "note", "blob", "id"], **options))
         assert len(clips) == CLIPS
         for clip in clips:
-            for i in range(2):
-                expected = stored_frame(*clip["id"][i].tolist())
-                assert clip["note"][i] == expected["note"][::-1]
-                assert clip["blob"][i] == expected["blob"]
-                assert clip["count"][i] == len(expected["blob"])
-
-
-def test_what_a_frame_transform_gives_can_be_cropped(path: Path) -> None:
-    def wider(item: dict[str, Any]) -> dict[str, Any]:
-        return {"image": np.repeat(item["image"], 2, axis=1), "id": item["id"]}
-
-    options = {"frame_transform": wider, "clip_transform": seqrecord.CenterCrop((2, 4))}
-    for take in TAKERS:
-        clips = every(make(take, path, features=["image", "id"], **options))
-        assert len(clips) == CLIPS
-        for clip in clips:
-            whole = np.stack([stored_frame(*number.tolist())["image"] for number in clip["id"]])
+            frames = [stored_frame(*number.tolist()) for number in clip["id"]]
+            assert list(clip["note"]) == [frame["note"][::-1] for frame in frames]
+            assert list(clip["blob"]) == [frame["blob"] for frame in frames]
+            assert clip["count"].tolist() == [len(frame["blob"]) for frame in frames]
+            whole = np.stack([frame["image"] for frame in frames])
             expected = np.repeat(whole, 2, axis=2)[:, 5:7, 14:18]
             np.testing.assert_array_equal(clip["image"].numpy(), expected)
 
@@ -163,9 +148,8 @@ def grows(one: dict[str, Any]) -> Any:
     return one["id"].reshape(-1, 2)[0, 1]
 
 
-@pytest.mark.parametrize(
-    ("of", "change", "says"),
-    [
+def test_texts_that_a_function_must_not_give(path: Path) -> None:
+    cases: list[tuple[str, Callable[[Any], Any], str]] = [
         ("frame", lambda one: {"caption": one["note"]}, "unknown size; .*feature: caption"),
         ("frame", lambda one: {"blob": one["note"]}, "unknown size; .*feature: blob"),
         ("frame", lambda one: {"note": one["note"] * (1 + 3 * (grows(one) == 2))}, "longer text"),
@@ -175,18 +159,15 @@ def grows(one: dict[str, Any]) -> Any:
         ("clip", lambda one: {"note": one["note"][grows(one) // 4 :]}, "different number of texts"),
         ("clip", lambda one: {"note": [one["note"][0] * (1 + 5 * grows(one))]}, "a longer text"),
         ("clip", lambda one: {"id": one["id" if grows(one) < 4 else "note"]}, "another dtype"),
-    ],
-)
-def test_texts_that_a_function_must_not_give(
-    path: Path, of: str, change: Callable[[Any], Any], says: str
-) -> None:
-    def function(one: Any, _generator: Any = None) -> dict[str, Any]:
-        return dict(change(one))
+    ]
+    for (of, change, says), take in product(cases, TAKERS):
 
-    features = ["note", "blob", "id"]
-    for take in TAKERS:
+        def function(one: Any, _generator: Any = None, *, change: Any = change) -> dict[str, Any]:
+            return dict(change(one))
+
+        options = {"features": ["note", "blob", "id"], f"{of}_transform": function}
         with pytest.raises(ClipError, match=says) as caught:
-            every(make(take, path, features=features, **{f"{of}_transform": function}))
+            every(make(take, path, **options))
         assert caught.value.episode is not None
         assert caught.value.frame is not None
 
@@ -230,35 +211,37 @@ def test_the_limit_counts_padding_and_texts(tmp_path: Path) -> None:
 # ---- what is refused
 
 
-@pytest.mark.parametrize(
-    ("ragged", "says"),
-    [
-        ("padded", 'expected: "list", "pad" or "nested"'),
-        (12, 'expected: "list", "pad" or "nested"'),
-        (None, 'expected: "list", "pad" or "nested"'),
-        ({"imu": 0}, "got: {'imu': 0}"),
-        ({"imu": (1.5,)}, "got: {'imu'"),
-        ({"imu": True}, "got: {'imu'"),
-        ({"imu": None}, "got: {'imu'"),
-        ({3: "pad"}, "got: {3"),
-        ({"image": "pad"}, r"shape varies; .*expected: imu, grid; got: image: uint8 "),
-        ({"note": "nested"}, "shape varies; .*got: note: text"),
-        ({"imu2": "pad"}, "shape varies; .*got: imu2"),
-        ({"grid": "nested"}, "one varying dimension, the first; .*feature: grid"),
-        ("nested", "one varying dimension, the first; .*feature: grid"),
-        ("pad", r"sizes of 2 dimensions.*ragged={'grid': \(480, 640\)}"),
-        ({"grid": 5}, r"sizes of 2 dimensions.*got: \[5\]"),
-        ({"imu": (5, 6)}, r"sizes of 1 dim.*got: \[5, 6\]"),
-        (
-            {"imu": 3},
-            "larger than its padded size; .*feature: imu; expected: sizes of at least 96",
-        ),
-    ],
-)
-def test_forms_that_are_refused(path: Path, ragged: Any, says: str) -> None:
-    for take in TAKERS:
+REFUSED: list[tuple[str, Any, str]] = [
+    *(("ragged", form, 'expected: "list", "pad" or "nested"') for form in ("padded", 12, None)),
+    ("ragged", {"imu": 0}, "got: {'imu': 0}"),
+    *(("ragged", {"imu": size}, "got: {'imu'") for size in ((1.5,), True, None)),
+    ("ragged", {3: "pad"}, "got: {3"),
+    ("ragged", {"image": "pad"}, r"shape varies; .*expected: imu, grid; got: image: uint8 "),
+    ("ragged", {"note": "nested"}, "shape varies; .*got: note: text"),
+    ("ragged", {"imu2": "pad"}, "shape varies; .*got: imu2"),
+    ("ragged", {"grid": "nested"}, "one varying dimension, the first; .*feature: grid"),
+    ("ragged", "nested", "one varying dimension, the first; .*feature: grid"),
+    ("ragged", "pad", r"sizes of 2 dimensions.*ragged={'grid': \(480, 640\)}"),
+    ("ragged", {"grid": 5}, r"sizes of 2 dimensions.*got: \[5\]"),
+    ("ragged", {"imu": (5, 6)}, r"sizes of 1 dim.*got: \[5, 6\]"),
+    ("ragged", {"imu": 3}, "larger than its padded size; .*imu; expected: sizes of at least 96"),
+    ("metadata", "task", "metadata is a list of names; expected: .*task"),
+    ("metadata", 3, "expected: a list of names; got: 3"),
+    ("metadata", [3], "expected: a list of names"),
+    ("metadata", ["tusk", "task"], "no selected episode has .*arm, rate, task; got: tusk"),
+    ("metadata", ["image"], "has the name of this metadata; .*got: image"),
+    ("metadata", ["start"], "has the name of this metadata; .*got: start"),
+]
+
+
+def test_forms_and_metadata_that_are_refused(path: Path) -> None:
+    for (option, value, says), take in product(REFUSED, TAKERS):
         with pytest.raises(ClipError, match=says):
-            make(take, path, ragged=ragged)
+            make(take, path, **{option: value})
+    options: dict[str, Any] = {"features": ["id"], "metadata": ["rate"]}
+    assert make(SeqRecordPipe, path, **options, episodes=["lab/2", "kitchen/3"])
+    with pytest.raises(ClipError, match="no selected episode has this metadata"):
+        make(SeqRecordPipe, path, **options, episodes="lab/2")
 
 
 def test_a_frame_that_is_too_large_is_named(path: Path) -> None:
@@ -282,30 +265,6 @@ def test_forms_do_not_go_with_a_transform_or_with_a_feature_of_the_mask_s_name(
     assert len(SeqRecordPipe(other, clip_len=1)) == 1
     with pytest.raises(ClipError, match="the name of the mask"):
         SeqRecordPipe(other, clip_len=1, ragged="pad")
-
-
-@pytest.mark.parametrize(
-    ("metadata", "says"),
-    [
-        ("task", "metadata is a list of names; expected: .*task"),
-        (3, "expected: a list of names; got: 3"),
-        ([3], "expected: a list of names"),
-        (["tusk", "task"], "no selected episode has this metadata; .*arm, rate, task; got: tusk"),
-        (["image"], "has the name of this metadata; .*got: image"),
-        (["start"], "has the name of this metadata; .*got: start"),
-    ],
-)
-def test_metadata_that_is_refused(path: Path, metadata: Any, says: str) -> None:
-    for take in TAKERS:
-        with pytest.raises(ClipError, match=says):
-            make(take, path, metadata=metadata)
-
-
-def test_metadata_that_only_other_episodes_have_is_an_error(path: Path) -> None:
-    options: dict[str, Any] = {"features": ["id"], "metadata": ["rate"]}
-    assert make(SeqRecordPipe, path, **options, episodes=["lab/2", "kitchen/3"])
-    with pytest.raises(ClipError, match="no selected episode has this metadata"):
-        make(SeqRecordPipe, path, **options, episodes="lab/2")
 
 
 def test_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""Video files cut into GOPs: the same frames as PyAV decodes front to back, or a refusal."""
+"""Video files: folders of them, and files cut into GOPs that decode as PyAV does, or a refusal."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,24 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+import seqrecord
+from seqrecord import open_source
 from seqrecord.codecs.video.packages import packet_of
 from seqrecord.codecs.video.packets import Start, packet_format
-from seqrecord.errors import SourceError
+from seqrecord.errors import SchemaError, SourceError
 from seqrecord.sources import VideoSource
 from tests.video_file_data import (
+    HEIGHT,
     QUIET,
+    WIDTH,
     decoded,
     gops_of,
     hide_first,
     in_fragments,
     of_file,
+    of_gops,
     pictures,
+    with_matrix,
     write_video,
 )
 
@@ -80,9 +87,8 @@ def test_kept_packets_decode_to_the_same_bits(
 
 
 def test_a_gop_is_no_longer_than_it_must_be(tmp_path: Path) -> None:
-    path = write_video(
-        tmp_path / "a.mp4", pictures(20), options={"g": "5", "bf": "0", "x264-params": "scenecut=0"}
-    )
+    options = {"g": "5", "bf": "0", "x264-params": "scenecut=0"}
+    path = write_video(tmp_path / "a.mp4", pictures(20), options=options)
     times, _ = decoded(path)
     assert [gop.order for gop in gops_of(path, times[7:12])] == [
         (-1, -1, 0, 1, 2),  # what the keyframe before leads to
@@ -90,26 +96,20 @@ def test_a_gop_is_no_longer_than_it_must_be(tmp_path: Path) -> None:
     ]
 
 
-def test_frames_that_an_edit_list_hides(tmp_path: Path) -> None:
+def test_hidden_frames_fragments_and_irregular_times(tmp_path: Path) -> None:
     path = made(tmp_path, "h264 with B-frames")
     _, all_images = decoded(path)
-    hide_first(path, 13)
+    hide_first(path, 13)  # by an edit list
     times, images = decoded(path)
     np.testing.assert_array_equal(images, all_images[13:])
     np.testing.assert_array_equal(of_file(path), images)
     np.testing.assert_array_equal(of_file(path, times[:9]), images[:9])
     check_times(path, times)
-
-
-def test_a_file_of_fragments(tmp_path: Path) -> None:
     whole = write_video(tmp_path / "whole.mp4", pictures(FRAMES), options={"g": "10"})
     path = in_fragments(whole, tmp_path / "fragments.mp4")
     times, images = decoded(whole)
     np.testing.assert_array_equal(of_file(path), images)
     check_times(path, times)
-
-
-def test_times_that_are_not_regular(tmp_path: Path) -> None:
     ms = np.cumsum([0, 33, 34, 100, 5, 20, 33, 1000, 17, 33, 40, 40]).tolist()
     path = write_video(tmp_path / "a.mkv", pictures(len(ms)), options={"g": "4"}, times=ms)
     check_times(path, np.array(ms) / 1000)
@@ -117,19 +117,18 @@ def test_times_that_are_not_regular(tmp_path: Path) -> None:
     np.testing.assert_array_equal(of_file(path, rows), decoded(path)[1][2:9])
 
 
-LONG = {
-    "keyframes are more than 256": {"g": "300", "x264-params": "scenecut=0:keyint=300"},
-    "open GOPs": {"g": "9", "bf": "2", "x264-params": "open-gop=1:scenecut=0"},
-}
-
-
-@pytest.mark.parametrize("why", LONG)
+@pytest.mark.parametrize(
+    ("why", "options"),
+    [
+        ("open GOPs", {"g": "9", "bf": "2", "x264-params": "open-gop=1:scenecut=0"}),
+        ("keyframes are more than 256", {"g": "300", "x264-params": "scenecut=0:keyint=300"}),
+    ],
+)
 def test_what_cannot_be_cut_is_encoded_anew(
-    tmp_path: Path, why: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, why: str, options: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = write_video(
-        tmp_path / "a.mp4", pictures(280), options=LONG[why] | {"preset": "ultrafast"}
-    )
+    options = options | {"preset": "ultrafast"}
+    path = write_video(tmp_path / "a.mp4", pictures(280), options=options)
     times, images = decoded(path)
     with caplog.at_level(logging.WARNING):
         assert max(gop.num_frames for gop in gops_of(path)) <= 32
@@ -142,19 +141,19 @@ def test_what_cannot_be_cut_is_encoded_anew(
         assert caplog.text == ""
 
 
-@pytest.mark.parametrize("behind", ["", "0000", "0080", "ffff"])
-def test_what_lies_behind_a_packet_does_not_count(tmp_path: Path, behind: str) -> None:
+def test_what_lies_behind_a_packet_does_not_count(tmp_path: Path) -> None:
     """Decoders read there: that of MPEG-4 looks for a marker."""
     options = {"g": "5", "qscale": "2"}
     path = write_video(tmp_path / "a.avi", pictures(12), "mpeg4", options=options)
-    context = av.CodecContext.create("mpeg4", "r")
-    frames: list[Any] = []
     with av.open(str(path)) as file:
-        for data in [bytes(packet) for packet in file.demux()]:
+        packets = [bytes(packet) for packet in file.demux()]
+    for behind in ("", "0000", "0080", "ffff"):
+        context, frames = av.CodecContext.create("mpeg4", "r"), list[Any]()
+        for data in packets:
             more = np.frombuffer(data + bytes.fromhex(behind * 32), np.uint8)
             frames += context.decode(packet_of(more[: len(data)]))
-    images = np.stack([frame.to_ndarray(format="rgb24") for frame in frames])
-    np.testing.assert_array_equal(images, decoded(path)[1])
+        images = np.stack([frame.to_ndarray(format="rgb24") for frame in frames])
+        np.testing.assert_array_equal(images, decoded(path)[1])
 
 
 def test_other_codecs_are_encoded_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -178,18 +177,14 @@ def refused(path: Path, times: npt.NDArray[np.float64] | None = None) -> SourceE
 def test_rows_without_frames(tmp_path: Path) -> None:
     path = made(tmp_path, "av1 as lerobot writes it")
     times, _ = decoded(path)
-    more = np.append(times, times[-1] + 1 / 30)
-    error = refused(path, more)
+    error = refused(path, np.append(times, times[-1] + 1 / 30))
     assert "no frame of its own" in error.message
     assert error.frame == FRAMES
     apart = times.copy()
     apart[7] += 2e-4
-    assert refused(path, apart).frame == 7
     twice = np.insert(times, 5, times[4] + 1e-5)
-    assert refused(path, twice).frame == 5
-    back = times[[0, 1, 3, 2]]
-    assert refused(path, back).frame == 3
-    assert refused(path, times - 1).frame == 0
+    for rows, frame in ((apart, 7), (twice, 5), (times[[0, 1, 3, 2]], 3), (times - 1, 0)):
+        assert refused(path, rows).frame == frame
     assert gops_of(path, np.empty(0)) == []
 
 
@@ -210,25 +205,18 @@ def test_files_that_are_broken(tmp_path: Path) -> None:
     assert refused(matroska, times).frame is not None
 
 
-@pytest.mark.parametrize(
-    ("codec", "options"), [("libx264", {"g": "10", "bf": "3"}), ("mpeg4", {"g": "10"})]
-)
-def test_a_file_that_begins_without_a_keyframe(
-    tmp_path: Path, codec: str, options: dict[str, str]
-) -> None:
+def test_a_file_that_begins_without_a_keyframe(tmp_path: Path) -> None:
     """Also of a codec whose packets are not kept, which nobody could decode either."""
-    import av
-
-    path = write_video(tmp_path / "a.mp4", pictures(FRAMES), codec, options=options)
     headless = tmp_path / "headless.mp4"
-    with av.open(str(path)) as source, av.open(str(headless), "w") as file:
-        stream = source.streams.video[0]
-        copy = file.add_stream_from_template(stream)
-        packets = [packet for packet in source.demux(stream) if packet.size]
-        for packet in packets[2:]:
-            packet.stream = copy
-            file.mux(packet)
-    assert "begin with a keyframe" in refused(headless).message
+    for codec, options in (("libx264", {"g": "10", "bf": "3"}), ("mpeg4", {"g": "10"})):
+        path = write_video(tmp_path / "a.mp4", pictures(FRAMES), codec, options=options)
+        with av.open(str(path)) as source, av.open(str(headless), "w") as file:
+            stream = source.streams.video[0]
+            copy = file.add_stream_from_template(stream)
+            for packet in [packet for packet in source.demux(stream) if packet.size][2:]:
+                packet.stream = copy
+                file.mux(packet)
+        assert "begin with a keyframe" in refused(headless).message
 
 
 def test_packets_that_mean_nothing() -> None:
@@ -244,3 +232,134 @@ def test_packets_that_mean_nothing() -> None:
             packet_format("h264", extra)
     with pytest.raises(ValueError, match="truncated"):
         packet_format("hevc", b"\1" * 30)
+
+
+# --- folders of video files --------------------------------------------------------------------
+
+
+def images_of(source: Any, number: int, name: str = "image") -> npt.NDArray[np.uint8]:
+    return of_gops(source.schema()[name], source.videos(source.episodes()[number])[name])
+
+
+def test_a_file_is_an_episode(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    first = write_video(tmp_path / "b/walk2.mp4", pictures(9), options={"g": "4"})
+    ms = [0, 30, 70, 71, 200]
+    second = write_video(tmp_path / "b/walk10.mkv", pictures(5), times=ms)
+    (tmp_path / "b/._walk2.mp4").write_bytes(b"junk")
+    source = open_source(tmp_path)
+    assert [str(spec) for spec in source.schema().values()] == [
+        f"image: uint8 [{HEIGHT}, {WIDTH}, 3]",
+        "timestamp: float64 []",
+    ]
+    found = source.episodes()
+    assert [(each.key, each.num_frames) for each in found] == [("b/walk2", 9), ("b/walk10", 5)]
+    assert found[0].fps == 30
+    np.testing.assert_array_equal(images_of(source, 0), decoded(first)[1])
+    np.testing.assert_array_equal(images_of(source, 1), decoded(second)[1])
+    times: list[Any] = [frame["timestamp"] for frame in source.frames(found[1])]
+    np.testing.assert_allclose(times, np.array(ms) / 1000, atol=1e-9)
+    alone = open_source(tmp_path, features=["image"])
+    assert list(alone.frames(found[1])) == [{}] * 5
+
+
+TURNS: list[tuple[tuple[int, int, int, int], Callable[[Any], Any]]] = [
+    ((0, 1, -1, 0), lambda image: np.rot90(image, -1)),  # a quarter to the right
+    ((0, -1, 1, 0), np.rot90),
+    ((-1, 0, 0, -1), lambda image: np.rot90(image, 2)),
+    ((-1, 0, 0, 1), np.fliplr),
+    ((0, 1, 1, 0), lambda image: image.transpose(1, 0, 2)),
+]
+
+
+def test_frames_are_turned_as_players_turn_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are encoded anew."""
+    root, found = tmp_path, np.empty(0)
+    for number, (matrix, show) in enumerate(TURNS):
+        root = tmp_path / f"{number}"
+        (root / "videos").mkdir(parents=True)
+        path = write_video(root / "videos/phone.mp4", pictures(9), options={"g": "4"})
+        images = decoded(with_matrix(path, *matrix))[1]
+        caplog.clear()
+        seqrecord.convert(open_source(root / "videos"), root / "records", workers=1)
+        assert "phone.mp4: re-encoded 4 frames: the file rotates" in caplog.text
+        wanted = np.stack([show(image) for image in images])
+        with seqrecord.open(root / "records") as dataset:
+            found = dataset.episodes["phone"][:]["image"]
+        assert found.shape == wanted.shape
+        assert np.abs(found.astype(int) - wanted).mean() < 3
+    seqrecord.export.to_lerobot(root / "records", tmp_path / "lerobot")
+    [exported] = (tmp_path / "lerobot").rglob("*.mp4")
+    np.testing.assert_array_equal(decoded(exported)[1], found)
+
+
+@pytest.mark.parametrize(
+    ("codec", "pixels"), [("libx264", "yuvj420p"), ("libx265", "yuv420p10le"), ("mpeg4", "yuv420p")]
+)
+def test_turned_frames_keep_their_colours(tmp_path: Path, codec: str, pixels: str) -> None:
+    images = pictures(3).repeat(2, 1).repeat(2, 2)  # or they are too narrow for HEVC
+    path = write_video(tmp_path / "phone.mp4", images, codec, pixels=pixels)
+    upright = images_of(open_source(path), 0)
+    found = images_of(open_source(with_matrix(path, 0, 1, -1, 0)), 0)
+    wanted = np.rot90(upright, -1, (1, 2)).astype(int)
+    assert np.abs(found - wanted).mean() < 3
+    with_matrix(path, 1, 1, -1, 1)
+    with pytest.raises(SourceError) as caught:
+        open_source(path).schema()
+    assert (caught.value.file, caught.value.expected) == (str(path), "a multiple of 90 degrees")
+
+
+def test_video_that_is_kept_has_its_own_codec(tmp_path: Path) -> None:
+    """Packets would be stored under a codec that does not decode them; another quality of the
+    same codec decodes them."""
+    (tmp_path / "videos").mkdir()
+    path = write_video(tmp_path / "videos/walk.mp4", pictures(4))
+    source = open_source(tmp_path / "videos", features=["image"])
+    there, ffv1 = tmp_path / "there", {"image": "ffv1"}
+    with seqrecord.SeqRecordWriter(there, codecs=ffv1) as writer, writer.episode("e") as episode:
+        for frame in np.zeros((4, HEIGHT, WIDTH, 3), np.uint8):
+            episode.append({"image": frame})
+    options: dict[Path, Any] = {there: {"mode": "append"}, tmp_path / "new": {"codecs": ffv1}}
+    for place, more in options.items():
+        with pytest.raises(SchemaError, match=r"source's video.*feature: image; .*got: .*ffv1"):
+            seqrecord.convert(source, place, workers=1, **more)
+    codecs = {"image": f"{source.schema()['image'].codec[0]['codec']}:quality=9"}
+    seqrecord.convert(source, tmp_path / "records", workers=1, codecs=codecs)
+    with seqrecord.open(tmp_path / "records") as dataset:
+        np.testing.assert_array_equal(dataset.episodes["walk"][:]["image"], decoded(path)[1])
+
+
+def test_files_that_are_cameras(tmp_path: Path) -> None:
+    for key in ("one", "two"):
+        (tmp_path / key).mkdir()
+        for camera in ("left", "right"):
+            write_video(tmp_path / key / f"{camera}.mp4", pictures(6, len(key + camera)))
+    source = open_source(tmp_path, by_folder=True)
+    assert list(source.schema()) == ["left", "right", "timestamp"]
+    assert [each.key for each in source.episodes()] == ["one", "two"]
+    want = decoded(tmp_path / "two/right.mp4")[1]
+    np.testing.assert_array_equal(images_of(source, 1, "right"), want)
+    (tmp_path / "two/right.mp4").unlink()
+    lacks = r"lacks a camera's video; .*episode: two; feature: right"
+    with pytest.raises(SourceError, match=lacks):
+        images_of(open_source(tmp_path, by_folder=True), 1, "right")
+    write_video(tmp_path / "two/left.mkv", pictures(2))
+    with pytest.raises(SourceError, match=r"videos of the same name; .*left\.mp4"):
+        open_source(tmp_path, by_folder=True).episodes()
+
+
+def test_broken_files_of_a_folder(tmp_path: Path) -> None:
+    write_video(tmp_path / "a.mp4", pictures(4))
+    write_video(tmp_path / "b.mp4", pictures(4), "libvpx-vp9")
+    (tmp_path / "c.mp4").write_bytes(b"no video")
+    source = open_source(tmp_path)
+    assert [each.num_frames for each in source.episodes()] == [4, 4, 1]
+    np.testing.assert_array_equal(images_of(source, 1), decoded(tmp_path / "b.mp4")[1])
+    write_video(tmp_path / "b.mp4", pictures(4)[:, : HEIGHT // 2])
+    with pytest.raises(SourceError, match=r"another size than the first one; .*episode: b"):
+        images_of(open_source(tmp_path), 1)
+    for read in (images_of, lambda source, number: list(source.frames(source.episodes()[number]))):
+        with pytest.raises(SourceError, match=r"unsupported video.*episode: c"):
+            read(source, 2)
