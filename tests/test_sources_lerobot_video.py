@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.lerobot_data import episodes
 from tests.lerobot_depth_data import DEPTH, INFO, codes_of, with_depth
 from tests.lerobot_depth_data import LENGTHS as DEPTH_LENGTHS
 from tests.lerobot_video_data import CAMERAS, LENGTHS, block_means, unpack, with_video
-from tests.test_sources_lerobot import at, column, edit_info, rewrite
+from tests.test_sources_lerobot import LISTED, at, column, edit_info, rewrite
 from tests.test_sources_lerobot import unpack as unpack_rows
 from tests.video_file_data import (
     HAS_TABLES,
@@ -34,6 +35,7 @@ from tests.video_file_data import (
 
 VIDEO = CAMERAS[0]
 ROWS = tuple(map(len, episodes()))
+BEGIN = f"videos/{VIDEO}/from_timestamp"
 
 
 def frames_of(source: Any, number: int, name: str = VIDEO) -> npt.NDArray[np.uint8]:
@@ -41,25 +43,28 @@ def frames_of(source: Any, number: int, name: str = VIDEO) -> npt.NDArray[np.uin
     return of_gops(source.schema()[name], source.videos(source.episodes()[number])[name])
 
 
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Rows of three episodes, in files of v3.0."""
+    return unpack_rows(tmp_path)
+
+
 @pytest.mark.parametrize("version", ["v3", "v21"])
 def test_what_lerobot_gives_for_each_row(tmp_path: Path, version: str) -> None:
     root = unpack(tmp_path, f"lerobot_video_{version}")
     source = open_source(root)
-    assert [str(spec) for spec in source.schema().values()][:3] == [
-        f"{CAMERAS[0]}: uint8 [32, 48, 3]",
-        f"{CAMERAS[1]}: uint8 [32, 48, 3]",
+    schema = source.schema()
+    assert [str(spec) for spec in schema.values()][:3] == [
+        *(f"{name}: uint8 [32, 48, 3]" for name in CAMERAS),
         "observation.state: float32 [2]",
     ]
-    for name in CAMERAS:
-        spec = source.schema()[name]
-        assert spec.kind == "image"
-        assert spec.codec[0].items() >= {"codec": "av1", "pixel_format": "yuv420p"}.items()
     with np.load(root / "frames.npz") as wanted:
         for name in CAMERAS:
-            start = 0
-            for number, length in enumerate(LENGTHS):
-                want = wanted[name][start : start + length]
-                start += length
+            assert schema[name].kind == "image"
+            codec = {"codec": "av1", "pixel_format": "yuv420p"}
+            assert schema[name].codec[0].items() >= codec.items()
+            parts = np.split(wanted[name], np.cumsum(LENGTHS)[:-1])
+            for number, want in enumerate(parts):
                 got = block_means(frames_of(source, number, name))
                 # Other builds of FFmpeg may round colours differently, by less than 1 each.
                 np.testing.assert_allclose(got, want, atol=1)
@@ -72,20 +77,15 @@ def test_what_lerobot_gives_for_each_row(tmp_path: Path, version: str) -> None:
 @pytest.mark.parametrize("version", ["v3", "v21"])
 def test_h264_in_the_same_layout(tmp_path: Path, version: str) -> None:
     root = unpack_rows(tmp_path, version)
-    images = with_video(root, ROWS)
+    parts = np.split(with_video(root, ROWS), np.cumsum(ROWS)[:-1])
     source = open_source(root)
-    parts = np.split(images, np.cumsum(ROWS)[:-1])
     for number in (2, 0, 0, 1, 2):
         np.testing.assert_array_equal(frames_of(source, number), parts[number])
     assert source.episodes()[0].metadata.get("names", {}).get(VIDEO) is None
-
-
-def test_videos_that_are_left_out(tmp_path: Path) -> None:
-    root = unpack_rows(tmp_path)
-    with_video(root, ROWS)
-    for source in (open_source(root, without_video=True), open_source(root, features=["action"])):
-        assert VIDEO not in source.schema()
-        assert source.videos(source.episodes()[0]) == {}  # type: ignore[attr-defined]
+    for options in ({"without_video": True}, {"features": ["action"]}):
+        other: Any = open_source(root, **options)
+        assert VIDEO not in other.schema()
+        assert other.videos(other.episodes()[0]) == {}
     alone = open_source(root, features=[VIDEO])
     assert len(frames_of(alone, 2)) == ROWS[2]
     assert list(alone.frames(alone.episodes()[1])) == [{}] * ROWS[1]
@@ -100,8 +100,7 @@ def refused(root: Path, number: int, **options: Any) -> SourceError:
     return caught.value
 
 
-def test_fewer_frames_than_rows(tmp_path: Path) -> None:
-    root = unpack_rows(tmp_path)
+def test_fewer_frames_than_rows(root: Path) -> None:
     with_video(root, [5, 3, 6])
     error = refused(root, 2)
     assert error.frame == 6
@@ -133,8 +132,7 @@ def test_videos_that_are_broken(tmp_path: Path) -> None:
         open_source(root).schema()
 
 
-def test_a_tolerance(tmp_path: Path) -> None:
-    root = unpack_rows(tmp_path)
+def test_a_tolerance(root: Path) -> None:
     images = with_video(root, ROWS)
     rows = root / "data/chunk-000/file-000.parquet"
     rewrite(rows, column("timestamp", at(6, 0.11)))
@@ -144,38 +142,29 @@ def test_a_tolerance(tmp_path: Path) -> None:
     np.testing.assert_array_equal(frames_of(open_source(root, tolerance=0.01), 0), images[:5])
 
 
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        ({"video_path": None}, "invalid video_path"),
-        ({"video_path": "/{video_key}.mp4"}, "invalid video_path; .*a path below the dataset"),
-        ({"video_path": "{video_key:03d}.mp4"}, "invalid video_key; .*a number for video_path"),
-        ({"video_path": "{video_key.x}.mp4"}, "invalid video_path"),
-    ],
-)
-def test_paths_of_videos(tmp_path: Path, changes: dict[str, Any], match: str) -> None:
-    root = unpack_rows(tmp_path)
+def test_paths_and_times_that_mean_nothing(root: Path) -> None:
     with_video(root, ROWS)
-    edit_info(root, **changes)
-    with pytest.raises(SourceError, match=match):
-        open_source(root).episodes()
-
-
-def test_times_in_files_that_mean_nothing(tmp_path: Path) -> None:
-    root = unpack_rows(tmp_path)
-    with_video(root, ROWS)
-    path = root / "meta/episodes/chunk-000/file-000.parquet"
-    begin = f"videos/{VIDEO}/from_timestamp"
+    path = json.loads((root / "meta/info.json").read_text())["video_path"]
+    for wrong, match in (
+        (None, "invalid video_path"),
+        ("/{video_key}.mp4", "invalid video_path; .*a path below the dataset"),
+        ("{video_key:03d}.mp4", "invalid video_key; .*a number for video_path"),
+        ("{video_key.x}.mp4", "invalid video_path"),
+    ):
+        edit_info(root, video_path=wrong)
+        with pytest.raises(SourceError, match=match):
+            open_source(root).episodes()
+    edit_info(root, video_path=path)
     for value in (-1.0, float("nan"), None):
-        rewrite(path, column(begin, at(1, value)))
-        source = open_source(root)
+        rewrite(root / LISTED, column(BEGIN, at(1, value)))
+        source: Any = open_source(root)
         with pytest.raises(SourceError, match=r"invalid .*from_timestamp") as caught:
-            source.videos(source.episodes()[1])  # type: ignore[attr-defined]
+            source.videos(source.episodes()[1])
         assert caught.value.episode == "episode_000001"
-    rewrite(path, lambda table: table.drop_columns(begin))
+    rewrite(root / LISTED, lambda table: table.drop_columns(BEGIN))
     with pytest.raises(SourceError) as caught:
         open_source(root).episodes()
-    assert caught.value.expected == begin
+    assert caught.value.expected == BEGIN
 
 
 def test_video_that_is_kept_is_little_work(tmp_path: Path) -> None:
@@ -195,11 +184,9 @@ def test_frames_of_no_episode_are_in_the_inventory(tmp_path: Path, version: str)
     assert len(frames_of(open_source(root), 2)) == ROWS[2]
 
 
-def test_an_episode_that_begins_in_the_frames_of_another(tmp_path: Path) -> None:
-    root = unpack_rows(tmp_path)
+def test_an_episode_that_begins_in_the_frames_of_another(root: Path) -> None:
     with_video(root, ROWS)
-    change = column(f"videos/{VIDEO}/from_timestamp", at(1, 0.4))
-    rewrite(root / "meta/episodes/chunk-000/file-000.parquet", change)
+    rewrite(root / LISTED, column(BEGIN, at(1, 0.4)))
     with pytest.raises(SourceError, match="overlaps with the next one in its video") as caught:
         frames_of(open_source(root), 0)
     assert (caught.value.episode, caught.value.feature) == ("episode_000000", VIDEO)
@@ -215,62 +202,49 @@ def depth_of(source: Any, number: int, name: str = NAME) -> Any:
     return np.stack([frame[name] for frame in source.frames(source.episodes()[number])])
 
 
-def exact(scale: DepthScale) -> list[float]:
-    """The metres of each code by the formula, in numbers of 64 bits."""
-    low, high, shift = scale.depth_min, scale.depth_max, scale.shift
-    if not scale.use_log:
-        return [low + (high - low) * code / 4095 for code in range(4096)]
-    ratio = (high + shift) / (low + shift)
-    return [(low + shift) * ratio ** (code / 4095) - shift for code in range(4096)]
+def test_metres_of_codes() -> None:
+    """Each code by the formula, in numbers of 64 bits."""
+    codes = np.arange(4096) / 4095
+    for low, high, shift, use_log in (
+        *((0.01, 10.0, 3.5, True), (0.01, 10.0, 3.5, False)),
+        *((-1.0, 100.0, 1.5, True), (0.3, 0.4, 0.0, True)),
+    ):
+        metres, ratio = (
+            DepthScale(low, high, shift, use_log).metres(),
+            (high + shift) / (low + shift),
+        )
+        wanted = (low + shift) * ratio**codes - shift if use_log else low + (high - low) * codes
+        assert (metres.shape, metres.dtype) == ((4096,), np.float32)
+        # Five roundings of float32, of numbers that are as large as the largest.
+        atol = 8 * 2**-24 * (high + max(shift, 0.0))
+        np.testing.assert_allclose(metres, wanted, rtol=0, atol=atol)
+        assert (np.diff(metres) > 0).all()
+        assert metres.min() >= np.float32(low)
+        assert metres.max() <= np.float32(high)
 
 
-@pytest.mark.parametrize(
-    "scale",
-    [
-        DepthScale(0.01, 10.0, 3.5, True),
-        DepthScale(0.01, 10.0, 3.5, False),
-        DepthScale(-1.0, 100.0, 1.5, True),
-        DepthScale(0.3, 0.4, 0.0, True),
-    ],
-    ids=str,
-)
-def test_metres_of_codes(scale: DepthScale) -> None:
-    metres, wanted = scale.metres(), np.array(exact(scale))
-    assert metres.shape == (4096,)
-    assert metres.dtype == np.float32
-    # Five roundings of float32, of numbers that are as large as the largest.
-    largest = scale.depth_max + max(scale.shift, 0.0)
-    np.testing.assert_allclose(metres, wanted, rtol=0, atol=8 * 2**-24 * largest)
-    assert (np.diff(metres) > 0).all()
-    assert metres.min() >= np.float32(scale.depth_min)
-    assert metres.max() <= np.float32(scale.depth_max)
-
-
-def test_every_row_has_its_depth(tmp_path: Path) -> None:
-    root = unpack_rows(tmp_path)
+def test_every_row_has_its_depth(tmp_path: Path, root: Path) -> None:
     codes = codes_of(sum(ROWS))
     with_depth(root, codes, ROWS)
-    images = with_video(root, ROWS)
-    source = open_source(root)
+    parts = np.split(with_video(root, ROWS), np.cumsum(ROWS)[:-1])
+    source: Any = open_source(root)
     spec = source.schema()[NAME]
     assert (str(spec), spec.kind, spec.unit) == (f"{NAME}: float32 [48, 64]", "depth", "m")
     wanted = np.split(DepthScale.of(INFO).metres()[codes], np.cumsum(ROWS)[:-1])
     for number in (2, 0, 0, 1, 2):
         np.testing.assert_array_equal(depth_of(source, number), wanted[number])
-    assert list(source.videos(source.episodes()[0])) == ["observation.images.front"]  # type: ignore[attr-defined]
-    alone = open_source(root, features=[NAME])
-    np.testing.assert_array_equal(depth_of(alone, 1), wanted[1])
+    assert list(source.videos(source.episodes()[0])) == [VIDEO]
+    np.testing.assert_array_equal(depth_of(open_source(root, features=[NAME]), 1), wanted[1])
     seqrecord.convert(source, tmp_path / "records", workers=1)
     with seqrecord.open(tmp_path / "records") as dataset:
-        for number, part in enumerate(np.split(images, np.cumsum(ROWS)[:-1])):
+        for number, part in enumerate(parts):
             got = dataset.episodes[f"episode_{number:06d}"][:]
             np.testing.assert_array_equal(got[NAME], wanted[number])
-            np.testing.assert_array_equal(got["observation.images.front"], part)
+            np.testing.assert_array_equal(got[VIDEO], part)
         assert dataset.statistics[NAME].max[0] == pytest.approx(10.0)
 
 
-def test_b_frames_and_a_linear_scale_in_ffv1(tmp_path: Path) -> None:
-    root = unpack_rows(tmp_path)
+def test_b_frames_and_a_linear_scale_in_ffv1(root: Path) -> None:
     codes = codes_of(sum(ROWS), 1)
     info = {**INFO, "video.use_log": False}
     try:
@@ -280,11 +254,10 @@ def test_b_frames_and_a_linear_scale_in_ffv1(tmp_path: Path) -> None:
     moving = "log-level=none:pools=none:frame-threads=1:lossless=1:bframes=4:keyint=9"
     with_depth(root, codes[::-1], ROWS, DEPTH[1], options={"x265-params": moving})
     source = open_source(root)
-    linear = DepthScale(0.01, 10.0, 3.5, False).metres()
-    logarithmic = DepthScale(0.01, 10.0, 3.5, True).metres()
-    for name, wanted in ((NAME, linear[codes]), (DEPTH[1], logarithmic[codes[::-1]])):
+    for name, use_log, wanted in ((NAME, False, codes), (DEPTH[1], True, codes[::-1])):
         got = [depth_of(source, number, name) for number in range(len(ROWS))]
-        np.testing.assert_array_equal(np.concatenate(got), wanted)
+        metres = DepthScale(0.01, 10.0, 3.5, use_log).metres()
+        np.testing.assert_array_equal(np.concatenate(got), metres[wanted])
 
 
 def said(root: Path, **more: Any) -> None:
@@ -293,49 +266,37 @@ def said(root: Path, **more: Any) -> None:
     edit_info(root, features={**features, NAME: {**features[NAME], **more}})
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
+def test_scales_that_mean_nothing(root: Path) -> None:
+    with_video(root, ROWS, NAME)  # which is never looked at
+    for name, value in (
         *(("depth_min", None), ("depth_max", None), ("shift", None), ("use_log", None)),
         *(("use_log", 1), ("depth_min", True), ("depth_max", "10"), ("depth_max", math.inf)),
         *(("shift", math.nan), ("depth_max", 10**400), ("depth_max", 0.01), ("shift", -0.01)),
         *(("depth_max", 1e300), ("depth_max", 1e39)),
-    ],
-)
-def test_scales_that_mean_nothing(tmp_path: Path, name: str, value: Any) -> None:
-    root = unpack_rows(tmp_path)
-    with_video(root, ROWS, NAME)  # which is never looked at
-    info = {**INFO, f"video.{name}": value, "video.use_log": value != 1e39}
-    said(root, info=info | {f"video.{name}": value})
-    if value is None:
-        said(root, info={key: each for key, each in INFO.items() if key != f"video.{name}"})
-    with pytest.raises(SourceError, match=f"video.{name}: .*without_video") as caught:
-        open_source(root).schema()
-    assert caught.value.feature == NAME
-    assert caught.value.file == str(root / "meta/info.json")
+    ):
+        info = {**INFO, "video.use_log": value != 1e39, f"video.{name}": value}
+        said(root, info={key: each for key, each in info.items() if each is not None})
+        with pytest.raises(SourceError, match=f"video.{name}: .*without_video") as caught:
+            open_source(root).schema()
+        assert caught.value.feature == NAME
+        assert caught.value.file == str(root / "meta/info.json")
     assert NAME not in open_source(root, without_video=True).schema()
-
-
-@pytest.mark.parametrize("mark", [{"is_depth_map": True}, {"video.pix_fmt": "gray12le"}])
-def test_depth_of_which_no_scale_is_said(tmp_path: Path, mark: dict[str, Any]) -> None:
-    root = unpack_rows(tmp_path)
-    with_video(root, ROWS, NAME)
-    for key in ("info", "video_info"):
+    for mark, key in product(
+        ({"is_depth_map": True}, {"video.pix_fmt": "gray12le"}), ("info", "video_info")
+    ):
         said(root, **{"info": None, "video_info": None, key: mark})
         with pytest.raises(SourceError, match="depth video without a valid scale"):
             open_source(root).schema()
 
 
-def test_videos_that_hold_no_codes(tmp_path: Path) -> None:
-    root = unpack_rows(tmp_path)
+def test_videos_that_hold_no_codes(root: Path) -> None:
     with_depth(root, codes_of(sum(ROWS)), ROWS, pixels="gray10le")
     with pytest.raises(SourceError, match=r"without 12-bit codes.*feature: obs") as caught:
         open_source(root).schema()
     assert (caught.value.expected, caught.value.got) == ("gray12le", "gray10le")
 
 
-def test_another_size_and_fewer_frames_than_rows(tmp_path: Path) -> None:
-    root = unpack_rows(tmp_path)
+def test_another_size_and_fewer_frames_than_rows(root: Path) -> None:
     with_depth(root, codes_of(sum(ROWS) - 1), ROWS)
     source = open_source(root)
     depth_of(source, 1)
