@@ -36,6 +36,7 @@ from seqrecord.format.rows import MAX_CHUNK_FRAMES, chunk_row, most_table_bytes
 from seqrecord.format.text import MAX_JSON_DEPTH, MAX_METADATA_LENGTH, parse_json
 from seqrecord.json_object import MAX_JSON_VALUES
 from seqrecord.reading.index_building import absent_chunks
+from seqrecord.reading.metadata import map_file
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.base import StorageWrapper
@@ -102,33 +103,27 @@ def test_an_index_of_8_tib(table: str, root: Path) -> None:
         assert str(problem.got) == str(_HUGE)
 
 
-def test_an_index_may_be_as_long_as_its_rows_need(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_may_be_as_long_as_its_rows_need(root: Path) -> None:
     """Not for that reason is a whole dataset refused whose manifest says more frames."""
     path = index_entry(json.loads((root / "manifest.json").read_bytes()), "chunks0")["path"]
     _stretch(root / path, 100 << 30)
 
-    def grow(size: int) -> None:
-        def change(value: dict[str, Any]) -> None:
-            index_entry(value, "chunks0").update(size=size)
-            value["num_frames"] = value["record_files"][0]["size"] = 1 << 62
+    def change(value: dict[str, Any]) -> None:
+        index_entry(value, "chunks0").update(size=100 << 30)
+        value["num_frames"] = value["record_files"][0]["size"] = 1 << 62
 
-        change_manifest(root, change)
-
-    grow(100 << 30)
+    change_manifest(root, change)
     with pytest.raises(FormatError, match="larger than"):
         loaded(root)
-    # Of a remote dataset there is a copy, where the folder of temporary files may be full.
-    grow(1 << 60)
-    monkeypatch.setattr(tempfile, "tempdir", str(root / "nowhere"))
 
-    class Long(StorageWrapper):
-        def size(self, file: str) -> int:
-            return 1 << 60 if file == path else super().size(file)
 
+def test_no_room_for_a_copy_of_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a remote dataset, where the folder of temporary files is full."""
+    (tmp_path / "a").write_bytes(b"")
+    _stretch(tmp_path / "a", _HUGE)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(StorageError, match=r"no room .*TMPDIR"):
-        seqrecord.open(Long(LocalStorage(root)))
+        map_file(StorageWrapper(LocalStorage(tmp_path)), "a", 1 << 62, checksum=True)
 
 
 @given(

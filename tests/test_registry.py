@@ -203,19 +203,21 @@ def test_formats_of_others_that_cannot_be_used(numbers: Path, install: Install) 
         open_source(numbers, format="gone")
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "package"),
-    [("hdf5", "episode_0.hdf5", "h5py"), ("zarr", "a.zarr.zip", "zarr")],
-)
 def test_a_package_that_is_not_there_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, file: str, package: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / file).touch()
-    monkeypatch.setitem(sys.modules, package, None)
-    source = open_source(tmp_path)  # it is found without the package
-    assert source == open_source(tmp_path, format=name)
-    with pytest.raises(MissingPackageError, match=f"the extra `{name}`: pip install .*{package}"):
-        source.schema()
+    for name, file, package in (
+        ("hdf5", "episode_0.hdf5", "h5py"),
+        ("zarr", "a.zarr.zip", "zarr"),
+    ):
+        path = tmp_path / name
+        path.mkdir()
+        (path / file).touch()
+        monkeypatch.setitem(sys.modules, package, None)
+        source = open_source(path)  # it is found without the package
+        assert source == open_source(path, format=name)
+        with pytest.raises(MissingPackageError, match=f"extra `{name}`: pip install .*{package}"):
+            source.schema()
 
 
 # Folders above datasets, and parts of datasets
@@ -319,23 +321,23 @@ def test_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_backend_is_named_or_the_fastest_that_is_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for backend, kind in (("obstore", "ObstoreReader"), ("urllib3", "FsspecReader")):
-        storage = azure(open_storage(AZURE, {"backend": backend, "account_key": "a2V5"}))
-        assert repr(storage).endswith(f", {kind})")
-        assert account_of(storage).config["account_key"] == "a2V5"
-    for storage in (
-        azure(open_storage("blobfile+az://acme/box/path")),
-        azure(open_storage("az://acme/box/path", {"backend": "blobfile"})),
+    key: dict[str, Any] = {"account_key": "a2V5"}
+    for url, options, reader in (
+        (AZURE, {"backend": "obstore", **key}, "ObstoreReader"),
+        (AZURE, {"backend": "urllib3", **key}, "FsspecReader"),
+        (AZURE, {}, "ObstoreReader"),
+        ("blobfile+az://acme/box/path", {}, "FsspecReader"),
+        ("az://acme/box/path", {"backend": "blobfile"}, "FsspecReader"),
+        ("blobfile+az://acme/box/path", {"backend": "obstore"}, "ObstoreReader"),
     ):
+        storage = azure(open_storage(url, options))
         account = account_of(storage)
+        assert repr(storage).endswith(f", {reader})")
+        assert account.config.get("account_key") == options.get("account_key")
         assert (account.account, account.bucket, account.root) == ("acme", "box", "path")
-        assert "FsspecReader" in repr(storage)
-    other = azure(open_storage("blobfile+az://acme/box/path", {"backend": "obstore"}))
-    assert "ObstoreReader" in repr(other)
-    assert "ObstoreReader" in repr(azure(open_storage(AZURE)))
     for name in ("obstore", "obstore.store"):
         monkeypatch.setitem(sys.modules, name, None)
-    storage = azure(open_storage(AZURE, {"account_key": "a2V5"}))
+    storage = azure(open_storage(AZURE, key))
     assert "FsspecReader" in repr(storage)
     for use, says in (
         (lambda: open_storage(AZURE, {"backend": "obstore"}), "obstore: pip install obstore;"),
@@ -394,9 +396,8 @@ def test_options_that_will_not_do() -> None:
 
 
 def test_options_are_split() -> None:
-    settings, rest = split_options(
-        {"deadline": "5", "max_requests": 4, "key": "x", "mount": "1"}, ""
-    )
+    given = {"deadline": "5", "max_requests": 4, "key": "x", "mount": "1"}
+    settings, rest = split_options(given, "")
     assert settings == StorageSettings(mount=True, deadline=5.0, max_requests=4)
     assert rest == {"key": "x"}
     assert split_options({}, "") == (StorageSettings(), {})
