@@ -26,12 +26,13 @@ from seqrecord import (
     verify,
 )
 from seqrecord.errors import ChecksumError, CodecError
-from seqrecord.format.pages import slice_frames
+from seqrecord.format.pages import aligned, slice_frames
+from seqrecord.reading.chunk_sizes import chunk_bytes, max_chunk_bytes, overlapping_chunk_bytes
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.base import StorageWrapper
 from seqrecord.storage.cache import CachedStorage
 from seqrecord.storage.ranges import ByteRange
-from tests.clip_data import LARGE, check, possible_clips, write_numbered
+from tests.clip_data import LARGE, LENGTHS, check, possible_clips, write_numbered
 from tests.datasets import damage, flip, nth_page
 from tests.storage_doubles import CountingStorage, DamagesOnce
 
@@ -333,3 +334,41 @@ def test_what_is_read_and_checked_are_wanted_frames(tmp_path: Path) -> None:
         else:
             with pytest.raises(ChecksumError, match=r"set/3 \(frames 0 to 31\)"):
                 list(pipe)
+
+
+# Bytes that loads read, by brute force
+
+GROUPS = {"image": 0, "flow": 1, "note": 1, "id": 2}
+
+
+@pytest.mark.parametrize("flush_at", [[], [1, 6, 7, 8, 21]])
+def test_bytes_beside_each_chunk(tmp_path: Path, flush_at: list[int]) -> None:
+    options: dict[str, Any] = {"groups": GROUPS, "chunk_frames": 4 if flush_at else None}
+    dataset = seqrecord.open(write_numbered(tmp_path / "r", **options, flush_at=flush_at))
+    reader, groups = dataset.contents.chunks, dataset.contents.index.groups
+    sizes = [chunk_bytes(group, ["image", "note", "id"]) for group in groups]
+    chunks = [[reader.chunk_at(g, row) for row in range(len(s))] for g, s in enumerate(sizes)]
+
+    def nbytes(place: int, episode: int, start: int, stop: int) -> int:
+        """Of the chunks of a group that have any of these frames."""
+        return sum(
+            size
+            for chunk, size in zip(chunks[place], sizes[place].tolist(), strict=True)
+            if chunk.episode == episode
+            and chunk.first_frame < stop
+            and start < chunk.first_frame + chunk.num_frames
+        )
+
+    every = range(len(groups))
+    for place in every:
+        for chunk, size in zip(chunks[place], sizes[place].tolist(), strict=True):
+            pages = [page for page in reader.pages(chunk) if page.feature != "flow"]
+            assert size == sum(aligned(page.stop - page.start) for page in pages)
+    for lead, other in product(every, every):
+        beside = overlapping_chunk_bytes(groups[lead], groups[other], sizes[other])
+        ends = [(c.episode, c.first_frame, c.first_frame + c.num_frames) for c in chunks[lead]]
+        assert beside.tolist() == [nbytes(other, *place) for place in ends]
+    frames = [(episode, first) for episode, n in enumerate(LENGTHS) for first in range(n)]
+    for place, count in product(every, (1, 2, 5, 100)):
+        touched = [nbytes(place, episode, first, first + count) for episode, first in frames]
+        assert max_chunk_bytes(groups[place], sizes[place], count) == max(touched)
