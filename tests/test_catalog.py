@@ -123,7 +123,8 @@ def test_a_record_file_that_is_not_the_manifests(tmp_path: Path, mode: Any, numb
     assert len(record_files(folder)) > 3
     path, other = record_files(folder)[number], record_files(again)[number]
     whole = path.read_bytes()
-    for harm in (Path.unlink, cut, lengthen, exchange, other_header):
+    harms: list[Callable[[Path], None]] = [Path.unlink, cut, lengthen, exchange, other_header]
+    for harm in harms:
         path.write_bytes(whole)
         shutil.copy(other, path.with_name("other"))
         harm(path)

@@ -191,7 +191,7 @@ def test_a_moved_original_is_the_same_one(make: Callable[[Path], Path], tmp_path
     data = large.read_bytes()
     for damaged in (data[:-1], bytes(byte ^ 1 for byte in data)):
         large.write_bytes(damaged)
-        with pytest.raises(StorageError, match="differs from the indexed one|has changed"):
+        with pytest.raises(StorageError, match=r"differs from the indexed one|has changed"):
             seqrecord.open(again(index), originals=copy)
 
 
@@ -446,7 +446,8 @@ def test_messages_name_the_original_and_not_its_index(tmp_path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(100)
         file.write(b"\xff" * 50)
-    shown += [str(found := seqrecord.verify(root)), *map(str, found.problems)]
+    found = seqrecord.verify(root)
+    shown += [str(found), *map(str, found.problems)]
     assert len(shown) > 8
     for text in shown:
         assert str(root) in text

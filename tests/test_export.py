@@ -196,7 +196,7 @@ def test_a_dataset_of_every_kind(dataset: Dataset, tmp_path: Path) -> None:
 def test_some_frames_of_some_features(dataset: Dataset, tmp_path: Path) -> None:
     names, tree = ["note", "step", "mask", "depth_left"], tmp_path / "tree"
     seen: list[Progress] = []
-    some = {"features": names, "frames": range(2, 11, 4), "progress": seen.append}
+    some: dict[str, Any] = {"features": names, "frames": range(2, 11, 4), "progress": seen.append}
     [folder] = to_files(dataset, KEY, tree, **some)
     assert (seen[-1].frames, seen[-1].total_frames) == (3, 3)
     numbered = {f"depth_left/00{n}.npy" for n in ("0002", "0006", "0010")}
@@ -306,7 +306,7 @@ def test_keys_that_cannot_be_folders(tmp_path: Path) -> None:
         ("a" * 300, "too long; .*seqrecord edit rename"),
         *((key, "cannot be written") for key in ("a/x.npy/b", "a/metadata.json")),
     ]
-    episodes = {key: ({}, ONE) for key in ("a", *dict(cases))}
+    episodes: dict[str, Any] = {key: ({}, ONE) for key in ("a", *dict(cases))}
     dataset = _write(tmp_path / "records", X, episodes)
     before = files_in(*to_files(dataset, "a", tmp_path / "tree"))
     for key, match in cases:
@@ -351,6 +351,8 @@ def _note(**facts: Any) -> Damage:
 
 
 NOTE = "note/000003.npy"
+NOTES: list[dict[str, Any]] = [{"path": path} for path in ("../x", "..", "\ud800", 3)]
+NOTES += [{"dtype": "|O"}, {"shape": [0]}, {"num_frames": 99}, {"layout": "file"}]
 BROKEN: list[tuple[Damage, str, str]] = [
     (remove(NOTE), "exported files are missing", "note"),
     (lambda f: (f / NOTE).rename(f / "note/000099.npy"), "exported files are missing", "note"),
@@ -374,19 +376,13 @@ BROKEN: list[tuple[Damage, str, str]] = [
             lambda v: v["features"].append(v["features"][0]),
         )
     ),
-    *(
-        (_note(**facts), "invalid description", "json")
-        for facts in (
-            *({"path": path} for path in ("../x", "..", "\ud800", 3)),
-            *({"dtype": "|O"}, {"shape": [0]}, {"num_frames": 99}, {"layout": "file"}),
-        )
-    ),
+    *((_note(**facts), "invalid description", "json") for facts in NOTES),
 ]
 
 
 def test_broken(dataset: Dataset, tmp_path: Path) -> None:
     keys = list(dataset.episodes)[:2]
-    to_files(dataset, keys, tmp_path / "good")
+    to_files(dataset, keys, tmp_path / "good", features=["note", "step", "mask"])
     for number, (damage, message, file) in enumerate(BROKEN):
         root = shutil.copytree(tmp_path / "good", tmp_path / f"{number}")
         damage(root / KEY)
@@ -450,9 +446,10 @@ def test_what_the_dataset_lacks_is_no_fault_of_the_destination(tmp_path: Path, w
         episode.append({"x": np.int64(0)})
     for file in (path / "records").iterdir():
         file.unlink()
+    ways: dict[str, Callable[[], object]] = {
+        "files": lambda: to_files(path, "a", out),
+        "lerobot": lambda: to_lerobot(path, out),
+        "mcap": lambda: to_mcap(path, out),
+    }
     with pytest.raises(NotFoundError, match=r"^no such file; file: .*seqrec"):
-        {
-            "files": lambda: to_files(path, "a", out),
-            "lerobot": lambda: to_lerobot(path, out),
-            "mcap": lambda: to_mcap(path, out),
-        }[way]()
+        ways[way]()

@@ -308,13 +308,14 @@ def _patched(path: Path, old: int, new: int, behind: bytes = b"") -> None:
 
 def test_chunks_of_hdf5_behind_the_end(tmp_path: Path) -> None:
     path, data = tmp_path / "a.hdf5", values("u1")
-    for chunks, new in product((None, (2, *SHAPE)), (2**62, "end", 2**63 + 5)):
+    places: list[Any] = [2**62, "end", 2**63 + 5]
+    for chunks, new in product((None, (2, *SHAPE)), places):
         one_camera(path, data, chunks=chunks)
         with h5py.File(path) as file:
             item = file["observations/images/x"].id
             old = item.get_offset() if chunks is None else item.get_chunk_info(3).byte_offset
         size = struct.pack("<Q", data.nbytes) if chunks is None else b""
-        _patched(path, old, path.stat().st_size - 5000 if new == "end" else int(new), size)
+        _patched(path, old, path.stat().st_size - 5000 if new == "end" else new, size)
         assert refused(path).file == str(path)
 
 

@@ -576,7 +576,8 @@ def test_metres_of_codes() -> None:
             (high + shift) / (low + shift),
         )
         wanted = (low + shift) * ratio**codes - shift if use_log else low + (high - low) * codes
-        assert (metres.shape, metres.dtype) == ((4096,), np.float32)
+        assert metres.shape == (4096,)
+        assert metres.dtype == np.float32
         # Five roundings of float32, of numbers that are as large as the largest.
         atol = 8 * 2**-24 * (high + max(shift, 0.0))
         np.testing.assert_allclose(metres, wanted, rtol=0, atol=atol)

@@ -234,7 +234,7 @@ SHORTS = np.array([[1, 256, 65535], [4, 5, 6]], np.uint16)
 def test_encodings_of_images(tmp_path: Path) -> None:
     """In both orders of bytes, with and without padding behind each row."""
     rgb, grey, twice = COLOURS[..., :3], COLOURS[..., 0], np.stack([DEPTH, DEPTH + 1], -1)
-    images = [
+    images: list[tuple[str, Any, Any]] = [
         *(("rgb8", rgb, rgb), ("bgr8", rgb, rgb[..., ::-1]), ("rgba8", COLOURS, COLOURS)),
         *(("bgra8", COLOURS, COLOURS[..., [2, 1, 0, 3]]), ("8UC3", rgb, rgb)),
         *((encoding, grey, grey) for encoding in ("mono8", "8UC1", "bayer_rggb8")),

@@ -171,7 +171,7 @@ def test_memory_of_a_file_is_bounded_and_reads_are_large(tmp_path: Path, memory_
         file["action"] = file["observations/qpos"] = np.zeros((120, 7), np.float32)
         file.create_dataset("observations/images/top", data=images, chunks=(1, 1024, 1024, 1))
     storage = CountingStorage(open_storage(upload(tmp_path, memory_url)))
-    source = open_source(storage, features=["observations.images.top"])
+    source: Any = open_source(storage, features=["observations.images.top"])
     [info] = source.episodes()
     tracemalloc.start()
     seen = [int(frame["observations.images.top"][0, 0, 0]) for frame in source.frames(info)]
