@@ -354,9 +354,9 @@ def test_it_tells_whether_a_kill_loses_a_checkpoint(store: Store) -> None:
 
     store.on_put = wait
     upload = begun(store)
-    assert upload.is_durable  # there is none
+    durable = [upload.is_durable]  # there is none
     upload.checkpoint(b"one")
-    assert not upload.is_durable
+    assert [*durable, upload.is_durable] == [True, False]
     putting.set()
     wait_for(lambda: upload.is_durable)
     (unfinished,) = store.unfinished()

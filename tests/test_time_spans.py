@@ -143,7 +143,8 @@ def test_invalid_time_spans() -> None:
         *([1.0, 2.0, 1.0, math.inf], [math.nan, 2.0, 1.0, 2.0]),
     ]
     texts = [base64.b64encode(np.array(each).tobytes()).decode() for each in numbers]
-    for text in (None, "", "é", "=", 3, [], *texts):
+    others: list[object] = [None, "", "é", "=", 3, []]
+    for text in (*others, *texts):
         with pytest.raises(FormatError, match="time spans of timestamps"):
             TimeSpans.from_text(text, 4)
     good = table([TimeSpans((1.0, 2.0), (1.0, 2.0)), TimeSpans((), ())], 4)
