@@ -365,6 +365,22 @@ def test_files_of_a_bucket_are_listed_and_not_looked_at_one_by_one(
     assert {each for each in gcs.asked if each.startswith("HEAD")} <= looks
 
 
+def test_an_original_whose_files_change_is_indexed_anew(tmp_path: Path) -> None:
+    """And a new file is added to the same index."""
+    root = video_folder(tmp_path / "videos", 6)
+    with seqrecord.open(root) as dataset:
+        write_video(root / "b.mp4", pictures(5, 30))
+        with seqrecord.open(root) as grown:
+            assert grown.url == dataset.url
+            assert [len(episode) for episode in grown.episodes.values()] == [6, 5]
+        write_video(root / "a.mp4", pictures(9, 50))
+        with seqrecord.open(root) as new:
+            assert new.url != dataset.url
+            assert len(new.episodes["a"]) == 9
+        with pytest.raises(SeqRecordError):
+            dataset.episodes["a"][:]
+
+
 def test_a_file_that_is_another_image(tmp_path: Path) -> None:
     """Files are not decoded while they are indexed: what they are is checked when they are read."""
     root = originals.tartanair(tmp_path / "tree")

@@ -96,39 +96,34 @@ def write(path: Path, messages: list[tuple[str, int, Any]], kind: str) -> Path:
 def test_frames_at_the_camera_s_times(tmp_path: Path, kind: str) -> None:
     source = open_source(write(tmp_path, recording(), kind), clock=CAMERA)
     schema = source.schema()
-    assert sorted(str(spec) for spec in schema.values()) == [
-        "camera.image_raw: uint8 [6, 8, 3]",
-        "imu.data.angular_velocity: float64 [3]",
-        "imu.data.linear_acceleration: float64 [3]",
-        "imu.data.orientation: float64 [4]",
-        "joint_states.effort: float64 [2]",
-        "joint_states.position: float64 [2]",
-        "log_time: int64 []",
-    ]
+    assert {str(spec): (spec.kind, spec.unit) for spec in schema.values()} == {
+        "camera.image_raw: uint8 [6, 8, 3]": ("image", None),
+        "imu.data.angular_velocity: float64 [3]": ("imu", "rad/s"),
+        "imu.data.linear_acceleration: float64 [3]": ("imu", "m/s^2"),
+        "imu.data.orientation: float64 [4]": ("imu", None),
+        "joint_states.effort: float64 [2]": ("state", None),
+        "joint_states.position: float64 [2]": ("state", None),
+        "log_time: int64 []": ("timestamp", "ns"),
+    }
     [info] = source.episodes()
     assert (info.key, info.num_frames, info.fps) == ("run", 5, 10.0)
-    meanings = {name: (spec.kind, spec.unit) for name, spec in schema.items()}
-    assert meanings["camera.image_raw"] == ("image", None)
-    assert meanings["imu.data.angular_velocity"] == ("imu", "rad/s")
-    assert meanings["joint_states.position"] == ("state", None)
-    assert meanings["log_time"] == ("timestamp", "ns")
     assert info.metadata["topics"] == {
         CAMERA: {"messages": 5, "used": 5, "dropped": 0, "frames_without": 0},
         "/imu/data": {"messages": 50, "used": 5, "dropped": 45, "frames_without": 0},
         "/joint_states": {"messages": 3, "used": 3, "dropped": 0, "frames_without": 0},
     }
     assert info.metadata["names"]["joint_states.position"] == ["a", "b"]
-    frames = frames_of(source)
-    assert len(frames) == 5
-    for i, frame in enumerate(frames):
+    images = pictures(5)
+    nearest = [0, 8, 18, 28, 38]  # messages of the IMU, which begins 20 ms later
+    joint = [0, 0, 1, 1, 2]  # at 0, 100, 200, 300, 400 ms; the joints at 0, 250, 500 ms
+    for i, frame in enumerate(frames_of(source)):
         assert list(frame) == list(schema)
         assert frame["log_time"] == START + 100 * MS * i
-        np.testing.assert_array_equal(frame["camera.image_raw"], pictures(5)[i])
-        nearest = max(10 * i - 2, 0)
-        assert frame["imu.data.orientation"].tolist() == [*range(10 * nearest, 10 * nearest + 4)]
-        assert frame["imu.data.linear_acceleration"][2] == 10 * nearest + 9
-        joint = [0, 0, 1, 1, 2][i]  # at 0, 100, 200, 300, 400 ms; the joints at 0, 250, 500 ms
-        assert frame["joint_states.position"].tolist() == [joint, joint + 0.5]
+        np.testing.assert_array_equal(frame["camera.image_raw"], images[i])
+        values = range(10 * nearest[i], 10 * nearest[i] + 10)
+        assert frame["imu.data.orientation"].tolist() == [*values[:4]]
+        assert frame["imu.data.linear_acceleration"][2] == values[9]
+        assert frame["joint_states.position"].tolist() == [joint[i], joint[i] + 0.5]
         assert frame["joint_states.effort"].tolist() == [7.0, 8.0]
 
 
