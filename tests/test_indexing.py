@@ -241,7 +241,7 @@ def test_links_of_files_and_folders(tmp_path: Path) -> None:
 
 def test_packing_and_episodes_that_have_come_since(tmp_path: Path) -> None:
     """Edits of indexes are those of `test_random_originals`."""
-    root, index = originals.tartanair(tmp_path / "original"), tmp_path / "index"
+    root, index = originals.tartanair(tmp_path / "original", 2), tmp_path / "index"
     run("index", root, "-o", index)
     shutil.copytree(root / "office", root / "shop")
     run("index", root, "-o", index, "--append")

@@ -97,7 +97,7 @@ def opened(root: Path, request: pytest.FixtureRequest) -> Iterator[Dataset]:
 
 
 @given(data=st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_frames_in_any_order(opened: Dataset, data: st.DataObject) -> None:
     """Some of them twice, of both chunks."""
     names = data.draw(st.lists(st.sampled_from(list(SCHEMA)), min_size=1, unique=True))
