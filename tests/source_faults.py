@@ -29,6 +29,7 @@ __all__ = [
     "encoded",
     "fault",
     "flipped",
+    "frames_of",
     "huge_png",
     "line",
     "npy",
@@ -51,6 +52,14 @@ class Fault:
     file: str
     says: str
     facts: dict[str, object]
+
+
+def frames_of(source: Source, episode: int | str = 0) -> list[dict[str, Any]]:
+    """The frames of an episode, by its number or its key."""
+    infos = source.episodes()
+    keys = [info.key for info in infos]
+    number = keys.index(episode) if isinstance(episode, str) else episode
+    return [dict(frame) for frame in source.frames(infos[number])]
 
 
 def read_all(source: Source, info: EpisodeInfo) -> int:

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,6 +37,7 @@ from seqrecord.export import to_files, to_lerobot, to_mcap
 from seqrecord.sources import FolderSource
 from seqrecord.types import Progress
 from tests.datasets import small_frames, write_small
+from tests.source_faults import remove, save, write
 from tests.tiny import same_frames
 
 KEY = "alpha/Easy/P000"
@@ -92,9 +94,7 @@ def datasets(draw: st.DrawFn) -> tuple[Schema, dict[str, Any]]:
 def _kept(spec: FeatureSpec, name: str | None) -> FeatureSpec:
     if name is None or spec.dtype != np.uint8 or len(spec.shape) != 3 or spec.shape[2] != 3:
         return spec
-    return FeatureSpec(
-        spec.name, spec.dtype, spec.shape, ({"id": "seqrecord.image", "format": name},)
-    )
+    return replace(spec, codec=({"id": "seqrecord.image", "format": name},))
 
 
 def _item(rng: np.random.Generator, spec: FeatureSpec) -> npt.NDArray[Any] | EncodedImage:
@@ -110,36 +110,42 @@ def _item(rng: np.random.Generator, spec: FeatureSpec) -> npt.NDArray[Any] | Enc
     return np.frombuffer(raw, spec.dtype).reshape(shape)
 
 
-def _write(root: Path, schema: Schema, episodes: dict[str, Any]) -> None:
+def _write(root: Path, schema: Schema, episodes: dict[str, Any]) -> Dataset:
     with SeqRecordWriter(root, schema=schema, chunk_frames=2) as writer:
         for key, (metadata, frames) in episodes.items():
             with writer.episode(key, metadata=metadata) as episode:
                 for frame in frames:
                     episode.append(frame)
+    return seqrecord.open(root)
 
 
 def frames_of(dataset: Dataset) -> dict[str, Any]:
     """All that the episodes say and hold, with dtypes and shapes."""
+
+    def plain(value: Any) -> Any:
+        return (
+            value
+            if isinstance(value, (str, bytes))
+            else (value.dtype.str, value.shape, value.tobytes())
+        )
+
     return {
         key: (
             episode.metadata,
             episode.fps,
-            [
-                {
-                    name: value
-                    if isinstance(value, (str, bytes))
-                    else (value.dtype.str, value.shape, value.tobytes())
-                    for name, value in episode[number].items()
-                }
-                for number in range(len(episode))
-            ],
+            [{n: plain(v) for n, v in episode[i].items()} for i in range(len(episode))],
         )
         for key, episode in dataset.episodes.items()
     }
 
 
-def _names(folder: Path) -> list[Path]:
-    return [path.relative_to(folder) for path in files_in(folder)]
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def same(again: Dataset, dataset: Dataset) -> bool:
+    specs = [[str(spec) for spec in each.features.values()] for each in (again, dataset)]
+    return frames_of(again) == frames_of(dataset) and specs[0] == specs[1]
 
 
 @given(made=datasets(), keep_encoded=st.booleans(), codec=st.sampled_from(["balanced", "raw"]))
@@ -147,19 +153,15 @@ def test_any_episode(made: tuple[Schema, dict[str, Any]], keep_encoded: bool, co
     schema, episodes = made
     with TemporaryDirectory() as folder:
         root = Path(folder)
-        _write(root / "records", schema, episodes)
-        with seqrecord.open(root / "records") as dataset:
+        with _write(root / "records", schema, episodes) as dataset:
             for key in sorted(episodes):
                 assert to_files(dataset, key, root / "tree") == [(root / "tree" / key).resolve()]
             to_files(dataset, list(reversed(episodes)), root / "all")
-            assert _names(root / "all") == _names(root / "tree")
+            assert files_in(root / "all") == files_in(root / "tree")
             source = open_source(root / "all", keep_encoded=keep_encoded)
             convert(source, root / "again", codecs=codec, workers=1)
             with seqrecord.open(root / "again") as again:
-                assert frames_of(again) == frames_of(dataset)
-                assert list(map(str, again.features.values())) == list(
-                    map(str, dataset.features.values())
-                )
+                assert same(again, dataset)
 
 
 @pytest.fixture
@@ -175,74 +177,15 @@ def test_a_dataset_of_every_kind(dataset: Dataset, tmp_path: Path) -> None:
     assert (seen[-1].frames, seen[-1].total_frames) == (dataset.num_frames, dataset.num_frames)
     convert(open_source(tmp_path / "tree"), tmp_path / "again", workers=2)
     with seqrecord.open(tmp_path / "again") as again:
-        assert frames_of(again) == frames_of(dataset)
-        assert list(map(str, again.features.values())) == list(map(str, dataset.features.values()))
-
-
-def test_some_frames_of_some_features(dataset: Dataset, tmp_path: Path) -> None:
-    names = ["note", "step", "mask", "depth_left"]
-    seen: list[Progress] = []
-    to_files(
-        *(dataset, KEY, tmp_path / "tree"),
-        features=names,
-        frames=range(2, 11, 4),
-        progress=seen.append,
-    )
-    assert (seen[-1].frames, seen[-1].total_frames) == (3, 3)
-    folder = tmp_path / "tree" / KEY
-    every = {str(path.relative_to(folder)) for path in folder.rglob("*")}
-    numbered = {f"depth_left/00{n}.npy" for n in ("0002", "0006", "0010")}
-    assert every > {*numbered, "metadata.json", "seqrecord.json", "step.npy", "note/000006.npy"}
-    assert np.load(folder / "step.npy").tolist() == [2, 6, 10]
-    convert(FolderSource(tmp_path / "tree"), tmp_path / "again", workers=1)
-    read, episode = seqrecord.open(tmp_path / "again").episodes[KEY], dataset.episodes[KEY]
-    assert len(read) == 3
-    for place, number in enumerate((2, 6, 10)):
-        whole = episode[number]
-        expected = {name: whole[name] for name in read[place]}
-        assert expected.keys() == whole.keys() & {*names}
-        assert same_frames({KEY: [read[place]]}, {KEY: [expected]})
-
-
-def test_frames_with_none_of_the_features_are_left_out(dataset: Dataset, tmp_path: Path) -> None:
-    key = "alpha/Easy/P000"
-    to_files(dataset, key, tmp_path / "tree", features=["flow", "mask"], frames=range(8, 11))
-    convert(FolderSource(tmp_path / "tree"), tmp_path / "again", workers=1)
-    assert len(seqrecord.open(tmp_path / "again").episodes[key]) == 2
-    with pytest.raises(ClipError, match="none of the frames has any of the features"):
-        to_files(dataset, key, tmp_path / "none", features=["flow", "mask"], frames=[10])
-    assert not (tmp_path / "none").exists()
-
-
-def test_metadata_that_indents_to_more_than_is_read(tmp_path: Path) -> None:
-    deep: Any = list(range(3000))
-    for _ in range(60):
-        deep = [deep]
-    metadata = {"deep": deep, "long": "ü" * 150_000, "many": [0] * 50_000}
-    _write(
-        tmp_path / "records",
-        Schema([FeatureSpec("x", np.dtype("<i8"), ())]),
-        {"a": (metadata, [{"x": np.int64(1)}])},
-    )
-    to_files(seqrecord.open(tmp_path / "records"), "a", tmp_path / "tree")
-    assert FolderSource(tmp_path / "tree").episodes()[0].metadata == metadata
-
-
-def test_files_and_their_content(dataset: Dataset, tmp_path: Path) -> None:
-    frames = small_frames(0, 11)
-    [folder] = to_files(dataset, KEY, tmp_path / "out")
-    assert folder == tmp_path / "out" / "alpha" / "Easy" / "P000"
-    files = files_in(folder)
+        assert same(again, dataset)
+    folder, frames = tmp_path / "tree" / KEY, small_frames(0, 11)
     expected = {"metadata.json", "seqrecord.json", "pose.npy", "step.npy"}
     for i, frame in enumerate(frames):
         for name in frame.keys() - {"pose", "step"}:
             ending = "png" if name in ("image_left", "mask", "range", "photo") else "npy"
-            expected.add(f"{name}/{i:06d}.{ending}")
-    assert {str(path.relative_to(folder)) for path in files} == expected
-    for path in files:
-        name = path.parent.name
-        if name in frames[0]:
-            _assert_file(path, frames[int(path.stem)][name])
+            expected.add(path := f"{name}/{i:06d}.{ending}")
+            _assert_file(folder / path, frame[name])
+    assert {*files_in(folder)} == expected
     for name in ("pose", "step"):
         stacked = np.load(folder / f"{name}.npy", allow_pickle=False)
         np.testing.assert_array_equal(stacked, np.stack([frame[name] for frame in frames]))
@@ -250,8 +193,42 @@ def test_files_and_their_content(dataset: Dataset, tmp_path: Path) -> None:
     assert metadata == {"difficulty": "Easy", "number": 0, "place": "Ürümqi"}
 
 
-def files_in(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+def test_some_frames_of_some_features(dataset: Dataset, tmp_path: Path) -> None:
+    names, tree = ["note", "step", "mask", "depth_left"], tmp_path / "tree"
+    seen: list[Progress] = []
+    some: dict[str, Any] = {"features": names, "frames": range(2, 11, 4), "progress": seen.append}
+    [folder] = to_files(dataset, KEY, tree, **some)
+    assert (seen[-1].frames, seen[-1].total_frames) == (3, 3)
+    numbered = {f"depth_left/00{n}.npy" for n in ("0002", "0006", "0010")}
+    assert {*files_in(folder)} > {*numbered, "step.npy", "note/000006.npy"}
+    assert np.load(folder / "step.npy").tolist() == [2, 6, 10]
+    convert(FolderSource(tree), tmp_path / "again", workers=1)
+    read, episode = seqrecord.open(tmp_path / "again").episodes[KEY], dataset.episodes[KEY]
+    assert len(read) == 3
+    for place, number in enumerate((2, 6, 10)):
+        got, whole = read[place], episode[number]
+        assert got.keys() == whole.keys() & {*names}
+        assert same_frames({KEY: [got]}, {KEY: [{name: whole[name] for name in got}]})
+    # Frames with none of the features are left out.
+    sparse = ["flow", "mask"]
+    to_files(dataset, KEY, tmp_path / "few", features=sparse, frames=range(8, 11))
+    assert FolderSource(tmp_path / "few").episodes()[0].num_frames == 2
+    with pytest.raises(ClipError, match="none of the frames has any of the features"):
+        to_files(dataset, KEY, tmp_path / "none", features=sparse, frames=[10])
+    assert not (tmp_path / "none").exists()
+
+
+X = Schema([FeatureSpec("x", np.dtype("<i8"), ())])
+ONE = [{"x": np.int64(1)}]
+
+
+def test_metadata_that_indents_to_more_than_is_read(tmp_path: Path) -> None:
+    deep: Any = list(range(3000))
+    for _ in range(60):
+        deep = [deep]
+    metadata = {"deep": deep, "long": "ü" * 150_000, "many": [0] * 50_000}
+    to_files(_write(tmp_path / "records", X, {"a": (metadata, ONE)}), "a", tmp_path / "tree")
+    assert FolderSource(tmp_path / "tree").episodes()[0].metadata == metadata
 
 
 def _assert_file(path: Path, array: npt.NDArray[Any]) -> None:
@@ -266,32 +243,32 @@ def _assert_file(path: Path, array: npt.NDArray[Any]) -> None:
     assert read.dtype.itemsize == array.dtype.itemsize or read.dtype == np.int32
 
 
-def test_images_kept_encoded_are_written_as_they_are(tmp_path: Path) -> None:
-    # A PNG that this writer would not produce: a text chunk tells it apart.
+def test_names_of_files(tmp_path: Path) -> None:
+    """Of images that are kept as they are, and of vectors that a frame lacks; none collide."""
     info = PngInfo()
-    info.add_text("Comment", "original")
+    info.add_text("Comment", "original")  # which this writer would not produce
     Image.new("RGB", (9, 7), "red").save(tmp_path / "one.png", pnginfo=info)
     Image.new("RGB", (9, 7), "red").save(tmp_path / "one.jpg", quality=3)
     original = {e: (tmp_path / f"one.{e}").read_bytes() for e in ("png", "jpg")}
+    images = {e: EncodedImage(data) for e, data in original.items()}
     with SeqRecordWriter(tmp_path / "records") as writer, writer.episode("a") as episode:
-        episode.append({e: EncodedImage(data) for e, data in original.items()})
-    with seqrecord.open(tmp_path / "records") as dataset:
-        to_files(dataset, "a", tmp_path / "out")
-    for ending, data in original.items():
-        assert (tmp_path / "out" / "a" / ending / f"000000.{ending}").read_bytes() == data
-
-
-def test_a_vector_that_a_frame_lacks_is_a_file_a_frame(tmp_path: Path) -> None:
-    with SeqRecordWriter(tmp_path / "records") as writer, writer.episode("a") as episode:
-        episode.append({"joint_1": np.zeros(2), "action": np.ones(3)})
+        episode.append({"joint_1": np.zeros(2), "action": np.ones(3), **images})
         episode.append({"joint_1": np.zeros(2)})
-    with seqrecord.open(tmp_path / "records") as dataset:
-        [folder] = to_files(dataset, "a", tmp_path / "out")
-    assert [str(path.relative_to(folder)) for path in files_in(folder)] == [
-        "action/000000.npy",
-        "joint_1.npy",
-        "metadata.json",
-        "seqrecord.json",
+    [folder] = to_files(tmp_path / "records", "a", tmp_path / "out")
+    for ending, data in original.items():
+        assert (folder / ending / f"000000.{ending}").read_bytes() == data
+    assert files_in(folder) == [
+        *("action/000000.npy", "joint_1.npy", "jpg/000000.jpg"),
+        *("metadata.json", "png/000000.png", "seqrecord.json"),
+    ]
+    names = ["metadata.json", "seqrecord.json", "a", "a.npy", "A"]
+    frame: dict[str, Any] = {name: np.full((2, 2), i, np.int16) for i, name in enumerate(names)}
+    frame["a"] = frame["A"] = np.arange(2)
+    schema = Schema([FeatureSpec(name, a.dtype, a.shape) for name, a in frame.items()])
+    dataset = _write(tmp_path / "others", schema, {"k": ({"m": 1}, [frame])})
+    assert files_in(*to_files(dataset, "k", tmp_path / "tree")) == [
+        *("A~1.npy", "a.npy", "a.npy~1/000000.npy", "metadata.json"),
+        *("metadata.json~1/000000.npy", "seqrecord.json", "seqrecord.json~1/000000.npy"),
     ]
 
 
@@ -322,57 +299,22 @@ def test_what_is_not_there_and_what_is_in_the_way(dataset: Dataset, tmp_path: Pa
 # --- where an episode cannot go, and files that are not as they were written -------------------
 
 
-def test_features_whose_files_would_collide(tmp_path: Path) -> None:
-    names = ["metadata.json", "seqrecord.json", "a", "a.npy", "A"]
-    frame: dict[str, npt.NDArray[Any]]
-    frame = {name: np.full((2, 2), i, np.int16) for i, name in enumerate(names)}
-    frame["a"] = frame["A"] = np.arange(2)
-    _write(
-        tmp_path / "records",
-        Schema([FeatureSpec(name, a.dtype, a.shape) for name, a in frame.items()]),
-        {"k": ({"m": 1}, [frame])},
-    )
-    [folder] = to_files(seqrecord.open(tmp_path / "records"), "k", tmp_path / "tree")
-    assert [str(path.relative_to(folder)) for path in files_in(folder)] == [
-        "A~1.npy",
-        "a.npy",
-        "a.npy~1/000000.npy",
-        "metadata.json",
-        "metadata.json~1/000000.npy",
-        "seqrecord.json",
-        "seqrecord.json~1/000000.npy",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("key", "match"),
-    [
+def test_keys_that_cannot_be_folders(tmp_path: Path) -> None:
+    cases = [
         *((key, ".") for key in (".hidden/a", "a/.b", "__MACOSX/a")),
         ("/".join("a" * 40), "too many levels.*seqrecord edit rename.*got: 40"),
         ("a" * 300, "too long; .*seqrecord edit rename"),
-    ],
-)
-def test_keys_that_would_not_be_found_again(tmp_path: Path, key: str, match: str) -> None:
-    spec = FeatureSpec("x", np.dtype("<i8"), ())
-    _write(tmp_path / "records", Schema([spec]), {key: ({}, [{"x": np.int64(1)}])})
-    with pytest.raises(DestinationError, match=match) as caught:
-        to_files(seqrecord.open(tmp_path / "records"), key, tmp_path / "tree")
-    assert caught.value.episode == key
-    assert not list(tmp_path.glob("tree/**/*.npy"))
-
-
-def test_a_key_below_another_episodes_file(tmp_path: Path) -> None:
-    spec = FeatureSpec("x", np.dtype("<i8"), ())
-    frames = [{"x": np.int64(1)}]
-    keys = ("a", "a/x.npy/b", "a/metadata.json")
-    _write(tmp_path / "records", Schema([spec]), {key: ({}, frames) for key in keys})
-    dataset = seqrecord.open(tmp_path / "records")
+        *((key, "cannot be written") for key in ("a/x.npy/b", "a/metadata.json")),
+    ]
+    episodes: dict[str, Any] = {key: ({}, ONE) for key in ("a", *dict(cases))}
+    dataset = _write(tmp_path / "records", X, episodes)
     before = files_in(*to_files(dataset, "a", tmp_path / "tree"))
-    for key in keys[1:]:
-        with pytest.raises(DestinationError, match="cannot be written") as caught:
+    for key, match in cases:
+        with pytest.raises(DestinationError, match=match) as caught:
             to_files(dataset, key, tmp_path / "tree")
         assert caught.value.episode == key
-    assert files_in(tmp_path / "tree") == before
+    assert files_in(tmp_path / "tree" / "a") == before
+    assert len(list(tmp_path.glob("tree/**/*.npy"))) == 1
 
 
 def test_a_full_disk(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,7 +331,10 @@ def test_a_full_disk(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.Monke
         list(source.frames(source.episodes()[0]))
 
 
-def _json(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+Damage = Callable[[Path], object]
+
+
+def _json(change: Callable[[dict[str, Any]], object]) -> Damage:
     def damage(folder: Path) -> None:
         value = json.loads((folder / "seqrecord.json").read_text())
         change(value)
@@ -398,89 +343,57 @@ def _json(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
     return damage
 
 
-def _feature(name: str, **facts: Any) -> Callable[[Path], None]:
-    def change(value: dict[str, Any]) -> None:
-        next(f for f in value["features"] if f["name"] == name).update(facts)
-
-    return _json(change)
-
-
-BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
-    "a frame lost": (
-        lambda folder: (folder / "note" / "000003.npy").unlink(),
-        "exported files are missing",
-        "note",
-    ),
-    "a frame of another number": (
-        lambda folder: (folder / "note" / "000003.npy").rename(folder / "note" / "000099.npy"),
-        "exported files are missing",
-        "note",
-    ),
-    "a feature lost": (
-        lambda folder: shutil.rmtree(folder / "mask"),
-        "cannot list the folder",
-        "mask",
-    ),
-    "an array lost": (
-        lambda folder: (folder / "step.npy").unlink(),
-        "cannot read the file",
-        "step",
-    ),
-    "an array too short": (
-        lambda folder: np.save(folder / "step.npy", np.arange(3)),
-        "the features have different frames",
-        "step",
-    ),
-    "an array of another dtype": (
-        lambda folder: np.save(folder / "step.npy", np.arange(11.0)),
-        "wrong dtype",
-        "step",
-    ),
-    "a shape that does not fit": (
-        lambda folder: np.save(folder / "note" / "000003.npy", np.zeros((2, 2), np.uint8)),
-        "wrong shape",
-        "note",
-    ),
-}
-BROKEN |= {
-    what: (damage, "invalid description", "json")
-    for what, damage in {
-        "no JSON": lambda folder: (folder / "seqrecord.json").write_bytes(b"{"),
-        "no UTF-8": lambda folder: (folder / "seqrecord.json").write_bytes(b"\xff"),
-        "too deep": lambda folder: (folder / "seqrecord.json").write_bytes(b"[" * 200_000),
-        "a list": lambda folder: (folder / "seqrecord.json").write_bytes(b"[]"),
-        "a later version": _json(lambda v: v.update(version=2)),
-        "no frames": _json(lambda v: v.pop("frames")),
-        "frames out of order": _json(lambda v: v.update(frames=[1, 0])),
-        "frames that are no numbers": _json(lambda v: v.update(frames=[0, True])),
-        "a negative frame": _json(lambda v: v.update(frames=[-1])),
-        "a feature twice": _json(lambda v: v["features"].append(v["features"][0])),
-        "a path that leads out": _feature("note", path="../x"),
-        "a path of dots": _feature("note", path=".."),
-        "half a surrogate pair": _feature("note", path="\ud800"),
-        "a path that is no text": _feature("note", path=3),
-        "a dtype of objects": _feature("note", dtype="|O"),
-        "a shape that is none": _feature("note", shape=[0]),
-        "more frames than there are": _feature("note", num_frames=99),
-        "a layout that is none": _feature("note", layout="file"),
-    }.items()
-}
+def _note(**facts: Any) -> Damage:
+    """Other facts of the feature `note`."""
+    return _json(
+        lambda value: next(f for f in value["features"] if f["name"] == "note").update(facts)
+    )
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_broken(dataset: Dataset, tmp_path: Path, name: str) -> None:
-    damage, message, file = BROKEN[name]
-    for key in list(dataset.episodes)[:2]:
-        to_files(dataset, key, tmp_path / "tree")
-    damage(tmp_path / "tree" / "alpha" / "Easy" / "P000")
-    source = open_source(tmp_path / "tree")
-    bad, good = source.episodes()
-    assert (bad.key, good.key) == tuple(list(dataset.episodes)[:2])
-    assert len(list(source.frames(good))) == 5
-    with pytest.raises(SourceError, match=f"^{message}") as caught:
-        list(source.frames(bad))
-    assert caught.value.episode == bad.key
-    assert file in str(caught.value.file)
+NOTE = "note/000003.npy"
+NOTES: list[dict[str, Any]] = [{"path": path} for path in ("../x", "..", "\ud800", 3)]
+NOTES += [{"dtype": "|O"}, {"shape": [0]}, {"num_frames": 99}, {"layout": "file"}]
+BROKEN: list[tuple[Damage, str, str]] = [
+    (remove(NOTE), "exported files are missing", "note"),
+    (lambda f: (f / NOTE).rename(f / "note/000099.npy"), "exported files are missing", "note"),
+    (lambda f: shutil.rmtree(f / "mask"), "cannot list the folder", "mask"),
+    (remove("step.npy"), "cannot read the file", "step"),
+    (save("step.npy", np.arange(3)), "the features have different frames", "step"),
+    (save("step.npy", np.arange(11.0)), "wrong dtype", "step"),
+    (save(NOTE, np.zeros((2, 2), np.uint8)), "wrong shape", "note"),
+    *(
+        (write("seqrecord.json", data), "invalid description", "json")
+        for data in (b"{", b"\xff", b"[" * 200_000, b"[]")
+    ),
+    *(
+        (_json(change), "invalid description", "json")
+        for change in (
+            lambda v: v.update(version=2),
+            lambda v: v.pop("frames"),
+            lambda v: v.update(frames=[1, 0]),
+            lambda v: v.update(frames=[0, True]),
+            lambda v: v.update(frames=[-1]),
+            lambda v: v["features"].append(v["features"][0]),
+        )
+    ),
+    *((_note(**facts), "invalid description", "json") for facts in NOTES),
+]
+
+
+def test_broken(dataset: Dataset, tmp_path: Path) -> None:
+    keys = list(dataset.episodes)[:2]
+    to_files(dataset, keys, tmp_path / "good", features=["note", "step", "mask"])
+    for number, (damage, message, file) in enumerate(BROKEN):
+        root = shutil.copytree(tmp_path / "good", tmp_path / f"{number}")
+        damage(root / KEY)
+        source = open_source(root)
+        bad, good = source.episodes()
+        assert [bad.key, good.key] == keys
+        assert len(list(source.frames(good))) == 5
+        with pytest.raises(SourceError, match=f"^{message}") as caught:
+            list(source.frames(bad))
+        assert caught.value.episode == bad.key
+        assert file in str(caught.value.file)
 
 
 def test_text_bytes_kinds_and_frames_a_second(tmp_path: Path) -> None:
@@ -494,29 +407,26 @@ def test_text_bytes_kinds_and_frames_a_second(tmp_path: Path) -> None:
             frame = {"x": np.float32(number), "note": note, "blob": blob}
             episode.append({name: item for name, item in frame.items() if item is not None})
     with seqrecord.open(tmp_path / "records") as dataset:
-        names = {path.name for path in files_in(*to_files(dataset, "k/é", tmp_path / "tree"))}
-        assert {"000000.txt", "000003.txt", "000002.bin", "x.npy"} <= names
+        [folder] = to_files(dataset, "k/é", tmp_path / "tree")
+        names = {"note/000000.txt", "note/000003.txt", "blob/000002.bin", "x.npy"}
+        assert names <= {*files_in(folder)}
         convert(open_source(tmp_path / "tree"), tmp_path / "again", workers=1)
         with seqrecord.open(tmp_path / "again") as again:
             assert again.features == dataset.features
+            assert frames_of(again) == frames_of(dataset)
             assert again.contents.index.fps.tolist() == [12.5]
-            for number, (note, blob) in enumerate(values):
-                frame = again.episodes["k/é"][number]
-                assert (frame.get("note"), frame.get("blob")) == (note, blob)
-                assert frame["x"] == number
-    (tmp_path / "tree/k/é/note/000000.txt").write_bytes(b"\xff")
+    (folder / "note/000000.txt").write_bytes(b"\xff")
     with pytest.raises(SourceError, match="not UTF-8") as caught:
         convert(open_source(tmp_path / "tree"), tmp_path / "broken", workers=1)
     assert (caught.value.feature, caught.value.frame) == ("note", 0)
 
 
 def test_frames_a_second_that_a_source_does_not_know(tmp_path: Path) -> None:
-    for number, fps in enumerate((12.5, None)):
-        with SeqRecordWriter(tmp_path / str(number), fps=fps) as writer:
-            with writer.episode(f"e{number}") as episode:
+    with SeqRecordWriter(tmp_path / "records") as writer:
+        for number, fps in enumerate((12.5, None)):
+            with writer.episode(f"e{number}", fps=fps) as episode:
                 episode.append({"x": number})
-            writer.close()
-        to_files(tmp_path / str(number), f"e{number}", tmp_path / "tree")
+    to_files(tmp_path / "records", None, tmp_path / "tree")
     report = convert(open_source(tmp_path / "tree"), tmp_path / "all", workers=1, fps=25)
     assert report.written == ("e0", "e1")
     with seqrecord.open(tmp_path / "all") as dataset:
@@ -531,15 +441,15 @@ def test_frames_a_second_that_a_source_does_not_know(tmp_path: Path) -> None:
 def test_what_the_dataset_lacks_is_no_fault_of_the_destination(tmp_path: Path, way: str) -> None:
     if way == "mcap":
         pytest.importorskip("rosbags", reason="pip install rosbags")
-    path = tmp_path / "records"
+    path, out = tmp_path / "records", tmp_path / "out"
     with SeqRecordWriter(path, fps=10) as writer, writer.episode("a") as episode:
         episode.append({"x": np.int64(0)})
     for file in (path / "records").iterdir():
         file.unlink()
     ways: dict[str, Callable[[], object]] = {
-        "files": lambda: to_files(path, "a", tmp_path / "out"),
-        "lerobot": lambda: to_lerobot(path, tmp_path / "out"),
-        "mcap": lambda: to_mcap(path, tmp_path / "out"),
+        "files": lambda: to_files(path, "a", out),
+        "lerobot": lambda: to_lerobot(path, out),
+        "mcap": lambda: to_mcap(path, out),
     }
     with pytest.raises(NotFoundError, match=r"^no such file; file: .*seqrec"):
         ways[way]()

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import seqrecord
-from seqrecord import FeatureSpec, Schema, SeqRecordWriter, convert, open_source
-from seqrecord.cli import main
+from seqrecord import SeqRecordWriter, convert, open_source
 from seqrecord.errors import DestinationError, SchemaError
 from seqrecord.export import to_mcap
+from tests.command_line import run
 
 rosbag2 = pytest.importorskip("rosbags.rosbag2", reason="pip install rosbags")
 typesys = pytest.importorskip("rosbags.typesys", reason="pip install rosbags")
@@ -55,19 +54,15 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_packed_again_it_is_the_same(records: Path, tmp_path: Path) -> None:
-    command = ["export", str(records), "*", str(tmp_path / "bags"), "--format", "mcap"]
-    done = CliRunner().invoke(main, command)
-    assert done.exit_code == 0, done.output
+    done = run("export", records, "*", tmp_path / "bags", "--format", "mcap")
     assert done.stdout == f"{tmp_path}/bags: {len(KEYS)} episodes\n"
     source = open_source(tmp_path / "bags", format="mcap", clock="/camera/left", tolerance=0.01)
     convert(source, tmp_path / "again", workers=1)
     with seqrecord.open(tmp_path / "again") as dataset:
-        assert list(dataset.episodes) == list(KEYS)
-        for key, length in KEYS.items():
-            episode = dataset.episodes[key]
-            assert len(episode) == length
+        assert {key: len(episode) for key, episode in dataset.episodes.items()} == KEYS
+        for key, episode in dataset.episodes.items():
             assert episode.fps == FPS
-            for number in range(length):
+            for number in range(len(episode)):
                 got, want = dict(episode[number]), frame_of(key, number)
                 assert int(got.pop("log_time")) == number * 80_000_000
                 assert set(got) == set(want)
@@ -107,38 +102,31 @@ def test_rosbags_reads_it(records: Path, tmp_path: Path) -> None:
     assert (types["/pose"], types["/task"], types["/count"]) == ("PoseStamped", "String", "Int64")
 
 
+def times_of(folder: Path) -> list[tuple[str, int]]:
+    with rosbag2.Reader(folder) as bag:
+        return [(each.topic, time) for each, time, _ in bag.messages()]
+
+
 def test_times_of_a_recording_are_kept(tmp_path: Path) -> None:
     times = [10**18, 10**18 + 5, 10**18 + 10**9]
     with SeqRecordWriter(tmp_path / "d") as writer, writer.episode("a") as episode:
         for time in times:
             episode.append({"x": np.zeros(3), "log_time": np.array(time)})
     with seqrecord.open(tmp_path / "d", features=["x"]) as reader:
-        ways: list[tuple[Any, Any]] = [
-            (tmp_path / "d", None),
-            (tmp_path / "d", ["x"]),
-            (reader, None),
-        ]
+        ways: list[Any] = [(tmp_path / "d", None), (tmp_path / "d", ["x"]), (reader, None)]
         for number, (dataset, features) in enumerate(ways):
-            bags = tmp_path / f"bags{number}"
-            [folder] = to_mcap(dataset, bags, features=features, fps=10)
-            with rosbag2.Reader(folder) as bag:
-                assert [(each.topic, time) for each, time, _ in bag.messages()] == [
-                    ("/x", time) for time in times
-                ]
-
-
-@pytest.mark.parametrize(("unit", "size"), [("ns", 1), ("us", 1000), ("ms", 10**6), ("s", 10**9)])
-def test_times_of_every_unit(tmp_path: Path, unit: str, size: int) -> None:
-    said = {"log_time": {"kind": "timestamp", "unit": unit}}
-    with SeqRecordWriter(tmp_path / "d", features=said) as writer, writer.episode("a") as episode:
-        for time in (5, 7):
-            episode.append({"x": np.zeros(3), "log_time": np.array(time)})
-    [folder] = to_mcap(tmp_path / "d", tmp_path / "bags")
-    with rosbag2.Reader(folder) as bag:
-        assert [time for _, time, _ in bag.messages()] == [5 * size, 7 * size]
-    seqrecord.edit.describe_features(tmp_path / "d", units={"log_time": "m"})
+            [folder] = to_mcap(dataset, tmp_path / f"bags{number}", features=features, fps=10)
+            assert times_of(folder) == [("/x", time) for time in times]
+    for unit, size in (("ns", 1), ("us", 1000), ("ms", 10**6), ("s", 10**9)):
+        said = {"log_time": {"kind": "timestamp", "unit": unit}}
+        with SeqRecordWriter(tmp_path / unit, features=said) as writer, writer.episode("a") as one:
+            for time in (5, 7):
+                one.append({"x": np.zeros(3), "log_time": np.array(time)})
+        [folder] = to_mcap(tmp_path / unit, tmp_path / f"{unit} bags")
+        assert times_of(folder) == [("/x", 5 * size), ("/x", 7 * size)]
+    seqrecord.edit.describe_features(tmp_path / "s", units={"log_time": "m"})
     with pytest.raises(DestinationError, match="not a multiple of nanoseconds") as caught:
-        to_mcap(tmp_path / "d", tmp_path / "others")
+        to_mcap(tmp_path / "s", tmp_path / "others")
     assert caught.value.got == "m"
 
 
@@ -146,20 +134,16 @@ def test_what_cannot_be_written(records: Path, tmp_path: Path) -> None:
     to_mcap(records, tmp_path / "bags", episodes="lab", features=["pose"])
     with pytest.raises(DestinationError, match="exists already"):
         to_mcap(records, tmp_path / "bags", episodes="lab")
-    specs = {
-        "complex": FeatureSpec("x", np.dtype("c8"), (3,)),
-        "half": FeatureSpec("x", np.dtype("f2"), (3,)),
-    }
-    for name, spec in specs.items():
-        schema = Schema([spec])
-        with SeqRecordWriter(tmp_path / name, schema=schema) as writer, writer.episode("a") as one:
-            one.append({"x": np.zeros(3, spec.dtype)})
-        with pytest.raises(SchemaError, match="no message type for"):
+    two = np.zeros(2)
+    for name, frame, match in (
+        ("complex", {"x": np.zeros(3, "c8")}, "no message type for"),
+        ("half", {"x": np.zeros(3, "f2")}, "no message type for"),
+        ("twice", {"a.b": np.zeros(3), "a-b": two, "a_b": two}, "the same topic"),
+    ):
+        with SeqRecordWriter(tmp_path / name) as writer, writer.episode("a") as episode:
+            episode.append(frame)
+        with pytest.raises(SchemaError, match=match):
             to_mcap(tmp_path / name, tmp_path / "out")
-    with SeqRecordWriter(tmp_path / "twice") as writer, writer.episode("a") as episode:
-        episode.append({"a.b": np.zeros(3), "a-b": np.zeros(2), "a_b": np.zeros(2)})
-    with pytest.raises(SchemaError, match="the same topic"):
-        to_mcap(tmp_path / "twice", tmp_path / "out")
     with pytest.raises(DestinationError, match="need times"):
         to_mcap(tmp_path / "twice", tmp_path / "out", features=["a.b"])
     assert not (tmp_path / "out").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +30,36 @@ LINES = [
 PYTHON = re.findall(r"^```python\n(.*?)^```", TEXT, re.M | re.S)
 
 
+def dataset(name: str = "my-lerobot-dataset", cameras: Sequence[str] = CAMERAS[:1]) -> Path:
+    """Three episodes in the current folder."""
+    root = unpack(Path(f"{name}-"), "lerobot_v3").rename(name)
+    for camera in cameras:
+        with_video(root, (5, 3, 7), camera)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+
 def test_every_line_is_tested() -> None:
     programs = [words[0] for words in LINES]
     plugin = ["pip", "SEQRECORD_LEROBOT=1"]
     first = ["pip", "seqrecord", *plugin, *["seqrecord"] * 3, "make", "python"]
     assert programs == [*first, "SEQRECORD_LEROBOT_MIX=mix.yaml", "lerobot-train"]
     assert len(PYTHON) == 3
+    made, measured = (words for words in LINES if words[0] in ("make", "python"))
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+    assert set(made[1:]) <= set(targets)
+    assert measured[:3] == ["python", "-m", "benchmarks.lerobot"]
+    assert parse(measured[3:]).folder == Path("bench/lerobot")
 
 
-def test_convert_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    unpack(tmp_path, "lerobot_v3").rename("my-lerobot-dataset")
-    for name in CAMERAS:
-        with_video(Path("my-lerobot-dataset"), (5, 3, 7), name)
+def test_convert_and_back() -> None:
+    dataset(cameras=CAMERAS)
     for _, *arguments in (words for words in LINES if words[0] == "seqrecord"):
         short = ["2" if word == "16" else word for word in arguments]  # episodes have 3 frames
         made = CliRunner().invoke(main, short)
@@ -51,10 +69,8 @@ def test_convert_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert (info["codebase_version"], info["total_frames"]) == ("v3.0", 15)
 
 
-def test_marks_for_its_main_branch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    unpack(tmp_path, "lerobot_v3").rename("my-lerobot-dataset")
-    convert(open_source("my-lerobot-dataset"), "my-records", workers=1)
+def test_marks_for_its_main_branch() -> None:
+    convert(open_source(dataset(cameras=())), "my-records", workers=1)
     exec(PYTHON[1], {})
     for name in ("my-lerobot-dataset", "my-records"):
         info = json.loads(Path(name, "meta/info.json").read_text())
@@ -62,35 +78,14 @@ def test_marks_for_its_main_branch(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert json.loads(Path("my-records/meta/info.json").read_text())["total_frames"] == 15
 
 
-def test_their_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch)
-    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    unpack(tmp_path, "lerobot_v3").rename("my-lerobot-dataset")
-    with_video(Path("my-lerobot-dataset"), (5, 3, 7), CAMERAS[0])
+def test_their_class_and_several_datasets() -> None:
+    for name in ("my-lerobot-dataset", "one", "two"):
+        dataset(name)
     there: dict[str, Any] = {}
     exec(PYTHON[2], there)
     assert there["batch"][CAMERAS[0]].shape == (7, 2, 3, 48, 64)  # 15 items in batches of 8
     assert there["state"] == {"epoch": 1, "start_index": 0}
-
-
-def test_several_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch)
-    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    for name in ("one", "two"):
-        unpack(tmp_path / f"{name}-", "lerobot_v3").rename(name)
-        with_video(Path(name), (5, 3, 7), CAMERAS[0])
     Path("mix.yaml").write_text("sources: {one: {location: one}, two: {location: two}}")
-    there: dict[str, Any] = {}
     exec(PYTHON[0], there)
     assert there["batch"]["action"].shape == (8, 16, 2)
     assert sorted(there["batch"]["dataset"]) == ["one"] * 4 + ["two"] * 4
-
-
-def test_compare() -> None:
-    made, measured = (words for words in LINES if words[0] in ("make", "python"))
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
-    assert set(made[1:]) <= set(targets)
-    assert measured[:3] == ["python", "-m", "benchmarks.lerobot"]
-    assert parse(measured[3:]).folder == Path("bench/lerobot")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,13 @@ from seqrecord import (
     verify,
 )
 from seqrecord.errors import ChecksumError, CodecError
-from seqrecord.format.pages import slice_frames
+from seqrecord.format.pages import aligned, slice_frames
+from seqrecord.reading.chunk_sizes import chunk_bytes, max_chunk_bytes, overlapping_chunk_bytes
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.base import StorageWrapper
 from seqrecord.storage.cache import CachedStorage
 from seqrecord.storage.ranges import ByteRange
-from tests.clip_data import LARGE, check, possible_clips, write_numbered
+from tests.clip_data import LARGE, LENGTHS, check, possible_clips, write_numbered
 from tests.datasets import damage, flip, nth_page
 from tests.storage_doubles import CountingStorage, DamagesOnce
 
@@ -61,20 +64,29 @@ def made(frame: int) -> dict[str, npt.NDArray[Any]]:
 EXPECTED = [made(frame) for frame in range(FRAMES)]
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("parts") / "records"
-    write(folder)
-    return folder
-
-
-def write(folder: Path) -> None:
+def write(folder: Path) -> Path:
     with (
         SeqRecordWriter(folder, schema=SCHEMA, codecs="raw", chunk_frames=600) as writer,
         writer.episode("e") as episode,
     ):
         for frame in EXPECTED:
             episode.append(frame)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("parts") / "records")
+
+
+@pytest.fixture
+def copy(root: Path, tmp_path: Path) -> Path:
+    """That is damaged."""
+    return shutil.copytree(root, tmp_path / "copy")
+
+
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.fixture(params=["local", "remote", "unverified"])
@@ -85,7 +97,7 @@ def opened(root: Path, request: pytest.FixtureRequest) -> Iterator[Dataset]:
 
 
 @given(data=st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_frames_in_any_order(opened: Dataset, data: st.DataObject) -> None:
     """Some of them twice, of both chunks."""
     names = data.draw(st.lists(st.sampled_from(list(SCHEMA)), min_size=1, unique=True))
@@ -101,88 +113,84 @@ def test_any_frames_in_any_order(opened: Dataset, data: st.DataObject) -> None:
             np.testing.assert_array_equal(value, EXPECTED[frame][name])
 
 
-@pytest.mark.parametrize("frames", [[0], [599], [3, 4, 5], [0, 100, 599], list(range(0, 600, 50))])
 @pytest.mark.parametrize(("name", "is_local"), [("big", True), ("mid", False), ("small", True)])
-def test_only_slices_of_the_frames_are_read(
-    root: Path, name: str, is_local: bool, frames: list[int]
-) -> None:
+def test_only_slices_of_the_frames_are_read(root: Path, name: str, is_local: bool) -> None:
     storage = CountingStorage(LocalStorage(root), is_local=is_local)
     with seqrecord.open(storage, features=[name]) as dataset:
-        page, spec = nth_page(dataset, name, 0, 0), SCHEMA[name]
-        frames = [frame for frame in frames if page.has(frame)]
+        page, spec, episode = nth_page(dataset, name, 0, 0), SCHEMA[name], dataset.episodes["e"]
         k = slice_frames(spec)
-        slices = sorted({position // k for position in page.positions(frames).tolist()})
-        storage.reset()
-        episode = dataset.episodes["e"]
-        got = episode.read(frames)
-        for place, frame in enumerate(frames):
-            np.testing.assert_array_equal(got[name][place], EXPECTED[frame][name])
-        nbytes = [
-            min(k * spec.nbytes * (i + 1), page.stop - page.start) - k * spec.nbytes * i
-            for i in slices
-        ]
-        between = 16 << 10  # is read along rather than asked for anew
-        assert sum(nbytes) <= storage.bytes_read <= sum(nbytes) + len(slices) * (between + 8)
-        assert len(frames) > 12 or storage.bytes_read < (page.stop - page.start) or name == "small"
+        for some in ([0], [599], [3, 4, 5], [0, 100, 599], [*range(0, 600, 50)]):
+            frames = [frame for frame in some if page.has(frame)]
+            slices = sorted({position // k for position in page.positions(frames).tolist()})
+            storage.reset()
+            got = episode.read(frames)
+            for place, frame in enumerate(frames):
+                np.testing.assert_array_equal(got[name][place], EXPECTED[frame][name])
+            ends = [min(k * spec.nbytes * (i + 1), page.stop - page.start) for i in slices]
+            nbytes = sum(ends) - k * spec.nbytes * sum(slices)
+            between = 16 << 10  # is read along rather than asked for anew
+            assert nbytes <= storage.bytes_read <= nbytes + len(slices) * (between + 8)
+            whole = page.stop - page.start
+            assert len(frames) > 12 or storage.bytes_read < whole or name == "small"
 
 
 def test_a_frame_alone_is_read_and_checked_by_its_slice(root: Path) -> None:
     storage = CountingStorage(LocalStorage(root))
-    with seqrecord.open(storage, features=["big"]) as dataset:
-        storage.reset()
-        dataset.episodes["e"][321]
-        assert storage.bytes_read == 5000 + 4
-    with seqrecord.open(storage, features=["small"], verify=False) as dataset:
-        storage.reset()
-        assert int(dataset.episodes["e"][321]["small"]) == 321 * 1_000_003
-        assert storage.bytes_read == 8
+    for name, verified, nbytes in (("big", True, 5000 + 4), ("small", False, 8)):
+        with seqrecord.open(storage, features=[name], verify=verified) as dataset:
+            storage.reset()
+            value = dataset.episodes["e"][321][name]
+            np.testing.assert_array_equal(value, EXPECTED[321][name])
+            assert storage.bytes_read == nbytes
 
 
-@pytest.mark.parametrize("name", ["big", "mid", "small"])
-@pytest.mark.parametrize("is_local", [True, False])
+@pytest.mark.parametrize(
+    ("name", "is_local"),
+    [
+        *(("big", True), ("mid", False), ("small", True)),
+        *(slow("big", False), slow("mid", True), slow("small", False)),
+    ],
+)
 def test_a_damaged_slice_is_an_error_for_its_frames_only(
-    tmp_path: Path, name: str, is_local: bool
+    copy: Path, name: str, is_local: bool, thorough: bool
 ) -> None:
-    write(tmp_path / "x")
-    storage: Storage = LocalStorage(tmp_path / "x")
+    storage: Storage = LocalStorage(copy)
     storage = storage if is_local else StorageWrapper(storage)
     with seqrecord.open(storage, features=[name]) as dataset:
-        spec = SCHEMA[name]
-        size = slice_frames(spec) * spec.nbytes
-        page = damage(tmp_path / "x", name, 0, 0, at=size + 3)  # in the second slice
-        k = slice_frames(spec)
-        for frame in range(page.chunk.num_frames):
-            if not page.has(frame):
-                continue
+        k = slice_frames(SCHEMA[name])
+        size = k * SCHEMA[name].nbytes
+        page = damage(copy, name, 0, 0, at=size + 3)  # in the second slice
+        frames = {*range(0, page.chunk.num_frames, 1 if thorough else 20), *range(k, k + 5)}
+        for frame in filter(page.has, frames):
             if int(page.positions(frame)) // k != 1:
                 found = dataset.episodes["e"][frame][name]
                 np.testing.assert_array_equal(found, EXPECTED[frame][name])
                 continue
             with pytest.raises(ChecksumError) as caught:
                 dataset.episodes["e"][frame]
-            assert caught.value.episode == "e (frames 0 to 599)"
-            assert caught.value.file == f"{storage.url}/{page.chunk.path}"
-            assert (caught.value.offset, caught.value.feature) == (page.start + size, name)
+            error = caught.value
+            assert error.episode == "e (frames 0 to 599)"
+            assert error.file == f"{storage.url}/{page.chunk.path}"
+            assert (error.offset, error.feature) == (page.start + size, name)
     with seqrecord.open(storage, features=[name], verify=False) as dataset:
         dataset.episodes["e"][0 : 3 if name != "mid" else 2]
-    [problem] = verify(tmp_path / "x").problems
+    [problem] = verify(copy).problems
     assert (problem.feature, problem.offset) == (name, page.start)
 
 
-def test_a_damaged_table_is_found(tmp_path: Path) -> None:
-    write(tmp_path / "x")
-    with seqrecord.open(tmp_path / "x") as dataset:
-        page = nth_page(dataset, "mid", 0, 0)
-        file = tmp_path / "x" / page.chunk.path
+def test_a_damaged_table_is_found(copy: Path) -> None:
+    with seqrecord.open(copy, features=["mid"]) as dataset:
+        page, episode = nth_page(dataset, "mid", 0, 0), dataset.episodes["e"]
+        file = copy / page.chunk.path
         assert page.sums is not None
         flip(file, page.sums + 4)  # of the second slice
-        assert len(dataset.episodes["e"].read([0, 1], features=["mid"])["mid"]) == 2
+        assert len(episode.read([0, 1])["mid"]) == 2
         with pytest.raises(ChecksumError, match="frames of a page"):
-            dataset.episodes["e"].read([8], features=["mid"])
+            episode.read([8])
         whole = [frame for frame in range(600) if page.has(frame)]
-        assert len(dataset.episodes["e"].read(whole, features=["mid"])["mid"]) == len(whole)
+        assert len(episode.read(whole)["mid"]) == len(whole)
     for deep in (False, True):
-        [problem] = verify(tmp_path / "x", deep=deep).problems
+        [problem] = verify(copy, deep=deep).problems
         assert isinstance(problem, ChecksumError)
         assert "slices" in str(problem)
         assert (problem.file, problem.feature) == (str(file), "mid")
@@ -190,11 +198,10 @@ def test_a_damaged_table_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verified", [True, False])
-def test_bools_of_other_bytes(tmp_path: Path, verified: bool) -> None:
-    write(tmp_path / "x")
-    with seqrecord.open(tmp_path / "x", verify=verified) as dataset:
+def test_bools_of_other_bytes(copy: Path, verified: bool) -> None:
+    with seqrecord.open(copy, verify=verified) as dataset:
         page = nth_page(dataset, "flag", 0, 0)
-        file = tmp_path / "x" / page.chunk.path
+        file = copy / page.chunk.path
         data = bytearray(file.read_bytes())
         data[page.start + 3 * 9] = 2
         file.write_bytes(data)
@@ -203,16 +210,14 @@ def test_bools_of_other_bytes(tmp_path: Path, verified: bool) -> None:
         assert (caught.value.file, caught.value.feature) == (str(file), "flag")
 
 
-@pytest.mark.parametrize("is_cached", [False, True])
-def test_a_part_is_read_anew_that_was_damaged_on_its_way(
-    is_cached: bool, root: Path, tmp_path: Path
-) -> None:
-    storage: Storage = DamagesOnce(LocalStorage(root))
-    if is_cached:
-        storage = CachedStorage(storage, tmp_path / "cache", "16MiB")
-    with seqrecord.open(storage, features=["mid"]) as dataset:
-        np.testing.assert_array_equal(dataset.episodes["e"][100]["mid"], EXPECTED[100]["mid"])
-        assert storage.counters().get("cache_damaged", 1) > 0
+def test_a_part_is_read_anew_that_was_damaged_on_its_way(root: Path, tmp_path: Path) -> None:
+    for is_cached in (False, True):
+        storage: Storage = DamagesOnce(LocalStorage(root))
+        if is_cached:
+            storage = CachedStorage(storage, tmp_path / "cache", "16MiB")
+        with seqrecord.open(storage, features=["mid"]) as dataset:
+            np.testing.assert_array_equal(dataset.episodes["e"][100]["mid"], EXPECTED[100]["mid"])
+            assert storage.counters().get("cache_damaged", 1) > 0
 
 
 # Loads of raw chunks: of few frames only slices are read, whole chunks several at a time
@@ -234,8 +239,13 @@ def sounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("verify", [True, False])
-@pytest.mark.parametrize(("stride", "calls"), [(1, 5), (16, 2), (33, 2)])
+@pytest.mark.parametrize(
+    ("stride", "calls", "verify"),
+    [
+        *((1, 5, True), (16, 2, False), (33, 2, True)),
+        *(slow(1, 5, False), slow(16, 2, True), slow(33, 2, False)),
+    ],
+)
 def test_loads_of_raw_chunks(sounds: Path, stride: int, calls: int, verify: bool) -> None:
     asked: list[int] = []
 
@@ -257,12 +267,10 @@ def test_loads_of_raw_chunks(sounds: Path, stride: int, calls: int, verify: bool
                 assert np.array_equal(samples, sound(episode)[frame])
                 seen.append((episode, frame))
     assert sorted(seen) == [(e, f) for e in range(5) for f in range(0, 100, stride)]
+    stats, whole = pipe.stats(), 5 * 100 * (3200 + 16)
     # A slice of `sound` has two frames, and a checksum; those of `id` are a page.
     some = len(seen) * (2 * 3200 + 4) + 5 * 1600
-    stats = pipe.stats()
-    assert (
-        stats["bytes_read"] == 5 * 100 * (3200 + 16) if stride == 1 else stats["bytes_read"] <= some
-    )
+    assert stats["bytes_read"] == whole if stride == 1 else stats["bytes_read"] <= some
     assert len(asked) == calls
     assert stats["decode_seconds"] == 0, "a chunk took the long way"
 
@@ -272,24 +280,26 @@ def test_loads_of_raw_chunks(sounds: Path, stride: int, calls: int, verify: bool
 FRAME = math.prod(LARGE)  # bytes of an image
 
 
+def write_pieces(folder: Path, flush_at: Sequence[int] = ()) -> Path:
+    options: dict[str, Any] = {"codecs": "raw", "chunk_frames": None, "shape": LARGE}
+    return write_numbered(folder / "records", **options, flush_at=list(flush_at))
+
+
 @pytest.fixture(scope="module", params=["even", "uneven"])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Chunks of 32 frames, or of up to 23: only from larger ones is a part worth its reading."""
-    return write_pieces(
-        tmp_path_factory.mktemp("direct"), [16] if request.param == "uneven" else []
-    )
+    folder = tmp_path_factory.mktemp("direct")
+    return write_pieces(folder, [16] if request.param == "uneven" else [])
 
 
-def write_pieces(folder: Path, flush_at: list[int]) -> Path:
-    return write_numbered(
-        folder / "records", codecs="raw", chunk_frames=None, shape=LARGE, flush_at=flush_at
-    )
+FAST = [(3, 1, None, True), (16, 2, "cpu", False)]
+EVERY = product((3, 16), (1, 2), (None, "cpu"), (True, False))
 
 
-@pytest.mark.parametrize("stride", [3, 16])
-@pytest.mark.parametrize("clip_len", [1, 2])
-@pytest.mark.parametrize("device", [None, "cpu"])
-@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize(
+    ("stride", "clip_len", "device", "verify"),
+    [*FAST, *(slow(*case) for case in EVERY if case not in FAST)],
+)
 def test_clips_far_apart(
     path: Path, stride: int, clip_len: int, device: str | None, verify: bool
 ) -> None:
@@ -308,29 +318,57 @@ def test_clips_far_apart(
         assert sorted(clips) == possible_clips(features, clip_len, stride)
 
 
-def test_what_is_read_are_wanted_frames(tmp_path: Path) -> None:
-    path = write_pieces(tmp_path, [])
-    pipe = SeqRecordPipe(path, clip_len=1, stride=16, features=["image"], batch_size=2)
+def test_what_is_read_and_checked_are_wanted_frames(tmp_path: Path) -> None:
+    path = write_pieces(tmp_path)
+    settings: dict[str, Any] = {"clip_len": 1, "stride": 16, "features": ["image"]}
+    pipe = SeqRecordPipe(path, batch_size=2, **settings)
     every = [name for batch in pipe for name in check(batch, ["image"], 1)]
     assert sorted(every) == possible_clips(["image"], 1, 16)
     assert pipe.stats()["bytes_read"] == len(every) * (FRAME + 4)
+    page = nth_page(seqrecord.open(path), "image", 3, 0)
+    for frame in (15, 16):
+        flip(path / page.chunk.path, page.start + frame * FRAME + 7)
+        pipe = SeqRecordPipe(path, batch_size=2, **settings)
+        if frame % 16:
+            assert len(list(pipe)) == len(pipe)
+        else:
+            with pytest.raises(ChecksumError, match=r"set/3 \(frames 0 to 31\)"):
+                list(pipe)
 
 
-@pytest.mark.parametrize(("frame", "is_wanted"), [(16, True), (15, False)])
-def test_checksums_are_those_of_parts(tmp_path: Path, frame: int, is_wanted: bool) -> None:
-    path = write_pieces(tmp_path, [])
-    reader = seqrecord.open(path, features=["image"]).contents.chunks
-    dataset = seqrecord.open(path)
-    chunk = reader.chunk_at(0, int(dataset.contents.index.groups[0].first_chunk[3]))
-    (page,) = reader.pages(chunk)
-    file = path / chunk.path
-    data = bytearray(file.read_bytes())
-    data[page.start + frame * FRAME + 7] ^= 1
-    file.write_bytes(data)
-    settings: dict[str, Any] = {"clip_len": 1, "stride": 16, "features": ["image"]}
-    pipe = SeqRecordPipe(path, batch_size=2, **settings)
-    if not is_wanted:
-        assert len(list(pipe)) == len(pipe)
-        return
-    with pytest.raises(ChecksumError, match=r"set/3 \(frames 0 to 31\)"):
-        list(pipe)
+# Bytes that loads read, by brute force
+
+GROUPS = {"image": 0, "flow": 1, "note": 1, "id": 2}
+
+
+@pytest.mark.parametrize("flush_at", [[], [1, 6, 7, 8, 21]])
+def test_bytes_beside_each_chunk(tmp_path: Path, flush_at: list[int]) -> None:
+    options: dict[str, Any] = {"groups": GROUPS, "chunk_frames": 4 if flush_at else None}
+    dataset = seqrecord.open(write_numbered(tmp_path / "r", **options, flush_at=flush_at))
+    reader, groups = dataset.contents.chunks, dataset.contents.index.groups
+    sizes = [chunk_bytes(group, ["image", "note", "id"]) for group in groups]
+    chunks = [[reader.chunk_at(g, row) for row in range(len(s))] for g, s in enumerate(sizes)]
+
+    def nbytes(place: int, episode: int, start: int, stop: int) -> int:
+        """Of the chunks of a group that have any of these frames."""
+        return sum(
+            size
+            for chunk, size in zip(chunks[place], sizes[place].tolist(), strict=True)
+            if chunk.episode == episode
+            and chunk.first_frame < stop
+            and start < chunk.first_frame + chunk.num_frames
+        )
+
+    every = range(len(groups))
+    for place in every:
+        for chunk, size in zip(chunks[place], sizes[place].tolist(), strict=True):
+            pages = [page for page in reader.pages(chunk) if page.feature != "flow"]
+            assert size == sum(aligned(page.stop - page.start) for page in pages)
+    for lead, other in product(every, every):
+        beside = overlapping_chunk_bytes(groups[lead], groups[other], sizes[other])
+        ends = [(c.episode, c.first_frame, c.first_frame + c.num_frames) for c in chunks[lead]]
+        assert beside.tolist() == [nbytes(other, *place) for place in ends]
+    frames = [(episode, first) for episode, n in enumerate(LENGTHS) for first in range(n)]
+    for place, count in product(every, (1, 2, 5, 100)):
+        touched = [nbytes(place, episode, first, first + count) for episode, first in frames]
+        assert max_chunk_bytes(groups[place], sizes[place], count) == max(touched)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -49,46 +48,39 @@ def _parse(page: bytes, length: int = 15) -> Reference:
     return parse_reference(memoryview(page), length, "image")
 
 
-def test_bytes() -> None:
+def test_bytes_and_the_page_that_it_stands_for() -> None:
+    """VP9 stays as it is; H.264 gets start codes, and parameter sets where a GOP begins."""
     [made] = Reference.of(_GOPS, [range(2)], "0123456789abcdef", 2)
     assert (made.encode(), made.length) == (_PAGE, 15)
     assert len(_PAGE) == least_reference_bytes(np.array(4))
     found = _parse(_PAGE)
-    assert (found.list_id, found.file, found.start, found.length) == (
-        *("0123456789abcdef", 2, 100, 15),
-    )
+    about = (found.list_id, found.file, found.start, found.length)
+    assert about == ("0123456789abcdef", 2, 100, 15)
     assert found.encode() == _PAGE
-
-
-def test_the_page_that_it_stands_for() -> None:
-    """VP9 stays as it is; H.264 gets start codes, and parameter sets where a GOP begins."""
-    page = _parse(_PAGE).page(memoryview(_RANGE), "vp9")
     table = struct.pack("<I5I", 4, 40, 43, 45, 46, 50) + _PAGE[-16:]
-    assert page == table + b"AAABBCDDDD"
+    assert found.page(memoryview(_RANGE), "vp9") == table + b"AAABBCDDDD"
     avcc = bytes.fromhex("01 640028 ff e1 0004 67640028 01 0002 68ee")
     ranges = np.array([0, 6]), np.array([6, 6]), np.array([0, 1])
     one = ReferencedGops("a", avcc, *ranges, first=np.array([0]))
     data = bytes.fromhex("00000002 65aa 00000002 41bb")
     [made] = Reference.of(one, [range(1)], "0" * 16, 0)
-    found = made.page(memoryview(data), "h264")
-    start = "00000001"
+    page, start = made.page(memoryview(data), "h264"), "00000001"
     packets = bytes.fromhex(f"{start}67640028 {start}68ee {start}65aa {start}41bb")
-    assert found[-len(packets) :] == packets
+    assert page[-len(packets) :] == packets
 
 
-@pytest.mark.parametrize(
-    ("frames", "nbytes", "expected"),
-    [(3, 99, [4]), (2, 99, [2, 2]), (9, 14, [2, 2]), (1, 1, [2, 2])],
-)
-def test_groups_are_cut_in_pages(frames: int, nbytes: int, expected: list[int]) -> None:
-    pages = _GOPS.pages(frames, nbytes)
-    references = Reference.of(_GOPS, pages, "0" * 16, 0)
-    assert [len(page.sizes) for page in references] == expected
-    starts = np.concatenate([page.start + page.offsets for page in references])
-    assert starts.tolist() == _GOPS.starts.tolist()
-    begins, none = 1 << 31, (1 << 31) - 1
-    shown = [begins, 1, begins | (2 if len(pages) == 1 else 0), none]
-    assert np.concatenate([page.frames for page in references]).tolist() == shown
+def test_groups_are_cut_in_pages() -> None:
+    for frames, nbytes, expected in (
+        *((3, 99, [4]), (2, 99, [2, 2]), (9, 14, [2, 2]), (1, 1, [2, 2])),
+    ):
+        pages = _GOPS.pages(frames, nbytes)
+        references = Reference.of(_GOPS, pages, "0" * 16, 0)
+        assert [len(page.sizes) for page in references] == expected
+        starts = np.concatenate([page.start + page.offsets for page in references])
+        assert starts.tolist() == _GOPS.starts.tolist()
+        begins, none = 1 << 31, (1 << 31) - 1
+        shown = [begins, 1, begins | (2 if len(pages) == 1 else 0), none]
+        assert np.concatenate([page.frames for page in references]).tolist() == shown
 
 
 def test_a_range_with_a_checksum() -> None:
@@ -104,27 +96,22 @@ def _word(at: int, value: int) -> bytes:
     return _PAGE[:at] + struct.pack("<I", value) + _PAGE[at + 4 :]
 
 
-@pytest.mark.parametrize(
-    ("page", "length"),
-    {
-        "empty": (b"", 15),
-        "cut": (_PAGE[:-1], 15),
-        "no packets": (_word(0, 1 << 31), 15),
-        "more packets than bytes": (_word(0, 2**32 - 1), 15),
-        "extradata that is not there": (_word(28, 8), 15),
-        "extradata that is too long": (_word(28, 2**17) + bytes(2**17), 15),
-        "first offset": (_word(32, 1), 15),
-        "overlapping packets": (_word(36, 2), 15),
-        "packet of no bytes": (_word(52, 0), 15),
-        "another range": (_PAGE, 16),
-        "an impossible start": (_PAGE[:20] + b"\xff" * 8 + _PAGE[28:], 15),
-    }.values(),
-)
-def test_references_that_cannot_be_true(page: bytes, length: int) -> None:
-    with pytest.raises(FormatError) as info:
-        _parse(page, length)
-    assert info.value.feature == "image"
-    assert info.value.offset is not None
+def test_references_that_cannot_be_true() -> None:
+    for page, length in (
+        *((b"", 15), (_PAGE[:-1], 15), (_PAGE, 16)),
+        (_word(0, 1 << 31), 15),  # no packets
+        (_word(0, 2**32 - 1), 15),  # more packets than bytes
+        (_word(28, 8), 15),  # extradata that is not there, or too long
+        (_word(28, 2**17) + bytes(2**17), 15),
+        (_word(32, 1), 15),  # first offset
+        (_word(36, 2), 15),  # packets overlap
+        (_word(52, 0), 15),  # a packet of no bytes
+        (_PAGE[:20] + b"\xff" * 8 + _PAGE[28:], 15),  # an impossible start
+    ):
+        with pytest.raises(FormatError) as info:
+            _parse(page, length)
+        assert info.value.feature == "image"
+        assert info.value.offset is not None
 
 
 def test_a_list() -> None:
@@ -135,48 +122,30 @@ def test_a_list() -> None:
     assert ExternalList.parse(data, made.id) == made
     assert json.loads(data)["files"][1] == [1, "c.mp4", 6, None]
     assert list_path(made.id) == f"externals/{made.id}.json"
+    [path] = (Path(__file__).parent / "golden/v1/referring/externals").glob("*.json")
+    assert ExternalList.parse(path.read_bytes(), path.stem).files[0].path == "a.mp4"
 
 
-def _changed(change: Callable[[dict[str, Any]], object]) -> bytes:
-    value = json.loads(ExternalList((ExternalFile("/a", "b.mp4", 5),)).encode())
-    change(value)
-    return json.dumps(value).encode()
-
-
-@pytest.mark.parametrize(
-    "data",
-    {
-        "no JSON": b"x",
-        "another version": _changed(lambda v: v.update(version=2)),
-        "version true": _changed(lambda v: v.update(version=True)),
-        "another key": _changed(lambda v: v.update(more=1)),
-        "no file": _changed(lambda v: v.update(files=[])),
-        "three facts": _changed(lambda v: v["files"][0].pop()),
-        "root 1": _changed(lambda v: v["files"][0].__setitem__(0, 1)),
-        "root true": _changed(lambda v: v["files"][0].__setitem__(0, False)),
-        "path ..": _changed(lambda v: v["files"][0].__setitem__(1, "../b.mp4")),
-        "path /": _changed(lambda v: v["files"][0].__setitem__(1, "/etc/passwd")),
-        "size -1": _changed(lambda v: v["files"][0].__setitem__(2, -1)),
-        "folder that tells a time": _changed(lambda v: v.update(files=[[0, "b", 0, "mtime 7"]])),
-        "file without a name": _changed(lambda v: v["files"][0].__setitem__(1, "")),
-        "size 2**63": _changed(lambda v: v["files"][0].__setitem__(2, 2**63)),
-        "identity 7": _changed(lambda v: v["files"][0].__setitem__(3, 7)),
-    }.values(),
-)
-def test_lists_that_are_refused(data: bytes) -> None:
-    import hashlib
-
-    with pytest.raises(FormatError):
-        ExternalList.parse(data, hashlib.sha256(data).hexdigest()[:16])
+def test_lists_that_are_refused() -> None:
     good = ExternalList((ExternalFile("/a", "b.mp4", 5),))
     with pytest.raises(ChecksumError):
         ExternalList.parse(good.encode(), "0" * 16)
-
-
-def test_the_golden_list_is_named_by_its_bytes() -> None:
-    golden = Path(__file__).parent / "golden" / "v1" / "referring" / "externals"
-    [path] = golden.glob("*.json")
-    assert ExternalList.parse(path.read_bytes(), path.stem).files[0].path == "a.mp4"
+    value = json.loads(good.encode())
+    [facts] = value["files"]
+    cases = [
+        *(value | change for change in ({"version": 2}, {"version": True}, {"more": 1})),
+        *(value | {"files": files} for files in ([], [facts[:3]], [[0, "b", 0, "mtime 7"]])),
+        *(
+            value | {"files": [[*facts[:place], wrong, *facts[place + 1 :]]]}
+            for place, wrong in (
+                *((0, 1), (0, False), (1, "../b.mp4"), (1, "/etc/passwd"), (1, "")),
+                *((2, -1), (2, 2**63), (3, 7)),
+            )
+        ),
+    ]
+    for data in (b"x", *(json.dumps(case).encode() for case in cases)):
+        with pytest.raises(FormatError):
+            ExternalList.parse(data, hashlib.sha256(data).hexdigest()[:16])
 
 
 OF_FOLDER = Reference.of_frames(
@@ -192,47 +161,29 @@ def test_frames_that_are_files_of_a_folder_or_ranges_of_a_file() -> None:
     page = OF_FOLDER.encode()
     names = b'[["a.png","mtime 7"],["b.png",null]]'
     assert page.endswith(bytes.fromhex("03000000 02000000 00000000 01000000") + names)
-    found = _frames_page(page)
-    assert (found.parts, found.length) == (OF_FOLDER.parts, 5)
-    data = memoryview(bytearray(12) + b"AAABB")
-    assert found.offset_table_bytes == 12
-    assert found.page(data, None) == struct.pack("<3I", 12, 15, 17) + b"AAABB"
-    ranges = Reference.of_frames(("0" * 16, 3), [100, 110], [3, 2])
-    found = _frames_page(ranges.encode())
-    assert (found.start, found.stop, found.length, found.parts) == (100, 112, 5, ())
-    data = memoryview(bytearray(12) + b"AAABB")
-    assert found.page(data, None) == struct.pack("<3I", 12, 15, 17) + b"AAABB"
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        b"x",
-        b"{}",
-        b"[]",
-        b'[["a.png",null]]',
-        b'[["a.png",null],["a.png",null]]',
-        b'[["a.png",null],["../b.png",null]]',
-        b'[["a.png",null],["",null]]',
-        b'[["a.png",null],["c/b.png",null]]',
-        b'[["a.png",null],["b.png",7]]',
-        b'[["a.png",null],["b.png"]]',
-    ],
-)
-def test_names_that_are_refused(names: bytes) -> None:
-    with pytest.raises(FormatError):
-        _frames_page(replace(OF_FOLDER, extradata=names).encode())
+    files = _frames_page(page)
+    assert (files.parts, files.length, files.offset_table_bytes) == (OF_FOLDER.parts, 5, 12)
+    ranges = _frames_page(Reference.of_frames(("0" * 16, 3), [100, 110], [3, 2]).encode())
+    assert (ranges.start, ranges.stop, ranges.length, ranges.parts) == (100, 112, 5, ())
+    for found in (files, ranges):
+        data = memoryview(bytearray(12) + b"AAABB")
+        assert found.page(data, None) == struct.pack("<3I", 12, 15, 17) + b"AAABB"
 
 
 def test_frames_that_cannot_be_true() -> None:
-    wrong = {
-        "another order": replace(OF_FOLDER, frames=np.array([1, 0])),
-        "files that do not begin": replace(OF_FOLDER, start=1),
-        "a gap": replace(OF_FOLDER, offsets=np.array([0, 4])),
-    }
-    for name, reference in wrong.items():
+    one, two = b'["a.png",null]', b'[["a.png",null],["%s",null]]'
+    names = [b"x", b"{}", b"[]", b"[" + one + b"]", two % b"a.png", two % b"../b.png", two % b""]
+    names += [two % b"c/b.png", b"[" + one + b',["b.png",7]]', b"[" + one + b',["b.png"]]']
+    for text in names:
+        with pytest.raises(FormatError):
+            _frames_page(replace(OF_FOLDER, extradata=text).encode())
+    for reference in (
+        replace(OF_FOLDER, frames=np.array([1, 0])),  # another order
+        replace(OF_FOLDER, start=1),  # files that do not begin
+        replace(OF_FOLDER, offsets=np.array([0, 4])),  # a gap
+    ):
         with pytest.raises(FormatError) as info:
             _frames_page(reference.encode(), reference.length)
-        assert info.value.feature == "image", name
+        assert info.value.feature == "image"
     with pytest.raises(FormatError):
         _frames_page(OF_FOLDER.encode(), count=3)

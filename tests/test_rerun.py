@@ -11,12 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from click.testing import CliRunner
 
 import seqrecord
-from seqrecord.cli import main
 from seqrecord.errors import ClipError, DestinationError
 from seqrecord.viewer import view_rerun
+from tests.command_line import run
 
 pytest.importorskip("rerun", reason="pip install rerun-sdk")
 
@@ -116,9 +115,8 @@ def test_all_episodes_are_on_one_timeline(records: Path, tmp_path: Path) -> None
 
 def test_some_frames_of_some_episodes(records: Path, tmp_path: Path) -> None:
     path = tmp_path / "some.rrd"
-    command = ["view", str(records), "kitchen/*", "--rerun", "--save", str(path)]
-    done = CliRunner().invoke(main, [*command, "--features", "image,pose"])
-    assert done.exit_code == 0, done.output
+    command = ("view", records, "kitchen/*", "--rerun", "--save", path, "--features", "image,pose")
+    done = run(*command)
     assert done.stdout == f"{path}: 8 frames\n"
     assert "8/8 frames" in done.stderr
     rows = read(path)
@@ -126,18 +124,14 @@ def test_some_frames_of_some_episodes(records: Path, tmp_path: Path) -> None:
     assert "depth" not in rows
     poses = [row["translation"][0][0] for row in rows["world/pose"]]
     assert poses == [0, 1, 2, 3, 4, 0, 1, 2]
-    assert CliRunner().invoke(main, [*command, "--quiet"]).stderr == ""
+    assert run(*command, "--quiet").stderr == ""
     assert view_rerun(records, "kitchen/*", every=2, features=["pose"], save=path) == 5
     poses = [row["translation"][0][0] for row in read(path)["world/pose"]]
     assert poses == [0, 2, 4, 0, 2]
-
-
-def test_wrong_arguments(records: Path, tmp_path: Path) -> None:
     for wrong in ({"every": 0}, {"episodes": ["nobody"]}):
         with pytest.raises(ClipError):
             view_rerun(records, save=tmp_path / "x.rrd", **wrong)
     with pytest.raises(DestinationError):
         view_rerun(records, save=tmp_path / "no" / "folder" / "x.rrd")
-    for options in (["--save", "x.rrd"], ["--rerun", "--start", "3"]):
-        done = CliRunner().invoke(main, ["view", str(records), *options])
-        assert done.exit_code == 2
+    for options in (("--save", "x.rrd"), ("--rerun", "--start", "3")):
+        run("view", records, *options, code=2)

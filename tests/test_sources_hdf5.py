@@ -7,7 +7,8 @@ import json
 import os
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from PIL import Image
 import seqrecord
 from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import Hdf5Source, Source
+from seqrecord.sources import Hdf5Source
 from tests.bags import jpeg
-from tests.source_faults import check_refused
+from tests.source_faults import check_refused, frames_of
 from tests.video_file_data import of_file, of_gops, pictures, write_video
 
 Array = npt.NDArray[Any]
@@ -116,10 +117,6 @@ def _decoded(data: bytes) -> Array:
     return np.asarray(Image.open(io.BytesIO(data)))
 
 
-def frames_of(source: Source, number: int = 0) -> list[dict[str, Any]]:
-    return [dict(frame) for frame in source.frames(source.episodes()[number])]
-
-
 # --- layouts ---------------------------------------------------------------------------------
 
 
@@ -127,27 +124,23 @@ def test_aloha(tmp_path: Path) -> None:
     for number in (0, 2, 10):
         write_aloha(tmp_path / f"episode_{number}.hdf5", seed=number, length=number + 1)
     source = open_source(tmp_path)
-    assert [(e.key, e.num_frames) for e in source.episodes()] == [
-        *(("episode_0", 1), ("episode_2", 3), ("episode_10", 11))
+    infos, schema = source.episodes(), source.schema()
+    keys = [*(("episode_0", 1), ("episode_2", 3), ("episode_10", 11))]
+    assert [(info.key, info.num_frames) for info in infos] == keys
+    assert infos[1].metadata == {
+        "layout": "ALOHA", "sim": False, "compress": False,
+        "language_raw": "fold the towel", "file": "episode_2.hdf5",
+    }  # fmt: skip
+    assert [str(spec) for spec in schema.values()] == [
+        *("action: float32 [14]", "observations.effort: float32 [14]"),
+        *(f"observations.images.cam_{each}: uint8 [6, 8, 3]" for each in ("high", "low")),
+        *("observations.qpos: float32 [14]", "observations.qvel: float32 [14]"),
     ]
-    assert source.episodes()[1].metadata == {
-        "layout": "ALOHA",
-        "sim": False,
-        "compress": False,
-        "language_raw": "fold the towel",
-        "file": "episode_2.hdf5",
-    }
-    assert {name: str(spec) for name, spec in source.schema().items()} == {
-        "action": "action: float32 [14]",
-        "observations.effort": "observations.effort: float32 [14]",
-        "observations.images.cam_high": "observations.images.cam_high: uint8 [6, 8, 3]",
-        "observations.images.cam_low": "observations.images.cam_low: uint8 [6, 8, 3]",
-        "observations.qpos": "observations.qpos: float32 [14]",
-        "observations.qvel": "observations.qvel: float32 [14]",
-    }
+    assert {spec.kind for spec in schema.values()} == {"action", "image", "state"}
+    assert infos[0].fps is None
     frames = frames_of(source, 2)
     with h5py.File(tmp_path / "episode_10.hdf5") as file:
-        for name in source.schema():
+        for name in schema:
             array = file[name.replace(".", "/")][()]
             np.testing.assert_array_equal([frame[name] for frame in frames], array, strict=True)
 
@@ -160,14 +153,12 @@ def test_aloha_compressed_is_what_its_own_reader_gives(tmp_path: Path) -> None:
         # OpenCV decodes to BGR, which ALOHA takes as it is: what it calls RGB.
         own = [_decoded(row.tobytes())[..., ::-1] for row in padded]
     source = Hdf5Source(tmp_path)
-    assert {spec.kind for spec in source.schema().values()} == {"action", "image", "state"}
-    assert source.episodes()[0].fps is None
     assert "compress_len" not in source.schema()
     assert str(source.schema()[name]) == f"{name}: uint8 [6, 8, 3]"
-    for frame, image in zip(frames_of(source), own, strict=True):
+    rgb = frames_of(Hdf5Source(tmp_path, jpeg_order="rgb"))
+    for frame, other, image in zip(frames_of(source), rgb, own, strict=True):
         np.testing.assert_array_equal(frame[name], image, strict=True)
-    for frame, image in zip(frames_of(Hdf5Source(tmp_path, jpeg_order="rgb")), own, strict=True):
-        np.testing.assert_array_equal(frame[name], image[..., ::-1], strict=True)
+        np.testing.assert_array_equal(other[name], image[..., ::-1], strict=True)
     assert Hdf5Source(tmp_path, keep_encoded=True).schema()[name].codec == ()
     kept = Hdf5Source(tmp_path, keep_encoded=True, jpeg_order="rgb")
     assert kept.schema()[name].codec == ({"id": "seqrecord.image", "format": "jpeg"},)
@@ -181,35 +172,26 @@ def test_robomimic(tmp_path: Path) -> None:
     write_robomimic(tmp_path / "image.hdf5", tuple(range(1, 12)))
     source = open_source(tmp_path / "image.hdf5", format="hdf5")
     infos = source.episodes()
-    assert [(info.key, info.num_frames) for info in infos] == [
-        (f"image/demo_{n}", n + 1) for n in range(11)
-    ]
+    keys = [(f"image/demo_{n}", n + 1) for n in range(11)]
+    assert [(info.key, info.num_frames) for info in infos] == keys
     assert infos[1].metadata == {
-        "layout": "robomimic",
-        "demonstration": "demo_1",
-        "num_samples": 2,
-        "env_name": "Lift",
-        "masks": ["valid"],
-        "file": "image.hdf5",
-        "group": "/data/demo_1",
-    }
+        "layout": "robomimic", "demonstration": "demo_1", "num_samples": 2, "env_name": "Lift",
+        "masks": ["valid"], "file": "image.hdf5", "group": "/data/demo_1",
+    }  # fmt: skip
     assert infos[1].fps == 20
-    features = ["actions", "dones", "obs.agentview_image", "obs.robot0_eef_pos", "rewards"]
-    kinds = ["action", None, "image", "state", None]
-    assert [(spec.name, spec.kind) for spec in source.schema().values()] == [
-        *zip(features, kinds, strict=True)
-    ]
-    frames = list(source.frames(infos[10]))
-    with h5py.File(tmp_path / "image.hdf5") as file:
-        for name in features:
-            array = file["data/demo_10"][name.replace(".", "/")][()]
-            values = [frame[name] for frame in frames]
-            np.testing.assert_array_equal(values, array, strict=True)
-        array = file["data/demo_2/next_obs/robot0_eef_pos"][()]
+    kinds = {
+        "actions": "action", "dones": None, "obs.agentview_image": "image",
+        "obs.robot0_eef_pos": "state", "rewards": None,
+    }  # fmt: skip
+    assert {spec.name: spec.kind for spec in source.schema().values()} == kinds
     chosen = Hdf5Source(tmp_path, features=["next_obs.robot0_eef_pos", "dones"])
-    assert list(chosen.schema()) == ["next_obs.robot0_eef_pos", "dones"]
-    for frame, row in zip(frames_of(chosen, 2), array, strict=True):
-        np.testing.assert_array_equal(frame["next_obs.robot0_eef_pos"], row)
+    for each, number in ((source, 10), (chosen, 2)):
+        frames = frames_of(each, number)
+        with h5py.File(tmp_path / "image.hdf5") as file:
+            for name in each.schema():
+                array = file[f"data/demo_{number}/{name.replace('.', '/')}"][()]
+                values = [frame[name] for frame in frames]
+                np.testing.assert_array_equal(values, array, strict=True)
 
 
 def test_droid(tmp_path: Path) -> None:
@@ -271,17 +253,12 @@ def test_a_map_names_features_of_any_layout(tmp_path: Path) -> None:
     assert "--map FEATURE=PATH" in str(caught.value.expected)
     assert caught.value.got == "/ctrl [2, 3], /other [9], /sensors/front/rgb [2, 4, 5, 3]"
     source = open_source(tmp_path, map={"image": "/sensors/front/rgb", "action": "ctrl"})
-    assert [str(spec) for spec in source.schema().values()] == [
-        "image: uint8 [4, 5, 3]",
-        "action: float32 [3]",
-    ]
-    second = list(source.frames(source.episodes()[0]))[1]
-    np.testing.assert_array_equal(
-        np.asarray(second["action"]), np.array([3, 4, 5], "<f4"), strict=True
-    )
-    with pytest.raises(
-        SourceError, match=r"missing dataset /sensors/back; .*feature: image; .*/ctrl"
-    ):
+    specs = ["image: uint8 [4, 5, 3]", "action: float32 [3]"]
+    assert [str(spec) for spec in source.schema().values()] == specs
+    second = np.asarray(frames_of(source)[1]["action"])
+    np.testing.assert_array_equal(second, np.array([3, 4, 5], "<f4"), strict=True)
+    missing = r"missing dataset /sensors/back; .*feature: image; .*/ctrl"
+    with pytest.raises(SourceError, match=missing):
         open_source(tmp_path, map={"image": "/sensors/back"}).schema()
     write_robomimic(tmp_path / "demos.h5")
     demos = Hdf5Source(tmp_path / "demos.h5", map={"image": "obs/agentview_image"})
@@ -306,13 +283,13 @@ def test_images_of_a_length_of_their_own(tmp_path: Path) -> None:
 def test_rows_come_once_whatever_the_chunks(tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=(1000, 3)).astype("<f4")
     chunks: tuple[tuple[int, int] | None, ...] = (None, (1, 3), (7, 2), (1000, 3), (999, 1))
+    names = {f"c{number}": f"c{number}" for number in range(len(chunks))}
     with h5py.File(tmp_path / "run.h5", "w") as file:
-        for number, chunk in enumerate(chunks):
-            file.create_dataset(f"c{number}", data=values, chunks=chunk)
-    source = Hdf5Source(tmp_path, map={f"c{n}": f"c{n}" for n in range(len(chunks))})
-    for name, array in zip(source.schema(), [values] * len(chunks), strict=True):
-        read = [frame[name] for frame in frames_of(source)]
-        np.testing.assert_array_equal(read, array, strict=True)
+        for name, chunk in zip(names, chunks, strict=True):
+            file.create_dataset(name, data=values, chunks=chunk)
+    frames = frames_of(Hdf5Source(tmp_path, map=names))
+    for name in names:
+        np.testing.assert_array_equal([frame[name] for frame in frames], values, strict=True)
 
 
 def test_files_are_found_in_the_order_of_their_numbers(tmp_path: Path) -> None:
@@ -339,21 +316,16 @@ def test_the_quick_look_is_bounded(
     """A tree of many folders is looked at to its depth before it is to its width."""
     entries, scandir = 0, os.scandir
 
-    class Counted:
-        def __init__(self, path: Any) -> None:
-            self._inner = scandir(path)
+    @contextmanager
+    def counted(path: Any) -> Iterator[Iterator[Any]]:
+        def each(inner: Any) -> Iterator[Any]:
+            nonlocal entries
+            for entry in inner:
+                entries += 1
+                yield entry
 
-        def __enter__(self) -> Any:
-            def count() -> Any:
-                nonlocal entries
-                for entry in self._inner:
-                    entries += 1
-                    yield entry
-
-            return count()
-
-        def __exit__(self, *_: object) -> None:
-            self._inner.close()
+        with scandir(path) as inner:
+            yield each(inner)
 
     if is_deep:
         for number in range(200):
@@ -366,7 +338,7 @@ def test_the_quick_look_is_bounded(
             (tmp_path / "00" / f"{file}.png").touch()
         for number in range(1, 20):
             (tmp_path / f"{number:02d}").symlink_to(tmp_path / "00")
-    monkeypatch.setattr(os, "scandir", Counted)
+    monkeypatch.setattr(os, "scandir", counted)
     if is_deep:
         open_source(tmp_path, format="hdf5")
         assert entries < 210
@@ -390,31 +362,21 @@ def _replace(name: str, **options: Any) -> Callable[[Any], None]:
     return change
 
 
-def _linked(file: Any) -> None:
-    file["observations/secret"] = h5py.ExternalLink("episode_0.hdf5", "/action")
-
-
 def _virtual(file: Any) -> None:
     layout = h5py.VirtualLayout((5, 14), "<f4")
     layout[:] = h5py.VirtualSource("episode_0.hdf5", "action", (5, 14))
-    file.create_virtual_dataset("observations/secret", layout)
+    file.create_virtual_dataset(SECRET, layout)
 
 
-def _circle(file: Any) -> None:
-    file["observations/again"] = file["/observations"]
+def _all_rows(**options: Any) -> Callable[[Any], None]:
+    """Other datasets in the place of all."""
 
+    def change(file: Any) -> None:
+        del file["observations"]
+        for name in ("action", QPOS):
+            _replace(name, **options)(file)
 
-def _no_frames(file: Any) -> None:
-    del file["observations"]
-    for name in ("action", "observations/qpos"):
-        _replace(name, data=np.zeros((0, 14), "<f4"))(file)
-
-
-def _empty_rows(file: Any) -> None:
-    """2^27 frames of which nothing is stored."""
-    del file["observations"]
-    for name in ("action", "observations/qpos"):
-        _replace(name, shape=(1 << 27, 14), dtype="<f4", chunks=(1024, 14))(file)
+    return change
 
 
 def _long_text(file: Any) -> None:
@@ -427,62 +389,69 @@ def _long_text(file: Any) -> None:
     h5py.h5d.create(file.id, b"long", kind, space, layout)
 
 
-def _bad_chunk(file: Any) -> None:
-    _replace("action", shape=(5, 14), dtype="<f4", chunks=(5, 14), compression="gzip")(file)
-    file["action"].id.write_direct_chunk((0, 0), b"not what gzip makes")
+def _chunk(data: bytes) -> Callable[[Any], None]:
+    """What a compressed chunk of 280 bytes stores."""
 
+    def change(file: Any) -> None:
+        _replace("action", shape=(5, 14), dtype="<f4", chunks=(5, 14), compression="gzip")(file)
+        file["action"].id.write_direct_chunk((0, 0), data)
 
-def _swollen_chunk(file: Any) -> None:
-    """Of 280 bytes, which decodes to 100 MiB."""
-    _replace("action", shape=(5, 14), dtype="<f4", chunks=(5, 14), compression="gzip")(file)
-    file["action"].id.write_direct_chunk((0, 0), zlib.compress(bytes(100 << 20)))
+    return change
 
 
 QPOS, SECRET = "observations/qpos", "observations/secret"
 OUTSIDE = {"shape": (5, 14), "dtype": "<f4", "external": [("episode_0.hdf5", 0, 5 * 56)]}
 HUGE = {"shape": (5, 1 << 40), "dtype": "u1", "chunks": (1, 1 << 20)}  # nothing of it is there
+EMPTY = {"shape": (1 << 27, 14), "dtype": "<f4", "chunks": (1024, 14)}
 
-BROKEN: dict[str, tuple[Callable[[Any], None], str]] = {
-    "empty rows": (_empty_rows, "declares far more bytes than it stores; .*of 0 stored"),
-    "few rows": (
+BROKEN: list[tuple[Callable[[Any], object], str]] = [
+    (_all_rows(**EMPTY), "declares far more bytes than it stores; .*of 0 stored"),
+    (
         _replace(QPOS, data=np.zeros((4, 14), "<f4")),
         "number of rows differs .*qpos; expected: 5 rows; got: 4 rows",
     ),
-    "dtype": (
+    (
         _replace("action", data=np.zeros((5, 14))),
         "wrong dtype; .*feature: action.*expected: float32; got: float64",
     ),
-    "size": (_replace("action", data=np.zeros((5, 14, 1), "<f4")), "wrong shape; .*action"),
-    "external link": (_linked, "external link"),
-    "virtual": (_virtual, "are in another file"),
-    "external": (_replace(SECRET, **OUTSIDE), "are in another file"),
-    "circle": (_circle, "groups nested too deeply"),
-    "no frames": (_no_frames, "episode (without|has no) frames"),
-    "claims much": (_replace("observations/huge", **HUGE), "rows of /observations/huge .* large"),
-    "long text": (_long_text, "rows of /long are too large"),
-    "swollen chunk": (_swollen_chunk, "chunk of action stores more bytes than it declares"),
-    "bad chunk": (_bad_chunk, r"cannot read /action\[0:5\]; .*feature: action; got"),
-}
+    (_replace("action", data=np.zeros((5, 14, 1), "<f4")), "wrong shape; .*action"),
+    (
+        lambda file: file.__setitem__(SECRET, h5py.ExternalLink("episode_0.hdf5", "/action")),
+        "external link",
+    ),
+    (_virtual, "are in another file"),
+    (_replace(SECRET, **OUTSIDE), "are in another file"),
+    (
+        lambda file: file.__setitem__("observations/again", file["/observations"]),
+        "groups nested too deeply",
+    ),
+    (_all_rows(data=np.zeros((0, 14), "<f4")), "episode (without|has no) frames"),
+    (_replace("observations/huge", **HUGE), "rows of /observations/huge .* large"),
+    (_long_text, "rows of /long are too large"),
+    (_chunk(zlib.compress(bytes(100 << 20))), "chunk of action stores more bytes than it declares"),
+    (_chunk(b"not what gzip makes"), r"cannot read /action\[0:5\]; .*feature: action; got"),
+]
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_episode_is_refused_by_name(tmp_path: Path, name: str) -> None:
-    change, message = BROKEN[name]
+def test_a_broken_episode_is_refused_by_name(tmp_path: Path) -> None:
     for number in range(3):
         write_aloha(tmp_path / f"episode_{number}.hdf5", number)
-    with h5py.File(tmp_path / "episode_1.hdf5", "a") as file:
-        change(file)
-    source = Hdf5Source(tmp_path)
-    assert [info.key for info in source.episodes()] == [f"episode_{n}" for n in range(3)]
-    check_refused(source, ["episode_1"], message, file=tmp_path / "episode_1.hdf5")
+    path = tmp_path / "episode_1.hdf5"
+    whole = path.read_bytes()
+    for change, message in BROKEN:
+        path.write_bytes(whole)
+        with h5py.File(path, "a") as file:
+            change(file)
+        source = Hdf5Source(tmp_path)
+        assert [info.key for info in source.episodes()] == [f"episode_{n}" for n in range(3)]
+        check_refused(source, ["episode_1"], message, file=path)
 
 
-def test_damage_anywhere_is_a_source_error_or_goes_unseen(tmp_path: Path) -> None:
+def test_damage_anywhere_is_a_source_error_or_goes_unseen(tmp_path: Path, thorough: bool) -> None:
     write_aloha(tmp_path / "a.h5", compress=True)
     write_robomimic(tmp_path / "r.h5")
-    rng = random.Random(0)
-    refused = 0
-    for name in ("a.h5", "r.h5") * 60:
+    rng, refused, rounds = random.Random(0), 0, 60 if thorough else 10
+    for name in ("a.h5", "r.h5") * rounds:
         whole = bytearray((tmp_path / name).read_bytes())
         for _ in range(rng.randint(1, 4)):
             whole[rng.randrange(min(len(whole), 12_000))] = rng.choice([0, 255, rng.randrange(256)])
@@ -494,22 +463,22 @@ def test_damage_anywhere_is_a_source_error_or_goes_unseen(tmp_path: Path) -> Non
                 assert len(list(source.frames(info))) == info.num_frames
         except SourceError:
             refused += 1
-    assert refused > 20
+    assert refused > rounds / 3
 
 
 def test_broken_images_and_files(tmp_path: Path) -> None:
-    write_aloha(tmp_path / "episode_0.hdf5", compress=True)
-    with h5py.File(tmp_path / "episode_0.hdf5", "a") as file:
-        file["observations/images/cam_high"][3, :40] = 0
+    path, image = tmp_path / "episode_0.hdf5", "observations/images/cam_high"
+    write_aloha(path, compress=True)
+    with h5py.File(path, "a") as file:
+        file[image][3, :40] = 0
     with pytest.raises(SourceError, match="the row is not an image") as caught:
         frames_of(Hdf5Source(tmp_path))
-    assert caught.value.feature == "observations.images.cam_high"
-    assert caught.value.frame == 3
-    with h5py.File(tmp_path / "episode_0.hdf5", "a") as file:
-        file["observations/images/cam_high"][0] = 0
+    assert (caught.value.feature, caught.value.frame) == (image.replace("/", "."), 3)
+    with h5py.File(path, "a") as file:
+        file[image][0] = 0
     with pytest.raises(SourceError, match="first row of a compressed dataset is not an image"):
         Hdf5Source(tmp_path).schema()
-    (tmp_path / "episode_0.hdf5").write_bytes(b"\x89HDF but not one")
+    path.write_bytes(b"\x89HDF but not one")
     with pytest.raises(SourceError, match=r"unreadable HDF5 file; .*episode_0"):
         Hdf5Source(tmp_path).schema()
 
@@ -541,14 +510,13 @@ def test_videos_of_droid(tmp_path: Path) -> None:
     assert frames_of(only) == [{}] * 4
 
 
-@pytest.mark.parametrize("count", [3, 5])
-def test_a_video_of_droid_with_other_frames_than_rows(tmp_path: Path, count: int) -> None:
-    for seed, name, frames in ((1, "Fri", 4), (2, "Sat", count)):
+def test_a_video_of_droid_with_other_frames_than_rows(tmp_path: Path) -> None:
+    for seed, (name, frames) in enumerate((("Fri", 4), ("Sat", 3), ("Sun", 5))):
         with_video(tmp_path / "set", name, seed, frames)
     source = open_source(tmp_path / "set")
     report = seqrecord.convert(source, tmp_path / "records", workers=1, skip_bad_episodes=True)
     assert report.written == ("Fri",)
-    [bad] = report.bad
-    assert bad.key == "Sat"
-    for text in ("12.mp4", "observation.image.wrist", "expected: 4", f"got: {count}"):
-        assert text in bad.error
+    for bad, key, video, count in zip(report.bad, ("Sat", "Sun"), (1, 2), (3, 5), strict=True):
+        assert bad.key == key
+        for text in (f"1{video}.mp4", "observation.image.wrist", "expected: 4", f"got: {count}"):
+            assert text in bad.error

@@ -1,26 +1,43 @@
-"""LeRobot datasets that lerobot's own writer has written, and every way to be broken."""
+"""LeRobot datasets that lerobot has written, rows and videos, and every way to be broken."""
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import Source
+from seqrecord.sources import DepthScale, LeftOut, Source, inventory_of
+from seqrecord.writing.convert_jobs import KEPT_COST, frame_cost
 from tests.bags import png
 from tests.lerobot_data import FEATURES, episodes
+from tests.lerobot_depth_data import DEPTH, INFO, codes_of, with_depth
+from tests.lerobot_depth_data import LENGTHS as DEPTH_LENGTHS
+from tests.lerobot_video_data import CAMERAS, LENGTHS, block_means, with_video
 from tests.lerobot_video_data import unpack as unpack_golden
-from tests.source_faults import check_refused
+from tests.source_faults import check_refused, frames_of
+from tests.video_file_data import (
+    HAS_TABLES,
+    HEIGHT,
+    WIDTH,
+    hide_first,
+    of_gops,
+    pictures,
+    write_video,
+)
 
 ROWS = "data/chunk-000/file-000.parquet"
 LISTED = "meta/episodes/chunk-000/file-000.parquet"
@@ -33,54 +50,38 @@ def unpack(folder: Path, version: str = "v3") -> Path:
     return unpack_golden(folder, f"lerobot_{version}")
 
 
-def frames_of(source: Source, key: str) -> list[dict[str, Any]]:
-    info = next(info for info in source.episodes() if info.key == key)
-    return [dict(frame) for frame in source.frames(info)]
-
-
 def check(source: Source, times: int = 1) -> None:
     """All frames of all episodes are what lerobot was given, so many times over."""
     wanted = [frames * times for frames in episodes()]
+    keys = [f"episode_{i:06d}" for i in range(3)]
     assert [(e.key, e.num_frames) for e in source.episodes()] == [
-        (f"episode_{i:06d}", len(frames)) for i, frames in enumerate(wanted)
+        *zip(keys, map(len, wanted), strict=True)
     ]
     for i, frames in enumerate(wanted):
-        got = frames_of(source, f"episode_{i:06d}")
-        assert len(got) == len(frames)
-        for number, (frame, want) in enumerate(zip(got, frames, strict=True)):
+        for number, (frame, want) in enumerate(zip(frames_of(source, i), frames, strict=True)):
             assert list(frame) == list(source.schema())
             for name in NUMBERS:
                 value = want[name][0] if want[name].shape == (1,) else want[name]
                 np.testing.assert_array_equal(frame[name], value)
                 assert np.asarray(frame[name]).dtype == value.dtype
             assert frame["timestamp"] == np.float32(number / 10)
-            assert frame["task"] == want["task"]
-            assert frame["note"] == want["note"]
+            assert (frame["task"], frame["note"]) == (want["task"], want["note"])
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_lerobot_wrote(tmp_path: Path, version: str) -> None:
     source = open_source(unpack(tmp_path, version))
-    assert [str(spec) for spec in source.schema().values()] == [
-        "observation.state: float32 [3]",
-        "action: float64 [2]",
-        "observation.image: uint8 [6, 8, 3]",
-        "next.reward: float32 []",
-        "next.done: bool []",
-        "tactile: int16 [2, 4]",
-        "note: text",
-        "timestamp: float32 []",
-        "task: text",
+    assert [(str(spec), spec.kind, spec.unit) for spec in source.schema().values()] == [
+        ("observation.state: float32 [3]", "state", None),
+        ("action: float64 [2]", "action", None),
+        ("observation.image: uint8 [6, 8, 3]", "image", None),
+        ("next.reward: float32 []", None, None),
+        ("next.done: bool []", None, None),
+        ("tactile: int16 [2, 4]", None, None),
+        ("note: text", "text", None),
+        ("timestamp: float32 []", "timestamp", "s"),
+        ("task: text", "text", None),
     ]
-    meanings = {spec.name: (spec.kind, spec.unit) for spec in source.schema().values()}
-    assert meanings == {
-        **dict.fromkeys(meanings, (None, None)),
-        **dict.fromkeys(["note", "task"], ("text", None)),
-        "action": ("action", None),
-        "observation.state": ("state", None),
-        "observation.image": ("image", None),
-        "timestamp": ("timestamp", "s"),
-    }
     check(source)
     assert source.episodes()[1].metadata == {
         "episode_index": 1,
@@ -96,7 +97,9 @@ def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **options: Any) 
     pq.write_table(change(pq.read_table(path)), path, **options)
 
 
-@pytest.mark.parametrize("group", [500, 40, 7, 1])
+@pytest.mark.parametrize(
+    "group", [40, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in (500, 7))]
+)
 def test_rows_are_found_in_any_row_group(tmp_path: Path, group: int) -> None:
     """Of 45, 27 and 63 rows that follow each other; fewer than those are read at a time."""
     root = unpack(tmp_path)
@@ -114,34 +117,30 @@ def test_rows_are_found_in_any_row_group(tmp_path: Path, group: int) -> None:
     edit_info(root, total_frames=135)
     source = open_source(root)
     check(source, 9)
-    for key in ("episode_000002", "episode_000000", "episode_000000", "episode_000001"):
-        assert frames_of(source, key)[-1]["note"] == episodes()[int(key[-1])][-1]["note"]
-
-
-def test_an_episode_that_is_left_in_the_middle(tmp_path: Path) -> None:
-    source = open_source(unpack(tmp_path))
-    next(source.frames(source.episodes()[0]))
-    assert len(frames_of(source, "episode_000001")) == 3
-    next(source.frames(source.episodes()[1]))
-    assert len(frames_of(source, "episode_000001")) == 3
-    check(source)
+    for number in (2, 0, 0, 1):
+        assert frames_of(source, number)[-1]["note"] == episodes()[number][-1]["note"]
 
 
 def test_files_of_several_episodes_are_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also if an episode is left in the middle."""
     source = open_source(unpack(tmp_path))
     infos = source.episodes()
-    opens: list[Path] = []
+    opens: list[str] = []
     real = pq.ParquetFile
 
     def counted(path: Path) -> pq.ParquetFile:
-        opens.append(path)
+        opens.append(path.name)
         return real(path)
 
     monkeypatch.setattr(pq, "ParquetFile", counted)
     assert sum(len(list(source.frames(info))) for info in infos) == 15
-    assert [path.name for path in opens] == ["tasks.parquet", "file-000.parquet"]
+    assert opens == ["tasks.parquet", "file-000.parquet"]
+    for number in (0, 1):
+        next(source.frames(infos[number]))
+        assert len(frames_of(source, 1)) == 3
+    check(source)
 
 
 def edit_info(root: Path, **changes: Any) -> None:
@@ -149,25 +148,24 @@ def edit_info(root: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-@pytest.mark.parametrize("kind", ["list", "large_list", "fixed"])
-def test_every_kind_of_lists(tmp_path: Path, kind: str) -> None:
-    def of(inner: Any, size: int) -> Any:
-        if kind == "fixed":
-            return pa.list_(inner, size)
-        return pa.list_(inner) if kind == "list" else pa.large_list(inner)
+def test_every_kind_of_lists(tmp_path: Path) -> None:
+    path = unpack(tmp_path) / ROWS
+    whole = path.read_bytes()
+    rows, large = pa.list_(pa.list_(pa.int16())), pa.large_list(pa.large_list(pa.int16()))
+    for kind in (rows, large, pa.list_(pa.list_(pa.int16(), 4), 2)):
 
-    def changed(table: pa.Table) -> pa.Table:
-        lists = pa.array(table["tactile"].to_pylist(), of(of(pa.int16(), 4), 2))
-        return table.set_column(table.column_names.index("tactile"), "tactile", lists)
+        def changed(table: pa.Table, kind: Any = kind) -> pa.Table:
+            lists = pa.array(table["tactile"].to_pylist(), kind)
+            return table.set_column(table.column_names.index("tactile"), "tactile", lists)
 
-    root = unpack(tmp_path)
-    rewrite(root / ROWS, changed)
-    check(open_source(root))
-    for wrong in (None, [[0, 1, 2, 3], None], [[0, 1, 2, None]] * 2):
-        rewrite(root / ROWS, column("tactile", at(6, wrong)))
-        with pytest.raises(SourceError) as caught:
-            frames_of(open_source(root), "episode_000001")
-        assert caught.value.feature == "tactile"
+        path.write_bytes(whole)
+        rewrite(path, changed)
+        check(open_source(tmp_path / "lerobot_v3"))
+        for wrong in (None, [[0, 1, 2, 3], None], [[0, 1, 2, None]] * 2):
+            rewrite(path, column("tactile", at(6, wrong)))
+            with pytest.raises(SourceError) as caught:
+                frames_of(open_source(tmp_path / "lerobot_v3"), 1)
+            assert caught.value.feature == "tactile"
 
 
 # --- ways to be broken -----------------------------------------------------------------------
@@ -242,94 +240,90 @@ BROKEN: list[tuple[Callable[[pa.Table], pa.Table], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("number", range(len(BROKEN)))
-def test_broken_rows(tmp_path: Path, number: int) -> None:
+def test_broken_rows(tmp_path: Path) -> None:
     """Rows 5, 6 and 7 are those of the second episode."""
-    change, match = BROKEN[number]
     root = unpack(tmp_path)
     path = root / ROWS
-    rewrite(path, change)
-    with pytest.raises(SourceError, match=match) as caught:
-        frames_of(open_source(root), "episode_000001")
-    assert (caught.value.episode, caught.value.file) == ("episode_000001", str(path))
-
-
-@pytest.mark.parametrize("wrong", [{"length": "many"}, {"tasks": 3}])
-def test_an_episode_that_cannot_be_listed(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    root = unpack(tmp_path, "v21")
-    table = root / "meta" / "episodes.jsonl"
-    lines = [json.loads(line) for line in table.read_text().splitlines()]
-    lines[1] |= wrong
-    table.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    check_refused(open_source(root), ["episode_000001"], file=table)
+    whole = path.read_bytes()
+    for change, match in BROKEN:
+        path.write_bytes(whole)
+        rewrite(path, change)
+        with pytest.raises(SourceError, match=match) as caught:
+            frames_of(open_source(root), 1)
+        assert (caught.value.episode, caught.value.file) == ("episode_000001", str(path))
 
 
 def test_damaged_files(tmp_path: Path) -> None:
-    root = unpack(tmp_path, "v21")
-    path = root / "data/chunk-000/episode_000001.parquet"
-    whole = path.read_bytes()
+    root, bad = unpack(tmp_path, "v21"), ["episode_000001"]
+    path, listed = root / "data/chunk-000/episode_000001.parquet", root / "meta/episodes.jsonl"
+    whole, text = path.read_bytes(), listed.read_text()
     for data in (b"", whole[:100], whole[:-10], whole[100:]):
         path.write_bytes(data)
-        check_refused(open_source(root), ["episode_000001"], file=path)
+        check_refused(open_source(root), bad, file=path)
     path.unlink()
-    check_refused(open_source(root), ["episode_000001"], "cannot read", file=path)
+    check_refused(open_source(root), bad, "cannot read", file=path)
+    path.write_bytes(whole)
+    for wrong in ({"length": "many"}, {"tasks": 3}):
+        lines = [json.loads(line) for line in text.splitlines()]
+        lines[1] |= wrong
+        listed.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        check_refused(open_source(root), bad, file=listed)
 
 
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        (
-            {"codebase_version": "v1.6"},
-            r"unsupported LeRobot version; .*v2.0, v2.1 or v3.0; got: 'v1",
-        ),
-        ({"codebase_version": None}, "unsupported LeRobot version"),
-        ({"fps": 0}, "invalid fps; .*expected: a number above 0; got: 0"),
-        ({"fps": "10"}, "invalid fps"),
-        ({"chunks_size": 0}, "invalid chunks_size"),
-        ({"data_path": 3}, "invalid data_path"),
-        (
-            {"data_path": "../{chunk_index:03d}.parquet"},
-            "invalid data_path; .*a path below the dataset",
-        ),
-        ({"data_path": "{chunk_index.__class__}"}, "invalid data_path"),
-        ({"data_path": "{other:03d}.parquet"}, "invalid other"),
-        ({"features": {}}, "invalid features"),
-        ({"features": {"a": {"dtype": "float32"}}}, "invalid features.a"),
-        (
-            {"features": {"action": {"dtype": "float1", "shape": [2]}}},
-            "unsupported feature.*float1",
-        ),
-        ({"features": {"action": {"dtype": "O", "shape": [2]}}}, "cannot be stored.*: action"),
-        (
-            {"features": {"action": {"dtype": "float32", "shape": [-1]}}},
-            "unsupported feature.*action",
-        ),
-    ],
-)
-def test_a_broken_info(tmp_path: Path, changes: dict[str, Any], match: str) -> None:
+def declared(dtype: Any, *shape: int) -> dict[str, Any]:
+    return {"features": {"action": {"dtype": dtype, "shape": [*shape]}}}
+
+
+BROKEN_INFO: list[tuple[dict[str, Any], str]] = [
+    (
+        {"codebase_version": "v1.6"},
+        r"unsupported LeRobot version; .*v2.0, v2.1 or v3.0; got: 'v1",
+    ),
+    ({"codebase_version": None}, "unsupported LeRobot version"),
+    ({"fps": 0}, "invalid fps; .*expected: a number above 0; got: 0"),
+    ({"fps": "10"}, "invalid fps"),
+    ({"chunks_size": 0}, "invalid chunks_size"),
+    ({"data_path": 3}, "invalid data_path"),
+    (
+        {"data_path": "../{chunk_index:03d}.parquet"},
+        "invalid data_path; .*a path below the dataset",
+    ),
+    ({"data_path": "{chunk_index.__class__}"}, "invalid data_path"),
+    ({"data_path": "{other:03d}.parquet"}, "invalid other"),
+    ({"features": {}}, "invalid features"),
+    ({"features": {"a": {"dtype": "float32"}}}, "invalid features.a"),
+    (declared("float1", 2), "unsupported feature.*float1"),
+    (declared("O", 2), "cannot be stored.*: action"),
+    (declared("float32", -1), "unsupported feature.*action"),
+]
+
+
+def test_a_broken_info(tmp_path: Path) -> None:
     root = unpack(tmp_path)
-    edit_info(root, **changes)
-    source = open_source(root, features=["action"])
-    with pytest.raises(SourceError, match=match):
-        source.schema(), source.episodes()
+    text = (root / "meta/info.json").read_text()
+    for changes, match in BROKEN_INFO:
+        (root / "meta/info.json").write_text(text)
+        edit_info(root, **changes)
+        source = open_source(root, features=["action"])
+        with pytest.raises(SourceError, match=match):
+            source.schema(), source.episodes()
 
 
 def test_broken_tables_of_episodes(tmp_path: Path) -> None:
     root = unpack(tmp_path)
     path = root / LISTED
     whole = path.read_bytes()
-
-    def refused(change: Callable[[pa.Table], pa.Table], match: str) -> None:
+    for change, match in (
+        (lambda t: t.drop_columns("length"), "lacks a column; file: .*expected: length"),
+        (column("length", at(1, -3)), "invalid episode"),
+        (column("episode_index", at(1, 0)), "listed twice; .*episode: episode_000000"),
+        (column("data/file_index", at(1, None)), "invalid file_index"),
+    ):
         path.write_bytes(whole)
         rewrite(path, change)
         source = open_source(root)
         with pytest.raises(SourceError, match=match):
             [list(source.frames(info)) for info in source.episodes()]
-
-    refused(lambda t: t.drop_columns("length"), "lacks a column; file: .*expected: length")
-    refused(column("length", at(1, -3)), "invalid episode")
-    refused(column("episode_index", at(1, 0)), "listed twice; .*episode: episode_000000")
-    refused(column("data/file_index", at(1, None)), "invalid file_index")
     path.write_bytes(whole[:-20])
     with pytest.raises(SourceError, match=r"not a Parquet file; file: .*file-000.parquet"):
         open_source(root).episodes()
@@ -361,44 +355,336 @@ def test_broken_lines_of_episodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize(
-    ("declared", "expected", "got"),
-    [
+def test_numbers_that_info_declares_are_those_of_meta(tmp_path: Path, version: str) -> None:
+    root = unpack(tmp_path, version)
+    text = (root / "meta/info.json").read_text()
+    for declared, expected, got in (
         ({"total_episodes": 4}, "total_episodes 4", 3),
         ({"total_episodes": 2}, "total_episodes 2", 3),
         ({"total_frames": 16}, "total_frames 16", 15),
         ({"total_tasks": 3}, "total_tasks 3", 2),
         ({"splits": {"train": "0:2", "val": "2:5"}}, "episodes up to 2", "2:5"),
-    ],
-)
-def test_numbers_that_info_declares_are_those_of_meta(
-    tmp_path: Path, version: str, declared: dict[str, Any], expected: str, got: object
-) -> None:
-    root = unpack(tmp_path, version)
-    edit_info(root, **declared)
-    with pytest.raises(SourceError) as caught:
-        frames_of(open_source(root), "episode_000000")
-    assert (caught.value.expected, caught.value.got) == (expected, got)
-    assert caught.value.file == str(root / "meta/info.json")
+    ):
+        (root / "meta/info.json").write_text(text)
+        edit_info(root, **declared)
+        with pytest.raises(SourceError) as caught:
+            frames_of(open_source(root))
+        assert (caught.value.expected, caught.value.got) == (expected, got)
+        assert caught.value.file == str(root / "meta/info.json")
 
 
 def test_rows_of_an_episode_that_is_not_listed(tmp_path: Path) -> None:
     root = unpack(tmp_path)
+    listed = (root / LISTED).read_bytes()
     rewrite(root / LISTED, lambda table: table.slice(0, 2))
     with pytest.raises(SourceError, match="total_episodes disagrees with meta/episodes"):
         open_source(root).episodes()
     edit_info(root, total_episodes=2, total_frames=8, splits={})
     assert len(open_source(root).episodes()) == 2
     with pytest.raises(SourceError, match="more rows than meta/episodes lists") as caught:
-        frames_of(open_source(root), "episode_000000")
+        frames_of(open_source(root))
     assert (caught.value.expected, caught.value.got) == ("8 rows", "15 rows")
     assert caught.value.file == str(root / ROWS)
-
-
-def test_numbers_need_not_be_declared_and_images_need_no_names(tmp_path: Path) -> None:
-    root = unpack(tmp_path)
-    rewrite(root / ROWS, not_utf8("observation.image"))
+    (root / LISTED).write_bytes(listed)
+    rewrite(root / ROWS, not_utf8("observation.image"))  # images need no names
     info = json.loads((root / "meta/info.json").read_text())
     kept = {name: value for name, value in info.items() if not name.startswith("total")}
     (root / "meta/info.json").write_text(json.dumps(kept))
     check(open_source(root))
+
+
+# --- videos ------------------------------------------------------------------------------------
+
+VIDEO = CAMERAS[0]
+COUNTS = tuple(map(len, episodes()))
+BEGIN = f"videos/{VIDEO}/from_timestamp"
+
+
+def video_of(source: Any, number: int, name: str = VIDEO) -> npt.NDArray[np.uint8]:
+    """The frames of one episode's video."""
+    return of_gops(source.schema()[name], source.videos(source.episodes()[number])[name])
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Rows of three episodes, in files of v3.0."""
+    return unpack(tmp_path)
+
+
+@pytest.mark.parametrize("version", ["v3", "v21"])
+def test_what_lerobot_gives_for_each_row(tmp_path: Path, version: str) -> None:
+    root = unpack_golden(tmp_path, f"lerobot_video_{version}")
+    source = open_source(root)
+    schema = source.schema()
+    assert [str(spec) for spec in schema.values()][:3] == [
+        *(f"{name}: uint8 [32, 48, 3]" for name in CAMERAS),
+        "observation.state: float32 [2]",
+    ]
+    with np.load(root / "frames.npz") as wanted:
+        for name in CAMERAS:
+            assert schema[name].kind == "image"
+            codec = {"codec": "av1", "pixel_format": "yuv420p"}
+            assert schema[name].codec[0].items() >= codec.items()
+            parts = np.split(wanted[name], np.cumsum(LENGTHS)[:-1])
+            for number, want in enumerate(parts):
+                got = block_means(video_of(source, number, name))
+                # Other builds of FFmpeg may round colours differently, by less than 1 each.
+                np.testing.assert_allclose(got, want, atol=1)
+                assert np.abs(np.diff(want, axis=0)).max() > 5  # so it is no other frame
+    frames: list[Any] = list(source.frames(source.episodes()[2]))
+    assert [frame["observation.state"].tolist() for frame in frames] == [[2, i] for i in range(7)]
+    assert VIDEO not in frames[0]
+
+
+@pytest.mark.parametrize("version", ["v3", "v21"])
+def test_h264_in_the_same_layout(tmp_path: Path, version: str) -> None:
+    root = unpack(tmp_path, version)
+    parts = np.split(with_video(root, COUNTS), np.cumsum(COUNTS)[:-1])
+    source = open_source(root)
+    for number in (2, 0, 0, 1, 2):
+        np.testing.assert_array_equal(video_of(source, number), parts[number])
+    assert source.episodes()[0].metadata.get("names", {}).get(VIDEO) is None
+    for options in ({"without_video": True}, {"features": ["action"]}):
+        other: Any = open_source(root, **options)
+        assert VIDEO not in other.schema()
+        assert other.videos(other.episodes()[0]) == {}
+    alone = open_source(root, features=[VIDEO])
+    assert len(video_of(alone, 2)) == COUNTS[2]
+    assert list(alone.frames(alone.episodes()[1])) == [{}] * COUNTS[1]
+
+
+def refused(root: Path, number: int, **options: Any) -> SourceError:
+    source = open_source(root, **options)
+    with pytest.raises(SourceError) as caught:
+        video_of(source, number)
+    assert caught.value.episode == f"episode_{number:06d}"
+    assert caught.value.feature == VIDEO
+    return caught.value
+
+
+def test_fewer_frames_than_rows(root: Path) -> None:
+    with_video(root, [5, 3, 6])
+    error = refused(root, 2)
+    assert error.frame == 6
+    assert "no frame of its own" in error.message
+    assert len(video_of(open_source(root), 1)) == 3
+
+
+def test_videos_that_are_broken(tmp_path: Path) -> None:
+    root = unpack(tmp_path, "v21")
+    with_video(root, COUNTS)
+    folder = root / f"videos/chunk-000/{VIDEO}"
+    path = folder / "episode_000001.mp4"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert "unsupported video" in refused(root, 1).message
+    path.unlink()
+    assert refused(root, 1).got == "No such file or directory"
+    write_video(path, pictures(3)[:, : HEIGHT // 2], rate=10)
+    error = refused(root, 1)
+    assert "another size than the first one" in error.message
+    assert (error.expected, error.got) == ([HEIGHT, WIDTH], [HEIGHT // 2, WIDTH])
+    path.write_bytes(whole)
+    assert len(video_of(open_source(root), 1)) == 3
+    hide_first(path, 2, 10)
+    assert refused(root, 1).frame == 1
+    for each in folder.iterdir():
+        each.write_bytes(b"")
+    with pytest.raises(SourceError, match=r"unsupported video.*episode: episode_000000"):
+        open_source(root).schema()
+
+
+def test_a_tolerance(root: Path) -> None:
+    images = with_video(root, COUNTS)
+    rows = root / "data/chunk-000/file-000.parquet"
+    rewrite(rows, column("timestamp", at(6, 0.11)))
+    assert refused(root, 1).frame == 1
+    rewrite(rows, column("timestamp", lambda times: [time + 0.003 for time in times]))
+    assert refused(root, 0).frame == 0
+    np.testing.assert_array_equal(video_of(open_source(root, tolerance=0.01), 0), images[:5])
+
+
+def test_paths_and_times_that_mean_nothing(root: Path) -> None:
+    with_video(root, COUNTS)
+    path = json.loads((root / "meta/info.json").read_text())["video_path"]
+    for wrong, match in (
+        (None, "invalid video_path"),
+        ("/{video_key}.mp4", "invalid video_path; .*a path below the dataset"),
+        ("{video_key:03d}.mp4", "invalid video_key; .*a number for video_path"),
+        ("{video_key.x}.mp4", "invalid video_path"),
+    ):
+        edit_info(root, video_path=wrong)
+        with pytest.raises(SourceError, match=match):
+            open_source(root).episodes()
+    edit_info(root, video_path=path)
+    for value in (-1.0, float("nan"), None):
+        rewrite(root / LISTED, column(BEGIN, at(1, value)))
+        source: Any = open_source(root)
+        with pytest.raises(SourceError, match=r"invalid .*from_timestamp") as caught:
+            source.videos(source.episodes()[1])
+        assert caught.value.episode == "episode_000001"
+    rewrite(root / LISTED, lambda table: table.drop_columns(BEGIN))
+    with pytest.raises(SourceError) as caught:
+        open_source(root).episodes()
+    assert caught.value.expected == BEGIN
+
+
+def test_video_that_is_kept_is_little_work(tmp_path: Path) -> None:
+    schema = open_source(unpack_golden(tmp_path, "lerobot_video_v3")).schema()
+    videos = sum(schema[name].nbytes for name in CAMERAS)
+    assert videos > 100 * KEPT_COST
+    assert frame_cost(schema) == schema.frame_nbytes - videos + videos // KEPT_COST
+
+
+@pytest.mark.skipif(not HAS_TABLES, reason="PyAV 17 reads the tables of a video")
+@pytest.mark.parametrize("version", ["v3", "v21"])
+def test_frames_of_no_episode_are_in_the_inventory(tmp_path: Path, version: str) -> None:
+    root = unpack(tmp_path, version)
+    with_video(root, [*COUNTS[:-1], COUNTS[-1] + 4])
+    frames = LeftOut(f"frames of {VIDEO}", 4, "outside of all episodes", "frames")
+    assert frames in inventory_of(open_source(root)).left_out
+    assert len(video_of(open_source(root), 2)) == COUNTS[2]
+
+
+def test_an_episode_that_begins_in_the_frames_of_another(root: Path) -> None:
+    with_video(root, COUNTS)
+    rewrite(root / LISTED, column(BEGIN, at(1, 0.4)))
+    with pytest.raises(SourceError, match="overlaps with the next one in its video") as caught:
+        video_of(open_source(root), 0)
+    assert (caught.value.episode, caught.value.feature) == ("episode_000000", VIDEO)
+    assert caught.value.got == "5 rows to 0.400 s"
+
+
+# --- depth ------------------------------------------------------------------------------------
+
+NAME = DEPTH[0]
+
+
+def depth_of(source: Any, number: int, name: str = NAME) -> Any:
+    return np.stack([frame[name] for frame in source.frames(source.episodes()[number])])
+
+
+def test_metres_of_codes() -> None:
+    """Each code by the formula, in numbers of 64 bits."""
+    codes = np.arange(4096) / 4095
+    for low, high, shift, use_log in (
+        *((0.01, 10.0, 3.5, True), (0.01, 10.0, 3.5, False)),
+        *((-1.0, 100.0, 1.5, True), (0.3, 0.4, 0.0, True)),
+    ):
+        metres, ratio = (
+            DepthScale(low, high, shift, use_log).metres(),
+            (high + shift) / (low + shift),
+        )
+        wanted = (low + shift) * ratio**codes - shift if use_log else low + (high - low) * codes
+        assert metres.shape == (4096,)
+        assert metres.dtype == np.float32
+        # Five roundings of float32, of numbers that are as large as the largest.
+        atol = 8 * 2**-24 * (high + max(shift, 0.0))
+        np.testing.assert_allclose(metres, wanted, rtol=0, atol=atol)
+        assert (np.diff(metres) > 0).all()
+        assert metres.min() >= np.float32(low)
+        assert metres.max() <= np.float32(high)
+
+
+def test_every_row_has_its_depth(tmp_path: Path, root: Path) -> None:
+    codes = codes_of(sum(COUNTS))
+    with_depth(root, codes, COUNTS)
+    parts = np.split(with_video(root, COUNTS), np.cumsum(COUNTS)[:-1])
+    source: Any = open_source(root)
+    spec = source.schema()[NAME]
+    assert (str(spec), spec.kind, spec.unit) == (f"{NAME}: float32 [48, 64]", "depth", "m")
+    wanted = np.split(DepthScale.of(INFO).metres()[codes], np.cumsum(COUNTS)[:-1])
+    for number in (2, 0, 0, 1, 2):
+        np.testing.assert_array_equal(depth_of(source, number), wanted[number])
+    assert list(source.videos(source.episodes()[0])) == [VIDEO]
+    np.testing.assert_array_equal(depth_of(open_source(root, features=[NAME]), 1), wanted[1])
+    seqrecord.convert(source, tmp_path / "records", workers=1)
+    with seqrecord.open(tmp_path / "records") as dataset:
+        for number, part in enumerate(parts):
+            got = dataset.episodes[f"episode_{number:06d}"][:]
+            np.testing.assert_array_equal(got[NAME], wanted[number])
+            np.testing.assert_array_equal(got[VIDEO], part)
+        assert dataset.statistics[NAME].max[0] == pytest.approx(10.0)
+
+
+def test_b_frames_and_a_linear_scale_in_ffv1(root: Path) -> None:
+    codes = codes_of(sum(COUNTS), 1)
+    info = {**INFO, "video.use_log": False}
+    try:
+        with_depth(root, codes, COUNTS, info=info, codec="ffv1", options={})
+    except ValueError:
+        pytest.skip("PyAV 17 writes FFV1 into MP4")
+    moving = "log-level=none:pools=none:frame-threads=1:lossless=1:bframes=4:keyint=9"
+    with_depth(root, codes[::-1], COUNTS, DEPTH[1], options={"x265-params": moving})
+    source = open_source(root)
+    for name, use_log, wanted in ((NAME, False, codes), (DEPTH[1], True, codes[::-1])):
+        got = [depth_of(source, number, name) for number in range(len(COUNTS))]
+        metres = DepthScale(0.01, 10.0, 3.5, use_log).metres()
+        np.testing.assert_array_equal(np.concatenate(got), metres[wanted])
+
+
+def said(root: Path, **more: Any) -> None:
+    """Change what info.json says of the feature."""
+    features = json.loads((root / "meta/info.json").read_text())["features"]
+    edit_info(root, features={**features, NAME: {**features[NAME], **more}})
+
+
+def test_scales_that_mean_nothing(root: Path) -> None:
+    with_video(root, COUNTS, NAME)  # which is never looked at
+    for name, value in (
+        *(("depth_min", None), ("depth_max", None), ("shift", None), ("use_log", None)),
+        *(("use_log", 1), ("depth_min", True), ("depth_max", "10"), ("depth_max", math.inf)),
+        *(("shift", math.nan), ("depth_max", 10**400), ("depth_max", 0.01), ("shift", -0.01)),
+        *(("depth_max", 1e300), ("depth_max", 1e39)),
+    ):
+        info = {**INFO, "video.use_log": value != 1e39, f"video.{name}": value}
+        said(root, info={key: each for key, each in info.items() if each is not None})
+        with pytest.raises(SourceError, match=f"video.{name}: .*without_video") as caught:
+            open_source(root).schema()
+        assert caught.value.feature == NAME
+        assert caught.value.file == str(root / "meta/info.json")
+    assert NAME not in open_source(root, without_video=True).schema()
+    for mark, key in product(
+        ({"is_depth_map": True}, {"video.pix_fmt": "gray12le"}), ("info", "video_info")
+    ):
+        said(root, **{"info": None, "video_info": None, key: mark})
+        with pytest.raises(SourceError, match="depth video without a valid scale"):
+            open_source(root).schema()
+
+
+def test_videos_that_hold_no_codes(root: Path) -> None:
+    with_depth(root, codes_of(sum(COUNTS)), COUNTS, pixels="gray10le")
+    with pytest.raises(SourceError, match=r"without 12-bit codes.*feature: obs") as caught:
+        open_source(root).schema()
+    assert (caught.value.expected, caught.value.got) == ("gray12le", "gray10le")
+
+
+def test_another_size_and_fewer_frames_than_rows(root: Path) -> None:
+    with_depth(root, codes_of(sum(COUNTS) - 1), COUNTS)
+    source = open_source(root)
+    depth_of(source, 1)
+    with pytest.raises(SourceError, match="no frame of its own") as caught:
+        depth_of(source, 2)
+    assert (caught.value.episode, caught.value.feature) == ("episode_000002", NAME)
+    assert caught.value.frame == COUNTS[2] - 1
+    said(root, shape=[48, 65, 1])
+    with pytest.raises(SourceError, match=r"the video size differs from info\.json"):
+        open_source(root).schema()
+
+
+def test_metres_that_lerobot_gives_for_each_row(tmp_path: Path) -> None:
+    root = unpack_golden(tmp_path, "lerobot_depth")
+    with np.load(root / "frames.npz") as frames:
+        for name in DEPTH:
+            source = open_source(root / name.rpartition(".")[2])
+            rows = [depth_of(source, number, name) for number in range(len(DEPTH_LENGTHS))]
+            assert [len(each) for each in rows] == [*DEPTH_LENGTHS]
+            got, wanted = np.concatenate(rows), frames[name]
+            if name == DEPTH[1]:
+                np.testing.assert_array_equal(got, wanted)
+            else:  # torch's exponentials, see docs/reference/sources.md
+                np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
+                assert (got == wanted).mean() > 0.99
+            assert wanted.min() == pytest.approx(0.01, abs=1e-6)
+            assert wanted.max() == 8
+            assert np.abs(np.diff(wanted, axis=0)).max() > 0.05  # so it is no other frame

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from seqrecord.sources import RldsSource, Source
 from tests.bags import png
 from tests.lerobot_video_data import unpack as unpack_golden
 from tests.rlds_data import SPLITS, episodes
-from tests.source_faults import check_refused
+from tests.source_faults import check_refused, flipped, frames_of
 from tests.tf_records import example, sequence_example, write_records
 
 NUMBERS = ["action", "count", "is_first", "is_last", "observation.state", "observation.tactile"]
@@ -30,11 +30,6 @@ TRAIN = "arm-train.tfrecord-00000-of-00001"
 def unpack(folder: Path) -> Path:
     (folder / "arm").mkdir(exist_ok=True)
     return unpack_golden(folder, "rlds").rename(folder / "arm" / "1.0.0")
-
-
-def frames_of(source: Source, key: str) -> list[dict[str, Any]]:
-    info = next(info for info in source.episodes() if info.key == key)
-    return [dict(frame) for frame in source.frames(info)]
 
 
 def check(source: Source) -> None:
@@ -57,20 +52,15 @@ def check(source: Source) -> None:
 
 
 def test_what_tfds_wrote(tmp_path: Path) -> None:
-    source = open_source(unpack(tmp_path))
-    for root in (tmp_path, tmp_path / "arm", tmp_path / "arm" / "1.0.0"):
-        check(open_source(root))
+    root = unpack(tmp_path)
+    for place in (tmp_path, tmp_path / "arm", root):
+        check(open_source(place))
+    source = open_source(root)
     assert [str(spec) for spec in source.schema().values()] == [
-        "action: float64 [2]",
-        "count: int64 []",
-        "is_first: bool []",
-        "is_last: bool []",
-        "language_instruction: text",
-        "observation.depth: uint16 [6, 8]",
-        "observation.image: uint8 [16, 24, 3]",
-        "observation.state: float32 [3]",
-        "observation.tactile: int16 [2, 4]",
-        "observation.wrist: uint8 [6, 8, 3]",
+        *("action: float64 [2]", "count: int64 []", "is_first: bool []", "is_last: bool []"),
+        *("language_instruction: text", "observation.depth: uint16 [6, 8]"),
+        *("observation.image: uint8 [16, 24, 3]", "observation.state: float32 [3]"),
+        *("observation.tactile: int16 [2, 4]", "observation.wrist: uint8 [6, 8, 3]"),
         "reward: float32 []",
     ]
     assert source.schema()["action"].kind == "action"
@@ -81,6 +71,10 @@ def test_what_tfds_wrote(tmp_path: Path) -> None:
         "file": TRAIN,
         "episode_metadata": {"file_path": "/data/train/1.h5", "success": False, "weight": 0.25},
     }
+    (tmp_path / "arm" / "1.0.1").mkdir()
+    (tmp_path / "arm" / "1.0.1" / "features.json").write_text("{}")
+    with pytest.raises(SourceError, match=r"several TFDS datasets; .*got: 1.0.0, 1.0.1"):
+        open_source(tmp_path / "arm").schema()
 
 
 # --- messages --------------------------------------------------------------------------------
@@ -214,142 +208,124 @@ def test_dtypes(tmp_path: Path) -> None:
 
 def test_labels_are_texts_where_they_have_names(tmp_path: Path) -> None:
     """Their numbers are places in a list of the dataset's own; TFDS calls its file so."""
-    label = {"classLabel": {"numClasses": "3"}}
+    label, tool = {"classLabel": {"numClasses": "3"}}, "observation.tool"
     steps = {"observation": {"featuresDict": {"features": {"tool": label}}}}
-    values: dict[str, list[Any]] = {"steps/observation/tool": [2, 0, -1], "room": [1]}
-    write_set(tmp_path, [example(values)])
-    (tmp_path / "features.json").write_text(features_json(steps, room=label))
-    source = open_source(tmp_path)
-    assert [f["observation.tool"] for f in frames_of(source, "train/000000")] == [2, 0, -1]
+
+    def opened(*numbers: int) -> Source:
+        values: dict[str, list[Any]] = {"steps/observation/tool": [*numbers], "room": [1]}
+        write_set(tmp_path, [example(values)])
+        (tmp_path / "features.json").write_text(features_json(steps, room=label))
+        return open_source(tmp_path)
+
+    source = opened(2, 0, -1)
+    assert [frame[tool] for frame in frames_of(source)] == [2, 0, -1]
     assert source.episodes()[0].metadata["room"] == 1
     (tmp_path / "steps-observation-tool.labels.txt").write_text("spoon\nfork\nbig knife\n")
     (tmp_path / "room.labels.txt").write_text("hall\nkitchen\ncellar\n")
-    source = open_source(tmp_path)
-    assert str(source.schema()["observation.tool"]) == "observation.tool: text"
-    said = [frame["observation.tool"] for frame in frames_of(source, "train/000000")]
-    assert said == ["big knife", "spoon", ""]  # -1 is no label
+    source = opened(2, 0, -1)
+    assert str(source.schema()[tool]) == f"{tool}: text"
+    said = ["big knife", "spoon", ""]  # -1 is no label
+    assert [frame[tool] for frame in frames_of(source)] == said
     assert source.episodes()[0].metadata["room"] == "kitchen"
-    write_set(tmp_path, [example(values | {"steps/observation/tool": [0, 3, 0]})])
-    (tmp_path / "features.json").write_text(features_json(steps, room=label))
-    with pytest.raises(
-        SourceError, match=r"steps/observation/tool: expected labels below 3, got 3"
-    ):
-        frames_of(open_source(tmp_path), "train/000000")
+    with pytest.raises(SourceError, match=r"observation/tool: expected labels below 3, got 3"):
+        frames_of(opened(0, 3, 0))
 
 
 def test_shards(tmp_path: Path) -> None:
+    def records(*numbers: int) -> list[bytes]:
+        return [example({"steps/state": [float(number), 0.0]}) for number in numbers]
+
     write_set(tmp_path, [])
     (tmp_path / "a-train.tfrecord-00000-of-00001").unlink()
-    number = 0
-    for shard, count in enumerate((2, 0, 3)):
-        records = []
-        for _ in range(count):
-            records.append(example({"steps/state": [float(number), 0.0]}))
-            number += 1
-        write_records(tmp_path / f"a-train.tfrecord-{shard:05d}-of-00003", records)
-    write_records(
-        tmp_path / "a-test.tfrecord-00000-of-00001", [example({"steps/state": [9.0] * 4})]
-    )
+    for shard, numbers in enumerate(((0, 1), (), (2, 3, 4))):
+        write_records(tmp_path / f"a-train.tfrecord-{shard:05d}-of-00003", records(*numbers))
+    write_records(tmp_path / "a-test.tfrecord-00000-of-00001", records(9))
     source = open_source(tmp_path)
     keys = [f"train/{i:06d}" for i in range(5)]
     assert [info.key for info in source.episodes()] == [*keys, "test/000000"]
     for i, key in enumerate(keys):
         assert frames_of(source, key)[0]["state"].tolist() == [i, 0]
     (tmp_path / "a-train.tfrecord-00001-of-00003").unlink()
-    with pytest.raises(
-        SourceError, match=r"missing shard; download it again; .*expected: train, 1 of 3"
-    ):
+    missing = r"missing shard; download it again; .*expected: train, 1 of 3"
+    with pytest.raises(SourceError, match=missing):
         source.episodes()
 
 
 # --- ways to be broken -----------------------------------------------------------------------
 
 
-def _flip(place: int) -> Callable[[bytes], bytes]:
-    return lambda data: data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :]
-
-
-@pytest.mark.parametrize(
-    ("damage", "bad", "match"),
-    [
-        (_flip(100), ["train/000000"], "checksum mismatch of a record; .*offset: 12"),
-        (_flip(0), ["train/000000", "train/000001"], "checksum mismatch of a record's length"),
-        (lambda d: d[:-1], ["train/000001"], "truncated TFRecord file; .*expected: a record of"),
-        (lambda d: d[: -(len(d) - 5000)], ["train/000001"], "truncated TFRecord file"),
-        (lambda d: d[: len(d) // 4], ["train/000000", "train/000001"], "truncated TFRecord"),
-        (lambda d: d + b"12345", ["train/000002"], "truncated TFRecord file"),
-        (lambda d: b"", ["train/000000", "train/000001"], "truncated TFRecord file"),
-    ],
-)
-def test_damaged_files(
-    tmp_path: Path, damage: Callable[[bytes], bytes], bad: list[str], match: str
-) -> None:
-    root = unpack(tmp_path)
-    (root / TRAIN).write_bytes(damage((root / TRAIN).read_bytes()))
-    source = open_source(root)
-    keys = [info.key for info in source.episodes()]
-    assert keys == [*sorted({"train/000000", "train/000001", *bad}), "val/000000"]
-    check_refused(source, bad, match, file=root / TRAIN)
+def test_damaged_files(tmp_path: Path) -> None:
+    root, one, two = unpack(tmp_path), "train/000000", "train/000001"
+    whole = (root / TRAIN).read_bytes()
+    for data, bad, match in (
+        (flipped(100)(whole), [one], "checksum mismatch of a record; .*offset: 12"),
+        (flipped(0)(whole), [one, two], "checksum mismatch of a record's length"),
+        (whole[:-1], [two], "truncated TFRecord file; .*expected: a record of"),
+        (whole[:5000], [two], "truncated TFRecord file"),
+        (whole[: len(whole) // 4], [one, two], "truncated TFRecord"),
+        (whole + b"12345", ["train/000002"], "truncated TFRecord file"),
+        (b"", [one, two], "truncated TFRecord file"),
+    ):
+        (root / TRAIN).write_bytes(data)
+        source = open_source(root)
+        keys = [info.key for info in source.episodes()]
+        assert keys == [*sorted({one, two, *bad}), "val/000000"]
+        check_refused(source, bad, match, file=root / TRAIN)
 
 
 GREY, BOMB = np.zeros((2, 3, 3), np.uint8), zlib.compress(bytes(50 << 20))
 
 
-@pytest.mark.parametrize(
-    ("record", "match"),
-    [
-        ({"steps/state": [1.0, 2.0, 3.0]}, "steps/state: expected a multiple of 2 values, got 3"),
-        ({"steps/state": [1, 2]}, "steps/state: expected float32, got int64"),
-        ({"steps/state": [b"a", b"b"]}, "steps/state: expected float32, got bytes"),
-        ({"steps/other": [1.0]}, "the record lacks steps/state"),
-        ({"steps/small": [1, 2]}, "differ in their number of steps: .*small.: 2"),
-        ({"steps/small": [200]}, "steps/small: a value is out of range of int8"),
-        ({"steps/image": [b"GIF89a"]}, "neither a PNG nor a JPEG image; .*image; frame: 0"),
-        (
-            {"steps/image": [png(GREY)]},
-            r"differs from the first one in dtype or shape; .*got: uint8 \[2, 3, 3\]",
-        ),
-        ({"steps/image": [1]}, "steps/image: expected encoded images, got numbers"),
-        ({"steps/packed": [b"1234"]}, "tensor is not zlib data"),
-        ({"steps/packed": [BOMB]}, r"a tensor of 4 bytes, got 5 or more"),
-        ({"steps/say": [b"\xff"]}, r"can't decode byte 0xff"),
-        ({"steps/say": [7]}, r"steps/say: expected texts, got numbers"),
-    ],
-)
-def test_records_that_are_not_as_declared(
-    tmp_path: Path, record: dict[str, list[Any]], match: str
-) -> None:
+WRONG: list[tuple[dict[str, list[Any]], str]] = [
+    ({"state": [1.0, 2.0, 3.0]}, "steps/state: expected a multiple of 2 values, got 3"),
+    ({"state": [1, 2]}, "steps/state: expected float32, got int64"),
+    ({"state": [b"a", b"b"]}, "steps/state: expected float32, got bytes"),
+    ({"other": [1.0]}, "the record lacks steps/state"),
+    ({"small": [1, 2]}, "differ in their number of steps: .*small.: 2"),
+    ({"small": [200]}, "steps/small: a value is out of range of int8"),
+    ({"image": [b"GIF89a"]}, "neither a PNG nor a JPEG image; .*image; frame: 0"),
+    ({"image": [png(GREY)]}, r"differs from the first one .*got: uint8 \[2, 3, 3\]"),
+    ({"image": [1]}, "steps/image: expected encoded images, got numbers"),
+    ({"packed": [b"1234"]}, "tensor is not zlib data"),
+    ({"packed": [BOMB]}, r"a tensor of 4 bytes, got 5 or more"),
+    ({"say": [b"\xff"]}, r"can't decode byte 0xff"),
+    ({"say": [7]}, r"steps/say: expected texts, got numbers"),
+]
+
+
+def test_records_that_are_not_as_declared(tmp_path: Path) -> None:
     steps = {
         **STATE, "small": tensor("int8"), "packed": tensor("uint8", 4, encoding="zlib"),
         "image": {"image": {"dtype": "uint8", "shape": {"dimensions": ["2", "2", "3"]}}},
         "say": {"text": {}},
     }  # fmt: skip
     good: dict[str, list[Any]] = {
-        "steps/state": [1.0, 2.0], "steps/small": [3], "steps/image": [png(GREY[:, :2])],
-        "steps/packed": [zlib.compress(b"abcd")], "steps/say": ["ö".encode()],
+        "state": [1.0, 2.0], "small": [3], "image": [png(GREY[:, :2])],
+        "packed": [zlib.compress(b"abcd")], "say": ["ö".encode()],
     }  # fmt: skip
-    bad = record if "steps/other" in record else {**good, **record}
-    source = open_source(write_set(tmp_path, [example(good), example(bad)], steps))
-    [frame] = frames_of(source, "train/000000")
-    assert (frame["packed"].tobytes(), frame["say"]) == (b"abcd", "ö")
-    check_refused(source, ["train/000001"], match)
+    for wrong, match in WRONG:
+        bad = wrong if "other" in wrong else good | wrong
+        records = [example({f"steps/{n}": v for n, v in each.items()}) for each in (good, bad)]
+        source = open_source(write_set(tmp_path, records, steps))
+        [frame] = frames_of(source)
+        assert (frame["packed"].tobytes(), frame["say"]) == (b"abcd", "ö")
+        check_refused(source, ["train/000001"], match)
 
 
 def test_what_goes_to_the_metadata(tmp_path: Path) -> None:
-    beside = {
-        "a": tensor("int32"), "a/b": tensor("int32"), "c/d": {"text": {}}, "long": {"text": {}},
-        "many": tensor("float32", 65), "few": tensor("float32", 2), "nan": tensor("float32"),
-        "wide": tensor("uint64"), "image": {"image": {"dtype": "uint8"}},
+    nan = float("nan")
+    beside: dict[str, tuple[dict[str, Any], list[Any]]] = {
+        "a": (tensor("int32"), [1]), "a/b": (tensor("int32"), [2]),
+        "c/d": ({"text": {}}, [b"\xffd"]), "long": ({"text": {}}, [b"x" * 5000]),
+        "many": (tensor("float32", 65), [0.0] * 65), "few": (tensor("float32", 2), [0.5, 1.0]),
+        "nan": (tensor("float32"), [nan]), "wide": (tensor("uint64"), [-1]),
+        "image": ({"image": {"dtype": "uint8"}}, [b""]),
     }  # fmt: skip
-    values: dict[str, list[Any]] = {
-        "steps/state": [1.0, 2.0], "a": [1], "a/b": [2], "c/d": [b"\xffd"], "long": [b"x" * 5000],
-        "many": [0.0] * 65, "few": [0.5, 1.0], "nan": [float("nan")], "wide": [-1],
-        "image": [b""],
-    }  # fmt: skip
+    values = {"steps/state": [1.0, 2.0], **{name: value for name, (_, value) in beside.items()}}
     write_set(tmp_path, [example(values), example({**values, "a": [2**40]})])
-    (tmp_path / "features.json").write_text(features_json(STATE, **beside))
-    source = open_source(tmp_path)
-    one, two = source.episodes()
+    said = features_json(STATE, **{name: feature for name, (feature, _) in beside.items()})
+    (tmp_path / "features.json").write_text(said)
+    one, two = open_source(tmp_path).episodes()
     assert {k: v for k, v in one.metadata.items() if k not in ("split", "file", "offset")} == {
         "a": 1, "c": {"d": "\ufffdd"}, "few": [0.5, 1.0], "wide": 2**64 - 1,
     }  # fmt: skip
@@ -357,56 +333,42 @@ def test_what_goes_to_the_metadata(tmp_path: Path) -> None:
     assert two.metadata["few"] == [0.5, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("text", "match"),
-    [
-        ("", "invalid features.json"),
-        ("[]", "invalid features.json; .*is not the description of a feature"),
-        ('{"featuresDict": 3}', "featuresDict of the file is not an object"),
-        (json.dumps({"featuresDict": {"features": {"image": {"image": {}}}}}), "without episodes"),
-        (features_json({"a": {"tensor": {"dtype": "x", "shape": {}}}}), "invalid dtype of steps/a"),
-        (features_json({"a": tensor("uint8", 2**20, 2**20)}), "steps/a is too large"),
-        (
-            features_json({"a": tensor("float32", -1)}),
-            r"unsupported kinds of features.*got: a \(tens",
-        ),
-        (features_json({"a": {"audio": {}}}), r"unsupported kinds of features.*got: a \(audio\)"),
-        (features_json({"a": {"sequence": {"feature": tensor("int8")}}}), r"a \(sequence\)"),
-        (features_json({"a": {"image": {"dtype": "float32"}}}), r"a \(image of float32\)"),
-        (features_json({"a/b": tensor("int8"), "a.b": tensor("int8")}), "duplicate feature names"),
-    ],
-)
-def test_a_broken_features_json(tmp_path: Path, text: str, match: str) -> None:
-    write_set(tmp_path, [example({"steps/a": [1.0]})])
-    (tmp_path / "features.json").write_text(text)
-    with pytest.raises(SourceError, match=match):
-        open_source(tmp_path, format="rlds").schema()
+BROKEN_FEATURES: list[tuple[str | dict[str, Any], str]] = [
+    ("", "invalid features.json"),
+    ("[]", "invalid features.json; .*is not the description of a feature"),
+    ('{"featuresDict": 3}', "featuresDict of the file is not an object"),
+    (json.dumps({"featuresDict": {"features": {"image": {"image": {}}}}}), "without episodes"),
+    ({"a": {"tensor": {"dtype": "x", "shape": {}}}}, "invalid dtype of steps/a"),
+    ({"a": tensor("uint8", 2**20, 2**20)}, "steps/a is too large"),
+    ({"a": tensor("float32", -1)}, r"unsupported kinds of features.*got: a \(tens"),
+    ({"a": {"audio": {}}}, r"unsupported kinds of features.*got: a \(audio\)"),
+    ({"a": {"sequence": {"feature": tensor("int8")}}}, r"a \(sequence\)"),
+    ({"a": {"image": {"dtype": "float32"}}}, r"a \(image of float32\)"),
+    ({"a/b": tensor("int8"), "a.b": tensor("int8")}, "duplicate feature names"),
+]
 
 
-def test_a_broken_dataset_info(tmp_path: Path) -> None:
+def test_broken_files_beside_the_records(tmp_path: Path) -> None:
+    write_set(tmp_path / "set", [example({"steps/a": [1.0]})])
+    for said, match in BROKEN_FEATURES:
+        text = said if isinstance(said, str) else features_json(said)
+        (tmp_path / "set" / "features.json").write_text(text)
+        with pytest.raises(SourceError, match=match):
+            open_source(tmp_path / "set", format="rlds").schema()
     root = unpack(tmp_path)
     info = json.loads((root / "dataset_info.json").read_text())
-
-    def refused(change: dict[str, Any] | str, match: str) -> None:
-        text = change if isinstance(change, str) else json.dumps({**info, **change})
-        (root / "dataset_info.json").write_text(text)
+    for change, match in (
+        ({"splits": [{"shardLengths": ["x"]}]}, "invalid dataset_info.json"),
+        ({"fileFormat": "array_record"}, "unsupported file format .*expected: tfrecord; got: 'arr"),
+        (
+            {"splits": [{"name": "train", "shardLengths": ["1", "1"]}]},
+            "number of shards differs .*expected: 2 of train; got: 1",
+        ),
+        ({"splits": [{"name": "more", "shardLengths": ["4"]}]}, "missing shards of a split"),
+    ):
+        (root / "dataset_info.json").write_text(json.dumps(info | change))
         with pytest.raises(SourceError, match=match):
             open_source(root).episodes()
-
-    refused("{", "invalid dataset_info.json")
-    refused({"splits": [{"shardLengths": ["x"]}]}, "invalid dataset_info.json")
-    refused(
-        {"fileFormat": "array_record"},
-        "unsupported file format .*; .*expected: tfrecord; got: 'arr",
-    )
-    more = {"name": "train", "shardLengths": ["1", "1"]}
-    refused({"splits": [more]}, "number of shards differs .*expected: 2 of train; got: 1")
-    refused({"splits": [{"name": "more", "shardLengths": ["4"]}]}, "missing shards of a split")
-
-
-def test_two_datasets_in_a_folder(tmp_path: Path) -> None:
-    unpack(tmp_path)
-    (tmp_path / "arm" / "1.0.1").mkdir()
-    (tmp_path / "arm" / "1.0.1" / "features.json").write_text("{}")
-    with pytest.raises(SourceError, match=r"several TFDS datasets; .*got: 1.0.0, 1.0.1"):
-        open_source(tmp_path / "arm").schema()
+    (root / "dataset_info.json").write_text("{")
+    with pytest.raises(SourceError, match="invalid dataset_info"):
+        open_source(root).episodes()

@@ -6,10 +6,9 @@ import gc
 import random
 import struct
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from itertools import product
 
 import pytest
 
@@ -20,6 +19,7 @@ from seqrecord.storage.base import FileInfo
 from seqrecord.storage.ranges import ByteRange, unwanted_if
 from tests.own_threads import own_threads
 from tests.services.process import wait_for
+from tests.torch_process import run_code
 
 PATH = "records/00000-ab.seqrec"
 DATA = random.Random(1).randbytes(100_000)
@@ -84,14 +84,6 @@ class Store:
         self.objects.pop(path, None)
 
 
-CALLS: dict[str, Callable[[uploads.SpooledUpload], object]] = {
-    "write": lambda upload: upload.write(b"x"),
-    "checkpoint": lambda upload: upload.checkpoint(b"two"),
-    "rewind": lambda upload: upload.rewind(0),
-    "commit": lambda upload: upload.commit(),
-}
-
-
 @pytest.fixture
 def store() -> Iterator[Store]:
     store = Store()
@@ -107,6 +99,25 @@ def kept_at_once(store: Store) -> None:
 @pytest.fixture
 def never_due(store: Store) -> None:
     store.save_seconds = 1e6
+
+
+def begun(store: Store, *notes: bytes) -> uploads.SpooledUpload:
+    """An upload of `DATA` with these checkpoints."""
+    upload = store.upload(PATH)
+    upload.write(DATA)
+    for note in notes:
+        upload.checkpoint(note)
+    return upload
+
+
+def fail(path: str = PATH) -> None:
+    raise errors.TransientError("as asked", file=path)
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, in which uploads have a store."""
+    code = f"import sys\nfrom tests.test_spooled import PATH, Store, uploads\n{code}"
+    return run_code(code)
 
 
 def threads() -> list[threading.Thread]:
@@ -128,33 +139,28 @@ def saved(store: Store, size: int) -> bool:
 
 
 @pytest.mark.usefixtures("kept_at_once")
-@pytest.mark.parametrize("end", ["commit", "abort", "abandon", "drop"])
-def test_there_is_a_thread_from_the_first_checkpoint_to_the_end(store: Store, end: str) -> None:
-    upload = store.upload(PATH)
-    upload.write(DATA)
-    assert threads() == []
-    upload.checkpoint(b"one")
-    assert len(threads()) == 1
-    wait_for(lambda: saved(store, len(DATA)))
-    if end == "drop":
+def test_there_is_a_thread_from_the_first_checkpoint_to_the_end(store: Store) -> None:
+    for end in ("commit", "abort", "abandon", "drop"):
+        upload = begun(store)
+        assert threads() == []
+        upload.checkpoint(b"one")
+        assert len(threads()) == 1
+        wait_for(lambda: saved(store, len(DATA)))
+        if end != "drop":
+            getattr(upload, end)()
         del upload
         gc.collect()
-    else:
-        getattr(upload, end)()
-    assert threads() == []
-    assert bool(store.parts) == (end in ("abandon", "drop"))
-    assert (PATH in store.objects) == (end == "commit")
+        assert threads() == []
+        assert bool(store.parts) == (end in ("abandon", "drop"))
+        assert (PATH in store.objects) == (end == "commit")
+        store.objects.clear()
 
 
 def test_it_ends_with_the_interpreter() -> None:
-    code = (
-        "import sys\nfrom tests.test_spooled import PATH, Store\n"
-        "store = Store()\nstore.save_seconds = 1e6\nupload = store.upload(PATH)\n"
-        "upload.write(b'x')\nupload.checkpoint(b'one')\n"
+    lines = ["store = Store()", "store.save_seconds = 1e6", "upload = store.upload(PATH)"]
+    assert (
+        run("\n".join([*lines, "upload.write(b'x')", "upload.checkpoint(b'one')"])).returncode == 0
     )
-    root = Path(__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, timeout=200, check=False)
-    assert done.returncode == 0
 
 
 # What is kept
@@ -176,10 +182,7 @@ def test_checkpoints_soon_after_one_another_are_one_part(store: Store) -> None:
     assert read(left, 0, 10) == b"x" * 10
     with pytest.raises(errors.StorageError, match="ended early"):
         read(left, 0, 11)
-
-
-def test_a_part_is_as_documented(store: Store) -> None:
-    part = uploads.encode_part(5, b"data", [(7, b"note"), (9, b"")])
+    part = uploads.encode_part(5, b"data", [(7, b"note"), (9, b"")])  # as documented
     head = struct.pack("<IQQI", 1, 5, 9, 2)
     body = head + struct.pack("<QI", 7, 4) + b"note" + struct.pack("<QI", 9, 0) + b"data"
     assert part == b"SEQPART\0" + struct.pack("<I", crc32c(body)) + body
@@ -214,35 +217,35 @@ def test_uploads_at_random_are_read_as_they_were_written(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("never_due")
-@pytest.mark.parametrize("damage", ["missing", "cut", "changed", "longer", "empty", "other"])
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_the_unbroken_run_of_parts_counts(store: Store, damage: str, number: int) -> None:
+def test_the_unbroken_run_of_parts_counts(store: Store) -> None:
     store.part_bytes = 1000
     upload = store.upload(PATH)
     for i in range(3):
         upload.write(DATA[i * 1000 : (i + 1) * 1000])
         upload.checkpoint(b"%d" % i)
     upload.abandon()
-    path = f"parts/{PATH}/{number:05d}"
-    part = store.objects[path]
-    if damage == "missing":
-        del store.objects[path]
-    else:
-        store.objects[path] = {
-            "cut": part[:-1],
-            "changed": part[:50] + bytes([part[50] ^ 1]) + part[51:],
-            "longer": part + b"x",
-            "empty": b"",
-            "other": b"SEQPART\1" + part[8:],
-        }[damage]
-    store.objects["parts/records/00000-ab.seqrec/notes.txt"] = b"of somebody else"
-    store.objects["parts/records/loose"] = b"of somebody else"
-    (left,) = store.unfinished()
-    assert left.checkpoints() == [((i + 1) * 1000, b"%d" % i) for i in range(number)]
-    if number:
-        assert read(left, 0, number * 1000) == DATA[: number * 1000]
-    left.remove()
-    assert store.unfinished() == []
+    whole = store.objects
+    damages: dict[str, Callable[[bytes], bytes]] = {
+        "missing": lambda part: part,
+        "cut": lambda part: part[:-1],
+        "changed": lambda part: part[:50] + bytes([part[50] ^ 1]) + part[51:],
+        "longer": lambda part: part + b"x",
+        "empty": lambda part: b"",
+        "other": lambda part: b"SEQPART\1" + part[8:],
+    }
+    for damage, number in product(damages, range(3)):
+        path = f"parts/{PATH}/{number:05d}"
+        store.objects = whole | {path: damages[damage](whole[path])}
+        if damage == "missing":
+            del store.objects[path]
+        store.objects[f"parts/{PATH}/notes.txt"] = b"of somebody else"
+        store.objects["parts/records/loose"] = b"of somebody else"
+        (left,) = store.unfinished()
+        assert left.checkpoints() == [((i + 1) * 1000, b"%d" % i) for i in range(number)]
+        if number:
+            assert read(left, 0, number * 1000) == DATA[: number * 1000]
+        left.remove()
+        assert store.unfinished() == []
 
 
 @pytest.mark.usefixtures("kept_at_once")
@@ -267,23 +270,12 @@ def test_it_goes_on_being_kept_while_it_is_sent(store: Store) -> None:
     assert list(store.objects) == [PATH]
 
 
-def test_nothing_is_sent_that_is_unwanted(store: Store) -> None:
-    upload = store.upload(PATH)
-    upload.write(DATA)
-    with unwanted_if(lambda: True), pytest.raises(errors.StorageError, match="no longer needed"):
-        upload.commit()
-    upload.commit()
-    assert store.objects == {PATH: DATA}
-
-
 @pytest.mark.usefixtures("kept_at_once")
 @pytest.mark.parametrize("stands_still", [False, True])
 def test_no_part_is_put_that_the_whole_file_comes_before(store: Store, stands_still: bool) -> None:
     """All that is to be kept is the whole file, which is under way, unless that stands still."""
     store.whole_seconds = 0.05 if stands_still else store.whole_seconds
-    upload = store.upload(PATH)
-    upload.write(DATA)
-    putting = threading.Event()
+    upload, putting = begun(store), threading.Event()
     store.on_put = putting.set
 
     def on_send() -> None:
@@ -300,36 +292,30 @@ def test_no_part_is_put_that_the_whole_file_comes_before(store: Store, stands_st
 
 
 @pytest.mark.usefixtures("kept_at_once")
-@pytest.mark.parametrize("call", CALLS)
-def test_what_the_thread_fails_with_is_raised_by_the_next_call(store: Store, call: str) -> None:
-    def fail() -> None:
-        raise errors.TransientError("as asked", file="part")
-
+def test_what_the_thread_fails_with_is_raised_by_the_next_call(store: Store) -> None:
     store.on_put = fail
-    upload = store.upload(PATH)
-    upload.write(DATA)
-    upload.checkpoint(b"one")
-    wait_for(lambda: threads() == [])
-    for _ in range(2):
-        with pytest.raises(errors.TransientError, match="as asked"):
-            CALLS[call](upload)
-    upload.abandon()
-    assert store.objects == {}
+    for name, arguments in (
+        *(("write", [b"x"]), ("checkpoint", [b"two"]), ("rewind", [0]), ("commit", [])),
+    ):
+        upload = begun(store, b"one")
+        wait_for(lambda: threads() == [])
+        for _ in range(2):
+            with pytest.raises(errors.TransientError, match="as asked"):
+                getattr(upload, name)(*arguments)
+        upload.abandon()
+        assert store.objects == {}
 
 
 @pytest.mark.usefixtures("never_due")
 def test_a_commit_that_fails_can_be_repeated_or_left(store: Store) -> None:
-    def fail() -> None:
-        raise errors.TransientError("as asked", file=PATH)
-
     for end in ("commit", "abandon", "abort"):
         store.on_send = fail
-        upload = store.upload(PATH)
-        upload.write(DATA)
-        upload.checkpoint(b"one")
+        upload = begun(store, b"one")
         with pytest.raises(errors.TransientError):
             upload.commit()
         store.on_send = lambda: None
+        with unwanted_if(lambda: True), pytest.raises(errors.StorageError, match="no longer need"):
+            upload.commit()
         getattr(upload, end)()
         assert (PATH in store.objects) == (end == "commit")
         assert bool(store.parts) == (end == "abandon")
@@ -340,59 +326,39 @@ def test_a_commit_that_fails_can_be_repeated_or_left(store: Store) -> None:
 def test_parts_that_cannot_be_removed_do_not_fail_a_commit(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(path: str) -> None:
-        raise errors.StorageError("as asked", file=path)
-
     store.on_remove = fail
-    upload = store.upload(PATH)
-    upload.write(DATA)
-    upload.checkpoint(b"one")
+    upload = begun(store, b"one")
     wait_for(lambda: saved(store, len(DATA)))
     upload.commit()
     assert store.objects[PATH] == DATA
     assert "cannot remove" in caplog.text
 
 
-def test_a_full_temporary_folder_says_what_to_do(store: Store, tmp_path: Path) -> None:
-    code = (
-        "import resource, signal, sys\n"
-        "from tests.test_spooled import PATH, Store, uploads\n"
+def test_a_full_temporary_folder_says_what_to_do() -> None:
+    done = run(
+        "import resource, signal\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "upload = uploads.SpooledUpload(PATH, Store())\n"
-        "try:\n    upload.write(bytes(2000))\n"
-        "except Exception as error:\n    sys.exit(f'{type(error).__name__}: {error}')\n"
+        "uploads.SpooledUpload(PATH, Store()).write(bytes(2000))\n"
     )
-    root = Path(__file__).parent.parent
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=root,
-        timeout=200,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert "StorageError" in done.stderr
-    assert "TMPDIR" in done.stderr
-    assert PATH in done.stderr
+    for text in ("StorageError", "TMPDIR", PATH):
+        assert text in done.stderr
 
 
-def test_it_tells_whether_a_kill_loses_a_checkpoint() -> None:
-    store, putting = Store(), threading.Event()
-    store.save_seconds = 0.0
+@pytest.mark.usefixtures("kept_at_once")
+def test_it_tells_whether_a_kill_loses_a_checkpoint(store: Store) -> None:
+    putting = threading.Event()
 
     def wait() -> None:
         assert putting.wait(60)
 
     store.on_put = wait
-    upload = store.upload(PATH)
-    upload.write(DATA)
-    before = upload.is_durable  # there is none
+    upload = begun(store)
+    durable = [upload.is_durable]  # there is none
     upload.checkpoint(b"one")
-    meanwhile = upload.is_durable
+    assert [*durable, upload.is_durable] == [True, False]
     putting.set()
     wait_for(lambda: upload.is_durable)
-    assert (before, meanwhile) == (True, False)
     (unfinished,) = store.unfinished()
     assert unfinished.checkpoints() == [(len(DATA), b"one")]
     putting.clear()

@@ -90,15 +90,13 @@ def test_episodes_have_bounds_of_their_own() -> None:
     assert np.array_equal(both.most, every.most, equal_nan=True)
 
 
-@pytest.mark.parametrize("times", [[1, 2, 2], [3, 2], [1.0, math.nan, 3.0], [1.0, math.inf]])
-def test_times_that_do_not_ascend(times: list[float]) -> None:
-    collector = TimeSpanCollector()
-    collector.add(np.array(times), np.arange(len(times)))
-    time_spans = collector.time_spans(len(times))
-    assert table([time_spans], len(times)).unknown(np.zeros(1, np.int64), 0).tolist() == [0]
-
-
-def test_a_frame_without_a_time() -> None:
+def test_times_that_are_not_known() -> None:
+    """They do not ascend, or a frame lacks one."""
+    for times in ([1, 2, 2], [3, 2], [1.0, math.nan, 3.0], [1.0, math.inf]):
+        collector = TimeSpanCollector()
+        collector.add(np.array(times), np.arange(len(times)))
+        every = table([collector.time_spans(len(times))], len(times))
+        assert every.unknown(np.zeros(1, np.int64), 0).tolist() == [0]
     for numbers, num_frames in (([0, 2], 3), ([0, 1], 3), ([1, 2], 3)):
         collector = TimeSpanCollector()
         collector.add(np.array([1, 5]), np.array(numbers))
@@ -139,35 +137,24 @@ def test_the_index_keeps_them(tmp_path: Path) -> None:
     assert _bounds(merged) == wanted
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        None, "", "é", "=", 3, [],
-        base64.b64encode(np.array([1.0, 2.0, 3.0, 4.0, 1.0, 1.0]).tobytes()).decode(),
-        base64.b64encode(np.array([2.0, 2.0, 1.0, 2.0]).tobytes()).decode(),
-        base64.b64encode(np.array([1.0, 2.0, 1.0, math.inf]).tobytes()).decode(),
-        base64.b64encode(np.array([math.nan, 2.0, 1.0, 2.0]).tobytes()).decode(),
-    ],
-)  # fmt: skip
-def test_invalid_time_spans(text: object) -> None:
-    with pytest.raises(FormatError, match="time spans of timestamps"):
-        TimeSpans.from_text(text, 4)
-
-
-@pytest.mark.parametrize(
-    ("place", "least", "most"),
-    [
-        ((0, 0, 0), math.nan, 1), ((0, 0, 0), 2, 1), ((0, 0, 1), math.inf, math.inf),
-        ((0, 0, 1), math.nan, math.nan), ((1, 0, 0), 1, 1), ((1, 0, 1), math.nan, 1),
-    ],
-)  # fmt: skip
-def test_a_table_that_makes_no_sense(
-    place: tuple[int, int, int], least: float, most: float
-) -> None:
+def test_invalid_time_spans() -> None:
+    numbers = [
+        *([1.0, 2.0, 3.0, 4.0, 1.0, 1.0], [2.0, 2.0, 1.0, 2.0]),
+        *([1.0, 2.0, 1.0, math.inf], [math.nan, 2.0, 1.0, 2.0]),
+    ]
+    texts = [base64.b64encode(np.array(each).tobytes()).decode() for each in numbers]
+    others: list[object] = [None, "", "é", "=", 3, []]
+    for text in (*others, *texts):
+        with pytest.raises(FormatError, match="time spans of timestamps"):
+            TimeSpans.from_text(text, 4)
     good = table([TimeSpans((1.0, 2.0), (1.0, 2.0)), TimeSpans((), ())], 4)
     good.check(np.array([4, 1]))
-    bad = replace(good, least=good.least.copy(), most=good.most.copy())
-    bad.least[place], bad.most[place] = least, most
-    with pytest.raises(FormatError, match="time spans of timestamps") as caught:
-        bad.check(np.array([4, 1]))
-    assert caught.value.got == f"row {place[0]}"
+    for place, least, most in (
+        *(((0, 0, 0), math.nan, 1), ((0, 0, 0), 2, 1), ((0, 0, 1), math.inf, math.inf)),
+        *(((0, 0, 1), math.nan, math.nan), ((1, 0, 0), 1, 1), ((1, 0, 1), math.nan, 1)),
+    ):
+        bad = replace(good, least=good.least.copy(), most=good.most.copy())
+        bad.least[place], bad.most[place] = least, most
+        with pytest.raises(FormatError, match="time spans of timestamps") as caught:
+            bad.check(np.array([4, 1]))
+        assert caught.value.got == f"row {place[0]}"
