@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
 ]
-SETTINGS: dict[str, Any] = {"clip_len": 3, "stride": 2, "seed": 2, "features": ["id"]}
+SETTINGS: dict[str, Any] = {"clip_len": 3, "stride": 3, "seed": 2, "features": ["id"]}
 
 
 def started(clip: dict[str, Any]) -> dict[str, Any]:
@@ -40,29 +40,29 @@ NODES: dict[str, Callable[[SeqRecordNode], BaseNode[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", NODES)
+def names() -> Iterator[Any]:
+    for name in NODES:
+        is_repeated = name in ("Mapper", "Prefetcher", "ParallelMapper")  # in "all"
+        yield pytest.param(name, marks=pytest.mark.slow if is_repeated else ())
+
+
+@pytest.mark.parametrize("name", list(names()))
 def test_nodes(path: Path, name: str) -> None:
     if name == "Unbatcher" and not hasattr(nodes, name):
         pytest.skip("torchdata 0.11 has it")
     check_node(NODES[name](SeqRecordNode(path, **SETTINGS)), 5)
-
-
-def test_a_node_of_batches(path: Path) -> None:
-    check_node(SeqRecordNode(path, **SETTINGS, batch_size=4), 3)
+    if name == "alone":
+        check_node(SeqRecordNode(path, **SETTINGS, batch_size=4), 3)
 
 
 @pytest.mark.parametrize(
     ("workers", "persistent"), [(0, False), pytest.param(2, True, marks=pytest.mark.slow)]
 )
 def test_stateful_loader(path: Path, workers: int, persistent: bool) -> None:
-    def make(snapshot_every_n_steps: int = 1) -> StatefulDataLoader[Any]:
-        return StatefulDataLoader(
-            SeqRecordIterableDataset(path, **SETTINGS, batch_size=4),
-            batch_size=None,
-            num_workers=workers,
-            persistent_workers=persistent,
-            snapshot_every_n_steps=snapshot_every_n_steps,
-        )
+    def make(**options: int) -> StatefulDataLoader[Any]:
+        stream = SeqRecordIterableDataset(path, **SETTINGS, batch_size=4)
+        options |= {"num_workers": workers, "persistent_workers": persistent}
+        return StatefulDataLoader(stream, batch_size=None, **options)
 
     check_stateful_loader(make)
 
