@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import tracemalloc
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, default_collate
+from torchdata.nodes import Batcher, Loader, Mapper
 
 import seqrecord
 from seqrecord import (
@@ -22,10 +23,10 @@ from seqrecord import (
     SeqRecordNode,
     SeqRecordPipe,
 )
-from seqrecord.engine.pools import can_share
 from tests.clip_data import (
     LARGE,
     check,
+    digest,
     digests,
     leaves_nothing,
     names,
@@ -44,14 +45,14 @@ def address(batch: dict[str, Any], feature: str = "image") -> int:
 # ---- what it makes of clips
 
 
-@pytest.mark.parametrize("kind", [list, tuple, deque], ids=str)
-def test_batches_are_those_of_a_pipe(path: Path, kind: Any) -> None:
+def test_batches_are_those_of_a_pipe(path: Path) -> None:
     """The same as with batch_size, but for the order, which depends on it; of any collection."""
-    pipe: Any = SeqRecordPipe(path, **CLIPS)
-    batches = pipe.batch(4, wrapper_class=kind).collate(seqrecord.collate)
-    found = [name for batch in batches for name in check(batch, FEATURES, 3)]
-    assert sorted(found) == possible_clips(FEATURES, 3)
-    assert found == [name for clip in SeqRecordPipe(path, **CLIPS) for name in names(clip)]
+    for kind in (list, deque):
+        pipe: Any = SeqRecordPipe(path, **CLIPS)
+        batches = pipe.batch(4, wrapper_class=kind).collate(seqrecord.collate)
+        found = [name for batch in batches for name in check(batch, FEATURES, 3)]
+        assert sorted(found) == possible_clips(FEATURES, 3)
+        assert found == [name for clip in SeqRecordPipe(path, **CLIPS) for name in names(clip)]
 
 
 def test_values_are_those_of_default_collate() -> None:
@@ -72,64 +73,41 @@ def test_values_are_those_of_default_collate() -> None:
         }
         for i in range(3)
     ]
-    expected = default_collate(clips)
-    batch = seqrecord.collate(clips)
-    assert batch.keys() == expected.keys()
-    for name in clips[0].keys() - {"nested"}:
-        assert batch[name].dtype == expected[name].dtype, name
-        assert torch.equal(batch[name], expected[name]), name
-    assert torch.equal(batch["nested"]["pose"], expected["nested"]["pose"])
+    numbers: list[list[Any]] = [[3, -(2**63)], [True, False], [True, 2], [1, 2.5], [2.5, 1]]
+    numbers += [[2.5, 2**63 + 1], [np.bool_(True), np.bool_(False)], [np.ones(2, np.float16)] * 2]
+    for items in (clips, *([{"x": value} for value in values] for values in numbers)):
+        batch, expected = seqrecord.collate(items), default_collate(items)
+        assert batch.keys() == expected.keys()
+        for name in batch.keys() - {"nested"}:
+            assert batch[name].dtype == expected[name].dtype, name
+            assert torch.equal(batch[name], expected[name]), name
+    assert torch.equal(seqrecord.collate(clips)["nested"]["pose"], torch.arange(3).repeat(7, 1).T)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        [3, -(2**63)],
-        [True, False],
-        [True, 2],
-        [1, 2.5],
-        [2.5, 1],
-        [2.5, 2**63 + 1],
-        [np.float64(1), np.float64(2)],
-        [np.bool_(True), np.bool_(False)],
-        [np.ones(2, np.float16), np.ones(2, np.float16)],
-    ],
-    ids=str,
-)
-def test_numbers_are_those_of_default_collate(values: list[Any]) -> None:
-    clips = [{"x": value} for value in values]
-    expected, found = default_collate(clips)["x"], seqrecord.collate(clips)["x"]
-    assert found.dtype == expected.dtype
-    assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize("size", [2, 40_000])  # copied by torch, and by NumPy
-def test_views_that_torch_has_not_computed_yet(size: int) -> None:
-    numbers = torch.arange(2 * size, dtype=torch.float32).reshape(size, 2)
-    whole = torch.view_as_complex(numbers)
-    values = [whole.conj(), whole, whole.conj().imag, whole.imag]
-    for pair in (values[:2], values[1::-1], values[2:], values[:1] * 2, values[2:3] * 2):
-        batch = seqrecord.collate([{"x": value} for value in pair])["x"]
-        assert not batch.is_conj()
-        assert torch.equal(batch, torch.stack([v.resolve_conj().resolve_neg() for v in pair]))
-
-
-def test_texts_and_frames_of_variable_shapes_are_lists() -> None:
+def test_other_values() -> None:
+    """Lists of texts and of frames of variable shapes, gradients, and rows of a user's table."""
     frames = [[torch.zeros(2)], [torch.zeros(3)]]
     clips = [{"episode": f"a/{i}", "note": frames[i], "name": np.str_("b")} for i in range(2)]
-    assert seqrecord.collate(clips) == {
-        "episode": ["a/0", "a/1"],
-        "note": frames,
-        "name": [np.str_("b")] * 2,
-    }
-
-
-def test_tensors_that_want_gradients_are_stacked() -> None:
+    lists = {"episode": ["a/0", "a/1"], "note": frames, "name": [np.str_("b")] * 2}
+    assert seqrecord.collate(clips) == lists
     weight = torch.ones(2, requires_grad=True)
-    batch = seqrecord.collate([{"x": weight * 2}, {"x": weight * 3}])
-    batch["x"].sum().backward()
+    seqrecord.collate([{"x": weight * 2}, {"x": weight * 3}])["x"].sum().backward()
     assert weight.grad is not None
     assert weight.grad.tolist() == [5, 5]
+    table = torch.arange(12).reshape(4, 3)  # which a batch must not share
+    seqrecord.collate([{"x": row} for row in table])["x"][:] = 0
+    assert table.sum() == 66
+
+
+def test_views_that_torch_has_not_computed_yet() -> None:
+    for size in (2, 40_000):  # copied by torch, and by NumPy
+        numbers = torch.arange(2 * size, dtype=torch.float32).reshape(size, 2)
+        whole = torch.view_as_complex(numbers)
+        values = [whole.conj(), whole, whole.conj().imag, whole.imag]
+        for pair in (values[:2], values[1::-1], values[2:], values[:1] * 2, values[2:3] * 2):
+            batch = seqrecord.collate([{"x": value} for value in pair])["x"]
+            assert not batch.is_conj()
+            assert torch.equal(batch, torch.stack([v.resolve_conj().resolve_neg() for v in pair]))
 
 
 def jagged(*lengths: int) -> torch.Tensor:
@@ -162,26 +140,22 @@ BAD: list[tuple[Any, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("clips", "said"), BAD)
-def test_what_makes_no_batch(clips: Any, said: list[str]) -> None:
-    with pytest.raises(ClipError) as caught:
-        seqrecord.collate(clips() if callable(clips) else clips)
-    for part in said:
+def test_what_makes_no_batch(path: Path) -> None:
+    for clips, said in BAD:
+        with pytest.raises(ClipError) as caught:
+            seqrecord.collate(clips() if callable(clips) else clips)
+        assert [part for part in said if part not in str(caught.value)] == []
+    loader: Any = SeqRecordPipe(path, **CLIPS, batch_size=3)
+    with pytest.raises(ClipError, match="the loader has a batch_size") as caught:
+        next(iter(loader.batch(2).collate(seqrecord.collate)))
+    for part in ("batch_size=6 of the loader", ".batch(6).collate(", "2 batches of 3 clips"):
         assert part in str(caught.value)
 
 
 # ---- memory
 
 
-def test_batches_make_no_batch(path: Path) -> None:
-    loader: Any = SeqRecordPipe(path, **CLIPS, batch_size=3)
-    with pytest.raises(ClipError, match="the loader has a batch_size") as caught:
-        next(iter(loader.batch(2).collate(seqrecord.collate)))
-    for said in ("batch_size=6 of the loader", ".batch(6).collate(", "2 batches of 3 clips"):
-        assert said in str(caught.value)
-
-
-def test_shuffled_clips_are_copied_into_memory_that_is_used_again(path: Path) -> None:
+def test_memory_of_shuffled_clips_is_used_again_unless_a_batch_is_kept(path: Path) -> None:
     pipe: Any = SeqRecordPipe(path, **CLIPS)
     batches = pipe.shuffle(buffer_size=30).batch(4).collate(seqrecord.collate)
     found, seen = [], []
@@ -190,31 +164,17 @@ def test_shuffled_clips_are_copied_into_memory_that_is_used_again(path: Path) ->
         seen.append(address(batch))
     assert sorted(found) == possible_clips(FEATURES, 3)
     assert len(set(seen[:-1])) <= 3
-
-
-def test_a_batch_that_is_kept_stays_as_it_is(path: Path) -> None:
-    pipe: Any = SeqRecordPipe(path, **CLIPS)
-    kept = list(pipe.shuffle(buffer_size=9).batch(4).collate(seqrecord.collate))
-    kept += list(pipe.batch(4).collate(seqrecord.collate))
+    kept = [*batches, *pipe.batch(4).collate(seqrecord.collate)]
     found = [name for batch in kept for name in check(batch, FEATURES, 3)]
     assert sorted(found) == sorted(2 * possible_clips(FEATURES, 3))
 
 
-def test_rows_of_other_memory_are_copied() -> None:
-    """They may be a user's table, which a batch must not share."""
-    table = torch.arange(12).reshape(4, 3)
-    batch = seqrecord.collate([{"x": row} for row in table])
-    batch["x"][:] = 0
-    assert table.sum() == 66
-
-
-@pytest.mark.parametrize("part", [lambda x: x[:2], lambda x: x[..., 0], lambda x: x.float()])
-def test_parts_of_clips_are_copied(path: Path, part: Callable[[Any], Any]) -> None:
+def test_parts_of_clips_are_copied(path: Path) -> None:
     pipe: Any = SeqRecordPipe(path, **{**CLIPS, "features": ["image"]})
-    for clips in pipe.batch(4):
+    parts: list[Any] = [lambda x: x[:2], lambda x: x[..., 0], lambda x: x.float()]
+    for clips, part in itertools.product(pipe.batch(4), parts):
         batch = seqrecord.collate([{**clip, "image": part(clip["image"])} for clip in clips])
-        expected = torch.stack([part(clip["image"]) for clip in clips])
-        assert torch.equal(batch["image"], expected)
+        assert torch.equal(batch["image"], torch.stack([part(clip["image"]) for clip in clips]))
         assert address(batch) != address(clips[0])
 
 
@@ -244,27 +204,25 @@ def test_memory_goes_with_the_last_loader(tmp_path: Path) -> None:
 # ---- in a DataLoader, with workers or without
 
 
-def clip_loaders(path: Path) -> Any:
-    by_number = numbered(path, features=FEATURES)
-    yield SeqRecordPipe(path, **CLIPS), {}
-    yield SeqRecordIterableDataset(path, **CLIPS, even_batches=False), {"num_workers": 2}
-    yield by_number, {"shuffle": True}
-    yield by_number, {"shuffle": True, "num_workers": 2}
-
-
-@pytest.mark.parametrize("number", range(4))
-def test_a_loader(path: Path, number: int, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("by_number", "workers"), [(False, 0), (False, 2), (True, 2)])
+def test_a_loader(
+    path: Path, by_number: bool, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
     with leaves_nothing():
-        data, options = [*clip_loaders(path)][number]
-        loader: Any = DataLoader(data, batch_size=4, collate_fn=seqrecord.collate, **options)
+        data: Any = SeqRecordIterableDataset(path, **CLIPS, even_batches=False)
+        data = numbered(path, features=FEATURES) if by_number else data
+        options: Any = {"collate_fn": seqrecord.collate, "shuffle": by_number or None}
+        loader: Any = DataLoader(data, batch_size=4, num_workers=workers, **options)
         for _ in range(2):
             found = [name for batch in loader for name in check(batch, FEATURES, 3)]
             assert sorted(found) == possible_clips(FEATURES, 3)
         del loader, data
     assert caplog.messages == []
+    node = Mapper(Batcher(SeqRecordNode(path, **CLIPS), 4, drop_last=False), seqrecord.collate)
+    found = [name for batch in Loader(node) for name in check(batch, FEATURES, 3)]
+    assert sorted(found) == possible_clips(FEATURES, 3)
 
 
-@pytest.mark.skipif(not can_share(), reason="needs memfd_create and /proc")
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_workers_send_batches_without_a_copy(path: Path, shuffled: bool) -> None:
     from tests.test_shared_memory import mapped
@@ -284,14 +242,6 @@ def test_workers_send_batches_without_a_copy(path: Path, shuffled: bool) -> None
     assert mapped().keys() <= before
 
 
-def test_nodes(path: Path) -> None:
-    from torchdata.nodes import Batcher, Loader, Mapper
-
-    node = Mapper(Batcher(SeqRecordNode(path, **CLIPS), 4, drop_last=False), seqrecord.collate)
-    found = [name for batch in Loader(node) for name in check(batch, FEATURES, 3)]
-    assert sorted(found) == possible_clips(FEATURES, 3)
-
-
 # ---- clips by their number
 
 
@@ -307,7 +257,8 @@ def numbered(path: Path, **more: Any) -> SeqRecordMapDataset:
 def test_clips_of_a_call_are_those_of_single_calls(path: Path, more: dict[str, Any]) -> None:
     dataset = numbered(path, **more)
     expected = digests(SeqRecordPipe(path, clip_len=3, shuffle=False, **more))
-    assert len(expected) == len(dataset)
+    assert [digest(dataset[number]) for number in range(len(dataset))] == expected
+    assert digest(dataset[-1]) == expected[-1]
     rng = np.random.default_rng(0)
     every = list(range(len(dataset)))
     asked: list[Any] = [every, every[::-1], [5], [5, 5, 4, 5, 6], [-1, 0, np.int64(3)], []]
@@ -315,15 +266,12 @@ def test_clips_of_a_call_are_those_of_single_calls(path: Path, more: dict[str, A
     for numbers in asked:
         found = dataset.__getitems__(numbers)
         assert digests(found) == [expected[number] for number in numbers]
-
-
-def test_numbers_that_are_not_there(path: Path) -> None:
-    dataset = numbered(path)
     for number in (len(dataset), -len(dataset) - 1, 1 << 70):
-        with pytest.raises(IndexError):
-            dataset.__getitems__([0, number])
-    with pytest.raises(TypeError):
-        dataset.__getitems__(["0"])  # type: ignore[list-item]
+        for get in (lambda one: dataset[one], lambda one: dataset.__getitems__([0, one])):
+            with pytest.raises(IndexError):
+                get(number)
+            with pytest.raises(TypeError):
+                get("0")
 
 
 def test_a_frame_is_decoded_once_in_a_call(path: Path) -> None:
@@ -357,21 +305,14 @@ def test_clips_of_a_call_are_joined_and_their_memory_is_used_again(path: Path) -
         addresses.append(address(batch))
         del clips, batch
     assert len(set(addresses)) == 1
-
-
-def test_clips_that_were_changed_are_collated_as_they_are(path: Path) -> None:
-    clips = numbered(path, features=["image", "id"]).__getitems__([7, 3, 12])
-    assert len(clips) == 3
-    assert [clip["start"] for clip in clips[1:]] == [3, 12]
+    # Clips that were changed are collated as they are.
+    clips = dataset.__getitems__([7, 3, 12])
     clips[1]["label"] = clips[0]["label"] = clips[2]["label"] = 5
     clips[2]["id"] = clips[2]["id"] + 1
     batch = seqrecord.collate(clips)
     assert batch["label"].tolist() == [5, 5, 5]
     assert batch["id"].tolist() == [clip["id"].tolist() for clip in clips]
-
-
-def test_clips_of_calls_that_are_kept_stay_as_they_are(path: Path) -> None:
-    dataset = numbered(path, features=["image", "id"])
+    # Those that are kept stay as they are.
     calls = [dataset.__getitems__([i, i + 1, i + 5]) for i in range(9)]
     kept = [clips[i % 3] for i, clips in enumerate(calls)] + [dataset[i] for i in range(9)]
     del calls
