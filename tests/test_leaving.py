@@ -97,7 +97,13 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("way", "code"), [("the end", 0), ("sys.exit", 5), ("error", 1), ("Ctrl-C", -2)]
+    ("way", "code"),
+    [
+        ("error", 1),
+        ("Ctrl-C", -2),
+        pytest.param("the end", 0, marks=pytest.mark.slow),
+        pytest.param("sys.exit", 5, marks=pytest.mark.slow),
+    ],
 )
 def test_leaving_waits_for_the_loads_under_way_alone(
     way: str, code: int, path: Path, tmp_path: Path
@@ -156,26 +162,22 @@ def test_a_pool_drops_what_is_queued_and_waits_for_what_has_begun() -> None:
     assert own_threads("some") == []
 
 
-def test_a_pool_does_all_in_few_threads() -> None:
+def test_a_pool_does_all_in_as_many_threads_as_there_are_tasks() -> None:
     seen: set[str] = set()
 
     def work(number: int) -> int:
         seen.add(threading.current_thread().name)
         return number * number
 
+    all_are_inside = threading.Barrier(4)
     with ThreadPool(4, "some") as pool:
         assert pool.submit(work, 2).result() == 4
         futures = [pool.submit(work, number) for number in range(1000)]
         assert [future.result() for future in futures] == [n * n for n in range(1000)]
-    assert seen <= {f"some_{i}" for i in range(4)}
-
-
-def test_a_pool_has_as_many_threads_as_there_are_tasks() -> None:
-    all_are_inside = threading.Barrier(4)
-    with ThreadPool(4, "some") as pool:
         for _ in range(20):
             futures = [pool.submit(all_are_inside.wait, PATIENCE) for _ in range(4)]
             assert sorted(future.result() for future in futures) == [0, 1, 2, 3]
+    assert seen <= {f"some_{i}" for i in range(4)}
 
 
 def test_a_pool_hands_errors_over() -> None:

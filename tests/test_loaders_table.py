@@ -70,19 +70,16 @@ def check_reshuffles(loader: Any) -> list[list[Any]]:
     return epochs
 
 
-def check_resumes(
-    make: Callable[[], Any],
-    state_of: Callable[[Any], Any],
-    load: Callable[[Any, Any], None],
-) -> None:
-    """In the middle of the second epoch: the rest of it, and the third."""
+def check_resumes(make: Callable[[], Any], part: Callable[[Any], Any] = lambda one: one) -> None:
+    """In the middle of the second epoch: the rest of it, and the third.
+
+    `part` of a loader has its state.
+    """
     epochs = check_reshuffles(make())
-    loader = make()
+    loader, again = make(), make()
     run(loader)
     begun(loader, 5)
-    state = state_of(loader)
-    again = make()
-    load(again, state)
+    part(again).load_state_dict(part(loader).state_dict())
     assert run(again) == epochs[1][5:]
     assert run(again) == epochs[2]
 
@@ -90,11 +87,7 @@ def check_resumes(
 @row("for batch in pipe")
 def test_plain_loop(path: Path) -> None:
     assert shapes(next(iter(SeqRecordPipe(path, **BATCHES)))) == [4, 3, 2]
-    check_resumes(
-        lambda: SeqRecordPipe(path, **BATCHES),
-        lambda pipe: pipe.state_dict(),
-        lambda pipe, state: pipe.load_state_dict(state),
-    )
+    check_resumes(lambda: SeqRecordPipe(path, **BATCHES))
 
 
 @row("DataLoader without workers")
@@ -102,15 +95,13 @@ def test_loader_without_workers(path: Path) -> None:
     def make() -> Any:
         return DataLoader(SeqRecordPipe(path, **BATCHES), batch_size=None)
 
-    def pipe(loader: Any) -> Any:
-        return loader.dataset._datapipe  # what the user has made the loader of
-
     assert shapes(next(iter(make()))) == [4, 3, 2]
-    check_resumes(
-        make,
-        lambda loader: pipe(loader).state_dict(),
-        lambda loader, state: pipe(loader).load_state_dict(state),
-    )
+    check_resumes(make, pipe_of)
+
+
+def pipe_of(loader: Any) -> Any:
+    """What the user has made the loader of."""
+    return loader.dataset._datapipe
 
 
 @row("DataLoader with workers")
@@ -132,30 +123,27 @@ def test_loader_with_workers(path: Path) -> None:
 
 @row("DataLoader with batch_size=4")
 def test_loader_of_single_clips(path: Path) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "collate_fn": seqrecord.collate}
+
     def make() -> Any:
-        return DataLoader(
-            SeqRecordPipe(path, **SETTINGS), batch_size=4, collate_fn=seqrecord.collate
-        )
+        return DataLoader(SeqRecordPipe(path, **SETTINGS), **options)
 
+    loader, again = make(), make()
     assert shapes(next(iter(make()))) == [4, 3, 2]
-    check_reshuffles(make())
+    whole = check_reshuffles(make())[0]
     clips = SeqRecordMapDataset(path, clip_len=3, features=["id"])
-    check_reshuffles(DataLoader(clips, batch_size=4, shuffle=True, collate_fn=seqrecord.collate))
-
-    loader = make()
+    check_reshuffles(DataLoader(clips, shuffle=True, **options))
     iterator = iter(loader)
     seen = [name for _ in range(5) for name in names(next(iterator))]
-    pipe = loader.dataset._datapipe
-    again = make()
-    again.dataset._datapipe.load_state_dict(pipe.state_dict())
+    pipe_of(again).load_state_dict(pipe_of(loader).state_dict())
     rest = [name for batch in again for name in names(batch)]
     assert len(seen) == 20
+    assert sorted(seen + rest) == sorted(name for batch in whole for name in batch)
     stream = SeqRecordIterableDataset(path, **SETTINGS)
-    loader = DataLoader(stream, 4, num_workers=2, collate_fn=seqrecord.collate)
+    loader = DataLoader(stream, num_workers=2, **options)
     first = run(loader)
     stream.set_epoch(0, batches=5, batch_size=4)
     assert run(loader) == first[5:]
-    assert sorted(seen + rest) == sorted(name for batch in make() for name in names(batch))
 
 
 # Workers are in the row above, and StatefulDataLoader's in tests/test_worker_epochs.py.
@@ -170,11 +158,7 @@ def test_stateful_loader(path: Path, workers: int) -> None:
         return StatefulDataLoader(stream, batch_size=None, num_workers=workers)
 
     assert shapes(next(iter(make()))) == [4, 3, 2]
-    check_resumes(
-        make,
-        lambda loader: loader.state_dict(),
-        lambda loader, state: loader.load_state_dict(state),
-    )
+    check_resumes(make)
     pipe = StatefulDataLoader(SeqRecordPipe(path, **BATCHES), batch_size=None, num_workers=workers)
     with pytest.warns(UserWarning, match="resumes SeqRecordIterableDataset exactly"):
         iter(pipe)
@@ -188,11 +172,7 @@ def test_nodes(path: Path, batcher: bool) -> None:
             return Each(Loader(Batcher(SeqRecordNode(path, **SETTINGS), 4, drop_last=False)))
         return Loader(SeqRecordNode(path, **BATCHES))
 
-    check_resumes(
-        make,
-        lambda loader: loader.state_dict(),
-        lambda loader, state: loader.load_state_dict(state),
-    )
+    check_resumes(make)
 
 
 class Each:
@@ -311,14 +291,14 @@ def test_accelerate(path: Path, tmp_path: Path, workers: int) -> None:
     accelerate = pytest.importorskip("accelerate")
     from accelerate.utils import DataLoaderConfiguration
 
-    def prepared() -> tuple[Any, Any]:
-        accelerator = accelerate.Accelerator(
-            cpu=True,
-            dataloader_config=DataLoaderConfiguration(
-                use_stateful_dataloader=True, dispatch_batches=False
-            ),
+    def prepared(stateful: bool = True, **position: int) -> tuple[Any, Any]:
+        configuration = DataLoaderConfiguration(
+            use_stateful_dataloader=stateful, dispatch_batches=False
         )
+        accelerator = accelerate.Accelerator(cpu=True, dataloader_config=configuration)
         stream = SeqRecordIterableDataset(path, **BATCHES, world_size=1)
+        if position:  # before `prepare`: a StatefulDataLoader starts workers there
+            stream.set_epoch(**position)
         loader = DataLoader(stream, batch_size=None, num_workers=workers)
         return accelerator, accelerator.prepare(loader)
 
@@ -338,18 +318,10 @@ def test_accelerate(path: Path, tmp_path: Path, workers: int) -> None:
     for epoch in (1, 2):
         loader.set_epoch(epoch)
         assert run(loader) == epochs[epoch][5 if epoch == 1 else 0 :]
-
+    accelerator.free_memory()
     # Without a state, from two integers: Accelerate counts epochs from 0 after a restart.
-    for kind in (False, True):
-        configuration = DataLoaderConfiguration(
-            use_stateful_dataloader=kind, dispatch_batches=False
-        )
-        accelerator = accelerate.Accelerator(cpu=True, dataloader_config=configuration)
-        stream = SeqRecordIterableDataset(path, **BATCHES, world_size=1)
-        stream.set_epoch(
-            1, batches=5
-        )  # before `prepare`: a StatefulDataLoader starts workers there
-        loader = accelerator.prepare(DataLoader(stream, batch_size=None, num_workers=workers))
+    for stateful in (False, True):
+        accelerator, loader = prepared(stateful, epoch=1, batches=5)
         loader.set_epoch(1)
         assert run(loader) == epochs[1][5:]
         assert run(loader) == epochs[2]

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +114,18 @@ def go_on_until_it_fails(iterator: Iterator[Any], storage: Storage, gone: Gone) 
             time.sleep(0.01)
 
 
-@pytest.mark.parametrize("stride", [1, 3])  # through the arena, and straight into clips
-@pytest.mark.parametrize("way", ["leave", "begin anew", "drop"])
+@pytest.mark.parametrize(
+    ("way", "stride"),  # through the arena, and straight into clips
+    [
+        ("leave", 1),
+        ("begin anew", 3),
+        ("drop", 1),
+        *(
+            pytest.param(way, stride, marks=pytest.mark.slow)
+            for way, stride in (("leave", 3), ("begin anew", 1), ("drop", 3))
+        ),
+    ],
+)
 def test_leaving_a_loop_whose_storage_is_gone(path: Path, way: str, stride: int) -> None:
     gone = Gone()
     storage = failing(path, gone)
@@ -209,7 +219,13 @@ def _ends_soon(code: str, path: Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
-@pytest.mark.parametrize("code", [CTRL_C, CTRL_C_AT_THE_START], ids=["epoch", "open"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(CTRL_C, id="epoch"),
+        pytest.param(CTRL_C_AT_THE_START, id="open", marks=pytest.mark.slow),
+    ],
+)
 def test_ctrl_c_while_a_storage_is_gone(path: Path, code: str) -> None:
     done = _ends_soon(code, path)
     assert done.returncode == -signal.SIGINT
@@ -257,12 +273,16 @@ def test_what_is_dropped_is_closed_at_once(path: Path) -> None:
         SeqRecordMapDataset(path, clip_len=2)[0]
         assert seqrecord.open(path).episodes["set/0"][0]
 
+    def files() -> list[str]:
+        links = (os.path.realpath(link) for link in Path("/proc/self/fd").iterdir())
+        return [link for link in links if link.startswith(str(path))]
+
     with without_collector():
         use()
         patience = time.monotonic() + 30
-        while (files := open_files(path)) and time.monotonic() < patience:
+        while files() and time.monotonic() < patience:
             time.sleep(0.01)
-    assert files == []
+        assert files() == []
 
 
 def test_an_error_that_nobody_gets_holds_nothing() -> None:
@@ -289,14 +309,6 @@ def test_an_error_that_nobody_gets_holds_nothing() -> None:
             channel.take(os.getpid())
         scheduler.close()
         assert alive() is None
-
-
-def open_files(folder: Path) -> list[Path]:
-    links = []
-    for link in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # of the listing itself
-            links.append(link.readlink())
-    return [file for file in links if file.is_relative_to(folder)]
 
 
 def test_leaving_the_interpreter_while_a_storage_is_gone(path: Path) -> None:
