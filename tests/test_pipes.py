@@ -22,7 +22,6 @@ from seqrecord import (
 )
 from tests.clip_data import (
     begun,
-    check,
     digest,
     digests,
     effective,
@@ -40,38 +39,11 @@ CLIP: dict[str, Any] = {"clip_len": 3, "engine": EngineOptions(shuffle_buffer=16
 BATCH: dict[str, Any] = {**CLIP, "batch_size": 4}
 
 
-def few(clip: dict[str, Any]) -> dict[str, Any]:
-    return {"id": clip["id"], "image": clip["image"] + 1, "start": clip["start"]}
-
-
 def only_id(frame: dict[str, Any]) -> dict[str, Any]:
     return {"id": frame["id"]}
 
 
 # ---- SeqRecordPipe
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_chain(path: Path, workers: int) -> None:
-    with leaves_nothing():
-        pipe: Any = SeqRecordPipe(path, clip_len=3, features=["id", "image"])
-        chain = pipe.shuffle(buffer_size=100).sharding_filter().map(few).batch(4).collate()
-        loader = DataLoader(chain, batch_size=None, num_workers=workers)
-        epochs: list[list[tuple[str, int]]] = []
-        for _ in range(2):
-            clips: list[tuple[str, int]] = []
-            batch: Any = None
-            for batch in loader:
-                assert batch["image"].shape[1:] == (3, 6, 8, 3)
-                ids = batch["id"][:, 0].tolist()
-                assert batch["start"].tolist() == [frame for _, frame in ids]
-                clips += [(f"set/{episode}", frame) for episode, frame in ids]
-            assert sorted(clips) == possible_clips(["id", "image"], 3)
-            epochs.append(clips)
-            del batch
-        assert epochs[0] != epochs[1]
-        assert len(chain) == -(-len(epochs[0]) // 4)
-        del loader, chain, pipe
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -188,16 +160,6 @@ def test_all_loaders_give_the_same_and_are_pickled(path: Path, running: bool) ->
 
 
 # ---- SeqRecordMapDataset
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_dataset_under_a_loader(path: Path, workers: int) -> None:
-    with leaves_nothing():
-        dataset = SeqRecordMapDataset(path, clip_len=3, features=["image", "flow", "id"])
-        loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=workers)
-        clips = [name for b in loader for name in check(b, ["image", "flow", "id"], 3)]
-        assert sorted(clips) == possible_clips(["flow"], 3) != clips
-        del loader, dataset
 
 
 def test_dataset_transforms_frames(path: Path) -> None:
