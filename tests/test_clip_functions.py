@@ -88,6 +88,18 @@ def check_clip(clip: dict[str, Any], length: int, dilation: int) -> None:
     assert set(clip) - {"crop", "flipped", "more"} == {*expected, "episode", "start"}
 
 
+def test_functions_see_views(path: Path) -> None:
+    """Clips that overlap share the memory of their frames."""
+    seen = []
+
+    def function(clip: dict[str, Any], _: np.random.Generator) -> dict[str, Any]:
+        seen.append(clip["pose"])
+        return {"pose": clip["pose"]}
+
+    list(SeqRecordPipe(path, clip_len=3, shuffle=False, clip_transform=function))
+    assert sum(np.shares_memory(*pair) for pair in itertools.pairwise(seen)) > len(seen) / 2
+
+
 def drawn(clips: Any) -> dict[tuple[str, int], list[float]]:
     """What was drawn for each clip, of batches or single clips."""
     found: dict[tuple[str, int], list[float]] = {}

@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
 import weakref
@@ -206,6 +205,8 @@ gone.left = 1  # the manifest, and then no table of the index
 interrupter.start()
 seqrecord.open(storage)
 """
+
+
 LEAVES = """
 import logging
 logging.disable()
@@ -215,23 +216,24 @@ print(time.monotonic(), flush=True)
 """
 
 
-def _ends_soon(code: str, path: Path) -> subprocess.CompletedProcess[str]:
-    done = run_code(BEGIN + code, path, timeout=DEADLINE + SOON)
-    assert time.monotonic() - float(done.stdout) < SOON  # one clock for all processes
-    return done
-
-
 @pytest.mark.parametrize(
-    "code",
+    ("code", "status", "told"),
     [
-        pytest.param(CTRL_C, id="epoch"),
-        pytest.param(CTRL_C_AT_THE_START, id="open", marks=pytest.mark.slow),
+        pytest.param(CTRL_C, -signal.SIGINT, ["KeyboardInterrupt"], id="Ctrl-C"),
+        pytest.param(
+            *(CTRL_C_AT_THE_START, -signal.SIGINT, ["KeyboardInterrupt"]),
+            id="Ctrl-C at the start",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(LEAVES, 0, [], id="leaves", marks=pytest.mark.slow),
     ],
 )
-def test_ctrl_c_while_a_storage_is_gone(path: Path, code: str) -> None:
-    done = _ends_soon(code, path)
-    assert done.returncode == -signal.SIGINT
-    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+def test_ending_a_process_while_a_storage_is_gone(
+    path: Path, code: str, status: int, told: list[str]
+) -> None:
+    done = run_code(BEGIN + code, path, timeout=DEADLINE + SOON)
+    assert time.monotonic() - float(done.stdout) < SOON  # one clock for all processes
+    assert (done.returncode, done.stderr.splitlines()[-1:]) == (status, told)
 
 
 def test_ctrl_c_while_an_iteration_starts_its_thread(
@@ -313,55 +315,44 @@ def test_an_error_that_nobody_gets_holds_nothing() -> None:
         assert alive() is None
 
 
-def test_leaving_the_interpreter_while_a_storage_is_gone(path: Path) -> None:
-    done = _ends_soon(LEAVES, path)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 # Several requests of one call
 
 
-def test_a_request_that_fails_ends_those_that_are_tried_again(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(bytes(4000))
+def test_requests_of_a_call_end_together(tmp_path: Path) -> None:
+    """Where one fails, and where a reader has stopped."""
+    (tmp_path / "file").write_bytes(bytes(9000))
+    call = "file", [ByteRange(0, 9000)], [memoryview(bytearray(9000))]
 
-    def fault(operation: str, path: str, number: int) -> Exception:
+    def fails(operation: str, path: str, number: int) -> Exception:
         if number < 3:
             return transient()
         wait_for_retries(storage, 3)
         return NotFoundError("no such file")
 
-    storage = failing(tmp_path, fault, max_bytes=1000)
+    storage = failing(tmp_path, fails, max_bytes=1000)
     with soon(), pytest.raises(NotFoundError):
-        storage.read_ranges("file", [ByteRange(0, 4000)], [memoryview(bytearray(4000))])
+        storage.read_ranges(*call)
 
+    reads, stopped = [], threading.Event()
 
-def test_a_reader_that_has_stopped_reads_no_more_pieces(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(bytes(9000))
-    reads = []
-    stopped = threading.Event()
-
-    def fault(operation: str, path: str, number: int) -> None:
+    def counts(operation: str, path: str, number: int) -> None:
         reads.append(number)
         stopped.set()
 
-    faulty = FaultyStorage(LocalStorage(tmp_path), fault)
-    storage = ParallelStorage(faulty, max_requests=1, max_bytes=1000)
+    faulty = FaultyStorage(LocalStorage(tmp_path), counts)
+    pieces = ParallelStorage(faulty, max_requests=1, max_bytes=1000)
     with unwanted_if(stopped.is_set), pytest.raises(StorageError, match="no longer needed"):
-        storage.read_ranges("file", [ByteRange(0, 9000)], [memoryview(bytearray(9000))])
+        pieces.read_ranges(*call)
     assert reads == [0]
 
 
-# Uploads
-
-
-class _TakesNothing(FsspecStorage):
-    def overwrite(self, path: str, data: bytes) -> None:
+def test_an_upload_that_is_given_up_sends_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def takes_nothing(*_: object) -> None:
         raise transient()
 
-
-def test_an_upload_that_is_given_up_sends_nothing_more() -> None:
     retrier = Retrier(deadline=DEADLINE)
-    store = _TakesNothing("memory", "gone", shown="memory://gone", retrier=retrier)
+    store = FsspecStorage("memory", "gone", shown="memory://gone", retrier=retrier)
+    monkeypatch.setattr(store, "overwrite", takes_nothing)
     store.timing = UploadTiming(0.0)
     upload = store.create("file")
     upload.write(bytes(9 << 20))
@@ -370,6 +361,9 @@ def test_an_upload_that_is_given_up_sends_nothing_more() -> None:
         time.sleep(0.01)
     with soon():
         upload.abort()
+
+
+# Uploads
 
 
 # The condition itself

@@ -36,7 +36,7 @@ from tests.clip_model import FEATURES, GROUPS, Case, write_all
 from tests.resume_contract import check_resume
 
 FIXED = ["image", "flow", "id"]
-WINDOWS: dict[str, Any] = {"image": [-1, 0], "id": range(16), "flow": range(-4, 4, 2)}
+WINDOWS: dict[str, Any] = {"image": [-3, 0, 1], "id": range(16), "flow": range(-4, 4, 2)}
 ASKED: dict[str, Any] = {"features": FIXED, "windows": WINDOWS, "pad": "edge"}
 TAKERS: list[Any] = [SeqRecordPipe, SeqRecordMapDataset]
 
@@ -59,7 +59,7 @@ def test_a_state_is_of_its_windows(path: Path, records: Path) -> None:
         state = SeqRecordPipe(dataset, **options).state_dict()
         if options is ASKED:
             request = state["sources"][0]["request"]
-            assert request["windows"] == {"image": "-1,0", "id": "0:16", "flow": "-4:3:2"}
+            assert request["windows"] == {"image": "-3,0,1", "id": "0:16", "flow": "-4:3:2"}
         SeqRecordPipe(dataset, **options).load_state_dict(state)
         with pytest.raises(StateError, match=f"of other settings: {said}"):
             SeqRecordPipe(dataset, **{**options, **other}).load_state_dict(state)
