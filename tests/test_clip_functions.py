@@ -31,7 +31,7 @@ from tests.test_crops import frame_of, singles, write
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("functions") / "records", cameras=0)
+    return write(tmp_path_factory.mktemp("functions") / "records")
 
 
 def mean_and_draw(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:

@@ -34,7 +34,6 @@ from tests.clip_data import begun, names, resumed
 
 HEIGHT, WIDTH = 10, 13
 IMAGES = ["image", "depth", "flow", "mask", "wide"]
-CAMERA = {"fx": 5.0, "fy": 6.0, "cx": 6.5, "cy": 4.0, "width": WIDTH, "height": HEIGHT}
 
 
 MIDDLE = (64, 64)  # clips of 4 frames are large enough to be loaded straight into batches
@@ -61,14 +60,11 @@ def write(
     lengths: tuple[int, ...] = (17, 9, 12),
     size: tuple[int, int] = (HEIGHT, WIDTH),
     chunk_frames: int = 4,
-    cameras: int = 2,
 ) -> Path:
-    """The first `cameras` episodes have a camera."""
     note: Any = {"note": {"shape": (None,)}}
     with SeqRecordWriter(folder, codecs=codecs, chunk_frames=chunk_frames, features=note) as writer:
         for episode, length in enumerate(lengths):
-            metadata = {"camera": CAMERA} if episode < cameras else {}
-            with writer.episode(f"set/{episode}", metadata=metadata) as written:
+            with writer.episode(f"set/{episode}") as written:
                 for number in range(length):
                     written.append(frame_of(episode, number, size))
     return folder
@@ -219,23 +215,6 @@ def test_windows_depend_on_seed_epoch_and_clip_alone(path: Path) -> None:
         ([6, 4, 4, 6], True),
         ([2, 4, 4, 6], False),
     ]
-
-
-def test_intrinsics_are_those_of_the_window(path: Path) -> None:
-    pipe = SeqRecordPipe(
-        path, clip_len=2, batch_size=4, features=["image"], clip_transform=CHAINS["random, flip"]
-    )
-    for batch in pipe:
-        for clip in singles(batch):
-            if clip["episode"] == "set/2":
-                assert clip["intrinsics"].isnan().all()
-                continue
-            top, left, _, width = clip["crop"].tolist()
-            cx = 6.5 - left
-            expected = [5.0, 6.0, width - 1 - cx if clip["flipped"] else cx, 4.0 - top]
-            assert clip["intrinsics"].tolist() == expected
-    alone = SeqRecordPipe(path, clip_len=2, episodes="set/2", clip_transform=CHAINS["random"])
-    assert "intrinsics" not in next(iter(alone))
 
 
 # ---- by number

@@ -152,23 +152,15 @@ def shards() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("batch_size", "num_workers", "drop_last", "rotate_phase"), list(shards()))
 def test_all_ranks_get_equally_many_items(
-    path: Path,
-    rank: Any,
-    num_workers: int,
-    batch_size: int | None,
-    drop_last: bool,
-    rotate_phase: bool,
+    path: Path, num_workers: int, batch_size: int | None, drop_last: bool, rotate_phase: bool
 ) -> None:
-    settings: dict[str, Any] = {"clip_len": 3, "batch_size": batch_size, "drop_last": drop_last}
-    settings["features"] = ["flow"]  # which some clips lack
-    if rotate_phase:
-        settings |= {"stride": 2, "rotate_phase": True}
-    clips: list[tuple[str, int]] = []
-    counts, repeated = [], 0
-    every = SeqRecordPipe(path, clip_len=3, features=["flow"]).clips.num_clips
+    settings: dict[str, Any] = {"clip_len": 3, "features": ["flow"]}  # which some clips lack
+    every = SeqRecordPipe(path, **settings).num_clips
+    settings |= {"batch_size": batch_size, "drop_last": drop_last}
+    settings |= {"stride": 2, "rotate_phase": True} if rotate_phase else {}
+    clips, counts, repeated = list[Any](), list[Any](), 0
     for number in range(3):
-        rank(number, 3)
-        pipe = SeqRecordPipe(path, **settings)
+        pipe = SeqRecordPipe(path, **settings, rank=number, world_size=3)
         loader = DataLoader(pipe, batch_size=None, num_workers=num_workers)
         for _ in range(2 if rotate_phase else 1):
             batches = [names(batch) for batch in loader]
