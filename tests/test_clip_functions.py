@@ -192,12 +192,13 @@ def test_an_error_names_the_clip(path: Path) -> None:
         (lambda made: made["x"], ClipError, "does not return arrays by name"),
         (lambda _: {}, ClipError, "does not return arrays by name"),
     ]
-    with leaves_nothing():
-        for make, kind, message in cases:
+    for make, kind, message in cases:
+        with leaves_nothing():
             options: dict[str, Any] = {"clip_len": 3, "clip_transform": fails(make)}
-            dataset = SeqRecordMapDataset(path, **options)
-            pipe, number = SeqRecordPipe(path, **options, batch_size=2), len(dataset) - 3
-            for use in (partial(list, pipe), partial(dataset.__getitem__, number)):
+            dataset, pipe = SeqRecordMapDataset(path, **options), SeqRecordPipe(path, **options)
+            uses: list[Callable[[], Any]] = [partial(list, pipe)]
+            uses.append(partial(dataset.__getitem__, len(dataset) - 3))
+            for use in uses:
                 with pytest.raises(kind, match=message) as caught:
                     use()
                 told = str(caught.value) + str(getattr(caught.value, "__notes__", ""))
@@ -205,7 +206,7 @@ def test_an_error_names_the_clip(path: Path) -> None:
                 assert re.search(r"frame:? 7\b", told)
                 assert str(path) in told
                 del caught, use
-        del pipe, dataset
+            del pipe, dataset, uses
 
 
 def test_what_functions_may_not_do(path: Path) -> None:

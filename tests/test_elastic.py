@@ -291,7 +291,8 @@ def test_one_worker_alone_does_not_know_the_others(path: Path) -> None:
         iter(stream)
     with pytest.raises(StateError, match="of other settings: batch_size; "):
         make(path, 0, 1, batch_size=5).load_state_dict(of_worker)
-    for no_state in (None, [], {}, {"_snapshot": {}}, {"fetcher_state": None}):
+    no_states: list[Any] = [None, [], {}, {"_snapshot": {}}, {"fetcher_state": None}]
+    for no_state in no_states:
         with pytest.raises(StateError, match="no loader has saved it"):
             stream.load_state_dict(no_state)
 

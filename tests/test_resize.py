@@ -181,18 +181,18 @@ def test_every_path_gives_the_same(home: Path, codec: str) -> None:
 
 def test_memory_is_that_of_resized_frames(video: Path) -> None:
     names = ["image", "labels"]
-    peaks, resident = [], []
-    for resize in (None, dict.fromkeys(names, HALF)):
-        options: dict[str, Any] = {**CLIPS, "features": names, "resize": resize}
-        pipe = SeqRecordPipe(video, **options)
+    options: dict[str, Any] = {**CLIPS, "features": names}
+    sizes = None, dict.fromkeys(names, HALF)
+    full, half = (SeqRecordPipe(video, **options, resize=resize) for resize in sizes)
+    for pipe in (full, half):
         list(pipe)
-        peaks.append(pipe.stats()["peak_buffer_bytes"])
-        report = seqrecord.plan(video, **options, memory_limit=2_500_000)
-        resident.append(report.features_resident)
+    peaks = [pipe.stats()["peak_buffer_bytes"] for pipe in (full, half)]
     assert peaks[0] == 4 * peaks[1] == FRAMES * HEIGHT * WIDTH * 4
-    assert resident == [[], names]
-    assert pipe.dataset.features["image"].shape == (*HALF, 3)
-    assert pipe.compute_statistics()["image"].count.tolist() == [FRAMES * HALF[0] * HALF[1]] * 3
+    options["memory_limit"] = 2_500_000
+    reports = [seqrecord.plan(video, **options, resize=resize) for resize in sizes]
+    assert [report.features_resident for report in reports] == [[], names]
+    assert half.dataset.features["image"].shape == (*HALF, 3)
+    assert half.compute_statistics()["image"].count.tolist() == [FRAMES * HALF[0] * HALF[1]] * 3
 
 
 def test_one_size_for_all_images(raw: Path, tmp_path: Path) -> None:

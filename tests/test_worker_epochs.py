@@ -246,7 +246,7 @@ class GatedStream(SeqRecordIterableDataset):
         if worker is None:
             return begin()
         _turn += 1
-        return self.gates.go((_name, worker.id, _turn), begin)
+        return iter(self.gates.go((_name, worker.id, _turn), begin))
 
 
 def same(item: Any) -> Any:
@@ -506,7 +506,8 @@ def test_resuming_where_one_worker_has_ended(path: Path) -> None:
 def test_resuming_after_many_batches(
     path: Path, persistent: bool, method: str, is_set: bool
 ) -> None:
-    options = {"persistent_workers": persistent, "multiprocessing_context": method}
+    options: dict[str, Any] = {"persistent_workers": persistent}
+    options["multiprocessing_context"] = method
     check_resume(
         lambda: stateful(stream(path), **options),
         num_epochs=3 if method == "fork" else 2,
