@@ -18,17 +18,14 @@ from torch.utils.data import DataLoader
 from torchdata.nodes import Loader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from seqrecord import SeqRecordIterableDataset, SeqRecordNode, SeqRecordPipe, StateError
+from seqrecord import SeqRecordIterableDataset, SeqRecordNode, StateError
 from seqrecord.errors import MemoryLimitError
 from tests.clip_data import begun, digest, digests, make_loader, names, resumed
-from tests.rank_jobs import CLIPS, PATIENCE, finish, start
-from tests.test_launchers import TORCHRUN
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
 ]
-TOTAL = 67
 State = dict[str, Any]
 Clip = tuple[str, int]
 
@@ -380,30 +377,3 @@ def test_damaged_stages_are_refused_and_change_nothing(path: Path) -> None:
         assert stream.state_dict() == before
     stream.load_state_dict(state)
     del iterator
-
-
-# ---- torchrun
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(2 * PATIENCE + 50)
-def test_torchrun_with_three_then_two_ranks(path: Path, tmp_path: Path) -> None:
-    jobs, state = [], "-"
-    for ranks, stop in ((3, 2), (2, 0)):
-        following = str(tmp_path / f"{ranks}.json")
-        script = ["-m", "tests.rank_jobs.elastic", str(path), state, following, str(stop)]
-        jobs.append(finish([start([*TORCHRUN, str(ranks), *script])]))
-        assert len(jobs[-1]) == ranks
-        state = following
-    clips = [
-        [tuple(clip) for found in job for batch in found["batches"] for clip in batch]
-        for job in jobs
-    ]
-    given = Counter(clip for segment in clips for clip in segment)
-    assert len(given) == SeqRecordPipe(path, **CLIPS).num_clips == TOTAL
-    assert len(clips[0]) == 3 * 2 * 4
-    assert sum(len(set(segment)) for segment in clips) == TOTAL
-    repeated = sum(found["repeated"] for job in jobs for found in job)
-    assert given.total() - TOTAL <= repeated
-    steps = {len(found["batches"]) for found in jobs[-1]}
-    assert len(steps) == 1

@@ -144,16 +144,16 @@ def test_windows_of_groups() -> None:
 
 def test_a_range_that_is_too_long_is_refused_at_once() -> None:
     """Whatever its length: none of its numbers is looked at."""
+    with pytest.raises(ClipError):  # what is imported here counts no more
+        LoaderOptions(windows={"image": range(1 << 59)})
     for window in (range(1 << 60), range(0, -(1 << 80), -3)):
-        for counts in (False, True):  # what is imported at first does not count
-            calls = list[str]()
-            if counts:
-                sys.setprofile(lambda *call, calls=calls: calls.append(call[1]))
-            try:
-                with pytest.raises(ClipError) as info:
-                    LoaderOptions(windows={"image": window})
-            finally:
-                sys.setprofile(None)
+        calls = list[str]()
+        sys.setprofile(lambda *call, calls=calls: calls.append(call[1]))
+        try:
+            with pytest.raises(ClipError) as info:
+                LoaderOptions(windows={"image": window})
+        finally:
+            sys.setprofile(None)
         assert (len(calls) < 1000, info.value.got) == (True, repr(window))
         assert "too long" in str(info.value)
 
