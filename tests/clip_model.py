@@ -254,9 +254,10 @@ class Case:
         known |= {"dilation", "reversed", *self.features}
         assert [name for name in clip if name in self.features] == self.features
         for name in self.features:
-            frames = self.frames(name, episode, start, dilation)[:: -1 if is_reversed else 1]
+            order = slice(None, None, -1 if is_reversed else 1)
+            frames = self.frames(name, episode, start, dilation)[order]
             if name in self.padded:
-                asked = self.asked(name, episode, start, dilation)
+                asked = self.asked(name, episode, start, dilation)[order]
                 is_pad = [a != f for a, f in zip(asked, frames, strict=True)]
                 assert clip[f"{name}_is_pad"].tolist() == is_pad, name
                 known.add(f"{name}_is_pad")

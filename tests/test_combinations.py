@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from seqrecord import CenterCrop, EngineOptions, HorizontalFlip, Latest, RandomCrop, Seconds
-from tests.clip_model import FEATURES, GROUPS, IMAGES, KINDS, SPARSE, Case, check_case, write_all
+from tests.clip_model import FEATURES, GROUPS, IMAGES, SPARSE, Case, check_case, write_all
 
 PLAIN: dict[str, Any] = {"clip_len": 3, "features": ["image", "flow", "id"]}
 LATEST = dict.fromkeys(SPARSE, Latest())
@@ -91,10 +92,17 @@ CASES: dict[str, dict[str, Any]] = {
         "reverse": 0.5,
         "windows": {"gps": Latest(), "say": Latest()},
     },
+    "backwards and padded": {
+        "clip_len": 4,
+        "features": ["image", "id"],
+        "dilation": (1, 2, 5),
+        "reverse": 0.5,
+        "pad": "edge",
+    },
 }
 
-WORKERS_IN_EACH_RUN = {"windows", "nested", "limited", "squeezed", "latest of windows", "backwards"}
-"""With workers, the others are slow tests: values do not depend on who loads them."""
+OF_ALL_KINDS = {"windows", "nested", "squeezed", "latest of windows", "backwards"}
+"""Other cases than these are slow tests of most kinds: values do not depend on who loads them."""
 
 SPAN = 16  # frames that windows reach at most, before and after a clip's start
 
@@ -194,31 +202,29 @@ def run(records: Path, seed: int, *, rated: bool = False) -> None:
     check_case(records, case, seed=seed, kind=rng.choice(["pipe", "stream", "stream", "node"]))
 
 
-@pytest.mark.parametrize("seed", some(range(14), 8))
+@pytest.mark.parametrize("seed", some(range(14), 5))
 def test_some(records: Path, seed: int) -> None:
     run(records, seed)
 
 
-@pytest.mark.parametrize("seed", some(range(2000, 2008), 5))
+@pytest.mark.parametrize("seed", some(range(2000, 2008), 3))
 def test_episodes_of_several_rates(records: Path, seed: int) -> None:
     run(records, seed, rated=True)
 
 
-def marks_of(name: str, kind: str) -> Any:
-    return pytest.mark.slow if kind == "workers" and name not in WORKERS_IN_EACH_RUN else ()
+def named() -> Iterator[Any]:
+    """Each case of CASES with the kinds of loaders that take it."""
+    for name, case in CASES.items():
+        yield name, "pipe"
+        if not {"order", "memory_limit"} & case.keys():
+            for kind in ("workers", "map style", "collated"):
+                yield pytest.param(
+                    name, kind, marks=() if name in OF_ALL_KINDS else pytest.mark.slow
+                )
 
 
 @pytest.mark.parametrize("records", ["several"], indirect=True)
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        pytest.param(name, kind, marks=marks_of(name, kind))
-        for name in CASES
-        for kind in KINDS
-        if kind == "pipe"
-        or not (kind in ("stream", "node") or {"order", "memory_limit"} & CASES[name].keys())
-    ],
-)
+@pytest.mark.parametrize(("name", "kind"), list(named()))
 def test_named(records: Path, name: str, kind: str) -> None:
     options = CASES[name] | ({"batch_size": 3} if kind in ("pipe", "workers") else {})
     check_case(records, Case(options), kind=kind)

@@ -36,179 +36,131 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Any:
     return be
 
 
+SETTINGS: dict[str, Any] = {"clip_len": 3, "features": ["id"]}
+
+
 def test_rank_by_rank_and_worker_by_worker(rank: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks()  # made before the rank is known
-    rank(2, 3)
+    ranks, given, alone = Ranks(), Ranks(1, 5), Ranks(world_size=1)
+    rank(2, 3)  # after they were made
     assert ranks.shard() == Shard(2, 3)
     assert ranks.worker_shards(2) == [Shard(4, 6), Shard(5, 6)]
+    assert given.shard() == Shard(1, 5)
+    assert alone.shard() == Shard()
+    assert Ranks(0, 1).worker_shards(2) == [Shard(0, 2), Shard(1, 2)]
     be_worker(monkeypatch, 1, 4)
     assert ranks.shard() == Shard(9, 12)
+    assert given.shard() == Shard(5, 20)
     assert worker_threads() == max(1, usable_cores() // 4)
     assert ranks.shard_with_filter(12) == Shard()  # the filter deals out to all of them
     assert ranks.shard_with_filter(4) == Shard(2, 3)  # … to the workers only
     assert ranks.shard_with_filter(1) == Shard(9, 12)  # … to nobody
-
-
-def test_ranks_that_are_given(rank: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    rank(2, 3)
-    assert Ranks(1, 5).shard() == Shard(1, 5)
-    assert Ranks(world_size=1).shard() == Shard()
-    assert Ranks(0, 1).worker_shards(2) == [Shard(0, 2), Shard(1, 2)]
-    be_worker(monkeypatch, 1, 2)
-    assert Ranks(1, 5).shard() == Shard(3, 10)
-    assert Ranks(1, 5).shard_with_filter(2) == Shard(1, 5)
-    assert Ranks(1, 3).shard_with_filter(6) == Shard()
-    for given in (Ranks(1, 5), Ranks(world_size=1)):
+    assert given.shard_with_filter(4) == Shard(1, 5)
+    assert Ranks(1, 3).shard_with_filter(12) == Shard()
+    for one in (given, alone):
         with pytest.raises(ClipError, match="leave the filter out"):
-            given.shard_with_filter(6)
+            one.shard_with_filter(12)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        (1, None),
-        (None, 2),
-        (0, None),
-        (2, 2),
-        (-1, 2),
-        (0, 0),
-        (0, -1),
-        (0.0, 2),
-        (True, 2),
-        ("0", 2),
-    ],
-)
-def test_ranks_that_make_no_sense(path: Path, given: tuple[Any, Any]) -> None:
-    with pytest.raises(ClipError, match=r"rank|world_size"):
-        SeqRecordPipe(path, clip_len=3, rank=given[0], world_size=given[1])
+def clips_in(loader: Any) -> list[tuple[str, int]]:
+    return [name for item in loader for name in names(item)]
 
 
 def clips_of(location: Any, **given: Any) -> list[tuple[str, int]]:
     """The clips of this process, in their order."""
-    pipe = SeqRecordPipe(location, **{"clip_len": 3, "features": ["id"], **given})
-    return [name for clip in pipe for name in names(clip)]
+    return clips_in(SeqRecordPipe(location, **{**SETTINGS, **given}))
 
 
-@pytest.mark.parametrize(
-    ("environment", "rank", "world_size"),
-    [
-        ({"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0"}, 2, 3),
-        ({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}, 1, 2),
-        ({"LOCAL_RANK": "1", "WORLD_SIZE": "4", "NODE_RANK": "0"}, 1, 4),
-        (
-            {"LOCAL_RANK": "1", "WORLD_SIZE": "4", "NODE_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
-            *(3, 4),
-        ),
-        (
-            {"LOCAL_RANK": "0", "WORLD_SIZE": "6", "GROUP_RANK": "2", "LOCAL_WORLD_SIZE": "2"},
-            *(4, 6),
-        ),
-        ({"LOCAL_RANK": "1"}, 0, 1),
-        ({"WORLD_SIZE": "1"}, 0, 1),
-        ({"LOCAL_RANK": "0", "WORLD_SIZE": "1"}, 0, 1),
-    ],
-)
-def test_environments(
-    path: Path,
-    environment: dict[str, str],
-    rank: int,
-    world_size: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def be(monkeypatch: pytest.MonkeyPatch, environment: str) -> None:
+    for one in environment.split():
+        monkeypatch.setenv(*one.split("=", 1))
+
+
+def test_environments(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = seqrecord.open(path)
-    shards = [clips_of(dataset, rank=i, world_size=world_size) for i in range(world_size)]
-    assert len(set(map(tuple, shards))) == world_size
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert clips_of(dataset) == shards[rank]
+    for environment, rank, world_size in (
+        ("RANK=2 WORLD_SIZE=3 LOCAL_RANK=0", 2, 3),
+        ("LOCAL_RANK=1 WORLD_SIZE=2", 1, 2),
+        ("LOCAL_RANK=1 WORLD_SIZE=4 NODE_RANK=0", 1, 4),
+        ("LOCAL_RANK=1 WORLD_SIZE=4 NODE_RANK=1 LOCAL_WORLD_SIZE=2", 3, 4),
+        ("LOCAL_RANK=0 WORLD_SIZE=6 GROUP_RANK=2 LOCAL_WORLD_SIZE=2", 4, 6),
+        ("LOCAL_RANK=1", 0, 1),
+        ("WORLD_SIZE=1", 0, 1),
+        ("LOCAL_RANK=0 WORLD_SIZE=1", 0, 1),
+    ):
+        shards = [clips_of(dataset, rank=i, world_size=world_size) for i in range(world_size)]
+        assert len(set(map(tuple, shards))) == world_size
+        with monkeypatch.context() as patch:
+            be(patch, environment)
+            assert clips_of(dataset) == shards[rank], environment
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {"RANK": "0"},
-        {"WORLD_SIZE": "2"},
-        {"RANK": "2", "WORLD_SIZE": "2"},
-        {"RANK": "-1", "WORLD_SIZE": "2"},
-        {"RANK": "one", "WORLD_SIZE": "2"},
-        {"RANK": "", "WORLD_SIZE": ""},
-        {"LOCAL_RANK": "2", "WORLD_SIZE": "2"},
-        {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "NODE_RANK": "one"},
-        {"LOCAL_RANK": "0", "WORLD_SIZE": "4", "NODE_RANK": "1"},  # … of how many processes each?
-        {"LOCAL_RANK": "0", "WORLD_SIZE": "4", "NODE_RANK": "2", "LOCAL_WORLD_SIZE": "2"},
-        {"LOCAL_RANK": "2", "WORLD_SIZE": "4", "NODE_RANK": "-1", "LOCAL_WORLD_SIZE": "2"},
-    ],
-)
-def test_an_environment_that_makes_no_sense(
-    path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_make_no_sense(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = SeqRecordPipe(path, clip_len=3)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ClipError, match=r"make no sense.*give rank="):
-        next(iter(pipe))
-    pickle.dumps(pipe)  # is no time to complain
+    for environment in (
+        "RANK=0",
+        "WORLD_SIZE=2",
+        "RANK=2 WORLD_SIZE=2",
+        "RANK=-1 WORLD_SIZE=2",
+        "RANK=one WORLD_SIZE=2",
+        "RANK= WORLD_SIZE=",
+        "LOCAL_RANK=2 WORLD_SIZE=2",
+        "LOCAL_RANK=0 WORLD_SIZE=2 NODE_RANK=one",
+        "LOCAL_RANK=0 WORLD_SIZE=4 NODE_RANK=1",  # … of how many processes each?
+        "LOCAL_RANK=0 WORLD_SIZE=4 NODE_RANK=2 LOCAL_WORLD_SIZE=2",
+        "LOCAL_RANK=2 WORLD_SIZE=4 NODE_RANK=-1 LOCAL_WORLD_SIZE=2",
+    ):
+        with monkeypatch.context() as patch:
+            be(patch, environment)
+            with pytest.raises(ClipError, match=r"make no sense.*give rank="):
+                next(iter(pipe))
+            pickle.dumps(pipe)  # is no time to complain
+    wrong: list[tuple[Any, Any]] = [(1, None), (None, 2), (0, None), (2, 2), (-1, 2), (0, 0)]
+    for number, world_size in [*wrong, (0, -1), (0.0, 2), (True, 2), ("0", 2)]:
+        with pytest.raises(ClipError, match=r"rank|world_size"):
+            SeqRecordPipe(path, clip_len=3, rank=number, world_size=world_size)
 
 
 def test_a_rank_goes_to_processes_that_this_one_starts_and_no_further(
     path: Path, rank: Any
 ) -> None:
-    def of(number: int, world_size: int) -> list[tuple[str, int]]:
-        return clips_of(path, rank=number, world_size=world_size)
-
-    settings: dict[str, Any] = {"clip_len": 3, "features": ["id"]}
     rank(1, 2)
-    sent = pickle.dumps(SeqRecordIterableDataset(path, **settings))
-    given = pickle.dumps(SeqRecordIterableDataset(path, **settings, rank=3, world_size=5))
-    context = multiprocessing.get_context("fork")
-    with context.Pool(1) as pool:
+    sent = pickle.dumps(SeqRecordIterableDataset(path, **SETTINGS))
+    given = pickle.dumps(SeqRecordIterableDataset(path, **SETTINGS, rank=3, world_size=5))
+    with multiprocessing.get_context("fork").Pool(1) as pool:
         rank(0, 4)  # as in a fork server, whose environment is an older one
-        assert pool.apply(_clips_of, (sent, "7")) == of(1, 2)
-        assert pool.apply(_clips_of, (given, "7")) == of(3, 5)
-    assert _names(pickle.loads(sent)) == of(0, 4)  # what it finds itself
+        assert pool.apply(_clips_of, (sent,)) == clips_of(path, rank=1, world_size=2)
+        assert pool.apply(_clips_of, (given,)) == clips_of(path, rank=3, world_size=5)
+    # What it finds itself:
+    assert clips_in(pickle.loads(sent)) == clips_of(path, rank=0, world_size=4)
 
 
-def _clips_of(stream: bytes, world_size: str) -> list[tuple[str, int]]:
-    os.environ.update(RANK="0", WORLD_SIZE=world_size)
+def _clips_of(stream: bytes) -> list[tuple[str, int]]:
+    os.environ.update(RANK="0", WORLD_SIZE="7")
     found: SeqRecordIterableDataset = pickle.loads(stream)
-    clips = _names(copy.deepcopy(found))
-    assert _names(found) == clips
+    clips = clips_in(copy.deepcopy(found))
+    assert clips_in(found) == clips
     return clips
-
-
-def _names(stream: SeqRecordIterableDataset) -> list[tuple[str, int]]:
-    return [name for clip in stream for name in names(clip)]
 
 
 def shards() -> Iterator[Any]:
     """Sizes of batches, numbers of workers, whether to drop the last and to rotate the phase."""
-    for case in itertools.product(
-        [(None, 0), (1, 0), (4, 0), (4, 2)], (False, True), (False, True)
-    ):
-        (_, num_workers), drop_last, rotate_phase = case
-        marks = pytest.mark.slow if num_workers and not (drop_last and rotate_phase) else ()
-        yield pytest.param(*case[0], drop_last, rotate_phase, marks=marks)
+    sizes = [(None, 0), (1, 0), (4, 0), (4, 2)]
+    for (size, workers), *more in itertools.product(sizes, (False, True), (False, True)):
+        is_slow = not all(more) if workers else size == 1
+        yield pytest.param(size, workers, *more, marks=pytest.mark.slow if is_slow else ())
 
 
 @pytest.mark.parametrize(("batch_size", "num_workers", "drop_last", "rotate_phase"), list(shards()))
 def test_all_ranks_get_equally_many_items(
-    path: Path,
-    rank: Any,
-    num_workers: int,
-    batch_size: int | None,
-    drop_last: bool,
-    rotate_phase: bool,
+    path: Path, num_workers: int, batch_size: int | None, drop_last: bool, rotate_phase: bool
 ) -> None:
-    settings: dict[str, Any] = {"clip_len": 3, "batch_size": batch_size, "drop_last": drop_last}
-    settings["features"] = ["flow"]  # which some clips lack
-    if rotate_phase:
-        settings |= {"stride": 2, "rotate_phase": True}
-    clips: list[tuple[str, int]] = []
-    counts, repeated = [], 0
-    every = SeqRecordPipe(path, clip_len=3, features=["flow"]).clips.num_clips
+    settings: dict[str, Any] = {"clip_len": 3, "features": ["flow"]}  # which some clips lack
+    every = SeqRecordPipe(path, **settings).num_clips
+    settings |= {"batch_size": batch_size, "drop_last": drop_last}
+    settings |= {"stride": 2, "rotate_phase": True} if rotate_phase else {}
+    clips, counts, repeated = list[Any](), list[Any](), 0
     for number in range(3):
-        rank(number, 3)
-        pipe = SeqRecordPipe(path, **settings)
+        pipe = SeqRecordPipe(path, **settings, rank=number, world_size=3)
         loader = DataLoader(pipe, batch_size=None, num_workers=num_workers)
         for _ in range(2 if rotate_phase else 1):
             batches = [names(batch) for batch in loader]
@@ -223,44 +175,54 @@ def test_all_ranks_get_equally_many_items(
         assert num_workers or len(clips) == every + repeated
 
 
-@pytest.mark.parametrize(("batch_size", "num_workers"), [(None, 0), (4, 0), (4, 2)])
-def test_evaluation_has_every_clip_exactly_once(
-    path: Path, rank: Any, num_workers: int, batch_size: int | None
-) -> None:
-    clips = []
-    total = SeqRecordPipe(path, clip_len=3).clips.num_clips
-    for number in range(3):
-        rank(number, 3)
-        pipe = SeqRecordPipe(path, clip_len=3, batch_size=batch_size, even_batches=False)
-        loader = DataLoader(pipe, batch_size=None, num_workers=num_workers)
-        batches = [names(batch) for batch in loader]
-        assert len(batches) == len(loader)
-        clips += [name for batch in batches for name in batch]
+def test_evaluation_has_every_clip_exactly_once(path: Path, rank: Any) -> None:
+    """With `even_batches=False`, also where a filter deals out the clips of a pipe or a stream."""
+
+    def filtered(**options: Any) -> Any:
+        pipe: Any = SeqRecordPipe(path, **options)
+        return pipe.shuffle(buffer_size=10).sharding_filter().map(same)
+
+    total = len(clips_of(path))
+    for make, size, workers in (
+        (partial(SeqRecordPipe, path), None, 0),
+        (partial(SeqRecordPipe, path), 4, 2),
+        (filtered, None, 0),
+        (filtered, None, 2),
+    ):
+        clips = []
+        for number in range(3):
+            rank(number, 3)
+            pipe = make(**SETTINGS, batch_size=size, even_batches=False)
+            loader = DataLoader(pipe, batch_size=None, num_workers=workers)
+            batches = [names(batch) for batch in loader]
+            assert len(batches) == len(loader)
+            clips += [name for batch in batches for name in batch]
+        assert len(clips) == len(set(clips)) == total
+    rank(0, 1)
+    stream = SeqRecordIterableDataset(path, **SETTINGS, even_batches=False)
+    chain = IterableWrapper(stream, deepcopy=False).sharding_filter()
+    clips = clips_in(DataLoader(chain, batch_size=None, num_workers=2))
     assert len(clips) == len(set(clips)) == total
+
+
+def same(clip: dict[str, Any]) -> dict[str, Any]:
+    return {"id": clip["id"], "episode": clip["episode"], "start": clip["start"]}
 
 
 def test_more_ranks_than_clips(path: Path) -> None:
     options: dict[str, Any] = {"features": ["flow"], "episodes": [1]}
     total = len(clips_of(path, **options))
-    shards = []
-    for rank in range(total + 9):
-        options |= {"rank": rank, "world_size": total + 9}
-        shards.append([clips_of(path, even_batches=equal, **options) for equal in (True, False)])
-    assert all(len(clips) == 1 for clips, _ in shards)
-    exact = [clip for _, clips in shards for clip in clips]
-    assert len({clip for clips, _ in shards for clip in clips}) == len(set(exact)) == total
+    equal, exact = [], []
+    for number in range(total + 9):
+        options |= {"rank": number, "world_size": total + 9}
+        equal.append(clips_of(path, **options))
+        exact += clips_of(path, even_batches=False, **options)
+    assert {len(clips) for clips in equal} == {1}
+    assert len({clip for clips in equal for clip in clips}) == len(set(exact)) == total
     assert len(exact) == total
-
-
-def test_drop_last_that_leaves_nothing_is_an_error(path: Path, rank: Any) -> None:
-    rank(1, 100)
-    pipe = SeqRecordPipe(path, clip_len=3, drop_last=True)
+    pipe = SeqRecordPipe(path, clip_len=3, drop_last=True, rank=1, world_size=100)
     with pytest.raises(ClipError, match=r"drop_last leaves no batch at all.*at least 100 clips"):
         list(pipe)
-
-
-def same(clip: dict[str, Any]) -> dict[str, Any]:
-    return {"id": clip["id"], "episode": clip["episode"], "start": clip["start"]}
 
 
 def test_under_accelerate_ranks_must_be_given(
@@ -268,55 +230,25 @@ def test_under_accelerate_ranks_must_be_given(
 ) -> None:
     """It divides the epoch of a prepared loader among ranks; the loader must not yield a shard."""
     state = pytest.importorskip("accelerate.state").PartialState(cpu=True)
-    settings: dict[str, Any] = {"clip_len": 3, "features": ["id"]}
 
     def mix(path: Path, **given: Any) -> SeqRecordMix:
-        return SeqRecordMix(
-            {"one": SeqRecordIterableDataset(path, **settings)}, batch_size=4, **given
-        )
+        source = SeqRecordIterableDataset(path, **SETTINGS)
+        return SeqRecordMix({"one": source}, batch_size=4, **given)
 
     rank(1, 2)
-    of_rank = clips_of(path)
-    assert of_rank == clips_of(path, rank=1, world_size=2)  # Accelerate has one process
+    of_rank = clips_of(path, rank=1, world_size=2)
+    assert clips_of(path) == of_rank  # Accelerate has one process
     monkeypatch.setattr(state, "num_processes", 2)
-    makes: list[Any] = [
-        partial(kind, **settings) for kind in (SeqRecordPipe, SeqRecordIterableDataset)
-    ]
+    makes: list[Any] = [partial(k, **SETTINGS) for k in (SeqRecordPipe, SeqRecordIterableDataset)]
     asks: list[Any] = [list, len, pickle.dumps, lambda data: data.state_dict()]
     for make, ask in itertools.product([*makes, mix], asks):
         with pytest.raises(ClipError, match=r"world_size=1 for a loader that accelerator\.prep"):
             ask(make(path))
         ask(make(path, world_size=1))
-    loader = DataLoader(SeqRecordPipe(path, **settings), batch_size=None)
+    loader = DataLoader(SeqRecordPipe(path, **SETTINGS), batch_size=None)
     with pytest.raises(ClipError, match=r"world_size=accelerator\.num_processes.*rank 1 of 2"):
         iter(loader)  # where it is made, not in a worker
     assert clips_of(path, rank=1, world_size=2) == of_rank
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_ranks_of_the_environment_with_a_sharding_filter(
-    path: Path, rank: Any, num_workers: int
-) -> None:
-    clips = []
-    total = SeqRecordPipe(path, clip_len=3, features=["id"]).clips.num_clips
-    for number in range(2):
-        rank(number, 2)
-        pipe = SeqRecordPipe(path, clip_len=3, features=["id"], even_batches=False)
-        chain = pipe.shuffle(buffer_size=10).sharding_filter().map(same)
-        loader = DataLoader(chain, batch_size=None, num_workers=num_workers)
-        mine = [name for clip in loader for name in names(clip)]
-        assert len(mine) == len(loader)
-        clips += mine
-    assert len(clips) == len(set(clips)) == total
-
-
-def test_a_stream_with_a_sharding_filter(path: Path) -> None:
-    """As a pipe, it leaves the distribution to the filter."""
-    stream = SeqRecordIterableDataset(path, clip_len=3, features=["id"], even_batches=False)
-    chain = IterableWrapper(stream, deepcopy=False).sharding_filter()
-    loader = DataLoader(chain, batch_size=None, num_workers=2)
-    clips = [name for clip in loader for name in names(clip)]
-    assert len(clips) == len(set(clips)) == stream.num_clips
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
@@ -355,14 +287,6 @@ wait()
 dist.destroy_process_group()
 os._exit(0) if rank else os.wait()
 """
-
-
-def of_ranks(path: Path, folder: Path, steps: str) -> list[str]:
-    """What two ranks of a process group print."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    found = run_code(RANKS, path, folder / "store", steps)
-    assert found.returncode == 0, found.stderr
-    return found.stdout.splitlines()
 
 
 def test_ranks_that_disagree(path: Path, tmp_path: Path) -> None:
@@ -406,7 +330,10 @@ for one in (0, 1):
             print(error, flush=True)
     wait()
 """
-    said = of_ranks(path, tmp_path, steps)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    found = run_code(RANKS, path, tmp_path / "store", steps)
+    assert found.returncode == 0, found.stderr
+    said = found.stdout.splitlines()
     assert len(said) == 4, said
     assert all("the ranks begin an iteration in different places" in line for line in said)
     assert "expected: seed=1; got: seed=0" in said[0]

@@ -18,17 +18,14 @@ from torch.utils.data import DataLoader
 from torchdata.nodes import Loader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from seqrecord import SeqRecordIterableDataset, SeqRecordNode, SeqRecordPipe, StateError
+from seqrecord import SeqRecordIterableDataset, SeqRecordNode, StateError
 from seqrecord.errors import MemoryLimitError
 from tests.clip_data import begun, digest, digests, make_loader, names, resumed
-from tests.rank_jobs import CLIPS, PATIENCE, finish, start
-from tests.test_launchers import TORCHRUN
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
 ]
-TOTAL = 67
 State = dict[str, Any]
 Clip = tuple[str, int]
 
@@ -36,10 +33,6 @@ Clip = tuple[str, int]
 def make(path: Path, rank: int, ranks: int, **changes: Any) -> Any:
     settings = {"features": ["id"], "batch_size": 2, **changes}
     return make_loader(path, SeqRecordIterableDataset, rank=rank, world_size=ranks, **settings)
-
-
-def clips_of(batch: Any) -> list[Clip]:
-    return [(key, int(start)) for key, start in names(batch)]
 
 
 @dataclass
@@ -56,14 +49,14 @@ def run(
     path: Path, ranks: int, state: State | None, stop: int | None = None, **changes: Any
 ) -> EpochSegment:
     """All ranks of a job, each from the same state, until each has given `stop` batches."""
-    clips, states, repeated, ended = [], [], 0, []
+    clips, states, repeated, ended = list[Clip](), [], 0, []
     for rank in range(ranks):
         stream = make(path, rank, ranks, **changes)
         if state is not None:
             stream.load_state_dict(json.loads(json.dumps(state)))
         given = 0
         for batch in stream:
-            clips += clips_of(batch)
+            clips += names(batch)
             given += 1
             if given == stop:
                 break
@@ -87,7 +80,14 @@ def check_epoch(segments: Sequence[EpochSegment], every: set[Clip]) -> None:
 
 @pytest.fixture
 def every(path: Path) -> set[Clip]:
-    return {clip for batch in make(path, 0, 1) for clip in clips_of(batch)}
+    return given_by(make(path, 0, 1))
+
+
+def given_by(loader: Any) -> set[Clip]:
+    """All clips of a loader, each of which comes once."""
+    clips = [clip for batch in loader for clip in names(batch)]
+    assert len(clips) == len(set(clips))
+    return set(clips)
 
 
 def test_four_then_two_then_three_ranks(path: Path, every: set[Clip]) -> None:
@@ -108,26 +108,30 @@ def test_four_then_two_then_three_ranks(path: Path, every: set[Clip]) -> None:
     assert [digest(batch) for batch in fresh[0]] == [digest(batch) for batch in fresh[1]]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"batch_size": None},
-        {"even_batches": False},
-        {"shuffle": False},
-        {"drop_last": True},
-        {"stride": 4, "rotate_phase": True},
-        {"shuffle_buffer": None},
-        {"clip_len": None, "windows": {"id": [-2, 0, 3]}, "pad": "edge"},
-        {"order": "sequences", "shuffle_buffer": None},
-        {"order": "sequences", "shuffle_buffer": None, "stride": 1, "drop_last": True},
-        {"order": "sequences", "shuffle_buffer": None, "stride": 1, "even_batches": False},
-    ],
-    ids=repr,
-)
+ROWS = {"order": "sequences", "shuffle_buffer": None}
+CHANGES: list[Any] = [
+    {},
+    {"batch_size": None},
+    {"even_batches": False},
+    {"drop_last": True},
+    {"stride": 4, "rotate_phase": True},
+    {**ROWS},
+    {**ROWS, "stride": 1, "drop_last": True},
+    *(
+        pytest.param(changes, marks=pytest.mark.slow)
+        for changes in (
+            {"shuffle": False},
+            {"shuffle_buffer": None},
+            {"clip_len": None, "windows": {"id": [-2, 0, 3]}, "pad": "edge"},
+            {**ROWS, "stride": 1, "even_batches": False},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("changes", CHANGES, ids=repr)
 def test_any_changes_of_size(path: Path, changes: dict[str, Any]) -> None:
-    whole = make(path, 0, 1, **{**changes, "drop_last": False})
-    every = {clip for batch in whole for clip in clips_of(batch)}
+    every = given_by(make(path, 0, 1, **{**changes, "drop_last": False}))
     drawn = random.Random(repr(changes))
     segments, state, ranks = [], None, 0
     for stop in (*(drawn.randint(1, 5) for _ in range(4)), None):
@@ -137,14 +141,14 @@ def test_any_changes_of_size(path: Path, changes: dict[str, Any]) -> None:
         state = segments[-1].state
         if segments[-1].ended:
             break
+    given = Counter(clip for segment in segments for clip in segment.clips)
     if changes.get("drop_last"):
-        given = Counter(clip for segment in segments for clip in segment.clips)
         assert set(given.values()) == {1}
         assert len(every) - 4 * 2 < len(given) <= len(every)
     else:
         check_epoch(segments, every)
     if changes.get("even_batches") is False:
-        assert sum(len(segment.clips) for segment in segments) == len(every)
+        assert given.total() == len(every)
 
 
 def test_resuming_within_what_is_left(path: Path) -> None:
@@ -175,9 +179,9 @@ def test_a_change_is_over_when_the_next_epoch_begins(path: Path) -> None:
     stream.set_epoch(0)  # keeps the place
     assert len(list(stream)) == -(-(67 - 2 * 3 * 2) // 6)
     stream.load_state_dict(state)
-    stream.set_epoch(2)
     fresh = make(path, 0, 3)
-    fresh.set_epoch(2)
+    for each in (stream, fresh):
+        each.set_epoch(2)
     assert digests(stream) == digests(fresh)
 
 
@@ -193,20 +197,16 @@ def test_the_next_batch_size_may_be_another(path: Path, every: set[Clip]) -> Non
 # ---- DataLoader and StatefulDataLoader
 
 
-def loaded(path: Path, state: State, workers: int, **changes: Any) -> list[list[Clip]]:
-    """The batches of one rank that goes on with so many workers."""
-    stream = resumed(make(path, 0, 1, **changes), state)
-    loader: Any = DataLoader(stream, batch_size=None, num_workers=workers)
-    return [clips_of(batch) for batch in loader]
-
-
-def given_by(loader: Any, steps: int) -> tuple[list[Clip], State]:
-    """The clips of so many steps, and the state then."""
+def stopped(loader: Any, steps: int) -> tuple[set[Clip], State]:
+    """The clips of so many steps of a loader with workers, and the state then."""
     iterator = iter(loader)
-    batches = [next(iterator) for _ in range(steps)]
-    items = [item for b in batches for item in (b if isinstance(b, list) else [b])]
-    state: State = loader.dataset.state_dict(batches=steps, batch_size=loader.batch_size)
-    return [clip for item in items for clip in clips_of(item)], json.loads(json.dumps(state))
+    clips = given_by(item for _ in range(steps) for item in _items(next(iterator)))
+    state = loader.dataset.state_dict(batches=steps, batch_size=loader.batch_size)
+    return clips, json.loads(json.dumps(state))
+
+
+def _items(batch: Any) -> list[Any]:
+    return batch if isinstance(batch, list) else [batch]
 
 
 @pytest.mark.parametrize(
@@ -230,40 +230,21 @@ def test_other_numbers_of_workers(
     options: Any = {} if size is None else {"collate_fn": list}
     data = make(path, 0, 1, **changes)
     loader: Any = DataLoader(data, batch_size=size, num_workers=workers, **options)
-    given, state = given_by(loader, 5)
+    given, state = stopped(loader, 5)
     for number in others:
-        rest = [clip for batch in loaded(path, state, number, **changes) for clip in batch]
+        stream = resumed(make(path, 0, 1, **changes), state)
+        rest = [
+            clip
+            for batch in DataLoader(stream, batch_size=None, num_workers=number)
+            for clip in names(batch)
+        ]
         # The same shards go on as they were. Those with a clip less than others give one of these.
         is_equal = changes.get("even_batches", True)
         repeated = -len(every) % workers if number == workers and is_equal else 0
-        assert len(set(rest) & set(given)) <= repeated
-        assert set(rest) | set(given) == every
+        assert len(set(rest) & given) <= repeated
+        assert set(rest) | given == every
         most = max(1, number) + max(1, workers) if is_equal else 1
         assert len(rest) + len(given) - len(every) < most
-
-
-@pytest.mark.slow
-def test_workers_that_change_are_resumable(path: Path, every: set[Clip]) -> None:
-    """Two workers, then three, of which a StatefulDataLoader resumes, then none."""
-
-    def stateful(workers: int, state: State | None = None) -> Any:
-        stream = make(path, 0, 1)
-        if state:
-            stream.load_state_dict(state)
-        return StatefulDataLoader(stream, batch_size=None, num_workers=workers)
-
-    given, state = given_by(stateful(2), 5)
-    loader = stateful(3, state)
-    iterator = begun(loader, 7)
-    saved = json.loads(json.dumps(loader.state_dict()))
-    expected = [[clips_of(batch) for batch in batches] for batches in (iterator, loader)]
-    again = resumed(stateful(3), saved)
-    assert [[clips_of(batch) for batch in again] for _ in range(2)] == expected
-    more, state = given_by(stateful(3, state), 7)
-    given += more
-    rest = [clip for batch in loaded(path, state, 0) for clip in batch]
-    assert not set(rest) & set(given)
-    assert set(rest) | set(given) == every
 
 
 class LateProcess(ForkProcess):
@@ -285,16 +266,14 @@ def test_plain_workers_go_on_where_a_loader_without_stopped(
     """Also one that is forked when others have begun the epoch, which the process that forks
     knows."""
     first = run(path, 1, None, 9)
-    stream = resumed(make(path, 0, 1), first.state)
-    loader: Any = DataLoader(
-        stream, batch_size=None, num_workers=2, multiprocessing_context=context
-    )
-    given = [clip for batch in loader for clip in clips_of(batch)]
+    stream, fresh = resumed(make(path, 0, 1), first.state), make(path, 0, 1)
+    options: Any = {"batch_size": None, "num_workers": 2}
+    loader: Any = DataLoader(stream, **options, multiprocessing_context=context)
+    given = [clip for batch in loader for clip in names(batch)]
     check_epoch([first, EpochSegment(given, {}, 1, True)], every)
     assert len(loader) == 34  # of a whole epoch
-    fresh = make(path, 0, 1)
     fresh.set_epoch(1)
-    assert digests(loader) == digests(DataLoader(fresh, batch_size=None, num_workers=2))
+    assert digests(loader) == digests(DataLoader(fresh, **options))
 
 
 def test_one_worker_alone_does_not_know_the_others(path: Path) -> None:
@@ -309,38 +288,34 @@ def test_one_worker_alone_does_not_know_the_others(path: Path) -> None:
         iter(stream)
     with pytest.raises(StateError, match="of other settings: batch_size; "):
         make(path, 0, 1, batch_size=5).load_state_dict(of_worker)
+    no_states: list[Any] = [None, [], {}, {"_snapshot": {}}, {"fetcher_state": None}]
+    for no_state in no_states:
+        with pytest.raises(StateError, match="no loader has saved it"):
+            stream.load_state_dict(no_state)
 
 
 def test_a_node_goes_on_with_other_ranks(path: Path, every: set[Clip]) -> None:
-    def node_of(rank: int, ranks: int) -> Any:
+    def node(rank: int, ranks: int) -> Any:
         settings: Any = {"features": ["id"], "batch_size": 2, "rank": rank, "world_size": ranks}
         return make_loader(path, SeqRecordNode, **settings)
 
-    def node(rank: int, ranks: int) -> Any:
-        return Loader(node_of(rank, ranks))
-
-    given, state = [], None
+    given, state = set[Clip](), None
     for rank in range(2):
-        loader = node(rank, 2)
+        loader = Loader(node(rank, 2))
         iterator = iter(loader)
-        given += [clip for _ in range(4) for clip in clips_of(next(iterator))]
+        given |= given_by(next(iterator) for _ in range(4))
         state = loader.state_dict()
-    rest = []
-    for rank in range(3):
-        loader = resumed(node(rank, 3), state)
-        rest += [clip for batch in loader for clip in clips_of(batch)]
-    assert not set(rest) & set(given)
-    assert set(rest) | set(given) == every
+    rests = [given_by(resumed(Loader(node(rank, 3)), state)) for rank in range(3)]
+    assert not set.union(*rests) & given
+    assert set.union(*rests) | given == every
     # After all were given, an iteration is of the next epoch.
-    alone = node_of(0, 1)
+    alone, other = node(0, 1), Loader(node(0, 2))
     alone.reset()
     for _ in range(34):
         alone.next()
-    at_end = alone.state_dict()
-    other = node(0, 2)
-    inner = other.state_dict()
-    (name,) = (key for key, value in inner.items() if isinstance(value, dict))
-    other.load_state_dict({**inner, name: at_end})
+    state = other.state_dict()
+    (name,) = (key for key, value in state.items() if isinstance(value, dict))
+    other.load_state_dict({**state, name: alone.state_dict()})
     assert len(list(other)) in (0, 17)
 
 
@@ -356,91 +331,49 @@ def test_a_state_of_more_memory_goes_on_with_less_on_other_ranks(path: Path) -> 
     assert len(list(stream)) == len(make(path, 0, 3)) - 2
 
 
-def damaged(path: Path) -> list[tuple[Callable[[State], Any], str]]:
-    other = make(path, 0, 2, seed=6)
-    next(iter(other))
+def test_damaged_stages_are_refused_and_change_nothing(path: Path) -> None:
+    state = run(path, 2, run(path, 4, None, 3).state, 2).state
+    stream, other = make(path, 0, 2), make(path, 0, 2, seed=6)
+    iterator = begun(other)
+    before = stream.state_dict()
 
-    def changed(state: State, change: Callable[[dict[str, Any]], object]) -> State:
-        """The state, with a change of what is left of its source."""
+    def changed(change: Callable[[dict[str, Any], dict[str, Any]], object]) -> State:
+        """The state, with a change of what is left of its source and of its first segment."""
         copy: State = json.loads(json.dumps(state))
-        change(copy["rest"]["sources"][0])
+        (source,) = copy["rest"]["sources"]
+        change(source, source["pending"][0][1][0])
         return copy
 
-    def segment(**changes: Any) -> Callable[[State], State]:
-        return lambda state: changed(state, lambda s: s["pending"][0][1][0].update(changes))
+    def segment(**changes: Any) -> State:
+        return changed(lambda _, segment: segment.update(changes))
 
-    def settings(**changes: Any) -> Callable[[State], State]:
-        return lambda state: changed(
-            state, lambda s: s["pending"][0][1][0]["settings"].update(changes)
-        )
+    def settings(**changes: Any) -> State:
+        return changed(lambda _, segment: segment["settings"].update(changes))
 
-    def moved(state: State) -> State:
-        def move(source: dict[str, Any]) -> None:
-            source["following"] += 1
-            source["pending"][0][0] += 1
+    def moved(source: dict[str, Any], _: object) -> None:
+        source["following"] += 1
+        source["pending"][0][0] += 1
 
-        return changed(state, move)
-
-    return [
-        (segment(batches=[40]), "segment of an epoch is beyond the epoch's end"),
-        (segment(batches=[1, 1 << 60]), "segment of an epoch is beyond the epoch's end"),
+    beyond, unknown = "beyond the epoch's end", "batch that no loader has saved"
+    damaged: list[tuple[State, str]] = [
+        (segment(batches=[40]), beyond),
+        (segment(batches=[1, 1 << 60]), beyond),
         (segment(ranks=1 << 30), "more cursors than can be planned"),
         (settings(num_cursors=(1 << 31) - 1, seed=5), "more cursors than|beyond"),
         (settings(seed=6), "segments of the saved state have different settings: seed"),
         (settings(shuffle=False), "have different settings: shuffle"),
         (segment(by_clip=1), "another type in by_clip"),
-        (lambda state: {**state, "rest": None}, "that follow each other"),
-        (lambda state: changed(state, lambda s: s.update(pending=[])), "that follow each other"),
-        (moved, "of other epochs"),
-        (lambda state: {**state, "batch": 40}, "beyond the end of its epoch"),
-        (lambda state: {**state, "batch": [3, 3]}, "batch that no loader has saved"),
-        (
-            lambda state: {**state, "sharing": {**state["sharing"], "worker": None}},
-            "batch that no loader has saved",
-        ),
-        (lambda _: other.state_dict(), "of other settings: seed"),
+        ({**state, "rest": None}, "that follow each other"),
+        (changed(lambda source, _: source.update(pending=[])), "that follow each other"),
+        (changed(moved), "of other epochs"),
+        ({**state, "batch": 40}, "beyond the end of its epoch"),
+        ({**state, "batch": [3, 3]}, unknown),
+        ({**state, "sharing": {**state["sharing"], "worker": None}}, unknown),
+        (other.state_dict(), "of other settings: seed"),
     ]
-
-
-def test_damaged_stages_are_refused_and_change_nothing(path: Path) -> None:
-    state = run(path, 2, run(path, 4, None, 3).state, 2).state
-    stream = make(path, 0, 2)
-    before = stream.state_dict()
-    for damage, message in damaged(path):
+    for one, message in damaged:
         with pytest.raises(StateError, match=message):
-            stream.load_state_dict(damage(state))
+            stream.load_state_dict(one)
         assert stream.state_dict() == before
     stream.load_state_dict(state)
-
-
-@pytest.mark.parametrize("change", [None, [], {}, {"_snapshot": {}}, {"fetcher_state": None}])
-def test_what_is_no_state_is_refused(path: Path, change: Any) -> None:
-    with pytest.raises(StateError, match="no loader has saved it"):
-        make(path, 0, 1).load_state_dict(change)
-
-
-# ---- torchrun
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(2 * PATIENCE + 50)
-def test_torchrun_with_three_then_two_ranks(path: Path, tmp_path: Path) -> None:
-    jobs, state = [], "-"
-    for ranks, stop in ((3, 2), (2, 0)):
-        following = str(tmp_path / f"{ranks}.json")
-        script = ["-m", "tests.rank_jobs.elastic", str(path), state, following, str(stop)]
-        jobs.append(finish([start([*TORCHRUN, str(ranks), *script])]))
-        assert len(jobs[-1]) == ranks
-        state = following
-    clips = [
-        [tuple(clip) for found in job for batch in found["batches"] for clip in batch]
-        for job in jobs
-    ]
-    given = Counter(clip for segment in clips for clip in segment)
-    assert len(given) == SeqRecordPipe(path, **CLIPS).num_clips == TOTAL
-    assert len(clips[0]) == 3 * 2 * 4
-    assert sum(len(set(segment)) for segment in clips) == TOTAL
-    repeated = sum(found["repeated"] for job in jobs for found in job)
-    assert given.total() - TOTAL <= repeated
-    steps = {len(found["batches"]) for found in jobs[-1]}
-    assert len(steps) == 1
+    del iterator

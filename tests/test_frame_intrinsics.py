@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,49 +48,44 @@ def _matrix(i: int) -> Array:
 def _write(path: Path, names: dict[str, Any], **images: tuple[int, int]) -> Path:
     """Images whose pixels are their coordinates, and intrinsics of these names, a dtype each."""
     sizes = images or {"image": (_HEIGHT, _WIDTH)}
+    pictures = {
+        name: np.stack([*np.mgrid[:height, :width], np.zeros((height, width))], -1).astype("u1")
+        for name, (height, width) in sizes.items()
+    }
     kinds = {name: {"kind": "intrinsics"} for name in names}
+    camera = {"camera": {"fx": 1, "fy": 1, "cx": 0, "cy": 0}}
     with SeqRecordWriter(path, codecs="raw", features=kinds) as writer:
         for key in ("a", "b"):
-            with writer.episode(
-                key, metadata={"camera": {"fx": 1, "fy": 1, "cx": 0, "cy": 0}}
-            ) as e:
+            with writer.episode(key, metadata=camera) as episode:
                 for i in range(_LENGTH):
-                    frame: dict[str, Any] = {}
-                    for name, (height, width) in sizes.items():
-                        y, x = np.mgrid[:height, :width]
-                        frame[name] = np.stack((x, y, 0 * x), axis=-1).astype(np.uint8)
-                    for name, dtype in names.items():
-                        value = _matrix(i) if "matrix" in name else _camera(i)
-                        frame[name] = value.astype(dtype)
-                    e.append(frame)
+                    cameras = {
+                        name: (_matrix(i) if "matrix" in name else _camera(i)).astype(dtype)
+                        for name, dtype in names.items()
+                    }
+                    episode.append({**pictures, **cameras})
     return path
 
 
 def _expected(batch: Any, clip: int, value: Array, before: tuple[int, int] | None) -> Array:
     """Brute force: points of a scene are projected, and moved as the batch's columns tell."""
-    matrix = value if value.shape == (3, 3) else np.array(
-        [[value[0], 0, value[2]], [0, value[1], value[3]], [0, 0, 1]]
-    )  # fmt: skip
-    flipped = bool(batch["flipped"][clip]) if "flipped" in batch else False
+    fx, fy, cx, cy = value if value.shape == (4,) else np.zeros(4)
+    matrix = np.array([[fx, 0, cx], [0, fy, cy], [0, 0, 1]]) if value.shape == (4,) else value
     size = batch["image"].shape[2:4]
     scene = np.random.default_rng(0).uniform(0.5, 2, (20, 3))
     x, y, z = matrix @ scene.T
-    x, y = x / z, y / z
     whole = before or (_HEIGHT, _WIDTH)
-    x = (x + 0.5) * whole[1] / _WIDTH - 0.5
-    y = (y + 0.5) * whole[0] / _HEIGHT - 0.5
+    x = (x / z + 0.5) * whole[1] / _WIDTH - 0.5
+    y = (y / z + 0.5) * whole[0] / _HEIGHT - 0.5
     top, left, height, width = batch["crop"][clip].tolist() if "crop" in batch else (0, 0, *whole)
     x = (x - left + 0.5) * size[1] / width - 0.5
     y = (y - top + 0.5) * size[0] / height - 0.5
-    if flipped:  # of the mirrored scene
+    if "flipped" in batch and batch["flipped"][clip]:  # of the mirrored scene
         x, scene = size[1] - 1 - x, scene * [-1, 1, 1]
     found, *_ = np.linalg.lstsq(scene / scene[:, 2:], np.stack((x, y), 1), rcond=None)
-    fx, skew, cx = found[:, 0]
-    zero, fy, cy = found[:, 1]
+    (fx, skew, cx), (zero, fy, cy) = found.T
     assert abs(zero) < 1e-9
-    return np.array(
-        [[fx, skew, cx], [0, fy, cy], [0, 0, 1]] if value.shape == (3, 3) else [fx, fy, cx, cy]
-    )
+    whole_matrix = np.array([[fx, skew, cx], [0, fy, cy], [0, 0, 1]])
+    return whole_matrix if value.shape == (3, 3) else np.array([fx, fy, cx, cy])
 
 
 _STEPS = {
@@ -107,53 +104,65 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _write(tmp_path_factory.mktemp("intrinsics") / "r", names)
 
 
-@pytest.mark.parametrize("resize", [None, (12, 30)])
-@pytest.mark.parametrize("steps", _STEPS)
-@pytest.mark.parametrize("name", ["intrinsics", "image_intrinsics", "matrix", "image_matrix"])
+_NAMES = ("intrinsics", "image_intrinsics", "matrix", "image_matrix")
+
+
+def _cases() -> Iterator[Any]:
+    """In the fast run, each step with one name and with a resize or without."""
+    for number, (steps, name, resize) in enumerate(
+        itertools.product(_STEPS, _NAMES, (False, True))
+    ):
+        is_fast = number % 8 == 3 * (number // 8) % 8 or steps == "resized crop"
+        yield pytest.param(steps, name, resize, marks=() if is_fast else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("steps", "name", "resized"), list(_cases()))
 def test_intrinsics_are_those_of_the_window(
-    tmp_path: Path, steps: str, resize: Any, name: str
+    tmp_path: Path, steps: str, name: str, resized: bool
 ) -> None:
-    if resize and steps in ("crop", "crop, flip", "resize"):
-        resize = (22, 36)
+    resize = None
+    if resized:
+        resize = (22, 36) if steps in ("crop", "crop, flip", "resize") else (12, 30)
     stored = {"image_matrix": "matrix"}.get(name, name)
     path = _write(tmp_path / "r", {stored: "<f4" if name == "matrix" else "<f8"})
     settings: dict[str, Any] = {"clip_len": 3, "clip_transform": _STEPS[steps], "resize": resize}
     if name == "image_matrix":
         settings["rename"] = {"matrix": "image_intrinsics"}
         name = "image_intrinsics"
-    batches = [*SeqRecordPipe(path, batch_size=4, seed=1, **settings)]
     single = SeqRecordMapDataset(path, **settings)
-    clips = [single[i] for i in range(0, len(single), 5)]
-    batches += [
-        {n: v[None] if torch.is_tensor(v) else [v] for n, v in clip.items()} for clip in clips
-    ]
-    seen = 0
+    batches = [*SeqRecordPipe(path, batch_size=4, seed=1, **settings)]
+    batches += [seqrecord.collate([single[i]]) for i in range(0, len(single), 5)]
     for batch in batches:
-        for clip in range(len(batch[name])):
-            for t in range(3):
-                frame = int(batch["start"][clip]) + t
-                value = _matrix(frame) if "matrix" in stored else _camera(frame)
-                want = _expected(batch, clip, value, resize)
-                got = batch[name][clip, t].numpy()
-                assert got.dtype == np.dtype("<f4" if stored == name == "matrix" else "<f8")
-                assert np.allclose(got, want, atol=2e-5 if got.dtype == np.float32 else 1e-9)
-                seen += 1
-    assert seen == 3 * (2 * (_LENGTH - 2) + len(clips))
+        for clip, t in itertools.product(range(len(batch[name])), range(3)):
+            frame = int(batch["start"][clip]) + t
+            value = _matrix(frame) if "matrix" in stored else _camera(frame)
+            want, got = _expected(batch, clip, value, resize), batch[name][clip, t].numpy()
+            assert got.dtype == np.dtype("<f4" if stored == name == "matrix" else "<f8")
+            assert np.allclose(got, want, atol=2e-5 if got.dtype == np.float32 else 1e-9)
+    assert sum(len(batch[name]) for batch in batches) == 2 * (_LENGTH - 2) + 3
 
 
-def test_functions_have_the_changed_intrinsics(records: Path) -> None:
+def test_functions_and_mixes_have_the_changed_intrinsics(records: Path, tmp_path: Path) -> None:
     def double(clip: dict[str, Any], _: Any) -> dict[str, Any]:
         return {"twice": 2 * clip["image_intrinsics"], **clip}
 
     steps: Any = [RandomCrop((16, 20)), HorizontalFlip(0.5), double]
     for batch in SeqRecordPipe(records, clip_len=2, batch_size=2, clip_transform=steps):
-        assert torch.equal(batch["twice"], 2 * batch["image_intrinsics"])
-        left = batch["crop"][:, 1:2]
-        flipped, fx = batch["flipped"][:, None], batch["image_intrinsics"][..., 0]
-        cx = 19.5 + (fx - 30) / 4 - left
-        assert torch.allclose(
-            batch["image_intrinsics"][..., 2].double(), torch.where(flipped, 19 - cx, cx).double()
-        )
+        found = batch["image_intrinsics"]
+        assert torch.equal(batch["twice"], 2 * found)
+        cx = 19.5 + (found[..., 0] - 30) / 4 - batch["crop"][:, 1:2]
+        assert torch.allclose(found[..., 2], torch.where(batch["flipped"][:, None], 19 - cx, cx))
+
+    crop: dict[str, Any] = {"clip_transform": CenterCrop((20, 30))}
+    sources = {name: SeqRecordIterableDataset(records, clip_len=2, **crop) for name in "ab"}
+    for batch in SeqRecordMix(sources, batch_size=4):
+        frame = batch["start"][:, None] + torch.arange(2)
+        assert torch.equal(batch["image_intrinsics"][..., 2], (14.5 + frame / 4).float())
+    # A feature named as the column replaces it.
+    path = _write(tmp_path / "r", {"intrinsics": "<f8"})
+    clip = SeqRecordMapDataset(path, clip_len=1, **crop)[3]
+    assert clip["intrinsics"].tolist() == [[33, 29.5, 15.25, 9.125]]
+    assert clip["crop"].tolist() == [2, 5, 20, 30]
 
 
 def test_of_several_cameras(tmp_path: Path) -> None:
@@ -181,23 +190,6 @@ def test_of_several_cameras(tmp_path: Path) -> None:
         SeqRecordMapDataset(two, clip_len=1, clip_transform=CenterCrop((20, 30)))
 
 
-def test_a_feature_named_as_the_column_replaces_it(tmp_path: Path) -> None:
-    path = _write(tmp_path / "r", {"intrinsics": "<f8"})
-    clip = SeqRecordMapDataset(path, clip_len=1, clip_transform=CenterCrop((20, 30)))[3]
-    assert clip["intrinsics"].tolist() == [[33, 29.5, 15.25, 9.125]]
-    assert clip["crop"].tolist() == [2, 5, 20, 30]
-
-
-def test_in_a_mix(records: Path) -> None:
-    sources = {
-        name: SeqRecordIterableDataset(records, clip_len=2, clip_transform=CenterCrop(size))
-        for name, size in (("one", (20, 30)), ("two", (20, 30)))
-    }
-    for batch in SeqRecordMix(sources, batch_size=4):
-        frame = batch["start"][:, None] + torch.arange(2)
-        assert torch.equal(batch["image_intrinsics"][..., 2], (14.5 + frame / 4).float())
-
-
 @pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("name", ["intrinsics", "matrix"])
 def test_on_a_device(tmp_path: Path, stream: str, name: str) -> None:
@@ -217,15 +209,15 @@ def test_on_a_device(tmp_path: Path, stream: str, name: str) -> None:
         torch.testing.assert_close(got[name], want[name])
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype"), [((3,), "<f4"), ((4,), "<i4"), ((3, 4), "<f8"), ((None,), "<f4")]
-)
-def test_other_features_are_no_intrinsics(tmp_path: Path, shape: Any, dtype: str) -> None:
-    schema = seqrecord.Schema([seqrecord.FeatureSpec("k", np.dtype(dtype), shape)])
-    with SeqRecordWriter(tmp_path / "r", schema=schema) as writer, writer.episode("a") as episode:
-        episode.append({"k": np.ones([n or 4 for n in shape], dtype)})
-    with pytest.raises(SchemaError, match="kind intrinsics does not fit"):
-        seqrecord.edit.describe_features(tmp_path / "r", kinds={"k": "intrinsics"})
+def test_other_features_are_no_intrinsics(tmp_path: Path) -> None:
+    shapes: list[Any] = [(3,), (4,), (3, 4), (None,)]
+    for number, (shape, dtype) in enumerate(zip(shapes, ("f4", "i4", "f8", "f4"), strict=True)):
+        path, spec = tmp_path / str(number), seqrecord.FeatureSpec("k", np.dtype(dtype), shape)
+        writer = SeqRecordWriter(path, schema=seqrecord.Schema([spec]))
+        with writer, writer.episode("a") as episode:
+            episode.append({"k": np.ones([n or 4 for n in shape], dtype)})
+        with pytest.raises(SchemaError, match="kind intrinsics does not fit"):
+            seqrecord.edit.describe_features(path, kinds={"k": "intrinsics"})
 
 
 def test_a_matrix_per_frame_in_text_files(tmp_path: Path) -> None:

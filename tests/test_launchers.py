@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from seqrecord import SeqRecordPipe
 from tests.clip_data import write_numbered
 from tests.rank_jobs import CLIPS, PATIENCE, check_equal, check_once, finish, free_address, start
+from tests.test_elastic import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE + 50)]
 
@@ -21,8 +25,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def test_torchrun(path: str) -> None:
-    found = finish([start([*TORCHRUN, "3", "-m", "tests.rank_jobs.torchrun", path])])
+def test_torchrun(path: str, tmp_path: Path) -> None:
+    segment, state = run(Path(path), 2, None, 3), tmp_path / "state.json"
+    state.write_text(json.dumps(segment.state))
+    job = ["-m", "tests.rank_jobs.torchrun", path, str(state)]
+    found = finish([start([*TORCHRUN, "3", *job])])
     assert len(found) == 3
     for name, parts in [("environment", 3), ("0 workers", 3), ("2 workers", 6)]:
         check_equal(found, name, TOTAL, parts)
@@ -34,6 +41,11 @@ def test_torchrun(path: str) -> None:
     alone = [{"alone": part["alone"]} for part in found if part["alone"]]
     assert len(alone) == 1
     check_once(alone, TOTAL)
+    # What two ranks have left of an epoch.
+    assert len({len(part["rest"]) for part in found}) == 1
+    rest = {tuple(clip) for part in found for batch in part["rest"] for clip in batch}
+    assert not rest & set(segment.clips)
+    assert len(rest | set(segment.clips)) == TOTAL
 
 
 @pytest.mark.parametrize(("strategy", "workers"), [("ddp", 2), ("ddp_spawn", 0)])

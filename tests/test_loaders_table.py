@@ -1,16 +1,20 @@
-"""The table of docs/loaders.md: each row is a test here, and each test is a row there."""
+"""Loaders that have a state: the rows of docs/loaders.md, and what torchdata asks of each.
+
+Each row of the table is a test here, with the mark `row`.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from torchdata.nodes import Batcher, Loader
+from torchdata import nodes
+from torchdata.nodes import BaseNode, Batcher, Loader, Mapper, ParallelMapper, Prefetcher
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
@@ -22,6 +26,7 @@ from seqrecord import (
     StateError,
 )
 from tests.clip_data import begun, names, resumed
+from tests.resume_contract import Resumable, check_node, check_resume, check_stateful_loader
 
 PAGE = Path(__file__).parents[1] / "docs" / "loaders.md"
 SETTINGS: dict[str, Any] = {"clip_len": 3, "seed": 2, "features": ["id"]}
@@ -70,19 +75,16 @@ def check_reshuffles(loader: Any) -> list[list[Any]]:
     return epochs
 
 
-def check_resumes(
-    make: Callable[[], Any],
-    state_of: Callable[[Any], Any],
-    load: Callable[[Any, Any], None],
-) -> None:
-    """In the middle of the second epoch: the rest of it, and the third."""
+def check_resumes(make: Callable[[], Any], part: Callable[[Any], Any] = lambda one: one) -> None:
+    """In the middle of the second epoch: the rest of it, and the third.
+
+    `part` of a loader has its state.
+    """
     epochs = check_reshuffles(make())
-    loader = make()
+    loader, again = make(), make()
     run(loader)
     begun(loader, 5)
-    state = state_of(loader)
-    again = make()
-    load(again, state)
+    part(again).load_state_dict(part(loader).state_dict())
     assert run(again) == epochs[1][5:]
     assert run(again) == epochs[2]
 
@@ -90,11 +92,7 @@ def check_resumes(
 @row("for batch in pipe")
 def test_plain_loop(path: Path) -> None:
     assert shapes(next(iter(SeqRecordPipe(path, **BATCHES)))) == [4, 3, 2]
-    check_resumes(
-        lambda: SeqRecordPipe(path, **BATCHES),
-        lambda pipe: pipe.state_dict(),
-        lambda pipe, state: pipe.load_state_dict(state),
-    )
+    check_resumes(lambda: SeqRecordPipe(path, **BATCHES))
 
 
 @row("DataLoader without workers")
@@ -102,15 +100,13 @@ def test_loader_without_workers(path: Path) -> None:
     def make() -> Any:
         return DataLoader(SeqRecordPipe(path, **BATCHES), batch_size=None)
 
-    def pipe(loader: Any) -> Any:
-        return loader.dataset._datapipe  # what the user has made the loader of
-
     assert shapes(next(iter(make()))) == [4, 3, 2]
-    check_resumes(
-        make,
-        lambda loader: pipe(loader).state_dict(),
-        lambda loader, state: pipe(loader).load_state_dict(state),
-    )
+    check_resumes(make, pipe_of)
+
+
+def pipe_of(loader: Any) -> Any:
+    """What the user has made the loader of."""
+    return loader.dataset._datapipe
 
 
 @row("DataLoader with workers")
@@ -132,30 +128,27 @@ def test_loader_with_workers(path: Path) -> None:
 
 @row("DataLoader with batch_size=4")
 def test_loader_of_single_clips(path: Path) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "collate_fn": seqrecord.collate}
+
     def make() -> Any:
-        return DataLoader(
-            SeqRecordPipe(path, **SETTINGS), batch_size=4, collate_fn=seqrecord.collate
-        )
+        return DataLoader(SeqRecordPipe(path, **SETTINGS), **options)
 
+    loader, again = make(), make()
     assert shapes(next(iter(make()))) == [4, 3, 2]
-    check_reshuffles(make())
+    whole = check_reshuffles(make())[0]
     clips = SeqRecordMapDataset(path, clip_len=3, features=["id"])
-    check_reshuffles(DataLoader(clips, batch_size=4, shuffle=True, collate_fn=seqrecord.collate))
-
-    loader = make()
+    check_reshuffles(DataLoader(clips, shuffle=True, **options))
     iterator = iter(loader)
     seen = [name for _ in range(5) for name in names(next(iterator))]
-    pipe = loader.dataset._datapipe
-    again = make()
-    again.dataset._datapipe.load_state_dict(pipe.state_dict())
+    pipe_of(again).load_state_dict(pipe_of(loader).state_dict())
     rest = [name for batch in again for name in names(batch)]
     assert len(seen) == 20
+    assert sorted(seen + rest) == sorted(name for batch in whole for name in batch)
     stream = SeqRecordIterableDataset(path, **SETTINGS)
-    loader = DataLoader(stream, 4, num_workers=2, collate_fn=seqrecord.collate)
+    loader = DataLoader(stream, num_workers=2, **options)
     first = run(loader)
     stream.set_epoch(0, batches=5, batch_size=4)
     assert run(loader) == first[5:]
-    assert sorted(seen + rest) == sorted(name for batch in make() for name in names(batch))
 
 
 # Workers are in the row above, and StatefulDataLoader's in tests/test_worker_epochs.py.
@@ -170,11 +163,7 @@ def test_stateful_loader(path: Path, workers: int) -> None:
         return StatefulDataLoader(stream, batch_size=None, num_workers=workers)
 
     assert shapes(next(iter(make()))) == [4, 3, 2]
-    check_resumes(
-        make,
-        lambda loader: loader.state_dict(),
-        lambda loader, state: loader.load_state_dict(state),
-    )
+    check_resumes(make)
     pipe = StatefulDataLoader(SeqRecordPipe(path, **BATCHES), batch_size=None, num_workers=workers)
     with pytest.warns(UserWarning, match="resumes SeqRecordIterableDataset exactly"):
         iter(pipe)
@@ -188,11 +177,7 @@ def test_nodes(path: Path, batcher: bool) -> None:
             return Each(Loader(Batcher(SeqRecordNode(path, **SETTINGS), 4, drop_last=False)))
         return Loader(SeqRecordNode(path, **BATCHES))
 
-    check_resumes(
-        make,
-        lambda loader: loader.state_dict(),
-        lambda loader, state: loader.load_state_dict(state),
-    )
+    check_resumes(make)
 
 
 class Each:
@@ -311,14 +296,14 @@ def test_accelerate(path: Path, tmp_path: Path, workers: int) -> None:
     accelerate = pytest.importorskip("accelerate")
     from accelerate.utils import DataLoaderConfiguration
 
-    def prepared() -> tuple[Any, Any]:
-        accelerator = accelerate.Accelerator(
-            cpu=True,
-            dataloader_config=DataLoaderConfiguration(
-                use_stateful_dataloader=True, dispatch_batches=False
-            ),
+    def prepared(stateful: bool = True, **position: int) -> tuple[Any, Any]:
+        configuration = DataLoaderConfiguration(
+            use_stateful_dataloader=stateful, dispatch_batches=False
         )
+        accelerator = accelerate.Accelerator(cpu=True, dataloader_config=configuration)
         stream = SeqRecordIterableDataset(path, **BATCHES, world_size=1)
+        if position:  # before `prepare`: a StatefulDataLoader starts workers there
+            stream.set_epoch(**position)
         loader = DataLoader(stream, batch_size=None, num_workers=workers)
         return accelerator, accelerator.prepare(loader)
 
@@ -338,19 +323,100 @@ def test_accelerate(path: Path, tmp_path: Path, workers: int) -> None:
     for epoch in (1, 2):
         loader.set_epoch(epoch)
         assert run(loader) == epochs[epoch][5 if epoch == 1 else 0 :]
-
+    accelerator.free_memory()
     # Without a state, from two integers: Accelerate counts epochs from 0 after a restart.
-    for kind in (False, True):
-        configuration = DataLoaderConfiguration(
-            use_stateful_dataloader=kind, dispatch_batches=False
-        )
-        accelerator = accelerate.Accelerator(cpu=True, dataloader_config=configuration)
-        stream = SeqRecordIterableDataset(path, **BATCHES, world_size=1)
-        stream.set_epoch(
-            1, batches=5
-        )  # before `prepare`: a StatefulDataLoader starts workers there
-        loader = accelerator.prepare(DataLoader(stream, batch_size=None, num_workers=workers))
+    for stateful in (False, True):
+        accelerator, loader = prepared(stateful, epoch=1, batches=5)
         loader.set_epoch(1)
         assert run(loader) == epochs[1][5:]
         assert run(loader) == epochs[2]
         accelerator.free_memory()
+
+
+CLIPS: dict[str, Any] = {"clip_len": 3, "stride": 3, "seed": 2, "features": ["id"]}
+
+
+def started(clip: dict[str, Any]) -> dict[str, Any]:
+    return {"id": clip["id"], "start": clip["start"]}
+
+
+NODES: dict[str, Callable[[SeqRecordNode], BaseNode[Any]]] = {
+    "alone": lambda node: node,
+    "Batcher": lambda node: Batcher(node, 3, drop_last=False),
+    "Batcher that drops": lambda node: Batcher(node, 4),
+    "Unbatcher": lambda node: nodes.Unbatcher(Batcher(node, 3, drop_last=False)),
+    "Mapper": lambda node: Mapper(node, started),
+    "Prefetcher": lambda node: Prefetcher(node, 2),
+    "Prefetcher that saves now and then": lambda node: Prefetcher(node, 4, snapshot_frequency=3),
+    "ParallelMapper": lambda node: ParallelMapper(node, started, 2, method="thread"),
+    "all": lambda node: Prefetcher(
+        ParallelMapper(Mapper(node, started), started, 2, method="thread"), 2
+    ),
+}
+
+
+def named() -> Iterator[Any]:
+    for name in NODES:
+        is_repeated = name in ("Mapper", "Prefetcher", "ParallelMapper")  # in "all"
+        yield pytest.param(name, marks=pytest.mark.slow if is_repeated else ())
+
+
+@pytest.mark.parametrize("name", list(named()))
+def test_nodes_of_torchdata(path: Path, name: str) -> None:
+    if name == "Unbatcher" and not hasattr(nodes, name):
+        pytest.skip("torchdata 0.11 has it")
+    check_node(NODES[name](SeqRecordNode(path, **CLIPS)), 5)
+    if name == "alone":
+        check_node(SeqRecordNode(path, **CLIPS, batch_size=4), 3)
+
+
+@pytest.mark.parametrize(
+    ("workers", "persistent"), [(0, False), pytest.param(2, True, marks=pytest.mark.slow)]
+)
+def test_stateful_loader_as_torchdata_asks(path: Path, workers: int, persistent: bool) -> None:
+    def make(**options: int) -> StatefulDataLoader[Any]:
+        stream = SeqRecordIterableDataset(path, **CLIPS, batch_size=4)
+        options |= {"num_workers": workers, "persistent_workers": persistent}
+        return StatefulDataLoader(stream, batch_size=None, **options)
+
+    check_stateful_loader(make)
+
+
+@pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordIterableDataset])
+def test_loaders_themselves(path: Path, kind: type[Any]) -> None:
+    def make() -> Resumable:
+        loader: Resumable = kind(path, **CLIPS, batch_size=4)
+        return loader
+
+    check_resume(make)
+    loader: Any = make()
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    rest = len(list(iterator))
+    loader.load_state_dict(state)
+    assert loader.state_dict() == state  # also before an iteration
+    assert len(list(loader)) == rest
+
+
+class Direct:
+    """A node that is used without a Loader."""
+
+    def __init__(self, node: SeqRecordNode) -> None:
+        self.node = node
+        self.saved: dict[str, Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        self.node.reset(self.saved)
+        self.saved = None
+        yield from self.node
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.node.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self.saved = state_dict
+
+
+def test_a_node_without_a_loader(path: Path) -> None:
+    check_resume(lambda: Direct(SeqRecordNode(path, **CLIPS, batch_size=4)))

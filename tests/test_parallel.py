@@ -64,6 +64,12 @@ def test_long_ranges_are_cut_into_equal_pieces() -> None:
         assert [sum(item.length for item in items) for items, _ in parts] == expected
         assert parts[0][0][0].start == 7
         assert parts[-1][0][-1].stop == 7 + length
+    out = np.zeros((3 * MIB, 3), "<f8")  # a buffer of other items is cut by bytes
+    parts = plan([ByteRange(0, out.nbytes)], [out.data])
+    assert len(parts) == 5
+    for items, views in parts:
+        fill(views, [bytes([1]) * items[0].length])
+    assert (out.view(np.uint8) == 1).all()
 
 
 _FILE = np.random.default_rng(3).bytes(90)
@@ -125,15 +131,6 @@ def _fewest(pieces: list[ByteRange], max_gap: int, max_bytes: int) -> int:
     return best[-1]
 
 
-def test_buffers_of_other_items_are_cut_by_bytes() -> None:
-    out = np.zeros((3 * MIB, 3), "<f8")
-    parts = plan([ByteRange(0, out.nbytes)], [out.data])
-    assert len(parts) == 5
-    for items, views in parts:
-        fill(views, [bytes([1]) * items[0].length])
-    assert (out.view(np.uint8) == 1).all()
-
-
 class Recording(RequestReader):
     """Reads `DATA`, and keeps the ranges of its requests."""
 
@@ -164,14 +161,17 @@ def test_a_client_makes_one_request_of_ranges_that_touch() -> None:
     assert reader.asked == [(10, 40), (39, 50), (60, 61)]
     for item, array in zip(ranges, arrays, strict=True):
         assert array.tobytes() == DATA[item.start : item.stop]
-
-
-def test_chunks_of_any_length_fill_views_of_any_length() -> None:
+    # Chunks of any length fill views of any length.
     for step in (1, 3, 100):
         arrays = [np.zeros(n, np.uint8) for n in (1, 5, 2, 9)]
         chunks = [DATA[i : min(i + step, 20)] for i in range(0, 20, step)]
         assert fill([array.data for array in arrays], chunks) == 17
         assert b"".join(array.tobytes() for array in arrays) == DATA[:17]
+    # Missing bytes are the file's end, or an accident.
+    error = reader.missing("a", "f", ByteRange(10, len(DATA) + 1), 5)
+    assert isinstance(reader.missing("a", "f", ByteRange(10, len(DATA)), 5), TransientError)
+    assert not isinstance(error, TransientError)
+    assert "ended early" in str(error)
 
 
 def test_a_body_that_trickles_is_given_up() -> None:
@@ -181,14 +181,6 @@ def test_a_body_that_trickles_is_given_up() -> None:
     with pytest.raises(TransientError, match=r"too slowly: \d+ bytes in 30 s; file: f"):
         got += list(check_rate(iter(chunks), 15, "f", clock=lambda: next(times)))
     assert len(list(check_rate(iter(chunks), 30, "f", clock=lambda: 1.0))) == 22
-
-
-def test_missing_bytes_are_the_files_end_or_an_accident() -> None:
-    reader, end = Recording(), len(DATA)
-    assert isinstance(reader.missing("a", "f", ByteRange(10, end), 5), TransientError)
-    error = reader.missing("a", "f", ByteRange(10, end + 1), 5)
-    assert not isinstance(error, TransientError)
-    assert "ended early" in str(error)
 
 
 # How they run
@@ -215,14 +207,6 @@ def test_pieces_are_under_way_together_and_bounded(tmp_path: Path) -> None:
         got = list(pool.map(lambda start: get(storage, PATH, start, start + 64_000), (0, 9)))
     assert got == [DATA[:64_000], DATA[9:64_009]]
     assert most == 4
-
-
-def test_one_piece_is_read_by_its_caller(tmp_path: Path) -> None:
-    threads = []
-    hooked = Hooked(LocalStorage(tmp_path), lambda _: threads.append(threading.current_thread()))
-    put(hooked, PATH, DATA)
-    get(ParallelStorage(hooked), PATH)
-    assert threads == [threading.current_thread()]
 
 
 def test_after_an_error_nothing_is_written_any_more(tmp_path: Path) -> None:
@@ -281,24 +265,23 @@ def test_each_piece_is_repeated_by_itself(tmp_path: Path) -> None:
     assert counting.bytes_read == 20 * 64_000 + counters["retries"] * 8000
 
 
-def test_an_absent_file_is_not_found_whatever_is_asked(tmp_path: Path) -> None:
-    storage = ParallelStorage(LocalStorage(tmp_path))
+def test_requests_without_other_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One piece is read by its caller; where no thread starts, requests follow each other."""
+    threads = []
+    hooked = Hooked(LocalStorage(tmp_path), lambda _: threads.append(threading.current_thread()))
+    put(hooked, PATH, DATA)
+    get(ParallelStorage(hooked), PATH)
+    assert threads == [threading.current_thread()]
     with pytest.raises(NotFoundError):
-        storage.read_ranges("nothing", [ByteRange(0, 0)], [memoryview(b"")])
+        ParallelStorage(hooked).read_ranges("nothing", [ByteRange(0, 0)], [memoryview(b"")])
     with pytest.raises(ValueError, match="requests"):
-        ParallelStorage(LocalStorage(tmp_path), max_requests=0)
+        ParallelStorage(hooked, max_requests=0)
 
-
-def test_where_no_thread_starts_requests_follow_each_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def start(_: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")  # or for a limit
 
-    storage = small(LocalStorage(tmp_path))
-    put(storage, PATH, DATA)
     monkeypatch.setattr(threading.Thread, "start", start)
-    assert get(storage, PATH) == DATA
+    assert get(small(hooked), PATH) == DATA
 
 
 # coalesce() against what it promises, on any ranges
@@ -330,12 +313,9 @@ def test_coalesce(ranges: list[ByteRange], max_gap: int, max_length: int) -> Non
 
 def test_examples() -> None:
     ranges = [ByteRange(100, 110), ByteRange(0, 10), ByteRange(12, 20), ByteRange(5, 8)]
-    assert coalesce(ranges, max_gap=2, max_length=20) == [
-        (ByteRange(0, 20), [1, 3, 2]),
-        (ByteRange(100, 110), [0]),
-    ]
+    reads = [(ByteRange(0, 20), [1, 3, 2]), (ByteRange(100, 110), [0])]
+    assert coalesce(ranges, max_gap=2, max_length=20) == reads
     assert coalesce([ByteRange(0, 99)], max_gap=0, max_length=10) == [(ByteRange(0, 99), [0])]
-    assert ByteRange(3, 7).length == 4
     for bad in (ByteRange(-1, 3), ByteRange(4, 3)):
         with pytest.raises(ValueError, match="not a byte range"):
             coalesce([ByteRange(0, 1), bad], max_gap=0, max_length=1)

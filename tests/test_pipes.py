@@ -1,18 +1,24 @@
-"""The pipes under torch's loaders: every clip once, new orders, lengths, chains, resuming."""
+"""Pipes and clips by number under torch's loaders, and `seqrecord.collate` of any values."""
 
 from __future__ import annotations
 
+import gc
+import itertools
 import pickle
+import tracemalloc
 import weakref
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterDataPipe
-from torchdata.stateful_dataloader import StatefulDataLoader
+from torch.utils.data import DataLoader, IterDataPipe, default_collate
+from torchdata.nodes import Batcher, Loader, Mapper
 
+import seqrecord
 from seqrecord import (
     ClipError,
     EngineOptions,
@@ -22,6 +28,7 @@ from seqrecord import (
     SeqRecordPipe,
 )
 from tests.clip_data import (
+    LARGE,
     begun,
     check,
     digest,
@@ -30,9 +37,8 @@ from tests.clip_data import (
     leaves_nothing,
     names,
     possible_clips,
+    write_numbered,
 )
-
-FEATURES = ["image", "flow", "note", "id"]
 
 # torch warns of more workers than cores, and of what torchdata does to it.
 pytestmark = [
@@ -43,38 +49,11 @@ CLIP: dict[str, Any] = {"clip_len": 3, "engine": EngineOptions(shuffle_buffer=16
 BATCH: dict[str, Any] = {**CLIP, "batch_size": 4}
 
 
-def few(clip: dict[str, Any]) -> dict[str, Any]:
-    return {"id": clip["id"], "image": clip["image"] + 1, "start": clip["start"]}
-
-
 def only_id(frame: dict[str, Any]) -> dict[str, Any]:
     return {"id": frame["id"]}
 
 
 # ---- SeqRecordPipe
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_chain(path: Path, workers: int) -> None:
-    with leaves_nothing():
-        pipe: Any = SeqRecordPipe(path, clip_len=3, features=["id", "image"])
-        chain = pipe.shuffle(buffer_size=100).sharding_filter().map(few).batch(4).collate()
-        loader = DataLoader(chain, batch_size=None, num_workers=workers)
-        epochs: list[list[tuple[str, int]]] = []
-        for _ in range(2):
-            clips: list[tuple[str, int]] = []
-            batch: Any = None
-            for batch in loader:
-                assert batch["image"].shape[1:] == (3, 6, 8, 3)
-                ids = batch["id"][:, 0].tolist()
-                assert batch["start"].tolist() == [frame for _, frame in ids]
-                clips += [(f"set/{episode}", frame) for episode, frame in ids]
-            assert sorted(clips) == possible_clips(["id", "image"], 3)
-            epochs.append(clips)
-            del batch
-        assert epochs[0] != epochs[1]
-        assert len(chain) == -(-len(epochs[0]) // 4)
-        del loader, chain, pipe
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -110,20 +89,18 @@ def test_an_error_in_a_worker(path: Path) -> None:
     iterator._shutdown_workers()  # left to the garbage collector, torch waits 5 s for each
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"batch_size": 1}, {"batch_size": 7}, {"batch_size": 7, "drop_last": True}]
-)
-def test_length(path: Path, settings: dict[str, Any]) -> None:
-    settings = {**CLIP, **settings, "features": ["id"]}
-    pipe, stream = (kind(path, **settings) for kind in (SeqRecordPipe, SeqRecordIterableDataset))
-    for workers in range(4):
-        ranks = max(1, workers)  # what the workers give, without starting them
-        parts = [SeqRecordPipe(path, **settings, rank=i, world_size=ranks) for i in range(ranks)]
-        for data in (pipe, stream):
-            loader: Any = DataLoader(data, batch_size=None, num_workers=workers)
-            assert len(loader) == sum(map(len, parts))
-    for data in (pipe, stream):
-        assert len(list(data)) == len(data)
+def test_length(path: Path) -> None:
+    sizes: list[dict[str, Any]] = [{}, {"batch_size": 1}, {"batch_size": 7}]
+    for settings in [*sizes, {"batch_size": 7, "drop_last": True}]:
+        settings |= {**CLIP, "features": ["id"]}
+        for kind in (SeqRecordPipe, SeqRecordIterableDataset):
+            data = kind(path, **settings)
+            assert len(list(data)) == len(data)
+            for workers in range(4):
+                loader: Any = DataLoader(data, batch_size=None, num_workers=workers)
+                ranks = max(1, workers)  # what the workers give, without starting them
+                parts = [kind(path, **settings, rank=i, world_size=ranks) for i in range(ranks)]
+                assert len(loader) == sum(map(len, parts))
 
 
 class Trainer:
@@ -159,22 +136,13 @@ def test_asking_does_not_keep_a_batch(path: Path, workers: int) -> None:
 
 def test_repr(path: Path) -> None:
     pipe: Any = SeqRecordPipe(path, clip_len=3, features=["id", "note"])
-    text = f"{path!s}"
-    assert repr(pipe) == (
-        f"SeqRecordPipe({text!r}, 67 clips\n  id: int64 [3, 2]\n  note: uint8 [3, ?])"
-    )
-    assert str(pipe) == repr(pipe)
-    assert "SeqRecordNode(" in repr(SeqRecordNode(path, clip_len=3))
-    assert "SeqRecordIterableDataset(" in repr(SeqRecordIterableDataset(path, clip_len=3))
-    assert "SeqRecordMapDataset(" in repr(SeqRecordMapDataset(path, clip_len=3))
+    text = f"SeqRecordPipe({str(path)!r}, 67 clips\n  id: int64 [3, 2]\n  note: uint8 [3, ?])"
+    assert repr(pipe) == str(pipe) == text
+    for kind in (SeqRecordNode, SeqRecordIterableDataset, SeqRecordMapDataset):
+        assert f"{kind.__name__}(" in repr(kind(path, clip_len=3))
     assert isinstance(pipe, IterDataPipe)
     assert torch.utils.data.IterableDataset in SeqRecordIterableDataset.__mro__
     assert isinstance(repr(pipe.shuffle()), str)
-
-
-def make_all(path: Path, **settings: Any) -> dict[str, Any]:
-    kinds: list[Any] = [SeqRecordPipe, SeqRecordIterableDataset, SeqRecordNode]
-    return {kind.__name__: kind(path, **settings) for kind in kinds}
 
 
 def run(loader: Any) -> list[Any]:
@@ -183,85 +151,336 @@ def run(loader: Any) -> list[Any]:
     return digests(loader)
 
 
-def test_all_give_the_same(path: Path) -> None:
-    runs = {name: run(loader) for name, loader in make_all(path, **BATCH).items()}
-    assert runs["SeqRecordPipe"] == runs["SeqRecordIterableDataset"] == runs["SeqRecordNode"]
-
-
 @pytest.mark.parametrize("running", [False, True])
-def test_pickling(path: Path, running: bool) -> None:
-    for name, loader in make_all(path, **BATCH, frame_transform=only_id).items():
-        iterator = iter(loader)
-        if running:
-            next(iterator)
+def test_all_loaders_give_the_same_and_are_pickled(path: Path, running: bool) -> None:
+    kinds: list[Any] = [SeqRecordPipe, SeqRecordIterableDataset, SeqRecordNode]
+    runs = []
+    for kind in kinds:
+        loader = kind(path, **BATCH, frame_transform=only_id)
+        iterator = begun(loader, int(running))
         copy = pickle.loads(pickle.dumps(loader))
-        assert copy.state_dict() == loader.state_dict(), name
-        assert len(copy) == len(loader)
-        assert repr(copy) == repr(loader)
-        assert run(copy) == run(loader)
+        assert copy.state_dict() == loader.state_dict()
+        assert (len(copy), repr(copy)) == (len(loader), repr(loader))
+        runs.append(run(loader))
+        assert run(copy) == runs[-1]
         del iterator
+    assert runs[0] == runs[1] == runs[2]
     dataset = SeqRecordMapDataset(path, clip_len=3, frame_transform=only_id)
     assert digest(pickle.loads(pickle.dumps(dataset))[5]) == digest(dataset[5])
 
 
-# ---- resuming
-
-
-def test_resume_where_one_worker_has_ended(path: Path) -> None:
-    """An odd number of single clips: the second worker has one fewer."""
-
-    def stateful() -> StatefulDataLoader[Any]:
-        stream = SeqRecordIterableDataset(path, **CLIP, features=["id"])
-        assert len(stream) % 2 == 1
-        return StatefulDataLoader(stream, batch_size=None, num_workers=2, persistent_workers=True)
-
-    loader = stateful()
-    first, states = [], []
-    for clip in loader:
-        first.append(digest(clip))
-        states.append(loader.state_dict())
-    second = digests(loader)
-    assert first != second
-    again = stateful()
-    for place in (len(first) - 2, len(first) - 1):
-        again.load_state_dict(states[place - 1])
-        assert digests(again) == first[place:]
-        assert digests(again) == second
-
-
 # ---- SeqRecordMapDataset
-
-
-def test_dataset_gives_the_pipes_clips(path: Path) -> None:
-    clips: Any = {"clip_len": 3, "stride": 2, "dilation": 2}
-    dataset, pipe = SeqRecordMapDataset(path, **clips), SeqRecordPipe(path, **clips, shuffle=False)
-    assert [digest(dataset[i]) for i in range(len(dataset))] == run(pipe)
-    assert digest(dataset[-1]) == digest(dataset[len(dataset) - 1])
-    for number in (len(dataset), -len(dataset) - 1):
-        with pytest.raises(IndexError):
-            dataset[number]
-    with pytest.raises(TypeError):
-        dataset["0"]  # type: ignore[index]
 
 
 def test_dataset_transforms_frames(path: Path) -> None:
     dataset = SeqRecordMapDataset(path, clip_len=3, frame_transform=only_id)
     pipe = SeqRecordPipe(path, clip_len=3, frame_transform=only_id, shuffle=False)
     assert [digest(dataset[i]) for i in range(len(dataset))] == digests(pipe)
-
-    def bad(frame: dict[str, Any]) -> dict[str, Any]:
-        return {"note": frame["note"]}
-
+    notes = SeqRecordMapDataset(
+        path, clip_len=3, frame_transform=lambda frame: {"note": frame["note"]}
+    )
     with pytest.raises(ClipError, match="another dtype or shape"):
-        [SeqRecordMapDataset(path, clip_len=3, frame_transform=bad)[i] for i in range(9)]
+        [notes[i] for i in range(9)]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_dataset_under_a_loader(path: Path, workers: int) -> None:
+FEATURES = ["image", "note", "id"]
+CLIPS: dict[str, Any] = {"clip_len": 3, "seed": 1, "features": FEATURES}
+
+
+def address(batch: dict[str, Any], feature: str = "image") -> int:
+    return int(batch[feature].untyped_storage().data_ptr())
+
+
+# ---- what it makes of clips
+
+
+def test_batches_are_those_of_a_pipe(path: Path) -> None:
+    """The same as with batch_size, but for the order, which depends on it; of any collection."""
+    for kind in (list, deque):
+        pipe: Any = SeqRecordPipe(path, **CLIPS)
+        batches = pipe.batch(4, wrapper_class=kind).collate(seqrecord.collate)
+        found = [name for batch in batches for name in check(batch, FEATURES, 3)]
+        assert sorted(found) == possible_clips(FEATURES, 3)
+        assert found == [name for clip in SeqRecordPipe(path, **CLIPS) for name in names(clip)]
+
+
+def test_values_are_those_of_default_collate() -> None:
+    clips = [
+        {
+            "image": torch.full((2, 3), i, dtype=torch.uint8),
+            "array": np.full((2,), i, np.float32),
+            "scalar": np.float64(i),
+            "number": i / 2,
+            "start": i,
+            "flag": i > 1,
+            "nested": {"pose": torch.full((7,), i)},
+            "nothing": torch.empty(0, 3),
+            "one": torch.tensor(i),
+            "half": torch.full((3,), i, dtype=torch.bfloat16),
+            "strided": torch.arange(12).reshape(3, 4).T[:, i],
+            "grid": torch.arange(12).reshape(3, 4).T,
+        }
+        for i in range(3)
+    ]
+    numbers: list[list[Any]] = [[3, -(2**63)], [True, False], [True, 2], [1, 2.5], [2.5, 1]]
+    numbers += [[2.5, 2**63 + 1], [np.bool_(True), np.bool_(False)], [np.ones(2, np.float16)] * 2]
+    for items in (clips, *([{"x": value} for value in values] for values in numbers)):
+        batch, expected = seqrecord.collate(items), default_collate(items)
+        assert batch.keys() == expected.keys()
+        for name in batch.keys() - {"nested"}:
+            assert batch[name].dtype == expected[name].dtype, name
+            assert torch.equal(batch[name], expected[name]), name
+    assert torch.equal(seqrecord.collate(clips)["nested"]["pose"], torch.arange(3).repeat(7, 1).T)
+
+
+def test_other_values() -> None:
+    """Lists of texts and of frames of variable shapes, gradients, and rows of a user's table."""
+    frames = [[torch.zeros(2)], [torch.zeros(3)]]
+    clips = [{"episode": f"a/{i}", "note": frames[i], "name": np.str_("b")} for i in range(2)]
+    lists = {"episode": ["a/0", "a/1"], "note": frames, "name": [np.str_("b")] * 2}
+    assert seqrecord.collate(clips) == lists
+    weight = torch.ones(2, requires_grad=True)
+    seqrecord.collate([{"x": weight * 2}, {"x": weight * 3}])["x"].sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [5, 5]
+    table = torch.arange(12).reshape(4, 3)  # which a batch must not share
+    seqrecord.collate([{"x": row} for row in table])["x"][:] = 0
+    assert table.sum() == 66
+
+
+def test_views_that_torch_has_not_computed_yet() -> None:
+    for size in (2, 40_000):  # copied by torch, and by NumPy
+        numbers = torch.arange(2 * size, dtype=torch.float32).reshape(size, 2)
+        whole = torch.view_as_complex(numbers)
+        values = [whole.conj(), whole, whole.conj().imag, whole.imag]
+        for pair in (values[:2], values[1::-1], values[2:], values[:1] * 2, values[2:3] * 2):
+            batch = seqrecord.collate([{"x": value} for value in pair])["x"]
+            assert not batch.is_conj()
+            assert torch.equal(batch, torch.stack([v.resolve_conj().resolve_neg() for v in pair]))
+
+
+def jagged(*lengths: int) -> torch.Tensor:
+    made: torch.Tensor = torch.nested.nested_tensor(
+        [torch.ones(length) for length in lengths], layout=torch.jagged
+    )
+    return made
+
+
+BAD: list[tuple[Any, list[str]]] = [
+    ([], ["nothing to collate"]),
+    ([torch.zeros(2)], ["nothing to collate", "Tensor"]),
+    ([{"a": 1}, {"b": 1}], ["different features", "expected: a", "got: b"]),
+    ([{"a": torch.zeros(2)}, {"a": torch.zeros(3)}], ["feature: a", "float32 [2]", "float32 [3]"]),
+    ([{"a": torch.zeros(2)}, {"a": torch.zeros(2).long()}], ["float32 [2]", "int64 [2]"]),
+    ([{"a": torch.zeros(2)}, {"a": 3}], ["expected: Tensor", "got: int"]),
+    ([{"a": "x"}, {"a": 3}], ["expected: str", "got: int"]),
+    ([{"a": {}}, {"a": 3}], ["expected: dict", "got: int"]),
+    ([{"a": 2**63 + 1}, {"a": 5}], ["feature: a", "to 2^63 - 1", "got: [9223372036854775809, 5]"]),
+    ([{"a": 5}, {"a": -(2**70)}], ["feature: a", "got: [5, -1180591620717411303424]"]),
+    ([{"a": 0.5}, {"a": 1j}], ["feature: a", "numbers of one kind", "got: [0.5, 1j]"]),
+    ([{"a": np.ones(2, ">f4")}] * 2, ["feature: a", "the machine's byte order", "'>f4'"]),
+    ([{"a": np.ones(2, np.longdouble)}] * 2, ["feature: a", "a dtype that torch has"]),
+    # Made by the test: nested tensors import torch._dynamo and sympy, 2 s and 70 MB.
+    (
+        lambda: [{"a": jagged(2)}, {"a": torch.ones(2)}],
+        ["nested, torch.jagged", "torch.strided float32"],
+    ),
+    (lambda: [{"a": jagged(2)}, {"a": jagged(2).double()}], ["float32", "float64"]),
+]
+
+
+def test_what_makes_no_batch(path: Path) -> None:
+    for clips, said in BAD:
+        with pytest.raises(ClipError) as caught:
+            seqrecord.collate(clips() if callable(clips) else clips)
+        assert [part for part in said if part not in str(caught.value)] == []
+    loader: Any = SeqRecordPipe(path, **CLIPS, batch_size=3)
+    with pytest.raises(ClipError, match="the loader has a batch_size") as caught:
+        next(iter(loader.batch(2).collate(seqrecord.collate)))
+    for part in ("batch_size=6 of the loader", ".batch(6).collate(", "2 batches of 3 clips"):
+        assert part in str(caught.value)
+
+
+# ---- memory
+
+
+def test_memory_of_shuffled_clips_is_used_again_unless_a_batch_is_kept(path: Path) -> None:
+    pipe: Any = SeqRecordPipe(path, **CLIPS)
+    batches = pipe.shuffle(buffer_size=30).batch(4).collate(seqrecord.collate)
+    found, seen = [], []
+    for batch in batches:
+        found += check(batch, FEATURES, 3)
+        seen.append(address(batch))
+    assert sorted(found) == possible_clips(FEATURES, 3)
+    assert len(set(seen[:-1])) <= 3
+    kept = [*batches, *pipe.batch(4).collate(seqrecord.collate)]
+    found = [name for batch in kept for name in check(batch, FEATURES, 3)]
+    assert sorted(found) == sorted(2 * possible_clips(FEATURES, 3))
+
+
+def test_parts_of_clips_are_copied(path: Path) -> None:
+    pipe: Any = SeqRecordPipe(path, **{**CLIPS, "features": ["image"]})
+    parts: list[Any] = [lambda x: x[:2], lambda x: x[..., 0], lambda x: x.float()]
+    for clips, part in itertools.product(pipe.batch(4), parts):
+        batch = seqrecord.collate([{**clip, "image": part(clip["image"])} for clip in clips])
+        assert torch.equal(batch["image"], torch.stack([part(clip["image"]) for clip in clips]))
+        assert address(batch) != address(clips[0])
+
+
+def test_memory_goes_with_the_last_loader(tmp_path: Path) -> None:
+    path = write_numbered(tmp_path / "records", shape=LARGE)
+    image = 3 * 64 * 88 * 3  # bytes of a clip
+
+    def traced() -> int:
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        other = SeqRecordMapDataset(path, clip_len=2)
+        before = traced()
+        pipe: Any = SeqRecordPipe(path, **CLIPS)
+        batches = pipe.shuffle(buffer_size=9).batch(16).collate(seqrecord.collate)
+        next(iter(batches))
+        del pipe, batches
+        assert traced() - before > 15 * image  # for the next batch
+        del other
+        assert traced() - before < 5 * image
+    finally:
+        tracemalloc.stop()
+
+
+# ---- in a DataLoader, with workers or without
+
+
+@pytest.mark.parametrize(("by_number", "workers"), [(False, 0), (False, 2), (True, 2)])
+def test_a_loader(
+    path: Path, by_number: bool, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
     with leaves_nothing():
-        dataset = SeqRecordMapDataset(path, clip_len=3, features=["image", "flow", "id"])
-        loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=workers)
-        clips = [name for b in loader for name in check(b, ["image", "flow", "id"], 3)]
-        assert sorted(clips) == possible_clips(FEATURES, 3)
-        assert clips != possible_clips(FEATURES, 3)
-        del loader, dataset
+        data: Any = SeqRecordIterableDataset(path, **CLIPS, even_batches=False)
+        data = numbered(path, features=FEATURES) if by_number else data
+        options: Any = {"collate_fn": seqrecord.collate, "shuffle": by_number or None}
+        loader: Any = DataLoader(data, batch_size=4, num_workers=workers, **options)
+        for _ in range(2):
+            found = [name for batch in loader for name in check(batch, FEATURES, 3)]
+            assert sorted(found) == possible_clips(FEATURES, 3)
+        del loader, data
+    assert caplog.messages == []
+    node = Mapper(Batcher(SeqRecordNode(path, **CLIPS), 4, drop_last=False), seqrecord.collate)
+    found = [name for batch in Loader(node) for name in check(batch, FEATURES, 3)]
+    assert sorted(found) == possible_clips(FEATURES, 3)
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_workers_send_batches_without_a_copy(path: Path, shuffled: bool) -> None:
+    from tests.test_shared_memory import mapped
+
+    chain: Any = SeqRecordPipe(path, **{**CLIPS, "features": ["image"]})
+    if shuffled:
+        chain = chain.shuffle(buffer_size=9)
+    chain = chain.sharding_filter().batch(4).collate(seqrecord.collate)
+    before = mapped().keys()
+    loader = DataLoader(chain, batch_size=None, num_workers=2)
+    kept = list(loader)
+    found = [name for batch in kept for name in check(batch, ["image"], 3)]
+    assert sorted(found) == possible_clips(["image"], 3)
+    assert mapped().keys() - before
+    kept.clear()
+    gc.collect()
+    assert mapped().keys() <= before
+
+
+# ---- clips by their number
+
+
+def numbered(path: Path, **more: Any) -> SeqRecordMapDataset:
+    return SeqRecordMapDataset(path, clip_len=3, **more)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"features": ["image", "id"]}, {"features": ["note"]}, {"dilation": 2, "stride": 2}],
+    ids=["all", "fixed", "variable", "dilation"],
+)
+def test_clips_of_a_call_are_those_of_single_calls(path: Path, more: dict[str, Any]) -> None:
+    dataset = numbered(path, **more)
+    expected = digests(SeqRecordPipe(path, clip_len=3, shuffle=False, **more))
+    assert [digest(dataset[number]) for number in range(len(dataset))] == expected
+    assert digest(dataset[-1]) == expected[-1]
+    rng = np.random.default_rng(0)
+    every = list(range(len(dataset)))
+    asked: list[Any] = [every, every[::-1], [5], [5, 5, 4, 5, 6], [-1, 0, np.int64(3)], []]
+    asked += [rng.integers(0, len(dataset), 7) for _ in range(20)]
+    for numbers in asked:
+        found = dataset.__getitems__(numbers)
+        assert digests(found) == [expected[number] for number in numbers]
+    for number in (len(dataset), -len(dataset) - 1, 1 << 70):
+        for get in (lambda one: dataset[one], lambda one: dataset.__getitems__([0, one])):
+            with pytest.raises(IndexError):
+                get(number)
+            with pytest.raises(TypeError):
+                get("0")
+
+
+def test_a_frame_is_decoded_once_in_a_call(path: Path) -> None:
+    frames: list[tuple[int, int]] = []
+
+    def transform(frame: dict[str, Any]) -> dict[str, Any]:
+        frames.append(tuple(frame["id"].tolist()))
+        return {"id": frame["id"], "other": frame["id"]}
+
+    dataset = numbered(path, features=["id"], frame_transform=transform)
+    frames.clear()  # the first is looked at when the dataset is made
+    dataset.__getitems__([*range(12), 3])
+    assert sorted(frames) == [(0, frame) for frame in range(14)]
+    windows = {"id": [0, 1], "other": [1, 2]}
+    dataset = SeqRecordMapDataset(path, features=["id"], frame_transform=transform, windows=windows)
+    frames.clear()
+    for clip in dataset.__getitems__([*range(12), 3]):
+        for name, offsets in windows.items():
+            assert clip[name][:, 1].tolist() == [clip["start"] + offset for offset in offsets]
+    assert sorted(frames) == [(0, frame) for frame in range(14)]
+
+
+def test_clips_of_a_call_are_joined_and_their_memory_is_used_again(path: Path) -> None:
+    dataset = numbered(path, features=["image", "id"])
+    addresses = []
+    for _ in range(6):
+        clips = dataset.__getitems__([7, 3, 12, 1])
+        batch = seqrecord.collate(clips)
+        assert address(batch) == address(clips[0])
+        check(batch, ["image", "id"], 3)
+        addresses.append(address(batch))
+        del clips, batch
+    assert len(set(addresses)) == 1
+    # Clips that were changed are collated as they are.
+    clips = dataset.__getitems__([7, 3, 12])
+    clips[1]["label"] = clips[0]["label"] = clips[2]["label"] = 5
+    clips[2]["id"] = clips[2]["id"] + 1
+    batch = seqrecord.collate(clips)
+    assert batch["label"].tolist() == [5, 5, 5]
+    assert batch["id"].tolist() == [clip["id"].tolist() for clip in clips]
+    # Those that are kept stay as they are.
+    calls = [dataset.__getitems__([i, i + 1, i + 5]) for i in range(9)]
+    kept = [clips[i % 3] for i, clips in enumerate(calls)] + [dataset[i] for i in range(9)]
+    del calls
+    dataset.__getitems__([30, 31, 32])
+    for clip in kept:
+        check(clip, ["image", "id"], 3)
+
+
+def test_an_error_of_a_call_names_its_place(path: Path) -> None:
+    def transform(frame: dict[str, Any]) -> dict[str, Any]:
+        if frame["id"].tolist() == [0, 6]:
+            raise ZeroDivisionError("six")
+        return {"id": frame["id"]}
+
+    dataset = numbered(path, frame_transform=transform)
+    with pytest.raises(ZeroDivisionError, match="six") as caught:
+        dataset.__getitems__([0, 5, 9])
+    notes = getattr(caught.value, "__notes__", caught.value.args)
+    assert "set/0" in notes[0]
+    assert "frame 6" in notes[0]
+    found = dataset.__getitems__([0, 9])  # it goes on
+    assert [clip["start"] for clip in found] == [0, 9]

@@ -1,17 +1,17 @@
-"""What is not wanted any more is not tried again: leaving never waits for a storage that fails."""
+"""Leaving waits for the loads under way alone, and never for a storage that fails."""
 
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
-import subprocess
 import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from seqrecord.engine.batches import Channel, ClosedError, OpenBatch
 from seqrecord.engine.engine import Scheduler
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import TransientError
+from seqrecord.processes.threads import ThreadPool
 from seqrecord.storage import FsspecStorage, LocalStorage, Storage
 from seqrecord.storage.base import StorageWrapper
 from seqrecord.storage.parallel import ParallelStorage
@@ -114,8 +115,18 @@ def go_on_until_it_fails(iterator: Iterator[Any], storage: Storage, gone: Gone) 
             time.sleep(0.01)
 
 
-@pytest.mark.parametrize("stride", [1, 3])  # through the arena, and straight into clips
-@pytest.mark.parametrize("way", ["leave", "begin anew", "drop"])
+@pytest.mark.parametrize(
+    ("way", "stride"),  # through the arena, and straight into clips
+    [
+        ("leave", 1),
+        ("begin anew", 3),
+        ("drop", 1),
+        *(
+            pytest.param(way, stride, marks=pytest.mark.slow)
+            for way, stride in (("leave", 3), ("begin anew", 1), ("drop", 3))
+        ),
+    ],
+)
 def test_leaving_a_loop_whose_storage_is_gone(path: Path, way: str, stride: int) -> None:
     gone = Gone()
     storage = failing(path, gone)
@@ -194,6 +205,8 @@ gone.left = 1  # the manifest, and then no table of the index
 interrupter.start()
 seqrecord.open(storage)
 """
+
+
 LEAVES = """
 import logging
 logging.disable()
@@ -203,17 +216,24 @@ print(time.monotonic(), flush=True)
 """
 
 
-def _ends_soon(code: str, path: Path) -> subprocess.CompletedProcess[str]:
+@pytest.mark.parametrize(
+    ("code", "status", "told"),
+    [
+        pytest.param(CTRL_C, -signal.SIGINT, ["KeyboardInterrupt"], id="Ctrl-C"),
+        pytest.param(
+            *(CTRL_C_AT_THE_START, -signal.SIGINT, ["KeyboardInterrupt"]),
+            id="Ctrl-C at the start",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(LEAVES, 0, [], id="leaves", marks=pytest.mark.slow),
+    ],
+)
+def test_ending_a_process_while_a_storage_is_gone(
+    path: Path, code: str, status: int, told: list[str]
+) -> None:
     done = run_code(BEGIN + code, path, timeout=DEADLINE + SOON)
     assert time.monotonic() - float(done.stdout) < SOON  # one clock for all processes
-    return done
-
-
-@pytest.mark.parametrize("code", [CTRL_C, CTRL_C_AT_THE_START], ids=["epoch", "open"])
-def test_ctrl_c_while_a_storage_is_gone(path: Path, code: str) -> None:
-    done = _ends_soon(code, path)
-    assert done.returncode == -signal.SIGINT
-    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+    assert (done.returncode, done.stderr.splitlines()[-1:]) == (status, told)
 
 
 def test_ctrl_c_while_an_iteration_starts_its_thread(
@@ -257,12 +277,16 @@ def test_what_is_dropped_is_closed_at_once(path: Path) -> None:
         SeqRecordMapDataset(path, clip_len=2)[0]
         assert seqrecord.open(path).episodes["set/0"][0]
 
+    def files() -> list[str]:
+        links = (os.path.realpath(link) for link in Path("/proc/self/fd").iterdir())
+        return [link for link in links if link.startswith(str(path))]
+
     with without_collector():
         use()
         patience = time.monotonic() + 30
-        while (files := open_files(path)) and time.monotonic() < patience:
+        while files() and time.monotonic() < patience:
             time.sleep(0.01)
-    assert files == []
+        assert files() == []
 
 
 def test_an_error_that_nobody_gets_holds_nothing() -> None:
@@ -291,63 +315,44 @@ def test_an_error_that_nobody_gets_holds_nothing() -> None:
         assert alive() is None
 
 
-def open_files(folder: Path) -> list[Path]:
-    links = []
-    for link in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # of the listing itself
-            links.append(link.readlink())
-    return [file for file in links if file.is_relative_to(folder)]
-
-
-def test_leaving_the_interpreter_while_a_storage_is_gone(path: Path) -> None:
-    done = _ends_soon(LEAVES, path)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 # Several requests of one call
 
 
-def test_a_request_that_fails_ends_those_that_are_tried_again(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(bytes(4000))
+def test_requests_of_a_call_end_together(tmp_path: Path) -> None:
+    """Where one fails, and where a reader has stopped."""
+    (tmp_path / "file").write_bytes(bytes(9000))
+    call = "file", [ByteRange(0, 9000)], [memoryview(bytearray(9000))]
 
-    def fault(operation: str, path: str, number: int) -> Exception:
+    def fails(operation: str, path: str, number: int) -> Exception:
         if number < 3:
             return transient()
         wait_for_retries(storage, 3)
         return NotFoundError("no such file")
 
-    storage = failing(tmp_path, fault, max_bytes=1000)
+    storage = failing(tmp_path, fails, max_bytes=1000)
     with soon(), pytest.raises(NotFoundError):
-        storage.read_ranges("file", [ByteRange(0, 4000)], [memoryview(bytearray(4000))])
+        storage.read_ranges(*call)
 
+    reads, stopped = [], threading.Event()
 
-def test_a_reader_that_has_stopped_reads_no_more_pieces(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(bytes(9000))
-    reads = []
-    stopped = threading.Event()
-
-    def fault(operation: str, path: str, number: int) -> None:
+    def counts(operation: str, path: str, number: int) -> None:
         reads.append(number)
         stopped.set()
 
-    faulty = FaultyStorage(LocalStorage(tmp_path), fault)
-    storage = ParallelStorage(faulty, max_requests=1, max_bytes=1000)
+    faulty = FaultyStorage(LocalStorage(tmp_path), counts)
+    pieces = ParallelStorage(faulty, max_requests=1, max_bytes=1000)
     with unwanted_if(stopped.is_set), pytest.raises(StorageError, match="no longer needed"):
-        storage.read_ranges("file", [ByteRange(0, 9000)], [memoryview(bytearray(9000))])
+        pieces.read_ranges(*call)
     assert reads == [0]
 
 
-# Uploads
-
-
-class _TakesNothing(FsspecStorage):
-    def overwrite(self, path: str, data: bytes) -> None:
+def test_an_upload_that_is_given_up_sends_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def takes_nothing(*_: object) -> None:
         raise transient()
 
-
-def test_an_upload_that_is_given_up_sends_nothing_more() -> None:
     retrier = Retrier(deadline=DEADLINE)
-    store = _TakesNothing("memory", "gone", shown="memory://gone", retrier=retrier)
+    store = FsspecStorage("memory", "gone", shown="memory://gone", retrier=retrier)
+    monkeypatch.setattr(store, "overwrite", takes_nothing)
     store.timing = UploadTiming(0.0)
     upload = store.create("file")
     upload.write(bytes(9 << 20))
@@ -356,6 +361,9 @@ def test_an_upload_that_is_given_up_sends_nothing_more() -> None:
         time.sleep(0.01)
     with soon():
         upload.abort()
+
+
+# Uploads
 
 
 # The condition itself
@@ -374,3 +382,184 @@ def test_conditions_add_up_and_end() -> None:
         with unwanted_if(lambda: False), pytest.raises(StorageError):
             check_wanted("file")
     check_wanted("file")
+
+
+# ---- leaving the interpreter
+
+PATIENCE = 60  # seconds; what hangs fails
+
+# Iterates over clips until every loading thread is inside a load, with more of them queued, and
+# leaves. Loads last until the engine has been told to end: none can end before, none should begin
+# after that.
+_LEAVES = """
+import atexit, json, os, signal, sys, threading, time
+
+path, way, out = sys.argv[1:]
+lock, begun, inside = threading.Lock(), [], []
+all_busy = threading.Event()
+FREE, NUM_THREADS = 6, 3
+
+@atexit.register  # before the engine's, so it runs after that
+def report():
+    with open(out, "w") as file:
+        names = [thread.name for thread in threading.enumerate()]
+        json.dump({"begun": len(begun), "at the end": names}, file)
+
+import torch
+import seqrecord
+from seqrecord import SeqRecordError, SeqRecordPipe
+from seqrecord.storage import LocalStorage
+from seqrecord.storage.ranges import check_wanted
+
+def is_wanted(path):
+    try:
+        check_wanted(path)
+    except SeqRecordError:
+        return False
+    return True
+
+class Slow(LocalStorage):
+    def read_ranges(self, path, ranges, buffers):
+        if path.endswith(".seqrec"):
+            waits = ranges[0].start >= held_from
+            with lock:
+                begun.append(path)
+                inside.extend([path] * waits)
+                if len(inside) == NUM_THREADS:
+                    all_busy.set()
+            while waits and is_wanted(path):
+                time.sleep(0.001)
+        super().read_ranges(path, ranges, buffers)
+
+dataset = seqrecord.open(Slow(path))
+held_from = int(dataset.contents.index.groups[0].offset[FREE])  # there is one record file
+engine = seqrecord.EngineOptions(num_threads=NUM_THREADS)
+pipe = SeqRecordPipe(dataset, clip_len=2, shuffle=False, engine=engine, batch_size=1)
+
+def leave(iterator):
+    next(iterator)
+    assert all_busy.wait(60)
+    if way == "sys.exit":
+        sys.exit(5)
+    if way == "error":
+        raise KeyError("mine")
+    if way == "Ctrl-C":
+        threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT]).start()
+        for _ in iterator:
+            pass
+
+iterator = iter(pipe)
+leave(iterator)
+"""
+
+
+@pytest.fixture(scope="module")
+def chunks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of 20 chunks of 4 frames, several of which one thread loads, one after the other."""
+    path = tmp_path_factory.mktemp("leaving") / "records"
+    with (
+        SeqRecordWriter(path, codecs="raw", chunk_frames=4) as writer,
+        writer.episode("walk") as episode,
+    ):
+        for _ in range(80):
+            episode.append({"image": np.zeros((512, 600), np.uint8)})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("way", "code"),
+    [
+        ("error", 1),
+        ("Ctrl-C", -2),
+        pytest.param("the end", 0, marks=pytest.mark.slow),
+        pytest.param("sys.exit", 5, marks=pytest.mark.slow),
+    ],
+)
+def test_leaving_waits_for_the_loads_under_way_alone(
+    way: str, code: int, chunks: Path, tmp_path: Path
+) -> None:
+    done = run_code(_LEAVES, chunks, way, tmp_path / "report.json")
+    assert done.returncode == code, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report == {"begun": 6 + 3, "at the end": ["MainThread"]}
+    last = done.stderr.splitlines()[-1:]
+    assert last == {"error": ["KeyError: 'mine'"], "Ctrl-C": ["KeyboardInterrupt"]}.get(way, [])
+
+
+_USER_THREAD = """
+import sys, threading
+import seqrecord
+from seqrecord import SeqRecordPipe
+
+def train():
+    threading.main_thread().join()
+    for number in range(2):
+        print(sum(1 for _ in pipe), flush=True)
+
+pipe = SeqRecordPipe(sys.argv[1], clip_len=2, stride=2)
+threading.Thread(target=train).start()
+"""
+
+
+def test_a_thread_that_outlives_the_main_thread_goes_on(chunks: Path) -> None:
+    done = run_code(_USER_THREAD, chunks)
+    assert (done.returncode, done.stdout.split()) == (0, ["40", "40"]), done.stderr
+
+
+# The pool
+
+
+def test_a_pool_drops_what_is_queued_and_waits_for_what_has_begun() -> None:
+    begun, go_on, done = threading.Event(), threading.Event(), []
+
+    def work(number: int) -> int:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        done.append(number)
+        return number
+
+    with ThreadPool(1, "some") as pool:
+        futures = [pool.submit(work, number) for number in range(5)]
+        assert begun.wait(PATIENCE)
+        threading.Timer(0.05, go_on.set).start()
+    assert done == [0]
+    assert futures[0].result() == 0
+    for future in futures[1:]:
+        with pytest.raises(CancelledError):
+            future.result()
+    with pytest.raises(RuntimeError):
+        pool.submit(work, 9)
+    assert own_threads("some") == []
+
+
+def test_a_pool_does_all_in_as_many_threads_as_there_are_tasks() -> None:
+    seen: set[str] = set()
+
+    def work(number: int) -> int:
+        seen.add(threading.current_thread().name)
+        return number * number
+
+    all_are_inside = threading.Barrier(4)
+    with ThreadPool(4, "some") as pool:
+        assert pool.submit(work, 2).result() == 4
+        futures = [pool.submit(work, number) for number in range(1000)]
+        assert [future.result() for future in futures] == [n * n for n in range(1000)]
+        for _ in range(20):
+            futures = [pool.submit(all_are_inside.wait, PATIENCE) for _ in range(4)]
+            assert sorted(future.result() for future in futures) == [0, 1, 2, 3]
+    assert seen <= {f"some_{i}" for i in range(4)}
+
+
+def test_a_pool_hands_errors_over() -> None:
+    def work(error: Any) -> None:
+        raise error
+
+    with ThreadPool(2, "some") as pool:
+        for error in (ZeroDivisionError("mine"), KeyboardInterrupt()):
+            with pytest.raises(type(error)):
+                pool.submit(work, error).result()
+        assert pool.submit(len, "after").result() == 5
+    pool = ThreadPool(2, "some")
+    futures = [pool.submit(len, "ab") for _ in range(50)]
+    pool.shutdown()
+    assert [future.result() for future in futures] == [2] * 50

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from seqrecord import (
     SeqRecordPipe,
     SeqRecordWriter,
 )
-from tests.side_streams import STREAMS, device_of
+from tests.clip_data import digests
+from tests.side_streams import NO_GPU, device_of
 
 LENGTHS = (13, 9, 20)
 STEPS: dict[str, Any] = {
@@ -37,7 +39,6 @@ STEPS: dict[str, Any] = {
         "id": "quantiles",
     },
 }
-SIZES = {"action": 12, "flags": 6, "state": 4, "counts": 2}
 
 
 @pytest.fixture(scope="module")
@@ -67,15 +68,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture(params=[None, *STREAMS])
-def device(request: pytest.FixtureRequest) -> Iterator[str | None]:
-    if request.param is None:
-        yield None
-        return
-    with device_of(request.param) as device:
-        yield device
-
-
 def made(name: str, stored: torch.Tensor, statistics: Any, steps: Mapping[str, Any]) -> Any:
     """What a batch has of stored values, by NumPy in float64."""
     values, mode = stored.cpu().numpy(), steps.get("normalize", {}).get(name)
@@ -102,55 +94,60 @@ def check(batch: dict[str, Any], plain: dict[str, Any], statistics: Any, steps: 
         if not isinstance(stored, torch.Tensor):
             assert name == "points" or batch[name] == stored
             continue
-        expected = made(name, stored, statistics, steps)
-        assert batch[name].dtype == torch.from_numpy(expected).dtype, name
-        np.testing.assert_allclose(
-            batch[name].cpu().numpy(), expected, rtol=3e-6, atol=3e-6, err_msg=name
-        )
+        expected, got = made(name, stored, statistics, steps), batch[name].cpu().numpy()
+        assert got.dtype == expected.dtype, name
+        np.testing.assert_allclose(got, expected, rtol=3e-6, atol=3e-6, err_msg=name)
     for mask in masks & batch.keys():
         name = mask.removesuffix("_dim_is_pad")
         places = steps.get("place", {}).get(name, range(plain[name].shape[-1]))
-        assert batch[mask].dtype == torch.bool
-        assert batch[mask].device.type == "cpu"
+        assert (batch[mask].dtype, batch[mask].device.type) == (torch.bool, "cpu")
         rows = batch[mask].reshape(-1, batch[mask].shape[-1]).tolist()
         assert rows == [[i not in places for i in range(len(rows[0]))]] * len(rows)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"batch_size": 5},
-        {"batch_size": None, "features": ["action", "state", "counts", "flags", "id"]},
-        {"batch_size": 64, "memory_limit": "1MiB"},
-        {
-            "batch_size": 4,
-            "clip_len": None,
-            "windows": {"action": range(-2, 5), "id": [0, 1]},
-            "pad": "edge",
-            "squeeze_time": True,
-        },
-        {"batch_size": 3, "dilation": (1, 2), "reverse": 0.5, "stride": 2},
-        {"batch_size": 3, "windows": {"state": Latest()}, "shuffle": False},
-        {"batch_size": 6, "clip_transform": {"image": [RandomCrop(4), HorizontalFlip(0.5)]}},
-        {"batch_size": 6, "ragged": "pad", "episodes": [0, 2]},
-        {"batch_size": 2, "order": "sequences"},
-    ],
-)
+WINDOWS = {"windows": {"action": range(-2, 5), "id": [0, 1]}, "pad": "edge", "squeeze_time": True}
+SETTINGS: list[dict[str, Any]] = [
+    {"batch_size": 5},
+    {"batch_size": 4, "clip_len": None, **WINDOWS},
+    {"batch_size": 3, "windows": {"state": Latest()}, "shuffle": False},
+    {"batch_size": 6, "clip_transform": {"image": [RandomCrop(4), HorizontalFlip(0.5)]}},
+    {"batch_size": 6, "ragged": "pad", "episodes": [0, 2]},
+    {"features": ["action", "state", "counts", "flags", "id"]},
+    {"batch_size": 64, "memory_limit": "1MiB"},
+    {"batch_size": 3, "dilation": (1, 2), "reverse": 0.5, "stride": 2},
+    {"batch_size": 2, "order": "sequences"},
+]
+
+
+def settings_and_streams() -> Iterator[Any]:
+    """All settings on the host; in the fast run, each stream of a device has some of them."""
+    for number, settings in enumerate(SETTINGS):
+        yield settings, None
+        yield pytest.param(settings, "cpu", marks=pytest.mark.slow if number else ())
+        yield pytest.param(settings, "late", marks=() if number in (1, 3) else pytest.mark.slow)
+        yield pytest.param(settings, "cuda", marks=NO_GPU)
+
+
+@pytest.mark.parametrize(("settings", "stream"), list(settings_and_streams()))
 def test_batches_are_those_of_numpy(
-    path: Path, device: str | None, settings: dict[str, Any]
+    path: Path, settings: dict[str, Any], stream: str | None
 ) -> None:
-    settings = {"clip_len": 3, "seed": 4, "device": device, **settings}
-    plain, moved = SeqRecordPipe(path, **settings), SeqRecordPipe(path, **settings, **STEPS)
-    assert "action: float32 [" in repr(moved)
-    for _ in range(2):  # frames stay in memory for the second epoch
-        found = list(zip(moved, plain, strict=True))  # batches are kept: none is overwritten
-        assert found
-        for batch, expected in found:
-            check(batch, expected, plain.dataset.statistics, STEPS)
-    assert moved.stats()["frames_decoded"] == plain.stats()["frames_decoded"]
+    with device_of(stream) if stream else nullcontext() as device:
+        options = {"clip_len": 3, "seed": 4, "device": device, **settings}
+        plain, moved = SeqRecordPipe(path, **options), SeqRecordPipe(path, **options, **STEPS)
+        assert "action: float32 [" in repr(moved)
+        for _ in range(2):  # frames stay in memory for the second epoch
+            found = list(zip(moved, plain, strict=True))  # batches are kept: none is overwritten
+            assert found
+            for batch, expected in found:
+                check(batch, expected, plain.dataset.statistics, STEPS)
+        assert moved.stats()["frames_decoded"] == plain.stats()["frames_decoded"]
 
 
-@pytest.mark.parametrize("seed", range(8))
+SLOW_SEEDS = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 8)]
+
+
+@pytest.mark.parametrize("seed", [*range(3), *SLOW_SEEDS])
 def test_random_steps(path: Path, seed: int) -> None:
     """Any places, sizes, modes, windows and batch sizes; three loaders."""
     rng = np.random.default_rng(seed)
@@ -168,20 +165,17 @@ def test_random_steps(path: Path, seed: int) -> None:
         settings["windows"] = {"action": rng.integers(-4, 9, 3).tolist()}
     size, statistics = int(rng.integers(1, 9)), seqrecord.open(path).statistics
     of_batches = {**settings, "seed": seed, "batch_size": size}
-    for plain, moved in zip(
-        SeqRecordIterableDataset(path, **of_batches),
-        SeqRecordIterableDataset(path, **of_batches, **steps),
-        strict=True,
-    ):
-        check(moved, plain, statistics, steps)
-    stored = SeqRecordMapDataset(path, **settings)
-    clips = SeqRecordMapDataset(path, **settings, **steps)
+    stored, moved = (SeqRecordIterableDataset(path, **of_batches, **more) for more in ({}, steps))
+    for plain, batch in zip(stored, moved, strict=True):
+        check(batch, plain, statistics, steps)
+    clips, others = (SeqRecordMapDataset(path, **settings, **more) for more in ({}, steps))
     numbers = rng.integers(0, len(clips), size).tolist()
-    batch, plain = (seqrecord.collate(one.__getitems__(numbers)) for one in (clips, stored))
+    plain, batch = (seqrecord.collate(one.__getitems__(numbers)) for one in (clips, others))
     check(batch, plain, statistics, steps)
-    check(clips[numbers[0]], stored[numbers[0]], statistics, steps)
+    check(others[numbers[0]], clips[numbers[0]], statistics, steps)
 
 
+@pytest.mark.parametrize("device", [None, "cpu"])
 def test_large_vectors_are_written_in_blocks(path: Path, device: str | None) -> None:
     steps: dict[str, Any] = {"place": {"action": [4, 0, 2, 9, 1]}, "pad_to": {"action": 50_000}}
     settings: dict[str, Any] = {"clip_len": 4, "batch_size": 16, "device": device}
@@ -236,86 +230,61 @@ def test_steps_after_a_frame_transform(path: Path) -> None:
     assert abs(float(torch.cat([batch["state"] for batch in pipe]).mean())) < 0.5
 
 
-def test_loaders_with_steps_work_in_spawned_workers(path: Path) -> None:
+def test_loaders_with_steps_work_in_other_processes(path: Path) -> None:
     settings: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "shuffle": False, **STEPS}
     settings |= {"even_batches": False, "features": ["action", "state", "counts", "flags", "id"]}
     loader = SeqRecordIterableDataset(path, **settings)
     copied = pickle.loads(pickle.dumps(loader))
     assert repr(copied) == repr(loader)
     assert copied.options.normalize == loader.options.normalize
-    own, *_ = loader
-    workers = DataLoader(loader, batch_size=None, num_workers=1, multiprocessing_context="spawn")
-    sent, *_ = workers
-    assert own.keys() == sent.keys()
-    assert all(torch.equal(own[name], sent[name]) for name in SIZES)
+    workers = DataLoader(loader, batch_size=None, num_workers=1)
+    assert (
+        digests(workers) == digests(SeqRecordIterableDataset(path, **settings)) == digests(copied)
+    )
 
 
-@pytest.mark.parametrize(
-    ("steps", "problem", "feature"),
-    [
+def test_wrong_steps(path: Path, tmp_path: Path) -> None:
+    two = Normalization("mean_std", np.zeros(2), np.ones(2))
+    wrong: list[Any] = [[0, 1, 2, 3, 3], [0, 1, 2, 3, -1], 3, {0, 1, 2, 3, 4}, [True, 2, 3, 4, 5]]
+    pad: dict[str, Any] = {"ragged": "pad"}
+    errors: list[tuple[dict[str, Any], str, str | None]] = [
         ({"place": {"action": [0, 1, 2, 3]}}, "an index for each value", "action"),
-        ({"place": {"action": [0, 1, 2, 3, 3]}}, "place of action is not valid", None),
-        ({"place": {"action": [0, 1, 2, 3, -1]}}, "place of action is not valid", None),
-        ({"place": {"action": 3}}, "place of action is not valid", None),
-        ({"place": {"action": {0, 1, 2, 3, 4}}}, "place of action is not valid", None),
-        ({"place": {"action": [True, 2, 3, 4, 5]}}, "place of action is not valid", None),
+        *(({"place": {"action": one}}, "place of action is not valid", None) for one in wrong),
         ({"place": ["action"]}, "place is not valid", None),
         ({"place": {"other": [0]}}, "clips have no such feature", "other"),
         ({"place": {"action": [0, 1, 2, 3, 9]}, "pad_to": {"action": 9}}, "smaller than", "action"),
         ({"pad_to": {"action": 4}}, "pad_to is smaller than the feature", "action"),
         ({"pad_to": {"action": 0}}, "pad_to of action is not valid", None),
-        ({"pad_to": {"image": 4}}, "pad_to is for vectors", "image"),
-        ({"pad_to": {"id": 4}}, "pad_to is for vectors", "id"),
-        ({"pad_to": {"note": 4}}, "pad_to is for vectors", "note"),
-        ({"pad_to": {"points": 4}}, "pad_to is for vectors", "points"),
-        ({"pad_to": {"points": 4}, "ragged": "pad"}, "pad_to is for vectors", "points"),
-        ({"normalize": {"points": "mean_std"}, "ragged": "pad"}, "is for vectors", "points"),
-        ({"normalize": {"points_mask": "mean_std"}, "ragged": "pad"}, "for vectors", "points_mask"),
-        ({"normalize": {"image": "mean_std"}}, "normalize is for vectors", "image"),
-        ({"normalize": {"wide": "mean_std"}}, "normalize is for vectors", "wide"),
-        ({"normalize": {"flags": "mean_std"}}, "normalize is for vectors", "flags"),
+        *(
+            ({"pad_to": {name: 4}}, "pad_to is for vectors", name)
+            for name in ("image", "id", "note", "points")
+        ),
+        ({"pad_to": {"points": 4}, **pad}, "pad_to is for vectors", "points"),
+        *(
+            ({"normalize": {name: "mean_std"}, **pad}, "is for vectors", name)
+            for name in ("points", "points_mask", "image", "wide", "flags")
+        ),
         ({"normalize": {"action": "min_max"}}, "normalize of action is not valid", None),
         ({"normalize": "mean_std"}, "normalize is not valid", None),
-        (
-            {"normalize": {"action": Normalization("mean_std", np.zeros(2), np.ones(2))}},
-            "channels",
-            "action",
-        ),
-    ],
-)
-def test_wrong_steps(path: Path, steps: dict[str, Any], problem: str, feature: str | None) -> None:
-    with pytest.raises(ClipError, match=problem) as info:
-        SeqRecordPipe(path, clip_len=2, **steps)
-    assert info.value.feature == feature
-    assert info.value.expected
+        ({"normalize": {"action": two}}, "channels", "action"),
+    ]
+    for steps, problem, feature in errors:
+        with pytest.raises(ClipError, match=problem) as info:
+            SeqRecordPipe(path, clip_len=2, **steps)
+        assert info.value.feature == feature
+        assert info.value.expected
 
+    normalizations: list[tuple[Any, Any, Any]] = [("min_max", [0], [1]), (["mean_std"], [0], [1])]
+    numbers: list[tuple[Any, Any]] = [("a", "b"), ([0], [0]), ([np.nan], [1]), ([0, 1], [1])]
+    for one in [*normalizations, *(("mean_std", *pair) for pair in [*numbers, (0, 1), ([], [])])]:
+        with pytest.raises(ClipError, match="normalization"):
+            Normalization(*one)
 
-def test_missing_statistics_and_taken_names(tmp_path: Path) -> None:
-    place = tmp_path / "records"
-    writer = SeqRecordWriter(place, statistics=False)
+    writer = SeqRecordWriter(tmp_path / "records", statistics=False)
     with writer, writer.episode("a") as episode:
         for _ in range(3):
             episode.append({"action": np.ones(3), "action_dim_is_pad": np.ones(3)})
-    with pytest.raises(ClipError, match="needs statistics") as info:
-        SeqRecordPipe(place, clip_len=1, normalize={"action": "mean_std"})
-    assert "seqrecord stats" in str(info.value.expected)
+    with pytest.raises(ClipError, match=r"needs statistics.*seqrecord stats"):
+        SeqRecordPipe(tmp_path / "records", clip_len=1, normalize={"action": "mean_std"})
     with pytest.raises(ClipError, match="name of a batch's extra column"):
-        SeqRecordPipe(place, clip_len=1, pad_to={"action": 3})
-
-
-@pytest.mark.parametrize(
-    "numbers",
-    [
-        ("min_max", [0], [1]),
-        (["mean_std"], [0], [1]),
-        ("mean_std", "a", "b"),
-        ("mean_std", [0], [0]),
-        ("mean_std", [np.nan], [1]),
-        ("mean_std", [0, 1], [1]),
-        ("mean_std", 0, 1),
-        ("mean_std", [], []),
-    ],
-)
-def test_wrong_normalizations(numbers: Any) -> None:
-    with pytest.raises(ClipError, match="normalization"):
-        Normalization(*numbers)
+        SeqRecordPipe(tmp_path / "records", clip_len=1, pad_to={"action": 3})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import itertools
 import json
 import multiprocessing
@@ -11,8 +10,7 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -30,8 +28,7 @@ from seqrecord import (
     StateError,
 )
 from seqrecord.pipes.worker_epochs import Start, Turns, Worker
-from seqrecord.processes.threads import ThreadPool
-from tests.clip_data import begun, check, digests, leaves_nothing, make_loader, names, resumed
+from tests.clip_data import begun, digests, make_loader, names, resumed
 from tests.resume_contract import check_resume
 
 pytestmark = [
@@ -39,7 +36,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
 ]
-FEATURES = ["image", "flow", "note", "id"]
+PLAIN: dict[str, Any] = {"even_batches": False, "batch_size": None}
 
 
 def stream(path: Path, kind: Any = SeqRecordIterableDataset, **changes: Any) -> Any:
@@ -54,23 +51,19 @@ def loading(data: Any, workers: int = 2, **options: Any) -> Any:
     return DataLoader(data, batch_size=None, num_workers=workers, **options)
 
 
-_planned: dict[Any, list[Any]] = {}
+@cache
+def _planned(path: Path, epoch: int, part: int, parts: int, **changes: Any) -> list[Any]:
+    alone = stream(path, **changes, rank=part, world_size=parts)
+    alone.set_epoch(epoch)
+    return run(alone)
 
 
-def planned(path: Path, epoch: int, workers: int = 2, **changes: Any) -> list[Any]:
-    """The batches of an epoch as a DataLoader gives them, each of its workers in turn."""
-    key = (path, epoch, workers, repr(changes))
-    if key not in _planned:
-        _planned[key] = _plan(path, epoch, workers, **changes)
-    return list(_planned[key])
-
-
-def _plan(path: Path, epoch: int, workers: int, **changes: Any) -> list[Any]:
-    parts = []
-    for worker in range(workers):
-        alone = stream(path, **changes, rank=worker, world_size=workers)
-        alone.set_epoch(epoch)
-        parts.append([names(batch) for batch in alone])
+def planned(
+    path: Path, epoch: int, workers: int = 2, rank: int = 0, ranks: int = 1, **changes: Any
+) -> list[Any]:
+    """The batches of an epoch as a rank's DataLoader gives them, each of its workers in turn."""
+    numbers = range(rank * workers, (rank + 1) * workers)
+    parts = [_planned(path, epoch, number, ranks * workers, **changes) for number in numbers]
     return [batch for turn in zip_longest(*parts) for batch in turn if batch]
 
 
@@ -86,9 +79,8 @@ def run(loader: Any) -> list[Any]:
 def starts() -> Iterator[Any]:
     """How workers start and whether they persist, and under which loader."""
     fast = [(loading, "fork", False), (stateful, "forkserver", True)]
-    for case in itertools.product(
-        (loading, stateful), ("fork", "forkserver", "spawn"), (False, True)
-    ):
+    methods = ("fork", "forkserver", "spawn")
+    for case in itertools.product((loading, stateful), methods, (False, True)):
         yield pytest.param(*case, marks=() if case in fast else pytest.mark.slow)
 
 
@@ -98,31 +90,16 @@ def test_epochs_of_workers_are_those_of_the_plan(
 ) -> None:
     """Whole epochs, one that is set and one from a position inside it, with equal seeds."""
     workers = 2 if start == "fork" or thorough else 1
-    kind = SeqRecordPipe if loader_of is loading else SeqRecordIterableDataset
-    expected = plan(path, (0, 1, 1), workers, features=FEATURES)
-    gc.collect()
-    with leaves_nothing() if start == "fork" else nullcontext():
-        data = stream(path, kind, features=FEATURES)
-        loader = loader_of(
-            data, workers, persistent_workers=persistent, multiprocessing_context=start
-        )
-        for number, epoch in enumerate(expected):
-            if number == 2:
-                data.set_epoch(1, batches=5)
-            torch.manual_seed(0)
-            found = [check(batch, FEATURES, 3) for batch in loader]
-            assert found == (epoch[5:] if number == 2 else epoch)
-        assert len(loader) == len(epoch)
-        del loader, data
+    data = stream(path, SeqRecordPipe if loader_of is loading else SeqRecordIterableDataset)
+    loader = loader_of(data, workers, persistent_workers=persistent, multiprocessing_context=start)
+    expected = plan(path, (0, 1, 1), workers)
+    for number, epoch in enumerate(expected):
+        if number == 2:
+            data.set_epoch(1, batches=5)
+        torch.manual_seed(0)
+        assert run(loader) == epoch[5 if number == 2 else 0 :]
+    assert len(loader) == len(epoch)
     assert expected[0] != expected[1]
-
-
-def test_an_epoch_left_early_in_workers_is_over(path: Path) -> None:
-    loader = stateful(stream(path))
-    for batch in loader:
-        assert names(batch) == planned(path, 0)[0]
-        break
-    assert run(loader) == planned(path, 1)
 
 
 @pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -137,59 +114,60 @@ def test_set_epoch_reaches_workers(path: Path, persistent: bool) -> None:
     assert run(loader) == planned(path, 4)
 
 
-def _set_epoch(worker: int) -> None:
+def _set_epoch(worker: int, workers: Sequence[int] = (0, 1)) -> None:
     info = torch.utils.data.get_worker_info()
     assert info is not None
     assert info.id == worker
-    assert isinstance(info.dataset, SeqRecordIterableDataset)
-    info.dataset.set_epoch(5)
+    if worker in workers:
+        info.dataset.set_epoch(5)  # type: ignore[attr-defined]
 
 
 def test_workers_may_set_the_epoch(path: Path) -> None:
+    """All of them, and to the same one."""
     data = stream(path)
     loader = loading(data, worker_init_fn=_set_epoch, persistent_workers=True)
     assert [run(loader) for _ in range(2)] == plan(path, (5, 6))
     assert run(data) == planned(path, 7, 1)
+    iterator: Any = iter(loading(data, worker_init_fn=partial(_set_epoch, workers=(1,))))
+    with pytest.raises(ClipError, match="were given different epochs"):
+        run(iterator)
+    iterator._shutdown_workers()
 
 
-def test_a_new_number_of_workers_goes_on_with_the_next_epoch(path: Path) -> None:
-    data = stream(path)
-    for epoch, workers in enumerate((1, 2)):
-        loader = loading(data, workers)
-        assert run(loader) == planned(path, epoch, workers)
+def test_each_iteration_has_the_next_epoch(path: Path) -> None:
+    """With any number of workers or without, after one that was left, and in copies."""
+    data = stream(path, SeqRecordPipe)
+    for batch in loading(data):
+        assert names(batch) == planned(path, 0)[0]
+        break
+    assert run(loading(data)) == planned(path, 1)
+    # `list` asks for the length when the iteration is made.
+    assert [names(batch) for batch in list(data)] == planned(path, 2, 1)
+    assert run(loading(data, 1)) == planned(path, 3, 1)
+    for other in (copy.deepcopy(data), pickle.loads(pickle.dumps(data))):
+        assert run(other) == planned(path, 4, 1)
+        assert run(loading(other, 1)) == planned(path, 5, 1)
+    assert run(loading(data, 1)) == planned(path, 4, 1)
 
 
 class Wrapped(IterableDataset[Any]):
-    """What users write."""
+    """What users write: the epochs of a stream, `epochs` in an iteration."""
 
-    def __init__(self, data: SeqRecordIterableDataset) -> None:
-        self.data = data
+    def __init__(self, data: Any, epochs: int = 1) -> None:
+        self.data, self.epochs = data, epochs
 
     def __iter__(self) -> Iterator[Any]:
-        yield from self.data
+        # A stream that is pickled here is one that each worker makes for itself.
+        data = pickle.loads(self.data) if isinstance(self.data, bytes) else self.data
+        for _ in range(self.epochs):
+            yield from data
 
 
 def test_a_stream_inside_another_dataset(path: Path) -> None:
     loader = loading(Wrapped(stream(path)), persistent_workers=True)
     assert [run(loader) for _ in range(2)] == plan(path, range(2))
-
-
-def test_list_of_a_pipe_after_an_epoch_in_workers(path: Path) -> None:
-    """`list` asks for the length when the iteration is made."""
-    data = stream(path, SeqRecordPipe)
-    assert run(loading(data)) == planned(path, 0)
-    assert [names(batch) for batch in list(data)] == planned(path, 1, 1)
-    assert run(loading(data)) == planned(path, 2)
-
-
-def test_copies_go_their_own_way(path: Path) -> None:
-    data = stream(path)
-    loader = loading(data, 1)
-    run(loader)
-    for other in (copy.deepcopy(data), pickle.loads(pickle.dumps(data))):
-        assert run(other) == planned(path, 1, 1)
-        assert run(loading(other, 1)) == planned(path, 2, 1)
-    assert run(loader) == planned(path, 1, 1)
+    made_in_workers = loading(Wrapped(pickle.dumps(stream(path))))
+    assert [run(made_in_workers) for _ in range(2)] == plan(path, (0, 0))
 
 
 def _rank(data: SeqRecordIterableDataset, rank: int, queue: Any) -> None:
@@ -213,14 +191,8 @@ def test_ranks_that_were_sent_one_stream_count_alone(path: Path, method: str) ->
     for process in ranks:
         process.join(60)
     for rank, epochs in found.items():
-        for number, epoch in enumerate(epochs):
-            parts = []
-            for worker in range(1 + rank):
-                part = rank * (1 + rank) + worker
-                alone = stream(path, rank=part, world_size=2 * (1 + rank))
-                alone.set_epoch(1 + number)
-                parts.append([names(batch) for batch in alone])
-            assert epoch == [b for turn in zip_longest(*parts) for b in turn if b]
+        expected = plan(path, range(1, 3 + rank), 1 + rank, rank=rank, ranks=2)
+        assert epochs == expected
 
 
 # ---- several DataLoaders around one stream, whose workers begin in any order
@@ -262,51 +234,29 @@ def call_it(name: str, _worker: int) -> None:
     _name = name
 
 
-class Gated:
-    """A loader whose iterations in workers begin in the order of the gates."""
+class GatedStream(SeqRecordIterableDataset):
+    """A stream whose iterations in workers begin in the order of the gates."""
 
     gates: Gates
 
     def __iter__(self) -> Iterator[Any]:
         global _turn
-        begin = super().__iter__  # type: ignore[misc]
+        begin = super().__iter__
         worker = torch.utils.data.get_worker_info()
         if worker is None:
-            return iter(begin())
+            return begin()
         _turn += 1
         return iter(self.gates.go((_name, worker.id, _turn), begin))
-
-
-class GatedStream(Gated, SeqRecordIterableDataset):
-    pass
-
-
-class GatedPipe(Gated, SeqRecordPipe):
-    pass
-
-
-class GatedMix(Gated, SeqRecordMix):
-    pass
 
 
 def same(item: Any) -> Any:
     return item
 
 
-def make_gated(path: Path, kind: Any, order: Sequence[Who], method: str = "fork") -> Any:
-    made: Any
-    if kind is GatedMix:
-        made = kind(
-            {"one": SeqRecordIterableDataset(path, clip_len=3, features=["id"])}, batch_size=4
-        )
-    else:
-        made = stream(path, kind)
-    made.gates = Gates(order, method)
-    return made.map(same) if kind is GatedPipe else made
-
-
 def gated(path: Path, *order: Who, method: str = "fork") -> Any:
-    return make_gated(path, GatedStream, order, method)
+    data = stream(path, GatedStream)
+    data.gates = Gates(order, method)
+    return data
 
 
 def loader_named(name: str, data: Any, workers: int = 2, **options: Any) -> Any:
@@ -330,45 +280,25 @@ def interleaved(loaders: Sequence[Any]) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "method", "order"),
+    ("method", "order"),
     [
-        pytest.param(GatedStream, "fork", ORDERS[1], id="stream-fork1"),
+        ("fork", ORDERS[1]),
         *(
-            pytest.param(kind, method, ORDERS[i], marks=pytest.mark.slow, id=f"{name}-{method}{i}")
-            for kind, name, method, i in (
-                (GatedStream, "stream", "fork", 0),
-                (GatedStream, "stream", "fork", 2),
-                (GatedPipe, "pipe", "fork", 1),
-                (GatedMix, "mix", "fork", 1),
-                (GatedStream, "stream", "forkserver", 0),
-                (GatedStream, "stream", "spawn", 1),
-            )
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("fork", ORDERS[0]), ("forkserver", ORDERS[0]), ("spawn", ORDERS[1]))
         ),
     ],
 )
-@pytest.mark.parametrize("seeds", ["equal", pytest.param("drawn", marks=pytest.mark.slow)])
-def test_two_loaders_at_once(
-    path: Path, kind: Any, method: str, order: list[Who], seeds: str
-) -> None:
+def test_two_loaders_at_once(path: Path, method: str, order: list[Who]) -> None:
     """The one whose worker begins first has the first epoch, and its other workers too."""
-    alone = make_gated(path, kind, [], method)
-    loader = loader_named("", alone, multiprocessing_context=method)
-    expected = [run(loader) for _ in range(2)]
-    data = make_gated(path, kind, order, method)
+    data = gated(path, *order, method=method)
+    options: dict[str, Any] = {"multiprocessing_context": method}
     loaders = [
-        loader_named(
-            name,
-            data,
-            multiprocessing_context=method,
-            generator=torch.Generator().manual_seed(7) if seeds == "equal" else None,
-        )
+        loader_named(name, data, generator=torch.Generator().manual_seed(7), **options)
         for name in ("one", "two")
     ]
-    first = ("one", "two").index(order[0][0])
-    assert interleaved(loaders) == expected[:: -1 if first else 1]
-    if kind is GatedStream:
-        assert expected == plan(path, range(2))
-        assert run(data) == planned(path, 2, 1)
+    assert interleaved(loaders) == plan(path, (0, 1) if order[0][0] == "one" else (1, 0))
+    assert run(data) == planned(path, 2, 1)
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
@@ -382,88 +312,45 @@ def test_two_loaders_at_once_whose_workers_persist(path: Path, method: str) -> N
     assert run(loaders[1]) == planned(path, 4)
 
 
-def test_a_worker_of_an_iterator_that_was_left_does_not_join_the_next(path: Path) -> None:
-    """Equal seeds, and one of the former workers has not begun when those of the next one do."""
+def test_a_worker_does_not_join_another_iterator_of_the_same_seed(path: Path) -> None:
+    """One of the former workers has not begun when those of the next one do."""
     data = gated(path, ("one", 0, 1), ("two", 1, 1), ("two", 0, 1), ("one", 1, 1))
     torch.manual_seed(0)
     left = iter(loader_named("one", data))
     torch.manual_seed(0)
     assert run(loader_named("two", data)) == planned(path, 1)
     assert run(left) == planned(path, 0)
-
-
-def test_equal_seeds_before_a_loader_with_more_workers(path: Path) -> None:
+    # Nor one of more workers, whose last begins first.
     data = gated(path, ("two", 2, 1), ("two", 1, 1), ("two", 0, 1))
     for epoch, (name, workers) in enumerate([("one", 2), ("two", 3)]):
         torch.manual_seed(0)
         assert run(loader_named(name, data, workers)) == planned(path, epoch, workers)
 
 
-class TwiceOver(IterableDataset[Any]):
-    """Has two epochs in each iteration."""
-
-    def __init__(self, data: Any) -> None:
-        self.data = data
-
-    def __iter__(self) -> Iterator[Any]:
-        for _ in range(2):
-            yield from self.data
-
-
 def test_a_worker_that_is_an_epoch_ahead_of_another(path: Path) -> None:
     order: list[Who] = [("one", 0, 1), ("one", 0, 2), ("one", 1, 1), ("one", 1, 2)]
-    data = gated(path, *order)
-    found = run(loader_named("one", TwiceOver(data), prefetch_factor=30))
-    assert found[::2] == planned(path, 0)[::2] + planned(path, 1)[::2]
-    assert found[1::2] == planned(path, 0)[1::2] + planned(path, 1)[1::2]
+    found = run(loader_named("one", Wrapped(gated(path, *order), 2), prefetch_factor=30))
+    for worker in range(2):
+        first, second = (planned(path, epoch)[worker::2] for epoch in range(2))
+        assert found[worker::2] == first + second
 
 
 def test_threads_that_iterate_at_the_same_time(path: Path) -> None:
-    data = stream(path)
-    together = threading.Barrier(2)
+    data, together, given = stream(path), threading.Barrier(2), list[Any]()
 
-    def epochs() -> list[Any]:
+    def iterate() -> None:
         loader = loading(data)
         together.wait(60)
-        return [run(loader) for _ in range(2)]
+        given.extend([run(loader) for _ in range(2)])
 
     # Not threads of `concurrent.futures`: a process that is forked from one ends with exit code 1,
     # for it joins itself, and torch may see that in the main thread before it ends its workers.
-    with ThreadPool(2, "iterating") as pool:
-        found = [pool.submit(epochs) for _ in range(2)]
-        given = [epoch for future in found for epoch in future.result(100)]
+    threads = [threading.Thread(target=iterate) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert sorted(given) == sorted(planned(path, epoch) for epoch in range(4))
-
-
-class Unpickled(IterableDataset[Any]):
-    """Makes a stream of its own in each worker."""
-
-    def __init__(self, data: SeqRecordIterableDataset) -> None:
-        self.pickled = pickle.dumps(data)
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from pickle.loads(self.pickled)
-
-
-def test_a_stream_that_a_worker_has_made_counts_alone(path: Path) -> None:
-    loader = loading(Unpickled(stream(path)))
-    assert run(loader) == planned(path, 0)
-    assert run(loader) == planned(path, 0)
-
-
-def tell_one(worker: int) -> None:
-    info = torch.utils.data.get_worker_info()
-    assert info is not None
-    if worker == 1:
-        info.dataset.set_epoch(5)  # type: ignore[attr-defined]
-
-
-def test_workers_that_are_told_different_epochs(path: Path) -> None:
-    loader = loading(stream(path), worker_init_fn=tell_one)
-    iterator: Any = iter(loader)
-    with pytest.raises(ClipError, match="were given different epochs"):
-        run(iterator)
-    iterator._shutdown_workers()
 
 
 # ---- a position that is set from outside
@@ -472,6 +359,15 @@ def test_workers_that_are_told_different_epochs(path: Path) -> None:
 def items(given: Any) -> list[Any]:
     """The clips of a DataLoader's batch."""
     return [name for one in (given if isinstance(given, list) else [given]) for name in names(one)]
+
+
+def check_fails(loader: Any, error: type[Exception], message: str) -> None:
+    """Beginning an iteration raises the error, in a worker too."""
+    iterator: Any = None
+    with pytest.raises(error, match=message):
+        next(iterator := iter(loader))
+    if iterator is not None and loader.num_workers:
+        iterator._shutdown_workers()  # left to the garbage collector, torch waits 5 s for each
 
 
 @pytest.mark.parametrize(
@@ -502,8 +398,7 @@ def test_an_epoch_from_any_of_its_batches(
     if size is None:
         loader = loading(data, workers, **options)
     whole, following = ([items(batch) for batch in loader] for _ in range(2))
-    step = max(5, len(whole) // 4)
-    for batches in (*range(0, len(whole), step), len(whole) - 1, len(whole)):
+    for batches in (0, 5, len(whole) // 2, len(whole) - 1, len(whole)):
         data.set_epoch(0, batches, size)
         data.set_epoch(0)  # which keeps the position
         assert [items(batch) for batch in loader] == whole[batches:]
@@ -511,25 +406,24 @@ def test_an_epoch_from_any_of_its_batches(
     data.set_epoch(0)  # … and an epoch that was begun is begun again
     assert [items(batch) for batch in loader] == whole
     data.set_epoch(0, len(whole) + 1, size)
-    iterator: Any = None
-    with pytest.raises(StateError, match=f"beyond the end of its epoch.*at most {len(whole)}"):
-        next(iterator := iter(loader))
-    if iterator is not None:
-        iterator._shutdown_workers()  # left to the garbage collector, torch waits 5 s for each
+    check_fails(loader, StateError, f"beyond the end of its epoch.*at most {len(whole)}")
 
 
-@pytest.mark.parametrize("batches", [-1, 0.5, "3", None, 1 << 70])
-def test_no_number_of_batches(path: Path, batches: Any) -> None:
+def test_positions_without_workers_and_in_chains(path: Path) -> None:
     data = stream(path)
+    iterator = begun(data, 3)
+    assert data.state_dict(batches=3) == data.state_dict()
+    assert data.state_dict(batches=2) == {**data.state_dict(), "batch": 2}
+    assert data.state_dict(batches=1, batch_size=2)["batch"] == 2
+    del iterator
     before = data.state_dict()
-    with pytest.raises(ClipError, match=r"^batches is (not an integer|too small|too large)"):
-        data.set_epoch(1, batches)
+    for wrong in (-1, 0.5, "3", None, 1 << 70):
+        with pytest.raises(ClipError, match=r"^batches is (not an integer|too small|too large)"):
+            data.set_epoch(1, wrong)
     with pytest.raises(ClipError, match=r"^batch_size is too small"):
         data.set_epoch(1, 2, 0)
     assert data.state_dict() == before
 
-
-def test_a_position_in_a_chain(path: Path) -> None:
     pipe = stream(path, SeqRecordPipe, batch_size=None)
     chain = pipe.map(same).batch(4)
     whole = [items(batch) for batch in loading(chain)]
@@ -537,24 +431,18 @@ def test_a_position_in_a_chain(path: Path) -> None:
     assert [items(batch) for batch in loading(chain)] == whole[7:]
     for mixed in (pipe.shuffle(), pipe.sharding_filter()):
         pipe.set_epoch(0, batches=7)
-        with pytest.raises(StateError, match="set_epoch"):
-            next(iter(loading(mixed, 2)))
+        check_fails(loading(mixed), StateError, "set_epoch")
 
 
 def test_a_state_of_so_many_batches(path: Path) -> None:
-    """It has the settings of the order, and where each worker is; other workers go on with it."""
+    """It has the settings of the order, and where each worker is; see `test_elastic`, too."""
     data = stream(path, num_cursors=5)
     loader = loading(data, 2, persistent_workers=True)
     whole = run(loader)
-    every = {clip for batch in whole for clip in batch}
-    for batches, expected in ((0, [0, 0]), (5, [3, 2]), (len(whole) - 1, None)):
+    for batches, expected in ((0, [0, 0]), (5, [3, 2])):
         state = json.loads(json.dumps(data.state_dict(batches=batches)))
         assert (state["epoch"], state["sharing"]["workers"]) == (0, 2)
-        assert expected is None or state["batch"] == expected
-        rest = [clip for batch in resumed(stream(path), state) for clip in names(batch)]
-        given = {clip for batch in whole[:batches] for clip in batch}
-        assert given | set(rest) == every
-        assert not given & set(rest)
+        assert state["batch"] == expected
     first = data.state_dict(batches=5)
     data.load_state_dict(first)
     assert run(loader) == whole[5:]
@@ -564,20 +452,11 @@ def test_a_state_of_so_many_batches(path: Path) -> None:
         data.state_dict(batches=len(whole) + 1)
     # … after an elastic resume, too
     data.load_state_dict(first)
-    more = loading(data, 1)
-    rest = run(more)
-    again = resumed(stream(path), data.state_dict(batches=2))
-    assert run(again) == rest[2:]
+    rest = run(loading(data, 1))
+    given, every = ({clip for batch in one for clip in batch} for one in (whole[:5] + rest, whole))
+    assert given == every
+    assert run(resumed(stream(path), data.state_dict(batches=2))) == rest[2:]
     assert data.state_dict(batches=len(rest))["epoch"] == 1
-
-
-def test_a_state_of_so_many_batches_without_workers(path: Path) -> None:
-    data = stream(path)
-    iterator = begun(data, 3)
-    assert data.state_dict(batches=3) == data.state_dict()
-    assert data.state_dict(batches=2) == {**data.state_dict(), "batch": 2}
-    assert data.state_dict(batches=1, batch_size=2)["batch"] == 2
-    del iterator
 
 
 # ---- StatefulDataLoader
@@ -585,53 +464,56 @@ def test_a_state_of_so_many_batches_without_workers(path: Path) -> None:
 
 def test_resuming_with_workers(path: Path) -> None:
     """By torchdata's own rule; a state that was saved after an elastic resume, too."""
-    first = stream(path, even_batches=False, batch_size=None)
+    first = stream(path, **PLAIN)
     left = begun(first, 9)
-    loader = stateful(
-        resumed(stream(path, even_batches=False, batch_size=None), first.state_dict())
-    )
+    loader = stateful(resumed(stream(path, **PLAIN), first.state_dict()))
     iterator = begun(loader, 3)
     state = json.loads(json.dumps(loader.state_dict()))
     rest, later = run(iterator), run(loader)
-    again = stateful(stream(path, even_batches=False, batch_size=None), persistent_workers=True)
+    again = stateful(stream(path, **PLAIN), persistent_workers=True)
     again.load_state_dict(state)
     assert [run(again) for _ in range(2)] == [rest, later]
     assert len(rest) + 3 == len(run(left))
     assert len({clip for batch in later for clip in batch}) == len(later) == len(rest) + 3 + 9
     with pytest.raises(StateError, match=r"with as many workers.*state_dict\(batches=…\)"):
-        stream(path, even_batches=False, batch_size=None).load_state_dict(state)
+        stream(path, **PLAIN).load_state_dict(state)
+
+
+def test_resuming_where_one_worker_has_ended(path: Path) -> None:
+    """An odd number of single clips: the second worker has one fewer."""
+    loader, again = (stateful(stream(path, **PLAIN), persistent_workers=True) for _ in "ab")
+    assert len(loader) % 2 == 1
+    first, states = [], []
+    for clip in loader:
+        first.append(names(clip))
+        states.append(loader.state_dict())
+    second = run(loader)
+    for place in (len(first) - 2, len(first) - 1):
+        again.load_state_dict(states[place - 1])
+        assert [run(again) for _ in range(2)] == [first[place:], second]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("persistent", [False, True])
-def test_resuming_after_many_batches(path: Path, persistent: bool, thorough: bool) -> None:
+@pytest.mark.parametrize(
+    ("persistent", "method", "is_set"),
+    [
+        (False, "fork", False),
+        (True, "fork", False),
+        (False, "fork", True),
+        (False, "forkserver", False),
+    ],
+)
+def test_resuming_after_many_batches(
+    path: Path, persistent: bool, method: str, is_set: bool
+) -> None:
+    options: dict[str, Any] = {"persistent_workers": persistent}
+    options["multiprocessing_context"] = method
     check_resume(
-        lambda: stateful(stream(path), persistent_workers=persistent),
-        num_epochs=3 if thorough else 2,
-        positions=lambda n: [n // 2, n - 1] if thorough else [n // 2],
+        lambda: stateful(stream(path), **options),
+        num_epochs=3 if method == "fork" else 2,
+        positions=lambda n: [n // 2, n - 1],
+        set_epoch=(lambda one, epoch: one.dataset.set_epoch(epoch)) if is_set else None,  # type: ignore[attr-defined]
     )
-
-
-@pytest.mark.slow
-def test_resuming_with_workers_that_are_not_forked(path: Path) -> None:
-    options: dict[str, Any] = {"multiprocessing_context": "forkserver"}
-    loader = stateful(stream(path), **options)
-    iterator = begun(loader, 3)
-    again = resumed(stateful(stream(path), **options), loader.state_dict())
-    del iterator
-    assert run(again) == planned(path, 0)[3:]
-    assert run(again) == planned(path, 1)
-
-
-@pytest.mark.slow
-def test_resuming_with_set_epoch(path: Path, thorough: bool) -> None:
-    with leaves_nothing():
-        check_resume(
-            lambda: stateful(stream(path)),
-            num_epochs=3 if thorough else 2,
-            positions=lambda n: [n // 2, n - 1] if thorough else [],
-            set_epoch=lambda loader, epoch: loader.dataset.set_epoch(epoch),  # type: ignore[attr-defined]
-        )
 
 
 def test_a_rank_takes_up_the_state_of_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -647,11 +529,6 @@ def test_a_rank_takes_up_the_state_of_another(path: Path, monkeypatch: pytest.Mo
     assert rests[0] != rests[1]
     loader = resumed(stateful(stream(path)), states[0])
     assert run(loader) + run(loader) == rests[1]
-    alone = resumed(
-        stream(path), states[0]["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
-    )
-    with pytest.raises(StateError, match="position of one worker of several"):
-        iter(alone)
 
 
 def test_the_settings_of_a_state_reach_the_workers_of_later_epochs(path: Path) -> None:
@@ -678,21 +555,17 @@ def test_a_state_that_is_loaded_beside_workers_that_persist(
     path: Path, make: Callable[[Path], Any], workers: int
 ) -> None:
     """They begin there, as new ones do, with its settings; and so once."""
-    first = make(path)
+    first, data = make(path), make(path)
     iterator = begun(first, 4)
     state = json.loads(json.dumps(first.state_dict()))
     del iterator
     fresh = resumed(make(path), state)
     expected = [run(loading(fresh, workers)) for _ in range(2)]
-    data = make(path)
     persistent = loading(data, workers, persistent_workers=True)
-    whole = run(persistent)
-    assert len(expected[0]) < len(whole)
-    for again in (False, True):
-        data.load_state_dict(state)
-        if again:
-            data.set_epoch(0)  # the position stays
-        assert [run(persistent) for _ in range(2)] == expected
+    assert len(expected[0]) < len(run(persistent))
+    data.load_state_dict(state)
+    data.set_epoch(0)  # the position stays
+    assert [run(persistent) for _ in range(2)] == expected
     data.load_state_dict(state)
     data.set_epoch(5)
     fresh.set_epoch(5)
@@ -720,14 +593,12 @@ def test_a_state_that_is_loaded_before_all_workers_have_begun_with_another(path:
 @pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordIterableDataset])
 def test_a_state_asked_beside_workers_is_an_error(path: Path, kind: type[Any]) -> None:
     data = make_loader(path, kind)
-    loader = loading(data)
+    loader = loading(data, 1)
     start = data.state_dict()
-    iterator = iter(loader)
-    for _ in range(3):
-        next(iterator)
-        for asked in (data, copy.deepcopy(data)):
-            with pytest.raises(StateError, match=r"state_dict\(batches=…\).*epoch 0"):
-                asked.state_dict()
+    iterator = begun(loader)
+    for asked in (data, copy.deepcopy(data)):
+        with pytest.raises(StateError, match=r"state_dict\(batches=…\).*epoch 0"):
+            asked.state_dict()
     list(iterator)
     with pytest.raises(StateError, match="worker processes"):
         data.state_dict()
@@ -735,15 +606,9 @@ def test_a_state_asked_beside_workers_is_an_error(path: Path, kind: type[Any]) -
     assert data.state_dict() == {**start, "epoch": 1}
     data.load_state_dict(start)
     assert data.state_dict() == start
-    first = next(iter(data))  # without workers
-    assert names(first) == planned(path, 0, 1, features=None)[0]
+    iterator = begun(loading(data, 0))
     assert data.state_dict() == {**start, "batch": 1}
-
-
-def test_a_loader_without_workers_has_a_state(path: Path) -> None:
-    pipe = make_loader(path)
-    iterator = begun(loading(pipe, 0))
-    assert digests(resumed(make_loader(path), pipe.state_dict())) == digests(iterator)
+    assert digests(resumed(make_loader(path, kind), data.state_dict())) == digests(iterator)
 
 
 # ---- batches of batches
@@ -753,17 +618,12 @@ def test_a_loader_without_workers_has_a_state(path: Path) -> None:
 def test_a_loader_that_makes_batches_of_batches(path: Path, kind: Any) -> None:
     wrong = r"both have a batch_size; expected: DataLoader\(SeqRecord.*batch_size=None\)"
     data = stream(path, kind)
-    loaders = [DataLoader(data), StatefulDataLoader(data, batch_size=4), DataLoader(data, 2)]
     if kind is SeqRecordPipe:
-        loaders = [DataLoader(data.map(same), batch_size=2)]
+        loaders: list[Any] = [DataLoader(data), DataLoader(data.map(same), batch_size=2)]
     else:
-        loaders.append(DataLoader(data, batch_size=2, num_workers=1))
+        loaders = [StatefulDataLoader(data, batch_size=4), DataLoader(data, 2, num_workers=1)]
     for loader in loaders:
-        iterator: Any = None
-        with pytest.raises(ClipError, match=wrong):
-            next(iterator := iter(loader))
-        if iterator is not None and loader.num_workers:
-            iterator._shutdown_workers()
+        check_fails(loader, ClipError, wrong)
     assert len(list(DataLoader(Wrapped(data), batch_size=2, collate_fn=list))) == 9
     assert run(loading(data, 0)) == planned(path, 1, 1)
 
@@ -771,12 +631,8 @@ def test_a_loader_that_makes_batches_of_batches(path: Path, kind: Any) -> None:
 # ---- the table
 
 
-def worker(number: int, iterator: int, iteration: int = 1, parent: int = 1) -> Worker:
-    return Worker(parent, iterator, iteration, number, 3)
-
-
-def epoch_of(table: Turns, *who: int) -> int:
-    return table.take(worker(*who), Start()).start.epoch
+def epoch_of(table: Turns, number: int, iterator: int, iteration: int, parent: int = 1) -> int:
+    return table.take(Worker(parent, iterator, iteration, number, 3), Start()).start.epoch
 
 
 def test_a_table_is_of_one_size() -> None:
@@ -789,5 +645,5 @@ def test_a_table_is_of_one_size() -> None:
     assert epoch_of(table, 0, 1, 2, 2) == 1
     for number in range(40):
         table.set_next(Start(number), {"epoch": number})
-    found = table.take(worker(0, 3, parent=os.getpid()), Start())
+    found = table.take(Worker(os.getpid(), 3, 1, 0, 3), Start())
     assert (found.start.epoch, found.loaded) == (39, {"epoch": 39})

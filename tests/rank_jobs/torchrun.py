@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,11 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from seqrecord import SeqRecordIterableDataset, SeqRecordPipe
-from tests.clip_data import names
+from tests.clip_data import make_loader, names
 from tests.rank_jobs import CLIPS, Found, report
 
 
-def main(path: str) -> None:
+def main(path: str, state: str) -> None:
     found: Found = {"environment": [names(batch) for batch in SeqRecordPipe(path, **CLIPS)]}
     dist.init_process_group("gloo")
     model = DistributedDataParallel(torch.nn.Linear(2, 1))
@@ -34,9 +36,16 @@ def main(path: str) -> None:
     stream = SeqRecordIterableDataset(path, **CLIPS, world_size=1)
     loader = DataLoader(stream, batch_size=None, num_workers=1)
     found["alone"] = [] if dist.get_rank() else [names(batch) for batch in loader]
+    # All go on from a state that two ranks have saved.
+    rest = make_loader(path, SeqRecordIterableDataset, features=["id"], batch_size=2)
+    rest.load_state_dict(json.loads(Path(state).read_text()))
+    found["rest"] = []
+    for batch in rest:
+        dist.barrier()
+        found["rest"].append(names(batch))
     report(found)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
