@@ -130,8 +130,19 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize("mode", ["mean_std", "quantiles"])
-@pytest.mark.parametrize("scope", GROUPS)
+CASES: list[Any] = [
+    ("source", "mean_std", "late"),
+    ("robot_type", "quantiles", None),
+    ("mix", "mean_std", "cpu"),
+]
+ALL = [(scope, mode, kind) for kind in (None, *STREAMS) for scope in GROUPS for mode in MODES]
+
+
+@pytest.mark.parametrize(
+    ("scope", "mode", "device"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in CASES)],
+    indirect=["device"],
+)
 def test_robots_in_one_batch(root: Path, device: str | None, scope: str, mode: str) -> None:
     """Each value is that of the stored frame, normalized and placed by brute force."""
     mix = robots(root, normalize=scope, normalization=mode, device=device)
