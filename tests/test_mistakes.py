@@ -229,8 +229,8 @@ def test_files_and_links_in_place_of_folders(tmp_path: Path, mode: str) -> None:
     assert lengths_of(tmp_path / "other") == {"a": 3}
 
 
-_ISOLATED = """
-import json, sys
+FULL_THEN_READ_ONLY = """
+import json, subprocess, sys
 from functools import partial
 from pathlib import Path
 import seqrecord
@@ -248,13 +248,7 @@ def failure(action):
     except seqrecord.SeqRecordError as error:
         return [type(error).__name__, str(error)]
     return ["nothing", ""]
-"""
-_READ_ONLY = """
-failures = [failure(partial(write, folder, mode, "b")) for mode in ("append", "resume")]
-failures += [failure(partial(write, folder / "new")), failure(partial(seqrecord.reindex, folder))]
-print(json.dumps([*failures, list(lengths_of(folder))]))
-"""
-_FULL = """
+
 write(folder)
 writer = seqrecord.SeqRecordWriter(folder, mode="append")
 add(writer, {"b": 1})
@@ -264,18 +258,22 @@ with (folder / "fill").open("wb", buffering=0) as fill:
             fill.write(bytes(4096))
         except OSError:
             break
-seen = [failure(writer.close), list(lengths_of(folder))]
+full = [*failure(writer.close), list(lengths_of(folder))]
 (folder / "fill").unlink()
 seqrecord.SeqRecordWriter(folder, mode="resume").close()
-print(json.dumps([*seen, list(lengths_of(folder))]))
+full.append(list(lengths_of(folder)))
+subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+failures = [failure(partial(write, folder, mode, "c")) for mode in ("append", "resume")]
+failures += [failure(partial(write, folder / "new")), failure(partial(seqrecord.reindex, folder))]
+print(json.dumps([full, failures, list(lengths_of(folder))]))
 """
 
 
-def isolated(mount: str, script: str, folder: Path) -> Any:
-    """What a script prints that runs with a file system of its own in a folder."""
+def test_a_full_disk_and_a_read_only_one(tmp_path: Path) -> None:
+    """What was committed stays, and what had ended is brought in when there is room again."""
     unshare = shutil.which("unshare") or "unshare"
-    command = f'{mount} || exit 77; exec "$0" -c "$2" "$1"'
-    words = [unshare, "-m", "sh", "-c", command, sys.executable, str(folder), _ISOLATED + script]
+    mount = 'mount -t tmpfs -o size=256k tmpfs "$1" || exit 77; exec "$0" -c "$2" "$1"'
+    words = [unshare, "-m", "sh", "-c", mount, sys.executable, str(tmp_path), FULL_THEN_READ_ONLY]
     try:
         ran = subprocess.run(words, capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -283,27 +281,15 @@ def isolated(mount: str, script: str, folder: Path) -> Any:
     if ran is None or (ran.returncode in (1, 77) and "Traceback" not in ran.stderr):
         pytest.skip("no mounts can be made here: run as root, with unshare of util-linux")
     assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout)
-
-
-def test_a_read_only_folder(tmp_path: Path) -> None:
-    write_numbers(tmp_path)
-    mount = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1"'
-    *errors, read = isolated(mount, _READ_ONLY, tmp_path)
-    for kind, text in errors:
-        assert kind == "DestinationError"
-        assert "cannot write: Read-only file system; file: " in text
-    assert read == ["a"]
-
-
-def test_a_full_disk(tmp_path: Path) -> None:
-    """What was committed stays, and what had ended is brought in when there is room again."""
-    mount = 'mount -t tmpfs -o size=256k tmpfs "$1"'
-    (kind, text), during, after = isolated(mount, _FULL, tmp_path)
+    (kind, text, during, after), refused, read = json.loads(ran.stdout)
     assert kind == "StorageError"
     assert "No space left on device; ended episodes are kept: " in text
     assert "; file: " in text
     assert (during, after) == (["a"], ["a", "b"])
+    for kind, text in refused:
+        assert kind == "DestinationError"
+        assert "cannot write: Read-only file system; file: " in text
+    assert read == ["a", "b"]
 
 
 def test_a_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
