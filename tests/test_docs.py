@@ -39,17 +39,19 @@ def named_modules(heading: str) -> list[str]:
     return re.findall(rf"`((?:{'|'.join(ROOMS)})(?:\.\w+)+)`", text)
 
 
-@pytest.mark.parametrize("heading", [*WAYS, "Where to change something"])
-def test_the_modules_that_the_map_names_are_there(heading: str) -> None:
-    assert len(named_modules(heading)) >= 12
-    for name in named_modules(heading):
-        path = PACKAGE / name.replace(".", "/")
-        assert path.with_suffix(".py").exists() or path.is_dir(), name
-
-
-def test_the_map_shows_every_room() -> None:
+def test_the_map_shows_what_is_there() -> None:
+    """Every room, modules that are there, and a glossary that is short."""
+    for heading in (*WAYS, "Where to change something"):
+        assert len(named_modules(heading)) >= 12
+        for name in named_modules(heading):
+            path = PACKAGE / name.replace(".", "/")
+            assert path.with_suffix(".py").exists() or path.is_dir(), name
     for room in ROOMS:
         assert re.search(rf"│ {room} ", ARCHITECTURE), room
+    glossary = ARCHITECTURE[ARCHITECTURE.index("## Glossary") :]
+    terms = re.findall(r"^\| (\w[\w ]*) \|", glossary, re.M)
+    assert terms[0] == "term"
+    assert len(terms) - 1 <= 25
 
 
 @pytest.mark.slow
@@ -62,28 +64,20 @@ def test_the_modules_on_the_two_ways_run_there(tmp_path: Path) -> None:
         assert set(named_modules(heading)) - elsewhere <= set(ran[phase])
 
 
-def test_the_glossary_is_short() -> None:
-    glossary = ARCHITECTURE[ARCHITECTURE.index("## Glossary") :]
-    terms = re.findall(r"^\| (\w[\w ]*) \|", glossary, re.M)
-    assert terms[0] == "term"
-    assert len(terms) - 1 <= 25
-
-
-def test_the_figures_of_how_fast_are_measured_ones() -> None:
-    table = (ROOT / "docs" / "performance.md").read_text()
-    measured = (ROOT / "benchmarks" / "tartanair" / "RESULTS.md").read_text()
-    rows = re.findall(
-        r"^\| `([\w-]+)` \| (.*?) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", table, re.M
+def test_figures_are_measured_ones() -> None:
+    """Of loaders and trainings in docs/performance.md, and the first one of README.md."""
+    benchmarks, table = ROOT / "benchmarks", (ROOT / "docs" / "performance.md").read_text()
+    measured = (benchmarks / "tartanair" / "RESULTS.md").read_text()
+    figure = r"([\d.]+)"
+    loaders = re.findall(
+        rf"^\| `([\w-]+)` \| (.*?) \| {figure} \| {figure} \| {figure} \|$", table, re.M
     )
-    assert len(rows) > 5
-    for loader, settings, clips, rate, share in rows:
+    assert len(loaders) > 5
+    for loader, settings, clips, rate, share in loaders:
         start = re.escape(f"| {loader} | {settings} | {clips} | {rate} |")
         assert re.search(rf"^{start}.*\| copy \| {share} \|$", measured, re.M), loader
 
-
-def test_the_figures_of_trainings_are_measured_ones() -> None:
-    table = (ROOT / "docs" / "performance.md").read_text()
-    measured = (ROOT / "benchmarks" / "training" / "RESULTS.md").read_text()
+    measured = (benchmarks / "training" / "RESULTS.md").read_text()
     parts = {part.partition("\n")[0]: part for part in measured.split("\n## ")[1:]}
     figures = r"([\d.]+ \| \d+ \| [\d.]+)"
     rows = re.findall(rf"^\| (\w+) \| ([\w, ]+) \| {figures} \| {figures} \|$", table, re.M)
@@ -93,14 +87,12 @@ def test_the_figures_of_trainings_are_measured_ones() -> None:
             start = rf"\| {step} \| warm \| {loader} \| [\d.]+ \| {re.escape(figure)} \|"
             assert re.search(rf"^{start}", parts[training], re.M), (training, loader, step)
 
-
-def test_the_first_figure_is_a_measured_one() -> None:
-    document = json.loads((ROOT / "benchmarks" / "training" / "decoded_once.json").read_text())
+    document = json.loads((benchmarks / "training" / "decoded_once.json").read_text())
     text = (ROOT / "README.md").read_text().partition("<!-- decoded once -->")[2]
-    rows = text.strip().partition("<!--")[0].splitlines()[2:]
-    for row, loader in zip(rows, ("lerobot", "webdataset", "seqrecord"), strict=True):
+    lines = text.strip().partition("<!--")[0].splitlines()[2:]
+    for line, loader in zip(lines, ("lerobot", "webdataset", "seqrecord"), strict=True):
         [run] = document["rows"][f"480x640 at 224/{loader}"]
-        assert re.findall(r"([\d.]+) \(([\d,]+)\)", row) == [
+        assert re.findall(r"([\d.]+) \(([\d,]+)\)", line) == [
             (f"{run['epochs'][i]['cpu_seconds']:.2f}", f"{run['epochs'][i]['decoded']:,}")
             for i in (0, 1, 9)
         ]
