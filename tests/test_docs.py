@@ -25,13 +25,6 @@ ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 WAYS = {"A frame's way to disk": "write", "A clip's way to a batch": "read"}
 """By heading: what `modules_that_run` calls the way."""
 
-OBSCURE = (
-    *("mood", "by heart", "quiet run", "who is asking", "what holds it", "is of no use once"),
-    *("two halves", "memory that is reused", "of what the pages needed"),
-    *("goes on after", "its own affair", "conductor", "handover"),
-)
-"""Figures of speech that once were in the text."""
-
 
 def named_modules(heading: str) -> list[str]:
     """What docs/architecture.md names below a heading, as `room.module`."""
@@ -96,19 +89,6 @@ def test_figures_are_measured_ones() -> None:
             (f"{run['epochs'][i]['cpu_seconds']:.2f}", f"{run['epochs'][i]['decoded']:,}")
             for i in (0, 1, 9)
         ]
-
-
-def test_plain_words() -> None:
-    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
-    paths = [Path(line) for line in done.stdout.splitlines()]
-    found = [
-        f"{path}: {phrase}"
-        for path in paths
-        if path.suffix in (".md", ".py") and path.parts[0] != "tests" and (ROOT / path).exists()
-        for phrase in OBSCURE
-        if phrase in (ROOT / path).read_text().lower()
-    ]
-    assert found == []
 
 
 # The table of promises in docs/storage_details.md names tests that are there
