@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import multiprocessing
 import pydoc
 import re
-import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import seqrecord
@@ -23,7 +25,6 @@ PACKAGE = ROOT / "seqrecord"
 ROOMS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 WAYS = {"A frame's way to disk": "write", "A clip's way to a batch": "read"}
-"""By heading: what `modules_that_run` calls the way."""
 
 
 def named_modules(heading: str) -> list[str]:
@@ -47,14 +48,42 @@ def test_the_map_shows_what_is_there() -> None:
     assert len(terms) - 1 <= 25
 
 
+def write_and_read(folder: Path, results: Any) -> None:
+    """Puts, by phase, which modules run when frames are written and when batches are read."""
+    ran: dict[str, set[str]] = {"write": set(), "read": set()}
+    phase = "write"
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and frame.f_code.co_name != "<module>" and path.is_relative_to(PACKAGE):
+            ran[phase].add(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
+
+    threading.setprofile(watch)
+    sys.setprofile(watch)
+    rng = np.random.default_rng(0)
+    with seqrecord.SeqRecordWriter(folder) as writer:
+        for number in range(3):
+            with writer.episode(f"a/{number}") as episode:
+                for _ in range(150):
+                    image = rng.integers(0, 255, (48, 64, 3), np.uint8)
+                    episode.append({"image": image, "depth": rng.random((48, 64), np.float32)})
+    phase = "read"
+    list(seqrecord.SeqRecordPipe(folder, clip_len=8, batch_size=4, memory_limit="8MiB"))
+    sys.setprofile(None)
+    results.put(ran)
+
+
 @pytest.mark.slow
 def test_the_modules_on_the_two_ways_run_there(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.modules_that_run", str(tmp_path / "records")]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
-    ran = json.loads(done.stdout)
+    fork = multiprocessing.get_context("fork")
+    results: Any = fork.Queue()
+    process = fork.Process(target=write_and_read, args=(tmp_path / "records", results))
+    process.start()
+    ran = results.get(timeout=300)
+    process.join()
     for heading, phase in WAYS.items():
         elsewhere = {"engine.device"}  # what the list itself says
-        assert set(named_modules(heading)) - elsewhere <= set(ran[phase])
+        assert set(named_modules(heading)) - elsewhere <= ran[phase]
 
 
 def test_figures_are_measured_ones() -> None:
@@ -93,11 +122,9 @@ def test_figures_are_measured_ones() -> None:
 
 # The table of promises in docs/storage_details.md names tests that are there
 
-TESTS = Path(__file__).parent
-
 
 def test_the_tests_that_the_table_names_are_there() -> None:
-    text = (TESTS.parent / "docs/storage_details.md").read_text("utf-8")
+    text = (ROOT / "docs/storage_details.md").read_text("utf-8")
     table, _, rest = text.partition("## Guarantees of each storage")[2].partition(
         "The tests that show it:"
     )
@@ -108,7 +135,7 @@ def test_the_tests_that_the_table_names_are_there() -> None:
         source, names = "", 0
         for name in re.findall(r"`(\w+(?:\.py)?)`", line):
             if name.endswith(".py"):
-                source = (TESTS / name).read_text("utf-8")
+                source = (ROOT / "tests" / name).read_text("utf-8")
             else:
                 assert re.search(rf"(def|class) {name}\b", source), f"{number}: {name}"
                 names += 1
@@ -117,8 +144,7 @@ def test_the_tests_that_the_table_names_are_there() -> None:
 
 # What is public: the root's names and those of its faces, all described in docs/reference
 
-REPO = Path(seqrecord.__file__).parents[1]
-PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 USERS = [page for page in PAGES if page.name not in ("architecture.md", "format.md")]
 DESCRIBED = {
     name
@@ -136,43 +162,35 @@ def found(path: str) -> Any:
     return value
 
 
-def test_the_root_is_small() -> None:
+def test_public_names() -> None:
+    """They are few, listed before they are used, there, and described."""
+    faces: list[Any] = [seqrecord, seqrecord.edit, seqrecord.export, seqrecord.sources]
+    for face in (*faces, seqrecord.storage, seqrecord.types):
+        assert dir(face) == sorted(face.__all__)
+        assert all(getattr(face, name).__doc__ for name in face.__all__)
     assert len(seqrecord.__all__) < 60
     assert seqrecord.__all__ == sorted(seqrecord.__all__)
-    assert set(seqrecord.__all__) <= set(dir(seqrecord))
-    with pytest.raises(AttributeError, match="no attribute 'Reader'"):
-        found("seqrecord.Reader")
-
-
-def test_every_name_is_described() -> None:
     for name in set(seqrecord.__all__) - {"__version__"}:
         value = found(f"seqrecord.{name}")
-        assert value.__doc__, name
         if isinstance(value, type) and issubclass(value, seqrecord.SeqRecordError):
             assert getattr(seqrecord.errors, name) is value
         elif isinstance(value, ModuleType):
             assert any(path.startswith(f"seqrecord.{name}") for path in DESCRIBED), name
         else:
             assert f"seqrecord.{name}" in DESCRIBED
-    for name in seqrecord.types.__all__:
-        assert f"seqrecord.types.{name}" in DESCRIBED
-        assert getattr(seqrecord.types, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'storage'"):
-        found("seqrecord.types.storage")
-
-
-def test_what_is_described_is_there() -> None:
-    for path in DESCRIBED:
-        module, _, name = path.rpartition(".")
-        if path != "seqrecord.errors":
-            assert name in importlib.import_module(module).__all__
+    assert {f"seqrecord.types.{name}" for name in seqrecord.types.__all__} <= DESCRIBED
+    for path in ("seqrecord.Reader", "seqrecord.types.storage"):
+        with pytest.raises(AttributeError, match=f"no attribute '{path.rpartition('.')[2]}'"):
             found(path)
 
 
-def test_at_most_one_module_lies_between_the_package_and_a_name() -> None:
+def test_described_names() -> None:
+    """They are there, with at most one module between the package and a name."""
     for page in USERS:
         assert not DEEP.search(page.read_text()), page
     for path in DESCRIBED:
+        module, _, name = path.rpartition(".")
+        assert path == "seqrecord.errors" or name in importlib.import_module(module).__all__
         for text in docstrings(found(path)):
             assert not DEEP.search(text), path
 
@@ -199,15 +217,3 @@ def test_the_help_of_a_dataset_has_what_a_user_needs_and_no_internals() -> None:
         assert re.search(rf"^ \|  {name}\b", text, re.MULTILINE), name
         assert vars(seqrecord.Dataset)[name].__doc__
     assert "contents" not in text
-
-
-@pytest.mark.parametrize(
-    "face",
-    [
-        *(seqrecord, seqrecord.edit, seqrecord.export),
-        *(seqrecord.sources, seqrecord.storage, seqrecord.types),
-    ],
-)
-def test_a_face_lists_its_names_before_they_are_used(face: ModuleType) -> None:
-    assert dir(face) == sorted(face.__all__)
-    assert all(getattr(face, name).__doc__ for name in face.__all__)

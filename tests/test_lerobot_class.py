@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import pickle
 import shutil
 import sys
@@ -277,19 +276,28 @@ def test_without_lerobot(golden: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_another_order_costs_is_said_once(
-    root: Path, caplog: pytest.LogCaptureFixture
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """And that the numbers of workers and ranks are not those of the training."""
     ours = dataset(root, delta_timestamps=WINDOWS, cache_limit=0)
     ours[0]
     caplog.clear()  # the first test of a process makes the index
-    with caplog.at_level(logging.WARNING, "seqrecord"):
-        ours.__getitems__([1, 2])
-        ours.__getitems__([3])
-    [said] = [record.message for record in caplog.records]
+    ours.__getitems__([1, 2])
+    ours.__getitems__([3])
+    [said] = caplog.messages
     assert "PlannedSampler: each decodes its own 3 pictures" in said
     stats = ours.stats()
     assert stats["video_frames_decoded"] > 4 * 2
     assert stats["items_in_order"] == 0
+
+    ours = dataset(unpack(tmp_path, "lerobot_video_v3"))
+    order = list(PlannedSampler(ours, batch_size=1, num_workers=2, num_replicas=2))
+    caplog.clear()
+    for batch in (order[:1], order[8:9]):
+        assert [item["index"] for item in ours.__getitems__(batch)] == batch
+    workers, ranks = caplog.messages
+    assert "PlannedSampler's num_workers is not 1" in workers
+    assert "PlannedSampler's num_replicas is not how many" in ranks
 
 
 def of_worker(items: list[dict[str, Any]]) -> dict[str, Any]:
@@ -316,6 +324,7 @@ def test_pictures_that_fit_are_decoded_once_in_any_order(
 
 
 def test_each_frame_is_decoded_once(root: Path) -> None:
+    """In the order of a pipe, or as stored."""
     ours, alone = dataset(root, delta_timestamps=WINDOWS), dataset(root, delta_timestamps=WINDOWS)
     sampler = PlannedSampler(ours, batch_size=8, seed=5)
     orders = []
@@ -334,36 +343,21 @@ def test_each_frame_is_decoded_once(root: Path) -> None:
     for index, item in zip(some, ours.__getitems__(some), strict=True):
         assert index == item["index"]
         assert index % 9 or same(item, alone[int(index)])
-
-
-def test_the_order_is_that_of_a_pipe(root: Path) -> None:
-    ours = dataset(root, delta_timestamps=WINDOWS)
-    pipe = seqrecord.SeqRecordPipe(
-        ours.clips.dataset,
-        windows=ours.clips.options.windows,
-        pad="edge",
-        batch_size=4,
-        seed=9,
-        even_batches=False,
-    )
-    begin = np.cumsum(LENGTHS) - LENGTHS
-    order = []
-    for batch in pipe:
+    options: dict[str, Any] = {"windows": ours.clips.options.windows, "pad": "edge"}
+    options |= {"batch_size": 8, "seed": 5, "even_batches": False}
+    begin, order = np.cumsum(LENGTHS) - LENGTHS, []
+    for batch in seqrecord.SeqRecordPipe(ours.clips.dataset, **options):
         numbers = [int(key[-6:]) for key in batch["episode"]]
         order += (begin[numbers] + batch["start"].numpy()).tolist()
-    assert list(PlannedSampler(ours, batch_size=4, seed=9)) == order
+    assert orders[0] == order
 
-
-def test_stored_order_and_frames_left_out(root: Path) -> None:
     ours = dataset(root, episodes=[0, 2, 1])
     sampler = PlannedSampler(ours, batch_size=4, shuffle=False, drop_last_frames=1)
-    assert len(sampler) == 59 + 40
     order = list(sampler)
     assert order == [*range(59), *range(61, 101)]
-    items = ours.__getitems__(order)
-    relative = ours.absolute_to_relative_idx
-    assert relative is not None
-    assert [relative[item["index"].item()] for item in items] == order
+    assert len(sampler) == len(order)
+    relative: Any = ours.absolute_to_relative_idx
+    assert [relative[item["index"].item()] for item in ours.__getitems__(order)] == order
     assert ours.stats()["items_in_order"] == 99
 
 
@@ -466,20 +460,6 @@ def test_items_that_come_again_and_iterations_that_are_left(root: Path) -> None:
     assert same(first, again)
     for batch in (order[:4], order[4:8], order[2:6], order[:4], order[6:10], order[40:44]):
         assert [item["index"] for item in ours.__getitems__(batch)] == batch
-
-
-def test_numbers_that_are_not_those_of_the_training(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    ours = dataset(unpack(tmp_path, "lerobot_video_v3"))
-    order = list(PlannedSampler(ours, batch_size=1, num_workers=2, num_replicas=2))
-    caplog.clear()
-    with caplog.at_level(logging.WARNING, "seqrecord"):
-        for batch in (order[:1], order[8:9]):
-            assert [item["index"] for item in ours.__getitems__(batch)] == batch
-    workers, ranks = [record.message for record in caplog.records]
-    assert "PlannedSampler's num_workers is not 1" in workers
-    assert "PlannedSampler's num_replicas is not how many" in ranks
 
 
 # ---- batches without the class

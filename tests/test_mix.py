@@ -34,7 +34,6 @@ from seqrecord.sampling.mix_memory import divide_memory
 from tests.clip_data import begun, digest, digests, least_memory, leaves_nothing, resumed
 from tests.mix_data import frame_of, write_source
 from tests.resume_contract import check_resume, check_stateful_loader
-from tests.side_streams import STREAMS, device_of, on_host
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -558,12 +557,6 @@ def test_windows_of_features(root: Path) -> None:
 
 
 # Devices, ends, statistics, memory
-
-
-@pytest.mark.parametrize("kind", STREAMS)
-def test_on_a_device(root: Path, kind: str) -> None:
-    with device_of(kind) as device:
-        assert digests(map(on_host, mixed(root, device=device))) == digests(mixed(root))
 
 
 def test_the_device_is_that_of_the_thread_that_begins(
