@@ -375,16 +375,18 @@ def test_units_robots_and_statistics_of_sources(root: Path, tmp_path: Path) -> N
 
 def test_features_of_one_channel_and_channels_without_numbers(tmp_path: Path) -> None:
     """A vector of many values has one channel for all; a channel of NaN stays as it is."""
-    with SeqRecordWriter(tmp_path) as writer, writer.episode("a") as episode:
-        for i in range(30):
-            episode.append({"wide": np.full(300, i, "f4"), "gap": np.array([i, np.nan], "f4")})
-    source = SeqRecordIterableDataset(tmp_path, clip_len=1)
+    for name, size in (("wide", 300), ("narrow", 2)):
+        with SeqRecordWriter(tmp_path / name) as writer, writer.episode("e") as episode:
+            for i in range(30):
+                frame = {"x": np.full(size, i, "f4"), "gap": np.array([i, np.nan], "f4")}
+                episode.append(frame)
+    both = {n: SeqRecordIterableDataset(tmp_path / n, clip_len=1) for n in ("wide", "narrow")}
     for mode in MODES:
-        options: dict[str, Any] = {"normalize": "mix", "normalization": mode, "batch_size": 2}
-        found = SeqRecordMix({"a": source}, **options).normalized["a"]
-        np.testing.assert_allclose(found["wide"].offset, np.full(300, 14.5), atol=0.5)
-        assert found["gap"].offset[1] == 0
-        assert found["gap"].scale[1] == 1
+        mix = SeqRecordMix(both, normalize="mix", normalization=mode, batch_size=2)
+        found = mix.normalized["wide"]
+        assert found["x"].offset.shape == (300,)
+        np.testing.assert_allclose(found["x"].offset, 14.5, atol=0.5)
+        assert (found["gap"].offset[1], found["gap"].scale[1]) == (0, 1)
 
 
 def test_clips_of_drawn_lengths(root: Path, device: str | None) -> None:
