@@ -218,14 +218,17 @@ def write(
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("datasets")
-    drive: Any = ("drive/{:03d}", (40, 40, 40, 8))
-    tree: Any = ("abandonedfactory/Easy/P{:03d}", (26, 26, 26, 8), tartanair_frame)
+    said: dict[str, Any] = {"lidar": {"points": {"shape": (None, 3)}}}
+    kinds: dict[str, tuple[str, int, Callable[[np.random.Generator, int], Frame]]] = {
+        "robot": ("demo/{:03d}", 40, robot_frame),
+        "lidar": ("drive/{:03d}", 40, lidar_frame),
+        "gps": ("drive/{:03d}", 40, gps_frame),
+        "tartanair": ("abandonedfactory/Easy/P{:03d}", 26, tartanair_frame),
+        "more": ("carwelding/Easy/P{:03d}", 3, tartanair_frame),
+    }
     found = {
-        "robot": write(folder / "robot", "demo/{:03d}", (40, 40, 40, 8), robot_frame),
-        "lidar": write(folder / "lidar", *drive, lidar_frame, {"points": {"shape": (None, 3)}}),
-        "gps": write(folder / "gps", *drive, gps_frame),
-        "tartanair": write(folder / "tartanair", *tree),
-        "more": write(folder / "more", "carwelding/Easy/P{:03d}", (3, 3, 3, 8), tartanair_frame),
+        kind: write(folder / kind, key, (length, length, length, 8), make_frame, said.get(kind))
+        for kind, (key, length, make_frame) in kinds.items()
     }
     run_command(f"seqrecord split {folder / 'robot'} train=0.5 val=0.5")
     unpack(folder, "lerobot_v3").rename(folder / "lerobot")

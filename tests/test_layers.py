@@ -91,7 +91,7 @@ def test_modules_import_each_other_in_one_direction() -> None:
     modules = {name_of(path): path for path in FILES}
     graph = dict[str, set[str]]()
     for name, path in modules.items():
-        waiting, graph[name] = [*tree_of(path).body], set()
+        waiting, graph[name] = list[ast.AST](tree_of(path).body), set()
         while waiting:
             node = waiting.pop()
             if isinstance(node, ast.ImportFrom) and node.module in modules:

@@ -228,8 +228,9 @@ def test_windows_and_settings_that_make_no_sense(golden: Path) -> None:
         with pytest.raises(ClipError, match="windows of no such features") as error:
             dataset(golden, delta_timestamps={name: [0.0]})
         assert error.value.got == name
-    ours, wrong = dataset(golden), [{"batch_size": 0}, {"num_workers": -1}, {"num_replicas": 0}]
-    for options in (*wrong, {"seed": "one"}, {"num_replicas": 3, "rank": 3}):
+    ours, wrong = dataset(golden), list[dict[str, Any]]()
+    wrong += [{"batch_size": 0}, {"num_workers": -1}, {"num_replicas": 0}, {"seed": "one"}]
+    for options in (*wrong, {"num_replicas": 3, "rank": 3}):
         with pytest.raises(ClipError):
             PlannedSampler(ours, **{"batch_size": 4, **options})
 

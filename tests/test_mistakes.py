@@ -79,7 +79,7 @@ def test_arguments_and_states_of_loaders(path: Path) -> None:
         with pytest.raises(kind, match=message):
             SeqRecordPipe(path, **{"clip_len": 3, **options})
     with pytest.raises(TypeError, match="only the dataset is given without a name; got 3 too"):
-        SeqRecordPipe(path, 3, clip_len=3)  # type: ignore[call-arg]
+        SeqRecordPipe(path, 3)  # type: ignore[call-arg]
     for loader in LOADERS:
         message = rf"{loader.__name__} streams clips.*SeqRecordMapDataset"
         with pytest.raises(TypeError, match=message):  # a stream is no list

@@ -346,7 +346,7 @@ def test_states(root: Path) -> None:
         (mix, wrong, "other episodes"),
     ):
         with pytest.raises(StateError, match=message):
-            loader.load_state_dict(given)  # type: ignore[attr-defined]
+            loader.load_state_dict(given)
     assert len(list(mix)) == 4  # the next epoch: nothing was loaded
 
 
@@ -697,10 +697,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 def test_arguments_that_make_no_sense(root: Path) -> None:
-    sources = streams(root)
+    mix: Any = partial(SeqRecordMix, streams(root), batch_size=7)
     for options, message in WRONG:
         with pytest.raises(ClipError, match=message):
-            SeqRecordMix(sources, **{"batch_size": 7, **options})
+            mix(**options)
 
 
 def test_sources_that_make_no_sense(root: Path) -> None:
@@ -713,10 +713,9 @@ def test_sources_that_make_no_sense(root: Path) -> None:
     own = [{name: one} for name, one in given.items()] + [{"rank": 0, "world_size": 2}]
     lone, task = stream(root, "a"), {"metadata": ["task"]}
     rows = stream(root, "a", clip_len=2, order="sequences", batch_size=2)
-    whole, seeded, until = (
-        SeqRecordMix({"a": lone}, batch_size=1, **more)
-        for more in ({}, {"seed": 1}, {"stopping_strategy": 3})
-    )
+    no_sources: list[Any] = [{}, [], None, {1: lone}, {"\ud800": lone}]
+    inner: Any = partial(SeqRecordMix, {"a": lone}, batch_size=1)
+    whole, seeded, until = inner(), inner(seed=1), inner(stopping_strategy=3)
     apart = streams(root, "a", features=["image"]) | streams(root, "b", features=["pose"])
     crops = {"clip_transform": CenterCrop((4, 4))}
     sources: Any
@@ -725,7 +724,7 @@ def test_sources_that_make_no_sense(root: Path) -> None:
             (streams(root, "ab", **options), f"sets options of the mix.*{next(iter(options))}")
             for options in own
         ),
-        *((other, None) for other in ({}, [], None, {1: lone}, {"\ud800": lone})),
+        *((other, None) for other in no_sources),
         (
             {"a": SeqRecordMapDataset(root / "a", clip_len=3)},
             "no loader.*SeqRecordIterableDataset.*SeqRecordMapDataset",

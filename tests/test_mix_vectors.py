@@ -299,8 +299,8 @@ def test_task_numbers(root: Path, tmp_path: Path) -> None:
 
     with SeqRecordWriter(tmp_path / "records") as writer:
         for key, metadata in (("a", {"tasks": ["known"]}), ("b", {})):
-            with writer.episode(key, metadata=metadata) as episode:
-                episode.append({"task": "read", "x": np.zeros(2)})
+            with writer.episode(key, metadata=metadata) as written:
+                written.append({"task": "read", "x": np.zeros(2)})
 
     def numbered(**options: Any) -> SeqRecordMix:
         source = SeqRecordIterableDataset(tmp_path / "records", clip_len=1, **options)

@@ -203,8 +203,9 @@ def test_a_wrong_value_is_named(records: Path) -> None:
             EngineOptions(**{name: value})
         assert expected in str(caught.value.expected)
     for name in ("seed", "stride", "rank", "batch_size"):
+        too_long: dict[str, Any] = {"clip_len": 4, name: -(10**5000)}
         with pytest.raises(ClipError, match="an integer of 16,610 bits"):  # too long to print
-            SeqRecordIterableDataset(dataset, **{"clip_len": 4, name: -(10**5000)})
+            SeqRecordIterableDataset(dataset, **too_long)
     of_bench: list[dict[str, Any]] = [
         *({"max_batches": wrong} for wrong in (0, "3")),
         {"consumer_seconds": "long"},
