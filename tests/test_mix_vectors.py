@@ -23,7 +23,7 @@ from seqrecord import (
     SeqRecordWriter,
 )
 from tests.clip_data import begun, digests, resumed
-from tests.side_streams import STREAMS, device_of
+from tests.side_streams import NO_GPU, STREAMS, device_of
 
 SIZES = {"arm": 6, "humanoid": 14, "second": 6}
 CAMERAS = {"arm": ("top",), "humanoid": ("top", "wrist"), "second": ("wrist",)}
@@ -135,12 +135,16 @@ CASES: list[Any] = [
     ("mix", "mean_std", "cpu"),
 ]
 MODES = ("mean_std", "quantiles")
-ALL = [(scope, mode, kind) for kind in (None, *STREAMS) for scope in GROUPS for mode in MODES]
+ALL = [(scope, mode, kind) for kind in (None, "cpu", "late") for scope in GROUPS for mode in MODES]
 
 
 @pytest.mark.parametrize(
     ("scope", "mode", "device"),
-    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in CASES)],
+    [
+        *CASES,
+        *(pytest.param(*case[:2], "cuda", marks=NO_GPU) for case in CASES),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in CASES),
+    ],
     indirect=["device"],
 )
 def test_robots_in_one_batch(root: Path, device: str | None, scope: str, mode: str) -> None:
