@@ -137,6 +137,12 @@ def _close_oldest(left: int) -> None:
 
 
 def _close_owner(owner: int) -> None:
-    for key in tuple(_open):
+    keys: tuple[_Key, ...] | None = None
+    while keys is None:
+        with contextlib.suppress(
+            RuntimeError
+        ):  # a garbage collection closed files of another owner
+            keys = tuple(_open)
+    for key in keys:
         if key[0] == owner:
             _open.pop(key, None)
