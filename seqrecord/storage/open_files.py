@@ -138,10 +138,8 @@ def _close_oldest(left: int) -> None:
 
 def _close_owner(owner: int) -> None:
     keys: tuple[_Key, ...] | None = None
-    while keys is None:
-        with contextlib.suppress(
-            RuntimeError
-        ):  # a garbage collection closed files of another owner
+    while keys is None:  # a garbage collection may close files of another owner meanwhile
+        with contextlib.suppress(RuntimeError):
             keys = tuple(_open)
     for key in keys:
         if key[0] == owner:
