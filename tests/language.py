@@ -21,7 +21,8 @@ import ast
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 
 __all__ = ["EXAMPLES", "LIMITS", "allowed", "count", "docstrings", "literals", "pages", "rates"]
@@ -77,41 +78,35 @@ def pages() -> dict[str, str]:
     return {str(path.relative_to(ROOT)): path.read_text() for path in paths}
 
 
-def _modules() -> Iterator[tuple[str, ast.Module]]:
+@lru_cache
+def _texts() -> tuple[dict[str, str], dict[str, str]]:
+    """By room of the package the strings that stand as statements, and the others."""
+    stated, others = dict[str, list[str]](), dict[str, list[str]]()
     for path in sorted((ROOT / "seqrecord").rglob("*.py")):
         first, *rest = path.relative_to(ROOT / "seqrecord").parts
-        yield first if rest else "(loose)", ast.parse(path.read_text())
-
-
-def _attribute_texts(tree: ast.Module) -> Iterator[ast.Constant]:
-    """Strings that stand as statements, docstrings included."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Expr(value=ast.Constant(value=str()) as text):
-                yield text
+        room, docs = first if rest else "(loose)", set[int]()
+        for node in ast.walk(ast.parse(path.read_text())):  # a statement before what is in it
+            match node:
+                case ast.Expr(value=ast.Constant(value=str() as text) as constant):
+                    stated.setdefault(room, []).append(text)
+                    docs.add(id(constant))
+                case ast.Constant(value=str() as text) if id(node) not in docs:
+                    others.setdefault(room, []).append(text)
+    join = "\n\n".join
+    return {room: join(texts) for room, texts in stated.items()}, {
+        room: join(text for text in texts if re.search(r"[a-z]+ [a-z]+", text))
+        for room, texts in others.items()
+    }
 
 
 def docstrings() -> dict[str, str]:
     """Docstrings of each room of the package, those of attributes included."""
-    rooms: dict[str, list[str]] = {}
-    for room, tree in _modules():
-        texts = rooms.setdefault(room, [])
-        texts.extend(str(node.value) for node in _attribute_texts(tree))
-    return {room: "\n\n".join(texts) for room, texts in rooms.items()}
+    return _texts()[0]
 
 
 def literals() -> dict[str, str]:
     """String literals of each room that read as text: two words or more, and no docstring."""
-    rooms: dict[str, list[str]] = {}
-    for room, tree in _modules():
-        texts = rooms.setdefault(room, [])
-        stated = {id(node) for node in _attribute_texts(tree)}
-        for node in ast.walk(tree):
-            match node:
-                case ast.Constant(value=str() as text) if id(node) not in stated:
-                    if re.search(r"[a-z]+ [a-z]+", text):
-                        texts.append(text)
-    return {room: "\n\n".join(texts) for room, texts in rooms.items()}
+    return _texts()[1]
 
 
 def table(texts: dict[str, str]) -> Iterable[str]:

@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
-__all__ = ["Metadata", "install"]
+__all__ = ["Metadata", "install", "same"]
 
 _DEPTH = "is_depth_map"
 
@@ -61,6 +62,14 @@ class Metadata:
         """Of rows that have no more than the number."""
         every = range(self.total_episodes) if candidates is None else candidates
         return [number for number in every if predicate({"episode_index": number})]
+
+
+def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
+    """Whether two items are equal, to the last bit."""
+    return one.keys() == two.keys() and all(
+        torch.equal(value, two[name]) if name != "task" else value == two[name]
+        for name, value in one.items()
+    )
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:

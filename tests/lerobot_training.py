@@ -28,29 +28,15 @@ _SIDES = {"front": (96, 128), "wrist": (96, 128), "top": (480, 640)}
 _LENGTHS = (60, 45, 70, 50)
 _AXES = ["height", "width", "channels"]
 # Without what the model draws: after `--resume`, lerobot 0.6.1 draws other numbers for it.
-_POLICY = [
-    "--policy.device=cpu",
-    "--policy.push_to_hub=false",
-    "--policy.pretrained_backbone_weights=null",
-]
-_ACT = [
-    *_POLICY,
-    "--policy.type=act",
-    "--policy.dropout=0",
-    "--policy.use_vae=false",
-    "--policy.chunk_size=8",
-    "--policy.n_action_steps=8",
-    "--policy.dim_model=64",
-    "--policy.dim_feedforward=128",
-]
-_DIFFUSION = [
-    *_POLICY,
-    "--policy.type=diffusion",
-    "--policy.horizon=8",
-    "--policy.n_action_steps=4",
-    "--policy.down_dims=[32,64]",
-    "--policy.crop_ratio=1.0",
-]
+_POLICY = "device=cpu push_to_hub=false pretrained_backbone_weights=null"
+_ACT, _DIFFUSION = (
+    [f"--policy.{option}" for option in f"{_POLICY} {policy}".split()]
+    for policy in (
+        "type=act dropout=0 use_vae=false chunk_size=8 n_action_steps=8 dim_model=64",
+        "type=diffusion horizon=8 n_action_steps=4 down_dims=[32,64] crop_ratio=1.0",
+    )
+)
+_ACT.append("--policy.dim_feedforward=128")
 
 
 def make(root: Path) -> None:
@@ -266,15 +252,8 @@ def run(
     else:
         config = folder / resume / "checkpoints/last/pretrained_model/train_config.json"
         arguments = [f"--config_path={config}", "--resume=true", *options]
-    program = [
-        "-m",
-        "tests.lerobot_training",
-        "train",
-        f"{out}",
-        f"{kill_after}",
-        f"{step_seconds}",
-        f"{None if order is None else listed}",
-    ]
+    program = ["-m", "tests.lerobot_training", "train", f"{out}", f"{kill_after}"]
+    program += [f"{step_seconds}", f"{None if order is None else listed}"]
     if order is not None:
         listed.write_text(json.dumps(order))
     if ranks == 1:
@@ -391,14 +370,13 @@ def _check_mix_is_deployed(folder: Path) -> None:
     environment = {**os.environ, "SEQRECORD_LEROBOT_MIX": f"{folder / 'mix-source.yaml'}"}
     program = [sys.executable, "-m", "tests.lerobot_training", "train", f"{folder / 'none'}"]
     arguments = ["--dataset.repo_id=robots", f"--output_dir={folder / 'none'}", *_ACT]
-    refused = subprocess.run(
-        [*program, "None", "None", "None", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    start = [*program, "None", "None", "None", *arguments]
+    refused = subprocess.run(start, env=environment, capture_output=True, text=True)
     assert refused.returncode == 1
     assert "a checkpoint contains the statistics of one robot" in refused.stderr, refused.stderr
+
+
+_MEASURED = ["--save_checkpoint=false", "--batch_size=4"]
 
 
 def measure_mix(folder: Path) -> None:
@@ -416,16 +394,9 @@ def measure_mix(folder: Path) -> None:
     ]
     rows: dict[tuple[str, int], list[dict[str, float]]] = {}
     for turn, workers, (title, options) in itertools.product(range(3), (0, 2), ways):
-        (seen,) = run(
-            folder,
-            f"measure-mix-{ways.index((title, options))}-{workers}-{turn}",
-            "--steps=60",
-            "--save_checkpoint=false",
-            "--batch_size=4",
-            f"--num_workers={workers}",
-            step_seconds=0.04,
-            **options,
-        )
+        name = f"measure-mix-{ways.index((title, options))}-{workers}-{turn}"
+        more = ["--steps=60", *_MEASURED, f"--num_workers={workers}"]
+        (seen,) = run(folder, name, *more, step_seconds=0.04, **options)
         rows.setdefault((title, workers), []).append(_row(seen))
     _say_medians({"step": "40 ms"}, rows)
 
@@ -438,16 +409,10 @@ def measure(folder: Path) -> None:
         rows: dict[tuple[str, int], list[dict[str, float]]] = {}
         ways = list(itertools.product(("lerobot", "seqrecord"), (0, 1, 2)))
         for turn, (reader, workers) in itertools.product(range(turns), ways):
-            (seen,) = run(
-                folder,
-                f"measure-{title.split()[0]}-{reader}-{workers}-{turn}",
-                *options,
-                "--save_checkpoint=false",
-                "--batch_size=4",
-                f"--num_workers={workers}",
-                reader={"lerobot": "0", "seqrecord": "1"}[reader],
-                step_seconds=step_seconds,
-            )
+            name = f"measure-{title.split()[0]}-{reader}-{workers}-{turn}"
+            more = [*options, *_MEASURED, f"--num_workers={workers}"]
+            number = {"lerobot": "0", "seqrecord": "1"}[reader]
+            (seen,) = run(folder, name, *more, reader=number, step_seconds=step_seconds)
             rows.setdefault((reader, workers), []).append(_row(seen))
         _say_medians({"step": title}, rows)
 
@@ -496,13 +461,9 @@ def main() -> None:
             arguments=arguments,
         )
     else:
-        {
-            "make": make_all,
-            "check": check,
-            "check-mix": check_mix,
-            "measure": measure,
-            "measure-mix": measure_mix,
-        }[command](Path(folder))
+        commands = {"make": make_all, "check": check, "check-mix": check_mix}
+        commands |= {"measure": measure, "measure-mix": measure_mix}
+        commands[command](Path(folder))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,21 @@
-"""The Python examples of README and docs run as they stand, page by page, in an empty folder."""
+"""Examples run as they stand: of README and docs, page by page, and of public docstrings."""
 
 from __future__ import annotations
 
 import gc
+import importlib
+import inspect
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +23,14 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from PIL import Image
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 import seqrecord
+from tests import originals, source_writers
 from tests.command_line import main
+from tests.language import pages
 from tests.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.rank_jobs import finish, free_address, start
 
@@ -152,11 +160,9 @@ PAGES = [
 
 
 def robot_frame(rng: np.random.Generator, step: int) -> Frame:
-    return {
-        "image": np.full((HEIGHT, WIDTH, 3), step, np.uint8),
-        "action": rng.normal(size=7).astype(np.float32),
-        "imu": rng.normal(size=6).astype(np.float32),
-    }
+    vectors = {"action": rng.normal(size=7), "imu": rng.normal(size=6)}
+    image = np.full((HEIGHT, WIDTH, 3), step, np.uint8)
+    return {"image": image, **{name: v.astype(np.float32) for name, v in vectors.items()}}
 
 
 def lidar_frame(rng: np.random.Generator, step: int) -> Frame:
@@ -178,10 +184,41 @@ def tartanair_frame(rng: np.random.Generator, step: int) -> Frame:
     }
 
 
+def small_frame(rng: np.random.Generator, step: int) -> Frame:
+    """Of everything, for docstrings."""
+    image = np.full((48, 64, 3), step, np.uint8)
+    return {
+        "image": image,
+        "image_left": image,
+        "depth": np.full((48, 64), 900 + step, np.uint16),
+        "depth_left": np.full((48, 64), 0.9, np.float32),
+        "flow": np.full((48, 64, 2), step / 9, np.float32),
+        "pose": rng.normal(size=7),
+        **{name: rng.normal(size=7).astype(np.float32) for name in ("state", "action")},
+    }
+
+
+def write(
+    folder: Path,
+    key: str,
+    lengths: Sequence[int],
+    make_frame: Callable[[np.random.Generator, int], Frame],
+    features: Any = None,
+) -> Path:
+    rng, camera = np.random.default_rng(0), {"fx": 320, "fy": 320, "cx": 320, "cy": 240}
+    with seqrecord.SeqRecordWriter(folder, codecs="fast", fps=30, features=features) as writer:
+        for number, length in enumerate(lengths):
+            metadata = {"task": "stack", "camera": camera}
+            with writer.episode(key.format(number), metadata=metadata) as episode:
+                for step in range(length):
+                    episode.append(make_frame(rng, step))
+    return folder
+
+
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder, rng = tmp_path_factory.mktemp("datasets"), np.random.default_rng(0)
-    camera = {"fx": 320, "fy": 320, "cx": 320, "cy": 240}
+    folder = tmp_path_factory.mktemp("datasets")
+    said: dict[str, Any] = {"lidar": {"points": {"shape": (None, 3)}}}
     kinds: dict[str, tuple[str, int, Callable[[np.random.Generator, int], Frame]]] = {
         "robot": ("demo/{:03d}", 40, robot_frame),
         "lidar": ("drive/{:03d}", 40, lidar_frame),
@@ -189,22 +226,15 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "tartanair": ("abandonedfactory/Easy/P{:03d}", 26, tartanair_frame),
         "more": ("carwelding/Easy/P{:03d}", 3, tartanair_frame),
     }
-    for kind, (key, num_frames, make_frame) in kinds.items():
-        said: Any = {"points": {"shape": (None, 3)}} if kind == "lidar" else None
-        with seqrecord.SeqRecordWriter(
-            folder / kind, codecs="fast", fps=30, features=said
-        ) as writer:
-            for number in range(4):
-                metadata = {"task": "stack", "camera": camera}
-                with writer.episode(key.format(number), metadata=metadata) as episode:
-                    for step in range(num_frames if number < 3 else 8):
-                        episode.append(make_frame(rng, step))
-        if kind == "robot":
-            run_command(f"seqrecord split {folder / kind} train=0.5 val=0.5")
+    found = {
+        kind: write(folder / kind, key, (length, length, length, 8), make_frame, said.get(kind))
+        for kind, (key, length, make_frame) in kinds.items()
+    }
+    run_command(f"seqrecord split {folder / 'robot'} train=0.5 val=0.5")
     unpack(folder, "lerobot_v3").rename(folder / "lerobot")
     for name in CAMERAS:
         with_video(folder / "lerobot", (5, 3, 7), name)
-    return {kind: folder / kind for kind in (*kinds, "lerobot")}
+    return {**found, "lerobot": folder / "lerobot"}
 
 
 def blocks_of(text: str) -> Iterator[tuple[str, str]]:
@@ -300,19 +330,12 @@ def test_the_script_for_several_gpus(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    outputs = [
-        subprocess.run(
-            [sys.executable, *arguments],
-            cwd=tmp_path,
-            env=env,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-            timeout=100,
-        ).stdout
-        for arguments in (["make.py"], [*torchrun, "train.py"])
-    ]
-    lines = sorted(re.findall(r"rank \d: epoch \d, (\d+) batches", outputs[1]))
+    output = ""
+    for arguments in (["make.py"], [*torchrun, "train.py"]):
+        options: Any = {"cwd": tmp_path, "env": env, "stdout": subprocess.PIPE, "timeout": 100}
+        command = [sys.executable, *arguments]
+        output = subprocess.run(command, text=True, check=True, **options).stdout
+    lines = sorted(re.findall(r"rank \d: epoch \d, (\d+) batches", output))
     assert len(lines) == 4
     assert len(set(lines)) == 1
 
@@ -331,3 +354,151 @@ def test_the_scripts_for_jax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         script = several.replace(connect, f"{connect}{address!r}, 2, {rank}")
         scripts.append(f"{script}\nassert batch['image'].shape == (32, 4, 48, 64, 3)")
     finish([start(["-c", script], JAX_PLATFORMS="cpu") for script in scripts])
+
+
+# The `Example:` blocks of public docstrings, each in a folder of its own. An example finds the
+# datasets and originals of `PREPARED` that it names, such as `"records/"`, and the names
+# `seqrecord`, `np`, `torch`, `Path`, `DataLoader` and its own object.
+
+MODULES = [
+    "seqrecord",
+    *(f"seqrecord.{name}" for name in ("edit", "sources", "export", "statistics", "storage")),
+    *(f"seqrecord.{name}" for name in ("errors", "types", "lerobot")),
+]
+
+WITHOUT_EXAMPLE = {
+    "seqrecord.errors.SourceError",
+    "seqrecord.lerobot.LeRobotDataset",
+    "seqrecord.lerobot.LeRobotMixDataset",
+    "seqrecord.lerobot.PlannedSampler",
+    "seqrecord.lerobot.mark_dataset",
+    "seqrecord.lerobot.to_lerobot",
+    "seqrecord.sources.unread_files",
+}
+"""Classes and functions in the Python examples of the pages that lack an `Example:`.
+
+Remove the names that get one. Add none, except of classes that need LeRobot's package.
+"""
+
+
+def write_records(folder: Path, key: str = "demo/{:03d}") -> None:
+    write(folder, key, (40,) * 4, small_frame, {"depth": {"kind": "depth", "unit": "mm"}})
+    seqrecord.edit.split_dataset(folder, {"train": 0.5, "val": 0.5})
+
+
+def write_photos(folder: Path) -> None:
+    folder.mkdir()
+    for number in range(3):
+        Image.new("RGB", (64, 48), (number, 90, 90)).save(folder / f"{number:04d}.jpg")
+
+
+PREPARED: Mapping[str, Callable[[Path], object]] = {
+    "records": write_records,
+    "more-records": lambda folder: write_records(folder, "more/{:03d}"),
+    "photos": write_photos,
+    "tartanair": originals.tartanair,
+    "folders": originals.folders,
+    "webdataset": originals.webdataset,
+    "lerobot": originals.lerobot,
+    "videos": originals.videos,
+    "hdf5": originals.hdf5,
+    "replay.zarr": lambda root: originals.zarr_buffer(root, 2),
+    "tum": source_writers.write_tum,
+    "euroc": source_writers.write_euroc,
+}
+"""Datasets and originals by the folder's name in examples: `"records/"`, `"photos/0001.jpg"`."""
+
+
+def public_objects(module: str) -> Iterator[tuple[str, Any]]:
+    """Names and objects of a public module's `__all__`, at their first module only."""
+    names = importlib.import_module(module)
+    for name in sorted(names.__all__):
+        item = getattr(names, name)
+        is_first = module == "seqrecord" or item is not getattr(seqrecord, name, None)
+        if is_first and (inspect.isclass(item) or inspect.isfunction(item)):
+            yield f"{module}.{name}", item
+
+
+def docstrings_of(path: str, item: Any) -> Iterator[tuple[str, str]]:
+    """Docstrings of an object and of the public members that its class has itself."""
+    yield path, inspect.cleandoc(item.__doc__ or "")
+    for name, member in vars(item).items() if inspect.isclass(item) else ():
+        text = getattr(getattr(member, "__func__", member), "__doc__", None)
+        has_text = inspect.isroutine(member) or isinstance(member, (property, classmethod))
+        if has_text and not name.startswith("_") and isinstance(text, str):
+            yield f"{path}.{name}", inspect.cleandoc(text)
+
+
+def examples_of(docstring: str) -> list[str]:
+    """The code of each `Example:` block: the lines below it that are indented further."""
+    found = re.finditer(r"^( *)Examples?::?\n((?:\1 +\S.*\n|\s*\n)+)", docstring + "\n", re.M)
+    return [textwrap.dedent(match[2]) for match in found]
+
+
+def has_example(path: str, item: Any) -> bool:
+    return any(examples_of(text) for _, text in docstrings_of(path, item))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a dataset or an original, written at its first use."""
+    root = tmp_path_factory.mktemp("prepared")
+
+    @lru_cache
+    def prepared(name: str) -> Path:
+        PREPARED[name](root / name)
+        (made,) = root.glob(f"{name}*")
+        return made
+
+    return prepared
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_of_docstrings_run(
+    module: str,
+    folders: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    for path, item in public_objects(module):
+        for name, docstring in docstrings_of(path, item):
+            for number, source in enumerate(examples_of(docstring)):
+                folder = tmp_path / f"{name}.{number}"
+                folder.mkdir()
+                monkeypatch.chdir(folder)
+                for named in re.findall(r'"([\w.-]+)/', source):
+                    if named in PREPARED and not (folder / named).exists():
+                        shutil.copytree(folders(named), folder / named, copy_function=os.link)
+                names = {"seqrecord": seqrecord, "np": np, "torch": torch, "Path": Path}
+                names |= {"DataLoader": DataLoader, item.__name__: item, "__name__": __name__}
+                exec(compile(source, f"<example of {name}>", "exec"), names)
+                names.clear()
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", ResourceWarning)  # an `open` left to the end
+                    gc.collect()
+
+
+def test_every_object_of_the_pages_has_an_example_in_its_docstring() -> None:
+    blocks = [block for text in pages().values() for block in blocks_of(text)]
+    used = {word for kind, code in blocks if kind == "python" for word in re.findall(r"\w+", code)}
+    lacking = {
+        path
+        for module in MODULES
+        for path, item in public_objects(module)
+        if path.rpartition(".")[2] in used and not has_example(path, item)
+    }
+    added, done = sorted(lacking - WITHOUT_EXAMPLE), sorted(WITHOUT_EXAMPLE - lacking)
+    assert not added, "add an `Example:` to these docstrings"
+    assert not done, "remove these names from WITHOUT_EXAMPLE"
+
+
+def test_an_example_of_docstrings_ends_with_its_indentation() -> None:
+    docstring = (
+        "Open it.\n\nExample:\n    a = 1\n\n    if a:\n        b = 2\n\nArgs:\n    c: text.\n"
+    )
+    (source,) = examples_of(docstring)
+    names: dict[str, Any] = {}
+    exec(source, names)
+    assert (names["a"], names["b"]) == (1, 2)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import multiprocessing
 import pydoc
 import re
-import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import seqrecord
@@ -23,14 +25,6 @@ PACKAGE = ROOT / "seqrecord"
 ROOMS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 WAYS = {"A frame's way to disk": "write", "A clip's way to a batch": "read"}
-"""By heading: what `modules_that_run` calls the way."""
-
-OBSCURE = (
-    *("mood", "by heart", "quiet run", "who is asking", "what holds it", "is of no use once"),
-    *("two halves", "memory that is reused", "of what the pages needed"),
-    *("goes on after", "its own affair", "conductor", "handover"),
-)
-"""Figures of speech that once were in the text."""
 
 
 def named_modules(heading: str) -> list[str]:
@@ -39,51 +33,73 @@ def named_modules(heading: str) -> list[str]:
     return re.findall(rf"`((?:{'|'.join(ROOMS)})(?:\.\w+)+)`", text)
 
 
-@pytest.mark.parametrize("heading", [*WAYS, "Where to change something"])
-def test_the_modules_that_the_map_names_are_there(heading: str) -> None:
-    assert len(named_modules(heading)) >= 12
-    for name in named_modules(heading):
-        path = PACKAGE / name.replace(".", "/")
-        assert path.with_suffix(".py").exists() or path.is_dir(), name
-
-
-def test_the_map_shows_every_room() -> None:
+def test_the_map_shows_what_is_there() -> None:
+    """Every room, modules that are there, and a glossary that is short."""
+    for heading in (*WAYS, "Where to change something"):
+        assert len(named_modules(heading)) >= 12
+        for name in named_modules(heading):
+            path = PACKAGE / name.replace(".", "/")
+            assert path.with_suffix(".py").exists() or path.is_dir(), name
     for room in ROOMS:
         assert re.search(rf"│ {room} ", ARCHITECTURE), room
-
-
-@pytest.mark.slow
-def test_the_modules_on_the_two_ways_run_there(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.modules_that_run", str(tmp_path / "records")]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
-    ran = json.loads(done.stdout)
-    for heading, phase in WAYS.items():
-        elsewhere = {"engine.device"}  # what the list itself says
-        assert set(named_modules(heading)) - elsewhere <= set(ran[phase])
-
-
-def test_the_glossary_is_short() -> None:
     glossary = ARCHITECTURE[ARCHITECTURE.index("## Glossary") :]
     terms = re.findall(r"^\| (\w[\w ]*) \|", glossary, re.M)
     assert terms[0] == "term"
     assert len(terms) - 1 <= 25
 
 
-def test_the_figures_of_how_fast_are_measured_ones() -> None:
-    table = (ROOT / "docs" / "performance.md").read_text()
-    measured = (ROOT / "benchmarks" / "tartanair" / "RESULTS.md").read_text()
-    rows = re.findall(
-        r"^\| `([\w-]+)` \| (.*?) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", table, re.M
+def write_and_read(folder: Path, results: Any) -> None:
+    """Puts, by phase, which modules run when frames are written and when batches are read."""
+    ran: dict[str, set[str]] = {"write": set(), "read": set()}
+    phase = "write"
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and frame.f_code.co_name != "<module>" and path.is_relative_to(PACKAGE):
+            ran[phase].add(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
+
+    threading.setprofile(watch)
+    sys.setprofile(watch)
+    rng = np.random.default_rng(0)
+    with seqrecord.SeqRecordWriter(folder) as writer:
+        for number in range(3):
+            with writer.episode(f"a/{number}") as episode:
+                for _ in range(150):
+                    image = rng.integers(0, 255, (48, 64, 3), np.uint8)
+                    episode.append({"image": image, "depth": rng.random((48, 64), np.float32)})
+    phase = "read"
+    list(seqrecord.SeqRecordPipe(folder, clip_len=8, batch_size=4, memory_limit="8MiB"))
+    sys.setprofile(None)
+    results.put(ran)
+
+
+@pytest.mark.slow
+def test_the_modules_on_the_two_ways_run_there(tmp_path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    results: Any = fork.Queue()
+    process = fork.Process(target=write_and_read, args=(tmp_path / "records", results))
+    process.start()
+    ran = results.get(timeout=300)
+    process.join()
+    for heading, phase in WAYS.items():
+        elsewhere = {"engine.device"}  # what the list itself says
+        assert set(named_modules(heading)) - elsewhere <= ran[phase]
+
+
+def test_figures_are_measured_ones() -> None:
+    """Of loaders and trainings in docs/performance.md, and the first one of README.md."""
+    benchmarks, table = ROOT / "benchmarks", (ROOT / "docs" / "performance.md").read_text()
+    measured = (benchmarks / "tartanair" / "RESULTS.md").read_text()
+    figure = r"([\d.]+)"
+    loaders = re.findall(
+        rf"^\| `([\w-]+)` \| (.*?) \| {figure} \| {figure} \| {figure} \|$", table, re.M
     )
-    assert len(rows) > 5
-    for loader, settings, clips, rate, share in rows:
+    assert len(loaders) > 5
+    for loader, settings, clips, rate, share in loaders:
         start = re.escape(f"| {loader} | {settings} | {clips} | {rate} |")
         assert re.search(rf"^{start}.*\| copy \| {share} \|$", measured, re.M), loader
 
-
-def test_the_figures_of_trainings_are_measured_ones() -> None:
-    table = (ROOT / "docs" / "performance.md").read_text()
-    measured = (ROOT / "benchmarks" / "training" / "RESULTS.md").read_text()
+    measured = (benchmarks / "training" / "RESULTS.md").read_text()
     parts = {part.partition("\n")[0]: part for part in measured.split("\n## ")[1:]}
     figures = r"([\d.]+ \| \d+ \| [\d.]+)"
     rows = re.findall(rf"^\| (\w+) \| ([\w, ]+) \| {figures} \| {figures} \|$", table, re.M)
@@ -93,39 +109,22 @@ def test_the_figures_of_trainings_are_measured_ones() -> None:
             start = rf"\| {step} \| warm \| {loader} \| [\d.]+ \| {re.escape(figure)} \|"
             assert re.search(rf"^{start}", parts[training], re.M), (training, loader, step)
 
-
-def test_the_first_figure_is_a_measured_one() -> None:
-    document = json.loads((ROOT / "benchmarks" / "training" / "decoded_once.json").read_text())
+    document = json.loads((benchmarks / "training" / "decoded_once.json").read_text())
     text = (ROOT / "README.md").read_text().partition("<!-- decoded once -->")[2]
-    rows = text.strip().partition("<!--")[0].splitlines()[2:]
-    for row, loader in zip(rows, ("lerobot", "webdataset", "seqrecord"), strict=True):
+    lines = text.strip().partition("<!--")[0].splitlines()[2:]
+    for line, loader in zip(lines, ("lerobot", "webdataset", "seqrecord"), strict=True):
         [run] = document["rows"][f"480x640 at 224/{loader}"]
-        assert re.findall(r"([\d.]+) \(([\d,]+)\)", row) == [
+        assert re.findall(r"([\d.]+) \(([\d,]+)\)", line) == [
             (f"{run['epochs'][i]['cpu_seconds']:.2f}", f"{run['epochs'][i]['decoded']:,}")
             for i in (0, 1, 9)
         ]
 
 
-def test_plain_words() -> None:
-    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
-    paths = [Path(line) for line in done.stdout.splitlines()]
-    found = [
-        f"{path}: {phrase}"
-        for path in paths
-        if path.suffix in (".md", ".py") and path.parts[0] != "tests" and (ROOT / path).exists()
-        for phrase in OBSCURE
-        if phrase in (ROOT / path).read_text().lower()
-    ]
-    assert found == []
-
-
 # The table of promises in docs/storage_details.md names tests that are there
-
-TESTS = Path(__file__).parent
 
 
 def test_the_tests_that_the_table_names_are_there() -> None:
-    text = (TESTS.parent / "docs/storage_details.md").read_text("utf-8")
+    text = (ROOT / "docs/storage_details.md").read_text("utf-8")
     table, _, rest = text.partition("## Guarantees of each storage")[2].partition(
         "The tests that show it:"
     )
@@ -136,7 +135,7 @@ def test_the_tests_that_the_table_names_are_there() -> None:
         source, names = "", 0
         for name in re.findall(r"`(\w+(?:\.py)?)`", line):
             if name.endswith(".py"):
-                source = (TESTS / name).read_text("utf-8")
+                source = (ROOT / "tests" / name).read_text("utf-8")
             else:
                 assert re.search(rf"(def|class) {name}\b", source), f"{number}: {name}"
                 names += 1
@@ -145,8 +144,7 @@ def test_the_tests_that_the_table_names_are_there() -> None:
 
 # What is public: the root's names and those of its faces, all described in docs/reference
 
-REPO = Path(seqrecord.__file__).parents[1]
-PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 USERS = [page for page in PAGES if page.name not in ("architecture.md", "format.md")]
 DESCRIBED = {
     name
@@ -164,43 +162,35 @@ def found(path: str) -> Any:
     return value
 
 
-def test_the_root_is_small() -> None:
+def test_public_names() -> None:
+    """They are few, listed before they are used, there, and described."""
+    faces: list[Any] = [seqrecord, seqrecord.edit, seqrecord.export, seqrecord.sources]
+    for face in (*faces, seqrecord.storage, seqrecord.types):
+        assert dir(face) == sorted(face.__all__)
+        assert all(getattr(face, name).__doc__ for name in face.__all__)
     assert len(seqrecord.__all__) < 60
     assert seqrecord.__all__ == sorted(seqrecord.__all__)
-    assert set(seqrecord.__all__) <= set(dir(seqrecord))
-    with pytest.raises(AttributeError, match="no attribute 'Reader'"):
-        found("seqrecord.Reader")
-
-
-def test_every_name_is_described() -> None:
     for name in set(seqrecord.__all__) - {"__version__"}:
         value = found(f"seqrecord.{name}")
-        assert value.__doc__, name
         if isinstance(value, type) and issubclass(value, seqrecord.SeqRecordError):
             assert getattr(seqrecord.errors, name) is value
         elif isinstance(value, ModuleType):
             assert any(path.startswith(f"seqrecord.{name}") for path in DESCRIBED), name
         else:
             assert f"seqrecord.{name}" in DESCRIBED
-    for name in seqrecord.types.__all__:
-        assert f"seqrecord.types.{name}" in DESCRIBED
-        assert getattr(seqrecord.types, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'storage'"):
-        found("seqrecord.types.storage")
-
-
-def test_what_is_described_is_there() -> None:
-    for path in DESCRIBED:
-        module, _, name = path.rpartition(".")
-        if path != "seqrecord.errors":
-            assert name in importlib.import_module(module).__all__
+    assert {f"seqrecord.types.{name}" for name in seqrecord.types.__all__} <= DESCRIBED
+    for path in ("seqrecord.Reader", "seqrecord.types.storage"):
+        with pytest.raises(AttributeError, match=f"no attribute '{path.rpartition('.')[2]}'"):
             found(path)
 
 
-def test_at_most_one_module_lies_between_the_package_and_a_name() -> None:
+def test_described_names() -> None:
+    """They are there, with at most one module between the package and a name."""
     for page in USERS:
         assert not DEEP.search(page.read_text()), page
     for path in DESCRIBED:
+        module, _, name = path.rpartition(".")
+        assert path == "seqrecord.errors" or name in importlib.import_module(module).__all__
         for text in docstrings(found(path)):
             assert not DEEP.search(text), path
 
@@ -227,15 +217,3 @@ def test_the_help_of_a_dataset_has_what_a_user_needs_and_no_internals() -> None:
         assert re.search(rf"^ \|  {name}\b", text, re.MULTILINE), name
         assert vars(seqrecord.Dataset)[name].__doc__
     assert "contents" not in text
-
-
-@pytest.mark.parametrize(
-    "face",
-    [
-        *(seqrecord, seqrecord.edit, seqrecord.export),
-        *(seqrecord.sources, seqrecord.storage, seqrecord.types),
-    ],
-)
-def test_a_face_lists_its_names_before_they_are_used(face: ModuleType) -> None:
-    assert dir(face) == sorted(face.__all__)
-    assert all(getattr(face, name).__doc__ for name in face.__all__)

@@ -22,28 +22,21 @@ KINDS: dict[str, Callable[[], dict[str, str]]] = {
     "docstrings": docstrings,
     "messages": literals,
 }
-kinds = pytest.mark.parametrize("kind", KINDS)
 
 
-def counted(kind: str) -> dict[str, Counter[str]]:
-    return {name: count(text) for name, text in KINDS[kind]().items()}
-
-
-@kinds
-def test_all_texts_together_keep_the_limits(kind: str) -> None:
-    total = sum(counted(kind).values(), Counter[str]())
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_keep_the_limits(kind: str) -> None:
+    """Each, and all of a kind together."""
+    counted = {name: count(text) for name, text in KINDS[kind]().items()}
+    total = sum(counted.values(), Counter[str]())
     found = rates(total)
     assert total["words"] > 1000
     assert {name: found[name] for name in LIMITS if found[name] > LIMITS[name]} == {}
     if kind == "docs":
         assert found["examples"] >= EXAMPLES
-
-
-@kinds
-def test_each_text_keeps_the_limits(kind: str) -> None:
     beyond = {
         (name, phrase): found[phrase]
-        for name, found in counted(kind).items()
+        for name, found in counted.items()
         for phrase in LIMITS
         if found[phrase] > allowed(phrase, found["words"])
     }

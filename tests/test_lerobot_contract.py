@@ -40,16 +40,10 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
 def lerobot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """Modules that define, call and ask what the contract says."""
     signatures, calls = RECORDED["signatures"], RECORDED["calls"]
-    uses = [
-        *(f"{name}.{one}" for name, asked in RECORDED["asked"].items() for one in asked),
-        *(call for each in calls.values() for call in each),
-    ]
-    in_factory = (
-        "LeRobotDataset",
-        "LeRobotDatasetMetadata",
-        "make_dataset",
-        "make_train_eval_datasets",
-    )
+    uses = [f"{name}.{one}" for name, asked in RECORDED["asked"].items() for one in asked]
+    uses += [call for each in calls.values() for call in each]
+    in_factory = ["LeRobotDataset", "LeRobotDatasetMetadata", "make_dataset"]
+    in_factory.append("make_train_eval_datasets")
     for name, defined, body in (
         ("lerobot.datasets.factory", in_factory, []),
         (SCRIPT, [one for one in signatures if one not in in_factory], uses),
@@ -83,9 +77,20 @@ def test_nothing_changes_in_other_commands(installed: Any, monkeypatch: pytest.M
     assert "lerobot" not in sys.modules
 
 
-def test_nothing_changes_without_the_variable(lerobot: Any, installed: Any) -> None:
+def test_when_nothing_changes(
+    lerobot: Any, installed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the variable, for a value that means nothing, and for another LeRobot."""
     before = dict(vars(lerobot.factory)), dict(vars(lerobot.training))
     assert not installed()
+    monkeypatch.setenv("SEQRECORD_LEROBOT", "yes")
+    with pytest.raises(SystemExit, match="is 'yes': expected 1, class or 0"):
+        installed()
+    monkeypatch.setenv("SEQRECORD_LEROBOT", "1")
+    with lerobot.script.open("a") as file:
+        file.write("def more(): sampler.rewind\n")
+    with pytest.raises(SystemExit, match=r"asked differs; expected: .*; got: .*rewind"):
+        installed()
     assert (vars(lerobot.factory), vars(lerobot.training)) == before
 
 
@@ -118,13 +123,11 @@ def test_the_sampler_is_told_of_batches_workers_and_ranks(
     assert len(sampler) == 16 - 3
 
 
-DATASET: dict[str, Any] = {
-    "repo_id": "robots",
-    "root": None,
-    "streaming": False,
-    "use_imagenet_stats": True,
-}
-DATASET |= {"eval_split": 0.0, "episodes": None}
+DATASET: dict[str, Any] = {"repo_id": "robots", "root": None, "streaming": False}
+DATASET |= {"use_imagenet_stats": True, "eval_split": 0.0, "episodes": None}
+
+
+APART = [(2, 3, 1), (2, 2, 2), (4, 1, 1)]
 
 
 class Training:
@@ -161,7 +164,11 @@ class Training:
         return found
 
 
-@pytest.mark.parametrize("numbers", [(2, 3, 1), (2, 2, 2), (4, 1, 1), (2, 2, 1)], ids=str)
+@pytest.mark.parametrize(
+    "numbers",
+    [(4, 3, 2), (2, 2, 1), *(pytest.param(n, marks=pytest.mark.slow) for n in APART)],
+    ids=str,
+)
 def test_a_training_goes_on_in_its_order_with_other_numbers(
     lerobot: Any,
     installed: Any,
@@ -175,7 +182,7 @@ def test_a_training_goes_on_in_its_order_with_other_numbers(
     made = LeRobotDataset("a/test", unpack(tmp_path, "lerobot_video_v3"))
     training = Training(lerobot, made, monkeypatch)
     assert installed()
-    whole = training.run(None, 0, 16, 2, 2, 1)
+    whole = training.run(None, 0, 18, 2, 2, 1)
     assert len({*whole[:16]}) == len(made) == 16
     found = training.run(tmp_path, 0, 3, 2, 2, 1)
     found += training.run(tmp_path, 3, 4, *numbers)
@@ -239,18 +246,14 @@ def test_a_training_on_a_mix(
     training = Training(lerobot, None, monkeypatch)
     assert installed()
     whole = training.run(None, 0, 20, 3, 2, 1)
+    windows = {"observation.state": [0, 1]}
     robots = seqrecord.SeqRecordMix.from_file(
-        mix, windows={"observation.state": [0, 1]}, pad="edge", batch_size=3, seed=3
+        mix, windows=windows, pad="edge", batch_size=3, seed=3
     )
-    firsts = {"one": 0, "two": 16}
-    episodes = [0, 5, 9]
-    order = [
-        firsts[name] + episodes[int(key[-1])] + start
-        for batch in islice(robots, 5)
-        for name, key, start in zip(
-            batch["dataset"], batch["episode"], batch["start"].tolist(), strict=True
-        )
-    ]
+    firsts, episodes, order = {"one": 0, "two": 16}, [0, 5, 9], []
+    for batch in islice(robots, 5):
+        places = zip(batch["dataset"], batch["episode"], batch["start"].tolist(), strict=True)
+        order += [firsts[name] + episodes[int(key[-1])] + start for name, key, start in places]
     assert training.run(None, 0, 5, 3, 0, 1) == order
     for count, are_there in ((0, False), (4, True)):  # LeRobot sets those of ImageNet
         stats = MixMeta.of(open_mix(mix), "robots", image_frames=count).theirs.stats
@@ -294,24 +297,6 @@ def test_mistakes_in_a_training_on_a_mix(
     training = Training(lerobot, None, monkeypatch)
     with pytest.raises(SystemExit, match=text):
         assert installed() and training.run(None, 0, 1, 2, 0, 1)  # noqa: PT018 - either may end it
-
-
-def test_another_lerobot_ends_the_training(
-    lerobot: Any, installed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SEQRECORD_LEROBOT", "1")
-    with lerobot.script.open("a") as file:
-        file.write("def more(): sampler.rewind\n")
-    theirs = lerobot.factory.LeRobotDataset
-    with pytest.raises(SystemExit, match=r"asked differs; expected: .*; got: .*rewind"):
-        installed()
-    assert lerobot.factory.LeRobotDataset is theirs
-
-
-def test_a_value_that_means_nothing(lerobot: Any, installed: Any, monkeypatch: Any) -> None:
-    monkeypatch.setenv("SEQRECORD_LEROBOT", "yes")
-    with pytest.raises(SystemExit, match="is 'yes': expected 1, class or 0"):
-        installed()
 
 
 def test_our_class_takes_and_has_what_is_asked() -> None:

@@ -16,20 +16,14 @@ from torch.utils.data import DataLoader
 import seqrecord
 from seqrecord.errors import ClipError
 from seqrecord.lerobot import LeRobotMixDataset, PlannedSampler
-from seqrecord.lerobot.mix_meta import MixMeta
 from tests.lerobot_stand_in import install
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 ROBOTS: dict[str, dict[str, Any]] = {
-    "aloha": {
-        "lengths": (11, 6, 9, 5, 7),
-        "fps": 10,
-        "cameras": (TOP, WRIST),
-        "first": 0,
-        "dtype": "f4",
-    },
-    "so101": {"lengths": (8, 7, 6, 5), "fps": 20, "cameras": (TOP,), "first": 3, "dtype": "f8"},
+    "aloha": {"lengths": (11, 6, 9, 5, 7), "fps": 10, "cameras": (TOP, WRIST), "dtype": "f4"},
+    "so101": {"lengths": (8, 7, 6, 5), "fps": 20, "cameras": (TOP,), "dtype": "f8"},
 }
+FIRST = {"aloha": 0, "so101": 3}
 WINDOWS = {TOP: [-0.1, 0.0], "action": [i / 10 for i in range(4)]}
 DELTAS = {TOP: [-1, 0], "action": [0, 1, 2, 3]}
 TASKS = ["pick", "place", "push"]
@@ -40,9 +34,9 @@ def frame(robot: str, episode: int, number: int) -> dict[str, Any]:
     found = {name: rng.integers(0, 256, (6, 8, 3), np.uint8) for name in ROBOTS[robot]["cameras"]}
     vectors = {
         "observation.state": rng.normal(size=3).astype(np.float32),
-        "action": rng.normal(size=2).astype(ROBOTS[robot]["dtype"]) + ROBOTS[robot]["first"],
+        "action": rng.normal(size=2).astype(ROBOTS[robot]["dtype"]) + FIRST[robot],
     }
-    return found | vectors | {"task": TASKS[(episode + ROBOTS[robot]["first"] // 3) % 3]}
+    return found | vectors | {"task": TASKS[(episode + FIRST[robot] // 3) % 3]}
 
 
 @pytest.fixture(autouse=True)
@@ -154,8 +148,15 @@ def test_the_order_is_that_of_the_mix(root: Path) -> None:
         PlannedSampler(dataset(root, episodes=[0, 1]), batch_size=4)
 
 
-@pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (2, 1), (1, 3), (2, 2)])
-@pytest.mark.parametrize("stop", [7, 1 << 30])
+@pytest.mark.parametrize(
+    ("ranks", "workers", "stop"),
+    [
+        (1, 3, 7),
+        (2, 1, 1 << 30),
+        *(pytest.param(1, 1, stop, marks=pytest.mark.slow) for stop in (7, 1 << 30)),
+        *(pytest.param(2, 2, stop, marks=pytest.mark.slow) for stop in (7, 1 << 30)),
+    ],
+)
 def test_ranks_workers_and_resuming(root: Path, ranks: int, workers: int, stop: Any) -> None:
     """Batch i is for rank i mod W and worker (i div W) mod N, each with a plan of its own."""
     options: Any = {"batch_size": 4, "num_workers": workers, "num_replicas": ranks, "seed": 2}
@@ -260,8 +261,15 @@ def scaled(values: Any, over: Any, mode: str) -> Any:
     return 2 * (values - low) / (high - low) - 1
 
 
-@pytest.mark.parametrize("mode", ["MEAN_STD", "MIN_MAX", "QUANTILES"])
-@pytest.mark.parametrize("deploy", ["aloha", "so101"])
+@pytest.mark.parametrize(
+    ("mode", "deploy"),
+    [
+        ("MEAN_STD", "aloha"),
+        ("QUANTILES", "so101"),
+        pytest.param("MIN_MAX", "so101", marks=pytest.mark.slow),
+        pytest.param("QUANTILES", "aloha", marks=pytest.mark.slow),
+    ],
+)
 def test_each_robot_by_its_own_statistics(root: Path, mode: str, deploy: str) -> None:
     """The processor has those of one robot; padding becomes 0."""
     mix = placed(root, "source")
@@ -285,8 +293,7 @@ def test_each_robot_by_its_own_statistics(root: Path, mode: str, deploy: str) ->
                 assert np.array_equal(item["action"].numpy()[places], stored.astype("f4"))
 
 
-@pytest.mark.parametrize("mode", ["MEAN_STD", "MIN_MAX"])
-@pytest.mark.parametrize("normalize", [None, "mix"])
+@pytest.mark.parametrize(("normalize", "mode"), [(None, "MIN_MAX"), ("mix", "MEAN_STD")])
 def test_one_set_of_statistics(root: Path, normalize: Any, mode: str) -> None:
     """Of all frames, zeros of padding among them; or by weight, without padding."""
     mix = placed(root, normalize)
@@ -338,25 +345,20 @@ def test_items_of_plans_and_by_number(root: Path) -> None:
     assert ours.stats()["items_in_order"] == len(order)
 
 
-def test_stored_statistics_of_images(root: Path) -> None:
-    found = MixMeta.of(mixed(root), "robots").theirs.stats
+def test_statistics_of_images_and_of_robots_of_one_type(root: Path) -> None:
+    found = LeRobotMixDataset(mixed(root)).meta.stats
     frames = [frame(robot, e, i)[TOP] for robot, e, n in EPISODES for i in range(n)]
     assert found[TOP]["mean"].shape == found[WRIST]["std"].shape == (3, 1, 1)
     assert np.allclose(found[TOP]["mean"][:, 0, 0], np.mean(frames, (0, 1, 2)) / 255)
-
-
-def test_robots_of_one_type(root: Path) -> None:
-    mix = placed(root, "robot_type")
-    meta = MixMeta.of(mix, "robots", deploy="aloha")
-    assert np.allclose(meta.theirs.stats["action"]["mean"][[0, 2]], actions("aloha").mean(0))
+    ours = LeRobotMixDataset(placed(root, "robot_type"), deploy="aloha")
+    assert np.allclose(ours.meta.stats["action"]["mean"][[0, 2]], actions("aloha").mean(0))
 
 
 # ---- mistakes
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
+def test_mixes_that_make_no_items(root: Path) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"aloha": {"clip_len": 2}}, "windows of a policy; .*no clip_len"),
         ({"aloha": {"pad": "after"}}, "no pad"),
         ({"aloha": {"windows": {"action": range(3)}}}, "expected: 4 frames.*; got: 3 frames"),
@@ -365,16 +367,12 @@ def test_robots_of_one_type(root: Path) -> None:
         ({"so101": {"rename": {"observation.state": "index"}}}, "name of a column"),
         ({"so101": {"normalize": {"action": "mean_std"}}}, "'so101' normalises a feature"),
         ({"normalize": "source"}, "deploy .*one of aloha, so101"),
-    ],
-)
-def test_mixes_that_make_no_items(root: Path, options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ClipError, match=text):
-        LeRobotMixDataset(mixed(root, **options), delta_timestamps=WINDOWS)
-
-
-def test_a_robot_that_is_not_there(root: Path) -> None:
+    ]
+    for options, text in wrong:
+        with pytest.raises(ClipError, match=text):
+            LeRobotMixDataset(mixed(root, **options), delta_timestamps=WINDOWS)
     with pytest.raises(ClipError, match="no such source to deploy to"):
-        MixMeta.of(mixed(root), "robots", deploy="panda")
+        LeRobotMixDataset(mixed(root), deploy="panda")
 
 
 def test_a_window_of_a_source_that_is_kept(root: Path) -> None:

@@ -20,7 +20,7 @@ from seqrecord.errors import NotFoundError, SeqRecordError, SourceError
 from seqrecord.lerobot import LeRobotDataset, PlannedSampler, mark_dataset
 from tests.hub_stub import HubStub, without_login
 from tests.lerobot_main_stand_in import PLUGIN, Dataset, write
-from tests.lerobot_stand_in import Metadata
+from tests.lerobot_stand_in import Metadata, same
 from tests.lerobot_video_data import CAMERAS, unpack
 
 WINDOWS = {CAMERAS[0]: [-0.1, 0.0], "observation.state": [0.0, 0.1, 0.2], "index": [-0.1]}
@@ -57,13 +57,6 @@ def root(original: Path, tmp_path: Path, request: pytest.FixtureRequest, main: P
         shutil.copytree(original, path)
         mark_dataset(path)
     return path.as_uri() if "URL" in request.param else path
-
-
-def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
-    return one.keys() == two.keys() and all(
-        torch.equal(value, two[name]) if name != "task" else value == two[name]
-        for name, value in one.items()
-    )
 
 
 OPTIONS: list[dict[str, Any]] = [

@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 
 import seqrecord
+from seqrecord import ClipError, SeqRecordPipe, SeqRecordWriter, StateError
 from seqrecord.edit import split_dataset
 from seqrecord.errors import (
     DestinationError,
@@ -34,12 +35,58 @@ from tests.datasets import write_small
 from tests.numbered import add, lengths_of
 
 
-@pytest.mark.parametrize(
-    "kind", [seqrecord.SeqRecordPipe, seqrecord.SeqRecordIterableDataset, seqrecord.SeqRecordNode]
-)
-def test_a_stream_is_no_list(kind: Any, path: Path) -> None:
-    with pytest.raises(TypeError, match=rf"{kind.__name__} streams clips.*SeqRecordMapDataset"):
-        _ = kind(path, clip_len=3)[0]
+def written(folder: Path, *frames: dict[str, Any], **options: Any) -> Path:
+    """A dataset of one episode, "a"."""
+    with SeqRecordWriter(folder, **options) as writer, writer.episode("a") as episode:
+        for frame in frames:
+            episode.append(frame)
+    return folder
+
+
+# Arguments of loaders, names and states
+
+KEYS = "4 episodes, as set/0, set/1, set/2"
+LOADERS: list[Any] = [SeqRecordPipe, seqrecord.SeqRecordIterableDataset, seqrecord.SeqRecordNode]
+CLIP = {"episode": ["set/0"], "start": [0]}
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"cliplen": 3}, TypeError, r"no argument 'cliplen'; is it clip_len\?"),
+    ({"delta_timestamps": {}}, TypeError, r"no argument 'delta_timestamps'; is it windows\?"),
+    ({"zzz": 1}, TypeError, "no argument 'zzz'; there are batch_size, clip_len"),
+    ({"episodes": ["set/00"]}, ClipError, f"expected: the keys of {KEYS}; got: set/00"),
+    ({"episodes": "other/*"}, ClipError, f"expected: some of the keys of {KEYS}; got: 'other/"),
+    ({"features": ["images"]}, SchemaError, "no such feature; file: .*; .* got: images"),
+    ({"clips": {"episode": ["set/0"]}}, ClipError, "clips lacks a column: start; "),
+    ({"clips": {**CLIP, "score": [1]}}, ClipError, "unknown column: score; "),
+    (
+        {"clips": {**CLIP, "start": [0, 1]}},
+        ClipError,
+        "clips is not a table: .*length 1 but got length 2",
+    ),
+]
+STATES: list[tuple[dict[str, Any], str]] = [
+    ({"model": 1}, r"result of a loader's state_dict\(\)"),
+    ({"fetcher_state": {}, "dataset_state": None}, "a StatefulDataLoader to that, with as many"),
+    (
+        {"_snapshot": {"_worker_snapshots": {"worker_0": {"dataset_state": None}}}},
+        "a StatefulDataLoader to that, with as many",
+    ),
+]
+
+
+def test_arguments_and_states_of_loaders(path: Path) -> None:
+    pipe: Any = SeqRecordPipe(path, clip_len=3)
+    for options, kind, message in WRONG:
+        with pytest.raises(kind, match=message):
+            SeqRecordPipe(path, **{"clip_len": 3, **options})
+    with pytest.raises(TypeError, match="only the dataset is given without a name; got 3 too"):
+        SeqRecordPipe(path, 3)  # type: ignore[call-arg]
+    for loader in LOADERS:
+        message = rf"{loader.__name__} streams clips.*SeqRecordMapDataset"
+        with pytest.raises(TypeError, match=message):  # a stream is no list
+            _ = loader(path, clip_len=3)[0]
+    for state, message in STATES:
+        with pytest.raises(StateError, match=message):
+            pipe.load_state_dict(state)
 
 
 @pytest.mark.parametrize("key", ["set/00", 0, None])
@@ -50,28 +97,12 @@ def test_a_key_that_is_not_there(key: Any, path: Path) -> None:
     error: EpisodeKeyError = pickle.loads(pickle.dumps(caught.value))
     assert issubclass(type(error), KeyError)
     assert error.file == str(path)
-    assert error.expected == "a key of 4 episodes, as set/0, set/1, set/2"
-    assert error.got == repr(key)
+    assert (error.expected, error.got) == (f"a key of {KEYS}", repr(key))
     assert str(error).startswith("unknown episode key; file: ")
     assert key not in episodes
     assert episodes.get(key) is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        ((), {"cliplen": 3}, r"no argument 'cliplen'; is it clip_len\?"),
-        ((), {"delta_timestamps": {}}, r"no argument 'delta_timestamps'; is it windows\?"),
-        ((), {"zzz": 1}, "no argument 'zzz'; there are batch_size, clip_len"),
-        ((3,), {"clip_len": 3}, "only the dataset is given without a name; got 3 too"),
-    ],
-)
-def test_arguments_that_are_not_there(
-    arguments: tuple[Any, ...], options: dict[str, Any], message: str, path: Path
-) -> None:
-    kind: Any = seqrecord.SeqRecordPipe
-    with pytest.raises(TypeError, match=message):
-        kind(path, *arguments, **options)
+    with pytest.raises(TypeError, match=r"by frames, then by feature.*got 'id'"):
+        _ = episodes["set/0"]["id"]  # type: ignore[index]
 
 
 def test_a_wrong_place(path: Path, tmp_path: Path) -> None:
@@ -90,81 +121,47 @@ def test_a_wrong_place(path: Path, tmp_path: Path) -> None:
             seqrecord.open(location)  # type: ignore[arg-type]
 
 
-def test_names_that_are_not_there(path: Path) -> None:
-    keys = "the keys of 4 episodes, as set/0, set/1, set/2"
-    with pytest.raises(seqrecord.ClipError, match=f"expected: {keys}; got: set/00"):
-        seqrecord.SeqRecordPipe(path, clip_len=3, episodes=["set/00"])
-    with pytest.raises(seqrecord.ClipError, match=f"expected: some of {keys}; got: 'other/"):
-        seqrecord.SeqRecordPipe(path, clip_len=3, episodes="other/*")
-    with pytest.raises(SchemaError, match=f"no such feature; file: {path}; .* got: images"):
-        seqrecord.SeqRecordPipe(path, clip_len=3, features=["images"])
-    with pytest.raises(TypeError, match=r"by frames, then by feature.*got 'id'"):
-        _ = seqrecord.open(path).episodes["set/0"]["id"]  # type: ignore[index]
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ({"episode": ["set/0"]}, "clips lacks a column: start; "),
-        ({"episode": ["set/0"], "start": [0], "score": [1]}, "unknown column: score; "),
-        (
-            {"episode": ["set/0"], "start": [0, 1]},
-            "clips is not a table: .*length 1 but got length 2",
-        ),
-    ],
-)
-def test_columns_of_clips(table: dict[str, Any], message: str, path: Path) -> None:
-    with pytest.raises(seqrecord.ClipError, match=message):
-        seqrecord.SeqRecordPipe(path, clip_len=3, clips=table)
-
-
-def test_states_of_something_else(path: Path) -> None:
-    pipe: Any = seqrecord.SeqRecordPipe(path, clip_len=3, batch_size=2)
-    with pytest.raises(seqrecord.StateError, match=r"result of a loader's state_dict\(\)"):
-        pipe.load_state_dict({"model": 1})
-    states: list[dict[str, Any]] = [
-        {"fetcher_state": {}, "dataset_state": None},
-        {"_snapshot": {"_worker_snapshots": {"worker_0": {"dataset_state": None}}}},
-    ]
-    for state in states:
-        with pytest.raises(
-            seqrecord.StateError, match="a StatefulDataLoader to that, with as many"
-        ):
-            pipe.load_state_dict(state)
+# Frames, metadata and statistics
 
 
 def test_frames_and_metadata_that_are_none(tmp_path: Path) -> None:
-    with seqrecord.SeqRecordWriter(tmp_path / "records") as writer:
-        with pytest.raises(FrameError, match=r"frame is not a dict; episode: a; .* got: ndarray"):
-            writer.episode("a").append(np.zeros(3))  # type: ignore[arg-type]
+    frame, nothing = {"x": np.zeros(3)}, r"None.*leave the feature out.*feature: image"
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        (np.zeros(3), FrameError, r"frame is not a dict; episode: b; .* got: ndarray"),
+        ({"image": None, **frame}, SchemaError, nothing),
+        ({}, FrameError, "without features; append a frame with at least one"),
+    ]
+    with SeqRecordWriter(tmp_path / "records") as writer:
+        with writer.episode("a") as episode:
+            episode.append(frame)
+        for value, kind, message in wrong:
+            with pytest.raises(kind, match=message), writer.episode("b") as episode:
+                episode.append(value)
         with pytest.raises(seqrecord.FormatError, match=r"JSON: .*float32.*; episode: b"):
             writer.episode("b", metadata={"x": np.float32(3)})
-        with writer.episode("c") as episode:
-            episode.append({"x": np.zeros(3)})
-    assert list(seqrecord.open(tmp_path / "records").episodes) == ["c"]
+    assert list(seqrecord.open(tmp_path / "records").episodes) == ["a"]
+    recorder = seqrecord.SeqRecordRecorder(tmp_path / "recorded")
+    with recorder, recorder.episode("a") as recorded:
+        recorded.append({"image": np.zeros((2, 2)), **frame})
+        with pytest.raises(SchemaError, match=nothing):
+            recorded.append({"image": None, **frame})  # type: ignore[dict-item]
+    assert seqrecord.open(tmp_path / "recorded").num_frames == 1
 
 
-def test_normalizing_what_was_permuted(tmp_path: Path) -> None:
-    import torch  # and not where tests start a process of this module
-
-    with seqrecord.SeqRecordWriter(tmp_path / "records") as writer, writer.episode("a") as episode:
-        episode.append({"image": np.zeros((16, 24, 3), np.uint8)})
-    statistics = seqrecord.open(tmp_path / "records").statistics
-    image = torch.zeros(2, 16, 24, 3)
-    assert statistics["image"].normalize(image).shape == image.shape
-    for wrong in (image.permute(0, 3, 1, 2), image.permute(0, 3, 1, 2).numpy()):
-        with pytest.raises(ValueError, match=r"\[\.\.\., 3\].*got \[2, 3, 16, 24\].*permute"):
-            statistics["image"].normalize(wrong)
+@pytest.mark.parametrize("name", ["episode", "start", "intrinsics", "crop"])
+def test_a_feature_with_the_name_of_a_column_names_rename(tmp_path: Path, name: str) -> None:
+    written(tmp_path, {name: np.zeros((3, 3)), "image": np.zeros((8, 8, 3), np.uint8)})
+    crop = seqrecord.RandomCrop((4, 4)) if name in ("intrinsics", "crop") else None
+    options: dict[str, Any] = {"clip_len": 1, "clip_transform": crop}
+    with pytest.raises(ClipError, match=rf"rename=\{{'{name}': 'my_{name}'\}}"):
+        SeqRecordPipe(tmp_path, **options)
+    pipe = SeqRecordPipe(tmp_path, **options, rename={name: f"my_{name}"})
+    assert f"my_{name}" in next(iter(pipe))
 
 
 def test_statistics_that_are_not_there(tmp_path: Path) -> None:
-    for name, kept in (("without", False), ("with", True)):
-        with (
-            seqrecord.SeqRecordWriter(tmp_path / name, statistics=kept) as writer,
-            writer.episode("a") as episode,
-        ):
-            episode.append({"x": np.zeros(3), "note": "text"})
-    without = tmp_path / "without"
+    frame = {"x": np.zeros(3), "note": "text", "image": np.zeros((16, 24, 3), np.uint8)}
+    without = written(tmp_path / "without", frame, statistics=False)
     statistics = seqrecord.open(without).statistics
     assert not statistics
     assert "x" not in statistics
@@ -172,69 +169,68 @@ def test_statistics_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(StatisticsKeyError, match=f"`seqrecord stats {without}`") as caught:
         _ = statistics["x"]
     assert caught.value.file == str(without)
-    with pytest.raises(StatisticsKeyError, match="of this feature; feature: note; expected: x"):
-        _ = seqrecord.open(tmp_path / "with").statistics["note"]
-    with pytest.raises(KeyError):
-        _ = statistics["x"]
+    assert isinstance(caught.value, KeyError)
     seqrecord.add_statistics(without)
     assert seqrecord.open(without).statistics["x"].mean.tolist() == [0, 0, 0]
+    statistics = seqrecord.open(written(tmp_path / "with", frame)).statistics
+    with pytest.raises(StatisticsKeyError, match="feature; feature: note; expected: x, image"):
+        _ = statistics["note"]
+
+    import torch  # and not where tests start a process of this module
+
+    image = torch.zeros(2, 16, 24, 3)
+    assert statistics["image"].normalize(image).shape == image.shape
+    for wrong in (image.permute(0, 3, 1, 2), image.permute(0, 3, 1, 2).numpy()):
+        with pytest.raises(ValueError, match=r"\[\.\.\., 3\].*got \[2, 3, 16, 24\].*permute"):
+            statistics["image"].normalize(wrong)
 
 
 # Places on a local disk that cannot be written to, or that hold what they should not
 
-MODES = ["create", "append", "resume"]
 
-
-def write(folder: Path, mode: Any = "create", key: str = "a") -> None:
-    with seqrecord.SeqRecordWriter(folder, mode=mode) as writer:
-        add(writer, {key: 3})
-
-
-def keys(folder: Path) -> list[str]:
-    return list(lengths_of(folder))
+def write_numbers(folder: Path, mode: Any = "create") -> None:
+    with SeqRecordWriter(folder, mode=mode) as writer:
+        add(writer, {"a": 3})
 
 
 def tree(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("below", ["", "set"])
-def test_a_folder_that_is_a_file(tmp_path: Path, mode: str, below: str) -> None:
+@pytest.mark.parametrize("mode", ["create", "append", "resume"])
+def test_files_and_links_in_place_of_folders(tmp_path: Path, mode: str) -> None:
     (tmp_path / "file").write_bytes(b"x")
-    with pytest.raises(StorageError, match=r"Not a directory; file: .*file"):
-        write(tmp_path / "file" / below, mode)
-    why = "Not a directory" if below else "it is a file, and a dataset is a folder"
-    with pytest.raises(StorageError, match=rf"{why}; file: .*file"):
-        seqrecord.open(tmp_path / "file" / below)
+    for below, why in (
+        ("", "it is a file, and a dataset is a folder"),
+        ("set", "Not a directory"),
+    ):
+        with pytest.raises(StorageError, match=r"Not a directory; file: .*file"):
+            write_numbers(tmp_path / "file" / below, mode)
+        with pytest.raises(StorageError, match=rf"{why}; file: .*file"):
+            seqrecord.open(tmp_path / "file" / below)
     assert tree(tmp_path) == ["file"]
+    if mode != "append":
+        (tmp_path / "set").mkdir()
+        (tmp_path / "set" / "records").write_bytes(b"")
+        with pytest.raises(StorageError, match=r"Not a directory; file: .*records"):
+            write_numbers(tmp_path / "set", mode)
+        assert tree(tmp_path / "set") == ["records"]
 
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["manifest.json", "records", "index"])
-def test_a_link_that_leads_out(tmp_path: Path, mode: str, name: str) -> None:
-    write(tmp_path / "other")
+    write_numbers(tmp_path / "other")
     before = tree(tmp_path / "other")
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set" / name).symlink_to(tmp_path / "other" / name)
-    # A writer reads the manifest first: without one, nothing else is looked at to append.
-    why = "no dataset to append to" if (name, mode) == ("index", "append") else "leads out"
-    with pytest.raises(StorageError, match=why):
-        write(tmp_path / "set", mode)
+    for name in ("manifest.json", "records", "index"):
+        (tmp_path / f"link-{name}").mkdir()
+        (tmp_path / f"link-{name}" / name).symlink_to(tmp_path / "other" / name)
+        # A writer reads the manifest first: without one, nothing else is looked at to append.
+        why = "no dataset to append to" if (name, mode) == ("index", "append") else "leads out"
+        with pytest.raises(StorageError, match=why):
+            write_numbers(tmp_path / f"link-{name}", mode)
     assert tree(tmp_path / "other") == before
-    assert keys(tmp_path / "other") == ["a"]
+    assert lengths_of(tmp_path / "other") == {"a": 3}
 
 
-@pytest.mark.parametrize("mode", ["create", "resume"])
-def test_a_folder_of_records_that_is_a_file(tmp_path: Path, mode: str) -> None:
-    (tmp_path / "records").write_bytes(b"")
-    with pytest.raises(StorageError, match=r"Not a directory; file: .*records"):
-        write(tmp_path, mode)
-    assert tree(tmp_path) == ["records"]
-
-
-_ISOLATED = """
-import json, sys
+FULL_THEN_READ_ONLY = """
+import json, subprocess, sys
 from functools import partial
 from pathlib import Path
 import seqrecord
@@ -252,13 +248,7 @@ def failure(action):
     except seqrecord.SeqRecordError as error:
         return [type(error).__name__, str(error)]
     return ["nothing", ""]
-"""
-_READ_ONLY = """
-failures = [failure(partial(write, folder, mode, "b")) for mode in ("append", "resume")]
-failures += [failure(partial(write, folder / "new")), failure(partial(seqrecord.reindex, folder))]
-print(json.dumps([*failures, list(lengths_of(folder))]))
-"""
-_FULL = """
+
 write(folder)
 writer = seqrecord.SeqRecordWriter(folder, mode="append")
 add(writer, {"b": 1})
@@ -268,18 +258,22 @@ with (folder / "fill").open("wb", buffering=0) as fill:
             fill.write(bytes(4096))
         except OSError:
             break
-seen = [failure(writer.close), list(lengths_of(folder))]
+full = [*failure(writer.close), list(lengths_of(folder))]
 (folder / "fill").unlink()
 seqrecord.SeqRecordWriter(folder, mode="resume").close()
-print(json.dumps([*seen, list(lengths_of(folder))]))
+full.append(list(lengths_of(folder)))
+subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+failures = [failure(partial(write, folder, mode, "c")) for mode in ("append", "resume")]
+failures += [failure(partial(write, folder / "new")), failure(partial(seqrecord.reindex, folder))]
+print(json.dumps([full, failures, list(lengths_of(folder))]))
 """
 
 
-def isolated(mount: str, script: str, folder: Path) -> Any:
-    """What a script prints that runs with a file system of its own in a folder."""
+def test_a_full_disk_and_a_read_only_one(tmp_path: Path) -> None:
+    """What was committed stays, and what had ended is brought in when there is room again."""
     unshare = shutil.which("unshare") or "unshare"
-    command = f'{mount} || exit 77; exec "$0" -c "$2" "$1"'
-    words = [unshare, "-m", "sh", "-c", command, sys.executable, str(folder), _ISOLATED + script]
+    mount = 'mount -t tmpfs -o size=256k tmpfs "$1" || exit 77; exec "$0" -c "$2" "$1"'
+    words = [unshare, "-m", "sh", "-c", mount, sys.executable, str(tmp_path), FULL_THEN_READ_ONLY]
     try:
         ran = subprocess.run(words, capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -287,27 +281,15 @@ def isolated(mount: str, script: str, folder: Path) -> Any:
     if ran is None or (ran.returncode in (1, 77) and "Traceback" not in ran.stderr):
         pytest.skip("no mounts can be made here: run as root, with unshare of util-linux")
     assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout)
-
-
-def test_a_read_only_folder(tmp_path: Path) -> None:
-    write(tmp_path)
-    mount = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1"'
-    *errors, read = isolated(mount, _READ_ONLY, tmp_path)
-    for kind, text in errors:
-        assert kind == "DestinationError"
-        assert "cannot write: Read-only file system; file: " in text
-    assert read == ["a"]
-
-
-def test_a_full_disk(tmp_path: Path) -> None:
-    """What was committed stays, and what had ended is brought in when there is room again."""
-    mount = 'mount -t tmpfs -o size=256k tmpfs "$1"'
-    (kind, text), during, after = isolated(mount, _FULL, tmp_path)
+    (kind, text, during, after), refused, read = json.loads(ran.stdout)
     assert kind == "StorageError"
     assert "No space left on device; ended episodes are kept: " in text
     assert "; file: " in text
     assert (during, after) == (["a"], ["a", "b"])
+    for kind, text in refused:
+        assert kind == "DestinationError"
+        assert "cannot write: Read-only file system; file: " in text
+    assert read == ["a", "b"]
 
 
 def test_a_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,16 +303,11 @@ def test_a_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(DestinationError, match="cannot write: Permission denied; file: "):
-        write(tmp_path)
+        write_numbers(tmp_path)
 
 
-EDITS = (
-    "edit delete {} x",
-    "split {} train=1",
-    "merge {} {} -o out",
-    "edit drop {} image",
-    "clean {}",
-)
+EDITS = ["edit delete {} x", "split {} train=1", "merge {} {} -o out", "edit drop {} image"]
+EDITS += ["clean {}"]
 
 
 @pytest.fixture(scope="module")
@@ -344,82 +321,38 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("command", EDITS)
-def test_originals_are_not_edited(command: str, originals: Path) -> None:
+def test_originals_in_place_of_a_dataset(originals: Path, tmp_path: Path) -> None:
     """The remedy is an index or a dataset of them, never the removal of the user's folder."""
-    message = fail(*command.replace("{}", str(originals)).split())
-    assert f"file: {originals}" in message
-    assert "`seqrecord index SRC -o DST`" in message
-    assert "`seqrecord write --src SRC`" in message
-    assert "remove" not in message
-    assert len(list(originals.glob("*/image/*.png"))) == 4
-
-
-def test_clean_of_an_interrupted_write_names_resume(tmp_path: Path) -> None:
+    for command in EDITS:
+        message = fail(*command.replace("{}", str(originals)).split())
+        assert f"file: {originals}" in message
+        assert "`seqrecord index SRC -o DST`" in message
+        assert "`seqrecord write --src SRC`" in message
+        assert "remove" not in message
+        assert len(list(originals.glob("*/image/*.png"))) == 4
+    kind: Any
+    for kind in (SeqRecordPipe, seqrecord.SeqRecordMapDataset):
+        with pytest.raises(seqrecord.NotFoundError, match=r"write --src SRC.*seqrecord index"):
+            kind(originals, clip_len=1)
+    wrong: Any  # a path in place of a source
+    for wrong, message in (
+        (str(originals), r"open_source\(path\)"),
+        (originals, r"open_source\(path\)"),
+        (None, r"schema, episodes, frames.*got: NoneType"),
+    ):
+        with pytest.raises(SourceError, match=message):
+            seqrecord.convert(wrong, tmp_path / "records")
     (tmp_path / "records").mkdir()
     (tmp_path / "records" / "00000-x.seqrec").write_bytes(b"x")
-    message = fail("clean", tmp_path)
+    message = fail("clean", tmp_path)  # of an interrupted write
     assert "--resume" in message
     assert "remove" not in message
 
 
-@pytest.mark.parametrize("kind", [seqrecord.SeqRecordPipe, seqrecord.SeqRecordMapDataset])
-def test_originals_in_place_of_a_dataset(kind: Any, originals: Path) -> None:
-    with pytest.raises(seqrecord.NotFoundError, match=r"write --src SRC.*seqrecord index"):
-        kind(originals, clip_len=1)
-
-
-def test_a_path_in_place_of_a_source(originals: Path, tmp_path: Path) -> None:
-    for wrong in (str(originals), originals):
-        with pytest.raises(SourceError, match=r"open_source\(path\)"):
-            seqrecord.convert(wrong, tmp_path / "records")  # type: ignore[arg-type]
-    with pytest.raises(SourceError, match=r"schema, episodes, frames.*got: NoneType"):
-        seqrecord.convert(None, tmp_path / "records")  # type: ignore[arg-type]
-
-
-def test_frames_of_nothing(tmp_path: Path) -> None:
-    with seqrecord.SeqRecordWriter(tmp_path / "records") as writer:
-        with writer.episode("whole") as episode:
-            episode.append({"x": np.zeros(3)})
-        with pytest.raises(SchemaError, match=r"None.*leave the feature out.*feature: image"):
-            writer.episode("a").append({"image": None, "x": np.zeros(3)})  # type: ignore[dict-item]
-        with (
-            pytest.raises(FrameError, match="without features; append a frame with at least one"),
-            writer.episode("b") as episode,
-        ):
-            episode.append({})
-    with (
-        seqrecord.SeqRecordRecorder(tmp_path / "recorded") as recorder,
-        recorder.episode("a") as recorded,
-    ):
-        recorded.append({"image": np.zeros((2, 2)), "x": np.zeros(3)})
-        with pytest.raises(SchemaError, match=r"None.*leave the feature out.*feature: image"):
-            recorded.append({"image": None, "x": np.zeros(3)})  # type: ignore[dict-item]
-    assert seqrecord.open(tmp_path / "recorded").num_frames == 1
-
-
-@pytest.mark.parametrize("name", ["episode", "start", "intrinsics", "crop"])
-def test_a_feature_with_the_name_of_a_column_names_rename(tmp_path: Path, name: str) -> None:
-    with seqrecord.SeqRecordWriter(tmp_path / "records") as writer, writer.episode("a") as episode:
-        episode.append({name: np.zeros((3, 3)), "image": np.zeros((8, 8, 3), np.uint8)})
-    crop = seqrecord.RandomCrop((4, 4)) if name in ("intrinsics", "crop") else None
-    with pytest.raises(seqrecord.ClipError, match=rf"rename=\{{'{name}': 'my_{name}'\}}"):
-        seqrecord.SeqRecordPipe(tmp_path / "records", clip_len=1, clip_transform=crop)
-    pipe = seqrecord.SeqRecordPipe(
-        tmp_path / "records", clip_len=1, clip_transform=crop, rename={name: f"my_{name}"}
-    )
-    assert f"my_{name}" in next(iter(pipe))
-
-
-def test_reports_of_paths_that_are_not_utf_8(tmp_path: Path) -> None:
-    folder = tmp_path / os.fsdecode(b"records-\xff")
-    with seqrecord.SeqRecordWriter(folder) as writer, writer.episode("a") as episode:
-        episode.append({"x": np.zeros(3)})
+def test_paths_that_are_not_utf_8(originals: Path, tmp_path: Path) -> None:
+    folder = written(tmp_path / os.fsdecode(b"records-\xff"), {"x": np.zeros(3)})
     for command in (("info",), ("verify",), ("plan", "--clip-len", "1"), ("clean",), ("reindex",)):
         assert "records-\\udcff" in run(command[0], folder, *command[1:]).stdout
-
-
-def test_originals_whose_path_is_not_utf_8(originals: Path, tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"tree-\xff")
     shutil.copytree(originals, folder)
     assert "a path that is not UTF-8" in fail("index", folder, "-o", tmp_path / "index")
@@ -428,7 +361,6 @@ def test_originals_whose_path_is_not_utf_8(originals: Path, tmp_path: Path) -> N
 
 
 # Numbers that are none, too large, or of another kind: an error of ours that shows what came
-
 
 _HUGE = 10**5000  # too large for a float, and for Python to print
 _NUMBERS: dict[str, Any] = {

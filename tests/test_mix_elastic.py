@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import islice, pairwise
 from pathlib import Path
@@ -15,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-import seqrecord
 from seqrecord import EngineOptions, SeqRecordIterableDataset, SeqRecordMix, StateError
 from tests.clip_data import begun, resumed
 from tests.mix_data import LENGTHS, write_sources
@@ -95,33 +95,15 @@ def check_given(given: list[Given], last: list[Given], changes: list[int]) -> No
             assert len(found) == CLIPS[name], (name, epoch)
 
 
-@pytest.mark.slow
-@settings(deadline=None, max_examples=6)
-@given(
-    stopping_strategy=st.sampled_from(["first_exhausted", "all_exhausted", 5]),
-    changes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9)), min_size=2, max_size=4),
-)
-def test_any_changes(
-    root: Path, drawn: Drawn, stopping_strategy: Any, changes: list[tuple[int, int]]
-) -> None:
-    check_changes(root, drawn, stopping_strategy, changes)
+CHANGES: list[Any] = [
+    ("all_exhausted", [(4, 3), (2, 2), (3, 0), (1, 5)]),
+    ("first_exhausted", [(2, 1)]),
+    pytest.param(5, [(2, 5), (3, 7)], marks=pytest.mark.slow),
+]
 
 
-@pytest.mark.parametrize(
-    ("stopping_strategy", "changes"),
-    [
-        ("all_exhausted", [(4, 3), (2, 2), (3, 0), (1, 5)]),
-        (5, [(2, 5), (3, 7)]),
-        ("first_exhausted", [(2, 1)]),
-    ],
-)
+@pytest.mark.parametrize(("stopping_strategy", "changes"), CHANGES)
 def test_every_clip_once(
-    root: Path, drawn: Drawn, stopping_strategy: Any, changes: list[tuple[int, int]]
-) -> None:
-    check_changes(root, drawn, stopping_strategy, changes)
-
-
-def check_changes(
     root: Path, drawn: Drawn, stopping_strategy: Any, changes: list[tuple[int, int]]
 ) -> None:
     """Ranks, and how many batches each gives before the next change."""
@@ -155,47 +137,95 @@ def check_changes(
     check_given(given, last, [ranks for ranks, _ in changes] + [2])
 
 
-@pytest.mark.parametrize("stopping_strategy", ["all_exhausted", 7])
+@pytest.mark.slow
+@settings(deadline=None, max_examples=6)
+@given(
+    stopping_strategy=st.sampled_from(["first_exhausted", "all_exhausted", 5]),
+    changes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9)), min_size=2, max_size=4),
+)
+def test_any_changes(
+    root: Path, drawn: Drawn, stopping_strategy: Any, changes: list[tuple[int, int]]
+) -> None:
+    test_every_clip_once(root, drawn, stopping_strategy, changes)
+
+
+@pytest.mark.parametrize(
+    "stopping_strategy", ["all_exhausted", pytest.param(7, marks=pytest.mark.slow)]
+)
 def test_it_resumes_after_a_change(root: Path, stopping_strategy: Any) -> None:
     """In the rest of an epoch, and in later ones, and in another memory."""
-    first = mixed(root, stopping_strategy=stopping_strategy, rank=0, world_size=3)
-    begun(first, 2)
-    state = first.state_dict()
+    options: dict[str, Any] = {"stopping_strategy": stopping_strategy}
+    clips, state = set[tuple[Any, ...]](), dict[str, Any]()
+    for rank in range(3):
+        first = mixed(root, **options, rank=rank, world_size=3)
+        for batch in islice(first, 2):
+            clips.update(clip[:3] for clip in told(batch))
+            state = first.state_dict()
 
-    def go_on(memory_limit: str = "2GiB") -> SeqRecordMix:
-        return mixed(
-            root,
-            stopping_strategy=stopping_strategy,
-            rank=1,
-            world_size=2,
-            memory_limit=memory_limit,
-        )
+    def go_on(state: dict[str, Any], rank: int = 1, **more: Any) -> SeqRecordMix:
+        return resumed(mixed(root, **options, rank=rank, world_size=2, **more), state)
 
-    whole = resumed(go_on(), state)
+    whole = go_on(state)
     states, batches = [], []
     for _ in range(2):
         for batch in whole:
             states.append(whole.state_dict())
             batches.append(told(batch))
-    for number in (0, 1, len(states) // 2, len(states) - 2):
-        again = resumed(go_on("1MiB"), states[number])
+    for number in (0, len(states) // 2, len(states) - 2):
+        again = go_on(states[number], memory_limit="1MiB")
         # The first iteration may have nothing left.
-        found = [told(batch) for _ in range(3) for batch in again]
-        assert found[: len(states) - number - 1] == batches[number + 1 :]
+        wanted = batches[number + 1 : number + 9]
+        found = islice((told(batch) for _ in range(3) for batch in again), len(wanted))
+        assert list(found) == wanted
+    if stopping_strategy == "all_exhausted":  # at the end of the epoch all clips were given
+        left = [clip[:3] for r in range(2) for batch in go_on(state, r) for clip in told(batch)]
+        assert len(clips | {*left}) == sum(CLIPS.values())
+    # `set_epoch` of an iteration that was made before is that of one that is made later.
+    mix, later = go_on(state), go_on(state)
+    iterator = iter(mix)
+    for each in (mix, later):
+        each.set_epoch(1)
+    assert [told(batch) for batch in iterator] == [told(batch) for batch in later]
 
 
-def test_set_epoch_of_an_iteration_that_was_made(root: Path) -> None:
-    """It goes on with what the former ranks have left, as one that is made later does."""
-    first = mixed(root, rank=0, world_size=3)
-    next(iter(first))
-    state = first.state_dict()
-    found = []
-    for is_made in (True, False):
-        mix = resumed(mixed(root, rank=0, world_size=2), state)
-        iterator = iter(mix) if is_made else None
-        mix.set_epoch(1)
-        found.append([told(batch) for batch in iterator or mix])
-    assert found[0] == found[1]
+@pytest.mark.slow
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_come_and_go(root: Path, persistent: bool) -> None:
+    """A StatefulDataLoader of two workers goes on with three, and then without, for epochs."""
+
+    def stateful(mix: SeqRecordMix, workers: int) -> StatefulDataLoader[Any]:
+        return StatefulDataLoader(
+            mix, batch_size=None, num_workers=workers, persistent_workers=persistent
+        )
+
+    def new() -> SeqRecordMix:
+        return mixed(root, stopping_strategy=13)
+
+    original = new()
+    two = stateful(original, 2)
+    iterator = begun(two, 5)
+    of_workers, saved = two.state_dict(), original.state_dict(batches=5)
+    del iterator
+    of_one = of_workers["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
+    with pytest.raises(StateError, match="the position of one worker of several"):
+        next(iter(resumed(new(), of_one)))
+    mix = resumed(new(), saved)
+    assert mix.state_dict()["batch"] == [3, 2]
+    three, repeated = stateful(mix, 3), stateful(resumed(new(), saved), 3)
+    rest = list(map(told, three))
+    assert 5 + len(rest) in (13, 14, 15)
+    assert list(map(told, repeated)) == rest
+    later = list(map(told, three))
+    assert len(later) == 13
+    assert list(map(told, repeated)) == later
+    iterator = begun(three, 4)
+    saved, of_all = three.state_dict(), mix.state_dict(batches=4)
+    others = list(map(told, iterator))
+    third = resumed(stateful(new(), 3), saved)
+    assert list(map(told, third)) == others
+    assert list(map(told, third)) == list(map(told, three))
+    assert len(list(resumed(new(), of_all))) == 9
+    del two, three, repeated, third
 
 
 def test_workers_have_the_settings_of_a_state_that_is_loaded_beside_them(root: Path) -> None:
@@ -224,103 +254,25 @@ def test_workers_have_the_settings_of_a_state_that_is_loaded_beside_them(root: P
     assert len(list(data)) == len(data)  # without workers, after an epoch in workers
 
 
-def test_what_is_left_of_an_epoch(root: Path) -> None:
-    """With "all_exhausted" every source has given all of its clips when the epoch ends."""
-    clips = set[tuple[str, int, int]]()
-    state: dict[str, Any] = {}
-    for rank in range(2):
-        mix = mixed(root, stopping_strategy="all_exhausted", rank=rank, world_size=2)
-        iterator = iter(mix)
-        for _ in range(3):
-            clips.update(clip[:3] for clip in told(next(iterator)))
-        state = mix.state_dict()
-        del iterator
-    for rank in range(3):
-        mix = resumed(
-            mixed(root, stopping_strategy="all_exhausted", rank=rank, world_size=3), state
-        )
-        left = [clip[:3] for batch in mix for clip in told(batch)]
-        assert left
-        clips.update(left)
-        assert mix.state_dict()["epoch"] == 1
-    assert len(clips) == sum(CLIPS.values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("persistent", [False, True])
-def test_workers_come_and_go(root: Path, persistent: bool) -> None:
-    """A StatefulDataLoader of two workers goes on with three, and then without, for epochs."""
-
-    def names(batch: dict[str, Any]) -> list[tuple[str, str, int]]:
-        return list(zip(batch["dataset"], batch["episode"], batch["start"].tolist(), strict=True))
-
-    def loader(mix: SeqRecordMix, workers: int) -> StatefulDataLoader[Any]:
-        keeps = persistent and workers > 0
-        return StatefulDataLoader(
-            mix, batch_size=None, num_workers=workers, persistent_workers=keeps
-        )
-
-    original = mixed(root, stopping_strategy=13)
-    two = loader(original, 2)
-    iterator = iter(two)
-    first = [names(next(iterator)) for _ in range(5)]
-    of_workers, saved = two.state_dict(), original.state_dict(batches=5)
-    del iterator
-    mix = resumed(
-        mixed(root, stopping_strategy=13),
-        of_workers["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"],
-    )
-    with pytest.raises(StateError, match="the position of one worker of several"):
-        iter(mix).__next__()
-    mix = resumed(mixed(root, stopping_strategy=13), saved)
-    assert mix.state_dict()["batch"] == [3, 2]
-    three = loader(mix, 3)
-    rest = [names(batch) for batch in three]
-    assert len(first) + len(rest) in (13, 14, 15)
-    again = resumed(mixed(root, stopping_strategy=13), saved)
-    repeated = loader(again, 3)
-    assert [names(batch) for batch in repeated] == rest
-    later = [names(batch) for batch in three]
-    assert len(later) == 13
-    assert [names(batch) for batch in repeated] == later
-    iterator = iter(three)
-    some = [names(next(iterator)) for _ in range(4)]
-    saved, of_all = three.state_dict(), mix.state_dict(batches=4)
-    others = [names(batch) for batch in iterator]
-    third = resumed(loader(mixed(root, stopping_strategy=13), 3), saved)
-    assert [names(batch) for batch in third] == others
-    assert [names(batch) for batch in third] == [names(batch) for batch in three]
-    assert len(some) == 4
-    alone = resumed(mixed(root, stopping_strategy=13), of_all)
-    assert len([names(batch) for batch in alone]) == 9
-    del two, three, repeated, third
-
-
 def test_states_that_make_no_sense(root: Path) -> None:
     mix = mixed(root, rank=0, world_size=3)
-    next(iter(mix))
-    before = mix.state_dict()
-    mix = resumed(mixed(root, rank=0, world_size=2), before)
-    next(iter(mix))
+    begun(mix)
+    mix = resumed(mixed(root, rank=0, world_size=2), mix.state_dict())
+    begun(mix)
     good = mix.state_dict()
     assert good["rest"]["number"] == 1
-
-    def changed(change: Any) -> dict[str, Any]:
-        state: dict[str, Any] = json.loads(json.dumps(good))
-        change(state)
-        return state
 
     def source(state: dict[str, Any]) -> Any:
         return state["rest"]["sources"][0]
 
     def skip_an_epoch(state: dict[str, Any]) -> None:
         [[epoch, segments]] = source(state)["pending"]
-        source(state).update(
-            pending=[[epoch, segments], [epoch + 2, segments]], following=epoch + 3
-        )
+        pending = [[epoch, segments], [epoch + 2, segments]]
+        source(state).update(pending=pending, following=epoch + 3)
         state["sources"][0]["left"] *= 2
 
-    for change, message in (
+    skipped = "skips an epoch .* expected: epoch 1 of source .a. after epoch 0; got: epoch 2"
+    changes: list[tuple[Callable[[Any], Any], str]] = [
         (lambda state: state["rest"].pop("left"), "other entries"),
         (lambda state: state["rest"].update(epoch=-1), "out of range"),
         (lambda state: state["rest"].update(number=0), "out of range"),
@@ -328,20 +280,17 @@ def test_states_that_make_no_sense(root: Path) -> None:
         (lambda state: state["sources"].pop(), "sources that no loader has saved"),
         (lambda state: state["sources"].clear(), "sources that no loader has saved"),
         (lambda state: source(state).update(following=9), "that follow each other"),
-        (
-            skip_an_epoch,
-            "skips an epoch .* expected: epoch 1 of source .a. after epoch 0; got: epoch 2",
-        ),
+        (skip_an_epoch, skipped),
         (lambda state: source(state)["pending"][0].__setitem__(1, []), "with its segments"),
         (lambda state: source(state)["pending"][0].__setitem__(1, 1), "another type"),
         (lambda state: source(state).update(pending=1), "another type"),
-        (
-            lambda state: source(state)["pending"][0][1][0].update(batches=[9999]),
-            "beyond the epoch's end",
-        ),
-    ):
+        (lambda s: source(s)["pending"][0][1][0].update(batches=[9999]), "beyond the epoch's end"),
+    ]
+    for change, message in changes:
+        state = json.loads(json.dumps(good))
+        change(state)
         with pytest.raises(StateError, match=message):
-            mix.load_state_dict(changed(change))
+            mix.load_state_dict(state)
     fine = resumed(mixed(root, rank=0, world_size=2), json.loads(json.dumps(good, sort_keys=True)))
     assert fine.state_dict() == good
 
@@ -349,34 +298,23 @@ def test_states_that_make_no_sense(root: Path) -> None:
 @pytest.mark.slow
 def test_epochs_without_clips_between_those_that_workers_are_in(root: Path) -> None:
     """A source of one clip in three of ten epochs: what other ranks go on with is a state."""
-    key = next(iter(seqrecord.open(root / "b").episodes))
-    one = {"episode": [key], "start": [0], "weight": [0.3]}
+    one = {"episode": ["e/0"], "start": [0], "weight": [0.3]}
 
     def mixed_rarely(world_size: int) -> SeqRecordMix:
-        sources = {
-            "often": SeqRecordIterableDataset(root / "a", clip_len=3),
-            "rarely": SeqRecordIterableDataset(root / "b", clip_len=3, clips=one),
-        }
-        weights = {"often": 3, "rarely": 7}
-        return SeqRecordMix(
-            sources,
-            weights=weights,
-            batch_size=1,
-            stopping_strategy=4000,
-            seed=1,
-            rank=0,
-            world_size=world_size,
-        )
+        often = SeqRecordIterableDataset(root / "a", clip_len=3)
+        rarely = SeqRecordIterableDataset(root / "b", clip_len=3, clips=one)
+        options: Any = {"weights": {"often": 3, "rarely": 7}, "stopping_strategy": 4000, "rank": 0}
+        sources = {"often": often, "rarely": rarely}
+        return SeqRecordMix(sources, batch_size=1, seed=1, world_size=world_size, **options)
 
     gaps = 0
     mix = mixed_rarely(1)
     workers = StatefulDataLoader(mix, batch_size=None, num_workers=2)
     for number, _ in enumerate(islice(workers, 28)):
         ranks = resumed(mixed_rarely(2), mix.state_dict(batches=number + 1))
-        next(iter(ranks))
+        begun(ranks)
         saved = json.loads(json.dumps(ranks.state_dict()))
         epochs = [epoch for epoch, _ in saved["rest"]["sources"][1]["pending"]]
         gaps += any(after > before + 1 for before, after in pairwise(epochs))
-        again = resumed(mixed_rarely(2), saved)
-        assert again.state_dict() == saved
+        assert resumed(mixed_rarely(2), saved).state_dict() == saved
     assert gaps

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from seqrecord import (
     SeqRecordWriter,
 )
 from seqrecord.errors import SeqRecordError
-from seqrecord.pipes.mixing.file_source import OF_SOURCE
 from seqrecord.pipes.mixing.file_values import python_value
 from tests.clip_data import digests, leaves_nothing
 from tests.command_line import fail, run
@@ -117,48 +117,44 @@ def test_windows_in_steps_of_the_source_or_the_nearest_frame(root: Path) -> None
         load(root, text)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "expected"),
-    [
-        ("windows", {"a": {"stop": 3}}, {"a": range(3)}),
-        ("windows", {"a": {"start": 4, "stop": 0, "step": -2}}, {"a": range(4, 0, -2)}),
-        ("windows", {"a": {"seconds": [0.5, 1]}}, {"a": Seconds([0.5, 1])}),
-        (
-            "windows",
-            {"a": {"seconds": {"first": -1, "last": 0, "step": 0.5}, "timestamps": "t"}},
-            {"a": Seconds(-1, 0, step=0.5, timestamps="t")},
-        ),
-        ("windows", {"a": {"latest": None, "max_age": 3}}, {"a": Latest(max_age=3)}),
-        (
-            "windows",
-            {"a": {"latest": {"stop": 2}, "unknown": "zeros"}},
-            {"a": Latest(range(2), unknown="zeros")},
-        ),
-        ("engine", {"num_threads": 2}, EngineOptions(num_threads=2)),
-        ("clip_transform", {"CenterCrop": 4}, CenterCrop(4)),
-        (
-            "clip_transform",
-            [{"RandomResizedCrop": {"size": [2, 3], "scale": [0.5, 1]}}, {"HorizontalFlip": 0.1}],
-            [RandomResizedCrop((2, 3), (0.5, 1)), HorizontalFlip(0.1)],
-        ),
-        (
-            "clip_transform",
-            {"front": [{"CenterCrop": 4}], "wrist": {"CenterCrop": {"size": 3}}},
-            {"front": [CenterCrop(4)], "wrist": CenterCrop(3)},
-        ),
-        (
-            "clip_transform",
-            [{"DepthToMeters": "d"}, {"DepthToMeters": {"features": ["d", "e"], "unit": "mm"}}],
-            [DepthToMeters("d"), DepthToMeters("d", "e", unit="mm")],
-        ),
-    ],
-)
-def test_values_of_keys(key: str, value: Any, expected: Any) -> None:
-    assert repr(python_value(key, value)) == repr(expected)
-    assert repr(python_value(key, expected)) == repr(expected)
+VALUES: list[tuple[str, Any, Any]] = [
+    ("windows", {"a": {"stop": 3}}, {"a": range(3)}),
+    ("windows", {"a": {"start": 4, "stop": 0, "step": -2}}, {"a": range(4, 0, -2)}),
+    ("windows", {"a": {"seconds": [0.5, 1]}}, {"a": Seconds([0.5, 1])}),
+    (
+        "windows",
+        {"a": {"seconds": {"first": -1, "last": 0, "step": 0.5}, "timestamps": "t"}},
+        {"a": Seconds(-1, 0, step=0.5, timestamps="t")},
+    ),
+    ("windows", {"a": {"latest": None, "max_age": 3}}, {"a": Latest(max_age=3)}),
+    ("windows", {"a": {"latest": {"stop": 2}}}, {"a": Latest(range(2))}),
+    ("engine", {"num_threads": 2}, EngineOptions(num_threads=2)),
+    ("clip_transform", {"CenterCrop": 4}, CenterCrop(4)),
+    (
+        "clip_transform",
+        [{"RandomResizedCrop": {"size": [2, 3], "scale": [0.5, 1]}}, {"HorizontalFlip": 0.1}],
+        [RandomResizedCrop((2, 3), (0.5, 1)), HorizontalFlip(0.1)],
+    ),
+    (
+        "clip_transform",
+        {"front": [{"CenterCrop": 4}], "wrist": {"CenterCrop": {"size": 3}}},
+        {"front": [CenterCrop(4)], "wrist": CenterCrop(3)},
+    ),
+    (
+        "clip_transform",
+        [{"DepthToMeters": "d"}, {"DepthToMeters": {"features": ["d", "e"], "unit": "mm"}}],
+        [DepthToMeters("d"), DepthToMeters("d", "e", unit="mm")],
+    ),
+]
 
 
-def test_defaults_apply_to_the_features_of_a_source(root: Path) -> None:
+def test_values_of_keys() -> None:
+    for key, value, expected in VALUES:
+        assert repr(python_value(key, value)) == repr(expected)
+        assert repr(python_value(key, expected)) == repr(expected)
+
+
+def test_defaults_of_sources(root: Path) -> None:
     text = """
 sources:
   a: {location: a}
@@ -175,6 +171,21 @@ batch_size: 4
     batch = next(iter(mix))
     shapes = {name: [*batch[name].shape[1:]] for name in ("image", "state", "pose")}
     assert shapes == {"image": [1, 3, 4, 3], "state": [2, 3], "pose": [1, 3]}
+    # `features` uses the names of `rename`, wherever that is in the file.
+    text = "sources: {a: {location: a}, b: {location: b}}\nfeatures: [camera, state]\nclip_len: 2\n"
+    mix = load(root, f"{text}rename: {{pose: state, image: camera}}\nbatch_size: 2")
+    features = {item.name: item.sources for item in mix.summarize().features}
+    assert features == {"camera": ("a", "b"), "state": ("b",)}
+    text = """
+sources:
+  a: &a {location: a, clip_len: 3, episodes: ["e/0"]}
+  b: {<<: *a, location: b, stride: 2}
+batch_size: 4
+memory_limit: 1GiB
+"""
+    same: dict[str, Any] = {"clip_len": 3, "episodes": ["e/0"]}
+    sources = {"a": stream(root, "a", **same), "b": stream(root, "b", **same, stride=2)}
+    assert digests(load(root, text)) == digests(SeqRecordMix(sources, batch_size=4))
 
 
 def test_vectors_of_several_robots(root: Path) -> None:
@@ -208,118 +219,90 @@ batch_size: 4
     assert summary.tasks == ("task 0", "task 1", "task 2")
 
 
-def test_a_default_of_new_names(root: Path) -> None:
-    """`features` uses them, wherever `rename` is in the file."""
-    text = "sources: {a: {location: a}, b: {location: b}}\nfeatures: [camera, state]\nclip_len: 2\n"
-    mix = load(root, f"{text}rename: {{pose: state, image: camera}}\nbatch_size: 2")
-    shapes = {one.name: one.sources for one in mix.summarize().features}
-    assert shapes == {"camera": ("a", "b"), "state": ("b",)}
-
-
-def test_merged_keys_and_plain_scalars(root: Path) -> None:
-    text = """
-sources:
-  a: &a {location: a, clip_len: 3, episodes: ["e/0"]}
-  b: {<<: *a, location: b, stride: 2}
-batch_size: 4
-memory_limit: 1GiB
-"""
-    sources = {
-        "a": stream(root, "a", clip_len=3, episodes=["e/0"]),
-        "b": stream(root, "b", clip_len=3, episodes=["e/0"], stride=2),
-    }
-    assert digests(load(root, text)) == digests(SeqRecordMix(sources, batch_size=4))
-
-
 A = "sources: {a: {location: a}}\nclip_len: 3\nbatch_size: 2\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "not a mapping"),
-        ("sources: [", "line 1: invalid YAML"),
-        ("a: 1\nb: 2\na: 3", "line 3: a key appears twice.*'a', first in line 1"),
-        ("a: !!python/object/apply:os.getcwd []", "line 1: a tag is not allowed"),
-        ("1: 2", "line 1: a key is not text.*quotes"),
-        ("a: &a [*a]", "too many values"),
-        (f"{'x' * (1 << 20)}: 2", "too large"),
-        ("a: 1\n---\nb: 2", "line 2: invalid YAML"),
-        ("a: 5\0", "invalid YAML"),
-        ("sorces: {}", "line 1: the mix file has an unknown key.*expected: sources; got: 'sorces'"),
-        ("batch_size: 2", "line 1: the mix file has no sources"),
-        ("sources: {}", "the mix file has no sources"),
-        ("sources: {a: 3}", "line 1, source 'a': a source is not a mapping"),
-        ("sources: {a: {weight: 3}}", "source 'a': the source has no location"),
-        ("sources: {a: {location: 3}}", "line 1, source 'a': location is not a text"),
-        ("sources:\n a: {locaton: a}", "line 2, source 'a': .*unknown key.*expected: location"),
-        (A.replace("a}", "a, batch_size: 2}"), "source 'a': batch_size is a key of the mix"),
-        (A.replace("a}", "a, frame_transform: f}"), "frame_transform needs a function"),
-        (A.replace("a}", "a, clips: {}}"), "source 'a'.*clips"),
-        (A.replace(" a}", " nowhere}"), "mix.yaml, line 1, source 'a': no dataset here"),
-        (A.replace(": 3", ": 0"), "line 2: clip_len is too small"),
-        (A.replace(": 2", ": 0"), "line 3: batch_size is too small"),
-        (A.replace("batch_size: 2", ""), "the mix has no batch_size.*from_file"),
-        (A + "windows: {image: {strat: 0}}", "line 4: windows of image has an unknown key.*start"),
-        (A + "windows: {image: {start: 0}}", "line 4: windows of image is not a range"),
-        (A + "windows: {image: {seconds: [0], tolerence: 1}}", "unknown key.*expected: tolerance"),
-        (
-            A + "windows: {imagee: [0]}",
-            "line 4, windows: no source.*expected: image; got: 'imagee",
-        ),
-        (A + "features: [imag]", "source 'a': the source has none of the mix's features.*'?imag"),
-        (A + "features: [image, pose]", "line 4, features: no source of the mix"),
-        (A + "rename: {imag: i}", "line 4, rename: no source of the mix has this feature"),
-        (
-            A + "clip_transform: [{Crop: 3}]",
-            "line 4: clip_transform has an unknown.*RandomCrop",
-        ),
-        (A + "clip_transform: [3]", "clip_transform is not valid"),
-        (A + "engine: {threads: 3}", "line 4: engine has an unknown key.*num_threads"),
-        (A + "seed: x", "line 4: seed is not an integer"),
-        (A + "weights: size", "line 4: weights is not valid.*alpha"),
-        (A + "weights: equal\nalpha: 0.5", "line 5: alpha is the power"),
-        (A + "alpha: 2", "line 4: alpha is not valid"),
-        (A + "weights: {b: 1}", "line 4: weights is not valid"),
-        (A.replace("a}", "a, weight: -1}"), "line 1, source 'a': weight is not valid"),
-        (
-            A.replace("a}", "a, weight: 1}") + "weights: equal",
-            "weights is given for the mix, and",
-        ),
-        (A.replace("a}", "a, weight: 1}, b: {location: b}"), "source 'b' has no weight"),
-        (A.replace("a}", "a, repeat: 1, choose: 2}"), "source 'a' of a mix has repeat and choose"),
-        (A.replace("a}", "a, weight: 1, choose: 2}"), "repeat and choose .*exclude weights"),
-        (A + "split: train", "source 'a': unknown split.*or splits: of the source"),
-        (A.replace("a}", "a, splits: {train: [0]}}"), "splits without a chosen split.*of train"),
-        (A.replace("a}", "a, splits: {train: [0]}}") + "split: trian", "lacks.*expected: train"),
-        (
-            A.replace("a}", "a, splits: {train: '*', val: [1]}}") + "split: val",
-            "source 'a': splits share an episode; .*episode: e/1; .*got: train and val",
-        ),
-        (
-            A.replace("a}", "a, splits: {v: []}}") + "split: v",
-            "no source has episodes",
-        ),
-        (A.replace("a}", "a, splits: {v: [0]}, episodes: [1]}") + "split: v", "excludes splits"),
-        (A.replace("a}", "a, open: {versoin: 1}}"), "open has an unknown key.*version"),
-        (A.replace("location: a", "mix: mix.yaml"), "source 'a': mix files contain each other"),
-        (A.replace("location: a", "mix: none.yaml"), "source 'a': the mix file cannot be read"),
-        (A.replace("location: a", "mix: bad.yaml"), "bad.yaml.*line 1.*no sources|no sources"),
-    ],
-)
-def test_faulty_files(root: Path, text: str, message: str) -> None:
+FAULTY = [
+    ("", "not a mapping"),
+    ("sources: [", "line 1: invalid YAML"),
+    ("a: 1\nb: 2\na: 3", "line 3: a key appears twice.*'a', first in line 1"),
+    ("a: !!python/object/apply:os.getcwd []", "line 1: a tag is not allowed"),
+    ("1: 2", "line 1: a key is not text.*quotes"),
+    ("a: &a [*a]", "too many values"),
+    (f"{'x' * (1 << 20)}: 2", "too large"),
+    ("a: 1\n---\nb: 2", "line 2: invalid YAML"),
+    ("sorces: {}", "line 1: the mix file has an unknown key.*expected: sources; got: 'sorces'"),
+    ("batch_size: 2", "line 1: the mix file has no sources"),
+    ("sources: {a: 3}", "line 1, source 'a': a source is not a mapping"),
+    ("sources: {a: {weight: 3}}", "source 'a': the source has no location"),
+    ("sources: {a: {location: 3}}", "line 1, source 'a': location is not a text"),
+    ("sources:\n a: {locaton: a}", "line 2, source 'a': .*unknown key.*expected: location"),
+    (A.replace("a}", "a, batch_size: 2}"), "source 'a': batch_size is a key of the mix"),
+    (A.replace("a}", "a, frame_transform: f}"), "frame_transform needs a function"),
+    (A.replace("a}", "a, clips: {}}"), "source 'a'.*clips"),
+    (A.replace(" a}", " nowhere}"), "mix.yaml, line 1, source 'a': no dataset here"),
+    (A.replace(": 2", ": 0"), "line 3: batch_size is too small"),
+    (A.replace("batch_size: 2", ""), "the mix has no batch_size.*from_file"),
+    (A + "windows: {image: {strat: 0}}", "line 4: windows of image has an unknown key.*start"),
+    (A + "windows: {image: {start: 0}}", "line 4: windows of image is not a range"),
+    (A + "windows: {image: {seconds: [0], tolerence: 1}}", "unknown key.*expected: tolerance"),
+    (
+        A + "windows: {imagee: [0]}",
+        "line 4, windows: no source.*expected: image; got: 'imagee",
+    ),
+    (A + "features: [imag]", "source 'a': the source has none of the mix's features.*'?imag"),
+    (A + "features: [image, pose]", "line 4, features: no source of the mix"),
+    (A + "rename: {imag: i}", "line 4, rename: no source of the mix has this feature"),
+    (
+        A + "clip_transform: [{Crop: 3}]",
+        "line 4: clip_transform has an unknown.*RandomCrop",
+    ),
+    (A + "clip_transform: [3]", "clip_transform is not valid"),
+    (A + "engine: {threads: 3}", "line 4: engine has an unknown key.*num_threads"),
+    (A + "seed: x", "line 4: seed is not an integer"),
+    (A + "weights: size", "line 4: weights is not valid.*alpha"),
+    (A.replace("a}", "a, weight: -1}"), "line 1, source 'a': weight is not valid"),
+    (
+        A.replace("a}", "a, weight: 1}") + "weights: equal",
+        "weights is given for the mix, and",
+    ),
+    (A.replace("a}", "a, weight: 1}, b: {location: b}"), "source 'b' has no weight"),
+    (A.replace("a}", "a, weight: 1, choose: 2}"), "repeat and choose .*exclude weights"),
+    (A + "split: train", "source 'a': unknown split.*or splits: of the source"),
+    (A.replace("a}", "a, splits: {train: [0]}}"), "splits without a chosen split.*of train"),
+    (A.replace("a}", "a, splits: {train: [0]}}") + "split: trian", "lacks.*expected: train"),
+    (
+        A.replace("a}", "a, splits: {train: '*', val: [1]}}") + "split: val",
+        "source 'a': splits share an episode; .*episode: e/1; .*got: train and val",
+    ),
+    (
+        A.replace("a}", "a, splits: {v: []}}") + "split: v",
+        "no source has episodes",
+    ),
+    (A.replace("a}", "a, splits: {v: [0]}, episodes: [1]}") + "split: v", "excludes splits"),
+    (A.replace("a}", "a, open: {versoin: 1}}"), "open has an unknown key.*version"),
+    (A.replace("location: a", "mix: mix.yaml"), "source 'a': mix files contain each other"),
+    (A.replace("location: a", "mix: none.yaml"), "source 'a': the mix file cannot be read"),
+    (A.replace("location: a", "mix: bad.yaml"), "bad.yaml.*line 1.*no sources|no sources"),
+]
+
+
+def test_faulty_files(root: Path) -> None:
     (root / "bad.yaml").write_text("batch_size: 3")
-    with pytest.raises(SeqRecordError, match=f"(?s){message}") as caught:
-        load(root, text)
-    assert "mix.yaml" in str(caught.value) or "bad.yaml" in str(caught.value)
-    assert type(pickle.loads(pickle.dumps(caught.value))) is type(caught.value)
+    for text, message in FAULTY:
+        with pytest.raises(SeqRecordError, match=f"(?s){message}") as caught:
+            load(root, text)
+        assert re.search(r"(mix|bad)\.yaml", str(caught.value))
+        assert type(pickle.loads(pickle.dumps(caught.value))) is type(caught.value)
 
 
-def test_odd_values_of_every_key(root: Path) -> None:
+def test_odd_values_of_every_key(root: Path, thorough: bool) -> None:
     """Each loads, or raises an error of this package."""
     of_mix = [name for name in inspect.signature(SeqRecordMix).parameters if name != "sources"]
-    of_source = [*OF_SOURCE, "weight", "repeat", "choose", "location", "open", "splits"]
-    for value in (-3, [[1]], {"image": [None]}, {"image": {"seconds": {"first": 0, "last": "x"}}}):
+    of_source = [*inspect.signature(SeqRecordIterableDataset).parameters]
+    of_source += ["weight", "repeat", "choose", "location", "open", "splits"]
+    values = [{"image": [None]}, {"image": {"seconds": {"first": 0, "last": "x"}}}, -3, [[1]]]
+    for value in values if thorough else values[1:3]:
         for key in (*of_mix, *of_source):
             entry = {"location": "a", **({key: value} if key in of_source else {})}
             file = {"sources": {"a": entry}, "clip_len": 3, "batch_size": 2, "split": "train"}
@@ -332,21 +315,20 @@ def test_odd_values_of_every_key(root: Path) -> None:
 
 
 def test_arguments_of_from_file(root: Path) -> None:
-    with pytest.raises(
-        SeqRecordError, match=r"from_file: there is no such arg.*expected: batch_size"
-    ):
-        load(root, A, batchsize=3)
-    with pytest.raises(SeqRecordError, match="argument of from_file: seed is not an integer"):
-        load(root, A, seed="x")
-    with pytest.raises(SeqRecordError, match=r"argument of from_file: a window is not.*mix.yaml"):
-        load(root, A, windows={"image": "x"})
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"batchsize": 3}, "from_file: there is no such arg.*expected: batch_size"),
+        ({"seed": "x"}, "argument of from_file: seed is not an integer"),
+        ({"windows": {"image": "x"}}, "argument of from_file: a window is not.*mix.yaml"),
+    ]
+    for options, message in wrong:
+        with pytest.raises(SeqRecordError, match=message):
+            load(root, A, **options)
     with pytest.raises(SeqRecordError, match="a URL"):
         SeqRecordMix.from_file("s3://bucket/mix.yaml")
-    mix = load(root, A, frame_transform=lambda frame: {"x": frame["image"][0]})
-    assert next(iter(mix))["x"].shape == (2, 3, 8, 3)
     windows = {"x": [0, 1, 2, 3]}  # of an array that the function returns
-    mix = load(root, A, frame_transform=lambda frame: {"x": frame["image"][0]}, windows=windows)
-    assert next(iter(mix))["x"].shape == (2, 4, 8, 3)
+    for frames, options in ((3, {}), (4, {"windows": windows})):
+        mix = load(root, A, frame_transform=lambda frame: {"x": frame["image"][0]}, **options)
+        assert next(iter(mix))["x"].shape == (2, frames, 8, 3)
     with leaves_nothing(), pytest.raises(SeqRecordError, match="line 2, source 'z'"):
         load(root, "sources:\n z: {location: a, episodes: [99]}\nclip_len: 2\nbatch_size: 1")
 
@@ -382,12 +364,9 @@ def test_info(root: Path) -> None:
     assert "the file has no batch_size: shown with 1" in text
     assert "a mix file takes only" in fail("info", path, "--episodes", code=2)
     assert "--split requires a mix file" in fail("info", root / "a", "--split", "x", code=2)
-
-
-def test_a_mix_with_batches_of_one_source_each(root: Path) -> None:
     sources = {"a": stream(root, "a", clip_len=2), "c": stream(root / "sub", "c", clip_len=2)}
     summary = SeqRecordMix(sources, batch_size=2).summarize()
-    assert [(f.name, f.shape, f.sources) for f in summary.features] == [
+    assert [(one.name, one.shape, one.sources) for one in summary.features] == [
         ("image", (2, 6, 8, 3), ("a",)),
         ("image", (2, 9, 8, 3), ("c",)),
         ("where", (2, 3), ("a", "c")),

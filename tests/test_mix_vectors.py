@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,8 @@ from seqrecord import (
     SeqRecordMix,
     SeqRecordWriter,
 )
-from seqrecord.statistics import FeatureStatistics
-from seqrecord.statistics.normalization import WeightedChannels
-from seqrecord.statistics.sketch import Sketch
-from tests.clip_data import begun, digests
-from tests.side_streams import STREAMS, device_of
+from tests.clip_data import begun, digests, resumed
+from tests.side_streams import NO_GPU, STREAMS, device_of
 
 SIZES = {"arm": 6, "humanoid": 14, "second": 6}
 CAMERAS = {"arm": ("top",), "humanoid": ("top", "wrist"), "second": ("wrist",)}
@@ -67,7 +65,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=[None, *STREAMS])
+@pytest.fixture(params=[pytest.param(None, marks=pytest.mark.slow), *STREAMS])
 def device(request: pytest.FixtureRequest) -> Iterator[str | None]:
     if request.param is None:
         yield None
@@ -83,18 +81,19 @@ def sources(root: Path, names: Any = SIZES, **options: Any) -> dict[str, SeqReco
 
 
 def robots(root: Path, **options: Any) -> SeqRecordMix:
-    settings: dict[str, Any] = {
-        "weights": WEIGHTS,
-        "batch_size": 7,
-        "seed": 3,
-        "normalize": "source",
-    }
-    return SeqRecordMix(sources(root), **{**settings, **FORM, **options})
+    settings: dict[str, Any] = {"weights": WEIGHTS, "batch_size": 7, "seed": 3, **FORM}
+    return SeqRecordMix(sources(root), **{**settings, "normalize": "source", **options})
 
 
 def places_of(name: str, feature: str) -> list[int]:
     is_placed = feature == "action" and name in PLACES
     return PLACES[name] if is_placed else list(range(SIZES[name]))
+
+
+@lru_cache
+def stored(path: Path) -> dict[str, Any]:
+    """All frames of each episode."""
+    return {key: one[:] for key, one in seqrecord.open(path).episodes.items()}
 
 
 def numbers(root: Path, feature: str, names: list[str], size: int, mode: str) -> Any:
@@ -104,9 +103,9 @@ def numbers(root: Path, feature: str, names: list[str], size: int, mode: str) ->
         values, weights = [np.zeros(0)], [np.zeros(0)]
         for name in names:
             if channel in places_of(name, feature):
-                episodes = seqrecord.open(root / name).episodes.values()
                 column = places_of(name, feature).index(channel)
-                found = np.concatenate([one[:][feature][:, column] for one in episodes])
+                episodes = stored(root / name).values()
+                found = np.concatenate([frames[feature][:, column] for frames in episodes])
                 values.append(found.astype(np.float64))
                 weights.append(np.full(len(found), float(SHARES[name]) / len(found)))
         each, weight = np.concatenate(values), np.concatenate(weights)
@@ -130,8 +129,24 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize("mode", ["mean_std", "quantiles"])
-@pytest.mark.parametrize("scope", GROUPS)
+CASES: list[Any] = [
+    ("source", "mean_std", "late"),
+    ("robot_type", "quantiles", None),
+    ("mix", "mean_std", "cpu"),
+]
+MODES = ("mean_std", "quantiles")
+ALL = [(scope, mode, kind) for kind in (None, "cpu", "late") for scope in GROUPS for mode in MODES]
+
+
+@pytest.mark.parametrize(
+    ("scope", "mode", "device"),
+    [
+        *CASES,
+        *(pytest.param(*case[:2], "cuda", marks=NO_GPU) for case in CASES),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in CASES),
+    ],
+    indirect=["device"],
+)
 def test_robots_in_one_batch(root: Path, device: str | None, scope: str, mode: str) -> None:
     """Each value is that of the stored frame, normalized and placed by brute force."""
     mix = robots(root, normalize=scope, normalization=mode, device=device)
@@ -141,21 +156,19 @@ def test_robots_in_one_batch(root: Path, device: str | None, scope: str, mode: s
         for feature, size in features.items():
             found = numbers(root, feature, group, size, mode)
             normal |= dict.fromkeys(((name, feature) for name in group), found)
-    stored = {name: seqrecord.open(root / name) for name in SIZES}
     assert not mix.single_source_batches
     assert all([*found] == [*features] for found in mix.normalized.values())
     clips = 0
     for batch in mix:
         for i, (name, key) in enumerate(zip(batch["dataset"], batch["episode"], strict=True)):
-            episode, start = stored[name].episodes[key], int(batch["start"][i])
+            episode, start = stored(root / name)[key], int(batch["start"][i])
             assert batch["step"].dtype == torch.int64
             for feature, size in features.items():
                 length, places = batch[feature].shape[1], places_of(name, feature)
-                frames = np.minimum(np.arange(start, start + length), len(episode) - 1)
+                frames = np.minimum(np.arange(start, start + length), len(episode[feature]) - 1)
                 offset, scale = normal[name, feature]
                 expected = np.zeros((length, size), np.float32)
-                values = episode.read(frames.tolist())[feature]
-                expected[:, places] = (values - offset[places]) / scale[places]
+                expected[:, places] = (episode[feature][frames] - offset[places]) / scale[places]
                 found = batch[feature][i].cpu().numpy()
                 assert found.dtype == np.float32
                 np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
@@ -165,11 +178,10 @@ def test_robots_in_one_batch(root: Path, device: str | None, scope: str, mode: s
     assert clips >= 40
 
 
-@pytest.mark.parametrize("single", [None, True])
-def test_sizes_decide_whether_batches_mix(root: Path, single: bool | None) -> None:
+def test_sizes_decide_whether_batches_mix(root: Path) -> None:
     """Without pad_to of each, batches alternate; each has the columns of its source."""
-    form = {"pad_to": None, "features": "intersection", "single_source_batches": single}
-    mix = robots(root, **form, normalize={"state": "robot_type"})
+    form = {"pad_to": None, "features": "intersection", "normalize": {"state": "robot_type"}}
+    mix = robots(root, **form)
     assert mix.single_source_batches
     for batch in mix:
         [name] = set(batch["dataset"])
@@ -202,22 +214,19 @@ def test_missing_cameras_and_features(root: Path) -> None:
 def test_own_steps_of_sources_and_nested_mixes(root: Path) -> None:
     """The steps of a source, or of an inner mix, come first; the outer mix extends its vectors."""
     normal = Normalization("mean_std", np.zeros(6), np.full(6, 2.0))
-    inner = SeqRecordMix(
-        {
-            "one": SeqRecordIterableDataset(root / "arm", clip_len=1, normalize={"state": normal}),
-            "two": SeqRecordIterableDataset(root / "second", clip_len=1, pad_to={"state": 7}),
-        },
-        batch_size=2,
-        pad_to={"state": 8},
-        normalize={"action": "source"},
+    own: dict[str, dict[str, Any]] = {
+        "arm": {"normalize": {"state": normal}},
+        "second": {"pad_to": {"state": 7}},
+        "humanoid": {"normalize": {"state": "mean_std"}},
+    }
+    arm, second, other = (
+        SeqRecordIterableDataset(root / name, clip_len=1, **more) for name, more in own.items()
     )
-    other = SeqRecordIterableDataset(root / "humanoid", clip_len=1, normalize={"state": "mean_std"})
-    mix = SeqRecordMix(
-        {"arms": inner, "other": other},
-        batch_size=9,
-        pad_to={"state": 20, "action": 14},
-        features="intersection",
-    )
+    form: dict[str, Any] = {"pad_to": {"state": 8}, "normalize": {"action": "source"}}
+    inner = SeqRecordMix({"one": arm, "two": second}, batch_size=2, **form)
+    both: dict[str, Any] = {"arms": inner, "other": other}
+    sizes = {"state": 20, "action": 14}
+    mix = SeqRecordMix(both, batch_size=9, pad_to=sizes, features="intersection")
     found = {source: {*some} for source, some in mix.normalized.items()}
     assert found == {"arms/one": {"state", "action"}, "arms/two": {"action"}, "other": {"state"}}
     batch = next(iter(mix))
@@ -226,24 +235,23 @@ def test_own_steps_of_sources_and_nested_mixes(root: Path) -> None:
         size = 14 if name == "other" else 6
         assert int((~batch["state_dim_is_pad"][i]).sum()) == size
     with pytest.raises(ClipError, match="normalize of the mix, and of a source") as info:
-        SeqRecordMix({"arms": inner, "other": other}, batch_size=2, normalize={"state": "source"})
+        SeqRecordMix(both, batch_size=2, normalize={"state": "source"})
     assert info.value.feature == "state"
-    kept = SeqRecordMix({"arms": inner, "other": other}, batch_size=2, normalize="source")
+    kept = SeqRecordMix(both, batch_size=2, normalize="source")
     assert kept.normalized["arms/one"]["state"] is normal
-
-
-def relative(clip: dict[str, Any], _: np.random.Generator) -> dict[str, Any]:
-    return {"delta": clip["action"] - clip["action"][:1], "state": clip["state"]}
 
 
 def test_results_of_functions_are_padded_and_normalized(root: Path) -> None:
     """The mix pads features that functions make; statistics need the stored values."""
+
+    def relative(clip: dict[str, Any], _: np.random.Generator) -> dict[str, Any]:
+        return {"delta": clip["action"] - clip["action"][:1], "state": clip["state"]}
+
     some = {
         name: SeqRecordIterableDataset(root / name, clip_len=3, clip_transform=relative)
         for name in ("arm", "humanoid")
     }
-    sizes = {"delta": 20, "state": 20}
-    settings: dict[str, Any] = {"batch_size": 5, "pad_to": sizes}
+    settings: dict[str, Any] = {"batch_size": 5, "pad_to": {"delta": 20, "state": 20}}
     for batch in SeqRecordMix(some, normalize={"state": "mix"}, **settings):
         assert batch["delta"].shape[1:] == batch["state"].shape[1:] == (3, 20)
         assert not batch["delta"][:, 0].any()
@@ -258,89 +266,83 @@ def test_results_of_functions_are_padded_and_normalized(root: Path) -> None:
 
 
 def test_order_resume_and_workers_do_not_depend_on_the_form(root: Path) -> None:
-    plain, mix = robots(root, normalize=None), robots(root)
-    clips = [list(zip(b["dataset"], b["episode"], b["start"].tolist())) for b in plain]  # noqa: B905
-    assert clips == [list(zip(b["dataset"], b["episode"], b["start"].tolist())) for b in mix]  # noqa: B905
-    whole = digests(robots(root))
-    stopped = robots(root)
+    def clips_of(batch: dict[str, Any]) -> list[Any]:
+        return list(zip(batch["dataset"], batch["episode"], batch["start"].tolist(), strict=True))
+
+    assert [*map(clips_of, robots(root, normalize=None))] == [*map(clips_of, robots(root))]
+    whole = digests(robots(root, number_tasks=True))
+    stopped = robots(root, number_tasks=True)
     begun(stopped, 2)
-    resumed = robots(root, normalize="source")
-    resumed.load_state_dict(stopped.state_dict())
-    assert digests(resumed) == whole[2:]
-    assert digests(pickle.loads(pickle.dumps(robots(root)))) == whole
-    workers = DataLoader(
-        robots(root, number_tasks=True),
-        batch_size=None,
-        num_workers=1,
-        multiprocessing_context="spawn",
-    )
-    own = robots(root, number_tasks=True)
-    for sent, batch in zip(workers, own, strict=True):
-        for name in ("action", "state", "action_dim_is_pad", "task_index"):
-            assert torch.equal(sent[name], batch[name])
+    again = resumed(robots(root, number_tasks=True), stopped.state_dict())
+    assert digests(again) == whole[2:]
+    assert digests(pickle.loads(pickle.dumps(robots(root, number_tasks=True)))) == whole
+    mix = robots(root, number_tasks=True)
+    assert digests(DataLoader(mix, batch_size=None, num_workers=1)) == whole
 
 
 def test_task_numbers(root: Path, tmp_path: Path) -> None:
     """By the text of a clip's first frame, else by the metadata of its episode."""
-    mix, stored = robots(root, number_tasks=True), seqrecord.open(root / "humanoid")
+    mix, there = robots(root, number_tasks=True), {n: seqrecord.open(root / n) for n in SIZES}
     assert mix.tasks == sorted(set(mix.tasks))
     assert {"all", "arm 0", "humanoid 1", "second 0"} & {*mix.tasks} == {"all", "humanoid 1"}
     assert robots(root).tasks == []
     seen = set()
     for batch in mix:
         for i, (name, key) in enumerate(zip(batch["dataset"], batch["episode"], strict=True)):
-            task = mix.tasks[int(batch["task_index"][i])]
+            task, episode = mix.tasks[int(batch["task_index"][i])], there[name].episodes[key]
             if name == "humanoid":
-                assert task == stored.episodes[key][int(batch["start"][i])]["task"]
+                assert task == episode[int(batch["start"][i])]["task"]
             else:
-                assert task == seqrecord.open(root / name).episodes[key].metadata["task"]
+                assert task == episode.metadata["task"]
             seen.add(task)
     assert len(seen) >= 4
     lists = {"episode": ["arm/1", "arm/0"], "frames": [[9, 2], [4, 0]]}
     pairs = SeqRecordIterableDataset(root / "arm", clips=lists, rename={"top": "camera"})
     for batch in SeqRecordMix({"arm": pairs}, batch_size=1, number_tasks=True):
         assert {batch["episode"][0]: int(batch["task_index"][0])} in ({"arm/0": 0}, {"arm/1": 1})
-    place = tmp_path / "records"
-    with SeqRecordWriter(place) as writer:
+
+    with SeqRecordWriter(tmp_path / "records") as writer:
         for key, metadata in (("a", {"tasks": ["known"]}), ("b", {})):
-            with writer.episode(key, metadata=metadata) as episode:
-                episode.append({"task": "read", "x": np.zeros(2)})
-    source = SeqRecordIterableDataset(place, clip_len=1)
-    assert SeqRecordMix({"a": source}, batch_size=1, number_tasks=True).tasks == ["known", "read"]
-    few = SeqRecordIterableDataset(place, clip_len=1, episodes=["a"])
+            with writer.episode(key, metadata=metadata) as written:
+                written.append({"task": "read", "x": np.zeros(2)})
+
+    def numbered(**options: Any) -> SeqRecordMix:
+        source = SeqRecordIterableDataset(tmp_path / "records", clip_len=1, **options)
+        return SeqRecordMix({"a": source}, batch_size=1, number_tasks=True)
+
+    assert numbered().tasks == ["known", "read"]
     with pytest.raises(ClipError, match="a task that the metadata lacks"):
-        list(SeqRecordMix({"a": few}, batch_size=1, number_tasks=True))
-    none = SeqRecordIterableDataset(place, clip_len=1, features=["x"])
+        list(numbered(episodes=["a"]))
     with pytest.raises(ClipError, match="finds no task") as info:
-        SeqRecordMix({"a": none}, batch_size=1, number_tasks=True)
+        numbered(features=["x"])
     assert info.value.episode == "b"
 
 
-@pytest.mark.parametrize(
-    ("options", "problem", "feature"),
-    [
-        ({"pad_to": {"action": 31}}, "source 'arm' of a mix: pad_to is smaller", "action"),
-        ({"pad_to": {"state": 13}}, "source 'humanoid' of a mix: pad_to is smaller", "state"),
-        ({"pad_to": {"top": 13}}, "source 'arm' of a mix: pad_to is for vectors", "top"),
-        ({"pad_to": {"other": 13}}, "batches of the mix have no such feature", "other"),
-        ({"pad_to": {"wrist": 13}, "features": "intersection"}, "no such feature", "wrist"),
-        ({"pad_to": 3}, "pad_to is not valid", None),
-        ({"normalize": "robot"}, "normalize is not valid", None),
-        ({"normalize": {"state": ["mix"]}}, "normalize is not valid", None),
-        ({"normalize": {"state": "mean_std"}}, "normalize is not valid", None),
-        ({"normalize": {"top": "mix"}}, "normalize is for vectors", "top"),
-        ({"normalization": "min_max"}, "normalization is not valid", None),
-        ({"normalize": None, "normalization": {"state": "mean_std"}}, "not normalized", "state"),
-        ({"normalization": {"step": "quantiles"}}, "not normalized", "step"),
-        ({"camera_padding_masks": 1}, "camera_padding_masks is not valid", None),
-        ({"number_tasks": "task"}, "number_tasks is not valid", None),
-    ],
-)
-def test_wrong_forms(root: Path, options: Any, problem: str, feature: str | None) -> None:
-    with pytest.raises(ClipError, match=problem) as info:
-        robots(root, **options)
-    assert info.value.feature == feature
-    assert info.value.expected
+def test_wrong_forms(root: Path) -> None:
+    for options, problem, feature in WRONG:
+        with pytest.raises(ClipError, match=problem) as info:
+            robots(root, **options)
+        assert info.value.feature == feature
+        assert info.value.expected
+
+
+WRONG: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"pad_to": {"action": 31}}, "source 'arm' of a mix: pad_to is smaller", "action"),
+    ({"pad_to": {"state": 13}}, "source 'humanoid' of a mix: pad_to is smaller", "state"),
+    ({"pad_to": {"top": 13}}, "source 'arm' of a mix: pad_to is for vectors", "top"),
+    ({"pad_to": {"other": 13}}, "batches of the mix have no such feature", "other"),
+    ({"pad_to": {"wrist": 13}, "features": "intersection"}, "no such feature", "wrist"),
+    ({"pad_to": 3}, "pad_to is not valid", None),
+    ({"normalize": "robot"}, "normalize is not valid", None),
+    ({"normalize": {"state": ["mix"]}}, "normalize is not valid", None),
+    ({"normalize": {"state": "mean_std"}}, "normalize is not valid", None),
+    ({"normalize": {"top": "mix"}}, "normalize is for vectors", "top"),
+    ({"normalization": "min_max"}, "normalization is not valid", None),
+    ({"normalize": None, "normalization": {"state": "mean_std"}}, "not normalized", "state"),
+    ({"normalization": {"step": "quantiles"}}, "not normalized", "step"),
+    ({"camera_padding_masks": 1}, "camera_padding_masks is not valid", None),
+    ({"number_tasks": "task"}, "number_tasks is not valid", None),
+]
 
 
 def test_units_robots_and_statistics_of_sources(root: Path, tmp_path: Path) -> None:
@@ -375,31 +377,31 @@ def test_units_robots_and_statistics_of_sources(root: Path, tmp_path: Path) -> N
     assert "'one' (one), 'two' (two)" in str(info.value.got)
 
 
-def test_merged_normalizations_of_one_channel_and_of_none() -> None:
-    """One channel applies to all values; a channel without numbers stays as it is."""
-    rng, sketches = np.random.default_rng(0), [Sketch(np.dtype(np.float64)) for _ in range(3)]
-    for sketch in sketches[:2]:
-        sketch.add(rng.normal(5, 2, 100))
-    statistics = FeatureStatistics(100, (sketches[0],))
-    one = Normalization.merged([WeightedChannels(statistics, 1.0)], 4)
-    np.testing.assert_allclose(one.offset, [statistics.mean[0]] * 4)
-    placed = WeightedChannels(FeatureStatistics(100, (*sketches[1:], sketches[0])), 1.0, [3, 2, 1])
-    two = Normalization.merged([placed], 4, "quantiles")
-    assert two.offset[[0, 2]].tolist() == [0, 0]
-    assert two.scale[[0, 2]].tolist() == [1, 1]
-    assert two.numbers.keys() == {"q01", "q99"}
-    np.testing.assert_allclose(two.numbers["q01"][3], placed.statistics.quantile(0.01)[0])
+def test_features_of_one_channel_and_channels_without_numbers(tmp_path: Path) -> None:
+    """A vector of many values has one channel for all; a channel of NaN stays as it is."""
+    for name, size in (("wide", 300), ("narrow", 2)):
+        with SeqRecordWriter(tmp_path / name) as writer, writer.episode("e") as episode:
+            for i in range(30):
+                frame = {"x": np.full(size, i, "f4"), "gap": np.array([i, np.nan], "f4")}
+                episode.append(frame)
+    both = {n: SeqRecordIterableDataset(tmp_path / n, clip_len=1) for n in ("wide", "narrow")}
+    for mode in MODES:
+        mix = SeqRecordMix(both, normalize="mix", normalization=mode, batch_size=2)
+        found = mix.normalized["wide"]
+        assert found["x"].offset.shape == (300,)
+        np.testing.assert_allclose(found["x"].offset, 14.5, atol=0.5)
+        assert (found["gap"].offset[1], found["gap"].scale[1]) == (0, 1)
 
 
 def test_clips_of_drawn_lengths(root: Path, device: str | None) -> None:
     """Steps of vectors apply to each frame of a span, in batches of different lengths."""
+    options: dict[str, Any] = {"windows": None, "pad": None, "features": ["action", "step"]}
+    settings: dict[str, Any] = {"weights": WEIGHTS, "pad_to": {"action": 32}, "device": device}
     mix = SeqRecordMix(
-        sources(root, windows=None, pad=None, clip_len=(2, 5), span=6, features=["action", "step"]),
-        weights=WEIGHTS,
+        sources(root, clip_len=(2, 5), span=6, **options),
         frames_per_batch=12,
         normalize="source",
-        device=device,
-        pad_to={"action": 32},
+        **settings,
     )
     lengths = set()
     for batch in mix:
@@ -409,11 +411,10 @@ def test_clips_of_drawn_lengths(root: Path, device: str | None) -> None:
         assert batch["action_dim_is_pad"].shape == (clips, 32)
         assert (batch["step"].cpu() == batch["frames"]).all()
         for row, (name, key) in enumerate(zip(batch["dataset"], batch["episode"], strict=True)):
-            episode = seqrecord.open(root / name).episodes[key]
-            values = np.stack([episode[int(frame)]["action"] for frame in batch["frames"][row]])
+            values = stored(root / name)[key]["action"][batch["frames"][row].cpu().numpy()]
             given = batch["action"][row].cpu().numpy()[:, places_of(name, "action")]
-            stored = mix.normalized[name]["action"].undo(given)
-            np.testing.assert_allclose(stored, values, rtol=1e-4, atol=1e-5)
+            undone = mix.normalized[name]["action"].undo(given)
+            np.testing.assert_allclose(undone, values, rtol=1e-4, atol=1e-5)
     assert lengths >= {(6, 2), (4, 3), (3, 4), (2, 5)}
     shapes = {item.name: item.shape for item in mix.summarize().features}
     assert shapes == {"action": (None, 32), "step": (None,)}

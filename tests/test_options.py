@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields, replace
 from functools import partial
 from pathlib import Path
@@ -54,17 +53,21 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("taker", "options"), TAKERS)
-def test_signatures_have_every_argument_with_its_default(
-    taker: Any, options: type[ClipOptions]
-) -> None:
+def test_signatures_and_help_have_every_argument(taker: Any, options: type[ClipOptions]) -> None:
     _, *arguments = inspect.signature(taker).parameters.values()
     assert arguments == [*inspect.signature(options).parameters.values()]
     assert {argument.kind for argument in arguments} == {inspect.Parameter.KEYWORD_ONLY}
     assert all(argument.annotation is not inspect.Parameter.empty for argument in arguments)
     defaults = {argument.name: argument.default for argument in arguments}
-    assert defaults["stride"] is None
+    assert (defaults["stride"], defaults["clip_len"]) == (None, None)
     assert options(clip_len=2).spec.stride == 1
-    assert defaults["clip_len"] is None
+    shown = pydoc.plain(pydoc.render_doc(taker))
+    texts = "\n".join(cls.__doc__ or "" for cls in options.__mro__ if issubclass(cls, ClipOptions))
+    for field in fields(options):
+        assert f" {field.name}: " in shown.partition("Args:")[2], field.name
+        assert texts.count(f"        {field.name}: ") == 1, field.name
+    assert "memory_limit: 'int | str | None' = None" in shown or taker is SeqRecordMapDataset
+    assert "frames of a clip, N, at most 2^20." in shown
 
 
 def test_arguments_are_few_and_grouped_by_what_they_are_for() -> None:
@@ -79,22 +82,6 @@ def test_arguments_are_few_and_grouped_by_what_they_are_for() -> None:
         text = " ".join((inspect.getdoc(loader.__init__) or "").partition("Args:")[0].split())
         for first, *_, last in groups[:-2]:
             assert f"`{first}` to `{last}`" in text
-
-
-@pytest.mark.parametrize(("taker", "options"), TAKERS)
-def test_help_has_every_argument_and_its_text(taker: Any, options: type[ClipOptions]) -> None:
-    shown = pydoc.plain(pydoc.render_doc(taker))
-    for field in fields(options):
-        assert f" {field.name}: " in shown.partition("Args:")[2], field.name
-    assert "memory_limit: 'int | str | None' = None" in shown or taker is SeqRecordMapDataset
-    assert "frames of a clip, N, at most 2^20." in shown
-
-
-@pytest.mark.parametrize("options", [ClipOptions, DatasetOptions, LoaderOptions, BenchOptions])
-def test_every_option_has_its_text_once(options: type[ClipOptions]) -> None:
-    texts = "\n".join(cls.__doc__ or "" for cls in options.__mro__ if issubclass(cls, ClipOptions))
-    for field in fields(options):
-        assert texts.count(f"        {field.name}: ") == 1, field.name
 
 
 PROGRAM = """
@@ -138,106 +125,94 @@ def test_mypy_refuses_wrong_names_and_types(tmp_path: Path) -> None:
     assert 'did you mean "clip_len"?' in result.stdout
 
 
-def options() -> LoaderOptions:
-    return LoaderOptions(clip_len=4, batch_size=2, engine=EngineOptions(num_threads=2))
-
-
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
-def test_copies_are_equal(copied: Callable[[LoaderOptions], LoaderOptions]) -> None:
-    assert copied(options()) == options()
-    assert pickle.loads(pickle.dumps(options())) == options()
-
-
-def test_they_are_frozen_and_replaced() -> None:
+def test_options_are_values(records: Path) -> None:
+    """Frozen, equal if copied, replaced, and taken by any loader."""
+    options = LoaderOptions(clip_len=4, batch_size=2, engine=EngineOptions(num_threads=2))
+    for copied in (copy.copy(options), copy.deepcopy(options), pickle.loads(pickle.dumps(options))):
+        assert copied == options
     with pytest.raises(FrozenInstanceError):
-        options().clip_len = 3  # type: ignore[misc]
-    changed = replace(options(), shuffle=False, seed=np.int64(3))
+        options.clip_len = 3  # type: ignore[misc]
+    changed = replace(options, shuffle=False, seed=np.int64(3))
     assert (changed.shuffle, changed.seed, changed.clip_len) == (False, 3, 4)
     assert type(changed.seed) is int
     with pytest.raises(ClipError, match="stride"):
-        replace(options(), stride=0)
-
-
-@pytest.mark.parametrize("loader", STREAMING)
-def test_a_loader_of_the_options_of_another(records: Path, loader: Any) -> None:
+        replace(options, stride=0)
     first = SeqRecordIterableDataset(records, clip_len=4, batch_size=2, shuffle=False)
-    again = loader.from_options(records, first.options)
-    assert again.options == first.options
-    assert len(again) == len(first)
-    map_style = SeqRecordMapDataset(records, clip_len=4)
-    assert map_style.options == DatasetOptions(clip_len=4)
+    for loader in STREAMING:
+        again = loader.from_options(records, first.options)
+        assert again.options == first.options
+        assert len(again) == len(first)
+    assert SeqRecordMapDataset(records, clip_len=4).options == DatasetOptions(clip_len=4)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
-        ("clip_len", 0, "at least 1"),
-        ("clip_len", 2.0, "an integer"),
-        ("clip_len", True, "an integer"),
-        ("clip_len", 1 << 40, "1 to"),
-        ("stride", 0, "at least 1"),
-        ("dilation", "2", "an integer"),
-        ("features", "image_left", "image_left"),
-        ("features", [1], "a list of names"),
-        ("features", np.array("id"), "a list of names"),
-        ("dilation", np.array("2"), "an integer"),
-        ("episodes", 3, "a list of keys or of numbers, a glob, or a function"),
-        ("episodes", [True], "a list of keys or of numbers"),
-        ("episodes", [0, "a/Easy"], "a list of keys or of numbers"),
-        ("rename", ["image_left"], "a dict such as"),
-        ("rename", {"image_left": "image", "pose": "image"}, "no name twice"),
-        ("rename", {"image_left": 3}, "a dict such as"),
-        ("drop_last_frames", -1, "at least 0"),
-        ("drop_last_frames", 1.5, "an integer"),
-        ("pad", "middle", "'edge' or 'before' or 'after'"),
-        ("frame_transform", "resize", "a function"),
-        ("rotate_phase", None, "True or False"),
-        ("shuffle", 1, "True or False"),
-        ("engine", {"num_threads": 2}, "seqrecord.EngineOptions(…)"),
-        ("seed", 1.5, "an integer"),
-        ("seed", None, "an integer"),
-        ("batch_size", 0, "at least 1"),
-        ("drop_last", "yes", "True or False"),
-        ("even_batches", None, "True or False"),
-        ("memory_limit", "2 elephants", "bytes, or text"),
-        ("memory_limit", 1.5, "bytes, or text"),
-        ("rank", 3, "0 <= rank < world_size; or world_size=1 alone"),
-        ("world_size", 0, "at least 1"),
-        ("device", "abacus", "cpu or cuda:0"),
-        ("seed", True, "an integer"),
-        ("seed", 1.0, "an integer"),
-        ("seed", np.float64(1), "an integer"),
-        ("seed", np.bool_(True), "an integer"),
-        ("seed", 1 << 1024, "an integer of at most 1024 bits"),
-    ],
-)
-def test_a_wrong_value_is_named(records: Path, name: str, value: object, expected: str) -> None:
-    arguments: dict[str, Any] = {"clip_len": 4, name: value}
-    for take in (LoaderOptions, lambda **these: SeqRecordIterableDataset(records, **these)):
-        with pytest.raises(ClipError) as caught:
-            take(**arguments)
-        assert name.removeprefix("clip_") in caught.value.message or name == "device"
+WRONG: list[tuple[str, Any, str]] = [
+    ("clip_len", 0, "at least 1"),
+    ("clip_len", True, "an integer"),
+    ("clip_len", 1 << 40, "1 to"),
+    ("stride", 0, "at least 1"),
+    ("dilation", "2", "an integer"),
+    ("features", "image_left", "image_left"),
+    ("features", [1], "a list of names"),
+    ("episodes", 3, "a list of keys or of numbers, a glob, or a function"),
+    ("episodes", [0, "a/Easy"], "a list of keys or of numbers"),
+    ("rename", ["image_left"], "a dict such as"),
+    ("rename", {"image_left": "image", "pose": "image"}, "no name twice"),
+    ("rename", {"image_left": 3}, "a dict such as"),
+    ("drop_last_frames", -1, "at least 0"),
+    ("pad", "middle", "'edge' or 'before' or 'after'"),
+    ("frame_transform", "resize", "a function"),
+    ("rotate_phase", None, "True or False"),
+    ("shuffle", 1, "True or False"),
+    ("engine", {"num_threads": 2}, "seqrecord.EngineOptions(…)"),
+    ("seed", 1.5, "an integer"),
+    ("seed", None, "an integer"),
+    ("batch_size", 0, "at least 1"),
+    ("drop_last", "yes", "True or False"),
+    ("even_batches", None, "True or False"),
+    ("memory_limit", "2 elephants", "bytes, or text"),
+    ("rank", 3, "0 <= rank < world_size; or world_size=1 alone"),
+    ("world_size", 0, "at least 1"),
+    ("device", "abacus", "cpu or cuda:0"),
+    ("seed", True, "an integer"),
+    ("seed", np.float64(1), "an integer"),
+    ("seed", np.bool_(True), "an integer"),
+    ("seed", 1 << 1024, "an integer of at most 1024 bits"),
+]
+WRONG_OF_ENGINE: list[tuple[str, Any, str]] = [
+    ("shuffle_buffer", 0, "at least 1"),
+    ("num_cursors", -1, "at least 1"),
+    ("num_threads", 0, "at least 1"),
+    ("num_threads", 1.5, "an integer"),
+    ("thread_niceness", -1, "at least 0"),
+    ("thread_niceness", 20, "at most 19"),
+    ("video_decoder", "nvdec", "'pyav' or 'torchcodec'"),
+]
+
+
+def test_a_wrong_value_is_named(records: Path) -> None:
+    dataset = seqrecord.open(records)
+    for name, value, expected in WRONG:
+        for make in (LoaderOptions, partial(SeqRecordIterableDataset, dataset)):
+            with pytest.raises(ClipError) as caught:
+                make(**{"clip_len": 4, name: value})
+            assert name.removeprefix("clip_") in caught.value.message or name == "device"
+            assert expected in str(caught.value.expected)
+            assert caught.value.got is not None
+    for name, value, expected in WRONG_OF_ENGINE:
+        with pytest.raises(ClipError, match=rf"engine\.{name}") as caught:
+            EngineOptions(**{name: value})
         assert expected in str(caught.value.expected)
-        assert caught.value.got is not None
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
-        ("shuffle_buffer", 0, "at least 1"),
-        ("num_cursors", -1, "at least 1"),
-        ("num_threads", 0, "at least 1"),
-        ("num_threads", 1.5, "an integer"),
-        ("thread_niceness", -1, "at least 0"),
-        ("thread_niceness", 20, "at most 19"),
-        ("thread_niceness", 2.0, "an integer"),
-        ("video_decoder", "nvdec", "'pyav' or 'torchcodec'"),
-    ],
-)
-def test_a_wrong_value_of_the_engine_is_named(name: str, value: Any, expected: str) -> None:
-    with pytest.raises(ClipError, match=rf"engine\.{name}") as caught:
-        EngineOptions(**{name: value})
-    assert expected in str(caught.value.expected)
+    for name in ("seed", "stride", "rank", "batch_size"):
+        too_long: dict[str, Any] = {"clip_len": 4, name: -(10**5000)}
+        with pytest.raises(ClipError, match="an integer of 16,610 bits"):  # too long to print
+            SeqRecordIterableDataset(dataset, **too_long)
+    of_bench: list[dict[str, Any]] = [
+        *({"max_batches": wrong} for wrong in (0, "3")),
+        {"consumer_seconds": "long"},
+    ]
+    for options in of_bench:
+        with pytest.raises(ClipError, match=next(iter(options))):
+            bench(records, **options)
 
 
 def niceness() -> tuple[str, int]:
@@ -285,14 +260,11 @@ def test_niceness_that_the_system_does_not_have(
         monkeypatch.setattr(os, "setpriority", action)
         engine = EngineOptions(thread_niceness=5)
         with pytest.raises(ResourceError, match="refuses to lower the priority") as error:
-            next(
-                iter(
-                    SeqRecordIterableDataset(records, clip_len=4, features=["pose"], engine=engine)
-                )
-            )
+            list(SeqRecordIterableDataset(records, clip_len=4, features=["pose"], engine=engine))
         assert "engine.thread_niceness=0" in str(error.value.expected)
 
 
+TORCHCODEC = EngineOptions(video_decoder="torchcodec")
 WITHOUT_EFFECT: list[tuple[dict[str, Any], str, str]] = [
     ({"shuffle": False, "engine": EngineOptions(num_cursors=4)}, "engine.num_cursors", "or no num"),
     ({"shuffle": False, "engine": EngineOptions(shuffle_buffer=4)}, "shuffle_buffer", "or no shuf"),
@@ -305,36 +277,25 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], str, str]] = [
         "a stride above 1",
     ),
     ({"drop_last": True, "even_batches": False}, "drop_last", "a batch_size, or even_batches=True"),
-    ({"engine": EngineOptions(video_decoder="torchcodec")}, "video_decoder", "a device too"),
+    ({"engine": TORCHCODEC}, "video_decoder", "a device too"),
     (
-        {
-            "engine": EngineOptions(video_decoder="torchcodec"),
-            "device": "cpu",
-            "frame_transform": dict,
-        },
+        {"engine": TORCHCODEC, "device": "cpu", "frame_transform": dict},
         "frame_transform",
         "no frame_transform; or no video_decoder",
     ),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "name", "expected"), WITHOUT_EFFECT)
-def test_what_has_no_effect_is_refused(
-    records: Path, arguments: dict[str, Any], name: str, expected: str
-) -> None:
+def test_what_has_no_effect_is_refused(records: Path) -> None:
     """It says what to leave out, or what to add."""
-    arguments = {"clip_len": 4, **arguments}
-    takers: list[Any] = [LoaderOptions, *(partial(loader, records) for loader in STREAMING)]
-    for take in takers:
-        with pytest.raises(ClipError) as caught:
-            take(**arguments)
-        assert name in caught.value.message
-        assert expected in str(caught.value.expected)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
+    for arguments, name, expected in WITHOUT_EFFECT:
+        takers: list[Any] = [LoaderOptions, *(partial(loader, records) for loader in STREAMING)]
+        for take in takers:
+            with pytest.raises(ClipError) as caught:
+                take(**{"clip_len": 4, **arguments})
+            assert name in caught.value.message
+            assert expected in str(caught.value.expected)
+    accepted: list[dict[str, Any]] = [
         {"shuffle": False, "seed": 3},
         {"shuffle": False, "drop_last": True},
         {"drop_last": True, "even_batches": False, "batch_size": 2},
@@ -342,13 +303,10 @@ def test_what_has_no_effect_is_refused(
         {"device": "cpu"},
         {"clip_len": 1, "dilation": 2},
         {"pad": "edge"},
-    ],
-)
-def test_what_is_accepted_beside_others(records: Path, arguments: dict[str, Any]) -> None:
-    assert len(SeqRecordIterableDataset(records, **{"clip_len": 4, **arguments})) > 0
-
-
-def test_what_a_data_loader_sets_is_no_mistake(records: Path) -> None:
+    ]
+    for arguments in accepted:
+        assert len(SeqRecordIterableDataset(records, **{"clip_len": 4, **arguments})) > 0
+    # Nor is it a mistake if a DataLoader decides that nothing is shuffled.
     pipe = SeqRecordPipe(records, clip_len=4, engine=EngineOptions(num_cursors=2, shuffle_buffer=4))
     starts = [int(clip["start"]) for clip in DataLoader(pipe, batch_size=None, shuffle=False)]
     assert starts == [*range(8), *range(6)]
@@ -358,14 +316,13 @@ def test_a_mix_decides_what_decodes_video(records: Path) -> None:
     def source(**changes: Any) -> SeqRecordIterableDataset:
         return SeqRecordIterableDataset(records, clip_len=4, features=["image_left"], **changes)
 
-    there = EngineOptions(video_decoder="torchcodec")
     with pytest.raises(ClipError, match="source 'a' of a mix sets options of the mix") as caught:
-        SeqRecordMix({"a": source(device="cpu", engine=there)}, batch_size=2)
+        SeqRecordMix({"a": source(device="cpu", engine=TORCHCODEC)}, batch_size=2)
     assert caught.value.got == "device='cpu', engine.video_decoder='torchcodec'"
     with pytest.raises(ClipError, match="video_decoder"):
-        SeqRecordMix({"a": source()}, batch_size=2, engine=there)
+        SeqRecordMix({"a": source()}, batch_size=2, engine=TORCHCODEC)
     sources = {"a": source(), "b": source(frame_transform=dict)}
-    mix = SeqRecordMix(sources, batch_size=2, device="cpu", engine=there)
+    mix = SeqRecordMix(sources, batch_size=2, device="cpu", engine=TORCHCODEC)
     assert len(next(iter(mix))["start"]) == 2
 
 
@@ -380,61 +337,40 @@ def test_a_mix_has_the_cursors_of_its_sources(records: Path) -> None:
             SeqRecordMix({"a": stream}, batch_size=2, engine=engine)
 
 
-@pytest.mark.parametrize("name", ["seed", "stride", "rank", "batch_size"])
-def test_an_integer_that_is_too_long_to_print(records: Path, name: str) -> None:
-    arguments: dict[str, Any] = {"clip_len": 4, name: -(10**5000)}
-    with pytest.raises(ClipError) as caught:
-        SeqRecordIterableDataset(records, **arguments)
-    assert "an integer of 16,610 bits" in str(caught.value)
-
-
-@pytest.mark.parametrize("loader", [*STREAMING, SeqRecordMapDataset, bench])
-@pytest.mark.parametrize("name", ["verify", "storage_options", "cache_dir", "cache_limit"])
-def test_how_a_dataset_is_opened_is_said_when_it_is(records: Path, loader: Any, name: str) -> None:
+def test_arguments_that_belong_elsewhere(records: Path) -> None:
     """The error has what to write instead."""
-    for dataset in (records, seqrecord.open(records)):
+    of_open = ("verify", "storage_options", "cache_dir", "cache_limit")
+    of_engine = [field.name for field in fields(EngineOptions)]
+    dataset, loaders = seqrecord.open(records), [*STREAMING, bench]
+    belong = [
+        (loader, one, "open") for loader in (*loaders, SeqRecordMapDataset) for one in of_open
+    ]
+    belong += [(loader, name, "EngineOptions") for loader in loaders for name in of_engine]
+    for loader, name, place in belong:
         with pytest.raises(ClipError) as caught:
             loader(dataset, clip_len=4, **{name: None})
-        assert f"seqrecord.open(location, {name}=…)" in str(caught.value.expected)
-
-
-@pytest.mark.parametrize("name", [field.name for field in fields(EngineOptions)])
-def test_what_belongs_to_the_engine(records: Path, name: str) -> None:
-    for loader in (*STREAMING, bench):
-        with pytest.raises(ClipError) as caught:
-            loader(records, clip_len=4, **{name: None})
-        assert caught.value.expected == f"engine=seqrecord.EngineOptions({name}=…)"
+        location = "location, " if place == "open" else ""
+        assert f"seqrecord.{place}({location}{name}=…)" in str(caught.value.expected)
     with pytest.raises(ClipError, match="by their number have no epochs"):
-        SeqRecordMapDataset(records, clip_len=4, engine=None)  # type: ignore[call-arg]
-
-
-def test_an_unknown_name(records: Path) -> None:
+        SeqRecordMapDataset(dataset, clip_len=4, engine=None)  # type: ignore[call-arg]
+    with pytest.raises(ClipError, match="verify"):
+        SeqRecordPipe(records, clip_len=4, verify=None)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="clip_length"):
         SeqRecordPipe(records, clip_length=4)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("kind", [list, tuple, set, dict.fromkeys, np.array])
-def test_names_in_any_collection(records: Path, kind: Any) -> None:
-    made = SeqRecordIterableDataset(
-        records, clip_len=4, features=kind(["image_left"]), episodes=kind(["a/Easy"])
-    )
-    assert len(made) == 8
-    assert list(made.dataset.features) == ["image_left"]
+def test_names_in_any_collection(records: Path) -> None:
+    kinds: list[Any] = [list, tuple, set, dict.fromkeys, np.array]
+    for kind in kinds:
+        names = {"features": kind(["image_left"]), "episodes": kind(["a/Easy"])}
+        made = SeqRecordIterableDataset(records, clip_len=4, **names)
+        assert len(made) == 8
+        assert list(made.dataset.features) == ["image_left"]
 
 
-@pytest.mark.parametrize("wrong", [{"max_batches": 0}, {"max_batches": "3"}])
-def test_what_bench_alone_takes(records: Path, wrong: dict[str, Any]) -> None:
-    with pytest.raises(ClipError, match="max_batches"):
-        bench(records, **wrong)
-    with pytest.raises(ClipError, match="consumer_seconds"):
-        bench(records, consumer_seconds="long")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("loader", [*STREAMING, SeqRecordMapDataset])
-def test_a_loader_is_pickled_without_the_function_that_chose_its_episodes(
-    records: Path, loader: Any
-) -> None:
-    made = loader(records, clip_len=4, episodes=lambda _metadata: True)
-    copied = pickle.loads(pickle.dumps(made))
-    assert len(copied) == len(made)
-    assert copied.options == replace(made.options, episodes=["a/Easy", "b/Easy"])
+def test_a_loader_is_pickled_without_the_function_that_chose_its_episodes(records: Path) -> None:
+    for loader in (*STREAMING, SeqRecordMapDataset):
+        made = loader(records, clip_len=4, episodes=lambda _metadata: True)
+        copied = pickle.loads(pickle.dumps(made))
+        assert len(copied) == len(made)
+        assert copied.options == replace(made.options, episodes=["a/Easy", "b/Easy"])

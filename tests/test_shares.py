@@ -6,12 +6,9 @@ import pickle
 from fractions import Fraction
 
 import numpy as np
-import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from seqrecord.pipes.mixing.sources import MixPlan, count_batches
-from seqrecord.sampling import Shard
 from seqrecord.sampling.shares import Shares, whole_shares
 
 WEIGHTS = st.lists(
@@ -22,6 +19,7 @@ WEIGHTS = st.lists(
 
 
 @given(counts=st.lists(st.integers(1, 90), min_size=1, max_size=10), key=st.integers(0, 1 << 64))
+@example([1, 1000], 7)
 def test_at_every_slot(counts: list[int], key: int) -> None:
     shares, num_slots = Shares(counts, key), 3000
     sources = shares.sources(0, num_slots)
@@ -56,13 +54,13 @@ def test_weights_become_whole_numbers(weights: list[float | Fraction]) -> None:
         assert counts == ratios
     elif min(ratios) >= 1:
         assert all(abs(count - ratio) < 1 for count, ratio in zip(counts, ratios, strict=True))
-
-
-def test_weights_in_words() -> None:
-    assert whole_shares([0.7, 0.2, 0.1]) == [7, 2, 1]
-    assert whole_shares([2, 4]) == [1, 2]
-    assert whole_shares([1e9, 1e-9]) == [65535, 1]
-    assert whole_shares([1, 1e-9, 1e-9]) == [65534, 1, 1]
+    for given_weights, expected in (
+        ([0.7, 0.2, 0.1], [7, 2, 1]),
+        ([2, 4], [1, 2]),
+        ([1e9, 1e-9], [65535, 1]),
+        ([1, 1e-9, 1e-9], [65534, 1, 1]),
+    ):
+        assert whole_shares(given_weights) == expected
 
 
 def test_places_are_drawn() -> None:
@@ -82,70 +80,3 @@ def test_a_slot_far_away_is_found_at_once() -> None:
     assert abs(int(before[0]) - slot * 3 // 4) <= 1
     source = int(shares.sources(slot, slot + 1)[0])
     assert shares.slots(source, int(before[source]), int(before[source]) + 1).tolist() == [slot]
-
-
-@pytest.mark.parametrize("counts", [[1], [1, 1000], [333, 333, 334]])
-def test_windows_that_are_narrow_or_wide(counts: list[int]) -> None:
-    sources = Shares(counts, 7).sources(0, 3 * sum(counts))
-    found = np.bincount(sources, minlength=len(counts))
-    assert found.tolist() == [3 * count for count in counts]
-
-
-@given(
-    counts=st.lists(st.integers(1, 9), min_size=1, max_size=5),
-    batch_size=st.integers(1, 9),
-    single_source_batches=st.booleans(),
-    epoch=st.integers(0, 40),
-)
-def test_a_mix_finds_the_places_of_clips(
-    counts: list[int], batch_size: int, single_source_batches: bool, epoch: int
-) -> None:
-    shares, num_batches = Shares(counts, 3), 25
-    turn = batch_size if single_source_batches else 1
-    plan, following = (
-        MixPlan(Shard(), num_batches, batch_size, shares, turn, number * num_batches)
-        for number in (epoch, epoch + 1)
-    )
-    batches = [plan.sources(batch) for batch in range(num_batches)]
-    if single_source_batches:
-        assert all(len(set(batch.tolist())) == 1 for batch in batches)
-    slots, before = np.concatenate(batches), plan.given(0)
-    for batch in (0, 1, 7, num_batches):
-        found = np.bincount(slots[: batch * batch_size], minlength=len(counts))
-        assert (plan.given(batch) - before).tolist() == found.tolist()
-    after = plan.given(num_batches)
-    assert after.tolist() == following.given(0).tolist()
-    for source in range(len(counts)):
-        first, clips = int(before[source]), range(after[source] - before[source])
-        number, slot = plan.places(source, first, clips, 0)
-        own = np.flatnonzero(slots == source)
-        assert (number * batch_size + slot).tolist() == own.tolist()
-        number, slot = plan.places(source, first, clips[1:3], 1)
-        assert (number * batch_size + slot).tolist() == own[1:3].tolist()
-
-
-@given(
-    lengths=st.lists(st.integers(1, 300), min_size=2, max_size=5),
-    batch_size=st.integers(1, 20),
-    data=st.data(),
-)
-def test_where_an_epoch_ends(lengths: list[int], batch_size: int, data: st.DataObject) -> None:
-    counts = st.lists(st.integers(1, 9), min_size=len(lengths), max_size=len(lengths))
-    shares = Shares(data.draw(counts), 1)
-    total = sum(shares.counts)
-    each = zip(lengths, shares.counts, strict=True)
-    slots = [Fraction(length * total, count) for length, count in each]
-    first, longest = (
-        count_batches(stop, slots, batch_size, 0, 1)
-        for stop in ("first_exhausted", "all_exhausted")
-    )
-    assert first == 1 or (shares.given(first * batch_size) <= lengths).all()
-    assert (shares.given(longest * batch_size) >= lengths).all()
-    # A batch more would begin a source again, and a batch less would leave out a clip.
-    assert (shares.given((first + 1) * batch_size) >= lengths).any()
-    assert (shares.given((longest - 1) * batch_size) <= lengths).any()
-
-
-def test_a_number_of_batches_is_shared_among_workers() -> None:
-    found = [count_batches(11, [Fraction(1)], 4, w, 3) for w in range(3)]
-    assert found == [4, 4, 3]

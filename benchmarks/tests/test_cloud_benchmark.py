@@ -80,24 +80,16 @@ def fetch(host: str, count: int = 1) -> float:
     return time.monotonic() - begin
 
 
-def test_a_line_passes_on_what_comes(folder: WebFolder) -> None:
+def test_a_line(folder: WebFolder) -> None:
+    """It passes on what comes, is as long as it says, and has rates, shared or of a connection."""
     sent = np.zeros(1, np.int64)
     with Line(folder.host, counter=sent) as line:
         fetch(line.host, 4)
     assert 4_000_000 < sent[0] < 4_010_000
-
-
-def test_a_line_is_as_long_as_it_says(folder: WebFolder) -> None:
     with Line(folder.host, seconds_away=0.2) as line:
         assert fetch(line.host) >= 0.4  # the connection, then the answer
-
-
-def test_a_line_is_shared_by_its_connections(folder: WebFolder) -> None:
     with Line(folder.host, bytes_per_second=5e6) as line:
         assert fetch(line.host, 3) >= 0.6
-
-
-def test_a_connection_has_its_own_rate(folder: WebFolder) -> None:
     with Line(folder.host, seconds_away=0.5, connection_bytes_per_second=1.0) as line:
         # A piece of 256 KiB is under way at a time, and each of four takes a quarter of a second.
         assert fetch(line.host) >= 0.5 + 0.5 + 3 * 0.25

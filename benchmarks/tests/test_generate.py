@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,16 +61,12 @@ def test_files_of_an_episode(episode: Path) -> None:
 
 
 def test_the_same_arguments_give_the_same_bytes(episode: Path, tmp_path: Path) -> None:
-    again = generate(tmp_path, episodes=[FRAMES], height=HEIGHT, width=WIDTH)[0]
-    assert contents(again) == contents(episode)
-    other = generate(tmp_path / "other", episodes=[FRAMES], height=HEIGHT, width=WIDTH, seed=2)[0]
-    assert contents(other) != contents(episode)
-
-
-def test_some_modalities(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"episodes": [FRAMES], "height": HEIGHT, "width": WIDTH}
+    again, other = (generate(tmp_path / f"{i}", **options, seed=i)[0] for i in (0, 2))
+    assert contents(again) == contents(episode) != contents(other)
     for name in MODALITIES:
-        root = tmp_path / name
-        folder = generate(root, episodes=[2], height=16, width=16, modalities=[name])[0]
+        options = {"episodes": [2], "height": 16, "width": 16, "modalities": [name]}
+        folder = generate(tmp_path / name, **options)[0]
         assert len(contents(folder)) == (1 if name in ("flow", "mask", "pose") else 2)
 
 

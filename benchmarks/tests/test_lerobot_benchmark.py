@@ -10,18 +10,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import seqrecord
 from benchmarks.lerobot.__main__ import best_settings, figures, page
-from benchmarks.lerobot.data import CAMERA, make_linked
+from benchmarks.lerobot.data import CAMERA, LEROBOT, make_linked
+from benchmarks.lerobot.equal import CAMERAS as PICTURES
+from benchmarks.lerobot.equal import LENGTHS, VARIANTS, number_of, picture
 from benchmarks.lerobot.in_place import page as page_in_place
 from tests.lerobot_video_data import CAMERAS, unpack, with_video
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = ROOT / "benchmarks" / "lerobot" / "stand_in"
 
-LEROBOT = '''
+PACKAGE = '''
 """So much of lerobot as the benchmark calls."""
 import json
 import torch
@@ -70,7 +73,7 @@ def lerobot(tmp_path: Path) -> Path:
     package.mkdir(parents=True)
     for folder in (package, package.parent):
         (folder / "__init__.py").touch()
-    (package / "lerobot_dataset.py").write_text(LEROBOT)
+    (package / "lerobot_dataset.py").write_text(PACKAGE)
     utils = "import torchvision\ndef decode_video_frames(*_): raise TypeError('not for uint8')\n"
     (package / "video_utils.py").write_text(utils)
     for name in ("lerobot", "torch", "torchcodec", "av"):
@@ -99,11 +102,10 @@ def test_one_command_gives_all_rows(tmp_path: Path, root: Path, lerobot: Path) -
     document = json.loads((tmp_path / "to" / "results.json").read_text())
     assert document == json.loads((tmp_path / "bench" / "results.json").read_text())
     found: dict[str, list[dict[str, Any]]] = document["rows"]
-    for name in ("lerobot/2+16 uint8/warm", "lerobot/2+16 uint8/cold"):
-        assert [run["clips_per_second"] > 0 for run in found[name]] == [True]
-    for name in ("seqrecord/2+16 uint8/warm", "seqrecord/2+16 uint8/cold"):
-        assert [run["clips"] for run in found[name]] == [15]
-        assert [run["video_frames_decoded"] for run in found[name]] == [30]
+    for place in ("warm", "cold"):
+        [theirs], [ours] = (found[f"{one}/2+16 uint8/{place}"] for one in ("lerobot", "seqrecord"))
+        assert theirs["clips_per_second"] > 0
+        assert (ours["clips"], ours["video_frames_decoded"]) == (15, 30)
     assert found["seqrecord/16+16 float/warm"][0]["clips_per_second"] > 0
     assert 0 < found["pyav/front"][0]["frames"] <= 30  # as many as the seconds allow
     assert found["conversion"][0]["source_bytes"] == document["settings"]["dataset"]["bytes"]
@@ -116,22 +118,11 @@ def test_one_command_gives_all_rows(tmp_path: Path, root: Path, lerobot: Path) -
     assert "| try/2+16 uint8/torchcodec/0 | AttributeError: " in text
 
 
-DATASET: dict[str, Any] = {
-    "frames": 100,
-    "episodes": 2,
-    "cameras": 2,
-    "shape": [480, 640, 3],
-    "codec": "av1",
-}
-DATASET |= {"bytes": 99_000_000, "frame_bytes": 2 * 480 * 640 * 3}
-SETTINGS: dict[str, Any] = {
-    "batch": 8,
-    "seconds": 20.0,
-    "threads": 2,
-    "memory": "2GiB",
-    "repeats": 3,
-}
-SETTINGS |= {"dataset": DATASET, "versions": {"lerobot": "0.4.4"}, "linked": [10_000, 100, 100]}
+DATASET: dict[str, Any] = {"frames": 100, "episodes": 2, "cameras": 2, "shape": [480, 640, 3]}
+DATASET |= {"codec": "av1", "bytes": 99_000_000, "frame_bytes": 2 * 480 * 640 * 3}
+SETTINGS: dict[str, Any] = {"batch": 8, "seconds": 20.0, "threads": 2, "memory": "2GiB"}
+SETTINGS |= {"repeats": 3, "dataset": DATASET, "versions": {"lerobot": "0.4.4"}}
+SETTINGS["linked"] = [10_000, 100, 100]
 
 
 def document(rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -195,14 +186,8 @@ def test_the_page_of_data_in_place(tmp_path: Path) -> None:
     command += ["--root", str(root), "--to", str(tmp_path / "to"), "--linked", "6", "2", "4"]
     command += ["--seconds", "0.2", "--repeats", "1", "--batch", "3", "--threads", "1"]
     command += ["--lerobot", "none", "--memory", "256MiB", "--rows"]
-    rows = [
-        "index/linked",
-        "first/nothing",
-        "first/*LeRobot*",
-        "*/2+16 uint8/warm",
-        "*/s3",
-        "*/hub",
-    ]
+    rows = ["index/linked", "first/nothing", "first/*LeRobot*", "*/2+16 uint8/warm"]
+    rows += ["*/s3", "*/hub"]
     done = subprocess.run([*command, *rows], cwd=ROOT, check=True, stdout=subprocess.PIPE)
     text = (tmp_path / "to" / "IN_PLACE.md").read_text()
     assert done.stdout.decode() == f"{text}\n"
@@ -215,8 +200,7 @@ def test_the_page_of_data_in_place(tmp_path: Path) -> None:
     for place in ("warm", "s3", "hub"):
         for way in ("in place", "packed"):
             [run] = found[f"{way}/2+16 uint8/{place}"]
-            assert run["clips"] == 15
-            assert run["video_frames_decoded"] == 30
+            assert (run["clips"], run["video_frames_decoded"]) == (15, 30)
             assert ("requests" in run) == (place != "warm")
     assert "| 2+16 uint8 | warm | " in text
     assert "| 2.000 | 2.000 | 1.000 |" in text
@@ -258,16 +242,8 @@ def test_what_an_episode_of_an_index_takes(tmp_path: Path, monkeypatch: pytest.M
 
 def test_ratios_are_of_turns_and_whole_epochs() -> None:
     def runs(*rates: float, clips: int = 100) -> list[dict[str, Any]]:
-        return [
-            {
-                "clips_per_second": rate,
-                "clips": clips,
-                "cpu_seconds": 50.0,
-                "video_frames_decoded": 206,
-                "peak_memory_bytes": 1e9,
-            }
-            for rate in rates
-        ]
+        more = {"cpu_seconds": 50.0, "video_frames_decoded": 206, "peak_memory_bytes": 1e9}
+        return [{"clips_per_second": rate, "clips": clips, **more} for rate in rates]
 
     text = page_in_place(
         document(
@@ -283,3 +259,67 @@ def test_ratios_are_of_turns_and_whole_epochs() -> None:
     assert "| 2+16 uint8 | warm | 30.0 | 30.0 | 0.990 | 1.000 | 2.060 | 2.060 | 1.000 |" in text
     assert "| 2+16 uint8 | cold | 5.0 |  |  |  |  |  |  |  |  | 1000 |  | a / b |" in text
     assert "| dataset | 10 | 0.50 |  | 0.99 | 1.0% |" in text
+
+
+# Items read in place are those of LeRobot's own class, decoded by the same PyAV
+
+ROWS = sum(LENGTHS)
+needs_lerobot = pytest.mark.skipif(not LEROBOT.exists(), reason="needs lerobot: make lerobot-env")
+
+
+def run_equal(version: str, home: Path, *arguments: Any) -> list[dict[str, Any]]:
+    """What `benchmarks.lerobot.equal` prints by a Python with the lerobot of this version."""
+    own = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(home / "hf"), "SEQRECORD_HOME": str(home)}
+    if version == "v2.1":
+        own["PYTHONPATH"] = str(LEROBOT.parents[1] / "v2")
+    command = [str(LEROBOT), "-m", "benchmarks.lerobot.equal", *map(str, arguments)]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **own}, check=True, stdout=subprocess.PIPE, text=True
+    )
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@needs_lerobot
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_every_item_is_that_of_lerobot(version: str, tmp_path: Path) -> None:
+    """Several episodes a file and several files a camera; B-frames; frames that edit lists hide."""
+    data = tmp_path / "data"
+    run_equal(version, tmp_path, "write", data)
+    info = json.loads((data / "own/meta/info.json").read_text())
+    assert info["codebase_version"] == version
+    files = [len(list(data.glob(f"own/videos/**/{name}/**/*.mp4"))) for name in PICTURES]
+    if version == "v3.0":
+        assert len(set(files)) == 3, "cameras have different frame counts a file"
+        assert 1 < files[0] < len(LENGTHS), "several episodes a file, several files a camera"
+    for result in run_equal(version, tmp_path, "compare", *(data / each for each in VARIANTS)):
+        assert result["differ"] == {}
+        assert result["clips"] == 2 * ROWS
+        compared = result["compared"]
+        for name in (*PICTURES, "observation.state", "action", "tactile", "timestamp", "task"):
+            assert compared.pop(name) == 4 * ROWS
+        masks = {f"{name}_is_pad" for name in (*PICTURES, "observation.state", "action")}
+        assert compared == dict.fromkeys(masks, 2 * ROWS)
+
+
+@needs_lerobot
+def test_another_frame_is_told(tmp_path: Path) -> None:
+    """Two episodes' videos change places, after the dataset was written."""
+    run_equal("v2.1", tmp_path, "write", tmp_path / "data")
+    own = tmp_path / "data" / "own"
+    same = [number for number, length in enumerate(LENGTHS) if length == LENGTHS[0]]
+    one, other = (next(own.rglob(f"*.front/episode_{number:06d}.mp4")) for number in same)
+    one.rename(tmp_path / "kept.mp4")
+    other.rename(one)
+    (tmp_path / "kept.mp4").rename(other)
+    [result] = run_equal("v2.1", tmp_path, "compare", own)
+    # Of windows with a frame too, and by both loaders.
+    assert result["differ"] == {"observation.images.front: ours is wrong": 4 * 2 * LENGTHS[0]}
+
+
+def test_pictures_say_which_they_are() -> None:
+    for camera, size in enumerate(PICTURES.values()):
+        for episode, frame in ((0, 0), (6, 11), (63, 255)):
+            image = picture(camera, episode, frame, size)
+            assert number_of(image) == (camera, episode, frame)
+            assert number_of(np.clip(image, 60, 190)) == (camera, episode, frame)

@@ -179,17 +179,6 @@ def test_prints_a_table(
 
 # Default settings mix batches about as well as a full shuffle does, and read little twice
 
-SOME = (2, 8, 16, 128)  # batches of the fast run
-
-
-@pytest.mark.parametrize("num_shards", [1, 8])
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_batches_are_mixed_well(case: Case, num_shards: int, thorough: bool) -> None:
-    for batch_size in case.batch_sizes if thorough else set(SOME) & set(case.batch_sizes):
-        found = measured(case, batch_size, num_shards, epochs=3 if thorough else 1)
-        assert found.is_good(num_shards), (batch_size, found)
-        assert found.nbytes <= 8 << 30
-
 
 @pytest.mark.parametrize(("num_frames", "num_shards"), [(60, 1), (60, 8), (200, 1), (400, 1)])
 def test_short_sets_of_large_frames_are_mixed_well(num_frames: int, num_shards: int) -> None:
@@ -200,15 +189,14 @@ def test_short_sets_of_large_frames_are_mixed_well(num_frames: int, num_shards: 
     assert found.nbytes <= 8 << 30
 
 
-def test_bad_mixing_is_noticed() -> None:
-    uneven = next(case for case in CASES if case.name == "five, uneven")
-    found = measured(uneven, 8, 1, memory_limit=2 << 30)
-    assert not found.is_good(1)
-    assert found.nbytes <= 2 << 30
-
-
-def test_prints_a_table_of_default_mixing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_default_settings_mix_well(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table has every case and size of batches; bad mixing is noticed."""
     default_mixing.main()
     rows = capsys.readouterr().out.splitlines()
     assert len(rows) == 2 + 2 * sum(len(case.batch_sizes) for case in CASES)
     assert all(row.endswith("| yes |") for row in rows[2:])
+    case = next(case for case in CASES if case.name == "five, uneven")
+    found, few = measured(case, 8, 1), measured(case, 8, 1, memory_limit=2 << 30)
+    assert found.nbytes <= 8 << 30
+    assert not few.is_good(1)
+    assert few.nbytes <= 2 << 30

@@ -18,6 +18,9 @@ import torch
 
 from benchmarks.lerobot import __main__ as lerobot
 from benchmarks.lerobot import in_place
+from benchmarks.robots import SIZES, VECTORS
+from benchmarks.robots import measure as measure_robots
+from benchmarks.robots import write as write_robot
 from benchmarks.suite import Suite, make_parser
 from benchmarks.tartanair import cloud, order_report
 from benchmarks.tartanair.compare import __main__ as compare
@@ -44,14 +47,10 @@ PAGES: dict[str, tuple[Callable[[Any], str], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_published_page_is_of_the_results_beside_it(name: str) -> None:
-    page, file = PAGES[name]
-    path = ROOT / "benchmarks" / name
-    assert path.read_text() == page(json.loads(path.with_name(file).read_text()))
-
-
-def test_the_first_figure_of_the_readme() -> None:
+def test_published_pages_are_of_the_results_beside_them() -> None:
+    for name, (page, file) in PAGES.items():
+        path = ROOT / "benchmarks" / name
+        assert path.read_text() == page(json.loads(path.with_name(file).read_text())), name
     document = json.loads((ROOT / "benchmarks" / "training" / "decoded_once.json").read_text())
     assert decoded_once.headline(document) in (ROOT / "README.md").read_text()
 
@@ -184,3 +183,11 @@ def test_the_summary_and_the_reasons() -> None:
     assert "`webdataset` with 45, the dataset's own loader gives 5.3." in text
     assert "| ffcv | no package ffcv | 1 |" in text
     assert "220 rendered frames with image_left, in 2 episodes of 100 to 120 frames" in text
+
+
+def test_robots_are_measured_on_both_sides(tmp_path: Path) -> None:
+    for name, size in SIZES.items():
+        write_robot(tmp_path / name, size, episodes=2, length=40)
+    found = measure_robots(tmp_path, [*VECTORS], repeats=1)
+    assert found.keys() == {"arguments", "clip_transform"}
+    assert all(cpu > 0 and wall > 0 for cpu, wall in found.values())

@@ -47,15 +47,9 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> argparse.Namespace:
 
 
 def job(found: dict[str, Path], loader: str, **changes: Any) -> Job:
-    values: dict[str, Any] = {
-        "loader": loader,
-        "place": "warm",
-        "example": str(found["example"]),
-        "originals": str(found["originals"]),
-        "folder": str(found[LOADERS[loader].form]),
-        "seconds": 0.5,
-        "workers": 0,
-    }
+    places = {name: str(found[name]) for name in ("example", "originals")}
+    values: dict[str, Any] = {**places, "folder": str(found[LOADERS[loader].form])}
+    values |= {"loader": loader, "place": "warm", "seconds": 0.5, "workers": 0}
     return Job(**values | changes)
 
 
@@ -73,39 +67,7 @@ def test_every_training_trains(training: str, folder: Path, options: argparse.Na
     stages = {"reading", "decoding", "copying clips into batches"}
     others = {"the training", "cores", "the training, slowed"}
     assert row["limit"] in (stages if row["waiting"] > 0.5 else stages | others)
-
-
-ALL = os.cpu_count() or 1
-DECODES = "decoding: a faster codec would help"
-WAITS = "the consumer: batches wait for it"
-
-
-@pytest.mark.parametrize(
-    ("expected", "waiting", "slower", "line", "cores", "bottleneck"),
-    [
-        ("the training", 0.04, 1.05, 1.0, ALL, DECODES),
-        ("decoding", 0.06, 1.05, 1.0, ALL, DECODES),
-        ("decoding", 0.0, 1.2, 1.0, ALL, DECODES),
-        ("the training", 0.06, 1.0, 0.0, 0.1, WAITS),
-        ("cores", 0.06, 1.4, 0.0, ALL, WAITS),
-        ("the training, slowed", 0.06, 1.4, 0.0, 0.8 * ALL, WAITS),
-        ("the line", 0.9, 1.0, 0.9, ALL, ""),
-        ("cores", 0.9, 1.0, 0.8, ALL, ""),
-        ("the loader", 0.9, 1.0, 0.8, 0.8 * ALL, ""),
-    ],
-)
-def test_what_limits_a_row(
-    expected: str, waiting: float, slower: float, line: float, cores: float, bottleneck: str
-) -> None:
-    figures = {"waiting": waiting, "slower": slower, "line": line, "cores": cores}
-    assert limit(figures, bottleneck) == expected
-
-
-@pytest.mark.parametrize("training", TRAININGS)
-def test_a_network_takes_what_lerobot_gives(
-    training: str, folder: Path, options: argparse.Namespace
-) -> None:
-    found = prepare(training, folder, options)
+    # The network takes what LeRobot gives.
     batch = torch.load(found["example"], weights_only=True)
     network = TRAININGS[training].network(batch)
     as_floats = {n: floats(v) if v.dtype == torch.uint8 else v for n, v in batch.items()}
@@ -113,17 +75,39 @@ def test_a_network_takes_what_lerobot_gives(
     assert torch.allclose(network(batch), network(as_floats))
 
 
-def test_a_cold_row_is_one_epoch_at_most(folder: Path, options: argparse.Namespace) -> None:
+ALL = os.cpu_count() or 1
+DECODES = "decoding: a faster codec would help"
+WAITS = "the consumer: batches wait for it"
+
+
+LIMITS: list[tuple[str, float, float, float, float, str]] = [
+    ("the training", 0.04, 1.05, 1.0, ALL, DECODES),
+    ("decoding", 0.06, 1.05, 1.0, ALL, DECODES),
+    ("decoding", 0.0, 1.2, 1.0, ALL, DECODES),
+    ("the training", 0.06, 1.0, 0.0, 0.1, WAITS),
+    ("cores", 0.06, 1.4, 0.0, ALL, WAITS),
+    ("the training, slowed", 0.06, 1.4, 0.0, 0.8 * ALL, WAITS),
+    ("the line", 0.9, 1.0, 0.9, ALL, ""),
+    ("cores", 0.9, 1.0, 0.8, ALL, ""),
+    ("the loader", 0.9, 1.0, 0.8, 0.8 * ALL, ""),
+]
+
+
+def test_what_limits_a_row() -> None:
+    for expected, waiting, slower, line, cores, bottleneck in LIMITS:
+        figures = {"waiting": waiting, "slower": slower, "line": line, "cores": cores}
+        assert limit(figures, bottleneck) == expected
+
+
+def test_cold_rows_and_rows_beside_equal_trainings(
+    folder: Path, options: argparse.Namespace
+) -> None:
     found = prepare("odometry", folder, options)
     row = measure(job(found, "original", training="odometry", place="cold", seconds=60, calls=100))
-    assert row["steps"] == PAIRS // 8 - 10
+    assert row["steps"] == PAIRS // 8 - 10, "one epoch at most"
     sizes = [p.stat().st_size for p in found["originals"].rglob("*_left.png")]
     # Each sample has the files of two frames. Counting reads /proc, which is counted too.
     assert 2 * min(sizes) <= row["bytes_per_sample"] <= 4 * max(sizes) + 10_000
-
-
-def test_a_row_beside_equal_trainings(folder: Path, options: argparse.Namespace) -> None:
-    found = prepare("odometry", folder, options)
     row = measure(job(found, "seqrecord", training="odometry", calls=10, niceness=5, together=2))
     assert row["steps"] > 20
     assert 0 < row["step_cpu"] < 2 * row["beside"]
@@ -163,9 +147,8 @@ def test_loaders_give_the_same_samples(
 def test_rows_are_of_loaders_that_read_the_data() -> None:
     found = list(names())
     assert {step for _, step, _, _ in found} == set(STEPS)
-    assert {loader for training, _, loader, _ in found if training == "act"} == {
-        *LOADERS,
-    } - {"original"}
+    of_act = {loader for training, _, loader, _ in found if training == "act"}
+    assert of_act == {*LOADERS} - {"original"}
     assert "lerobot" not in {loader for training, _, loader, _ in found if training != "act"}
     assert {place for _, _, loader, place in found if loader == "no loader"} == {"warm"}
     assert {step for _, step, _, place in found if place != "warm"} == {"8 ms"}

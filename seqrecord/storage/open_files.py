@@ -137,6 +137,10 @@ def _close_oldest(left: int) -> None:
 
 
 def _close_owner(owner: int) -> None:
-    for key in tuple(_open):
+    keys: tuple[_Key, ...] | None = None
+    while keys is None:  # a garbage collection may close files of another owner meanwhile
+        with contextlib.suppress(RuntimeError):
+            keys = tuple(_open)
+    for key in keys:
         if key[0] == owner:
             _open.pop(key, None)

@@ -25,7 +25,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Change", "Edit", "changed", "changes_of", "statements_of"]
+__all__ = ["Change", "Edit", "changed", "changes_of"]
 
 COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.Lt: ("<", "<="),
@@ -110,11 +110,6 @@ def changes_of(source: bytes) -> list[Change]:
     return list(_Finder(source).of_body(ast.parse(source).body, _Place()))
 
 
-def statements_of(source: bytes) -> set[int]:
-    """The first lines of all statements that a change may be a part of."""
-    return {change.statement for change in changes_of(source)}
-
-
 @dataclass(frozen=True)
 class _Place:
     scope: str = ""
@@ -169,7 +164,7 @@ class _Finder:
         if isinstance(node, ast.Assert) or _is_typing(node, in_module=not place.scope):
             return
         if _may_be_dropped(node, bound, last=node in self._last):
-            yield self._change("statement", here, node, self._replaced(node, "pass"))
+            yield self._change("statement", here, self._replaced(node, "pass"))
         if isinstance(node, ast.Raise):
             return
         if isinstance(node, ast.If) and _name(node.test) == "TYPE_CHECKING":
@@ -244,18 +239,18 @@ class _Finder:
     def _of_constant(self, node: ast.Constant, here: _Place) -> Iterator[Change]:
         value = node.value
         if isinstance(value, bool):
-            yield self._change("constant", here, node, self._replaced(node, str(not value)))
+            yield self._change("constant", here, self._replaced(node, str(not value)))
         elif isinstance(value, (int, float)):
             for other in (value + 1, value - 1):
                 if other != value:  # as with 1e30
-                    yield self._change("constant", here, node, self._replaced(node, repr(other)))
+                    yield self._change("constant", here, self._replaced(node, repr(other)))
 
     def _of_comparison(self, node: ast.Compare, here: _Place) -> Iterator[Change]:
         operands = [node.left, *node.comparators]
         for left, operator, right in zip(operands, node.ops, operands[1:], strict=False):
             pattern, other = COMPARISONS[type(operator)]
             edit = self._between(left, right, pattern, other)
-            yield self._change("comparison", here, node, edit)
+            yield self._change("comparison", here, edit)
 
     def _of_operator(
         self,
@@ -272,66 +267,58 @@ class _Finder:
         if isinstance(node, ast.BinOp) and symbol in "&|":  # one binds more than the other
             start, end = self._range(node)
             edit = (Edit(start, start, "("), *edit, Edit(end, end, ")"))
-        yield self._change("arithmetic", here, node, edit)
+        yield self._change("arithmetic", here, edit)
 
     def _other_junction(self, node: ast.BoolOp, here: _Place) -> Change:
         words = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
         edits: list[Edit] = []
         for left, right in zip(node.values, node.values[1:], strict=False):
             edits += self._between(left, right, *words)
-        return self._change("and/or", here, node, tuple(edits))
+        return self._change("and/or", here, tuple(edits))
 
     def _without_prefix(self, kind: str, node: ast.UnaryOp, prefix: bytes, here: _Place) -> Change:
         start, _ = self._range(node)
         assert self._source.startswith(prefix, start)
-        return self._change(kind, here, node, (Edit(start, start + len(prefix), ""),))
+        return self._change(kind, here, (Edit(start, start + len(prefix), ""),))
 
     def _negated(self, test: ast.expr, here: _Place) -> Iterator[Change]:
         """A condition, negated, but where another kind of change does just that."""
-        if isinstance(test, ast.Constant):
-            return
-        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            return
-        orders = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
-        if (
-            isinstance(test, ast.Compare)
-            and len(test.ops) == 1
-            and not isinstance(test.ops[0], orders)
-        ):
-            return
+        match test:
+            case ast.Constant() | ast.UnaryOp(op=ast.Not()):
+                return
+            case ast.Compare(ops=[ast.Eq() | ast.NotEq() | ast.Is() | ast.IsNot() | ast.In()]):
+                return
+            case ast.Compare(ops=[ast.NotIn()]):
+                return
         start, end = self._range(test)
         edits = (Edit(start, start, "not ("), Edit(end, end, ")"))
-        yield self._change("condition", here, test, edits)
+        yield self._change("condition", here, edits)
 
     def _shorter_slice(self, node: ast.Slice, here: _Place) -> Iterator[Change]:
         for bound in (node.lower, node.upper):
             if bound is None or (isinstance(bound, ast.Constant) and bound.value in (0, None)):
                 continue
-            yield self._change("slice", here, bound, self._replaced(self._in_parens(bound), ""))
+            yield self._change("slice", here, self._replaced(self._in_parens(bound), ""))
 
     def _of_call(self, node: ast.Call, here: _Place) -> Iterator[Change]:
         name = _name(node.func)
         if name in OPPOSITES:
             end = self._range(node.func)[1]
             edit = Edit(end - len(name), end, OPPOSITES[name])
-            yield self._change("opposite", here, node, (edit,))
+            yield self._change("opposite", here, (edit,))
         if name in SYMMETRIC:
             return
         for first, second in zip(node.args, node.args[1:], strict=False):
             if isinstance(first, ast.Starred) or isinstance(second, ast.Starred):
                 continue
             if ast.dump(first) != ast.dump(second):
-                edits = (
-                    *self._replaced(first, self._text(second)),
-                    *self._replaced(second, self._text(first)),
-                )
-                yield self._change("arguments", here, first, edits)
+                edits = self._replaced(first, self._text(second))
+                edits += self._replaced(second, self._text(first))
+                yield self._change("arguments", here, edits)
 
     # Places in the source
 
-    def _change(
-        self, kind: str, here: _Place, node: ast.expr | ast.stmt, edits: tuple[Edit, ...]
-    ) -> Change:
+    def _change(self, kind: str, here: _Place, edits: tuple[Edit, ...]) -> Change:
         line = min(edits, key=lambda edit: edit.start).start
         number = self._source.count(b"\n", 0, line) + 1
         return Change(kind, number, here.statement, here.scope, here.deferred, edits)
