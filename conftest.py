@@ -324,7 +324,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 @pytest.fixture(scope="session")
 def other_process() -> Iterator[Callable[..., Any]]:
     """`other_process(function, *args)`: what a function of a module gives in another process."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, get_context("forkserver")) as pool:
         yield lambda function, *args: pool.submit(function, *args).result(100)
 
 

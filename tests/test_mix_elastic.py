@@ -97,7 +97,7 @@ def check_given(given: list[Given], last: list[Given], changes: list[int]) -> No
 
 CHANGES: list[Any] = [
     ("all_exhausted", [(4, 3), (2, 2), (3, 0), (1, 5)]),
-    ("first_exhausted", [(2, 1)]),
+    pytest.param("first_exhausted", [(2, 1)], marks=pytest.mark.slow),
     pytest.param(5, [(2, 5), (3, 7)], marks=pytest.mark.slow),
 ]
 

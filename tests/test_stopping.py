@@ -469,8 +469,8 @@ def chunks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("way", "code"),
     [
-        ("error", 1),
         ("Ctrl-C", -2),
+        pytest.param("error", 1, marks=pytest.mark.slow),
         pytest.param("the end", 0, marks=pytest.mark.slow),
         pytest.param("sys.exit", 5, marks=pytest.mark.slow),
     ],

@@ -194,9 +194,12 @@ READERS: dict[str, Callable[[Any], object]] = {
     "stats": seqrecord.add_statistics,
     "drop": lambda where: drop_features(where, "y"),
 }
+FAST = {"open", "verify", "append", "delete"}
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(
+    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in READERS]
+)
 def test_tables_that_clean_removes_under_a_reader(tmp_path: Path, name: str) -> None:
     """Once, the manifest is read anew; if a file is missing then too, the error says so."""
     write(tmp_path, "ab")

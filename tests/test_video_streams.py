@@ -121,7 +121,11 @@ def test_hidden_frames_fragments_and_irregular_times(tmp_path: Path) -> None:
     ("why", "options"),
     [
         ("open GOPs", {"g": "9", "bf": "2", "x264-params": "open-gop=1:scenecut=0"}),
-        ("keyframes are more than 256", {"g": "300", "x264-params": "scenecut=0:keyint=300"}),
+        pytest.param(
+            "keyframes are more than 256",
+            {"g": "300", "x264-params": "scenecut=0:keyint=300"},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_cannot_be_cut_is_encoded_anew(

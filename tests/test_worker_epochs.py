@@ -78,7 +78,7 @@ def run(loader: Any) -> list[Any]:
 
 def starts() -> Iterator[Any]:
     """How workers start and whether they persist, and under which loader."""
-    fast = [(loading, "fork", False), (stateful, "forkserver", True)]
+    fast = [(loading, "forkserver", True), (stateful, "fork", False)]
     methods = ("fork", "forkserver", "spawn")
     for case in itertools.product((loading, stateful), methods, (False, True)):
         yield pytest.param(*case, marks=() if case in fast else pytest.mark.slow)
@@ -163,6 +163,7 @@ class Wrapped(IterableDataset[Any]):
             yield from data
 
 
+@pytest.mark.slow
 def test_a_stream_inside_another_dataset(path: Path) -> None:
     loader = loading(Wrapped(stream(path)), persistent_workers=True)
     assert [run(loader) for _ in range(2)] == plan(path, range(2))
@@ -335,6 +336,7 @@ def test_a_worker_that_is_an_epoch_ahead_of_another(path: Path) -> None:
         assert found[worker::2] == first + second
 
 
+@pytest.mark.slow
 def test_threads_that_iterate_at_the_same_time(path: Path) -> None:
     data, together, given = stream(path), threading.Barrier(2), list[Any]()
 
@@ -374,10 +376,10 @@ def check_fails(loader: Any, error: type[Exception], message: str) -> None:
     ("workers", "size", "changes"),
     [
         (3, None, {"batch_size": None, "even_batches": False}),
-        (2, 4, {"batch_size": None, "even_batches": False}),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                (2, 4, {"batch_size": None, "even_batches": False}),
                 (2, None, {}),
                 (2, None, {"even_batches": False}),
                 (3, None, {"order": "sequences", "shuffle_buffer": None}),
@@ -572,6 +574,7 @@ def test_a_state_that_is_loaded_beside_workers_that_persist(
     assert run(persistent) == run(loading(fresh, workers))
 
 
+@pytest.mark.slow
 def test_a_state_that_is_loaded_before_all_workers_have_begun_with_another(path: Path) -> None:
     """They begin with the one that was there when the first of them has begun."""
     first = stream(path)
