@@ -226,6 +226,7 @@ def test_a_forked_child_reads_though_its_parent_reads_at_this_moment(place: Plac
         return get(storage, "records/0", 100, 2_000_000) == DATA[100:2_000_000]
 
     assert reads()
+    assert in_a_fork(lambda: RUNTIME.lost), "a read with obstore would hang"
     with busy_threads(reads):
         assert all(in_a_fork(reads) for _ in range(2))
     assert reads()
