@@ -284,6 +284,7 @@ def test_without_weights_all_sources_end_together(root: Path) -> None:
     mix = sized(root, batch_size=94)
     assert mix.shares == {name: Fraction(count, 94) for name, count in CLIPS.items()}
     assert len(set(run(mix))) == 94
+    assert len(list(sized(root, batch_size=200))) == 1, "an epoch has a batch"
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
