@@ -19,6 +19,7 @@ import pytest
 import seqrecord
 from seqrecord import EngineOptions, errors
 from seqrecord.storage import Storage, open_storage
+from seqrecord.storage.base import expect_pages
 from seqrecord.storage.clients import RUNTIME
 from tests.blobfile_pool import pool_to
 from tests.clip_data import digests
@@ -213,6 +214,10 @@ def test_opening_a_large_dataset_leaves_obstore_to_the_workers(place: Place) -> 
         assert get(storage, "records/0") == DATA
         assert [*used, RUNTIME.used] == [False, True]
         storage.close()
+    with obstore_is(used=False), closing(place.open()) as storage:
+        expect_pages(storage)  # as for originals, whose pages are in files of any name
+        assert get(storage, "manifest.json") == DATA
+        assert RUNTIME.used
     storage = place.open(user_agent="me")  # which no other client has
     with obstore_is(lost=True), pytest.raises(errors.LocationError, match="forkserver"):
         storage.size("a")
