@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.local_server import Handler, LocalServer, reset
 
-__all__ = ["KINDS", "FaultProxy", "Planned", "Request", "Scripted", "Seeded"]
+__all__ = ["KINDS", "FaultProxy", "Planned", "Request", "Scripted", "Seeded", "no_lists"]
 
 KINDS = {
     "reset": "the connection is reset before the service sees the request",
@@ -58,6 +58,13 @@ class Request:
 
 Planned = Callable[[Request], "str | None"]
 """Which of `KINDS` a request suffers, if any. It may be called from several threads."""
+
+
+def no_lists(request: Request) -> str | None:
+    """Requests that list objects are forbidden."""
+    query = request.path.partition("?")[2]
+    is_list = request.method == "GET" and ("comp=list" in query or "list-type" in query)
+    return "403" if is_list else None
 
 
 class Scripted:

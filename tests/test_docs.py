@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import pydoc
 import re
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -118,6 +119,22 @@ def test_figures_are_measured_ones() -> None:
             (f"{run['epochs'][i]['cpu_seconds']:.2f}", f"{run['epochs'][i]['decoded']:,}")
             for i in (0, 1, 9)
         ]
+
+
+FIGURES_OF_SPEECH = (
+    *("mood", "by heart", "quiet run", "who is asking", "what holds it", "is of no use once"),
+    *("two halves", "memory that is reused", "of what the pages needed"),
+    *("goes on after", "its own affair", "conductor", "handover"),
+)
+
+
+def test_plain_words() -> None:
+    """In tracked text and code, except tests."""
+    listed = subprocess.check_output(["git", "ls-files", "*.md", "*.py"], cwd=ROOT, text=True)
+    for path in listed.splitlines():
+        if not path.startswith("tests/") and (ROOT / path).exists():
+            text = (ROOT / path).read_text().lower()
+            assert not [phrase for phrase in FIGURES_OF_SPEECH if phrase in text], path
 
 
 # The table of promises in docs/storage_details.md names tests that are there

@@ -305,10 +305,11 @@ def test_one_set_of_statistics(root: Path, normalize: Any, mode: str) -> None:
         rows.append(values)
     if normalize is None:
         every = np.concatenate(rows)
-        for name, value in (("mean", every.mean(0)), ("std", every.std(0)), ("max", every.max(0))):
-            assert np.allclose(stats[name], value)
-        wanted = np.quantile(every, 0.99, axis=0, method="inverted_cdf")
-        assert np.allclose(stats["q99"], wanted)
+        wanted = {name: getattr(every, name)(0) for name in ("mean", "std", "min", "max")}
+        for q in (1, 10, 50, 90, 99):
+            wanted[f"q{q:02}"] = np.quantile(every, q / 100, axis=0, method="inverted_cdf")
+        for name, value in wanted.items():
+            assert np.allclose(stats[name], value), name
         assert np.array_equal(ours[0]["action"][[1, 3]], [0, 0])
     else:
         mean = 0.75 * actions("aloha").mean(0)[0] + 0.25 * actions("so101").mean(0)[1]

@@ -123,10 +123,17 @@ def check_source_epochs(clips: list[Clip], name: str, num_clips: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stopping_strategy", "num_batches"),
-    [("first_exhausted", 5 * 6 // 7), ("all_exhausted", -(-66 * 2 // 7)), (11, 11)],
+    ("stopping_strategy", "num_batches", "of_six"),
+    [
+        ("first_exhausted", 5 * 6 // 7, 5),
+        ("all_exhausted", -(-66 * 2 // 7), 66 * 2 // 6),
+        (11, 11, 11),
+    ],
 )
-def test_shares_epochs_and_ends(root: Path, stopping_strategy: Any, num_batches: int) -> None:
+def test_shares_epochs_and_ends(
+    root: Path, stopping_strategy: Any, num_batches: int, of_six: int
+) -> None:
+    assert len(mixed(root, stopping_strategy=stopping_strategy, batch_size=6)) == of_six
     mix = mixed(root, stopping_strategy=stopping_strategy)
     clips = list(run(mix, 2))
     assert len(mix) == num_batches
@@ -277,6 +284,7 @@ def test_without_weights_all_sources_end_together(root: Path) -> None:
     mix = sized(root, batch_size=94)
     assert mix.shares == {name: Fraction(count, 94) for name, count in CLIPS.items()}
     assert len(set(run(mix))) == 94
+    assert len(list(sized(root, batch_size=200))) == 1, "an epoch has a batch"
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

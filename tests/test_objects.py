@@ -19,6 +19,7 @@ import pytest
 import seqrecord
 from seqrecord import EngineOptions, errors
 from seqrecord.storage import Storage, open_storage
+from seqrecord.storage.base import expect_pages
 from seqrecord.storage.clients import RUNTIME
 from tests.blobfile_pool import pool_to
 from tests.clip_data import digests
@@ -213,6 +214,10 @@ def test_opening_a_large_dataset_leaves_obstore_to_the_workers(place: Place) -> 
         assert get(storage, "records/0") == DATA
         assert [*used, RUNTIME.used] == [False, True]
         storage.close()
+    with obstore_is(used=False), closing(place.open()) as storage:
+        expect_pages(storage)  # as for originals, whose pages are in files of any name
+        assert get(storage, "manifest.json") == DATA
+        assert RUNTIME.used
     storage = place.open(user_agent="me")  # which no other client has
     with obstore_is(lost=True), pytest.raises(errors.LocationError, match="forkserver"):
         storage.size("a")
@@ -226,6 +231,7 @@ def test_a_forked_child_reads_though_its_parent_reads_at_this_moment(place: Plac
         return get(storage, "records/0", 100, 2_000_000) == DATA[100:2_000_000]
 
     assert reads()
+    assert in_a_fork(lambda: RUNTIME.lost), "a read with obstore would hang"
     with busy_threads(reads):
         assert all(in_a_fork(reads) for _ in range(2))
     assert reads()

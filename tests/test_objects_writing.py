@@ -13,8 +13,9 @@ import pytest
 import seqrecord
 from seqrecord import convert, errors
 from seqrecord.storage import Storage, open_storage
+from seqrecord.storage.clients import RUNTIME
 from seqrecord.storage.ranges import unwanted_if
-from tests.fault_proxy import FaultProxy, Scripted
+from tests.fault_proxy import FaultProxy, Scripted, no_lists
 from tests.made_source import MadeSource
 from tests.own_threads import in_a_fork, own_threads
 from tests.places import CLOUDS, Place, hastened
@@ -140,8 +141,9 @@ def test_a_server_that_is_gone_is_a_deadline_error(place: Place, size: int) -> N
         upload = storage.create(PATH)
         upload.write(LARGE[:size])
         proxy.close()
-        with pytest.raises(errors.DeadlineError, match=r"attempts? in \d+ s.*00000-ab\.seqrec"):
+        with pytest.raises(errors.DeadlineError, match=r"attempts? in \d+ s") as caught:
             upload.commit()
+        assert f"{place.url}/{PATH}" in str(caught.value)
         with pytest.raises(errors.DeadlineError):
             storage.put("manifest.json", b"x", expected=None)
         upload.checkpoint(b"one")
@@ -180,7 +182,7 @@ ACTIONS: list[Callable[[Storage], object]] = [
 
 
 def test_what_will_not_pass_is_an_error_at_once(place: Place) -> None:
-    """A bucket that is not there is named, and so is a refusal."""
+    """A bucket that is not there is named, and so is a refusal; of a list alone nothing is left."""
     url = place.url.replace(place.url.split("/")[2], "no-such-bucket")
     for backend in ("obstore", "urllib3"):
         options = {**place.options, "deadline": 5, "backend": backend}
@@ -192,10 +194,18 @@ def test_what_will_not_pass_is_an_error_at_once(place: Place) -> None:
     with FaultProxy(place.host, lambda _: "403") as proxy:
         storage = place.hasty(proxy.host)
         for action in ACTIONS:
-            with pytest.raises(errors.AccessError, match=r"access is refused.*check"):
+            with pytest.raises(errors.AccessError, match=r"access is refused.*check") as caught:
                 action(storage)
+            assert place.url in str(caught.value)
         assert storage.counters()["retries"] == 0
         storage.close()
+    with FaultProxy(place.host, no_lists) as proxy:
+        url, options = place.at(proxy.host)
+        with pytest.raises(errors.AccessError) as caught:
+            convert(SOURCE, url, workers=1, storage_options=options, **SETTINGS)
+        assert place.url in str(caught.value)
+        assert proxy.requests < 20
+    assert place.names() == []
 
 
 # Processes
@@ -210,6 +220,7 @@ def test_a_forked_child_reads_and_says_how_to_write(place: Place, storage: Stora
     upload.checkpoint(b"one")
 
     def child() -> bool:
+        assert RUNTIME.lost  # else it would hang
         for action in (
             lambda: put(storage, "records/child", b"x"),
             lambda: storage.put("records/child", b"x", expected=None),

@@ -152,6 +152,28 @@ def test_few_files_are_open(make: Callable[[Path], Storage], files: tuple[Path, 
     assert open_below(folder) == []
 
 
+def test_a_garbage_collection_closes_files_while_others_are_closed(
+    files: tuple[Path, list[str]],
+) -> None:
+    """Of a storage in a reference cycle, at each allocation of the closing (Python 3.10, 3.11)."""
+    folder, names = files
+    before = gc.get_threshold()
+    for allocations in range(1, 9):
+        dropped, storage = LocalStorage(folder), LocalStorage(folder)
+        for each in (dropped, storage):
+            check_all(each, names[:20])
+        gc.collect()  # so that only young objects count
+        cycle: list[Any] = [dropped]
+        cycle.append(cycle)
+        del dropped, each, cycle
+        gc.set_threshold(allocations)
+        try:
+            storage.close()
+        finally:
+            gc.set_threshold(*before)
+    assert open_below(folder) == []
+
+
 def test_descriptors_for_others(files: tuple[Path, list[str]]) -> None:
     """Imports, sockets and shared memory of workers do not ask for them to be given back."""
     folder, names = files

@@ -153,7 +153,9 @@ WRONG: list[tuple[str, Any, str]] = [
     ("dilation", "2", "an integer"),
     ("features", "image_left", "image_left"),
     ("features", [1], "a list of names"),
+    ("features", np.array("id"), "a list of names"),  # a Collection, without dimensions
     ("episodes", 3, "a list of keys or of numbers, a glob, or a function"),
+    ("episodes", [True], "a list of keys or of numbers"),
     ("episodes", [0, "a/Easy"], "a list of keys or of numbers"),
     ("rename", ["image_left"], "a dict such as"),
     ("rename", {"image_left": "image", "pose": "image"}, "no name twice"),

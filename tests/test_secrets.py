@@ -380,15 +380,23 @@ def test_credentials_of_azure_identity_that_fail(
     from azure.core.exceptions import ClientAuthenticationError
 
     class Failing:
-        def __init__(self, *words: str, **_: object) -> None:
-            self.words = words
+        def __init__(self, **given: object) -> None:
+            made.append((type(self).__name__, given))
 
         def get_token(self, *_: object, **__: object) -> None:
-            raise ClientAuthenticationError(f"client_secret={MARK} {self.words}")
+            raise ClientAuthenticationError(f"client_secret={MARK} {made}")
 
-    for name in ("ClientSecretCredential", "DefaultAzureCredential"):
-        monkeypatch.setattr(identity, name, Failing)
-    for more in ({}, {"tenant_id": "t", "client_id": "c", "client_secret": MARK}):
+    made: list[tuple[str, dict[str, Any]]] = []
+    names = ("DefaultAzureCredential", "ClientSecretCredential")
+    for name in names:
+        monkeypatch.setattr(identity, name, type(name, (Failing,), {}))
+    secret = {"tenant_id": "t", "client_id": "c", "client_secret": MARK}
+    chosen = {"managed_identity_client_id": "c", "workload_identity_client_id": "c"}
+    for more, name, wanted in (
+        ({}, names[0], {}),
+        ({"client_id": "c"}, names[0], chosen),
+        (secret, names[1], secret),
+    ):
         # A token is only sent by https: to nobody, since the credential fails before.
         options = {"account_name": "acme", "endpoint": "https://127.0.0.1:9", "backend": backend}
         storage = open_storage("az://box/path", {**options, **more, "deadline": 0.1})
@@ -396,6 +404,7 @@ def test_credentials_of_azure_identity_that_fail(
         assert sum(isinstance(error, AccessError) for error in errors) == len(errors) - 1
         texts = [text for error in errors for text in texts_of(error)]
         storage.close()
+        assert (made[-1][0], made[-1][1] | wanted) == (name, made[-1][1])
         check(Given("", {}, {}, (MARK,)), [*texts, *all_of(storage)], caplog)
 
 

@@ -13,7 +13,7 @@ import pytest
 import seqrecord
 from seqrecord import convert, errors
 from tests.clip_data import digests
-from tests.fault_proxy import FaultProxy, Request, Scripted, Seeded
+from tests.fault_proxy import FaultProxy, Scripted, Seeded, no_lists
 from tests.killed_writer import SETTINGS, Killer, Writers
 from tests.made_source import MadeSource, made_frame
 from tests.obstore_runtime import obstore_is
@@ -181,15 +181,10 @@ def test_an_epoch_through_faults_is_that_of_a_quiet_run(
     assert 0 < counters["retries"] <= faults
 
 
-def _is_list(request: Request) -> bool:
-    _, _, query = request.path.partition("?")
-    return request.method == "GET" and ("comp=list" in query or "list-type" in query)
-
-
 @pytest.mark.parametrize("place", PLACES, indirect=True)
 def test_a_dataset_that_cannot_be_listed_is_verified(place: Place, small: Path) -> None:
     place.copy(small)
-    with FaultProxy(place.host, lambda request: "403" if _is_list(request) else None) as proxy:
+    with FaultProxy(place.host, no_lists) as proxy:
         url, options = place.at(proxy.host)
         report = seqrecord.verify(url, deep=True, storage_options=options)
         assert report.ok

@@ -8,8 +8,9 @@ with `EMFILE` or `ENFILE`, the least recently used half is closed and the open i
 in use by a thread is closed after its read. A forked child inherits open files, and closes its own
 copies.
 
-There is no lock: each step is a single call of an `OrderedDict` with keys of built-in types, which
-is atomic. So neither a fork nor a finalizer can leave a lock behind.
+There is no lock, so neither a fork nor a finalizer can leave one behind. Each change is a single
+call of an `OrderedDict` with keys of built-in types, which is atomic. Listing the keys is not: a
+garbage collection may close files of another owner meanwhile, and the keys are listed again.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def _close_oldest(left: int) -> None:
 
 def _close_owner(owner: int) -> None:
     keys: tuple[_Key, ...] | None = None
-    while keys is None:  # a garbage collection may close files of another owner meanwhile
+    while keys is None:  # until no garbage collection interferes
         with contextlib.suppress(RuntimeError):
             keys = tuple(_open)
     for key in keys:

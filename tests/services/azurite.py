@@ -19,15 +19,15 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 
 
 class Azurite:
-    """A running Azurite with its data in `folder`, on a free port of 127.0.0.1 or on `port`.
+    """A running Azurite with its data in `folder`, on a free port of 127.0.0.1.
 
     The account's key may be another than the well-known one, for tests that look for it.
     """
 
-    def __init__(self, folder: Path, *, port: int = 0, key: str = KEY) -> None:
+    def __init__(self, folder: Path, *, key: str = KEY) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.account, self.key = ACCOUNT, key
-        self.port = port
+        self.port = 0
         self._folder = folder
         self._numbers = itertools.count()
         self._start()

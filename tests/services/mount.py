@@ -16,8 +16,8 @@ class Mount:
     """A container as the folder `path`; rclone's files lie beside it, in `folder`.
 
     Read-only unless `writable`, which puts rclone's write cache under it: what is written is
-    uploaded a second after it is closed, and `close` does not wait for that. `host` is a proxy
-    before Azurite, and `options` are more of `rclone mount`.
+    uploaded a second after it is closed, and `close` does not wait for that.
+    `options` are more of `rclone mount`.
     """
 
     def __init__(
@@ -27,7 +27,6 @@ class Mount:
         folder: Path,
         *,
         writable: bool = False,
-        host: str = "",
         options: tuple[str, ...] = (),
     ) -> None:
         self.path = folder / "mount"
@@ -39,12 +38,11 @@ class Mount:
         command += ["--low-level-retries", "1", "--retries", "1"]
         command += ["--vfs-cache-mode", "writes", "--vfs-write-back", "1s"] if writable else []
         command += [] if writable else ["--read-only"]
-        url = azurite.sas_url(container).replace(azurite.host, host or azurite.host)
         self._command = [*command, *options]
         self._environment = {
             **os.environ,
             "RCLONE_CONFIG_AZURITE_TYPE": "azureblob",
-            "RCLONE_CONFIG_AZURITE_SAS_URL": url,
+            "RCLONE_CONFIG_AZURITE_SAS_URL": azurite.sas_url(container),
         }
         self._start()
 
