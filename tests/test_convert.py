@@ -135,14 +135,21 @@ def check_resumes(folder: Path, expected: str) -> None:
     assert report.manifest.fingerprint == expected
 
 
-def test_an_interrupt_leaves_whole_files(tmp_path: Path, expected: str) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_interrupt_leaves_whole_files(tmp_path: Path, expected: str, workers: int) -> None:
+    """Two workers would never end by themselves."""
+    endless = EndlessSource(folder=str(tmp_path / "told"))
+    Path(endless.folder).mkdir()
+
     def interrupt(progress: Progress) -> None:
-        if progress.frames > 26:
+        if progress.frames > 26 if workers == 1 else endless.is_endless():
             raise KeyboardInterrupt
 
+    source = MadeSource() if workers == 1 else endless
     with pytest.raises(KeyboardInterrupt):
-        convert(MadeSource(), tmp_path, workers=1, progress=interrupt, **SMALL)
-    check_resumes(tmp_path, expected)
+        convert(source, tmp_path / "d", workers=workers, progress=interrupt, **SMALL)
+    assert multiprocessing.active_children() == []
+    check_resumes(tmp_path / "d", expected)
 
 
 def test_nothing_but_bad_episodes(tmp_path: Path) -> None:
