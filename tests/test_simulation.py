@@ -67,7 +67,7 @@ def pairs() -> Iterable[Sequence[str]]:
 # Whoever commits first, what the other has written is there, or is found by the next resume.
 _IN_EVERY_RUN = ["append append", "append resume", "flushing resume", "resume resume"]
 _IN_EVERY_RUN += ["discarding resume", "clean resume", "merge resume", "rewrite append"]
-_IN_EVERY_RUN += ["add append", "drop append", "delete append"]
+_IN_EVERY_RUN += ["add append", "drop append", "delete append", "rename append"]
 
 
 def test_pairs(thorough: bool) -> None:
