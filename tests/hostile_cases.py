@@ -415,6 +415,8 @@ _SCHEMA = [
     Case("feature twice", _head(schema=[{"name": "a", **_FEATURE}] * 2), "twice"),
     Case("feature has another key", _spec(extra=1), "right keys"),
     Case("feature named ../x", _spec(name="../x"), "feature name"),
+    Case("feature named 1", _spec(name=1), "not text"),
+    Case("feature name of 129", _spec(name="a" * 129), "feature name"),
     Case("dropped feature of place 1", _spec(name="~1"), "by its place"),
     Case("added by null", _spec(added=None), "writer that added it"),
     Case("added by 15 digits", _spec(added="a" * 15), "writer that added it"),
@@ -436,15 +438,18 @@ _SCHEMA = [
         for value in values
     ),
     Case("text of a fixed shape", _spec(value="text"), "text and bytes"),
+    Case("nine dimensions", _spec(shape=[1] * 9), "dimensions"),
     Case("five codecs", _spec(codec=[{"id": "zstd"}] * 5), "codecs"),
+    Case("codec without id", _spec(codec=[{"level": 1}]), "id"),
     # Codecs are looked up when a feature is read: others of the dataset stay readable.
     Case("codec pickle", _codec(id="pickle"), "pickle", SchemaError),
     Case("codec level 10**9", _codec(id="zstd", level=10**9), "zstd", SchemaError),
 ]
 
+_KEYS = "", ".", "../x", "/x", "x/", "a//b", "a/../b", "a\\b", "a\0", "a\x9b", "é" * 513, 1
 _NUMBERS: dict[str, list[Any]] = {
     "ordinal": [-1, 2**53, True],
-    "num_frames": [0, 2**32, 5.0],
+    "num_frames": [0, 2**31, 5.0],
     "fps": [0, -1.5, True, "30", 10**400],
 }
 _EPISODES = [
@@ -456,10 +461,7 @@ _EPISODES = [
     Case("episode has another key", _part(extra=1), "right keys"),
     Case("time spans of no timestamp", _part(time_spans={"x": ""}), "not timestamps"),
     Case("time spans are a list", _part(time_spans=[]), "not timestamps"),
-    *(
-        Case(f"episode key {key!r:.20}", _part(key=key), "episode key")
-        for key in ("", ".", "../x", "/x", "x/", "a//b", "a\\b", "a\0", "a\x9b", "é" * 513, 1)
-    ),
+    *(Case(f"episode key {key!r:.20}", _part(key=key), "episode key") for key in _KEYS),
     Case("uid", _part(uid="x" * 32), "uid"),
     *(
         Case(f"{name} {value}", _part(**{name: value}), name)
@@ -480,6 +482,7 @@ _CHUNKS = [
     Case("chunk of 0 frames", _chunk(0, "num_frames", 0), "number of frames"),
     Case("chunk of 65537 frames", _chunk(0, "num_frames", 65537), "number of frames"),
     Case("last chunk too long", _chunk(2, "num_frames", 2), "beyond the end"),
+    Case("chunk too long", _chunk(0, "num_frames", 3), "does not follow"),
     Case("chunk inside another", _chunk(1, "first_frame", 1), "does not follow"),
     Case("chunk twice", _chunk(1, "first_frame", 0), "does not follow"),
     Case("chunk far away", _chunk(2, "first_frame", 2**32 - 2), "beyond the end"),
@@ -489,6 +492,7 @@ _CHUNKS = [
     Case("chunk in the header", _chunk(0, "offset", 0), "wrong offset"),
     Case("chunk after the end", _chunk(2, "offset", 1 << 40), "outside its file"),
     Case("chunk at 2**64 - 64", _chunk(2, "offset", 2**64 - 64), "outside its file"),
+    Case("chunks at one place", _chunk(1, "offset", 64), "overlap"),
     Case("chunks out of order", _chunk(1, "offset", 512), "order of their offsets"),
     Case("chunks overlap", _chunk(1, "offset", 128), "overlap"),
     Case("chunk over slice checksums", _chunk(1, "offset", 192), "overlap"),
@@ -567,6 +571,7 @@ _MANIFEST = [
     Case("manifest is a list", _manifest(lambda v: b'[{\n "a": 1'), "JSON"),
     Case("manifest of another format", _manifest_with(format="x")),
     Case("manifest of version 2", _manifest_with(version=2), error=VersionError),
+    Case("manifest of version 1.0", _manifest_with(version=1.0), error=VersionError),
     Case("manifest of version true", _manifest_with(version=True), error=VersionError),
     Case("manifest has another key", _manifest_with(x=1), "right keys"),
     Case("manifest lacks a key", _manifest(lambda v: v.pop("schema")), "right keys"),
@@ -628,6 +633,7 @@ _MANIFEST = [
 _INDEX = [
     Case("no Arrow file", _table("gaps", lambda t: b"x" * 100), "Arrow"),
     Case("empty table file", _table("gaps", lambda t: b""), "Arrow"),
+    Case("only magic", _table("gaps", lambda t: b"ARROW1\0\0"), "Arrow"),
     Case("a batch before the schema", _table("gaps", _without_schema), "not a schema"),
     Case("two schemas", _table("gaps", _twice_the_schema), "not a record batch"),
     Case("two batches", _table("gaps", lambda t: _arrow(t, 2)), "batch"),
@@ -674,6 +680,7 @@ _INDEX = [
     Case("file 1 of 1", _chunks("file", [0, 0, 1]), "no record file"),
     Case("offset 2**63", _chunks("offset", [64, 256, 2**63]), "outside its"),
     Case("offset 2**64 - 64", _chunks("offset", [64, 256, 2**64 - 64]), "outside its"),
+    Case("offset 0", _chunks("offset", [0, 256, 448]), "outside its"),
     Case("offset 65", _chunks("offset", [65, 256, 448]), "wrong offset"),
     Case("pages of 2**32 - 1 bytes", _chunks("page_length", [[2**32 - 1] * 2] * 3), "outside its"),
     Case("raw page of the index", _chunks("page_length", [[12, 64]] * 3), "length"),

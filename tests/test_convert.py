@@ -113,12 +113,14 @@ def test_bad_episodes_are_left_out_and_listed_in_order(tmp_path: Path, workers: 
     assert report.manifest.fingerprint == clean.manifest.fingerprint
 
 
-@BY_ONE_AND_TWO
+@pytest.mark.parametrize("workers", ["1", "fork", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_bad_episode_stops_and_a_resume_goes_on(
-    tmp_path: Path, expected: str, workers: int
+    tmp_path: Path, expected: str, workers: str
 ) -> None:
-    with pytest.raises(SourceError, match="made to fail") as caught:
-        convert(MadeSource(bad={4: 2}), tmp_path, workers=workers, **SMALL)
+    with executor_of("fork") if workers == "fork" else contextlib.nullcontext() as executor:
+        options: dict[str, Any] = {"executor": executor} if executor else {"workers": int(workers)}
+        with pytest.raises(SourceError, match="made to fail") as caught:
+            convert(MadeSource(bad={4: 2}), tmp_path, **options, **SMALL)
     assert (caught.value.episode, caught.value.frame) == ("made/004", 2)
     with pytest.raises(NotFoundError):
         seqrecord.open(tmp_path)
@@ -135,14 +137,21 @@ def check_resumes(folder: Path, expected: str) -> None:
     assert report.manifest.fingerprint == expected
 
 
-def test_an_interrupt_leaves_whole_files(tmp_path: Path, expected: str) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_interrupt_leaves_whole_files(tmp_path: Path, expected: str, workers: int) -> None:
+    """Two workers would never end by themselves."""
+    endless = EndlessSource(folder=str(tmp_path / "told"))
+    Path(endless.folder).mkdir()
+
     def interrupt(progress: Progress) -> None:
-        if progress.frames > 26:
+        if progress.frames > 26 if workers == 1 else endless.is_endless():
             raise KeyboardInterrupt
 
+    source = MadeSource() if workers == 1 else endless
     with pytest.raises(KeyboardInterrupt):
-        convert(MadeSource(), tmp_path, workers=1, progress=interrupt, **SMALL)
-    check_resumes(tmp_path, expected)
+        convert(source, tmp_path / "d", workers=workers, progress=interrupt, **SMALL)
+    assert multiprocessing.active_children() == []
+    check_resumes(tmp_path / "d", expected)
 
 
 def test_nothing_but_bad_episodes(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def replaced(file: str, data: bytes | None) -> Callable[[Path], None]:
 
 
 def broken(kinds: str, change: Callable[[Path], Any], says: str) -> Any:
-    """The kinds that are found, what breaks a sound set, and how the first kind's text ends."""
+    """The kinds that are found, what breaks a sound set, and a part of the first kind's text."""
     return pytest.param(change, kinds.split(), says, id=kinds.partition(" ")[0])
 
 
@@ -197,8 +197,8 @@ BROKEN = [
     broken("empty_file", replaced(VIDEO, b""), f"feature: {CAMERA}"),
     broken("empty_file row_count row_count row_count", rows(lambda t: t.slice(0, 0)), ROWS),
     broken("unnamed_file", lambda root: shutil.copy(root / VIDEO, root / OTHER), OTHER),
-    broken("unreadable", lambda root: os.truncate(root / VIDEO, 999), "when processing input"),
-    broken("unreadable", replaced(ROWS, b"PAR1" * 99), "(827474256bytes)"),
+    broken("unreadable", lambda root: os.truncate(root / VIDEO, 999), CAMERA_OF),
+    broken("unreadable", replaced(ROWS, b"PAR1" * 99), ROWS),
     broken("unreadable", lambda r: cut_short(r / VIDEO), f"truncated video; file: {CAMERA_OF}"),
     # Times and pictures
     broken(
@@ -249,7 +249,7 @@ def test_what_is_broken(root: Path, change: Any, expected: list[str], says: str)
     report = examine(root)
     assert kinds(report) == sorted(expected)
     found = [each for each in report.findings if each.kind == expected[0]]
-    assert str(found[0]).endswith(says)
+    assert says in str(found[0])
     assert (found[0].severity == "warning") == (expected[0] in WARNINGS)
     assert str(root) not in "".join(map(str, report.findings))
 

@@ -187,6 +187,20 @@ def test_episodes_of_a_writer_that_began_before(dataset: tuple[Path, Model]) -> 
     check(path, without(without(model, "x"), "s"))
 
 
+def test_files_that_a_killed_add_left_are_ignored(
+    dataset: tuple[Path, Model], caplog: pytest.LogCaptureFixture
+) -> None:
+    path, model = dataset
+    manifest = path / "manifest.json"
+    before = manifest.read_bytes()
+    edit.add_feature(path, "z", some("z"))
+    manifest.write_bytes(before)  # killed before the commit
+    SeqRecordWriter(path, codecs="raw", mode="resume").close()
+    assert "left by an interrupted `edit add`" in caplog.text
+    seqrecord.reindex(path)
+    assert content(path) == model
+
+
 def test_values_of_another_dataset(dataset: tuple[Path, Model], tmp_path: Path) -> None:
     path, model = dataset
     other = tmp_path / "other"

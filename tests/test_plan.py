@@ -211,9 +211,7 @@ def test_the_order_does_not_depend_on_episodes_that_are_not_selected() -> None:
 
 
 def test_the_order_is_that_of_version_1() -> None:
-    """The committed file, made by `python -m tests.golden.make_plan_v1`. After the first release
-    it is never made again: another order for the same arguments breaks every run that is resumed
-    across versions."""
+    """See `tests/golden/make_plan_v1.py`."""
     golden = json.loads(GOLDEN.read_text())["plans"]
     assert len(golden) == len(CASES)
     for case in golden:

@@ -322,7 +322,17 @@ STEPS = ("append", "delete", "rename", "drop", "add", "rewrite", "clean", "reind
 def test_any_history(
     made: tuple[Path, Model], tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
 ) -> None:
-    path = shutil.copytree(made[0], tmp_path_factory.mktemp("any") / "records")
+    folder = tmp_path_factory.mktemp("any")
+    check_history(made, folder, steps)
+    shutil.rmtree(folder)
+
+
+def test_a_history_of_all_steps(made: tuple[Path, Model], tmp_path: Path) -> None:
+    check_history(made, tmp_path, [(step, number) for number, step in enumerate([*STEPS, "lose"])])
+
+
+def check_history(made: tuple[Path, Model], folder: Path, steps: list[tuple[str, int]]) -> None:
+    path = shutil.copytree(made[0], folder / "records")
     model, names = made[1], list(NAMES)
     # At least once something is freed.
     for number, (step, choice) in enumerate([*steps, ("delete", 1), ("rewrite", 3)]):
@@ -377,7 +387,6 @@ def test_any_history(
     assert content(path.parent / "again") == model
     edit.clean(path, older_than=0)
     check(path, model)
-    shutil.rmtree(path.parent)
 
 
 def test_the_command(dataset: tuple[Path, Model]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import secrets
 import time
 from collections.abc import Callable
 from functools import partial
@@ -132,10 +134,12 @@ def test_of_two_writers_begun_together_the_second_loses_nothing(
 
 
 def test_a_committed_key_beats_one_that_is_not(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(2):  # whichever uid is smaller
-        folder = tmp_path / str(number)
+    for step in (1, -1):  # whichever uid is smaller: they begin with the writers' ids
+        numbers = map("{:016x}".format, itertools.count(1 << 32, step))
+        monkeypatch.setattr(secrets, "token_hex", lambda _, numbers=numbers: next(numbers))
+        folder = tmp_path / str(step)
         one, two = writer(folder), writer(folder)
         for each, keys in ((one, "ab"), (two, "bc")):
             add(each, keys)

@@ -284,6 +284,10 @@ def test_index_and_footer_must_agree(whole: Path, tmp_path: Path) -> None:
         problems = [problem for problem in verify(root).problems if message in str(problem)]
         assert problems, message
         assert problems[0].episode in ("alpha/Easy/P000", "x")
+    shorter = shutil.copytree(whole, tmp_path / "shorter")
+    change_manifest(shorter, lambda value: value.update(num_frames=16))
+    change_table(shorter, "episodes", put("num_frames", 10))  # of 11, as after a trim
+    assert any("different episode" in str(problem) for problem in verify(shorter).problems)
 
 
 def test_an_index_may_name_any_copy_of_a_chunk(tmp_path: Path) -> None:
