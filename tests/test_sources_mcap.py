@@ -436,7 +436,8 @@ def test_any_cut_and_any_bit_is_refused_or_changes_nothing(tmp_path: Path) -> No
                     np.testing.assert_array_equal(value, want[f"imu.{name.split('.')[1]}"])
         except SourceError as error:
             refused.append(error)
-    assert {error.file for error in refused} == {str(path)}
+    assert {(error.file, error.episode) for error in refused} == {(str(path), "a")}
+    assert ["damaged or unfinished" in error.message for error in refused[:2]] == [True] * 2
     assert sum("damaged or unfinished file" in error.message for error in refused) > 50
 
 
