@@ -16,8 +16,9 @@ from seqrecord.errors import SourceError
 from seqrecord.sources import LeftOut, inventory_of
 from tests.bags import STORE, imu, write_bag, write_mcap
 from tests.command_line import fail
+from tests.source_faults import frames_of
 from tests.test_source_contract import upload
-from tests.test_sources_mcap import CAMERA, KINDS, MS, START, frames_of, recording, write
+from tests.test_sources_mcap import CAMERA, KINDS, MS, START, recording, write
 
 YAML = "metadata.yaml"
 

@@ -239,6 +239,17 @@ def test_links_of_files_and_folders(tmp_path: Path) -> None:
     assert info.value.file == str(tmp_path / "none.mp4")
 
 
+def test_links_of_all_files(tmp_path: Path) -> None:
+    """The Hub's local snapshots consist of links into another folder."""
+    root, blobs = originals.tartanair(tmp_path / "original"), tmp_path / "blobs"
+    expected = packed(root, "tartanair", tmp_path / "packed")
+    blobs.mkdir()
+    for number, path in enumerate(sorted(filter(Path.is_file, root.rglob("*")))):
+        path.symlink_to(path.rename(blobs / str(number)))
+    assert_same(content_of(indexed(root, "tartanair", tmp_path / "index")), expected)
+    assert str(blobs) in seqrecord.summarize(tmp_path / "index").originals
+
+
 def test_packing_and_episodes_that_have_come_since(tmp_path: Path) -> None:
     """Edits of indexes are those of `test_random_originals`."""
     root, index = originals.tartanair(tmp_path / "original", 2), tmp_path / "index"

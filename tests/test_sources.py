@@ -251,7 +251,7 @@ BROKEN = [
     fault(remove("flow/000001_000002_flow.npy"), "flow", _AS_IN, got="frame 1 missing"),
     fault(remove("flow/000002_000003_mask.npy"), "flow", _AS_IN, got="frame 2 missing"),
     fault(save("flow/000004_000005_flow.npy", NO_FLOW), "flow", _AS_IN, got="frame 4 too many"),
-    fault(save("flow/000003_000005_flow.npy", NO_FLOW), "flow/000003*", "not consecutive"),
+    fault(save("flow/000003_000005_flow.npy", NO_FLOW), "flow/000003*", "consecutive", got="and 5"),
     fault(remove("image_right/000003_right.png"), "image_right", _AS_IN, got="frame 3 missing"),
     fault(remove(*ALL_DEPTHS), "depth_left", _AS_IN, got="frame 0 missing"),
     fault(write("image_left/2_left.png", b""), "image_left/*2_left.png", "same frame number"),

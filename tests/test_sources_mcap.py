@@ -22,7 +22,7 @@ from mcap.writer import CompressionType, IndexType
 import seqrecord
 from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import McapSource, Source
+from seqrecord.sources import McapSource
 from tests.bags import (
     IMAGE,
     STORE,
@@ -40,6 +40,7 @@ from tests.bags import (
     write_raw,
 )
 from tests.command_line import run
+from tests.source_faults import frames_of
 from tests.tf_records import messages_of
 
 START = 1_790_000_000_000_000_000
@@ -66,10 +67,6 @@ def recording(count: int = 5) -> list[tuple[str, int, Any]]:
         for i in range(2 * count // 5 + 1)
     ]
     return sorted(messages, key=lambda each: each[1])
-
-
-def frames_of(source: Source, number: int = 0) -> list[dict[str, Any]]:
-    return [dict(frame) for frame in source.frames(source.episodes()[number])]
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -436,7 +433,8 @@ def test_any_cut_and_any_bit_is_refused_or_changes_nothing(tmp_path: Path) -> No
                     np.testing.assert_array_equal(value, want[f"imu.{name.split('.')[1]}"])
         except SourceError as error:
             refused.append(error)
-    assert {error.file for error in refused} == {str(path)}
+    assert {(error.file, error.episode) for error in refused} == {(str(path), "a")}
+    assert ["damaged or unfinished" in error.message for error in refused[:2]] == [True] * 2
     assert sum("damaged or unfinished file" in error.message for error in refused) > 50
 
 

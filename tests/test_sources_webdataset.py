@@ -220,6 +220,7 @@ VALUES: dict[str, tuple[str, bytes, bytes]] = {  # a field, and what two samples
     "a huge array": ("x.npy", npy(1.0), npy(1.0).replace(b"(), }", b"(1099511627776,), }")),
     "an image that is cut": ("rgb.png", image(), image()[:-9]),
     "no image": ("rgb.png", image(), b"\0" * 40),
+    "a pointer": ("rgb.png", image(), b"version https://git-lfs.github.com/spec/v1\n"),
     "another format": ("rgb.png", image(), image(kind="jpeg")),
     "no UTF-8": ("txt", b"a", b"\xff"),
     "no number": ("cls", b"7", b"seven"),
@@ -233,7 +234,8 @@ def test_a_broken_value_is_refused_by_name(tmp_path: Path) -> None:
         root = tmp_path / name
         write_tar(root / "bad.tar", {f"run/0.{ending}": one, f"run/1.{ending}": other})
         write_tar(root / "good.tar", {f"0.{ending}": npy(1.0) if "first" in name else one})
-        check_refused(WebDatasetSource(root), ["bad/run"], file=root / "bad.tar" / "run")
+        match = "git lfs pull" if "pointer" in name else "."
+        check_refused(WebDatasetSource(root), ["bad/run"], match, file=root / "bad.tar" / "run")
 
 
 def header(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE, link: str = "") -> bytes:

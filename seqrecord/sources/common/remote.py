@@ -193,11 +193,6 @@ class RemoteFile(io.RawIOBase):
         self._blocks = OrderedDict()
         super().close()
 
-    @property
-    def cached_bytes(self) -> int:
-        """Bytes of the file in memory."""
-        return sum(map(len, self._blocks.values()))
-
     def _block(self, number: int) -> Buffer:
         if number not in self._blocks and (kept := self._files.kept(self._name, number)):
             self._blocks[number] = kept
