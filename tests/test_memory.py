@@ -6,6 +6,7 @@ import gc
 import json
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from seqrecord import (
 )
 from seqrecord.engine.buffers import ChunkBuffers
 from seqrecord.errors import MemoryLimitError
+from seqrecord.sampling import PlanSettings
+from seqrecord.sampling.memory import FrameSizes, MemoryPlan
 from seqrecord.storage import LocalStorage, StorageWrapper
 from tests.clip_data import effective, least_memory, names, possible_clips, write_numbered
 from tests.torch_process import run_code
@@ -365,3 +368,29 @@ def test_room_for_chunks_grows_only_where_none_is_large_enough() -> None:
     assert len(larger) == 101
     assert chunks.acquire(1) is small
     assert len(chunks.acquire(1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "frames", "batch", "more", "more_of_all"),
+    [
+        (8_000_000, 100, 300_000, 3, 3),  # of an eighth of the limit
+        (8_000_000, 100, 200_000, 4, 4),  # six at most
+        (8_000_000, 100, 1_000_001, 0, 0),
+        (8 << 30, 100, 100 << 20, 2, 2),  # of 256 MiB
+        (1_000_000, 640, 20_000, 2, 4),  # of what is left of the limit, by frames and their loads
+        (1_000_000, 900, 30_000, 0, 2),
+    ],
+)
+def test_more_batches_are_ahead_where_they_take_little(
+    limit: int, frames: int, batch: int, more: int, more_of_all: int
+) -> None:
+    sizes = FrameSizes((1000,), 0, batch)
+    plan = MemoryPlan(PlanSettings(), sizes, limit, prefetch=2, max_loads=1)
+    made, of_all = plan.memory((frames,), fixed=True), plan.with_all(frames).in_memory
+    assert of_all is not None
+    assert (made.prefetch, of_all.prefetch) == (2 + more, 2 + more_of_all)
+    assert max(map(plan.nbytes, (made, of_all))) <= limit + sizes.beside_arena(2, 1)
+    assert plan.memory((frames,), fixed=False).prefetch == 2
+    assert replace(plan, prefetch=1).memory((frames,), fixed=True).prefetch == 1
+    # Each frame that stays takes a few bytes more.
+    assert plan.with_all(limit // 1001).in_memory is None

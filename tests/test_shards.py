@@ -82,6 +82,19 @@ def test_by_hand(
     assert [(int(start[0]), int(stop[0])) for start, stop in made] == expected
 
 
+@pytest.mark.parametrize(
+    ("offset", "expected"),
+    [(0, [0, 0, 2, 2, 4, 4]), (-3, [0, 0, 0, 3, 4, 5]), (7, [0, 0, 0, 0, 4, 4])],
+)
+def test_clips_move_back_to_the_first_of_their_chunk_and_row(
+    offset: int, expected: list[int]
+) -> None:
+    """Starts 1, 3, 5, 7 of chunks of 4 frames, and 8, 10 of chunks of 6; of 12 frames each."""
+    columns = np.array([(0, 1, 4, 0), (1, 8, 2, 1)]).T
+    cuts = Cuts(grid_of([[4] * 3, [6] * 2]), np.array([11, 11]), offset)
+    assert Runs(2, *columns).snap(np.arange(6), cuts).tolist() == expected
+
+
 PIECE = 32  # frames
 
 
