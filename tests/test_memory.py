@@ -384,7 +384,7 @@ def test_room_for_chunks_grows_only_where_none_is_large_enough() -> None:
 def test_more_batches_are_ahead_where_they_take_little(
     limit: int, frames: int, batch: int, more: int, more_of_all: int
 ) -> None:
-    sizes = FrameSizes((1000,), 0, batch)
+    sizes = FrameSizes((1000,), 20_000, batch)
     plan = MemoryPlan(PlanSettings(), sizes, limit, prefetch=2, max_loads=1)
     made, of_all = plan.memory((frames,), fixed=True), plan.with_all(frames).in_memory
     assert of_all is not None
