@@ -171,6 +171,8 @@ def test_refuses_what_is_not_there() -> None:
     for index, count in ((1, 1), (-1, 2), (0, 0)):
         with pytest.raises(ClipError, match="not a shard"):
             Shard(index, count)
+    with pytest.raises(ClipError, match="no such order"):
+        PlanSettings(order="sequence")
 
 
 @pytest.mark.parametrize("spec", [ClipSpec(16), ClipSpec(16, stride=16, phase=5)])

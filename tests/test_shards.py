@@ -95,6 +95,20 @@ def test_clips_move_back_to_the_first_of_their_chunk_and_row(
     assert Runs(2, *columns).snap(np.arange(6), cuts).tolist() == expected
 
 
+def test_slices_hold_their_clips_in_runs_of_their_own() -> None:
+    # Clips 0 to 3 and 4 to 5 of a run, and 6 to 8 of another.
+    runs = Runs(2, *np.array([(0, 1, 4, 0), (0, 11, 2, 0), (1, 0, 3, 1)]).T)
+    made, owner = runs.slices(np.array([1, 3, 3, 8]), np.array([3, 3, 7, 9]))
+    rows = zip(owner, made.run, made.episode, made.first_start, made.count, strict=True)
+    assert [tuple(map(int, row)) for row in rows] == [
+        (0, 0, 0, 3, 2),
+        (2, 1, 0, 7, 1),
+        (2, 1, 0, 11, 2),
+        (2, 2, 1, 0, 1),
+        (3, 3, 1, 4, 1),
+    ]
+
+
 PIECE = 32  # frames
 
 
