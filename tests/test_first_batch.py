@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import seqrecord
@@ -131,6 +131,8 @@ starts = st.tuples(st.integers(0, 2), st.integers(0, 30))  # of three runs
     st.tuples(st.integers(-9, 9), st.integers(1, 9), st.integers(1, 3)),
     st.sampled_from((0, (1 << 23) - 1, MAX_OWNERS - 3)),
 )
+@example([(0, 1), (0, 0)], [((0, 0), 1)], (-5, 2, 1), 0)  # before the episode
+@example([(0, 29), (0, 30)], [((0, 30), 6)], (9, 1, 1), 0)  # and behind it
 def test_the_first_clip_that_needs_each_load(
     clips: list[tuple[int, int]],
     loads: list[tuple[tuple[int, int], int]],
