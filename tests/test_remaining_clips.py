@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seqrecord import ClipSpec, StateError
@@ -102,13 +102,14 @@ def test_nothing_is_lost_and_nothing_is_given_again(data: st.DataObject, request
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 2), st.integers(0, 50), st.integers(0, 3)), min_size=1, max_size=60
+        st.tuples(st.integers(0, 2), st.integers(0, 50), st.integers(0, 3)), min_size=1, max_size=30
     ),
     st.integers(1, 4),
     st.integers(1, 3),
     st.integers(0, 9),
     st.booleans(),
 )
+@example([(0, 0, 3), (0, 1, 2)], 1, 1, 0, True)  # noqa: FBT003
 def test_clips_that_come_several_times(
     chosen: list[tuple[int, int, int]], ranks: int, workers: int, batches: int, shuffle: bool
 ) -> None:
