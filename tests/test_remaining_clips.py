@@ -109,7 +109,7 @@ def test_nothing_is_lost_and_nothing_is_given_again(data: st.DataObject, request
     st.integers(0, 9),
     st.booleans(),
 )
-@example([(0, 0, 3), (0, 1, 2)], 1, 1, 0, True)  # noqa: FBT003
+@example([(0, 0, 3), (0, 1, 2)], 1, 1, 0, True)
 def test_clips_that_come_several_times(
     chosen: list[tuple[int, int, int]], ranks: int, workers: int, batches: int, shuffle: bool
 ) -> None:
