@@ -27,9 +27,10 @@ from seqrecord import (
 )
 from seqrecord.engine.buffers import ChunkBuffers
 from seqrecord.errors import MemoryLimitError
-from seqrecord.sampling import PlanSettings
-from seqrecord.sampling.memory import FrameSizes, MemoryPlan
+from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard
+from seqrecord.sampling.memory import CONSUMER, FrameSizes, MemoryPlan, MemoryRequest
 from seqrecord.storage import LocalStorage, StorageWrapper
+from tests.clip_cases import Case, cases
 from tests.clip_data import effective, least_memory, names, possible_clips, write_numbered
 from tests.torch_process import run_code
 
@@ -394,3 +395,45 @@ def test_more_batches_are_ahead_where_they_take_little(
     assert replace(plan, prefetch=1).memory((frames,), fixed=True).prefetch == 1
     # Each frame that stays takes a few bytes more.
     assert plan.with_all(limit // 1001).in_memory is None
+
+
+@given(
+    cases(),
+    st.booleans(),
+    st.none() | st.integers(1, 5),
+    st.none() | st.integers(1, 6),
+    st.tuples(st.integers(1, 9), st.integers(0, 200)),
+    st.integers(0, 50_000),
+    st.booleans(),
+)
+def test_an_engine_has_no_more_than_the_limit_or_the_least_is_said(
+    case: Case,
+    shuffle: bool,
+    batch_size: int | None,
+    num_cursors: int | None,
+    nbytes: tuple[int, int],
+    more: int,
+    fixed: bool,
+) -> None:
+    """Also with the settings of a state, which need no more."""
+    if not case.table.num_clips:
+        return
+    wanted, (frame, chunk) = PlanSettings(shuffle=shuffle, batch_size=batch_size), nbytes
+    sizes = FrameSizes((frame,), chunk, frame * (batch_size or 1) * case.spec.length)
+    stats = ClipStats.of(case.table, case.episodes)
+    request = MemoryRequest(stats, wanted, sizes, 2, num_cursors, url="a dataset")
+    least = request.least_limit
+    for limit in (1, least - 1):
+        with pytest.raises(MemoryLimitError, match=f"a dataset.*at least {least} bytes"):
+            request.plan_memory(limit)
+    for limit in (least, least + more):
+        made = request.plan_memory(limit)
+        plan = EpochPlan(case.table, case.episodes, made.settings, shard=Shard(1, 2))
+        held = [group.max_resident_frames for group in plan.groups]
+        for fitted in (made, request.plan_given(made.settings, limit)):
+            memory = fitted.memory(held, fixed=fixed)
+            assert memory.num_rows[0] >= held[0]
+            batches = (memory.prefetch + CONSUMER) * fitted.clips_at_once(memory, 32)
+            chunks = memory.max_loads + memory.max_read_ahead
+            taken = sizes.held(memory.num_rows) + batches * sizes.batch + chunks * chunk
+            assert taken <= limit
