@@ -80,8 +80,9 @@ def test_nothing_is_lost_and_nothing_is_given_again(data: st.DataObject, request
         if not number and segment.settings.drop_last and most < size:
             return  # which is refused
         plans = plans_of(table, episodes, segment, epoch=epoch, number=number)
-        most = max(plan.num_batches for plan in plans)
-        segment = replace(segment, batches=tuple(min(count, most) for count in segment.batches))
+        workers = len(segment.batches)
+        has = [max(plan.num_batches for plan in plans[i::workers]) for i in range(workers)]
+        segment = replace(segment, batches=tuple(map(min, segment.batches, has)))
         found = given_in(plans, segment, episodes, case.spec)
         repeated = sum(plan.num_repeated for plan in plans)
         assert found.total() - len(found) <= repeated < max(segment.num_shards, 1)
@@ -110,6 +111,7 @@ def test_nothing_is_lost_and_nothing_is_given_again(data: st.DataObject, request
     st.booleans(),
 )
 @example([(0, 0, 3), (0, 1, 2)], 1, 1, 0, True)
+@example([(0, 0, 1), (0, 5, 2)], 1, 2, 0, False)
 def test_clips_that_come_several_times(
     chosen: list[tuple[int, int, int]], ranks: int, workers: int, batches: int, shuffle: bool
 ) -> None:
