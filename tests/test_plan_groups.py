@@ -199,7 +199,11 @@ def test_what_is_resident_is_exactly_what_was_held(case: Case) -> None:
         engine.run(work)
 
 
+RUNS = one_group(((1,), (1, 1, 2), (1,), (1,), (1,)), ClipSpec(2), replace(SMALL, run_frames=1))
+
+
 @given(cases(), st.integers(0, 9))
+@example(replace(RUNS, windows=(Window(1, 1, 1, 1),)), 2)  # which decide where runs are cut
 def test_what_is_left_is_planned_with_the_same_windows(case: Case, batches: int) -> None:
     shards = [replace(case, shard=Shard(i, case.shard.count)) for i in range(case.shard.count)]
     plans = [plan for plan in map(plan_of, shards) if plan is not None]
