@@ -378,6 +378,7 @@ def test_room_for_chunks_grows_only_where_none_is_large_enough() -> None:
         (8_000_000, 100, 200_000, 4, 4),  # six at most
         (8_000_000, 100, 1_000_001, 0, 0),
         (8 << 30, 100, 100 << 20, 2, 2),  # of 256 MiB
+        (8 << 30, 100, 60 << 20, 4, 4),
         (1_000_000, 640, 20_000, 2, 4),  # of what is left of the limit, by frames and their loads
         (1_000_000, 900, 30_000, 0, 2),
     ],
@@ -390,7 +391,10 @@ def test_more_batches_are_ahead_where_they_take_little(
     made, of_all = plan.memory((frames,), fixed=True), plan.with_all(frames).in_memory
     assert of_all is not None
     assert (made.prefetch, of_all.prefetch) == (2 + more, 2 + more_of_all)
-    assert max(map(plan.nbytes, (made, of_all))) <= limit + sizes.beside_arena(2, 1)
+    most = limit + sizes.beside_arena(2, 1)
+    together = plan.clips_at_once(made, 100) - 1  # more batches of a clip each
+    assert plan.nbytes(made) + together * (made.prefetch + CONSUMER) * batch <= most
+    assert plan.nbytes(of_all) <= most
     assert plan.memory((frames,), fixed=False).prefetch == 2
     assert replace(plan, prefetch=1).memory((frames,), fixed=True).prefetch == 1
     # Each frame that stays takes a few bytes more.

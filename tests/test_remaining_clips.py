@@ -162,6 +162,9 @@ def test_what_is_left_is_segments_and_a_round_of_single_clips() -> None:
 def test_refuses_stages_that_cannot_be() -> None:
     episodes = episode_table([100], [8])
     table = enumerate_clips(ClipSpec(3), episodes, np.arange(1))
+    # An epoch that is over leaves nothing, not even what `drop_last` has dropped.
+    over = EpochSegment(2, (12,), replace(SETTINGS, drop_last=True))
+    assert find_remaining(table, episodes, [over], epoch=0).num_clips == 0
     many = replace(SETTINGS, num_cursors=1 << 30)
     for segment, message in (
         (EpochSegment(2, (11, 3), SETTINGS), "beyond the epoch's end"),
