@@ -268,7 +268,20 @@ def test_rounds_of_small_frames_begin_small() -> None:
     assert max(sizes) > data[0].num_clips // 3
 
 
+def test_says_what_limits_mixing() -> None:
+    data = dataset(ABANDONEDFACTORY, ClipSpec(16))
+    for num_shards, room, expected in (
+        (1, 1000, "None"),
+        (1, 200, "memory_limit leaves room for 200 B of frames"),
+        (40, 100_000, "would read"),
+    ):
+        chosen = settled(data, room, None, num_shards=num_shards, batch_size=32)
+        request = memory_request(ClipStats.of(*data), chosen, num_shards=num_shards)
+        assert expected in str(request.mixing_limit(room)[0])
+
+
 VIDEO: list[tuple[int, int, int, int, int]] = [  # episodes, frames, GOP, batch, shards
+    (60, 100, 50, 16, 1),
     (30, 600, 250, 16, 1),
     (60, 100, 100, 8, 1),
     (60, 97, 31, 16, 1),
