@@ -414,4 +414,5 @@ def test_rounds_in_order_of_small_frames_are_large(frame_bytes: int, wanted: int
         found = MemoryRequest(stats, settings, sizes).default_settings(held, 2 * held)
         most = min(wanted, frames)
         assert most // 2 <= found.block_frames <= most * 5 // 4
+        assert frames < wanted or found.block_frames >= 64
         assert resident_bounds(stats, found)[0] <= frames
