@@ -193,9 +193,9 @@ def test_to_wait_for_the_device_is_to_wait_for_the_consumer(path: Path) -> None:
 
     waited, pipe = Slow(), make_loader(path, device="cpu", features=["image"])
     with streams_of("cpu", lambda _: OutrunStream(waited)):
-        assert len(list(pipe)) > 9
+        count = len(list(pipe))
     assert waited == [*range(len(waited))]
-    assert len(waited) > 5
+    assert len(waited) >= count - 4  # two batches wait for the consumer, which has two
     assert pipe.stats()["waiting_for_consumer_seconds"] > 0.019 * len(waited)
 
 
@@ -234,7 +234,7 @@ def test_leaving_early(path: Path, device: str) -> None:
     fail = threading.Event()
 
     def transform(frame: dict[str, Any]) -> dict[str, Any]:
-        if fail.is_set() and frame["id"].tolist() == [3, 17]:
+        if fail.is_set():
             raise ZeroDivisionError
         return {"id": frame["id"]}
 
@@ -248,6 +248,7 @@ def test_leaving_early(path: Path, device: str) -> None:
     with leaves_nothing():  # by an error
         with pytest.raises(ZeroDivisionError):
             list(pipe)
+        assert pipe.stats()["device_bytes"] == 0, "a load that fails stores nothing"
         fail.clear()
         assert len(list(pipe)) == len(pipe)
 

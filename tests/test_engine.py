@@ -505,8 +505,9 @@ def test_a_damaged_page_is_named(tmp_path: Path, feature: str, groups: dict[str,
     chunk = nth_chunk(pipe.dataset, 3, 2)
     with (path / chunk.path).open("r+b") as file:
         file.truncate(chunk.offset + 7)
-    with pytest.raises(StorageError, match=re.escape(chunk.path)):
+    with pytest.raises(StorageError, match=re.escape(chunk.path)) as ended:
         list(pipe)
+    assert ended.value.episode == "set/3 (frames 8 to 11)"
 
 
 @pytest.mark.parametrize("stride", [1, 4])

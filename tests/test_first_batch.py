@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import EngineOptions, SeqRecordPipe, SeqRecordWriter
+from seqrecord.clips.grids import MAX_OWNERS
+from seqrecord.engine.stores import first_uses
+from seqrecord.sampling import Clips, Loads, Window
 from tests.video_data import moving
 
 CHUNK = 8  # frames
@@ -113,3 +119,56 @@ def test_only_frames_of_the_first_batch_are_decoded(
     gathered = min(event["ts"] for event in events if event["name"] == "gather")
     loaded = [e for e in events if e["name"] == "decode" and e["ts"] < gathered]
     assert BATCH <= sum(event["args"]["frames"] for event in loaded) <= most
+
+
+NUM_FRAMES = 36
+starts = st.tuples(st.integers(0, 2), st.integers(0, 30))  # of three runs
+
+
+@given(
+    st.lists(starts, max_size=12),
+    st.lists(st.tuples(starts, st.integers(1, 6)), max_size=8),
+    st.tuples(st.integers(-9, 9), st.integers(1, 9), st.integers(1, 3)),
+    st.sampled_from((0, (1 << 23) - 1, MAX_OWNERS - 3)),
+)
+@example([(0, 1), (0, 0)], [((0, 0), 1)], (-5, 2, 1), 0)  # before the episode
+@example([(0, 29), (0, 30)], [((0, 30), 6)], (9, 1, 1), 0)  # and behind it
+def test_the_first_clip_that_needs_each_load(
+    clips: list[tuple[int, int]],
+    loads: list[tuple[tuple[int, int], int]],
+    window: tuple[int, int, int],
+    first_run: int,
+) -> None:
+    """Any frame from a clip's first to its last counts, those outside the episode as its ends."""
+    (offset, span, step), last = window, NUM_FRAMES - 1
+    rows = [(run, first, min(count, (last - first) // step + 1)) for (run, first), count in loads]
+    expected = []
+    for run, first, count in rows:
+        uses = (
+            number
+            for number, (other, start) in enumerate(clips)
+            if other == run
+            and min(max(start + offset, 0), last) <= first + (count - 1) * step
+            and min(max(start + offset + span - 1, 0), last) >= first
+        )
+        expected.append(next(uses, len(clips)))
+    run, start = np.array(clips, np.int64).reshape(-1, 2).T
+    owner, first, count = np.array(rows, np.int64).reshape(-1, 3).T
+    none, of_loads = np.zeros_like(run), np.zeros_like(owner)
+    found = first_uses(
+        Loads(owner, first_run + owner, of_loads, of_loads, first, count),
+        Clips(run, first_run + run, none, start, none, none, none),
+        Window(offset, span, step, 1),
+        np.array([NUM_FRAMES]),
+    )
+    assert found.tolist() == expected
+
+
+def test_a_round_of_many_clips_takes_no_long_time() -> None:
+    many, zero = np.arange(200_000), np.zeros(200_000, np.int64)
+    loads = Loads(zero, zero, zero, zero, many, zero + 1)
+    clips = Clips(zero, zero, zero, many, zero, zero, zero)
+    begin = time.thread_time()
+    uses = first_uses(loads, clips, Window(0, 4, 1, 4), np.array([1 << 20]))
+    assert time.thread_time() - begin < 2
+    assert uses[:50].tolist() == [max(0, frame - 3) for frame in range(50)]

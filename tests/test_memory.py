@@ -6,6 +6,7 @@ import gc
 import json
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,10 @@ from seqrecord import (
 )
 from seqrecord.engine.buffers import ChunkBuffers
 from seqrecord.errors import MemoryLimitError
+from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard
+from seqrecord.sampling.memory import CONSUMER, FrameSizes, MemoryPlan, MemoryRequest
 from seqrecord.storage import LocalStorage, StorageWrapper
+from tests.clip_cases import Case, cases
 from tests.clip_data import effective, least_memory, names, possible_clips, write_numbered
 from tests.torch_process import run_code
 
@@ -365,3 +369,75 @@ def test_room_for_chunks_grows_only_where_none_is_large_enough() -> None:
     assert len(larger) == 101
     assert chunks.acquire(1) is small
     assert len(chunks.acquire(1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "frames", "batch", "more", "more_of_all"),
+    [
+        (8_000_000, 100, 300_000, 3, 3),  # of an eighth of the limit
+        (8_000_000, 100, 200_000, 4, 4),  # six at most
+        (8_000_000, 100, 1_000_001, 0, 0),
+        (8 << 30, 100, 100 << 20, 2, 2),  # of 256 MiB
+        (8 << 30, 100, 60 << 20, 4, 4),
+        (1_000_000, 640, 20_000, 2, 4),  # of what is left of the limit, by frames and their loads
+        (1_000_000, 900, 30_000, 0, 2),
+    ],
+)
+def test_more_batches_are_ahead_where_they_take_little(
+    limit: int, frames: int, batch: int, more: int, more_of_all: int
+) -> None:
+    sizes = FrameSizes((1000,), 20_000, batch)
+    plan = MemoryPlan(PlanSettings(), sizes, limit, prefetch=2, max_loads=1)
+    made, of_all = plan.memory((frames,), fixed=True), plan.with_all(frames).in_memory
+    assert of_all is not None
+    assert (made.prefetch, of_all.prefetch) == (2 + more, 2 + more_of_all)
+    most = limit + sizes.beside_arena(2, 1)
+    together = plan.clips_at_once(made, 100) - 1  # more batches of a clip each
+    assert plan.nbytes(made) + together * (made.prefetch + CONSUMER) * batch <= most
+    assert plan.nbytes(of_all) <= most
+    assert plan.memory((frames,), fixed=False).prefetch == 2
+    assert replace(plan, prefetch=1).memory((frames,), fixed=True).prefetch == 1
+    # Each frame that stays takes a few bytes more.
+    assert plan.with_all(limit // 1001).in_memory is None
+
+
+@given(
+    cases(),
+    st.booleans(),
+    st.none() | st.integers(1, 5),
+    st.none() | st.integers(1, 6),
+    st.tuples(st.integers(1, 9), st.integers(0, 200)),
+    st.integers(0, 50_000),
+    st.booleans(),
+)
+def test_an_engine_has_no_more_than_the_limit_or_the_least_is_said(
+    case: Case,
+    shuffle: bool,
+    batch_size: int | None,
+    num_cursors: int | None,
+    nbytes: tuple[int, int],
+    more: int,
+    fixed: bool,
+) -> None:
+    """Also with the settings of a state, which need no more."""
+    if not case.table.num_clips:
+        return
+    wanted, (frame, chunk) = PlanSettings(shuffle=shuffle, batch_size=batch_size), nbytes
+    sizes = FrameSizes((frame,), chunk, frame * (batch_size or 1) * case.spec.length)
+    stats = ClipStats.of(case.table, case.episodes)
+    request = MemoryRequest(stats, wanted, sizes, 2, num_cursors, url="a dataset")
+    least = request.least_limit
+    for limit in (1, least - 1):
+        with pytest.raises(MemoryLimitError, match=f"a dataset.*at least {least} bytes"):
+            request.plan_memory(limit)
+    for limit in (least, least + more):
+        made = request.plan_memory(limit)
+        plan = EpochPlan(case.table, case.episodes, made.settings, shard=Shard(1, 2))
+        held = [group.max_resident_frames for group in plan.groups]
+        for fitted in (made, request.plan_given(made.settings, limit)):
+            memory = fitted.memory(held, fixed=fixed)
+            assert memory.num_rows[0] >= held[0]
+            batches = (memory.prefetch + CONSUMER) * fitted.clips_at_once(memory, 32)
+            chunks = memory.max_loads + memory.max_read_ahead
+            taken = sizes.held(memory.num_rows) + batches * sizes.batch + chunks * chunk
+            assert taken <= limit

@@ -89,6 +89,16 @@ def test_the_order_of_phases_is_drawn_anew() -> None:
     assert order == [1, 3, 4, 0, 2, 1, 4, 3, 2, 0]
 
 
+def test_phases_without_clips_have_no_epoch() -> None:
+    clips = {0: 3, 1: 3, 5: 1}
+    phases = Phases(np.array([0, 5]), np.array([2, 6]), np.array([3, 1]))
+    for shuffle in (False, True):
+        order = [phases.of_epoch(epoch, seed=7, shuffle=shuffle) for epoch in range(12)]
+        assert [sorted(order[i : i + 3]) for i in range(0, 12, 3)] == [[0, 1, 5]] * 4
+        before = [phases.clips_before(epoch, 2, seed=7, shuffle=shuffle) for epoch in range(13)]
+        assert np.diff(before).tolist() == [-(-clips[phase] // 2) for phase in order]
+
+
 @pytest.mark.parametrize("stride", [4, 1000, 999_983])
 def test_phases_of_a_large_dataset_are_found_quickly(stride: int) -> None:
     lengths = [1015] * 10_000

@@ -139,6 +139,9 @@ def test_fewer_clips_than_parts() -> None:
     assert sorted(plan.num_clips for plan in exact) == [0, 1, 1]
     with pytest.raises(ClipError, match=r"no batch at all.*at least 3 clips.*got: 2 clips"):
         Request(case, PlanSettings(drop_last=True), 0, 3).plan(2)
+    # One of three shards has a whole batch.
+    few = PlanSettings(batch_size=2, drop_last=True, even_batches=False)
+    assert sum(plan.num_batches for plan in shards(Request(case_of(19), few, 0, 3))) == 1
 
 
 def test_a_single_cursor_of_clips_far_longer_than_its_blocks() -> None:
@@ -171,6 +174,8 @@ def test_refuses_what_is_not_there() -> None:
     for index, count in ((1, 1), (-1, 2), (0, 0)):
         with pytest.raises(ClipError, match="not a shard"):
             Shard(index, count)
+    with pytest.raises(ClipError, match="no such order"):
+        PlanSettings(order="sequence")
 
 
 @pytest.mark.parametrize("spec", [ClipSpec(16), ClipSpec(16, stride=16, phase=5)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from seqrecord.sampling import (
     Window,
     resident_bounds,
 )
+from seqrecord.sampling.elastic import EpochSegment, find_remaining
 from tests.clip_cases import grid_of, specs
 from tests.plan_cases import Chunks, Engine, plan_settings
 
@@ -195,6 +197,36 @@ def test_what_is_resident_is_exactly_what_was_held(case: Case) -> None:
             assert group.held == other.held
             assert {c: o for c, o in group.order.items() if o} == other.order
         engine.run(work)
+
+
+RUNS = one_group(((1,), (1, 1, 2), (1,), (1,), (1,)), ClipSpec(2), replace(SMALL, run_frames=1))
+
+
+@given(cases(), st.integers(0, 9))
+@example(replace(RUNS, windows=(Window(1, 1, 1, 1),)), 2)  # which decide where runs are cut
+def test_what_is_left_is_planned_with_the_same_windows(case: Case, batches: int) -> None:
+    shards = [replace(case, shard=Shard(i, case.shard.count)) for i in range(case.shard.count)]
+    plans = [plan for plan in map(plan_of, shards) if plan is not None]
+    if not plans:
+        return
+    most = max(plan.num_batches for plan in plans)
+    segment = EpochSegment(len(shards), (min(batches, most),), case.settings)
+    options: Any = {"epoch": case.epoch, "windows": case.windows}
+    rest = find_remaining(case.table, case.episodes, [segment], **options)
+    every, left = (
+        {*zip(*map(np.ndarray.tolist, table.locate(np.arange(table.num_clips))), strict=True)}
+        for table in (case.table, rest)
+    )
+    for plan in plans:
+        clips = case.engine(plan).finish().clips
+        every -= {*clips[: plan.first_clip(min(batches, plan.num_batches))]}
+    assert batches >= most or left == every
+    plan = EpochPlan(rest, case.episodes, case.settings, segment=1, **options)
+    bounds = resident_bounds(ClipStats.of(rest, case.episodes, case.windows), case.settings)
+    for planned, bound in zip(plan.groups, bounds, strict=True):
+        assert planned.max_resident_frames <= bound
+    assert len(case.engine(plan).finish().clips) == plan.num_clips
+    assert plan.num_clips + plan.num_dropped == rest.num_clips
 
 
 @given(cases())

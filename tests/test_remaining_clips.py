@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seqrecord import ClipSpec, StateError
+from seqrecord.clips.chosen import ChosenClips
 from seqrecord.clips.tables import ClipTable, EpisodeTable, enumerate_clips
 from seqrecord.sampling import EpochPlan, PlanSettings, Shard
 from seqrecord.sampling.elastic import EpochSegment, find_remaining
@@ -79,8 +80,9 @@ def test_nothing_is_lost_and_nothing_is_given_again(data: st.DataObject, request
         if not number and segment.settings.drop_last and most < size:
             return  # which is refused
         plans = plans_of(table, episodes, segment, epoch=epoch, number=number)
-        most = max(plan.num_batches for plan in plans)
-        segment = replace(segment, batches=tuple(min(count, most) for count in segment.batches))
+        workers = len(segment.batches)
+        has = [max(plan.num_batches for plan in plans[i::workers]) for i in range(workers)]
+        segment = replace(segment, batches=tuple(map(min, segment.batches, has)))
         found = given_in(plans, segment, episodes, case.spec)
         repeated = sum(plan.num_repeated for plan in plans)
         assert found.total() - len(found) <= repeated < max(segment.num_shards, 1)
@@ -97,6 +99,41 @@ def test_nothing_is_lost_and_nothing_is_given_again(data: st.DataObject, request
             assert segment.settings.drop_last or set(earlier) == every
             break
         assert set(left) | set(earlier) == every
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 50), st.integers(0, 3)), min_size=1, max_size=30
+    ),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(0, 9),
+    st.booleans(),
+)
+@example([(0, 0, 3), (0, 1, 2)], 1, 1, 0, True)
+@example([(0, 0, 1), (0, 5, 2)], 1, 2, 0, False)
+def test_clips_that_come_several_times(
+    chosen: list[tuple[int, int, int]], ranks: int, workers: int, batches: int, shuffle: bool
+) -> None:
+    episodes, spec = episode_table([60, 54, 70], [8, 5, 64]), ClipSpec(3)
+    episode, start, times = np.array(chosen, np.int64).T
+    listed = ChosenClips.of(episode, start, times.astype(np.float64))
+    table = listed.table(spec, np.arange(3), listed.most)
+    settings = replace(SETTINGS, shuffle=shuffle, batch_size=2)
+    segment = EpochSegment(ranks, (0,) * workers, settings)
+    plans = plans_of(table, episodes, segment, epoch=0, number=0)
+    most = min(batches, plans[-1].num_batches)
+    segment = replace(segment, batches=(most, *[max(0, most - 1)] * (workers - 1)))
+    given = given_in(plans, segment, episodes, spec)
+    rest = find_remaining(table, episodes, [segment], epoch=0)
+    left, every = clips_of(rest), clips_of(table)
+    in_order = zip(*map(np.ndarray.tolist, rest.locate(np.arange(rest.num_clips))), strict=True)
+    assert [*in_order] == sorted(left.elements())
+    assert not rest.num_clips or not every - (given + left), "lost"
+    assert (given + left - every).total() <= sum(plan.num_repeated for plan in plans)
+    # … and its plan does not ask for a frame that is gone.
+    plan = EpochPlan(rest, episodes, settings, segment=1)
+    assert Counter(Engine.of(plan, episodes, spec).finish().clips) == left
 
 
 def test_many_parts_are_looked_at_in_groups() -> None:
@@ -125,6 +162,9 @@ def test_what_is_left_is_segments_and_a_round_of_single_clips() -> None:
 def test_refuses_stages_that_cannot_be() -> None:
     episodes = episode_table([100], [8])
     table = enumerate_clips(ClipSpec(3), episodes, np.arange(1))
+    # An epoch that is over leaves nothing, not even what `drop_last` has dropped.
+    over = EpochSegment(2, (12,), replace(SETTINGS, drop_last=True))
+    assert find_remaining(table, episodes, [over], epoch=0).num_clips == 0
     many = replace(SETTINGS, num_cursors=1 << 30)
     for segment, message in (
         (EpochSegment(2, (11, 3), SETTINGS), "beyond the epoch's end"),

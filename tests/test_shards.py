@@ -26,6 +26,8 @@ from seqrecord.sampling import (
     shard_frames,
 )
 from seqrecord.sampling.bounds import resident_bounds
+from seqrecord.sampling.elastic import EpochSegment, find_remaining
+from seqrecord.sampling.fixed_shards import shuffled
 from seqrecord.sampling.runs import Cuts, Runs, cut_group, shares_of
 from tests.clip_cases import Case, cases, grid_of
 
@@ -80,6 +82,33 @@ def test_by_hand(
 ) -> None:
     made = shares([clips], num_shards, num_cursors, 1, fill=fill)
     assert [(int(start[0]), int(stop[0])) for start, stop in made] == expected
+
+
+@pytest.mark.parametrize(
+    ("offset", "expected"),
+    [(0, [0, 0, 2, 2, 4, 4]), (-3, [0, 0, 0, 3, 4, 5]), (7, [0, 0, 0, 0, 4, 4])],
+)
+def test_clips_move_back_to_the_first_of_their_chunk_and_row(
+    offset: int, expected: list[int]
+) -> None:
+    """Starts 1, 3, 5, 7 of chunks of 4 frames, and 8, 10 of chunks of 6; of 12 frames each."""
+    columns = np.array([(0, 1, 4, 0), (1, 8, 2, 1)]).T
+    cuts = Cuts(grid_of([[4] * 3, [6] * 2]), np.array([11, 11]), offset)
+    assert Runs(2, *columns).snap(np.arange(6), cuts).tolist() == expected
+
+
+def test_slices_hold_their_clips_in_runs_of_their_own() -> None:
+    # Clips 0 to 3 and 4 to 5 of a run, and 6 to 8 of another.
+    runs = Runs(2, *np.array([(0, 1, 4, 0), (0, 11, 2, 0), (1, 0, 3, 1)]).T)
+    made, owner = runs.slices(np.array([1, 3, 3, 8]), np.array([3, 3, 7, 9]))
+    rows = zip(owner, made.run, made.episode, made.first_start, made.count, strict=True)
+    assert [tuple(map(int, row)) for row in rows] == [
+        (0, 0, 0, 3, 2),
+        (2, 1, 0, 7, 1),
+        (2, 1, 0, 11, 2),
+        (2, 2, 1, 0, 1),
+        (3, 3, 1, 4, 1),
+    ]
 
 
 PIECE = 32  # frames
@@ -274,3 +303,23 @@ def test_loads_bring_the_frames_of_the_shard(
         for clip in each_clip(each):
             assert {(clip[0], frame) for frame in case.frames(clip[1])} <= loaded & rows
     assert clips_of(plan, index)[skip:] == clips[number:]
+
+
+@given(cases(), SETTINGS, st.integers(1, 4), st.data())
+def test_what_is_left_of_a_shuffled_epoch(
+    case: Case, settings: PlanSettings, ranks: int, data: st.DataObject
+) -> None:
+    plans = [plan_of(case, settings, 2, Shard(i, ranks)) for i in range(ranks)]
+    batches = min(max(plan.num_batches for plan in plans), data.draw(st.integers(0, 12)))
+    segment = EpochSegment(ranks, (batches,), settings)
+    rest = find_remaining(case.table, case.episodes, [segment], epoch=2)
+    left = set(case.clips())
+    for plan in plans:
+        left -= set(clips_of(plan)[: plan.first_clip(min(batches, plan.num_batches))])
+    places = rest.locate(np.arange(rest.num_clips))
+    assert list(zip(*map(np.ndarray.tolist, places), strict=True)) == sorted(left)
+
+
+def test_the_order_of_a_shuffle_is_that_of_version_1() -> None:
+    order = shuffled(PlanSettings(seed=7), 2, Shard(1, 3), 6)
+    assert order.tolist() == [0, 2, 1, 5, 3, 4]

@@ -346,6 +346,9 @@ def test_requests_of_a_call_end_together(tmp_path: Path) -> None:
     assert reads == [0]
 
 
+# Uploads
+
+
 def test_an_upload_that_is_given_up_sends_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     def takes_nothing(*_: object) -> None:
         raise transient()
@@ -361,9 +364,6 @@ def test_an_upload_that_is_given_up_sends_nothing_more(monkeypatch: pytest.Monke
         time.sleep(0.01)
     with soon():
         upload.abort()
-
-
-# Uploads
 
 
 # The condition itself
