@@ -77,6 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="seqrecord-tests-")
         os.environ["SEQRECORD_HOME"] = f"{tempfile.tempdir}/home"
         Finalize(None, shutil.rmtree, (os.environ["TMPDIR"], True), exitpriority=-200)
+    gc.disable()  # until all modules and tests are there, and frozen: a third of the collection
     # A shell starts what it runs in the background deaf to Ctrl-C, and that is inherited.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -132,6 +133,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         start = "multiprocessing.process.BaseProcess.start"  # a spawn has no audit event
         pytest.MonkeyPatch().setattr(start, lambda _process: pytest.skip("starts a process"))
     _freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
