@@ -149,6 +149,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("clip_len", 0, "at least 1"),
     ("clip_len", True, "an integer"),
     ("clip_len", 1 << 40, "1 to"),
+    ("clip_len", (2, 3, 4), "the least and the greatest one"),
     ("stride", 0, "at least 1"),
     ("dilation", "2", "an integer"),
     ("features", "image_left", "image_left"),

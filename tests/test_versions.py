@@ -187,7 +187,7 @@ def test_what_passed_is_said_by_the_next(path: Path) -> None:
     assert third.last_passed == seqrecord.summarize(path).verified
     assert third.last_passed is not None
     assert third.last_passed.deep
-    assert "last passed" in run("verify", path, code=1).output
+    assert "UTC, all frames decoded" in run("verify", path, code=1).output
 
 
 def test_where_nothing_can_be_written_it_passes_too(path: Path) -> None:
