@@ -148,24 +148,28 @@ def edit_info(root: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_every_kind_of_lists(tmp_path: Path) -> None:
+KINDS_OF_LISTS = [
+    pa.list_(pa.list_(pa.int16())),
+    pa.large_list(pa.large_list(pa.int16())),
+    pa.list_(pa.list_(pa.int16(), 4), 2),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_LISTS, ids=["lists", "large", "fixed"])
+def test_every_kind_of_lists(tmp_path: Path, kind: Any) -> None:
     path = unpack(tmp_path) / ROWS
-    whole = path.read_bytes()
-    rows, large = pa.list_(pa.list_(pa.int16())), pa.large_list(pa.large_list(pa.int16()))
-    for kind in (rows, large, pa.list_(pa.list_(pa.int16(), 4), 2)):
 
-        def changed(table: pa.Table, kind: Any = kind) -> pa.Table:
-            lists = pa.array(table["tactile"].to_pylist(), kind)
-            return table.set_column(table.column_names.index("tactile"), "tactile", lists)
+    def changed(table: pa.Table) -> pa.Table:
+        lists = pa.array(table["tactile"].to_pylist(), kind)
+        return table.set_column(table.column_names.index("tactile"), "tactile", lists)
 
-        path.write_bytes(whole)
-        rewrite(path, changed)
-        check(open_source(tmp_path / "lerobot_v3"))
-        for wrong in (None, [[0, 1, 2, 3], None], [[0, 1, 2, None]] * 2):
-            rewrite(path, column("tactile", at(6, wrong)))
-            with pytest.raises(SourceError) as caught:
-                frames_of(open_source(tmp_path / "lerobot_v3"), 1)
-            assert caught.value.feature == "tactile"
+    rewrite(path, changed)
+    check(open_source(tmp_path / "lerobot_v3"))
+    for wrong in (None, [[0, 1, 2, 3], None], [[0, 1, 2, None]] * 2):
+        rewrite(path, column("tactile", at(6, wrong)))
+        with pytest.raises(SourceError) as caught:
+            frames_of(open_source(tmp_path / "lerobot_v3"), 1)
+        assert caught.value.feature == "tactile"
 
 
 # --- ways to be broken -----------------------------------------------------------------------
