@@ -31,7 +31,9 @@ _AXES = ["height", "width", "channels"]
 
 _FILE_MB = 100  # of rows; then the next episode starts a new file
 _FILES_PER_CHUNK = 1000
-_QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
+QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
+STATISTIC_NAMES = ("min", "max", "mean", "std", *(f"q{round(100 * q):02d}" for q in QUANTILES))
+"""Statistics of each feature in LeRobot's `stats.json`."""
 _ROWS_AT_ONCE = 256  # episodes per write
 
 
@@ -318,13 +320,12 @@ def dataset_info(
 
 def described_statistics(stats: FeatureStatistics, last: int | None) -> dict[str, Any]:
     """Entry of a feature in `stats.json`, of arrays [last], or of images [3, 1, 1] from 0 to 1."""
-    names = ["min", "max", "mean", "std", *(f"q{round(100 * q):02d}" for q in _QUANTILES)]
-    values = [stats.min, stats.max, stats.mean, stats.std, *stats.quantile(_QUANTILES)]
+    values = [stats.min, stats.max, stats.mean, stats.std, *stats.quantile(QUANTILES)]
     if last is None:
         lists = [(value / 255).reshape(-1, 1, 1).tolist() for value in values]
     else:
         lists = [np.broadcast_to(value, last).tolist() for value in values]
-    return {**dict(zip(names, lists, strict=True)), "count": [stats.num_frames]}
+    return {**dict(zip(STATISTIC_NAMES, lists, strict=True)), "count": [stats.num_frames]}
 
 
 def task_table(tasks: Mapping[str, int]) -> pa.Table:

@@ -15,11 +15,12 @@ import torch
 
 from seqrecord.clips.windows import delta_timestamps as windows_in_frames
 from seqrecord.errors import ClipError
+from seqrecord.export.lerobot_meta import TASK, TIMESTAMP
 from seqrecord.lerobot.form import channels_first, millimetres, numbers
 from seqrecord.lerobot.items import STATISTICS, ImageTransforms, PlannedDataset
 from seqrecord.lerobot.mix_meta import MixMeta
 from seqrecord.lerobot.mix_planner import MixPlanner
-from seqrecord.lerobot.mix_sources import TASK, TIMESTAMP, MixEpisodes, MixSource
+from seqrecord.lerobot.mix_sources import MixEpisodes, MixSource
 from seqrecord.lerobot.mix_statistics import FloatArray
 from seqrecord.lerobot.planned import Order, PlannedReader
 from seqrecord.pipes.clip_reader import ClipReader

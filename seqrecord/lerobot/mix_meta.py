@@ -14,14 +14,18 @@ from typing import Any
 import pyarrow as pa
 
 from seqrecord.errors import ClipError
-from seqrecord.export.lerobot_meta import dataset_info, described_statistics, task_table
+from seqrecord.export.lerobot_meta import (
+    TASK,
+    TIMESTAMP,
+    dataset_info,
+    described_statistics,
+    task_table,
+)
 from seqrecord.lazy import import_extra
 from seqrecord.lerobot.dataset import read_metadata
 from seqrecord.lerobot.meta_folder import kept_folder
 from seqrecord.lerobot.mix_sources import (
     COMPUTED,
-    TASK,
-    TIMESTAMP,
     MixEpisodes,
     MixSource,
     mix_sources,

@@ -13,6 +13,7 @@ from seqrecord.clips.tables import IntArray
 from seqrecord.clips.windows import Latest
 from seqrecord.engine.vectors import VectorSteps
 from seqrecord.errors import ClipError, located
+from seqrecord.export.lerobot_meta import TIMESTAMP
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selecting import select
@@ -22,7 +23,6 @@ from seqrecord.reading.dataset import Dataset
 from seqrecord.schema import FeatureSpec
 from seqrecord.statistics.normalization import Normalization
 
-TASK, TIMESTAMP = "task", "timestamp"
 COMPUTED = ("episode_index", "frame_index", "index", "task_index", "dataset")
 """Columns of items that are not read."""
 

@@ -23,20 +23,19 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError, located
+from seqrecord.export.lerobot_meta import QUANTILES, STATISTIC_NAMES
 from seqrecord.lerobot.mix_sources import MixSource
 from seqrecord.pipes.mixing.form import MixForm, robot_type
 from seqrecord.pipes.vectors import is_stored, stored_statistics
-from seqrecord.statistics.normalization import Normalization
-from seqrecord.statistics.sketch import Sketch
+from seqrecord.statistics.normalization import Normalization, WeightedChannels
+from seqrecord.statistics.sketch import Sketch, mixed_moments, mixed_quantiles
 
-_QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
-_NAMES = ("min", "max", "mean", "std", *(f"q{round(100 * q):02d}" for q in _QUANTILES))
 _NOTHING = (-1.0, 1.0, 0.0, 1.0, -1.0, -0.8, 0.0, 0.8, 1.0)  # 0 stays 0 in all modes
 _ENDS = {"MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}
 
 FloatArray = npt.NDArray[np.float64]
 Numbers = dict[str, FloatArray]
-"""`_NAMES` of a feature, float64 [size]."""
+"""`STATISTIC_NAMES` of a feature, float64 [size]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +115,8 @@ class MixStatistics:
         if scope in (None, "mix") and len({part.dtype for part in parts}) > 1:
             for part in parts:  # which become float32, as in LeRobot
                 same = Normalization("mean_std", np.zeros(1), np.ones(1), "the stored values")
-                count = size if part.places is None else len(part.places)
+                places = part.channels.places
+                count = size if places is None else len(places)
                 self.normalizations[part.source.name][name] = same.at(range(count))
         if scope is None:
             missing = sum(int(one.lengths.sum()) for one in sources if not one.has(name))
@@ -130,7 +130,9 @@ class MixStatistics:
             return
         groups = {one.source.name: _group(one, parts, scope) for one in parts}
         own = {source: _mixture(group, size, None) for source, group in groups.items()}
-        trivial = {one: np.full(size, value) for one, value in zip(_NAMES, _NOTHING, strict=True)}
+        trivial = {
+            one: np.full(size, value) for one, value in zip(STATISTIC_NAMES, _NOTHING, strict=True)
+        }
         numbers = own.get(deploy, trivial)
         self.entries[name] = _entry(numbers, groups.get(deploy, parts))
         offset, scale = _affine(numbers, mode)
@@ -139,7 +141,7 @@ class MixStatistics:
             o, s = _affine(own[part.source.name], mode)
             ratio = s / scale
             step = Normalization("mean_std", o - offset * ratio, ratio, f"{deploy}'s values")
-            places = range(size) if part.places is None else part.places
+            places = range(size) if part.channels.places is None else part.channels.places
             self.normalizations[part.source.name][name] = step.at(places)
 
 
@@ -148,10 +150,8 @@ class _Part:
     """The statistics of a feature in a source."""
 
     source: MixSource
-    sketches: tuple[Sketch, ...]
-    places: tuple[int, ...] | None
+    channels: WeightedChannels
     size: int
-    weight: float
     num_frames: int
     dtype: np.dtype[Any]
 
@@ -165,16 +165,7 @@ class _Part:
         places = None if step is None else step.places
         dtype = selection.given(name).dtype
         count = int(source.lengths.sum())
-        return cls(source, found.sketches, places, size, weight, count, dtype)
-
-    def sketch(self, place: int) -> Sketch | None:
-        """The values at a place in batches; `None` for padding."""
-        number: int | None = place
-        if self.places is not None:
-            number = self.places.index(place) if place in self.places else None
-        if number is None:
-            return None
-        return self.sketches[number if len(self.sketches) > 1 else 0]
+        return cls(source, WeightedChannels(found, weight, places), size, count, dtype)
 
 
 def _scope(form: MixForm, sources: Sequence[MixSource], name: str) -> str | None:
@@ -233,49 +224,29 @@ def _mixture(parts: Sequence[_Part], size: int, missing: int | None) -> Numbers:
     """
     columns = [_channel(parts, place, missing) for place in range(size)]
     return {
-        name: np.array(one) for name, one in zip(_NAMES, zip(*columns, strict=True), strict=True)
+        name: np.array(one)
+        for name, one in zip(STATISTIC_NAMES, zip(*columns, strict=True), strict=True)
     }
 
 
 def _channel(parts: Sequence[_Part], place: int, missing: int | None) -> Sequence[float]:
-    """`_NAMES` of the values at a place."""
+    """`STATISTIC_NAMES` of the values at a place."""
     found: list[tuple[Sketch, float]] = []
     zeros = 0.0 if missing is None else float(missing)
     for part in parts:
-        weight = part.weight if missing is None else float(part.num_frames)
-        sketch = part.sketch(place)
-        if sketch is not None and sketch.count:
-            found.append((sketch, weight))
-        elif missing is not None:
+        weight = part.channels.weight if missing is None else float(part.num_frames)
+        sketches = part.channels.sketches_of(place)
+        found += [(sketch, weight) for sketch in sketches]
+        if not sketches and missing is not None:
             zeros += weight
-    total = zeros + sum(weight for _, weight in found)
     if not found:
-        return _NOTHING if missing is None else (0.0,) * len(_NAMES)
+        return _NOTHING if missing is None else (0.0,) * len(STATISTIC_NAMES)
     ends = [one.min or 0.0 for one, _ in found], [one.max or 0.0 for one, _ in found]
     low, high = min(ends[0]), max(ends[1])
     if zeros:
         low, high = min(low, 0.0), max(high, 0.0)
-    mean = sum(one.mean * weight for one, weight in found) / total
-    square = sum((one.std**2 + (one.mean - mean) ** 2) * weight for one, weight in found)
-    std = np.sqrt((square + mean**2 * zeros) / total)
-    return (low, high, mean, float(std), *_quantiles(found, zeros))
-
-
-def _quantiles(parts: Sequence[tuple[Sketch, float]], zeros: float) -> list[float]:
-    if len(parts) == 1 and not zeros:
-        found: list[float] = parts[0][0].quantiles(_QUANTILES).tolist()
-        return found
-    values, weights = [np.zeros(1)], [np.array([zeros])]
-    for sketch, weight in parts:
-        for number, level in enumerate(sketch.levels):
-            values.append(level.astype(np.float64))
-            weights.append(np.full(len(level), weight * (1 << number) / sketch.weight))
-    numbers = np.concatenate(values[0 if zeros else 1 :])
-    order = np.argsort(numbers, kind="stable")
-    ranks = np.cumsum(np.concatenate(weights[0 if zeros else 1 :])[order])
-    at = np.searchsorted(ranks, np.array(_QUANTILES) * ranks[-1])
-    made: list[float] = numbers[order[np.minimum(at, len(order) - 1)]].tolist()
-    return made
+    mean, std = mixed_moments(found, zeros)
+    return (low, high, mean, std, *mixed_quantiles(found, QUANTILES, zeros).tolist())
 
 
 def are_stored(source: MixSource, name: str) -> bool:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError
 from seqrecord.statistics.by_feature import FeatureStatistics
-from seqrecord.statistics.sketch import Sketch
+from seqrecord.statistics.sketch import Sketch, mixed_moments, mixed_quantiles
 from seqrecord.text import repr_of
 
 MODES = ("mean_std", "quantiles")
@@ -147,25 +147,7 @@ def _index(places: Sequence[int], place: int) -> int | None:
 
 def _numbers(mode: str, parts: Sequence[tuple[Sketch, float]]) -> tuple[float, float]:
     """Offset and scale of a mixture of numbers, by weight."""
-    total = sum(weight for _, weight in parts)
     if mode == "mean_std":
-        mean = sum(one.mean * weight for one, weight in parts) / total
-        # Deviations from the common mean: squares of large means would cancel.
-        squares = sum((one.std**2 + (one.mean - mean) ** 2) * weight for one, weight in parts)
-        return mean, float(np.sqrt(squares / total))
-    low, high = _mixed_quantiles(parts) if len(parts) > 1 else parts[0][0].quantiles(_QUANTILES)
+        return mixed_moments(parts)
+    low, high = mixed_quantiles(parts, _QUANTILES)
     return (low + high) / 2, (high - low) / 2
-
-
-def _mixed_quantiles(parts: Sequence[tuple[Sketch, float]]) -> FloatArray:
-    values, weights = [], []
-    for sketch, weight in parts:
-        for number, level in enumerate(sketch.levels):
-            values.append(level.astype(np.float64))
-            weights.append(np.full(len(level), weight * (1 << number) / sketch.weight))
-    numbers = np.concatenate(values)
-    order = np.argsort(numbers, kind="stable")
-    ranks = np.cumsum(np.concatenate(weights)[order])
-    found = np.searchsorted(ranks, np.array(_QUANTILES) * ranks[-1])
-    made: FloatArray = numbers[order[np.minimum(found, len(order) - 1)]]
-    return made

@@ -187,6 +187,37 @@ class Sketch(Moments):
             number += 1
 
 
+def mixed_moments(parts: Sequence[tuple[Sketch, float]], zeros: float = 0.0) -> tuple[float, float]:
+    """Mean and standard deviation of a mixture of sketched numbers by weight.
+
+    `zeros` is the weight of further numbers, which are 0.
+    """
+    total = zeros + sum(weight for _, weight in parts)
+    mean = sum(one.mean * weight for one, weight in parts) / total
+    # Deviations from the common mean: squares of large means would cancel.
+    squares = sum((one.std**2 + (one.mean - mean) ** 2) * weight for one, weight in parts)
+    return mean, float(np.sqrt((squares + mean**2 * zeros) / total))
+
+
+def mixed_quantiles(
+    parts: Sequence[tuple[Sketch, float]], shares: Sequence[float], zeros: float = 0.0
+) -> npt.NDArray[np.float64]:
+    """Quantiles of a mixture as in `mixed_moments`, float64 [shares]."""
+    if len(parts) == 1 and not zeros:
+        return parts[0][0].quantiles(shares)
+    values, weights = ([np.zeros(1)], [np.array([zeros])]) if zeros else ([], [])
+    for sketch, weight in parts:
+        for number, level in enumerate(sketch.levels):
+            values.append(level.astype(np.float64))
+            weights.append(np.full(len(level), weight * (1 << number) / sketch.weight))
+    numbers = np.concatenate(values)
+    order = np.argsort(numbers, kind="stable")
+    ranks = np.cumsum(np.concatenate(weights)[order])
+    found = np.searchsorted(ranks, np.array(shares) * ranks[-1])
+    made: npt.NDArray[np.float64] = numbers[order[np.minimum(found, len(order) - 1)]]
+    return made
+
+
 def _sorted(values: npt.NDArray[Any], *, in_place: bool = False) -> npt.NDArray[Any]:
     if values.dtype == np.uint8:  # `np.sort` of uint8 is ten times slower than of other dtypes
         return np.repeat(np.arange(256, dtype=np.uint8), np.bincount(values, minlength=256))
