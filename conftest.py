@@ -77,7 +77,6 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="seqrecord-tests-")
         os.environ["SEQRECORD_HOME"] = f"{tempfile.tempdir}/home"
         Finalize(None, shutil.rmtree, (os.environ["TMPDIR"], True), exitpriority=-200)
-    gc.disable()  # until all modules and tests are there, and frozen: a third of the collection
     # A shell starts what it runs in the background deaf to Ctrl-C, and that is inherited.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -111,8 +110,21 @@ def pytest_runtest_call() -> Iterator[None]:
         raise
 
 
-def pytest_collection(session: pytest.Session) -> None:
-    """Import a share of the test modules; pytest-xdist's other workers compile the other shares."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Import a share of the test modules; pytest-xdist's other workers compile the other shares.
+
+    Modules and tests stay: nothing is garbage until they are collected and frozen.
+    """
+    gc.disable()
+    try:
+        _import_share(session)
+        return (yield)
+    finally:
+        gc.enable()
+
+
+def _import_share(session: pytest.Session) -> None:
     found = getattr(session.config, "workerinput", None)
     if found is not None and session.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         number, count = int(found["workerid"].removeprefix("gw")), found["workercount"]
@@ -133,7 +145,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         start = "multiprocessing.process.BaseProcess.start"  # a spawn has no audit event
         pytest.MonkeyPatch().setattr(start, lambda _process: pytest.skip("starts a process"))
     _freeze()
-    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
