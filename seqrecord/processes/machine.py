@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -23,14 +24,13 @@ def usable_cores(*, environ: Mapping[str, str] | None = None, root: Path | None 
     available), and its share of the machine. The share is the number of cores, or the limit of a
     container (cgroup v2 `cpu.max` and `cpuset.cpus.effective`, or their v1 equivalents), divided
     by the number of ranks on this machine. The environment variables of torchrun, MPI or Slurm
-    give that number; the default is 1.
+    give that number; the default is 1. Limits of containers are read once per process.
 
     `root` replaces `/` as the root of system files, for tests.
     """
     environ = os.environ if environ is None else environ
     root = Path("/") if root is None else root
-    limits = [limit for limit in _cgroup_limits(root) if limit is not None]
-    machine = min([os.cpu_count() or 1, *limits])
+    machine = min([os.cpu_count() or 1, *_core_limits(root)])
     ranks, of_cores = _ranks(environ)
     share = min(machine, of_cores or machine) // ranks
     return max(1, min(_allowed(), share))
@@ -87,6 +87,11 @@ def _slurm_tasks(environ: Mapping[str, str]) -> int | None:
             return None
         tasks += [int(found[1])] * int(found[2] or 1)
     return tasks[int(node)] or None if int(node) < len(tasks) else None
+
+
+@functools.cache
+def _core_limits(root: Path) -> list[int]:
+    return [limit for limit in _cgroup_limits(root) if limit is not None]
 
 
 def _cgroup_limits(root: Path) -> Iterator[int | None]:

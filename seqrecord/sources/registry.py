@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
@@ -182,6 +185,16 @@ def _format(name: str) -> SourceFormat:
 
 def _points() -> list[EntryPoint]:
     """Return other packages' entry points. Names of built-in formats are ignored."""
+    changes = []
+    for folder in sys.path:
+        with contextlib.suppress(OSError):
+            changes.append((folder, Path(folder).stat().st_mtime_ns))
+    return _entry_points(tuple(changes))
+
+
+@functools.lru_cache(maxsize=1)
+def _entry_points(_changes: tuple[tuple[str, int], ...]) -> list[EntryPoint]:
+    """Read the entry points; cached until `sys.path` or one of its folders changes."""
     own = (DATASET, *BUILT_IN)
     return [point for point in entry_points(group=ENTRY_POINTS) if point.name not in own]
 

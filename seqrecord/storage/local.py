@@ -44,7 +44,7 @@ class LocalStorage:
 
     Files are read with `preadv` and stay open, see `open_files`. They are written under a temporary
     name, then synced and renamed. Links that point outside of the folder are not followed, and only
-    regular files are opened.
+    regular files are opened. If the root is a link, its target is that at the time of opening.
     """
 
     has_conditions = True
@@ -85,7 +85,7 @@ class LocalStorage:
         """See `Browsable`; without links, which may point outside of the folder."""
         found = []
         try:
-            where = self._inside(folder) if folder else self.root
+            where = self._inside(folder) if folder else self._real_root
             with self._errors(folder), with_descriptor(lambda: os.scandir(where)) as inside:
                 for entry in inside:
                     if entry.is_dir(follow_symlinks=False):
@@ -155,7 +155,7 @@ class LocalStorage:
         return upload
 
     def remove(self, path: str) -> None:
-        target = self.root / check_path(path)
+        target = Path(self._real_root, check_path(path))
         self._drop(path)
         with self._errors(path):
             for name in (with_suffix(target, NOTES), with_suffix(target, PARTIAL), target):
@@ -163,7 +163,7 @@ class LocalStorage:
 
     def _tidy(self) -> None:
         """Remove notes that remain if a kill hits between the rename and their removal."""
-        for notes in self.root.glob(f"[!.]*/*{NOTES}"):
+        for notes in Path(self._real_root).glob(f"[!.]*/*{NOTES}"):
             # A writer creates the notes after the partial file.
             if not with_suffix(notes.with_suffix(""), PARTIAL).exists():
                 notes.unlink(missing_ok=True)
@@ -218,7 +218,9 @@ class _Unfinished:
     def __init__(self, storage: LocalStorage, path: str, modified: float) -> None:
         self.path, self.modified = path, modified
         self._storage = storage
-        self._notes, self._partial = (storage.root / (path + end) for end in (NOTES, PARTIAL))
+        self._notes, self._partial = (
+            Path(storage._real_root, path + end) for end in (NOTES, PARTIAL)
+        )
 
     def checkpoints(self) -> list[tuple[int, bytes]]:
         # Notes first, because bytes are written before their note.
@@ -243,15 +245,18 @@ def _identity(about: os.stat_result) -> str:
 
 def _inside(root: Path, real_root: str, path: str) -> Path:
     """Local path of a file; raises `StorageError` if that is outside of the root."""
-    target = root / check_path(path)
-    real = os.path.realpath(target)
-    if os.path.commonpath([real, real_root]) != real_root:
-        raise StorageError(
-            "a link leads out of the folder",
-            file=str(target),
-            expected=f"inside {real_root}",
-            got=real,
-        )
+    target = Path(real_root)
+    for name in check_path(path).split("/"):
+        target /= name
+        if target.is_symlink():
+            real = os.path.realpath(target)
+            if os.path.commonpath([real, real_root]) != real_root:
+                raise StorageError(
+                    "a link leads out of the folder",
+                    file=str(root / path),
+                    expected=f"inside {real_root}",
+                    got=real,
+                )
     return target
 
 
