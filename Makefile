@@ -13,7 +13,7 @@ LEROBOT_PYTHON ?= python3.12
 LEROBOT_TOOLS := build/lerobot-tools
 LOWEST := build/lowest
 RELEASE := build/release
-OWN := layers or docs or messages or code_lines or mutation or simulation or kill or power_loss or two_writers or leaving or stopping \
+OWN := layers or docs or messages or mutation or simulation or kill or power_loss or two_writers or leaving or stopping \
 	or hostile or fuzz or mix or subclasses or recovery or rewriting \
 	or merge or put or retrying or sequences or test_engine or test_plan or test_elastic or test_resident \
 	or test_shared_memory or test_distributed or test_rotate_phase or test_memory or test_crops or test_cache \

@@ -25,6 +25,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
+from tests.source_code import parse
+
 __all__ = ["EXAMPLES", "LIMITS", "allowed", "count", "docstrings", "literals", "pages", "rates"]
 
 ROOT = Path(__file__).parents[1]
@@ -85,7 +87,7 @@ def _texts() -> tuple[dict[str, str], dict[str, str]]:
     for path in sorted((ROOT / "seqrecord").rglob("*.py")):
         first, *rest = path.relative_to(ROOT / "seqrecord").parts
         room, docs = first if rest else "(loose)", set[int]()
-        for node in ast.walk(ast.parse(path.read_text())):  # a statement before what is in it
+        for node in ast.walk(parse(path)):  # a statement before what is in it
             match node:
                 case ast.Expr(value=ast.Constant(value=str() as text) as constant):
                     stated.setdefault(room, []).append(text)

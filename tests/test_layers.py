@@ -7,14 +7,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import lru_cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import pytest
 
 from seqrecord import SeqRecordWriter
-from tests.code_lines import code_lines, lines_by_room
+from tests.source_code import parse
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "seqrecord"
@@ -43,15 +44,15 @@ def name_of(path: Path) -> str:
     return ".".join(("seqrecord", *path.relative_to(PACKAGE).with_suffix("").parts))
 
 
-@lru_cache(None)
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def imports_and_calls(tree: ast.Module) -> list[ast.AST]:
+    kinds = (ast.Import, ast.ImportFrom, ast.Call)
+    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
 
 
-def imports(path: Path) -> set[str]:
-    """Full names of the modules that a file imports, inside functions too."""
+def imports(path: Path, nodes: list[ast.AST]) -> set[str]:
+    """Full names of the modules that a file imports."""
     found = set()
-    for node in ast.walk(tree_of(path)):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -67,13 +68,44 @@ FILES = sorted(
 )
 
 
-def test_imports_point_down_and_torch_is_imported_from_the_engine_up() -> None:
+class File(NamedTuple):
+    imports: set[str]
+    first_imports: set[str]
+    private_imports: list[str]
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[Path, File]:
+    """The imports of each file: its trees would slow down each garbage collection."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        tree = parse(path)
+        nodes = imports_and_calls(tree)
+        found[path] = File(imports(path, nodes), first_imports(tree), [*private_imports(nodes)])
+    return found
+
+
+def first_imports(tree: ast.Module) -> set[str]:
+    """Modules imported when this one is, or by type checkers; not inside functions."""
+    waiting, found = list[ast.AST](tree.body), set[str]()
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.ImportFrom):
+            found.add(str(node.module))
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Expr)):
+            waiting += [each for each in ast.iter_child_nodes(node) if isinstance(each, STMT)]
+    return found
+
+
+def test_imports_point_down_and_torch_is_imported_from_the_engine_up(
+    files: dict[Path, File],
+) -> None:
     """Every room has a floor. What writes and inspects datasets never waits for torch."""
     floor = floors()
     assert {room_of(name_of(path)) for path in FILES} == set(floor)
     for path in FILES:
         own = room_of(name_of(path))
-        for name in imports(path):
+        for name in files[path].imports:
             other = room_of(name) if name.startswith("seqrecord.") else None
             if name.split(".")[0] in ("torch", "torchdata"):
                 assert floor[own] >= floor["engine"], path
@@ -86,18 +118,9 @@ def test_imports_point_down_and_torch_is_imported_from_the_engine_up() -> None:
                 assert floor[other] < floor[own], f"{path} imports {other}"
 
 
-def test_modules_import_each_other_in_one_direction() -> None:
-    """Imports for type checkers count, those inside functions do not."""
+def test_modules_import_each_other_in_one_direction(files: dict[Path, File]) -> None:
     modules = {name_of(path): path for path in FILES}
-    graph = dict[str, set[str]]()
-    for name, path in modules.items():
-        waiting, graph[name] = list[ast.AST](tree_of(path).body), set()
-        while waiting:
-            node = waiting.pop()
-            if isinstance(node, ast.ImportFrom) and node.module in modules:
-                graph[name].add(str(node.module))
-            elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Expr)):
-                waiting += [each for each in ast.iter_child_nodes(node) if isinstance(each, STMT)]
+    graph = {name: files[path].first_imports & {*modules} for name, path in modules.items()}
     TopologicalSorter(graph).prepare()  # raises CycleError
 
 
@@ -146,55 +169,28 @@ def test_a_first_batch_imports_little(tmp_path: Path) -> None:
     assert (rest, done.stderr) == ([""], "")
 
 
-def private_imports(tree: ast.Module) -> Iterator[str]:
+def private_imports(nodes: list[ast.AST]) -> Iterator[str]:
     """Private modules of torch, which any release may change."""
-    for node in ast.walk(tree):
+    private = re.compile(r"(torch|torchdata|accelerate)(\.\w+)*\._[^_]")
+    for node in nodes:
         found: list[str] = []
         match node:
             case ast.Import(names=names):
                 found = [alias.name for alias in names]
             case ast.ImportFrom(module=str() as module, names=names):
                 found = [f"{module}.{alias.name}" for alias in names]
-            case ast.Call(args=[ast.Constant(value=str() as name), *_]):
+            case ast.Call(args=[ast.Constant(value=str() as name), *_]) if private.match(name):
                 found = [name] if ast.unparse(node.func).endswith("import_module") else []
-        private = re.compile(r"(torch|torchdata|accelerate)(\.\w+)*\._[^_]")
         yield from filter(private.match, found)
 
 
-def test_no_private_module_of_torch_is_imported() -> None:
+def test_no_private_module_of_torch_is_imported(files: dict[Path, File]) -> None:
     for code in (
         "import torch._C",
         "def f(): from torch.utils.data import _utils",
         "importlib.import_module('torchdata.nodes._x')",
     ):
-        assert list(private_imports(ast.parse(code)))
-    for path in PACKAGE.rglob("*.py"):
-        assert not list(private_imports(tree_of(path))), path
-
-
-# The counter of lines of code that budgets are in
-
-
-CODE = [
-    ("", 0),
-    ('"""A docstring\nof two lines."""\n', 0),
-    ("# a comment\n\nx = 1  # another\n", 1),
-    ("x = (\n    1,\n\n    # why\n    2,\n)\n", 4),
-    ('def f():\n    """What."""\n    return """a\nb"""\n', 3),
-    ("class A:\n    '''What.'''\n", 1),
-    ('async def f():\n    """What."""\n', 1),
-    ('x = 1\n"""no docstring, but a statement"""\n', 2),
-    ("if x: pass; y = 1\n", 1),
-]
-
-
-def test_code_is_counted_and_nothing_else() -> None:
-    assert [code_lines(source) for source, _ in CODE] == [expected for _, expected in CODE]
-
-
-def test_rooms_are_the_folders_of_a_package(tmp_path: Path) -> None:
-    (tmp_path / "a/deep").mkdir(parents=True)
-    (tmp_path / "one.py").write_text("x = 1\n")
-    (tmp_path / "a/__init__.py").write_text('"""A room."""\n')
-    (tmp_path / "a/deep/two.py").write_text("x = 1\ny = 2\n")
-    assert lines_by_room(tmp_path) == {"(loose)": (1, 1), "a": (2, 2)}
+        assert list(private_imports(imports_and_calls(ast.parse(code))))
+    assert not [
+        (path, file.private_imports) for path, file in files.items() if file.private_imports
+    ]
