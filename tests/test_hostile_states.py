@@ -49,7 +49,7 @@ def sequences(root: Path, world_size: int = 1) -> SeqRecordIterableDataset:
     return stream(root, world_size, batch_size=2, order="sequences")
 
 
-KINDS: list[Callable[[Path, int], Loader]] = [mixed, stream, sequences]
+KINDS: list[Callable[[Path, int], Loader]] = [stream, mixed, sequences]
 
 
 def state_of(kind: Callable[[Path, int], Loader], root: Path, *sizes: int) -> dict[str, Any]:

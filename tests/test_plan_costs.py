@@ -120,6 +120,7 @@ def test_the_run_asks_for_what_was_planned(place: Place, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("several", "written"),
     [
+        ([{"features": ["id"]}], {"groups": None, "codecs": "balanced"}),
         (
             [
                 {"shuffle": False},
@@ -132,7 +133,6 @@ def test_the_run_asks_for_what_was_planned(place: Place, tmp_path: Path) -> None
             {},
         ),
         ([{"order": "sequences"}], {"codecs": "small"}),
-        ([{"features": ["id"]}], {"groups": None, "codecs": "balanced"}),
         ([{"batch_size": None}], {"groups": {"image": 0, "id": 1, "note": 1, "flow": 2}}),
     ],
 )
