@@ -27,7 +27,17 @@ from pathlib import Path
 
 from tests.source_code import parse
 
-__all__ = ["EXAMPLES", "LIMITS", "allowed", "count", "docstrings", "literals", "pages", "rates"]
+__all__ = [
+    "EXAMPLES",
+    "LIMITS",
+    "allowed",
+    "code",
+    "count",
+    "docstrings",
+    "literals",
+    "pages",
+    "rates",
+]
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {"what": 0.8, "say": 0.6, "those": 1.0, "lies": 0.5}
@@ -111,6 +121,27 @@ def literals() -> dict[str, str]:
     return _texts()[1]
 
 
+def code() -> dict[str, str]:
+    """Docstrings, comments and function names of each file of tests and benchmarks."""
+    found = {}
+    for folder in ("tests", "benchmarks"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if "node_modules" not in path.parts:
+                found[str(path.relative_to(ROOT))] = _of_file(path)
+    return found
+
+
+def _of_file(path: Path) -> str:
+    texts = re.findall(r"(?:^| )# (.*)$", path.read_text(), re.M)
+    for node in ast.walk(parse(path)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str() as text)):
+                texts.append(text)
+            case ast.FunctionDef(name=name):
+                texts.append(name.replace("_", " "))
+    return "\n\n".join(texts)
+
+
 def table(texts: dict[str, str]) -> Iterable[str]:
     """A line of figures for each text, and one for all."""
     yield f"{'':28} {'words':>7}" + "".join(f"{n:>10}" for n in (*PHRASES, "examples"))
@@ -134,7 +165,12 @@ def _main() -> None:
     for path in given:
         _show(path)
     if not given:
-        kinds = {"docs": pages(), "docstrings": docstrings(), "literals": literals()}
+        kinds = {
+            "docs": pages(),
+            "docstrings": docstrings(),
+            "literals": literals(),
+            "code": code(),
+        }
         for kind, texts in kinds.items():
             sys.stdout.write(f"\n{kind}\n" + "".join(f"{line}\n" for line in table(texts)))
 
@@ -143,7 +179,8 @@ def _show(path: Path) -> None:
     """Print the lines with a phrase; a phrase over two lines is not found."""
     for number, line in enumerate(path.read_text().splitlines(), 1):
         for phrase in PHRASES.values():
-            if re.search(rf"\b(?:{phrase})\b", line, re.I):
+            text = line if path.suffix == ".md" else line.replace("_", " ")
+            if re.search(rf"\b(?:{phrase})\b", text, re.I):
                 sys.stdout.write(f"{path}:{number}: {line}\n")
                 break
 
