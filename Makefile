@@ -1,8 +1,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# More processes than cores, for tests wait for half of their time. One that crashes is a failure;
-# where pytest-xdist 3.8 replaces it, the others may wait for ever.
+# More processes than cores, because tests wait half of the time. A crashed process is a failure:
+# pytest-xdist 3.8 may wait forever for its replacement.
 PYTEST := $(BIN)/python -m pytest -n $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 ))) --maxprocesses 6 --max-worker-restart 0
 DEMO := demo
 BENCH := bench
@@ -18,7 +18,7 @@ OWN := layers or docs or messages or mutation or simulation or kill or power_los
 	or merge or put or retrying or sequences or test_engine or test_plan or test_elastic or test_resident \
 	or test_shared_memory or test_distributed or test_rotate_phase or test_memory or test_crops or test_cache \
 	or test_options or test_clip_lists or test_frames_in_memory or test_mistakes or test_declared
-# Loops over cases of which the lowest versions cannot write one (OpenEXR), or log a mistaken URL (huggingface_hub).
+# Loops over cases that the lowest OpenEXR cannot write, and URLs that the lowest huggingface_hub logs.
 OWN += or (test_image_files and (test_refused or cut_or_gone)) or locations_and_options_that_are_wrong
 # CI runs a random share of the slow tests: SLOW='--slow-share 0.34 --slow-seed COMMIT'
 SLOW :=
@@ -37,7 +37,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 lowest: $(LOWEST)/installed ## Make a Python in build/lowest that has the lowest versions of pyproject.toml
 
-# What cannot lie beside the others has a Python of its own, which finds the others behind that.
+# Packages that conflict with the others have a Python of their own, which finds the others last.
 $(LOWEST)/installed: pyproject.toml constraints.txt tests/lowest.py $(INSTALLED)
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(BIN)/python -m tests.lowest $(LOWEST)
@@ -54,10 +54,10 @@ $(SERVICES)/installed: tests/services/package.json tests/services/package-lock.j
 	cd tests/services && npm ci --loglevel=error
 	@touch $@
 
-install-bench: $(INSTALLED) ## Install what the comparison of loaders measures against; 2 GB
+install-bench: $(INSTALLED) ## Install the loaders to compare with; 2 GB
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[azure,blobfile,bench]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/tartanair/no-deps.txt
-	rm -rf $(VENV)/microsoft-seqrecord # it imports as ours does, so it lies apart
+	rm -rf $(VENV)/microsoft-seqrecord # same import name as ours, hence a separate folder
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/microsoft-seqrecord seqrecord==0.1.8
 
 install-ffcv: install-bench ## Install FFCV, which is compiled; needs libopencv-dev, libturbojpeg0-dev and g++
@@ -65,7 +65,7 @@ install-ffcv: install-bench ## Install FFCV, which is compiled; needs libopencv-
 
 lerobot-env: $(LEROBOT)/installed ## Make a Python that has lerobot, for its benchmark; needs make install-bench
 
-# Its own packages come first, then the stand-in for torchvision, then those of .venv, with torch.
+# Search order: its own packages, the stand-in for torchvision, the packages of .venv with torch.
 $(LEROBOT)/installed: benchmarks/lerobot/no-deps.txt benchmarks/lerobot/no-deps-v2.txt $(INSTALLED)
 	$(PYTHON) -m venv --clear $(LEROBOT)
 	$(LEROBOT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
@@ -97,7 +97,7 @@ test-lerobot: $(LEROBOT_TOOLS)/installed ## Compare items with lerobot 0.6.1, an
 	$(LEROBOT_TOOLS)/bin/python -m tests.lerobot_training check $(LEROBOT_TOOLS)/training
 	$(LEROBOT_TOOLS)/bin/python -m tests.lerobot_training check-mix $(LEROBOT_TOOLS)/training
 
-# All in one command, so that lerobot's limits hold for what we depend on too.
+# One command, so that lerobot's version limits apply to our dependencies too.
 $(LEROBOT_TOOLS)/installed: integrations/lerobot/pyproject.toml
 	$(LEROBOT_PYTHON) -m venv --clear $(LEROBOT_TOOLS)
 	$(LEROBOT_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check 'lerobot[dataset,training,diffusion]==0.6.1' \
@@ -113,7 +113,7 @@ bench-results: $(INSTALLED) ## Write benchmarks/tartanair/RESULTS.md from the la
 demo: $(INSTALLED) ## Render a small TartanAir tree, pack it, verify it, stream it, draw a clip
 	$(BIN)/python -m benchmarks.tartanair.demo $(DEMO)
 
-# Modules that are compiled once: without this, each of 5 runs compiles tests and package for 10 s.
+# Keep compiled modules: otherwise each of the 5 runs of CI compiles tests and package for 10 s.
 quick test test-slow test-services test-others test-benchmarks test-lowest test-all: export PYTHONDONTWRITEBYTECODE :=
 
 quick: $(INSTALLED) ## Run one case of each fast test that starts no process; before each push
@@ -131,21 +131,21 @@ test-services test-others test-benchmarks test-all: export PATH := $(PATH):/usr/
 test-services: $(INSTALLED) ## Run the tests that need Azurite, moto, nginx or a FUSE mount
 	$(PYTEST) --dist worksteal -m service
 
-# Of tests that wait and tests that compute, together, less time is lost than one after the other.
-test-others: $(INSTALLED) ## Run all that `make test` leaves out: the slow tests and those of the services
+# Tests that wait and tests that compute overlap in one run.
+test-others: $(INSTALLED) ## Run the tests that `make test` leaves out: slow tests and tests of services
 	$(PYTEST) --dist worksteal -m 'slow or service' $(SLOW)
 
-test-torchcodec: $(INSTALLED) ## Run the tests of video that torchcodec decodes; needs FFmpeg's libraries
+test-torchcodec: $(INSTALLED) ## Run the tests of decoding with torchcodec; needs FFmpeg's libraries
 	$(BIN)/python -c 'import torchcodec.decoders'
 	$(PYTEST) --dist worksteal tests/test_device_video.py
 
-test-benchmarks: $(INSTALLED) ## Run the tests of the benchmarks, which lie beside them
+test-benchmarks: $(INSTALLED) ## Run the tests of the benchmarks, in benchmarks/tests
 	$(PYTEST) --dist worksteal -m '' $(SLOW) benchmarks/tests
 
-# Old versions use what later ones of Python and of each other call deprecated. Left out is what asks
-# other packages for nothing that the rest does not: rules of the code, processes that are killed,
-# files that are damaged, plans and states, and tests of NumPy and torch alone (torch is not the lowest).
-# What a package lacks shows in one case of a test.
+# Old versions use features deprecated by later versions of Python and other packages. OWN leaves out
+# tests that use no other package in a way of their own: rules of code, killed processes, damaged files,
+# plans and states, and tests of NumPy and torch alone (torch is not the lowest version). One case of
+# each test suffices to find a feature that a package lacks.
 test-lowest: $(LOWEST)/installed ## Run one case of each fast test with the lowest versions that pyproject.toml allows
 	$(PYTEST:$(BIN)/%=$(LOWEST)/bin/%) --dist loadfile --one-case --hypothesis-profile=least -k 'not ($(OWN))' -W ignore::DeprecationWarning
 	$(LOWEST)/apart/bin/python -m pytest -W ignore::DeprecationWarning tests/test_rerun.py tests/test_sources_zarr.py
@@ -153,10 +153,10 @@ test-lowest: $(LOWEST)/installed ## Run one case of each fast test with the lowe
 test-all: $(INSTALLED) ## Run every test
 	$(PYTEST) --dist worksteal -m '' --hypothesis-profile=many tests benchmarks/tests
 
-simulate: $(INSTALLED) ## Run 100,000 histories of commands whose calls are interleaved and broken; ARGS='--first 100000'
+simulate: $(INSTALLED) ## Run 100,000 histories of commands with interleaved and failing calls; ARGS='--first 100000'
 	$(BIN)/python -m tests.simulation $(ARGS)
 
-mutants: $(INSTALLED) ## Count which small changes of the code no fast test notices; ARGS='--to tests/mutation' and so on
+mutants: $(INSTALLED) ## Count the small changes of the code that no fast test detects; ARGS='--to tests/mutation' and so on
 	$(BIN)/python -m tests.mutation $(ARGS)
 
 docs: $(INSTALLED) ## Build the documentation into build/site; a warning is an error
@@ -180,9 +180,9 @@ release: ## Build sdist and wheel into dist, check them, run the demo with the w
 	$(RELEASE)/tools/bin/python -m twine check --strict dist/*
 	$(PYTHON) -m venv $(RELEASE)/empty
 	$(RELEASE)/empty/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[view]"
-	ln -s ../../benchmarks $(RELEASE)/benchmarks # and no package beside it: the wheel's is imported
+	ln -s ../../benchmarks $(RELEASE)/benchmarks # without the package beside it, so that the wheel's is imported
 	cd $(RELEASE) && empty/bin/python -m benchmarks.tartanair.demo demo
 	awk '/^## \[/ { sections++ } sections == 1' CHANGELOG.md > dist/notes.md
 
-clean: ## Remove what make has made
+clean: ## Remove the files that make created
 	rm -rf $(VENV) $(SERVICES) $(DEMO) $(BENCH) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
