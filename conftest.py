@@ -1,4 +1,4 @@
-"""Fixtures of the services that some tests need; see `tests/services`."""
+"""Options of test runs, and fixtures shared by many test files."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from tests.services import (
 if TYPE_CHECKING:
     from tests.killed_writer import Writers
 
-# `make test` tries a few examples of each property; `make test-slow` takes many.
-# What other packages do differently shows in the least.
+# Number of examples of each property: few in `make test`, many in `make test-slow`, the least in
+# `make quick` and `make test-lowest`.
 hypothesis.settings.register_profile("few", max_examples=15, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("least", max_examples=5, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("many", max_examples=100, deadline=None, derandomize=True)
@@ -55,7 +55,7 @@ hypothesis.settings.load_profile("few")
 
 separate_outputs()  # before a test imports it
 
-# Forked from a process that has these, a worker starts at once; one that is spawned imports torch.
+# Workers forked from a server with these modules start at once; spawned workers import torch.
 multiprocessing.set_forkserver_preload(["torch.utils.data", "torchdata.stateful_dataloader"])
 
 _SERVICES = {"azurite", "moto", "mount", "new_nginx", "nginx"}
@@ -71,16 +71,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Processes that are killed leave files behind, and those of other packages do without. They go
-    # with the run, after the folder that multiprocessing removes at -100.
+    # Killed processes leave files behind. They are removed at the end of the run, after the folder
+    # that multiprocessing removes at priority -100.
     if not hasattr(config, "workerinput"):
         os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="seqrecord-tests-")
         os.environ["SEQRECORD_HOME"] = f"{tempfile.tempdir}/home"
         Finalize(None, shutil.rmtree, (os.environ["TMPDIR"], True), exitpriority=-200)
-    # A shell starts what it runs in the background deaf to Ctrl-C, and that is inherited.
+    # Processes in a shell's background inherit a disabled Ctrl-C.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Or a test that looks at the log finds what a thread of an earlier one has to say.
+    # Otherwise tests that read the log find messages from threads of earlier tests.
     logging.getLogger("seqrecord").addFilter(is_own)
 
 
@@ -114,7 +114,7 @@ def pytest_runtest_call() -> Iterator[None]:
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Import a share of the test modules; pytest-xdist's other workers compile the other shares.
 
-    Modules and tests stay: nothing is garbage until they are collected and frozen.
+    Garbage collection is off meanwhile, because modules and tests are kept until the end.
     """
     gc.disable()
     try:
@@ -154,8 +154,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def _freeze() -> None:
-    # Modules and tests live as long as the process: no collection, of which tests ask for many,
-    # need look at them again, and no forked process copies their pages for that.
+    # Modules and tests live as long as the process. Frozen, they are skipped by all later
+    # collections, which would also copy their pages in forked processes.
     gc.collect()
     gc.freeze()
 
@@ -193,7 +193,7 @@ def pytest_collection_modifyitems(
 
 
 def _whole(item: pytest.Item) -> str | None:
-    """The test that tries all of which this one, by `thorough`, tries a part."""
+    """Id of the thorough test whose cases include those of this test; see `thorough`."""
     call = getattr(item, "callspec", None)
     if call is None or call.params.get("thorough") is not False:
         return None
@@ -204,15 +204,15 @@ def _whole(item: pytest.Item) -> str | None:
 
 @pytest.fixture(scope="session")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The dataset of `tests.clip_data`, written once; who changes a dataset writes its own."""
-    from tests.clip_data import write_numbered  # and torch, which takes seconds
+    """The dataset of `tests.clip_data`, written once. Tests must not change it."""
+    from tests.clip_data import write_numbered  # imports torch, which takes seconds
 
     return write_numbered(tmp_path_factory.mktemp("numbered") / "records")
 
 
 @pytest.fixture(scope="session")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with large images, whose raw pages are read straight into their place."""
+    """The same with large images: their raw pages are read directly into the frame's memory."""
     from tests.clip_data import LARGE, write_numbered
 
     folder = tmp_path_factory.mktemp("large")
@@ -221,7 +221,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The dataset of `tests.datasets.write_small`, written once."""
+    """The dataset of `tests.datasets.write_small`, written once. Tests must not change it."""
     from tests.datasets import write_small
 
     folder = tmp_path_factory.mktemp("small") / "records"
@@ -231,32 +231,32 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "all"])
 def thorough(request: pytest.FixtureRequest) -> bool:
-    """Whether to try every case there is, which is a slow test, or a part of them.
+    """`True` in a slow test with all cases, `False` in a fast test with a subset.
 
-    Where both would run, the part is left out.
+    A run that selects both skips the fast one.
     """
     return bool(request.param)
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of the test's own for indexes of originals, which is not there yet."""
+    """Path of this test's folder for indexes of originals. The folder does not exist yet."""
     monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients of other packages wait little between attempts."""
+    """Shorten the delays between attempts in other packages' clients."""
     sleep = time.sleep
     monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.01)))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_sync() -> Iterator[None]:
-    """Syncs take most of the time of what writes, and matter after a loss of power alone."""
+    """Replace fsync, which takes most of the time of writes and matters only if power fails."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", os.fstat)  # which fails as it does where nothing is open
+        patch.setattr(os, "fsync", os.fstat)  # raises the same error for a closed descriptor
         yield
 
 
@@ -280,14 +280,14 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moto]:
 
 @pytest.fixture
 def gcs() -> Iterator[GcsStub]:
-    """A stub of GCS, with nothing in it."""
+    """An empty stub of Google Cloud Storage."""
     with GcsStub() as stub:
         yield stub
 
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """What signed nginx's certificate; nobody knows it unless told."""
+    """The certificate authority of nginx. No client trusts it by default."""
     pytest.importorskip("cryptography", reason="pip install cryptography")
     return Authority(tmp_path_factory.mktemp("authority"))
 
@@ -305,7 +305,7 @@ def nginx(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def new_nginx(
     authority: Authority, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Nginx]]:
-    """`new_nginx(host)`: one for this test alone, with a certificate of that host."""
+    """`new_nginx(host)` starts an nginx for this test, with a certificate for that host."""
     need_nginx()
     with ExitStack() as stack:
 
@@ -319,8 +319,8 @@ def new_nginx(
 
 @pytest.fixture(scope="session")
 def writers() -> Iterator[Writers]:
-    """A process that forks writers, to be killed."""
-    from tests.killed_writer import Writers  # and all that writes
+    """A process that forks writers, for tests that kill them."""
+    from tests.killed_writer import Writers  # imports the package
 
     writers = Writers()
     yield writers
@@ -336,7 +336,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture(scope="session")
 def other_process() -> Iterator[Callable[..., Any]]:
-    """`other_process(function, *args)`: what a function of a module gives in another process."""
+    """`other_process(function, *args)` returns the result of a function in another process."""
     with ProcessPoolExecutor(1, get_context("forkserver")) as pool:
         yield lambda function, *args: pool.submit(function, *args).result(100)
 
@@ -349,7 +349,7 @@ def container(azurite: Azurite) -> str:
 
 @pytest.fixture
 def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Mount]]:
-    """`mount(azurite, container, writable=False, …)`: see `Mount`; unmounted after the test."""
+    """`mount(azurite, container, writable=False, …)` returns a `Mount`, unmounted afterwards."""
     need_mount()
     with ExitStack() as stack:
 
@@ -363,7 +363,7 @@ def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Mo
 
 @pytest.fixture
 def memory_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """An empty folder of the filesystem in memory that fsspec has."""
+    """URL of an empty folder in fsspec's memory filesystem."""
     url = f"memory://{re.sub(r'[^a-z0-9_]', '_', request.node.name)}"
     yield url
     memory = fsspec.filesystem("memory")
