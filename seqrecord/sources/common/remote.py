@@ -115,12 +115,15 @@ class RemoteFiles:
         self.attempt(lambda: self.storage.read_ranges(name, ranges, views))
 
     def keep(self, name: str, blocks: Mapping[int, memoryview]) -> None:
-        """Cache blocks of a closed file: headers are often read again."""
+        """Cache blocks of a closed file: headers are often read again.
+
+        Takes no lock: a garbage collection in any thread may close a file.
+        """
         if getattr(self.storage, "fixed_url", None) is not None:
-            with _lock.get():
-                self._blocks.update({(name, number): data for number, data in blocks.items()})
-                while len(self._blocks) > MAX_BLOCKS:
-                    self._blocks.popitem(last=False)
+            for number, data in blocks.items():
+                self._blocks[name, number] = data
+            while len(self._blocks) > MAX_BLOCKS:
+                self._blocks.popitem(last=False)
 
     def kept(self, name: str, number: int) -> memoryview | None:
         """Return a cached block of a closed file."""
