@@ -236,13 +236,16 @@ class FrameQueue:
             self._frames = self._bytes = self._spilled_bytes = 0
             self._condition.notify_all()
 
-    def close(self) -> None:
-        """Drop all frames, end the spilling thread, and remove its files."""
+    def close(self, *, wait: bool = True) -> None:
+        """Drop all frames, end the spilling thread, and remove its files.
+
+        Finalizers do not wait for the thread: a garbage collection may run them inside a method.
+        """
         with self._condition:
             self._is_closed = True
             self._forget_all()
             self._condition.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if wait and self._thread is not None:
             self._thread.join()
 
     @property

@@ -338,7 +338,7 @@ def _abandon(queue: FrameQueue, pid: int) -> None:
     if pid != os.getpid():
         return  # a fork lacks the thread, and the queue's lock may be locked for ever
     queue.fail(DestinationError("the recorder was not closed"))
-    queue.close()
+    queue.close(wait=False)
 
 
 def _check_local(destination: StorageLike) -> None:
