@@ -429,7 +429,7 @@ def test_outputs_that_do_not_fit() -> None:
 
 @pytest.mark.parametrize("preset", ["fast", "balanced"])
 def test_one_codec_in_many_threads(preset: str) -> None:
-    frames = [np.roll(smooth(120, 160, 2, dtype="<f4"), k, axis=0) for k in range(4)]
+    frames = [np.roll(smooth(60, 80, 2, dtype="<f4"), k, axis=0) for k in range(4)]
     codec = codec_for(preset, frames[0])
 
     def repeat(frame: Array) -> None:

@@ -9,6 +9,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import zip_longest
 from multiprocessing.context import ForkContext, ForkProcess
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from torch.utils.data import DataLoader
 from torchdata.nodes import Loader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+import seqrecord
 from seqrecord import SeqRecordIterableDataset, SeqRecordNode, StateError
 from seqrecord.errors import MemoryLimitError
 from tests.clip_data import begun, digest, digests, make_loader, names, resumed
@@ -30,9 +33,16 @@ State = dict[str, Any]
 Clip = tuple[str, int]
 
 
+@cache
+def opened(path: Path) -> seqrecord.Dataset:
+    return seqrecord.open(path)
+
+
 def make(path: Path, rank: int, ranks: int, **changes: Any) -> Any:
     settings = {"features": ["id"], "batch_size": 2, **changes}
-    return make_loader(path, SeqRecordIterableDataset, rank=rank, world_size=ranks, **settings)
+    return make_loader(
+        opened(path), SeqRecordIterableDataset, rank=rank, world_size=ranks, **settings
+    )
 
 
 @dataclass
@@ -115,11 +125,11 @@ CHANGES: list[Any] = [
     {"even_batches": False},
     {"drop_last": True},
     {"stride": 4, "rotate_phase": True},
-    {**ROWS},
     {**ROWS, "stride": 1, "drop_last": True},
     *(
         pytest.param(changes, marks=pytest.mark.slow)
         for changes in (
+            {**ROWS},
             {"shuffle": False},
             {"shuffle_buffer": None},
             {"clip_len": None, "windows": {"id": [-2, 0, 3]}, "pad": "edge"},
@@ -134,7 +144,7 @@ def test_any_changes_of_size(path: Path, changes: dict[str, Any]) -> None:
     every = given_by(make(path, 0, 1, **{**changes, "drop_last": False}))
     drawn = random.Random(repr(changes))
     segments, state, ranks = [], None, 0
-    for stop in (*(drawn.randint(1, 5) for _ in range(4)), None):
+    for stop in (*(drawn.randint(1, 5) for _ in range(3)), None):
         # As many ranks as before would go on with their segment, in which a clip may come twice.
         ranks = drawn.choice([number for number in range(1, 5) if number != ranks])
         segments.append(run(path, ranks, state, stop, **changes))
@@ -163,11 +173,11 @@ def test_resuming_within_what_is_left(path: Path) -> None:
     assert len(batches) == 10  # of 37 clips
     later = digests(whole)
     assert len(later) == 17
-    for place, state in enumerate(states):
+    for place, state in [*enumerate(states)][::3]:
         again = resumed(make(path, 1, 2, memory_limit="1GiB"), pickle.loads(pickle.dumps(state)))
         found = digests(again)
         assert found == batches[place + 1 :]
-        if place in (0, 4):
+        if place in (0, 6):
             assert digests(again) == later
             again.load_state_dict(state)
             assert again.state_dict() == state
@@ -266,14 +276,18 @@ def test_plain_workers_go_on_where_a_loader_without_stopped(
     """Also one that is forked when others have begun the epoch, which the process that forks
     knows."""
     first = run(path, 1, None, 9)
-    stream, fresh = resumed(make(path, 0, 1), first.state), make(path, 0, 1)
-    options: Any = {"batch_size": None, "num_workers": 2}
-    loader: Any = DataLoader(stream, **options, multiprocessing_context=context)
+    stream = resumed(make(path, 0, 1), first.state)
+    loader: Any = DataLoader(
+        stream, batch_size=None, num_workers=2, multiprocessing_context=context
+    )
     given = [clip for batch in loader for clip in names(batch)]
     check_epoch([first, EpochSegment(given, {}, 1, True)], every)
     assert len(loader) == 34  # of a whole epoch
-    fresh.set_epoch(1)
-    assert digests(loader) == digests(DataLoader(fresh, **options))
+    parts = [make(path, rank, 2) for rank in range(2)]
+    for part in parts:
+        part.set_epoch(1)
+    turns = zip_longest(*map(digests, parts))
+    assert digests(loader) == [batch for turn in turns for batch in turn if batch]
 
 
 def test_one_worker_alone_does_not_know_the_others(path: Path) -> None:

@@ -188,9 +188,12 @@ class OnHost(DevicePrefetcher[Any]):
         return map(on_host, super().__iter__())
 
 
+FEW: dict[str, Any] = {"batch_size": 16, "features": ["image", "id"]}
+
+
 def test_resuming_a_stream(path: Path, stream: SideStream) -> None:
     check_resume(
-        lambda: OnHost(make_loader(path, SeqRecordIterableDataset, batch_size=16), stream, 2),
+        lambda: OnHost(make_loader(path, SeqRecordIterableDataset, **FEW), stream, 2),
         num_epochs=2,
         positions=lambda n: (2, n // 2, n - 1),
     )
@@ -200,7 +203,7 @@ def test_resuming_a_stream(path: Path, stream: SideStream) -> None:
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_resuming_a_stateful_loader(path: Path, workers: int) -> None:
     def make() -> OnHost:
-        stream = make_loader(path, SeqRecordIterableDataset)
+        stream = make_loader(path, SeqRecordIterableDataset, **FEW)
         loader: Any = StatefulDataLoader(
             stream, batch_size=None, num_workers=workers, persistent_workers=workers > 0
         )

@@ -325,7 +325,7 @@ def test_mappings_do_not_grow_with_epochs(most: int, tmp_path: Path) -> None:
         for number in range(5):
             with writer.episode(f"{number}") as episode:
                 for _ in range(40):
-                    episode.append({f"{name}": np.zeros(9, np.uint8) for name in range(6)})
+                    episode.append({f"{name}": np.zeros(9, np.uint8) for name in range(3)})
     stream = SeqRecordIterableDataset(tmp_path / "records", clip_len=4, batch_size=4)
     loader: Any = DataLoader(stream, batch_size=None, num_workers=2, persistent_workers=True)
     counts = []

@@ -108,6 +108,17 @@ def test_texts_and_kinds(tmp_path: Path) -> None:
 # --- broken buffers --------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two buffers of two arrays, of which tests break copies."""
+    folder = tmp_path_factory.mktemp("sound")
+    for name, lengths in (("a.zarr", (4, 2, 7)), ("b.zarr", (2,))):
+        write_buffer(folder / name, lengths)
+        for array in ("keypoint", "n_contacts"):
+            shutil.rmtree(folder / name / "data" / array)
+    return folder
+
+
 def _array(name: str, values: Any) -> Callable[[Path], None]:
     """Another array in the place of one."""
 
@@ -141,7 +152,7 @@ def _fills(path: Path) -> None:
     _ends(4, 6, 1 << 40)(path)
 
 
-def test_a_broken_episode_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_broken_episode_is_refused_by_name(tmp_path: Path, sound: Path) -> None:
     few = _array("data/action", np.zeros((12, 2), "<f4"))
     no_blosc = write("data/img/4.0.0.0", b"no blosc frame")  # rows 12 to 14
     cases: list[tuple[Callable[[Path], object], list[int], str]] = [
@@ -154,8 +165,7 @@ def test_a_broken_episode_is_refused_by_name(tmp_path: Path) -> None:
         (_fills, [2], "too many frames in an episode"),
     ]
     for number, (breaks, bad, message) in enumerate(cases):
-        path = tmp_path / f"{number}" / "a.zarr"
-        write_buffer(path)
+        path = shutil.copytree(sound / "a.zarr", tmp_path / f"{number}" / "a.zarr")
         breaks(path)
         keys = [f"a/{number:06d}" for number in bad]
         check_refused(ZarrSource(path.parent), keys, message, file=path)
@@ -210,8 +220,8 @@ def test_no_chunk_decodes_to_more_than_its_array_declares(
     assert peak < 2 << 20
 
 
-def test_codecs_that_nobody_knows_are_refused(tmp_path: Path) -> None:
-    write_buffer(tmp_path / "a.zarr")
+def test_codecs_that_nobody_knows_are_refused(tmp_path: Path, sound: Path) -> None:
+    shutil.copytree(sound / "a.zarr", tmp_path / "a.zarr")
     filters = [{"id": "categorize", "labels": [], "dtype": "O"}]
     _text("action", filters=filters)(tmp_path / "a.zarr")
     with pytest.raises(SourceError) as caught:
@@ -256,11 +266,9 @@ BROKEN: list[tuple[Callable[[Path], object], str]] = [
 ]
 
 
-def test_a_broken_buffer_is_one_bad_episode(tmp_path: Path) -> None:
+def test_a_broken_buffer_is_one_bad_episode(tmp_path: Path, sound: Path) -> None:
     for number, (breaks, message) in enumerate(BROKEN):
-        root = tmp_path / f"{number}"
-        write_buffer(root / "a.zarr")
-        write_buffer(root / "b.zarr", (2,))
+        root = shutil.copytree(sound, tmp_path / f"{number}")
         breaks(root / "a.zarr")
         source = ZarrSource(root)
         assert [info.key for info in source.episodes()] == ["a", "b/000000"]
