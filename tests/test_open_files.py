@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -107,7 +108,9 @@ def test_a_mix_has_fewer_open_files_than_its_sources(
     make: Callable[[Path], str], is_mount: bool, tmp_path: Path, home: Path
 ) -> None:
     options: dict[str, Any] = {"storage_options": {"mount": True}} if is_mount else {}
-    datasets = [seqrecord.open(make(tmp_path / f"data/{i}"), **options) for i in range(4)]
+    made = make(tmp_path / "data/0")
+    copies = [shutil.copytree(made, tmp_path / f"data/{i}") for i in range(1, 4)]
+    datasets = [seqrecord.open(folder, **options) for folder in (made, *copies)]
     sources = {
         str(i): SeqRecordIterableDataset(data, clip_len=2) for i, data in enumerate(datasets)
     }
