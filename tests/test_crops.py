@@ -224,7 +224,10 @@ def test_windows_depend_on_seed_epoch_and_clip_alone(path: Path) -> None:
 # ---- by number
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n == "random, flip" else n for n in CHAINS],
+)
 def test_clips_by_number(path: Path, name: str) -> None:
     """What batches have: `test_crops_sizes` and `test_combinations`."""
     cropped = ["image", "depth"] if name == "some" else IMAGES
