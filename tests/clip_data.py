@@ -85,6 +85,8 @@ def _frame(episode: int, frame: int, shape: tuple[int, ...]) -> Frame:
     }
     if frame == LENGTHS[episode] - 1 or (episode == len(LENGTHS) - 1 and frame == 20):
         del arrays["flow"]
+    for array in arrays.values():
+        array.flags.writeable = False  # they are cached
     return arrays
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,10 @@ MIDDLE = (64, 64)  # clips of 4 frames are large enough to be loaded straight in
 LARGE = (128, 128)  # 24 such frames are a page that is read a few frames at a time
 
 
+@lru_cache(40)  # all frames of a dataset
 def frame_of(episode: int, number: int, size: tuple[int, int] = (HEIGHT, WIDTH)) -> dict[str, Any]:
     rng = np.random.default_rng([episode, number])
-    return {
+    arrays = {
         "image": rng.integers(0, 256, (*size, 3), np.uint8),
         "depth": rng.random(size, np.float32),
         "flow": rng.random((*size, 2), np.float32) - 0.5,
@@ -52,6 +53,9 @@ def frame_of(episode: int, number: int, size: tuple[int, int] = (HEIGHT, WIDTH))
         "pose": rng.random(7),
         "note": np.arange(1 + number % 3, dtype=np.uint8),
     }
+    for array in arrays.values():
+        array.flags.writeable = False  # they are kept
+    return arrays
 
 
 def write(
@@ -123,7 +127,7 @@ def check_clip(
                         expected[..., 0] *= -1
             got = clip[name][i].numpy()
             assert got.dtype == expected.dtype
-            np.testing.assert_array_equal(got, expected)
+            assert np.array_equal(got, expected)
 
 
 def singles(batch: dict[str, Any]) -> list[dict[str, Any]]:
@@ -220,7 +224,10 @@ def test_windows_depend_on_seed_epoch_and_clip_alone(path: Path) -> None:
 # ---- by number
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n == "random, flip" else n for n in CHAINS],
+)
 def test_clips_by_number(path: Path, name: str) -> None:
     """What batches have: `test_crops_sizes` and `test_combinations`."""
     cropped = ["image", "depth"] if name == "some" else IMAGES

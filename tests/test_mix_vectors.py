@@ -130,9 +130,9 @@ GROUPS = {
 
 
 CASES: list[Any] = [
+    ("mix", "mean_std", "cpu"),
     ("source", "mean_std", "late"),
     ("robot_type", "quantiles", None),
-    ("mix", "mean_std", "cpu"),
 ]
 MODES = ("mean_std", "quantiles")
 ALL = [(scope, mode, kind) for kind in (None, "cpu", "late") for scope in GROUPS for mode in MODES]

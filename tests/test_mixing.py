@@ -320,7 +320,10 @@ def test_too_little_memory_for_a_whole_part_is_the_limit() -> None:
     assert replace(few, settings=enough).mixing_limit(needed)[0] is None
 
 
-@pytest.mark.parametrize("chunk_frames", [1, 5, 8, 16, 31, 64])
+@pytest.mark.parametrize(
+    "chunk_frames",
+    [8, 1, *(pytest.param(some, marks=pytest.mark.slow) for some in (5, 16)), 31, 64],
+)
 @pytest.mark.parametrize(
     ("spec", "num_shards"),
     [

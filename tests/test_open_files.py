@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -85,29 +86,31 @@ def check_all(storage: Storage, names: list[str]) -> None:
     assert first_bytes(storage, names) == [name.encode() for name in names]
 
 
-def packed(folder: Path) -> str:
+def packed(folder: Path) -> Path:
     with SeqRecordWriter(folder, max_file_size="1KiB", chunk_frames=6) as writer:
         for number in range(30):
             with writer.episode(f"{number}") as episode:
                 for step in range(6):
                     episode.append({"image": np.full((8, 8, 3), step, np.uint8)})
-    return str(folder)
+    return folder
 
 
-def in_place(folder: Path) -> str:
+def in_place(folder: Path) -> Path:
     folder.mkdir(parents=True)
     first = write_video(folder / "first.mp4", pictures(6))
     for number in range(12):
         (folder / f"{number:02}.mp4").write_bytes(first.read_bytes())
-    return str(folder)
+    return folder
 
 
 @pytest.mark.parametrize(("make", "is_mount"), [(packed, False), (packed, True), (in_place, False)])
 def test_a_mix_has_fewer_open_files_than_its_sources(
-    make: Callable[[Path], str], is_mount: bool, tmp_path: Path, home: Path
+    make: Callable[[Path], Path], is_mount: bool, tmp_path: Path, home: Path
 ) -> None:
     options: dict[str, Any] = {"storage_options": {"mount": True}} if is_mount else {}
-    datasets = [seqrecord.open(make(tmp_path / f"data/{i}"), **options) for i in range(4)]
+    made = make(tmp_path / "data/0")
+    copies = [shutil.copytree(made, tmp_path / f"data/{i}") for i in range(1, 4)]
+    datasets = [seqrecord.open(folder, **options) for folder in (made, *copies)]
     sources = {
         str(i): SeqRecordIterableDataset(data, clip_len=2) for i, data in enumerate(datasets)
     }
