@@ -101,15 +101,15 @@ def test_phases_and_chosen_clips(records: Path) -> None:
     case, pipe = Case(settings), SeqRecordPipe(records, stride=4, rotate_phase=True, **settings)
     assert sorted(case.check(clip) for _ in range(4) for clip in pipe) == case.clips
 
-    chosen = {"episode": ["lab/0", "kitchen/3", "lab/0"], "start": [5, 8, 22]}
+    chosen = {"episode": ["lab/0", "kitchen/3", "lab/0"], "start": [5, 8, 18]}
     with pytest.raises(
         ClipError, match="without a complete clip in its episode, in row 2"
     ) as caught:
         SeqRecordPipe(records, clips=chosen, **settings)
-    assert (caught.value.expected, caught.value.got) == ("1 to 20", 22)
+    assert (caught.value.expected, caught.value.got) == ("1 to 16", 18)
     case = Case({**settings, "pad": "edge"})
     padded = SeqRecordPipe(records, clips=chosen, **case.options)
-    assert sorted(map(case.check, padded)) == [(0, 5), (3, 8)]  # frame 22 of lab/0 has no flow
+    assert sorted(map(case.check, padded)) == [(0, 5), (3, 8)]  # frame 18 of lab/0 has no flow
 
 
 def test_small_windows_hold_few_images(records: Path) -> None:
@@ -126,7 +126,7 @@ def test_small_windows_hold_few_images(records: Path) -> None:
     assert small < 0.6 * peak(**images, clip_len=16)
     # The group of `say` is held for as many frames as an episode has; that of images is not.
     text: dict[str, Any] = {"clip_len": 2, "features": ["image", "say"], "episodes": "lab/0"}
-    for latest, expected in ((Latest(max_age=5), (-5, 7)), (Latest(), (-22, 24))):
+    for latest, expected in ((Latest(max_age=5), (-5, 7)), (Latest(), (-18, 20))):
         selection = select(records, LoaderOptions(**text, windows={"say": latest}))
         windows = [(w.offset, w.span) for w in selection.windows.of_groups(1)]
         assert windows == [(0, 2), expected]
@@ -366,9 +366,9 @@ def test_lists_of_clips_of_other_rates(records: Path) -> None:
         dataset = SeqRecordMapDataset(records, **options, clips=clips, **more)
         return [case.check(dataset[i]) for i in range(len(dataset))]
 
-    assert listed([6, 3, 24]) == [(0, 6), (3, 3), (3, 24)]
-    assert listed([6, 3, 24], episodes=["kitchen/3"]) == [(3, 3), (3, 24)]
-    for row, starts, most in ((1, [6, 25, 24], 24), (0, [18, 3, 24], 17)):
+    assert listed([6, 3, 14]) == [(0, 6), (3, 3), (3, 14)]
+    assert listed([6, 3, 14], episodes=["kitchen/3"]) == [(3, 3), (3, 14)]
+    for row, starts, most in ((1, [6, 15, 14], 14), (0, [14, 3, 14], 13)):
         with pytest.raises(
             ClipError, match=f"complete clip in its episode, in row {row}"
         ) as caught:
