@@ -72,19 +72,16 @@ def _image(episode: int, frame: int, shape: tuple[int, ...]) -> npt.NDArray[np.u
     return np.random.default_rng([episode, frame]).integers(0, 256, shape, np.uint8)
 
 
-@lru_cache(128)
-def _small(episode: int, frame: int) -> Frame:
-    rng = np.random.default_rng([frame, episode])
-    return {
-        "flow": np.full((4, 2), 1000 * episode + frame, np.float32),
-        "note": rng.integers(0, 256, 1 + (episode + frame) % 5, np.uint8),
-        "id": np.array([episode, frame]),
-    }
-
-
 def expected_frame(episode: int, frame: int, shape: tuple[int, ...] = SMALL) -> Frame:
     """What is stored. The last frame of an episode has no `flow`, nor has frame 20 of the last."""
-    arrays: Frame = {"image": _image(episode, frame, shape), **_small(episode, frame)}
+    rng = np.random.default_rng([frame, episode])
+    note = rng.integers(0, 256, 1 + (episode + frame) % 5, np.uint8)
+    arrays: Frame = {
+        "image": _image(episode, frame, shape),
+        "flow": np.full((4, 2), 1000 * episode + frame, np.float32),
+        "note": note,
+        "id": np.array([episode, frame]),
+    }
     if frame == LENGTHS[episode] - 1 or (episode == len(LENGTHS) - 1 and frame == 20):
         del arrays["flow"]
     return arrays
