@@ -20,13 +20,13 @@ __all__ = ["folders", "hdf5", "lerobot", "tartanair", "videos", "webdataset", "z
 _RNG = np.random.default_rng(5)
 
 
-def tartanair(root: Path, num_frames: int = 5) -> Path:
+def tartanair(root: Path, num_frames: int = 3) -> Path:
     for number, name in enumerate(("P000", "P001")):
         write_v1(root / "office/Easy" / name, make_frames(number, num_frames, size=(8, 12)))
     return root
 
 
-def folders(root: Path, num_frames: int = 5) -> Path:
+def folders(root: Path, num_frames: int = 4) -> Path:
     for number in range(num_frames):
         for name in ("a", "b"):
             for feature in ("rgb", "mask", "depth", "state"):
@@ -43,7 +43,7 @@ def folders(root: Path, num_frames: int = 5) -> Path:
     return root
 
 
-def webdataset(root: Path, num_frames: int = 5) -> Path:
+def webdataset(root: Path, num_frames: int = 4) -> Path:
     """Two shards, each an episode."""
     folders(root / "loose", num_frames)
     for shard in "ab":

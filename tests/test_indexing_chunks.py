@@ -8,6 +8,7 @@ import shutil
 import struct
 import tracemalloc
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ FEW = ("|b1", ">f4")
 pytestmark = pytest.mark.usefixtures("home")
 
 
+@lru_cache
 def values(dtype: str, shape: tuple[int, ...] = SHAPE) -> Array:
     made: Array = (np.random.default_rng(0).random((ROWS, *shape)) * 250).astype(dtype)
     return made
@@ -75,7 +77,7 @@ def buffer(path: Path, zarr_format: int, arrays: dict[str, tuple[Array, dict[str
 def check(root: Path | str, packed: Path, index: Path, **options: Any) -> dict[str, str]:
     """The features that are not copied, and how their numbers lie; all frames are the same."""
     source = open_source(root, **options)
-    seqrecord.convert(source, packed, codecs="raw", workers=1)
+    seqrecord.convert(source, packed, codecs="raw", workers=1, statistics=False)
     index_source(source, index, workers=1)
     with seqrecord.open(packed) as expected, seqrecord.open(index) as dataset:
         assert_same(frames_of(dataset), frames_of(expected))
@@ -136,7 +138,7 @@ def test_hdf5(tmp_path: Path, libver: str, is_partial: bool, thorough: bool) -> 
 
 def test_loads_use_the_same_memory(tmp_path: Path) -> None:
     """That of chunks as they were read, which is expensive to touch anew; of all their cameras."""
-    shape, chunk, cameras = (200, 300, 3), ROWS * 200 * 300 * 3, ("side", "top")
+    shape, chunk, cameras = (120, 300, 3), ROWS * 120 * 300 * 3, ("side", "top")
     for name in "abcdefgh":  # more than stays in memory
         hdf5(
             tmp_path / "set" / f"{name}.hdf5",
@@ -266,8 +268,8 @@ def test_files_that_are_stored_otherwise_than_the_first(tmp_path: Path) -> None:
 # --- files that change, or are not what they say ----------------------------------------------
 
 
-def test_chunks_of_zarr_that_are_not_as_declared(tmp_path: Path) -> None:
-    for form in (0, 5, 6):
+def test_chunks_of_zarr_that_are_not_as_declared(tmp_path: Path, thorough: bool) -> None:
+    for form in (0, 5, 6) if thorough else (0, 6):
         zarr_format, options = FORMS[form]
         root = buffer(tmp_path / f"{form}.zarr", zarr_format, {"img": (values("u1"), options)})
         path = root / "data/img" / ("0.0.0.0" if zarr_format == 2 else "c/0/0/0/0")
@@ -277,12 +279,13 @@ def test_chunks_of_zarr_that_are_not_as_declared(tmp_path: Path) -> None:
             assert refused(root).file == str(path)
 
 
-def test_the_index_of_a_shard_that_lies(tmp_path: Path) -> None:
+def test_the_index_of_a_shard_that_lies(tmp_path: Path, thorough: bool) -> None:
     crc32c = pytest.importorskip("google_crc32c")
     root = buffer(tmp_path / "a.zarr", 3, {"img": (values("u1"), FORMS[6][1])})
     path = root / "data/img/c/0/0/0/0"
     data = bytearray(path.read_bytes())
-    for place in ((2**63, 6000), (2**64 - 1, 6000), (10**6, 6000), (0, 5), (0, 2**62)):
+    places = ((2**64 - 1, 6000), (10**6, 6000), (0, 5), (2**63, 6000), (0, 2**62))
+    for place in places if thorough else places[:3]:
         struct.pack_into("<2Q", data, len(data) - 68 + 16, *place)
         data[-4:] = crc32c.value(bytes(data[-68:-4])).to_bytes(4, "little")
         path.write_bytes(data)
@@ -360,8 +363,9 @@ def test_random_damage(tmp_path: Path, thorough: bool) -> None:
         path.write_bytes(data)
         places = [tmp_path / f"{number} {kind}" for kind in ("converted", "indexed")]
         try:
-            seqrecord.convert(open_source(path), places[0], codecs="raw", workers=1)
-            index_source(open_source(path), places[1], workers=1)
+            source = open_source(path)
+            seqrecord.convert(source, places[0], codecs="raw", workers=1, statistics=False)
+            index_source(source, places[1], workers=1)
             with seqrecord.open(places[0]) as one, seqrecord.open(places[1]) as other:
                 converted, found = frames_of(one), frames_of(other)
         except SeqRecordError:

@@ -52,7 +52,7 @@ def check(case: Case) -> None:
 
 @pytest.mark.parametrize("block", range(10))
 def test_histories(block: int, thorough: bool) -> None:
-    for seed in range(50 if thorough else 3):
+    for seed in range(50 if thorough else 2):
         check(drawn(FIRST + 1000 * block + seed))
 
 
