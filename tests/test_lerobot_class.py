@@ -33,7 +33,7 @@ from tests.lerobot_stand_in import install, same
 from tests.lerobot_video_data import CAMERAS, unpack
 from tests.video_data import moving
 
-LENGTHS = (30, 1, 21, 37, 15, 26)
+LENGTHS = (60, 1, 41, 75, 30, 52)
 FPS = 10
 FRONT, WRIST = CAMERAS
 MANY_WINDOWS = {
@@ -166,14 +166,14 @@ def test_some_episodes(golden: Path) -> None:
 
 def test_tasks_other_attributes_and_converted_records(root: Path, home: Path) -> None:
     ours = dataset(root, tolerance_s=1e-3)
-    assert [ours[i]["task"] for i in (0, 30, 31)] == ["task 0", "task 1", "task 2"]
-    check(ours[31], expected(root, 31, {}, as_uint8=False))
-    assert ours[31]["touch"].dtype == torch.int64
+    assert [ours[i]["task"] for i in (0, 60, 61)] == ["task 0", "task 1", "task 2"]
+    check(ours[61], expected(root, 61, {}, as_uint8=False))
+    assert ours[61]["touch"].dtype == torch.int64
     assert (ours.fps, ours.features, ours.root) == (FPS, ours.meta.features, root)
-    assert "130 frames, read by seqrecord" in repr(ours)
+    assert "259 frames, read by seqrecord" in repr(ours)
     seqrecord.convert(seqrecord.open_source(root), home / "converted", workers=1)
     other = dataset(root, records=home / "converted")
-    assert all(same(ours[number], other[number]) for number in (0, 30, 51, 129))
+    assert all(same(ours[number], other[number]) for number in (0, 60, 101, 258))
 
 
 @pytest.mark.parametrize(("kind", "name"), [("log", DEPTH[0]), ("linear", DEPTH[1])])
@@ -317,7 +317,7 @@ def test_pictures_that_fit_are_decoded_once_in_any_order(
     assert stats[0][1]["video_frames_decoded"] >= 2 * sum(LENGTHS)
     assert stats[0] == stats[1]
     assert "each decodes its own" not in caplog.text
-    for number in range(0, len(ours), 23):
+    for number in range(0, len(ours), 29):
         assert same(ours[number], alone[number])
 
 
@@ -355,11 +355,11 @@ def test_each_frame_is_decoded_once(root: Path) -> None:
     ours = dataset(root, episodes=[0, 2, 1])
     sampler = PlannedSampler(ours, batch_size=4, shuffle=False, drop_last_frames=1)
     order = list(sampler)
-    assert order == [*range(29), *range(31, 51)]
+    assert order == [*range(59), *range(61, 101)]
     assert len(sampler) == len(order)
     relative: Any = ours.absolute_to_relative_idx
     assert [relative[item["index"].item()] for item in ours.__getitems__(order)] == order
-    assert ours.stats()["items_in_order"] == 49
+    assert ours.stats()["items_in_order"] == 99
 
 
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (2, 1), (1, 3), (2, 2)])
@@ -370,7 +370,7 @@ def test_a_state_goes_on_at_any_item(root: Path, ranks: int, workers: int) -> No
     whole = [list(sampler), list(sampler)]
     assert sampler.state_dict() == {"epoch": 2, "start_index": 0}
     assert all(sorted(order) == list(range(sum(LENGTHS))) for order in whole)
-    for start in (0, 1, 4, 37, 68, 121, 129, 130):
+    for start in (0, 1, 4, 37, 136, 250, 258, 259):
         resumed = PlannedSampler(ours, **options)
         resumed.load_state_dict({"epoch": 1, "start_index": start})
         assert len(resumed) == sum(LENGTHS)
