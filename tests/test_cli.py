@@ -262,16 +262,16 @@ def test_export(small: Path, tmp_path: Path) -> None:
         assert [len(episode) for episode in found.episodes.values()] == [2, 2]
 
 
-def test_view(small: Path, tmp_path: Path) -> None:
+def test_view(small: Path, tmp_path: Path, thorough: bool) -> None:
     picture = tmp_path / "clip.png"
     assert run("view", small, "--features", "step,mask", "-o", picture).stdout == f"{picture}\n"
     with Image.open(picture) as image:
         width = image.width
     options = ["--start", 2, "--clip-len", 3, "--dilation", 2, "--features", "mask,pose"]
-    run("view", small, "alpha/Easy/P000", *options, "-o", picture)
-    with Image.open(picture) as image:
-        assert image.width < width
-    for name, start in [("clip.svg", b"<?xml"), ("clip.pdf", b"%PDF"), ("clip", b"\x89PNG")]:
+    run("view", small, "alpha/Easy/P000", *options, "-o", tmp_path / "clip")
+    with Image.open(tmp_path / "clip") as image:
+        assert (image.format, image.width < width) == ("PNG", True)
+    for name, start in [("clip.svg", b"<?xml"), ("clip.pdf", b"%PDF")][: 1 + thorough]:
         run("view", small, "beta/Hard/P000", "--features", "step", "-o", tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(start)
 

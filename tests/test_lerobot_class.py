@@ -66,7 +66,7 @@ def root(home: Path) -> Path:
     rng = np.random.default_rng(0)
     with seqrecord.SeqRecordWriter(home / "records", fps=FPS, codecs=codecs) as writer:
         for number, length in enumerate(LENGTHS):
-            front = moving(length, seed=number, size=(64, 96))
+            front = moving(length, seed=number, size=(48, 64))
             with writer.episode(f"{number}") as episode:
                 for i in range(length):
                     values = rng.normal(size=(2, 4)).astype(np.float32)

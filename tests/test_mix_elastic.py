@@ -63,7 +63,7 @@ def told(batch: dict[str, Any]) -> list[tuple[str, int, int, int]]:
 def drawn(root: Path) -> Drawn:
     """A rank alone gives each clip once in every epoch of its source."""
     epochs, count = Drawn(), Counter[tuple[str, int, int]]()
-    for batch in mixed(root, stopping_strategy=300, rank=0, world_size=1):
+    for batch in mixed(root, stopping_strategy=200, rank=0, world_size=1):
         for clip in told(batch):
             epochs[clip] = count[clip[:3]]
             count[clip[:3]] += 1
@@ -108,7 +108,7 @@ def test_every_clip_once(
 ) -> None:
     """Ranks, and how many batches each gives before the next change."""
     given, last, state = list[Given](), list[Given](), None
-    segments = [*changes, (2, 30)]
+    segments = [*changes, (2, 20)]
     so_far: list[str] = []  # of one rank since the number of ranks has changed
     for number, (ranks, batches) in enumerate(segments):
         last, states = [], []

@@ -91,15 +91,16 @@ def test_an_error_in_a_worker(path: Path) -> None:
 
 def test_length(path: Path) -> None:
     sizes: list[dict[str, Any]] = [{}, {"batch_size": 1}, {"batch_size": 7}]
+    dataset = seqrecord.open(path)
     for settings in [*sizes, {"batch_size": 7, "drop_last": True}]:
         settings |= {**CLIP, "features": ["id"]}
         for kind in (SeqRecordPipe, SeqRecordIterableDataset):
-            data = kind(path, **settings)
+            data = kind(dataset, **settings)
             assert len(list(data)) == len(data)
             for workers in range(4):
                 loader: Any = DataLoader(data, batch_size=None, num_workers=workers)
                 ranks = max(1, workers)  # what the workers give, without starting them
-                parts = [kind(path, **settings, rank=i, world_size=ranks) for i in range(ranks)]
+                parts = [kind(dataset, **settings, rank=i, world_size=ranks) for i in range(ranks)]
                 assert len(loader) == sum(map(len, parts))
 
 
