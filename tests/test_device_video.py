@@ -33,12 +33,7 @@ from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
 
 Pixels = npt.NDArray[np.uint8]
 
-try:
-    from torchcodec.decoders import VideoDecoder
-except (ImportError, RuntimeError, OSError):
-    VideoDecoder = None
-
-NEEDS_TORCHCODEC = pytest.mark.skipif(VideoDecoder is None, reason="torchcodec cannot be imported")
+NEEDS_TORCHCODEC = pytest.mark.usefixtures("torchcodec")
 
 CPU = DirectStream(torch.device("cpu"))
 
@@ -47,6 +42,16 @@ MOST = 2
 
 LEAST = 160, 176
 """Frames that NVDEC decodes of each codec: those of HEVC are at least 144 x 144."""
+
+
+@pytest.fixture(scope="module")
+def torchcodec() -> Any:
+    """The decoder class of torchcodec, whose import takes a second. Skips without torchcodec."""
+    try:
+        from torchcodec.decoders import VideoDecoder
+    except (ImportError, RuntimeError, OSError):
+        pytest.skip("torchcodec cannot be imported")
+    return VideoDecoder
 
 
 @pytest.fixture(autouse=True)
@@ -256,11 +261,11 @@ def test_without_torchcodec_pyav_decodes(
     assert "torchcodec cannot be imported" in said
 
 
-def wrong_from(first: int, spoil: Any) -> Any:
+def wrong_from(decoder: Any, first: int, spoil: Any) -> Any:
     """A decoder that gives what is asked for; `spoil` changes the frames from `first` on."""
 
     def make(*args: Any, **kwargs: Any) -> Any:
-        inner = VideoDecoder(*args, **kwargs)
+        inner = decoder(*args, **kwargs)
 
         class Decoder:
             metadata = inner.metadata
@@ -291,7 +296,6 @@ def fails(found: Any) -> Any:
     raise RuntimeError("out of surfaces\nat line 5")
 
 
-@NEEDS_TORCHCODEC
 @pytest.mark.parametrize(
     ("first", "spoil", "reason"),
     [
@@ -301,6 +305,7 @@ def fails(found: Any) -> Any:
     ],
 )
 def test_what_torchcodec_gives_is_not_trusted(
+    torchcodec: Any,
     kept: tuple[Path, dict[str, Pixels]],
     first: int,
     spoil: Any,
@@ -308,7 +313,7 @@ def test_what_torchcodec_gives_is_not_trusted(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("torchcodec.decoders.VideoDecoder", wrong_from(first, spoil))
+    monkeypatch.setattr("torchcodec.decoders.VideoDecoder", wrong_from(torchcodec, first, spoil))
     with streams_of("cpu", lambda _: LateStream()):
         run(*kept, "cpu", MOST if first else 0)
     (said,) = fallbacks(caplog)
@@ -398,18 +403,20 @@ def test_rows_of_which_nothing_is_known_are_zeros(
     assert not fallbacks(caplog)
 
 
-@NEEDS_TORCHCODEC
 @pytest.mark.parametrize("batches", [3, None])
 def test_threads_of_the_engine_end_decoders(
-    kept: tuple[Path, dict[str, Pixels]], batches: int | None, monkeypatch: pytest.MonkeyPatch
+    torchcodec: Any,
+    kept: tuple[Path, dict[str, Pixels]],
+    batches: int | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun: list[str] = []
     ended: list[str] = []
 
     def make(*args: Any, **kwargs: Any) -> Any:
         begun.append(threading.current_thread().name)
-        made = VideoDecoder(*args, **kwargs)
-        made.__class__ = type("Told", (VideoDecoder,), {"__del__": tell})
+        made = torchcodec(*args, **kwargs)
+        made.__class__ = type("Told", (torchcodec,), {"__del__": tell})
         return made
 
     def tell(decoder: Any) -> None:
