@@ -229,7 +229,7 @@ def npz(*arrays: Any, **options: Any) -> bytes:
 def bomb() -> bytes:
     """64 MiB of zeros behind the header of an array of 14 kB."""
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as file:
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
         header = npy("{'descr': '<f4', 'fortran_order': False, 'shape': (50, 70)}")
         file.writestr("arr_0.npy", header + bytes(64 << 20))
     return stream.getvalue()

@@ -17,7 +17,7 @@ from seqrecord.errors import ClipError, DestinationError
 from seqrecord.viewer import view_rerun
 from tests.command_line import run
 
-pytest.importorskip("rerun", reason="pip install rerun-sdk")
+pytestmark = pytest.mark.usefixtures("rerun")
 
 LENGTHS = {"kitchen/0": 5, "kitchen/1": 3, "lab/0": 18}
 FLOW_GAP = 4  # the frame of each episode that has no flow
@@ -37,6 +37,12 @@ def frame_of(key: str, number: int) -> dict[str, Any]:
     if number == FLOW_GAP:
         del frame["flow"]
     return frame
+
+
+@pytest.fixture(scope="module")
+def rerun() -> None:
+    """Skip the tests without rerun, whose import takes half a second."""
+    pytest.importorskip("rerun", reason="pip install rerun-sdk")
 
 
 @pytest.fixture(scope="module")
