@@ -44,16 +44,6 @@ LEAST = 160, 176
 """Frames that NVDEC decodes of each codec: those of HEVC are at least 144 x 144."""
 
 
-@pytest.fixture(scope="module")
-def torchcodec() -> Any:
-    """The decoder class of torchcodec, whose import takes a second. Skips without torchcodec."""
-    try:
-        from torchcodec.decoders import VideoDecoder
-    except (ImportError, RuntimeError, OSError):
-        pytest.skip("torchcodec cannot be imported")
-    return VideoDecoder
-
-
 @pytest.fixture(autouse=True)
 def _say_it_again() -> None:
     device_video.say_once.cache_clear()
