@@ -1,4 +1,4 @@
-"""A failure to write is remembered: nothing is committed, and a resume finds what was whole."""
+"""After a failed write nothing is committed, and a resume finds all complete episodes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 2, "max_file_size":
 FULL = StorageError("No space left on device", file="some.seqrec")
 
 
-def skipping(storage: Any, **options: Any) -> tuple[SeqRecordWriter, list[str]]:
-    """A script that skips episodes that fail; the writer, not closed, and the keys that ended."""
+def write_skipping_failures(storage: Any, **options: Any) -> tuple[SeqRecordWriter, list[str]]:
+    """Run a script that skips failing episodes; return the open writer and the finished keys."""
     writer = writer_of(storage, **(SETTINGS | options))
     ended = []
     for key, length in EPISODES.items():
@@ -64,12 +64,12 @@ SKIPS += [("create", 0), ("create", 1)]
         for onwards in (True, False)
     ],
 )
-def test_a_script_that_skips_episodes_does_not_commit_without_them(
+def test_no_commit_after_a_failed_write_even_if_the_script_skips_episodes(
     tmp_path: Path, operation: Any, number: int, onwards: bool
 ) -> None:
     fault = FailAt(operation, number, path="records/", error=FULL, onwards=onwards)
-    writer, ended = skipping(FaultyStorage(LocalStorage(tmp_path), fault))
-    assert ended == KEYS[: len(ended)], "nothing ends after the failure"
+    writer, ended = write_skipping_failures(FaultyStorage(LocalStorage(tmp_path), fault))
+    assert ended == KEYS[: len(ended)], "no episode finishes after the failure"
     assert set(ended) >= writer.completed_episodes
     with pytest.raises(DestinationError, match=r"No space left.*--resume") as caught:
         writer.episode("more")
@@ -83,9 +83,9 @@ def test_a_script_that_skips_episodes_does_not_commit_without_them(
 
 @pytest.mark.parametrize(("operation", "number"), [("commit", 1), ("write", 26)])
 def test_a_resume_finds_all_finished_keys(memory_url: str, operation: Any, number: int) -> None:
-    """And may find more, of what was whole in the file that failed."""
+    """And perhaps more: complete ones in the file that failed."""
     fault = FailAt(operation, number, path="records/", onwards=operation == "write")
-    writer, ended = skipping(FaultyStorage(open_storage(memory_url), fault))
+    writer, ended = write_skipping_failures(FaultyStorage(open_storage(memory_url), fault))
     keys = writer.completed_episodes
     assert ended == KEYS[: len(ended)]
     assert set() < keys < set(ended)
@@ -98,7 +98,7 @@ def test_a_resume_finds_all_finished_keys(memory_url: str, operation: Any, numbe
 
 
 @pytest.mark.parametrize("error", [FULL, KeyboardInterrupt()])
-def test_a_failure_ends_with_statements_as_it_came(tmp_path: Path, error: BaseException) -> None:
+def test_with_statements_propagate_the_original_error(tmp_path: Path, error: BaseException) -> None:
     def fault(operation: Any, path: str, number: int) -> None:
         if operation == "commit" and number == 1:
             raise error
@@ -120,7 +120,7 @@ def test_a_failure_ends_with_statements_as_it_came(tmp_path: Path, error: BaseEx
 @pytest.mark.parametrize(
     ("name", "code"), [("write", errno.ENOSPC), ("fsync", errno.EIO), ("replace", errno.EIO)]
 )
-def test_a_system_call_that_fails_once(
+def test_one_failed_system_call_prevents_the_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
 ) -> None:
     owner: Any = Path if name == "replace" else os
@@ -136,7 +136,7 @@ def test_a_system_call_that_fails_once(
         return real(*args, **options)
 
     monkeypatch.setattr(owner, name, fail)
-    writer, ended = skipping(tmp_path)
+    writer, ended = write_skipping_failures(tmp_path)
     assert failed
     with pytest.raises(DestinationError, match=os.strerror(code)) as caught:
         writer.close()
@@ -146,8 +146,8 @@ def test_a_system_call_that_fails_once(
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 3])
-def test_a_resume_that_cannot_read_loses_nothing(tmp_path: Path, number: int) -> None:
-    writer, ended = skipping(tmp_path, max_file_size=10_000)
+def test_a_resume_with_read_errors_loses_nothing(tmp_path: Path, number: int) -> None:
+    writer, ended = write_skipping_failures(tmp_path, max_file_size=10_000)
     abandon(writer)
     (partial,) = (tmp_path / "records").glob("*.partial")
     before = partial.read_bytes()
@@ -175,7 +175,7 @@ COMMITS = [
         for append in (True, False)
     ],
 )
-def test_a_commit_that_fails_leaves_what_was_there(
+def test_a_failed_commit_keeps_the_previous_dataset(
     tmp_path: Path, operation: Any, path: str, append: bool
 ) -> None:
     old = {"old": 1} if append else {}
@@ -183,12 +183,12 @@ def test_a_commit_that_fails_leaves_what_was_there(
         with SeqRecordWriter(tmp_path, codecs="raw") as first:
             add(first, old)
     storage = FaultyStorage(LocalStorage(tmp_path), FailAt(operation, path=path, error=FULL))
-    writer, ended = skipping(storage, mode="append" if append else "create")
+    writer, ended = write_skipping_failures(storage, mode="append" if append else "create")
     assert ended == KEYS
     tables = {each.name for each in (tmp_path / "index").glob("*")}
     with pytest.raises(StorageError, match="No space left"):
         writer.close()
-    if operation != "put":  # after which a manifest may name them
+    if operation != "put":  # a manifest may name them after a failed put
         assert {each.name for each in (tmp_path / "index").glob("*")} == tables
     assert writer.completed_episodes >= set(KEYS)
     assert lengths_of(tmp_path) == old
@@ -197,7 +197,7 @@ def test_a_commit_that_fails_leaves_what_was_there(
 
 
 @pytest.mark.parametrize("folder", ["records", "index", ""])
-def test_a_folder_that_cannot_be_synced_is_an_error_unless_none_can(
+def test_a_failed_folder_sync_is_an_error_unless_unsupported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
     real = os.fsync
@@ -208,17 +208,17 @@ def test_a_folder_that_cannot_be_synced_is_an_error_unless_none_can(
         real(fd)
 
     monkeypatch.setattr(os, "fsync", fail)
-    for code in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):  # of filesystems that sync no folder
+    for code in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):  # filesystems without sync of folders
         name = str(code)
-        assert skipping(tmp_path / name)[0].close().num_episodes == len(KEYS)
+        assert write_skipping_failures(tmp_path / name)[0].close().num_episodes == len(KEYS)
     code, name = errno.EIO, ""
     with pytest.raises(StorageError, match=os.strerror(errno.EIO)):
-        skipping(tmp_path)[0].close()
+        write_skipping_failures(tmp_path)[0].close()
     monkeypatch.undo()
     check_resumes(tmp_path, [])
 
 
-def test_what_cannot_be_removed_after_a_commit_does_not_undo_it(
+def test_files_that_cannot_be_removed_do_not_undo_the_commit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = FaultyStorage(LocalStorage(tmp_path), FailAt("remove", onwards=True))
@@ -247,7 +247,7 @@ def test_what_cannot_be_removed_after_a_commit_does_not_undo_it(
         ),
     ],
 )
-def test_a_conversion_that_skips_bad_episodes_skips_no_full_disk(
+def test_skip_bad_episodes_does_not_skip_storage_errors(
     tmp_path: Path, operation: Any, workers: int
 ) -> None:
     small: dict[str, Any] = {"chunk_frames": 4, "max_file_size": 60_000}

@@ -1,4 +1,4 @@
-"""Credentials of clouds: where they come from and go to, and what happens when they expire."""
+"""Cloud credentials: sources, destinations, renewal after expiry."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ BACKENDS = ("obstore", "urllib3")
 
 @pytest.fixture(autouse=True)
 def obstore_reads_all() -> Iterator[None]:
-    """Small files too."""
+    """Use obstore for small files too."""
     with obstore_is(used=True):
         yield
 
 
 @pytest.fixture
 def blobs(azurite: Azurite, container: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A container with one file; nothing of the environment opens it."""
+    """A container with one file; the environment has no credential for it."""
     for name in ("ACCOUNT_KEY", "KEY", "SAS_TOKEN", "CONNECTION_STRING"):
         monkeypatch.delenv(f"AZURE_STORAGE_{name}", raising=False)
     azurite.put(container, "set/records/0", DATA)
@@ -59,7 +59,7 @@ def read(storage: Storage) -> bytes:
 
 
 @pytest.mark.parametrize(("where", "backend"), [("environment", "obstore"), ("file", "urllib3")])
-def test_a_signature_that_expires_is_read_again(
+def test_an_expired_sas_is_read_again(
     azurite: Azurite,
     blobs: str,
     backend: str,
@@ -87,13 +87,13 @@ def test_a_signature_that_expires_is_read_again(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_functions_and_files_of_credentials(
+def test_credential_providers_and_sas_files(
     azurite: Azurite, blobs: str, backend: str, tmp_path: Path
 ) -> None:
     given: list[str] = []
 
     def credential() -> dict[str, Any]:
-        """One that has expired, and after its refusal another."""
+        """Return an expired SAS first, then a valid one."""
         given.append(azurite.sas(blobs, minutes=10 if given else -10))
         return {"sas_token": given[-1], "expires_at": None}
 
@@ -114,7 +114,7 @@ def test_functions_and_files_of_credentials(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("place", CLOUDS, indirect=True)
-def test_a_credential_that_expires_is_asked_for_before_it_is_refused(
+def test_an_expiring_credential_is_renewed_before_the_server_refuses_it(
     place: Place, backend: str, request: pytest.FixtureRequest
 ) -> None:
     place.put("records/0", DATA)
@@ -143,19 +143,19 @@ def test_a_credential_that_expires_is_asked_for_before_it_is_refused(
     storage.close()
 
 
-# Servers that give credentials may be busy or refuse, too: one for each cloud
+# Token servers may be busy or refuse, too: one for each cloud
 
 TOKEN = "S3CRET-T0KEN"
 REFUSAL = {"error": "invalid_grant", "error_description": "S3CRET", "message": "S3CRET"}
 
 
-def said(status: int, value: object = REFUSAL) -> Canned:
+def json_response(status: int, value: object = REFUSAL) -> Canned:
     return Canned(answer(status, json.dumps(value).encode(), Content_Type="application/json"))
 
 
 @dataclass
 class Cloud:
-    """A storage whose credential comes from `tokens`, where `given` is a token."""
+    """A storage, its token server `tokens`, and the server's successful response `given`."""
 
     tokens: CannedServer
     given: Canned
@@ -173,7 +173,7 @@ def cloud(
     expires = time.time() + 3600
     given: dict[str, Any] = {"access_token": TOKEN, "expires_in": 3600}
     data = Canned(answer(206, DATA[3:50], Content_Range=f"bytes 3-49/{len(DATA)}"))
-    # Else it looks without obstore.
+    # Otherwise small reads would not use obstore.
     with CannedServer([data]) as objects, CannedServer([]) as tokens, obstore_is(used=True):
         asked, at = f"http://{tokens.host}/token", f"http://{objects.host}"
         if request.param == "az":
@@ -200,7 +200,7 @@ def cloud(
             more = {"deadline": deadline, "backend": backend}
             return hastened(open_storage(f"{request.param}://box/p", {**options, **more}))
 
-        yield Cloud(tokens, said(200, given), objects, open_cloud)
+        yield Cloud(tokens, json_response(200, given), objects, open_cloud)
 
 
 def _service_account(token_uri: str) -> dict[str, str]:
@@ -219,15 +219,15 @@ def _service_account(token_uri: str) -> dict[str, str]:
     }
 
 
-# google-auth says so of credentials whose file names where they are to be asked for.
+# google-auth warns about credentials whose file names the token server.
 @pytest.mark.filterwarnings("ignore:.*load_credentials_from_file:DeprecationWarning")
 @pytest.mark.usefixtures("impatient")
-def test_a_server_of_tokens(cloud: Cloud) -> None:
-    """It is asked once; where it is busy, asked again; a refusal is an error at once."""
-    # More than any client repeats by itself.
+def test_requests_to_the_token_server(cloud: Cloud) -> None:
+    """One request; retries if the server is busy; a refusal is an error at once."""
+    # More failures than any client retries by itself.
     for statuses, backend in (([], "urllib3"), ([429] * 5, "obstore"), ([503] * 5, "obstore")):
         cloud.tokens.asked.clear()
-        cloud.tokens.answers = [*map(said, statuses), cloud.given]
+        cloud.tokens.answers = [*map(json_response, statuses), cloud.given]
         with closing(cloud.open(60, backend)) as storage:
             assert get(storage, "records/a", 3, 50) == DATA[3:50]
         assert len(cloud.tokens.asked) == len(statuses) + 1
@@ -240,7 +240,7 @@ def test_a_server_of_tokens(cloud: Cloud) -> None:
         (401, 60, AccessError),
     ]
     for status, deadline, error in failing:
-        cloud.tokens.answers = [said(status)]
+        cloud.tokens.answers = [json_response(status)]
         start = time.monotonic()
         with closing(cloud.open(deadline)) as storage, pytest.raises(error) as caught:
             get(storage, "records/a", 3, 50)
@@ -259,7 +259,7 @@ SECRET_SAS = "sv=2024-01-01&sp=r&sig=S3CRET"
 
 @pytest.fixture(params=["obstore", "urllib3"])
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
-    """Makes a storage at an endpoint that repeats nothing; obstore reads what is small, too."""
+    """Makes a storage at an endpoint, without retries; obstore reads small files, too."""
     made: list[Storage] = []
 
     def make(
@@ -280,7 +280,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
         storage.close()
 
 
-# Answers that no good server gives
+# Invalid responses
 
 
 def part(body: bytes, **headers: Any) -> bytes:
@@ -301,22 +301,22 @@ BUSY = Canned(answer(503, Retry_After="7", x_ms_error_code="ServerBusy"))
     ],
     ids=["busy", "closed", "no answer", "half a body"],
 )
-def test_a_server_that_is_busy_hangs_or_closes_the_connection_may_pass(
+def test_busy_hanging_and_closing_servers_are_transient_errors(
     make: Make, answers: list[Canned]
 ) -> None:
     with CannedServer(answers) as server:
         reader = make(server.endpoint, timeout=0.2)
         with pytest.raises(errors.TransientError) as caught:
             get(reader, "records/0", 0, 100)
-    knows = answers == [BUSY] and "Obstore" not in repr(reader)
-    assert caught.value.retry_after == (7 if knows else None)
+    has_delay = answers == [BUSY] and "Obstore" not in repr(reader)
+    assert caught.value.retry_after == (7 if has_delay else None)
 
 
-def test_other_ranges_and_refusals_are_errors(make: Make) -> None:
-    """The server says that the file goes on, so it may be well the next time."""
+def test_wrong_ranges_and_refusals_are_errors(make: Make) -> None:
+    """The file is longer than the response, so a retry may succeed."""
     size = answer(200, length=1000, x_ms_blob_content_length="1000")
     for body in (
-        part(BODY[:50]),  # of another length
+        part(BODY[:50]),  # wrong length
         answer(206, BODY[:50], Content_Range="bytes 0-49/1000"),
         answer(206, BODY, Content_Range="bytes 100-199/1000"),
     ):
@@ -341,10 +341,10 @@ def test_other_ranges_and_refusals_are_errors(make: Make) -> None:
                 assert "S3CRET!" not in str(caught.value)
 
 
-def test_credentials_go_where_they_belong_and_nowhere_else(
+def test_requests_carry_only_the_given_credential(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not those of the environment, which the clients themselves would take."""
+    """The clients themselves would use the environment's credentials."""
     for name in ("SAS_TOKEN", "SAS_KEY", "ACCOUNT_KEY", "ACCESS_KEY", "KEY", "TOKEN"):
         monkeypatch.setenv(f"AZURE_STORAGE_{name}", "OTHER")
     for name in ("STORAGE_ACCOUNT", "STORAGE_ACCOUNT_NAME", "CLIENT_ID"):
@@ -361,7 +361,7 @@ def test_credentials_go_where_they_belong_and_nowhere_else(
             reader = make(server.endpoint, **settings)
             assert get(reader, "records/0", 0, 100) == BODY
         if "Fsspec" in repr(reader) and "sharedkey" in expected:
-            expected = "?sp=r&"  # it signs URLs, which only read, and for an hour
+            expected = "?sp=r&"  # signed URLs for reading, valid for an hour
         head = server.asked[0].lower()
         assert "/account/container/set/records/0" in head
         assert expected in head
@@ -370,8 +370,7 @@ def test_credentials_go_where_they_belong_and_nowhere_else(
         assert ("sig=" in head) == expected.startswith(("sig=", "?sp=r&"))
 
 
-def test_no_failure_shows_a_credential(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    """Nor does what a client logs."""
+def test_no_credential_in_errors_and_logs(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("", *logging.root.manager.loggerDict):
         caplog.set_level(logging.DEBUG, name)
     refused = [Canned(answer(status)) for status in (403, 404, 500)]
@@ -379,14 +378,14 @@ def test_no_failure_shows_a_credential(make: Make, caplog: pytest.LogCaptureFixt
         for settings in ({"sas_token": SECRET_SAS}, {"account_key": KEY}):
             with CannedServer([canned]) as server:
                 reader = make(server.endpoint, timeout=1, **settings)
-                for length in (0, 100):  # of nothing it asks for the size
+                for length in (0, 100):  # a read of length 0 requests the size
                     with pytest.raises(errors.StorageError) as caught:
                         get(reader, "a", 0, length)
                     assert caught.value.__cause__ is caught.value.__context__ is None
-                    said = "".join(traceback.format_exception(caught.value))
-                    said += repr(reader) + repr(vars(caught.value))
-                    assert "S3CRET" not in said
-                    assert KEY not in said
+                    text = "".join(traceback.format_exception(caught.value))
+                    text += repr(reader) + repr(vars(caught.value))
+                    assert "S3CRET" not in text
+                    assert KEY not in text
     assert "S3CRET" not in caplog.text
     assert KEY not in caplog.text
 
@@ -406,7 +405,7 @@ def resolve(
 
 
 def kind_of(container: AzureContainer) -> str:
-    """Of the one credential that is held."""
+    """The kind of the container's only credential."""
     names = {"account_key": "account key", "sas_token": "SAS", "anonymous": "anonymous"}
     if "client_secret" in container.config:
         return "client secret"
@@ -414,14 +413,14 @@ def kind_of(container: AzureContainer) -> str:
     return kind
 
 
-def test_where_the_account_comes_from() -> None:
+def test_sources_of_the_account_name() -> None:
     for url in (HTTPS, "abfs://box@acme.dfs.core.windows.net/path/to/"):
         account = resolve(url)
         assert (account.account, account.bucket, account.root) == ("acme", "box", "path/to")
         assert account.endpoint == "https://acme.blob.core.windows.net"
         assert kind_of(account) == "default chain"
         assert account.key("records/a") == "path/to/records/a"
-    whole = resolve("https://acme.blob.core.windows.net/acme")  # a container called as its account
+    whole = resolve("https://acme.blob.core.windows.net/acme")  # named as its account
     assert (whole.bucket, whole.root, whole.key("records/a")) == ("acme", "", "records/a")
     text, other = f"AccountName=acme;AccountKey={SECRET}", {"AZURE_STORAGE_ACCOUNT_NAME": "other"}
     found: list[tuple[dict[str, Any], dict[str, str]]] = [
@@ -454,10 +453,10 @@ def test_where_the_account_comes_from() -> None:
         (HTTPS, {}, {f"AZURE_{name.upper()}": v for name, v in TRIO.items()}, "client secret"),
         (HTTPS, {"account_key": SECRET}, {f"{PRE}SAS_TOKEN": "other"}, "account key"),
         (f"{HTTPS}?sig={SECRET}", {}, {f"{PRE}ACCOUNT_KEY": "other"}, "SAS"),
-        # Several tools may have left theirs.
+        # Several tools may have set variables.
         (HTTPS, {}, {f"{PRE}KEY": SECRET, f"{PRE}SAS_TOKEN": "x"}, "account key"),
         (HTTPS, {}, {"AZURE_CLIENT_SECRET": SECRET}, "default chain"),
-        # Of another account.
+        # The environment's credential is for another account.
         (HTTPS, {}, {f"{PRE}ACCOUNT_NAME": "x", f"{PRE}ACCOUNT_KEY": SECRET}, "default chain"),
         (
             HTTPS,
@@ -493,7 +492,7 @@ def test_connection_strings_and_endpoints() -> None:
     other = {f"{PRE}ENDPOINT": "http://elsewhere:1/acme"}
     for environ in ({}, other):
         account = resolve(HTTPS, {"endpoint": "http://127.0.0.1:1/acme/"}, environ)
-        assert account.endpoint == "http://127.0.0.1:1/acme", "that of the options comes first"
+        assert account.endpoint == "http://127.0.0.1:1/acme", "options override the environment"
         assert resolve(HTTPS, {}, environ).endpoint == acme
     account = resolve("az://b/p", {"account_name": "acme"}, other)
     assert account.endpoint == "http://elsewhere:1/acme"
@@ -502,10 +501,10 @@ def test_connection_strings_and_endpoints() -> None:
 # Credentials of azure-identity
 
 
-def test_what_no_credential_of_the_chain_has_is_said_once(
+def test_a_failure_of_the_default_chain_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not for each request that needs a token: it is fifteen lines."""
+    """Not once per request: the message has fifteen lines."""
     identity = pytest.importorskip("azure.identity")
     name = f"Credential{uuid.uuid4().hex}"
     none = type(name, (identity.EnvironmentCredential,), {})

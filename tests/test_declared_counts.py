@@ -1,4 +1,4 @@
-"""Counts that an original declares are compared with the data; files of other types are named."""
+"""Declared counts are compared with the data; files of other types are named in errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def packed(root: Path, to: Path, **options: Any) -> seqrecord.Dataset:
 
 
 @pytest.mark.parametrize("sqlite", [False, True])
-def test_a_sound_bag_and_one_without_metadata(tmp_path: Path, *, sqlite: bool) -> None:
+def test_a_valid_bag_with_and_without_metadata(tmp_path: Path, *, sqlite: bool) -> None:
     folder = bag(tmp_path / "bags", sqlite=sqlite)
     with packed(tmp_path / "bags", tmp_path / "one") as dataset:
         [before] = dataset.episodes.values()
@@ -79,7 +79,7 @@ def compress(folder: Path) -> None:
     packed_file.write_bytes(b"\x28\xb5\x2f\xfd" + path.read_bytes())
 
 
-def say_compressed(folder: Path, mode: str) -> None:
+def declare_compression(folder: Path, mode: str) -> None:
     text = (folder / YAML).read_text()
     lines = ["compression_format", "compression_mode"]
     kept = [line for line in text.splitlines() if line.split(":")[0].strip() not in lines]
@@ -88,7 +88,7 @@ def say_compressed(folder: Path, mode: str) -> None:
 
 
 def count_more(folder: Path, topic: str = "") -> None:
-    """Of one topic, or of all."""
+    """Of one topic, or in total."""
     count = len([each for each in recording() if topic in ("", each[0])])
     text = (folder / YAML).read_text()
     at = text.index(f"name: {topic}") if topic else 0
@@ -102,12 +102,12 @@ def metadata(text: str) -> Callable[[Path], object]:
 
 NONE, OTHER = "invalid metadata of a rosbag2 recording", "number of messages differs"
 CONVERT = r"`ros2 bag convert.*got: .*zstd"
-BAGS: list[tuple[Callable[[Path], object], str, str]] = [  # and the file that is named
+BAGS: list[tuple[Callable[[Path], object], str, str]] = [  # change, message, file in the error
     (lambda folder: list_more(folder, "b.mcap"), r"missing.*expected: b\.mcap", YAML),
     (remove_all, "missing file", YAML),
     (compress, r"Zstandard: unpack it .`zstd -d", ".zstd"),
-    (lambda folder: say_compressed(folder, "FILE"), CONVERT, ""),
-    (lambda folder: say_compressed(folder, "MESSAGE"), CONVERT, ""),
+    (lambda folder: declare_compression(folder, "FILE"), CONVERT, ""),
+    (lambda folder: declare_compression(folder, "MESSAGE"), CONVERT, ""),
     (count_more, f"{OTHER}.*expected: .*messages", YAML),
     (lambda folder: count_more(folder, CAMERA), f"{OTHER}.*expected: .*messages", YAML),
     *((metadata(text), NONE, "") for text in ("", "[", "rosbag2_bagfile_information: 3")),
@@ -116,7 +116,7 @@ BAGS: list[tuple[Callable[[Path], object], str, str]] = [  # and the file that i
 
 
 @pytest.mark.parametrize("sqlite", [False, True])
-def test_a_bag_that_is_not_what_it_declares(tmp_path: Path, *, sqlite: bool) -> None:
+def test_a_bag_that_differs_from_its_metadata(tmp_path: Path, *, sqlite: bool) -> None:
     sound = bag(tmp_path / "sound", sqlite=sqlite)
     for number, (change, match, file) in enumerate(BAGS):
         root = tmp_path / f"{number}"
@@ -130,7 +130,7 @@ def test_a_bag_that_is_not_what_it_declares(tmp_path: Path, *, sqlite: bool) -> 
     assert OTHER in fail("write", *source, "--dst", tmp_path / "y", "--quiet")
 
 
-def test_a_file_that_the_metadata_does_not_list_is_in_the_inventory(tmp_path: Path) -> None:
+def test_files_not_listed_in_the_metadata_are_in_the_inventory(tmp_path: Path) -> None:
     folder = bag(tmp_path / "bags")
     write_mcap(folder / "stray_7.mcap", recording())
     (folder / "notes.csv").write_text("1")
@@ -143,13 +143,13 @@ def test_a_file_that_the_metadata_does_not_list_is_in_the_inventory(tmp_path: Pa
     )
 
 
-def test_a_database_whose_log_is_not_in_it(tmp_path: Path) -> None:
+def test_a_database_with_a_log_that_is_not_merged(tmp_path: Path) -> None:
     folder = bag(tmp_path / "bags", sqlite=True)
     [path] = folder.glob("*.db3")
     path.with_name(path.name + "-shm").write_bytes(b"x")
     for ending, command in (("-wal", "wal_checkpoint"), ("-journal", "quick_check")):
         log = path.with_name(path.name + ending)
-        log.touch()  # an empty log has nothing
+        log.touch()  # an empty log
         with packed(tmp_path / "bags", tmp_path / f"empty{ending}") as dataset:
             assert not any(".db3" in each.pattern for each in dataset.inventories[0].left_out)
         log.write_bytes(b"x" * 100)
@@ -161,8 +161,8 @@ def test_a_database_whose_log_is_not_in_it(tmp_path: Path) -> None:
         log.unlink()
 
 
-def test_statistics_of_mcap_are_compared(tmp_path: Path) -> None:
-    """A file that has fewer messages than its statistics say."""
+def test_mcap_statistics_are_compared_with_the_messages(tmp_path: Path) -> None:
+    """A file with fewer messages than its statistics declare."""
     from mcap.reader import make_reader
 
     path = write_mcap(tmp_path / "run.mcap", recording(), enable_crcs=False)
@@ -180,7 +180,7 @@ def test_statistics_of_mcap_are_compared(tmp_path: Path) -> None:
     assert caught.value.got == count
 
 
-def test_topics_that_are_not_read_are_in_the_inventory(tmp_path: Path) -> None:
+def test_unread_topics_are_in_the_inventory(tmp_path: Path) -> None:
     more = [("/imu/late", START + MS * i, imu(range(10))) for i in range(4)]
     write_mcap(tmp_path / "a.mcap", recording())
     write_mcap(tmp_path / "b.mcap", sorted([*recording(), *more], key=lambda each: each[1]))
@@ -221,9 +221,7 @@ def test_empty_topics_and_attachments_are_in_the_inventory(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_that_is_cut_is_never_shorter_in_silence(
-    tmp_path: Path, kind: str, thorough: bool
-) -> None:
+def test_a_truncated_file_is_an_error(tmp_path: Path, kind: str, thorough: bool) -> None:
     write(tmp_path, recording(), kind)
     [path] = [each for each in tmp_path.rglob("*") if each.suffix in (".mcap", ".db3")]
     whole = path.read_bytes()
@@ -249,7 +247,7 @@ TYPES: dict[str, tuple[bytes, str]] = {
 }
 
 
-def test_types_of_files_are_named(tmp_path: Path) -> None:
+def test_unsupported_file_types_are_named(tmp_path: Path) -> None:
     for name, (data, message) in TYPES.items():
         folder = tmp_path / name / "deeper"
         folder.mkdir(parents=True)
@@ -259,7 +257,7 @@ def test_types_of_files_are_named(tmp_path: Path) -> None:
                 open_source(path)
 
 
-def test_pointers_in_the_place_of_files_are_named(tmp_path: Path, memory_url: str) -> None:
+def test_git_lfs_pointers_are_named(tmp_path: Path, memory_url: str) -> None:
     names = ("a.mcap", "a.hdf5", "a.tar", "a.mp4", "run/image/000000.png", "run/state.npy")
     places = []
     for number, name in enumerate(names):

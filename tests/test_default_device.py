@@ -1,4 +1,4 @@
-"""`torch.set_default_device` is for the user's own tensors: what loaders give stays on the host."""
+"""`torch.set_default_device` affects the user's tensors only: loaders return host tensors."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ CLIPS: dict[str, Any] = {"clip_len": 3, "pad": "edge", "metadata": ["number"]}
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[Callable[[], None]]:
-    """Has tensors made on a device that holds no values."""
+def on_meta() -> Iterator[Callable[[], None]]:
+    """Sets a default device without data."""
     yield lambda: torch.set_default_device("meta")
     torch.set_default_device(None)
 
 
-def of_calls(path: Path, **more: Any) -> Any:
+def by_index(path: Path, **more: Any) -> Any:
     dataset = SeqRecordMapDataset(path, **CLIPS, **more)
     several = [range(i, i + 4) for i in range(0, 20, 4)]
     return (seqrecord.collate(dataset.__getitems__(numbers)) for numbers in several)
@@ -56,37 +56,37 @@ LOADERS: dict[str, Callable[[Path], Any]] = {
     "chain": lambda path: (
         SeqRecordPipe(path, **CLIPS).shuffle().set_seed(1).batch(4).collate(seqrecord.collate)
     ),
-    "crops": lambda path: of_calls(path, clip_transform=seqrecord.CenterCrop((4, 5))),
-    "steps": lambda path: of_calls(path, reverse=0.5),
+    "crops": lambda path: by_index(path, clip_transform=seqrecord.CenterCrop((4, 5))),
+    "steps": lambda path: by_index(path, reverse=0.5),
     "mix": mixed,
     "to a device": lambda path: seqrecord.prefetch_to_device(
         SeqRecordPipe(path, **CLIPS, batch_size=4), "cpu"
     ),
-    "of a device": lambda path: SeqRecordPipe(path, **CLIPS, batch_size=4, device="cpu"),
+    "device argument": lambda path: SeqRecordPipe(path, **CLIPS, batch_size=4, device="cpu"),
 }
 
 
 @pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
-def test_loaders(path: Path, make: Callable[[Path], Any], elsewhere: Callable[[], None]) -> None:
+def test_every_loader(path: Path, make: Callable[[Path], Any], on_meta: Callable[[], None]) -> None:
     def found() -> list[Any]:
-        torch.manual_seed(1)  # clips by their number draw from torch's own generator
+        torch.manual_seed(1)  # map datasets draw from torch's own generator
         return [digest({n: flat(value) for n, value in batch.items()}) for batch in make(path)]
 
     expected = found()
-    elsewhere()
+    on_meta()
     assert torch.zeros(1).is_meta
     assert found() == expected
 
 
 def flat(value: Any) -> Any:
-    """What a nested tensor holds; any other value as it is."""
+    """Values and offsets of a nested tensor; other values unchanged."""
     if getattr(value, "is_nested", False):
         return [value.values(), value.offsets()]
     return value
 
 
-def test_numbers(elsewhere: Callable[[], None]) -> None:
-    elsewhere()
+def test_collate_returns_numbers(on_meta: Callable[[], None]) -> None:
+    on_meta()
     batch = seqrecord.collate([{"start": i, "time": i / 2, "is_last": i == 1} for i in range(2)])
     found = {name: value.tolist() for name, value in batch.items()}
     assert found == {"start": [0, 1], "time": [0, 0.5], "is_last": [False, True]}
@@ -98,7 +98,7 @@ FACTORIES = re.compile(
 )
 
 
-def test_every_tensor_that_is_made_is_made_on_a_given_device() -> None:
+def test_every_tensor_factory_call_has_a_device() -> None:
     texts = {file: file.read_text() for file in PACKAGE.rglob("*.py")}
     for file in (file for file, text in texts.items() if FACTORIES.search(text)):
         for node in ast.walk(ast.parse(texts[file])):

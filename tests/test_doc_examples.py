@@ -1,4 +1,4 @@
-"""Examples run as they stand: of README and docs, page by page, and of public docstrings."""
+"""Examples of README, docs and public docstrings run unchanged."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.rank_jobs import finish, free_address, start
 ROOT = Path(__file__).parents[1]
 HEIGHT, WIDTH = 232, 240
 SIZES = {"480": HEIGHT, "640": WIDTH}
-"""What frames of the pages' 480x640 pixels have here, so that little is written."""
+"""The pages' 480x640 frames are smaller here."""
 
 Frame = dict[str, Any]
 
@@ -49,13 +49,13 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Page:
-    """A page, what its examples find in the folder, and what they take for granted."""
+    """A page, and the datasets and names that its examples use."""
 
     path: str
-    datasets: Mapping[str, str] = field(default_factory=dict)  # what is at a path
-    names: Mapping[str, Any] = field(default_factory=dict)  # beside seqrecord and torch
-    instead: Mapping[str, str] = field(default_factory=dict)  # text of the page, and what runs
-    knows_torch: bool = True  # else examples import all that they use
+    datasets: Mapping[str, str] = field(default_factory=dict)  # kind of dataset by path
+    names: Mapping[str, Any] = field(default_factory=dict)  # besides seqrecord and torch
+    instead: Mapping[str, str] = field(default_factory=dict)  # replacements in the page's text
+    has_torch: bool = True  # if False, examples import torch themselves
 
 
 def sequence_model(batch: Frame, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,14 +94,14 @@ RECORDING = [
 
 
 class Robot:
-    """A robot that is done after three looks, and its camera."""
+    """A robot that is done after three steps, and its camera."""
 
     def __init__(self) -> None:
-        self.looks = 0
+        self.steps = 0
 
     def is_done(self) -> bool:
-        self.looks += 1
-        return self.looks % 4 == 0
+        self.steps += 1
+        return self.steps % 4 == 0
 
     def read(self) -> Any:
         return RECORDING[0][0]
@@ -123,7 +123,7 @@ PAGES = [
         {"DataLoader": DataLoader},
         {'device="cuda"': 'device="cpu"', '(loader, "cuda")': '(loader, "cpu")'},
     ),
-    Page("docs/rgbd.md", knows_torch=False),
+    Page("docs/rgbd.md", has_torch=False),
     Page(
         "docs/lerobot-training.md",
         {"my-lerobot-dataset": "lerobot", "other-lerobot-dataset": "lerobot"},
@@ -133,7 +133,7 @@ PAGES = [
     Page(
         "docs/recipes.md",
         names={"policy": policy, "model": depth_model, "world_model": world_model},
-        knows_torch=False,
+        has_torch=False,
     ),
     Page(
         "docs/clips.md", {"robot-records": "robot", "lidar-records": "lidar", "gps-records": "gps"}
@@ -185,7 +185,7 @@ def tartanair_frame(rng: np.random.Generator, step: int) -> Frame:
 
 
 def small_frame(rng: np.random.Generator, step: int) -> Frame:
-    """Of everything, for docstrings."""
+    """Features for all docstrings."""
     image = np.full((48, 64, 3), step, np.uint8)
     return {
         "image": image,
@@ -218,7 +218,7 @@ def write(
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("datasets")
-    said: dict[str, Any] = {"lidar": {"points": {"shape": (None, 3)}}}
+    features: dict[str, Any] = {"lidar": {"points": {"shape": (None, 3)}}}
     kinds: dict[str, tuple[str, int, Callable[[np.random.Generator, int], Frame]]] = {
         "robot": ("demo/{:03d}", 40, robot_frame),
         "lidar": ("drive/{:03d}", 40, lidar_frame),
@@ -227,7 +227,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "more": ("carwelding/Easy/P{:03d}", 3, tartanair_frame),
     }
     found = {
-        kind: write(folder / kind, key, (length, length, length, 8), make_frame, said.get(kind))
+        kind: write(folder / kind, key, (length, length, length, 8), make_frame, features.get(kind))
         for kind, (key, length, make_frame) in kinds.items()
     }
     run_command(f"seqrecord split {folder / 'robot'} train=0.5 val=0.5")
@@ -238,7 +238,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def blocks_of(text: str) -> Iterator[tuple[str, str]]:
-    """Each block's language and its lines, at the place where the page has them."""
+    """Each block's language and its source, at the page's line numbers."""
     for found in re.finditer(r"^```(python|bash)\n(.*?)^```", text, re.M | re.S):
         language, source = found.groups()
         if source.startswith(">>>"):
@@ -253,20 +253,20 @@ def run_command(line: str) -> None:
     assert made.exit_code == 0, made.output
 
 
-def check_comments(source: str, there: dict[str, Any]) -> int:
-    """Compare `value  # dtype [1, 2]` with the value, in lines that are in no loop."""
-    said = re.findall(r'^(batch\["\w+"\])(?:\.shape)?  # (?:(\w+) )?\[([\d, ]+)\]', source, re.M)
-    for expression, dtype, shape in said:
-        value = eval(expression, there)
-        want = [SIZES.get(size, int(size)) for size in shape.split(", ")]
-        assert list(value.shape) == want, expression
+def check_comments(source: str, namespace: dict[str, Any]) -> int:
+    """Compare `value  # dtype [1, 2]` with the value, outside of loops."""
+    hits = re.findall(r'^(batch\["\w+"\])(?:\.shape)?  # (?:(\w+) )?\[([\d, ]+)\]', source, re.M)
+    for expression, dtype, shape in hits:
+        value = eval(expression, namespace)
+        expected = [SIZES.get(size, int(size)) for size in shape.split(", ")]
+        assert list(value.shape) == expected, expression
         assert not dtype or str(value.dtype) == f"torch.{dtype}", expression
-    return len(said)
+    return len(hits)
 
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Of torch's: on a busy machine several wait for each other longer than they work."""
+    """For torch: on a busy machine, several threads mostly wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -288,41 +288,41 @@ def test_examples_run(
         text = text.replace(old, new)
     for name, file in re.findall(r"^```yaml\n# ([\w.-]+)\n(.*?)^```", text, re.M | re.S):
         Path(name).write_text(file)
-    there: dict[str, Any] = {"__name__": __name__, **page.names}
-    if page.knows_torch:
-        there |= {"torch": torch, "seqrecord": seqrecord}
+    namespace: dict[str, Any] = {"__name__": __name__, **page.names}
+    if page.has_torch:
+        namespace |= {"torch": torch, "seqrecord": seqrecord}
     checked = 0
     for language, source in blocks_of(text):
         if language == "bash":
             if page.path in ("docs/recipes.md", "docs/rgbd.md"):
                 run_command(source.strip())
             continue
-        exec(compile(source, page.path, "exec"), there)
-        checked += check_comments(source, there)
+        exec(compile(source, page.path, "exec"), namespace)
+        checked += check_comments(source, namespace)
     if page.path == "docs/clips.md":
         assert checked >= 10
-    there.clear()
-    gc.collect()  # ends loops that were left, and their worker processes
+    namespace.clear()
+    gc.collect()  # ends abandoned loops and their worker processes
 
 
-def test_every_page_of_how_to_train_is_here() -> None:
+def test_every_page_with_python_examples_is_tested() -> None:
     tested = {page.path for page in PAGES} | {
         "docs/from-lerobot.md",  # in test_from_lerobot.py
         "docs/in-place.md",  # in test_indexing.py
-        "docs/jax.md",  # below, in processes of its own: JAX and forks don't go together
+        "docs/jax.md",  # below, in separate processes: JAX does not support forks
     }
-    there = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     wanted = {
         str(path.relative_to(ROOT))
-        for path in there
+        for path in pages
         if re.search(r"^```python\n", path.read_text(), re.M)
     }
-    # The examples of the first need a cloud, those of the second a package with entry points.
+    # The first page needs a cloud, the second a package with entry points.
     assert wanted - tested <= {"docs/storage.md", "docs/reference/sources.md"}
 
 
 @pytest.mark.slow
-def test_the_script_for_several_gpus(tmp_path: Path) -> None:
+def test_the_multi_gpu_script_runs(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "recipes.md").read_text()
     sources = [source for language, source in blocks_of(text) if language == "python"]
     (script,) = (source for source in sources if "__main__" in source)
@@ -341,7 +341,7 @@ def test_the_script_for_several_gpus(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_scripts_for_jax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_jax_scripts_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("jax")
     monkeypatch.chdir(tmp_path)
     pages = [(ROOT / "docs" / name).read_text() for name in ("recipes.md", "jax.md")]
@@ -356,9 +356,9 @@ def test_the_scripts_for_jax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     finish([start(["-c", script], JAX_PLATFORMS="cpu") for script in scripts])
 
 
-# The `Example:` blocks of public docstrings, each in a folder of its own. An example finds the
-# datasets and originals of `PREPARED` that it names, such as `"records/"`, and the names
-# `seqrecord`, `np`, `torch`, `Path`, `DataLoader` and its own object.
+# The `Example:` blocks of public docstrings, each in its own folder with the datasets and originals
+# of `PREPARED` that it names, such as `"records/"`. Names: `seqrecord`, `np`, `torch`, `Path`,
+# `DataLoader` and the example's own object.
 
 MODULES = [  # `make quick` runs the first one
     *(f"seqrecord.{name}" for name in ("edit", "sources", "export", "statistics", "storage")),
@@ -375,9 +375,9 @@ WITHOUT_EXAMPLE = {
     "seqrecord.lerobot.to_lerobot",
     "seqrecord.sources.unread_files",
 }
-"""Classes and functions in the Python examples of the pages that lack an `Example:`.
+"""Classes and functions in the pages' Python examples that lack an `Example:`.
 
-Remove the names that get one. Add none, except of classes that need LeRobot's package.
+Remove names that get one. Add none, except classes that need LeRobot's package.
 """
 
 
@@ -410,7 +410,7 @@ PREPARED: Mapping[str, Callable[[Path], object]] = {
 
 
 def public_objects(module: str) -> Iterator[tuple[str, Any]]:
-    """Names and objects of a public module's `__all__`, at their first module only."""
+    """Names and objects of a public module's `__all__`, only at their first module."""
     names = importlib.import_module(module)
     for name in sorted(names.__all__):
         item = getattr(names, name)
@@ -420,7 +420,7 @@ def public_objects(module: str) -> Iterator[tuple[str, Any]]:
 
 
 def docstrings_of(path: str, item: Any) -> Iterator[tuple[str, str]]:
-    """Docstrings of an object and of the public members that its class has itself."""
+    """Docstrings of an object and of its own public members."""
     yield path, inspect.cleandoc(item.__doc__ or "")
     for name, member in vars(item).items() if inspect.isclass(item) else ():
         text = getattr(getattr(member, "__func__", member), "__doc__", None)
@@ -430,7 +430,7 @@ def docstrings_of(path: str, item: Any) -> Iterator[tuple[str, str]]:
 
 
 def examples_of(docstring: str) -> list[str]:
-    """The code of each `Example:` block: the lines below it that are indented further."""
+    """The code of each `Example:` block: the indented lines below it."""
     found = re.finditer(r"^( *)Examples?::?\n((?:\1 +\S.*\n|\s*\n)+)", docstring + "\n", re.M)
     return [textwrap.dedent(match[2]) for match in found]
 
@@ -476,20 +476,20 @@ def test_examples_of_docstrings_run(
                 exec(compile(source, f"<example of {name}>", "exec"), names)
                 names.clear()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # an `open` left to the end
+        warnings.simplefilter("ignore", ResourceWarning)  # for an `open` without close
         gc.collect()
 
 
-def test_every_object_of_the_pages_has_an_example_in_its_docstring() -> None:
+def test_objects_used_in_pages_have_an_example_in_their_docstring() -> None:
     blocks = [block for text in pages().values() for block in blocks_of(text)]
     used = {word for kind, code in blocks if kind == "python" for word in re.findall(r"\w+", code)}
-    lacking = {
+    missing = {
         path
         for module in MODULES
         for path, item in public_objects(module)
         if path.rpartition(".")[2] in used and not has_example(path, item)
     }
-    added, done = sorted(lacking - WITHOUT_EXAMPLE), sorted(WITHOUT_EXAMPLE - lacking)
+    added, done = sorted(missing - WITHOUT_EXAMPLE), sorted(WITHOUT_EXAMPLE - missing)
     assert not added, "add an `Example:` to these docstrings"
     assert not done, "remove these names from WITHOUT_EXAMPLE"
 

@@ -1,4 +1,4 @@
-"""`seqrecord doctor`: every way for a LeRobot dataset to be broken; a sound one has no finding."""
+"""`seqrecord doctor` reports each kind of damage to a LeRobot dataset, and none in a valid one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BEGIN = f"videos/{CAMERA}/from_timestamp"
 
 
 def made(folder: Path, version: str = "v3", **options: Any) -> Path:
-    """A sound dataset, whose statistics are those of its rows."""
+    """A valid dataset with statistics computed from its rows."""
     root = unpack(folder, version)
     with_video(root, LENGTHS, **options)
     tables = pa.concat_tables(map(pq.read_table, sorted(root.glob("data/*/*.parquet"))))
@@ -55,18 +55,18 @@ def kinds(report: DoctorReport) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made(tmp_path_factory.mktemp("doctor"))
 
 
 @pytest.fixture
-def root(sound: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(sound, tmp_path / "lerobot")
+def root(valid: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(valid, tmp_path / "lerobot")
 
 
 @pytest.mark.parametrize("version", ["v3", "v21", "v20"])
-def test_a_sound_set(tmp_path: Path, version: str) -> None:
-    """With B-frames, and without where each episode has its files."""
+def test_a_valid_dataset_has_no_finding(tmp_path: Path, version: str) -> None:
+    """With B-frames, and without if each episode has its own files."""
     options = {} if version == "v3" else {"options": {"g": "4", "bf": "0"}}
     root = made(tmp_path, "v3" if version == "v3" else "v21", **options)
     if version == "v20":
@@ -81,7 +81,7 @@ def test_a_sound_set(tmp_path: Path, version: str) -> None:
     assert camera.files == report.num_tables == (1 if version == "v3" else 3)
 
 
-def test_a_set_that_lerobot_wrote(tmp_path: Path) -> None:
+def test_a_dataset_written_by_lerobot_has_no_finding(tmp_path: Path) -> None:
     assert examine(unpack_video(tmp_path, "lerobot_video_v21")).findings == ()
 
 
@@ -94,7 +94,7 @@ def rows(change: Callable[[pa.Table], pa.Table]) -> Callable[[Path], None]:
 
 
 def filmed(images: Any, **options: Any) -> Callable[[Path], None]:
-    """The one video of all episodes, anew."""
+    """Replace the video of all episodes."""
 
     def change(root: Path) -> None:
         options_ = {"options": {"g": "4"}, "key_frames": [0, 5, 8], **options}
@@ -108,7 +108,7 @@ def same_as(one: int, other: int) -> Callable[[list[Any]], list[Any]]:
 
 
 def cut_short(path: Path) -> None:
-    """Tables first, as of a download that has ended early: the last packets are missing."""
+    """Index first, as in an incomplete download: the last packets are missing."""
     whole = path.rename(path.with_suffix(".whole"))
     flags = {"movflags": "faststart"}
     with av.open(str(whole)) as source, av.open(str(path), "w", options=flags) as target:
@@ -121,7 +121,7 @@ def cut_short(path: Path) -> None:
 
 
 def replaced(file: str, data: bytes | None) -> Callable[[Path], None]:
-    """A file of other bytes, or removed."""
+    """Replace a file's bytes, or remove the file."""
 
     def change(root: Path) -> None:
         (root / file).unlink()
@@ -131,9 +131,9 @@ def replaced(file: str, data: bytes | None) -> Callable[[Path], None]:
     return change
 
 
-def broken(kinds: str, change: Callable[[Path], Any], says: str) -> Any:
-    """The kinds that are found, what breaks a sound set, and a part of the first kind's text."""
-    return pytest.param(change, kinds.split(), says, id=kinds.partition(" ")[0])
+def broken(kinds: str, change: Callable[[Path], Any], message: str) -> Any:
+    """Expected kinds, the change to a valid dataset, and a part of the first kind's message."""
+    return pytest.param(change, kinds.split(), message, id=kinds.partition(" ")[0])
 
 
 E1, E2 = "episode_000001", "episode_000002"
@@ -142,7 +142,7 @@ OTHER = VIDEO.replace("file-000", "file-001")
 CAMERA_OF = f"{VIDEO}; feature: {CAMERA}"
 NAN = float("nan")
 BROKEN = [
-    # Rows, frames and episodes that do not fit each other
+    # Inconsistent rows, frames and episodes
     broken(
         "row_count metadata outside_file row_range",
         listed(column("length", at(2, 8))),
@@ -243,28 +243,28 @@ STATISTICS: list[tuple[Callable[[Any], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "expected", "says"), BROKEN)
-def test_what_is_broken(root: Path, change: Any, expected: list[str], says: str) -> None:
+@pytest.mark.parametrize(("change", "expected", "message"), BROKEN)
+def test_damage_is_found(root: Path, change: Any, expected: list[str], message: str) -> None:
     change(root)
     report = examine(root)
     assert kinds(report) == sorted(expected)
     found = [each for each in report.findings if each.kind == expected[0]]
-    assert says in str(found[0])
+    assert message in str(found[0])
     assert (found[0].severity == "warning") == (expected[0] in WARNINGS)
     assert str(root) not in "".join(map(str, report.findings))
 
 
-def test_statistics_that_are_not_those_of_the_rows(root: Path) -> None:
+def test_statistics_that_differ_from_the_rows(root: Path) -> None:
     path = root / "meta/stats.json"
     good = path.read_text()
-    for change, says in STATISTICS:
+    for change, message in STATISTICS:
         found = json.loads(good)
         change(found)
         path.write_text(json.dumps(found))
         [finding] = examine(root).findings
         assert finding.kind == "statistics"
-        assert says in str(finding)
-    # LeRobot's delete_episodes and aggregate_datasets leave those of index columns behind.
+        assert message in str(finding)
+    # LeRobot's delete_episodes and aggregate_datasets do not update statistics of index columns.
     found = json.loads(good)
     for name in ("index", "frame_index", "episode_index", "timestamp"):
         found[name]["max"] = [found[name]["max"][0] + 7]
@@ -282,8 +282,8 @@ def test_statistics_that_are_not_those_of_the_rows(root: Path) -> None:
     assert finding.file == "meta/stats.json"
 
 
-def test_all_that_is_broken_in_one_pass(tmp_path: Path) -> None:
-    """Of a set with a file for each episode, three are broken, in three ways."""
+def test_several_broken_files_are_found_in_one_run(tmp_path: Path) -> None:
+    """Three broken files in a dataset with a file per episode."""
     root = made(tmp_path, "v21")
     video = root / f"videos/chunk-000/{CAMERA}"
     (video / "episode_000000.mp4").write_bytes(b"nothing")
@@ -301,7 +301,7 @@ def test_all_that_is_broken_in_one_pass(tmp_path: Path) -> None:
     assert (report.num_frames, report.num_rows, report.cameras[0].frames) == (15, 11, 9)
 
 
-def test_many_findings_of_a_kind_are_counted_but_not_kept(root: Path) -> None:
+def test_only_the_first_findings_of_a_kind_are_kept(root: Path) -> None:
     for number in range(1100):
         (root / f"data/chunk-000/x{number}.parquet").touch()
     report = examine(root)
@@ -317,33 +317,33 @@ def test_the_command(root: Path, tmp_path: Path) -> None:
     (root / VIDEO).unlink()
     text = run("doctor", root, "--quiet", code=1).stdout
     assert "error: missing_file: a file is missing" in text
-    told = json.loads(run("doctor", root, "--quiet", "--json", code=1).stdout)
-    assert (told["ok"], len(told["skipped"])) == (False, 2)
-    assert told["counts"] == {"missing_file": 1}
-    assert told["findings"][0]["file"] == VIDEO
-    assert told["cameras"][0]["frames"] == 0
+    report = json.loads(run("doctor", root, "--quiet", "--json", code=1).stdout)
+    assert (report["ok"], len(report["skipped"])) == (False, 2)
+    assert report["counts"] == {"missing_file": 1}
+    assert report["findings"][0]["file"] == VIDEO
+    assert report["cameras"][0]["frames"] == 0
     run("doctor", tmp_path / "none", code=1)
 
 
-def test_what_is_no_data_set_and_a_part_of_one(sound: Path, tmp_path: Path) -> None:
+def test_other_folders_and_parts_of_a_dataset_are_errors(valid: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceError) as caught:
         examine(tmp_path)
     assert caught.value.expected == "meta/info.json"
     (tmp_path / "x.hdf5").touch()
     for place, message in (
         (tmp_path / "x.hdf5", "not a LeRobot dataset"),
-        (sound.parent, r"contains 1 dataset \(lerobot\)"),
-        (sound / "data", "part of a LeRobot dataset"),
+        (valid.parent, r"contains 1 dataset \(lerobot\)"),
+        (valid / "data", "part of a LeRobot dataset"),
     ):
         with pytest.raises(SourceError, match=message):
             examine(place)
 
 
-def test_a_url_and_a_store_that_fails(root: Path, memory_url: str) -> None:
+def test_a_url_and_a_failing_storage(root: Path, memory_url: str) -> None:
     (root / VIDEO).write_bytes(b"nothing")
-    here, there = examine(root), examine(upload(root, memory_url))
-    assert there.findings == here.findings
-    assert (there.num_rows, there.location) == (15, memory_url)
+    local, remote = examine(root), examine(upload(root, memory_url))
+    assert remote.findings == local.findings
+    assert (remote.num_rows, remote.location) == (15, memory_url)
     refused = AccessError("refused")
 
     def fault(operation: Operation, path: str, _: int) -> Failure:

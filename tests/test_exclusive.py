@@ -1,4 +1,4 @@
-"""Writers that were copied by a fork, or that two threads use: errors, and nothing is damaged."""
+"""Writers used after a fork or by two threads at once raise errors and damage nothing."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ def append(episode: Any, count: int) -> None:
 
 
 def in_fork(function: Callable[[], object]) -> str:
-    """Call it in a forked process: what it raises, as text, or nothing."""
+    """Call it in a forked process; return its exception as text, or an empty string."""
     reader, writer = os.pipe()
     if not (pid := os.fork()):
-        said = ""
+        output = ""
         try:
             function()
         except BaseException as error:
-            said = f"{type(error).__name__}: {error}"
+            output = f"{type(error).__name__}: {error}"
         finally:
-            os.write(writer, said.encode() + b".")
+            os.write(writer, output.encode() + b".")
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as file:
-        said = file.read().decode()
+        output = file.read().decode()
     os.waitpid(pid, 0)
-    assert said.endswith("."), "the fork has crashed"
-    return said[:-1]
+    assert output.endswith("."), "the fork crashed"
+    return output[:-1]
 
 
 def files(folder: Path) -> dict[str, int]:
@@ -58,7 +58,7 @@ def files(folder: Path) -> dict[str, int]:
 
 
 def check(folder: Path, lengths: dict[str, int]) -> None:
-    """The dataset has these episodes, of these lengths, and every frame is right."""
+    """The dataset has episodes of these lengths, with correct frames."""
     with seqrecord.open(folder) as dataset:
         assert {key: len(episode) for key, episode in dataset.episodes.items()} == lengths
         for episode in dataset.episodes.values():
@@ -80,7 +80,7 @@ COMMON: Calls = {
     "leave": lambda writer, episode: writer.__exit__(None, None, None),
     "enter": lambda writer, episode: writer.__enter__(),
 }
-OF: dict[Any, Calls] = {
+CALLS_OF: dict[Any, Calls] = {
     SeqRecordWriter: {
         **COMMON,
         "flush": lambda writer, episode: episode.flush(),
@@ -92,22 +92,22 @@ OF: dict[Any, Calls] = {
 }
 
 
-@pytest.mark.parametrize("kind", OF)
+@pytest.mark.parametrize("kind", CALLS_OF)
 def test_a_forked_writer_refuses_every_call_and_changes_nothing(tmp_path: Path, kind: Any) -> None:
     with kind(tmp_path, schema=SCHEMA, chunk_frames=2, codecs="raw") as writer:
         with writer.episode("a") as episode:
             append(episode, 5)
         episode = writer.episode("b")
         append(episode, 3)
-        come_to_rest(writer, episode, 8)
+        wait_until_flushed(writer, episode, 8)
         before = files(tmp_path)
 
         def every_call() -> None:
-            said = [call_and_say(call, writer, episode) for call in OF[kind].values()]
-            raise RuntimeError("\n".join(said))
+            results = [result_of(call, writer, episode) for call in CALLS_OF[kind].values()]
+            raise RuntimeError("\n".join(results))
 
-        said = in_fork(every_call).removeprefix("RuntimeError: ").split("\n")
-        for name, text in zip(OF[kind], said, strict=True):
+        results = in_fork(every_call).removeprefix("RuntimeError: ").split("\n")
+        for name, text in zip(CALLS_OF[kind], results, strict=True):
             assert text.startswith("DestinationError: the "), name
             for part in ("belongs to another process", f"process {os.getpid()}", str(tmp_path)):
                 assert part in text, name
@@ -117,33 +117,32 @@ def test_a_forked_writer_refuses_every_call_and_changes_nothing(tmp_path: Path, 
     check(tmp_path, {"a": 5, "b": 4})
 
 
-def call_and_say(call: Callable[[Any, Any], object], writer: Any, episode: Any) -> str:
+def result_of(call: Callable[[Any, Any], object], writer: Any, episode: Any) -> str:
     try:
         return f"returned {call(writer, episode)}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
 
-def come_to_rest(writer: Any, episode: Any, count: int) -> None:
-    """All is flushed, and a recorder's thread does nothing."""
+def wait_until_flushed(writer: Any, episode: Any, count: int) -> None:
     if isinstance(writer, SeqRecordWriter):
         episode.flush()
     else:
         wait_for(lambda: writer.stats().durable_frames >= count)
 
 
-@pytest.mark.parametrize("kind", OF)
-def test_a_fork_that_leaves_the_block_leaves_all_to_its_parent(tmp_path: Path, kind: Any) -> None:
-    """By the end of the block, by an error, by `sys.exit`, and without a reference to it."""
+@pytest.mark.parametrize("kind", CALLS_OF)
+def test_a_fork_that_leaves_the_with_block_changes_nothing(tmp_path: Path, kind: Any) -> None:
+    """At the block's end, by an error, by `sys.exit`, and by garbage collection."""
     writer = kind(tmp_path, schema=SCHEMA, chunk_frames=2, codecs="raw")
     episode = writer.episode("a")
     append(episode, 5)
-    come_to_rest(writer, episode, 5)
+    wait_until_flushed(writer, episode, 5)
 
     def leave(error: BaseException | None) -> None:
         nonlocal writer, episode
         try:
-            with ExitStack() as block:  # that were entered before the fork
+            with ExitStack() as block:  # entered before the fork
                 block.push(writer)
                 block.push(episode)
                 if error is not None:
@@ -162,7 +161,7 @@ def test_a_fork_that_leaves_the_block_leaves_all_to_its_parent(tmp_path: Path, k
     check(tmp_path, {"a": 6})
 
 
-@pytest.mark.parametrize("kind", OF)
+@pytest.mark.parametrize("kind", CALLS_OF)
 def test_a_writer_is_not_pickled(tmp_path: Path, kind: Any) -> None:
     with kind(tmp_path) as writer, writer.episode("a") as episode:
         for each in (writer, episode):
@@ -194,7 +193,7 @@ class Waiting:
 
 
 @pytest.mark.parametrize("where", ["storage", "frame"])
-def test_calls_of_two_threads_that_overlap_are_refused(
+def test_overlapping_calls_of_two_threads_are_refused(
     tmp_path: Path, gate: Gate, where: str
 ) -> None:
     local = LocalStorage(tmp_path)
@@ -213,7 +212,7 @@ def test_calls_of_two_threads_that_overlap_are_refused(
     thread = threading.Thread(target=append)
     thread.start()
     assert gate.reached.wait(60)
-    calls = {n: c for n, c in OF[SeqRecordWriter].items() if not n.startswith("enter")}
+    calls = {n: c for n, c in CALLS_OF[SeqRecordWriter].items() if not n.startswith("enter")}
     for name, call in calls.items():
         with pytest.raises(DestinationError, match="used by two threads") as caught:
             call(writer, episode)
@@ -228,7 +227,7 @@ def test_calls_of_two_threads_that_overlap_are_refused(
     check(tmp_path, {"a": 2})
 
 
-def test_calls_of_a_recorder_that_overlap_are_refused(tmp_path: Path, gate: Gate) -> None:
+def test_overlapping_calls_of_a_recorder_are_refused(tmp_path: Path, gate: Gate) -> None:
     storage = FaultyStorage(LocalStorage(tmp_path), gate)
     recorder = SeqRecordRecorder(storage, schema=SCHEMA, chunk_frames=1, codecs="raw")
     episode = recorder.episode("a")
@@ -243,7 +242,7 @@ def test_calls_of_a_recorder_that_overlap_are_refused(tmp_path: Path, gate: Gate
     thread = threading.Thread(target=close)
     thread.start()
     assert entered.wait(60)
-    while True:  # until the other thread is in its call
+    while True:  # until the other thread's call has started
         try:
             recorder.episode("b").discard()
         except DestinationError as error:
@@ -260,8 +259,8 @@ def test_calls_of_a_recorder_that_overlap_are_refused(tmp_path: Path, gate: Gate
     check(tmp_path, {"a": 1})
 
 
-@pytest.mark.parametrize("kind", OF)
-def test_a_writer_may_go_from_thread_to_thread(tmp_path: Path, kind: Any) -> None:
+@pytest.mark.parametrize("kind", CALLS_OF)
+def test_a_writer_may_be_used_by_threads_in_turn(tmp_path: Path, kind: Any) -> None:
     writer = kind(tmp_path, schema=SCHEMA)
     steps: list[Callable[[], object]] = [
         lambda: episodes.append(writer.episode("a")),

@@ -1,4 +1,4 @@
-"""Recordings that `export` writes, read by rosbags, and packed again."""
+"""Recordings written by `export`, read by rosbags, and converted again."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_packed_again_it_is_the_same(records: Path, tmp_path: Path) -> None:
+def test_a_converted_export_has_the_same_frames(records: Path, tmp_path: Path) -> None:
     done = run("export", records, "*", tmp_path / "bags", "--format", "mcap")
     assert done.stdout == f"{tmp_path}/bags: {len(KEYS)} episodes\n"
     source = open_source(tmp_path / "bags", format="mcap", clock="/camera/left", tolerance=0.01)
@@ -63,17 +63,17 @@ def test_packed_again_it_is_the_same(records: Path, tmp_path: Path) -> None:
         for key, episode in dataset.episodes.items():
             assert episode.fps == FPS
             for number in range(len(episode)):
-                got, want = dict(episode[number]), frame_of(key, number)
+                got, expected = dict(episode[number]), frame_of(key, number)
                 assert int(got.pop("log_time")) == number * 80_000_000
-                assert set(got) == set(want)
-                for name, value in want.items():
+                assert set(got) == set(expected)
+                for name, value in expected.items():
                     if isinstance(value, str):
                         assert got[name] == value
                     else:
                         np.testing.assert_array_equal(got[name], value, strict=True)
 
 
-def test_rosbags_reads_it(records: Path, tmp_path: Path) -> None:
+def test_rosbags_reads_the_recording(records: Path, tmp_path: Path) -> None:
     [folder] = to_mcap(records, tmp_path, episodes="lab")
     store = typesys.get_typestore(typesys.Stores.ROS2_HUMBLE)
     types = {}
@@ -82,17 +82,17 @@ def test_rosbags_reads_it(records: Path, tmp_path: Path) -> None:
             message = store.deserialize_cdr(data, connection.msgtype)
             types[connection.topic] = connection.msgtype.split("/")[-1]
             number = round(time * FPS / 1e9)
-            want = frame_of("lab", number)
+            expected = frame_of("lab", number)
             if connection.topic == "/depth":
                 assert (message.encoding, message.height, message.width) == ("32FC1", 16, 20)
                 assert message.step == 80
-                assert message.data.tobytes() == want["depth"].tobytes()
+                assert message.data.tobytes() == expected["depth"].tobytes()
                 stamp = message.header.stamp
                 assert stamp.sec * 10**9 + stamp.nanosec == time
             if connection.topic == "/action":
                 assert [each.size for each in message.layout.dim] == [3, 2]
                 assert [each.stride for each in message.layout.dim] == [6, 2]
-                np.testing.assert_array_equal(message.data, want["action"].ravel())
+                np.testing.assert_array_equal(message.data, expected["action"].ravel())
         counts = {each.topic: each.msgcount for each in reader.connections}
     text = (folder / "metadata.yaml").read_text().replace("\\", "").replace("\n", "")
     assert json.dumps({"n": 20, "robot": "arm"}) in text
@@ -107,7 +107,7 @@ def times_of(folder: Path) -> list[tuple[str, int]]:
         return [(each.topic, time) for each, time, _ in bag.messages()]
 
 
-def test_times_of_a_recording_are_kept(tmp_path: Path) -> None:
+def test_recorded_times_are_kept(tmp_path: Path) -> None:
     times = [10**18, 10**18 + 5, 10**18 + 10**9]
     with SeqRecordWriter(tmp_path / "d") as writer, writer.episode("a") as episode:
         for time in times:
@@ -118,8 +118,8 @@ def test_times_of_a_recording_are_kept(tmp_path: Path) -> None:
             [folder] = to_mcap(dataset, tmp_path / f"bags{number}", features=features, fps=10)
             assert times_of(folder) == [("/x", time) for time in times]
     for unit, size in (("ns", 1), ("us", 1000), ("ms", 10**6), ("s", 10**9)):
-        said = {"log_time": {"kind": "timestamp", "unit": unit}}
-        with SeqRecordWriter(tmp_path / unit, features=said) as writer, writer.episode("a") as one:
+        spec = {"log_time": {"kind": "timestamp", "unit": unit}}
+        with SeqRecordWriter(tmp_path / unit, features=spec) as writer, writer.episode("a") as one:
             for time in (5, 7):
                 one.append({"x": np.zeros(3), "log_time": np.array(time)})
         [folder] = to_mcap(tmp_path / unit, tmp_path / f"{unit} bags")
@@ -130,7 +130,7 @@ def test_times_of_a_recording_are_kept(tmp_path: Path) -> None:
     assert caught.value.got == "m"
 
 
-def test_what_cannot_be_written(records: Path, tmp_path: Path) -> None:
+def test_unsupported_exports_are_errors(records: Path, tmp_path: Path) -> None:
     to_mcap(records, tmp_path / "bags", episodes="lab", features=["pose"])
     with pytest.raises(DestinationError, match="exists already"):
         to_mcap(records, tmp_path / "bags", episodes="lab")

@@ -1,4 +1,4 @@
-"""The filters' bytes, which docs/codecs.md defines, and that they are undone exactly."""
+"""The filters' bytes as defined in docs/codecs.md, and their exact inverses."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_bytes(codec: Any, array: npt.NDArray[Any], encoded: str) -> None:
     axis=st.integers(-4, 3),
     restart=st.integers(2, 20),
 )
-def test_filters_of_any_shape_are_undone(array: npt.NDArray[Any], axis: int, restart: int) -> None:
+def test_any_shape_is_inverted(array: npt.NDArray[Any], axis: int, restart: int) -> None:
     axis %= array.ndim
     deltas = (Delta(axis), Delta(axis, restart=restart), Delta(None), Delta(None, restart=restart))
     for codec in (*deltas, Zigzag(), Bias()):
@@ -71,10 +71,10 @@ def test_filters_of_any_shape_are_undone(array: npt.NDArray[Any], axis: int, res
         np.testing.assert_array_equal(codec.decode(encoded, encoded), array)
 
 
-# Slabs long enough for the sums to run by blocks, at every length that leaves another remainder.
+# Slabs long enough for sums in blocks, with different remainders.
 @pytest.mark.parametrize("length", [*range(15, 40, 3), 97, 719])
 @pytest.mark.parametrize("dtype", UINTS)
-def test_long_slabs_are_undone(length: int, dtype: str) -> None:
+def test_filters_of_long_slabs_are_inverted(length: int, dtype: str) -> None:
     rng = np.random.default_rng(length)
     array = rng.integers(0, 255, (2, length, 300)).astype(dtype)
     codecs = (Delta(1), Delta(-2, width=8), Delta(1, restart=16), Delta(1, None, 7))
@@ -86,21 +86,21 @@ def test_long_slabs_are_undone(length: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (0, 3), (3, 0), (2, 0, 4)])
-def test_sums_of_almost_nothing(shape: tuple[int, ...]) -> None:
+def test_sums_of_empty_and_tiny_arrays(shape: tuple[int, ...]) -> None:
     array = np.full(shape, 7, "<u4")
     axes = [None, *range(len(shape))]
     for codec in [Delta(axis, restart=restart) for axis in axes for restart in (None, 2)]:
         np.testing.assert_array_equal(codec.decode(codec.encode(array)), array)
 
 
-def test_sums_into_another_array_leave_their_source() -> None:
+def test_sums_into_another_array_keep_their_source() -> None:
     array = np.random.default_rng(0).integers(0, 99, (40, 64, 8)).astype("<u4")
     for codec in (Delta(None), Delta(0), Delta(0, restart=16), Delta(-2), Delta(1, restart=3)):
         encoded = codec.encode(array)
         before = encoded.copy()
         np.testing.assert_array_equal(codec.decode(encoded, np.empty_like(encoded)), array)
         np.testing.assert_array_equal(encoded, before)
-    size = np.getbufsize()  # NumPy's buffer, which sums change for a while
+    size = np.getbufsize()  # NumPy's buffer size, which sums change temporarily
     Delta(0).decode(np.ones((40, 300), "<u1"))
     assert np.getbufsize() == size
 
@@ -114,7 +114,7 @@ def test_sums_into_another_array_leave_their_source() -> None:
         (Bias(), (480, 640, 2)),
     ],
 )
-def test_the_gil_is_free_while_a_frame_is_undone(codec: Any, shape: tuple[int, ...]) -> None:
+def test_the_gil_is_released_while_a_frame_is_decoded(codec: Any, shape: tuple[int, ...]) -> None:
     source = np.zeros(shape, "<u4")
     out = source if isinstance(codec, Bias) else np.zeros_like(source)
     ran, start = threading.Event(), threading.Lock()
@@ -127,7 +127,7 @@ def test_the_gil_is_free_while_a_frame_is_undone(codec: Any, shape: tuple[int, .
     thread = threading.Thread(target=other)
     thread.start()
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000)  # nobody is asked to let go
+    sys.setswitchinterval(1000)  # no switch unless the decoder releases the GIL
     try:
         start.release()
         calls = 0
@@ -141,7 +141,7 @@ def test_the_gil_is_free_while_a_frame_is_undone(codec: Any, shape: tuple[int, .
 
 
 @pytest.mark.parametrize("dtype", UINTS)
-def test_green_is_undone_over_several_bands(dtype: str) -> None:
+def test_pixel_filters_are_inverted_over_several_bands(dtype: str) -> None:
     shape = (2 * MAX_BUFFER_BYTES // np.dtype(dtype).itemsize // 33 + 5, 11, 3)
     pixels = np.random.default_rng(0).integers(0, 255, shape, np.uint8).astype(dtype)
     for codec in (SubtractGreen(), Zigzag()):
@@ -149,7 +149,7 @@ def test_green_is_undone_over_several_bands(dtype: str) -> None:
         np.testing.assert_array_equal(codec.decode(encoded, encoded), pixels)
 
 
-def test_input_is_left_alone_whatever_its_layout() -> None:
+def test_input_of_any_layout_is_not_changed() -> None:
     array = np.random.default_rng(0).integers(0, 255, (20, 20, 3)).astype("<u2")
     for view in (array[::2, ::-1], array.transpose(1, 0, 2), np.broadcast_to(array[0], (4, 20, 3))):
         before = view.copy()
@@ -159,7 +159,7 @@ def test_input_is_left_alone_whatever_its_layout() -> None:
             np.testing.assert_array_equal(codec.decode(encoded), before)
 
 
-def test_shapes_that_do_not_fit() -> None:
+def test_unsupported_shapes_are_refused() -> None:
     several: list[tuple[Any, tuple[int, ...], int]] = [
         (Delta(axis=2), (3, 4), 1),
         (Delta(axis=-3), (3, 4), 1),
@@ -176,7 +176,7 @@ def test_shapes_that_do_not_fit() -> None:
             codec.check(shape, itemsize)
 
 
-def test_numcodecs_knows_them() -> None:
+def test_filters_are_registered_in_numcodecs() -> None:
     delta = {"id": "seqrecord.delta"}
     configs: list[dict[str, Any]] = [
         {**delta, "axis": -3, "width": 8},

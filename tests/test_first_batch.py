@@ -35,19 +35,19 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Patient:
-    """A transform of frames that does `most` calls, and more of them only once it is told to."""
+class LimitedTransform:
+    """A frame transform for `most` calls; further calls wait for `allow_more`."""
 
     def __init__(self, most: int) -> None:
-        self.left = most
-        self.go_on = threading.Event()
+        self.remaining = most
+        self.allow_more = threading.Event()
         self._lock = threading.Lock()
 
     def __call__(self, frame: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
-            self.left -= 1
-        if self.left < 0:
-            assert self.go_on.wait(60), "the first batch waits for frames of later ones"
+            self.remaining -= 1
+        if self.remaining < 0:
+            assert self.allow_more.wait(60), "the first batch waits for frames of later ones"
         return frame
 
 
@@ -66,12 +66,12 @@ class Patient:
 def test_only_frames_of_the_first_batch_are_transformed(
     path: Path, options: dict[str, Any], frames: int
 ) -> None:
-    transform = Patient(1 << 30)
+    transform = LimitedTransform(1 << 30)
     pipe = SeqRecordPipe(path, frame_transform=transform, **{**CLIPS, **options})
-    transform.left = frames  # the pipe has looked at frames
+    transform.remaining = frames  # the pipe has already loaded example frames
     clips = iter(pipe)
     first = next(clips)
-    transform.go_on.set()
+    transform.allow_more.set()
     assert len(first["number"]) == (2 if options.get("batch_size", 2) else 3)
     assert sum(1 for _ in clips) + 1 == len(pipe)
 
@@ -88,7 +88,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     ("codec", "gop", "most", "memory_limit"),
     [
         ("h264:gop=8", 8, 8 * BATCH, "1GiB"),
-        ("h264:gop=50", 50, 40 * BATCH, "8MB"),  # up to the frame, of which it needs the first
+        ("h264:gop=50", 50, 40 * BATCH, "8MB"),  # up to the frame; the first one is needed
         ("balanced", 1, BATCH, "8MB"),
         pytest.param("h264:gop=8", 8, 8 * BATCH, "8MB", marks=pytest.mark.slow),
         pytest.param("h264:gop=50", 50, 40 * BATCH, "1GiB", marks=pytest.mark.slow),
@@ -131,15 +131,15 @@ starts = st.tuples(st.integers(0, 2), st.integers(0, 30))  # of three runs
     st.tuples(st.integers(-9, 9), st.integers(1, 9), st.integers(1, 3)),
     st.sampled_from((0, (1 << 23) - 1, MAX_OWNERS - 3)),
 )
-@example([(0, 1), (0, 0)], [((0, 0), 1)], (-5, 2, 1), 0)  # before the episode
-@example([(0, 29), (0, 30)], [((0, 30), 6)], (9, 1, 1), 0)  # and behind it
-def test_the_first_clip_that_needs_each_load(
+@example([(0, 1), (0, 0)], [((0, 0), 1)], (-5, 2, 1), 0)  # before the episode's start
+@example([(0, 29), (0, 30)], [((0, 30), 6)], (9, 1, 1), 0)  # after its end
+def test_first_clip_that_uses_each_load(
     clips: list[tuple[int, int]],
     loads: list[tuple[tuple[int, int], int]],
     window: tuple[int, int, int],
     first_run: int,
 ) -> None:
-    """Any frame from a clip's first to its last counts, those outside the episode as its ends."""
+    """Each frame from a clip's first to last counts; outside frames are clamped to the episode."""
     (offset, span, step), last = window, NUM_FRAMES - 1
     rows = [(run, first, min(count, (last - first) // step + 1)) for (run, first), count in loads]
     expected = []
@@ -164,7 +164,7 @@ def test_the_first_clip_that_needs_each_load(
     assert found.tolist() == expected
 
 
-def test_a_round_of_many_clips_takes_no_long_time() -> None:
+def test_first_uses_of_many_clips_are_fast() -> None:
     many, zero = np.arange(200_000), np.zeros(200_000, np.int64)
     loads = Loads(zero, zero, zero, zero, many, zero + 1)
     clips = Clips(zero, zero, zero, many, zero, zero, zero)

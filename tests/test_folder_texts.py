@@ -1,4 +1,4 @@
-"""Folders: text of numbers beside images, cameras, and names of files that are no frame's."""
+"""Folders: numbers in text files beside images, camera files, and unrelated file names."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def refused(source: FolderSource, episode: int, match: str) -> SourceError:
 
 
 def features(source: FolderSource) -> dict[str, str]:
-    told = ("frame_number", "frame_name")
-    return {n: f"{s.dtype} {list(s.shape)}" for n, s in source.schema().items() if n not in told}
+    added = ("frame_number", "frame_name")
+    return {n: f"{s.dtype} {list(s.shape)}" for n, s in source.schema().items() if n not in added}
 
 
 def test_7_scenes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A text of a 4x4 matrix beside each image, its columns separated by tabs and a blank."""
+    """A text file with a 4x4 matrix per image, columns separated by tabs and spaces."""
     poses = RNG.normal(size=(2, 3, 4, 4)).astype(np.float32).astype(np.float64)
     for sequence in range(2):
         folder = tmp_path / "chess" / f"seq-0{sequence + 1}"
@@ -81,11 +81,11 @@ def test_7_scenes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         for frame, pose in zip(frames(source, episode), poses[episode], strict=True):
             np.testing.assert_array_equal(frame["frame_pose"], pose, strict=True)
     shutil.rmtree(tmp_path / "chess" / "seq-02")
-    # A pose that is missing, or none: no shape [None, 4], no column names, no episode without poses
+    # Missing and invalid poses: no shape [None, 4], no column names, no episode without poses
     path = tmp_path / "chess" / "seq-01" / "frame-000001.pose.txt"
     path.unlink()
     assert refused(FolderSource(tmp_path), 0, "different frames").feature == "frame_pose"
-    for text, says in (
+    for text, message in (
         ("", "not a table of numbers; .*frame-000001.pose.txt.*got: no rows"),
         ("1 2 3\n", r"columns differs.*000001.pose.txt.*expected: 4 columns.*got: 3"),
         ("-1.#IND nan 0 0\n" + "0 0 0 1\n" * 3, "frame-000001.pose.txt.*got: '-1.#IND nan 0 0'"),
@@ -93,12 +93,12 @@ def test_7_scenes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         (POINTER, "git lfs pull.*000001"),
     ):
         path.write_text(text)
-        with pytest.raises(SourceError, match=says):
+        with pytest.raises(SourceError, match=message):
             seqrecord.convert(FolderSource(tmp_path), tmp_path / "out", workers=1)
 
 
-def test_a_folder_of_texts_beside_folders_of_images(tmp_path: Path) -> None:
-    """As ScanNet exports them; a pose may be infinite, and labels of objects none, one or more."""
+def test_a_folder_of_text_files_beside_folders_of_images(tmp_path: Path) -> None:
+    """As in ScanNet's export; poses may be infinite, and a frame may have 0 or more labels."""
     images(tmp_path / "scene" / "color", [f"{i}.jpg" for i in range(12)])
     for i in range(12):
         pose = "-inf -inf\n-inf -inf\n" if i == 5 else f"{i} 0.5\n0 1\n"
@@ -117,7 +117,7 @@ def test_a_folder_of_texts_beside_folders_of_images(tmp_path: Path) -> None:
     assert [frame["labels"].shape for frame in read] == [(i % 3, 5) for i in range(12)]
 
 
-TABLES: dict[str, list[str]] = {  # rows, and the names of their columns
+TABLES: dict[str, list[str]] = {  # one row, and the column names
     "0.5 1 -2e3\n": [],
     "0.5,1,-2e3\n": [],
     "0.5, 1, -2e3\n": [],
@@ -128,7 +128,7 @@ TABLES: dict[str, list[str]] = {  # rows, and the names of their columns
 }
 
 
-def test_tables_with_a_row_a_frame(tmp_path: Path) -> None:
+def test_tables_with_one_row_per_frame(tmp_path: Path) -> None:
     run = tmp_path / "run"
     images(run / "rgb", numbered(3))
     for letter, (line, columns) in zip("abcdefg", TABLES.items(), strict=True):
@@ -141,7 +141,7 @@ def test_tables_with_a_row_a_frame(tmp_path: Path) -> None:
         rows = "".join(f"{base + i},{i}.5,2\n" for i in range(3))
         texts(run, **{f"times_{n}.txt": "".join(f"{base + i}\n" for i in range(3))})
         texts(run, **{f"poses_{n}.csv": f"time,x,y\n{rows}"})
-    # A table in a folder of its own, and one of another feature's name
+    # A table in its own folder, and one with the name of another feature
     texts(run, **{"pose/left_0.txt": "0 1\n" * 3, "rgb.txt": "0 1\n" * 3})
     for number, text in enumerate(OTHER_TEXTS):
         texts(run, **{f"imu_{number}.csv": text})
@@ -162,14 +162,14 @@ def test_tables_with_a_row_a_frame(tmp_path: Path) -> None:
     assert source.episodes()[0].metadata["columns"] == named
 
 
-OTHER_TEXTS = [  # which are no features
+OTHER_TEXTS = [  # no features
     *("1 2\n3 4\n", "1 2\n3 4\n5 6\n7 8\n9 10\n", "1 2\n3\n4 5\n"),
     *("1,5 2,5\n1,5 2,5\n1,5 2,5\n", "a\nb\nc\n", "1_0\n2\n3_0\n", ""),
 ]
 
 
-def test_text_alone_is_no_episode(tmp_path: Path) -> None:
-    """As KITTI's poses beside its sequences."""
+def test_text_files_without_images_are_no_episode(tmp_path: Path) -> None:
+    """As KITTI's poses outside of its sequences."""
     for name in ("00", "01"):
         images(tmp_path / "sequences" / name / "left", numbered(3))
         texts(tmp_path, **{f"poses/{name}.txt": "1 2\n" * 3, "splits.txt": "1 2\n" * 3})
@@ -205,7 +205,7 @@ AMBIGUOUS: list[dict[str, str]] = [
 
 
 def test_cameras(tmp_path: Path) -> None:
-    """Of an episode for each case; a table is one, whatever it is called."""
+    """One episode per case; a table is a feature, whatever its name."""
     pose = "1 0 0 0\n0 1 0 0\n0 0 1 0\n0 0 0 1\n"
     cases = [({name: text, "extrinsics.txt": pose}, CAMERA) for name, text in CAMERAS.items()]
     cases += [(files, {}) for files in AMBIGUOUS]
@@ -222,7 +222,7 @@ def test_cameras(tmp_path: Path) -> None:
 # --- names of files ----------------------------------------------------------------------------
 
 
-STRANGERS = [
+UNRELATED = [
     (["a_0.png", "a_1.png", "a_2.png", "b_3.png", "b_4.png"], "b_3.png"),
     (["IMG_1.png", "IMG_2.png", "DSC_3.png"], "DSC_3.png"),
     ([*numbered(4), "000003 (1).png"], "000003 (1).png"),
@@ -235,18 +235,18 @@ STRANGERS = [
 ]
 
 
-def test_files_that_are_of_another_recording(tmp_path: Path) -> None:
-    """They break their own episode, and no other one; also among features in one folder."""
-    for number, (names, _) in enumerate(STRANGERS):
+def test_files_of_another_recording_are_errors(tmp_path: Path) -> None:
+    """Only their own episode fails; also with several features in one folder."""
+    for number, (names, _) in enumerate(UNRELATED):
         images(tmp_path / f"{number}" / "rgb", names)
     flat = [f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")]
     images(tmp_path / "copy", [*flat, "1_rgb (1).png"])
     images(tmp_path / "sound" / "rgb", numbered(3))
-    # Equal numbers make them features: cam0_0007.png and cam1_0007.png
+    # Equal numbers mark separate features: cam0_0007.png and cam1_0007.png
     images(tmp_path / "two", [*(f"a_{i}.png" for i in range(5)), *(f"b_{i}.png" for i in range(3))])
     source = FolderSource(tmp_path)
     keys = [info.key for info in source.episodes()]
-    for number, (names, shown) in enumerate(STRANGERS):
+    for number, (names, shown) in enumerate(UNRELATED):
         error = refused(source, keys.index(f"{number}"), "differ by more than a number")
         assert (error.episode, error.feature, error.got) == (f"{number}", "rgb", shown)
         assert error.file == str(tmp_path / f"{number}" / "rgb" / shown)
@@ -260,12 +260,12 @@ def test_files_that_are_of_another_recording(tmp_path: Path) -> None:
 
 MINUS = {
     "a": ("{}.png", range(-5, 6)),
-    "b": ("frame-{}.png", range(4)),  # which is no minus
+    "b": ("frame-{}.png", range(4)),  # a hyphen, not a minus
     "c": ("frame_{}.png", range(-2, 1)),
 }
 
 
-def test_a_minus_is_a_part_of_the_number(tmp_path: Path) -> None:
+def test_a_minus_is_part_of_the_frame_number(tmp_path: Path) -> None:
     for run, (name, found) in MINUS.items():
         images(tmp_path / run / "rgb", [name.format(number) for number in found])
     source = FolderSource(tmp_path)
@@ -281,8 +281,8 @@ GAPS = [
 ]
 
 
-def test_names_that_are_times(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Of any number of decimals, in order; a gap in them is a warning."""
+def test_file_names_that_are_times(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With any number of decimals, in order; gaps are logged."""
     names = ["1305031102.05", "1305031102.15", "1305031102.2", "1305031102.25", "1305031103.0"]
     images(tmp_path / "run" / "rgb", [f"{name}.png" for name in names])
     assert [frame["frame_name"] for frame in frames(FolderSource(tmp_path))] == names
@@ -308,7 +308,7 @@ def test_names_that_are_times(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
 # --- the inventory -----------------------------------------------------------------------------
 
 
-def unpacked(source: Any) -> dict[str, tuple[int, str]]:
+def left_out_of(source: Any) -> dict[str, tuple[int, str]]:
     return {each.pattern: (each.count, each.reason) for each in inventory_of(source).left_out}
 
 
@@ -357,19 +357,19 @@ def test_the_inventory(tmp_path: Path) -> None:
     assert harmless == {"feature actions", "*/lfs.npz", *not_chosen}
 
 
-def test_nothing_is_left_out_of_a_tree_that_is_read_whole(tmp_path: Path) -> None:
+def test_the_inventory_of_a_fully_read_folder_is_empty(tmp_path: Path) -> None:
     flat = tmp_path / "flat"
     images(flat, [f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")])
     texts(flat, **{"poses.txt": "0 0\n" * 3, "K.txt": CAMERAS["K.txt"]})
     texts(flat, **{f"{i}_pose.txt": "1 0\n0 1\n" for i in range(3)})
     source = FolderSource(flat)
-    assert unpacked(source) == {}
+    assert left_out_of(source) == {}
     with pytest.raises(SourceError, match="no such feature"):
         FolderSource(flat, features=["imu"]).schema()
     seqrecord.convert(source, tmp_path / "records", workers=1, strict=True)
     images(flat, ["preview.png"])
     reason = "an image that belongs to no feature"
-    assert unpacked(FolderSource(flat)) == {"preview.png": (1, reason)}
+    assert left_out_of(FolderSource(flat)) == {"preview.png": (1, reason)}
     run = tmp_path / "run"  # the folder of one recording itself
     images(run, numbered(5))
     texts(run, **{"poses.txt": "0 0\n" * 5})
@@ -385,8 +385,8 @@ def test_nothing_is_left_out_of_a_tree_that_is_read_whole(tmp_path: Path) -> Non
     assert {each.pattern for each in report.inventory.left_out} == {"imu.csv", "feature poses"}
 
 
-def test_a_broken_episode_is_left_out(tmp_path: Path) -> None:
-    """Whatever the inventory has to look at."""
+def test_a_broken_episode_is_skipped(tmp_path: Path) -> None:
+    """Reads for the inventory do not fail either."""
     src = tmp_path / "src"
     for name in "abc":
         images(src / name / "rgb", numbered(5))
@@ -405,17 +405,17 @@ def test_a_broken_episode_is_left_out(tmp_path: Path) -> None:
     assert left_out["*/poses.txt"] == reason
 
 
-def test_a_unit_that_is_given_is_not_asked_for(tmp_path: Path) -> None:
+def test_no_note_about_a_unit_passed_as_argument(tmp_path: Path) -> None:
     images(tmp_path / "in" / "run" / "rgb", numbered(2))
     (tmp_path / "in" / "run" / "depth").mkdir()
     for name in numbered(2):
         depth = np.full((4, 6), 700, np.uint16)
         Image.fromarray(depth).save(tmp_path / "in" / "run" / "depth" / name)
     source = FolderSource(tmp_path / "in")
-    [note] = seqrecord.convert(source, tmp_path / "unknown", workers=1).inventory.notes
+    [note] = seqrecord.convert(source, tmp_path / "without_unit", workers=1).inventory.notes
     assert "without a unit" in note
-    known = seqrecord.convert(source, tmp_path / "known", workers=1, units={"depth": "mm"})
-    assert known.inventory.notes == ()
+    report = seqrecord.convert(source, tmp_path / "with_unit", workers=1, units={"depth": "mm"})
+    assert report.inventory.notes == ()
 
 
 def test_sensors_of_kitti_raw_are_features_of_one_episode(tmp_path: Path) -> None:
@@ -432,13 +432,13 @@ def test_sensors_of_kitti_raw_are_features_of_one_episode(tmp_path: Path) -> Non
         image = "uint8 [4, 6, 3]"
         assert features(source) == {"image_02": image, "image_03": image, "oxts": "float64 [3]"}
         assert [frame["oxts"].tolist() for frame in frames(source)] == [[1.5, 2.5, 3]] * 3
-        assert set(unpacked(source)) == {"timestamps.txt", "oxts/timestamps.txt"}
-    images(tmp_path / "runs" / "a" / "data", numbered(2))  # without times: a recording each
+        assert set(left_out_of(source)) == {"timestamps.txt", "oxts/timestamps.txt"}
+    images(tmp_path / "runs" / "a" / "data", numbered(2))  # without times: two recordings
     images(tmp_path / "runs" / "b" / "data", numbered(2))
     assert [info.key for info in FolderSource(tmp_path / "runs").episodes()] == ["a", "b"]
 
 
-def test_tables_that_are_none_say_why(tmp_path: Path) -> None:
+def test_the_inventory_explains_invalid_tables(tmp_path: Path) -> None:
     images(tmp_path / "run" / "rgb", numbered(2))
     commas, no_table = "decimal commas; replace them by points", "not a table of numbers"
     tables = {
@@ -446,14 +446,14 @@ def test_tables_that_are_none_say_why(tmp_path: Path) -> None:
         "blanks.txt": ("1,5 2,5\n1,5 2,5\n", f"{commas}: '1,5 2,5'"),
         "dates.csv": ("2020-01-01,1\n2020-01-02,1\n", f"{no_table}: '2020-01-02,1'"),
         "notes.txt": ("a cup, 1,5 m high\n", "no reader"),
-        # A first row with a broken number is no header; that of pandas is one.
+        # A first row with a broken number is no header; a header of pandas starts with a comma.
         "broken.csv": ("0,1.#QNAN\n1,2\n2,3\n", f"{no_table}: '0,1.#QNAN'"),
         "frame.csv": (",0,1\n0,5,6\n1,7,8\n", ""),
     }
     texts(tmp_path / "run", **{name: text for name, (text, _) in tables.items()})
     source = FolderSource(tmp_path)
     assert features(source)["frame"] == "float64 [3]"
-    found = {Path(pattern).name: reason for pattern, (_, reason) in unpacked(source).items()}
+    found = {Path(pattern).name: reason for pattern, (_, reason) in left_out_of(source).items()}
     assert found == {name: reason for name, (_, reason) in tables.items() if reason}
     with pytest.raises(SourceError, match=r"does not have one row per frame.*decimal commas"):
         FolderSource(tmp_path, features=["rgb", "semicolons"]).schema()

@@ -1,4 +1,4 @@
-"""The queue of a recorder: order, bounds, spilling, and what happens where there is no room."""
+"""A recorder's queue: order, limits, spilling to disk, and a full disk."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def same(got: Frame | QueueCall | None, expected: Frame) -> None:
 
 
 def put(queue: FrameQueue, *frames: Frame, limit: int = LIMIT) -> None:
-    """One after the other, when the thread has spilled what it should: half of the memory."""
+    """Put frames one by one, each after the thread has spilled half of the memory."""
     for each in frames:
         assert queue.put(each)
         wait_for(lambda: queue.stats.queued_bytes <= limit // 2)
@@ -69,7 +69,7 @@ def is_empty(queue: FrameQueue) -> bool:
     takes=st.lists(st.integers(0, 5), min_size=1, max_size=40),
     file_bytes=st.sampled_from([1, 100_000, 32 << 20]),
 )
-def test_what_was_spilled_comes_in_its_turn_with_its_time(
+def test_spilled_frames_keep_their_order_and_time(
     sizes: list[int], takes: list[int], file_bytes: int
 ) -> None:
     now, expected = 5.0, 0
@@ -88,7 +88,7 @@ def test_what_was_spilled_comes_in_its_turn_with_its_time(
 
 
 def spilled_files(folder: Path) -> list[int]:
-    """Bytes of the files without a name that this process has open in a folder."""
+    """Sizes of this process's open, unnamed files in a folder."""
     found = []
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -97,8 +97,8 @@ def spilled_files(folder: Path) -> list[int]:
     return found
 
 
-def test_files_go_with_their_frames(tmp_path: Path) -> None:
-    """Five times the memory is spilled."""
+def test_spill_files_are_deleted_with_their_frames(tmp_path: Path) -> None:
+    """Spills five times the memory."""
     queue = FrameQueue(LIMIT, "spill", tmp_path, file_bytes=LIMIT)
     put(queue, *map(frame, range(40)))
     assert queue.stats.total_spilled_frames >= 32
@@ -113,19 +113,19 @@ def test_files_go_with_their_frames(tmp_path: Path) -> None:
             assert len(spilled_files(tmp_path)) < len(files)
     assert is_empty(queue)
     assert not spilled_files(tmp_path)
-    # And with those that nobody wants.
+    # Discarded frames.
     begin, discard, last = (QueueCall(lambda: None) for _ in range(3))
     queue.put(frame(0))
     queue.put_call(begin)
     put(queue, *map(frame, range(20)))
     assert spilled_files(tmp_path)
     queue.discard(discard)
-    assert queue.stats.queued_frames == 1, "only what came after the task before is dropped"
+    assert queue.stats.queued_frames == 1, "only frames after the previous call are dropped"
     assert queue.take(1) is not begin
     assert [queue.take(1), queue.take(1)] == [begin, discard]
     put(queue, *map(frame, range(20)))
     queue.discard(last)
-    assert (queue.stats.queued_bytes, queue.stats.spilled_bytes) == (0, 0), "there is room at once"
+    assert (queue.stats.queued_bytes, queue.stats.spilled_bytes) == (0, 0), "memory is free at once"
     assert queue.take(1) is last
     queue.close()
     for forget in (lambda queue: queue.fail(OSError()), FrameQueue.close):
@@ -138,13 +138,13 @@ def test_files_go_with_their_frames(tmp_path: Path) -> None:
         queue.close()
 
 
-def test_a_disk_that_takes_nothing_is_said_and_tried_again(
+def test_a_failed_spill_is_logged_once_and_retried(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "spill"
     folder.mkdir()
     queue = FrameQueue(6 * NBYTES, "spill", folder)
-    folder.rmdir()  # no file can be made there
+    folder.rmdir()  # files cannot be created there
     for number in range(5):
         queue.put(frame(number))
     wait_for(lambda: bool(caplog.records))
@@ -160,7 +160,7 @@ def test_a_disk_that_takes_nothing_is_said_and_tried_again(
 
 
 def test_discarding_while_frames_are_spilled_and_taken(tmp_path: Path, thorough: bool) -> None:
-    """Whatever the threads are at, bytes are counted once, and order holds."""
+    """Counts bytes once and keeps the order for any interleaving of the threads."""
     queue = FrameQueue(6 * NBYTES, "spill", tmp_path, file_bytes=2 * NBYTES)
     tasks = [QueueCall(lambda: None) for _ in range(100 if thorough else 20)]
     taken: list[Any] = []
@@ -185,7 +185,7 @@ def test_discarding_while_frames_are_spilled_and_taken(tmp_path: Path, thorough:
     assert [n for n in numbers if n // 100 % 2 == 0] == kept
 
 
-# How old a frame may be that a kill loses: the recorder's thread on a clock that stands still
+# Age of the frames that a kill loses, with a simulated clock
 
 FRAME_BYTES = 1 << 20
 CHUNK_FRAMES = 32
@@ -193,10 +193,10 @@ CHUNK_FRAMES = 32
 
 @dataclass
 class Machine:
-    """A camera, an encoder and a disk, and the clock that they move.
+    """A camera, an encoder and a disk with a simulated clock.
 
-    `unsafe` are the times of frames that a kill would lose, `ages` how old the oldest of them was
-    whenever a flush had ended, with the time then.
+    `unsafe` has the times of frames that a kill would lose, `ages` the time of each flush and the
+    age of its oldest frame.
     """
 
     frames_per_second: float = 30
@@ -204,7 +204,7 @@ class Machine:
     encode: float = 0.01
     encode_quickly: float = 0.0005
     disk: float = 1e9  # bytes a second
-    stall: Callable[[float], float] = lambda now: 0.0  # what a write takes longer
+    stall: Callable[[float], float] = lambda now: 0.0  # additional seconds of a write
     now: float = 100.0
     put_at: float = 0.0
     is_over: bool = False
@@ -212,7 +212,7 @@ class Machine:
     num_frames: int = 0
     storing_seconds: float = 0.0
     fast: list[bool] = field(default_factory=list)
-    flushes: list[int] = field(default_factory=list)  # frames of each
+    flushes: list[int] = field(default_factory=list)  # frames per flush
     ages: list[tuple[float, float]] = field(default_factory=list)
     unsafe: deque[float] = field(default_factory=deque)
     _chunk: float = 0.0
@@ -302,8 +302,8 @@ def spikes(share: float, seconds: float) -> Callable[[float], float]:
         Machine(),
         Machine(frames_per_second=5),
         Machine(frames_per_second=500, encode=0.001),
-        Machine(encode=0.03),  # no time is left
-        Machine(encode=0.05),  # longer than frames take to come
+        Machine(encode=0.03),  # no time to spare
+        Machine(encode=0.05),  # slower than the camera
         Machine(encode=0.25, encode_quickly=0.01),
         Machine(disk=30 << 20),
         Machine(encode=0.02, stall=lambda now: 0.1),
@@ -312,24 +312,24 @@ def spikes(share: float, seconds: float) -> Callable[[float], float]:
     ],
     ids=["", "few", "many", "full", "slow", "slowest", "disk", "always", "spikes", "spikes-full"],
 )
-def test_no_frame_that_a_kill_loses_is_older_than_was_asked(machine: Machine) -> None:
+def test_a_kill_loses_no_frame_older_than_the_limit(machine: Machine) -> None:
     assert machine.run().oldest <= 1.0
 
 
-def test_flushes_are_few_where_they_are_in_time() -> None:
-    """Each ends a chunk: short ones are read at more cost."""
+def test_no_more_flushes_than_needed() -> None:
+    """A flush ends the chunk, and short chunks are slower to read."""
     machine = Machine().run()
     assert np.median(machine.flushes) >= 20
     assert not any(machine.fast)
 
 
 def stalled(at: float, seconds: float) -> Callable[[float], float]:
-    """A disk that takes nothing for so long, once: nobody can keep frames then."""
+    """A disk that stalls once for some seconds, in which no frame becomes durable."""
     stalls = deque([at])
     return lambda now: seconds if stalls and now >= stalls[0] and stalls.popleft() else 0.0
 
 
-def test_after_a_long_stall_all_is_safe_again_soon() -> None:
+def test_frames_are_durable_in_time_soon_after_a_long_stall() -> None:
     machine = Machine(encode=0.03, stall=stalled(120.0, 3.0)).run()
     assert machine.oldest > 3
     assert all(age <= 1.0 for now, age in machine.ages if not 120 <= now <= 124.5)
@@ -337,9 +337,9 @@ def test_after_a_long_stall_all_is_safe_again_soon() -> None:
     assert not any(machine.fast[-900:])
 
 
-def test_where_the_disk_takes_the_time_frames_do_not_become_more_bytes() -> None:
-    """It takes what comes, but not a third more: encoded quickly, frames would wait forever."""
+def test_no_fast_encoding_if_the_disk_is_the_bottleneck() -> None:
+    """Fast encoding makes a third more bytes, too many for this disk: the queue would only grow."""
     machine = Machine(encode=0.001, disk=19 << 20, stall=stalled(120.0, 2.0)).run()
     assert not any(machine.fast[-600:])
-    # It begins without knowing the disk, and two seconds' frames take a while to be written.
+    # The disk's speed is unknown at first, and a backlog of two seconds takes a while.
     assert all(age <= 1.0 for now, age in machine.ages if 104 < now < 120 or now > 135)

@@ -1,4 +1,4 @@
-"""Values of frames that are no plain arrays: stored without a loss, or refused with a remedy."""
+"""Frame values other than plain arrays are stored without loss, or refused with a remedy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ONES = torch.ones(2, 3)
 
 
 class Failing:
-    """As arrays of another library, which may be anywhere."""
+    """Like an array of another library on an unavailable device."""
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         raise RuntimeError("on a device that is gone")
@@ -104,7 +104,7 @@ def schema_of(frames: Frames) -> Schema:
 
 
 class Source:
-    """One of a user's own."""
+    """A user's own source."""
 
     def __init__(self, frames: Frames) -> None:
         self.found, self.schema = frames, lambda: schema_of(frames)
@@ -132,12 +132,12 @@ def by_source(root: Path, frames: Frames) -> None:
     seqrecord.convert(Source(frames), root, workers=1)
 
 
-WAYS = [by_writer, by_writer_with_schema, by_recorder, by_source]
+WRITERS = [by_writer, by_writer_with_schema, by_recorder, by_source]
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
-@pytest.mark.parametrize("way", WAYS)
-def test_values_that_would_lose_something(
+@pytest.mark.parametrize("way", WRITERS)
+def test_values_that_would_lose_data_are_refused(
     tmp_path: Path, way: Callable[[Path, Frames], None], thorough: bool
 ) -> None:
     few = ["masked", "bfloat16", "failing", "structured", "texts", "an animation"]
@@ -163,7 +163,7 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("way", [by_writer, by_recorder])
-def test_values_that_are_arrays_all_the_same(
+def test_values_that_convert_to_arrays_without_loss(
     tmp_path: Path, way: Callable[[Path, Frames], None]
 ) -> None:
     way(tmp_path, [{f"x{number}": value for number, value in enumerate(VALUES)}] * 2)

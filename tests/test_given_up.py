@@ -1,4 +1,4 @@
-"""Writers that fail: before an episode has ended nothing is left, later all stays for a resume."""
+"""Failed writers leave no file before the first complete episode; later ones can be resumed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def frame(number: int) -> dict[str, Any]:
 
 
 class Source:
-    """Episodes e0, e1, …; those that are `bad` fail after some frames."""
+    """Episodes e0, e1, …; the `bad` ones fail at the last frame."""
 
     def __init__(self, bad: str, error: BaseException, count: int = 2) -> None:
         self.bad, self.error, self.count = bad, error, count
@@ -55,7 +55,7 @@ class Source:
 
 
 def add(episode: Any, frames: int = FRAMES) -> Any:
-    """The episode, with so many frames."""
+    """Append this number of frames and return the episode."""
     for number in range(frames):
         episode.append(frame(number))
     return episode
@@ -64,7 +64,7 @@ def add(episode: Any, frames: int = FRAMES) -> Any:
 def fails(
     error: BaseException, ended: int, frames: int = FRAMES, **settings: Any
 ) -> Callable[[Any], None]:
-    """A writer that fails after so many frames of an episode, behind so many others."""
+    """A writer that fails in an episode after `frames` frames and `ended` complete episodes."""
 
     def write(destination: Any) -> None:
         with SeqRecordWriter(destination, schema=SCHEMA, **SETTINGS, **settings) as writer:
@@ -83,7 +83,7 @@ def misfits(destination: Any) -> None:
         add(writer.episode("bad")).append({"y": 3})
 
 
-def is_left_open(destination: Any) -> None:
+def stays_open(destination: Any) -> None:
     writer = SeqRecordWriter(destination, schema=SCHEMA, **SETTINGS)
     add(writer.episode("bad"))
     writer.close()
@@ -104,7 +104,7 @@ def records_nothing(destination: Any) -> None:
         raise KeyError("mine")
 
 
-def gives_up_recording(destination: Any) -> None:
+def aborts_recording(destination: Any) -> None:
     with SeqRecordRecorder(destination, schema=SCHEMA, **SETTINGS, flush_seconds=600) as recorder:
         add(recorder.episode("bad"))
         wait_for(lambda: recorder.stats().written_frames == FRAMES)
@@ -121,40 +121,40 @@ def converts(error: BaseException, **settings: Any) -> Callable[[Any], None]:
 
 
 EARLY: dict[str, Callable[[Any], None]] = {
-    "an error of the user's": fails(KeyError("mine"), 0),
+    "a user's error": fails(KeyError("mine"), 0),
     "before the first frame": fails(KeyError("mine"), 0, frames=0),
     "an interrupt, full record files": fails(KeyboardInterrupt(), 0, max_file_size=10_000),
-    "a frame that does not fit": misfits,
-    "closed amid an episode": is_left_open,
+    "a mismatched frame": misfits,
+    "closed during an episode": stays_open,
     "discarded": discards,
     "a recorder without frames": records_nothing,
-    "a recorder that gives up": gives_up_recording,
+    "an aborted recorder": aborts_recording,
     "a bad source": converts(SourceError("broken")),
     "an interrupted source, full record files": converts(KeyboardInterrupt(), max_file_size=10_000),
-    "a defect of a source": converts(ZeroDivisionError("mine")),
+    "a bug in a source": converts(ZeroDivisionError("mine")),
 }
 
 
 @pytest.mark.parametrize("name", EARLY)
-def test_a_failure_before_an_episode_has_ended_leaves_nothing(tmp_path: Path, name: str) -> None:
+def test_a_failure_in_the_first_episode_leaves_no_file(tmp_path: Path, name: str) -> None:
     destination = tmp_path
-    for number, existing in enumerate(("", "there", "there/d")):  # of the folders
+    for number, existing in enumerate(("", "parent", "parent/d")):  # existing folders
         root = tmp_path / str(number)
         (root / existing).mkdir(parents=True)
-        destination = root / "there" / "d"
+        destination = root / "parent" / "d"
         before = sorted(root.rglob("*"))
         with pytest.raises(BaseException) as caught:
             EARLY[name](destination)
         assert sorted(root.rglob("*")) == before
-        said = [str(caught.value), *getattr(caught.value, "__notes__", ())]
-        assert "are kept" not in "".join(said)
+        message = [str(caught.value), *getattr(caught.value, "__notes__", ())]
+        assert "are kept" not in "".join(message)
     with SeqRecordWriter(destination, **SETTINGS) as writer, writer.episode("e") as episode:
         add(episode, 1)
     with seqrecord.open(destination) as dataset:
         assert list(dataset.episodes) == ["e"]
 
 
-def test_a_dataset_that_was_to_grow_is_as_it_was(tmp_path: Path) -> None:
+def test_a_failed_append_does_not_change_the_dataset(tmp_path: Path) -> None:
     def times() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
 
@@ -163,7 +163,7 @@ def test_a_dataset_that_was_to_grow_is_as_it_was(tmp_path: Path) -> None:
         add(episode, 1)
     before = times()
     for error, write in (
-        (DestinationError, EARLY["a bad source"]),  # a dataset is there already
+        (DestinationError, EARLY["a bad source"]),  # the dataset exists already
         (KeyError, fails(KeyError("mine"), 0, mode="append")),
         (SourceError, converts(SourceError("broken"), mode="append")),
     ):
@@ -174,8 +174,8 @@ def test_a_dataset_that_was_to_grow_is_as_it_was(tmp_path: Path) -> None:
 
 
 def check_resumable(destination: Path, error: BaseException, keys: set[str]) -> None:
-    said = "".join([str(error), *getattr(error, "__notes__", ())])
-    assert "--resume" in said or not hasattr(error, "add_note")
+    message = "".join([str(error), *getattr(error, "__notes__", ())])
+    assert "--resume" in message or not hasattr(error, "add_note")
     with pytest.raises(DestinationError, match="--resume"):
         SeqRecordWriter(destination)
     with SeqRecordWriter(destination, mode="resume") as writer:
@@ -190,7 +190,7 @@ def fails_between(destination: Any) -> None:
         raise KeyError("mine")
 
 
-def test_a_later_failure_leaves_all_and_names_resume(tmp_path: Path) -> None:
+def test_a_later_failure_keeps_all_episodes_and_names_resume(tmp_path: Path) -> None:
     errors = (KeyError("mine"), KeyboardInterrupt(), FrameError("mine"))
     for number, write in enumerate((fails_between, *(fails(error, 2) for error in errors))):
         with pytest.raises((KeyError, KeyboardInterrupt, FrameError)) as caught:
@@ -198,15 +198,15 @@ def test_a_later_failure_leaves_all_and_names_resume(tmp_path: Path) -> None:
         check_resumable(tmp_path / str(number), caught.value, {"e0", "e1"})
 
 
-def test_an_index_that_fails_later_names_resume(tmp_path: Path) -> None:
-    """`convert(in_place=True)` and `seqrecord index` continue an index, too."""
+def test_a_failed_index_names_resume(tmp_path: Path) -> None:
+    """`convert(in_place=True)` and `seqrecord index` can be resumed, too."""
     root, made = tmp_path / "originals", tmp_path / "index"
     for key in ("a", "b"):
         (root / key / "image").mkdir(parents=True)
         for number in range(3):
             np.save(root / key / "image" / f"{number:06d}.npy", np.full((99, 99), number, "f4"))
     made.mkdir()
-    (made / "index").touch()  # so that no table can be written, after the record files
+    (made / "index").touch()  # prevents writing tables, after the record files
     with pytest.raises(StorageError, match="--resume"):
         convert(seqrecord.open_source(root), made, in_place=True, workers=1)
     (made / "index").unlink()
@@ -216,8 +216,8 @@ def test_an_index_that_fails_later_names_resume(tmp_path: Path) -> None:
         assert list(dataset.episodes) == ["a", "b"]
 
 
-def test_a_storage_that_fails(tmp_path: Path) -> None:
-    """What it does not take cannot be kept; what it does not remove stays."""
+def test_storages_that_fail_to_write_or_remove(tmp_path: Path) -> None:
+    """Failed writes leave no file; files that cannot be removed stay."""
     local = LocalStorage(tmp_path / "d")
     full, stuck = (FaultyStorage(local, FailAt(each, onwards=True)) for each in ("write", "remove"))
     with pytest.raises(StorageError, match="write"):
@@ -229,9 +229,9 @@ def test_a_storage_that_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["gs"], indirect=True)
-def test_a_bucket(place: Place) -> None:
+def test_a_failure_leaves_no_object_in_a_bucket(place: Place) -> None:
     url, options = place.at(place.host)
-    for name in ("an error of the user's", "full record files"):
+    for name in ("a user's error", "full record files"):
         error = fails(KeyError("mine"), 0, storage_options=options, max_file_size=10_000)
         with pytest.raises(KeyError):
             error(url)
@@ -240,18 +240,18 @@ def test_a_bucket(place: Place) -> None:
         episode.append(frame(0))
 
 
-@pytest.mark.slow  # processes are started
+@pytest.mark.slow  # starts processes
 @pytest.mark.parametrize("error", [SourceError("broken"), SystemExit()])
-def test_workers_that_fail_or_are_killed(tmp_path: Path, error: BaseException) -> None:
-    """No episode has ended in the first: none is longer than the one that fails."""
-    said = "a worker died before|broken"
+def test_failed_and_killed_workers(tmp_path: Path, error: BaseException) -> None:
+    """The first source has only the failing episode, so no episode is complete."""
+    message = "a worker died before|broken"
     for source, ended in ((Source("e0", error, count=1), set()), (Source("e1", error), {"e0"})):
         pool = ProcessPoolExecutor(1, get_context("forkserver"))
-        with pool, pytest.raises((SourceError, DestinationError), match=said) as caught:
+        with pool, pytest.raises((SourceError, DestinationError), match=message) as caught:
             convert(source, tmp_path / "d", executor=pool, **SETTINGS)
         if ended:
             check_resumable(tmp_path / "d", caught.value, ended)
         assert (tmp_path / "d").exists() == bool(ended)
-    with pytest.raises(SourceError):  # of workers of which each fails
+    with pytest.raises(SourceError):  # every worker fails
         convert(Source("e0 e1", SourceError("broken")), tmp_path / "e", workers=2, **SETTINGS)
     assert not (tmp_path / "e").exists()

@@ -1,4 +1,4 @@
-"""Broken and hostile files: a typed error that says where, or the right data; nothing else."""
+"""Damaged and malicious files give correct data or a typed error with the location."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def root(good: Path, tmp_path: Path) -> Path:
     return tiny.copy_dataset(good, tmp_path / "dataset")
 
 
-def test_malformed_files_are_refused_within_little_memory(tmp_path: Path) -> None:
+def test_malformed_files_are_refused_with_little_memory(tmp_path: Path) -> None:
     code = (
         "import pathlib, sys; from tests.hostile_cases import main; main(pathlib.Path(sys.argv[1]))"
     )
@@ -62,7 +62,7 @@ def _flips(data: bytes, thorough: bool) -> Changed:
 
 
 def _damaged(data: bytes, thorough: bool) -> Changed:
-    """With a byte changed, or cut short."""
+    """With one byte changed, or truncated."""
     yield from _flips(data, thorough)
     for length in range(0, len(data), 1 if thorough else 37):
         yield length, data[:length]
@@ -75,9 +75,9 @@ def _check_located(error: SeqRecordError, path: Path) -> None:
 
 
 def test_damaged_record_file(root: Path, thorough: bool) -> None:
-    """Read by an index that is right, and by one that is made anew."""
+    """Read with the valid index, and with a rebuilt one."""
     path, manifest = tiny.record_path(root), root / "manifest.json"
-    data, right = path.read_bytes(), tiny.read_all(root)
+    data, expected = path.read_bytes(), tiny.read_all(root)
     assert len(data) < 1500
     with seqrecord.open(root) as dataset, path.open("r+b") as file:
         episode = dataset.episodes[tiny.KEY]
@@ -88,7 +88,7 @@ def test_damaged_record_file(root: Path, thorough: bool) -> None:
             file.flush()
             try:
                 found = {tiny.KEY: [episode[i] for i in range(len(episode))]}
-                assert tiny.same_frames(found, right), offset
+                assert tiny.same_frames(found, expected), offset
             except (ChecksumError, StorageError) as error:
                 _check_located(error, path)
     before = manifest.read_bytes()
@@ -102,7 +102,7 @@ def test_damaged_record_file(root: Path, thorough: bool) -> None:
             continue
         before = manifest.read_bytes()
         try:
-            assert tiny.same_frames(tiny.read_all(root), right), offset
+            assert tiny.same_frames(tiny.read_all(root), expected), offset
         except ChecksumError as error:
             _check_located(error, path)
 
@@ -119,11 +119,11 @@ def test_damaged_manifest_and_index(name: str, root: Path, thorough: bool) -> No
         assert caught.value.file == str(path), offset
 
 
-# With every checksum right
+# With valid checksums
 
 
 def _parses(parse: Callable[[], object], offset: int) -> bool:
-    """Whether it parses; any other error than `FormatError` fails the test."""
+    """Whether it parses; errors other than `FormatError` fail the test."""
     try:
         parse()
     except FormatError as error:
@@ -166,8 +166,8 @@ def test_every_byte_of_a_signed_index(table: str, root: Path, thorough: bool) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_several_changed_bytes_are_refused_or_read(kind: str) -> None:
-    # In one case of an index the first message is no schema: Arrow's reader of files dies of it.
+def test_files_with_several_changed_bytes_are_refused_or_read(kind: str) -> None:
+    # In one index the first message is no schema: Arrow's file reader crashes on it.
     cases = 200 if kind == "index" else 100
     command = [sys.executable, "-m", "tests.fuzz_files", kind, "--seed", "3", f"--cases={cases}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -175,11 +175,11 @@ def test_several_changed_bytes_are_refused_or_read(kind: str) -> None:
     counts = json.loads(done.stdout.splitlines()[-1])
     assert counts.keys() <= set(ALLOWED), done.stdout[-3000:]
     assert sum(counts.values()) == cases
-    assert counts["refused"] > cases // 2, "the changes change something"
+    assert counts["refused"] > cases // 2, "most changes are detected"
 
 
-def test_the_format_lists_what_is_refused() -> None:
-    """Every row of the closed list in docs/format.md names tests that exist, of the same error."""
+def test_the_format_page_lists_every_refusal() -> None:
+    """Each row of the list in docs/format.md names existing tests of the same error."""
     text = (ROOT / "docs" / "format.md").read_text("utf-8")
     rows = re.findall(r"^\| (\d+) \| .* \| (\w+Error) \| (.*) \|$", text, re.M)
     assert [int(number) for number, _, _ in rows] == list(range(1, len(rows) + 1))

@@ -1,4 +1,4 @@
-"""Any number of a saved state may be another one: it is refused at once, or it works."""
+"""States with altered numbers raise StateError at once or resume without a crash."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def mixed(root: Path, world_size: int = 1) -> SeqRecordMix:
-    """Epochs of `b` and `c` differ in their length."""
+    """The epochs of `b` and `c` differ in length."""
     chosen = {"episode": ["e/0", "e/1", "e/0"], "start": [4, 0, 7], "weight": [1.5, 3.2, 0.3]}
     sources = {
         "a": SeqRecordIterableDataset(root / "a", clip_len=3),
@@ -53,7 +53,7 @@ KINDS: list[Callable[[Path, int], Loader]] = [stream, mixed, sequences]
 
 
 def state_of(kind: Callable[[Path, int], Loader], root: Path, *sizes: int) -> dict[str, Any]:
-    """Of two batches, with each of so many ranks after another."""
+    """A state after two batches with each of these world sizes in turn."""
     state: dict[str, Any] | None = None
     for world_size in sizes:
         loader = kind(root, world_size)
@@ -67,13 +67,13 @@ def state_of(kind: Callable[[Path, int], Loader], root: Path, *sizes: int) -> di
     return state
 
 
-def places(state: Any, *names: Any) -> Iterator[tuple[Any, ...]]:
-    """Where numbers are, but for what was asked for and for digests."""
+def numbers_in(state: Any, *names: Any) -> Iterator[tuple[Any, ...]]:
+    """Paths of the numbers, except arguments and digests."""
     items = state.items() if isinstance(state, dict) else enumerate(state)
     for name, value in items:
         if isinstance(value, (dict, list)):
             if name not in ("request", "episodes", "shared_arguments"):
-                yield from places(value, *names, name)
+                yield from numbers_in(value, *names, name)
         elif value is None or isinstance(value, (int, float)):
             yield (*names, name)
 
@@ -88,7 +88,7 @@ def changed(state: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict[s
 
 
 def check(loader: Loader, before: dict[str, Any], state: dict[str, Any]) -> None:
-    """A state that is refused changes nothing; one that is not gives a batch, or says why not."""
+    """A refused state changes nothing; an accepted one gives a batch or a typed error."""
     try:
         loader.load_state_dict(state)
     except (StateError, MemoryLimitError):
@@ -103,19 +103,19 @@ def check(loader: Loader, before: dict[str, Any], state: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_odd_and_huge_numbers(root: Path, kind: Any, thorough: bool) -> None:
-    """Each number of a state becomes another, after a run of one or of several stages."""
+    """Each number is replaced, in a state after one or several world sizes."""
     draws, values = random.Random(0), (*HUGE, *ODD) if thorough else HUGE
     for sizes in ([2], [1, 3, 2]) if thorough else ([2],):
         state, loader = state_of(kind, root, *sizes), kind(root, 2)
         before = loader.state_dict()
-        for place in places(state):
+        for place in numbers_in(state):
             for value in draws.sample(values, 4 if thorough else 2):
                 check(loader, before, changed(state, place, value))
                 loader = kind(root, 2) if loader.state_dict() != before else loader
 
 
-def test_an_epoch_far_away(root: Path) -> None:
-    """Where sources are was counted from their first epoch on, which took for ever."""
+def test_resuming_a_far_epoch_is_fast(root: Path) -> None:
+    """The sources' positions were once counted from the first epoch, which took forever."""
     mix = mixed(root)
     mix.set_epoch(1 << 40)
     iterator = begun(mix)

@@ -1,11 +1,6 @@
-"""The words of README, docs, docstrings and messages: figures per 1,000 words.
+"""Phrases in README, docs, docstrings and messages stay below limits per 1,000 words.
 
-`tests.language` counts them, without code, tables, comments and link targets, in any case. The
-limits, for all texts of a kind together: "what" 0.8; "say", "tell", "know" in any form 0.6;
-"those", "one" or "all" before "that", "which" or "of" 1.0; "lie" and "hold" in any form 0.5. A
-page, or the docstrings or messages of a room, may have each phrase once more than its share.
-Examples ("for example", "e.g.", blocks of code) in docs: at least 1.5. `python -m tests.language`
-prints the figures.
+`tests.language` defines the phrases and limits; `python -m tests.language` prints the figures.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ KINDS: dict[str, Callable[[], dict[str, str]]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_keep_the_limits(kind: str) -> None:
-    """Each, and all of a kind together."""
+    """Each text, and all texts of a kind together."""
     counted = {name: count(text) for name, text in KINDS[kind]().items()}
     total = sum(counted.values(), Counter[str]())
     found = rates(total)
@@ -43,7 +38,7 @@ def test_texts_keep_the_limits(kind: str) -> None:
     assert beyond == {}, "`python -m tests.language PAGE` shows the lines"
 
 
-def test_the_rule() -> None:
+def test_count_skips_code_tables_and_comments() -> None:
     found = count(
         "What it says\nholds for all\nthat lie. One of them, e.g. `what it holds`.\n"
         "| what | those of |\n<!-- what -->\n[page](what.md)\n"

@@ -1,4 +1,4 @@
-"""Jobs of several ranks, started by those who start them in practice: every clip once, no hang."""
+"""Jobs of several ranks, started by common launchers: every clip once, no hang."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def test_torchrun(path: str, tmp_path: Path) -> None:
     assert len(found) == 3
     for name, parts in [("environment", 3), ("0 workers", 3), ("2 workers", 6)]:
         check_equal(found, name, TOTAL, parts)
-    # Two ranks are given the same number, and get the same.
+    # Two ranks with the same number get the same clips.
     a, b, c = sorted(found, key=lambda part: repr(part["together"]))
     assert (a["together"] == b["together"]) != (b["together"] == c["together"])
     check_equal([a, c], "together", TOTAL, 2)
-    # One rank evaluates all.
+    # One rank evaluates all clips.
     alone = [{"alone": part["alone"]} for part in found if part["alone"]]
     assert len(alone) == 1
     check_once(alone, TOTAL)
-    # What two ranks have left of an epoch.
+    # Two ranks share the rest of an epoch.
     assert len({len(part["rest"]) for part in found}) == 1
     rest = {tuple(clip) for part in found for batch in part["rest"] for clip in batch}
     assert not rest & set(segment.clips)
@@ -64,7 +64,7 @@ def test_accelerate(path: str) -> None:
         for way in ("sharded", "dispatched"):
             name = f"{way} {workers}"
             check_once([{name: part[name]} for part in found], 24)
-    # A part of an epoch is not dealt out again.
+    # The error asks for world_size=1, since Accelerate splits the epoch itself.
     assert [part["refused"] for part in found] == [11, 11] == [part["ways"] for part in found]
 
 
@@ -75,7 +75,7 @@ def test_jax(path: str) -> None:
     check_once([{"named": part["named"]} for part in found], TOTAL // 8 * 8)
     sums = [sum(own) for own in zip(*(part["own"] for part in found), strict=True)]
     for part in found:
-        assert part["sums"] == sums, "every process computes with the clips of both"
-        assert part["kept"], "JAX uses the memory of a batch in place, and keeps it"
+        assert part["sums"] == sums, "the sums include both processes' clips"
+        assert part["kept"], "JAX arrays keep a batch's memory without a copy"
         assert "rank=jax.process_index()" in part["refused"]
         assert part["mixed"] == "ndarray"

@@ -1,6 +1,6 @@
-"""Loaders that have a state: the rows of docs/loaders.md, and what torchdata asks of each.
+"""Loaders with a state: the rows of docs/loaders.md, and torchdata's contracts.
 
-Each row of the table is a test here, with the mark `row`.
+Each row of the table has a test here, with the decorator `row`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ pytestmark = [
 
 
 def row(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The test of a row, by its first cell as the page shows it, without marks."""
+    """Register the test of the row with this first cell, without Markdown."""
 
     def add(test: Callable[..., None]) -> Callable[..., None]:
         assert name not in ROWS
@@ -66,7 +66,7 @@ def run(loader: Any) -> list[Any]:
 
 
 def check_reshuffles(loader: Any) -> list[list[Any]]:
-    """Three epochs, each with every clip and in another order."""
+    """Run three epochs, each with every clip, in different orders."""
     epochs = [run(loader) for _ in range(3)]
     clips = [sorted(name for batch in epoch for name in batch) for epoch in epochs]
     assert len(set(clips[0])) == 67
@@ -76,9 +76,9 @@ def check_reshuffles(loader: Any) -> list[list[Any]]:
 
 
 def check_resumes(make: Callable[[], Any], part: Callable[[Any], Any] = lambda one: one) -> None:
-    """In the middle of the second epoch: the rest of it, and the third.
+    """Resume in the second epoch: its remaining batches, and the third epoch.
 
-    `part` of a loader has its state.
+    `part` returns the object that has the loader's state.
     """
     epochs = check_reshuffles(make())
     loader, again = make(), make()
@@ -105,7 +105,7 @@ def test_loader_without_workers(path: Path) -> None:
 
 
 def pipe_of(loader: Any) -> Any:
-    """What the user has made the loader of."""
+    """The pipe that the user passed to the loader."""
     return loader.dataset._datapipe
 
 
@@ -118,12 +118,12 @@ def test_loader_with_workers(path: Path) -> None:
         epochs = check_reshuffles(loader)
         with pytest.raises(StateError, match="StatefulDataLoader"):
             data.state_dict()
-        data.set_epoch(2, batches=5)  # the first one was for its shapes
+        data.set_epoch(2, batches=5)  # the first iteration was for the shapes
         assert run(loader) == epochs[1][5:]
         fewer = resumed(kind(path, **BATCHES), data.state_dict(batches=9))
         rest = run(DataLoader(fewer, batch_size=None, num_workers=1))
-        given = {name for batch in epochs[1][:9] + rest for name in batch}
-        assert given == {name for batch in epochs[1] for name in batch}
+        delivered = {name for batch in epochs[1][:9] + rest for name in batch}
+        assert delivered == {name for batch in epochs[1] for name in batch}
 
 
 @row("DataLoader with batch_size=4")
@@ -151,7 +151,7 @@ def test_loader_of_single_clips(path: Path) -> None:
     assert run(loader) == first[5:]
 
 
-# Workers are in the row above, and StatefulDataLoader's in tests/test_worker_epochs.py.
+# The row above has workers; tests/test_worker_epochs.py has StatefulDataLoader's workers.
 WITH_WORKERS = pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 
 
@@ -181,7 +181,7 @@ def test_nodes(path: Path, batcher: bool) -> None:
 
 
 class Each:
-    """Batches of a Batcher, which are lists of clips, as dicts with lists."""
+    """Converts a Batcher's lists of clips to dicts of lists."""
 
     def __init__(self, loader: Loader[Any]) -> None:
         self.loader = loader
@@ -214,8 +214,8 @@ def test_chains(path: Path) -> None:
 
     half = again.sharding_filter()
     half.apply_sharding(2, 0)
-    for holding in (again.shuffle(), half, again.shuffle(buffer_size=2).map(mapped)):
-        next(iter(holding))
+    for buffering in (again.shuffle(), half, again.shuffle(buffer_size=2).map(mapped)):
+        next(iter(buffering))
         with pytest.raises(StateError, match=r"(Shuffler|ShardingFilter).*\.map\(\)"):
             again.state_dict()
     again.set_epoch(2)
@@ -302,7 +302,7 @@ def test_accelerate(path: Path, tmp_path: Path, workers: int) -> None:
         )
         accelerator = accelerate.Accelerator(cpu=True, dataloader_config=configuration)
         stream = SeqRecordIterableDataset(path, **BATCHES, world_size=1)
-        if position:  # before `prepare`: a StatefulDataLoader starts workers there
+        if position:  # before `prepare`, in which a StatefulDataLoader starts workers
             stream.set_epoch(**position)
         loader = DataLoader(stream, batch_size=None, num_workers=workers)
         return accelerator, accelerator.prepare(loader)
@@ -324,7 +324,7 @@ def test_accelerate(path: Path, tmp_path: Path, workers: int) -> None:
         loader.set_epoch(epoch)
         assert run(loader) == epochs[epoch][5 if epoch == 1 else 0 :]
     accelerator.free_memory()
-    # Without a state, from two integers: Accelerate counts epochs from 0 after a restart.
+    # Resume from two integers without a state: Accelerate counts epochs from 0 after a restart.
     for stateful in (False, True):
         accelerator, loader = prepared(stateful, epoch=1, batches=5)
         loader.set_epoch(1)
@@ -357,14 +357,14 @@ NODES: dict[str, Callable[[SeqRecordNode], BaseNode[Any]]] = {
 
 def named() -> Iterator[Any]:
     for name in NODES:
-        is_repeated = name in ("Mapper", "Prefetcher", "ParallelMapper")  # in "all"
+        is_repeated = name in ("Mapper", "Prefetcher", "ParallelMapper")  # covered by "all"
         yield pytest.param(name, marks=pytest.mark.slow if is_repeated else ())
 
 
 @pytest.mark.parametrize("name", list(named()))
 def test_nodes_of_torchdata(path: Path, name: str) -> None:
     if name == "Unbatcher" and not hasattr(nodes, name):
-        pytest.skip("torchdata 0.11 has it")
+        pytest.skip("new in torchdata 0.11")
     check_node(NODES[name](SeqRecordNode(path, **CLIPS)), 5)
     if name == "alone":
         check_node(SeqRecordNode(path, **CLIPS, batch_size=4), 3)
@@ -373,7 +373,7 @@ def test_nodes_of_torchdata(path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("workers", "persistent"), [(0, False), pytest.param(2, True, marks=pytest.mark.slow)]
 )
-def test_stateful_loader_as_torchdata_asks(path: Path, workers: int, persistent: bool) -> None:
+def test_stateful_loader_contract(path: Path, workers: int, persistent: bool) -> None:
     def make(**options: int) -> StatefulDataLoader[Any]:
         stream = SeqRecordIterableDataset(path, **CLIPS, batch_size=4)
         options |= {"num_workers": workers, "persistent_workers": persistent}
@@ -383,7 +383,7 @@ def test_stateful_loader_as_torchdata_asks(path: Path, workers: int, persistent:
 
 
 @pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordIterableDataset])
-def test_loaders_themselves(path: Path, kind: type[Any]) -> None:
+def test_loaders_resume(path: Path, kind: type[Any]) -> None:
     def make() -> Resumable:
         loader: Resumable = kind(path, **CLIPS, batch_size=4)
         return loader
@@ -400,7 +400,7 @@ def test_loaders_themselves(path: Path, kind: type[Any]) -> None:
 
 
 class Direct:
-    """A node that is used without a Loader."""
+    """A node without a Loader."""
 
     def __init__(self, node: SeqRecordNode) -> None:
         self.node = node

@@ -1,6 +1,6 @@
-"""Commits whose answer is lost: done at once, later or never, with and without one on top.
+"""Commits with a lost response: applied at once, late or never, with or without another commit.
 
-What any two commands do in the midst of each other is in `test_simulation.py`.
+`test_simulation.py` tests all pairs of concurrent commands.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.test_edits import content, write
 
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    """One with something to rewrite and to resume; and two to merge."""
+    """A dataset with files to rewrite and a run to resume, and two datasets to merge."""
     folder = tmp_path_factory.mktemp("interleaved")
     base = write(folder / "base", range(5))
     delete_episodes(base, ["e0", "e3"])
@@ -41,8 +41,8 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path
     return base, a, b
 
 
-def sound(path: Path) -> None:
-    """Every file that the manifest names is there, and is what it says."""
+def check_valid(path: Path) -> None:
+    """Every file named by the manifest exists and has the named content."""
     assert not seqrecord.verify(path).problems
 
 
@@ -52,8 +52,8 @@ COMMANDS: dict[str, Callable[[Any], object]] = {
 }
 
 
-def is_seen(path: Path, name: str) -> bool:
-    """Whether the command was done."""
+def is_applied(path: Path, name: str) -> bool:
+    """Whether the command's change is in the dataset."""
     return "e7" in content(path) if name == "append" else "e1" not in content(path)
 
 
@@ -62,8 +62,8 @@ def path(datasets: tuple[Path, Path, Path], tmp_path: Path) -> Path:
     return shutil.copytree(datasets[0], tmp_path / "set")
 
 
-def overtaken(path: Path, now: bool, is_retried: bool = False, **options: Any) -> tuple[Any, Any]:
-    """Loses the answer to a commit, while another writer commits; and around it, what retries."""
+def lossy(path: Path, now: bool, is_retried: bool = False, **options: Any) -> tuple[Any, Any]:
+    """A storage that loses a commit's response during another commit, and one that retries it."""
     other = partial(write, path, range(30, 31), mode="append")
     lost = LosesAnswer(LocalStorage(path), now=now, meanwhile=other, **options)
     quick = Retrier(sleep=lambda _: None)
@@ -72,43 +72,43 @@ def overtaken(path: Path, now: bool, is_retried: bool = False, **options: Any) -
 
 @pytest.mark.parametrize("is_retried", [False, True])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_an_answer_that_is_lost_after_another_commit_on_top(
+def test_a_lost_response_with_another_commit_on_top(
     path: Path, name: str, is_retried: bool
 ) -> None:
-    """A retry said that nothing was changed."""
-    COMMANDS[name](overtaken(path, True, is_retried)[1])
-    sound(path)
-    assert is_seen(path, name)
+    """Regression: a retry reported that nothing was changed."""
+    COMMANDS[name](lossy(path, True, is_retried)[1])
+    check_valid(path)
+    assert is_applied(path, name)
     assert "e30" in content(path)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_late_request_without_conditions(path: Path, name: str) -> None:
-    """It overwrites what came in between: so nothing that it names may go."""
-    lost, storage = overtaken(path, False, has_conditions=False)
+def test_a_late_unconditional_request_overwrites_another_commit(path: Path, name: str) -> None:
+    """Its files must not be deleted, since it may overwrite the other commit."""
+    lost, storage = lossy(path, False, has_conditions=False)
     with pytest.raises(CommitUnknownError):
         COMMANDS[name](storage)
     lost.land()
-    sound(path)
-    assert is_seen(path, name)
+    check_valid(path)
+    assert is_applied(path, name)
 
 
 @pytest.mark.parametrize("is_retried", [False, True])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_lost_request_that_another_commit_has_overtaken(
+def test_a_lost_request_superseded_by_another_commit(
     path: Path, name: str, is_retried: bool
 ) -> None:
-    """It can never be done: that is certain, and what it wrote may go."""
-    lost, storage = overtaken(path, False, is_retried)
+    """It can never be applied, so its files may be deleted."""
+    lost, storage = lossy(path, False, is_retried)
     with pytest.raises(ConflictError):
         COMMANDS[name](storage)
     manifest = read_manifest(LocalStorage(path))
     with pytest.raises(ConflictError):
         lost.land()
-    sound(path)
+    check_valid(path)
     tables = {file.path for file in manifest.small_files}
-    there = {f"index/{each.name}" for each in (path / "index").iterdir()}
-    assert there <= {*tables, *read_manifest(LocalStorage(path)).superseded}
+    tables_on_disk = {f"index/{each.name}" for each in (path / "index").iterdir()}
+    assert tables_on_disk <= {*tables, *read_manifest(LocalStorage(path)).superseded}
     assert {f"edits/{each.name}" for each in (path / "edits").iterdir()} <= tables
     assert content(path)["e30"][1] == [300, 301, 302]
 
@@ -120,7 +120,7 @@ def test_a_lost_request_that_another_commit_has_overtaken(
 def test_a_request_that_comes_late(
     path: Path, name: str, raises: type[BaseException] | None
 ) -> None:
-    """The writer has given up; what it wrote is there when the manifest names it at last."""
+    """The writer has failed; its files still exist when the late request is applied."""
     before = content(path)
     kinds: dict[str, Any] = {} if raises is None else {"raises": raises}
     storage: Any = LosesAnswer(LocalStorage(path), now=False, **kinds)
@@ -128,42 +128,40 @@ def test_a_request_that_comes_late(
         COMMANDS[name](storage)
     assert content(path) == before
     assert clean(path, older_than=3600) == []
-    sound(path)
+    check_valid(path)
     if raises is None:
         assert isinstance(found.value, CommitUnknownError)
         assert not isinstance(found.value, ConflictError)
         assert "seqrecord info --json" in found.value.message
     storage.land()
-    sound(path)
-    assert is_seen(path, name)
+    check_valid(path)
+    assert is_applied(path, name)
     manifest = read_manifest(LocalStorage(path))
     if raises is None:
         assert manifest.commit in str(found.value)
         assert seqrecord.summarize(path).to_json()["commit"] == manifest.commit
     clean(path, older_than=0)
-    sound(path)
-    assert is_seen(path, name)
+    check_valid(path)
+    assert is_applied(path, name)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_refusal_before_anything_was_sent(path: Path, name: str) -> None:
-    """It is certain: the error is what it was, and nothing of the commit is left."""
+def test_a_request_refused_before_it_was_sent(path: Path, name: str) -> None:
+    """The error is not changed, and the commit leaves no file."""
 
-    def there() -> set[Path]:
+    def files() -> set[Path]:
         return {each for folder in ("index", "edits") for each in (path / folder).iterdir()}
 
-    left = there()
+    before = files()
     refused = FailAt("put", path=MANIFEST, error=AccessError("access is refused"))
     with pytest.raises(AccessError):
         COMMANDS[name](FaultyStorage(LocalStorage(path), refused))
-    assert there() == left
-    sound(path)
+    assert files() == before
+    check_valid(path)
 
 
-def test_a_merge_whose_request_comes_late(
-    datasets: tuple[Path, Path, Path], tmp_path: Path
-) -> None:
-    """Its note stays, and keeps nobody from what the manifest names."""
+def test_a_merge_with_a_late_request(datasets: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """Its note stays, and later commands accept the merged files."""
     _, a, b = datasets
     path = tmp_path / "made"
     storage: Any = LosesAnswer(LocalStorage(path), now=False)
@@ -174,19 +172,19 @@ def test_a_merge_whose_request_comes_late(
     storage.land()
     expected = {**content(a), **content(b)}
     for number, mode in ((8, "resume"), (7, "append")):
-        sound(path)
+        check_valid(path)
         assert expected.items() <= content(path).items()
         write(path, range(number, number + 1), mode=mode)
     seqrecord.reindex(path)
     assert content(path).keys() == {*expected, "e7", "e8"}
     clean(path, older_than=0)
-    sound(path)
+    check_valid(path)
     assert content(path).keys() == {*expected, "e7", "e8"}
 
 
 @pytest.mark.slow  # a hundred commits
-def test_a_base_that_is_older_than_the_ids_kept(path: Path) -> None:
-    """After more than a hundred commits nothing tells any more, so nothing is removed."""
+def test_a_base_older_than_the_recorded_commit_ids(path: Path) -> None:
+    """After a hundred further commits the outcome is unknown, so no file is removed."""
 
     def many() -> None:
         for number in range(102):
@@ -195,5 +193,5 @@ def test_a_base_that_is_older_than_the_ids_kept(path: Path) -> None:
     storage: Any = LosesAnswer(LocalStorage(path), now=True, meanwhile=many)
     with pytest.raises(CommitUnknownError):
         delete_episodes(storage, "e1")
-    sound(path)
+    check_valid(path)
     assert "e1" not in content(path)

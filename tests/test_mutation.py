@@ -1,4 +1,4 @@
-"""The tool of `make mutants`: which tests run a line, which are tried, and what comes of it."""
+"""`make mutants`: recorded lines of tests, drawn changes, and outcomes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def f(a):
 '''
 
 
-def test_statements_note_that_they_run() -> None:
+def test_instrumented_statements_record_their_lines() -> None:
     tree = instrumented(SOURCE, 100)
     tree.body = [node for node in tree.body if "mutation_hits" not in str(vars(node))]
     code = compile(tree, "module", "exec")
@@ -126,11 +126,11 @@ hypothesis.settings.register_profile("few", max_examples=25)
 
 OUTCOMES = {
     "LIMIT = 4": "noticed",
-    "LIMIT = 2": "noticed",  # by the test that forks
+    "LIMIT = 2": "noticed",  # by the forking test
     "if a <= LIMIT:": "survived",
     "if not (a < LIMIT):": "noticed",
     "pass": "noticed",  # in place of `return a`
-    "while a <= LIMIT:": "survived",  # in the process that a test starts
+    "while a <= LIMIT:": "survived",  # in a test's child process
     "while not (a < LIMIT):": "survived",
     "a -= 1": "time-out",
     "a += 2": "survived",
@@ -138,7 +138,7 @@ OUTCOMES = {
     "pass ": "time-out",  # in place of `a += 1`
     "return LIMIT": "not covered",
 }
-"""By what each mutant of `MODULE` makes of a line."""
+"""Outcome of each mutant of `MODULE`, by the changed line."""
 
 
 def new_project(root: Path) -> Path:
@@ -163,7 +163,7 @@ def new_project(root: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_whole_run(tmp_path: Path) -> None:
+def test_a_complete_run(tmp_path: Path) -> None:
     root = new_project(tmp_path / "project")
     build = root / "build" / "mutants"
     environment = {**os.environ, "PYTHONPATH": str(root)}
@@ -172,7 +172,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True)
         assert done.returncode == 0
         tried = re.findall(r"^\d+/\d+ ", done.stdout, re.MULTILINE)
-        assert len(tried) == (1 + 12 if times == 0 else 0)  # the second time all is there
+        assert len(tried) == (1 + 12 if times == 0 else 0)  # the second run has all results already
     results = [json.loads(line) for line in (build / "results.jsonl").read_text().splitlines()]
     after = {
         result["after"] + " " * (result["before"] == "a += 1" and result["after"] == "pass"): result
@@ -180,9 +180,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
     }
     assert {line: result["outcome"] for line, result in after.items()} == OUTCOMES
     assert after["LIMIT = 2"]["test"] == "tests/test_module.py::test_forked"
-    assert (
-        after["if a <= LIMIT:"]["covering"] == 3
-    )  # also the second test that takes what a fixture made
+    assert after["if a <= LIMIT:"]["covering"] == 3  # also the second test with the fixture's value
     assert after["a += 0"]["covering"] == 1
     page = (build / "REPORT.md").read_text()
     assert "| room | 12 | 7 | 3 | 5 | 1 | 58.3 ± 14.2 |" in page
@@ -190,13 +188,13 @@ def test_a_whole_run(tmp_path: Path) -> None:
     assert (root / "seqrecord" / "room" / "module.py").read_text() == MODULE
 
 
-# What `make mutants` may change, by example, and which changes it draws
+# Possible changes, by example, and the draw
 
 ROOT = Path(__file__).parents[1]
 
 
 def expressions(source: str) -> dict[str, list[str]]:
-    """By kind: what each change makes of `x = SOURCE`, without the `x = `."""
+    """By kind: each change of `x = SOURCE`, without the `x = `."""
     found: dict[str, list[str]] = {}
     module = f"x = {source}".encode()
     for change in changes_of(module):
@@ -240,8 +238,8 @@ def test_expressions() -> None:
         assert expressions(source) == expected
 
 
-def dropped(source: str) -> list[str]:
-    """The statements that may be dropped."""
+def removable(source: str) -> list[str]:
+    """Statements that may be removed."""
     module = source.encode()
     lines = module.splitlines()
     return [
@@ -256,7 +254,7 @@ STATEMENTS: list[tuple[str, list[str]]] = [
     ("a.b = c", ["a.b = c"]),
     ("a[b], c.d = e", ["a[b], c.d = e"]),
     ("a += b", ["a += b"]),
-    ("a = b", []),  # what uses it would fail, whatever is tested
+    ("a = b", []),  # without it, later uses fail in any test
     ("def f(a):\n  a = b\n  c = d\n  c = e", ["a = b", "c = e"]),
     ("def f():\n  if a:\n    return b\n  return c", ["return b"]),
     ("def f():\n  raise E", ["raise E"]),
@@ -275,10 +273,10 @@ STATEMENTS: list[tuple[str, list[str]]] = [
 
 def test_statements() -> None:
     for source, expected in STATEMENTS:
-        assert dropped(source) == expected
+        assert removable(source) == expected
 
 
-LEFT_ALONE = [
+UNCHANGED = [
     "def f(a: Literal[1, 2] = b) -> Literal[3]: ...",
     "a: Literal[1]",
     "Mode = Literal[1, 2] | None",
@@ -299,12 +297,12 @@ LEFT_ALONE = [
 ]
 
 
-def test_what_is_left_alone() -> None:
-    for source in LEFT_ALONE:
+def test_code_without_changes() -> None:
+    for source in UNCHANGED:
         assert changes_of(source.encode()) == [], source
 
 
-def test_where_a_change_is() -> None:
+def test_the_place_of_a_change() -> None:
     source = """
 class A:
   def f(self):
@@ -319,7 +317,7 @@ class A:
     assert changed(source.encode(), compared).decode() == source.replace("<", "<=")
 
 
-def test_every_change_makes_another_module(thorough: bool) -> None:
+def test_every_change_gives_a_different_module(thorough: bool) -> None:
     rooms = ["engine", "pipes", "sampling", "reading", "writing"]
     files = [(room, file) for room in rooms for file in room_files(ROOT, room)]
     for room, file in files[:: 40 if thorough else 150]:
@@ -351,7 +349,7 @@ def test_a_draw_depends_on_the_seed_and_the_code(tmp_path: Path) -> None:
     assert draw(tmp_path, "room", 0, 40)[:20] == first
     assert draw(tmp_path, "room", 1, 20) != first
     assert len(draw(tmp_path, "room", 0, 100)) == 40
-    # Code that stays keeps its mutants.
+    # Unchanged code keeps its mutants.
     written(tmp_path, one="import moved_down\n\n" + LINES, two=LINES.replace("b", "c"))
     kept = [mutant.name for mutant in first if mutant.file.endswith("one.py")]
     after = [mutant.name for mutant in draw(tmp_path, "room", 0, 40)]

@@ -1,4 +1,4 @@
-"""The loaders' arguments: one dataclass, checked, which editors, mypy and help() see."""
+"""The loaders' arguments: one checked dataclass, visible to editors, mypy and help()."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from seqrecord.profiler.bench import BenchOptions
 from tests.datasets import write_small
 
 STREAMING: list[Any] = [SeqRecordPipe, SeqRecordIterableDataset, SeqRecordNode]
-TAKERS: list[tuple[Any, type[ClipOptions]]] = [
+CALLEES: list[tuple[Any, type[ClipOptions]]] = [
     *((loader, LoaderOptions) for loader in STREAMING),
     (SeqRecordMapDataset, DatasetOptions),
     (bench, BenchOptions),
@@ -52,26 +52,26 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("taker", "options"), TAKERS)
-def test_signatures_and_help_have_every_argument(taker: Any, options: type[ClipOptions]) -> None:
-    _, *arguments = inspect.signature(taker).parameters.values()
+@pytest.mark.parametrize(("callee", "options"), CALLEES)
+def test_signatures_and_help_have_every_argument(callee: Any, options: type[ClipOptions]) -> None:
+    _, *arguments = inspect.signature(callee).parameters.values()
     assert arguments == [*inspect.signature(options).parameters.values()]
     assert {argument.kind for argument in arguments} == {inspect.Parameter.KEYWORD_ONLY}
     assert all(argument.annotation is not inspect.Parameter.empty for argument in arguments)
     defaults = {argument.name: argument.default for argument in arguments}
     assert (defaults["stride"], defaults["clip_len"]) == (None, None)
     assert options(clip_len=2).spec.stride == 1
-    shown = pydoc.plain(pydoc.render_doc(taker))
+    shown = pydoc.plain(pydoc.render_doc(callee))
     texts = "\n".join(cls.__doc__ or "" for cls in options.__mro__ if issubclass(cls, ClipOptions))
     for field in fields(options):
         assert f" {field.name}: " in shown.partition("Args:")[2], field.name
         assert texts.count(f"        {field.name}: ") == 1, field.name
-    assert "memory_limit: 'int | str | None' = None" in shown or taker is SeqRecordMapDataset
+    assert "memory_limit: 'int | str | None' = None" in shown or callee is SeqRecordMapDataset
     assert "frames of a clip, N, at most 2^20." in shown
 
 
-def test_arguments_are_few_and_grouped_by_what_they_are_for() -> None:
-    """As docs/reference has the groups, and the text of `__init__` their ends."""
+def test_arguments_have_the_documented_groups() -> None:
+    """As in docs/reference; the docstring of `__init__` names each group's first and last one."""
     page = Path(seqrecord.__file__).parents[1] / "docs/reference/loaders.md"
     rows = re.findall(r"^\| .+ \| (`.+) \|$", page.read_text(), re.MULTILINE)
     groups = [re.findall(r"`([a-z_]+)`", row) for row in rows]
@@ -103,7 +103,7 @@ seqrecord.bench("records", batches=3)  # E: call-arg
 """
 
 
-@pytest.mark.slow  # mypy reads torch
+@pytest.mark.slow  # slow since mypy reads torch
 def test_mypy_refuses_wrong_names_and_types(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
@@ -126,7 +126,7 @@ def test_mypy_refuses_wrong_names_and_types(tmp_path: Path) -> None:
 
 
 def test_options_are_values(records: Path) -> None:
-    """Frozen, equal if copied, replaced, and taken by any loader."""
+    """Frozen, equal to copies, replaceable, and accepted by any loader."""
     options = LoaderOptions(clip_len=4, batch_size=2, engine=EngineOptions(num_threads=2))
     for copied in (copy.copy(options), copy.deepcopy(options), pickle.loads(pickle.dumps(options))):
         assert copied == options
@@ -154,7 +154,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("dilation", "2", "an integer"),
     ("features", "image_left", "image_left"),
     ("features", [1], "a list of names"),
-    ("features", np.array("id"), "a list of names"),  # a Collection, without dimensions
+    ("features", np.array("id"), "a list of names"),  # a Collection without dimensions
     ("episodes", 3, "a list of keys or of numbers, a glob, or a function"),
     ("episodes", [True], "a list of keys or of numbers"),
     ("episodes", [0, "a/Easy"], "a list of keys or of numbers"),
@@ -192,7 +192,7 @@ WRONG_OF_ENGINE: list[tuple[str, Any, str]] = [
 ]
 
 
-def test_a_wrong_value_is_named(records: Path) -> None:
+def test_errors_name_the_invalid_argument(records: Path) -> None:
     dataset = seqrecord.open(records)
     for name, value, expected in WRONG:
         for make in (LoaderOptions, partial(SeqRecordIterableDataset, dataset)):
@@ -243,12 +243,10 @@ def test_threads_have_the_niceness_of_the_engine(records: Path) -> None:
         list(SeqRecordIterableDataset.from_options(records, replace(stream.options, engine=engine)))
         list(SeqRecordMix({"a": stream}, batch_size=2, engine=engine))
         assert found == {("load", expected), ("copy", expected)}
-    assert niceness()[1] == before, "the training's own thread"
+    assert niceness()[1] == before, "the training thread is not changed"
 
 
-def test_niceness_that_the_system_does_not_have(
-    records: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsupported_niceness_is_an_error(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(sys, "platform", "darwin")
         EngineOptions(thread_niceness=0)
@@ -289,11 +287,11 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-def test_what_has_no_effect_is_refused(records: Path) -> None:
-    """It says what to leave out, or what to add."""
+def test_arguments_without_effect_are_refused(records: Path) -> None:
+    """The error names the argument to remove or to add."""
     for arguments, name, expected in WITHOUT_EFFECT:
-        takers: list[Any] = [LoaderOptions, *(partial(loader, records) for loader in STREAMING)]
-        for take in takers:
+        callees: list[Any] = [LoaderOptions, *(partial(loader, records) for loader in STREAMING)]
+        for take in callees:
             with pytest.raises(ClipError) as caught:
                 take(**{"clip_len": 4, **arguments})
             assert name in caught.value.message
@@ -309,13 +307,13 @@ def test_what_has_no_effect_is_refused(records: Path) -> None:
     ]
     for arguments in accepted:
         assert len(SeqRecordIterableDataset(records, **{"clip_len": 4, **arguments})) > 0
-    # Nor is it a mistake if a DataLoader decides that nothing is shuffled.
+    # A DataLoader that decides not to shuffle is no error.
     pipe = SeqRecordPipe(records, clip_len=4, engine=EngineOptions(num_cursors=2, shuffle_buffer=4))
     starts = [int(clip["start"]) for clip in DataLoader(pipe, batch_size=None, shuffle=False)]
     assert starts == [*range(8), *range(6)]
 
 
-def test_a_mix_decides_what_decodes_video(records: Path) -> None:
+def test_video_decoders_are_options_of_the_mix(records: Path) -> None:
     def source(**changes: Any) -> SeqRecordIterableDataset:
         return SeqRecordIterableDataset(records, clip_len=4, features=["image_left"], **changes)
 
@@ -329,7 +327,7 @@ def test_a_mix_decides_what_decodes_video(records: Path) -> None:
     assert len(next(iter(mix))["start"]) == 2
 
 
-def test_a_mix_has_the_cursors_of_its_sources(records: Path) -> None:
+def test_sources_of_a_mix_keep_their_number_of_cursors(records: Path) -> None:
     few = EngineOptions(num_cursors=1, shuffle_buffer=1)
     stream = SeqRecordIterableDataset(records, clip_len=4, features=["pose"], engine=few)
     mix = SeqRecordMix({"a": stream}, batch_size=2, engine=EngineOptions(num_threads=1))
@@ -340,8 +338,8 @@ def test_a_mix_has_the_cursors_of_its_sources(records: Path) -> None:
             SeqRecordMix({"a": stream}, batch_size=2, engine=engine)
 
 
-def test_arguments_that_belong_elsewhere(records: Path) -> None:
-    """The error has what to write instead."""
+def test_arguments_of_other_functions_are_refused(records: Path) -> None:
+    """The error has the call to use instead."""
     of_open = ("verify", "storage_options", "cache_dir", "cache_limit")
     of_engine = [field.name for field in fields(EngineOptions)]
     dataset, loaders = seqrecord.open(records), [*STREAMING, bench]
@@ -371,7 +369,7 @@ def test_names_in_any_collection(records: Path) -> None:
         assert list(made.dataset.features) == ["image_left"]
 
 
-def test_a_loader_is_pickled_without_the_function_that_chose_its_episodes(records: Path) -> None:
+def test_a_pickled_loader_has_episode_keys_instead_of_the_filter(records: Path) -> None:
     for loader in (*STREAMING, SeqRecordMapDataset):
         made = loader(records, clip_len=4, episodes=lambda _metadata: True)
         copied = pickle.loads(pickle.dumps(made))

@@ -1,4 +1,4 @@
-"""Images that EXIF turns, and image files of several pictures: turned, refused, never passed by."""
+"""EXIF orientations and files of several images are applied or refused, never ignored silently."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def encoded(
 
 
 def shown(data: bytes) -> Pixels:
-    """As viewers do, by Pillow."""
+    """The pixels as viewers display them, by Pillow."""
     return np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
 
 
@@ -50,7 +50,7 @@ def stored(data: bytes) -> Pixels:
 
 
 def late_exif(data: bytes) -> bytes:
-    """A PNG whose EXIF follows the pixels."""
+    """A PNG with EXIF after the pixels."""
     at = data.index(b"eXIf") - 4
     length = int.from_bytes(data[at : at + 4], "big") + 12
     end = data.rindex(b"IEND") - 4
@@ -58,7 +58,7 @@ def late_exif(data: bytes) -> bytes:
 
 
 def raw_profile(data: bytes) -> bytes:
-    """A PNG of ImageMagick, which has EXIF as text."""
+    """A PNG as written by ImageMagick, with EXIF as text."""
     at = data.index(b"eXIf") - 4
     length = int.from_bytes(data[at : at + 4], "big")
     exif = b"Exif\0\0" + data[at + 8 : at + 8 + length]
@@ -78,7 +78,7 @@ def write_folder(root: Path, images: list[bytes], ending: str = "png") -> Path:
 
 
 def values(source: Source, feature: str) -> list[Any]:
-    """Of a feature that is called so, or `….feature`."""
+    """Frames of the feature with this name, or `….feature`."""
     [feature] = [name for name in source.schema() if name.split(".")[-1] == feature]
     return [f[feature] for info in source.episodes() for f in source.frames(info)]
 
@@ -86,19 +86,19 @@ def values(source: Source, feature: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("format_", "ending"), [("PNG", "png"), ("JPEG", "jpg"), ("WEBP", "webp"), ("TIFF", "tif")]
 )
-def test_a_lone_stream_is_turned_with_a_warning(
+def test_images_without_aligned_data_are_rotated_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, format_: str, ending: str, thorough: bool
 ) -> None:
-    """Beside depth, it is refused. Pillow turns a TIFF when it loads it."""
+    """With depth images it is an error. Pillow rotates a TIFF while loading it."""
     options: dict[str, Any] = {"lossless": True} if format_ == "WEBP" else {}
     for orientation in range(1, 9) if thorough or format_ == "PNG" else (1, 3, 6):
         data = encoded(orientation, format_, **options)
         root = write_folder(tmp_path / f"{orientation}", [data] * COUNT, ending)
         caplog.clear()
         np.testing.assert_array_equal(values(open_source(root), "rgb"), [shown(data)] * COUNT)
-        said = [r.getMessage() for r in caplog.records if "EXIF" in r.getMessage()]
-        assert len(said) == (orientation != 1)
-        assert all("exif=ignore" in text and str(root / "run" / "rgb") in text for text in said)
+        messages = [r.getMessage() for r in caplog.records if "EXIF" in r.getMessage()]
+        assert len(messages) == (orientation != 1)
+        assert all("exif=ignore" in text and str(root / "run" / "rgb") in text for text in messages)
         pixels = stored(data) if format_ == "JPEG" else STORED
         ignored = values(open_source(root, exif="ignore"), "rgb")
         np.testing.assert_array_equal(ignored, [pixels] * COUNT)
@@ -109,7 +109,7 @@ def test_a_lone_stream_is_turned_with_a_warning(
 
 
 def test_orientations_in_other_places(tmp_path: Path) -> None:
-    """Behind the pixels, in a text of ImageMagick, and in XMP where EXIF says nothing."""
+    """After the pixels, in ImageMagick's text, and in XMP if EXIF has none."""
     for name, change in (("late", late_exif), ("raw", raw_profile)):
         data = change(encoded(6))
         assert b"eXIf" not in data[:200]
@@ -119,13 +119,13 @@ def test_orientations_in_other_places(tmp_path: Path) -> None:
     xmp = b'<x:xmpmeta xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/>'
     stream = io.BytesIO()
     Image.fromarray(STORED).save(stream, "JPEG", xmp=xmp)
-    if b"tiff:Orientation" in stream.getvalue():  # else this Pillow writes no XMP
+    if b"tiff:Orientation" in stream.getvalue():  # older Pillow writes no XMP
         source = open_source(write_folder(tmp_path / "xmp", [stream.getvalue()], "jpg"))
         assert source.schema()["rgb"].shape == (48, 32, 3)
 
 
-def test_every_image_is_looked_at(tmp_path: Path) -> None:
-    """The first ones are upright; a turn by half keeps the size."""
+def test_every_image_is_checked(tmp_path: Path) -> None:
+    """The first ones are upright; a half turn keeps the size."""
     images = [encoded(1), encoded(1), encoded(3)]
     source = open_source(write_folder(tmp_path, images))
     np.testing.assert_array_equal(values(source, "rgb")[2], STORED[::-1, ::-1])
@@ -137,7 +137,7 @@ def test_every_image_is_looked_at(tmp_path: Path) -> None:
     assert (caught.value.episode, caught.value.frame) == ("run", 2)
 
 
-def test_orientations_that_are_none(tmp_path: Path) -> None:
+def test_invalid_orientations_are_ignored(tmp_path: Path) -> None:
     broken = encoded(6).replace(b"eXIf\x4d\x4d\x00\x2a\x00\x00\x00\x08", b"eXIf" + bytes(8))
     at = broken.index(b"eXIf")
     length = int.from_bytes(broken[at - 4 : at], "big")
@@ -170,23 +170,23 @@ BESIDE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("beside", BESIDE)
-def test_beside_what_belongs_to_the_pixels(tmp_path: Path, beside: str) -> None:
+def test_rotation_with_aligned_data_needs_an_option(tmp_path: Path, beside: str) -> None:
     root, turned = write_folder(tmp_path, [encoded(6)] * COUNT), [shown(encoded(6))] * COUNT
-    np.save(root / "run" / "action.npy", np.zeros((COUNT, 7)))  # which does not
+    np.save(root / "run" / "action.npy", np.zeros((COUNT, 7)))  # not aligned with pixels
     np.testing.assert_array_equal(values(open_source(root), "rgb"), turned)
     BESIDE[beside](root / "run")
     with pytest.raises(SourceError, match=r"exif=apply.* or exif=ignore") as caught:
         values(open_source(root), "rgb")
     assert (caught.value.feature, caught.value.episode) == ("rgb", "run")
-    for exif, wanted in (("apply", turned), ("ignore", [STORED] * COUNT)):
-        np.testing.assert_array_equal(values(open_source(root, exif=exif), "rgb"), wanted)
+    for exif, expected in (("apply", turned), ("ignore", [STORED] * COUNT)):
+        np.testing.assert_array_equal(values(open_source(root, exif=exif), "rgb"), expected)
 
 
 def test_the_command_line(tmp_path: Path) -> None:
     root = write_folder(tmp_path, [encoded(6)] * COUNT)
-    said = fail("write", "--src", root, "--dst", tmp_path / "a", "--keep-encoded", "--quiet")
-    assert "exif=ignore" in said
-    assert "000000.png" in said
+    message = fail("write", "--src", root, "--dst", tmp_path / "a", "--keep-encoded", "--quiet")
+    assert "exif=ignore" in message
+    assert "000000.png" in message
     assert "exif" in fail(
         "write", "--src", root, "--dst", tmp_path / "a", "--source-option", "exif=x"
     )
@@ -198,18 +198,18 @@ def test_the_command_line(tmp_path: Path) -> None:
     run("verify", "--deep", tmp_path / "b")
 
 
-def test_read_in_place(tmp_path: Path) -> None:
-    """An index looks at each episode's first image; a reader looks at all."""
+def test_images_read_in_place(tmp_path: Path) -> None:
+    """Indexing checks each episode's first image; reading checks all."""
     root = write_folder(tmp_path / "turned", [encoded(6)])
-    said = [fail("index", root, "-o", tmp_path / "none")]
+    messages = [fail("index", root, "-o", tmp_path / "none")]
     root = write_folder(tmp_path, [encoded(1), encoded(6)])
     run("index", root, "-o", tmp_path / "index")
     with seqrecord.open(tmp_path / "index") as dataset:
         np.testing.assert_array_equal(dataset.episodes["run"][0]["rgb"], STORED)
         with pytest.raises(SeqRecordError, match="EXIF orientation 6") as caught:
             dataset.episodes["run"][1]
-    said.append(str(caught.value))
-    for number, text in enumerate(said):
+    messages.append(str(caught.value))
+    for number, text in enumerate(messages):
         assert "exif=ignore" in text
         assert f"rgb/00000{number}.png" in text
     run("index", root, "-o", tmp_path / "other", "--source-option", "exif=ignore")
@@ -217,7 +217,7 @@ def test_read_in_place(tmp_path: Path) -> None:
         np.testing.assert_array_equal(dataset.episodes["run"][:]["rgb"], [STORED] * 2)
 
 
-def test_encoded_images_of_a_writer(tmp_path: Path) -> None:
+def test_writers_refuse_rotated_encoded_images(tmp_path: Path) -> None:
     def write(root: Path, *images: bytes, **options: Any) -> None:
         with SeqRecordWriter(root, **options) as writer, writer.episode("e") as episode:
             for each in images:
@@ -290,7 +290,7 @@ PLACES = [in_tar, in_hdf5, in_mcap, in_parquet, in_tfrecords]
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_images_inside_of_files(
+def test_images_inside_container_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, place: Callable[[Path, bytes, bool], Path]
 ) -> None:
     data = encoded(6)
@@ -316,7 +316,7 @@ def test_images_inside_of_files(
         values(open_source(root), "rgb")
 
 
-def test_known_layouts_have_cameras(tmp_path: Path) -> None:
+def test_datasets_with_cameras_need_an_option(tmp_path: Path) -> None:
     write_tum(tmp_path / "tum")
     write_kitti(tmp_path / "kitti", size=(32, 48))
     write_v1(tmp_path / "tartanair" / "env" / "Easy" / "P000", make_frames(0, COUNT))
@@ -332,12 +332,12 @@ def test_known_layouts_have_cameras(tmp_path: Path) -> None:
             with pytest.raises(SourceError, match=match) as caught:
                 values(open_source(root, keep_encoded=keep), feature)
             assert caught.value.file == str(path)
-        for exif, want in (("apply", pixels[::-1, ::-1]), ("ignore", pixels)):
+        for exif, expected in (("apply", pixels[::-1, ::-1]), ("ignore", pixels)):
             got = values(open_source(root, exif=exif), feature)[1]
-            np.testing.assert_array_equal(got, want)
+            np.testing.assert_array_equal(got, expected)
 
 
-# --- several pictures in one file ------------------------------------------------------------
+# --- several images in one file --------------------------------------------------------------
 
 
 def animated(format_: str, count: int = 2, **options: Any) -> bytes:
@@ -348,7 +348,7 @@ def animated(format_: str, count: int = 2, **options: Any) -> bytes:
 
 
 def previewed() -> bytes:
-    """A JPEG of a camera with a large preview behind it, as an index of two pictures."""
+    """A JPEG as by a camera, with a large preview as second image of its index."""
     data = bytearray(animated("MPO"))
     at = data.index(b"MPF\0") + 4
     order: Literal["little", "big"] = "little" if data[at : at + 2] == b"II" else "big"
@@ -361,14 +361,14 @@ def previewed() -> bytes:
 @pytest.mark.parametrize(
     ("format_", "ending"), [("PNG", "png"), ("MPO", "jpg"), ("WEBP", "webp"), ("TIFF", "tiff")]
 )
-def test_several_pictures_in_a_file(tmp_path: Path, format_: str, ending: str) -> None:
+def test_files_of_several_images_are_refused(tmp_path: Path, format_: str, ending: str) -> None:
     single = encoded(1, "JPEG" if format_ == "MPO" else format_)
     root = write_folder(tmp_path, [single, animated(format_, 3)], ending)
     for keep in (False, True):
         with pytest.raises(SourceError, match="a file of 3 pictures, expected one") as caught:
             values(open_source(root, keep_encoded=keep), "rgb")
         assert str(caught.value.file).endswith(f"000001.{ending}")
-    if ending in ("png", "jpg"):  # others are decoded while they are indexed
+    if ending in ("png", "jpg"):  # others are decoded during indexing
         run("index", root, "-o", tmp_path / "index")
         with (
             seqrecord.open(tmp_path / "index") as dataset,
@@ -377,8 +377,8 @@ def test_several_pictures_in_a_file(tmp_path: Path, format_: str, ending: str) -
             dataset.episodes["run"][1]
 
 
-def test_one_picture_all_the_same(tmp_path: Path) -> None:
-    """An APNG of one picture, and a JPEG with a preview."""
+def test_files_of_one_image_are_accepted(tmp_path: Path) -> None:
+    """An APNG with one image, and a JPEG with a preview."""
     for ending, data in (("png", animated("PNG", 1)), ("jpg", previewed())):
         source = open_source(write_folder(tmp_path / ending, [data], ending))
         np.testing.assert_array_equal(values(source, "rgb"), [stored(data)])

@@ -1,4 +1,4 @@
-"""Sources of one's own: episodes cut where timestamps jump; the documented example runs."""
+"""User-defined sources: episodes split at gaps in timestamps; the documented example runs."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tests.tiny import read_all
 _TIMES = {
     "a": [0.0, 0.1, 0.2, 1.3, 1.4, 9.0],  # cut before frames 3 and 5
     "b": [5.0, 5.1, 5.2],
-    "c": [7.0, 7.1, 3.0, 3.1],  # a clock that was set back
+    "c": [7.0, 7.1, 3.0, 3.1],  # the clock was set back
 }
 _CUTS = {"a": [0, 3, 5, 6], "b": [0, 3], "c": [0, 2, 4]}
 
 
 @dataclass(frozen=True)
 class Recording:
-    """Times are in a feature, in blocks of so many frames."""
+    """A source with timestamps in a feature, in blocks of `block` frames."""
 
     features: tuple[str, ...] | None = None
     block: int = 1
@@ -74,7 +74,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class Timed(Recording):
-    """Times are given by a method alone."""
+    """A source with timestamps from a method only."""
 
     features: tuple[str, ...] | None = ("x", "word")
 
@@ -84,14 +84,14 @@ class Timed(Recording):
 
 def _check(path: Path) -> None:
     found = read_all(path)
-    wanted = {
+    expected = {
         key if len(cuts) == 2 else f"{key}/{n}": (key, range(*cuts[n : n + 2]))
         for key, cuts in _CUTS.items()
         for n in range(len(cuts) - 1)
     }
-    assert list(found) == list(wanted)
+    assert list(found) == list(expected)
     with seqrecord.open(path) as dataset:
-        for name, (key, span) in wanted.items():
+        for name, (key, span) in expected.items():
             episode = dataset.episodes[name]
             assert episode.metadata == {"of": key}
             assert [str(frame["word"]) for frame in found[name]] == [f"{key} {i}" for i in span]
@@ -105,7 +105,7 @@ def _check(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [Recording, Timed])
-def test_parts_of_episodes(tmp_path: Path, kind: type[Recording]) -> None:
+def test_episodes_are_split_at_gaps(tmp_path: Path, kind: type[Recording]) -> None:
     for block in (1, 2, 4, 100):
         source, path = kind(block=block), tmp_path / f"{block}"
         convert(source, path, split_at_gaps=0.5, workers=1)
@@ -114,7 +114,7 @@ def test_parts_of_episodes(tmp_path: Path, kind: type[Recording]) -> None:
         assert (again.written, len(again.skipped)) == ((), 6)
 
 
-def test_parts_that_other_processes_write(tmp_path: Path) -> None:
+def test_worker_processes_split_at_gaps(tmp_path: Path) -> None:
     convert(Recording(), tmp_path / "r", split_at_gaps=0.5, workers=2, max_file_size=1000)
     _check(tmp_path / "r")
     report = convert(Recording(), tmp_path / "whole", split_at_gaps=60, workers=1)
@@ -123,7 +123,7 @@ def test_parts_that_other_processes_write(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", ["h264:gop=4", "av1:gop=4"])
-def test_packets_of_cut_groups_of_pictures(tmp_path: Path, codec: str) -> None:
+def test_video_packets_are_split_within_groups_of_pictures(tmp_path: Path, codec: str) -> None:
     images, shape = [np.full((16, 16, 3), 20 * i, np.uint8) for i in range(6)], (16, 16, 3)
     config = VideoConfig.from_json(seqrecord.codecs.resolve(codec, np.uint8, shape, feature="v")[0])
     config = config.encoding(16, 16)
@@ -145,13 +145,13 @@ def test_packets_of_cut_groups_of_pictures(tmp_path: Path, codec: str) -> None:
     [whole] = read_all(tmp_path / "whole").values()
     cut = read_all(tmp_path / "cut")
     assert [len(frames) for frames in cut.values()] == [3, 2, 1]
-    for got, want in zip([f for frames in cut.values() for f in frames], whole, strict=True):
-        assert np.array_equal(got["v"], want["v"])
+    for got, expected in zip([f for frames in cut.values() for f in frames], whole, strict=True):
+        assert np.array_equal(got["v"], expected["v"])
     assert not seqrecord.verify(tmp_path / "cut", deep=True).problems
 
 
 class Shifting(Recording):
-    """Of one feature, its frames have other times than of all."""
+    """Reading one feature gives other timestamps than reading all."""
 
     def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
         for block in super().blocks(info):
@@ -159,7 +159,7 @@ class Shifting(Recording):
             yield Block(block.num_frames, {**columns, "t": columns["t"] + (not self.features)})
 
 
-def test_what_cannot_be_cut(tmp_path: Path) -> None:
+def test_sources_that_cannot_be_split(tmp_path: Path) -> None:
     cases: list[tuple[Any, Any, type[Exception], str]] = [
         (Recording(kind=None), {}, SchemaError, "needs timestamps"),
         (Recording(unit=None), {}, SchemaError, "unit of timestamps"),
@@ -169,9 +169,9 @@ def test_what_cannot_be_cut(tmp_path: Path) -> None:
         (Timed(), {"in_place": True}, SourceError, "in place"),
         (Shifting(), {}, SourceError, "timestamps differ"),
     ]
-    for number, (source, options, error, says) in enumerate(cases):
+    for number, (source, options, error, message) in enumerate(cases):
         path = tmp_path / f"{number}"
-        with pytest.raises(error, match=says):
+        with pytest.raises(error, match=message):
             convert(source, path, **{"split_at_gaps": 0.5, "workers": 1, **options})
         assert not (path / "manifest.json").exists()
 
@@ -197,7 +197,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "writing.md"
 
 
-def test_the_example_packs_its_recordings(tmp_path: Path) -> None:
+def test_the_documented_example_runs(tmp_path: Path) -> None:
     page = PAGE.read_text()
     page = page[page.index("## A source of your own") :]
     (script,) = re.findall(r"```python\n(.*?if __name__.*?)```", page, re.DOTALL)
@@ -226,8 +226,8 @@ def test_the_example_packs_its_recordings(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "3 episodes, 1 left out"
     with seqrecord.open(tmp_path / "records") as dataset:
         assert list(dataset.episodes) == ["a", "b", "c"]
-        for key, want in recordings.items():
+        for key, expected in recordings.items():
             got = dataset.episodes[key][:]
-            for feature, array in want.items():
+            for feature, array in expected.items():
                 np.testing.assert_array_equal(got[feature], array)
         assert dataset.episodes["a"].metadata == {"file": "a.npz"}

@@ -1,4 +1,4 @@
-"""Pages: literal bytes, round trips of any frames, and every way to be malformed."""
+"""Pages: literal bytes, round trips of random frames, and all kinds of malformed pages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _page(codec: PageCodec, frames: list[npt.NDArray[Any]]) -> memoryview:
 
 @st.composite
 def _frames(draw: st.DrawFn) -> tuple[FeatureSpec, list[npt.NDArray[Any]]]:
-    """A feature and frames of any bits that fit it."""
+    """A feature, and matching frames of random bits."""
     dtype = np.dtype(draw(st.sampled_from(_DTYPES)))
     shape = tuple(draw(st.lists(st.none() | st.integers(1, 4), max_size=3)))
     spec = FeatureSpec("f", dtype, shape, draw(st.sampled_from(_CHAINS)))
@@ -103,13 +103,13 @@ def test_empty_page() -> None:
             codec.decode_into(memoryview(b"x" * 64), 0, [])
 
 
-def test_offsets_of_pages() -> None:
+def test_page_offsets() -> None:
     lengths = np.array([[1, 64, 65, 0], [0, 0, 0, 2**32 - 1]], np.uint32)
     assert page_offsets(lengths).tolist() == [[0, 64, 128, 256, 256], [0, 0, 0, 0, 2**32]]
     assert [aligned(n) for n in (0, 1, 64, 65)] == [0, 64, 64, 128]
 
 
-def test_frames_that_do_not_fit() -> None:
+def test_mismatched_frames_are_refused() -> None:
     for dtype, shape, frame in (
         ("<u2", (2,), np.zeros(2, "<u4")),
         ("<u2", (2,), np.zeros(2, "<i2")),
@@ -140,10 +140,10 @@ def test_impossible_shapes_and_lengths() -> None:
         with pytest.raises(FormatError, match="impossible shape") as caught:
             codec.shapes(page, 1)
         assert caught.value.offset == 8
-    page = memoryview(struct.pack("<4I", 16, 16, 0, 2**30 + 1))  # of an empty frame
+    page = memoryview(struct.pack("<4I", 16, 16, 0, 2**30 + 1))  # an empty frame
     with pytest.raises(FormatError, match="impossible shape"):
         _codec("|u1", (None, None)).shapes(page, 1)
-    for blob in (b"abc", b"a"):  # decodes to more, to less
+    for blob in (b"abc", b"a"):  # decodes to too many, too few bytes
         page = memoryview(struct.pack("<4I", 16, 16 + len(blob), 1, 2) + blob)
         with pytest.raises(CodecError) as found:
             codec.decode_into(page, 1, [np.empty((1, 2), "u1")])
@@ -153,13 +153,13 @@ def test_impossible_shapes_and_lengths() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 3, 19])
-def test_of_many_small_frames_the_damaged_one_is_named(at: int) -> None:
+def test_the_error_has_the_offset_of_the_damaged_frame(at: int) -> None:
     chain = ({"id": "blosc", "cname": "zstd", "clevel": 2, "shuffle": 1, "blocksize": 1 << 20},)
     codec = _codec("<i2", (500,), chain)
     frames = list(np.cumsum(np.random.default_rng(0).integers(-9, 9, (20, 500), "<i2"), axis=1))
     page = bytearray(_page(codec, [frame.astype("<i2") for frame in frames]))
     offsets = codec.offsets(memoryview(page), 20)
-    page[offsets[at] + 23] ^= 0xFF  # of a block's size
+    page[offsets[at] + 23] ^= 0xFF  # a block's size
     out = np.empty((20, 500), "<i2")
     with pytest.raises(CodecError) as caught:
         codec.decode_into(memoryview(page), 20, out)

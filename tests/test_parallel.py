@@ -41,7 +41,7 @@ class Hooked(StorageWrapper):
 
 
 def small(inner: Storage, **settings: int) -> ParallelStorage:
-    """With short requests, so that a call has many."""
+    """With short requests: many per call."""
     return ParallelStorage(inner, max_bytes=8000, max_gap=100, **settings)
 
 
@@ -49,10 +49,10 @@ class TestParallelStorage(StorageContract):
     make = staticmethod(lambda folder: small(LocalStorage(folder), max_requests=4))
 
 
-# Which requests
+# Planned requests
 
 
-def test_long_ranges_are_cut_into_equal_pieces() -> None:
+def test_long_ranges_are_split_into_equal_pieces() -> None:
     for length, expected in {
         1: [1],
         16 * MIB: [16 * MIB],
@@ -64,7 +64,7 @@ def test_long_ranges_are_cut_into_equal_pieces() -> None:
         assert [sum(item.length for item in items) for items, _ in parts] == expected
         assert parts[0][0][0].start == 7
         assert parts[-1][0][-1].stop == 7 + length
-    out = np.zeros((3 * MIB, 3), "<f8")  # a buffer of other items is cut by bytes
+    out = np.zeros((3 * MIB, 3), "<f8")  # a buffer of larger items is split by bytes
     parts = plan([ByteRange(0, out.nbytes)], [out.data])
     assert len(parts) == 5
     for items, views in parts:
@@ -79,16 +79,16 @@ _SPLIT = st.lists(
 
 
 @given(_SPLIT, st.integers(0, 8), st.integers(1, 40))
-def test_a_plan_against_brute_force(ranges: list[ByteRange], max_gap: int, max_bytes: int) -> None:
+def test_a_plan_matches_brute_force(ranges: list[ByteRange], max_gap: int, max_bytes: int) -> None:
     arrays = [np.full(item.length, 7, np.uint8) for item in ranges]
     parts = plan(ranges, [array.data for array in arrays], max_gap=max_gap, max_bytes=max_bytes)
-    wanted = {byte for item in ranges for byte in range(item.start, item.stop)}
+    requested = {byte for item in ranges for byte in range(item.start, item.stop)}
     for items, views in parts:
         assert [item.length for item in items] == [view.nbytes for view in views]
         assert all(a.stop == b.start for a, b in pairwise(items))
         whole = ByteRange(items[0].start, items[-1].stop)
         assert 0 < whole.length <= max_bytes
-        assert _longest_gap(whole, wanted) <= max_gap
+        assert _longest_gap(whole, requested) <= max_gap
         assert fill(views, [_FILE[whole.start : whole.stop]]) == whole.length
     for item, array in zip(ranges, arrays, strict=True):
         assert array.tobytes() == _FILE[item.start : item.stop]
@@ -99,10 +99,10 @@ def test_a_plan_against_brute_force(ranges: list[ByteRange], max_gap: int, max_b
         assert len(parts) == _fewest(pieces, max_gap, max_bytes)
 
 
-def _longest_gap(whole: ByteRange, wanted: set[int]) -> int:
+def _longest_gap(whole: ByteRange, requested: set[int]) -> int:
     longest = current = 0
     for byte in range(whole.start, whole.stop):
-        current = 0 if byte in wanted else current + 1
+        current = 0 if byte in requested else current + 1
         longest = max(longest, current)
     return longest
 
@@ -118,7 +118,7 @@ def _pieces(ranges: list[ByteRange], max_bytes: int) -> list[ByteRange]:
 
 
 def _fewest(pieces: list[ByteRange], max_gap: int, max_bytes: int) -> int:
-    """Of all ways to cut the list of pieces into requests, the fewest that the limits allow."""
+    """Minimum number of requests over all ways to split the pieces within the limits."""
     best = [0]
     for stop in range(1, len(pieces) + 1):
         counts = []
@@ -131,8 +131,8 @@ def _fewest(pieces: list[ByteRange], max_gap: int, max_bytes: int) -> int:
     return best[-1]
 
 
-class Recording(RequestReader):
-    """Reads `DATA`, and keeps the ranges of its requests."""
+class RecordingReader(RequestReader):
+    """Reads `DATA` and records the ranges of its requests."""
 
     def __init__(self) -> None:
         self.asked: list[ByteRange] = []
@@ -152,8 +152,8 @@ class Recording(RequestReader):
         pass
 
 
-def test_a_client_makes_one_request_of_ranges_that_touch() -> None:
-    reader = Recording()
+def test_adjacent_ranges_are_one_request() -> None:
+    reader = RecordingReader()
     pairs = [(10, 20), (20, 25), (25, 25), (25, 40), (39, 50), (60, 61)]
     ranges = [ByteRange(*pair) for pair in pairs]
     arrays = [np.zeros(item.length, np.uint8) for item in ranges]
@@ -161,32 +161,32 @@ def test_a_client_makes_one_request_of_ranges_that_touch() -> None:
     assert reader.asked == [(10, 40), (39, 50), (60, 61)]
     for item, array in zip(ranges, arrays, strict=True):
         assert array.tobytes() == DATA[item.start : item.stop]
-    # Chunks of any length fill views of any length.
+    # Response chunks fill views of any lengths.
     for step in (1, 3, 100):
         arrays = [np.zeros(n, np.uint8) for n in (1, 5, 2, 9)]
         chunks = [DATA[i : min(i + step, 20)] for i in range(0, 20, step)]
         assert fill([array.data for array in arrays], chunks) == 17
         assert b"".join(array.tobytes() for array in arrays) == DATA[:17]
-    # Missing bytes are the file's end, or an accident.
+    # Missing bytes: the file's end, or a transient error.
     error = reader.missing("a", "f", ByteRange(10, len(DATA) + 1), 5)
     assert isinstance(reader.missing("a", "f", ByteRange(10, len(DATA)), 5), TransientError)
     assert not isinstance(error, TransientError)
     assert "ended early" in str(error)
 
 
-def test_a_body_that_trickles_is_given_up() -> None:
+def test_a_slow_response_is_a_transient_error() -> None:
     times = iter(range(0, 1000, 10))
-    chunks = [bytes(640 << 10)] * 2 + [bytes(1000)] * 20  # 64 KiB a second, then next to nothing
+    chunks = [bytes(640 << 10)] * 2 + [bytes(1000)] * 20  # 64 KiB/s, then almost nothing
     got = []
     with pytest.raises(TransientError, match=r"too slowly: \d+ bytes in 30 s; file: f"):
         got += list(check_rate(iter(chunks), 15, "f", clock=lambda: next(times)))
     assert len(list(check_rate(iter(chunks), 30, "f", clock=lambda: 1.0))) == 22
 
 
-# How they run
+# Concurrency
 
 
-def test_pieces_are_under_way_together_and_bounded(tmp_path: Path) -> None:
+def test_concurrent_requests_are_limited(tmp_path: Path) -> None:
     put(LocalStorage(tmp_path), PATH, DATA)
     barrier = threading.Barrier(4, timeout=60)
     lock = threading.Lock()
@@ -202,15 +202,15 @@ def test_pieces_are_under_way_together_and_bounded(tmp_path: Path) -> None:
             now -= 1
 
     storage = small(Hooked(LocalStorage(tmp_path), hook), max_requests=4)
-    # Two calls of 8 pieces, which share the four places.
+    # Two calls of 8 pieces share four slots.
     with ThreadPoolExecutor(2) as pool:
         got = list(pool.map(lambda start: get(storage, PATH, start, start + 64_000), (0, 9)))
     assert got == [DATA[:64_000], DATA[9:64_009]]
     assert most == 4
 
 
-def test_after_an_error_nothing_is_written_any_more(tmp_path: Path) -> None:
-    """Buffers are reused: a piece that came in late would spoil somebody else's."""
+def test_no_piece_is_written_after_an_error(tmp_path: Path) -> None:
+    """Buffers are reused: a late piece would overwrite other data."""
     put(LocalStorage(tmp_path), PATH, DATA)
     failed, late = threading.Event(), threading.Event()
 
@@ -219,7 +219,7 @@ def test_after_an_error_nothing_is_written_any_more(tmp_path: Path) -> None:
             failed.set()
             raise StorageError("the first piece fails")
         assert failed.wait(60)
-        late.wait(0.05)  # returns while this piece is under way, if it could
+        late.wait(0.05)  # a premature return would happen while this piece is read
 
     storage = small(Hooked(LocalStorage(tmp_path), hook), max_requests=2)
     out = np.zeros(len(DATA), np.uint8)
@@ -231,8 +231,8 @@ def test_after_an_error_nothing_is_written_any_more(tmp_path: Path) -> None:
     assert own_threads("seqrecord-read") == []
 
 
-def test_what_was_not_begun_is_left_after_an_error(tmp_path: Path) -> None:
-    """However late the caller hears of it: a piece that has begun waits for that here."""
+def test_pieces_not_started_are_skipped_after_an_error(tmp_path: Path) -> None:
+    """Even if the caller sees the error late: a started piece waits for the cancellation here."""
     put(LocalStorage(tmp_path), PATH, DATA)
     begun: list[Sequence[ByteRange]] = []
 
@@ -242,16 +242,16 @@ def test_what_was_not_begun_is_left_after_an_error(tmp_path: Path) -> None:
             raise StorageError("as asked")
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
-            check_wanted(PATH)  # or else it raises
+            check_wanted(PATH)  # raises when cancelled
             time.sleep(0.001)
-        pytest.fail("the caller does not say that it is over")
+        pytest.fail("the caller does not cancel its pieces")
 
     with pytest.raises(StorageError, match="as asked"):
         get(small(Hooked(LocalStorage(tmp_path), hook), max_requests=1), PATH, 0, 64_000)
     assert len(begun) <= 2
 
 
-def test_each_piece_is_repeated_by_itself(tmp_path: Path) -> None:
+def test_each_piece_is_retried_separately(tmp_path: Path) -> None:
     counting = CountingStorage(
         FaultyStorage(LocalStorage(tmp_path), FailTransiently(3, 0.4, ("read",)))
     )
@@ -265,8 +265,8 @@ def test_each_piece_is_repeated_by_itself(tmp_path: Path) -> None:
     assert counting.bytes_read == 20 * 64_000 + counters["retries"] * 8000
 
 
-def test_requests_without_other_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One piece is read by its caller; where no thread starts, requests follow each other."""
+def test_requests_in_the_calling_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One piece is read by the caller; if no thread can start, requests are sequential."""
     threads = []
     hooked = Hooked(LocalStorage(tmp_path), lambda _: threads.append(threading.current_thread()))
     put(hooked, PATH, DATA)
@@ -278,13 +278,13 @@ def test_requests_without_other_threads(tmp_path: Path, monkeypatch: pytest.Monk
         ParallelStorage(hooked, max_requests=0)
 
     def start(_: threading.Thread) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")  # or for a limit
+        raise RuntimeError("can't create new thread at interpreter shutdown")  # or at a limit
 
     monkeypatch.setattr(threading.Thread, "start", start)
     assert get(small(hooked), PATH) == DATA
 
 
-# coalesce() against what it promises, on any ranges
+# Properties of coalesce() for any ranges
 
 _RANGES = st.lists(
     st.builds(lambda a, n: ByteRange(a, a + n), st.integers(0, 60), st.integers(0, 20))
@@ -305,7 +305,7 @@ def test_coalesce(ranges: list[ByteRange], max_gap: int, max_length: int) -> Non
         gaps = [b.start - stop for stop, b in zip(stops, others, strict=False)]
         assert all(gap <= max_gap for gap in gaps)
     assert [read.start for read, _ in reads] == sorted(read.start for read, _ in reads)
-    # Neighbours stay apart only for a reason.
+    # Neighbours are merged unless a limit forbids it.
     for (a, _), (b, _) in pairwise(reads):
         merged = max(a.stop, b.stop) - a.start
         assert b.start - a.stop > max_gap or merged > max_length

@@ -1,4 +1,4 @@
-"""Functions on a dataset take its path or an open one, and refuse what would be ignored."""
+"""Functions accept a path or an open dataset, and refuse options without effect."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_path_and_an_open_dataset_give_the_same(name: str, path: Path) -> None:
-    """Beside an open one, options of the storage are refused: `seqrecord.open` takes them."""
+def test_a_path_and_an_open_dataset_give_the_same_result(name: str, path: Path) -> None:
+    """Storage options with an open dataset are refused: pass them to `seqrecord.open`."""
     function, match = FUNCTIONS[name], r"cannot be combined with an open|is no argument"
     with seqrecord.open(path) as reader:
         assert function(reader) == function(path)
         with pytest.raises(ClipError, match=rf"storage_options ({match})"):
             function(reader, storage_options={"deadline": 3})
-        assert int(reader.episodes["b"][3]["y"]) == 3  # it is still open
+        assert int(reader.episodes["b"][3]["y"]) == 3  # still open

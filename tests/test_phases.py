@@ -1,4 +1,4 @@
-"""Clips of an epoch: its phase, or how often clips with weights come."""
+"""An epoch's clips: its phase, and repetitions by weight."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def phases_of(case: Case) -> Phases:
 
 
 @given(cases())
-def test_counts_the_clips_of_every_phase(case: Case) -> None:
+def test_phases_count_their_clips(case: Case) -> None:
     expected = {
         phase: len(clips)
         for phase in range(case.spec.stride)
@@ -58,7 +58,7 @@ def test_counts_the_clips_of_every_phase(case: Case) -> None:
     st.integers(1, 4),
     st.one_of(st.just(0), st.integers(0, 2**60)),
 )
-def test_clips_of_epochs_are_known_without_counting(
+def test_clips_before_an_epoch_match_counting(
     case: Case, shuffle: bool, seed: int, num_shards: int, first: int
 ) -> None:
     phases = phases_of(case)
@@ -73,7 +73,7 @@ def test_clips_of_epochs_are_known_without_counting(
         assert found == before
 
 
-def test_the_order_of_phases_is_drawn_anew() -> None:
+def test_the_order_of_phases_differs_by_epochs_and_seeds() -> None:
     phases = Phases(np.array([0]), np.array([8]), np.array([3]))
     orders = {
         tuple(phases.of_epoch(8 * group + i, seed=seed, shuffle=True) for i in range(8))
@@ -83,7 +83,7 @@ def test_the_order_of_phases_is_drawn_anew() -> None:
     assert len(orders) == 25
     steps = Counter((order[i + 1] - order[i]) % 8 for order in orders for i in range(7))
     assert max(steps.values()) < 0.4 * steps.total()
-    # That of version 1: a resumed run must go on with it.
+    # The order of version 1, which resumed runs need.
     phases = Phases(np.array([0]), np.array([5]), np.array([1]))
     order = [phases.of_epoch(epoch, seed=7, shuffle=True) for epoch in range(10)]
     assert order == [1, 3, 4, 0, 2, 1, 4, 3, 2, 0]
@@ -100,18 +100,18 @@ def test_phases_without_clips_have_no_epoch() -> None:
 
 
 @pytest.mark.parametrize("stride", [4, 1000, 999_983])
-def test_phases_of_a_large_dataset_are_found_quickly(stride: int) -> None:
+def test_phases_of_a_large_dataset_are_fast(stride: int) -> None:
     lengths = [1015] * 10_000
     episodes = episode_table(lengths, [8] * len(lengths))
     every = enumerate_clips(ClipSpec(16), episodes, np.arange(len(lengths)))
-    began = time.thread_time()  # however long it waits for a core
+    began = time.thread_time()  # without time spent waiting for a core
     phases = Phases.of(every, stride)
     phases.of_epoch(12345, seed=0, shuffle=True)
     assert time.thread_time() - began < 1
     assert len(phases) == min(stride, 1000)
 
 
-def test_times_are_the_weight_rounded_down_or_up() -> None:
+def test_repetitions_are_the_weight_rounded_down_or_up() -> None:
     weight = np.array([0.0, 0.25, 1.0, 2.5, 7.0, 0.999])
     chosen = ChosenClips.of(np.zeros(6, np.int64), np.arange(6), weight)
     times = np.array([times_in_epoch(chosen, seed=3, epoch=epoch) for epoch in range(2000)])
@@ -121,12 +121,12 @@ def test_times_are_the_weight_rounded_down_or_up() -> None:
     assert (times == times_in_epoch(chosen, seed=4, epoch=0)).all(axis=1).mean() < 0.6
     assert chosen.differs_by_epoch
     assert not chosen.subset(np.array([True, False, True, False, True, False])).differs_by_epoch
-    # Clips of one weight come in all combinations.
+    # Clips of equal weight appear in all combinations.
     chosen = ChosenClips.of(np.zeros(5, np.int64), np.arange(5), np.full(5, 0.4))
     found = Counter(
         tuple(times_in_epoch(chosen, seed=0, epoch=epoch).tolist()) for epoch in range(2000)
     )
-    assert len(found) == 10  # of two of five
+    assert len(found) == 10  # two of five
     assert min(found.values()) > 130
     assert max(found.values()) < 270
 
@@ -139,7 +139,7 @@ def test_times_are_the_weight_rounded_down_or_up() -> None:
     num_shards=st.integers(1, 5),
     first=st.one_of(st.just(0), st.integers(0, 1 << 62)),
 )
-def test_weighted_clips_of_epochs_are_known_without_counting(
+def test_weighted_clips_before_an_epoch_match_counting(
     weights: list[float], seed: int, num_shards: int, first: int
 ) -> None:
     count = len(weights)
@@ -155,7 +155,7 @@ def test_weighted_clips_of_epochs_are_known_without_counting(
         assert clips_before(chosen, epoch + 1, num_shards, seed=seed) == before
 
 
-def test_a_sparse_list_of_a_long_episode_reads_little() -> None:
+def test_sparse_clips_of_a_long_episode_read_few_chunks() -> None:
     episodes = EpisodeTable(
         np.array([100_000]), (ChunkGrid(np.array([16]), np.zeros(1, np.int64)),)
     )
@@ -168,8 +168,8 @@ def test_a_sparse_list_of_a_long_episode_reads_little() -> None:
     assert sum(int(load.count.sum()) for load in loads) <= 105 * 4
 
 
-def test_frames_between_far_clips_of_one_long_chunk_count() -> None:
-    """Clips 60 frames apart share chunks of 100 frames of the second group, which are held."""
+def test_peak_memory_counts_frames_between_distant_clips() -> None:
+    """Clips 60 frames apart share chunks of 100 frames in the second group, kept in memory."""
     count = 200
     grids = (
         ChunkGrid(np.array([4]), np.zeros(1, np.int64)),
@@ -182,9 +182,9 @@ def test_frames_between_far_clips_of_one_long_chunk_count() -> None:
         num_cursors=1, block_frames=480, first_block_frames=480, run_frames=None, shuffle=False
     )
     plan = EpochPlan(table, episodes, settings)
-    held, most = 0, 0
+    resident, most = 0, 0
     for work in plan.rounds():
-        held += int(work.groups[1].loads.count.sum())
-        most = max(most, held)
-        held -= int(work.groups[1].frees.count.sum())
+        resident += int(work.groups[1].loads.count.sum())
+        most = max(most, resident)
+        resident -= int(work.groups[1].frees.count.sum())
     assert 1500 < most <= plan.groups[1].max_resident_frames

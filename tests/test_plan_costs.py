@@ -1,4 +1,4 @@
-"""`seqrecord plan`: the requests, bytes, frames and memory that it says are those of the run."""
+"""`seqrecord plan` predicts requests, bytes, frames and memory of the run."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from tests.hub_stub import HubStub
 from tests.lerobot_video_data import CAMERAS, unpack
 from tests.places import PLACES, Place
 
-# Workers are forked while threads of the proxy run.
+# Workers are forked while the proxy's threads run.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 CLIPS: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "seed": 5}
 
 
 class Meter(FaultProxy):
-    """A proxy that counts requests, and the bytes of the ranges that they ask for."""
+    """A proxy that counts requests and requested bytes."""
 
     def __init__(self, target: str) -> None:
         self.nbytes, self._guarded = 0, threading.Lock()
@@ -65,7 +65,7 @@ def write(folder: Path, codecs: Any = "raw", **options: Any) -> Path:
 
 
 def write_poses(folder: Path, *, episodes: int, frames: int, **options: Any) -> Path:
-    """Frames that are small enough to stay in memory."""
+    """Frames small enough to stay in memory."""
     path = folder / "records"
     with SeqRecordWriter(path, **{"codecs": "raw", **options}) as writer:
         for number in range(episodes):
@@ -76,7 +76,7 @@ def write_poses(folder: Path, *, episodes: int, frames: int, **options: Any) -> 
 
 
 def run_and_compare(place: Place, epochs: int = 2, **clips: Any) -> PlanReport:
-    """What is planned of a run without workers, on one rank; the run does the same."""
+    """Compare plan and run, without workers, on one rank."""
     with Meter(place.host) as meter:
         url, options = place.at(meter.host)
         with seqrecord.open(url, storage_options=options) as planned:
@@ -84,13 +84,13 @@ def run_and_compare(place: Place, epochs: int = 2, **clips: Any) -> PlanReport:
         meter.reset()
         with seqrecord.open(url, storage_options=options) as dataset:
             pipe = SeqRecordPipe(dataset, **clips)
-            # A process that has not used obstore yet asks for the manifest's length first.
+            # A process's first use of obstore requests the manifest's length too.
             assert abs(report.opening.requests - meter.requests) <= 1
             for epoch in range(epochs):
                 meter.reset()
                 list(pipe)
                 found = report.later_epoch if epoch else report.first_epoch
-                share = 0.1 if epoch else 0.0  # other cuts
+                share = 0.1 if epoch else 0.0  # epochs differ in their cuts
                 assert_close(found.requests, meter.requests, share)
                 assert_close(found.bytes, meter.nbytes, share)
                 assert_close(found.frames_decoded, pipe.stats()["frames_decoded"], share)
@@ -98,7 +98,7 @@ def run_and_compare(place: Place, epochs: int = 2, **clips: Any) -> PlanReport:
 
 
 def run_ranks(path: Path, report: PlanReport, epochs: int, **clips: Any) -> tuple[int, int]:
-    """The bytes that all ranks of a plan read, and the frames that they decode."""
+    """Bytes read and frames decoded by all ranks of a plan."""
     nbytes = frames = 0
     for rank in range(ranks := int(report.settings["ranks"])):
         pipe = SeqRecordPipe(path, rank=rank, world_size=ranks, **clips)
@@ -110,7 +110,7 @@ def run_ranks(path: Path, report: PlanReport, epochs: int, **clips: Any) -> tupl
 
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)
-def test_the_run_asks_for_what_was_planned(place: Place, tmp_path: Path) -> None:
+def test_the_run_makes_the_planned_requests(place: Place, tmp_path: Path) -> None:
     place.copy(write(tmp_path, codecs={"image": "raw", "flow": "balanced"}))
     report = run_and_compare(place, **CLIPS)
     assert report.first_epoch.requests > 10
@@ -137,7 +137,7 @@ def test_the_run_asks_for_what_was_planned(place: Place, tmp_path: Path) -> None
     ],
 )
 @pytest.mark.parametrize("place", ["gs"], indirect=True)
-def test_clips_of_every_kind(
+def test_plans_of_all_kinds_of_clips(
     tmp_path: Path, place: Place, several: list[dict[str, Any]], written: dict[str, Any]
 ) -> None:
     place.copy(write(tmp_path, **written))
@@ -153,7 +153,7 @@ def test_clips_of_every_kind(
         (2, 1, "fork"),
         pytest.param(2, 0, "fork", marks=pytest.mark.slow),
         pytest.param(1, 2, "fork", marks=pytest.mark.slow),
-        # Each epoch starts workers anew, which open the dataset.
+        # Each epoch starts new workers, which open the dataset.
         pytest.param(1, 1, "forkserver", marks=pytest.mark.slow),
     ],
 )
@@ -174,13 +174,13 @@ def test_ranks_and_workers(
             loader: Any = DataLoader(stream, batch_size=None, num_workers=workers)
             batches += sum(1 for _ in range(2) for _ in loader)
         assert_close(report.total.requests, meter.requests, least=ranks)
-        assert_close(report.total.bytes, meter.nbytes, 0.05)  # epochs have other cuts
+        assert_close(report.total.bytes, meter.nbytes, 0.05)  # epochs differ in their cuts
     assert batches == 2 * report.batches
 
 
 @pytest.fixture
 def start_method() -> Iterator[None]:
-    """Whatever a test makes of the process's start method is undone."""
+    """Restores the process's start method after the test."""
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method(None, force=True)
     yield
@@ -189,20 +189,20 @@ def start_method() -> Iterator[None]:
 
 @pytest.mark.usefixtures("start_method")
 @pytest.mark.parametrize("place", ["gs"], indirect=True)
-def test_workers_that_do_not_fork_are_planned_to_open_the_dataset(place: Place, path: Path) -> None:
+def test_plans_count_opening_by_workers_that_do_not_fork(place: Place, path: Path) -> None:
     place.copy(path)
     plan(path, workers=1, **CLIPS)
-    assert multiprocessing.get_start_method(allow_none=True) is None, "`plan` leaves it open"
+    assert multiprocessing.get_start_method(allow_none=True) is None, "`plan` does not set it"
     found = {}
     with seqrecord.open(place.url, storage_options=place.options) as dataset:
         for method in ("fork", "forkserver"):
             multiprocessing.set_start_method(method, force=True)
             found[method] = plan(dataset, epochs=2, workers=1, **CLIPS)
-    anew, forked = (found[method].total for method in ("forkserver", "fork"))
+    fresh, forked = (found[method].total for method in ("forkserver", "fork"))
     opening = found["fork"].opening
-    # A worker that knows the manifest's length asks once less.
-    assert 0 <= 2 * opening.requests - (anew.requests - forked.requests) <= 2 < opening.requests
-    assert anew.bytes - forked.bytes == 2 * opening.bytes > 0
+    # A worker that has the manifest's length sends one request less.
+    assert 0 <= 2 * opening.requests - (fresh.requests - forked.requests) <= 2 < opening.requests
+    assert fresh.bytes - forked.bytes == 2 * opening.bytes > 0
 
 
 @pytest.fixture(scope="module")
@@ -219,10 +219,10 @@ def poses(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (2, 4, {"stride": 30, "rotate_phase": True}),
     ],
 )
-def test_small_frames_that_stay_in_memory(
+def test_small_frames_stay_in_memory(
     poses: Path, ranks: int, epochs: int, clips: dict[str, Any]
 ) -> None:
-    """Later epochs read nothing; or less than the first, where ranks change their clips."""
+    """Later epochs read nothing, or less than the first if ranks change their clips."""
     clips = {"clip_len": 4, "stride": 30, "batch_size": 4, "seed": 5, **clips}
     report = plan(poses, epochs=epochs, ranks=ranks, **clips)
     nbytes, frames = run_ranks(poses, report, epochs, **clips)
@@ -237,26 +237,26 @@ def test_small_frames_that_stay_in_memory(
 
 @pytest.mark.parametrize("codecs", ["raw", {"pose": [{"id": "zstd", "level": 1}]}], ids=str)
 def test_small_frames_of_the_first_epoch(tmp_path: Path, codecs: Any, thorough: bool) -> None:
-    """Of clips that lie in the same chunks, and that overlap or not."""
+    """Clips of the same chunks, overlapping or not."""
     size = {"episodes": 300 if thorough else 100, "frames": 40, "chunk_frames": 16}
     path = write_poses(tmp_path, codecs=codecs, **size)
     several: list[Any] = [{}, {"stride": 16}, {"dilation": 2}, {"order": "sequences"}]
     for clips in several if thorough else several[codecs == "raw" :: 2]:
-        given: dict[str, Any] = {"clip_len": 8, "seed": 5, "batch_size": 32, **clips}
+        arguments: dict[str, Any] = {"clip_len": 8, "seed": 5, "batch_size": 32, **clips}
         for ranks in (1, 2):
-            report = plan(path, ranks=ranks, **given)
-            nbytes, frames = run_ranks(path, report, 1, **given)
-            assert_close(report.first_epoch.bytes, nbytes)  # pages at cuts: in other pieces
+            report = plan(path, ranks=ranks, **arguments)
+            nbytes, frames = run_ranks(path, report, 1, **arguments)
+            assert_close(report.first_epoch.bytes, nbytes)  # pages at cuts are read in other pieces
             assert report.first_epoch.frames_decoded == frames
 
 
 @pytest.mark.parametrize("place", ["gs"], indirect=True)
-def test_a_cache_that_has_room_serves_later_epochs(
+def test_a_large_enough_cache_serves_later_epochs(
     place: Place, tmp_path: Path, large: Path
 ) -> None:
     place.copy(large)
     options: dict[str, Any] = {"storage_options": place.options, "cache_dir": tmp_path / "cache"}
-    rotated = {"stride": 8, "rotate_phase": True}  # other frames in each epoch
+    rotated = {"stride": 8, "rotate_phase": True}  # each epoch has other frames
     cases: list[tuple[str, Any]] = [("16MiB", {}), ("100MiB", {}), ("100MiB", rotated)]
     for limit, more in cases:
         with seqrecord.open(place.url, cache_limit=limit, **options) as dataset:
@@ -267,14 +267,14 @@ def test_a_cache_that_has_room_serves_later_epochs(
             continue
         served = limit == "100MiB" or first.bytes <= 16 << 20
         assert (found.requests == found.bytes == 0) == served
-        assert found.frames_decoded == first.frames_decoded, "they are decoded again"
+        assert found.frames_decoded == first.frames_decoded, "frames are decoded again"
         assert report.total.requests >= first.requests
     assert not list((tmp_path / "cache").rglob("*.seqrec*"))
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStub]:
-    """A dataset with video, of which the index is made."""
+    """A dataset with video and its index."""
     pytest.importorskip("av")
     pytest.importorskip("huggingface_hub")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
@@ -319,8 +319,8 @@ def test_video(tmp_path: Path) -> None:
                 for image in moving(70, seed=number):
                     episode.append({"image": image})
     more: list[Any] = [{}, {"stride": 9, "shuffle": False}]
-    for given in more:
-        clips = {"clip_len": 4, "batch_size": 4, **given}
+    for arguments in more:
+        clips = {"clip_len": 4, "batch_size": 4, **arguments}
         total = plan(tmp_path / "records", **clips).total
         pipe = SeqRecordPipe(tmp_path / "records", **clips)
         list(pipe)
@@ -340,7 +340,7 @@ def status(name):
 
 path, clips = sys.argv[1], json.loads(sys.argv[2])
 for _ in seqrecord.SeqRecordPipe(path, **clips, episodes=["0"]):
-    pass  # what the first epoch of a process loads of libraries is none of the loader's
+    pass  # excludes memory of libraries that a process's first epoch loads
 del _
 gc.collect()
 pipe = seqrecord.SeqRecordPipe(path, **clips)
@@ -348,13 +348,13 @@ with open("/proc/self/clear_refs", "w") as file:
     file.write("5")
 begin = status("VmRSS")
 for number, batch in enumerate(pipe):
-    time.sleep(1.0 if number % 20 == 5 else 0.0)  # until all batches that may wait do so
+    time.sleep(1.0 if number % 20 == 5 else 0.0)  # until all waiting batches are ready
 print(status("VmHWM") - begin)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="tells the peak on Linux")
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory on Linux")
 @pytest.mark.parametrize("clips", [{}, {"shuffle": False}])
 def test_peak_memory(tmp_path: Path, clips: Mapping[str, Any]) -> None:
     image = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
@@ -363,12 +363,12 @@ def test_peak_memory(tmp_path: Path, clips: Mapping[str, Any]) -> None:
             with writer.episode(str(number)) as episode:
                 for frame in range(50):
                     episode.append({"image": image ^ np.uint8(frame)})
-    given = {"clip_len": 8, "batch_size": 4, "memory_limit": "200MiB", **clips}
-    report = plan(tmp_path / "records", **given)
-    command = [sys.executable, "-c", _RUN, str(tmp_path / "records"), json.dumps(given)]
+    arguments = {"clip_len": 8, "batch_size": 4, "memory_limit": "200MiB", **clips}
+    report = plan(tmp_path / "records", **arguments)
+    command = [sys.executable, "-c", _RUN, str(tmp_path / "records"), json.dumps(arguments)]
     runs = [subprocess.run(command, check=True, stdout=subprocess.PIPE) for _ in range(2)]
     peaks = [int(run.stdout) for run in runs]
-    # Another process's load adds to one run's peak, or keeps its batches from waiting in memory.
+    # Another process's load adds to one run's peak, or keeps its batches from being ready.
     # The allocator and decoders' scratch buffers add a few percent to the planned buffers.
     assert min(peaks) <= min(1.05 * report.peak_memory, 200 << 20)
     assert 0.7 * report.peak_memory <= max(peaks)
@@ -396,7 +396,7 @@ def test_memory_of_resident_frames(tmp_path: Path) -> None:
         assert_close(row["measured"], row["predicted"], 0.15)
 
 
-def test_money_hours_and_settings(large: Path) -> None:
+def test_prices_hours_and_settings(large: Path) -> None:
     costs: dict[str, Any] = {"bandwidth": "1MB", "price_per_gb": 3, "price_per_request": 0.5}
     report = plan(large, epochs=4, workers=2, **costs, **CLIPS)
     total = report.total
@@ -407,18 +407,18 @@ def test_money_hours_and_settings(large: Path) -> None:
     assert 0 < report.first_batch.bytes < report.first_epoch.bytes
     single = plan(large, **CLIPS)
     assert (single.hours, single.first_batch_seconds, single.price) == (None, None, 0)
-    # More ranks than clips.
+    # More ranks than clips
     assert plan(large, ranks=200, even_batches=False, **CLIPS).clips == single.clips < 200
-    # A mount has no requests.
+    # A mount has no requests
     with seqrecord.open(large, storage_options={"mount": True}) as dataset:
         report = plan(dataset, price_per_request=1, **CLIPS)
         clips = {"episode": [*dataset.episodes][:1], "frames": [[0, 2]]}
     assert (report.opening.requests, report.total.requests, report.price) == (0, 0, 0)
     assert report.first_epoch.bytes > 0
-    # Windows and lists say which frames a clip has.
-    for given in ({"windows": {"image": [-1, 0]}, "squeeze_time": True}, {"clips": clips}):
-        report = plan(large, **given)
-        assert report == plan(large, clip_len=None, **given)
+    # Windows and lists define the frames of a clip
+    for arguments in ({"windows": {"image": [-1, 0]}, "squeeze_time": True}, {"clips": clips}):
+        report = plan(large, **arguments)
+        assert report == plan(large, clip_len=None, **arguments)
         assert report.settings["clip_len"] is None
     assert plan(large, pad="edge").settings["clip_len"] == 16
 
@@ -426,13 +426,13 @@ def test_money_hours_and_settings(large: Path) -> None:
 def test_the_command(large: Path) -> None:
     options = ("--clip-len", 3, "--epochs", 2, "--ranks", 2, "--workers", 1, "--bandwidth", "1MB")
     found = json.loads(run("plan", large, "--json", *options, "--price-per-gb", 5).stdout)
-    given: dict[str, Any] = {"epochs": 2, "ranks": 2, "workers": 1, "bandwidth": 10**6}
-    report = plan(large, clip_len=3, price_per_gb=5, **given).to_json()
+    arguments: dict[str, Any] = {"epochs": 2, "ranks": 2, "workers": 1, "bandwidth": 10**6}
+    report = plan(large, clip_len=3, price_per_gb=5, **arguments).to_json()
     assert found == json.loads(json.dumps(report)) | {"settings": found["settings"]}
     text = run("plan", large, *options).stdout
     assert f"{report['total']['frames_decoded']:,}" in text
     assert "later epoch" in text
-    # The arguments of a loader.
+    # The arguments of a loader
     with seqrecord.open(large) as dataset:
         key = next(iter(dataset.episodes))
     others = ("--clip-len", 3, "--episodes", key, "--stride", 3)
@@ -447,17 +447,17 @@ def test_the_command(large: Path) -> None:
 
 
 def test_persistent_workers(poses: Path) -> None:
-    """They keep small frames, and open the dataset once."""
-    anew, lasting = (
-        plan(poses, epochs=3, workers=2, persistent_workers=lasting) for lasting in (False, True)
+    """Persistent workers keep small frames and open the dataset once."""
+    restarted, persistent = (
+        plan(poses, epochs=3, workers=2, persistent_workers=each) for each in (False, True)
     )
-    assert anew.first_epoch == lasting.first_epoch == anew.later_epoch
-    assert lasting.later_epoch == ReadCost()
-    assert "persistent workers  False" in str(anew)
-    assert "persistent workers  True" in str(lasting)
+    assert restarted.first_epoch == persistent.first_epoch == restarted.later_epoch
+    assert persistent.later_epoch == ReadCost()
+    assert "persistent workers  False" in str(restarted)
+    assert "persistent workers  True" in str(persistent)
 
 
-def test_arguments_that_make_no_sense(path: Path) -> None:
+def test_invalid_arguments_are_refused(path: Path) -> None:
     cases: list[dict[str, Any]] = [
         {"epochs": 0},
         {"workers": -1},

@@ -1,4 +1,4 @@
-"""Plans of several groups of features, whose chunks have any lengths, against brute force."""
+"""Plans of several groups with chunks of any lengths match brute force."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.clip_cases import grid_of, specs
 from tests.plan_cases import Chunks, Engine, plan_settings
 
 WHOLE = Shard()
-Lengths = tuple[tuple[int, ...], ...]  # of the chunks of each episode
+Lengths = tuple[tuple[int, ...], ...]  # chunk lengths by episode
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Case:
         )
 
     def used(self, group: int, episode: int, start: int) -> list[int]:
-        """The frames of a group that a clip uses."""
+        """Frames of a group used by a clip."""
         window, last = self.windows[group], self.num_frames[episode] - 1
         if window == Window.of(self.spec):
             return [start + i * self.spec.dilation for i in range(self.spec.length)]
@@ -102,7 +102,7 @@ def windows(draw: st.DrawFn, spec: ClipSpec) -> Window:
     kind = draw(st.integers(0, 3))
     if kind == 0:
         return Window.of(spec)
-    if kind == 1:  # a shard of the clip, its frames as far apart
+    if kind == 1:  # part of the clip, with the same frame step
         length = draw(st.integers(1, spec.length))
         skipped = draw(st.integers(0, spec.length - length))
         span = (length - 1) * spec.dilation + 1
@@ -155,10 +155,10 @@ SMALL = PlanSettings(num_cursors=1, block_frames=1, run_frames=None)
 
 @given(cases())
 @example(one_group(((16, 1),), ClipSpec(2, stride=8, phase=7), SMALL))
-@example(  # blocks of two lines, which begin at any line of a chunk
+@example(  # blocks of two lines, which start at any line of a chunk
     one_group(((4,) * 4,), ClipSpec(2, stride=3, dilation=3), replace(SMALL, first_block_frames=4))
 )
-def test_every_group_is_loaded_once_held_in_time_and_freed(case: Case) -> None:
+def test_every_chunk_is_loaded_once_before_its_clips_and_freed(case: Case) -> None:
     plan = plan_of(case)
     if plan is None:
         return
@@ -168,7 +168,7 @@ def test_every_group_is_loaded_once_held_in_time_and_freed(case: Case) -> None:
     engine = case.engine(plan).finish()
     assert len(engine.clips) == plan.num_clips
     for i, group in enumerate(engine.groups):
-        if not case.settings.drop_last:  # which may cut the last round short
+        if not case.settings.drop_last:  # drop_last may shorten the last round
             spanned = {
                 (episode, frame)
                 for episode, start in engine.clips
@@ -184,7 +184,7 @@ def test_every_group_is_loaded_once_held_in_time_and_freed(case: Case) -> None:
 
 
 @given(cases())
-def test_what_is_resident_is_exactly_what_was_held(case: Case) -> None:
+def test_resident_frames_of_a_resumed_plan_match_the_run(case: Case) -> None:
     plan = plan_of(case)
     if plan is None:
         return
@@ -203,8 +203,8 @@ RUNS = one_group(((1,), (1, 1, 2), (1,), (1,), (1,)), ClipSpec(2), replace(SMALL
 
 
 @given(cases(), st.integers(0, 9))
-@example(replace(RUNS, windows=(Window(1, 1, 1, 1),)), 2)  # which decide where runs are cut
-def test_what_is_left_is_planned_with_the_same_windows(case: Case, batches: int) -> None:
+@example(replace(RUNS, windows=(Window(1, 1, 1, 1),)), 2)  # windows decide where runs are cut
+def test_remaining_clips_are_planned_with_the_same_windows(case: Case, batches: int) -> None:
     shards = [replace(case, shard=Shard(i, case.shard.count)) for i in range(case.shard.count)]
     plans = [plan for plan in map(plan_of, shards) if plan is not None]
     if not plans:
@@ -213,14 +213,14 @@ def test_what_is_left_is_planned_with_the_same_windows(case: Case, batches: int)
     segment = EpochSegment(len(shards), (min(batches, most),), case.settings)
     options: Any = {"epoch": case.epoch, "windows": case.windows}
     rest = find_remaining(case.table, case.episodes, [segment], **options)
-    every, left = (
+    every, remaining = (
         {*zip(*map(np.ndarray.tolist, table.locate(np.arange(table.num_clips))), strict=True)}
         for table in (case.table, rest)
     )
     for plan in plans:
         clips = case.engine(plan).finish().clips
         every -= {*clips[: plan.first_clip(min(batches, plan.num_batches))]}
-    assert batches >= most or left == every
+    assert batches >= most or remaining == every
     plan = EpochPlan(rest, case.episodes, case.settings, segment=1, **options)
     bounds = resident_bounds(ClipStats.of(rest, case.episodes, case.windows), case.settings)
     for planned, bound in zip(plan.groups, bounds, strict=True):
@@ -230,7 +230,7 @@ def test_what_is_left_is_planned_with_the_same_windows(case: Case, batches: int)
 
 
 @given(cases())
-def test_the_order_is_that_of_the_leading_group_alone(case: Case) -> None:
+def test_the_order_depends_on_the_leading_group_only(case: Case) -> None:
     plan = plan_of(case)
     if plan is None:
         return
@@ -244,8 +244,8 @@ def test_the_order_is_that_of_the_leading_group_alone(case: Case) -> None:
         assert (work.groups[i].frees.first == same.groups[0].frees.first).all()
 
 
-def test_long_chunks_of_small_features_cost_no_images() -> None:
-    """Sixteen actions ahead hold no images, and are read once for all clips."""
+def test_long_chunks_of_small_features_keep_no_images() -> None:
+    """Windows of sixteen actions keep no images, and actions are read once for all clips."""
     images, actions = ((32,) * 32,), ((1024,),)
     spec = ClipSpec(1)
     case = Case(
@@ -271,7 +271,7 @@ def test_long_chunks_of_small_features_cost_no_images() -> None:
     )
 )
 @example(((3, 3, 2), (1,), (4, 4, 5), (2, 1, 2)))
-def test_chunks_are_found_where_they_are(chunks: Lengths) -> None:
+def test_chunk_grids_match_the_chunk_lengths(chunks: Lengths) -> None:
     grid = grid_of(chunks)
     row = 0
     for episode, lengths in enumerate(chunks):
@@ -301,7 +301,7 @@ def test_chunks_are_found_where_they_are(chunks: Lengths) -> None:
         ([(4, 4), (16, 16, 1), (5,), (3, 5)], [0, 1, 2, 3], [4, 16, 16, 0]),
     ],
 )
-def test_short_episodes_count_as_those_with_longer_chunks(
+def test_short_episodes_use_the_chunk_length_of_longer_ones(
     lengths: list[tuple[int, ...]], selected: list[int], expected: list[int]
 ) -> None:
     num_frames = np.array([sum(chunks) for chunks in lengths])

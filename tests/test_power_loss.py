@@ -1,4 +1,4 @@
-"""What a writer has put on a disk, after a loss of power at any moment of it."""
+"""Durability of written datasets: power lost at any moment of writing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATH = "new/set"
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    """A write, an append that is killed after an episode, and a resume of it; with its commits."""
+    """A write, an append killed after an episode, and its resume, with the commits."""
     top = tmp_path_factory.mktemp("recorded")
     record, folder = Record(top), top / PATH
     with record.recording():
@@ -48,23 +48,23 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
         more.close()
         record.mark("abcdef")
     assert keys_of(folder, verify=False) == "abcdef"
-    # All of it has been seen: what was recorded makes the same files.
+    # The record is complete: replaying it gives the same files.
     disk = Disk()
     for call in record.calls:
         disk.apply(call)
     state = disk.after_loss("all", "all", random.Random(0))
-    there = {path.relative_to(top).as_posix(): path for path in top.rglob("*")}
-    assert state == {path: p.read_bytes() if p.is_file() else None for path, p in there.items()}
+    written = {path.relative_to(top).as_posix(): path for path in top.rglob("*")}
+    assert state == {path: p.read_bytes() if p.is_file() else None for path, p in written.items()}
     return record
 
 
-# Losses of power
+# Power losses
 
 
 def losses(calls: list[Call]) -> Iterator[tuple[int, State, str, str]]:
-    """Every cut of the record, with what a loss of power there may leave, each once.
+    """Every cut of the record, with each possible state after a power loss, without duplicates.
 
-    With the keys of the dataset that was committed last, and of the one that comes next.
+    Also yields the keys of the last committed dataset and of the next one.
     """
     marks = [(number, call.path) for number, call in enumerate(calls) if call.kind == "mark"]
     disk, seen = Disk(), set[Any]()
@@ -85,12 +85,12 @@ def losses(calls: list[Call]) -> Iterator[tuple[int, State, str, str]]:
             disk.apply(calls[number])
 
 
-def wrong(
+def first_invalid(
     calls: list[Call], scratch: Path, each: Callable[[Path, str], None], step: int = 1
 ) -> str:
-    """The first loss after which the dataset is not one of the two; `each` looks at the others.
+    """Describe the first loss that leaves neither dataset; call `each` for the other losses.
 
-    Of each `step` losses one is tried.
+    Tries every `step`-th loss.
     """
     folder, count = scratch / "top", 0
     for number, state, last, following in itertools.islice(losses(calls), 0, None, step):
@@ -127,7 +127,7 @@ def test_what_is_committed_is_whole_after_any_loss_of_power(
         assert sorted(keys_of(folder)) == sorted("abcdef")
         assert not [p for p in folder.rglob("*") if p.name.endswith((".partial", ".notes"))]
 
-    assert wrong(record.calls, tmp_path, resume, 2 if thorough else 17) == ""
+    assert first_invalid(record.calls, tmp_path, resume, 2 if thorough else 17) == ""
 
 
 @pytest.mark.parametrize(
@@ -144,14 +144,14 @@ def test_what_is_committed_is_whole_after_any_loss_of_power(
         ),
     ],
 )
-def test_without_one_kind_of_sync_something_is_lost(
+def test_without_one_kind_of_sync_a_dataset_is_lost(
     tmp_path: Path, record: Record, missing: str, thorough: bool
 ) -> None:
-    """So the test above would notice."""
+    """Shows that the test above can fail."""
 
     def is_missing(call: Call) -> bool:
         return re.fullmatch(missing, f"{call.kind} {call.path}".removesuffix(" .")) is not None
 
     calls = [call for call in record.calls if not is_missing(call)]
     assert len(calls) < len(record.calls)
-    assert wrong(calls, tmp_path, lambda folder, keys: None, 1 if thorough else 5) != ""
+    assert first_invalid(calls, tmp_path, lambda folder, keys: None, 1 if thorough else 5) != ""

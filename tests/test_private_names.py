@@ -1,4 +1,4 @@
-"""Tests read no private name of the package and patch nothing in it, so that it may change."""
+"""Tests read no private name of the package and patch nothing in it, so its code may change."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tests.source_code import parse
 TESTS = Path(__file__).parent
 FILES = sorted(path for path in TESTS.rglob("*.py") if "node_modules" not in path.parts)
 
-OF_OTHERS = {
+FOREIGN = {
     "_exit",  # os
     "_replace",  # named tuples
     "_pin_memory",  # torch.ops.aten
-    "_schema",  # of those
+    "_schema",  # torch.ops.aten
     "_sleep",  # torch.cuda
     "_shutdown_workers",  # an iterator of torch's DataLoader
     "_datapipe",  # the dataset of torch's DataLoader
-    "_repr_html_",  # what IPython asks any object for
+    "_repr_html_",  # read by IPython from any object
     "_repr_png_",
     "_worker_info",  # torch.utils.data.get_worker_info
 }
@@ -33,14 +33,14 @@ def is_private(name: str) -> bool:
 
 
 def found_in(tree: ast.Module) -> Iterator[str]:
-    """Private names that are read of others' objects, and what of the package is patched."""
+    """Private names read from other objects, and patches of the package."""
     nodes = list(ast.walk(tree))
     own = {
         node.attr
         for node in nodes
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node)
     } | {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    ours: set[str] = set()  # names that stand for something of the package
+    ours: set[str] = set()  # names imported from the package
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "seqrecord":
             ours |= {alias.asname or alias.name for alias in node.names}
@@ -53,7 +53,7 @@ def found_in(tree: ast.Module) -> Iterator[str]:
             }
     for node in nodes:
         if isinstance(node, ast.Attribute) and is_private(node.attr) and not is_self(node):
-            if node.attr not in own | OF_OTHERS:
+            if node.attr not in own | FOREIGN:
                 yield node.attr
         elif isinstance(node, ast.Call):
             is_method = isinstance(node.func, ast.Attribute)
@@ -67,7 +67,7 @@ def found_in(tree: ast.Module) -> Iterator[str]:
                 for part in item.value.split(".")
             ]
             if function in ACCESSES:
-                yield from (word for word in words if is_private(word) and word not in OF_OTHERS)
+                yield from (word for word in words if is_private(word) and word not in FOREIGN)
             if function in PATCHES and node.args and is_method:
                 first = node.args[0]
                 if words[:1] == ["seqrecord"] or ast.unparse(first).split(".")[0] in ours:

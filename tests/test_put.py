@@ -1,4 +1,4 @@
-"""Small files of a local folder or mount, put in place in one step and on a condition."""
+"""Small files of a local folder or mount, replaced atomically and conditionally."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.storage_contract import StorageContract
 PATH = "manifest.json"
 OLD, NEW = b'{"old": 1}', b'{"new": 22}'
 
-# Forking is what many of these tests are about.
+# Many of these tests fork.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 
@@ -44,7 +44,7 @@ def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["locks", "no locks"])
 def disk(request: pytest.FixtureRequest) -> str:
-    """What the disk can do."""
+    """Whether the disk supports locks."""
     if request.param == "no locks":
         request.getfixturevalue("no_locks")
     return str(request.param)
@@ -83,33 +83,33 @@ class TestWithoutLocks(StorageContract):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_locks")
-class TestAMountWithoutLocks(StorageContract):
+class TestMountWithoutLocks(StorageContract):
     make = staticmethod(MountStorage)
 
 
-def test_whoever_looks_at_a_name_does_not_cost_it(
+def test_a_put_succeeds_while_another_writer_checks_its_file(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another writer has the lock for the moment in which it looks whether it was left behind."""
+    """Another writer locks the file briefly to check whether it is abandoned."""
     storage.put(PATH, OLD, expected=None)
-    real, looks = fcntl.flock, 0
+    real, checks = fcntl.flock, 0
 
     def flock(fd: int, operation: int) -> None:
-        nonlocal looks
+        nonlocal checks
         name = Path(f"/proc/self/fd/{fd}").readlink().name
-        if name.endswith(".next") and operation & fcntl.LOCK_EX and not looks:
-            looks += 1
-            raise BlockingIOError(errno.EWOULDBLOCK, "looked at")
+        if name.endswith(".next") and operation & fcntl.LOCK_EX and not checks:
+            checks += 1
+            raise BlockingIOError(errno.EWOULDBLOCK, "locked")
         real(fd, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock)
     storage.put(PATH, NEW, expected=tag(storage))
-    assert looks == 1
+    assert checks == 1
     assert content(storage) == NEW
     assert names(storage) == [PATH]
 
 
-# Kills and losses of power
+# Kills and power losses
 
 CALLS = (
     *((os, name) for name in ("open", "write", "fsync", "listdir", "unlink", "close")),
@@ -119,9 +119,9 @@ CALLS = (
 
 
 def hit(number: int, sign: int, put: Callable[[], None]) -> int:
-    """Put in a process that gets a signal before its call `number`; its process id.
+    """Put in a process that gets a signal before its call `number`; return its process id.
 
-    It ends with 0 if the put went well, else with 1.
+    Its exit code is 0 if the put succeeded, else 1.
     """
     pid = os.fork()
     if pid:
@@ -136,14 +136,14 @@ def hit(number: int, sign: int, put: Callable[[], None]) -> int:
 
 
 def age(storage: LocalStorage) -> None:
-    """Files beside the manifest are an hour old from now on."""
+    """Make the files beside the manifest an hour older."""
     for path in storage.root.iterdir():
         if path.name != PATH:
             os.utime(path, (path.stat().st_mtime - 3600,) * 2)
 
 
-def is_sure(storage: LocalStorage, disk: str) -> bool:
-    """Whether who was killed is known from who is slow; or else only after a minute."""
+def detects_kills(storage: LocalStorage, disk: str) -> bool:
+    """Whether killed and slow writers can be distinguished at once, not only after a minute."""
     return type(storage) is LocalStorage and disk == "locks"
 
 
@@ -162,7 +162,7 @@ def test_a_kill_leaves_the_old_or_the_new_file(
         if os.waitpid(pid, 0)[1] == 0:
             break
         seen.add(content(storage))
-        if not is_sure(storage, disk):
+        if not detects_kills(storage, disk):
             try:
                 put_file(storage.root / PATH, b"next", tag(storage), shared=True, patience=0.01)
             except TransientError:
@@ -173,13 +173,13 @@ def test_a_kill_leaves_the_old_or_the_new_file(
         assert names(storage) == [PATH]
     assert number > 10
     assert seen == {None if is_new else OLD, NEW}
-    assert (waits > 0) == (not is_sure(storage, disk))
+    assert (waits > 0) == (not detects_kills(storage, disk))
 
 
 def test_a_writer_that_stands_still_overwrites_nothing(
     storage: LocalStorage, disk: str, thorough: bool
 ) -> None:
-    """Another waits for it for a while, or takes it for dead and goes on without it."""
+    """Another writer waits for a while, or regards it as dead and continues."""
     waits = wins = 0
     storage.put(PATH, OLD, expected=None)
     for number in range(0, 100, 1 if thorough else 5):
@@ -188,7 +188,7 @@ def test_a_writer_that_stands_still_overwrites_nothing(
         if not os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1]):
             break
         before = content(storage)
-        if not is_sure(storage, disk):
+        if not detects_kills(storage, disk):
             age(storage)
         shared = isinstance(storage, MountStorage)
         try:
@@ -212,10 +212,10 @@ def test_a_writer_that_stands_still_overwrites_nothing(
 def test_of_two_writers_that_stand_still_one_succeeds(
     tmp_path: Path, disk: str, thorough: bool
 ) -> None:
-    """The second takes the first for dead, where it can, and stands still itself."""
+    """The second one regards the first as dead, if it can, and is stopped itself."""
     storage, stopped = LocalStorage(tmp_path), [0, 0]
     storage.put(PATH, OLD, expected=None)
-    # The first before it opens its folder, makes its file, looks whether it is alone, and renames.
+    # The first stops before it opens its folder, creates its file, checks for others, or renames.
     seconds = range(12, 26, 1 if thorough else 5)
     firsts = (7, 9, 13, 16) if thorough else (9, 16)
     for first, second in itertools.product(firsts, seconds):
@@ -259,13 +259,13 @@ def test_a_loss_of_power_leaves_the_old_or_the_new_file(tmp_path: Path, is_new: 
             for contents in choices:
                 for entries in choices * 3:
                     state = disk.after_loss(contents, entries, rng)
-                    left = [NEW] if number == len(record.calls) else [None if is_new else OLD, NEW]
-                    assert state.get(PATH) in left
+                    valid = [NEW] if number == len(record.calls) else [None if is_new else OLD, NEW]
+                    assert state.get(PATH) in valid
         if number < len(record.calls):
             disk.apply(record.calls[number])
 
 
-# Faults of the disk
+# Disk errors
 
 
 FAULTS: list[tuple[Any, str, int]] = [
@@ -279,7 +279,7 @@ FAULTS: list[tuple[Any, str, int]] = [
 
 
 @pytest.mark.usefixtures("disk")
-def test_a_put_that_fails_leaves_the_old_file(
+def test_a_failed_put_leaves_the_old_file(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.open
@@ -306,10 +306,10 @@ def test_a_put_that_fails_leaves_the_old_file(
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_a_folder_that_cannot_be_synced(
+def test_a_folder_sync_that_fails(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, is_new: bool
 ) -> None:
-    """Found before anything has changed, unless it is only the last sync that fails."""
+    """An error before any change, unless only the last sync fails."""
     storage.root.mkdir()
     if not is_new:
         storage.put(PATH, OLD, expected=None)
@@ -332,10 +332,10 @@ def test_a_folder_that_cannot_be_synced(
         assert names(storage) == ([PATH] if content(storage) else [])
 
 
-# What hostile or careless folders hold
+# Hostile folders
 
 
-def test_what_is_no_file_is_neither_read_nor_replaced(storage: LocalStorage) -> None:
+def test_only_regular_files_are_read_or_replaced(storage: LocalStorage) -> None:
     storage.root.mkdir()
     (storage.root / "secret").write_bytes(b"secret")
     inside = type(storage)(storage.root / "inside")
@@ -356,7 +356,7 @@ def test_what_is_no_file_is_neither_read_nor_replaced(storage: LocalStorage) -> 
         target.rmdir() if target.is_dir() else target.unlink()
     assert (storage.root / "secret").read_bytes() == b"secret"
     inside.close()
-    # Nor are links in the place of leftovers followed.
+    # Links in place of leftover files are not followed.
     storage.put(PATH, OLD, expected=None)
     expected = tag(storage)
     secret = storage.root.parent / "secret"

@@ -1,4 +1,4 @@
-"""Frames of raw pages: the right ones, only their slices read, and each of these checked."""
+"""Frames of raw pages: correct values, reads of their slices only, and checksums of each slice."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from tests.storage_doubles import CountingStorage, DamagesOnce
 FRAMES = 700
 SCHEMA = Schema(
     [
-        FeatureSpec("big", np.dtype("u1"), (5000,)),  # a slice for each frame
-        FeatureSpec("mid", np.dtype("<f4"), (200,), group=1),  # six frames a slice
-        FeatureSpec("flag", np.dtype("?"), (3,), group=1),  # all of a page in one slice
-        FeatureSpec("small", np.dtype("<i8"), (), group=1),  # 512 frames a slice
+        FeatureSpec("big", np.dtype("u1"), (5000,)),  # one slice per frame
+        FeatureSpec("mid", np.dtype("<f4"), (200,), group=1),  # six frames per slice
+        FeatureSpec("flag", np.dtype("?"), (3,), group=1),  # one slice per page
+        FeatureSpec("small", np.dtype("<i8"), (), group=1),  # 512 frames per slice
     ]
 )
 
@@ -81,7 +81,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(root: Path, tmp_path: Path) -> Path:
-    """That is damaged."""
+    """A copy to be damaged."""
     return shutil.copytree(root, tmp_path / "copy")
 
 
@@ -99,7 +99,7 @@ def opened(root: Path, request: pytest.FixtureRequest) -> Iterator[Dataset]:
 @given(data=st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_frames_in_any_order(opened: Dataset, data: st.DataObject) -> None:
-    """Some of them twice, of both chunks."""
+    """Frames of both chunks, some of them twice."""
     names = data.draw(st.lists(st.sampled_from(list(SCHEMA)), min_size=1, unique=True))
     frames = data.draw(st.lists(st.integers(0, FRAMES - 1), min_size=1, max_size=40))
     first, count, step = (data.draw(st.integers(*b)) for b in ((0, 600), (0, 99), (1, 3)))
@@ -114,13 +114,13 @@ def test_any_frames_in_any_order(opened: Dataset, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(("name", "is_local"), [("big", True), ("mid", False), ("small", True)])
-def test_only_slices_of_the_frames_are_read(root: Path, name: str, is_local: bool) -> None:
+def test_only_slices_with_the_frames_are_read(root: Path, name: str, is_local: bool) -> None:
     storage = CountingStorage(LocalStorage(root), is_local=is_local)
     with seqrecord.open(storage, features=[name]) as dataset:
         page, spec, episode = nth_page(dataset, name, 0, 0), SCHEMA[name], dataset.episodes["e"]
         k = slice_frames(spec)
-        for some in ([0], [599], [3, 4, 5], [0, 100, 599], [*range(0, 600, 50)]):
-            frames = [frame for frame in some if page.has(frame)]
+        for subset in ([0], [599], [3, 4, 5], [0, 100, 599], [*range(0, 600, 50)]):
+            frames = [frame for frame in subset if page.has(frame)]
             slices = sorted({position // k for position in page.positions(frames).tolist()})
             storage.reset()
             got = episode.read(frames)
@@ -128,13 +128,13 @@ def test_only_slices_of_the_frames_are_read(root: Path, name: str, is_local: boo
                 np.testing.assert_array_equal(got[name][place], EXPECTED[frame][name])
             ends = [min(k * spec.nbytes * (i + 1), page.stop - page.start) for i in slices]
             nbytes = sum(ends) - k * spec.nbytes * sum(slices)
-            between = 16 << 10  # is read along rather than asked for anew
+            between = 16 << 10  # gaps up to this size are read too
             assert nbytes <= storage.bytes_read <= nbytes + len(slices) * (between + 8)
             whole = page.stop - page.start
             assert len(frames) > 12 or storage.bytes_read < whole or name == "small"
 
 
-def test_a_frame_alone_is_read_and_checked_by_its_slice(root: Path) -> None:
+def test_a_single_frame_is_read_and_checked_by_its_slice(root: Path) -> None:
     storage = CountingStorage(LocalStorage(root))
     for name, verified, nbytes in (("big", True, 5000 + 4), ("small", False, 8)):
         with seqrecord.open(storage, features=[name], verify=verified) as dataset:
@@ -178,12 +178,12 @@ def test_a_damaged_slice_is_an_error_for_its_frames_only(
     assert (problem.feature, problem.offset) == (name, page.start)
 
 
-def test_a_damaged_table_is_found(copy: Path) -> None:
+def test_a_damaged_checksum_is_found(copy: Path) -> None:
     with seqrecord.open(copy, features=["mid"]) as dataset:
         page, episode = nth_page(dataset, "mid", 0, 0), dataset.episodes["e"]
         file = copy / page.chunk.path
         assert page.sums is not None
-        flip(file, page.sums + 4)  # of the second slice
+        flip(file, page.sums + 4)  # the second slice's checksum
         assert len(episode.read([0, 1])["mid"]) == 2
         with pytest.raises(ChecksumError, match="frames of a page"):
             episode.read([8])
@@ -198,7 +198,7 @@ def test_a_damaged_table_is_found(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("verified", [True, False])
-def test_bools_of_other_bytes(copy: Path, verified: bool) -> None:
+def test_invalid_bools_are_errors(copy: Path, verified: bool) -> None:
     with seqrecord.open(copy, verify=verified) as dataset:
         page = nth_page(dataset, "flag", 0, 0)
         file = copy / page.chunk.path
@@ -210,7 +210,7 @@ def test_bools_of_other_bytes(copy: Path, verified: bool) -> None:
         assert (caught.value.file, caught.value.feature) == (str(file), "flag")
 
 
-def test_a_part_is_read_anew_that_was_damaged_on_its_way(root: Path, tmp_path: Path) -> None:
+def test_a_slice_damaged_in_transfer_is_read_again(root: Path, tmp_path: Path) -> None:
     for is_cached in (False, True):
         storage: Storage = DamagesOnce(LocalStorage(root))
         if is_cached:
@@ -220,7 +220,7 @@ def test_a_part_is_read_anew_that_was_damaged_on_its_way(root: Path, tmp_path: P
             assert storage.counters().get("cache_damaged", 1) > 0
 
 
-# Loads of raw chunks: of few frames only slices are read, whole chunks several at a time
+# Loads of raw chunks: slices for few frames; otherwise several whole chunks per read
 
 
 def sound(episode: int) -> npt.NDArray[np.int16]:
@@ -229,7 +229,7 @@ def sound(episode: int) -> npt.NDArray[np.int16]:
 
 @pytest.fixture(scope="module")
 def sounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A chunk of 100 frames an episode, of which few are worth reading parts."""
+    """One chunk of 100 frames per episode; parts are read for few frames only."""
     path = tmp_path_factory.mktemp("sounds") / "records"
     with SeqRecordWriter(path, codecs="raw") as writer:
         for number in range(5):
@@ -247,19 +247,19 @@ def sounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_loads_of_raw_chunks(sounds: Path, stride: int, calls: int, verify: bool) -> None:
-    asked: list[int] = []
+    read_sizes: list[int] = []
 
     class Watched(LocalStorage):
         def read_ranges(
             self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
         ) -> None:
-            asked.append(sum(map(len, buffers)))
+            read_sizes.append(sum(map(len, buffers)))
             super().read_ranges(path, ranges, buffers)
 
     with seqrecord.open(Watched(sounds), verify=verify) as dataset:
         assert {spec.group for spec in dataset.features.values()} == {0}
         pipe = SeqRecordPipe(dataset, clip_len=1, batch_size=4, stride=stride, shuffle=False)
-        asked.clear()
+        read_sizes.clear()
         seen = []
         for batch in pipe:
             for number, samples in zip(batch["id"][:, 0], batch["sound"][:, 0], strict=True):
@@ -268,14 +268,14 @@ def test_loads_of_raw_chunks(sounds: Path, stride: int, calls: int, verify: bool
                 seen.append((episode, frame))
     assert sorted(seen) == [(e, f) for e in range(5) for f in range(0, 100, stride)]
     stats, whole = pipe.stats(), 5 * 100 * (3200 + 16)
-    # A slice of `sound` has two frames, and a checksum; those of `id` are a page.
-    some = len(seen) * (2 * 3200 + 4) + 5 * 1600
-    assert stats["bytes_read"] == whole if stride == 1 else stats["bytes_read"] <= some
-    assert len(asked) == calls
-    assert stats["decode_seconds"] == 0, "a chunk took the long way"
+    # A slice of `sound` has two frames and a checksum; `id` is read by page.
+    limit = len(seen) * (2 * 3200 + 4) + 5 * 1600
+    assert stats["bytes_read"] == whole if stride == 1 else stats["bytes_read"] <= limit
+    assert len(read_sizes) == calls
+    assert stats["decode_seconds"] == 0, "a chunk was decoded instead of read in place"
 
 
-# Parts of raw pages are read straight into rows where few of their frames are wanted
+# Parts of raw pages are read directly into rows if few of their frames are needed
 
 FRAME = math.prod(LARGE)  # bytes of an image
 
@@ -287,7 +287,7 @@ def write_pieces(folder: Path, flush_at: Sequence[int] = ()) -> Path:
 
 @pytest.fixture(scope="module", params=["even", "uneven"])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Chunks of 32 frames, or of up to 23: only from larger ones is a part worth its reading."""
+    """Chunks of 32 frames, or of up to 23: parts are read of the larger ones only."""
     folder = tmp_path_factory.mktemp("direct")
     return write_pieces(folder, [16] if request.param == "uneven" else [])
 
@@ -318,7 +318,7 @@ def test_clips_far_apart(
         assert sorted(clips) == possible_clips(features, clip_len, stride)
 
 
-def test_what_is_read_and_checked_are_wanted_frames(tmp_path: Path) -> None:
+def test_only_requested_frames_are_read_and_checked(tmp_path: Path) -> None:
     path = write_pieces(tmp_path)
     settings: dict[str, Any] = {"clip_len": 1, "stride": 16, "features": ["image"]}
     pipe = SeqRecordPipe(path, batch_size=2, **settings)
@@ -336,13 +336,13 @@ def test_what_is_read_and_checked_are_wanted_frames(tmp_path: Path) -> None:
                 list(pipe)
 
 
-# Bytes that loads read, by brute force
+# Bytes of loads match brute force
 
 GROUPS = {"image": 0, "flow": 1, "note": 1, "id": 2}
 
 
 @pytest.mark.parametrize("flush_at", [[], [1, 6, 7, 8, 21]])
-def test_bytes_beside_each_chunk(tmp_path: Path, flush_at: list[int]) -> None:
+def test_bytes_of_overlapping_chunks(tmp_path: Path, flush_at: list[int]) -> None:
     options: dict[str, Any] = {"groups": GROUPS, "chunk_frames": 4 if flush_at else None}
     dataset = seqrecord.open(write_numbered(tmp_path / "r", **options, flush_at=flush_at))
     reader, groups = dataset.contents.chunks, dataset.contents.index.groups
@@ -350,7 +350,7 @@ def test_bytes_beside_each_chunk(tmp_path: Path, flush_at: list[int]) -> None:
     chunks = [[reader.chunk_at(g, row) for row in range(len(s))] for g, s in enumerate(sizes)]
 
     def nbytes(place: int, episode: int, start: int, stop: int) -> int:
-        """Of the chunks of a group that have any of these frames."""
+        """Bytes of a group's chunks with any of these frames."""
         return sum(
             size
             for chunk, size in zip(chunks[place], sizes[place].tolist(), strict=True)

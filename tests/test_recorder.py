@@ -1,4 +1,4 @@
-"""SeqRecordRecorder: what it records, what does not wait for what, and what a kill leaves."""
+"""SeqRecordRecorder: recorded data, calls that do not block, data left by a kill."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def gate() -> Iterator[Gate]:
 
 @pytest.fixture
 def gated(tmp_path: Path, gate: Gate) -> FaultyStorage:
-    """A storage that takes nothing until the gate is opened."""
+    """A storage that blocks until the gate opens."""
     return FaultyStorage(LocalStorage(tmp_path / "d"), gate)
 
 
@@ -58,14 +58,14 @@ def recorder_threads() -> list[threading.Thread]:
 
 
 def check_recorded(folder: Path, count: int) -> None:
-    """Episode `a` has frames of these numbers, from 0."""
+    """Episode `a` has frames with the numbers 0 to `count` - 1."""
     with seqrecord.open(folder) as dataset:
         [*numbers] = dataset.episodes["a"].read(range(count), features=["x"])["x"]
         assert len(dataset.episodes["a"]) == count
     assert [float(np.ravel(x)[-1]) for x in numbers] == [*range(count)]
 
 
-def test_it_records_what_a_writer_writes(tmp_path: Path) -> None:
+def test_recorded_and_written_datasets_are_equal(tmp_path: Path) -> None:
     written = write_small(tmp_path / "written")
     with SeqRecordRecorder(
         tmp_path / "recorded",
@@ -86,7 +86,7 @@ def test_it_records_what_a_writer_writes(tmp_path: Path) -> None:
     assert same_frames(read_all(tmp_path / "written"), read_all(tmp_path / "recorded"))
 
 
-def test_what_features_are_and_rates_are_kept(tmp_path: Path) -> None:
+def test_feature_properties_and_rates_are_kept(tmp_path: Path) -> None:
     with SeqRecordRecorder(
         tmp_path, features={"x": {"unit": "m", "kind": "state"}}, fps=30, statistics=False
     ) as recorder:
@@ -112,17 +112,17 @@ BAD: list[dict[str, Any]] = [
     {},
     {"x": np.zeros(3), "z": 1},
     {"x": EncodedImage(b"no image")},
-    *({"said": text} for text in (b"abc", np.zeros(3, np.uint8), "half \ud800 a pair")),
+    *({"caption": text} for text in (b"abc", np.zeros(3, np.uint8), "half \ud800 a pair")),
     *({"blob": blob} for blob in ("abc", np.zeros((2, 2), np.uint8))),
     *({"photo": photo} for photo in (EncodedImage(b"no image"), png(5, 6))),
 ]
 
 
-def test_a_frame_that_does_not_fit_is_refused_and_the_episode_goes_on(tmp_path: Path) -> None:
-    """Features are those of the first frame."""
+def test_a_refused_frame_does_not_end_the_episode(tmp_path: Path) -> None:
+    """The first frame defines the features."""
     with SeqRecordRecorder(tmp_path) as recorder, recorder.episode("a") as episode:
         for number, kind in enumerate((bytes, bytearray, memoryview)):
-            frame = {"x": np.full(3, float(number)), "said": "é", "blob": kind(b"12")}
+            frame = {"x": np.full(3, float(number)), "caption": "é", "blob": kind(b"12")}
             episode.append({**frame, "flags": np.array([True]), "photo": png(4, 6)})
             for bad in BAD:
                 with pytest.raises(FrameError, match=f"episode: a.*frame: {number + 1}"):
@@ -130,12 +130,12 @@ def test_a_frame_that_does_not_fit_is_refused_and_the_episode_goes_on(tmp_path: 
         episode.append({"x": np.full(3, 3.0), "blob": b""})
     check_recorded(tmp_path, 4)
     with seqrecord.open(tmp_path) as dataset:
-        assert set(dataset.features) == {"x", "said", "blob", "flags", "photo"}
+        assert set(dataset.features) == {"x", "caption", "blob", "flags", "photo"}
         assert [dataset.episodes["a"][i]["blob"] for i in range(4)] == [b"12"] * 3 + [b""]
 
 
-def test_appending_waits_for_nothing(tmp_path: Path, gate: Gate, gated: Storage) -> None:
-    """The thread stands still while frames come; arrays may be filled again at once."""
+def test_append_does_not_block(tmp_path: Path, gate: Gate, gated: Storage) -> None:
+    """Frames arrive while the thread is blocked; arrays may be reused at once."""
     array = np.zeros(100)
     schema = Schema([FeatureSpec("x", np.dtype(np.float64), (100,))])
     with SeqRecordRecorder(gated, schema=schema, when_full="raise", chunk_frames=1) as recorder:
@@ -153,7 +153,7 @@ def test_appending_waits_for_nothing(tmp_path: Path, gate: Gate, gated: Storage)
     check_recorded(tmp_path / "d", 50)
 
 
-def test_more_than_the_queue_holds_is_spilled(tmp_path: Path, gate: Gate, gated: Storage) -> None:
+def test_frames_beyond_the_queue_are_spilled(tmp_path: Path, gate: Gate, gated: Storage) -> None:
     spill = tmp_path / "spill"
     spill.mkdir()
     recorder = SeqRecordRecorder(
@@ -161,7 +161,7 @@ def test_more_than_the_queue_holds_is_spilled(tmp_path: Path, gate: Gate, gated:
     )
     with recorder, recorder.episode("a") as episode:
         for number in range(24):
-            # The disk is given time: how fast it is, is not the question.
+            # Wait for the disk: its speed is not tested.
             wait_for(lambda: recorder.stats().queued_bytes <= 4 * NBYTES)
             episode.append(large(number))
         stats = recorder.stats()
@@ -173,7 +173,7 @@ def test_more_than_the_queue_holds_is_spilled(tmp_path: Path, gate: Gate, gated:
 
 
 @pytest.mark.parametrize("when_full", ["raise", "drop"])
-def test_a_queue_that_is_full(tmp_path: Path, gate: Gate, gated: Storage, when_full: Any) -> None:
+def test_a_full_queue(tmp_path: Path, gate: Gate, gated: Storage, when_full: Any) -> None:
     recorder = SeqRecordRecorder(
         gated, schema=LARGE, queue_size=4 * NBYTES, when_full=when_full, chunk_frames=1
     )
@@ -188,14 +188,14 @@ def test_a_queue_that_is_full(tmp_path: Path, gate: Gate, gated: Storage, when_f
         stats = recorder.stats()
         gate.opened.set()
         wait_for(lambda: recorder.stats().queued_bytes == 0)
-        assert episode.append(large(3)), "what was written makes room"
+        assert episode.append(large(3)), "written frames free memory"
     assert taken == [number < 3 for number in range(10)]
     assert stats.recorded_frames == 3
     assert stats.dropped_frames == (7 if when_full == "drop" else 0)
     check_recorded(tmp_path / "d", 4)
 
 
-def test_a_failure_to_write_is_raised_and_what_had_ended_is_kept(tmp_path: Path) -> None:
+def test_a_failed_write_is_raised_and_complete_episodes_are_kept(tmp_path: Path) -> None:
     burning = threading.Event()
 
     def fault(operation: Operation, path: str, number: int) -> Failure:
@@ -222,7 +222,7 @@ def test_a_failure_to_write_is_raised_and_what_had_ended_is_kept(tmp_path: Path)
     assert lengths_of(tmp_path) == {"a": 3, "b": 1}
 
 
-def test_a_loop_that_ends_by_an_error_keeps_what_was_recorded(tmp_path: Path) -> None:
+def test_an_error_in_the_loop_keeps_the_recorded_frames(tmp_path: Path) -> None:
     def loop() -> None:
         with SeqRecordRecorder(tmp_path) as recorder, recorder.episode("a") as episode:
             episode.append({"x": np.zeros(3)})
@@ -242,22 +242,22 @@ def test_calls_in_the_wrong_order(tmp_path: Path) -> None:
             recorder.episode("b")
         first.append({"x": np.zeros(3)})
         first.close()
-        first.close()  # it has
+        first.close()  # again, without effect
         with pytest.raises(DestinationError, match="the episode has ended"):
             first.append({"x": np.zeros(3)})
         with pytest.raises(DestinationError, match="exists already"):
             recorder.episode("a")
-        recorder.episode("b").append({"x": np.zeros(3)})  # of one without frames, it is free
+        recorder.episode("b").append({"x": np.zeros(3)})  # free after an episode without frames
     for call in (recorder.close, lambda: recorder.episode("z"), first.discard):
         with pytest.raises(DestinationError, match="is closed"):
             call()
-    recorder.abort()  # nothing to do
+    recorder.abort()  # without effect
     with seqrecord.open(tmp_path / "d") as dataset:
         assert list(dataset.episodes) == ["a", "b"]
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_a_take_that_failed_is_recorded_again(tmp_path: Path, wait: bool) -> None:
+def test_a_discarded_episode_is_recorded_again(tmp_path: Path, wait: bool) -> None:
     takes = []
     schema = Schema([FeatureSpec("x", np.dtype(np.int64), ())])
     with SeqRecordRecorder(tmp_path, schema=schema, flush_seconds=0.01) as recorder:
@@ -282,7 +282,7 @@ def test_a_take_that_failed_is_recorded_again(tmp_path: Path, wait: bool) -> Non
     check_recorded(tmp_path, 22)
 
 
-def test_discarding_waits_for_nothing(tmp_path: Path, gate: Gate, gated: Storage) -> None:
+def test_discard_does_not_block(tmp_path: Path, gate: Gate, gated: Storage) -> None:
     with SeqRecordRecorder(gated, codecs="raw", chunk_frames=1) as recorder:
         episode = recorder.episode("a")
         for number in range(50):
@@ -305,8 +305,8 @@ def test_wrong_arguments(tmp_path: Path, memory_url: str) -> None:
         ({"spill_folder": "/no/such/folder"}, "cannot spill there"),
         ({"mode": "update"}, "unknown mode"),
     ]
-    for arguments, says in wrong:
-        with pytest.raises(DestinationError, match=says):
+    for arguments, message in wrong:
+        with pytest.raises(DestinationError, match=message):
             SeqRecordRecorder(tmp_path / "d", **arguments)
     for url in ("s3://bucket/demos", "az://container/demos", "memory://demos", "hf://datasets/a/b"):
         with pytest.raises(DestinationError, match="`seqrecord merge FOLDER -o ") as caught:
@@ -318,7 +318,7 @@ def test_wrong_arguments(tmp_path: Path, memory_url: str) -> None:
 
 
 @pytest.mark.parametrize("end", [SeqRecordRecorder.abort, lambda recorder: None])
-def test_one_that_is_not_closed_leaves_no_thread_and_no_file_of_its_own(
+def test_an_unclosed_recorder_leaves_no_thread_and_no_spill_file(
     tmp_path: Path, end: Callable[[SeqRecordRecorder], None]
 ) -> None:
     spill = tmp_path / "spill"
@@ -343,16 +343,14 @@ EPISODE_FRAMES = 40
 
 
 @pytest.mark.parametrize("mode", ["create", pytest.param("resume", marks=pytest.mark.slow)])
-def test_a_kill_keeps_what_had_ended_and_the_open_episode_up_to_its_last_flush(
-    tmp_path: Path, mode: Any
-) -> None:
-    """A copy of the folder is what a kill at that moment leaves."""
+def test_a_kill_keeps_complete_episodes_and_flushed_frames(tmp_path: Path, mode: Any) -> None:
+    """A copy of the folder simulates a kill at that moment."""
 
     def check(folder: Path, safe: int) -> None:
-        """A resume finds the episodes that had ended, and the frames of the next that were safe."""
+        """A resume finds the complete episodes, and the durable frames of the next one."""
         SeqRecordWriter(folder, mode="resume").close()
         found = lengths_of(folder)
-        assert list(found) == [*known, f"{number}"]
+        assert list(found) == [*complete, f"{number}"]
         assert all(found[str(ended)] == EPISODE_FRAMES for ended in range(number))
         assert found[str(number)] >= safe
         with seqrecord.open(folder) as dataset:
@@ -360,12 +358,12 @@ def test_a_kill_keeps_what_had_ended_and_the_open_episode_up_to_its_last_flush(
                 assert episode.metadata == ({"truncated": True} if key == str(number) else {})
         assert seqrecord.verify(folder, deep=True).ok
 
-    known: list[str] = []
+    complete: list[str] = []
     if mode == "resume":
         writer = SeqRecordWriter(tmp_path / "d")
         add(writer, {"first": 1})
         writer.abort()
-        known.append("first")
+        complete.append("first")
     recorder = SeqRecordRecorder(tmp_path / "d", flush_seconds=0.01, mode=mode)
     for number in range(3):
         episode = recorder.episode(str(number))
@@ -378,5 +376,5 @@ def test_a_kill_keeps_what_had_ended_and_the_open_episode_up_to_its_last_flush(
                 killed = shutil.copytree(tmp_path / "d", tmp_path / f"{number} {at}")
                 check(killed, safe)
         episode.close()
-        known.append(str(number))
+        complete.append(str(number))
     recorder.close()

@@ -1,4 +1,4 @@
-"""A resume copies whole episodes from what a kill leaves of a record file; it believes nothing."""
+"""A resume copies complete episodes from unfinished record files, and verifies all bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.tiny import TINY, read_all, same_frames, tiny_frames
 
 SETTINGS: dict[str, Any] = {
     "schema": TINY,
-    "features": {"raw": {"group": 0}},  # and the other with it
+    "features": {"raw": {"group": 0}},  # and the other feature with it
     "codecs": {name: list(spec.codec) for name, spec in TINY.items()},
     "chunk_frames": 2,
 }
@@ -40,7 +40,7 @@ def write_ended(writer: SeqRecordWriter, *keys: str) -> None:
 
 
 def write(folder: Path, *keys: str, is_cut: bool = False, **options: Any) -> None:
-    """Episodes, and with `is_cut` one more that does not end, as a kill leaves them."""
+    """Episodes as left by a kill; with `is_cut` plus an unfinished one."""
     writer = abandonable(folder, **{**SETTINGS, **options})
     write_ended(writer, *keys)
     if is_cut:
@@ -52,7 +52,7 @@ def write(folder: Path, *keys: str, is_cut: bool = False, **options: Any) -> Non
 
 @pytest.fixture
 def cut(tmp_path: Path) -> Path:
-    """A record file of two finished episodes and half of a third, as a kill leaves it."""
+    """An unfinished record file with two complete episodes and half of a third."""
     write(tmp_path, "e0", "e1", is_cut=True)
     return tmp_path
 
@@ -67,7 +67,7 @@ def copies(root: Path) -> list[Path]:
 
 
 def recovered(root: Path) -> list[str]:
-    """Keys of what a resume finds, which changes nothing and leaves whole copies."""
+    """Keys that a resume finds; it changes no file and adds complete copies only."""
     before = contents(root)
     writer = SeqRecordWriter(root, mode="resume")
     keys = sorted(writer.completed_episodes)
@@ -79,7 +79,7 @@ def recovered(root: Path) -> list[str]:
 
 
 def changed(root: Path, path: Path, data: bytes) -> list[str]:
-    """Keys that a resume finds where a file is changed, which is as before then."""
+    """Keys that a resume finds with this file changed; then restores the file."""
     before = path.read_bytes()
     path.write_bytes(data)
     found = recovered(root)
@@ -89,28 +89,28 @@ def changed(root: Path, path: Path, data: bytes) -> list[str]:
     return found
 
 
-def test_what_had_ended_is_copied_once_chunk_by_chunk(cut: Path) -> None:
+def test_complete_episodes_are_copied_once_by_chunk(cut: Path) -> None:
     for _ in range(2):
         assert recovered(cut) == ["e0", "e1"]
         (copy,) = copies(cut)
-        lies = slice(64, 64 + 576 * 2)
-        assert copy.read_bytes()[lies] == partial(cut).read_bytes()[lies]
+        chunks = slice(64, 64 + 576 * 2)
+        assert copy.read_bytes()[chunks] == partial(cut).read_bytes()[chunks]
     SeqRecordWriter(cut, mode="resume").close()
     assert same_frames(read_all(cut), {"e0": tiny_frames(), "e1": tiny_frames()})
 
 
-def test_a_key_that_another_has_committed_is_not_copied(tmp_path: Path) -> None:
+def test_a_key_committed_by_another_writer_is_not_copied(tmp_path: Path) -> None:
     first = abandonable(tmp_path, **SETTINGS)
     with SeqRecordWriter(tmp_path, **SETTINGS) as other, other.episode("e1") as episode:
         episode.append(tiny_frames()[0])
     write_ended(first, "e0", "e1")
     abandon(first)
     assert recovered(tmp_path) == ["e0", "e1"]
-    held = [b'"e1"' in path.read_bytes() for path in copies(tmp_path)]
-    assert sorted(held) == [False, True]  # the copy, and what is committed
+    has_key = [b'"e1"' in path.read_bytes() for path in copies(tmp_path)]
+    assert sorted(has_key) == [False, True]  # the copy, and the committed file
 
 
-def test_no_page_and_no_note_is_believed(cut: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_pages_and_notes_are_verified(cut: Path, caplog: pytest.LogCaptureFixture) -> None:
     pages = partial(cut)
     data, both = pages.read_bytes(), ["e0", "e1"]
     for offset, found in ((0, []), (12, []), (64, ["e1"]), (640, ["e0"]), (1216, both)):
@@ -124,19 +124,19 @@ def test_no_page_and_no_note_is_believed(cut: Path, caplog: pytest.LogCaptureFix
         short = json.dumps({**note, "note": note["note"][:length]}).encode() + b"\n"
         assert changed(cut, notes, first + short) == ["e0"], length
     caplog.clear()
-    assert changed(cut, notes, first + second[:9]) == ["e0"]  # as a kill cuts the last one
+    assert changed(cut, notes, first + second[:9]) == ["e0"]  # as cut by a kill
     assert "damaged" not in caplog.text
     assert changed(cut, notes, b"\0" * 9 + first[9:] + second) == []
     assert f"{notes}: damaged; later checkpoints are lost" in caplog.text
     assert changed(cut, notes, first + first + second) == both
     write(cut / "other", "e0")
     header = partial(cut / "other").read_bytes()[:64]
-    assert changed(cut, pages, header + data[64:]) == [], "the notes are those of another file"
+    assert changed(cut, pages, header + data[64:]) == [], "the notes belong to another file"
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_an_episode_whose_first_part_is_in_a_finished_file(tmp_path: Path, lost: int) -> None:
-    """It is recovered, and its last part copied, if the first is there."""
+def test_an_episode_with_its_first_part_in_a_finished_file(tmp_path: Path, lost: int) -> None:
+    """Recovered, with a copy of its last part, if the first part exists."""
     write(tmp_path, "e0", max_file_size=300)
     (finished,) = copies(tmp_path)
     if lost:
@@ -145,7 +145,7 @@ def test_an_episode_whose_first_part_is_in_a_finished_file(tmp_path: Path, lost:
     assert len(copies(tmp_path)) == 2 * (1 - lost)
 
 
-def test_an_episode_that_is_given_up_leaves_no_bytes(tmp_path: Path) -> None:
+def test_an_aborted_episode_leaves_no_bytes(tmp_path: Path) -> None:
     sizes = set()
     for name in ("with", "without"):
         with SeqRecordWriter(tmp_path / name, **SETTINGS) as writer:
@@ -162,7 +162,7 @@ def test_an_episode_that_is_given_up_leaves_no_bytes(tmp_path: Path) -> None:
     assert len(sizes) == 1
 
 
-# A damaged record file, and others that are whole
+# A damaged record file among valid ones
 
 
 def _flip(at: int) -> Callable[[bytes], bytes]:
@@ -180,14 +180,14 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 def damage(path: Path, name: str) -> bytes:
-    """Damages a file; its bytes are then these."""
+    """Damage a file and return its new bytes."""
     damaged = DAMAGES[name](path.read_bytes())
     path.write_bytes(damaged)
     return damaged
 
 
 def left_by(root: Path, mode: str, *keys: str) -> None:
-    """What a writer leaves that gives up after these episodes."""
+    """Files of a writer that aborts after these episodes."""
     writer = abandonable(root, mode=mode, **SETTINGS)
     write_ended(writer, *keys)
     writer.abort()
@@ -207,14 +207,14 @@ def file_with(root: Path, key: str) -> Path:
 def test_a_resume_skips_a_damaged_file_and_recovers_the_others(
     tmp_path: Path, name: str, has_dataset: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a first write, and of one that was to append."""
+    """After an interrupted first write, and after an interrupted append."""
     if has_dataset:
         with SeqRecordWriter(tmp_path, **SETTINGS) as writer:
-            write_ended(writer, "there")
+            write_ended(writer, "committed")
     left_by(tmp_path, "append" if has_dataset else "create", "a")
     left_by(tmp_path, "append" if has_dataset else "resume", "b")
     bad = file_with(tmp_path, "a")
-    left = damage(bad, name)
+    damaged = damage(bad, name)
     with SeqRecordWriter(tmp_path, mode="resume", **SETTINGS) as writer:
         (file,) = writer.damaged_files
         write_ended(writer, "c")
@@ -222,9 +222,9 @@ def test_a_resume_skips_a_damaged_file_and_recovers_the_others(
     assert file.reason
     assert f"damaged record file skipped (not deleted): {tmp_path}/{file}" in caplog.text
     whole = read_all(tmp_path)
-    assert set(whole) == {"b", "c", *(["there"] if has_dataset else [])}
+    assert set(whole) == {"b", "c", *(["committed"] if has_dataset else [])}
     assert all(same_frames({"x": one}, {"x": tiny_frames()}) for one in whole.values())
-    # And so does a reindex, with or without what tells of the dataset.
+    # A reindex skips it too, with or without the manifest.
     for lose in ((), ("manifest.json",)):
         for path in lose:
             (tmp_path / path).unlink()
@@ -232,7 +232,7 @@ def test_a_resume_skips_a_damaged_file_and_recovers_the_others(
         seqrecord.reindex(tmp_path, on_damaged=seen.append)
         assert seen == [file]
         assert read_all(tmp_path).keys() == whole.keys()
-    assert bad.read_bytes() == left
+    assert bad.read_bytes() == damaged
     assert seqrecord.verify(tmp_path, deep=True).ok
 
 
@@ -240,12 +240,12 @@ def test_a_resume_skips_a_damaged_file_and_recovers_the_others(
 def test_a_damaged_file_of_the_dataset(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A resume would drop its episodes, and refuses; a reindex is asked to, and says which."""
+    """A resume refuses to drop its episodes; a reindex drops and reports them."""
     with SeqRecordWriter(tmp_path, max_file_size=1, **SETTINGS) as writer:
         write_ended(writer, "a", "b")
     left_by(tmp_path, "append", "c")
     bad = file_with(tmp_path, "a")
-    left, before = damage(bad, name), (tmp_path / "manifest.json").read_bytes()
+    damaged, before = damage(bad, name), (tmp_path / "manifest.json").read_bytes()
     with pytest.raises(DestinationError, match="seqrecord reindex") as caught:
         SeqRecordWriter(tmp_path, mode="resume")
     assert caught.value.file == str(bad)
@@ -256,25 +256,25 @@ def test_a_damaged_file_of_the_dataset(
     assert f"records/{bad.name}" in done.stderr
     assert "1 episode lost with damaged record files: a" in caplog.text
     assert read_all(tmp_path).keys() == {"b", "c"}
-    assert bad.read_bytes() == left
+    assert bad.read_bytes() == damaged
     assert CliRunner().invoke(main, ["reindex", str(tmp_path)]).exit_code == 1
     bad.unlink()
     assert CliRunner().invoke(main, ["reindex", str(tmp_path)]).exit_code == 0
 
 
-def test_an_unfinished_file_that_is_damaged_hides_no_other(tmp_path: Path) -> None:
+def test_a_damaged_unfinished_file_does_not_hide_others(tmp_path: Path) -> None:
     write(tmp_path, "e0", is_cut=True)
     bad = partial(tmp_path)
     write(tmp_path, "e1", mode="resume")
-    left = damage(bad, "header")
+    expected = damage(bad, "header")
     with SeqRecordWriter(tmp_path, mode="resume", **SETTINGS) as writer:
         [damaged] = writer.damaged_files
     assert damaged.path == f"records/{bad.name.removesuffix('.partial')}"
     assert "e1" in read_all(tmp_path)
-    assert bad.read_bytes() == left
+    assert bad.read_bytes() == expected
 
 
-def test_nothing_but_damaged_files_is_an_error(tmp_path: Path) -> None:
+def test_only_damaged_files_are_an_error(tmp_path: Path) -> None:
     left_by(tmp_path, "create", "a")
     (bad,) = copies(tmp_path)
     damage(bad, "cut")
@@ -286,7 +286,7 @@ def test_nothing_but_damaged_files_is_an_error(tmp_path: Path) -> None:
     assert list(read_all(tmp_path)) == ["a"]
 
 
-# Uploads of a local folder or mount that have not ended, seen by another
+# Unfinished uploads in a local folder or mount, as another process sees them
 
 
 @pytest.fixture(params=[LocalStorage, MountStorage])
@@ -298,7 +298,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalSto
 
 @pytest.fixture
 def other(storage: LocalStorage) -> Iterator[LocalStorage]:
-    """Of another process, say."""
+    """As in another process."""
     other = type(storage)(storage.root)
     yield other
     other.close()
@@ -313,7 +313,7 @@ def read(found: Unfinished, start: int, stop: int) -> bytes:
 def test_a_kill_leaves_two_files_until_they_are_removed(
     storage: LocalStorage, other: LocalStorage
 ) -> None:
-    """What is in them, StorageContract tests."""
+    """StorageContract tests their contents."""
     names = ["records/b", "records/a"]
     for name in names:
         upload = storage.create(name)
@@ -327,8 +327,8 @@ def test_a_kill_leaves_two_files_until_they_are_removed(
     for _ in range(2):
         found[0].remove()
         assert [each.path for each in other.unfinished("records")] == ["records/b"]
-    there = sorted(path.name for path in (storage.root / "records").iterdir())
-    assert there == ["b.notes", "b.partial"]
+    remaining = sorted(path.name for path in (storage.root / "records").iterdir())
+    assert remaining == ["b.notes", "b.partial"]
     with pytest.raises(NotFoundError):
         found[0].checkpoints()
 
@@ -337,8 +337,8 @@ HALF_NOTES = [b'{"size": 4, "no', b"\xff\n", b'{"size": "x"}\n', b"[]\n", b"1\n"
 HALF_NOTES += [b'{"size": 1e999, "note": ""}\n', b'{"size": -1, "note": ""}\n']
 
 
-def test_half_a_note_ends_the_checkpoints(storage: LocalStorage, other: LocalStorage) -> None:
-    """And so does one of bytes that are not there."""
+def test_a_cut_note_ends_the_checkpoints(storage: LocalStorage, other: LocalStorage) -> None:
+    """A note about missing bytes does too."""
     upload = storage.create(PATH)
     upload.write(b"1234")
     upload.checkpoint(b"good")
@@ -358,7 +358,7 @@ def test_half_a_note_ends_the_checkpoints(storage: LocalStorage, other: LocalSto
         read(found, 0, 8)
 
 
-def test_links_that_lead_out_are_not_followed(storage: LocalStorage) -> None:
+def test_links_out_of_the_folder_are_not_followed(storage: LocalStorage) -> None:
     secret = storage.root.parent / "secret"
     secret.write_bytes(b'{"size": 1, "note": ""}\n')
     folder = storage.root / "records"

@@ -1,4 +1,4 @@
-"""References: literal bytes, what they become, and every way to be malformed."""
+"""References: literal bytes, the pages built from them, and all kinds of malformed references."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def _parse(page: bytes, length: int = 15) -> Reference:
     return parse_reference(memoryview(page), length, "image")
 
 
-def test_bytes_and_the_page_that_it_stands_for() -> None:
-    """VP9 stays as it is; H.264 gets start codes, and parameter sets where a GOP begins."""
+def test_bytes_of_a_reference_and_its_page() -> None:
+    """VP9 is not changed; H.264 gets start codes, and parameter sets at the start of a GOP."""
     [made] = Reference.of(_GOPS, [range(2)], "0123456789abcdef", 2)
     assert (made.encode(), made.length) == (_PAGE, 15)
     assert len(_PAGE) == least_reference_bytes(np.array(4))
     found = _parse(_PAGE)
-    about = (found.list_id, found.file, found.start, found.length)
-    assert about == ("0123456789abcdef", 2, 100, 15)
+    fields = (found.list_id, found.file, found.start, found.length)
+    assert fields == ("0123456789abcdef", 2, 100, 15)
     assert found.encode() == _PAGE
     table = struct.pack("<I5I", 4, 40, 43, 45, 46, 50) + _PAGE[-16:]
     assert found.page(memoryview(_RANGE), "vp9") == table + b"AAABBCDDDD"
@@ -69,7 +69,7 @@ def test_bytes_and_the_page_that_it_stands_for() -> None:
     assert page[-len(packets) :] == packets
 
 
-def test_groups_are_cut_in_pages() -> None:
+def test_gops_are_split_into_pages() -> None:
     for frames, nbytes, expected in (
         *((3, 99, [4]), (2, 99, [2, 2]), (9, 14, [2, 2]), (1, 1, [2, 2])),
     ):
@@ -101,11 +101,11 @@ def test_references_that_cannot_be_true() -> None:
         *((b"", 15), (_PAGE[:-1], 15), (_PAGE, 16)),
         (_word(0, 1 << 31), 15),  # no packets
         (_word(0, 2**32 - 1), 15),  # more packets than bytes
-        (_word(28, 8), 15),  # extradata that is not there, or too long
+        (_word(28, 8), 15),  # extradata missing, or too long
         (_word(28, 2**17) + bytes(2**17), 15),
         (_word(32, 1), 15),  # first offset
         (_word(36, 2), 15),  # packets overlap
-        (_word(52, 0), 15),  # a packet of no bytes
+        (_word(52, 0), 15),  # an empty packet
         (_PAGE[:20] + b"\xff" * 8 + _PAGE[28:], 15),  # an impossible start
     ):
         with pytest.raises(FormatError) as info:
@@ -114,7 +114,7 @@ def test_references_that_cannot_be_true() -> None:
         assert info.value.offset is not None
 
 
-def test_a_list() -> None:
+def test_external_list_round_trip() -> None:
     files = (ExternalFile("/a", "b/c.mp4", 5, "mtime 7"), ExternalFile("s3://x", "c.mp4", 6))
     folders = ExternalFile("/a", "", 0), ExternalFile("/a", "e/f", 0)
     made = ExternalList((*files, ExternalFile("/a", "d.mp4", 1), *folders))
@@ -157,7 +157,7 @@ def _frames_page(page: bytes, length: int = 5, count: int = 2) -> Reference:
     return parse_reference(memoryview(page), length, "image", count)
 
 
-def test_frames_that_are_files_of_a_folder_or_ranges_of_a_file() -> None:
+def test_frames_as_files_of_a_folder_or_ranges_of_a_file() -> None:
     page = OF_FOLDER.encode()
     names = b'[["a.png","mtime 7"],["b.png",null]]'
     assert page.endswith(bytes.fromhex("03000000 02000000 00000000 01000000") + names)
@@ -179,7 +179,7 @@ def test_frames_that_cannot_be_true() -> None:
             _frames_page(replace(OF_FOLDER, extradata=text).encode())
     for reference in (
         replace(OF_FOLDER, frames=np.array([1, 0])),  # another order
-        replace(OF_FOLDER, start=1),  # files that do not begin
+        replace(OF_FOLDER, start=1),  # a start offset with a folder
         replace(OF_FOLDER, offsets=np.array([0, 4])),  # a gap
     ):
         with pytest.raises(FormatError) as info:

@@ -1,4 +1,4 @@
-"""`rename=` in all loaders: the same clips under other names, against those without."""
+"""`rename=` in all loaders gives the same clips under other names."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def before(clip: Mapping[str, Any]) -> dict[str, Any]:
-    """What a clip has, by the stored names."""
+def by_stored_names(clip: Mapping[str, Any]) -> dict[str, Any]:
+    """The clip with its stored names."""
     stored = {new: old for old, new in NAMES.items()}
     found = {}
     for name, value in clip.items():
@@ -104,7 +104,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def renamed(options: Any) -> Any:
-    """The same with the new names of features."""
+    """The options with the features' new names."""
     if isinstance(options, CenterCrop):
         return CenterCrop((4, 4), features=[NAMES[name] for name in options.features or ()])
     if isinstance(options, Seconds):
@@ -120,22 +120,22 @@ def same(old: Any, new: Any) -> None:
     olds, news = list(old), list(new)
     assert len(olds) == len(news) > 3
     for one, other in zip(olds, news, strict=True):
-        assert list(one) == list(before(other))
-        assert digest(one) == digest(before(other))
+        assert list(one) == list(by_stored_names(other))
+        assert digest(one) == digest(by_stored_names(other))
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_same_clips_under_other_names(path: Path, name: str) -> None:
-    plain, of_features = OPTIONS[name]
+    plain, feature_options = OPTIONS[name]
     for loader in (SeqRecordPipe, SeqRecordNode, SeqRecordMapDataset):
-        old: Any = loader(path, **plain, **of_features)
-        new: Any = loader(path, **plain, rename=NAMES, **renamed(of_features))
+        old: Any = loader(path, **plain, **feature_options)
+        new: Any = loader(path, **plain, rename=NAMES, **renamed(feature_options))
         if loader is SeqRecordMapDataset:
             old, new = ([each[i] for i in range(len(each))] for each in (old, new))
         same(old, new)
 
 
-def test_a_transform_gets_and_names_the_new_ones(path: Path) -> None:
+def test_transforms_use_the_new_names(path: Path) -> None:
     def small(frame: dict[str, Any]) -> dict[str, Any]:
         return {"image": frame["image"][:2], "x": frame["image"].mean()}
 
@@ -148,14 +148,14 @@ def test_a_transform_gets_and_names_the_new_ones(path: Path) -> None:
 
 
 def test_workers_and_open_datasets(path: Path) -> None:
-    """An open dataset with other names is pickled with these."""
+    """A pickled dataset keeps its new names."""
     stream = SeqRecordIterableDataset(
         path, clip_len=3, batch_size=2, features=["image_left"], rename=NAMES
     )
-    here = [digest(batch) for batch in DataLoader(stream, batch_size=None)]
+    expected = [digest(batch) for batch in DataLoader(stream, batch_size=None)]
     stream.set_epoch(0)
     processes: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "forkserver"}
-    assert [digest(batch) for batch in DataLoader(stream, batch_size=None, **processes)] == here
+    assert [digest(batch) for batch in DataLoader(stream, batch_size=None, **processes)] == expected
     dataset = pickle.loads(pickle.dumps(stream.dataset))
     assert list(dataset.features) == list(stream.dataset.features) == ["image"]
     assert set(dataset.schema) == {"image", "lidar", "position", "time", "note"}
@@ -168,7 +168,7 @@ def test_workers_and_open_datasets(path: Path) -> None:
     assert set(new) == {NAMES.get(name, name) for name in old}
 
 
-def test_a_mix_joins_what_was_renamed(path: Path, tmp_path: Path) -> None:
+def test_a_mix_joins_renamed_features(path: Path, tmp_path: Path) -> None:
     with SeqRecordWriter(tmp_path / "other") as writer, writer.episode("a") as episode:
         for _ in range(8):
             episode.append({"image": np.zeros((6, 8, 3), np.uint8), "pose": np.zeros(2)})
@@ -184,8 +184,8 @@ def test_a_mix_joins_what_was_renamed(path: Path, tmp_path: Path) -> None:
         assert not {"position", "image_left", "pose"} & batch.keys()
 
 
-def test_a_state_goes_on_under_other_names(path: Path) -> None:
-    """The order is that of the stored features."""
+def test_a_state_resumes_under_other_names(path: Path) -> None:
+    """The order follows the stored features."""
     options: dict[str, Any] = {"clip_len": 2, "features": ["image_left", "gps"], "seed": 3}
     old = SeqRecordPipe(path, **options, windows={"gps": Latest()})
     clips = iter(old)
@@ -199,7 +199,7 @@ def test_a_state_goes_on_under_other_names(path: Path) -> None:
         other.load_state_dict(old.state_dict())
 
 
-def test_names_that_cannot_be(path: Path) -> None:
+def test_invalid_names_are_refused(path: Path) -> None:
     options: dict[str, Any] = {"features": ["image_left", "points"], "metadata": ["task"]}
     cases: list[tuple[dict[str, str], type[SeqRecordError], str]] = [
         ({"image": "x"}, SchemaError, "image"),
@@ -210,6 +210,6 @@ def test_names_that_cannot_be(path: Path) -> None:
         with pytest.raises(error) as caught:
             loader(path, clip_len=2, pad="edge", **options, rename=rename)
         assert got in str(caught.value.got)
-    rename = {"image_left": "stamp", "stamp": "image_left"}  # may be exchanged
+    rename = {"image_left": "stamp", "stamp": "image_left"}  # swapping names is allowed
     clip = next(iter(SeqRecordPipe(path, clip_len=2, features=[*rename], rename=rename)))
     assert (clip["stamp"].dtype, clip["image_left"].dtype) == (torch.uint8, torch.float64)

@@ -39,12 +39,12 @@ from tests.web_server import WebFolder
 
 FILE = "az://container/dataset/records/0"
 
-# Forking with threads is what some of these tests are about.
+# Some of these tests fork with running threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 
 class Clock:
-    """Time that passes while someone sleeps."""
+    """Time that advances in `sleep` only."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -62,7 +62,7 @@ class Clock:
 
 
 def failing(*errors: Exception) -> Mock:
-    """Raises these in turn, then returns 7."""
+    """Raises these errors in turn, then returns 7."""
     return Mock(side_effect=[*errors, 7])
 
 
@@ -78,7 +78,7 @@ def clock() -> Clock:
 
 
 def instantly(inner: Storage) -> RetryingStorage:
-    """Repeats without waiting."""
+    """Retries without waiting."""
     return RetryingStorage(inner, retrier=Clock().retrier())
 
 
@@ -87,7 +87,7 @@ def faulty(tmp_path: Path, fault: Fault) -> FaultyStorage:
 
 
 class TestFailingStorage(StorageContract):
-    """Every third request fails the first time, and nobody notices."""
+    """Every third request fails once, and is retried."""
 
     @staticmethod
     def make(folder: Path) -> Storage:
@@ -96,20 +96,20 @@ class TestFailingStorage(StorageContract):
         return ParallelStorage(RetryingStorage(faulty(folder, fault), retrier=retrier))
 
 
-# Waiting
+# Delays
 
 
 @pytest.mark.parametrize(
     ("draw", "deadline", "errors", "slept"),
     [
         (1.0, 120, [busy()] * 8, [0.25, 0.5, 1, 2, 4, 8, 8, 8]),
-        (0.0, 120, [busy(), busy()], [0.125, 0.25]),  # drawn from the upper half
+        (0.0, 120, [busy(), busy()], [0.125, 0.25]),  # from the upper half
         (0.5, 120, [busy(), busy()], [0.1875, 0.375]),
-        (0.0, 120, [busy(3), busy(), busy(0.5)], [3.125, 0.25, 1.0]),  # the server's wish on top
-        (1.0, 10, [busy(300)], [300]),  # in full, even after the deadline
+        (0.0, 120, [busy(3), busy(), busy(0.5)], [3.125, 0.25, 1.0]),  # plus the server's delay
+        (1.0, 10, [busy(300)], [300]),  # in full, even beyond the deadline
     ],
 )
-def test_how_long_it_waits(
+def test_delays_between_attempts(
     draw: float, deadline: float, errors: list[Exception], slept: list[float]
 ) -> None:
     clock = Clock()
@@ -126,26 +126,26 @@ def test_the_last_attempt_starts_at_the_deadline(clock: Clock) -> None:
         clock.retrier(deadline=5).call(work, file=FILE, item=ByteRange(100, 150))
     assert clock.slept == [0.25, 0.5, 1, 2, 1.25]
     assert caught.value.file == FILE
-    for said in ("bytes 100 to 150", "6 attempts in 5 s", "HTTP status 503"):
-        assert said in caught.value.message
+    for expected in ("bytes 100 to 150", "6 attempts in 5 s", "HTTP status 503"):
+        assert expected in caught.value.message
     assert caught.value.__cause__ is caught.value.__context__ is None
-    # It has little time: what it fails of is often not what was wrong.
+    # The last attempt has little time, so its error is often not the cause.
     causes = ("busy", "no route", "busy", "reset", "cut", "reset", "timed out")
     with pytest.raises(DeadlineError) as caught:
         clock.retrier(deadline=15).call(failing(*map(TransientError, causes)), file=FILE)
-    said_of = re.findall("timed out|reset|cut|busy|no route", caught.value.message)
-    assert said_of == ["timed out", "reset", "cut", "busy"]
-    for deadline, seconds, says in ((31, 30, "2 attempts in 60 s"), (0, 0, "1 attempt in")):
+    reported = re.findall("timed out|reset|cut|busy|no route", caught.value.message)
+    assert reported == ["timed out", "reset", "cut", "busy"]
+    for deadline, seconds, message in ((31, 30, "2 attempts in 60 s"), (0, 0, "1 attempt in")):
 
         def slow(seconds: float = seconds) -> None:
             clock.now += seconds
             raise busy()
 
-        with pytest.raises(DeadlineError, match=says):
+        with pytest.raises(DeadlineError, match=message):
             clock.retrier(deadline=deadline).call(slow, file=FILE)
 
 
-def test_what_will_not_pass_fails_at_once(clock: Clock) -> None:
+def test_permanent_errors_are_not_retried(clock: Clock) -> None:
     for error in (
         AccessError("refused"),
         NotFoundError("gone"),
@@ -153,7 +153,7 @@ def test_what_will_not_pass_fails_at_once(clock: Clock) -> None:
         DestinationError("taken"),
         StorageError("broken"),
         ValueError("a bug"),
-        DeadlineError("of a retrier below"),
+        DeadlineError("of an inner retrier"),
     ):
         work, retrier = failing(busy(), error), clock.retrier()
         with pytest.raises(type(error)) as caught:
@@ -163,10 +163,10 @@ def test_what_will_not_pass_fails_at_once(clock: Clock) -> None:
         assert retrier.counters() == {"requests": 2, "retries": 1}
 
 
-# What is said
+# Logs
 
 
-def test_a_long_silence_is_told_once_and_its_end(
+def test_long_failures_and_their_end_are_logged(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     retrier = clock.retrier()
@@ -179,26 +179,26 @@ def test_a_long_silence_is_told_once_and_its_end(
     caplog.clear()
     retrier.call(failing(busy()), file=FILE)
     assert caplog.messages == []
-    # Of many that fail together one speaks.
+    # One of many simultaneous failures is logged.
     retrier, start = clock.retrier(deadline=10), clock.now
     for _ in range(10):
-        clock.now = start  # at the same time, as far as one can with one thread
+        clock.now = start  # simultaneous, as far as possible with one thread
         with pytest.raises(DeadlineError):
             retrier.call(failing(*[busy()] * 99), file=FILE)
     assert len(caplog.messages) == 1
 
 
-def test_a_wait_that_the_server_asks_for(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged before it begins; a long one is an error at once."""
-    said: list[list[str]] = []
+def test_delays_that_the_server_asks_for(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    """Logged before the delay; too long ones are an error at once."""
+    logged: list[list[str]] = []
 
     def sleep(seconds: float) -> None:
-        said.append(list(caplog.messages))
+        logged.append(list(caplog.messages))
         clock.sleep(seconds)
 
     retrier = Retrier(10, clock=clock, sleep=sleep)
     assert retrier.call(failing(busy(599)), file=FILE) == 7
-    assert said == [[f"{FILE}: the server asks to wait 599 s; waiting"]]
+    assert logged == [[f"{FILE}: the server asks to wait 599 s; waiting"]]
     assert clock.slept == [pytest.approx(599, abs=1)]
     for seconds in (601, 1e12):
         work, slept = failing(busy(seconds)), list(clock.slept)
@@ -212,10 +212,10 @@ def test_a_wait_that_the_server_asks_for(clock: Clock, caplog: pytest.LogCapture
         pickle.loads(pickle.dumps(Retrier(max_retry_after=2))).call(failing(busy(3)), file=FILE)
 
 
-# Waking
+# Closing
 
 
-def test_closing_wakes_those_that_wait(tmp_path: Path) -> None:
+def test_closing_ends_all_delays(tmp_path: Path) -> None:
     retrier, waits = Retrier(deadline=3600), threading.Event()
 
     def fail() -> None:
@@ -233,7 +233,7 @@ def test_closing_wakes_those_that_wait(tmp_path: Path) -> None:
     storage = RetryingStorage(faulty(tmp_path, FailAt("read", 0, error=busy())))
     put(storage, PATH, DATA)
     storage.close()
-    assert get(storage, PATH, 5, 50) == DATA[5:50], "a closed one is used again"
+    assert get(storage, PATH, 5, 50) == DATA[5:50], "a closed storage can be used again"
     assert storage.counters()["retries"] == 1
 
 
@@ -249,10 +249,10 @@ def test_closing_wakes_those_that_wait(tmp_path: Path) -> None:
         ([ConflictError("refused")], ConflictError),
     ],
 )
-def test_a_refusal_is_certain_only_where_no_answer_was_lost(
+def test_a_refusal_after_a_lost_response_is_uncertain(
     tmp_path: Path, clock: Clock, faults: list[StorageError], raised: type[StorageError]
 ) -> None:
-    """An attempt before it may yet be done."""
+    """The earlier attempt may still be applied."""
 
     def fault(operation: str, path: str, number: int) -> StorageError | None:
         return faults[min(number, len(faults) - 1)] if operation == "put" else None
@@ -264,7 +264,7 @@ def test_a_refusal_is_certain_only_where_no_answer_was_lost(
     assert issubclass(raised, TransientError) == isinstance(found.value, TransientError)
 
 
-def test_other_requests_are_repeated_too(tmp_path: Path) -> None:
+def test_other_requests_are_retried_too(tmp_path: Path) -> None:
     put(LocalStorage(tmp_path), PATH, DATA)
     actions: dict[Any, Callable[[Storage], object]] = {
         "size": lambda storage: storage.size(PATH),
@@ -278,12 +278,12 @@ def test_other_requests_are_repeated_too(tmp_path: Path) -> None:
         assert storage.counters() == {"requests": 2, "retries": 1}
     assert [file.path for file in LocalStorage(tmp_path).files("records")] == ["records/b"]
     upload = instantly(faulty(tmp_path, FailAt("write", error=busy()))).create(PATH)
-    with pytest.raises(TransientError):  # a write is passed on as it is
+    with pytest.raises(TransientError):  # writes are not retried
         upload.write(b"x")
     upload.abort()
 
 
-def test_counters_add_up_and_a_copy_starts_from_zero(tmp_path: Path) -> None:
+def test_counters_add_up_and_copies_start_at_zero(tmp_path: Path) -> None:
     inner = instantly(LocalStorage(tmp_path))
     put(inner, PATH, DATA)
     outer = instantly(inner)
@@ -299,8 +299,8 @@ def test_counters_add_up_and_a_copy_starts_from_zero(tmp_path: Path) -> None:
     assert copy.counters() == {"requests": 2, "retries": 0}
 
 
-def test_threads_and_forked_children_count_for_themselves(tmp_path: Path) -> None:
-    """A child has locks, places and counts of its own: those of the parent are held at the fork."""
+def test_counters_of_threads_and_forked_processes(tmp_path: Path) -> None:
+    """A child has its own locks, slots and counters: the parent's may be locked during the fork."""
     storage = ParallelStorage(
         RetryingStorage(LocalStorage(tmp_path), requests_per_second=1e9), max_requests=1
     )
@@ -320,16 +320,16 @@ def test_threads_and_forked_children_count_for_themselves(tmp_path: Path) -> Non
 # Rates and quotas
 
 
-def test_requests_wait_for_their_turn(tmp_path: Path, clock: Clock) -> None:
+def test_requests_per_file_are_limited(tmp_path: Path, clock: Clock) -> None:
     storage = RetryingStorage(
         LocalStorage(tmp_path), requests_per_second=100, retrier=clock.retrier()
     )
     put(storage, PATH, DATA)
     for _ in range(50):
         get(storage, PATH, 0, 1)
-    assert clock.now == pytest.approx(0.4)  # 51 with that of create, the first 11 at once
+    assert clock.now == pytest.approx(0.4)  # 51 with the one of create, the first 11 at once
     put(storage, "records/other", b"x")
-    assert clock.now == pytest.approx(0.4), "another file has a pace of its own"
+    assert clock.now == pytest.approx(0.4), "another file has its own limit"
     clock.now += 10
     get(storage, PATH, 0, 1)
     assert clock.now == pytest.approx(10.4)
@@ -337,12 +337,11 @@ def test_requests_wait_for_their_turn(tmp_path: Path, clock: Clock) -> None:
     for i in range(3000):
         clock.now += 1
         assert pace.delay(str(i)) == 0
-    assert len(pace) < 2000, "files that rest are forgotten"
+    assert len(pace) < 2000, "idle files are removed"
 
 
-def test_a_quota_holds_for_all_files(tmp_path: Path, clock: Clock) -> None:
-    """Requests a second, those that are repeated too; the first ones of a tenth of a second go at
-    once."""
+def test_a_quota_limits_requests_to_all_files(tmp_path: Path, clock: Clock) -> None:
+    """Retries count too; the requests of the first tenth of a second start at once."""
     retrier = Retrier(clock=clock, sleep=clock.sleep, quota=Quota(10, clock=clock))
     inner = LocalStorage(tmp_path)
     for name in ("records/a", "records/b"):
@@ -356,28 +355,28 @@ def test_a_quota_holds_for_all_files(tmp_path: Path, clock: Clock) -> None:
 
 
 def limited(tmp_path: Path, clock: Clock, quota: Quota, fault: Fault | None = None) -> Storage:
-    """A storage with `DATA` at `PATH`, and that quota."""
+    """A storage with this quota, and with `DATA` at `PATH`."""
     put(LocalStorage(tmp_path), PATH, DATA)
     retrier = Retrier(deadline=5, clock=clock, sleep=clock.sleep, quota=quota)
     inner = LocalStorage(tmp_path)
     return RetryingStorage(inner if fault is None else FaultyStorage(inner, fault), retrier=retrier)
 
 
-def test_a_bandwidth_is_of_the_bytes_that_are_read(tmp_path: Path, clock: Clock) -> None:
-    """And not of the gaps between ranges."""
+def test_bandwidth_limits_the_bytes_read(tmp_path: Path, clock: Clock) -> None:
+    """Gaps between ranges do not count."""
     storage = limited(tmp_path, clock, Quota(bandwidth=len(DATA), clock=clock))
     for _ in range(5):
         assert get(storage, PATH, 0, len(DATA)) == DATA
-    assert clock.now == pytest.approx(3.9)  # the first goes at once, the next a tenth earlier
+    assert clock.now == pytest.approx(3.9)  # the first one at once, the next a tenth earlier
     clock.now += 10
     get(storage, PATH, 0, 1)
-    assert clock.now == pytest.approx(13.9), "what was not used is not kept"
+    assert clock.now == pytest.approx(13.9), "unused bandwidth does not accumulate"
     quota = Quota(bandwidth=10, clock=clock)
     ranges = [ByteRange(0, 10), ByteRange(len(DATA) - 10, len(DATA))]
     storage = limited(tmp_path / "other", clock, quota)
     storage.read_ranges(PATH, ranges, [memoryview(bytearray(10)) for _ in ranges])
     assert quota.delay(1) == pytest.approx(1.9)  # 20 bytes, and a tenth of a second at once
-    # After a wait for bytes requests keep their pace.
+    # After a delay for bytes, requests keep their rate.
     quota = Quota(10, 100, clock=clock)
     assert quota.delay(1000) == 0  # the next byte is due in 10 s
     assert [quota.delay(1) for _ in range(3)] == pytest.approx([9.9, 9.91, 10.0])
@@ -385,14 +384,14 @@ def test_a_bandwidth_is_of_the_bytes_that_are_read(tmp_path: Path, clock: Clock)
     assert [quota.delay() for _ in range(3)] == pytest.approx([0, 0, 0.1])
 
 
-def test_a_quota_is_no_part_of_the_deadline_and_copies_share_it(
+def test_quota_delays_do_not_count_for_the_deadline_and_copies_share_the_quota(
     tmp_path: Path, clock: Clock
 ) -> None:
     storage = limited(tmp_path, clock, Quota(0.1, clock=clock), FailAt("read", error=busy()))
-    get(storage, PATH, 0, 1)  # of two attempts
+    get(storage, PATH, 0, 1)  # two attempts
     get(storage, PATH, 1, 2)
     assert clock.now > 2 * 9
-    # Copies share a quota as their originals do.
+    # Copies share a quota, too.
     quota = Quota(2.0)
     first, second = pickle.loads(pickle.dumps((Retrier(quota=quota), Retrier(quota=quota))))
     assert first.quota is second.quota
@@ -400,14 +399,14 @@ def test_a_quota_is_no_part_of_the_deadline_and_copies_share_it(
     assert first.quota.delay() > 0.3
 
 
-def test_every_client_keeps_to_a_quota(tmp_path: Path) -> None:
-    """Here of a web server; the Hub and other services make their retriers in the same way."""
+def test_every_client_has_the_quota(tmp_path: Path) -> None:
+    """For a web server; other services create their retriers in the same way."""
     with WebFolder(tmp_path) as server:
         (server.folder / "file").write_bytes(DATA)
         for backend in ("obstore", "urllib3", "fsspec"):
             options = {"backend": backend, "bandwidth": 30 * len(DATA)}
             with closing(open_storage(f"http://{server.host}", options)) as storage:
-                storage.size("file")  # the client is made
+                storage.size("file")  # creates the client
                 begin = time.monotonic()
                 for _ in range(8):
                     assert get(storage, "file", 0, len(DATA)) == DATA
@@ -426,7 +425,7 @@ def test_threads_share_a_quota(tmp_path: Path) -> None:
     assert time.monotonic() - begin > 0.19
 
 
-def test_settings_that_are_none() -> None:
+def test_invalid_settings_are_refused() -> None:
     for bad in (-1, float("nan")):
         with pytest.raises(ValueError, match="deadline"):
             Retrier(deadline=bad)
@@ -437,7 +436,7 @@ def test_settings_that_are_none() -> None:
 # Commands
 
 
-def test_a_deadline_counts_once(tmp_path: Path) -> None:
+def test_commands_fail_after_one_deadline(tmp_path: Path) -> None:
     commands: list[Any] = [
         seqrecord.open,
         seqrecord.verify,
@@ -451,7 +450,7 @@ def test_a_deadline_counts_once(tmp_path: Path) -> None:
         with pytest.raises(DeadlineError, match="in 120 s"):
             command(RetryingStorage(down, retrier=clock.retrier()))
         assert clock.now == 120
-    # A check ends, too: it is no problem of the dataset.
+    # A failed check is an error, not a problem of the dataset.
     write_small(tmp_path)
     down = faulty(tmp_path, FailAt("read", 12, error=busy(), onwards=True))
     with pytest.raises(DeadlineError, match="in 120 s"):

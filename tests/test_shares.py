@@ -1,4 +1,4 @@
-"""Shares: after every slot each source has its share, to less than one slot."""
+"""Shares: after every slot each source is within one slot of its share."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ WEIGHTS = st.lists(
 
 @given(counts=st.lists(st.integers(1, 90), min_size=1, max_size=10), key=st.integers(0, 1 << 64))
 @example([1, 1000], 7)
-def test_at_every_slot(counts: list[int], key: int) -> None:
+def test_shares_at_every_slot(counts: list[int], key: int) -> None:
     shares, num_slots = Shares(counts, key), 3000
     sources = shares.sources(0, num_slots)
-    given_before = np.zeros((num_slots + 1, len(counts)), np.int64)
-    given_before[1:] = np.cumsum(sources[:, None] == np.arange(len(counts)), axis=0)
+    counts_before = np.zeros((num_slots + 1, len(counts)), np.int64)
+    counts_before[1:] = np.cumsum(sources[:, None] == np.arange(len(counts)), axis=0)
 
-    # |given x total - slots x count| < total, in integers
+    # |count before x total - slots x count| < total, in integers
     slots = np.arange(num_slots + 1)[:, None]
-    off = np.abs(given_before * sum(counts) - slots * np.array(counts))
+    off = np.abs(counts_before * sum(counts) - slots * np.array(counts))
     assert (off < sum(counts)).all()
 
     assert shares.sources(700, 2300).tolist() == sources[700:2300].tolist()
     assert shares.sources(5, 5).tolist() == []
     for slot in (0, 1, 1023, 1024, 2048, num_slots):
-        assert shares.given(slot).tolist() == given_before[slot].tolist()
+        assert shares.given(slot).tolist() == counts_before[slot].tolist()
     for source in range(len(counts)):
         own = np.flatnonzero(sources == source)
         assert shares.slots(source, 0, len(own)).tolist() == own.tolist()
@@ -63,7 +63,7 @@ def test_weights_become_whole_numbers(weights: list[float | Fraction]) -> None:
         assert whole_shares(given_weights) == expected
 
 
-def test_places_are_drawn() -> None:
+def test_the_order_differs_by_key_and_block() -> None:
     orders = {tuple(Shares([5, 3, 2], key).sources(0, 40).tolist()) for key in range(8)}
     assert len(orders) == 8
     shares = Shares([1, 1], 0)
@@ -73,7 +73,7 @@ def test_places_are_drawn() -> None:
     )
 
 
-def test_a_slot_far_away_is_found_at_once() -> None:
+def test_a_distant_slot_is_found_fast() -> None:
     shares, slot = Shares([3, 1], 1), 10**15
     before = shares.given(slot)
     assert before.sum() == slot

@@ -31,7 +31,7 @@ def _images(seed: int, *shape: int) -> npt.NDArray[np.uint8]:
 
 
 def _save(folder: Path, array: Array, names: list[str] | None = None, ending: str = "png") -> None:
-    """One file for each entry along the first axis."""
+    """Save one file per entry of the first axis."""
     folder.mkdir(parents=True)
     for index, value in enumerate(array):
         name = names[index] if names else f"{index:06d}"
@@ -42,7 +42,7 @@ def _save(folder: Path, array: Array, names: list[str] | None = None, ending: st
 
 
 def _read(source: Source, episode: int = 0) -> list[dict[str, Array]]:
-    """Frames, which are as the schema says."""
+    """Frames, checked against the schema."""
     frames, schema = [], source.schema()
     for frame in source.frames(source.episodes()[episode]):
         assert list(frame) == [name for name in schema if name in frame]
@@ -59,7 +59,7 @@ def _read(source: Source, episode: int = 0) -> list[dict[str, Array]]:
     return frames
 
 
-def test_an_episode_of_every_kind(tmp_path: Path) -> None:
+def test_features_of_every_kind(tmp_path: Path) -> None:
     rng, run = np.random.default_rng(0), tmp_path / "run"
     features: dict[str, Array] = {
         "rgb": _images(0, 3, 4, 5, 3),
@@ -68,7 +68,7 @@ def test_an_episode_of_every_kind(tmp_path: Path) -> None:
         "depth16": rng.integers(0, 65536, (3, 4, 5), np.uint16),
         "points": rng.normal(size=(3, 7, 3)),
         "big": rng.normal(size=(3, 4, 5)),
-        "labels": _images(3, 3, 4, 5) % 3,  # which are the indices
+        "labels": _images(3, 3, 4, 5) % 3,  # indices, not colours
         "actions": rng.normal(size=(3, 32)).astype(np.float32),
         "reward": rng.normal(size=3),
         "whole": rng.normal(size=(3, 4, 5)).astype("f4"),
@@ -116,7 +116,7 @@ def test_keys_are_paths_at_any_depth(tmp_path: Path) -> None:
 
 
 def _touch(folder: Path, *names: str) -> None:
-    """One file for each name: images, and arrays of one number."""
+    """Save one file per name: images, and arrays of one number."""
     folder.mkdir(parents=True, exist_ok=True)
     for index, name in enumerate(names):
         if name.endswith(".npy"):
@@ -125,7 +125,7 @@ def _touch(folder: Path, *names: str) -> None:
             Image.fromarray(_images(index, 4, 5, 3)).save(folder / name)
 
 
-def test_a_gap_in_the_numbers_is_an_error_unless_it_is_allowed(tmp_path: Path) -> None:
+def test_a_gap_in_frame_numbers_is_an_error_unless_allowed(tmp_path: Path) -> None:
     gaps = [(4, 90), (3, 4, 90), (0, 1, 3, 4), (0, 20, 60)]
     for run, numbers in enumerate(gaps):
         _touch(tmp_path / f"{run}" / "rgb", *(f"{number:05d}.png" for number in numbers))
@@ -137,9 +137,9 @@ def test_a_gap_in_the_numbers_is_an_error_unless_it_is_allowed(tmp_path: Path) -
         assert [int(frame["frame_number"]) for frame in _read(allowing, run)] == [*numbers]
 
 
-def test_a_batch_leads_back_to_its_files(tmp_path: Path) -> None:
-    """By the frame's number and the episode's metadata, or by the frame's name."""
-    for key, names in {**dict(zip("abcdef", NAMES, strict=True)), **UNTOLD}.items():
+def test_file_names_follow_from_a_batch(tmp_path: Path) -> None:
+    """From the frame's number and the episode's metadata, or from the frame's name."""
+    for key, names in {**dict(zip("abcdef", NAMES, strict=True)), **UNNUMBERED}.items():
         _touch(tmp_path / "src" / key / "rgb", *names)
     source = FolderSource(tmp_path / "src")
     seqrecord.convert(source, tmp_path / "records", workers=1)
@@ -150,7 +150,7 @@ def test_a_batch_leads_back_to_its_files(tmp_path: Path) -> None:
     found = [b["files"][0]["rgb"].format(b["frame_number"][0].item()) for b in pipe]
     assert found == [f"rgb/{name}" for names in NAMES for name in names]
     infos = {info.key: info for info in source.episodes()}
-    for key, names in UNTOLD.items():
+    for key, names in UNNUMBERED.items():
         frames: list[Any] = list(source.frames(infos[key]))
         assert sorted(f"{frame['frame_name']}.png" for frame in frames) == sorted(names)
         first = 7 if key == "pairs" else 0
@@ -168,7 +168,7 @@ NAMES = [
 ]
 
 
-UNTOLD: dict[str, tuple[str, ...]] = {  # names that numbers do not tell
+UNNUMBERED: dict[str, tuple[str, ...]] = {  # not given by one number
     "sides": ("left.png", "right.png"),
     "times": ("1305031102.075304.png", "1305031102.175304.png", "1305031103.0.png"),
     "pairs": ("000007_000008_flow.png", "000008_000009_flow.png"),
@@ -177,13 +177,13 @@ UNTOLD: dict[str, tuple[str, ...]] = {  # names that numbers do not tell
 }
 
 
-def test_features_in_one_folder_by_the_words_of_names(tmp_path: Path) -> None:
+def test_features_in_one_folder_by_words_in_file_names(tmp_path: Path) -> None:
     for name in ("a", "b"):
         files = [
             f"{i:04d}_{kind}" for i in range(3) for kind in ("rgb.png", "depth.npy", "seg.png")
         ]
         _touch(tmp_path / name, *files, "preview.png")
-    _touch(tmp_path / "c", "0000_rgb.png", "0001_rgb.png")  # an episode that lacks the others
+    _touch(tmp_path / "c", "0000_rgb.png", "0001_rgb.png")  # an episode without the other features
     (tmp_path / "a" / "metadata.json").write_text('{"task": "pick"}')
     source = FolderSource(tmp_path)
     assert [info.key for info in source.episodes()] == ["a", "b", "c"]
@@ -243,15 +243,15 @@ def test_sparse_features(tmp_path: Path) -> None:
     assert [frame["frame_number"] for frame in frames] == [5, 6, 7, 8, 9]
     seqrecord.convert(source, tmp_path / "records", workers=1)
     with seqrecord.open(tmp_path / "records") as dataset:
-        there = dataset.episodes["run"].present("depth")
-        assert there.tolist() == [False, True, False, False, True]
+        present = dataset.episodes["run"].present("depth")
+        assert present.tolist() == [False, True, False, False, True]
     _touch(tmp_path / "run" / "depth", "010.npy")
     with pytest.raises(SourceError) as caught:
         list(source.frames(source.episodes()[0]))
     assert (caught.value.feature, caught.value.got) == ("depth", "10")
 
 
-def test_shapes_of_any_episode_masks_of_one_bit_and_colours_of_16(
+def test_varying_shapes_one_bit_masks_and_16_bit_colours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mask, shapes = _images(0, 5, 9) > 100, [(4, 5, 3), (4, 7, 3), (6, 5, 3)]
@@ -279,7 +279,7 @@ def test_shapes_of_any_episode_masks_of_one_bit_and_colours_of_16(
         FolderSource(tmp_path / "src").schema()
 
 
-def test_kept_images(tmp_path: Path) -> None:
+def test_images_are_kept_encoded(tmp_path: Path) -> None:
     _save(tmp_path / "run" / "photo", _images(0, 2, 16, 16, 3), ending="jpg")
     _save(tmp_path / "run" / "render", _images(1, 2, 4, 5, 3))
     _save(tmp_path / "run" / "labels", _images(2, 2, 4, 5))
@@ -297,7 +297,7 @@ def test_kept_images(tmp_path: Path) -> None:
     assert isinstance(second["labels"], np.ndarray)
 
 
-# --- ways to be broken -----------------------------------------------------------------------
+# --- broken folders --------------------------------------------------------------------------
 
 
 _FEWER = {"feature": "rgb", "expected": "3 frames, as in photo/", "got": "2 frames"}
@@ -346,10 +346,10 @@ def test_broken(tree: Path, keep_encoded: bool) -> None:
 
 
 @pytest.mark.parametrize("episodes", ["a", "ab"], ids=["in one episode", "in two"])
-def test_jpegs_and_pngs_are_kept_side_by_side(
+def test_jpegs_and_pngs_of_one_feature_are_kept_encoded(
     tree: Path, tmp_path_factory: pytest.TempPathFactory, episodes: str
 ) -> None:
-    """As they are, on each way from files to files and batches; arrays become PNGs."""
+    """Unchanged by conversion, reconversion and export; arrays become PNGs."""
     for episode in episodes:
         for number in (1, 2) if episode == "a" else (0, 1, 2):
             path = tree / episode / "rgb" / f"{number}.png"
@@ -358,7 +358,7 @@ def test_jpegs_and_pngs_are_kept_side_by_side(
     source = FolderSource(tree, keep_encoded=True)
     codec = {"id": "seqrecord.image", "format": "any"}
     assert source.schema()["rgb"].codec == (codec,)
-    wanted = [_read(FolderSource(tree), i) for i in range(2)]
+    expected = [_read(FolderSource(tree), i) for i in range(2)]
     out = tmp_path_factory.mktemp("out")
     records = out / "records"
     seqrecord.convert(source, records, workers=1)
@@ -366,7 +366,7 @@ def test_jpegs_and_pngs_are_kept_side_by_side(
     for place in (records, out / "again"):
         with seqrecord.open(place) as dataset:
             assert dataset.features["rgb"].codec == (codec,)
-            for key, frames in zip("ab", wanted, strict=True):
+            for key, frames in zip("ab", expected, strict=True):
                 got = dataset.episodes[key][:]["rgb"]
                 np.testing.assert_array_equal(got, [frame["rgb"] for frame in frames])
                 seqrecord.export.to_files(dataset, key, out / f"{place.name}-files")
@@ -375,7 +375,7 @@ def test_jpegs_and_pngs_are_kept_side_by_side(
                     assert (copy / f"00000{path.name}").read_bytes() == path.read_bytes()
 
 
-def test_what_cannot_be_packed(tmp_path: Path) -> None:
+def test_unsupported_folders_are_errors(tmp_path: Path) -> None:
     (tmp_path / "empty" / "run" / "rgb").mkdir(parents=True)
     _save(tmp_path / "name" / "run" / "left camera", _images(0, 2, 4, 5))
     (tmp_path / "text" / "run").mkdir(parents=True)
@@ -392,7 +392,7 @@ def test_what_cannot_be_packed(tmp_path: Path) -> None:
             FolderSource(tmp_path / name).schema()
 
 
-def _read_while_it_is_cut(array: Path) -> None:
+def _truncate_while_reading(array: Path) -> None:
     source = FolderSource(array.parents[1])
     frames = source.frames(source.episodes()[0])
     for _ in range(3):
@@ -403,12 +403,12 @@ def _read_while_it_is_cut(array: Path) -> None:
     assert (caught.value.file, caught.value.frame) == (str(array), 3)
 
 
-def test_an_array_that_is_cut_while_it_is_read_is_an_error(tmp_path: Path) -> None:
-    """In a fork, which would be killed by SIGBUS."""
+def test_truncation_of_an_array_during_reading_is_an_error(tmp_path: Path) -> None:
+    """In a fork, since a failure is a SIGBUS."""
     (tmp_path / "run").mkdir()
     array = tmp_path / "run" / "actions.npy"
     np.save(array, np.zeros((100, 1024)))
-    process = get_context("fork").Process(target=_read_while_it_is_cut, args=(array,))
+    process = get_context("fork").Process(target=_truncate_while_reading, args=(array,))
     process.start()
     process.join(100)
     assert process.exitcode == 0

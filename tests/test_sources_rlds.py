@@ -1,4 +1,4 @@
-"""RLDS: what TFDS has written, what others may write, and every way to be broken."""
+"""RLDS: datasets written by TFDS, by other writers, and all kinds of broken ones."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def unpack(folder: Path) -> Path:
 
 
 def check(source: Source) -> None:
-    wanted = [(f"{s}/{i:06d}", n) for s, ns in SPLITS.items() for i, n in enumerate(ns)]
-    assert [(info.key, info.num_frames) for info in source.episodes()] == wanted
+    expected = [(f"{s}/{i:06d}", n) for s, ns in SPLITS.items() for i, n in enumerate(ns)]
+    assert [(info.key, info.num_frames) for info in source.episodes()] == expected
     for split in SPLITS:
         for i, episode in enumerate(episodes(split)):
             frames = frames_of(source, f"{split}/{i:06d}")
@@ -51,7 +51,7 @@ def check(source: Source) -> None:
                 assert frame["language_instruction"] == step["language_instruction"]
 
 
-def test_what_tfds_wrote(tmp_path: Path) -> None:
+def test_a_dataset_written_by_tfds(tmp_path: Path) -> None:
     root = unpack(tmp_path)
     for place in (tmp_path, tmp_path / "arm", root):
         check(open_source(place))
@@ -96,7 +96,7 @@ def test_examples(
     chosen: bool,
     data: st.DataObject,
 ) -> None:
-    """Of one list of a feature, or of a list a step; all features, or one that is chosen."""
+    """One list per feature or one per step; all features, or a selected one."""
     rows: dict[str, list[list[Any]]] = {
         name: [data.draw(st.lists(values, min_size=width, max_size=width)) for _ in range(steps)]
         for name, (values, _) in VALUES.items()
@@ -107,9 +107,9 @@ def test_examples(
     beside: dict[str, list[Any]] = {data.draw(st.text(max_size=20)): [b"x" * 9]}
     flat = {name: [value for row in each for value in row] for name, each in lists.items()}
     record = sequence_example(beside, lists) if is_sequence else example(beside | flat)
-    about = {name: tensor(dtype, width) for name, (_, dtype) in VALUES.items()}
+    features = {name: tensor(dtype, width) for name, (_, dtype) in VALUES.items()}
     root = write_set(
-        tmp_path_factory.getbasetemp() / "drawn", [record], {**about, "text": {"text": {}}}
+        tmp_path_factory.getbasetemp() / "drawn", [record], {**features, "text": {"text": {}}}
     )
     source = open_source(root, features=["float32"] if chosen else None)
     frames = frames_of(source, "train/000000")
@@ -120,27 +120,27 @@ def test_examples(
         assert chosen or frame["text"] == texts[number]
 
 
-def test_only_what_is_wanted_of_an_example_is_copied(tmp_path: Path) -> None:
+def test_only_selected_features_of_an_example_are_copied(tmp_path: Path) -> None:
     values: dict[str, list[Any]] = {"steps/state": [1.0, 2.0], "more": [bytes(20 << 20)]}
     source = open_source(write_set(tmp_path, [example(values)]))
     tracemalloc.start()
     try:
         [info] = source.episodes()
-        assert tracemalloc.get_traced_memory()[1] < 5 << 20  # nothing of `more`
+        assert tracemalloc.get_traced_memory()[1] < 5 << 20  # `more` is not copied
         assert len(list(source.frames(info))) == 1
-        assert tracemalloc.get_traced_memory()[1] < 30 << 20  # the record, once
+        assert tracemalloc.get_traced_memory()[1] < 30 << 20  # the record once
     finally:
         tracemalloc.stop()
 
 
 @given(st.binary(max_size=200))
-def test_bytes_that_are_no_example(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_bytes_without_an_example(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     root = write_set(tmp_path_factory.getbasetemp() / "none", [data])
     with pytest.raises(SourceError):
         frames_of(open_source(root), "train/000000")
 
 
-def test_any_changed_byte_or_end_is_found(tmp_path: Path) -> None:
+def test_any_changed_byte_or_truncation_is_found(tmp_path: Path) -> None:
     rows = [[1.0, 2.0], [3.0, 4.0]]
     write_set(tmp_path, [example({"steps/state": row}) for row in rows])
     path = tmp_path / "a-train.tfrecord-00000-of-00001"
@@ -153,9 +153,9 @@ def test_any_changed_byte_or_end_is_found(tmp_path: Path) -> None:
                 for info in source.episodes():
                     got += [np.asarray(frame["state"]).tolist() for frame in source.frames(info)]
             except SourceError as error:
-                assert error.offset is not None  # noqa: PT017 - or it is right
+                assert error.offset is not None  # noqa: PT017 - or all is read
             else:
-                assert whole.startswith(broken)  # it ends between two records
+                assert whole.startswith(broken)  # cut between two records
                 assert len(broken) == len(whole) // 2
             assert got == rows[: len(got)]
 
@@ -206,8 +206,8 @@ def test_dtypes(tmp_path: Path) -> None:
     assert (one["class"], two["box"].tolist()) == (2, [4, 5, 6, 7])
 
 
-def test_labels_are_texts_where_they_have_names(tmp_path: Path) -> None:
-    """Their numbers are places in a list of the dataset's own; TFDS calls its file so."""
+def test_labels_with_names_become_texts(tmp_path: Path) -> None:
+    """Names are in a list of the dataset; TFDS uses these file names."""
     label, tool = {"classLabel": {"numClasses": "3"}}, "observation.tool"
     steps = {"observation": {"featuresDict": {"features": {"tool": label}}}}
 
@@ -224,8 +224,8 @@ def test_labels_are_texts_where_they_have_names(tmp_path: Path) -> None:
     (tmp_path / "room.labels.txt").write_text("hall\nkitchen\ncellar\n")
     source = opened(2, 0, -1)
     assert str(source.schema()[tool]) == f"{tool}: text"
-    said = ["big knife", "spoon", ""]  # -1 is no label
-    assert [frame[tool] for frame in frames_of(source)] == said
+    expected = ["big knife", "spoon", ""]  # -1 is no label
+    assert [frame[tool] for frame in frames_of(source)] == expected
     assert source.episodes()[0].metadata["room"] == "kitchen"
     with pytest.raises(SourceError, match=r"observation/tool: expected labels below 3, got 3"):
         frames_of(opened(0, 3, 0))
@@ -251,7 +251,7 @@ def test_shards(tmp_path: Path) -> None:
         source.episodes()
 
 
-# --- ways to be broken -----------------------------------------------------------------------
+# --- broken datasets -------------------------------------------------------------------------
 
 
 def test_damaged_files(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ WRONG: list[tuple[dict[str, list[Any]], str]] = [
 ]
 
 
-def test_records_that_are_not_as_declared(tmp_path: Path) -> None:
+def test_records_that_differ_from_the_declaration(tmp_path: Path) -> None:
     steps = {
         **STATE, "small": tensor("int8"), "packed": tensor("uint8", 4, encoding="zlib"),
         "image": {"image": {"dtype": "uint8", "shape": {"dimensions": ["2", "2", "3"]}}},
@@ -312,7 +312,7 @@ def test_records_that_are_not_as_declared(tmp_path: Path) -> None:
         check_refused(source, ["train/000001"], match)
 
 
-def test_what_goes_to_the_metadata(tmp_path: Path) -> None:
+def test_episode_features_in_the_metadata(tmp_path: Path) -> None:
     nan = float("nan")
     beside: dict[str, tuple[dict[str, Any], list[Any]]] = {
         "a": (tensor("int32"), [1]), "a/b": (tensor("int32"), [2]),
@@ -323,13 +323,13 @@ def test_what_goes_to_the_metadata(tmp_path: Path) -> None:
     }  # fmt: skip
     values = {"steps/state": [1.0, 2.0], **{name: value for name, (_, value) in beside.items()}}
     write_set(tmp_path, [example(values), example({**values, "a": [2**40]})])
-    said = features_json(STATE, **{name: feature for name, (feature, _) in beside.items()})
-    (tmp_path / "features.json").write_text(said)
+    description = features_json(STATE, **{name: feature for name, (feature, _) in beside.items()})
+    (tmp_path / "features.json").write_text(description)
     one, two = open_source(tmp_path).episodes()
     assert {k: v for k, v in one.metadata.items() if k not in ("split", "file", "offset")} == {
         "a": 1, "c": {"d": "\ufffdd"}, "few": [0.5, 1.0], "wide": 2**64 - 1,
     }  # fmt: skip
-    assert two.metadata["a"] == {"b": 2}  # an int32 does not hold the other
+    assert two.metadata["a"] == {"b": 2}  # 2^40 is no int32
     assert two.metadata["few"] == [0.5, 1.0]
 
 
@@ -348,10 +348,10 @@ BROKEN_FEATURES: list[tuple[str | dict[str, Any], str]] = [
 ]
 
 
-def test_broken_files_beside_the_records(tmp_path: Path) -> None:
+def test_broken_description_files(tmp_path: Path) -> None:
     write_set(tmp_path / "set", [example({"steps/a": [1.0]})])
-    for said, match in BROKEN_FEATURES:
-        text = said if isinstance(said, str) else features_json(said)
+    for value, match in BROKEN_FEATURES:
+        text = value if isinstance(value, str) else features_json(value)
         (tmp_path / "set" / "features.json").write_text(text)
         with pytest.raises(SourceError, match=match):
             open_source(tmp_path / "set", format="rlds").schema()

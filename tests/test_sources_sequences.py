@@ -1,4 +1,4 @@
-"""TUM RGB-D, EuRoC and KITTI sequences, in files as their authors describe them."""
+"""TUM RGB-D, EuRoC and KITTI sequences, in files as documented by their authors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.source_writers import write_euroc, write_kitti, write_tum
 
 
 def test_tum(tmp_path: Path) -> None:
-    want = write_tum(tmp_path / "freiburg1" / "xyz")
+    expected = write_tum(tmp_path / "freiburg1" / "xyz")
     source = open_source(tmp_path)
     assert isinstance(source, TumSource)
     [info] = source.episodes()
@@ -55,7 +55,7 @@ def test_tum(tmp_path: Path) -> None:
         ("accelerometer: float64 [?, 4]", "imu", None),
     ]
     chosen = [n for n in source.schema() if n != "accelerometer"]
-    check_frames(open_source(tmp_path, features=chosen), 0, want)
+    check_frames(open_source(tmp_path, features=chosen), 0, expected)
     samples = np.concatenate([np.asarray(f["accelerometer"]) for f in source.frames(info)])
     inside = np.arange(0, 0.132, 0.002) + 1305031102  # 0.099 and the 33 ms before it, again
     np.testing.assert_allclose(samples[:, 0] - 1305031102, inside - 1305031102, atol=1e-6)
@@ -63,7 +63,7 @@ def test_tum(tmp_path: Path) -> None:
 
 
 def test_cameras_of_tum(tmp_path: Path) -> None:
-    """By the path, or by the header of rgb.txt, which comes first."""
+    """By the path, or by the header of rgb.txt, which has priority."""
     names = {"rgbd_dataset_freiburg2_desk": 520.9, "freiburg3/rgbd_office": 535.4, "office": None}
     for name in [*names, "freiburg1/xyz"]:
         write_tum(tmp_path / name)
@@ -76,14 +76,14 @@ def test_cameras_of_tum(tmp_path: Path) -> None:
     assert any("freiburg3's, named by the header" in note for note in source.account().notes)
 
 
-# Seconds since 1970 as TUM writes them, in steps that float64 does not hold exactly.
+# Seconds since 1970 as in TUM files, in steps that float64 does not represent exactly.
 SECONDS = st.lists(st.integers(0, 60), min_size=1, max_size=12).map(
     lambda steps: [1305031102.17 + 0.005 * step for step in sorted(steps)]
 )
 
 
 def as_associate_py(first: list[float], second: list[float], within: float) -> list[Any]:
-    """What TUM's script is documented to do: all pairs, closest first, each time used once."""
+    """TUM's documented association: all pairs, closest first, each time used once."""
     pairs = sorted((abs(a - b), a, b) for a in first for b in second if abs(a - b) < within)
     left, right, matches = set(first), set(second), []
     for _, a, b in pairs:
@@ -99,13 +99,13 @@ def listed(path: Path, rows: list[str]) -> None:
 
 
 @given(SECONDS, SECONDS, SECONDS)
-def test_times_are_associated_as_by_looking_at_every_pair(
+def test_associated_times_match_brute_force_over_all_pairs(
     tmp_path_factory: pytest.TempPathFactory,
     colour: list[float],
     depth: list[float],
     samples: list[float],
 ) -> None:
-    """Depth by TUM's own rule; samples belong to the frame before them."""
+    """Depth by TUM's rule; samples belong to the previous frame."""
     root = tmp_path_factory.getbasetemp() / "tum"
     if not root.exists():
         write_tum(root)
@@ -131,22 +131,22 @@ def test_times_are_associated_as_by_looking_at_every_pair(
             assert got == pairs
         else:
             found = [[*f[name][:, 0]] if name in f else [] for f in frames]
-            want = [[t for t in samples if a <= t < b] for a, b in pairwise(bounds)]
-            assert found == want
+            expected = [[t for t in samples if a <= t < b] for a, b in pairwise(bounds)]
+            assert found == expected
 
 
 # --- lists and tables: separators, columns, times ---------------------------------------------
 
 
-def test_separators_are_those_of_the_file(tmp_path: Path) -> None:
-    want = write_tum(tmp_path)
+def test_separators_are_detected_from_the_file(tmp_path: Path) -> None:
+    expected = write_tum(tmp_path)
     paths = [tmp_path / f"{name}.txt" for name in ("rgb", "depth", "groundtruth")]
     texts = [path.read_text().splitlines() for path in paths]
     for separator in ("\t", ",", " , ", ";"):
         for path, (head, *lines) in zip(paths, texts, strict=True):
             rows = [line.replace(" ", separator) for line in lines]
             path.write_text("\n".join([f"\ufeff{head}", *rows]), "utf-8")
-        check_frames(TumSource(tmp_path, features=[*want[1]]), 0, want)
+        check_frames(TumSource(tmp_path, features=[*expected[1]]), 0, expected)
 
 
 TUM_TRUTH = "1305031102.1 1.5 2.25 3.5 0.0 0.0 0.0 1.0"
@@ -166,7 +166,7 @@ TABLES = [  # a table's rows, and the error
 ]
 
 
-def test_a_table_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_a_mismatched_table_is_refused(tmp_path: Path) -> None:
     write_tum(tmp_path / "a")
     (tmp_path / "a/depth.txt").unlink()
     write_tum(tmp_path / "b")
@@ -184,7 +184,7 @@ def test_a_table_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def _shifted(path: Path, seconds: int) -> None:
-    """A table of other times, which are nanoseconds in a CSV."""
+    """Shift a table's times: nanoseconds in a CSV, else seconds."""
     later = seconds * (10**9 if path.suffix == ".csv" else 1)
     text = re.sub(r"(?m)^\d+", lambda found: str(int(found[0]) + later), path.read_text())
     path.write_text(text)
@@ -202,14 +202,14 @@ def test_tables_without_matching_times_images_or_columns_are_refused(tmp_path: P
         ("euroc", "mav0/state_groundtruth_estimate0/data.csv", "pose"),
     ):
         path = tmp_path / name / table
-        sound = path.read_bytes()
+        original = path.read_bytes()
         _shifted(path, 5000)
         with pytest.raises(SourceError, match=f"no row matches a frame; .*{feature}") as caught:
             open_source(tmp_path / name).schema()
         assert caught.value.file == str(path)
         image = "image_cam0" if name == "euroc" else "image"
         assert open_source(tmp_path / name, features=[image]).episodes()[0].num_frames > 4
-        path.write_bytes(sound)
+        path.write_bytes(original)
     kitti, tum = tmp_path / "kitti", tmp_path / "tum"
     poses = (kitti / "poses/00.txt").read_text().splitlines()
     numbered = "\n".join(f"{n} {row}" for n, row in enumerate(poses))
@@ -221,15 +221,15 @@ def test_tables_without_matching_times_images_or_columns_are_refused(tmp_path: P
         (kitti / "poses/00.txt", numbered, {}, "12 finite numbers; got: 13 columns"),
         (kitti / TIMES, "0 0.0\n1 0.1\n2 0.2\n", {}, r"line 1; .*got: 2 columns"),
     ):
-        sound = path.read_bytes()
+        original = path.read_bytes()
         path.write_text(text)
         root = kitti if kitti in path.parents else tum
         with pytest.raises(SourceError, match=match):
             open_source(root, format=root.name, **options).schema()  # type: ignore[arg-type]
-        path.write_bytes(sound)
+        path.write_bytes(original)
 
 
-def test_features_that_are_not_selected_or_there_drop_no_frames(tmp_path: Path) -> None:
+def test_unselected_and_missing_features_drop_no_frames(tmp_path: Path) -> None:
     write_tum(tmp_path)
     source = TumSource(tmp_path, features=["image", "pose"])
     [info] = source.episodes()
@@ -251,7 +251,7 @@ def test_features_that_are_not_selected_or_there_drop_no_frames(tmp_path: Path) 
 
 
 def test_cameras_of_euroc(tmp_path: Path) -> None:
-    """Of a pinhole camera intrinsics are known; another one is none."""
+    """Pinhole cameras have intrinsics; other models are skipped."""
     write_euroc(tmp_path / "src")
     seqrecord.convert(open_source(tmp_path / "src"), tmp_path / "records", workers=1)
     options: dict[str, Any] = {"clip_len": 1, "batch_size": 1}
@@ -275,7 +275,7 @@ def test_cameras_of_euroc(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("state", [True, False])
 def test_euroc(tmp_path: Path, state: bool) -> None:
-    want = write_euroc(tmp_path / "MH_01_easy", state=state)
+    expected = write_euroc(tmp_path / "MH_01_easy", state=state)
     source = open_source(tmp_path)
     assert isinstance(source, EurocSource)
     [info] = source.episodes()
@@ -318,7 +318,7 @@ def test_euroc(tmp_path: Path, state: bool) -> None:
     }
     imu_spec = source.schema()["imu"]
     assert (str(imu_spec), imu_spec.kind) == ("imu: float64 [?, 6]", "imu")
-    check_frames(source, 0, want)
+    check_frames(source, 0, expected)
     for root in ("MH_01_easy", "MH_01_easy/mav0"):
         one = open_source(tmp_path / root)
         assert one.episodes()[0].key == "MH_01_easy"
@@ -327,15 +327,15 @@ def test_euroc(tmp_path: Path, state: bool) -> None:
 
 def test_kitti(tmp_path: Path) -> None:
     root = tmp_path / "dataset"
-    want = [write_kitti(root, "00"), write_kitti(root, "11", 1, (7, 20))]
-    (root / "poses" / "11.txt").unlink()  # as of the sequences that are for evaluation
+    expected = [write_kitti(root, "00"), write_kitti(root, "11", 1, (7, 20))]
+    (root / "poses" / "11.txt").unlink()  # as in the evaluation sequences
     source = open_source(tmp_path)
     assert isinstance(source, KittiSource)
     assert [info.key for info in source.episodes()] == ["00", "11"]
     assert str(source.schema()["image_2"]) == "image_2: uint8 [?, 20, 3]"
     assert str(source.schema()["pose"]) == "pose: float64 [3, 4]"
-    check_frames(source, 0, want[0])
-    check_frames(source, 1, [{k: v for k, v in f.items() if k != "pose"} for f in want[1]])
+    check_frames(source, 0, expected[0])
+    check_frames(source, 1, [{k: v for k, v in f.items() if k != "pose"} for f in expected[1]])
     camera = {"fx": 718.0, "fy": 718.0, "cx": 607.0, "cy": 185.0, "width": 20, "height": 7}
     assert source.episodes()[1].metadata["camera"] == camera
     assert list(source.episodes()[1].metadata["calibration"]) == ["P0", "P1", "P2", "P3", "Tr"]
@@ -347,7 +347,7 @@ def test_kitti(tmp_path: Path) -> None:
 
 
 def _back(file: str) -> Damage:
-    """Exchange a list's last two lines."""
+    """Swap a list's last two lines."""
 
     def change(data: bytes) -> bytes:
         lines = data.decode().splitlines()
@@ -396,8 +396,8 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_sequence_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+def test_broken_sequences_are_refused(tmp_path: Path, kind: str) -> None:
     write: Any = {"tum": write_tum, "euroc": write_euroc, "kitti": write_kitti}[kind]
-    write(tmp_path / "sound")
+    write(tmp_path / "original")
     opened = functools.partial(open_source, format=kind)
-    check_faults(BROKEN[kind], tmp_path / "sound", tmp_path / "broken", opened)
+    check_faults(BROKEN[kind], tmp_path / "original", tmp_path / "broken", opened)

@@ -1,4 +1,4 @@
-"""Statistics of frames against the frames themselves."""
+"""Statistics of frames match NumPy on the same frames."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def episodes(seed: int, lengths: Sequence[int]) -> dict[str, list[dict[str, Arra
 
 
 def statistics_of(schema: Schema, data: Mapping[str, Iterable[dict[str, Any]]]) -> Statistics:
-    """Those of a dataset of these episodes."""
+    """Statistics of a dataset with these episodes."""
     with TemporaryDirectory() as folder:
         with SeqRecordWriter(f"{folder}/d", schema=schema, codecs="raw") as writer:
             for key, frames in data.items():
@@ -75,7 +75,7 @@ def statistics_of(schema: Schema, data: Mapping[str, Iterable[dict[str, Any]]]) 
             return dataset.statistics
 
 
-def test_the_last_axis_is_of_channels_where_it_is_short() -> None:
+def test_a_short_last_axis_is_the_channel_axis() -> None:
     shapes: dict[tuple[int | None, ...], int] = {
         **dict.fromkeys([(), (257,), (None,), (480, 640), (480, 640, 1), (16, 33), (3, None)], 1),
         **{(n,): n for n in (7, 256)},
@@ -88,8 +88,8 @@ def test_the_last_axis_is_of_channels_where_it_is_short() -> None:
     assert [len(found[name].mean) for name in schema] == [*shapes.values()]
 
 
-def test_statistics_against_the_frames() -> None:
-    """Small features are looked at whole; channels stay apart, infinities are counted."""
+def test_statistics_match_the_frames() -> None:
+    """All values of small features count; channels are separate, infinities are counted."""
     data = episodes(1, [30, 1, 12])
     statistics = statistics_of(SCHEMA, data)
     frames = [item for items in data.values() for item in items]
@@ -105,7 +105,7 @@ def test_statistics_against_the_frames() -> None:
         np.testing.assert_allclose([got.mean, got.std], [exact.mean(0), exact.std(0)], 1e-7, 1e-9)
         np.testing.assert_array_equal([got.min, got.max], [exact.min(0), exact.max(0)])
         if name not in ("image", "depth"):
-            assert got.rank_error == 0  # so few numbers are all kept
+            assert got.rank_error == 0  # all of these few numbers are kept
             expected = np.quantile(exact, [0.1, 0.5], axis=0, method="inverted_cdf")
             np.testing.assert_array_equal(got.quantile([0.1, 0.5]), expected)
             assert got.quantile(0.5).shape == (number,)
@@ -113,8 +113,8 @@ def test_statistics_against_the_frames() -> None:
     assert (depth.num_nan[0], depth.num_infinite[0]) == (43 * 2, 43 * 4 * 40)
 
 
-def test_pixels_of_large_frames_are_drawn_evenly_for_quantiles() -> None:
-    """Each pixel holds its own place: so what is drawn says where it was drawn."""
+def test_sampled_pixels_of_large_frames_are_uniform() -> None:
+    """The value of each pixel is its position, so quantiles show the sampled positions."""
     height, width, count = 60, 80, 200
     places = np.arange(height * width, dtype="<f4").reshape(height, width)
     schema = Schema([spec("place", "<f4", (height, width))])
@@ -125,8 +125,8 @@ def test_pixels_of_large_frames_are_drawn_evenly_for_quantiles() -> None:
     np.testing.assert_allclose(got.quantile(shares)[:, 0] / places.size, shares, atol=0.005)
 
 
-def test_how_an_array_lies_in_memory_does_not_matter() -> None:
-    """Neither what it holds once it was added."""
+def test_array_layout_does_not_change_statistics() -> None:
+    """Later changes to an added array do not count either."""
     [frames] = episodes(3, [4]).values()
     expected = statistics_of(SCHEMA, {"e": frames}).to_json()
     views: list[Callable[[Array], Array]] = [
@@ -162,7 +162,7 @@ def test_many_frames_are_sketched_in_pieces() -> None:
     np.testing.assert_allclose(got["big"].mean[0], values[:, 0].mean(), rtol=1e-4)
 
 
-# ---- numbers that are hard in their own way
+# ---- difficult distributions
 
 SHARES = [0.0, 0.001, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 1.0]
 KINDS: dict[str, Callable[[np.random.Generator, int], Array]] = {
@@ -183,21 +183,21 @@ def draw(kind: str, rng: np.random.Generator, count: int, dtype: str) -> Array:
 
 
 def of_numbers(values: Array) -> FeatureStatistics:
-    """Of one channel, in frames that are so small that each number is looked at."""
+    """Statistics of one channel, in frames small enough that all numbers count."""
     frames = [{"x": part} for part in np.split(values, range(120, len(values), 120))]
     return statistics_of(Schema([spec("x", values.dtype.str, (None,))]), {"e": frames})["x"]
 
 
-def in_json(found: FeatureStatistics) -> str:
+def as_json(found: FeatureStatistics) -> str:
     return json.dumps(Statistics(found.num_frames, {"x": found}).to_json())
 
 
 def through_json(found: FeatureStatistics) -> FeatureStatistics:
-    return Statistics.from_json(json.loads(in_json(found)))["x"]
+    return Statistics.from_json(json.loads(as_json(found)))["x"]
 
 
 def check(found: FeatureStatistics, values: Array) -> None:
-    """The statistics of all these numbers keep their promises."""
+    """Compare with these numbers, within the documented errors."""
     assert found.count.tolist() == found.num_drawn.tolist() == [len(values)]
     if not len(values):
         return
@@ -224,9 +224,9 @@ def test_parts_added_and_merged(kind: str, dtype: str, parts: list[int], seed: i
     rng = np.random.default_rng(seed)
     arrays = [draw(kind, rng, count, dtype) for count in parts]
     found = [of_numbers(array) for array in arrays]
-    before = [*map(in_json, found)]
+    before = [*map(as_json, found)]
     merged = reduce(FeatureStatistics.merged, found)
-    assert ([*map(in_json, found)] == before) is True, "what is merged is left as it is"
+    assert ([*map(as_json, found)] == before) is True, "merging does not change its input"
     values = np.concatenate(arrays)
     for each in (of_numbers(values), merged, through_json(merged)):
         check(each, values)
@@ -238,7 +238,7 @@ def test_parts_added_and_merged(kind: str, dtype: str, parts: list[int], seed: i
 def test_many_merged_parts_stay_within_half_a_percent(kind: str) -> None:
     values = draw(kind, np.random.default_rng(1), 64_000, "<f4")
     found = [of_numbers(part) for part in np.array_split(values, 8)]
-    while len(found) > 1:  # as those of workers
+    while len(found) > 1:  # merged in pairs, as workers' results are
         found = [one.merged(two) for one, two in zip(found[::2], found[1::2], strict=True)]
     check(found[0], values)
     assert 0 < found[0].rank_error < 0.005
@@ -247,8 +247,8 @@ def test_many_merged_parts_stay_within_half_a_percent(kind: str) -> None:
 @pytest.mark.parametrize(
     ("dtype", "channels"), [("|u1", 3), ("<u2", 1), ("<i8", 7), ("<f4", 3), ("<f8", 1)]
 )
-def test_moments_of_all_numbers(dtype: str, channels: int) -> None:
-    """Those that are not finite are counted apart."""
+def test_moments_and_non_finite_counts(dtype: str, channels: int) -> None:
+    """Non-finite numbers are counted separately."""
     for count in (1, 500, 70_001):
         rng = np.random.default_rng(count)
         pixels = (1e6 * (dtype != "|u1") + rng.integers(0, 200, (count, channels))).astype(dtype)
@@ -269,7 +269,7 @@ def test_moments_of_all_numbers(dtype: str, channels: int) -> None:
             assert (sketch.min, sketch.max) == (exact.min(), exact.max())
 
 
-def test_numbers_without_a_square_and_without_quantiles() -> None:
+def test_numbers_with_overflowing_squares_and_without_quantiles() -> None:
     for size in (1e300, 1e-200):
         pixels = np.array([[1, 1], [np.nan, 2], [3, 3]]) * [size, 1]
         found = statistics_of(Schema([spec("x", "<f8", (2,))]), {"e": [{"x": p} for p in pixels]})
@@ -284,7 +284,7 @@ def test_numbers_without_a_square_and_without_quantiles() -> None:
             nothing.quantile(share)
 
 
-def test_the_largest_numbers_overflow_nothing() -> None:
+def test_the_largest_numbers_do_not_overflow() -> None:
     most = np.finfo(np.float64).max
     values = np.tile([most, -most, most, most], 1000)
     with np.errstate(all="raise", under="ignore"):
@@ -360,7 +360,7 @@ def test_statistics_of_another_schema_are_refused() -> None:
 def test_normalising_is_one_line() -> None:
     for dtype, channels in ((np.uint8, 3), (np.float32, 1), (np.float64, 3)):
         numbers = np.random.default_rng(0).integers(0, 200, (50, 4, channels)).astype(dtype)
-        numbers[..., 0] = 7  # always the same
+        numbers[..., 0] = 7  # constant
         schema = Schema([FeatureSpec("x", np.dtype(dtype), (4, channels))])
         statistics = statistics_of(schema, {"e": [{"x": frame} for frame in numbers]})["x"]
         rows = numbers.reshape(-1, channels).astype(np.float64)
@@ -374,18 +374,18 @@ def test_normalising_is_one_line() -> None:
         np.testing.assert_array_equal(tensor.numpy(), numbers)
 
 
-def test_to_normalise_on_a_gpu_waits_for_nothing() -> None:
-    asked: list[Any] = []
+def test_normalising_on_a_gpu_does_not_block() -> None:
+    calls: list[Any] = []
 
     class OnGpu(torch.Tensor):
         is_cuda = True
 
         def pin_memory(self, *_: Any) -> Any:
-            asked.append("pinned")
+            calls.append("pinned")
             return self
 
         def to(self, *args: Any, **kwargs: Any) -> Any:
-            asked.append(kwargs)
+            calls.append(kwargs)
             return super().to(*args, **kwargs)
 
     schema = Schema([FeatureSpec("x", np.dtype("<f4"), (3,))])
@@ -393,5 +393,5 @@ def test_to_normalise_on_a_gpu_waits_for_nothing() -> None:
     statistics = statistics_of(schema, {"e": frames})["x"]
     numbers = torch.ones(2, 3)
     found = statistics.normalize(numbers.as_subclass(OnGpu))
-    assert asked == ["pinned", {"non_blocking": True}] * 2
+    assert calls == ["pinned", {"non_blocking": True}] * 2
     assert torch.equal(found.as_subclass(torch.Tensor), statistics.normalize(numbers))

@@ -1,4 +1,4 @@
-"""Counters, and the bottleneck in words."""
+"""Counters, and the bottleneck as text."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def test_counters_add_up_over_threads() -> None:
     report = stats.report()["decode_seconds_by_feature"]
     assert report == {"image": 3.0, "depth": 1.0}
     stats.add_decoding({"image": 1.0})
-    assert report["image"] == 3.0  # what was reported stays
-    counted = {"requests": 5}  # a storage's counters count from the beginning
+    assert report["image"] == 3.0  # earlier reports do not change
+    counted = {"requests": 5}  # a storage counts from its creation
     stats.watch(lambda: counted)
     counted = {"requests": 12, "retries": 2}
     assert (stats.report()["requests"], stats.report()["retries"]) == (7, 2)
 
 
-def test_the_share_of_an_epoch_that_the_training_waits() -> None:
+def test_waiting_percent_of_an_epoch() -> None:
     stats = EngineStats()
     assert stats.report()["waiting_percent"] == 0
     for begin in (0, 3, 6):
@@ -50,7 +50,7 @@ def test_the_share_of_an_epoch_that_the_training_waits() -> None:
         ({"data_wait_seconds": 2.0, "decode_seconds": 9.0}, "decoding"),
         ({"data_wait_seconds": 2.0, "gather_seconds": 9.0}, "copying clips"),
         ({"data_wait_seconds": 2.0, "device_seconds": 9.0}, "the bus"),
-        # Two threads have decoded for longer than one has copied, which was never kept waiting.
+        # Two decoding threads took longer than the copying thread, which never waited for them.
         ({"decode_seconds": 9.0, "gather_seconds": 6.0}, "copying clips"),
         (
             {"decode_seconds": 9.0, "gather_seconds": 6.0, "waiting_for_loads_seconds": 7.0},

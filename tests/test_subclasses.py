@@ -1,4 +1,4 @@
-"""Subclasses of the loaders: what they override is used, and gets whole clips."""
+"""Overridden methods of the loaders' subclasses are used, and get whole clips."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {"clip_len": 3, "features": ["id", "image"]}
 Clip = dict[str, Any]
 
 
-# ---- clips by their number
+# ---- map datasets
 
 
 class Marked(SeqRecordMapDataset):
@@ -33,7 +33,7 @@ class Marked(SeqRecordMapDataset):
 
 
 class Mark(Dataset[Clip]):
-    """Comes before the dataset among the bases."""
+    """A base class before the dataset."""
 
     def __getitem__(self, number: int) -> Clip:
         return {**super().__getitem__(number), "mark": int(number)}
@@ -44,7 +44,7 @@ class Mixed(Mark, SeqRecordMapDataset):
 
 
 class Both(Marked):
-    """Marks a clip once, however it is asked for."""
+    """Marks a clip once for single and batched access."""
 
     asked = 0
 
@@ -56,11 +56,11 @@ class Both(Marked):
 
 
 class Below(Marked):
-    """The one above overrides."""
+    """Inherits the overridden method."""
 
 
 class Twice(SeqRecordMapDataset):
-    """Has each clip two times: as it is, and marked."""
+    """Has each clip twice: unchanged, and marked."""
 
     def __len__(self) -> int:
         return 2 * super().__len__()
@@ -96,7 +96,7 @@ def _unmarked(clip: Clip) -> Clip:
     return {name: value for name, value in clip.items() if name != "mark"}
 
 
-def test_a_length_of_its_own_is_that_of_the_subclass_alone(path: Path) -> None:
+def test_an_overridden_len_does_not_change_the_base_class(path: Path) -> None:
     data, plain = Twice(path, **SETTINGS), SeqRecordMapDataset(path, **SETTINGS)
     loader: Any = DataLoader(data, batch_size=6, collate_fn=list)
     clips = [clip for batch in loader for clip in batch]
@@ -117,7 +117,7 @@ class StreamedAgain(SeqRecordIterableDataset):
 
 
 class PipedAgain(SeqRecordPipe):
-    """No generator function."""
+    """Not a generator function."""
 
     def __iter__(self) -> Iterator[Clip]:
         return map(_mark, super().__iter__())
@@ -138,8 +138,8 @@ def _mark(clip: Clip) -> Clip:
     return {**clip, "mark": len(clip["id"])}
 
 
-def ways(data: Any) -> Iterator[Any]:
-    """Who may take the clips of a pipe or a stream."""
+def consumers(data: Any) -> Iterator[Any]:
+    """Consumers of a pipe or a stream."""
     yield (seqrecord.collate([clip]) for clip in data)
     yield DataLoader(data, batch_size=4, collate_fn=seqrecord.collate)
     yield DataLoader(data, batch_size=4, collate_fn=seqrecord.collate, num_workers=1)
@@ -154,12 +154,12 @@ def ways(data: Any) -> Iterator[Any]:
 def test_an_overridden_iter_gets_clips(path: Path, kind: Any) -> None:
     plain = SeqRecordMapDataset(path, **SETTINGS)
     number = {names(plain[n])[0]: n for n in range(len(plain))}
-    for way in ways(kind(path, **SETTINGS)):
+    for consumer in consumers(kind(path, **SETTINGS)):
         found = []
-        for batch in way:
+        for batch in consumer:
             assert list(batch["mark"]) == [3] * len(batch["start"])
-            same = seqrecord.collate([plain[number[name]] for name in names(batch)])
-            assert digest(_unmarked(batch)) == digest(same)
+            expected = seqrecord.collate([plain[number[name]] for name in names(batch)])
+            assert digest(_unmarked(batch)) == digest(expected)
             found += names(batch)
         assert sorted(found) == sorted(number)
 

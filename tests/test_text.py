@@ -1,4 +1,4 @@
-"""Keys, metadata, JSON, sizes: what is taken, what is refused; and values in messages."""
+"""Keys, metadata, JSON, sizes: accepted and refused values, and values in messages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_keys() -> None:
     st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
     | st.text("./\\a\n\x9f", max_size=8)
 )
-def test_forbidden_means_the_same_to_arrow(key: str) -> None:
+def test_arrow_matches_the_same_forbidden_keys(key: str) -> None:
     ours = re.search(FORBIDDEN_IN_KEY, key) is not None
     assert pc.match_substring_regex(pa.array([key]), FORBIDDEN_IN_KEY).to_pylist() == [ours]
 
@@ -111,7 +111,7 @@ def test_sizes() -> None:
         *((0, 0), (2147483648, 2147483648), (np.int64(7), 7), ("12", 12), ("12B", 12)),
         *(("2GiB", 2 << 30), (" 1.5 GB ", 1_500_000_000), ("1.5 kib", 1536), ("0.1 kB", 100)),
         *(("3TiB", 3 << 40), ("0.3 B", 0)),
-        ("9007199254740993", 9007199254740993),  # more than a float represents
+        ("9007199254740993", 9007199254740993),  # not representable in float64
     ]
     for size, expected in sizes:
         assert parse_size(size) == expected
@@ -138,7 +138,7 @@ def test_durations() -> None:
             parse_duration(text)
 
 
-# --- values in messages: the start of their `repr`, whatever they are ---------------------------
+# --- values in messages: the start of their `repr` ----------------------------------------------
 
 
 _PLAIN: Any = st.recursive(
@@ -150,16 +150,16 @@ _PLAIN: Any = st.recursive(
 
 
 @given(value=_PLAIN, limit=st.sampled_from([1, 20, 200]))
-def test_it_is_the_start_of_the_repr(value: object, limit: int) -> None:
+def test_a_value_is_the_start_of_its_repr(value: object, limit: int) -> None:
     whole = repr(value)
-    assume(without_secrets(whole) == whole and ":/" not in whole)  # which are hidden
+    assume(without_secrets(whole) == whole and ":/" not in whole)  # not hidden
     assert len(repr_of(value, limit)) <= limit
     assert repr_of(value, 100_000) == whole
     if len(whole) <= limit:
         assert repr_of(value, limit) == whole
 
 
-def test_little_of_a_large_value_is_looked_at() -> None:
+def test_only_the_start_of_a_large_value_is_formatted() -> None:
     deep: list[Any] = [0] * 100
     for _ in range(30):
         deep = [deep] * 100

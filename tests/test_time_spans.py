@@ -1,4 +1,4 @@
-"""TimeSpans of timestamps, and the frames that they allow, against all pairs of frames."""
+"""TimeSpans of timestamps, and their numbers of frames, match brute force over all pairs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ gaps = st.lists(st.integers(1, 1000), max_size=60)
 
 
 def collected(episodes: list[list[int]], pieces: list[int]) -> list[TimeSpans]:
-    """Of episodes that come in pieces of these lengths, one after the other."""
+    """Time spans of episodes, added in pieces of these lengths."""
     collector, found = TimeSpanCollector(), []
     for times in episodes:
         collector.begin()
@@ -78,7 +78,7 @@ def test_even_times_have_tight_bounds() -> None:
     assert 9_950 <= least[0] <= 10_000 <= most[0] <= 10_010
 
 
-def test_episodes_have_bounds_of_their_own() -> None:
+def test_each_episode_has_its_own_bounds() -> None:
     fast, slow = np.arange(0, 5_000, 10), np.arange(0, 60_000, 1_000)
     every = table([*collected([fast.tolist(), slow.tolist(), [7]], [9])], 500)
     rows = np.arange(3)
@@ -90,8 +90,8 @@ def test_episodes_have_bounds_of_their_own() -> None:
     assert np.array_equal(both.most, every.most, equal_nan=True)
 
 
-def test_times_that_are_not_known() -> None:
-    """They do not ascend, or a frame lacks one."""
+def test_unusable_timestamps() -> None:
+    """Times that do not ascend, or are missing."""
     for times in ([1, 2, 2], [3, 2], [1.0, math.nan, 3.0], [1.0, math.inf]):
         collector = TimeSpanCollector()
         collector.add(np.array(times), np.arange(len(times)))
@@ -111,8 +111,8 @@ def _bounds(path: Path) -> list[list[int]]:
     return rows
 
 
-def test_the_index_keeps_them(tmp_path: Path) -> None:
-    """After a flush, with several record files, with other episodes left out, and built anew."""
+def test_the_index_stores_time_spans(tmp_path: Path) -> None:
+    """After a flush, with several record files, rebuilt, and merged."""
     features = {"t": {"kind": "timestamp", "unit": "s"}}
     path = tmp_path / "records"
     with SeqRecordWriter(path, features=features, chunk_frames=50, max_file_size=2000) as writer:
@@ -122,19 +122,19 @@ def test_the_index_keeps_them(tmp_path: Path) -> None:
                     episode.append({"t": np.float64(i / (10 * (number + 1))), "a": np.int64(i)})
                     if i == 300:
                         episode.flush()
-    wanted = [[5, 0, 16], [5, 0, 16]]
-    assert _bounds(path) == wanted
+    expected = [[5, 0, 16], [5, 0, 16]]
+    assert _bounds(path) == expected
     assert len(seqrecord.open(path).contents.manifest.record_files) > 1
     before = seqrecord.open(path).contents.index.encode()
     for file in (path / "index").glob("*.arrow"):
         file.unlink()
     reindex(path)
-    assert _bounds(path) == wanted
+    assert _bounds(path) == expected
     assert seqrecord.open(path).contents.index.encode() == before
     assert not seqrecord.verify(path).problems
     merged = tmp_path / "merged"
     merge_datasets([path], merged)
-    assert _bounds(merged) == wanted
+    assert _bounds(merged) == expected
 
 
 def test_invalid_time_spans() -> None:

@@ -1,4 +1,4 @@
-"""The recorder of spans: what it writes, what bounds it, and that it ends well in every case."""
+"""The recorder of spans: its file, its limits, and how it ends in every case."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def events(path: Path, phase: str = "X") -> list[dict[str, Any]]:
 
 
 def starts(path: Path) -> list[float]:
-    """The seconds at which spans begin."""
+    """Start times of the spans in seconds."""
     return [event["ts"] / 1e6 for event in events(path)]
 
 
 def names(path: Path) -> dict[int, str]:
-    """Lane number to thread name."""
+    """Thread names by lane number."""
     return {e["tid"]: e["args"]["name"] for e in events(path, "M") if e["name"] == "thread_name"}
 
 
@@ -71,7 +71,7 @@ def test_the_file(path: Path) -> None:
     [counter] = events(path, "C")
     assert (counter["name"], counter["args"]) == ("resident", {"bytes": 12})
     assert names(path) == {1: threading.current_thread().name, 2: "cuda:0"}
-    # What comes after it is closed is ignored.
+    # Calls after `close` are ignored.
     before = path.read_bytes()
     add(trace, 1)
     with trace.span("fetch"):
@@ -81,7 +81,7 @@ def test_the_file(path: Path) -> None:
 
 
 def test_the_file_of_a_killed_process(path: Path) -> None:
-    """It is JSON after each write; Perfetto also takes an array that was cut off."""
+    """JSON after each flush; Perfetto also accepts an unterminated array."""
     child = os.fork()
     if not child:
         trace = Trace(path, flush=10)
@@ -92,7 +92,7 @@ def test_the_file_of_a_killed_process(path: Path) -> None:
     assert set(names(path).values()) == {threading.current_thread().name}
 
 
-def test_the_file_of_an_interpreter_that_ends(path: Path) -> None:
+def test_the_file_is_complete_at_interpreter_exit(path: Path) -> None:
     code = "import sys\nfrom seqrecord.engine.trace import Trace\ntrace = Trace(sys.argv[1])\n"
     code += "trace.add('decode', 0.0, 1.0)\nraise KeyError('left early')"
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, check=False)
@@ -105,7 +105,7 @@ def test_the_file_is_json_while_it_is_written(path: Path) -> None:
     for number in range(10):
         assert len(events(path)) == number // 2 * 2
         add(trace, 1, number)
-    # A later trace of the same name has the file; the earlier one damages nothing.
+    # A later trace of the same name replaces the file; the earlier one does not damage it.
     after = Trace(path, flush=2)
     add(after, 3, name="gather")
     add(trace, 3)
@@ -134,7 +134,7 @@ def test_off_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     trace = Trace()
     with trace.span("fetch", chunk=1) as nothing:
         assert nothing is None
-    assert trace.span("a") is trace.span("b"), "nothing is made for a span"
+    assert trace.span("a") is trace.span("b"), "no object is created for a span"
     add(trace, 1)
     trace.count("resident", bytes=3)
     trace.close()
@@ -156,7 +156,7 @@ def test_threads_lose_nothing_and_stay_bounded(path: Path) -> None:
 
     with ThreadPoolExecutor(8, "load") as pool:
         list(pool.map(work, range(8)))
-    for number in range(3):  # the system gives these one and the same number
+    for number in range(3):  # the system reuses one thread id
         thread = threading.Thread(target=add, args=(trace, 1), name=f"t{number}")
         thread.start()
         thread.join()
@@ -169,7 +169,7 @@ def test_threads_lose_nothing_and_stay_bounded(path: Path) -> None:
     assert most <= 4 * 50 + 8
 
 
-def test_no_more_than_so_many(path: Path) -> None:
+def test_max_spans_limits_the_file(path: Path) -> None:
     trace = Trace(path, max_spans=10)
     add(trace, 25)
     trace.close()
@@ -178,8 +178,8 @@ def test_no_more_than_so_many(path: Path) -> None:
     assert lost["args"] == {"labels": "15 spans lost"}
 
 
-def test_closing_inside_of_writing(path: Path) -> None:
-    """As a finalizer does, which may run in the midst of anything."""
+def test_closing_during_a_write(path: Path) -> None:
+    """As by a finalizer, which may run at any time."""
 
     class Closing:
         def __str__(self) -> str:
@@ -189,7 +189,7 @@ def test_closing_inside_of_writing(path: Path) -> None:
     trace = Trace(path, flush=2)
     value: Any = Closing()
     trace.add("decode", 0.0, 1.0, value=value)
-    trace.add("decode", 1.0, 2.0)  # which writes both
+    trace.add("decode", 1.0, 2.0)  # writes both
     assert not trace.is_on
     assert [e["args"] for e in events(path)] == [{"value": "closed"}, {}]
     assert files(path.parent) == ["t.json"]
@@ -210,7 +210,7 @@ def test_a_fork_writes_nothing(path: Path) -> None:
 
 
 def test_a_full_disk_ends_the_trace_only(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Or a file that may not become larger, which is the same to who writes."""
+    """A file size limit causes the same error."""
     trace = Trace(path, flush=100)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 17, limits[1]))
@@ -227,13 +227,13 @@ def test_a_full_disk_ends_the_trace_only(path: Path, caplog: pytest.LogCaptureFi
     assert 100 < len(events(path)) < 4000
 
 
-def test_where_it_is(tmp_path: Path) -> None:
+def test_trace_paths(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="folder of the trace does not exist"):
         Trace(tmp_path / "nowhere" / "t.json")
     with pytest.raises(StorageError, match="a folder has this name"):
         Trace(tmp_path)
     assert files(tmp_path) == []
-    for rank, worker, name in (  # a file for each process
+    for rank, worker, name in (  # one file per process
         ((0, 1), None, "epoch.json"),
         ((0, 1), 0, "epoch.worker0.json"),
         ((1, 2), None, "epoch.rank1.json"),
@@ -242,11 +242,11 @@ def test_where_it_is(tmp_path: Path) -> None:
         assert trace_path("runs/epoch.json", rank=rank, worker=worker) == Path("runs") / name
 
 
-def test_a_span_costs_little(path: Path) -> None:
+def test_the_cost_of_a_span(path: Path) -> None:
     for trace, most in ((Trace(), 2e-6), (Trace(path), 40e-6)):
         best = 1.0
         for _ in range(5):
-            begin = thread_time()  # however long it waits for a core
+            begin = thread_time()  # without time spent waiting for a core
             for _ in range(2000):
                 trace.add("decode", 0.0, 1.0, chunk=3)
             best = min(best, (thread_time() - begin) / 2000)
@@ -254,7 +254,7 @@ def test_a_span_costs_little(path: Path) -> None:
         trace.close()
 
 
-# ---- of an iteration
+# ---- traces of an iteration
 
 
 @pytest.fixture(scope="module")
@@ -286,7 +286,7 @@ def test_an_iteration_is_traced(records: Path, path: Path) -> None:
     assert any(name.startswith("seqrecord-engine-load") for name in tracks.values())
     consumer = {tracks[event["tid"]] for event in events(path) if event["cat"] == "consumer"}
     assert consumer == {threading.current_thread().name}
-    # One that is left.
+    # An iteration stopped early
     iterator = iter(pipe)
     next(iterator)
     next(iterator)
@@ -295,7 +295,7 @@ def test_an_iteration_is_traced(records: Path, path: Path) -> None:
     assert sum(event["name"] == "consumer" for event in events(path)) == 2
 
 
-def test_an_iteration_that_fails_is_traced(records: Path, path: Path) -> None:
+def test_a_failed_iteration_is_traced(records: Path, path: Path) -> None:
     calls: list[int] = []
 
     def fail(frame: Any) -> Any:
@@ -310,7 +310,7 @@ def test_an_iteration_that_fails_is_traced(records: Path, path: Path) -> None:
     assert "wait for batch" in {event["name"] for event in events(path)}
 
 
-def test_workers_write_files_of_their_own(records: Path, tmp_path: Path) -> None:
+def test_each_worker_writes_its_own_file(records: Path, tmp_path: Path) -> None:
     pipe = make_pipe(records, tmp_path / "epoch.json")
     batches = sum(1 for _ in DataLoader(pipe, batch_size=None, num_workers=2))
     paths = [tmp_path / f"epoch.worker{i}.json" for i in range(2)]

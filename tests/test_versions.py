@@ -1,4 +1,4 @@
-"""Earlier versions of a dataset, and when it was last verified."""
+"""Earlier versions of a dataset, and the time of its last verification."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.storage_doubles import FailAt, FaultyStorage, LosesAnswer
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Two episodes in one record file, and one in another."""
+    """Two episodes in one record file, and a third in another."""
     with SeqRecordWriter(tmp_path / "records", codecs="raw", max_file_size=8000) as writer:
         for number, key in enumerate("abc"):
             with writer.episode(key) as episode:
@@ -49,8 +49,8 @@ def content(path: Path, version: str | None = None) -> dict[str, bytes]:
         return {key: item[:]["x"].tobytes() for key, item in dataset.episodes.items()}
 
 
-def test_each_version_is_opened_as_it_was(path: Path) -> None:
-    """After tables of it are gone, too."""
+def test_each_version_opens_unchanged(path: Path) -> None:
+    """Also after some of its tables are deleted."""
     seen = [(version_of(path), content(path))]
     for change in (
         lambda: delete_episodes(path, "b"),
@@ -76,16 +76,16 @@ def test_each_version_is_opened_as_it_was(path: Path) -> None:
     assert seqrecord.verify(path).ok
 
 
-def test_of_the_same_frames_in_other_splits(path: Path) -> None:
-    """A copy of an open dataset, in another process, has those that it was opened with, too."""
+def test_versions_with_other_splits(path: Path) -> None:
+    """A pickled copy of an open dataset keeps its splits, too."""
     with seqrecord.open(path) as dataset:
-        for name in ("a", "b"):  # after which the tables of the first one are gone
+        for name in ("a", "b"):  # afterwards the first version's tables are deleted
             split_episodes(path, None, name)
         assert pickle.loads(pickle.dumps(dataset)).splits == dataset.splits == {}
         assert seqrecord.open(path, version=dataset.version).splits == {}
 
 
-def test_the_last_ten_are_kept(path: Path) -> None:
+def test_the_last_ten_versions_are_kept(path: Path) -> None:
     versions = [version_of(path)]
     for number in range(12):
         set_metadata(path, None, {"x": number})
@@ -98,8 +98,8 @@ def test_the_last_ten_are_kept(path: Path) -> None:
         assert caught.value.got == repr(version)
 
 
-@pytest.mark.parametrize(("keep", "left"), [(0, []), (1, ["-b"]), (2, ["-b", "all"])])
-def test_clean_keeps_what_it_is_told_to(path: Path, keep: int, left: list[str]) -> None:
+@pytest.mark.parametrize(("keep", "kept"), [(0, []), (1, ["-b"]), (2, ["-b", "all"])])
+def test_clean_keeps_the_requested_versions(path: Path, keep: int, kept: list[str]) -> None:
     def whole() -> set[str]:
         found = {each.id for each in list_versions(path) if each.is_whole}
         return {name for name, version in versions.items() if version in found}
@@ -107,14 +107,14 @@ def test_clean_keeps_what_it_is_told_to(path: Path, keep: int, left: list[str]) 
     versions, contents = {"all": version_of(path)}, {"all": content(path)}
     for key in "ba":
         delete_episodes(path, key)
-        rewrite_files(path, min_unused=0.01)  # which is no other content
+        rewrite_files(path, min_unused=0.01)  # same content
         versions[f"-{key}"], contents[f"-{key}"] = version_of(path), content(path)
-    for _ in range(2):  # nor is what clean itself commits
+    for _ in range(2):  # clean's own commit does not count
         clean(path, older_than=-1, keep_versions=keep)
-    assert whole() - {"-a"} == set(left)
-    for name in (*left, "-a"):
+    assert whole() - {"-a"} == set(kept)
+    for name in (*kept, "-a"):
         assert content(path, versions[name]) == contents[name]
-    for name in {"all", "-b"} - set(left):
+    for name in {"all", "-b"} - set(kept):
         with pytest.raises(NotFoundError, match="keep-versions") as caught:
             seqrecord.open(path, version=versions[name])
         assert caught.value.got == versions[name]
@@ -126,7 +126,7 @@ def test_clean_keeps_what_it_is_told_to(path: Path, keep: int, left: list[str]) 
             clean(path, older_than=0, keep_versions=number)
 
 
-def test_kept_manifests_that_are_not_what_their_names_say(path: Path) -> None:
+def test_kept_manifests_that_differ_from_their_names(path: Path) -> None:
     for number in range(2):
         set_metadata(path, None, {"x": number})
     folder = path / "manifests"
@@ -140,13 +140,13 @@ def test_kept_manifests_that_are_not_what_their_names_say(path: Path) -> None:
     one.write_bytes(whole)
     (folder / f"{'0' * 32}.json").write_bytes(b"")
     (folder / "mine.txt").write_bytes(b"")
-    assert f"manifests/{'0' * 32}.json" in clean(path, older_than=-1), "nobody knows it"
-    left = {file.name for file in folder.iterdir()}
-    assert {one.name, other.name, "mine.txt"} <= left
-    assert f"{'0' * 32}.json" not in left
+    assert f"manifests/{'0' * 32}.json" in clean(path, older_than=-1), "unreferenced"
+    remaining = {file.name for file in folder.iterdir()}
+    assert {one.name, other.name, "mine.txt"} <= remaining
+    assert f"{'0' * 32}.json" not in remaining
 
 
-def test_a_commit_that_cannot_keep_the_version_before_changes_nothing(path: Path) -> None:
+def test_a_commit_that_cannot_keep_the_previous_version_changes_nothing(path: Path) -> None:
     fault = FailAt("put", path="manifests/")
     before = version_of(path)
     with pytest.raises(StorageError, match="as asked"):
@@ -168,10 +168,10 @@ def test_on_the_command_line(path: Path) -> None:
     run("info", path, "a", "--versions", code=2)
 
 
-# When a dataset was last verified
+# Last verification
 
 
-def test_what_passed_is_said_by_the_next(path: Path) -> None:
+def test_a_report_has_the_last_passed_verification(path: Path) -> None:
     first = seqrecord.verify(path)
     assert (first.ok, first.last_passed, first.version) == (True, None, version_of(path))
     assert "verified " in run("info", path).output
@@ -190,20 +190,20 @@ def test_what_passed_is_said_by_the_next(path: Path) -> None:
     assert "UTC, all frames decoded" in run("verify", path, code=1).output
 
 
-def test_where_nothing_can_be_written_it_passes_too(path: Path) -> None:
-    """A note says so, but not where another one has recorded the same."""
+def test_verification_passes_without_write_access(path: Path) -> None:
+    """With a note, unless another process recorded the same."""
     for error in (None, ConflictError("another")):
         storage = FaultyStorage(LocalStorage(path), FailAt("put", error=error))
         report = seqrecord.verify(storage)
         assert report.ok
         assert ["cannot record" in note for note in report.notes] == [True] * (error is None)
-    # Without conditional writes a file may be a commit, as on the Hub of Hugging Face.
+    # Without conditional writes, as on the Hugging Face Hub, a new file may be a commit.
     report = seqrecord.verify(LosesAnswer(LocalStorage(path), now=True, has_conditions=False))
     assert (report.ok, report.notes) == (True, ())
     assert not (path / "verified.json").exists()
 
 
-def test_a_record_that_is_none_is_passed_over(path: Path) -> None:
+def test_an_invalid_verification_record_is_ignored(path: Path) -> None:
     for data in (b"", b"{}", b'{"time": 1, "version": "", "deep": 1}', b"\xff"):
         (path / "verified.json").write_bytes(data)
         assert seqrecord.summarize(path).verified is None

@@ -1,4 +1,4 @@
-"""Workers that are forked from a process that made the pipe read as fast as a forkserver's."""
+"""Forked workers read as fast as a forkserver's, even if the parent created the pipe."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from seqrecord import SeqRecordWriter
 from tests.places import Place
 
-EPOCHS = (5, 15)  # of each kind, in turn; more where other processes disturb the first
-FRAMES = 24  # of an episode
+EPOCHS = (5, 15)  # per kind, alternating; more if other processes disturb the first
+FRAMES = 24  # per episode
 
 PROGRAM = """
 import json, sys, time
@@ -56,7 +56,7 @@ if __name__ == "__main__":
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("place", ["s3"], indirect=True)
 def test_forked_workers_are_as_fast_as_a_forkservers(place: Place, tmp_path: Path) -> None:
-    """With 96 MiB of frames that no codec shortens, in record files of 16 MiB, for moto's sake."""
+    """96 MiB of incompressible frames; record files of 16 MiB because of moto."""
     rng = np.random.default_rng(0)
     with SeqRecordWriter(tmp_path / "set", codecs="raw", max_file_size=16 << 20) as writer:
         for number in range(16):
@@ -76,9 +76,9 @@ def test_forked_workers_are_as_fast_as_a_forkservers(place: Place, tmp_path: Pat
         )
         assert done.returncode == 0, done.stderr
         assert "reading without obstore" not in done.stderr
-        rates = json.loads(done.stdout)  # of epochs that follow each other
+        rates = json.loads(done.stdout)  # of alternating epochs
         ratios += np.divide(rates["fork"], rates["forkserver"]).tolist()
         if statistics.median(ratios) >= 0.9:
             return
-    # Ratios of a machine that does other things vary; adlfs in place of obstore reaches half.
+    # Ratios vary on a busy machine; adlfs instead of obstore reaches half.
     assert statistics.median(ratios) >= 0.75, sorted(ratios)

@@ -21,7 +21,7 @@ FOUR_BY_FIVE = np.zeros((4, 5))
 
 
 def write(where: Any, episodes: Mapping[str, int], mode: str = "create", **options: Any) -> str:
-    """Returns the fingerprint."""
+    """Write and return the fingerprint."""
     with writer_of(where, mode, **options) as writer:
         add(writer, episodes)
     with seqrecord.open(where) as dataset:
@@ -33,32 +33,32 @@ def test_modes(tmp_path: Path, memory_url: str) -> None:
     assert lengths_of(memory_url) == EPISODES
     write(memory_url, {"more": 3}, "append")
     assert lengths_of(memory_url) == {**EPISODES, "more": 3}
-    there, new = tmp_path / "there", tmp_path / "new"
-    before = write(there, {"a": 3}, codecs="fast")
+    old, new = tmp_path / "old", tmp_path / "new"
+    before = write(old, {"a": 3}, codecs="fast")
     with pytest.raises(errors.DestinationError, match="--append"):
-        SeqRecordWriter(there)
+        SeqRecordWriter(old)
     with pytest.raises(errors.DestinationError, match="no dataset to append to"):
         SeqRecordWriter(new, mode="append")
-    for folder, unknown in itertools.product((there, new), ("w", "a", "Append", "", None)):
+    for folder, unknown in itertools.product((old, new), ("w", "a", "Append", "", None)):
         with pytest.raises(errors.DestinationError, match="create, append or resume") as caught:
             SeqRecordWriter(folder, mode=unknown)  # type: ignore[arg-type]
         assert caught.value.got == repr(unknown)
     with pytest.raises(errors.DestinationError, match="no episode"), SeqRecordWriter(new):
         pass
     assert not new.exists()
-    assert write(there, {}, "append") == before
+    assert write(old, {}, "append") == before
     other = Schema([FeatureSpec("y", np.dtype("<f4"), (3, 4))])
     for mode in ("append", "resume"):
         with pytest.raises(errors.SchemaError, match="other features"):
-            SeqRecordWriter(there, mode=mode, schema=other)
+            SeqRecordWriter(old, mode=mode, schema=other)
         with pytest.raises(errors.SchemaError, match="other codecs"):
-            SeqRecordWriter(there, mode=mode, codecs={"x": [{"id": "zstd", "level": 3}]})
+            SeqRecordWriter(old, mode=mode, codecs={"x": [{"id": "zstd", "level": 3}]})
     for key, codecs in (("b", "fast"), ("c", None)):
-        write(there, {key: 2}, "append", codecs=codecs)
-    assert lengths_of(there) == {"a": 3, "b": 2, "c": 2}
+        write(old, {key: 2}, "append", codecs=codecs)
+    assert lengths_of(old) == {"a": 3, "b": 2, "c": 2}
 
 
-def test_leftovers_of_an_interrupted_append_do_not_hurt_the_dataset(
+def test_files_of_an_interrupted_append_do_not_damage_the_dataset(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path, {"a": 5})
@@ -67,7 +67,7 @@ def test_leftovers_of_an_interrupted_append_do_not_hurt_the_dataset(
     writer.abort()
     assert lengths_of(tmp_path) == {"a": 5}
     with caplog.at_level("INFO"):
-        write(tmp_path, {"c": 2, "d": 1}, "append")  # leaves them alone
+        write(tmp_path, {"c": 2, "d": 1}, "append")  # ignores these files
     assert "ignored 1 record file of another writer" in caplog.text
     assert f"{tmp_path.name}: committing 3 episodes" in caplog.text
     assert lengths_of(tmp_path) == {"a": 5, "c": 2, "d": 1}
@@ -84,7 +84,7 @@ def test_calls_in_the_wrong_order(tmp_path: Path) -> None:
             episode.append(frame("a", 0))
             with pytest.raises(errors.DestinationError, match="a has not ended"):
                 writer.episode("b")
-            episode.close()  # early, by hand
+            episode.close()  # before the block ends
         with pytest.raises(errors.DestinationError, match=r"exists already.*completed_episodes"):
             writer.episode("a")
         with pytest.raises(errors.DestinationError, match="has ended"):
@@ -107,7 +107,7 @@ def test_calls_in_the_wrong_order(tmp_path: Path) -> None:
     assert lengths_of(tmp_path) == {"a": 1, "b": 1}
 
 
-def test_an_open_episode_is_never_lost_in_silence(tmp_path: Path) -> None:
+def test_closing_with_an_open_episode_is_an_error(tmp_path: Path) -> None:
     writer = SeqRecordWriter(tmp_path)
     add(writer, {"a": 1})
     writer.episode("b").append(frame("b", 0))
@@ -117,10 +117,10 @@ def test_an_open_episode_is_never_lost_in_silence(tmp_path: Path) -> None:
     assert lengths_of(tmp_path) == {"a": 1}
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_refused_frame_gives_up_its_episode(tmp_path: Path, known: bool) -> None:
+@pytest.mark.parametrize("has_features", [True, False])
+def test_a_refused_frame_drops_its_episode(tmp_path: Path, has_features: bool) -> None:
     with SeqRecordWriter(tmp_path, chunk_frames=4) as writer:
-        add(writer, {"a": 1} if known else {})
+        add(writer, {"a": 1} if has_features else {})
         episode = writer.episode("b")
         for i in range(40):
             episode.append(frame("b", i))
@@ -131,7 +131,7 @@ def test_a_refused_frame_gives_up_its_episode(tmp_path: Path, known: bool) -> No
         with pytest.raises(errors.DestinationError, match="dropped after an error"):
             episode.close()
         add(writer, {"b": 1})
-    assert lengths_of(tmp_path) == ({"a": 1, "b": 1} if known else {"b": 1})
+    assert lengths_of(tmp_path) == ({"a": 1, "b": 1} if has_features else {"b": 1})
 
 
 def test_a_swallowed_error_does_not_shorten_an_episode(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_swallowed_error_does_not_shorten_an_episode(tmp_path: Path) -> None:
     assert lengths_of(tmp_path) == {}
 
 
-def test_pieces_of_an_episode_that_was_given_up_are_removed(tmp_path: Path) -> None:
+def test_files_of_an_aborted_episode_are_removed(tmp_path: Path) -> None:
     with SeqRecordWriter(tmp_path, chunk_frames=1, max_file_size=1) as writer:
         episode = writer.episode("given up")
         for i in range(40):
@@ -164,13 +164,13 @@ def test_pieces_of_an_episode_that_was_given_up_are_removed(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("codec", ["raw", "balanced"])
 @KINDS
-def test_masks_as_pillow_gives_them(tmp_path: Path, kind: Any, codec: str) -> None:
-    """Its arrays of images of one bit have bytes 0 and 255."""
+def test_pillow_masks_are_stored_as_bools(tmp_path: Path, kind: Any, codec: str) -> None:
+    """Pillow's arrays of one-bit images have bytes 0 and 255."""
     mask = np.random.default_rng(0).integers(0, 2, (6, 9)).astype(bool)
     array = np.asarray(Image.fromarray(mask))
     assert array.view(np.uint8).max() == 255
-    said = {"mask": {"kind": "mask"}}
-    with kind(tmp_path, codecs=codec, features=said) as writer, writer.episode("a") as episode:
+    specs = {"mask": {"kind": "mask"}}
+    with kind(tmp_path, codecs=codec, features=specs) as writer, writer.episode("a") as episode:
         for item in (array, array.T[:9, :6].T, mask):
             episode.append({"mask": item})
     with seqrecord.open(tmp_path) as dataset:
@@ -181,7 +181,7 @@ def test_masks_as_pillow_gives_them(tmp_path: Path, kind: Any, codec: str) -> No
 
 
 @KINDS
-def test_one_odd_frame_is_refused_wherever_it_comes(tmp_path: Path, kind: Any) -> None:
+def test_one_mismatched_frame_is_refused_at_any_position(tmp_path: Path, kind: Any) -> None:
     def write(path: Path, **more: Any) -> None:
         with kind(path, **more) as writer, writer.episode("a") as episode:
             for number in range(45):
@@ -197,9 +197,9 @@ def test_one_odd_frame_is_refused_wherever_it_comes(tmp_path: Path, kind: Any) -
             assert dataset.episodes["a"][odd]["x"].shape == (3, 3)
 
 
-def test_the_schema_is_that_of_the_first_chunk(tmp_path: Path) -> None:
-    said = {"note": {"shape": (None,)}}
-    with SeqRecordWriter(tmp_path, codecs="raw", features=said) as writer:
+def test_the_first_chunk_defines_the_schema(tmp_path: Path) -> None:
+    specs = {"note": {"shape": (None,)}}
+    with SeqRecordWriter(tmp_path, codecs="raw", features=specs) as writer:
         with writer.episode("a") as episode:
             episode.append({"image": np.zeros((4, 5), np.uint8)})
             episode.append({"image": np.ones((4, 5), np.uint8), "pose": np.arange(7.0)})
@@ -222,7 +222,7 @@ def test_the_schema_is_that_of_the_first_chunk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("frames", "error", "says"),
+    ("frames", "error", "message"),
     [
         (
             [FOUR_BY_FIVE, FOUR_BY_FIVE.astype("f4")],
@@ -238,8 +238,8 @@ def test_the_schema_is_that_of_the_first_chunk(tmp_path: Path) -> None:
         ([EncodedImage(b"no image")], errors.FrameError, r"this image cannot .*feature: x"),
     ],
 )
-def test_frames_that_no_features_fit(
-    tmp_path: Path, frames: list[Any], error: type[errors.SeqRecordError], says: str
+def test_frames_without_a_valid_schema_are_refused(
+    tmp_path: Path, frames: list[Any], error: type[errors.SeqRecordError], message: str
 ) -> None:
     writer = SeqRecordWriter(tmp_path)
     episode = writer.episode("no names")
@@ -249,10 +249,10 @@ def test_frames_that_no_features_fit(
     episode = writer.episode("some/key")
     for item in frames:
         episode.append({"x": item})
-    with pytest.raises(error, match=says) as caught:
+    with pytest.raises(error, match=message) as caught:
         episode.close()
     assert caught.value.episode == "some/key"
-    if error is errors.SchemaError:  # no features are known yet
+    if error is errors.SchemaError:  # the schema is not set yet
         add(writer, {"a": 1})
         writer.close()
         assert lengths_of(tmp_path) == {"a": 1}
@@ -261,7 +261,7 @@ def test_frames_that_no_features_fit(
 
 @pytest.mark.parametrize("codec", ["raw", "balanced"])
 @pytest.mark.parametrize("given", [True, False])
-def test_arrays_may_be_filled_again_and_their_layout_does_not_matter(
+def test_arrays_of_any_layout_may_be_reused_after_append(
     tmp_path: Path, given: bool, codec: str
 ) -> None:
     layouts: list[Any] = [
@@ -273,19 +273,19 @@ def test_arrays_may_be_filled_again_and_their_layout_does_not_matter(
     ]
     schema = Schema([FeatureSpec("x", np.dtype("<f4"), (6, 8))]) if given else None
     array = np.empty((6, 8), np.float32)
-    wanted = []
+    expected = []
     with (
         SeqRecordWriter(tmp_path, schema=schema, codecs=codec) as writer,
         writer.episode("a") as episode,
     ):
         for i in range(40):
             array[:] = np.arange(48).reshape(6, 8) * i
-            wanted.append(array.copy())
+            expected.append(array.copy())
             episode.append({"x": layouts[i % 5](array)})
     with seqrecord.open(tmp_path) as dataset:
         got: Any = dataset.episodes["a"][:]["x"]
         assert got.dtype == "<f4"
-        np.testing.assert_array_equal(got, wanted)
+        np.testing.assert_array_equal(got, expected)
 
 
 # Settings
@@ -309,7 +309,7 @@ SCHEMA = Schema([FeatureSpec("x", np.dtype("<f4"), (3, 4))])
         *(({"max_file_size": n}, errors.DestinationError) for n in (0, "0.3 B", "much")),
     ],
 )
-def test_what_is_wrong_for_any_features_is_refused_at_once(
+def test_invalid_settings_are_refused_before_writing(
     tmp_path: Path, options: dict[str, Any], error: type[errors.SeqRecordError]
 ) -> None:
     with pytest.raises(error) as caught:
@@ -318,7 +318,7 @@ def test_what_is_wrong_for_any_features_is_refused_at_once(
     assert not (tmp_path / "d").exists()
 
 
-def test_a_codec_that_has_a_name_is_taken(tmp_path: Path) -> None:
+def test_named_codecs_are_accepted(tmp_path: Path) -> None:
     for codec in [*CODEC_NAMES, "jpeg:quality=90", "av1:quality=30,gop=16"]:
         for codecs in (codec, {"x": codec}):
             SeqRecordWriter(tmp_path / "d", codecs=codecs, chunk_frames=np.int64(8)).abort()
