@@ -244,8 +244,8 @@ def test_advice() -> None:
     bursts = ((9.0, 1, 0), (3.1, 1, 0), (2.9, 1, 1), (0.0, 1, 1), (0.0, 0, 0))
     same: dict[str, Any] = {"waiting": 9.0, "copying": 0.0, "consuming": 9.0, "seconds": 18.0}
     same |= {"threads": 2, "cores": 2, "is_local": True}
-    for median, held_back, more in bursts:
-        stats = {**DECODES, "loads_throttled": held_back}
+    for median, throttled, more in bursts:
+        stats = {**DECODES, "loads_throttled": throttled}
         _, *lines = advise(stats, median_wait=median, **same)
         assert len(lines) == more
         assert all("increase `memory_limit`" in line for line in lines)

@@ -115,9 +115,7 @@ def refused(root: Path, match: str = ".", mode: Any = "append") -> str | None:
 
 @pytest.mark.parametrize("mode", ["append", "resume"])
 @pytest.mark.parametrize("number", [0, pytest.param(-1, marks=pytest.mark.slow)])
-def test_a_record_file_that_differs_from_the_manifest(
-    tmp_path: Path, mode: Any, number: int
-) -> None:
+def test_a_wrong_record_file_is_refused(tmp_path: Path, mode: Any, number: int) -> None:
     folder, again = tmp_path / "d", tmp_path / "again"
     for each in (folder, again):  # the same content, so the same lengths: only the ids differ
         write(each, EPISODES)
@@ -137,7 +135,7 @@ def test_a_record_file_that_differs_from_the_manifest(
 
 
 @pytest.mark.parametrize("mode", ["append", "resume"])
-def test_an_index_file_that_differs_from_the_manifest(tmp_path: Path, mode: Any) -> None:
+def test_a_wrong_index_file_is_refused(tmp_path: Path, mode: Any) -> None:
     write(tmp_path, EPISODES)
     harms: list[Callable[[Path], None]] = [Path.unlink, cut, lengthen]
     tables = ["episodes", "chunks0", "gaps"][:: 1 if mode == "append" else -1]
@@ -215,10 +213,10 @@ def test_a_reindex_warns_about_missing_record_files(
     gone = record_files(tmp_path)[0]
     gone.unlink()
     assert reindex(tmp_path).num_episodes < len(EPISODES)
-    lacks, statistics = caplog.records
-    assert lacks.levelname == "WARNING"
+    lost, statistics = caplog.records
+    assert lost.levelname == "WARNING"
     assert "statistics removed" in statistics.getMessage()
-    assert f"the new dataset lacks 1 record file of the old manifest: {gone}" in lacks.getMessage()
+    assert f"the new dataset lacks 1 record file of the old manifest: {gone}" in lost.getMessage()
 
 
 # A commit never drops files of the manifest or finished episodes

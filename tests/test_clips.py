@@ -64,7 +64,7 @@ def test_missing_frames_from_bitmaps_by_hand() -> None:
         words = np.zeros_like(chunk)
         return runs(missing_from_bitmaps(episodes, [(chunk, words, present.astype(np.uint64))]))
 
-    # Features unite, whatever the order of rows: chunk rows 0 1 2 | 3 4
+    # Gaps of all features count, in any order of rows: chunk rows 0 1 2 | 3 4
     both = found(episode_table([10, 5], [4, 4]), [4, 1, 0, 1], [0b0, 0b1101, 0b0111, 0b1110])
     assert both == [(0, 3, 6), (1, 4, 5)]
     # A whole episode is one run; bits past the last frame do not count.

@@ -180,7 +180,7 @@ class FakeTensor:
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_calls_of_cuda(is_ours: bool) -> None:
+def test_cuda_calls_and_contexts(is_ours: bool) -> None:
     """In a thread of ours, and in a user's thread, whose current device does not change;
     no context is made on another GPU."""
     cuda: Any = FakeCuda()

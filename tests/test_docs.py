@@ -75,7 +75,7 @@ def write_and_read(folder: Path, results: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_modules_on_the_two_ways_run_there(tmp_path: Path) -> None:
+def test_modules_of_the_write_and_read_paths_run(tmp_path: Path) -> None:
     fork = multiprocessing.get_context("fork")
     results: Any = fork.Queue()
     process = fork.Process(target=write_and_read, args=(tmp_path / "records", results))
@@ -87,8 +87,8 @@ def test_the_modules_on_the_two_ways_run_there(tmp_path: Path) -> None:
         assert set(named_modules(heading)) - elsewhere <= ran[phase]
 
 
-def test_figures_are_measured_ones() -> None:
-    """Figures of loaders and trainings in docs/performance.md, and the first one of README.md."""
+def test_figures_equal_measured_results() -> None:
+    """Figures of loaders and trainings in docs/performance.md, and the first ones of README.md."""
     benchmarks, table = ROOT / "benchmarks", (ROOT / "docs" / "performance.md").read_text()
     measured = (benchmarks / "tartanair" / "RESULTS.md").read_text()
     figure = r"([\d.]+)"
@@ -222,7 +222,7 @@ def docstrings(value: Any) -> Iterator[str]:
         yield inspect.getdoc(value) or ""
 
 
-def test_the_help_of_a_dataset_has_what_a_user_needs_and_no_internals() -> None:
+def test_the_help_of_a_dataset_has_public_members_only() -> None:
     public = {name for name in vars(seqrecord.Dataset) if not name.startswith("_")}
     assert public == {
         *("close", "episodes", "features", "find_episodes", "fingerprint", "num_frames", "schema"),

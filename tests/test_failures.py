@@ -132,7 +132,7 @@ def test_retry_delays_of_servers() -> None:
         ("7", 7),
         ("soon", None),
         *(("86400", 86400), ("31536000000", 31536000000), ("-1", None), ("1e400", None)),
-        # All of HTTP's formats of dates (RFC 9110, 5.6.7).
+        # HTTP's three formats of dates (RFC 9110, 5.6.7).
         (email.utils.formatdate(two_hours, usegmt=True), 7200),
         (time.strftime("%A, %d-%b-%y %T GMT", time.gmtime(two_hours)), 7200),
         (time.asctime(time.gmtime(two_hours)), 7200),

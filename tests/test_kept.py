@@ -99,7 +99,7 @@ def test_frames_are_correct_and_read_once(opened: Dataset, data: st.DataObject) 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_frames_are_read_with_their_neighbours(root: Path, name: str) -> None:
-    """In blocks of 128 KiB, so that a slice is read once for all of its frames."""
+    """In blocks of 128 KiB, so that a slice is read once for all its frames."""
     storage = counting(root)
     with seqrecord.open(storage, features=[name]) as dataset:
         clips = SeqRecordMapDataset(dataset, clip_len=1)

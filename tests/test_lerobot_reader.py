@@ -66,7 +66,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def test_items_equal_those_of_our_class(root: Any, original: Path) -> None:
+def test_items_equal_our_class(root: Any, original: Path) -> None:
     for options in OPTIONS:
         got = Dataset("a/test", root, **options)
         existing = {**options, "episodes": [2, 0]} if "episodes" in options else options

@@ -213,7 +213,7 @@ def test_loaders_make_few_python_calls_per_frame(tmp_path: Path) -> None:
     assert 0 < calls["call"] < 60 * pipe.stats()["frames_decoded"]
 
 
-def test_a_pipe_and_a_batch_take_few_steps(path: Path) -> None:
+def test_a_pipe_and_a_batch_call_few_functions(path: Path) -> None:
     """Limits the functions and modules that a reader of the code must follow."""
     package, found = Path(seqrecord.__file__).parent, list[CodeType]()
 

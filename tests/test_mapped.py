@@ -109,10 +109,10 @@ _CUT = """
 import os, pickle, sys
 import seqrecord
 
-root, what = sys.argv[1:]
+root, kind = sys.argv[1:]
 dataset = seqrecord.open(root)
 pipe = seqrecord.SeqRecordPipe(root, clip_len=2, shuffle=False)
-if what == "index":
+if kind == "index":
     paths = [file.path for file in dataset.contents.manifest.index.values()]
 else:
     paths = [file.path for file in dataset.contents.manifest.record_files]
@@ -128,7 +128,7 @@ for use in (lambda: list(pipe), lambda: pickle.loads(pickle.dumps(dataset))):
 
 
 @pytest.mark.parametrize(
-    ("what", "expected"),
+    ("kind", "expected"),
     [
         pytest.param(
             *("index", ["fine", "FormatError an index file has a wrong length"]),
@@ -137,11 +137,11 @@ for use in (lambda: list(pipe), lambda: pickle.loads(pickle.dumps(dataset))):
         ("records", ["StorageError the file ended early", "fine"]),
     ],
 )
-def test_a_file_that_is_cut_under_an_open_dataset_is_an_error(
-    tmp_path: Path, what: str, expected: list[str]
+def test_a_truncated_file_of_an_open_dataset_is_an_error(
+    tmp_path: Path, kind: str, expected: list[str]
 ) -> None:
     write_small(tmp_path / "dataset")
-    ran = run_code(_CUT, tmp_path / "dataset", what)
+    ran = run_code(_CUT, tmp_path / "dataset", kind)
     assert ran.returncode == 0, ran.stderr  # -7 is SIGBUS
     for line, beginning in zip(ran.stdout.splitlines(), expected, strict=True):
         assert line.startswith(beginning)

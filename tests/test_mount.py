@@ -335,7 +335,7 @@ def test_what_is_written_reaches_the_container(
 LONG = np.random.default_rng(1).bytes(3_000_000)  # more than the kernel reads ahead
 
 
-def test_a_dead_mount_is_transient_until_it_is_back(
+def test_errors_of_a_dead_mount_are_transient_until_its_restart(
     azurite: Azurite, container: str, mount: MakeMount
 ) -> None:
     azurite.put(container, PATH, LONG)

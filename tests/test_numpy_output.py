@@ -62,7 +62,7 @@ def numbered(path: Path, **options: Any) -> Iterator[Any]:
     yield from clips.__getitems__([0, 4])
 
 
-def test_equal_to_tensors(path: Path) -> None:
+def test_arrays_equal_tensors(path: Path) -> None:
     """Including states, which are interchangeable."""
     crop: dict[str, Any] = {"clip_transform": {"image": [seqrecord.RandomCrop(4)]}}
     loaders = [*streams(path), SeqRecordPipe(path, batch_size=2, **CLIPS, **crop)]

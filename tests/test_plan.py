@@ -96,7 +96,7 @@ def test_order_differs_by_seed_and_epoch_also_in_one_episode() -> None:
         (ClipSpec(16, stride=2, dilation=2), CHOSEN, 20),  # every second frame of 8 + 31, filled up
     ],
 )
-def test_the_bound_is_reached(spec: ClipSpec, chosen: PlanSettings, frames: int) -> None:
+def test_the_bound_of_frames_is_tight(spec: ClipSpec, chosen: PlanSettings, frames: int) -> None:
     request = abandonedfactory_request(spec, chosen)
     plan = request.plan()
     assert plan.groups[0].max_resident_frames == frames * 38
@@ -131,7 +131,7 @@ def test_a_round_may_have_many_short_episodes() -> None:
     assert len(list(plan.rounds())) < 12
 
 
-def test_fewer_clips_than_parts() -> None:
+def test_fewer_clips_than_shards() -> None:
     case = case_of(17)
     plans = shards(Request(case, PlanSettings(), 0, 3))
     assert [(plan.num_clips, plan.num_repeated) for plan in plans] == [(1, 1), (1, 0), (1, 0)]

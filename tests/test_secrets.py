@@ -127,11 +127,11 @@ def texts_of(error: BaseException) -> Iterator[str]:
         yield repr(pickle.dumps(error))
 
 
-def all_of(storage: Storage) -> Iterator[str]:
+def storage_texts(storage: Storage) -> Iterator[str]:
     """All texts of a storage and its inner storages."""
     yield from (repr(storage), str(storage), storage.url, repr(storage.counters()))
     if isinstance(storage, StorageWrapper):
-        yield from all_of(storage.inner)
+        yield from storage_texts(storage.inner)
     for name in ("_reader", "_source"):
         if hasattr(storage, name):
             yield repr(getattr(storage, name))
@@ -201,7 +201,7 @@ def test_a_service_that_refuses(
     assert sum(isinstance(error, AccessError) for error in errors) == len(errors) - 1  # `../`
     texts = [text for error in errors for text in texts_of(error)]
     storage.close()
-    check(where, [*texts, *all_of(storage)], caplog)
+    check(where, [*texts, *storage_texts(storage)], caplog)
 
 
 LOGGED = {
@@ -255,7 +255,7 @@ def test_a_dataset_with_valid_credentials(
     settings: dict[str, Any] = {"workers": 1, "chunk_frames": 4, "max_file_size": 30_000}
     report = seqrecord.convert(MadeSource(), url, **settings, **more)
     texts = [repr(report), repr(parse_location(where.url)), str(parse_location(where.url))]
-    texts += all_of(open_storage(url, options))
+    texts += storage_texts(open_storage(url, options))
     with seqrecord.open(url, **more) as dataset:
         summary = seqrecord.summarize(dataset)
         texts += [repr(dataset), str(dataset), dataset.url]
@@ -362,7 +362,7 @@ def test_locations_and_options_that_are_wrong(caplog: pytest.LogCaptureFixture) 
         except SeqRecordError as error:
             texts += texts_of(error)
         else:
-            texts += all_of(storage)
+            texts += storage_texts(storage)
             texts += [text for error in failures(storage) for text in texts_of(error)]
             storage.close()
         with pytest.raises(SeqRecordError) as caught:
@@ -405,7 +405,7 @@ def test_credentials_of_azure_identity_that_fail(
         texts = [text for error in errors for text in texts_of(error)]
         storage.close()
         assert (made[-1][0], made[-1][1] | wanted) == (name, made[-1][1])
-        check(Given("", {}, {}, (MARK,)), [*texts, *all_of(storage)], caplog)
+        check(Given("", {}, {}, (MARK,)), [*texts, *storage_texts(storage)], caplog)
 
 
 # Misspelt URLs

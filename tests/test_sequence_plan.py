@@ -84,7 +84,7 @@ def run(request: Request, plan: SequencePlan) -> tuple[Engine, Rows]:
         num_shards=2,
     )
 )
-def test_equal_parts_cover_the_epoch(request: Request) -> None:
+def test_even_shards_cover_the_epoch(request: Request) -> None:
     request = replace(request, settings=replace(request.settings, even_batches=True))
     case, size, count = request.case, request.settings.batch_size or 1, request.num_shards
     plans = plans_of(request)

@@ -1,4 +1,4 @@
-"""Single clips, made several at a time: order, states and memory are those of separate clips."""
+"""Single clips, made several at a time: order, states and memory are as for separate clips."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.clip_data import (
     write_numbered,
 )
 
-HELD_BACK = 1000
+BUFFER_SIZE = 1000
 NUMPY = np.lib.tracemalloc_domain
 CLIPS: dict[str, Any] = {"clip_len": 3, "seed": 1, "features": ["image", "id"]}
 
@@ -86,10 +86,10 @@ def test_clips_in_a_shuffle_buffer_take_little_more_than_their_bytes(
         list(islice(pipe, 40))
         before = numpy_bytes()  # memory that does not belong to clips
         for clip in pipe:  # like torch's `.shuffle()`
-            if len(buffer) < HELD_BACK:
+            if len(buffer) < BUFFER_SIZE:
                 buffer.append(clip)
             else:
-                buffer[draws.randrange(HELD_BACK)] = clip
+                buffer[draws.randrange(BUFFER_SIZE)] = clip
         del clip
         own = sum(clip["x"].nbytes for clip in buffer)
         taken = numpy_bytes() - before

@@ -413,7 +413,7 @@ def test_recordings_that_differ_from_the_first(tmp_path: Path) -> None:
         frames_of(source, 1)
 
 
-def test_any_cut_and_any_bit_is_refused_or_changes_nothing(tmp_path: Path) -> None:
+def test_damaged_files_are_refused_or_read_correctly(tmp_path: Path) -> None:
     """In a small file: either a SourceError or the correct values."""
     path = write_mcap(tmp_path / "a.mcap", [("/imu", START, imu([*range(10)]))])
     whole = path.read_bytes()

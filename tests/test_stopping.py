@@ -127,7 +127,7 @@ def iterate_until_failure(iterator: Iterator[Any], storage: Storage, gone: Faili
         ),
     ],
 )
-def test_leaving_a_loop_whose_storage_is_gone(path: Path, way: str, stride: int) -> None:
+def test_leaving_a_loop_with_a_failing_storage(path: Path, way: str, stride: int) -> None:
     gone = FailingReads()
     storage = failing(path, gone)
     with leaves_nothing(), seqrecord.open(storage) as dataset:
@@ -474,7 +474,7 @@ def chunks(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("sys.exit", 5, marks=pytest.mark.slow),
     ],
 )
-def test_leaving_waits_for_the_loads_under_way_alone(
+def test_leaving_waits_only_for_loads_in_progress(
     way: str, code: int, chunks: Path, tmp_path: Path
 ) -> None:
     done = run_code(_LEAVES, chunks, way, tmp_path / "report.json")

@@ -110,7 +110,7 @@ def test_consecutive_ranges(tmp_path: Path) -> None:
     assert caught.value.offset == 3990
 
 
-def test_no_descriptor_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_descriptor_leaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = _open_fds()
     storage = LocalStorage(tmp_path)
     put(storage, PATH, DATA)
@@ -288,7 +288,7 @@ def test_a_checkpoint_on_a_full_disk_keeps_earlier_ones(
 # fsspec
 
 
-def test_a_failing_upload_shows_nothing_even_when_it_is_collected(tmp_path: Path) -> None:
+def test_a_collected_upload_leaves_no_file(tmp_path: Path) -> None:
     storage = FsspecStorage("local", str(tmp_path), shown="local://x")
     upload = storage.create("records/a")
     upload.write(b"half")
@@ -405,7 +405,7 @@ class _OnAHost(MemoryFileSystem):  # type: ignore[misc]
         return {"host": infer_storage_options(path)["host"]}
 
 
-def test_a_url_is_parsed_like_by_its_filesystem() -> None:
+def test_a_url_is_parsed_by_its_filesystem() -> None:
     fsspec.register_implementation("onahost", _OnAHost, clobber=True)
     for folder in ("/a/b", "/", ""):
         _OnAHost.store.clear()

@@ -131,7 +131,7 @@ def test_changed_headers_with_equal_frames(tmp_path: Path) -> None:
 def test_frames_of_vp9_may_change_between_keyframes(tmp_path: Path) -> None:
     """Like WebRTC's: a frame with another size, scaled from previous frames."""
     first = packets_of("vp9", SMALL)
-    # Marker 2, profile 0, a shown, resilient inter frame; references, all of other sizes.
+    # Marker 2, profile 0, a shown, resilient inter frame; references with other sizes.
     bits = f"10{0:02b}0111" + f"{0:08b}" + "0000" * 3 + "000" + f"{191:016b}{95:016b}"
     inner = int(bits.ljust(-(-len(bits) // 8) * 8, "0"), 2).to_bytes(-(-len(bits) // 8), "big")
     path = write(tmp_path / "a.webm", "vp9", [[*first, inner + bytes(20)]], SMALL.shape[1:3])
