@@ -75,7 +75,7 @@ def test_missing_frames_from_bitmaps_by_hand() -> None:
     # An episode without frames owns no chunk.
     grid = ChunkGrid(np.array([4, 4, 4]), np.array([0, 1, 1]))
     assert found(EpisodeTable(np.array([4, 0, 4]), (grid,)), [1], [0b0111]) == [(2, 3, 4)]
-    # Many bitmaps join across the groups in which they are expanded.
+    # Runs continue across the groups in which bitmaps are expanded.
     count = (1 << 16) + 10
     assert found(episode_table([count], [1]), range(count), np.zeros(count)) == [(0, 0, count)]
 

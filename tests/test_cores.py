@@ -48,8 +48,8 @@ def slurm(tasks: str, **others: str) -> dict[str, str]:
         ({}, 96, 96),
         ({}, 12, 12),
         ({"LOCAL_WORLD_SIZE": "8"}, 96, 12),
-        ({"LOCAL_WORLD_SIZE": "8"}, 12, 12),  # each rank is bound to its own
-        ({"LOCAL_WORLD_SIZE": "8"}, 24, 12),  # two share theirs
+        ({"LOCAL_WORLD_SIZE": "8"}, 12, 12),  # each rank is bound to its own cores
+        ({"LOCAL_WORLD_SIZE": "8"}, 24, 12),  # two ranks share cores
         ({"LOCAL_WORLD_SIZE": "1"}, 96, 96),
         ({"LOCAL_WORLD_SIZE": "200"}, 96, 1),
         ({"LOCAL_WORLD_SIZE": "0"}, 96, 96),

@@ -316,7 +316,7 @@ def keys_of(footers: dict[str, Footer], **options: Any) -> list[str]:
 
 
 def test_copies_of_chunks() -> None:
-    """Different copies are refused, and unneeded files with copies are not listed."""
+    """Different copies are refused, and a file of unneeded copies is not listed."""
     part = part_of("a", 5)
     whole = footer("2", (part, chunks_of(part), True))
     copy = footer("3", (part, chunks_of(part)[1:], True))

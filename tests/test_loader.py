@@ -91,7 +91,7 @@ def test_episode_filters(path: Path) -> None:
 
 
 def test_no_clip_starts_in_the_last_frames(path: Path) -> None:
-    """All rotated phases together have every other start."""
+    """All rotated phases together contain the remaining starts."""
     clips: dict[str, Any] = {"clip_len": 2, "stride": 3, "rotate_phase": True}
     for drop in (1, 5):
         pipe = SeqRecordPipe(path, **clips, features=["id"], drop_last_frames=drop)

@@ -1,4 +1,4 @@
-"""Remaining clips of an epoch after the number of shards changes, compared with run plans."""
+"""Remaining clips of an epoch after the number of shards changes, against executed plans."""
 
 from __future__ import annotations
 

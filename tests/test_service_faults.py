@@ -26,7 +26,7 @@ from tests.tiny import read_all
 pytestmark = pytest.mark.slow  # also with services that need no installation
 
 KINDS = ("reset", "lost", "cut", "short", "500", "503", "429", "busy")
-LARGE = np.random.default_rng(3).bytes(11 << 16)  # sent in pieces by `place.hasty`
+LARGE = np.random.default_rng(3).bytes(11 << 16)  # a storage of `Place.hasty` sends it in pieces
 SOURCE = MadeSource((9, 3, 1, 6))
 
 clouds = pytest.mark.parametrize("place", CLOUDS, indirect=True)
@@ -80,7 +80,7 @@ def test_uploads_survive_a_fault_of_any_request(place: Place, kind: str) -> None
     """Requests that begin an upload, send a piece, end it, and write a checkpoint."""
     with FaultProxy(place.host, retry_after=0) as proxy:
         storage = place.hasty(proxy.host)
-        for which in range(4 if place.kind == "azurite" else 5):  # Azure has none to begin it
+        for which in range(4 if place.kind == "azurite" else 5):  # no begin in Azure
             upload = storage.create(PATH)
             upload.write(LARGE)
             kinds = [None] * which + [kind]

@@ -1,4 +1,4 @@
-"""Cursors of shards: exact numbers of clips, and starts at starts of chunks."""
+"""Cursors of shards: they have exact numbers of clips and begin at starts of chunks."""
 
 from __future__ import annotations
 

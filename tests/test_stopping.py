@@ -68,7 +68,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def transient(file: str = "file") -> TransientError:
-    """An error to be retried after the deadline."""
+    """A transient error whose retry delay exceeds the deadline."""
     error = TransientError("it is gone", file=file)
     error.retry_after = 300.0
     return error

@@ -186,7 +186,7 @@ def test_links_that_lead_out_or_nowhere(tmp_path: Path) -> None:
         storage.create("manifest.json")
     assert (tmp_path / "secret").read_bytes() == b"secret"
     assert list((tmp_path / "outside").iterdir()) == []
-    # A file without access is named.
+    # The error of a symlink loop has its path.
     storage = LocalStorage(tmp_path)
     put(storage, PATH, DATA)
     (tmp_path / "records" / "gone.seqrec").symlink_to("nowhere")

@@ -27,7 +27,7 @@ def _all_frames() -> list[SmallFrame]:
 def test_counts_and_sizes(small: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(small, tmp_path / "records")
     sizes = [file.stat().st_size for file in (copy / "records").glob("*.seqrec")]
-    shutil.rmtree(copy / "records")  # not needed
+    shutil.rmtree(copy / "records")  # must not be read
     dataset = seqrecord.open(copy)
     summary = summarize(dataset)
     assert (summary.num_episodes, summary.num_frames) == (3, 17)
