@@ -35,7 +35,7 @@ def threads() -> list[threading.Thread]:
 
 
 class Commits:
-    """What commits of record files do, by number; and what was done, in order."""
+    """Runs an action at each commit of a record file, and logs the operations in order."""
 
     def __init__(self, *actions: Callable[[], Failure]) -> None:
         self.actions = list(actions)
@@ -54,15 +54,15 @@ class Commits:
         return None
 
 
-def held(*then: Callable[[], Failure]) -> tuple[threading.Event, Callable[[], Failure]]:
-    """A commit that waits for the event, and does this then."""
-    go_on = threading.Event()
+def delayed_commit(*then: Callable[[], Failure]) -> tuple[threading.Event, Callable[[], Failure]]:
+    """An event, and a commit that waits for it and then runs the actions."""
+    may_continue = threading.Event()
 
     def commit() -> Failure:
-        assert go_on.wait(60)
+        assert may_continue.wait(60)
         return [None, *(do() for do in then)][-1]
 
-    return go_on, commit
+    return may_continue, commit
 
 
 def writer_of(folder: Path, *actions: Callable[[], Failure]) -> tuple[SeqRecordWriter, Commits]:
@@ -77,7 +77,7 @@ def write(writer: SeqRecordWriter, key: str, count: int = FRAMES_A_FILE) -> None
 
 
 def resumed_keys(folder: Path) -> set[str]:
-    """What a resume finds where nothing is committed."""
+    """Episodes that a resume finds in a dataset without a commit."""
     with pytest.raises(NotFoundError):
         seqrecord.open(folder)
     writer = SeqRecordWriter(folder, mode="resume")
@@ -86,7 +86,7 @@ def resumed_keys(folder: Path) -> set[str]:
 
 
 def test_the_next_file_is_written_while_one_is_committed(tmp_path: Path) -> None:
-    written, commit = held()
+    written, commit = delayed_commit()
     writer, commits = writer_of(tmp_path, commit)
     with writer:
         write(writer, "a")
@@ -115,7 +115,7 @@ def test_one_file_is_committed_at_a_time(tmp_path: Path) -> None:
     for number in range(2, 6):
         committed = commits.done.index(f"commit {number - 2}")
         assert committed < commits.done.index(f"commit {number - 1}")
-        # The file after the next is begun when this one is there.
+        # The file after the next is begun once this one is committed.
         assert committed < commits.done.index(f"create {number}")
 
 
@@ -128,8 +128,8 @@ CALLS: dict[str, Callable[[SeqRecordWriter, Any], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_what_fails_is_raised_by_the_next_call(tmp_path: Path, call: str) -> None:
-    failing, commit = held(lambda: REFUSED)
+def test_a_failed_commit_is_raised_by_the_next_call(tmp_path: Path, call: str) -> None:
+    failing, commit = delayed_commit(lambda: REFUSED)
     writer, _ = writer_of(tmp_path, commit)
     write(writer, "a")
     episode = writer.episode("b")
@@ -146,7 +146,7 @@ def test_what_fails_is_raised_by_the_next_call(tmp_path: Path, call: str) -> Non
     assert resumed_keys(tmp_path) == {"a"}
 
 
-def test_what_fails_after_the_last_call_is_raised_by_close(tmp_path: Path) -> None:
+def test_a_commit_that_fails_last_is_raised_by_close(tmp_path: Path) -> None:
     writer, _ = writer_of(tmp_path, lambda: None, lambda: REFUSED)
     for key in "ab":
         write(writer, key)
@@ -157,9 +157,9 @@ def test_what_fails_after_the_last_call_is_raised_by_close(tmp_path: Path) -> No
     assert threads() == []
 
 
-def test_an_episode_has_ended_when_its_earlier_files_are_there(tmp_path: Path) -> None:
-    """Or a kill could lose the begin of what was said to be durable."""
-    ending, commit = held(lambda: REFUSED)
+def test_an_episode_ends_after_its_earlier_files_are_committed(tmp_path: Path) -> None:
+    """Otherwise a kill could lose the first frames of a completed episode."""
+    ending, commit = delayed_commit(lambda: REFUSED)
     writer, _ = writer_of(tmp_path, commit)
     episode = writer.episode("a")
     for number in range(FRAMES_A_FILE + 1):
@@ -176,7 +176,7 @@ def test_an_episode_has_ended_when_its_earlier_files_are_there(tmp_path: Path) -
 
 
 def interrupt() -> Failure:
-    """As Ctrl-C does."""
+    """Like Ctrl-C."""
     main = threading.main_thread().ident
     assert main is not None
     signal.pthread_kill(main, signal.SIGINT)
@@ -184,7 +184,7 @@ def interrupt() -> Failure:
 
 
 def hang() -> Failure:
-    """As a server that is gone: tried again until nobody wants it any more."""
+    """Like an unreachable server: retried until the result is unwanted."""
     while True:
         check_wanted("some.seqrec")
         threading.Event().wait(0.001)
@@ -195,7 +195,7 @@ def interrupted(*calls: Callable[[], object]) -> None:
         [call() for call in calls]
 
 
-def test_it_ends_with_a_writer_that_is_collected(tmp_path: Path) -> None:
+def test_the_thread_ends_when_its_writer_is_collected(tmp_path: Path) -> None:
     writer, _ = writer_of(tmp_path, hang)
     write(writer, "a")
     write(writer, "b", 1)
@@ -206,8 +206,8 @@ def test_it_ends_with_a_writer_that_is_collected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_it_ends_with_a_block_that_is_left(tmp_path: Path, error: type[BaseException]) -> None:
-    finishing, commit = held()
+def test_the_thread_ends_when_the_block_raises(tmp_path: Path, error: type[BaseException]) -> None:
+    finishing, commit = delayed_commit()
 
     def run() -> None:
         with writer_of(tmp_path, commit)[0] as writer:
@@ -223,9 +223,9 @@ def test_it_ends_with_a_block_that_is_left(tmp_path: Path, error: type[BaseExcep
     assert resumed_keys(tmp_path) == {"a"}
 
 
-def test_an_interrupt_while_a_commit_is_waited_for_breaks_nothing(tmp_path: Path) -> None:
-    was_interrupted, wait = held()
-    waiting, commit = held(interrupt, wait)
+def test_an_interrupt_while_waiting_for_a_commit_breaks_nothing(tmp_path: Path) -> None:
+    was_interrupted, wait = delayed_commit()
+    waiting, commit = delayed_commit(interrupt, wait)
     writer, _ = writer_of(tmp_path, commit)
     write(writer, "a")
     write(writer, "b")
@@ -237,8 +237,8 @@ def test_an_interrupt_while_a_commit_is_waited_for_breaks_nothing(tmp_path: Path
         assert list(dataset.episodes) == ["a", "b", "d"]
 
 
-def test_a_storage_that_hangs_is_left(tmp_path: Path) -> None:
-    closing, commit = held(interrupt, hang)
+def test_an_interrupted_close_does_not_wait_for_a_hanging_storage(tmp_path: Path) -> None:
+    closing, commit = delayed_commit(interrupt, hang)
     writer, _ = writer_of(tmp_path, commit)
     write(writer, "a")
     write(writer, "b", 1)

@@ -1,4 +1,4 @@
-"""bench, its advice, and the commands that show where the time goes."""
+"""bench, its advice, and the command `seqrecord bench`."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ def test_an_epoch(dataset: Path) -> None:
 
 @pytest.fixture
 def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """`pass_time(seconds)`: all that the clock of `bench` goes on, however busy the machine is."""
+    """`pass_time(seconds)` advances the clock of `bench`, which otherwise stands still."""
     bench_module = sys.modules[measure.__module__]  # `bench` is its function, too
     clock = [0.0]
 
-    def go_on(seconds: float) -> None:
+    def advance(seconds: float) -> None:
         clock.append(clock[-1] + seconds)
 
-    monkeypatch.setattr(bench_module, "time", SimpleNamespace(sleep=go_on))
+    monkeypatch.setattr(bench_module, "time", SimpleNamespace(sleep=advance))
     monkeypatch.setattr(bench_module, "perf_counter", lambda: clock[-1])
-    return go_on
+    return advance
 
 
 @pytest.mark.usefixtures("pass_time")
@@ -93,10 +93,10 @@ def test_a_slow_consumer(dataset: Path) -> None:
     assert report.advice[1:] == ("too few batches for reliable figures: increase `max_batches`.",)
 
 
-def test_the_most_that_a_training_could_reach(
+def test_maximum_clips_per_second_of_a_training(
     dataset: Path, pass_time: Callable[[float], None]
 ) -> None:
-    """Beside the loader a step takes 0.2 s, alone half of that."""
+    """A step takes 0.2 s with the loader running, 0.1 s alone."""
     seen: list[dict[str, Any]] = []
 
     def step(batch: dict[str, Any]) -> None:
@@ -116,7 +116,7 @@ def test_the_most_that_a_training_could_reach(
     assert "50 %" in line
     assert "2.00 times" in line
     assert report.to_json()["most_clips_per_second"] == pytest.approx(20)
-    # It is that of a full batch: of 14 clips the last batch has two.
+    # The maximum is of a full batch: the last one has two of 14 clips.
     seen.clear()
 
     def by_clip(batch: dict[str, Any]) -> None:
@@ -130,7 +130,7 @@ def test_the_most_that_a_training_could_reach(
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
-def test_frames_of_windows_and_of_lists(dataset: Path, batch_size: int | None) -> None:
+def test_frame_counts_of_windows_and_clip_lists(dataset: Path, batch_size: int | None) -> None:
     options: dict[str, Any] = {"batch_size": batch_size}
     windows = {"image_left": [-1, 0, 1], "pose": [0], "range": [0, 1]}
     report = bench(dataset, windows=windows, **options)
@@ -143,7 +143,7 @@ def test_frames_of_windows_and_of_lists(dataset: Path, batch_size: int | None) -
 
 
 class SlowStorage(StorageWrapper):
-    """Which reads one chunk at a time: the first in a second, every other in 50 ms."""
+    """Reads one chunk at a time: the first takes a second, others 50 ms."""
 
     seconds, turn = 1.0, threading.Lock()
 
@@ -173,7 +173,7 @@ def test_a_slow_loader(dataset: Path, pass_time: Callable[[float], None]) -> Non
     assert report.clips_per_second == pytest.approx(3 / report.steady_seconds)
 
 
-def test_copies_are_timed_apart(dataset: Path, pass_time: Callable[[float], None]) -> None:
+def test_copies_are_timed_separately(dataset: Path, pass_time: Callable[[float], None]) -> None:
     options = BenchOptions(clip_len=4, max_batches=12, batch_size=1, device="cpu")
     stream = SeqRecordIterableDataset(dataset, clip_len=4, batch_size=1)
     report = measure(stream, options, synchronize=lambda: pass_time(0.05))
@@ -226,7 +226,7 @@ ADVICE: list[tuple[dict[str, Any], tuple[int, int, int], list[str]]] = [
     (LONG_READS, (9, 0, 1), ["Reading", "80 %", "local disk"]),
     ({**LONG_READS, "is_local": True}, (9, 0, 1), ["larger chunks"]),
     ({**DECODES, "gather_seconds": 6.0}, (9, 0, 1), ["Copying clips into batches", "60 %"]),
-    ({"batches": 50}, (9, 0, 1), ["waits for data 90 %"]),  # an engine that counts less
+    ({"batches": 50}, (9, 0, 1), ["waits for data 90 %"]),  # an engine with fewer counters
     ({"batches": 50}, (0, 0, 0), ["the consumer is the bottleneck"]),
 ]
 
@@ -240,12 +240,12 @@ def test_advice() -> None:
         assert all(word in line for word in words), line
         assert "\n" not in line
         assert not (is_local and "local disk" in line)
-    # More memory helps where loads had to wait for some.
+    # More memory helps if loads waited for memory.
     bursts = ((9.0, 1, 0), (3.1, 1, 0), (2.9, 1, 1), (0.0, 1, 1), (0.0, 0, 0))
     same: dict[str, Any] = {"waiting": 9.0, "copying": 0.0, "consuming": 9.0, "seconds": 18.0}
     same |= {"threads": 2, "cores": 2, "is_local": True}
-    for median, held_back, more in bursts:
-        stats = {**DECODES, "loads_throttled": held_back}
+    for median, throttled, more in bursts:
+        stats = {**DECODES, "loads_throttled": throttled}
         _, *lines = advise(stats, median_wait=median, **same)
         assert len(lines) == more
         assert all("increase `memory_limit`" in line for line in lines)

@@ -1,4 +1,4 @@
-"""Commit, load and reindex: the dataset is the old one or the new one, for every reader."""
+"""Commit, load and reindex: every reader gets the old dataset or the new one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_reindex_gives_an_equal_dataset(max_file_size: int, tmp_path: Path) -> N
     assert same_frames(read_all(root), right)
 
 
-def test_reindex_of_nothing(tmp_path: Path) -> None:
+def test_reindex_without_record_files_or_episodes(tmp_path: Path) -> None:
     with pytest.raises(errors.NotFoundError, match="no record files"):
         reindex(tmp_path, created_by="test")
     root = write_tiny(tmp_path / "dataset", max_file_size=1)
@@ -66,7 +66,7 @@ def test_commit_keeps_two_indexes(tmp_path: Path) -> None:
     for _ in range(3):
         reindex(root)
     files = sorted(path.name for path in (root / "index").iterdir())
-    # The statistics stay; and so does what no manifest has named: one may be on its way.
+    # Statistics and files without a manifest are kept: another commit may be in progress.
     assert len(files) == 8
     assert all(name.endswith((".arrow", "-statistics.json")) for name in files)
     assert clean(root, older_than=3600) == []
@@ -74,7 +74,7 @@ def test_commit_keeps_two_indexes(tmp_path: Path) -> None:
     assert len(list((root / "index").iterdir())) == 4
 
 
-# Appends and resumes never lose what a manifest names
+# Appends and resumes never lose files of the manifest
 
 EPISODES = {"a": 9, "b": 2, "c": 30, "d": 5}
 
@@ -96,7 +96,7 @@ def lengthen(path: Path) -> None:
 
 
 def exchange(path: Path, stop: int | None = None) -> None:
-    """Another record file of the same length, or its first bytes."""
+    """Replace the content, or its first bytes, by another record file of the same length."""
     other = path.with_name("other").read_bytes()[:stop]
     path.write_bytes(other + path.read_bytes()[len(other) :])
 
@@ -105,7 +105,7 @@ other_header = partial(exchange, stop=64)
 
 
 def refused(root: Path, match: str = ".", mode: Any = "append") -> str | None:
-    """An append, or a resume, changes nothing; the file that its error names."""
+    """Check that an append or a resume fails and changes nothing; return the file of its error."""
     before = contents(root)
     with pytest.raises(errors.DestinationError, match=match) as caught:
         write(root, {"new": 3}, mode=mode)
@@ -115,7 +115,7 @@ def refused(root: Path, match: str = ".", mode: Any = "append") -> str | None:
 
 @pytest.mark.parametrize("mode", ["append", "resume"])
 @pytest.mark.parametrize("number", [0, pytest.param(-1, marks=pytest.mark.slow)])
-def test_a_record_file_that_is_not_the_manifests(tmp_path: Path, mode: Any, number: int) -> None:
+def test_a_wrong_record_file_is_refused(tmp_path: Path, mode: Any, number: int) -> None:
     folder, again = tmp_path / "d", tmp_path / "again"
     for each in (folder, again):  # the same content, so the same lengths: only the ids differ
         write(each, EPISODES)
@@ -135,7 +135,7 @@ def test_a_record_file_that_is_not_the_manifests(tmp_path: Path, mode: Any, numb
 
 
 @pytest.mark.parametrize("mode", ["append", "resume"])
-def test_an_index_file_that_is_not_the_manifests(tmp_path: Path, mode: Any) -> None:
+def test_a_wrong_index_file_is_refused(tmp_path: Path, mode: Any) -> None:
     write(tmp_path, EPISODES)
     harms: list[Callable[[Path], None]] = [Path.unlink, cut, lengthen]
     tables = ["episodes", "chunks0", "gaps"][:: 1 if mode == "append" else -1]
@@ -147,7 +147,7 @@ def test_an_index_file_that_is_not_the_manifests(tmp_path: Path, mode: Any) -> N
     write(tmp_path, {"new": 3}, mode=mode)
 
 
-def test_a_resume_checks_before_it_touches_what_was_cut(tmp_path: Path) -> None:
+def test_a_resume_checks_before_it_changes_partial_files(tmp_path: Path) -> None:
     write(tmp_path, EPISODES)
     writer = writer_of(tmp_path, "append")
     add(writer, {"e": 3})
@@ -162,22 +162,22 @@ def test_a_resume_checks_before_it_touches_what_was_cut(tmp_path: Path) -> None:
     assert lengths_of(tmp_path) == {**EPISODES, "e": 3}
 
 
-def test_a_manifest_that_counts_other_episodes_than_its_files_hold(tmp_path: Path) -> None:
+def test_a_manifest_with_a_wrong_number_of_episodes(tmp_path: Path) -> None:
     write(tmp_path, {"a": 4})
     manifest = (tmp_path / "manifest.json").read_bytes()
     write(tmp_path, {"b": 4}, mode="append")
     for path in record_files(tmp_path)[1:]:
         path.unlink()
     (tmp_path / "manifest.json").write_bytes(manifest)
-    write(tmp_path, {"b": 5}, mode="append")  # an older manifest that is whole is a dataset
+    write(tmp_path, {"b": 5}, mode="append")  # an older complete manifest is valid
     storage = LocalStorage(tmp_path)
     wrong = replace(read_manifest(storage), num_episodes=3)
     put_manifest(storage, wrong, expected=read_tagged(storage)[1])
     refused(tmp_path, r"differs from the manifest in episodes.*expected: \(3, ")
 
 
-class Together(StorageWrapper):
-    """As remote; each request to a record file waits until `count` are under way, or fails."""
+class ConcurrentReads(StorageWrapper):
+    """Acts as remote; each read of a record file waits for `count` concurrent ones, or fails."""
 
     def __init__(self, inner: Storage, count: int) -> None:
         super().__init__(inner)
@@ -193,18 +193,18 @@ class Together(StorageWrapper):
         super().read_ranges(path, ranges, buffers)
 
 
-def test_the_files_of_a_remote_dataset_are_asked_for_together(tmp_path: Path) -> None:
+def test_record_files_of_a_remote_dataset_are_checked_concurrently(tmp_path: Path) -> None:
     write(tmp_path, EPISODES)
     count = len(record_files(tmp_path))
     assert 3 < count <= 16
-    storage = Together(LocalStorage(tmp_path), count)
+    storage = ConcurrentReads(LocalStorage(tmp_path), count)
     begun = SeqRecordWriter(storage, mode="append")
     assert begun.completed_episodes == EPISODES.keys()
     begun.abort()
-    assert storage.met == count  # each is asked once
+    assert storage.met == count  # each is read once
 
 
-def test_a_reindex_says_what_it_leaves_out(
+def test_a_reindex_warns_about_missing_record_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path, EPISODES)
@@ -213,20 +213,20 @@ def test_a_reindex_says_what_it_leaves_out(
     gone = record_files(tmp_path)[0]
     gone.unlink()
     assert reindex(tmp_path).num_episodes < len(EPISODES)
-    said, statistics = caplog.records
-    assert said.levelname == "WARNING"
+    lost, statistics = caplog.records
+    assert lost.levelname == "WARNING"
     assert "statistics removed" in statistics.getMessage()
-    assert f"the new dataset lacks 1 record file of the old manifest: {gone}" in said.getMessage()
+    assert f"the new dataset lacks 1 record file of the old manifest: {gone}" in lost.getMessage()
 
 
-# Nothing that the manifest names is removed, and nothing finished is left out
+# A commit never drops files of the manifest or finished episodes
 
 
-def test_a_commit_that_would_lack_a_file_fails(tmp_path: Path) -> None:
-    """Of a finished episode, or one that the manifest names."""
+def test_a_commit_with_a_missing_record_file_fails(tmp_path: Path) -> None:
+    """The file of a finished episode, or one of the manifest."""
     writer = writer_of(tmp_path / "new", "create", max_file_size=100)
     add(writer, {"a": 4, "b": 4})
-    min((tmp_path / "new" / "records").glob("*.seqrec")).unlink()  # somebody else tidies up
+    min((tmp_path / "new" / "records").glob("*.seqrec")).unlink()  # deleted by another process
     with pytest.raises(errors.DestinationError, match=r"nothing is committed; .*episode: a"):
         writer.close()
     assert "manifest.json" not in contents(tmp_path / "new")
@@ -244,11 +244,11 @@ def test_a_commit_that_would_lack_a_file_fails(tmp_path: Path) -> None:
         assert (root / "manifest.json").read_bytes() == manifest
 
 
-# A reader keeps reading what it has opened, in other processes too
+# Readers and their copies in other processes keep the opened version
 
 
 def _frames(opened: Any) -> list[Any]:
-    """All that it gives, in the order of episodes and frames."""
+    """All frames or clips, in the order of episodes and frames."""
     if isinstance(opened, seqrecord.Dataset):
         return [
             (key, i, episode[i]["raw"].tolist())
@@ -262,7 +262,7 @@ def _frames(opened: Any) -> list[Any]:
 
 @pytest.mark.parametrize("appends", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("max_file_size", [1, 1 << 20], ids=["a file a chunk", "one file"])
-def test_a_copy_is_of_what_was_opened(appends: int, max_file_size: int, tmp_path: Path) -> None:
+def test_a_copy_has_the_opened_version(appends: int, max_file_size: int, tmp_path: Path) -> None:
     root = write_tiny(tmp_path / "dataset", max_file_size=max_file_size)
     options: dict[str, Any] = {"clip_len": 2, "features": ["raw"]}
     loaders = (seqrecord.SeqRecordPipe, seqrecord.SeqRecordMapDataset)
@@ -276,7 +276,7 @@ def test_a_copy_is_of_what_was_opened(appends: int, max_file_size: int, tmp_path
     assert len(read_all(root)) == 1 + appends
 
 
-def test_without_its_index_it_is_read_from_the_record_files(
+def test_a_copy_without_index_files_reads_the_record_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = write_tiny(tmp_path / "dataset", max_file_size=1)
@@ -291,7 +291,7 @@ def test_without_its_index_it_is_read_from_the_record_files(
         assert bytes(table) == bytes(copy.contents.index.encode()[name]), name
 
 
-def test_a_dataset_that_is_another_one_is_refused(tmp_path: Path) -> None:
+def test_a_copy_of_a_replaced_dataset_is_refused(tmp_path: Path) -> None:
     root = write_tiny(tmp_path / "dataset")
     dataset = seqrecord.open(root, features=["raw"], verify=False)
     for path in (*root.glob("index/*"), *root.glob("records/*"), root / "manifest.json"):

@@ -1,4 +1,4 @@
-"""Which clips there are, which frames are missing, and one integer for a frame of an owner."""
+"""Enumeration of clips, missing frames, and integer keys of frames."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_missing_frames_from_bitmaps_by_hand() -> None:
         words = np.zeros_like(chunk)
         return runs(missing_from_bitmaps(episodes, [(chunk, words, present.astype(np.uint64))]))
 
-    # Features unite, whatever the order of rows: chunk rows 0 1 2 | 3 4
+    # Gaps of all features count, in any order of rows: chunk rows 0 1 2 | 3 4
     both = found(episode_table([10, 5], [4, 4]), [4, 1, 0, 1], [0b0, 0b1101, 0b0111, 0b1110])
     assert both == [(0, 3, 6), (1, 4, 5)]
     # A whole episode is one run; bits past the last frame do not count.
@@ -75,12 +75,12 @@ def test_missing_frames_from_bitmaps_by_hand() -> None:
     # An episode without frames owns no chunk.
     grid = ChunkGrid(np.array([4, 4, 4]), np.array([0, 1, 1]))
     assert found(EpisodeTable(np.array([4, 0, 4]), (grid,)), [1], [0b0111]) == [(2, 3, 4)]
-    # Many bitmaps join across the groups in which they are expanded.
+    # Runs continue across the groups in which bitmaps are expanded.
     count = (1 << 16) + 10
     assert found(episode_table([count], [1]), range(count), np.zeros(count)) == [(0, 0, count)]
 
 
-def test_refuses_what_is_out_of_range() -> None:
+def test_refuses_values_out_of_range() -> None:
     for selected in ([1, 0], [0, 0], [-1], [2]):
         with pytest.raises(IndexError, match="ascending rows in"):
             enumerate_clips(ClipSpec(2), episode_table([9, 9], [4, 4]), np.array(selected))
@@ -115,7 +115,7 @@ def test_span_and_frame_step() -> None:
         assert type(spec.length) is int
 
 
-# Where one of the earlier widths, 33 and 40 bits for a frame, ran out of bits for the owner.
+# Limits of owners for earlier widths of the frame number: 33 and 40 bits.
 EDGES = (0, 1 << 23, 1 << 24, 1 << 30, MAX_OWNERS - 1)
 owners = st.integers(0, MAX_OWNERS - 1) | st.sampled_from(EDGES)
 frames = st.integers(0, MAX_FRAMES - 1) | st.sampled_from((0, 1, MAX_FRAMES - 2, MAX_FRAMES - 1))
@@ -127,33 +127,33 @@ def key_of(place: tuple[int, int]) -> int:
 
 
 @given(st.lists(places, min_size=1, max_size=20))
-def test_keys_are_in_the_order_of_owners_and_frames(some: list[tuple[int, int]]) -> None:
-    owner, frame = np.array(some, np.int64).T
+def test_keys_are_in_the_order_of_owners_and_frames(pairs: list[tuple[int, int]]) -> None:
+    owner, frame = np.array(pairs, np.int64).T
     keys = frame_keys(owner, frame)
     assert keys.dtype == np.int64
     assert (keys >= 0).all()
-    assert [some[i] for i in np.argsort(keys, kind="stable")] == sorted(some)
-    assert list(zip(*map(np.ndarray.tolist, split_keys(keys)), strict=True)) == some
+    assert [pairs[i] for i in np.argsort(keys, kind="stable")] == sorted(pairs)
+    assert list(zip(*map(np.ndarray.tolist, split_keys(keys)), strict=True)) == pairs
 
 
 @given(places, places)
-def test_only_frames_in_a_row_have_keys_in_a_row(
+def test_only_consecutive_frames_have_consecutive_keys(
     one: tuple[int, int], other: tuple[int, int]
 ) -> None:
     follows = other == (one[0], one[1] + 1)
     assert (key_of(other) - key_of(one) == 1) == follows
-    # Past the end of an owner comes no frame of the next one.
+    # The key after an owner's last frame is no frame of the next owner.
     assert key_of((one[0], MAX_FRAMES)) != key_of(other)
 
 
 @given(places, owners, st.integers(-(1 << 62), 1 << 62))
-def test_what_is_sought_may_lie_outside(place: tuple[int, int], owner: int, frame: int) -> None:
+def test_search_keys_may_be_out_of_range(place: tuple[int, int], owner: int, frame: int) -> None:
     sought = int(search_keys(np.int64(owner), np.int64(frame)))
     assert (key_of(place) < sought) == (place < (owner, frame))
     assert (key_of(place) > sought) == (place > (owner, frame))
 
 
-def test_datasets_and_plans_have_no_more_than_keys_hold() -> None:
+def test_limits_of_datasets_and_plans_fit_into_keys() -> None:
     assert MAX_EPISODES <= MAX_OWNERS
     assert MAX_EPISODE_FRAMES <= MAX_FRAMES
     zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
@@ -163,8 +163,8 @@ def test_datasets_and_plans_have_no_more_than_keys_hold() -> None:
     assert (caught.value.expected, caught.value.got) == ("at most 2147483648", 2147483649)
 
 
-def test_pieces_of_two_episodes_stay_apart() -> None:
-    """The first would go on where the second begins, as keys count."""
+def test_pieces_of_two_episodes_are_not_joined() -> None:
+    """Their keys are consecutive."""
     zero = np.zeros(0, np.int64)
     table = ClipTable(ClipSpec(1, stride=1 << 30), zero, zero, zero, zero)
     first = frame_keys(np.array([0, 0, 1]), np.array([0, 1 << 31, 0]))

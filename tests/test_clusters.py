@@ -1,4 +1,4 @@
-"""Conversion on clusters: Dask's and Ray's own, started here."""
+"""Conversion on local clusters of Dask and Ray."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_other_addresses_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def dask() -> Iterator[str]:
-    """Two workers, a process each, of one thread."""
+    """Two worker processes of one thread each."""
     distributed = pytest.importorskip("distributed", reason="pip install distributed")
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0"
@@ -61,7 +61,7 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     subprocess.run([*command, "stop", "--force"], check=True, stdout=subprocess.DEVNULL)
 
 
-def _on_a_cluster(folder: Path, cluster: str) -> None:
+def _converts(folder: Path, cluster: str) -> None:
     seen: list[Progress] = []
     source = MadeSource((9, 30, 14, 20), delay=0.1)
     report = convert(source, folder, executor=cluster, progress=seen.append, max_file_size="1MB")
@@ -70,7 +70,7 @@ def _on_a_cluster(folder: Path, cluster: str) -> None:
     frames = [progress.frames for progress in seen]
     assert frames == sorted(frames)
     assert frames[-1] == 73
-    assert len(set(frames) - {0, 73}) > 4  # it moved within jobs
+    assert len(set(frames) - {0, 73}) > 4  # progress within jobs
 
 
 def _a_bad_episode_stops(folder: Path, cluster: str) -> None:
@@ -79,7 +79,7 @@ def _a_bad_episode_stops(folder: Path, cluster: str) -> None:
     assert (caught.value.episode, caught.value.frame) == ("made/004", 2)
 
 
-def _a_bad_episode_is_told_as_locally(folder: Path, cluster: str) -> None:
+def _a_bad_episode_is_reported(folder: Path, cluster: str) -> None:
     _a_bad_episode_stops(folder, cluster)
     report = convert(MadeSource(), folder, mode="resume", executor=cluster, **SMALL)
     assert {*report.skipped, *report.written} == {e.key for e in MadeSource().episodes()}
@@ -108,7 +108,7 @@ def _an_interrupt_stops_the_jobs(folder: Path, cluster: str) -> None:
     assert len(report.written) + len(report.skipped) == 2
 
 
-CHECKS = [_on_a_cluster, _a_bad_episode_is_told_as_locally, _an_interrupt_stops_the_jobs]
+CHECKS = [_converts, _a_bad_episode_is_reported, _an_interrupt_stops_the_jobs]
 
 
 @slow
@@ -119,8 +119,8 @@ def test_on_dask(tmp_path: Path, dask: str, check: Callable[[Path, str], None]) 
 
 @slow
 def test_on_ray(tmp_path: Path, ray: str) -> None:
-    """One test, for `ray stop` ends all that is of Ray on this machine."""
-    _on_a_cluster(tmp_path / "whole", ray)
+    """One test, since `ray stop` ends all Ray processes of this machine."""
+    _converts(tmp_path / "whole", ray)
     _a_bad_episode_stops(tmp_path / "bad", ray)
 
 
@@ -129,7 +129,7 @@ _NO_HEAD = ConnectionError("ray client connection timeout")
 
 
 @pytest.mark.parametrize(
-    ("errors", "asked", "opens"),
+    ("errors", "attempts", "opens"),
     [
         ((_NO_SERVER, _NO_SERVER), 3, True),
         ((_NO_SERVER,) * 9, 4, False),
@@ -137,22 +137,22 @@ _NO_HEAD = ConnectionError("ray client connection timeout")
         ((_NO_SERVER, _NO_HEAD), 2, False),
     ],
 )
-def test_a_head_of_ray_whose_servers_end_is_asked_again(
-    errors: tuple[Exception, ...], asked: int, opens: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_connection_to_ray_whose_server_ends_is_retried(
+    errors: tuple[Exception, ...], attempts: int, opens: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head = MagicMock()
     head.init.side_effect = [*errors, contextlib.nullcontext()]
     head.cluster_resources.return_value = {"CPU": 2}
     monkeypatch.setitem(sys.modules, "ray", head)
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    told = pytest.raises(DestinationError, match="no cluster answers")
-    with contextlib.nullcontext() if opens else told, open_cluster("ray://host:1") as cluster:
+    error = pytest.raises(DestinationError, match="no cluster answers")
+    with contextlib.nullcontext() if opens else error, open_cluster("ray://host:1") as cluster:
         assert cluster.count == 2
-    assert head.init.call_count == asked
+    assert head.init.call_count == attempts
 
 
 @slow
-def test_a_killed_workers_jobs_are_done_by_another(tmp_path: Path, dask: str) -> None:
+def test_jobs_of_a_killed_worker_are_done_by_another(tmp_path: Path, dask: str) -> None:
     distributed = pytest.importorskip("distributed")
     source = MadeSource(delay=0.05)
     with distributed.Client(dask.replace("dask", "tcp"), set_as_default=False) as client:
@@ -171,8 +171,8 @@ def test_a_killed_workers_jobs_are_done_by_another(tmp_path: Path, dask: str) ->
 
 
 @slow
-def test_nobody_answers(tmp_path: Path) -> None:
-    # Before the setting: else this ends with what distributed adds to the configuration.
+def test_an_unreachable_cluster_is_an_error(tmp_path: Path) -> None:
+    # Before the setting, since importing distributed changes the configuration.
     pytest.importorskip("distributed", reason="pip install distributed")
     dask_config = pytest.importorskip("dask.config")
     address = f"dask://127.0.0.1:{free_port()}"

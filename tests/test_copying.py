@@ -1,4 +1,4 @@
-"""Copies of several pieces at a time: each is told when its copies are made, unless one fails."""
+"""Concurrent copies of several pieces: a piece is done after its last copy, unless one fails."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.own_threads import own_threads
 PATIENCE = 60  # seconds
 
 
-class Asked:
-    """Threads that make a copy when they are told to."""
+class ManualThreads:
+    """Threads whose copies end when the test calls them."""
 
     def __init__(self) -> None:
         self.copies: list[Done] = []
@@ -34,7 +34,7 @@ def test_a_piece_is_done_with_its_last_copy(data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=6))  # of copies
     broken = data.draw(st.sets(st.integers(0, max(0, sum(counts) - 1)), max_size=2))
     undeliverable = data.draw(st.none() | st.integers(0, len(counts) - 1))
-    threads, failed, done = Asked(), [], []
+    threads, failed, done = ManualThreads(), [], []
     make: Any = threads
     copies = Copies(make, 2, lambda: failed.append(True))
 
@@ -43,20 +43,20 @@ def test_a_piece_is_done_with_its_last_copy(data: st.DataObject) -> None:
             raise MemoryError(piece)
         done.append(piece)
 
-    owner: list[int] = []  # of each copy
-    left: list[int] = []  # copies to be made
+    owner: list[int] = []  # piece of each copy
+    pending: list[int] = []
     missing, bad = list(counts), set[int]()
     begun = 0
-    while begun < len(counts) or left:
-        if begun < len(counts) and (not left or data.draw(st.booleans())):
+    while begun < len(counts) or pending:
+        if begun < len(counts) and (not pending or data.draw(st.booleans())):
             piece = copies.begin()
             piece.copy(Copy(1, lambda: None) for _ in range(counts[begun]))
-            left += range(len(owner), len(owner) + counts[begun])
+            pending += range(len(owner), len(owner) + counts[begun])
             owner += [begun] * counts[begun]
             piece.finish(lambda number=begun: deliver(number))  # type: ignore[misc]
             begun += 1
         else:
-            number = left.pop(data.draw(st.integers(0, len(left) - 1)))
+            number = pending.pop(data.draw(st.integers(0, len(pending) - 1)))
             error = ValueError(owner[number]) if number in broken else None
             threads.copies[number](error)
             missing[owner[number]] -= 1
@@ -74,11 +74,11 @@ def test_a_piece_is_done_with_its_last_copy(data: st.DataObject) -> None:
     with pytest.raises(ValueError if stops[0] in bad else MemoryError) as caught:
         copies.wait()
     assert caught.value.args == (stops[0],)
-    copies.wait()  # it is raised once
+    copies.wait()  # an error is raised once
 
 
-def test_a_piece_may_be_copied_in_several_steps_and_is_kept_by_nobody() -> None:
-    threads, done = Asked(), list[str]()
+def test_a_piece_may_be_copied_in_several_steps_and_is_freed() -> None:
+    threads, done = ManualThreads(), list[str]()
     make: Any = threads
     copies = Copies(make, 2, lambda: None)
     piece = copies.begin()
@@ -96,9 +96,9 @@ def test_a_piece_may_be_copied_in_several_steps_and_is_kept_by_nobody() -> None:
     copies.wait()
 
 
-def test_the_time_of_copies_that_overlap_counts_once() -> None:
+def test_time_of_overlapping_copies_counts_once() -> None:
     now = 0.0
-    threads: Any = Asked()
+    threads: Any = ManualThreads()
     copies = Copies(threads, 2, lambda: None, lambda: now)
     piece = copies.begin()
     now = 5.0
@@ -113,32 +113,32 @@ def test_the_time_of_copies_that_overlap_counts_once() -> None:
     assert copies.lap() == 0
 
 
-def test_threads_copy_at_the_same_time_and_say_what_was_raised() -> None:
+def test_threads_copy_concurrently_and_report_errors() -> None:
     threads = CopyThreads(2, "copy-test", Trace())
-    meeting, said = threading.Barrier(3, timeout=PATIENCE), list[Any]()
+    meeting, results = threading.Barrier(3, timeout=PATIENCE), list[Any]()
 
     def fail() -> None:
         meeting.wait()
         raise ValueError("no such row")
 
-    threads.begin([Copy(1, meeting.wait), Copy(1, fail)], said.append)  # type: ignore[arg-type]
+    threads.begin([Copy(1, meeting.wait), Copy(1, fail)], results.append)  # type: ignore[arg-type]
     meeting.wait()  # both are under way
     threads.shutdown()
-    assert sorted(map(repr, said)) == ["None", "ValueError('no such row')"]
+    assert sorted(map(repr, results)) == ["None", "ValueError('no such row')"]
     assert own_threads("copy-test") == []
 
 
-def test_what_has_not_begun_is_dropped() -> None:
+def test_copies_not_begun_are_dropped() -> None:
     threads = CopyThreads(1, "copy-test", Trace())
-    begun, go_on, made = threading.Event(), threading.Event(), list[int]()
+    begun, may_continue, made = threading.Event(), threading.Event(), list[int]()
 
     def first() -> None:
         begun.set()
-        assert go_on.wait(PATIENCE)
+        assert may_continue.wait(PATIENCE)
 
     copies = [Copy(1, first), Copy(1, lambda: made.append(1))]
     threads.begin(copies, lambda error: made.append(0 if error is None else -1))
     assert begun.wait(PATIENCE)
-    threading.Timer(0.05, go_on.set).start()
+    threading.Timer(0.05, may_continue.set).start()
     threads.shutdown()
     assert made == [0]

@@ -1,4 +1,4 @@
-"""How many cores a process should use. The system's files are written to a folder here."""
+"""Number of cores a process should use. System files are read from a temporary folder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write(root: Path, files: Mapping[str, str]) -> None:
 
 
 def slurm(tasks: str, **others: str) -> dict[str, str]:
-    """The environment of a task of Slurm's on the second node of a step, which has 64 cores."""
+    """Environment of a Slurm task on the second node of a step; the node has 64 cores."""
     node = {"SLURM_NODEID": "1", "SLURM_LOCALID": "0", "SLURM_CPUS_ON_NODE": "64"}
     return {**node, "SLURM_STEP_TASKS_PER_NODE": tasks, **others}
 
@@ -48,13 +48,13 @@ def slurm(tasks: str, **others: str) -> dict[str, str]:
         ({}, 96, 96),
         ({}, 12, 12),
         ({"LOCAL_WORLD_SIZE": "8"}, 96, 12),
-        ({"LOCAL_WORLD_SIZE": "8"}, 12, 12),  # each rank is bound to its own
-        ({"LOCAL_WORLD_SIZE": "8"}, 24, 12),  # two share theirs
+        ({"LOCAL_WORLD_SIZE": "8"}, 12, 12),  # each rank is bound to its own cores
+        ({"LOCAL_WORLD_SIZE": "8"}, 24, 12),  # two ranks share cores
         ({"LOCAL_WORLD_SIZE": "1"}, 96, 96),
         ({"LOCAL_WORLD_SIZE": "200"}, 96, 1),
         ({"LOCAL_WORLD_SIZE": "0"}, 96, 96),
         ({"LOCAL_WORLD_SIZE": "many"}, 96, 96),
-        ({"WORLD_SIZE": "8", "RANK": "1"}, 96, 96),  # it says nothing of this machine
+        ({"WORLD_SIZE": "8", "RANK": "1"}, 96, 96),  # not specific to this machine
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 96, 24),
         ({"MPI_LOCALNRANKS": "4"}, 96, 24),
         ({"LOCAL_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 96, 48),
@@ -66,10 +66,10 @@ def slurm(tasks: str, **others: str) -> dict[str, str]:
         (slurm("few"), 96, 96),
         (slurm("1(x2)"), 64, 64),
         (slurm("1(x2)", LOCAL_WORLD_SIZE="4"), 64, 24),  # torchrun in the one task of a node
-        (slurm("8(x2)", LOCAL_WORLD_SIZE="8"), 96, 8),  # told by hand, and the same
+        (slurm("8(x2)", LOCAL_WORLD_SIZE="8"), 96, 8),  # both set, and equal
     ],
 )
-def test_ranks_share_the_machine_or_what_a_step_of_slurm_has(
+def test_ranks_share_the_cores_of_the_machine_or_of_a_slurm_step(
     environ: dict[str, str],
     allowed: int,
     expected: int,
@@ -83,7 +83,7 @@ def test_ranks_share_the_machine_or_what_a_step_of_slurm_has(
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ({"cpu.max": "400000 100000\n"}, 4),  # its own namespace: the group is the root
+        ({"cpu.max": "400000 100000\n"}, 4),  # own namespace: the group is the root
         ({"cpu.max": "max 100000\n"}, 96),
         ({"cpu.max": "150000 100000\n"}, 1),
         ({"cpu.max": "20000 100000\n"}, 1),
@@ -96,15 +96,15 @@ def test_ranks_share_the_machine_or_what_a_step_of_slurm_has(
         ({"cpuset.cpus.effective": "\n"}, 96),
         ({"job/cpuset.cpus.effective": "3\n"}, 1),
         ({"unified/job/cpu.max": "300000 100000\n"}, 3),
-        # Of version 1.
+        # cgroup version 1.
         ({"cpu,cpuacct/docker/ab/cpu.cfs_quota_us": "600000\n"}, 6),
-        ({"cpu,cpuacct/cpu.cfs_quota_us": "600000\n"}, 6),  # its host's path is not there
-        ({"cpu/docker/ab/cpu.cfs_quota_us": "600000\n"}, 6),  # a link, as a rule
+        ({"cpu,cpuacct/cpu.cfs_quota_us": "600000\n"}, 6),  # the host's path does not exist
+        ({"cpu/docker/ab/cpu.cfs_quota_us": "600000\n"}, 6),  # usually a link
         ({"cpu,cpuacct/cpu.cfs_quota_us": "-1\n"}, 96),
         ({"cpuset/docker/ab/cpuset.cpus": "0-3\n"}, 4),
     ],
 )
-def test_quotas_and_sets_of_a_group(files: dict[str, str], expected: int, tmp_path: Path) -> None:
+def test_quotas_and_sets_of_a_cgroup(files: dict[str, str], expected: int, tmp_path: Path) -> None:
     is_old = any("/cpu.cfs" in path or path.endswith(".cpus") for path in files)
     group = "5:cpuset:/docker/ab\n4:cpu,cpuacct:/docker/ab\n0::/\n" if is_old else "0::/job/step\n"
     write(tmp_path, {"proc/self/cgroup": group})
@@ -117,7 +117,7 @@ def test_quotas_and_sets_of_a_group(files: dict[str, str], expected: int, tmp_pa
     assert usable_cores(environ=shared, root=tmp_path) == max(1, expected // 2)
 
 
-def test_python_may_know_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pythons_process_cpu_count_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for count in (5, None):  # PYTHON_CPU_COUNT=5
         monkeypatch.setattr(os, "process_cpu_count", lambda count=count: count, raising=False)
         assert usable_cores(environ={}, root=tmp_path) == (count or 1)
@@ -125,7 +125,7 @@ def test_python_may_know_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
 
 
-def test_workers_share_what_a_rank_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_share_the_cores_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     alone = worker_threads()
     assert alone == usable_cores() <= 12
@@ -161,7 +161,7 @@ def test_nothing_else_counts_cores() -> None:
         ),
     ],
 )
-def test_memory_is_that_of_the_machine_or_its_container(
+def test_memory_of_the_machine_or_its_container(
     files: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`expected` is in GiB."""

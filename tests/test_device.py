@@ -1,6 +1,6 @@
-"""Streams and staging of a device: what is there when it is needed, and not before.
+"""Streams and staging of a device: data is complete when it is used.
 
-Tests run on every kind of stream that there is here, see `side_streams`.
+Tests run on every kind of stream available here, see `side_streams`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def stream(request: pytest.FixtureRequest) -> SideStream:
     return make_stream(request.param)
 
 
-# ---- the stream that the others are tested with
+# ---- the stream used by other tests
 
 
-def test_a_late_stream_shows_what_is_not_waited_for() -> None:
+def test_a_late_stream_shows_missing_waits() -> None:
     stream = LateStream()
     of_host = torch.arange(3)
     with stream.use():
@@ -53,7 +53,7 @@ def test_a_late_stream_shows_what_is_not_waited_for() -> None:
     assert target.tolist() == [1, 2, 3]
     assert doubled.tolist() == [6, 4, 2]
     assert not stream.stalls
-    with stream.use():  # whose memory is used
+    with stream.use():
         target.copy_(of_host)
         for message, work in (
             ("pageable memory that nobody waits for", lambda: target.copy_(of_host, True)),
@@ -80,11 +80,11 @@ def test_no_such_device(device: Any, message: str) -> None:
 
 
 class FakeCuda:
-    """As much of `torch.cuda` as notes what is asked of streams and events, in order, and knows on
-    which devices it makes a context.
+    """Part of `torch.cuda` that logs calls of streams and events in order, and the devices on
+    which a context is made.
 
-    As CUDA 12 does it: a thread begins with device 0, and a call makes a context on the device
-    that is current. `device` puts back the one before without touching it, `stream` touches it.
+    Like CUDA 12: a thread begins with device 0, and a call makes a context on the device
+    that is current. `device` restores the previous one without a call to it, `stream` with one.
     """
 
     def __init__(self) -> None:
@@ -180,8 +180,8 @@ class FakeTensor:
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_what_cuda_is_asked_for(is_ours: bool) -> None:
-    """In a thread of ours, and in one of the user's, whose current device stays what it was; and
+def test_cuda_calls_and_contexts(is_ours: bool) -> None:
+    """In a thread of ours, and in a user's thread, whose current device does not change;
     no context is made on another GPU."""
     cuda: Any = FakeCuda()
     assert find_device("cuda:0", cuda) == torch.device("cuda:0")
@@ -208,7 +208,7 @@ def test_what_cuda_is_asked_for(is_ours: bool) -> None:
         assert pool.submit(work).result() == (1 if is_ours else 0)
     assert cuda.contexts == {1}
     assert cuda.calls == [
-        "mark 0 in cuda:1",  # whose time is known
+        "mark 0 in cuda:1",  # the reference of times
         "thread waits for 0",
         *(["thread has cuda:1"] if is_ours else []),
         "mark 1 in cuda:1",
@@ -223,21 +223,21 @@ def test_what_cuda_is_asked_for(is_ours: bool) -> None:
     ]
 
 
-def test_nobody_waits_for_an_upload() -> None:
-    asked: list[Any] = []
+def test_uploads_do_not_block() -> None:
+    calls: list[Any] = []
 
     class Host:
         def pin_memory(self) -> Host:
-            asked.append("pinned")
+            calls.append("pinned")
             return self
 
         def to(self, *args: Any, **kwargs: Any) -> None:
-            asked.append((args, kwargs))
+            calls.append((args, kwargs))
 
     host: Any = Host()
     for device, is_late in ((torch.device("cuda:1"), True), (torch.device("cpu"), False)):
         upload(host, device, is_late=is_late)
-    assert asked == [
+    assert calls == [
         "pinned",
         ((torch.device("cuda:1"),), {"non_blocking": True}),
         ((torch.device("cpu"),), {"non_blocking": False}),
@@ -247,7 +247,7 @@ def test_nobody_waits_for_an_upload() -> None:
 # ---- staging
 
 
-def test_a_buffer_is_written_to_again_only_when_it_was_copied(stream: SideStream) -> None:
+def test_a_buffer_is_reused_only_after_its_copy(stream: SideStream) -> None:
     staging = Staging(stream)
     targets, addresses = [], set()
     for number in range(9):
@@ -290,8 +290,8 @@ def test_pieces_of_a_buffer_do_not_overlap(wanted: list[tuple[int, str]]) -> Non
         assert memory.numpy().tobytes() == array.tobytes()
 
 
-def test_a_batch_that_has_memory_waits_for_no_other_one() -> None:
-    """Another source of a mix may wait for the device, with the lock that batches share."""
+def test_a_batch_with_memory_does_not_wait_for_the_lock() -> None:
+    """Another source of a mix may wait for the device while it has the lock shared by batches."""
     lock = threading.Lock()
     builder: Any = object()
     batch = OpenBatch(1, lambda: builder, lock)

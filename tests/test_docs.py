@@ -1,4 +1,4 @@
-"""What the documentation says of the package is there, and it is said in plain words."""
+"""Modules, tests, names and figures of the documentation exist; its language is plain."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ WAYS = {"A frame's way to disk": "write", "A clip's way to a batch": "read"}
 
 
 def named_modules(heading: str) -> list[str]:
-    """What docs/architecture.md names below a heading, as `room.module`."""
+    """Modules in a section of docs/architecture.md, as `room.module`."""
     text = ARCHITECTURE[ARCHITECTURE.index(f"## {heading}") + 3 :].partition("\n## ")[0]
     return re.findall(rf"`((?:{'|'.join(ROOMS)})(?:\.\w+)+)`", text)
 
 
-def test_the_map_shows_what_is_there() -> None:
-    """Every room, modules that are there, and a glossary that is short."""
+def test_the_architecture_page_lists_rooms_and_existing_modules() -> None:
+    """Every room, only modules that exist, and a glossary of at most 25 terms."""
     for heading in (*WAYS, "Where to change something"):
         assert len(named_modules(heading)) >= 12
         for name in named_modules(heading):
@@ -50,7 +50,7 @@ def test_the_map_shows_what_is_there() -> None:
 
 
 def write_and_read(folder: Path, results: Any) -> None:
-    """Puts, by phase, which modules run when frames are written and when batches are read."""
+    """Put the modules that run while frames are written and while batches are read, by phase."""
     ran: dict[str, set[str]] = {"write": set(), "read": set()}
     phase = "write"
 
@@ -75,7 +75,7 @@ def write_and_read(folder: Path, results: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_modules_on_the_two_ways_run_there(tmp_path: Path) -> None:
+def test_modules_of_the_write_and_read_paths_run(tmp_path: Path) -> None:
     fork = multiprocessing.get_context("fork")
     results: Any = fork.Queue()
     process = fork.Process(target=write_and_read, args=(tmp_path / "records", results))
@@ -83,12 +83,12 @@ def test_the_modules_on_the_two_ways_run_there(tmp_path: Path) -> None:
     ran = results.get(timeout=300)
     process.join()
     for heading, phase in WAYS.items():
-        elsewhere = {"engine.device"}  # what the list itself says
+        elsewhere = {"engine.device"}  # not run, as the list states
         assert set(named_modules(heading)) - elsewhere <= ran[phase]
 
 
-def test_figures_are_measured_ones() -> None:
-    """Of loaders and trainings in docs/performance.md, and the first one of README.md."""
+def test_figures_equal_measured_results() -> None:
+    """Figures of loaders and trainings in docs/performance.md, and the first ones of README.md."""
     benchmarks, table = ROOT / "benchmarks", (ROOT / "docs" / "performance.md").read_text()
     measured = (benchmarks / "tartanair" / "RESULTS.md").read_text()
     figure = r"([\d.]+)"
@@ -137,10 +137,10 @@ def test_plain_words() -> None:
             assert not [phrase for phrase in FIGURES_OF_SPEECH if phrase in text], path
 
 
-# The table of promises in docs/storage_details.md names tests that are there
+# The table of guarantees in docs/storage_details.md names existing tests
 
 
-def test_the_tests_that_the_table_names_are_there() -> None:
+def test_tests_named_in_the_table_exist() -> None:
     text = (ROOT / "docs/storage_details.md").read_text("utf-8")
     table, _, rest = text.partition("## Guarantees of each storage")[2].partition(
         "The tests that show it:"
@@ -159,7 +159,7 @@ def test_the_tests_that_the_table_names_are_there() -> None:
         assert names, number
 
 
-# What is public: the root's names and those of its faces, all described in docs/reference
+# Public names: of the root and of its public modules, all described in docs/reference
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 USERS = [page for page in PAGES if page.name not in ("architecture.md", "format.md")]
@@ -171,8 +171,8 @@ DESCRIBED = {
 DEEP = re.compile(r"\bseqrecord(?:\.[a-z_]\w*){2,}\.\w+|\bfrom seqrecord(?:\.\w+){2,} import")
 
 
-def found(path: str) -> Any:
-    """What lies at `seqrecord.name` or `seqrecord.module.name`."""
+def public_object(path: str) -> Any:
+    """The object at `seqrecord.name` or `seqrecord.module.name`."""
     value: Any = seqrecord
     for name in path.split(".")[1:]:
         value = getattr(value, name)
@@ -180,7 +180,7 @@ def found(path: str) -> Any:
 
 
 def test_public_names() -> None:
-    """They are few, listed before they are used, there, and described."""
+    """Few, listed in `__all__` before first use, existing, and described."""
     faces: list[Any] = [seqrecord, seqrecord.edit, seqrecord.export, seqrecord.sources]
     for face in (*faces, seqrecord.storage, seqrecord.types):
         assert dir(face) == sorted(face.__all__)
@@ -188,7 +188,7 @@ def test_public_names() -> None:
     assert len(seqrecord.__all__) < 60
     assert seqrecord.__all__ == sorted(seqrecord.__all__)
     for name in set(seqrecord.__all__) - {"__version__"}:
-        value = found(f"seqrecord.{name}")
+        value = public_object(f"seqrecord.{name}")
         if isinstance(value, type) and issubclass(value, seqrecord.SeqRecordError):
             assert getattr(seqrecord.errors, name) is value
         elif isinstance(value, ModuleType):
@@ -198,22 +198,22 @@ def test_public_names() -> None:
     assert {f"seqrecord.types.{name}" for name in seqrecord.types.__all__} <= DESCRIBED
     for path in ("seqrecord.Reader", "seqrecord.types.storage"):
         with pytest.raises(AttributeError, match=f"no attribute '{path.rpartition('.')[2]}'"):
-            found(path)
+            public_object(path)
 
 
 def test_described_names() -> None:
-    """They are there, with at most one module between the package and a name."""
+    """They exist, with at most one module between the package and a name."""
     for page in USERS:
         assert not DEEP.search(page.read_text()), page
     for path in DESCRIBED:
         module, _, name = path.rpartition(".")
         assert path == "seqrecord.errors" or name in importlib.import_module(module).__all__
-        for text in docstrings(found(path)):
+        for text in docstrings(public_object(path)):
             assert not DEEP.search(text), path
 
 
 def docstrings(value: Any) -> Iterator[str]:
-    """Those of a class, of its public methods, or of a function; a type has none."""
+    """Docstrings of a class and its public methods, or of a function; a type has none."""
     if isinstance(value, type):
         for name, member in vars(value).items():
             if not name.startswith("_"):
@@ -222,7 +222,7 @@ def docstrings(value: Any) -> Iterator[str]:
         yield inspect.getdoc(value) or ""
 
 
-def test_the_help_of_a_dataset_has_what_a_user_needs_and_no_internals() -> None:
+def test_the_help_of_a_dataset_has_public_members_only() -> None:
     public = {name for name in vars(seqrecord.Dataset) if not name.startswith("_")}
     assert public == {
         *("close", "episodes", "features", "find_episodes", "fingerprint", "num_frames", "schema"),

@@ -1,4 +1,4 @@
-"""Episodes that are deleted, kept, renamed, relabelled or put into splits, and who reads then."""
+"""Episodes that are deleted, kept, renamed, relabelled or put into splits, as readers see them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write(path: Path, numbers: range, **settings: Any) -> Path:
 
 
 def content(path: Path) -> dict[str, tuple[dict[str, Any], list[float]]]:
-    """Metadata and values of each episode, as a reader that opens the dataset now sees them."""
+    """Metadata and values of each episode of the reopened dataset."""
     with seqrecord.open(path) as dataset:
         return {
             key: (dict(episode.metadata), episode[:]["x"][:, 0].tolist())
@@ -47,7 +47,7 @@ def content(path: Path) -> dict[str, tuple[dict[str, Any], list[float]]]:
 
 
 def check(path: Path, expected: dict[str, tuple[dict[str, Any], list[float]]]) -> None:
-    """The dataset is that, and so it is when its index and its manifest were lost."""
+    """Check the dataset's content, also after its index and then its manifest are rebuilt."""
     assert content(path) == expected
     seqrecord.reindex(path)
     assert content(path) == expected
@@ -57,10 +57,10 @@ def check(path: Path, expected: dict[str, tuple[dict[str, Any], list[float]]]) -
     assert content(path) == expected
 
 
-def test_statistics_never_become_stale_in_silence(
+def test_statistics_are_correct_or_removed_with_a_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each change keeps statistics that are those of the frames, or removes them with a message."""
+    """Each change keeps correct statistics, or removes them with a message."""
 
     def lost_file(path: Path) -> None:
         sorted((path / "records").iterdir())[-1].unlink()
@@ -86,9 +86,9 @@ def test_statistics_never_become_stale_in_silence(
         change(path)
         with seqrecord.open(path) as dataset:
             assert not dataset.statistics, name
-        (said,) = [r.getMessage() for r in caplog.records if "statistics removed" in r.getMessage()]
-        assert f"{path}: statistics removed" in said
-        assert "`seqrecord stats`" in said
+        (text,) = [r.getMessage() for r in caplog.records if "statistics removed" in r.getMessage()]
+        assert f"{path}: statistics removed" in text
+        assert "`seqrecord stats`" in text
         seqrecord.add_statistics(path)
     for name, change in keeps.items():
         path = write(tmp_path / f"keeps {name}", range(4))
@@ -110,24 +110,24 @@ def test_statistics_never_become_stale_in_silence(
 
 def test_delete_and_clean(tmp_path: Path) -> None:
     path = write(tmp_path / "records", range(6))
-    before, held = content(path), record_files_of(path)
-    assert len(held) == 3
+    before, files = content(path), record_files_of(path)
+    assert len(files) == 3
     assert delete_episodes(path, ["e4", "e1"], dry_run=True) == ["e1", "e4"]
     assert content(path) == before
     assert delete_episodes(path, ["e4", "e1"]) == ["e1", "e4"]
-    left = {key: before[key] for key in ("e0", "e2", "e3", "e5")}
-    check(path, left)
+    remaining = {key: before[key] for key in ("e0", "e2", "e3", "e5")}
+    check(path, remaining)
     write(path, range(6, 8), mode="append")
-    assert content(path).keys() == {*left, "e6", "e7"}
+    assert content(path).keys() == {*remaining, "e6", "e7"}
     assert delete_episodes(path, lambda e: e["number"] > 5) == ["e6", "e7"]
-    check(path, left)
+    check(path, remaining)
     clips = SeqRecordPipe(path, clip_len=3, shuffle=False)
-    assert [clip["episode"] for clip in clips] == list(left)
+    assert [clip["episode"] for clip in clips] == list(remaining)
     assert keep_episodes(path, "e[35]") == ["e0", "e2"]
     assert keep_episodes(path, "e*") == []
-    gone = held - record_files_of(path)
+    gone = files - record_files_of(path)
     assert gone
-    assert set(clean(path, older_than=0)) >= gone, "record files of which nothing is left"
+    assert set(clean(path, older_than=0)) >= gone, "record files without episodes"
     assert not any((path / name).exists() for name in gone)
     check(path, {key: before[key] for key in ("e3", "e5")})
 
@@ -146,10 +146,10 @@ def test_rename(tmp_path: Path) -> None:
     rename_episodes(path, {"new/2": "last"})
     after["last"] = after.pop("new/2")
     check(path, after)
-    write(path, range(2, 3), mode="append")  # its first key is free again
+    write(path, range(2, 3), mode="append")  # a key free after the rename
     after["e2"] = before["e2"]
     assert content(path) == after
-    # All that a pattern fits; the later one counts.
+    # Every key that matches a pattern; the last match counts.
     names = {"e[12]": "B/{}", "e0": "{}{}", "e3": "x", "last": "x/9"}
     assert sorted(rename_episodes(path, names)) == sorted(after)
     new = {"e1": "B/e1", "e2": "B/e2", "e0": "e0e0", "e3": "x", "last": "x/9"}
@@ -165,7 +165,7 @@ def test_rename(tmp_path: Path) -> None:
         rename_episodes(path, {"A/B/e1": "A/{}", "A/9": "A/A/B/e1"})
 
 
-def test_relabel_and_statistics_stay(tmp_path: Path) -> None:
+def test_relabel_keeps_statistics(tmp_path: Path) -> None:
     path = write(tmp_path / "records", range(3))
     before = content(path)
     changed = {"scene": {"name": "ä", "lights": [1, 2]}, "of": None}
@@ -198,9 +198,9 @@ def test_split(tmp_path: Path) -> None:
         assert dataset.find_episodes(None, "val").tolist() == [2, 3]
 
 
-def test_a_copy_that_was_left_out_does_not_come_in_its_place(tmp_path: Path) -> None:
+def test_a_skipped_duplicate_does_not_replace_a_renamed_episode(tmp_path: Path) -> None:
     path = write(tmp_path / "records", range(3))
-    # An episode of a key that is there, of a writer that was interrupted.
+    # An episode with a duplicate key, from an interrupted writer.
     other = write(tmp_path / "other", range(1, 2))
     for file in (other / "records").iterdir():
         (path / "records" / file.name).hardlink_to(file)
@@ -218,7 +218,7 @@ def none_of_them(episode: object) -> bool:
     return False
 
 
-def test_what_cannot_be_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
+def test_an_impossible_edit_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
     path = write(tmp_path / "records", range(3))
     text = (path / "manifest.json").read_bytes()
     wrong: list[tuple[Callable[..., object], Any, type[SeqRecordError], str]] = [
@@ -231,8 +231,8 @@ def test_what_cannot_be_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
         (rename_episodes, {"e0": "x", "e1": "x"}, ClipError, r"would have the same key.*x"),
         (rename_episodes, {"e0": "../x"}, FormatError, "not an episode key"),
     ]
-    for edit, given, error, says in wrong:
-        with pytest.raises(error, match=says):
+    for edit, given, error, message in wrong:
+        with pytest.raises(error, match=message):
             edit(path, given)
     with pytest.raises(FormatError, match="JSON"):
         set_metadata(path, ["e0"], {"x": float("nan")})

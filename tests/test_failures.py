@@ -1,4 +1,4 @@
-"""What the exceptions of clients become; tests/test_credentials.py has real ones."""
+"""Classification of clients' exceptions; tests/test_credentials.py has real ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECRET = "sig=S3CRET"
 
 
 class Answer(Exception):  # noqa: N818
-    """As clients have it: a status, headers and a text that says too much."""
+    """Like a client's error: a status, headers and a text with a secret."""
 
     def __init__(self, status: int, *, code: str | None = None, **headers: str) -> None:
         super().__init__(f"GET https://host/?{SECRET}")
@@ -77,24 +77,24 @@ MEANINGS: dict[type[StorageError], list[tuple[str, list[Exception]]]] = {
 
 
 @pytest.mark.parametrize("kind", MEANINGS)
-def test_what_it_means(kind: type[StorageError]) -> None:
-    for says, errors in MEANINGS[kind]:
+def test_clients_errors_are_classified(kind: type[StorageError]) -> None:
+    for expected, errors in MEANINGS[kind]:
         for error in errors:
             found = classify(error, FILE)
             assert type(found) is kind, error
-            assert says in found.message
+            assert expected in found.message
             assert found.file == FILE
             assert SECRET not in str(found)
 
 
-def test_a_token_endpoint_that_is_busy_may_pass() -> None:
+def test_errors_of_a_busy_token_endpoint_are_transient() -> None:
     exceptions = pytest.importorskip("google.auth.exceptions")
     assert type(classify(exceptions.RefreshError("x", retryable=True), FILE)) is TransientError
     assert type(classify(exceptions.RefreshError("x"), FILE)) is AccessError
     exceptions = pytest.importorskip("botocore.exceptions")
     for status, kind in ((503, TransientError), (429, TransientError), (400, AccessError)):
-        said = f"Received non 200 response {status} from container metadata: {SECRET}"
-        error = exceptions.CredentialRetrievalError(provider="x", error_msg=said)
+        message = f"Received non 200 response {status} from container metadata: {SECRET}"
+        error = exceptions.CredentialRetrievalError(provider="x", error_msg=message)
         assert type(classify(error, FILE)) is kind
         assert SECRET not in str(classify(error, FILE))
 
@@ -112,7 +112,7 @@ def test_a_missing_package_is_named() -> None:
         assert error.message.endswith(f"pip install {package}")
 
 
-def test_causes_are_looked_at() -> None:
+def test_causes_are_classified() -> None:
     for attach in ("__cause__", "__context__", "inner_exception", "reason"):
         for text, seconds in (("2", 2), ("9" * 30, 1e30)):
             outer = RuntimeError("x")
@@ -121,18 +121,18 @@ def test_causes_are_looked_at() -> None:
             assert isinstance(error, TransientError)
             assert error.retry_after == seconds
     assert isinstance(classify(RuntimeError(ConnectionResetError(104, "x")), FILE), TransientError)
-    first, second = RuntimeError("1"), RuntimeError("2")  # a ring of causes
+    first, second = RuntimeError("1"), RuntimeError("2")  # a cycle of causes
     first.__cause__, second.__cause__ = second, first
     assert type(classify(first, FILE)) is StorageError
 
 
-def test_how_long_to_wait() -> None:
+def test_retry_delays_of_servers() -> None:
     two_hours = time.time() + 7200
     waits: list[tuple[Any, float | None]] = [
         ("7", 7),
         ("soon", None),
         *(("86400", 86400), ("31536000000", 31536000000), ("-1", None), ("1e400", None)),
-        # All of HTTP's formats of dates (RFC 9110, 5.6.7).
+        # HTTP's three formats of dates (RFC 9110, 5.6.7).
         (email.utils.formatdate(two_hours, usegmt=True), 7200),
         (time.strftime("%A, %d-%b-%y %T GMT", time.gmtime(two_hours)), 7200),
         (time.asctime(time.gmtime(two_hours)), 7200),
@@ -152,7 +152,7 @@ def test_how_long_to_wait() -> None:
         assert error.retry_after == (expected and pytest.approx(expected, rel=0.1)), given
 
 
-def test_where_clients_keep_the_status() -> None:
+def test_attributes_of_the_status() -> None:
     for shape in ("status", "status_code", "response.status_code", "response.status"):
         *inside, name = shape.split(".")
         error: Any = type("Bare", (Exception,), {})("x")
@@ -163,13 +163,13 @@ def test_where_clients_keep_the_status() -> None:
         assert type(classify(error, FILE)) is TransientError
 
 
-def test_codes_are_shown_only_if_they_are_known() -> None:
+def test_only_documented_error_codes_are_shown() -> None:
     assert "ServerBusy" in str(classify(Answer(503, code="ServerBusy"), FILE))
     assert SECRET not in str(classify(Answer(503, code=SECRET), FILE))
 
 
 @pytest.mark.parametrize("error", [DestinationError("taken"), KeyboardInterrupt()])
-def test_errors_of_ours_and_what_is_none_pass_as_they_are(error: BaseException) -> None:
+def test_our_errors_and_interrupts_are_not_changed(error: BaseException) -> None:
     def fail() -> None:
         raise error
 

@@ -1,4 +1,4 @@
-"""A process may be forked while another thread holds a lock: the child does not wait for it."""
+"""A child forked while another thread has a lock does not wait for that lock."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ single = SeqRecordIterableDataset(path, clip_len=2)
 def do():
     for dataset in (clips, packed):
         for numbers in ([0, 5, 9], [1, 2, 3]):
-            some = dataset.__getitems__(numbers)
-            assert len(seqrecord.collate(some)["start"]) == 3
-            assert len(seqrecord.collate([dict(clip) for clip in reversed(some)])["start"]) == 3
-    told = SeqRecordIterableDataset(path, windows=windows)  # of what is left out
-    for loader in (stream, far, single, told):
+            found = dataset.__getitems__(numbers)
+            assert len(seqrecord.collate(found)["start"]) == 3
+            assert len(seqrecord.collate([dict(clip) for clip in reversed(found)])["start"]) == 3
+    warned = SeqRecordIterableDataset(path, windows=windows)  # of skipped clips
+    for loader in (stream, far, single, warned):
         loader.stats()
         assert sum(1 for _ in loader) > 5
         loader.stats()
@@ -73,18 +73,18 @@ def test_a_child_waits_for_no_lock_of_its_parent(tmp_path: Path) -> None:
     assert stuck == [], done.stderr
 
 
-# What a forked process does not take over, and what it knows of hooks that failed
+# Fork hooks that fail
 
 HOOKS = """
 import os, sys
 from seqrecord.processes.forks import at_fork, check_fork
 from seqrecord.errors import SeqRecordError
 
-when, said = sys.argv[1:], []
+when, called = sys.argv[1:], []
 
 def fails():
     if when:
-        said.append(when[0])
+        called.append(when[0])
         raise OSError(24, "no more files")
 
 at_fork(**{name: fails for name in when})
@@ -98,13 +98,13 @@ for number in range(2):
             os._exit(1)
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.wait()[1]))
-    check_fork()  # the parent goes on
+    check_fork()  # the parent continues
     when.clear()
 """
 
 
 @pytest.mark.parametrize("when", ["before", "after_in_child"])
-def test_a_process_knows_of_a_hook_that_failed(when: str) -> None:
+def test_a_child_of_a_failed_fork_hook_raises(when: str) -> None:
     done = run_code(HOOKS, when)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["1", "0"]  # the next fork is another one
+    assert done.stdout.split() == ["1", "0"]  # the next fork succeeds

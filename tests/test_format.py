@@ -1,4 +1,4 @@
-"""Header, footer and tail: literal bytes, round trips, and what the tail may say."""
+"""Header, footer and tail: literal bytes, round trips, and valid values of the tail."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_footer_bytes() -> None:
 
 @st.composite
 def _footers(draw: st.DrawFn) -> Footer:
-    """Any footer that a writer could write: groups of chunks of any length, as they were done."""
+    """Any footer of a writer: groups of chunks of any length, in the order of completion."""
     dtypes = st.sampled_from(["|u1", "<f8"])
     shapes = st.lists(st.none() | st.integers(1, 3), max_size=2).map(tuple)
     numbers: list[int] = []
@@ -107,24 +107,24 @@ def _footers(draw: st.DrawFn) -> Footer:
         most = 0
         for table in rows:
             at = draw(st.integers(0, 300))
-            for held in draw(st.lists(st.integers(1, 200), min_size=not most, max_size=3)):
-                table.append((number, held, at))
-                at += held
+            for length in draw(st.lists(st.integers(1, 200), min_size=not most, max_size=3)):
+                table.append((number, length, at))
+                at += length
                 most = max(most, at)
         key = draw(st.sampled_from(["a", "b/c", "é"]))
         fps = draw(st.sampled_from([None, 30.0, 0.1]))
         total = draw(st.none() | st.integers(most, most + 5))
         parts.append(EpisodePart(key, f"{number:032x}", number, total, fps, '{"x":1}'))
     chunks, gaps = [], []
-    for group, features, some in zip(schema.groups, features_of(schema), rows, strict=True):
-        made = np.zeros(len(some), chunk_row(len(group), len(group.variable)))
+    for group, features, table_rows in zip(schema.groups, features_of(schema), rows, strict=True):
+        made = np.zeros(len(table_rows), chunk_row(len(group), len(group.variable)))
         found = [np.empty(0, GAP_ROW)]
-        for number, (row, values) in enumerate(zip(made, some, strict=True)):
+        for number, (row, values) in enumerate(zip(made, table_rows, strict=True)):
             row["episode"], row["num_frames"], row["first_frame"] = values
             for feature in features.tolist():
-                lacking = draw(st.sets(st.integers(0, values[1] - 1), max_size=4))
+                missing = draw(st.sets(st.integers(0, values[1] - 1), max_size=4))
                 present = np.ones(values[1], bool)
-                present[list(lacking)] = False
+                present[list(missing)] = False
                 found.append(gap_rows(number, feature, present & (draw(st.integers(0, 3)) > 0)))
         chunks.append(made)
         gaps.append(np.concatenate(found))
@@ -138,7 +138,7 @@ def _footers(draw: st.DrawFn) -> Footer:
                     least = -(-more // (n * spec.nbytes))
                     largest = draw(st.integers(least, more // spec.nbytes)) * spec.nbytes
                     row["largest"][list(group.variable).index(spec)] = largest
-    # As they were finished: each group in its order, the groups in any.
+    # The order of completion: each group in its order, groups interleaved.
     at = 64
     waiting = [list(range(len(table))) for table in chunks]
     while any(waiting):
@@ -182,9 +182,9 @@ def test_chunks_of_groups_may_not_overlap(footer: Footer, data: st.DataObject) -
         return
     number = data.draw(st.integers(1, len(places) - 1))
     (first, size, row), (second, next_size, _) = places[number - 1 : number + 1]
-    if first == second or not size or not next_size:  # one without bytes overlaps nothing
+    if first == second or not size or not next_size:  # an empty chunk overlaps nothing
         return
-    moved = second - aligned(size) + 64  # its last bytes lie in the next chunk
+    moved = second - aligned(size) + 64  # its end is in the next chunk
     if moved < 64 or moved <= max((offset for offset, *_ in places if offset < first), default=0):
         return
     row["offset"] = moved
@@ -193,7 +193,7 @@ def test_chunks_of_groups_may_not_overlap(footer: Footer, data: st.DataObject) -
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=300))
-def test_gap_rows_say_which_frames_are_present(flags: list[bool]) -> None:
+def test_gap_rows_store_present_frames(flags: list[bool]) -> None:
     rows = gap_rows(3, 5, np.array(flags))
     assert present_frames(rows, len(flags)).tolist() == flags
     words = [flags[at : at + 64] for at in range(0, len(flags), 64)]
@@ -216,7 +216,7 @@ def test_footer_cut_short() -> None:
             parse_tail(data[-24:][:length], length)
 
 
-# The manifest: literal text, round trip, and that it is put in place at once or not at all
+# The manifest: literal text, round trip, atomic replacement
 
 
 _MANIFEST = manifest.Manifest(
@@ -271,8 +271,8 @@ _VALUE = {
 
 
 @pytest.mark.parametrize("indent", [1, None])
-def test_text(indent: int | None) -> None:
-    """Only the end is fixed: another writer may lay its JSON out as it likes."""
+def test_manifest_text(indent: int | None) -> None:
+    """Only the end is fixed: other writers may format the JSON differently."""
     text = json.dumps(_VALUE, indent=indent).removesuffix("}").rstrip().encode()
     text += b',\n "crc32c": "%08x"\n}\n' % crc32c(text)
     assert manifest.Manifest.parse(text) == _MANIFEST
@@ -287,7 +287,7 @@ def test_commit(tmp_path: Path) -> None:
     assert manifest.read_manifest(storage) == _MANIFEST
     _, tag = manifest.read_tagged(storage)
     bad = replace(_MANIFEST, record_files=(manifest.RecordFile("records/a b.seqrec", 1, "0" * 32),))
-    with pytest.raises(FormatError, match="bad path"):  # what no reader would take
+    with pytest.raises(FormatError, match="bad path"):  # readers would refuse it
         manifest.put_manifest(storage, bad, expected=tag)
     assert manifest.read_manifest(storage) == _MANIFEST
     manifest.put_manifest(storage, replace(_MANIFEST, num_frames=3), expected=tag)
@@ -328,5 +328,5 @@ def test_checksums() -> None:
 
 
 @given(st.lists(st.binary(max_size=40), max_size=5))
-def test_parts_count_as_joined(parts: list[bytes]) -> None:
+def test_checksum_of_parts_is_that_of_the_whole(parts: list[bytes]) -> None:
     assert crc32c(*parts) == crc32c(b"".join(parts))

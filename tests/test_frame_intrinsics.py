@@ -1,4 +1,4 @@
-"""Intrinsics of each frame follow the crops, sizes and flips of their camera."""
+"""Intrinsics of each frame change with the crops, sizes and flips of their camera."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _matrix(i: int) -> Array:
 
 
 def _write(path: Path, names: dict[str, Any], **images: tuple[int, int]) -> Path:
-    """Images whose pixels are their coordinates, and intrinsics of these names, a dtype each."""
+    """Images with coordinates as pixels, and intrinsics with these names and dtypes."""
     sizes = images or {"image": (_HEIGHT, _WIDTH)}
     pictures = {
         name: np.stack([*np.mgrid[:height, :width], np.zeros((height, width))], -1).astype("u1")
@@ -67,7 +67,7 @@ def _write(path: Path, names: dict[str, Any], **images: tuple[int, int]) -> Path
 
 
 def _expected(batch: Any, clip: int, value: Array, before: tuple[int, int] | None) -> Array:
-    """Brute force: points of a scene are projected, and moved as the batch's columns tell."""
+    """Brute force: points of a scene are projected and moved according to the batch's columns."""
     fx, fy, cx, cy = value if value.shape == (4,) else np.zeros(4)
     matrix = np.array([[fx, 0, cx], [0, fy, cy], [0, 0, 1]]) if value.shape == (4,) else value
     size = batch["image"].shape[2:4]
@@ -79,7 +79,7 @@ def _expected(batch: Any, clip: int, value: Array, before: tuple[int, int] | Non
     top, left, height, width = batch["crop"][clip].tolist() if "crop" in batch else (0, 0, *whole)
     x = (x - left + 0.5) * size[1] / width - 0.5
     y = (y - top + 0.5) * size[0] / height - 0.5
-    if "flipped" in batch and batch["flipped"][clip]:  # of the mirrored scene
+    if "flipped" in batch and batch["flipped"][clip]:  # the scene is mirrored
         x, scene = size[1] - 1 - x, scene * [-1, 1, 1]
     found, *_ = np.linalg.lstsq(scene / scene[:, 2:], np.stack((x, y), 1), rcond=None)
     (fx, skew, cx), (zero, fy, cy) = found.T
@@ -108,7 +108,7 @@ _NAMES = ("intrinsics", "image_intrinsics", "matrix", "image_matrix")
 
 
 def _cases() -> Iterator[Any]:
-    """In the fast run, each step with one name and with a resize or without."""
+    """The fast run has each step with one name, with a resize or without."""
     for number, (steps, name, resize) in enumerate(
         itertools.product(_STEPS, _NAMES, (False, True))
     ):
@@ -117,7 +117,7 @@ def _cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("steps", "name", "resized"), list(_cases()))
-def test_intrinsics_are_those_of_the_window(
+def test_intrinsics_match_the_crop_and_size(
     tmp_path: Path, steps: str, name: str, resized: bool
 ) -> None:
     resize = None
@@ -142,7 +142,7 @@ def test_intrinsics_are_those_of_the_window(
     assert sum(len(batch[name]) for batch in batches) == 2 * (_LENGTH - 2) + 3
 
 
-def test_functions_and_mixes_have_the_changed_intrinsics(records: Path, tmp_path: Path) -> None:
+def test_functions_and_mixes_get_the_changed_intrinsics(records: Path, tmp_path: Path) -> None:
     def double(clip: dict[str, Any], _: Any) -> dict[str, Any]:
         return {"twice": 2 * clip["image_intrinsics"], **clip}
 
@@ -158,14 +158,14 @@ def test_functions_and_mixes_have_the_changed_intrinsics(records: Path, tmp_path
     for batch in SeqRecordMix(sources, batch_size=4):
         frame = batch["start"][:, None] + torch.arange(2)
         assert torch.equal(batch["image_intrinsics"][..., 2], (14.5 + frame / 4).float())
-    # A feature named as the column replaces it.
+    # A feature named `intrinsics` replaces the column.
     path = _write(tmp_path / "r", {"intrinsics": "<f8"})
     clip = SeqRecordMapDataset(path, clip_len=1, **crop)[3]
     assert clip["intrinsics"].tolist() == [[33, 29.5, 15.25, 9.125]]
     assert clip["crop"].tolist() == [2, 5, 20, 30]
 
 
-def test_of_several_cameras(tmp_path: Path) -> None:
+def test_intrinsics_of_several_cameras(tmp_path: Path) -> None:
     sizes = {"front": (_HEIGHT, _WIDTH), "wrist": (20, 20)}
     path = _write(tmp_path / "r", {"front_intrinsics": "<f8", "wrist_intrinsics": "<f8"}, **sizes)
     steps: Any = {"front": [CenterCrop((20, 30))], "wrist": [Resize((10, 10))]}
@@ -182,8 +182,8 @@ def test_of_several_cameras(tmp_path: Path) -> None:
     alone = _write(tmp_path / "alone", {"k": "<f8"}, **sizes)
     with pytest.raises(ClipError, match="front_intrinsics"):
         SeqRecordMapDataset(alone, clip_len=1, clip_transform=steps)
-    alike = _write(tmp_path / "alike", {"k": "<f8"}, left=(24, 40), right=(24, 40))
-    clip = SeqRecordMapDataset(alike, clip_len=1, clip_transform=CenterCrop((20, 30)))[0]
+    shared = _write(tmp_path / "shared", {"k": "<f8"}, left=(24, 40), right=(24, 40))
+    clip = SeqRecordMapDataset(shared, clip_len=1, clip_transform=CenterCrop((20, 30)))[0]
     assert clip["k"][0].tolist() == [30, 28, 14.5, 9.5]
     two = _write(tmp_path / "two", {"k": "<f8", "l": "<f8"}, left=(24, 40), right=(24, 40))
     with pytest.raises(ClipError, match="left_intrinsics"):
@@ -192,7 +192,7 @@ def test_of_several_cameras(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("name", ["intrinsics", "matrix"])
-def test_on_a_device(tmp_path: Path, stream: str, name: str) -> None:
+def test_intrinsics_on_a_device(tmp_path: Path, stream: str, name: str) -> None:
     path = _write(tmp_path / "r", {name: "<f4"})
     settings: dict[str, Any] = {
         "clip_len": 3,
@@ -209,7 +209,7 @@ def test_on_a_device(tmp_path: Path, stream: str, name: str) -> None:
         torch.testing.assert_close(got[name], want[name])
 
 
-def test_other_features_are_no_intrinsics(tmp_path: Path) -> None:
+def test_features_of_other_shapes_or_dtypes_are_no_intrinsics(tmp_path: Path) -> None:
     shapes: list[Any] = [(3,), (4,), (3, 4), (None,)]
     for number, (shape, dtype) in enumerate(zip(shapes, ("f4", "i4", "f8", "f4"), strict=True)):
         path, spec = tmp_path / str(number), seqrecord.FeatureSpec("k", np.dtype(dtype), shape)

@@ -1,4 +1,4 @@
-"""The lines of docs/lerobot-training.md and docs/from-lerobot.md, on a small dataset."""
+"""Commands of docs/lerobot-training.md and docs/from-lerobot.md, run on a small dataset."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def test_convert_and_back() -> None:
     for _, *arguments in (words for words in LINES if words[0] == "seqrecord"):
         short = ["2" if word == "16" else word for word in arguments]  # episodes have 3 frames
         made = CliRunner().invoke(main, short)
-        if arguments[0] != "doctor":  # finds the statistics of this dataset wrong
+        if arguments[0] != "doctor":  # this dataset's statistics are wrong
             assert made.exit_code == 0, made.output
     info = json.loads(Path("back/meta/info.json").read_text())
     assert (info["codebase_version"], info["total_frames"]) == ("v3.0", 15)
 
 
-def test_marks_for_its_main_branch() -> None:
+def test_marks_for_lerobots_main_branch() -> None:
     convert(open_source(dataset(cameras=())), "my-records", workers=1)
     exec(PYTHON[1], {})
     for name in ("my-lerobot-dataset", "my-records"):
@@ -78,14 +78,14 @@ def test_marks_for_its_main_branch() -> None:
     assert json.loads(Path("my-records/meta/info.json").read_text())["total_frames"] == 15
 
 
-def test_their_class_and_several_datasets() -> None:
+def test_lerobots_class_and_several_datasets() -> None:
     for name in ("my-lerobot-dataset", "one", "two"):
         dataset(name)
-    there: dict[str, Any] = {}
-    exec(PYTHON[2], there)
-    assert there["batch"][CAMERAS[0]].shape == (7, 2, 3, 48, 64)  # 15 items in batches of 8
-    assert there["state"] == {"epoch": 1, "start_index": 0}
+    variables: dict[str, Any] = {}
+    exec(PYTHON[2], variables)
+    assert variables["batch"][CAMERAS[0]].shape == (7, 2, 3, 48, 64)  # 15 items in batches of 8
+    assert variables["state"] == {"epoch": 1, "start_index": 0}
     Path("mix.yaml").write_text("sources: {one: {location: one}, two: {location: two}}")
-    exec(PYTHON[0], there)
-    assert there["batch"]["action"].shape == (8, 16, 2)
-    assert sorted(there["batch"]["dataset"]) == ["one"] * 4 + ["two"] * 4
+    exec(PYTHON[0], variables)
+    assert variables["batch"]["action"].shape == (8, 16, 2)
+    assert sorted(variables["batch"]["dataset"]) == ["one"] * 4 + ["two"] * 4

@@ -1,8 +1,8 @@
 """Files of format version 1, which every later version must read.
 
-Each dataset `golden/v1/NAME/` has what is expected of it in `golden/v1/NAME.json`, made from the
-frames as they were given to the writer (by `tests/golden/make_v1.py`). Others may be added
-under new names; none that is there may change.
+Each dataset `golden/v1/NAME/` has its expected content in `golden/v1/NAME.json`, made from the
+frames given to the writer (by `tests/golden/make_v1.py`). New names may be added,
+existing files must not change.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def test_record_files_alone_are_enough(name: str, tmp_path: Path) -> None:
     assert _found(root) == _expected(name)
 
 
-def test_nothing_else_is_there() -> None:
-    """A golden dataset that no test names would be read by no test."""
+def test_every_golden_dataset_is_tested() -> None:
+    """Datasets missing in `_NAMES` would not be read."""
     assert {path.stem for path in GOLDEN.iterdir()} == set(_NAMES)
     total = sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file())
-    assert total < 400_000, "they are kept for ever"
+    assert total < 400_000, "golden files stay in the repository"
 
 
 def test_the_hexdump_of_the_format_is_a_record_file(tmp_path: Path) -> None:

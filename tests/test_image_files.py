@@ -1,4 +1,4 @@
-"""Image files beside PNG and JPEG, rasters of floats, npz: values as stored, or an error."""
+"""Image files other than PNG and JPEG, float rasters, npz: values as stored, or an error."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def netpbm_files() -> Read:
 def tiff_files() -> Read:
     for dtype, *channels in map(str.split, TIFF):
         pixels = values(dtype, 5, 7, *map(int, channels))
-        if dtype != "u4":  # big-endian ones of 32 bits are not read by Pillow
+        if dtype != "u4":  # Pillow reads no big-endian 32-bit files
             yield ".tiff", tiff(pixels, ">"), pixels
         data = tiff(pixels, "<")
         with suppress(NotImplementedError):  # old releases of imagecodecs only decode
@@ -87,14 +87,14 @@ def tiff_files() -> Read:
 def colour_files(folder: Path) -> Read:
     for channels in ((3,), (4,), ()):
         pixels = values("u1", 5, 7, *channels)
-        coloured = pixels if channels else np.stack([pixels] * 3, axis=-1)  # as of all WebP
+        coloured = pixels if channels else np.stack([pixels] * 3, axis=-1)  # WebP is always RGB
         yield ".webp", saved(folder / "a.webp", pixels, lossless=True, exact=True), coloured
         if channels != (4,):  # Pillow writes no alpha
             yield ".bmp", saved(folder / "a.bmp", pixels), pixels
 
 
 def raster_files(folder: Path) -> Read:
-    """As OpenCV, Sintel and Pillow write them; a scale in a header does not count."""
+    """Files of OpenCV, Sintel and Pillow; the scale in a header is ignored."""
     flow, depth = rasters()[..., :2], rasters()[..., 0]
     yield ".flo", (FOLDER / "flow.flo").read_bytes(), flow
     yield ".pfm", (FOLDER / "depth.pfm").read_bytes(), depth
@@ -114,8 +114,8 @@ def exr_files(folder: Path) -> Read:
         yield ".exr", exr(folder / "a.exr", planes), want
 
 
-def test_values_are_those_of_the_files(tmp_path: Path) -> None:
-    """Through a dataset: each file is a feature, twice."""
+def test_datasets_have_the_values_of_the_files(tmp_path: Path) -> None:
+    """Each file is a feature of two frames."""
     files = [*netpbm_files(), *tiff_files()]
     files += [each for make in (colour_files, raster_files, exr_files) for each in make(tmp_path)]
     for number, (ending, data, _) in enumerate(files):
@@ -132,7 +132,7 @@ def test_values_are_those_of_the_files(tmp_path: Path) -> None:
 
 
 def tiff(pixels: Array, order: Any, **more: int) -> bytes:
-    """One strip without compression; `more` are other tags by number, `t262=0`."""
+    """One strip without compression; `more` are further tags by number, `t262=0`."""
     height, width, channels = (*pixels.shape, 1)[:3]
     data = pixels.astype(pixels.dtype.newbyteorder(order)).tobytes()
     sample = {"u": 1, "i": 2, "f": 3}[pixels.dtype.kind]
@@ -217,7 +217,7 @@ def test_a_tree_of_rasters_has_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyP
         open_source(tmp_path).schema()
 
 
-# --- ways to be broken -------------------------------------------------------------------------
+# --- broken files ------------------------------------------------------------------------------
 
 
 def npz(*arrays: Any, **options: Any) -> bytes:
@@ -227,7 +227,7 @@ def npz(*arrays: Any, **options: Any) -> bytes:
 
 
 def bomb() -> bytes:
-    """64 MiB of zeros behind the header of an array of 14 kB."""
+    """64 MiB of zeros after the header of an array of 14 kB."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
         header = npy("{'descr': '<f4', 'fortran_order': False, 'shape': (50, 70)}")
@@ -267,7 +267,7 @@ REFUSED: list[tuple[str, Callable[[Path], bytes] | bytes, str]] = [
     *((ending, GOOD[".png"], OTHER) for ending in (".ppm", ".tiff", ".webp", ".bmp")),
     (".pgm", b"P5\n2 2\n0\n\0\0\0\0", ""),
     (".pgm", b"P5\n2 2\n65536\n" + bytes(8), ""),
-    (".pgm", b"P5\n2 2\n7\n\0\0\0\x08", ""),  # above the most
+    (".pgm", b"P5\n2 2\n7\n\0\0\0\x08", ""),  # above the maximum
     (".pgm", b"P2\n2 2\n7\n0 0 0 8\n", ""),
     (".pgm", b"P2\n2 2\n7\n0 0 0 x\n", ""),
     (".pgm", b"P2\n2 2\n7\n0 0 0\n", ""),
@@ -276,7 +276,7 @@ REFUSED: list[tuple[str, Callable[[Path], bytes] | bytes, str]] = [
     (".pgm", b"P5\n99999999 99999999\n7\n\0", ""),
     (".pgm", b"P5" + b" " * 5000 + b"x", ""),
     (".ppm", b"P7\nWIDTH 2\n", ""),
-    (".tif", tiff(values("u1", 4, 4), "<", t258=4, t256=8), ""),  # of 4 bits
+    (".tif", tiff(values("u1", 4, 4), "<", t258=4, t256=8), ""),  # 4 bits
     (".tif", tiff(values("f2", 4, 4), "<"), ""),
     (".flo", b"", "not a .flo file|the file is empty"),
     (".flo", b"PIEX" + FLOW[4:], "not a .flo file"),
@@ -311,7 +311,7 @@ def bytes_of(data: Callable[[Path], bytes] | bytes, tmp_path: Path) -> bytes:
 
 @pytest.mark.parametrize("is_first", [False, True])
 def test_refused(tmp_path: Path, is_first: bool) -> None:
-    """The first file of a feature says what all are; a later one is compared with it."""
+    """The first file of a feature sets its format; later files are compared with it."""
     for number, (ending, data, match) in enumerate(REFUSED):
         folder = tmp_path / f"{number}" / "run" / "depth"
         folder.mkdir(parents=True)
@@ -335,11 +335,11 @@ def test_a_file_that_is_cut_or_gone(tmp_path: Path) -> None:
             (folder / f"{number}{ending}").write_bytes(data)
         source, bad = FolderSource(tmp_path / ending), folder / f"1{ending}"
         assert len(list(source.frames(source.episodes()[0]))) == 2
-        for left, match in ((data[: len(data) * 2 // 3], "."), (None, "cannot read")):
+        for remaining, match in ((data[: len(data) * 2 // 3], "."), (None, "cannot read")):
             bad.write_bytes(data)
             frames = source.frames(source.episodes()[0])
             next(frames)
-            bad.unlink() if left is None else bad.write_bytes(left)
+            bad.unlink() if remaining is None else bad.write_bytes(remaining)
             with pytest.raises(SourceError, match=match) as caught:
                 next(frames)
             error = caught.value
@@ -347,7 +347,7 @@ def test_a_file_that_is_cut_or_gone(tmp_path: Path) -> None:
 
 
 def test_only_png_and_jpeg_stay_encoded(tmp_path: Path) -> None:
-    """A feature of PNG and other images is decoded, whatever comes first."""
+    """A feature of PNG and other images is decoded, in any order of files."""
     src = tmp_path / "src"
     kinds = {"rgb": (".webp", ".webp"), "mixed": (".png", ".bmp"), "photo": (".png", ".png")}
     for name, endings in kinds.items():
@@ -359,12 +359,12 @@ def test_only_png_and_jpeg_stay_encoded(tmp_path: Path) -> None:
     shapes = [np.asarray(frame["mixed"]).shape for frame in source.frames(source.episodes()[0])]
     assert shapes == [(40, 40, 3)] * 2
     seqrecord.convert(open_source(src), tmp_path / "index", workers=1, in_place=True)
-    with seqrecord.open(tmp_path / "index") as dataset:  # in place, but for two features
+    with seqrecord.open(tmp_path / "index") as dataset:  # in place, except for two features
         assert dataset.episodes["run"][1]["rgb"].shape == (40, 40, 3)
 
 
-def test_sequences_read_them_too(tmp_path: Path) -> None:
-    """The lists of TUM and EuRoC name files, and KITTI's folders have them."""
+def test_sequences_read_other_image_formats(tmp_path: Path) -> None:
+    """TUM and EuRoC list their files, KITTI has folders."""
     wanted = {"tum": write_tum(tmp_path / "tum"), "euroc": write_euroc(tmp_path / "euroc")}
     wanted["kitti"] = write_kitti(tmp_path / "kitti")
     for path in sorted(tmp_path.rglob("*.png")):
@@ -385,7 +385,7 @@ def test_sequences_read_them_too(tmp_path: Path) -> None:
                 np.testing.assert_array_equal(got[feature], want[feature])
 
 
-def test_tar_files_have_them_too(tmp_path: Path) -> None:
+def test_tar_files_contain_other_image_formats(tmp_path: Path) -> None:
     depth = values("f4", 3, 5, 7)
     files: dict[str, bytes] = {}
     for number in range(3):
@@ -402,7 +402,7 @@ def test_tar_files_have_them_too(tmp_path: Path) -> None:
 
 
 def test_npz(tmp_path: Path) -> None:
-    """Of a frame and of an episode; one at the root makes no episode of it."""
+    """Files per frame and per episode; a file in the root does not make it an episode."""
     depth, points, state = values("f4", 6, 5, 7), values("f8", 6, 9, 3), values("i8", 6)
     run = tmp_path / "run"
     for name in ("depth", "lidar"):
@@ -432,7 +432,7 @@ def test_npz(tmp_path: Path) -> None:
         for name, array in wanted.items():
             np.testing.assert_array_equal(frame[name], array[index])
     seqrecord.convert(source, tmp_path.parent / f"{tmp_path.name}-records", workers=1)
-    alone = run / "alone"  # which is an episode
+    alone = run / "alone"  # an episode
     alone.mkdir()
     np.savez(alone / "data.npz", state=state, limits=np.zeros((2, 3)))
     [info] = FolderSource(alone).episodes()

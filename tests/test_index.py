@@ -1,4 +1,4 @@
-"""The index: round trip through Arrow, what it derives, and how much of the file it copies."""
+"""The index: round trip through Arrow, derived columns, and views of the file."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _table(group: int, num_chunks: Any, first_frame: Any, num_frames: Any, **mor
 
 
 def _index() -> Index:
-    """Episodes of 3 and 2 frames. Group 0, of `a`: chunks of 2, 1 and 2 frames; group 1, of `b`: 3
+    """Episodes of 3 and 2 frames. Group 0 (`a`): chunks of 2, 1 and 2 frames; group 1 (`b`): 3
     and 1, 1. Frame 2 lacks `b`."""
     first: dict[str, Any] = {"file": [0, 1, 1], "offset": [64, 64, 256], "page_length": [4, 2, 4]}
     second: dict[str, Any] = {"file": [0, 1, 1], "offset": [192, 384, 448]}
@@ -105,7 +105,7 @@ _COLUMNS = (
 
 
 def test_tables_of_an_impossible_number_of_rows() -> None:
-    """The number is nowhere else in the table: all that say how many rows there are agree."""
+    """Every copy of the number of rows is changed; no other value of the table equals it."""
     count = 1237
     columns: list[Any] = [
         pa.array(map(str, range(count)), pa.string()),
@@ -143,7 +143,7 @@ def test_round_trip(block_pages: int) -> None:
             assert getattr(got, name).dtype == getattr(want, name).dtype, name
 
 
-def test_what_it_derives() -> None:
+def test_derived_columns_and_lookups() -> None:
     first, second = _index().groups
     assert [first.first_chunk.tolist(), second.first_chunk.tolist()] == [[0, 2], [0, 1]]
     assert [first.chunk_frames.tolist(), second.chunk_frames.tolist()] == [[2, 2], [3, 1]]
@@ -165,7 +165,7 @@ def test_what_it_derives() -> None:
 
 @st.composite
 def _tables(draw: st.DrawFn) -> tuple[npt.NDArray[np.int64], GroupIndex, list[list[int]]]:
-    """Frames of episodes, a chunk table of them, and the lengths of the chunks of each."""
+    """Frames of episodes, their chunk table, and the lengths of each episode's chunks."""
     lengths = draw(
         st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=5), min_size=1, max_size=6)
     )
@@ -178,7 +178,7 @@ def _tables(draw: st.DrawFn) -> tuple[npt.NDArray[np.int64], GroupIndex, list[li
 def test_chunks_of_any_length(
     case: tuple[npt.NDArray[np.int64], GroupIndex, list[list[int]]], block: int, data: st.DataObject
 ) -> None:
-    """Also of trimmed episodes: frames of the first and of the last chunk are outside of them."""
+    """Also in trimmed episodes, which exclude frames of their first and last chunk."""
     frames, table, lengths = case
     before = [data.draw(st.integers(0, cut[0] - 1)) for cut in lengths]
     stops = [sum(c) - data.draw(st.integers(0, c[-1] - 1)) for c in lengths]
@@ -224,11 +224,11 @@ def test_chunks_that_do_not_cover_their_episodes(
         table.check_frames(frames, lambda: None, block)
 
 
-def test_fingerprint_is_of_the_content() -> None:
+def test_fingerprint_depends_on_content_only() -> None:
     index = _index()
     assert index.fingerprint() == (
         "b16c81ea67909a062e5d3140167aa1c051308a24b05d418067ab5d3e6bbfc684"
-    ), "a saved state names it: it can't change"
+    ), "it can't change: saved states contain it"
     for name in ("page_crc32c", "page_length", "first_frame", "num_frames"):
         changed = _index()
         getattr(changed.groups[1], name).flat[0] += 1
@@ -241,7 +241,7 @@ def test_fingerprint_is_of_the_content() -> None:
     changed.uids[:] = 0
     for group in changed.groups:
         group.file[:], group.offset[:] = 0, 64
-    assert changed.fingerprint() == index.fingerprint(), "how it is cut in files does not count"
+    assert changed.fingerprint() == index.fingerprint(), "the division into files does not count"
 
 
 def test_large_columns_are_views_of_the_file(tmp_path: Path) -> None:
@@ -270,19 +270,19 @@ def part_of(key: str, num_frames: int, uid: str = "1", ordinal: int = 0) -> Epis
 
 
 def chunks_of(part: EpisodePart) -> Chunks:
-    """Group, first frame and frames of an episode's chunks, as they are finished: of any length."""
+    """Group, first frame and frames of an episode's chunks, in order of completion."""
     rng, found = random.Random(part.uid), []
     for group in range(2):
         first, total = 0, part.num_frames or 0
         while first < total:
-            held = min(rng.choice([1, 2, 2, 3, 70]), total - first)
-            found.append((group, first, held))
-            first += held
+            count = min(rng.choice([1, 2, 2, 3, 70]), total - first)
+            found.append((group, first, count))
+            first += count
     return sorted(found, key=lambda chunk: (chunk[1] + chunk[2], chunk[0]))
 
 
 def footer(file_id: str, *pieces: tuple[EpisodePart, Chunks, bool]) -> Footer:
-    """Chunks of episodes; the last of each may tell its number of frames. All frames lack `y`."""
+    """Chunks of episodes; the last may end its episode. `y` is missing in all frames."""
     parts, offset = list[EpisodePart](), 64
     rows: list[list[Any]] = [[], []]
     gaps: list[list[Any]] = [[], []]
@@ -316,7 +316,7 @@ def keys_of(footers: dict[str, Footer], **options: Any) -> list[str]:
 
 
 def test_copies_of_chunks() -> None:
-    """Those that differ are refused, and a copy that is not needed is not named."""
+    """Different copies are refused, and a file of unneeded copies is not listed."""
     part = part_of("a", 5)
     whole = footer("2", (part, chunks_of(part), True))
     copy = footer("3", (part, chunks_of(part)[1:], True))
@@ -329,7 +329,7 @@ def test_copies_of_chunks() -> None:
 
 
 def test_chunks_that_overlap_are_refused() -> None:
-    """As of two files of one uid that are cut in two ways: nobody could say which is right."""
+    """For example in two files of one uid with different chunks: either may be right."""
     part = part_of("a", 150)
     for change in ("num_frames", "first_frame"):
         first = footer("2", (part, chunks_of(part)[:-2], False))
@@ -341,23 +341,23 @@ def test_chunks_that_overlap_are_refused() -> None:
             second.chunks[1]["first_frame"][-1] -= 1
         with pytest.raises(FormatError, match="contradict"):
             build_index({"a": first, "b": second})
-    # A chunk that crosses where an episode may end.
+    # A chunk that crosses a possible end of its episode.
     both: Chunks = [(0, 0, 9), (1, 0, 9)]
     first = footer("2", (part_of("a", 9), both, True))
     second = replace(first, file_id="3" * 32, episodes=(part_of("a", 5),))
-    # The longest part is whole, so the other one does not count.
+    # The longest part is complete, so the other one does not count.
     assert build_index({"a": first, "b": second}).index.num_frames.tolist() == [9]
     with pytest.raises(FormatError, match="contradict"):
         build_index({"b": second})
 
 
-def test_an_episode_that_lacks_a_chunk_of_one_group_is_left_out() -> None:
+def test_an_episode_with_a_missing_chunk_of_one_group_is_skipped() -> None:
     part, other = part_of("a", 150), part_of("b", 3, "4", 1)
     chunks, whole = chunks_of(part), footer("5", (other, chunks_of(other), True))
     for at in range(len(chunks)):
         pieces = ((part, chunks[:at], False), (part, chunks[at + 1 :], True))
-        held = {str(i): footer(str(i), piece) for i, piece in enumerate(pieces) if piece[1]}
-        assert keys_of({**held, "c": whole}) == ["b"]
+        parts = {str(i): footer(str(i), piece) for i, piece in enumerate(pieces) if piece[1]}
+        assert keys_of({**parts, "c": whole}) == ["b"]
 
 
 def test_edits_are_replayed() -> None:
@@ -384,7 +384,7 @@ def test_edits_are_replayed() -> None:
         build_index(files, edits=Edits.of([Delete(tuple(key * 32 for key in "abcde"))]))
 
 
-def test_what_is_no_edit() -> None:
+def test_invalid_edits_are_refused() -> None:
     def file(edits: str, version: str = "1", more: str = "") -> bytes:
         text = f'{{"format":"seqrecord edits","version":{version},"edits":[{edits}]{more}}}'
         return text.encode()
@@ -412,24 +412,24 @@ def test_what_is_no_edit() -> None:
 @pytest.mark.parametrize(
     "seed", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 30))]
 )
-def test_an_episode_is_as_long_as_the_longest_part_that_is_whole(seed: int) -> None:
-    """Each file was flushed at its end, or not; any may be lost. Frame by frame, all groups."""
+def test_an_episode_has_the_length_of_its_longest_complete_part(seed: int) -> None:
+    """Each file was flushed at its end or not; any may be lost. Compared frame by frame."""
     rng = random.Random(seed)
-    # Chunks of both groups end where a file was flushed.
+    # A flush ends the chunks of both groups.
     ends = sorted({*rng.sample(range(1, 150), rng.randint(0, 4)), 150})
     footers: dict[str, Footer] = {}
-    held: dict[str, tuple[int, int, bool]] = {}
+    kept: dict[str, tuple[int, int, bool]] = {}
     for number, (start, stop) in enumerate(pairwise([0, *ends])):
         is_flushed = stop == 150 or rng.random() < 0.6
         path = f"records/{number:05d}.seqrec"
         chunks: Chunks = [(group, start, stop - start) for group in (0, 1)]
         footers[path] = footer(str(number), (part_of("a", stop), chunks, is_flushed))
-        held[path] = (start, stop, is_flushed)
+        kept[path] = (start, stop, is_flushed)
     for path in rng.sample(list(footers), rng.randint(0, len(footers) - 1)):
-        del footers[path], held[path]
-    there = {frame for start, stop, _ in held.values() for frame in range(start, stop)}
-    lengths = [stop for _, stop, is_flushed in held.values() if is_flushed]
-    expected = max((n for n in lengths if set(range(n)) <= there), default=None)
+        del footers[path], kept[path]
+    frames = {frame for start, stop, _ in kept.values() for frame in range(start, stop)}
+    lengths = [stop for _, stop, is_flushed in kept.values() if is_flushed]
+    expected = max((n for n in lengths if set(range(n)) <= frames), default=None)
     if expected is None:
         with pytest.raises(FormatError, match="no complete episode"):
             build_index(footers)

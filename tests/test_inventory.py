@@ -1,4 +1,4 @@
-"""Inventories: of each format all is packed or listed, and the dataset keeps the report."""
+"""Inventories: all data of each format is packed or listed, and datasets keep the report."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ACCOUNT = Account("2 recordings", {"x": "*/x.npy"}, (CLOUDS, CHOSEN), ("unit of 
 
 @dataclass(frozen=True)
 class Recording:
-    """A source of one feature that reports what it is given."""
+    """A source of one feature that reports the given account."""
 
     account_of: Account = ACCOUNT
     keys: tuple[str, ...] = ("a", "b")
@@ -82,7 +82,7 @@ EXPECTED = Inventory(
 def test_the_dataset_keeps_the_inventory_and_info_shows_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A damaged one is an error, and `info` goes on."""
+    """A damaged inventory is an error, but not for `info`."""
     report = seqrecord.convert(Recording(), tmp_path / "records", workers=1)
     assert report.inventory == EXPECTED
     assert seqrecord.open(tmp_path / "records").inventories == (EXPECTED,)
@@ -108,7 +108,7 @@ def test_conversions_edits_and_merges_keep_inventories(tmp_path: Path) -> None:
     assert "depth" not in str(caught.value)
     assert not records.exists()
     seqrecord.convert(Recording(), records, workers=1)
-    more = replace(Recording(), keys=("a", "b", "z"))  # an equal one is not added
+    more = replace(Recording(), keys=("a", "b", "z"))  # an equal inventory is not added
     seqrecord.convert(more, records, workers=1, mode="append")
     assert seqrecord.open(records).inventories == (EXPECTED,)
     added = Recording(Account("more of it", {"x": "x.npy"}), ("c",))
@@ -138,7 +138,7 @@ def test_the_file_of_inventories_is_at_most_64_kib() -> None:
     assert json.loads(data)["inventories"][-1]["reason"].startswith("99")
 
 
-def test_text_has_at_most_so_many_lines_and_data_first() -> None:
+def test_text_is_limited_in_lines_and_lists_data_first() -> None:
     found = replace(
         EXPECTED,
         features=tuple(replace(EXPECTED.features[0], name=f"f{n}") for n in range(12)),
@@ -190,7 +190,7 @@ def test_unread_files_are_grouped_by_pattern(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class HalfEmpty(Recording):
-    """A source whose second feature no frame has."""
+    """A source whose second feature is missing in all frames."""
 
     features: tuple[str, ...] | None = None
 
@@ -211,7 +211,7 @@ def test_a_requested_feature_without_any_value_is_an_error(
 
 
 def test_a_source_of_three_methods_has_an_inventory_of_its_features(tmp_path: Path) -> None:
-    """It may have anything called features; a writer makes no inventory."""
+    """Its attribute `features` may be of any type; a writer makes no inventory."""
 
     class Own(Plain):
         def features(self) -> None:
@@ -228,7 +228,7 @@ def test_a_source_of_three_methods_has_an_inventory_of_its_features(tmp_path: Pa
     assert seqrecord.open(tmp_path / "written").inventories == ()
 
 
-# --- of each format ----------------------------------------------------------------------------
+# --- by format ---------------------------------------------------------------------------------
 
 
 def lines(path: Path, **options: Any) -> list[str]:
@@ -275,7 +275,7 @@ def test_the_inventory_of_euroc(tmp_path: Path) -> None:
         write_euroc(tmp_path / name)
         leica = tmp_path / name / "mav0/leica0"
         leica.mkdir()
-        # The rows that a table of `Folders` would have: no comments of any kind, no empty lines.
+        # Rows as a table of `Folders` counts them: without comments and empty lines.
         (leica / "data.csv").write_text("#timestamp,x,y,z\n\n  # paused\n% resumed\n1,2,3,4")
         (tmp_path / name / "mav0/body.yaml").write_text("comment: none")
     (tmp_path / "MH_02/mav0/imu0/data.csv").write_text("#timestamp\n")

@@ -1,4 +1,4 @@
-"""Frames of small raw features that stay in memory: the right ones, each read once."""
+"""Frames of small raw features that stay in memory: correct values, each read once."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.datasets import damage
 from tests.storage_doubles import CountingStorage
 
 EPISODES = [703, 1, 40, 555]  # frames
-CHUNK = 401  # frames; no slice but those of single frames ends with a chunk
+CHUNK = 401  # frames; only slices of single frames end with a chunk
 SCHEMA = Schema(
     [
         FeatureSpec("big", np.dtype("u1"), (5000,)),  # a slice for each frame
         FeatureSpec("mid", np.dtype("<f4"), (200,), group=1),  # six frames a slice
-        FeatureSpec("flag", np.dtype("?"), (3,), group=1),  # never read so
+        FeatureSpec("flag", np.dtype("?"), (3,), group=1),  # not read in slices
         FeatureSpec("small", np.dtype("<i8"), (), group=1),  # 512 frames a slice
     ]
 )
@@ -68,7 +68,7 @@ def opened(root: Path, request: pytest.FixtureRequest) -> Iterator[Dataset]:
 
 
 def check(clips: SeqRecordMapDataset, numbers: list[int], step: int = 1) -> None:
-    """Clips of these numbers are the right ones."""
+    """Check the frames of clips."""
     for clip in clips.__getitems__(numbers):
         first = sum(EPISODES[: int(clip["episode"][1:])]) + clip["start"]
         for name in clips.dataset.features:
@@ -78,30 +78,28 @@ def check(clips: SeqRecordMapDataset, numbers: list[int], step: int = 1) -> None
 
 @given(st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
-def test_frames_are_the_right_ones_and_each_is_read_once(
-    opened: Dataset, data: st.DataObject
-) -> None:
-    """With the limit of memory that is the default; with others they may be read again."""
+def test_frames_are_correct_and_read_once(opened: Dataset, data: st.DataObject) -> None:
+    """With the default memory limit; with a lower one they may be read again."""
     names = data.draw(st.lists(st.sampled_from(NAMES), min_size=1, unique=True))
     step, length = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 9))
     limit = data.draw(st.sampled_from([None, None, 0, TOTAL * 900]))
-    asked: Any = {"features": names, "clip_len": length, "dilation": step}
-    asked |= {} if limit is None else {"memory_limit": limit}
-    clips = SeqRecordMapDataset(opened, **asked)
+    options: Any = {"features": names, "clip_len": length, "dilation": step}
+    options |= {} if limit is None else {"memory_limit": limit}
+    clips = SeqRecordMapDataset(opened, **options)
     storage = opened.contents.storage
     assert isinstance(storage, CountingStorage)
     storage.reset()
     numbers = st.integers(0, len(clips) - 1)
     for _ in range(data.draw(st.integers(1, 6))):
         check(clips, data.draw(st.lists(numbers, min_size=1, max_size=6)), step)
-    for items in storage.ranges.values() if limit is None else []:  # of frames, and of checksums
+    for items in storage.ranges.values() if limit is None else []:  # frames and checksums
         items.sort()
         assert all(one.stop <= other.start for one, other in pairwise(items))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_frames_are_read_with_their_neighbours(root: Path, name: str) -> None:
-    """In blocks of 128 KiB, so that a slice is not read again for each of its frames."""
+    """In blocks of 128 KiB, so that a slice is read once for all its frames."""
     storage = counting(root)
     with seqrecord.open(storage, features=[name]) as dataset:
         clips = SeqRecordMapDataset(dataset, clip_len=1)
@@ -115,7 +113,7 @@ def test_frames_are_read_with_their_neighbours(root: Path, name: str) -> None:
         assert all(len(items) <= 4 for items in storage.ranges.values())
 
 
-def test_only_the_selected_episodes_have_room(root: Path) -> None:
+def test_only_selected_episodes_take_memory(root: Path) -> None:
     nbytes = (EPISODES[1] + EPISODES[3]) * (SCHEMA["big"].nbytes + 1)
     for limit, reads_again in ((nbytes, False), (nbytes - 1, True)):
         storage = counting(root)
@@ -140,7 +138,7 @@ def test_many_threads(root: Path) -> None:
         list(pool.map(work, range(4)))
 
 
-def test_damage_is_named_where_a_clip_has_it_and_is_not_kept(tmp_path: Path) -> None:
+def test_damage_fails_only_its_clips_and_is_not_kept(tmp_path: Path) -> None:
     folder, frame = write(tmp_path / "records"), 10
     assert slice_frames(SCHEMA["big"]) == 1
     clips = SeqRecordMapDataset(folder, clip_len=3, features=["big"])
@@ -155,17 +153,17 @@ def test_damage_is_named_where_a_clip_has_it_and_is_not_kept(tmp_path: Path) -> 
                 assert caught.value.file == str(folder / page.chunk.path)
                 assert (caught.value.episode or "").startswith("e3")
             check(clips, [0, damaged - 3, damaged + 1])
-        damage(folder, "big", 3, number, at=frame * 5000 + 17)  # again, so it is as it was
+        damage(folder, "big", 3, number, at=frame * 5000 + 17)  # repairs the page
         check(clips, [0, *range(damaged - 3, damaged + 2)])
 
 
 @pytest.mark.slow
-def test_what_fits_is_kept(root: Path) -> None:
-    """Of the smallest features, as many as fit."""
+def test_the_smallest_features_are_kept(root: Path) -> None:
+    """As many as fit into memory."""
     names = ["flag", "small", "mid", "big"]
 
     def read_again(limit: int) -> set[str]:
-        """The features of which a second reading of all clips reads anything."""
+        """Features read again when all clips are read a second time."""
         storage = counting(root)
         again = set()
         with seqrecord.open(storage) as dataset:
@@ -180,7 +178,7 @@ def test_what_fits_is_kept(root: Path) -> None:
                     pages = reader.pages(reader.chunk_at(group, row))
                     [page] = [page for page in pages if page.feature == name]
                     for item in storage.ranges.get(page.chunk.path, []):
-                        # What lies between two pages may be read along.
+                        # Bytes between two pages may be read along.
                         if page.start <= item.start and item.stop <= page.stop:
                             again.add(name)
         return again
@@ -192,7 +190,7 @@ def test_what_fits_is_kept(root: Path) -> None:
         assert read_again(total) == set(names[number + 1 :])
 
 
-def test_what_is_no_limit_and_a_file_that_is_too_short_are_named(tmp_path: Path) -> None:
+def test_an_invalid_limit_and_a_short_file_are_errors(tmp_path: Path) -> None:
     folder = write(tmp_path / "records")
     with pytest.raises(ClipError, match="memory_limit"):
         SeqRecordMapDataset(folder, clip_len=4, memory_limit="much")

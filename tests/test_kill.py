@@ -1,4 +1,4 @@
-"""SIGKILL at any moment: afterwards there is no dataset, the old one or the new one."""
+"""After SIGKILL at any moment there is no dataset, the old one or the new one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seqrecord.errors import DestinationError
 from tests.killed_at import killed_at
 from tests.made_source import MadeSource
 
-# Forking with threads is what some of these tests are about.
+# Some tests fork a process with threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 ALONE: dict[str, Any] = {"workers": 1, "chunk_frames": 4, "max_file_size": 30_000}
@@ -42,7 +42,7 @@ def _leftovers(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("mode", [pytest.param("create", marks=pytest.mark.slow), "append"])
 def test_killed_before_every_single_step(tmp_path: Path, mode: Any, thorough: bool) -> None:
-    """A forked child is killed before its n-th system call that changes the disk, for every n."""
+    """A forked child is killed before its n-th system call that writes to disk, for every n."""
     every = 1 if thorough else 17
     few, fewer = MadeSource((9, 1, 3)), MadeSource((9,))
     new = convert(few, tmp_path / "new", **ALONE).manifest.fingerprint
@@ -64,7 +64,7 @@ def test_killed_before_every_single_step(tmp_path: Path, mode: Any, thorough: bo
         if now is None:
             with contextlib.suppress(DestinationError):
                 SeqRecordWriter(folder).abort()
-        if number % 2:  # and once more
+        if number % 2:  # a second kill
             killed_at(number // 2, partial(convert, few, folder, mode="resume", **ALONE))
             assert _fingerprint(folder) in (before, new)
         report = convert(few, folder, mode="resume", **ALONE)

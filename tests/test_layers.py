@@ -1,4 +1,4 @@
-"""The rooms and floors that CONTRIBUTING.md shows are those of the code."""
+"""Rooms, floors and imports of the code match CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def floors() -> dict[str, int]:
 
 
 def room_of(name: str) -> str:
-    """The room of `seqrecord.x.y`; a module that lies beside the rooms is of the lowest floor."""
+    """The room of `seqrecord.x.y`; modules outside of rooms are on the lowest floor."""
     top = name.split(".")[1]
     return top if (PACKAGE / top).is_dir() else BASE
 
@@ -76,7 +76,7 @@ class File(NamedTuple):
 
 @pytest.fixture(scope="module")
 def files() -> dict[Path, File]:
-    """The imports of each file: its trees would slow down each garbage collection."""
+    """Imports of each file. Syntax trees are not kept: they would slow down garbage collection."""
     found = {}
     for path in PACKAGE.rglob("*.py"):
         tree = parse(path)
@@ -86,7 +86,7 @@ def files() -> dict[Path, File]:
 
 
 def first_imports(tree: ast.Module) -> set[str]:
-    """Modules imported when this one is, or by type checkers; not inside functions."""
+    """Modules imported at import time or by type checkers; not inside functions."""
     waiting, found = list[ast.AST](tree.body), set[str]()
     while waiting:
         node = waiting.pop()
@@ -100,7 +100,7 @@ def first_imports(tree: ast.Module) -> set[str]:
 def test_imports_point_down_and_torch_is_imported_from_the_engine_up(
     files: dict[Path, File],
 ) -> None:
-    """Every room has a floor. What writes and inspects datasets never waits for torch."""
+    """Every room has a floor. Writing and inspecting datasets does not import torch."""
     floor = floors()
     assert {room_of(name_of(path)) for path in FILES} == set(floor)
     for path in FILES:
@@ -130,8 +130,8 @@ VIDEO = "seqrecord.codecs.chain, seqrecord.format.video_pages"
 SLOW = "av fsspec urllib3 PIL pyarrow.parquet pyarrow.compute seqrecord.reading.dataset"
 
 
-def test_importing_does_not_import() -> None:
-    """What takes long to import and a writer on a local disk does without; nor is anything said."""
+def test_slow_packages_are_not_imported() -> None:
+    """Packages that a writer on a local disk does not need; nothing is printed."""
     code = f"import sys, {WRITING}; print(*set({SLOW.split()}) & sys.modules.keys())\n"
     packages = ["torch", "matplotlib", "av"]
     code += f"import {INSPECTING}, {VIDEO}; print(*set({packages}) & sys.modules.keys())"
@@ -157,7 +157,7 @@ seqrecord.reading.index_building seqrecord.reading.summary seqrecord.reading.ver
 
 
 def test_a_first_batch_imports_little(tmp_path: Path) -> None:
-    """Nor is anything said."""
+    """And prints nothing."""
     path, codecs = tmp_path / "records", {"image": "balanced", "id": "raw"}
     with SeqRecordWriter(path, codecs=codecs) as writer, writer.episode("one") as episode:
         for i in range(4):

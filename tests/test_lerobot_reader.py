@@ -1,4 +1,4 @@
-"""The reader for LeRobot's main branch, held to what was read of that; without lerobot."""
+"""The reader for LeRobot's main branch, against a stand-in for its modules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WINDOWS = {CAMERAS[0]: [-0.1, 0.0], "observation.state": [0.0, 0.1, 0.2], "index
 
 @pytest.fixture
 def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The stand-in's modules, which know our reader as LeRobot does that has the plug-in."""
+    """The stand-in's modules, with our reader registered as by LeRobot's plug-in."""
     monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("SEQRECORD_LEROBOT", raising=False)
     monkeypatch.syspath_prepend(PLUGIN)
@@ -66,11 +66,11 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def test_items_are_those_of_our_class(root: Any, original: Path) -> None:
+def test_items_equal_our_class(root: Any, original: Path) -> None:
     for options in OPTIONS:
         got = Dataset("a/test", root, **options)
-        known = {**options, "episodes": [2, 0]} if "episodes" in options else options
-        wanted = LeRobotDataset("a/test", original, meta=Metadata("a/test", original), **known)
+        existing = {**options, "episodes": [2, 0]} if "episodes" in options else options
+        wanted = LeRobotDataset("a/test", original, meta=Metadata("a/test", original), **existing)
         assert len(got) == len(wanted) == (12 if "episodes" in options else 16)
         for name in ("episodes", "num_episodes", "absolute_to_relative_idx"):
             assert getattr(got.reader, name) == getattr(wanted, name)
@@ -104,24 +104,24 @@ def test_the_planned_order_decodes_each_frame_once(main: Path, original: Path) -
     assert stats["video_frames_decoded"] == 2 * 16
 
 
-def test_where_only_meta_is_here_the_hub_is_asked(
+def test_a_local_copy_of_meta_only_is_read_from_the_hub(
     main: Path, original: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark_dataset(original)
-    there, here = original.parent / "there", original.parent / "a/test"
-    shutil.copytree(original, there)
+    complete, here = original.parent / "complete", original.parent / "a/test"
+    shutil.copytree(original, complete)
     for name in ("data", "videos"):
         shutil.rmtree(original / name)
     here.parent.mkdir()
     original.rename(here)
     without_login(monkeypatch, original.parent)
     monkeypatch.setenv("HF_LEROBOT_HOME", str(original.parent))
-    with HubStub(there, "a/test", token="hf_S3CRET") as hub:
+    with HubStub(complete, "a/test", token="hf_S3CRET") as hub:
         hub.branches |= dict.fromkeys(("v1", "v3.0"), hub.branches["main"])
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
         found = Dataset("a/test", token="hf_S3CRET", revision="v1")
         assert len(found) == 16
-        assert same(found[5], Dataset("a/test", there)[5])
+        assert same(found[5], Dataset("a/test", complete)[5])
         assert [path for path in hub.asked if path.endswith("revision/v1")]
         with pytest.raises(NotFoundError, match="HF_TOKEN"):
             Dataset("a/test", here)
@@ -132,7 +132,7 @@ def test_roots_on_urls(main: Path, original: Path, tmp_path: Path) -> None:
     reader = importlib.import_module("lerobot_policy_seqrecord.reader")
     url = original.as_uri()
     for other in (url, (tmp_path / "none").as_uri(), "unknown://bucket/set"):
-        with pytest.raises(FileNotFoundError):  # another format may know it
+        with pytest.raises(FileNotFoundError):  # another format may support it
             reader.localize_root("a/test", other)
     mark_dataset(original)
     copy = reader.localize_root("a/test", url)
@@ -144,25 +144,25 @@ def test_roots_on_urls(main: Path, original: Path, tmp_path: Path) -> None:
     assert len([*copy.parent.iterdir()]) == 2
 
 
-def test_what_urls_of_the_hub_become(main: Path) -> None:
-    asked = importlib.import_module("lerobot_policy_seqrecord.reader").address
+def test_revision_and_token_of_hub_urls(main: Path) -> None:
+    address = importlib.import_module("lerobot_policy_seqrecord.reader").address
     hub = "hf://datasets/org/name"
-    assert asked(f"{hub}/records", "v1", False) == (f"{hub}@v1/records", {"token": False})
-    assert asked(f"{hub}@main/records", "v1", None) == (f"{hub}@main/records", None)
-    assert asked("s3://bucket/records", "v1", "secret") == ("s3://bucket/records", None)
+    assert address(f"{hub}/records", "v1", False) == (f"{hub}@v1/records", {"token": False})
+    assert address(f"{hub}@main/records", "v1", None) == (f"{hub}@main/records", None)
+    assert address("s3://bucket/records", "v1", "secret") == ("s3://bucket/records", None)
 
 
 def test_another_interface_is_refused(main: Path) -> None:
     module = main / "dataset_reader.py"
     module.write_text(module.read_text() + "    def close(self): ...\n")
-    ours = importlib.import_module("lerobot_policy_seqrecord.reader")  # what is more does no harm
+    ours = importlib.import_module("lerobot_policy_seqrecord.reader")  # more methods are allowed
     module.write_text(module.read_text() + "    @abstractmethod\n    def rows(self): ...\n")
     importlib.reload(ours.dataset_reader)
     with pytest.raises(SeqRecordError, match=r"abstract differs; .* got: .*rows"):
         importlib.reload(ours)
 
 
-def test_a_mark_keeps_what_is_there(original: Path, tmp_path: Path) -> None:
+def test_a_mark_keeps_other_metadata(original: Path, tmp_path: Path) -> None:
     before = json.loads((original / "meta/info.json").read_text())
     for _ in range(2):
         mark_dataset(original)

@@ -1,4 +1,4 @@
-"""Windows in seconds give what lerobot gives for the same `delta_timestamps`, masks included."""
+"""Windows in seconds equal lerobot's for the same `delta_timestamps`, masks included."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
 
 
 @pytest.mark.parametrize("by", [None, "timestamp"])
-def test_every_clip_is_that_of_lerobot(
-    arguments: tuple[Path, dict[str, Any]], by: str | None
-) -> None:
-    """By the frames a second, and by the timestamps that lerobot has written."""
+def test_every_clip_equals_lerobots(arguments: tuple[Path, dict[str, Any]], by: str | None) -> None:
+    """By frames per second, and by the timestamps written by lerobot."""
     path, options = arguments
     windows = {name: Seconds(times, timestamps=by) for name, times in WINDOWS.items()}
     options = {**options, "windows": windows}

@@ -1,4 +1,4 @@
-"""Settings in, clips out: what is checked, what is reported."""
+"""Loaders: checks of settings, filters, reports of skipped clips, and costs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tests.storage_doubles import CountingStorage
 from tests.torch_workers import be_worker
 
 
-def test_what_cannot_be_is_an_error_at_once(path: Path) -> None:
-    """Beside what `test_options` has."""
+def test_invalid_settings_are_errors_at_once(path: Path) -> None:
+    """In addition to `test_options`."""
     values = [np.array("text"), np.array([None]), np.datetime64("2024-01-01"), np.zeros(2, ">f4")]
     wrong: list[dict[str, Any]] = [
         {"clip_len": 41},
@@ -84,14 +84,14 @@ def test_episode_filters(path: Path) -> None:
     for episodes, numbers in chosen:
         pipe = SeqRecordPipe(path, clip_len=2, features=["id"], episodes=episodes)
         assert {clip["episode"] for clip in pipe} == {f"set/{number}" for number in numbers}
-    dataset = seqrecord.open(path, features=["id", "image"])  # is taken with its features
+    dataset = seqrecord.open(path, features=["id", "image"])  # its selection of features is used
     for features in (None, ["image"]):
         for clip in SeqRecordPipe(dataset, clip_len=2, features=features):
             check(clip, features or ["id", "image"], 2)
 
 
 def test_no_clip_starts_in_the_last_frames(path: Path) -> None:
-    """Those of all phases together, where they rotate."""
+    """All rotated phases together contain the remaining starts."""
     clips: dict[str, Any] = {"clip_len": 2, "stride": 3, "rotate_phase": True}
     for drop in (1, 5):
         pipe = SeqRecordPipe(path, **clips, features=["id"], drop_last_frames=drop)
@@ -102,8 +102,8 @@ def test_no_clip_starts_in_the_last_frames(path: Path) -> None:
         ]
 
 
-def test_what_is_left_out_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = write_numbered(tmp_path / "records")  # of which nothing has been said
+def test_skipped_clips_are_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_numbered(tmp_path / "records")  # not reported yet
     left_out = (
         "1 of 4 episodes, too short for a clip of 4 frames; "
         "7 of 63 clips, for frames that lack flow"
@@ -124,19 +124,19 @@ def test_what_is_left_out_is_said_once(tmp_path: Path, caplog: pytest.LogCapture
     SeqRecordPipe(path, clip_len=3, features=["id"])
     SeqRecordPipe(path, clip_len=4, episodes=["set/0"], features=["note"])
     assert caplog.messages == []
-    SeqRecordPipe(path, clip_len=2, episodes=["set/0"], dilation=2)  # another one is said as well
+    SeqRecordPipe(path, clip_len=2, episodes=["set/0"], dilation=2)  # a different report
     assert caplog.messages == [
         f"{path}: 20 clips; left out: 1 of 21 clips, for frames that lack flow"
     ]
 
 
 @pytest.mark.parametrize("who", ["rank", "worker"])
-def test_what_is_left_out_is_said_by_the_first_only(
+def test_skipped_clips_are_reported_by_the_first_only(
     tmp_path: Path, who: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write_numbered(tmp_path / "records")  # of which nothing has been said
+    path = write_numbered(tmp_path / "records")  # not reported yet
     for number in (1, 0):
-        if who == "rank":  # as torchrun and Lightning's launcher say it before there is a group
+        if who == "rank":  # as torchrun and Lightning set it before a process group exists
             monkeypatch.setenv("LOCAL_RANK", str(number))
             monkeypatch.setenv("WORLD_SIZE", "2")
         else:
@@ -145,7 +145,7 @@ def test_what_is_left_out_is_said_by_the_first_only(
         assert len(caplog.messages) == (number == 0)
 
 
-def test_a_progress_bar_of_an_epoch_that_is_resumed(path: Path) -> None:
+def test_a_progress_bar_of_a_resumed_epoch(path: Path) -> None:
     pipe = SeqRecordPipe(path, clip_len=3, batch_size=4)
     begun(pipe, 5)
     state = pipe.state_dict()
@@ -162,7 +162,7 @@ def test_a_progress_bar_of_an_epoch_that_is_resumed(path: Path) -> None:
 
 
 def test_stats_agree_with_the_storage(path: Path) -> None:
-    """One feature reads only its bytes."""
+    """Only bytes of the selected features are read."""
     dataset, read = seqrecord.open(path), []
     storage = CountingStorage(dataset.contents.storage)
     index = dataset.contents.index
@@ -178,9 +178,9 @@ def test_stats_agree_with_the_storage(path: Path) -> None:
             for key, start in possible_clips(features, 3)
             for i in range(3)
         }
-        # Each chunk that holds a clip, once.
+        # Each chunk of a clip, once.
         read.append(int(chunks.page_length[sorted(used)][:, columns].sum()))
-        for _ in range(2):  # of the last iteration, not of all
+        for _ in range(2):  # stats of the last iteration only
             storage.reset()
             list(pipe)
             stats = pipe.stats()
@@ -194,9 +194,9 @@ def test_stats_agree_with_the_storage(path: Path) -> None:
     assert read[1] < read[0] / 2
 
 
-def test_loaders_make_few_calls_of_python_for_a_frame(tmp_path: Path) -> None:
-    """Calls of Python take the GIL from the training: 40 for a frame of two features, of which 137
-    were made where frames were decoded one by one."""
+def test_loaders_make_few_python_calls_per_frame(tmp_path: Path) -> None:
+    """Python calls take the GIL from the training: 40 per frame of two features, compared with 137
+    when frames were decoded one by one."""
     frame = {"image": np.ones((160, 160, 3), "u1"), "depth": np.ones((140, 140), "f4")}
     with SeqRecordWriter(tmp_path / "records", codecs="balanced", chunk_frames=16) as writer:
         for key in "ab":
@@ -205,7 +205,7 @@ def test_loaders_make_few_calls_of_python_for_a_frame(tmp_path: Path) -> None:
                     episode.append(frame)
     calls = Counter[str]()
     threading.setprofile(lambda _frame, event, _argument: calls.update([event]))
-    try:  # the threads that start from now on
+    try:  # counts in new threads
         pipe = SeqRecordPipe(tmp_path / "records", clip_len=16, stride=8, batch_size=2)
         assert len(list(pipe)) == 5
     finally:
@@ -213,8 +213,8 @@ def test_loaders_make_few_calls_of_python_for_a_frame(tmp_path: Path) -> None:
     assert 0 < calls["call"] < 60 * pipe.stats()["frames_decoded"]
 
 
-def test_a_pipe_and_a_batch_take_few_steps(path: Path) -> None:
-    """A reader of the code follows every one of these functions, in every one of these modules."""
+def test_a_pipe_and_a_batch_call_few_functions(path: Path) -> None:
+    """Limits the functions and modules that a reader of the code must follow."""
     package, found = Path(seqrecord.__file__).parent, list[CodeType]()
 
     def note(frame: FrameType, event: str, _argument: object) -> None:
@@ -233,7 +233,7 @@ def test_a_pipe_and_a_batch_take_few_steps(path: Path) -> None:
             sys.setprofile(None)
         assert (modules() <= 50, len(set(found)) <= 400) == (True, True)
         calls, of_modules, batches = list[int](), list[int](), iter(pipe)
-        for _ in range(12):  # the fewest: a batch that is not ready yet takes some calls more
+        for _ in range(12):  # the minimum: a batch that is not ready yet takes more calls
             found.clear()
             sys.setprofile(note)
             try:

@@ -1,4 +1,4 @@
-"""More episodes than 23 bits number, and runs of a part: every clip is its own."""
+"""More episodes and runs than 23 bits can number: every clip is correct."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.big_index import put_tables
 from tests.tiny import loaded
 
 EPISODES, FRAMES, STORED = (1 << 23) + 200, 3, 97
-FIRST = (1 << 23) - 200  # of those that are read
+FIRST = (1 << 23) - 200  # the first episode that is read
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset in whose index 97 episodes stand again and again."""
+    """A dataset whose index repeats 97 episodes."""
     root = tmp_path_factory.mktemp("many") / "records"
     with SeqRecordWriter(root, codecs={"x": [{"id": "zstd", "level": 1}]}) as writer:
         for number in range(STORED):
@@ -35,7 +35,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     manifest, index = loaded(root)
     _, tag = read_tagged(storage)
     tables = put_tables(root, _repeated(index, EPISODES))
-    # A dataset of so few bytes would not be believed to have so many chunks.
+    # Opening a dataset of so few bytes with so many chunks would fail.
     absent = RecordFile("records/absent.seqrec", 1 << 40, "f" * 32)
     files = (*manifest.record_files, absent)
     counts: dict[str, Any] = {"num_episodes": EPISODES, "num_frames": EPISODES * FRAMES}
@@ -69,7 +69,7 @@ def _texts(letters: npt.NDArray[np.uint8]) -> pa.StringArray:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_random_access_to_more_episodes_than_23_bits_number(root: Path) -> None:
+def test_random_access_to_more_than_2_to_the_23_episodes(root: Path) -> None:
     dataset = SeqRecordMapDataset(root, clip_len=2, memory_limit="1MiB")
     numbers = [*range(2 * FIRST, 2 * EPISODES)]
     wanted = [[[e % STORED, f], [e % STORED, f + 1]] for e, f in (divmod(n, 2) for n in numbers)]
@@ -78,7 +78,7 @@ def test_random_access_to_more_episodes_than_23_bits_number(root: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_an_epoch_of_more_runs_than_23_bits_number(root: Path) -> None:
+def test_an_epoch_of_more_than_2_to_the_23_runs(root: Path) -> None:
     stream = SeqRecordIterableDataset(root, clip_len=2, batch_size=100, shuffle=False)
     state = stream.state_dict()
     stream.load_state_dict(state | {"batch": 2 * FIRST // 100})

@@ -1,4 +1,4 @@
-"""Large index files take no memory, wherever they come from, and a large dataset opens at once."""
+"""Large local or remote index files take no memory, and large datasets open fast."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SMALL = MapSizes(small=1000, block=30_000, piece=30_000)
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
-def test_the_bytes_and_their_checksum(local: LocalStorage, is_remote: bool) -> None:
+def test_bytes_and_checksum_of_mapped_files(local: LocalStorage, is_remote: bool) -> None:
     storage: Storage = StorageWrapper(local) if is_remote else local
     for size, checksum in itertools.product((0, 1, 1000, 1001, 60_000, 100_000), (True, False)):
         found = map_file(storage, PATH, size, checksum=checksum, sizes=SMALL)
@@ -53,7 +53,7 @@ def test_the_bytes_and_their_checksum(local: LocalStorage, is_remote: bool) -> N
         assert found.crc32c == (crc32c(DATA[:size]) if checksum else None)
     with pytest.raises(NotFoundError, match="nothing"):
         map_file(storage, "records/nothing", len(DATA), checksum=True, sizes=SMALL)
-    for size in (50_000, 1000):  # a file that is shorter than it was
+    for size in (50_000, 1000):  # a truncated file
         os.truncate(local.root / PATH, size // 2)
         with pytest.raises(StorageError, match=r"ended early.*/dataset/"):
             map_file(storage, PATH, size, checksum=True, sizes=SMALL)
@@ -62,7 +62,7 @@ def test_the_bytes_and_their_checksum(local: LocalStorage, is_remote: bool) -> N
 def test_a_copy_is_read_once_and_leaves_no_file(
     local: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without room for it, the bytes are kept in memory."""
+    """Without disk space for it, the bytes are kept in memory."""
     before = list(tmp_path.iterdir())
     for folder in (tmp_path, tmp_path / "nowhere"):
         monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -73,7 +73,7 @@ def test_a_copy_is_read_once_and_leaves_no_file(
         assert (found.data.tobytes(), found.crc32c) == (DATA, crc32c(DATA))
 
 
-def test_blocks_are_checked_as_the_whole_is(tmp_path: Path) -> None:
+def test_errors_in_any_block_are_found(tmp_path: Path) -> None:
     write_big_index(tmp_path, episodes=40, frames=33, chunk_frames=4)
     manifest, index = loaded(tmp_path)
     sizes = [file.size for file in manifest.record_files]
@@ -103,16 +103,16 @@ def test_blocks_are_checked_as_the_whole_is(tmp_path: Path) -> None:
         assert (caught.value.got, caught.value.file) == (f"row {row}", "chunks0")
 
 
-# A file that is cut while it is in use
+# Files truncated while in use
 
 _CUT = """
 import os, pickle, sys
 import seqrecord
 
-root, what = sys.argv[1:]
+root, kind = sys.argv[1:]
 dataset = seqrecord.open(root)
 pipe = seqrecord.SeqRecordPipe(root, clip_len=2, shuffle=False)
-if what == "index":
+if kind == "index":
     paths = [file.path for file in dataset.contents.manifest.index.values()]
 else:
     paths = [file.path for file in dataset.contents.manifest.record_files]
@@ -128,7 +128,7 @@ for use in (lambda: list(pipe), lambda: pickle.loads(pickle.dumps(dataset))):
 
 
 @pytest.mark.parametrize(
-    ("what", "expected"),
+    ("kind", "expected"),
     [
         pytest.param(
             *("index", ["fine", "FormatError an index file has a wrong length"]),
@@ -137,11 +137,11 @@ for use in (lambda: list(pipe), lambda: pickle.loads(pickle.dumps(dataset))):
         ("records", ["StorageError the file ended early", "fine"]),
     ],
 )
-def test_a_file_that_is_cut_under_an_open_dataset_is_an_error(
-    tmp_path: Path, what: str, expected: list[str]
+def test_a_truncated_file_of_an_open_dataset_is_an_error(
+    tmp_path: Path, kind: str, expected: list[str]
 ) -> None:
     write_small(tmp_path / "dataset")
-    ran = run_code(_CUT, tmp_path / "dataset", what)
+    ran = run_code(_CUT, tmp_path / "dataset", kind)
     assert ran.returncode == 0, ran.stderr  # -7 is SIGBUS
     for line, beginning in zip(ran.stdout.splitlines(), expected, strict=True):
         assert line.startswith(beginning)
@@ -168,7 +168,7 @@ if kind == "remote":
 before, seconds = status("VmRSS"), []
 open("/proc/self/clear_refs", "w").write("5")  # the peak counts from here
 for _ in range(3):
-    # Of all threads, each a core at most: a busy machine makes a process wait, not work.
+    # CPU time of all threads: a busy machine makes a process wait, not work.
     begin = time.process_time()
     dataset = seqrecord.open(location)
     seconds.append(time.process_time() - begin)
@@ -180,7 +180,7 @@ peak = status("VmHWM") - before
 storage = location if kind == "remote" else open_storage(location)
 files = [(file.path, file.size) for file in storage.files("index")]
 begin = time.perf_counter()
-for path, size in files:  # what fetching the index's bytes alone takes
+for path, size in files:  # the time to fetch the index's bytes alone
     starts = range(0, size, 4 << 20)
     ranges = [ByteRange(start, min(start + (4 << 20), size)) for start in starts]
     storage.read_ranges(path, ranges, [memoryview(bytearray(r.stop - r.start)) for r in ranges])
@@ -196,14 +196,14 @@ def test_a_hundred_million_frames_open_at_once(tmp_path: Path) -> None:
     assert sum(file.size for file in manifest.index.values()) > 300_000_000
     for kind in ("local", "remote"):
         seconds = []
-        for _ in range(3):  # the best counts: other processes may take time of a run
+        for _ in range(3):  # the best of three: other processes may slow down a run
             command = [sys.executable, "-c", _OPEN, str(tmp_path), kind]
             ran = subprocess.run(command, capture_output=True, text=True, timeout=100)
             assert ran.returncode == 0, ran.stderr
             found = json.loads(ran.stdout)
             assert found["megabytes"] <= 200, found
             seconds.append((found["seconds"], found["plain"]))
-            if found["seconds"] <= max(2, 3 * found["plain"]):  # a busy machine is slow at both
+            if found["seconds"] <= max(2, 3 * found["plain"]):  # a busy machine slows down both
                 break
         else:
             pytest.fail(f"opened, and fetched alone, in {seconds} seconds")

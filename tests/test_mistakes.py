@@ -1,4 +1,4 @@
-"""What users get wrong first: the error names the file, what was expected, and what came."""
+"""Common mistakes: errors name the file, the expected value and the actual one."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_arguments_and_states_of_loaders(path: Path) -> None:
         SeqRecordPipe(path, 3)  # type: ignore[call-arg]
     for loader in LOADERS:
         message = rf"{loader.__name__} streams clips.*SeqRecordMapDataset"
-        with pytest.raises(TypeError, match=message):  # a stream is no list
+        with pytest.raises(TypeError, match=message):  # a stream has no random access
             _ = loader(path, clip_len=3)[0]
     for state, message in STATES:
         with pytest.raises(StateError, match=message):
@@ -90,7 +90,7 @@ def test_arguments_and_states_of_loaders(path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["set/00", 0, None])
-def test_a_key_that_is_not_there(key: Any, path: Path) -> None:
+def test_an_unknown_episode_key(key: Any, path: Path) -> None:
     episodes = seqrecord.open(path).episodes
     with pytest.raises(EpisodeKeyError) as caught:
         _ = episodes[key]
@@ -105,7 +105,7 @@ def test_a_key_that_is_not_there(key: Any, path: Path) -> None:
         _ = episodes["set/0"]["id"]  # type: ignore[index]
 
 
-def test_a_wrong_place(path: Path, tmp_path: Path) -> None:
+def test_locations_without_a_dataset(path: Path, tmp_path: Path) -> None:
     record = next((path / "records").glob("*.seqrec"))
     (tmp_path / "empty").mkdir()
     for place, why in [
@@ -124,7 +124,7 @@ def test_a_wrong_place(path: Path, tmp_path: Path) -> None:
 # Frames, metadata and statistics
 
 
-def test_frames_and_metadata_that_are_none(tmp_path: Path) -> None:
+def test_invalid_frames_and_metadata(tmp_path: Path) -> None:
     frame, nothing = {"x": np.zeros(3)}, r"None.*leave the feature out.*feature: image"
     wrong: list[tuple[Any, type[Exception], str]] = [
         (np.zeros(3), FrameError, r"frame is not a dict; episode: b; .* got: ndarray"),
@@ -149,7 +149,7 @@ def test_frames_and_metadata_that_are_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["episode", "start", "intrinsics", "crop"])
-def test_a_feature_with_the_name_of_a_column_names_rename(tmp_path: Path, name: str) -> None:
+def test_a_feature_named_like_a_column_needs_rename(tmp_path: Path, name: str) -> None:
     written(tmp_path, {name: np.zeros((3, 3)), "image": np.zeros((8, 8, 3), np.uint8)})
     crop = seqrecord.RandomCrop((4, 4)) if name in ("intrinsics", "crop") else None
     options: dict[str, Any] = {"clip_len": 1, "clip_transform": crop}
@@ -159,7 +159,7 @@ def test_a_feature_with_the_name_of_a_column_names_rename(tmp_path: Path, name: 
     assert f"my_{name}" in next(iter(pipe))
 
 
-def test_statistics_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_statistics(tmp_path: Path) -> None:
     frame = {"x": np.zeros(3), "note": "text", "image": np.zeros((16, 24, 3), np.uint8)}
     without = written(tmp_path / "without", frame, statistics=False)
     statistics = seqrecord.open(without).statistics
@@ -176,7 +176,7 @@ def test_statistics_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(StatisticsKeyError, match="feature; feature: note; expected: x, image"):
         _ = statistics["note"]
 
-    import torch  # and not where tests start a process of this module
+    import torch  # here, since subprocesses import this module
 
     image = torch.zeros(2, 16, 24, 3)
     assert statistics["image"].normalize(image).shape == image.shape
@@ -185,7 +185,7 @@ def test_statistics_that_are_not_there(tmp_path: Path) -> None:
             statistics["image"].normalize(wrong)
 
 
-# Places on a local disk that cannot be written to, or that hold what they should not
+# Local folders without write access or with unexpected files
 
 
 def write_numbers(folder: Path, mode: Any = "create") -> None:
@@ -221,7 +221,7 @@ def test_files_and_links_in_place_of_folders(tmp_path: Path, mode: str) -> None:
     for name in ("manifest.json", "records", "index"):
         (tmp_path / f"link-{name}").mkdir()
         (tmp_path / f"link-{name}" / name).symlink_to(tmp_path / "other" / name)
-        # A writer reads the manifest first: without one, nothing else is looked at to append.
+        # A writer reads the manifest first: without one, an append checks nothing else.
         why = "no dataset to append to" if (name, mode) == ("index", "append") else "leads out"
         with pytest.raises(StorageError, match=why):
             write_numbers(tmp_path / f"link-{name}", mode)
@@ -270,7 +270,7 @@ print(json.dumps([full, failures, list(lengths_of(folder))]))
 
 
 def test_a_full_disk_and_a_read_only_one(tmp_path: Path) -> None:
-    """What was committed stays, and what had ended is brought in when there is room again."""
+    """Committed episodes stay; ended ones are added by a resume after space is freed."""
     unshare = shutil.which("unshare") or "unshare"
     mount = 'mount -t tmpfs -o size=256k tmpfs "$1" || exit 77; exec "$0" -c "$2" "$1"'
     words = [unshare, "-m", "sh", "-c", mount, sys.executable, str(tmp_path), FULL_THEN_READ_ONLY]
@@ -293,7 +293,7 @@ def test_a_full_disk_and_a_read_only_one(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As whoever is not root finds it."""
+    """As for a user without root privileges."""
     real = os.open
 
     def refuse(path: Any, flags: int, *args: Any, **options: Any) -> int:
@@ -322,7 +322,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_originals_in_place_of_a_dataset(originals: Path, tmp_path: Path) -> None:
-    """The remedy is an index or a dataset of them, never the removal of the user's folder."""
+    """The remedy is an index or a conversion, never the removal of the user's folder."""
     for command in EDITS:
         message = fail(*command.replace("{}", str(originals)).split())
         assert f"file: {originals}" in message
@@ -344,7 +344,7 @@ def test_originals_in_place_of_a_dataset(originals: Path, tmp_path: Path) -> Non
             seqrecord.convert(wrong, tmp_path / "records")
     (tmp_path / "records").mkdir()
     (tmp_path / "records" / "00000-x.seqrec").write_bytes(b"x")
-    message = fail("clean", tmp_path)  # of an interrupted write
+    message = fail("clean", tmp_path)  # a file of an interrupted write
     assert "--resume" in message
     assert "remove" not in message
 
@@ -360,7 +360,7 @@ def test_paths_that_are_not_utf_8(originals: Path, tmp_path: Path) -> None:
     assert seqrecord.open(tmp_path / "records").num_frames == 4
 
 
-# Numbers that are none, too large, or of another kind: an error of ours that shows what came
+# NaN, too large numbers and wrong types raise our errors, with the actual value
 
 _HUGE = 10**5000  # too large for a float, and for Python to print
 _NUMBERS: dict[str, Any] = {
@@ -389,9 +389,9 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _pipe(**settings: Any) -> Callable[[Path, Any], Any]:
     def make(records: Path, value: Any) -> Any:
-        these = {name: make(value) for name, make in settings.items()}
+        given = {name: make(value) for name, make in settings.items()}
         return seqrecord.SeqRecordPipe(
-            records, **{"clip_len": 2, "features": ["image_left", "pose"], **these}
+            records, **{"clip_len": 2, "features": ["image_left", "pose"], **given}
         )
 
     return make
@@ -424,9 +424,9 @@ _TAKE: dict[str, Callable[[Path, Any], Any]] = {
 
 
 @pytest.mark.parametrize("take", list(_TAKE))
-def test_a_number_that_is_none_is_refused(take: str, records: Path) -> None:
+def test_invalid_numbers_are_refused(take: str, records: Path) -> None:
     for name, value in _NUMBERS.items():
-        if take == "weights" and name in ("huge", "large", "fraction"):  # which are ratios
+        if take == "weights" and name in ("huge", "large", "fraction"):  # valid ratios
             assert _TAKE[take](records, value).shares == {"a": 1}
             continue
         with pytest.raises(seqrecord.SeqRecordError) as caught:

@@ -1,4 +1,4 @@
-"""Mounts: a real one through FUSE, and a plain folder that is said to be one."""
+"""Mounts: a real one through FUSE, and a plain folder opened as one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.storage_contract import DATA, PATH, StorageContract, get, put
 MakeMount = Callable[..., Mount]
 
 
-class TestAFolderSaidToBeAMount(StorageContract):
+class TestAFolderOpenedAsAMount(StorageContract):
     make = staticmethod(MountStorage)
 
 
@@ -39,7 +39,7 @@ class TestFewHandles(StorageContract):
 
 @pytest.fixture(scope="module")
 def folders(azurite: Azurite, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Iterator[Path]]:
-    """Folders of one mount that are not there yet."""
+    """New folders of one mount."""
     need_mount()
     folder = tmp_path_factory.mktemp("mount")
     mounted = Mount(azurite, azurite.new_container(), folder, writable=True)
@@ -61,8 +61,8 @@ class TestAWritableMount(StorageContract):
 # Handles
 
 
-class Opened:
-    """Opens any file, and keeps what was read through each handle."""
+class RecordedHandles:
+    """Opens any file, and records the reads of each handle."""
 
     def __init__(self) -> None:
         self.reads: dict[Handle, list[tuple[int, int]]] = {}
@@ -79,7 +79,7 @@ class Opened:
 
 @pytest.mark.parametrize("threads", [1, 8])
 def test_each_handle_is_read_front_to_back(threads: int) -> None:
-    opened, streams = Opened(), HandlePool(limit=100)
+    opened, streams = RecordedHandles(), HandlePool(limit=100)
     cursors = [(f"file {i % 3}", i * 1000 << 20) for i in range(12)]
     barrier = threading.Barrier(threads)
 
@@ -100,15 +100,15 @@ def test_each_handle_is_read_front_to_back(threads: int) -> None:
     streams.drop()
 
 
-def test_reads_of_one_handle_wait_for_their_turn() -> None:
-    streams, opened = HandlePool(limit=10), Opened()
-    inside, go_on = threading.Event(), threading.Event()
+def test_reads_of_one_handle_run_in_order() -> None:
+    streams, opened = HandlePool(limit=10), RecordedHandles()
+    inside, may_continue = threading.Event(), threading.Event()
     order = []
 
     def first() -> None:
         with streams.take("a", 0, 10, opened.open):
             inside.set()
-            go_on.wait()
+            may_continue.wait()
             order.append(0)
 
     def later(number: int) -> None:
@@ -122,9 +122,9 @@ def test_reads_of_one_handle_wait_for_their_turn() -> None:
         threads.append(threading.Thread(target=later, args=(number,)))
         threads[-1].start()
         wait_for(lambda n=number: streams.places == [("a", n * 10 + 10)])  # type: ignore[misc]
-    with streams.take("a", 5, 6, opened.open):  # behind them: a handle of its own
+    with streams.take("a", 5, 6, opened.open):  # before them: a separate handle
         assert order == []
-    go_on.set()
+    may_continue.set()
     for thread in threads:
         thread.join()
     assert order == [0, 1, 2, 3]
@@ -132,8 +132,8 @@ def test_reads_of_one_handle_wait_for_their_turn() -> None:
     streams.drop()
 
 
-def test_the_least_recently_used_handle_makes_room() -> None:
-    streams, opened = HandlePool(limit=2), Opened()
+def test_the_least_recently_used_handle_is_closed() -> None:
+    streams, opened = HandlePool(limit=2), RecordedHandles()
     for path in ("a", "b", "a", "c"):
         opened.read(streams, path, 0 if path != "a" else len(opened.reads), 1)
     assert streams.places == [("a", 1), ("c", 1)]
@@ -148,7 +148,7 @@ def _open_below(folder: Path) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_handles_are_closed_in_the_end_and_a_forked_child_opens_its_own(tmp_path: Path) -> None:
+def test_close_closes_handles_and_a_forked_child_opens_its_own(tmp_path: Path) -> None:
     storage = MountStorage(tmp_path, max_handles=3)
     for number in range(5):
         put(storage, f"records/{number}", DATA)
@@ -174,7 +174,7 @@ def _failing(number: int) -> Callable[..., Any]:
     return fail
 
 
-def test_what_may_pass_is_transient_and_the_file_is_opened_anew(
+def test_after_a_transient_error_the_file_is_reopened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = MountStorage(tmp_path)
@@ -199,7 +199,7 @@ def test_what_may_pass_is_transient_and_the_file_is_opened_anew(
     storage.close()
 
 
-def test_faults_of_lists_and_of_what_is_unfinished_are_told_apart_too(
+def test_errors_of_lists_and_unfinished_uploads_are_transient(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = MountStorage(tmp_path)
@@ -215,7 +215,7 @@ def test_faults_of_lists_and_of_what_is_unfinished_are_told_apart_too(
 
 
 @pytest.mark.parametrize("closing_fails", [False, True])
-def test_a_mount_that_cannot_be_written_to_says_so(
+def test_a_mount_without_write_cache_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closing_fails: bool
 ) -> None:
     storage = MountStorage(tmp_path / "dataset")
@@ -269,7 +269,7 @@ def test_mounts_are_found_in_the_kernels_table(tmp_path: Path) -> None:
         table = f"30 22 0:40 / /mnt/data rw,relatime shared:1 - {kind} from rw"
         found = find_remote_mount("/mnt/data/set", table=table)
         assert found == ("/mnt/data" if kind in remote.split() else None), kind
-    assert find_remote_mount(tmp_path) is None  # this folder, by the table of this machine
+    assert find_remote_mount(tmp_path) is None  # by this machine's table
     assert find_remote_mount("/proc/self") is None
 
 
@@ -278,12 +278,12 @@ def test_mounts_are_found_in_the_kernels_table(tmp_path: Path) -> None:
 
 @pytest.fixture
 def stored(azurite: Azurite, container: str) -> str:
-    """The container, which holds `DATA`."""
+    """A container with `DATA`."""
     azurite.put(container, f"dataset/{PATH}", DATA)
     return container
 
 
-def test_a_mount_is_found_and_read_and_says_how_to_write(
+def test_a_mount_is_found_and_read_and_errors_suggest_a_url(
     azurite: Azurite, stored: str, mount: MakeMount
 ) -> None:
     mounted = mount(azurite, stored)
@@ -324,7 +324,7 @@ def test_what_is_written_reaches_the_container(
             names = list(client.get_container_client(container).list_blob_names())
         found = {}
         for name in names:
-            with contextlib.suppress(ResourceNotFoundError):  # it has got its other name meanwhile
+            with contextlib.suppress(ResourceNotFoundError):  # renamed meanwhile
                 found[name] = azurite.get(container, name)
         return found
 
@@ -335,7 +335,7 @@ def test_what_is_written_reaches_the_container(
 LONG = np.random.default_rng(1).bytes(3_000_000)  # more than the kernel reads ahead
 
 
-def test_a_dead_mount_is_transient_until_it_is_back(
+def test_errors_of_a_dead_mount_are_transient_until_its_restart(
     azurite: Azurite, container: str, mount: MakeMount
 ) -> None:
     azurite.put(container, PATH, LONG)
@@ -351,7 +351,7 @@ def test_a_dead_mount_is_transient_until_it_is_back(
     mounted.close()
     for action in (
         lambda: get(storage, PATH, 10, 20),
-        lambda: storage.files("records"),  # and no empty list
+        lambda: storage.files("records"),  # not an empty list
         lambda: storage.unfinished("records"),
         lambda: storage.read_whole("manifest.json", 1000),
     ):

@@ -1,4 +1,4 @@
-"""Numbers that stand for a text in a table of their own data set: the text is stored."""
+"""Numbers of texts in a table of the original: the text is stored."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ STEPS = {0: "approach", 1: "grasp"}
 
 
 def with_tasks(root: Path, tasks: Mapping[int, str]) -> list[str]:
-    """Change the table of the tasks. Returns the text of each row."""
+    """Replace the table of tasks; returns the text of each row."""
     table = pa.table({"task_index": list(tasks), "task": list(tasks.values())})
     pq.write_table(table, root / "meta/tasks.parquet")
     return [tasks[number] for number in pq.read_table(root / ROWS)["task_index"].to_pylist()]
 
 
 def with_column(root: Path, name: str, numbers: list[int]) -> None:
-    """A column of numbers more."""
+    """Add a column of numbers."""
     rewrite(root / ROWS, lambda table: table.append_column(name, pa.array(numbers)))
     features = json.loads((root / "meta/info.json").read_text())["features"]
     number = {"dtype": "int64", "shape": [1], "names": None}
@@ -41,7 +41,7 @@ def with_column(root: Path, name: str, numbers: list[int]) -> None:
 
 
 def texts(dataset: seqrecord.Dataset, name: str) -> dict[str, list[str]]:
-    """What each frame of each episode says."""
+    """The texts of each episode's frames."""
     return {key: list(episode[:][name]) for key, episode in dataset.episodes.items()}
 
 
@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def packed(folder: Path) -> dict[str, dict[str, list[str]]]:
-    """Two data sets in `folder` that number their tasks otherwise, and the tasks of frames."""
+    """Tasks of the frames of two datasets in `folder` with different task numbers."""
     wanted = {}
     for name, tasks in (("cube", CUBE), ("towel", TOWEL)):
         root = unpack(folder / f"{name}-source")
@@ -68,7 +68,7 @@ def packed(folder: Path) -> dict[str, dict[str, list[str]]]:
     return wanted
 
 
-def test_merged_data_sets_keep_their_tasks(
+def test_merged_datasets_keep_their_tasks(
     folder: Path, tmp_path: Path, packed: dict[str, dict[str, list[str]]]
 ) -> None:
     merge_datasets([folder / "cube", folder / "towel"], tmp_path / "all")
@@ -76,7 +76,7 @@ def test_merged_data_sets_keep_their_tasks(
         assert "task_index" not in dataset.features
         merged = texts(dataset, "task")
         assert merged == packed["cube"] | packed["towel"]
-    # An export numbers the tasks of both anew.
+    # An export renumbers the tasks of both.
     exported = to_lerobot(tmp_path / "all", tmp_path / "exported")
     table = pq.read_table(exported / "meta/tasks.parquet").to_pydict()
     [column] = [name for name in table if name != "task_index"]
@@ -86,7 +86,7 @@ def test_merged_data_sets_keep_their_tasks(
     assert [named[number] for number in numbers] == [t for tasks in merged.values() for t in tasks]
 
 
-def test_mixed_data_sets_keep_their_tasks(
+def test_mixed_datasets_keep_their_tasks(
     folder: Path, packed: dict[str, dict[str, list[str]]]
 ) -> None:
     mix = seqrecord.SeqRecordMix(
@@ -110,15 +110,15 @@ def test_subtasks(tmp_path: Path) -> None:
     root = unpack(tmp_path)
     numbers = [i % 2 for i in range(15)]
     with_column(root, "subtask_index", numbers)
-    assert "subtask_index" in open_source(root).schema()  # a number that leads nowhere
+    assert "subtask_index" in open_source(root).schema()  # no table of subtasks
     table = pa.table({"subtask_index": list(STEPS), "subtask": list(STEPS.values())})
     pq.write_table(table, root / "meta/subtasks.parquet")
     source = open_source(root)
     assert "subtask_index" not in source.schema()
     seqrecord.convert(source, tmp_path / "records", workers=1)
     with seqrecord.open(tmp_path / "records") as dataset:
-        said = [text for frames in texts(dataset, "subtask").values() for text in frames]
-    assert said == [STEPS[number] for number in numbers]
+        found = [text for frames in texts(dataset, "subtask").values() for text in frames]
+    assert found == [STEPS[number] for number in numbers]
     rewrite(
         root / ROWS,
         lambda rows: rows.set_column(
@@ -133,7 +133,7 @@ def test_annotations_of_gr00t(tmp_path: Path) -> None:
     root, name = unpack(tmp_path), "annotation.human.validity"
     with_tasks(root, {**CUBE, 2: "valid"})
     with_column(root, name, [2] * 14 + [0])
-    assert str(open_source(root).schema()[name]) == f"{name}: int64 []"  # LeRobot knows no such
+    assert str(open_source(root).schema()[name]) == f"{name}: int64 []"  # not defined by LeRobot
     (root / "meta/modality.json").write_text(json.dumps({"annotation": {"human.validity": {}}}))
     source = open_source(root, features=("action", name))
     assert str(source.schema()[name]) == f"{name}: text"
@@ -143,8 +143,8 @@ def test_annotations_of_gr00t(tmp_path: Path) -> None:
     assert [frame[name] for frame in frames] == ["valid"] * 14 + ["pick the cube"]
 
 
-def test_a_number_of_a_task_is_not_exported(tmp_path: Path) -> None:
-    """It would be replaced by another number, in silence."""
+def test_a_stored_task_number_is_not_exported(tmp_path: Path) -> None:
+    """It would be silently replaced by another number."""
     with (
         seqrecord.SeqRecordWriter(tmp_path / "records") as writer,
         writer.episode("a", fps=10) as episode,

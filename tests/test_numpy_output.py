@@ -1,4 +1,4 @@
-"""`output="numpy"`: equal clips, as arrays that keep the memory of batches as tensors do."""
+"""`output="numpy"`: the same clips as arrays, which keep a batch's memory like tensors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ARRAYS = partial(seqrecord.collate, output="numpy")
 
 
 def check_same(value: Any, tensor: Any) -> None:
-    """Assert that a value is the NumPy form of what comes as tensors."""
+    """Assert that a value is the NumPy form of tensors."""
     if isinstance(tensor, torch.Tensor):
         assert type(value) is np.ndarray
         assert value.flags.writeable
@@ -62,8 +62,8 @@ def numbered(path: Path, **options: Any) -> Iterator[Any]:
     yield from clips.__getitems__([0, 4])
 
 
-def test_equal_to_tensors(path: Path) -> None:
-    """And so is a state of either."""
+def test_arrays_equal_tensors(path: Path) -> None:
+    """Including states, which are interchangeable."""
     crop: dict[str, Any] = {"clip_transform": {"image": [seqrecord.RandomCrop(4)]}}
     loaders = [*streams(path), SeqRecordPipe(path, batch_size=2, **CLIPS, **crop)]
     same = [
@@ -108,7 +108,7 @@ def test_memory_is_free_after_the_last_view(path: Path, workers: int) -> None:
                 np.testing.assert_array_equal(row, copy)
                 row[...] = 0
                 del row
-    assert len(seen) < 20, "of 38 batches: memory is used again"
+    assert len(seen) < 20, "of 38 batches: memory is reused"
     for batch in stream:
         assert (batch["id"] >= 0).all()
         assert (batch["image"].any(axis=(1, 2, 3, 4))).all()
@@ -133,7 +133,7 @@ def test_workers_send_shared_memory(path: Path) -> None:
         batch["image"][0, 0] += 1
 
 
-def test_a_data_loader_that_makes_tensors(path: Path) -> None:
+def test_a_data_loader_that_would_make_tensors_is_an_error(path: Path) -> None:
     pipe = SeqRecordPipe(path, batch_size=4, output="numpy", **CLIPS)
     single = SeqRecordPipe(path, output="numpy", **CLIPS)
     clips: Any = SeqRecordMapDataset(path, output="numpy", **CLIPS)
@@ -180,6 +180,6 @@ def test_several_jax_processes_need_a_rank(path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert len(list(pipe)) == len(list(given)) < len(list(whole))
-    monkeypatch.setenv("RANK", "0")  # of another launcher
+    monkeypatch.setenv("RANK", "0")  # from another launcher
     with pytest.raises(ClipError, match="got: rank 0 of 2, and JAX process 1 of 2"):
         next(iter(pipe))

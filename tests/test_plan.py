@@ -69,7 +69,7 @@ def case_of(*lengths: int, spec: ClipSpec = CLIP) -> Case:
     return Case(lengths, (8,) * count, spec, tuple(range(count)), frozenset())
 
 
-def abandonedfactory(spec: ClipSpec, chosen: PlanSettings) -> Request:
+def abandonedfactory_request(spec: ClipSpec, chosen: PlanSettings) -> Request:
     return Request(case_of(*ABANDONEDFACTORY, spec=spec), chosen, 0, 1)
 
 
@@ -88,7 +88,7 @@ def test_order_differs_by_seed_and_epoch_also_in_one_episode() -> None:
 @pytest.mark.parametrize(
     ("spec", "chosen", "frames"),
     [
-        (ClipSpec(16), CHOSEN, 24),  # a block of 8 starts, 15 frames behind the last, 1 to fill up
+        (ClipSpec(16), CHOSEN, 24),  # a block of 8 starts, 15 frames after the last, 1 to fill up
         (ClipSpec(16), replace(CHOSEN, block_frames=16), 32),
         (ClipSpec(16), replace(CHOSEN, block_frames=1), 23),  # start 1: up to 16, so 1..23
         (ClipSpec(16, stride=16), CHOSEN, 16),
@@ -96,8 +96,8 @@ def test_order_differs_by_seed_and_epoch_also_in_one_episode() -> None:
         (ClipSpec(16, stride=2, dilation=2), CHOSEN, 20),  # every second frame of 8 + 31, filled up
     ],
 )
-def test_the_bound_is_reached(spec: ClipSpec, chosen: PlanSettings, frames: int) -> None:
-    request = abandonedfactory(spec, chosen)
+def test_the_bound_of_frames_is_tight(spec: ClipSpec, chosen: PlanSettings, frames: int) -> None:
+    request = abandonedfactory_request(spec, chosen)
     plan = request.plan()
     assert plan.groups[0].max_resident_frames == frames * 38
     assert request.run(plan).groups[0].most_frames > 0.85 * frames * 38
@@ -115,13 +115,13 @@ def test_frames_that_no_clip_uses_are_not_loaded() -> None:
 
 
 def test_cursors_finish_together() -> None:
-    plan = abandonedfactory(ClipSpec(16), CHOSEN).plan()
+    plan = abandonedfactory_request(ClipSpec(16), CHOSEN).plan()
     clips = [len(np.unique(work.clips.cursor)) for work in plan.rounds()]
     assert min(clips) >= 20  # of 38: some are between two runs
     assert np.mean(clips) > 35
 
 
-def test_a_round_may_hold_many_short_episodes() -> None:
+def test_a_round_may_have_many_short_episodes() -> None:
     case = case_of(*[20] * 600)
     chosen = PlanSettings(batch_size=8, num_cursors=4, block_frames=2000, run_frames=None)
     request = Request(case, chosen, 0, 1)
@@ -131,7 +131,7 @@ def test_a_round_may_hold_many_short_episodes() -> None:
     assert len(list(plan.rounds())) < 12
 
 
-def test_fewer_clips_than_parts() -> None:
+def test_fewer_clips_than_shards() -> None:
     case = case_of(17)
     plans = shards(Request(case, PlanSettings(), 0, 3))
     assert [(plan.num_clips, plan.num_repeated) for plan in plans] == [(1, 1), (1, 0), (1, 0)]
@@ -144,8 +144,8 @@ def test_fewer_clips_than_parts() -> None:
     assert sum(plan.num_batches for plan in shards(Request(case_of(19), few, 0, 3))) == 1
 
 
-def test_a_single_cursor_of_clips_far_longer_than_its_blocks() -> None:
-    """Each clip overlaps all others, however long it is: the order is the same."""
+def test_one_cursor_with_clips_far_longer_than_its_blocks() -> None:
+    """Each clip overlaps all others; the order does not depend on its length."""
     chosen = PlanSettings(batch_size=8, num_cursors=1, block_frames=100, run_frames=None)
     orders = []
     tracemalloc.start()
@@ -163,7 +163,7 @@ def test_a_single_cursor_of_clips_far_longer_than_its_blocks() -> None:
     assert peak < 20e6
 
 
-def test_refuses_what_is_not_there() -> None:
+def test_invalid_batches_settings_and_shards() -> None:
     plan = Request(case_of(19), PlanSettings(batch_size=4), 0, 1).plan()
     for batch in (-1, 2):
         with pytest.raises(IndexError, match=r"not in \[0, 1\]"):
@@ -179,12 +179,12 @@ def test_refuses_what_is_not_there() -> None:
 
 
 @pytest.mark.parametrize("spec", [ClipSpec(16), ClipSpec(16, stride=16, phase=5)])
-def test_a_million_clips_are_planned_quickly_and_small(spec: ClipSpec) -> None:
+def test_a_million_clips_are_planned_in_little_time_and_memory(spec: ClipSpec) -> None:
     lengths = [15 + 1000 * spec.stride] * 1000
     episodes = episode_table(lengths, [8] * 1000)
     tracemalloc.start()
     try:
-        started = time.thread_time()  # however long it waits for a core
+        started = time.thread_time()  # without waiting for a core
         table = enumerate_clips(spec, episodes, np.arange(1000))
         plan = EpochPlan(table, episodes, CHOSEN)
         planned = time.thread_time()

@@ -1,4 +1,4 @@
-"""Which format lies at a path, formats of other packages, and what the errors list."""
+"""Detection of formats, formats of other packages, storage layers, and errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DATASET, *BUILT_IN = format_names()
 
 @dataclass(frozen=True)
 class Numbers:
-    """One episode: `numbers.txt`, a number a line. `base` is added."""
+    """One episode: `numbers.txt`, one number per line. `base` is added."""
 
     root: Path
     features: Sequence[str] | None = None
@@ -76,7 +76,7 @@ SAME = SourceFormat("same", "numbers.txt, too", Numbers)
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Installs a package whose entry points are the given ones: name to object."""
+    """Installs a package with the given entry points: name to object."""
     site = tmp_path / "site"
     monkeypatch.syspath_prepend(str(site))
 
@@ -129,7 +129,7 @@ def test_a_named_format_is_the_only_one_tried(tmp_path: Path) -> None:
         TartanAirSource("az://container/tartanair")
 
 
-def test_an_unknown_folder_lists_what_was_tried(tmp_path: Path, install: Install) -> None:
+def test_the_error_of_an_unknown_folder_lists_all_formats(tmp_path: Path, install: Install) -> None:
     install(numbers="tests.test_registry:NUMBERS", broken="tests.no_such_module:FORMAT")
     folder = tmp_path / "unknown"
     folder.mkdir()
@@ -167,13 +167,13 @@ def test_another_package_adds_a_format(numbers: Path, install: Install) -> None:
     write("--format", "numbers", "--source-option", "base=10", *out)
     with seqrecord.open(numbers / "out") as dataset:
         np.testing.assert_array_equal(dataset.episodes["numbers"][:]["number"], [13, 15, 18])
-    for options, code, says in (
+    for options, code, message in (
         (("--source-option", "cameras=left"), 2, "cameras is not valid; use --cameras"),
         (("--map", "image"), 2, "expected FEATURE=PATH"),
         (("--map", "image=a", "--map", "image=b"), 2, "two paths for image"),
         (("--map", "image=a"), 1, "the format numbers has no option map"),
     ):
-        assert says in write(*options, code=code).stderr
+        assert message in write(*options, code=code).stderr
 
 
 def test_a_folder_that_fits_two_formats_is_ambiguous(numbers: Path, install: Install) -> None:
@@ -186,7 +186,7 @@ def test_a_folder_that_fits_two_formats_is_ambiguous(numbers: Path, install: Ins
     assert isinstance(open_source(numbers, format="same"), Numbers)
 
 
-def test_formats_of_others_that_cannot_be_used(numbers: Path, install: Install) -> None:
+def test_unusable_formats_of_other_packages(numbers: Path, install: Install) -> None:
     install(
         gone="tests.no_such_module:FORMAT",
         function="tests.test_registry:install",
@@ -197,15 +197,13 @@ def test_formats_of_others_that_cannot_be_used(numbers: Path, install: Install) 
         with pytest.raises(SourceError, match=f"cannot load the format {name} of another package"):
             open_source(numbers, format=name)
     with pytest.raises(SourceError, match="no data in the format tartanair"):
-        open_source(numbers, format="tartanair")  # this package's own, whatever others say
+        open_source(numbers, format="tartanair")  # this package's format has priority
     install("second", gone="tests.test_registry:NUMBERS")
     with pytest.raises(SourceError, match="two packages add a format named gone"):
         open_source(numbers, format="gone")
 
 
-def test_a_package_that_is_not_there_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, file, package in (
         ("hdf5", "episode_0.hdf5", "h5py"),
         ("zarr", "a.zarr.zip", "zarr"),
@@ -214,7 +212,7 @@ def test_a_package_that_is_not_there_is_named(
         path.mkdir()
         (path / file).touch()
         monkeypatch.setitem(sys.modules, package, None)
-        source = open_source(path)  # it is found without the package
+        source = open_source(path)  # detected without the package
         assert source == open_source(path, format=name)
         with pytest.raises(MissingPackageError, match=f"extra `{name}`: pip install .*{package}"):
             source.schema()
@@ -223,8 +221,8 @@ def test_a_package_that_is_not_there_is_named(
 # Folders above datasets, and parts of datasets
 
 
-def test_a_place_above_datasets(tmp_path: Path, memory_url: str) -> None:
-    """Of LeRobot, also on a URL, of packed ones and of replay buffers."""
+def test_a_folder_of_several_datasets(tmp_path: Path, memory_url: str) -> None:
+    """LeRobot datasets, also on a URL, packed datasets and replay buffers."""
     pytest.importorskip("zarr")  # it needs Python 3.11
     places: dict[Any, str] = {}
     for version in ("v21", "v3"):
@@ -307,7 +305,7 @@ def test_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert layers(open_storage(http, {"backend": "fsspec"}))[-1] is FsspecStorage
     cached = open_storage(AZURE, cache_dir=tmp_path / "cache", cache_limit="1GiB")
     assert layers(cached) == [CachedStorage, *remote]
-    # A path in a remote mount is one.
+    # A path in a remote mount.
     table, works = f"30 22 0:40 / {tmp_path} rw - fuse blobfuse2 rw", Path.read_text
 
     def read_text(path: Path, *args: Any) -> str:
@@ -318,7 +316,7 @@ def test_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert layers(open_storage(tmp_path, {"mount": False})) == [LocalStorage]
 
 
-def test_the_backend_is_named_or_the_fastest_that_is_installed(
+def test_the_backend_is_the_chosen_or_the_fastest_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     key: dict[str, Any] = {"account_key": "a2V5"}
@@ -339,11 +337,11 @@ def test_the_backend_is_named_or_the_fastest_that_is_installed(
         monkeypatch.setitem(sys.modules, name, None)
     storage = azure(open_storage(AZURE, key))
     assert "FsspecReader" in repr(storage)
-    for use, says in (
+    for use, message in (
         (lambda: open_storage(AZURE, {"backend": "obstore"}), "obstore: pip install obstore;"),
         (lambda: storage.put("manifest.json", b"x", expected=None), "pip install obstore"),
     ):
-        with pytest.raises(LocationError, match=says) as caught:
+        with pytest.raises(LocationError, match=message) as caught:
             use()
         assert caught.value.__cause__ is None
 
@@ -387,9 +385,9 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-def test_options_that_will_not_do() -> None:
-    for url, options, says in OPTIONS:
-        with pytest.raises(LocationError, match=says) as caught:
+def test_options_that_are_invalid() -> None:
+    for url, options, message in OPTIONS:
+        with pytest.raises(LocationError, match=message) as caught:
             open_storage(url, options)
         assert SECRET not in str(caught.value)
         assert SECRET not in str(caught.value.__context__)
@@ -404,7 +402,7 @@ def test_options_are_split() -> None:
     assert split_options({"mount": None}, "")[0].given() == []
 
 
-def test_nothing_of_azure_is_imported_before_it_is_needed() -> None:
+def test_azure_packages_are_imported_on_first_use() -> None:
     code = (
         "import seqrecord, sys; seqrecord.storage.open_storage('https://acme.blob.core.windows.net"
         "/box/p', {'account_key': 'a2V5'}); "

@@ -1,4 +1,4 @@
-"""What is left of an epoch when the number of shards changes, against plans that were run."""
+"""Remaining clips of an epoch after the number of shards changes, against executed plans."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTINGS = PlanSettings(num_cursors=3, block_frames=8, batch_size=4)
 def plans_of(
     table: ClipTable, episodes: EpisodeTable, segment: EpochSegment, *, epoch: int, number: int
 ) -> list[EpochPlan]:
-    """Of all shards of a segment."""
+    """Plans of all shards of a segment."""
     given: Any = {"epoch": epoch, "segment": number}
     return [
         EpochPlan(table, episodes, segment.settings, shard=Shard(i, segment.num_shards), **given)
@@ -35,14 +35,14 @@ def plans_of(
 
 
 def batches_of(plan: EpochPlan, segment: EpochSegment) -> int:
-    """How many of its batches a shard has given."""
+    """Number of a shard's delivered batches."""
     return min(segment.batches[plan.shard.index % len(segment.batches)], plan.num_batches)
 
 
-def given_in(
+def delivered_clips(
     plans: list[EpochPlan], segment: EpochSegment, episodes: EpisodeTable, spec: ClipSpec
 ) -> Clips:
-    """What the shards have given; each plan is checked."""
+    """Delivered clips of the shards; each plan is checked."""
     found: Clips = Counter()
     for plan in plans:
         engine = Engine.of(plan, episodes, spec).finish()
@@ -58,7 +58,7 @@ def clips_of(table: ClipTable) -> Clips:
 
 @st.composite
 def chains(draw: st.DrawFn, first: PlanSettings) -> list[EpochSegment]:
-    """All segments but the first have settings of their own, as far as these are chosen."""
+    """Segments after the first may have other settings."""
     found = []
     for number in range(draw(st.integers(1, 3))):
         settings = first
@@ -70,7 +70,7 @@ def chains(draw: st.DrawFn, first: PlanSettings) -> list[EpochSegment]:
 
 
 @given(st.data(), requests())
-def test_nothing_is_lost_and_nothing_is_given_again(data: st.DataObject, request: Request) -> None:
+def test_no_clip_is_lost_or_repeated(data: st.DataObject, request: Request) -> None:
     case, epoch = request.case, request.epoch
     table, episodes, every = case.table, case.episodes, set(case.clips())
     earlier: Clips = Counter()
@@ -78,27 +78,27 @@ def test_nothing_is_lost_and_nothing_is_given_again(data: st.DataObject, request
     for number, segment in enumerate(data.draw(chains(request.settings))):
         size, most = segment.settings.batch_size or 1, table.num_clips // segment.num_shards
         if not number and segment.settings.drop_last and most < size:
-            return  # which is refused
+            return  # refused
         plans = plans_of(table, episodes, segment, epoch=epoch, number=number)
         workers = len(segment.batches)
         has = [max(plan.num_batches for plan in plans[i::workers]) for i in range(workers)]
         segment = replace(segment, batches=tuple(map(min, segment.batches, has)))
-        found = given_in(plans, segment, episodes, case.spec)
+        found = delivered_clips(plans, segment, episodes, case.spec)
         repeated = sum(plan.num_repeated for plan in plans)
         assert found.total() - len(found) <= repeated < max(segment.num_shards, 1)
         over.append(segment)
         table = find_remaining(case.table, episodes, over, epoch=epoch)
-        left = clips_of(table)
-        assert list(left) == sorted(left), "not in canonical order"
-        assert not set(earlier) & set(found), "given again in a later segment"
-        assert not set(left) & (set(found) | set(earlier)), "left, and given"
-        assert set(left.values()) <= {1}
+        remaining = clips_of(table)
+        assert list(remaining) == sorted(remaining), "not in canonical order"
+        assert not set(earlier) & set(found), "repeated in a later segment"
+        assert not set(remaining) & (set(found) | set(earlier)), "remaining, and delivered"
+        assert set(remaining.values()) <= {1}
         earlier += found
         if all(batches_of(plan, segment) == plan.num_batches for plan in plans):
-            assert not left
+            assert not remaining
             assert segment.settings.drop_last or set(earlier) == every
             break
-        assert set(left) | set(earlier) == every
+        assert set(remaining) | set(earlier) == every
 
 
 @given(
@@ -112,7 +112,7 @@ def test_nothing_is_lost_and_nothing_is_given_again(data: st.DataObject, request
 )
 @example([(0, 0, 3), (0, 1, 2)], 1, 1, 0, True)
 @example([(0, 0, 1), (0, 5, 2)], 1, 2, 0, False)
-def test_clips_that_come_several_times(
+def test_clips_listed_several_times(
     chosen: list[tuple[int, int, int]], ranks: int, workers: int, batches: int, shuffle: bool
 ) -> None:
     episodes, spec = episode_table([60, 54, 70], [8, 5, 64]), ClipSpec(3)
@@ -124,19 +124,19 @@ def test_clips_that_come_several_times(
     plans = plans_of(table, episodes, segment, epoch=0, number=0)
     most = min(batches, plans[-1].num_batches)
     segment = replace(segment, batches=(most, *[max(0, most - 1)] * (workers - 1)))
-    given = given_in(plans, segment, episodes, spec)
+    given = delivered_clips(plans, segment, episodes, spec)
     rest = find_remaining(table, episodes, [segment], epoch=0)
-    left, every = clips_of(rest), clips_of(table)
+    remaining, every = clips_of(rest), clips_of(table)
     in_order = zip(*map(np.ndarray.tolist, rest.locate(np.arange(rest.num_clips))), strict=True)
-    assert [*in_order] == sorted(left.elements())
-    assert not rest.num_clips or not every - (given + left), "lost"
-    assert (given + left - every).total() <= sum(plan.num_repeated for plan in plans)
-    # … and its plan does not ask for a frame that is gone.
+    assert [*in_order] == sorted(remaining.elements())
+    assert not rest.num_clips or not every - (given + remaining), "lost"
+    assert (given + remaining - every).total() <= sum(plan.num_repeated for plan in plans)
+    # Its plan reads no frame that was freed.
     plan = EpochPlan(rest, episodes, settings, segment=1)
-    assert Counter(Engine.of(plan, episodes, spec).finish().clips) == left
+    assert Counter(Engine.of(plan, episodes, spec).finish().clips) == remaining
 
 
-def test_many_parts_are_looked_at_in_groups() -> None:
+def test_many_shards_are_processed_in_groups() -> None:
     episodes = episode_table([97, 300, 41, 222] * 5, [8, 16, 8, 4] * 5)
     table = enumerate_clips(ClipSpec(5), episodes, np.arange(20))
     segment = EpochSegment(7, (9, 8), SETTINGS)
@@ -147,7 +147,7 @@ def test_many_parts_are_looked_at_in_groups() -> None:
         assert (getattr(whole, name) == getattr(parted, name)).all()
 
 
-def test_what_is_left_is_segments_and_a_round_of_single_clips() -> None:
+def test_remaining_clips_are_pieces_and_a_round_of_single_clips() -> None:
     episodes = episode_table([20_000] * 8, [8] * 8)
     table = enumerate_clips(ClipSpec(16), episodes, np.arange(8))
     settings = replace(SETTINGS, num_cursors=8, run_frames=None)
@@ -155,14 +155,14 @@ def test_what_is_left_is_segments_and_a_round_of_single_clips() -> None:
     rest = find_remaining(table, episodes, [segment], epoch=0)
     assert rest.num_clips == table.num_clips - 4 * 1000 * 4
     pieces = rest.count > 8
-    assert pieces.sum() <= 4 * 8 + 8  # one of each cursor, which may have several episodes
+    assert pieces.sum() <= 4 * 8 + 8  # one per cursor, which may have several episodes
     assert rest.count[~pieces].sum() <= 4 * 8 * 16  # at most a round of each shard
 
 
-def test_refuses_stages_that_cannot_be() -> None:
+def test_impossible_segments_are_refused() -> None:
     episodes = episode_table([100], [8])
     table = enumerate_clips(ClipSpec(3), episodes, np.arange(1))
-    # An epoch that is over leaves nothing, not even what `drop_last` has dropped.
+    # A finished epoch has no remaining clips, not even those dropped by `drop_last`.
     over = EpochSegment(2, (12,), replace(SETTINGS, drop_last=True))
     assert find_remaining(table, episodes, [over], epoch=0).num_clips == 0
     many = replace(SETTINGS, num_cursors=1 << 30)

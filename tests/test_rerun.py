@@ -1,4 +1,4 @@
-"""Episodes as a recording of Rerun's, read again by Rerun itself."""
+"""Episodes exported as a Rerun recording, read back by Rerun."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.command_line import run
 pytestmark = pytest.mark.usefixtures("rerun")
 
 LENGTHS = {"kitchen/0": 5, "kitchen/1": 3, "lab/0": 18}
-FLOW_GAP = 4  # the frame of each episode that has no flow
+FLOW_GAP = 4  # the frame without flow in each episode
 
 
 def frame_of(key: str, number: int) -> dict[str, Any]:
@@ -58,10 +58,10 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def chunks(path: Path) -> Iterator[tuple[str, list[str], list[Any]]]:
-    """Entities, and columns of some of their rows by name."""
+    """Entities with names and columns of some of their rows."""
     try:
         from rerun.chunk import RrdReader
-    except ImportError:  # older ones have but one table of all
+    except ImportError:  # older versions have a single table
         from rerun.dataframe import load_recording  # type: ignore[import-not-found]
 
         table = load_recording(path).view(index="frame", contents="/**").select().read_all()
@@ -78,7 +78,7 @@ def chunks(path: Path) -> Iterator[tuple[str, list[str], list[Any]]]:
 
 
 def read(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """By entity, its rows in order of frames; columns without their archetypes' names."""
+    """Rows of each entity in order of frames; columns without their archetypes' names."""
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for entity, names, arrays in chunks(path):
         columns = {
@@ -94,10 +94,10 @@ def read(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 def test_all_episodes_are_on_one_timeline(records: Path, tmp_path: Path) -> None:
     path = tmp_path / "all.rrd"
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     count = sum(LENGTHS.values())
-    assert view_rerun(records, save=path, progress=lambda *done: told.append(done)) == count
-    assert told == [(number, count) for number in range(1, count + 1)]
+    assert view_rerun(records, save=path, progress=lambda *done: reports.append(done)) == count
+    assert reports == [(number, count) for number in range(1, count + 1)]
     rows = read(path)
     whole = [(key, number) for key, length in LENGTHS.items() for number in range(length)]
     assert [row["frame"] for row in rows["image"]] == list(range(len(whole)))
@@ -119,7 +119,7 @@ def test_all_episodes_are_on_one_timeline(records: Path, tmp_path: Path) -> None
     assert rows["episode"][1]["text"] == ["kitchen/1\nrobot: arm"]
 
 
-def test_some_frames_of_some_episodes(records: Path, tmp_path: Path) -> None:
+def test_selected_frames_of_selected_episodes(records: Path, tmp_path: Path) -> None:
     path = tmp_path / "some.rrd"
     command = ("view", records, "kitchen/*", "--rerun", "--save", path, "--features", "image,pose")
     done = run(*command)

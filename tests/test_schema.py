@@ -1,4 +1,4 @@
-"""FeatureSpec and Schema: what is allowed, how it is spelt, what equality means."""
+"""FeatureSpec and Schema: valid values, JSON, equality."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ _REFUSED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("field", _REFUSED)
-def test_what_is_refused(field: str) -> None:
+def test_invalid_fields_are_refused(field: str) -> None:
     for value in _REFUSED[field]:
         with pytest.raises(SchemaError):
             _spec(**{field: value})
-        if field not in ("shape", "codec"):  # which are lists in JSON
+        if field not in ("shape", "codec"):  # lists in JSON
             with pytest.raises(SchemaError):
                 FeatureSpec.from_json({**_spec().to_json(), field: value})
     for value in (None, [], {}, {"name": "a"}, 1, "a"):
@@ -94,7 +94,7 @@ def test_schema_round_trip_and_order() -> None:
 
 
 @pytest.mark.parametrize("value", ["text", "bytes"])
-def test_text_and_bytes_are_bytes_of_any_length(value: Any) -> None:
+def test_text_and_bytes_are_stored_as_bytes_of_variable_length(value: Any) -> None:
     spec = _spec(shape=(None,), value=value)
     assert FeatureSpec.from_json(spec.to_json()) == spec != _spec(shape=(None,))
     assert str(spec) == f"a: {value}"
@@ -108,9 +108,9 @@ def test_groups() -> None:
     assert Schema.from_json(schema.to_json()) == schema
     assert schema.num_groups == 3
     assert [list(group) for group in schema.groups] == [["a", "c"], ["b"], ["d"]]
-    some = schema.select(["d", "b"])
-    assert [list(group) for group in some.groups] == [["b"], ["d"]]
-    assert some["d"].group == 2, "a selection keeps the numbers of its dataset"
+    subset = schema.select(["d", "b"])
+    assert [list(group) for group in subset.groups] == [["b"], ["d"]]
+    assert subset["d"].group == 2, "a selection keeps the numbers of its dataset"
     for groups in ((1,), (1, 0), (0, 2), (0, 1, 3)):
         broken = Schema([_spec(name=f"f{i}", group=g) for i, g in enumerate(groups)])
         with pytest.raises(SchemaError, match="groups are not numbered"):

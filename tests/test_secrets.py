@@ -1,7 +1,7 @@
-"""No key, token or signature comes out of anything that can be printed, logged or saved.
+"""No key, token or signature appears in printed, logged or saved text.
 
-Every credential here holds `MARK`, or is looked for as it is. Pickles hold them on purpose: a
-worker process needs them.
+Every credential contains `MARK` or is searched for itself. Pickles contain credentials, since
+worker processes need them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.services import Azurite, need_azurite
 from tests.storage_contract import get, put
 
 MARK = "MARKEDS3CRET"
-KEY = base64.b64encode((MARK * 4).encode()).decode()  # MARK is in the bytes, KEY in what is written
+KEY = base64.b64encode((MARK * 4).encode()).decode()  # MARK is in the bytes, KEY in texts
 BACKENDS = ["obstore", "urllib3"]
 ENVIRONMENT = ("ACCOUNT", "ACCOUNT_NAME", "ACCOUNT_KEY", "KEY", "CONNECTION_STRING", "SAS_TOKEN")
 
@@ -60,7 +60,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
 
 @dataclass(frozen=True)
 class Given:
-    """A location and how its credential is given. `secrets` are the texts to look for."""
+    """A location, its credential, and the `secrets` to search for."""
 
     url: str
     options: dict[str, Any]
@@ -81,7 +81,7 @@ def _forms(text: str) -> tuple[str, ...]:
 
 
 def given(kind: str, service: Azurite, container: str) -> Given:
-    """A credential of a kind, right or wrong."""
+    """A location with a valid or invalid credential."""
     endpoint = service.endpoint
     az, wrong_key = f"az://{container}/set", base64.b64encode((MARK * 5).encode()).decode()
     https = f"https://{service.account}.blob.core.windows.net/{container}/set"
@@ -111,7 +111,7 @@ WRONG = ["wrong key", "wrong connection string", "wrong SAS", "wrong SAS in the 
 
 
 def texts_of(error: BaseException) -> Iterator[str]:
-    """All that an error shows, and all that it holds on to."""
+    """All texts of an error and of the errors it refers to."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -127,18 +127,18 @@ def texts_of(error: BaseException) -> Iterator[str]:
         yield repr(pickle.dumps(error))
 
 
-def all_of(storage: Storage) -> Iterator[str]:
-    """What a storage and those inside it show."""
+def storage_texts(storage: Storage) -> Iterator[str]:
+    """All texts of a storage and its inner storages."""
     yield from (repr(storage), str(storage), storage.url, repr(storage.counters()))
     if isinstance(storage, StorageWrapper):
-        yield from all_of(storage.inner)
+        yield from storage_texts(storage.inner)
     for name in ("_reader", "_source"):
         if hasattr(storage, name):
             yield repr(getattr(storage, name))
 
 
 def check(given: Given, texts: Iterable[str], caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing of the secrets is in the texts, nor in what was logged."""
+    """Neither the texts nor the log contain the secrets."""
     logged = [
         f"{record.name}: {record.getMessage()} {record.msg} {record.args} {record.exc_text}"
         for record in caplog.records
@@ -164,7 +164,7 @@ def actions(storage: Storage) -> list[Callable[[], object]]:
         partial(storage.put, "manifest.json", b"x", expected=None),
         partial(storage.remove, path),
         partial(get, storage, path, 0, 10),
-        partial(get, storage, path, 0, 2 << 20),  # enough for the client that reads
+        partial(get, storage, path, 0, 2 << 20),  # large enough for the reading client
         partial(put, storage, "records/new.seqrec", b"x" * 100),
     ]
 
@@ -178,7 +178,7 @@ def failures(storage: Storage) -> Iterator[StorageError]:
 
 
 def run(*words: str) -> list[str]:
-    """All that a command prints."""
+    """All output of a command."""
     result = CliRunner().invoke(main, list(words))
     return [result.output, *([] if result.exception is None else texts_of(result.exception))]
 
@@ -201,7 +201,7 @@ def test_a_service_that_refuses(
     assert sum(isinstance(error, AccessError) for error in errors) == len(errors) - 1  # `../`
     texts = [text for error in errors for text in texts_of(error)]
     storage.close()
-    check(where, [*texts, *all_of(storage)], caplog)
+    check(where, [*texts, *storage_texts(storage)], caplog)
 
 
 LOGGED = {
@@ -215,10 +215,10 @@ LOGGED = {
 }
 
 
-def test_what_client_libraries_log_is_without_secrets(caplog: pytest.LogCaptureFixture) -> None:
-    """Once a storage has made a client; arguments, tracebacks and passwords with quotes too."""
+def test_logs_of_client_libraries_have_no_secrets(caplog: pytest.LogCaptureFixture) -> None:
+    """After a storage has made a client; also in arguments, tracebacks and quoted passwords."""
     for logger in LOGGED:
-        logging.getLogger(logger)  # there before a client is made
+        logging.getLogger(logger)  # created before the client
     storage = open_storage("memory://secrets")
     storage.files("records")
     for logger, (text, clean) in LOGGED.items():
@@ -239,7 +239,7 @@ def test_what_client_libraries_log_is_without_secrets(caplog: pytest.LogCaptureF
 @pytest.mark.parametrize(
     ("kind", "backend"), [*((kind, "obstore") for kind in RIGHT), ("SAS in the URL", "urllib3")]
 )
-def test_a_dataset_that_works(
+def test_a_dataset_with_valid_credentials(
     service: Azurite,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -255,7 +255,7 @@ def test_a_dataset_that_works(
     settings: dict[str, Any] = {"workers": 1, "chunk_frames": 4, "max_file_size": 30_000}
     report = seqrecord.convert(MadeSource(), url, **settings, **more)
     texts = [repr(report), repr(parse_location(where.url)), str(parse_location(where.url))]
-    texts += all_of(open_storage(url, options))
+    texts += storage_texts(open_storage(url, options))
     with seqrecord.open(url, **more) as dataset:
         summary = seqrecord.summarize(dataset)
         texts += [repr(dataset), str(dataset), dataset.url]
@@ -282,7 +282,7 @@ def test_a_dataset_that_works(
         texts += [repr(pipe), str(pipe)]
     texts += [str(seqrecord.verify(url, deep=True, **more)), repr(seqrecord.reindex(url, **more))]
     texts += [repr(file.read_bytes()) for file in tmp_path.rglob("*") if file.is_file()]
-    texts += [str(path) for path in tmp_path.rglob("*")]  # a cache's index are names
+    texts += [str(path) for path in tmp_path.rglob("*")]  # file names are a cache's index
     with service.client() as client:
         blobs = client.get_container_client(container)
         for blob in blobs.list_blobs(include=["metadata"]):
@@ -294,7 +294,7 @@ def test_a_dataset_that_works(
 
 @pytest.mark.service
 @pytest.mark.parametrize("kind", ["key", "SAS in the URL", *WRONG])
-def test_what_commands_print(
+def test_printed_text_of_commands(
     service: Azurite,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -362,7 +362,7 @@ def test_locations_and_options_that_are_wrong(caplog: pytest.LogCaptureFixture) 
         except SeqRecordError as error:
             texts += texts_of(error)
         else:
-            texts += all_of(storage)
+            texts += storage_texts(storage)
             texts += [text for error in failures(storage) for text in texts_of(error)]
             storage.close()
         with pytest.raises(SeqRecordError) as caught:
@@ -397,7 +397,7 @@ def test_credentials_of_azure_identity_that_fail(
         ({"client_id": "c"}, names[0], chosen),
         (secret, names[1], secret),
     ):
-        # A token is only sent by https: to nobody, since the credential fails before.
+        # Tokens are sent by https only; here the credential fails before.
         options = {"account_name": "acme", "endpoint": "https://127.0.0.1:9", "backend": backend}
         storage = open_storage("az://box/path", {**options, **more, "deadline": 0.1})
         errors = list(failures(storage))
@@ -405,10 +405,10 @@ def test_credentials_of_azure_identity_that_fail(
         texts = [text for error in errors for text in texts_of(error)]
         storage.close()
         assert (made[-1][0], made[-1][1] | wanted) == (name, made[-1][1])
-        check(Given("", {}, {}, (MARK,)), [*texts, *all_of(storage)], caplog)
+        check(Given("", {}, {}, (MARK,)), [*texts, *storage_texts(storage)], caplog)
 
 
-# Text that is no URL, but was meant as one.
+# Misspelt URLs
 
 USER = f"user:{MARK}"
 SCHEMES = ["http", "https", "s3", "gs", "az", "abfs", "ftp", "sftp", "hf", "hdfs", "webdav", "smb"]
@@ -439,7 +439,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("kind", [str, str.upper, str.title, Path], ids=lambda kind: kind.__name__)
-def test_text_that_was_meant_as_a_url(
+def test_misspelt_urls(
     kind: Callable[[str], Any], thorough: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     schemes = SCHEMES if thorough else SCHEMES[:2] if kind is str else SCHEMES[:1]
@@ -475,7 +475,7 @@ def test_names_of_folders_that_are_no_urls(tmp_path: Path) -> None:
         assert open_storage(tmp_path / name).url.endswith(name)
 
 
-def test_commands_show_nothing_of_what_was_meant_as_a_url() -> None:
+def test_commands_show_no_secrets_of_misspelt_urls() -> None:
     texts = [f"{start}{USER}@host/x" for start in ("http:///", "http//", "https;//", "htt ps//")]
     texts += [f"s3./{USER}@host", f"https:host/x?sig={MARK}"]
     for text in texts:
@@ -528,7 +528,7 @@ def test_no_text_shows_a_secret(secret: str, make: Callable[[str], str]) -> None
     assert "Q9" not in shown or "Q9" in make("")
 
 
-def test_what_is_left_of_a_text() -> None:
+def test_texts_without_secrets() -> None:
     for text, shown in {
         "GET http://host:8080/a/b?x=1 200": "GET http://host:8080/a/b?x=1 200",
         "http://u:p@host/a?sig=x&se=1": "http://…@host/a?sig=…&se=1",

@@ -1,4 +1,4 @@
-"""Plans of sequences against brute force: rows that follow episodes, in any number of shards."""
+"""Plans of sequences against brute force: rows follow episodes, in any number of shards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from seqrecord.sampling.sequences import remaining_sequences, sequence_settings
 from tests.clip_cases import Case, cases, episode_table
 from tests.plan_cases import Engine, Request, requests
 
-Rows = list[list[tuple[int, int]]]  # of each row (episode, start), one batch after the other
+Rows = list[list[tuple[int, int]]]  # (episode, start) of each row, batch by batch
 
 
 def settings_of(request: Request) -> PlanSettings:
@@ -35,7 +35,7 @@ def settings_of(request: Request) -> PlanSettings:
 
 
 def plans_of(request: Request) -> list[SequencePlan]:
-    """The plans of all shards; none where `drop_last` leaves no batch."""
+    """The plans of all shards; empty if `drop_last` leaves no batch."""
     case, chosen = request.case, settings_of(request)
     rows = request.num_shards * (chosen.batch_size or 1)
     clips, episodes = len(case.clips()), len({episode for episode, _ in case.clips()})
@@ -52,7 +52,7 @@ def plans_of(request: Request) -> list[SequencePlan]:
 
 
 def sequences_of(case: Case) -> list[list[tuple[int, int]]]:
-    """The runs of clips that follow each other, one clip at a time."""
+    """The runs of consecutive clips."""
     found: list[list[tuple[int, int]]] = []
     for episode, start in case.clips():
         if found and found[-1][-1] == (episode, start - case.spec.stride):
@@ -76,7 +76,7 @@ def run(request: Request, plan: SequencePlan) -> tuple[Engine, Rows]:
 
 
 @given(requests())
-@example(  # rows of 3, 2, 2; the second shard has one clip less
+@example(  # rows of 3, 2, 2 clips; the second shard has one clip less
     Request(
         Case((5, 8), (4, 4), ClipSpec(1), (0, 1), frozenset()),
         PlanSettings(batch_size=3, shuffle=False),
@@ -84,7 +84,7 @@ def run(request: Request, plan: SequencePlan) -> tuple[Engine, Rows]:
         num_shards=2,
     )
 )
-def test_equal_parts_cover_the_epoch(request: Request) -> None:
+def test_even_shards_cover_the_epoch(request: Request) -> None:
     request = replace(request, settings=replace(request.settings, even_batches=True))
     case, size, count = request.case, request.settings.batch_size or 1, request.num_shards
     plans = plans_of(request)
@@ -117,7 +117,7 @@ def test_equal_parts_cover_the_epoch(request: Request) -> None:
 
 
 @given(requests())
-def test_without_equal_no_sequence_is_cut_or_given_twice(request: Request) -> None:
+def test_without_even_batches_no_sequence_is_cut_or_repeated(request: Request) -> None:
     request = replace(request, settings=replace(request.settings, even_batches=False))
     size, sequences = request.settings.batch_size or 1, sequences_of(request.case)
     plans = plans_of(request)
@@ -151,7 +151,7 @@ def test_without_equal_no_sequence_is_cut_or_given_twice(request: Request) -> No
 
 
 @given(requests())
-def test_holds_a_clip_a_row_and_the_rest_of_a_chunk(request: Request) -> None:
+def test_at_most_a_clip_and_a_chunk_per_row_are_resident(request: Request) -> None:
     case, chosen = request.case, settings_of(request)
     bound = resident_bounds(ClipStats.of(case.table, case.episodes), chosen)[0]
     chunk = max(case.chunk_frames[episode] for episode in case.selected)
@@ -164,7 +164,7 @@ def test_holds_a_clip_a_row_and_the_rest_of_a_chunk(request: Request) -> None:
         assert plan.groups[0].max_resident_frames <= bound
 
 
-def test_clips_of_whole_chunks_hold_nothing_but_themselves() -> None:
+def test_clips_of_whole_chunks_keep_only_their_frames() -> None:
     episodes = episode_table([640] * 9, [8] * 9)
     chosen = sequence_settings(PlanSettings(batch_size=4, order="sequences"), 16)
     for length in (16, 12):
@@ -173,7 +173,7 @@ def test_clips_of_whole_chunks_hold_nothing_but_themselves() -> None:
 
 
 @given(requests())
-def test_no_chunk_is_read_twice_but_where_a_sequence_is_cut(request: Request) -> None:
+def test_chunks_are_read_twice_only_where_a_sequence_is_cut(request: Request) -> None:
     spec = request.case.spec
     if spec.stride < spec.span:
         spec = replace(spec, stride=spec.span, phase=0)
@@ -187,7 +187,7 @@ def test_no_chunk_is_read_twice_but_where_a_sequence_is_cut(request: Request) ->
 
 
 @given(requests(), st.data())
-def test_other_parts_give_what_is_left(request: Request, data: st.DataObject) -> None:
+def test_remaining_clips_for_other_shards(request: Request, data: st.DataObject) -> None:
     plans = plans_of(request)
     if not plans:
         return
@@ -201,8 +201,8 @@ def test_other_parts_give_what_is_left(request: Request, data: st.DataObject) ->
         own.update(engine.clips)
     case, chosen = request.case, settings_of(request)
     is_over = all(plan.num_batches == n for plan, n in zip(plans, batches.tolist(), strict=True))
-    left = remaining_sequences(case.table, chosen, batches, epoch=request.epoch, segment=0)
-    clips = list(zip(*(c.tolist() for c in left.locate(np.arange(len(left)))), strict=True))
+    rest = remaining_sequences(case.table, chosen, batches, epoch=request.epoch, segment=0)
+    clips = list(zip(*(c.tolist() for c in rest.locate(np.arange(len(rest)))), strict=True))
     assert clips == sorted(set(clips))
     again = set(clips) & before
     assert len(again) <= sum(plan.num_repeated for plan in plans)
@@ -212,13 +212,13 @@ def test_other_parts_give_what_is_left(request: Request, data: st.DataObject) ->
     else:
         assert set(clips) | before == set(case.clips())
     shards = [Shard(index, request.num_shards + 1) for index in range(request.num_shards + 1)]
-    rest = [
-        SequencePlan(left, case.episodes, chosen, epoch=request.epoch, shard=shard, segment=1)
+    others = [
+        SequencePlan(rest, case.episodes, chosen, epoch=request.epoch, shard=shard, segment=1)
         for shard in shards
     ]
-    together = [clip for plan in rest for clip in run(request, plan)[0].clips]
+    together = [clip for plan in others for clip in run(request, plan)[0].clips]
     repeated, dropped = (
-        sum(getattr(plan, name) for plan in rest) for name in ("num_repeated", "num_dropped")
+        sum(getattr(plan, name) for plan in others) for name in ("num_repeated", "num_dropped")
     )
     assert len(together) == len(clips) + repeated - dropped
     assert set(together) <= set(clips)
@@ -227,10 +227,10 @@ def test_other_parts_give_what_is_left(request: Request, data: st.DataObject) ->
 
 
 @given(cases())
-def test_counts_the_frames_that_are_in_no_clip(case: Case) -> None:
+def test_unused_frames_are_counted(case: Case) -> None:
     spec = case.spec
     used = {(e, start): [(e, f) for f in case.frames(start)] for e, start in case.clips()}
-    # Of each sequence for itself: see `count_unused_frames`.
+    # Counted per sequence: see `count_unused_frames`.
     distinct = sum(len({f for clip in s for f in used[clip]}) for s in sequences_of(case))
     total = sum(case.num_frames[episode] for episode in case.selected)
     found = count_unused_frames(case.table, case.episodes.num_frames)
@@ -239,7 +239,7 @@ def test_counts_the_frames_that_are_in_no_clip(case: Case) -> None:
         assert found == total - len({f for frames in used.values() for f in frames})
 
 
-def test_another_order_for_another_seed_and_epoch_and_that_of_the_table_without_shuffle() -> None:
+def test_order_depends_on_seed_and_epoch_or_follows_the_table_without_shuffle() -> None:
     episodes = episode_table([40] * 12, [8] * 12)
     table = enumerate_clips(ClipSpec(4, 4), episodes, np.arange(12))
     chosen = sequence_settings(PlanSettings(batch_size=2, order="sequences"), 4)

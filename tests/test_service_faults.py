@@ -1,4 +1,4 @@
-"""Faults on the way to each cloud, in all that is asked of it: what passes, and what does not."""
+"""Network faults in every kind of request to each cloud service."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.services.process import wait_for
 from tests.storage_contract import DATA, PATH, get, left
 from tests.tiny import read_all
 
-pytestmark = pytest.mark.slow  # even with the services that need nothing installed
+pytestmark = pytest.mark.slow  # also with services that need no installation
 
 KINDS = ("reset", "lost", "cut", "short", "500", "503", "429", "busy")
-LARGE = np.random.default_rng(3).bytes(11 << 16)  # a hastened storage sends it in pieces
+LARGE = np.random.default_rng(3).bytes(11 << 16)  # a storage of `Place.hasty` sends it in pieces
 SOURCE = MadeSource((9, 3, 1, 6))
 
 clouds = pytest.mark.parametrize("place", CLOUDS, indirect=True)
@@ -38,7 +38,7 @@ def through_obstore() -> Iterator[None]:
         yield
 
 
-# One fault, then another, in each thing that is asked of a service
+# One or two faults in each operation
 
 
 @clouds
@@ -46,7 +46,7 @@ def through_obstore() -> Iterator[None]:
 def test_every_operation_survives_two_faults(place: Place, kind: str) -> None:
     kinds = [kind] * (1 if kind == "stall" else 2)
     with FaultProxy(place.host, retry_after=0) as proxy:
-        storage = place.hasty(proxy.host, deadline=6)  # what hangs is given up after 1.5 s
+        storage = place.hasty(proxy.host, deadline=6)  # hanging requests are given up after 1.5 s
         giving_up(storage, 60)
 
         def faulty(operation: Callable[[], Any]) -> Any:
@@ -77,10 +77,10 @@ def test_every_operation_survives_two_faults(place: Place, kind: str) -> None:
 @clouds
 @pytest.mark.parametrize("kind", ["reset", "lost", "cut", "busy"])
 def test_uploads_survive_a_fault_of_any_request(place: Place, kind: str) -> None:
-    """Of a file in pieces: of its beginning, of a piece, of its end; and of what is kept of one."""
+    """Requests that begin an upload, send a piece, end it, and write a checkpoint."""
     with FaultProxy(place.host, retry_after=0) as proxy:
         storage = place.hasty(proxy.host)
-        for which in range(4 if place.kind == "azurite" else 5):  # there nothing begins it
+        for which in range(4 if place.kind == "azurite" else 5):  # no begin in Azure
             upload = storage.create(PATH)
             upload.write(LARGE)
             kinds = [None] * which + [kind]
@@ -104,7 +104,7 @@ def test_uploads_survive_a_fault_of_any_request(place: Place, kind: str) -> None
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)
 @pytest.mark.parametrize("kind", ["busy", "stall", "hang", "slow", "shifted", "429"])
-def test_what_is_read_is_right_or_read_again(place: Place, kind: str) -> None:
+def test_faulty_reads_are_retried(place: Place, kind: str) -> None:
     place.put(PATH, LARGE)
     kinds = [kind] * (1 if kind in ("stall", "hang", "slow") else 2)
     with FaultProxy(place.host, Scripted(kinds), retry_after=0) as proxy:
@@ -146,7 +146,7 @@ SMALL_MEMORY: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Too large to be read before anyone looks, with little memory."""
+    """A dataset too large to be read ahead with little memory."""
     path = tmp_path_factory.mktemp("faults") / "large"
     rng = np.random.default_rng(0)
     settings: dict[str, Any] = {"codecs": "raw", "chunk_frames": 4, "max_file_size": 1 << 20}
@@ -160,7 +160,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @clouds
 @pytest.mark.parametrize(("backend", "seed"), [("obstore", 1), ("urllib3", 2)])
-def test_an_epoch_through_faults_is_that_of_a_quiet_run(
+def test_an_epoch_with_faults_equals_one_without(
     place: Place, large: Path, backend: str, seed: int
 ) -> None:
     place.copy(large)
@@ -172,7 +172,7 @@ def test_an_epoch_through_faults_is_that_of_a_quiet_run(
         with seqrecord.open(storage) as dataset:
             batches = iter(seqrecord.SeqRecordPipe(dataset, **SMALL_MEMORY))
             next(batches)
-            del batches  # an epoch that is given up leaves nothing
+            del batches  # an abandoned epoch leaves no threads
         storage.close()
         wait_for(lambda: not own_threads("seqrecord"))
         faults = sum(proxy.faults.values())
@@ -211,8 +211,8 @@ def keys(lengths: tuple[int, ...]) -> set[str]:
     return {info.key for info in MadeSource(lengths).episodes()}
 
 
-def there(url: str, options: dict[str, Any]) -> set[str] | None:
-    """Keys of a dataset's episodes, all of whose frames are right; `None` without a dataset."""
+def episode_keys(url: str, options: dict[str, Any]) -> set[str] | None:
+    """Keys of a dataset's episodes, after a check of all frames; `None` without a dataset."""
     try:
         found = read_all(url, storage_options=options)
     except errors.NotFoundError:
@@ -225,9 +225,9 @@ def there(url: str, options: dict[str, Any]) -> set[str] | None:
     return set(found)
 
 
-# A kill after a request leaves nearly what a kill before the next one does. So one service sees
-# the kills before every second request, and the other those before the rest; of writers that find
-# something there, of whose requests many are alike, every sixth.
+# A kill after a request has nearly the effect of a kill before the next one. So one service gets
+# kills before every second request, and the other kills after these; writers that append or
+# resume, whose requests are often similar, are killed at every sixth.
 @pytest.mark.parametrize(
     ("place", "after"),
     [("azurite", False), ("s3", True), ("gs", False), ("gs", True)],
@@ -248,32 +248,32 @@ def test_killed_at_every_request(place: Place, writers: Writers, mode: str, afte
             if mode != "create":
                 convert(MadeSource(OLD), url, workers=1, storage_options=straight, **SETTINGS)
                 before = keys(OLD)
-            if mode == "resume":  # what another writer, that was killed, has left
+            if mode == "resume":  # files of another, killed writer
                 first = Killer(25, False).through(proxy)
                 ended = set(writers.run({**job, "mode": "append"}, first)[1])
                 assert ended
             killer = Killer(number, after).through(proxy)
-            done, told = writers.run({**job, "mode": mode}, killer)
-            ended |= set(told)
-            now = there(url, straight)
+            done, reported = writers.run({**job, "mode": mode}, killer)
+            ended |= set(reported)
+            now = episode_keys(url, straight)
             assert now in (before, keys(NEW))
             assert now == keys(NEW) or not done
             report = convert(
                 MadeSource(NEW), url, mode="resume", workers=1, storage_options=straight, **SETTINGS
             )
             assert ended | (before or set()) <= set(report.skipped), number
-            assert there(url, straight) == keys(NEW)
+            assert episode_keys(url, straight) == keys(NEW)
             assert seqrecord.verify(url, deep=True, storage_options=straight).ok
             number += 2 if mode == "create" else 6
     assert number > 8
 
 
 @pytest.mark.parametrize("place", CLOUDS, indirect=True)
-def test_what_has_ended_is_durable_within_five_seconds(place: Place) -> None:
+def test_checkpoints_are_durable_within_five_seconds(place: Place) -> None:
     storage, other = place.open(), place.open()
-    storage.files("records")  # its client is made
+    storage.files("records")  # creates the client
     seconds: list[float] = []
-    while not seconds or (seconds[-1] >= 5 and len(seconds) < 5):  # a busy machine is late at times
+    while not seconds or (seconds[-1] >= 5 and len(seconds) < 5):  # a busy machine may be late
         upload = storage.create(PATH)
         upload.write(DATA)
         start = time.monotonic()

@@ -1,4 +1,4 @@
-"""The services that other tests stand on: they start, die, come back and are gone afterwards."""
+"""Services used by other tests: installation hints, and their end with the test process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.services.process import wait_for
 LOCK = Path(__file__).parent / "services" / "package-lock.json"
 
 
-def test_the_lock_file_names_no_address() -> None:
+def test_the_lock_file_has_no_urls() -> None:
     text = LOCK.read_text()
     assert '"node_modules/azurite"' in text
     assert "integrity" in text
@@ -24,7 +24,7 @@ def test_the_lock_file_names_no_address() -> None:
 @pytest.mark.parametrize(
     ("needed", "raised"), [("0", pytest.skip.Exception), ("1", pytest.fail.Exception)]
 )
-def test_what_is_missing_is_named_with_the_line_that_installs_it(
+def test_a_missing_service_is_named_with_its_install_command(
     monkeypatch: pytest.MonkeyPatch, needed: str, raised: type[BaseException]
 ) -> None:
     monkeypatch.setenv("PATH", "")

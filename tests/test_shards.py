@@ -1,4 +1,4 @@
-"""What the cursors of shards have: exact numbers of clips, and begins where chunks do."""
+"""Cursors of shards: they have exact numbers of clips and begin at starts of chunks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COUNTS = [700, 435, 801, 1022]  # clips of episodes
 def shares(
     counts: list[int], num_shards: int, num_cursors: int, chunk: int, **more: Any
 ) -> list[tuple[IntArray, IntArray]]:
-    """Where the cursors of each shard begin and end."""
+    """Begins and ends of the cursors of the last three shards."""
     number = np.arange(len(counts))
     runs = Runs(1, number, np.zeros_like(number), np.array(counts, np.int64), number)
     chunks = ChunkGrid(np.full(len(runs), chunk), np.zeros(len(runs), np.int64))
@@ -49,7 +49,7 @@ def shares(
     return found
 
 
-def test_cursors_begin_where_chunks_do_but_for_one_of_a_part() -> None:
+def test_at_most_one_cursor_of_a_shard_begins_inside_a_chunk() -> None:
     offsets = np.cumsum([0, *COUNTS])
     for start, stop in shares(COUNTS, 3, 5, 8, fill=False):
         run = np.searchsorted(offsets, start, side="right") - 1
@@ -74,10 +74,10 @@ def test_cursors_of_a_share_begin_anywhere_in_it() -> None:
     [
         (8, 3, 1, False, [(0, 2), (2, 5), (5, 8)]),
         (8, 3, 1, True, [(0, 3), (2, 5), (5, 8)]),
-        (100, 1 << 30, 4, True, [(99, 100)] * 3),  # which takes no more than for few
+        (100, 1 << 30, 4, True, [(99, 100)] * 3),  # takes no longer than for few shards
     ],
 )
-def test_by_hand(
+def test_cursors_of_small_cases(
     clips: int, num_shards: int, num_cursors: int, fill: bool, expected: list[tuple[int, int]]
 ) -> None:
     made = shares([clips], num_shards, num_cursors, 1, fill=fill)
@@ -88,16 +88,14 @@ def test_by_hand(
     ("offset", "expected"),
     [(0, [0, 0, 2, 2, 4, 4]), (-3, [0, 0, 0, 3, 4, 5]), (7, [0, 0, 0, 0, 4, 4])],
 )
-def test_clips_move_back_to_the_first_of_their_chunk_and_row(
-    offset: int, expected: list[int]
-) -> None:
-    """Starts 1, 3, 5, 7 of chunks of 4 frames, and 8, 10 of chunks of 6; of 12 frames each."""
+def test_clips_snap_to_the_first_of_their_chunk_and_run(offset: int, expected: list[int]) -> None:
+    """Starts 1, 3, 5, 7 in chunks of 4 frames, and 8, 10 in chunks of 6; 12 frames each."""
     columns = np.array([(0, 1, 4, 0), (1, 8, 2, 1)]).T
     cuts = Cuts(grid_of([[4] * 3, [6] * 2]), np.array([11, 11]), offset)
     assert Runs(2, *columns).snap(np.arange(6), cuts).tolist() == expected
 
 
-def test_slices_hold_their_clips_in_runs_of_their_own() -> None:
+def test_slices_have_separate_runs() -> None:
     # Clips 0 to 3 and 4 to 5 of a run, and 6 to 8 of another.
     runs = Runs(2, *np.array([(0, 1, 4, 0), (0, 11, 2, 0), (1, 0, 3, 1)]).T)
     made, owner = runs.slices(np.array([1, 3, 3, 8]), np.array([3, 3, 7, 9]))
@@ -121,13 +119,13 @@ def table_of(episodes: list[list[int]]) -> EpisodeTable:
 
 
 def gops(frames: int, length: int) -> list[int]:
-    """GOPs of this length, the last of what is left."""
+    """GOPs of this length; the last may be shorter."""
     return [min(length, frames - i) for i in range(0, frames, length)]
 
 
 def num_decoded(plan: Plan, episodes: list[list[int]]) -> int:
-    """Frames that a plan's cursors decode: of each chunk from its first frame on, unless the load
-    before has left it open."""
+    """Frames that a plan's cursors decode: each chunk from its first frame, unless the previous
+    load has left it open."""
     begins = [np.repeat(np.cumsum([0, *gops[:-1]]), gops) for gops in episodes]
     total, at = 0, dict[int, tuple[tuple[int, int], int]]()
     for work in plan.rounds():
@@ -162,7 +160,7 @@ IRREGULAR = [np.random.default_rng(i).integers(40, 256, 4 + i % 3).tolist() for 
     ],
     ids=["5x4", "5x4 in 2", "5x12 in 4", "50x2 in 4", "50x4 in 8", "odd in 2", "odd in 4"],
 )
-def test_frames_are_decoded_once_but_for_few(
+def test_few_frames_are_decoded_twice(
     episodes: list[list[int]], num_shards: int, window: Window
 ) -> None:
     table = table_of(episodes)
@@ -182,12 +180,12 @@ def test_frames_are_decoded_once_but_for_few(
             shard = Shard(index, num_shards)
             plan = EpochPlan(clips, table, settings, shard=shard, windows=[window])
             decoded += num_decoded(plan, episodes)
-    # One cursor of each shard but the first begins behind a keyframe, anywhere: on the average.
+    # On average: one cursor of each shard except the first begins between keyframes.
     assert 1 <= decoded / (4 * table.num_frames.sum()) <= 1.05
 
 
-def test_cuts_of_clips_that_are_apart_cost_nothing_whatever_parts_do() -> None:
-    """Many shards of a short epoch begin behind keyframes; how many cursors walk them is free."""
+def test_cuts_between_distant_clips_cost_nothing_with_any_shards() -> None:
+    """Many shards of a short epoch begin between keyframes; any number of cursors is free."""
     table = table_of([gops(1000, 250)] * 2)
     stats = ClipStats.of(enumerate_clips(ClipSpec(8, 8), table, np.arange(2)), table)
     assert stats.reread_by_one(8) == 0 < stats.reread_by_shards(8)
@@ -197,7 +195,7 @@ def test_cuts_of_clips_that_are_apart_cost_nothing_whatever_parts_do() -> None:
     assert settings.num_cursors >= 2
 
 
-def test_the_longest_chunks_in_pieces_are_cut_at() -> None:
+def test_runs_are_cut_at_the_longest_chunks_in_pieces() -> None:
     lengths = np.array([400, 90])
     images = grid_of([gops(400, 32), gops(90, 32)], group=0)
     wrist, front = ([gops(400, n), gops(90, n)] for n in (60, 200))
@@ -219,7 +217,7 @@ def test_the_longest_chunks_in_pieces_are_cut_at() -> None:
 
 @pytest.mark.parametrize("lengths", [(3717, 434, 927), (40, 2000)])
 def test_raw_frames_of_long_chunks_are_cut_anywhere(lengths: tuple[int, ...]) -> None:
-    """Of 1,024 frames a chunk, a cut costs the frames of a clip less one."""
+    """With 1,024 frames per chunk, a cut costs one frame less than a clip."""
     grid = ChunkGrid(np.full(len(lengths), 1024), np.arange(len(lengths)), by_frame=True)
     table = EpisodeTable(np.array(lengths), (grid,))
     clips = enumerate_clips(ClipSpec(16), table, np.arange(len(lengths)))
@@ -267,15 +265,15 @@ def each_clip(one: Round) -> list[tuple[int, int]]:
 
 
 def clips_of(plan: Plan, index: int = 0) -> list[tuple[int, int]]:
-    """From a round on."""
+    """Clips from a round on."""
     return [clip for one in plan.rounds(index) for clip in each_clip(one)]
 
 
 @given(cases(), SETTINGS, st.integers(1, 4), st.data())
-def test_loads_bring_the_frames_of_the_shard(
+def test_loads_contain_the_frames_of_the_shard(
     case: Case, settings: PlanSettings, count: int, data: st.DataObject
 ) -> None:
-    """From any round on, as a resume there needs them, and from any clip."""
+    """From any round and any clip on, as needed by a resume."""
     if not case.table.num_clips:
         return
     window = Window.of(case.spec)
@@ -306,18 +304,18 @@ def test_loads_bring_the_frames_of_the_shard(
 
 
 @given(cases(), SETTINGS, st.integers(1, 4), st.data())
-def test_what_is_left_of_a_shuffled_epoch(
+def test_remaining_clips_of_a_shuffled_epoch(
     case: Case, settings: PlanSettings, ranks: int, data: st.DataObject
 ) -> None:
     plans = [plan_of(case, settings, 2, Shard(i, ranks)) for i in range(ranks)]
     batches = min(max(plan.num_batches for plan in plans), data.draw(st.integers(0, 12)))
     segment = EpochSegment(ranks, (batches,), settings)
     rest = find_remaining(case.table, case.episodes, [segment], epoch=2)
-    left = set(case.clips())
+    remaining = set(case.clips())
     for plan in plans:
-        left -= set(clips_of(plan)[: plan.first_clip(min(batches, plan.num_batches))])
+        remaining -= set(clips_of(plan)[: plan.first_clip(min(batches, plan.num_batches))])
     places = rest.locate(np.arange(rest.num_clips))
-    assert list(zip(*map(np.ndarray.tolist, places), strict=True)) == sorted(left)
+    assert list(zip(*map(np.ndarray.tolist, places), strict=True)) == sorted(remaining)
 
 
 def test_the_order_of_a_shuffle_is_that_of_version_1() -> None:

@@ -1,4 +1,4 @@
-"""Single clips, which an engine makes together: one after the other, as if each came alone."""
+"""Single clips, made several at a time: order, states and memory are as for separate clips."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tests.clip_data import (
     write_numbered,
 )
 
-HELD_BACK = 1000
+BUFFER_SIZE = 1000
 NUMPY = np.lib.tracemalloc_domain
 CLIPS: dict[str, Any] = {"clip_len": 3, "seed": 1, "features": ["image", "id"]}
 
 
 @pytest.mark.parametrize("count", [0, 1, 32, 33])
-def test_a_state_counts_the_clips_that_were_given(path: Path, count: int) -> None:
+def test_a_state_counts_delivered_clips(path: Path, count: int) -> None:
     expected = digests(SeqRecordPipe(path, **CLIPS))
     assert len(expected) > 64
     pipe = SeqRecordPipe(path, **CLIPS)
@@ -42,7 +42,7 @@ def test_a_state_counts_the_clips_that_were_given(path: Path, count: int) -> Non
     found = digests(islice(iterator, count))
     assert (pipe.stats()["clips"], pipe.stats()["batches"]) == (count, count)
     state = pipe.state_dict()
-    del iterator  # it is left early
+    del iterator  # abandoned early
     assert (pipe.stats()["clips"], pipe.stats()["batches"]) == (count, count)
     other = resumed(SeqRecordPipe(path, **CLIPS), state)
     assert found + digests(other) == expected
@@ -51,13 +51,13 @@ def test_a_state_counts_the_clips_that_were_given(path: Path, count: int) -> Non
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Clips that are not made several at a time."""
+    """Clips too large to be made several at a time."""
     shape = (2 * LARGE[0], 6 * LARGE[1], *LARGE[2:])
     return write_numbered(tmp_path_factory.mktemp("large") / "records", shape=shape)
 
 
 @pytest.mark.parametrize("size", ["path", "large"])
-def test_each_has_memory_of_its_own(size: str, request: pytest.FixtureRequest) -> None:
+def test_each_clip_has_its_own_memory(size: str, request: pytest.FixtureRequest) -> None:
     clips = list(islice(SeqRecordPipe(request.getfixturevalue(size), **CLIPS), 40))
     assert (clips[0]["image"].nbytes > 1 << 19) == (size == "large")
     storages = [clip[name].untyped_storage() for clip in clips for name in CLIPS["features"]]
@@ -69,10 +69,10 @@ def test_each_has_memory_of_its_own(size: str, request: pytest.FixtureRequest) -
 @pytest.mark.parametrize(
     ("shape", "clip_len"), [((5,), 4), pytest.param((30, 40), 16, marks=pytest.mark.slow)]
 )
-def test_clips_that_a_shuffle_holds_take_little_more_than_their_own_bytes(
+def test_clips_in_a_shuffle_buffer_take_little_more_than_their_bytes(
     tmp_path: Path, shape: tuple[int, ...], clip_len: int
 ) -> None:
-    """However many of them an engine makes at once."""
+    """Independent of how many the engine makes at once."""
     with SeqRecordWriter(tmp_path / "records", codecs="raw") as writer:
         for number in range(3):
             with writer.episode(str(number)) as episode:
@@ -80,18 +80,18 @@ def test_clips_that_a_shuffle_holds_take_little_more_than_their_own_bytes(
                     episode.append({"x": np.full(shape, frame, np.float32)})
     pipe = SeqRecordPipe(tmp_path / "records", clip_len=clip_len, seed=1)
     draws = random.Random(1)
-    held: list[dict[str, Any]] = []
+    buffer: list[dict[str, Any]] = []
     tracemalloc.start()
     try:
         list(islice(pipe, 40))
-        before = numpy_bytes()  # what does not belong to clips is there
-        for clip in pipe:  # as torch's `.shuffle()`
-            if len(held) < HELD_BACK:
-                held.append(clip)
+        before = numpy_bytes()  # memory that does not belong to clips
+        for clip in pipe:  # like torch's `.shuffle()`
+            if len(buffer) < BUFFER_SIZE:
+                buffer.append(clip)
             else:
-                held[draws.randrange(HELD_BACK)] = clip
+                buffer[draws.randrange(BUFFER_SIZE)] = clip
         del clip
-        own = sum(clip["x"].nbytes for clip in held)
+        own = sum(clip["x"].nbytes for clip in buffer)
         taken = numpy_bytes() - before
         assert own <= taken <= 1.3 * own + (64 << 10)
     finally:
@@ -99,17 +99,17 @@ def test_clips_that_a_shuffle_holds_take_little_more_than_their_own_bytes(
 
 
 def numpy_bytes() -> int:
-    """Of the arrays that were made since tracing began, and are still there."""
+    """Bytes of live arrays made since tracing began."""
     gc.collect()
     found = tracemalloc.take_snapshot().filter_traces([tracemalloc.DomainFilter(True, NUMPY)])
     return sum(trace.size for trace in found.traces)
 
 
 @pytest.mark.parametrize("size", ["path", "large"])
-def test_torch_pickles_no_more_than_the_clips_that_a_shuffle_holds(
+def test_torch_pickles_only_the_clips_of_a_shuffle_buffer(
     size: str, request: pytest.FixtureRequest
 ) -> None:
-    """It does so when a DataLoader begins an epoch, where the one before was left early."""
+    """A DataLoader pickles them when it begins an epoch after an abandoned one."""
     pipe: Any = SeqRecordPipe(request.getfixturevalue(size), **CLIPS)
     shuffled = pipe.shuffle(buffer_size=9)
     loader: Any = DataLoader(shuffled.batch(4).collate(seqrecord.collate), batch_size=None)
@@ -124,5 +124,5 @@ def test_torch_pickles_no_more_than_the_clips_that_a_shuffle_holds(
 def test_little_memory_is_enough(path: Path) -> None:
     make = partial(SeqRecordPipe, path, **CLIPS, shuffle=False)
     assert digests(make(memory_limit=least_memory(make))) == digests(make())
-    # An iteration that was ended gives no more of them.
+    # An ended iteration yields no more clips.
     check_ended(SeqRecordIterableDataset(path, **CLIPS))

@@ -1,4 +1,4 @@
-"""MCAP files and rosbag2 folders: aligned frames, every type, every way to be broken."""
+"""MCAP files and rosbag2 folders: alignment, all types, broken files."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def pictures(count: int, seed: int = 0) -> npt.NDArray[np.uint8]:
 
 
 def recording(count: int = 5) -> list[tuple[str, int, Any]]:
-    """A camera at 10 Hz, an IMU at 100 Hz that begins 20 ms later, and joints at 4 Hz."""
+    """A camera at 10 Hz, an IMU at 100 Hz with a delay of 20 ms, and joints at 4 Hz."""
     messages: list[tuple[str, int, Any]] = [
         (CAMERA, START + 100 * MS * i, image(picture, "rgb8"))
         for i, picture in enumerate(pictures(count))
@@ -111,7 +111,7 @@ def test_frames_at_the_camera_s_times(tmp_path: Path, kind: str) -> None:
     }
     assert info.metadata["names"]["joint_states.position"] == ["a", "b"]
     images = pictures(5)
-    nearest = [0, 8, 18, 28, 38]  # messages of the IMU, which begins 20 ms later
+    nearest = [0, 8, 18, 28, 38]  # messages of the IMU, delayed by 20 ms
     joint = [0, 0, 1, 1, 2]  # at 0, 100, 200, 300, 400 ms; the joints at 0, 250, 500 ms
     for i, frame in enumerate(frames_of(source)):
         assert list(frame) == list(schema)
@@ -125,7 +125,7 @@ def test_frames_at_the_camera_s_times(tmp_path: Path, kind: str) -> None:
 
 
 def test_alignments_and_clocks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The last one known within a bound; another clock; what is dropped is told, once."""
+    """The last message within a tolerance; another clock; one warning about dropped messages."""
     path = write(tmp_path, recording(), "mcap")
     source = open_source(path, clock=CAMERA, align="last", tolerance=0.06)
     frames = frames_of(source)  # at 0, 100, 200, 300, 400 ms; joints are 0, 100, 200, 50, 150 old
@@ -139,7 +139,7 @@ def test_alignments_and_clocks(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert topics["/joint_states"] == {
         "messages": 3, "used": 2, "dropped": 1, "frames_without": 3,
     }  # fmt: skip
-    assert topics["/imu/data"]["frames_without"] == 1  # the first came 20 ms later
+    assert topics["/imu/data"]["frames_without"] == 1  # delayed by 20 ms
     source = open_source(path, clock="/imu/data", map={"image": CAMERA, "imu": "/imu/data"})
     frames = frames_of(source)
     assert [frame["log_time"] - START for frame in frames] == [*range(20 * MS, 520 * MS, 10 * MS)]
@@ -151,11 +151,11 @@ def test_alignments_and_clocks(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.WARNING, "seqrecord"):
         source.episodes()
         source.episodes()
-    [said] = caplog.messages
-    assert f"45 of 58 messages dropped: frames are at the times of {CAMERA}" in said
+    [message] = caplog.messages
+    assert f"45 of 58 messages dropped: frames are at the times of {CAMERA}" in message
 
 
-def test_times_that_are_not_steady_and_messages_out_of_order(tmp_path: Path) -> None:
+def test_irregular_times_and_messages_out_of_order(tmp_path: Path) -> None:
     for name, times in (("a", [0, 100, 209]), ("b", [0, 100, 230]), ("c", [0]), ("d", [0, 0])):
         messages = [("/imu", START + time * MS, imu([0.0] * 10)) for time in times]
         write_mcap(tmp_path / f"{name}.mcap", messages)
@@ -224,7 +224,7 @@ SHORTS = np.array([[1, 256, 65535], [4, 5, 6]], np.uint16)
 
 
 def test_encodings_of_images(tmp_path: Path) -> None:
-    """In both orders of bytes, with and without padding behind each row."""
+    """In both byte orders, with and without padding after each row."""
     rgb, grey, twice = COLOURS[..., :3], COLOURS[..., 0], np.stack([DEPTH, DEPTH + 1], -1)
     images: list[tuple[str, Any, Any]] = [
         *(("rgb8", rgb, rgb), ("bgr8", rgb, rgb[..., ::-1]), ("rgba8", COLOURS, COLOURS)),
@@ -269,7 +269,7 @@ def test_compressed_images(tmp_path: Path) -> None:
         assert format_ is None or frame[name] == EncodedImage(bytes(each.data))
 
 
-def test_poses_speeds_and_values_that_a_message_does_not_have(tmp_path: Path) -> None:
+def test_poses_speeds_and_missing_values(tmp_path: Path) -> None:
     def made(name: str, *values: Any) -> Any:
         return message(f"geometry_msgs/msg/{name}", *values)
 
@@ -314,14 +314,14 @@ def test_joints_in_another_order(tmp_path: Path) -> None:
 
 @functools.lru_cache
 def raw_image() -> tuple[Any, bytes]:
-    """By Google's library, with fields numbered otherwise than Foxglove does: the file says how."""
+    """By Google's library, with other field numbers than Foxglove's, as described in the file."""
     fields = (
         *(("frame_id", 7, "STRING"), ("width", 20, "UINT32"), ("height", 3, "UINT32")),
         *(("encoding", 4, "STRING"), ("step", 5, "UINT32"), ("data", 16, "BYTES")),
         ("more", 31, "DOUBLE"),
     )
-    said = " ".join(f'field {{ name: "{n}" number: {i} type: TYPE_{t} }}' for n, i, t in fields)
-    file = f'name: "a.proto" package: "foxglove" message_type {{ name: "RawImage" {said} }}'
+    text = " ".join(f'field {{ name: "{n}" number: {i} type: TYPE_{t} }}' for n, i, t in fields)
+    file = f'name: "a.proto" package: "foxglove" message_type {{ name: "RawImage" {text} }}'
     build = messages_of(file)["RawImage"]
     files = descriptor_pb2.FileDescriptorSet()
     files.file.add().ParseFromString(build.DESCRIPTOR.file.serialized_pb)
@@ -356,7 +356,7 @@ def test_images_of_foxglove_in_json_and_in_protocol_buffers(tmp_path: Path) -> N
         open_source(path).schema()
 
 
-# --- what is refused -------------------------------------------------------------------------
+# --- refused files ---------------------------------------------------------------------------
 
 
 def test_types_that_cannot_be_read(tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_types_that_cannot_be_read(tmp_path: Path) -> None:
         open_source(path).schema()
 
 
-def test_names_and_options_that_are_not_there(tmp_path: Path) -> None:
+def test_unknown_names_and_invalid_options(tmp_path: Path) -> None:
     path = write_mcap(tmp_path / "a.mcap", recording())
     two = ["imu.data.orientation", "joint_states.position"]
     cases: list[tuple[dict[str, Any], str]] = [
@@ -413,8 +413,8 @@ def test_recordings_that_differ_from_the_first(tmp_path: Path) -> None:
         frames_of(source, 1)
 
 
-def test_any_cut_and_any_bit_is_refused_or_changes_nothing(tmp_path: Path) -> None:
-    """Of a small file: no other error, and never another value."""
+def test_damaged_files_are_refused_or_read_correctly(tmp_path: Path) -> None:
+    """In a small file: either a SourceError or the correct values."""
     path = write_mcap(tmp_path / "a.mcap", [("/imu", START, imu([*range(10)]))])
     whole = path.read_bytes()
     [want] = frames_of(open_source(path))
@@ -429,7 +429,7 @@ def test_any_cut_and_any_bit_is_refused_or_changes_nothing(tmp_path: Path) -> No
         try:
             [frame] = frames_of(McapSource(path))
             for name, value in frame.items():
-                if name != "log_time":  # of a time in the index nothing has a checksum
+                if name != "log_time":  # times in the index have no checksum
                     np.testing.assert_array_equal(value, want[f"imu.{name.split('.')[1]}"])
         except SourceError as error:
             refused.append(error)
@@ -454,21 +454,21 @@ PICTURE = {"encoding": "rgb8", "data": base64.b64encode(bytes(60)).decode()}
 
 
 def check_message(folder: Path, name: str, data: bytes, *how: Any) -> None:
-    """It becomes a frame, or is refused with the place of the file."""
+    """The message becomes a frame, or an error with the path of the file."""
     path = write_raw(folder / "a.mcap", [("/x", name, 5, data)], *how)
     try:
         [frame] = frames_of(McapSource(path))
         for value in frame.values():
             assert np.asarray(value).nbytes <= len(data) + 64
     except SourceError as error:
-        assert error.file == str(path)  # noqa: PT017 - or it is one
+        assert error.file == str(path)  # noqa: PT017 - a frame is valid, too
 
 
 @given(st.data())
 def test_any_bytes_are_a_message_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Arbitrary ones, good ones that are changed, and images of any numbers, of any encoding."""
+    """Arbitrary bytes, changed valid messages, and images with any sizes and encoding."""
     folder, draw = tmp_path_factory.getbasetemp(), data.draw
     message_ = draw(st.sampled_from(GOOD))
     whole = bytes(STORE.serialize_cdr(message_, message_.__msgtype__))
@@ -487,12 +487,12 @@ def test_any_bytes_are_a_message_or_refused(
         check_message(folder, name, junk, "protobuf", "protobuf", raw_image()[1])
         check_message(folder, name, junk, "protobuf", "protobuf", junk)
         keys = dict.fromkeys(["data", "width", "height", "step"], JSON)
-        said = draw(st.fixed_dictionaries({}, optional=keys))
-        for value in (PICTURE | said, said, draw(JSON)):
+        drawn_json = draw(st.fixed_dictionaries({}, optional=keys))
+        for value in (PICTURE | drawn_json, drawn_json, draw(JSON)):
             check_message(folder, name, json.dumps(value).encode(), "json", "jsonschema", b"{}")
 
 
-def test_both_orders_of_bytes(tmp_path: Path) -> None:
+def test_both_byte_orders(tmp_path: Path) -> None:
     for each in GOOD:
         both, name = [], each.__msgtype__
         for little in (True, False):
@@ -505,9 +505,9 @@ def test_both_orders_of_bytes(tmp_path: Path) -> None:
 TIMES = st.lists(st.integers(0, 60), min_size=1, max_size=30).map(sorted)
 
 
-@example([10], [5, 15], "nearest", 5)  # of two as near the earlier one
+@example([10], [5, 15], "nearest", 5)  # of two at equal distance the earlier one
 @given(TIMES, TIMES, st.sampled_from(["nearest", "last"]), st.integers(0, 70))
-def test_alignment_is_that_of_a_look_at_every_message(
+def test_alignment_equals_brute_force(
     tmp_path_factory: pytest.TempPathFactory,
     clock: list[int],
     times: list[int],
@@ -525,7 +525,7 @@ def test_alignment_is_that_of_a_look_at_every_message(
         assert (frame["x.position"].tolist() if "x.position" in frame else []) == best
 
 
-def test_messages_that_are_none_and_other_definitions(tmp_path: Path) -> None:
+def test_invalid_messages_and_other_definitions(tmp_path: Path) -> None:
     path = tmp_path / "a.mcap"
     for data in (b"", b"\0\1\0\0", b"\x28\xb5\x2f\xfd" + bytes(90), bytes(30)):
         write_raw(path, [("/j", "sensor_msgs/msg/JointState", 5, data)])

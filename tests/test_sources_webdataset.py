@@ -1,4 +1,4 @@
-"""Tar files of WebDataset: samples that are frames, of a disk or of a URL."""
+"""Tar files of WebDataset: samples as frames, errors of broken files."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_episodes_of_one_tar(tmp_path: Path) -> None:
     assert caught.value.episode == "a/run_2"
 
 
-def test_what_is_not_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unread_fields_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Bomb:
         def __reduce__(self) -> Any:
             return pytest.fail, ("unpickled",)
@@ -112,7 +112,7 @@ def test_numbers_of_samples(tmp_path: Path) -> None:
             assert names(read(open_source(tmp_path, allow_gaps=True, **more))) == [*numbers]
 
 
-def test_a_tar_that_changes_meanwhile(tmp_path: Path) -> None:
+def test_a_tar_changed_after_its_listing(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", {"0.png": image(), "1.png": image()})
     source = open_source(tmp_path)
     [info] = source.episodes()
@@ -123,7 +123,7 @@ def test_a_tar_that_changes_meanwhile(tmp_path: Path) -> None:
         assert (caught.value.episode, caught.value.file) == ("a", str(tmp_path / "a.tar"))
 
 
-def test_the_dot_of_a_time_belongs_to_the_name(tmp_path: Path) -> None:
+def test_the_decimal_point_of_a_time_belongs_to_the_key(tmp_path: Path) -> None:
     times = ["1305031102.175304", "1305031102.211214", "1305031102.243211", "1305031103.1"]
     for prefix, ending in product(("", "left_", "run_1/left-"), ("png", "rgb.png")):
         keys, feature = [f"{prefix}{time}" for time in times], ending.partition(".")[0]
@@ -141,7 +141,7 @@ def test_the_dot_of_a_time_belongs_to_the_name(tmp_path: Path) -> None:
 
 
 def test_notes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Missing shards, and names of two recordings."""
+    """Missing shards, and names from two recordings."""
     present = ("s-000000.tar", "s-000001.tar", "s-000004.tar", "t/x-00001-of-00003.tar")
     for name in (*present, "t/20240131.tar", "t/20250131.tar"):
         write_tar(tmp_path / "shards" / name, {"0.png": image()})
@@ -161,7 +161,7 @@ def test_notes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert "b_000" in note
 
 
-def test_keys_and_fields_that_are_and_are_no_numbers(tmp_path: Path) -> None:
+def test_keys_without_order_and_fields_of_numbers(tmp_path: Path) -> None:
     keys = ["n0378_17", "n0144_3", "n0378_2"]
     write_tar(tmp_path / "a.tar", {f"{key}.jpg": image(kind="jpeg") for key in keys})
     frames = read(open_source(tmp_path))
@@ -174,7 +174,7 @@ def test_keys_and_fields_that_are_and_are_no_numbers(tmp_path: Path) -> None:
     assert len(read(open_source(tmp_path, features=["0", "9"]))) == 2
 
 
-def test_samples_that_lack_a_field(tmp_path: Path) -> None:
+def test_samples_with_a_missing_field(tmp_path: Path) -> None:
     files = {"0.rgb.png": image(), "1.rgb.png": image(), "1.depth.npy": npy(1.5)}
     write_tar(tmp_path / "a.tar", files)
     source = open_source(tmp_path)
@@ -210,7 +210,7 @@ def npy(value: Any) -> bytes:
     return stream.getvalue()
 
 
-VALUES: dict[str, tuple[str, bytes, bytes]] = {  # a field, and what two samples have
+VALUES: dict[str, tuple[str, bytes, bytes]] = {  # a field, and its values in two samples
     "pickled objects": ("x.npy", npy(1.0), npy([{}])),
     "pickled objects first": ("x.npy", npy([{}]), npy([{}])),
     "another dtype": ("x.npy", npy(1.0), npy(1)),
@@ -245,7 +245,7 @@ def header(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE, link: str = 
 
 
 def damaged(data: bytes) -> dict[str, bytes]:
-    """The file of three samples `N.png`, broken."""
+    """Broken variants of a tar file with three samples `N.png`."""
     end = bytes(1024)
     body = data.rstrip(b"\0")
     body += bytes(-len(body) % 512)

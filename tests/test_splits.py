@@ -1,4 +1,4 @@
-"""Named splits: what `split_dataset` and the command make, and what readers and loaders take."""
+"""Named splits: `split_dataset` and its command, and splits as options of readers and loaders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.command_line import fail, run
 
 
 def write(path: Path, numbers: range, **settings: Any) -> Path:
-    """Episodes of one frame each; every four of them are of one scene."""
+    """Episodes of one frame each, four per scene."""
     with SeqRecordWriter(path, **settings) as writer:
         for number in numbers:
             with writer.episode(f"e{number}", metadata={"scene": number // 4}) as episode:
@@ -52,7 +52,7 @@ def test_each_split_gets_its_share_and_readers_see_it(tmp_path: Path) -> None:
             keys = [f"e{i}" for i in dataset.find_episodes(None, name).tolist()]
             assert keys == [key for key, split in found.items() if split == name]
     assert not seqrecord.verify(path).problems
-    # What is drawn is a function of the seed.
+    # The split depends on the seed only.
     drawn = []
     for i, seed in enumerate((0, 0, 1)):
         path = write(tmp_path / str(i), range(20))
@@ -61,7 +61,7 @@ def test_each_split_gets_its_share_and_readers_see_it(tmp_path: Path) -> None:
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-def test_episodes_stay_in_their_splits_when_others_come(tmp_path: Path) -> None:
+def test_episodes_stay_in_their_splits_after_an_append(tmp_path: Path) -> None:
     path, shares = write(tmp_path / "records", range(20)), {"train": 0.75, "val": 0.25}
     split_dataset(path, shares)
     before = splits_of(path)
@@ -75,7 +75,7 @@ def test_episodes_stay_in_their_splits_when_others_come(tmp_path: Path) -> None:
     split_dataset(path, shares, seed=7, reassign=True)
     assert Counter(splits_of(path).values()) == {"train": 30, "val": 10}
     assert splits_of(path) != after
-    # What is left is in no split, and episodes of another split are left alone.
+    # Remaining episodes have no split, and episodes of another split do not change.
     path = write(tmp_path / "others", range(20))
     assert split_dataset(path, {"val": 0.1}) == {"val": 2}
     assert Counter(splits_of(path).values()) == {"val": 2, None: 18}
@@ -83,7 +83,7 @@ def test_episodes_stay_in_their_splits_when_others_come(tmp_path: Path) -> None:
     assert split_dataset(path, {"train": 0.0}, reassign=True) == {"val": 2, "train": 0}
 
 
-def test_all_of_a_scene_come_into_one_split(tmp_path: Path) -> None:
+def test_episodes_of_a_scene_are_in_one_split(tmp_path: Path) -> None:
     path, shares = write(tmp_path / "records", range(40)), {"train": 0.8, "val": 0.2}
     assert split_dataset(path, shares, by="scene") == {"train": 32, "val": 8}
     splits = splits_of(path)
@@ -107,7 +107,7 @@ def test_shares_are_met_within_one_episode(thirty: Path, parts: list[float], see
         assert abs(found[name] - share * 30) < 1.5, "each of three splits may take one more"
 
 
-def test_loaders_take_one(path: Path, tmp_path: Path) -> None:
+def test_loaders_take_a_split(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ClipError, match="`seqrecord split` makes them"):
         SeqRecordPipe(path, clip_len=2, split="train")
     path = shutil.copytree(path, tmp_path / "records")
@@ -137,7 +137,7 @@ def test_a_function_sees_key_length_and_metadata(path: Path) -> None:
     assert seen == [(f"set/{i}", n, None, None, {"number": i}) for i, n in enumerate(LENGTHS)]
 
 
-def test_what_cannot_be_split(tmp_path: Path) -> None:
+def test_invalid_splits(tmp_path: Path) -> None:
     path = write(tmp_path / "records", range(3))
     text = (path / "manifest.json").read_bytes()
     wrong: list[tuple[Any, str]] = [
@@ -170,11 +170,11 @@ def test_what_cannot_be_split(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     path = write(tmp_path / "records", range(10))
-    said = run("split", path, "train=0.9", "val=0.1").stdout
-    assert "train 9 episodes, val 1 episode\n" in said
+    output = run("split", path, "train=0.9", "val=0.1").stdout
+    assert "train 9 episodes, val 1 episode\n" in output
     assert "train 9" in run("info", path).stdout
     assert "lacks the entry" in fail("split", path, "train=1", "--by", "room", "--reassign")
     line = fail("split", path, "train", code=2)
     assert "expected NAME=SHARE such as train=0.9, got 'train'" in line
-    said = run("split", path, "val=1", "--reassign").stdout
-    assert said.endswith("train 9 episodes, val 1 episode\n")
+    output = run("split", path, "val=1", "--reassign").stdout
+    assert output.endswith("train 9 episodes, val 1 episode\n")

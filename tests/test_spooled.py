@@ -1,4 +1,4 @@
-"""Uploads that are spooled to a local file, on a store that is a dictionary."""
+"""Uploads spooled to a local file, with a dictionary as the store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DATA = random.Random(1).randbytes(100_000)
 
 
 class Store:
-    """What was put, by path; `on_put` and so on are called before it is."""
+    """Stored objects by path; `on_put`, `on_send` and `on_remove` are called first."""
 
     url = "mem://x"
 
@@ -115,7 +115,7 @@ def fail(path: str = PATH) -> None:
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, in which uploads have a store."""
+    """Run code in another process, with a store for uploads."""
     code = f"import sys\nfrom tests.test_spooled import PATH, Store, uploads\n{code}"
     return run_code(code)
 
@@ -124,22 +124,22 @@ def threads() -> list[threading.Thread]:
     return own_threads("seqrecord-upload")
 
 
-def read(left: Unfinished, start: int, stop: int) -> bytes:
+def read(unfinished: Unfinished, start: int, stop: int) -> bytes:
     buffer = bytearray(stop - start)
-    left.read_ranges([ByteRange(start, stop)], [memoryview(buffer)])
+    unfinished.read_ranges([ByteRange(start, stop)], [memoryview(buffer)])
     return bytes(buffer)
 
 
 def saved(store: Store, size: int) -> bool:
-    """Whether so many bytes are in parts."""
-    return any(left.checkpoints()[-1][0] == size for left in store.unfinished())
+    """Whether the parts have this many bytes."""
+    return any(unfinished.checkpoints()[-1][0] == size for unfinished in store.unfinished())
 
 
 # Threads
 
 
 @pytest.mark.usefixtures("kept_at_once")
-def test_there_is_a_thread_from_the_first_checkpoint_to_the_end(store: Store) -> None:
+def test_a_thread_runs_from_the_first_checkpoint_to_the_end(store: Store) -> None:
     for end in ("commit", "abort", "abandon", "drop"):
         upload = begun(store)
         assert threads() == []
@@ -156,18 +156,18 @@ def test_there_is_a_thread_from_the_first_checkpoint_to_the_end(store: Store) ->
         store.objects.clear()
 
 
-def test_it_ends_with_the_interpreter() -> None:
+def test_the_thread_ends_with_the_interpreter() -> None:
     lines = ["store = Store()", "store.save_seconds = 1e6", "upload = store.upload(PATH)"]
     assert (
         run("\n".join([*lines, "upload.write(b'x')", "upload.checkpoint(b'one')"])).returncode == 0
     )
 
 
-# What is kept
+# Parts
 
 
 @pytest.mark.usefixtures("never_due")
-def test_checkpoints_soon_after_one_another_are_one_part(store: Store) -> None:
+def test_frequent_checkpoints_share_a_part(store: Store) -> None:
     upload = store.upload(PATH)
     for i in range(10):
         upload.write(b"x")
@@ -176,19 +176,19 @@ def test_checkpoints_soon_after_one_another_are_one_part(store: Store) -> None:
     assert store.parts == []
     upload.abandon()
     assert store.parts == [f"parts/{PATH}/00000"]
-    (left,) = store.unfinished()
-    assert left.path == PATH
-    assert left.checkpoints() == [(i + 1, b"%d" % i) for i in range(10)]
-    assert read(left, 0, 10) == b"x" * 10
+    (unfinished,) = store.unfinished()
+    assert unfinished.path == PATH
+    assert unfinished.checkpoints() == [(i + 1, b"%d" % i) for i in range(10)]
+    assert read(unfinished, 0, 10) == b"x" * 10
     with pytest.raises(errors.StorageError, match="ended early"):
-        read(left, 0, 11)
+        read(unfinished, 0, 11)
     part = uploads.encode_part(5, b"data", [(7, b"note"), (9, b"")])  # as documented
     head = struct.pack("<IQQI", 1, 5, 9, 2)
     body = head + struct.pack("<QI", 7, 4) + b"note" + struct.pack("<QI", 9, 0) + b"data"
     assert part == b"SEQPART\0" + struct.pack("<I", crc32c(body)) + body
 
 
-def test_uploads_at_random_are_read_as_they_were_written(store: Store) -> None:
+def test_random_uploads_are_read_as_written(store: Store) -> None:
     store.part_bytes = 1000
     for seed in range(60):
         draw = random.Random(seed)
@@ -217,7 +217,7 @@ def test_uploads_at_random_are_read_as_they_were_written(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("never_due")
-def test_the_unbroken_run_of_parts_counts(store: Store) -> None:
+def test_parts_after_a_missing_or_damaged_one_are_ignored(store: Store) -> None:
     store.part_bytes = 1000
     upload = store.upload(PATH)
     for i in range(3):
@@ -238,18 +238,18 @@ def test_the_unbroken_run_of_parts_counts(store: Store) -> None:
         store.objects = whole | {path: damages[damage](whole[path])}
         if damage == "missing":
             del store.objects[path]
-        store.objects[f"parts/{PATH}/notes.txt"] = b"of somebody else"
-        store.objects["parts/records/loose"] = b"of somebody else"
-        (left,) = store.unfinished()
-        assert left.checkpoints() == [((i + 1) * 1000, b"%d" % i) for i in range(number)]
+        store.objects[f"parts/{PATH}/notes.txt"] = b"of another program"
+        store.objects["parts/records/loose"] = b"of another program"
+        (unfinished,) = store.unfinished()
+        assert unfinished.checkpoints() == [((i + 1) * 1000, b"%d" % i) for i in range(number)]
         if number:
-            assert read(left, 0, number * 1000) == DATA[: number * 1000]
-        left.remove()
+            assert read(unfinished, 0, number * 1000) == DATA[: number * 1000]
+        unfinished.remove()
         assert store.unfinished() == []
 
 
 @pytest.mark.usefixtures("kept_at_once")
-def test_it_goes_on_being_kept_while_it_is_sent(store: Store) -> None:
+def test_parts_are_saved_while_the_file_is_sent(store: Store) -> None:
     upload = store.upload(PATH)
     sending, putting = threading.Event(), threading.Event()
 
@@ -266,33 +266,33 @@ def test_it_goes_on_being_kept_while_it_is_sent(store: Store) -> None:
         upload.write(bytes(100))
         upload.checkpoint(b"note")
     assert putting.wait(60)
-    upload.commit()  # which sends when both checkpoints are kept
+    upload.commit()  # sends after both checkpoints are saved
     assert list(store.objects) == [PATH]
 
 
 @pytest.mark.usefixtures("kept_at_once")
-@pytest.mark.parametrize("stands_still", [False, True])
-def test_no_part_is_put_that_the_whole_file_comes_before(store: Store, stands_still: bool) -> None:
-    """All that is to be kept is the whole file, which is under way, unless that stands still."""
-    store.whole_seconds = 0.05 if stands_still else store.whole_seconds
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_no_part_is_put_while_the_whole_file_is_sent(store: Store, is_stuck: bool) -> None:
+    """Unless sending is stuck."""
+    store.whole_seconds = 0.05 if is_stuck else store.whole_seconds
     upload, putting = begun(store), threading.Event()
     store.on_put = putting.set
 
     def on_send() -> None:
         upload.checkpoint(b"one")
-        assert putting.wait(60 if stands_still else 0.2) == stands_still
+        assert putting.wait(60 if is_stuck else 0.2) == is_stuck
 
     store.on_send = on_send
     upload.commit()
     assert store.objects == {PATH: DATA}
-    assert putting.is_set() == stands_still
+    assert putting.is_set() == is_stuck
 
 
 # Failures
 
 
 @pytest.mark.usefixtures("kept_at_once")
-def test_what_the_thread_fails_with_is_raised_by_the_next_call(store: Store) -> None:
+def test_an_error_of_the_thread_is_raised_by_the_next_call(store: Store) -> None:
     store.on_put = fail
     for name, arguments in (
         *(("write", [b"x"]), ("checkpoint", [b"two"]), ("rewind", [0]), ("commit", [])),
@@ -307,7 +307,7 @@ def test_what_the_thread_fails_with_is_raised_by_the_next_call(store: Store) -> 
 
 
 @pytest.mark.usefixtures("never_due")
-def test_a_commit_that_fails_can_be_repeated_or_left(store: Store) -> None:
+def test_a_failed_commit_can_be_repeated_or_abandoned(store: Store) -> None:
     for end in ("commit", "abandon", "abort"):
         store.on_send = fail
         upload = begun(store, b"one")
@@ -334,7 +334,7 @@ def test_parts_that_cannot_be_removed_do_not_fail_a_commit(
     assert "cannot remove" in caplog.text
 
 
-def test_a_full_temporary_folder_says_what_to_do() -> None:
+def test_the_error_of_a_full_temporary_folder_names_tmpdir() -> None:
     done = run(
         "import resource, signal\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -346,7 +346,7 @@ def test_a_full_temporary_folder_says_what_to_do() -> None:
 
 
 @pytest.mark.usefixtures("kept_at_once")
-def test_it_tells_whether_a_kill_loses_a_checkpoint(store: Store) -> None:
+def test_is_durable_unless_a_kill_loses_a_checkpoint(store: Store) -> None:
     putting = threading.Event()
 
     def wait() -> None:
@@ -354,7 +354,7 @@ def test_it_tells_whether_a_kill_loses_a_checkpoint(store: Store) -> None:
 
     store.on_put = wait
     upload = begun(store)
-    durable = [upload.is_durable]  # there is none
+    durable = [upload.is_durable]  # no checkpoint yet
     upload.checkpoint(b"one")
     assert [*durable, upload.is_durable] == [True, False]
     putting.set()

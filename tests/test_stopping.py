@@ -1,4 +1,4 @@
-"""Leaving waits for the loads under way alone, and never for a storage that fails."""
+"""Stopping waits only for loads in progress, and not for a failing storage."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ from tests.own_threads import own_threads
 from tests.storage_doubles import Fault, FaultyStorage
 from tests.torch_process import run_code
 
-# Whatever waits for a request that fails waits for DEADLINE, so what ends SOON has not waited: even
-# where nothing else gets a core for seconds, and within the time that a test may take.
+# Waiting for a failing request takes DEADLINE, so an end within SOON has not waited, even on a busy
+# machine; both are within the time limit of tests.
 SOON = 30.0  # seconds
-DEADLINE = 90.0  # when a request is tried again, for the last time
+DEADLINE = 90.0  # of the last retry of a request
 PIPE: dict[str, Any] = {
     "clip_len": 3,
     "batch_size": 4,
@@ -57,7 +57,7 @@ PIPE: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of 3 MB: with `PIPE` most of it is read after the first batch."""
+    """A dataset of 3 MB: with `PIPE` most of it is read after the first batch."""
     path = tmp_path_factory.mktemp("stopping") / "records"
     with SeqRecordWriter(path, codecs="raw", chunk_frames=4) as writer:
         for number in range(4):
@@ -68,14 +68,14 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def transient(file: str = "file") -> TransientError:
-    """What may go well later, and not before the deadline."""
+    """A transient error whose retry delay exceeds the deadline."""
     error = TransientError("it is gone", file=file)
     error.retry_after = 300.0
     return error
 
 
-class Gone:
-    """Once `left` reads have gone well, all fail as if they may go well later; they never do."""
+class FailingReads:
+    """After `left` successful reads, all further ones fail with transient errors."""
 
     def __init__(self) -> None:
         self.left = 1 << 30
@@ -104,8 +104,8 @@ def wait_for_retries(storage: Storage, count: int = 1) -> None:
         time.sleep(0.01)
 
 
-def go_on_until_it_fails(iterator: Iterator[Any], storage: Storage, gone: Gone) -> None:
-    """Until a load fails that runs ahead. None does while a batch is waited for, for want of it."""
+def iterate_until_failure(iterator: Iterator[Any], storage: Storage, gone: FailingReads) -> None:
+    """Until a load ahead of the batches fails."""
     while not storage.counters()["retries"]:
         gone.left = 1 << 30
         next(iterator)
@@ -119,33 +119,33 @@ def go_on_until_it_fails(iterator: Iterator[Any], storage: Storage, gone: Gone) 
     ("way", "stride"),  # through the arena, and straight into clips
     [
         ("leave", 1),
-        ("begin anew", 3),
+        ("restart", 3),
         ("drop", 1),
         *(
             pytest.param(way, stride, marks=pytest.mark.slow)
-            for way, stride in (("leave", 3), ("begin anew", 1), ("drop", 3))
+            for way, stride in (("leave", 3), ("restart", 1), ("drop", 3))
         ),
     ],
 )
-def test_leaving_a_loop_whose_storage_is_gone(path: Path, way: str, stride: int) -> None:
-    gone = Gone()
+def test_leaving_a_loop_with_a_failing_storage(path: Path, way: str, stride: int) -> None:
+    gone = FailingReads()
     storage = failing(path, gone)
     with leaves_nothing(), seqrecord.open(storage) as dataset:
         pipe = SeqRecordPipe(dataset, stride=stride, **PIPE)
         iterator = iter(pipe)
-        go_on_until_it_fails(iterator, storage, gone)
+        iterate_until_failure(iterator, storage, gone)
         with soon():
             if way == "leave":
                 iterator.close()  # type: ignore[attr-defined]
-            elif way == "begin anew":
-                iter(pipe)  # which waits for the memory of the one before
+            elif way == "restart":
+                iter(pipe)  # waits for the memory of the previous iteration
             del iterator, pipe
             while own_threads("seqrecord-engine"):
                 time.sleep(0.01)
 
 
-class GoneFrom(StorageWrapper):
-    """What starts at byte `start` of a record file or later cannot be read."""
+class FailingFrom(StorageWrapper):
+    """Reads at byte `start` of a record file or later fail."""
 
     start = 1 << 60
 
@@ -157,14 +157,14 @@ class GoneFrom(StorageWrapper):
         self.inner.read_ranges(path, ranges, buffers)
 
 
-def test_an_error_does_not_wait_for_loads_that_are_tried_again(path: Path) -> None:
-    gone = GoneFrom(LocalStorage(path))
+def test_an_error_does_not_wait_for_retried_loads(path: Path) -> None:
+    gone = FailingFrom(LocalStorage(path))
     storage = ParallelStorage(RetryingStorage(gone, retrier=Retrier(DEADLINE)))
 
     def transform(frame: dict[str, Any]) -> dict[str, Any]:
-        if gone.start == GoneFrom.start:  # the pipe looks at a frame when it is made
+        if gone.start == FailingFrom.start:  # creating a pipe transforms a frame
             return frame
-        wait_for_retries(storage)  # of the loads that come later
+        wait_for_retries(storage)  # of later loads
         raise ZeroDivisionError("mine")
 
     with leaves_nothing(), seqrecord.open(storage) as dataset:
@@ -182,10 +182,10 @@ BEGIN = """
 import os, signal, sys, threading, time
 from pathlib import Path
 import seqrecord
-from tests.test_stopping import PIPE, Gone, failing, go_on_until_it_fails, wait_for_retries
+from tests.test_stopping import PIPE, FailingReads, failing, iterate_until_failure, wait_for_retries
 
-gone = Gone()
-storage = failing(Path(sys.argv[1]), gone, max_bytes=1000)  # so each load is several
+gone = FailingReads()
+storage = failing(Path(sys.argv[1]), gone, max_bytes=1000)  # several requests per load
 
 def interrupt():
     wait_for_retries(storage, 3)
@@ -201,7 +201,7 @@ for _ in seqrecord.SeqRecordPipe(seqrecord.open(storage), **PIPE):
     gone.left = 0
 """
 CTRL_C_AT_THE_START = """
-gone.left = 1  # the manifest, and then no table of the index
+gone.left = 1  # the manifest; then the index fails
 interrupter.start()
 seqrecord.open(storage)
 """
@@ -211,13 +211,13 @@ LEAVES = """
 import logging
 logging.disable()
 iterator = iter(seqrecord.SeqRecordPipe(seqrecord.open(storage), **PIPE))
-go_on_until_it_fails(iterator, storage, gone)
+iterate_until_failure(iterator, storage, gone)
 print(time.monotonic(), flush=True)
 """
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "told"),
+    ("code", "status", "stderr"),
     [
         pytest.param(CTRL_C, -signal.SIGINT, ["KeyboardInterrupt"], id="Ctrl-C"),
         pytest.param(
@@ -228,18 +228,18 @@ print(time.monotonic(), flush=True)
         pytest.param(LEAVES, 0, [], id="leaves", marks=pytest.mark.slow),
     ],
 )
-def test_ending_a_process_while_a_storage_is_gone(
-    path: Path, code: str, status: int, told: list[str]
+def test_ending_a_process_with_a_failing_storage(
+    path: Path, code: str, status: int, stderr: list[str]
 ) -> None:
     done = run_code(BEGIN + code, path, timeout=DEADLINE + SOON)
-    assert time.monotonic() - float(done.stdout) < SOON  # one clock for all processes
-    assert (done.returncode, done.stderr.splitlines()[-1:]) == (status, told)
+    assert time.monotonic() - float(done.stdout) < SOON  # all processes have the same clock
+    assert (done.returncode, done.stderr.splitlines()[-1:]) == (status, stderr)
 
 
 def test_ctrl_c_while_an_iteration_starts_its_thread(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread runs before `start` returns, and nobody had it to end it."""
+    """The thread runs before `start` returns, and must end without a reference to it."""
     start = threading.Thread.start
 
     def interrupted(thread: threading.Thread) -> None:
@@ -258,7 +258,7 @@ def test_ctrl_c_while_an_iteration_starts_its_thread(
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Cycles of references stay where they are."""
+    """Without collection of reference cycles."""
     gc.collect()
     gc.disable()
     try:
@@ -267,8 +267,8 @@ def without_collector() -> Iterator[None]:
         gc.enable()
 
 
-def test_what_is_dropped_is_closed_at_once(path: Path) -> None:
-    """It is in no cycle of references, which only the garbage collector would find."""
+def test_deleted_loaders_are_closed_at_once(path: Path) -> None:
+    """They are in no reference cycle, which would need a garbage collection."""
 
     def use() -> None:
         next(iter(SeqRecordPipe(path, clip_len=2, batch_size=1)))
@@ -289,8 +289,8 @@ def test_what_is_dropped_is_closed_at_once(path: Path) -> None:
         assert files() == []
 
 
-def test_an_error_that_nobody_gets_holds_nothing() -> None:
-    """A load's future holds what it has raised, and that the frames that hold the future."""
+def test_an_error_that_is_not_raised_keeps_no_objects_alive() -> None:
+    """A load's future has a reference to its error, and the error's frames to the future."""
 
     class Load:
         def __init__(self) -> None:
@@ -301,7 +301,7 @@ def test_an_error_that_nobody_gets_holds_nothing() -> None:
             self.done.result()
 
     def no_batch(_: int) -> OpenBatch:
-        raise AssertionError("none is asked for")
+        raise AssertionError("no batch is requested")
 
     with without_collector():
         load = Load()
@@ -319,7 +319,7 @@ def test_an_error_that_nobody_gets_holds_nothing() -> None:
 
 
 def test_requests_of_a_call_end_together(tmp_path: Path) -> None:
-    """Where one fails, and where a reader has stopped."""
+    """When one fails, and when a reader has stopped."""
     (tmp_path / "file").write_bytes(bytes(9000))
     call = "file", [ByteRange(0, 9000)], [memoryview(bytearray(9000))]
 
@@ -349,7 +349,7 @@ def test_requests_of_a_call_end_together(tmp_path: Path) -> None:
 # Uploads
 
 
-def test_an_upload_that_is_given_up_sends_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_aborted_upload_sends_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     def takes_nothing(*_: object) -> None:
         raise transient()
 
@@ -366,10 +366,10 @@ def test_an_upload_that_is_given_up_sends_nothing_more(monkeypatch: pytest.Monke
         upload.abort()
 
 
-# The condition itself
+# unwanted_if
 
 
-def test_conditions_add_up_and_end() -> None:
+def test_nested_conditions_all_apply_until_their_block_ends() -> None:
     inner, outer = threading.Event(), threading.Event()
     with unwanted_if(outer.is_set):
         with unwanted_if(inner.is_set):
@@ -384,13 +384,12 @@ def test_conditions_add_up_and_end() -> None:
     check_wanted("file")
 
 
-# ---- leaving the interpreter
+# ---- exit of the interpreter
 
-PATIENCE = 60  # seconds; what hangs fails
+PATIENCE = 60  # seconds; then a test fails
 
-# Iterates over clips until every loading thread is inside a load, with more of them queued, and
-# leaves. Loads last until the engine has been told to end: none can end before, none should begin
-# after that.
+# Iterates over clips until every loading thread is inside a load, with more loads queued, and
+# exits. Loads end when the engine stops, not before, and no load should begin after that.
 _LEAVES = """
 import atexit, json, os, signal, sys, threading, time
 
@@ -399,7 +398,7 @@ lock, begun, inside = threading.Lock(), [], []
 all_busy = threading.Event()
 FREE, NUM_THREADS = 6, 3
 
-@atexit.register  # before the engine's, so it runs after that
+@atexit.register  # registered before the engine's handler, so it runs after it
 def report():
     with open(out, "w") as file:
         names = [thread.name for thread in threading.enumerate()]
@@ -421,7 +420,7 @@ def is_wanted(path):
 class Slow(LocalStorage):
     def read_ranges(self, path, ranges, buffers):
         if path.endswith(".seqrec"):
-            waits = ranges[0].start >= held_from
+            waits = ranges[0].start >= slow_from
             with lock:
                 begun.append(path)
                 inside.extend([path] * waits)
@@ -432,7 +431,7 @@ class Slow(LocalStorage):
         super().read_ranges(path, ranges, buffers)
 
 dataset = seqrecord.open(Slow(path))
-held_from = int(dataset.contents.index.groups[0].offset[FREE])  # there is one record file
+slow_from = int(dataset.contents.index.groups[0].offset[FREE])  # there is one record file
 engine = seqrecord.EngineOptions(num_threads=NUM_THREADS)
 pipe = SeqRecordPipe(dataset, clip_len=2, shuffle=False, engine=engine, batch_size=1)
 
@@ -455,7 +454,7 @@ leave(iterator)
 
 @pytest.fixture(scope="module")
 def chunks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of 20 chunks of 4 frames, several of which one thread loads, one after the other."""
+    """A dataset of 20 chunks of 4 frames."""
     path = tmp_path_factory.mktemp("leaving") / "records"
     with (
         SeqRecordWriter(path, codecs="raw", chunk_frames=4) as writer,
@@ -475,7 +474,7 @@ def chunks(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("sys.exit", 5, marks=pytest.mark.slow),
     ],
 )
-def test_leaving_waits_for_the_loads_under_way_alone(
+def test_leaving_waits_only_for_loads_in_progress(
     way: str, code: int, chunks: Path, tmp_path: Path
 ) -> None:
     done = run_code(_LEAVES, chunks, way, tmp_path / "report.json")
@@ -501,7 +500,7 @@ threading.Thread(target=train).start()
 """
 
 
-def test_a_thread_that_outlives_the_main_thread_goes_on(chunks: Path) -> None:
+def test_a_thread_that_outlives_the_main_thread_continues(chunks: Path) -> None:
     done = run_code(_USER_THREAD, chunks)
     assert (done.returncode, done.stdout.split()) == (0, ["40", "40"]), done.stderr
 
@@ -509,19 +508,19 @@ def test_a_thread_that_outlives_the_main_thread_goes_on(chunks: Path) -> None:
 # The pool
 
 
-def test_a_pool_drops_what_is_queued_and_waits_for_what_has_begun() -> None:
-    begun, go_on, done = threading.Event(), threading.Event(), []
+def test_a_pool_drops_queued_tasks_and_waits_for_running_ones() -> None:
+    begun, may_continue, done = threading.Event(), threading.Event(), []
 
     def work(number: int) -> int:
         begun.set()
-        assert go_on.wait(PATIENCE)
+        assert may_continue.wait(PATIENCE)
         done.append(number)
         return number
 
     with ThreadPool(1, "some") as pool:
         futures = [pool.submit(work, number) for number in range(5)]
         assert begun.wait(PATIENCE)
-        threading.Timer(0.05, go_on.set).start()
+        threading.Timer(0.05, may_continue.set).start()
     assert done == [0]
     assert futures[0].result() == 0
     for future in futures[1:]:
@@ -532,7 +531,7 @@ def test_a_pool_drops_what_is_queued_and_waits_for_what_has_begun() -> None:
     assert own_threads("some") == []
 
 
-def test_a_pool_does_all_in_as_many_threads_as_there_are_tasks() -> None:
+def test_a_pool_runs_all_tasks_in_up_to_its_number_of_threads() -> None:
     seen: set[str] = set()
 
     def work(number: int) -> int:
@@ -550,7 +549,7 @@ def test_a_pool_does_all_in_as_many_threads_as_there_are_tasks() -> None:
     assert seen <= {f"some_{i}" for i in range(4)}
 
 
-def test_a_pool_hands_errors_over() -> None:
+def test_a_pool_raises_errors_of_tasks() -> None:
     def work(error: Any) -> None:
         raise error
 

@@ -36,7 +36,7 @@ from tests.own_threads import busy_threads, in_a_fork
 from tests.storage_contract import DATA, PATH, StorageContract, get, names, put
 from tests.storage_doubles import CountingStorage
 
-# Forking with threads is what some of these tests are about.
+# Some tests fork a process with threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 
@@ -76,7 +76,7 @@ class TestFsspecOverLocalFiles(StorageContract):
         return FsspecStorage("local", str(folder), shown="local://dataset")
 
 
-def test_a_storage_is_a_storage(tmp_path: Path, memory: FsspecStorage) -> None:
+def test_open_storage_accepts_storages(tmp_path: Path, memory: FsspecStorage) -> None:
     wrapped = CountingStorage(LocalStorage(tmp_path))
     for storage in (LocalStorage(tmp_path), memory, wrapped):
         assert isinstance(storage, Storage)
@@ -88,8 +88,8 @@ def test_a_storage_is_a_storage(tmp_path: Path, memory: FsspecStorage) -> None:
 # Local
 
 
-def test_ranges_that_follow_each_other(tmp_path: Path) -> None:
-    """Of any lengths, empty ones too, and more than one call of the system takes."""
+def test_consecutive_ranges(tmp_path: Path) -> None:
+    """Of any length, also empty, and more than one system call can read."""
     rng = random.Random(0)
     data = rng.randbytes(4000)
     (tmp_path / "file").write_bytes(data)
@@ -110,7 +110,7 @@ def test_ranges_that_follow_each_other(tmp_path: Path) -> None:
     assert caught.value.offset == 3990
 
 
-def test_no_descriptor_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_descriptor_leaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = _open_fds()
     storage = LocalStorage(tmp_path)
     put(storage, PATH, DATA)
@@ -118,13 +118,13 @@ def test_no_descriptor_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     upload = storage.create("records/left")
     upload.write(b"x")
     del storage, upload
-    assert _open_fds() == before, "of storages that are collected"
+    assert _open_fds() == before, "collected storages"
     storage = LocalStorage(tmp_path)
     upload = storage.create("records/stays")
     (tmp_path / "records/stays.notes").mkdir()
     with pytest.raises(errors.StorageError, match="Is a directory"):
         upload.abort()
-    assert _open_fds() == before, "of an upload that cannot be removed"
+    assert _open_fds() == before, "an upload that cannot be removed"
     close = os.close
     upload = storage.create("records/synced")
     upload.write(DATA)
@@ -138,7 +138,7 @@ def test_no_descriptor_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with monkeypatch.context() as broken:
         broken.setattr(os, "close", failing)
         upload.commit()
-    assert get(storage, "records/synced") == DATA, "what is synced is committed"
+    assert get(storage, "records/synced") == DATA, "a synced file is committed"
 
 
 def test_a_relative_path_stays_where_it_was(
@@ -163,7 +163,7 @@ def test_a_forked_child_reads_with_the_handles_of_its_parent(tmp_path: Path) -> 
         assert all(in_a_fork(lambda: get(storage, PATH, 5, 50) == DATA[5:50]) for _ in range(10))
 
 
-# Local: what hostile folders hold
+# Local: hostile folders
 
 
 def test_links_that_lead_out_or_nowhere(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_links_that_lead_out_or_nowhere(tmp_path: Path) -> None:
         storage.create("manifest.json")
     assert (tmp_path / "secret").read_bytes() == b"secret"
     assert list((tmp_path / "outside").iterdir()) == []
-    # A file that cannot be looked at is named.
+    # The error of a symlink loop has its path.
     storage = LocalStorage(tmp_path)
     put(storage, PATH, DATA)
     (tmp_path / "records" / "gone.seqrec").symlink_to("nowhere")
@@ -198,7 +198,7 @@ def test_links_that_lead_out_or_nowhere(tmp_path: Path) -> None:
     assert caught.value.file == str(loop)
 
 
-# Local: uploads that something hits
+# Local: disturbed uploads
 
 
 def test_a_name_is_written_by_one_upload(tmp_path: Path) -> None:
@@ -212,20 +212,20 @@ def test_a_name_is_written_by_one_upload(tmp_path: Path) -> None:
     assert get(other, PATH) == b"mine!"
 
 
-def test_notes_that_a_kill_left_behind_the_rename_are_tidied(tmp_path: Path) -> None:
+def test_notes_left_by_a_kill_after_the_rename_are_deleted(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     put(storage, PATH, DATA)
     (tmp_path / f"{PATH}.notes").write_text('{"size": 1, "note": ""}\n')
     cut = storage.create("records/cut")
     cut.checkpoint(b"note")
     assert [each.path for each in storage.unfinished("records")] == ["records/cut"]
-    assert (tmp_path / f"{PATH}.notes").exists()  # who reads changes nothing
+    assert (tmp_path / f"{PATH}.notes").exists()  # reading changes nothing
     storage.put("manifest.json", b"{}", expected=None)
     expected = ["cut.notes", "cut.partial", Path(PATH).name]
     assert sorted(path.name for path in (tmp_path / "records").iterdir()) == sorted(expected)
     assert get(storage, PATH) == DATA
     cut.abort()
-    (tmp_path / "records/a.notes").mkdir(parents=True)  # what cannot be tidied fails no put
+    (tmp_path / "records/a.notes").mkdir(parents=True)  # a failed clean-up fails no put
     storage.put("other.json", b"{}", expected=None)
 
 
@@ -233,7 +233,7 @@ def test_notes_that_a_kill_left_behind_the_rename_are_tidied(tmp_path: Path) -> 
     ("module", "name", "code"),
     [(os, "write", errno.ENOSPC), (os, "fsync", errno.EIO), (Path, "replace", errno.EDQUOT)],
 )
-def test_errors_of_the_disk_name_the_file_and_a_short_write_goes_on(
+def test_disk_errors_name_the_file_and_a_short_write_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, code: int
 ) -> None:
     storage = LocalStorage(tmp_path)
@@ -254,7 +254,7 @@ def test_errors_of_the_disk_name_the_file_and_a_short_write_goes_on(
     assert names(storage, "records") == ["records/before"]
     storage.remove(PATH)
     assert storage.unfinished("records") == []
-    # A short write goes on.
+    # A short write continues.
     whole = os.write
     storage = LocalStorage(tmp_path)
     with monkeypatch.context() as short:
@@ -264,7 +264,7 @@ def test_errors_of_the_disk_name_the_file_and_a_short_write_goes_on(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_checkpoint_on_a_full_disk_spoils_none_before(
+def test_a_checkpoint_on_a_full_disk_keeps_earlier_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = LocalStorage(tmp_path)
@@ -288,7 +288,7 @@ def test_a_checkpoint_on_a_full_disk_spoils_none_before(
 # fsspec
 
 
-def test_a_failing_upload_shows_nothing_even_when_it_is_collected(tmp_path: Path) -> None:
+def test_a_collected_upload_leaves_no_file(tmp_path: Path) -> None:
     storage = FsspecStorage("local", str(tmp_path), shown="local://x")
     upload = storage.create("records/a")
     upload.write(b"half")
@@ -301,7 +301,7 @@ def test_a_failing_upload_shows_nothing_even_when_it_is_collected(tmp_path: Path
 
 
 class _LosesAnAnswer(FsspecStorage):
-    """The answer to the first upload of a file is lost, and `stored` is there then."""
+    """The response to the first upload of a file is lost; `stored` is the file's content."""
 
     stored: bytes | None = None
 
@@ -321,8 +321,8 @@ class _Bytes:
         return self.data[start:stop]
 
 
-def test_a_file_of_the_same_length_is_not_taken_for_ours() -> None:
-    """The end of an upload whose answer was lost: another file had its name, and its length."""
+def test_another_file_of_the_same_length_is_a_conflict() -> None:
+    """An upload with a lost response, and another file of the same name and length."""
     root = f"lost-{uuid.uuid4().hex}"
     quick = Retrier(sleep=lambda _: None)
     storage = _LosesAnAnswer("memory", root, shown=f"memory://{root}", retrier=quick)
@@ -345,7 +345,7 @@ def test_a_file_of_the_same_length_is_not_taken_for_ours() -> None:
 
 
 class _Broken(fsspec.AbstractFileSystem):  # type: ignore[misc]
-    """Fails with a secret in everything that it says."""
+    """Fails with a secret in all messages."""
 
     protocol = "broken"
     cachable = False
@@ -363,7 +363,7 @@ class _Broken(fsspec.AbstractFileSystem):  # type: ignore[misc]
     info = ls = cat_file = _open = exists = rm_file = makedirs = size = cat_ranges = _fail
 
 
-def test_errors_hold_nothing_of_what_the_client_said() -> None:
+def test_errors_contain_no_text_of_the_client() -> None:
     fsspec.register_implementation("broken", _Broken, clobber=True)
     storage = open_storage("broken://bucket/dataset", {"secret": "S3CRET"})
     for action in (
@@ -383,7 +383,7 @@ def test_errors_hold_nothing_of_what_the_client_said() -> None:
 
 
 class _OnAHost(MemoryFileSystem):  # type: ignore[misc]
-    """Has its host as an option and not in its paths, as those of FTP and GitHub have."""
+    """Has its host as an option and not in its paths, like FTP and GitHub."""
 
     protocol = "onahost"
     cachable = False
@@ -405,7 +405,7 @@ class _OnAHost(MemoryFileSystem):  # type: ignore[misc]
         return {"host": infer_storage_options(path)["host"]}
 
 
-def test_a_url_is_taken_apart_as_its_filesystem_does() -> None:
+def test_a_url_is_parsed_by_its_filesystem() -> None:
     fsspec.register_implementation("onahost", _OnAHost, clobber=True)
     for folder in ("/a/b", "/", ""):
         _OnAHost.store.clear()
@@ -430,14 +430,14 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.LocationError, match="unsupported URL scheme"):
         open_storage("nosuchthing://a")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    for table in ("_registry", "registry"):  # of classes that were imported before
+    for table in ("_registry", "registry"):  # of classes imported before
         monkeypatch.setattr(sys.modules["fsspec.registry"], table, {})
     with pytest.raises(errors.LocationError, match=r"missing.*huggingface_hub") as caught:
         open_storage("hf://datasets/a/b").files("records")
     assert caught.value.__cause__ is None
 
 
-def test_a_client_is_made_anew_in_a_forked_child(memory: FsspecStorage) -> None:
+def test_a_forked_child_makes_its_own_client(memory: FsspecStorage) -> None:
     put(memory, PATH, DATA)
     clients = Clients(object, is_reread=False)
     mine = clients.ask("file", lambda client: client)
@@ -446,8 +446,8 @@ def test_a_client_is_made_anew_in_a_forked_child(memory: FsspecStorage) -> None:
     assert in_a_fork(lambda: get(memory, PATH, 0, 9) == DATA[:9])
 
 
-def test_clients_of_different_places_are_not_made_at_once() -> None:
-    """They import packages when they are made, and a thread may see half of an import."""
+def test_clients_of_different_locations_are_made_one_at_a_time() -> None:
+    """Making a client imports packages, and a thread may see an incomplete import."""
     making, most = 0, 0
 
     def make() -> object:

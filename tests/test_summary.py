@@ -1,4 +1,4 @@
-"""What a dataset holds, against counting the frames that were written."""
+"""Summaries of datasets against counts of the written frames."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.tiny import change_table
 
 
 def _all_frames() -> list[SmallFrame]:
-    """Of `small`."""
+    """All frames of `small`."""
     return [frame for i, count in enumerate(EPISODES.values()) for frame in small_frames(i, count)]
 
 
 def test_counts_and_sizes(small: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(small, tmp_path / "records")
     sizes = [file.stat().st_size for file in (copy / "records").glob("*.seqrec")]
-    shutil.rmtree(copy / "records")  # nothing of them may be read
+    shutil.rmtree(copy / "records")  # must not be read
     dataset = seqrecord.open(copy)
     summary = summarize(dataset)
     assert (summary.num_episodes, summary.num_frames) == (3, 17)
@@ -51,12 +51,12 @@ def test_counts_and_sizes(small: Path, tmp_path: Path) -> None:
         column = index.groups[0].page_length[:, index.schema.position(name)]
         assert feature.stored_bytes == int(column.sum())
     assert summary.raw_bytes is None
-    known = [f for f in summary.features if f.raw_bytes is not None]
-    raw = sum(f.raw_bytes or 0 for f in known)
-    assert summary.ratio == pytest.approx(raw / sum(f.stored_bytes for f in known))
+    sized = [f for f in summary.features if f.raw_bytes is not None]
+    raw = sum(f.raw_bytes or 0 for f in sized)
+    assert summary.ratio == pytest.approx(raw / sum(f.stored_bytes for f in sized))
 
 
-def test_raw_bytes_of_a_variable_dimension_are_known_without_a_codec(tmp_path: Path) -> None:
+def test_raw_bytes_of_a_variable_dimension_need_raw_storage(tmp_path: Path) -> None:
     write_small(tmp_path, codecs={"range": "raw", "note": "raw"})
     by_name = {f.spec.name: f for f in summarize(seqrecord.open(tmp_path)).features}
     for name in ("range", "note"):
@@ -67,7 +67,7 @@ def test_clips_against_brute_force(small: Path) -> None:
     written = [small_frames(i, count) for i, count in enumerate(EPISODES.values())]
     for spec in (ClipSpec(2), ClipSpec(3, stride=2), ClipSpec(3, dilation=3)):
         complete = incomplete = short = 0
-        holders = set()
+        episodes = set()
         for number, frames in enumerate(written):
             starts = range(0, len(frames) - spec.span + 1, spec.stride)
             short += not starts
@@ -75,11 +75,11 @@ def test_clips_against_brute_force(small: Path) -> None:
                 used = frames[start : start + spec.span : spec.dilation]
                 whole = all("flow" in frame and "note" in frame for frame in used)
                 complete, incomplete = complete + whole, incomplete + (not whole)
-                holders |= {number} if whole else set()
+                episodes |= {number} if whole else set()
         with seqrecord.open(small, features=["note", "flow"]) as dataset:
             clips = summarize(dataset, clip=spec).clips
         settings = (spec.length, spec.stride, spec.dilation, spec.span)
-        assert clips == ClipSummary(*settings, complete, len(holders), short, incomplete)
+        assert clips == ClipSummary(*settings, complete, len(episodes), short, incomplete)
         assert min(complete, incomplete) > 0
     with seqrecord.open(small, features=["pose", "step"]) as dataset:
         summary = summarize(dataset, clip=ClipSpec(5))
@@ -124,17 +124,17 @@ def test_an_episode_against_its_frames(small: Path) -> None:
         assert summary["num_clips"] == dataset.contents.clips(ClipSpec(3), [key]).num_clips
         assert summary["metadata"] == dataset.episodes[key].metadata
         for feature in summary["features"]:
-            lacking = [i for i, frame in enumerate(frames) if feature["name"] not in frame]
-            assert [i for run in feature["missing"] for i in range(*run)] == lacking
-            assert feature["num_frames"] == len(frames) - len(lacking)
+            missing = [i for i, frame in enumerate(frames) if feature["name"] not in frame]
+            assert [i for run in feature["missing"] for i in range(*run)] == missing
+            assert feature["num_frames"] == len(frames) - len(missing)
     assert sum(s["stored_bytes"] for s in summaries) == summarize(dataset).stored_bytes
     files = {path for summary in summaries for path in summary["record_files"]}
     assert files == {file.path for file in dataset.contents.manifest.record_files}
     assert len(summaries[0]["record_files"]) > 1
 
 
-def test_a_list_is_made_one_row_at_a_time(tmp_path: Path) -> None:
-    """The second row is not looked at when the first is given: its metadata are no JSON."""
+def test_episodes_are_listed_row_by_row(tmp_path: Path) -> None:
+    """The first row is printed before the second one, with invalid JSON, is read."""
     write_small(tmp_path)
 
     def damage(table: pa.Table) -> pa.Table:
@@ -161,7 +161,7 @@ def test_a_key_that_looks_like_a_glob(tmp_path: Path) -> None:
         assert "z1" not in text
 
 
-def test_text_of_an_episode_moves_no_cursor(tmp_path: Path) -> None:
+def test_control_characters_of_an_episode_are_escaped(tmp_path: Path) -> None:
     nasty = "\x1b[2J\x9b\u202e\n"
     with (
         SeqRecordWriter(tmp_path) as writer,

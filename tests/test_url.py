@@ -115,15 +115,15 @@ UNCLEAR: list[tuple[Any, str]] = [
 ]
 
 
-def test_an_unclear_location_says_what_to_write() -> None:
-    for url, says in UNCLEAR:
-        with pytest.raises(LocationError, match=says) as caught:
+def test_errors_of_unclear_locations_show_a_valid_form() -> None:
+    for url, message in UNCLEAR:
+        with pytest.raises(LocationError, match=message) as caught:
             parse_location(url)
         assert SECRET not in "".join(traceback.format_exception(caught.value))
         assert SECRET not in str(caught.value.__context__)
 
 
-# A URL in a path object has lost a slash.
+# A URL in a path object loses a slash.
 
 SIGNED = f"https://acme.blob.core.windows.net/box/set?sv=1&sig={SECRET}"
 
@@ -158,7 +158,7 @@ _COMMANDS = [
 
 
 def test_a_url_in_a_path_object_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a URL in the place of a path of this machine. Nothing of it is shown, nothing written."""
+    """And a URL in place of a local path. Errors do not show it, and nothing is written."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "source" / "walk").mkdir(parents=True)
     np.save(tmp_path / "source" / "walk" / "pose.npy", np.zeros((3, 7)))
@@ -171,18 +171,18 @@ def test_a_url_in_a_path_object_is_refused(tmp_path: Path, monkeypatch: pytest.M
         *((seqrecord.open, path, as_text) for path in others),
         *((use, SIGNED, "a URL; expected: a path of this machine") for use in _TAKES_A_PATH),
     ]
-    for use, path, says in cases:
-        with pytest.raises(LocationError, match=says) as caught:
+    for use, path, message in cases:
+        with pytest.raises(LocationError, match=message) as caught:
             use(path)
         assert SECRET not in "".join(traceback.format_exception(caught.value))
     for command in _COMMANDS:
-        said = run(*(word.format(half) for word in command.split()), code=1).output
-        assert "a slash missing" in said
-        assert SECRET not in said
+        output = run(*(word.format(half) for word in command.split()), code=1).output
+        assert "a slash missing" in output
+        assert SECRET not in output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dataset", "source"]
 
 
-def test_a_folder_that_looks_like_a_url_has_a_way_in(
+def test_a_folder_that_looks_like_a_url_can_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -199,4 +199,4 @@ def test_a_lone_surrogate_is_refused() -> None:
         with pytest.raises(LocationError, match=r"not a path or URL; expected: Unicode") as caught:
             parse_location(location)
         assert "S3CRET" not in str(caught.value)
-    assert parse_location("/tmp/\udc80").root == "/tmp/\udc80"  # bytes that are no UTF-8
+    assert parse_location("/tmp/\udc80").root == "/tmp/\udc80"  # invalid UTF-8

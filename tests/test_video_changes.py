@@ -1,4 +1,4 @@
-"""Videos that change within a file, hold several streams, or claim more packets than they have."""
+"""Videos with changes within a file, several streams, or false counts of packets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WIDE = np.tile(pictures(4), (1, 2, 3, 1))
 
 
 def packets_of(codec: str, images: Pixels, pixels: str = "yuv420p") -> list[bytes]:
-    """One group of pictures, with its headers in the packets."""
+    """One GOP, with its headers in the packets."""
     from seqrecord.codecs.video.config import VideoConfig
     from seqrecord.codecs.video.encoding import encode_gop
 
@@ -51,7 +51,7 @@ def jpegs(image: Pixels) -> list[bytes]:
 
 
 def write(path: Path, codec: str, groups: Sequence[list[bytes]], size: tuple[int, int]) -> Path:
-    """A file of these packets, one a frame, each group of which begins with a keyframe."""
+    """A file of these packets, one per frame; each group begins with a keyframe."""
     policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
     with av.open(str(path), "w") as file:
         stream: Any = file.add_stream(_ENCODERS.get(codec, codec), rate=30)
@@ -67,7 +67,7 @@ def write(path: Path, codec: str, groups: Sequence[list[bytes]], size: tuple[int
                 file.mux(packet)
                 number += 1
     if os.sched_getscheduler(0) != policy:
-        os.sched_setscheduler(0, policy, priority)  # SVT-AV1 makes root's threads real-time ones
+        os.sched_setscheduler(0, policy, priority)  # SVT-AV1 sets a real-time priority for root
     return path
 
 
@@ -82,10 +82,10 @@ def slow(*values: Any) -> Any:
         *(slow("h264", "mkv", None), slow("hevc", "mp4", None)),
         *(slow("av1", "mkv", None), slow("vp9", "mp4", None)),
         ("h264", "mp4", "yuv444p"),
-        ("mjpeg", "mkv", None),  # which is encoded anew
+        ("mjpeg", "mkv", None),  # re-encoded
     ],
 )
-def test_a_size_or_pixels_that_change(
+def test_a_changed_size_or_pixel_format_is_an_error(
     tmp_path: Path, codec: str, ending: str, pixels: str | None
 ) -> None:
     first = packets_of(codec, SMALL)
@@ -104,7 +104,7 @@ def test_a_size_or_pixels_that_change(
 
 
 def in_order(**options: str) -> list[bytes]:
-    """H.264 whose packets come as its frames are shown."""
+    """H.264 with packets in display order."""
     context: Any = av.CodecContext.create("libx264", "w")
     context.height, context.width = SMALL.shape[1:3]
     context.pix_fmt, context.time_base = "yuv420p", Fraction(1, 30)
@@ -117,8 +117,8 @@ def in_order(**options: str) -> list[bytes]:
     return [bytes(packet) for packet in (*packets, *context.encode(None))]
 
 
-def test_headers_that_change_and_mean_the_same(tmp_path: Path) -> None:
-    """Another level is no change of the frames."""
+def test_changed_headers_with_equal_frames(tmp_path: Path) -> None:
+    """Another level does not change the frames."""
     groups = [in_order(), in_order(level="5.1"), in_order()]
     path = write(tmp_path / "a.mp4", "h264", groups, SMALL.shape[1:3])
     for reference in (False, True):
@@ -129,9 +129,9 @@ def test_headers_that_change_and_mean_the_same(tmp_path: Path) -> None:
 
 
 def test_frames_of_vp9_may_change_between_keyframes(tmp_path: Path) -> None:
-    """As WebRTC does: a frame has a size of its own, scaled from those before."""
+    """Like WebRTC's: a frame with another size, scaled from previous frames."""
     first = packets_of("vp9", SMALL)
-    # Marker 2, profile 0, a shown inter frame that is resilient; references; none is as large.
+    # Marker 2, profile 0, a shown, resilient inter frame; references with other sizes.
     bits = f"10{0:02b}0111" + f"{0:08b}" + "0000" * 3 + "000" + f"{191:016b}{95:016b}"
     inner = int(bits.ljust(-(-len(bits) // 8) * 8, "0"), 2).to_bytes(-(-len(bits) // 8), "big")
     path = write(tmp_path / "a.webm", "vp9", [[*first, inner + bytes(20)]], SMALL.shape[1:3])
@@ -143,7 +143,7 @@ def test_frames_of_vp9_may_change_between_keyframes(tmp_path: Path) -> None:
 
 
 def test_odd_sizes(tmp_path: Path) -> None:
-    """One that must be re-encoded, and a codec that takes it: the remedy that the error names."""
+    """A video to be re-encoded fails; the codec named by the error can store it."""
     odd = SMALL[:, :95, :127].copy()
     path = write(tmp_path / "a.mkv", "mjpeg", [jpegs(odd[0])], (95, 127))
     with pytest.raises(SourceError, match="odd size") as caught:
@@ -208,22 +208,22 @@ def test_a_stream_is_chosen(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
         assert left.unit == "streams"
         assert f"{320 - width}x96" in left.pattern
         assert left.is_data == (stream is None)
-        said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-        said = [text for text in said if "video streams" in text]
-        assert len(said) == (stream is None)
-        assert all("stream=1 ('wide'" in text for text in said)
+        warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+        warnings = [text for text in warnings if "video streams" in text]
+        assert len(warnings) == (stream is None)
+        assert all("stream=1 ('wide'" in text for text in warnings)
     source: Any = open_source(write_streams(tmp_path / "b.mkv", [SMALL, WIDE[:2]]), stream=1)
     [info] = source.episodes()
     assert len(source.timestamps(info)) == info.num_frames == 2
 
 
-def test_a_stream_that_is_not_there(tmp_path: Path) -> None:
+def test_an_unknown_stream(tmp_path: Path) -> None:
     path = write_streams(tmp_path / "a.mkv", [SMALL, WIDE], ["same", "same"])
     command = ("write", "--src", path, "--dst", tmp_path / "o", "--source-option")
     for stream in (2, -1, "other"):
-        said = fail(*command, f"stream={stream}")
-        assert "no such video stream" in said
-        assert "stream=0 ('same', h264 128x96); stream=1 ('same', h264 192x96)" in said
+        output = fail(*command, f"stream={stream}")
+        assert "no such video stream" in output
+        assert "stream=0 ('same', h264 128x96); stream=1 ('same', h264 192x96)" in output
     run(*command, "stream=1", "--quiet")
 
 
@@ -231,21 +231,21 @@ def test_a_stream_that_is_not_there(tmp_path: Path) -> None:
 
 
 def boxes(data: bytes | bytearray, kind: bytes) -> int:
-    """Where the body of the first box of a kind begins."""
+    """Offset of the first box's body."""
     return data.index(kind) + 4
 
 
 TABLE, PACKETS = "larger than its box", "more packets than fit into the file"
-CLAIMS: list[tuple[bytes, int, tuple[int, ...], str]] = [  # box, place in it, values, error
+CLAIMS: list[tuple[bytes, int, tuple[int, ...], str]] = [  # box, offset, values, error
     (b"stsz", 4, (0, 88_000_000), TABLE),
     (b"stsz", 4, (1, 88_000_000), PACKETS),  # of equal sizes
     *((kind, 4, (88_000_000,), TABLE) for kind in (b"stts", b"stsc", b"stco", b"stss", b"ctts")),
     (b"trun", 4, (88_000_000,), PACKETS),
-    (b"trun", 0, (1, 88_000_000), PACKETS),  # without a table: sizes are the track's
+    (b"trun", 0, (1, 88_000_000), PACKETS),  # no table: the track's sizes
 ]
 
 
-def test_an_mp4_that_claims_much(tmp_path: Path) -> None:
+def test_an_mp4_with_too_large_counts(tmp_path: Path) -> None:
     whole = write_video(tmp_path / "a.mp4", pictures(8))
     fragments = in_fragments(whole, tmp_path / "b.mp4")
     for kind, place, values, match in CLAIMS:
@@ -270,10 +270,10 @@ def test_an_mp4_that_claims_much(tmp_path: Path) -> None:
         ("a.m4v", "mpeg4", "aac", "faststart"),
     ],
 )
-def test_files_that_claim_no_more_than_they_have(
+def test_files_with_correct_counts(
     tmp_path: Path, name: str, video: str, sound: str, flags: str
 ) -> None:
-    """Of uncompressed sound each sample is one, of some bytes."""
+    """In uncompressed sound each sample has a few bytes."""
     path = tmp_path / name
     with av.open(str(path), "w", options={"movflags": flags} if flags else {}) as file:
         picture: Any = file.add_stream(video, rate=30)
@@ -296,8 +296,8 @@ def test_files_that_claim_no_more_than_they_have(
     assert open_source(path).schema()["image"].shape == (96, 128, 3)
 
 
-def test_decoder_settings_that_change(tmp_path: Path) -> None:
-    """Two descriptions of samples: as editors write, of parts from several cameras."""
+def test_changed_decoder_settings(tmp_path: Path) -> None:
+    """Two sample descriptions, as in files cut from several cameras."""
     path = write_video(tmp_path / "a.mp4", pictures(8))
     data = bytearray(path.read_bytes())
     at = boxes(data, b"stsd")
