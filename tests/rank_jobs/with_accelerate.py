@@ -65,9 +65,7 @@ def refused(path: str) -> Found:
     """A detected rank would load only its part, of which Accelerate would take parts again."""
     accelerator = Accelerator(cpu=True)
     ways = [(d, w, k) for d in (False, True) for w in (None, "fork", "forkserver") for k in KINDS]
-    ways.remove(
-        (True, "fork", SeqRecordIterableDataset)
-    )  # rank 0's worker raises; ranks 1, … wait
+    ways.remove((True, "fork", SeqRecordIterableDataset))  # rank 0's worker raises; ranks 1, … wait
     count = 0
     for dispatch, method, kind in ways:
         loader: Any = DataLoader(
