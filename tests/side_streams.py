@@ -133,19 +133,19 @@ class LateStream(SideStream):
         if func is aten.copy_.default:
             waits = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
             if "host" in kinds:
-                assert waits, "a non-blocking copy from or to pageable memory"
+                assert waits, "a copy from or to pageable memory that nobody waits for"
                 self.stalls += 1
                 self.do(self._queued)
                 return func(*args, **kwargs)
             if "pinned" in kinds:
-                assert not waits, "a blocking copy from pinned memory"
+                assert not waits, "a copy from pinned memory that waits"
                 assert args[0].stride() == args[1].stride(), "a copy of non-dense memory"
-        assert "host" not in kinds, f"{func} on pageable memory"
+        assert "host" not in kinds, f"{func} of memory of the host"
         if func._schema.is_mutable:
             self.queue(lambda: func(*args, **kwargs))
             return kwargs.get("out", args[0])
         result = func(*args, **kwargs)  # its shape, for now
-        assert isinstance(result, torch.Tensor), f"{func} returns a value to the host"
+        assert isinstance(result, torch.Tensor), f"{func} tells the host a value"
         self.queue(lambda: result.copy_(func(*args, **kwargs)))
         return self._note(result.fill_(1), is_pinned=False)
 
