@@ -1,7 +1,7 @@
 """A dataset with features of all kinds, and a brute-force model of the clips of any arguments.
 
 The model loops over frames and shares no code with the package. A `Case` has a loader's arguments.
-`check_case` iterates over the loader, resumes it, reads clips by number, and compares all of them
+`check_case` iterates over the loader, resumes it, reads clips by number, and compares everything
 with the model.
 """
 

@@ -44,7 +44,7 @@ Change = Callable[[Path], object]
 
 @dataclass(frozen=True)
 class Case:
-    """A change to a good dataset, and the error expected when all of it is opened and read."""
+    """A change to a good dataset, and the error expected when the copy is opened and read."""
 
     name: str
     change: Change

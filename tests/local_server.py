@@ -149,7 +149,7 @@ class Canned:
 
 def answer(status: int, body: bytes = b"", *, length: int | None = None, **headers: str) -> bytes:
     """An HTTP/1.1 response; `length` may be wrong; `_` in a header's name stands for `-`."""
-    lines = [f"HTTP/1.1 {status} Said"]
+    lines = [f"HTTP/1.1 {status} Status"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     lines += [
         f"Content-Length: {len(body) if length is None else length}",

@@ -47,7 +47,7 @@ def writer_of(where: Any, mode: Any = "create", **options: Any) -> SeqRecordWrit
 def add(
     writer: SeqRecordWriter | SeqRecordRecorder, episodes: Iterable[str] | Mapping[str, int]
 ) -> None:
-    """Write episodes with the given lengths, or those of `LENGTHS`."""
+    """Write episodes with the given lengths, by default from `LENGTHS`."""
     lengths = episodes if isinstance(episodes, Mapping) else {key: LENGTHS[key] for key in episodes}
     for key, length in lengths.items():
         with writer.episode(key) as episode:

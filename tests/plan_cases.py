@@ -55,7 +55,7 @@ class Group:
             loads.cursor, loads.run, loads.episode, loads.chunk, loads.first, loads.count
         ):
             assert self.cursor.setdefault(run, cursor) == cursor
-            loaded, order = self.loaded.setdefault(run, {}), self.order.setdefault(cursor, [])
+            loaded, order = self.held.setdefault(run, {}), self.order.setdefault(cursor, [])
             assert not self.loaded[run, chunk], "duplicate chunk in a run"
             self.loaded[run, chunk] += 1
             owner, begin, end = self.chunks[chunk]

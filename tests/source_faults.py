@@ -50,7 +50,7 @@ class Fault:
 
     damage: Damage
     file: str
-    says: str
+    match: str
     facts: dict[str, object]
 
 
@@ -103,8 +103,8 @@ def _error(
     return error
 
 
-def fault(damage: Damage, file: str, says: str, **facts: object) -> Fault:
-    return Fault(damage, file, says, facts)
+def fault(damage: Damage, file: str, match: str, **facts: object) -> Fault:
+    return Fault(damage, file, match, facts)
 
 
 def check_faults(
@@ -123,7 +123,7 @@ def check_faults(
     assert read_all(source, first) == first.num_frames
     for number, (case, info) in enumerate(zip(cases, others, strict=True), 1):
         folder = root / f"P{number:03d}"
-        error = _error(source, info, case.says, folder, case.facts)
+        error = _error(source, info, case.match, folder, case.facts)
         assert Path(str(error.file)).match(str(folder / case.file))
 
 

@@ -1,4 +1,4 @@
-"""Selects the tests of a change: those that run its line, in a useful order."""
+"""Selects the tests that run the line of a change, in a useful order."""
 
 from __future__ import annotations
 
