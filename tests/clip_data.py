@@ -257,7 +257,7 @@ def _resources() -> set[tuple[str, object]]:
         with contextlib.suppress(OSError):
             found.add(("fd", f"{link.name} {link.readlink()}"))
     for file in Path("/dev/shm").iterdir():
-        # torch_PID_…: of this process, or of an ended one that did not remove it.
+        # torch_PID_…: of this process, or of an ended process that did not remove it.
         if (match := re.match(r"torch_(\d+)_", file.name)) is not None:
             alive = Path(f"/proc/{match[1]}").exists()
             if not alive or int(match[1]) == os.getpid():

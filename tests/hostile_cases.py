@@ -1,6 +1,6 @@
 """Malformed datasets with correct checksums, one per row, each with its expected error.
 
-`python -m tests.hostile_cases ROOT` runs all of them under a memory limit, and prints the cases
+`python -m tests.hostile_cases ROOT` runs all cases under a memory limit, and prints those
 without the expected error.
 """
 
@@ -503,7 +503,7 @@ _CHUNKS = [
     Case("page of 2**32 - 1 bytes", _chunk(2, "length", 2**32 - 1, 1), "outside its file"),
     Case("largest frame of 2**40 bytes", _chunk(0, "largest", 2**40), "impossible"),
     Case("largest frame of half an element", _chunk(0, "largest", 6), "impossible"),
-    Case("largest frame of an empty page", _record(_no_frame), "impossible"),
+    Case("largest frame of a page of no frames", _record(_no_frame), "impossible"),
     Case("largest frame too small", _chunk(0, "largest", 4), "differs in size"),
     Case("largest frame too large", _chunk(0, "largest", 12), "differs in size"),
     Case("bitmap of no chunk", _gaps((3, 0, 0, 1)), "no chunk"),
@@ -513,7 +513,7 @@ _CHUNKS = [
     Case("bitmap of all frames", _gaps((1, 1, 0, 0b11)), "lacks nothing"),
     Case("bitmaps twice", _gaps((1, 1, 0, 0b10), (1, 1, 0, 0b10)), "out of order"),
     Case("bitmap of no frame", _gaps((1, 1, 0, 0)), "length"),
-    Case("missing bitmap", _gaps((1, 0, 0, 0b10)), "length"),
+    Case("bitmap that is missing", _gaps((1, 0, 0, 0b10)), "length"),
 ]
 
 _HEADER = [
@@ -548,7 +548,7 @@ _FILES = [
     ),
     Case("schema of an edit", _edit("features", schema=[{"name": "x"}]), "schema"),
     Case("features of an edit", _edit("features", schema=_MANY[:1]), "schemas"),
-    Case("damaged edits", _edits(_file_of(), 0), "checksum", error=ChecksumError),
+    Case("edits that are damaged", _edits(_file_of(), 0), "checksum", error=ChecksumError),
     Case("record file twice", _second_file(lambda p: None), "record files with the same id"),
     Case("name of a record file", _second_file(_other_episode, "a b.seqrec"), "name"),
     Case("parts of other keys", _contradict(key="other"), "contradict"),

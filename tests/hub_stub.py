@@ -11,7 +11,7 @@
 Files in LFS, selected by the endings in `LARGE`, are on another server with a port of its own
 (`hub.store`): the Hub redirects there, to an address that expires after `signed_seconds`. Uploads
 go there too, by the batch API of LFS: not by Xet, whose client cannot use a stub
-(`HF_HUB_DISABLE_XET=1`). Requests and headers are those of huggingface_hub 2.4.0. Not compared with
+(`HF_HUB_DISABLE_XET=1`). Requests and headers are as in huggingface_hub 2.4.0. Not compared with
 the real Hub.
 """
 

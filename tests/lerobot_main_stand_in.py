@@ -1,6 +1,6 @@
 """A stand-in for LeRobot's main branch, sufficient for a reader of datasets.
 
-Names, signatures and calls are those of reader_contract.json, which the plug-in compares with the
+Names, signatures and calls are taken from reader_contract.json, which the plug-in compares with the
 installed LeRobot.
 """
 

@@ -54,7 +54,7 @@ def with_video(
 ) -> npt.NDArray[np.uint8]:
     """Add a video feature to a dataset of tests/lerobot_data.py; returns PyAV's decoded frames.
 
-    `options` are those of `write_video`. In v3.0 one file has the frames of all episodes; with
+    `options` are passed to `write_video`. In v3.0 one file has the frames of all episodes; with
     `forced` each episode begins with a keyframe.
     """
     from tests.video_file_data import HEIGHT, WIDTH, decoded, pictures, write_video

@@ -5,7 +5,7 @@ install, with a constraint `name==floor` for each `name>=floor` of the package a
 others, torch included, are pinned as in constraints.txt:
 
     all.txt     the package, its extras and the tools of its tests
-    apart.txt   extras that need a later version of one of these, with that version
+    apart.txt   extras that need a later version of such a package, with it
 """
 
 from __future__ import annotations

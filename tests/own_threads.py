@@ -24,7 +24,7 @@ def forget_threads() -> None:
 
 
 def own_threads(*names: str) -> list[threading.Thread]:
-    """This test's threads with a name that begins with one of `names`."""
+    """This test's threads with a name that begins with any of `names`."""
     found = (each for each in threading.enumerate() if each not in _earlier)
     return [each for each in found if each.name.startswith(names)]
 

@@ -67,7 +67,7 @@ def device_of(kind: str) -> Iterator[str]:
 
 
 def on_host(item: Any) -> Any:
-    """An item with all of its tensors on the host."""
+    """An item with its tensors on the host."""
     return map_tensors(item, torch.Tensor.cpu)
 
 

@@ -140,7 +140,7 @@ class ReadContract:
         assert storage.url in repr(storage)
         assert storage.local_path(PATH) in (None, f"{storage.url}/{PATH}")
 
-    def test_entries_of_a_listing_equal_those_of_single_files(
+    def test_listed_entries_equal_the_size_and_identity_of_each_file(
         self, storage: Storage, add: Add
     ) -> None:
         add(PATH, DATA)

@@ -590,7 +590,7 @@ def _mp4_in_gbr(path: Path, images: Sequence[npt.NDArray[np.uint8]]) -> None:
 
 
 def _timed() -> Made:
-    """Two timestamps that increase irregularly; one frame lacks one of them."""
+    """Two timestamps that increase irregularly; one frame lacks `clock`."""
     f8, i8 = np.dtype("<f8"), np.dtype("<i8")
     schema = Schema(
         [

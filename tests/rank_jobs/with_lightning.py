@@ -1,4 +1,4 @@
-"""Training by Lightning's Trainer, which starts the ranks in one of its ways."""
+"""Training by Lightning's Trainer, which starts the ranks by one of its strategies."""
 
 from __future__ import annotations
 
