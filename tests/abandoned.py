@@ -1,4 +1,4 @@
-"""A writer that stops as if it were killed, in this process."""
+"""A writer that stops as if its process were killed."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def abandonable(destination: StorageLike, **options: Any) -> SeqRecordWriter:
 
 
 def abandon(writer: SeqRecordWriter) -> None:
-    """Nothing more is written, and what is open stays as it is."""
+    """Stop all writes; open files stay as they are."""
     _STORAGES.pop(writer).close()
-    wait_for(lambda: not own_threads("seqrecord-commit"))  # one that has not noticed
+    wait_for(lambda: not own_threads("seqrecord-commit"))

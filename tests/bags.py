@@ -1,4 +1,4 @@
-"""Recordings of messages, written by the libraries of their formats, and what is in them."""
+"""ROS and MCAP recordings written by the formats' own libraries, with their expected content."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def header(time: int = 0) -> Any:
 
 
 def image(pixels: npt.NDArray[Any], encoding: str, *, padding: int = 0, big: bool = False) -> Any:
-    """sensor_msgs/Image, whose rows end with `padding` bytes that are no pixels."""
+    """sensor_msgs/Image whose rows end with `padding` unused bytes."""
     rows = np.ascontiguousarray(pixels.astype(pixels.dtype.newbyteorder(">" if big else "<")))
     rows = rows.view(np.uint8).reshape(len(pixels), -1)
     rows = np.pad(rows, ((0, 0), (0, padding)), constant_values=7)
@@ -67,7 +67,7 @@ def compressed(data: bytes, format_: str) -> Any:
 
 
 def imu(values: Sequence[float], *, oriented: bool = True) -> Any:
-    """sensor_msgs/Imu: orientation, angular velocity and linear acceleration, 10 numbers."""
+    """sensor_msgs/Imu with 10 numbers: orientation, angular velocity, linear acceleration."""
     none = np.full(9, 0.5)
     unknown = none.copy()
     unknown[0] = -1
@@ -104,7 +104,7 @@ def _saved(pixels: npt.NDArray[Any], format_: str) -> bytes:
 
 
 def write_bag(folder: Path, messages: Sequence[Timed], *, sqlite: bool = False) -> Path:
-    """A rosbag2 folder with MCAP or SQLite storage; returns its one file of messages."""
+    """Write a rosbag2 folder with MCAP or SQLite storage; returns the file of messages."""
     plugin = StoragePlugin.SQLITE3 if sqlite else StoragePlugin.MCAP
     with Writer(folder, version=9, storage_plugin=plugin) as writer:
         connections = {}
@@ -125,9 +125,9 @@ def write_mcap(
     add: Callable[[McapWriter], object] = lambda _: None,
     **options: Any,
 ) -> Path:
-    """An MCAP file of ROS 2 messages by the mcap package, in small chunks by default.
+    """Write ROS 2 messages by the mcap package, in small chunks by default.
 
-    `add` gets the writer after the last message.
+    Calls `add` with the writer after the last message.
     """
     with path.open("wb") as stream:
         writer = McapWriter(stream, **{"chunk_size": 2000, **options})
@@ -147,7 +147,7 @@ def write_mcap(
 
 
 def write_json(path: Path, messages: Sequence[tuple[str, str, int, dict[str, Any]]]) -> Path:
-    """An MCAP file of messages of Foxglove in JSON: topic, type, time, message."""
+    """Write Foxglove messages (topic, type, time, message) as JSON to an MCAP file."""
     encoded: list[Any] = [(*about, json.dumps(each).encode()) for *about, each in messages]
     return write_raw(path, encoded, "json", "jsonschema", b"{}")
 
@@ -159,7 +159,7 @@ def write_raw(
     schema_encoding: str = "ros2msg",
     definition: bytes = b"",
 ) -> Path:
-    """An MCAP file of messages that are encoded already: topic, type, time, bytes."""
+    """Write encoded messages (topic, type, time, bytes) to an MCAP file."""
     with path.open("wb") as stream:
         writer = McapWriter(stream)
         writer.start()

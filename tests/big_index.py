@@ -1,4 +1,4 @@
-"""The manifest and index of a large dataset whose record files are not there."""
+"""The manifest and index of a large dataset without its record files."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ _SCHEMA = Schema(
         FeatureSpec("pose", np.dtype("<f4"), (7,)),
     ]
 )
-_PAGE_BYTES = (300_000, 40_000, 700_000, 2_000)  # of a chunk, and up to twice as many
+_PAGE_BYTES = (300_000, 40_000, 700_000, 2_000)  # minimum per chunk; the maximum is twice as much
 _RECORD_BYTES = 1 << 30
 
 
 def write_big_index(
     root: Path, *, episodes: int, frames: int, chunk_frames: int, seed: int = 0
 ) -> Manifest:
-    """Episodes of so many frames each, the last of which lacks flow and mask; five features."""
+    """Episodes of `frames` frames and five features; the last frame has no flow and no mask."""
     rng = np.random.default_rng(seed)
     chunks = -(-frames // chunk_frames)
-    held = np.full((episodes, chunks), chunk_frames, np.int64)
-    held[:, -1] = frames - (chunks - 1) * chunk_frames
+    in_chunk = np.full((episodes, chunks), chunk_frames, np.int64)
+    in_chunk[:, -1] = frames - (chunks - 1) * chunk_frames
     lengths = np.empty((episodes * chunks, len(_SCHEMA)), np.uint32)
     for column, least in enumerate(_PAGE_BYTES):
         lengths[:, column] = rng.integers(least, 2 * least, len(lengths))
-    lengths[:, -1] = held.reshape(-1) * _SCHEMA["pose"].nbytes
+    lengths[:, -1] = in_chunk.reshape(-1) * _SCHEMA["pose"].nbytes
     last = np.arange(episodes) * chunks + chunks - 1
-    present = (1 << (int(held[0, -1]) - 1)) - 1
+    present = (1 << (int(in_chunk[0, -1]) - 1)) - 1
     if not present:
         lengths[last, 2:4] = 0
     gaps = np.array([(row, column, 0, present) for row in last for column in (2, 3)], GAP_ROW)
@@ -59,7 +59,7 @@ def write_big_index(
         features=np.arange(len(_SCHEMA)),
         num_chunks=np.full(episodes, chunks, np.int64),
         first_frame=np.tile(np.arange(chunks, dtype=np.int32) * np.int32(chunk_frames), episodes),
-        num_frames=held.reshape(-1).astype(np.uint32),
+        num_frames=in_chunk.reshape(-1).astype(np.uint32),
         file=file,
         offset=offset.astype(np.uint64),
         page_length=lengths,
@@ -95,7 +95,7 @@ def write_big_index(
 
 
 def put_tables(root: Path, index: Index) -> dict[str, IndexFile]:
-    """Write an index; what a manifest says of it."""
+    """Write the tables of an index; returns their manifest entries."""
     (root / "index").mkdir(parents=True, exist_ok=True)
     tables = {}
     for name, data in index.encode().items():

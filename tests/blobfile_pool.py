@@ -1,4 +1,4 @@
-"""Sends what blobfile asks of Azure to a service on this machine, by blobfile's public hook."""
+"""Redirects blobfile's requests for Azure to a local service, through blobfile's public hook."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class _Pool(urllib3.PoolManager):
         self, method: str, url: str, redirect: bool = True, **kw: Any
     ) -> Any:
         parts = urlsplit(url)
-        # Azurite takes the account from the host's name, as Azure does.
+        # Azurite reads the account from the host name, as Azure does.
         kw["headers"] = {**(kw.get("headers") or {}), "Host": parts.netloc}
         url = parts._replace(scheme="http", netloc=self._to).geturl()
         return super().urlopen(method, url, redirect=redirect, **kw)
 
 
 def pool_to(host: str) -> urllib3.PoolManager:
-    """For the storage option `get_http_pool`: `partial(pool_to, "127.0.0.1:PORT")`."""
+    """Value for the storage option `get_http_pool`: `partial(pool_to, "127.0.0.1:PORT")`."""
     return _Pool(host)

@@ -21,7 +21,7 @@ from seqrecord.clips.tables import (
 
 @dataclass(frozen=True)
 class Case:
-    """A clip request on a small dataset; `missing` holds (episode, frame) pairs."""
+    """A clip request on a small dataset; `missing` contains pairs (episode, frame)."""
 
     num_frames: tuple[int, ...]
     chunk_frames: tuple[int, ...]
@@ -45,7 +45,7 @@ class Case:
         return MissingFrames.of(*pairs.reshape(-1, 3).T)
 
     def clips(self) -> list[tuple[int, int]]:
-        """Every (episode, start), one clip at a time."""
+        """(episode, start) of every clip, by brute force."""
         return [
             (episode, start)
             for episode in self.selected
@@ -62,14 +62,14 @@ class Case:
 
 
 def episode_table(num_frames: Sequence[int], chunk_frames: Sequence[int]) -> EpisodeTable:
-    """Episodes whose chunks lie one after the other."""
+    """Episodes with consecutive chunks."""
     lengths, sizes = np.array(num_frames, np.int64), np.array(chunk_frames, np.int64)
     chunks = -(-lengths // sizes)
     return EpisodeTable(lengths, (ChunkGrid(sizes, np.cumsum(chunks) - chunks),))
 
 
 def grid_of(chunks: Sequence[Sequence[int]], group: int = 0) -> ChunkGrid:
-    """From the lengths of all chunks of each episode, as an index tells them."""
+    """Chunk grid from the chunk lengths of each episode."""
     count = np.array([len(lengths) for lengths in chunks])
     begins = [begin for lengths in chunks for begin in [0, *accumulate(lengths)][:-1]]
     num_frames = np.array([sum(lengths) for lengths in chunks])

@@ -1,4 +1,4 @@
-"""A small dataset in which every array tells whose it is, so that any clip can be checked."""
+"""A small dataset whose arrays encode episode and frame, so that any clip can be checked."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ SMALL = (6, 8, 3)
 """The shape of `image`."""
 
 LARGE = (64, 88, 3)
-"""Of which a chunk's page, stored raw, is large enough to be read straight into its place."""
+"""Shape of an image whose raw pages are large enough to be read without a copy."""
 
 STRAIGHT = (420, 418, 3)
-"""Of which one frame is large enough to be loaded straight into a batch, without an arena."""
+"""Shape of an image whose frames are large enough to be loaded into a batch without an arena."""
 
 Frame = dict[str, "npt.NDArray[Any]"]
 _Loader = TypeVar("_Loader")
 
 
 def expected_frame(episode: int, frame: int, shape: tuple[int, ...] = SMALL) -> Frame:
-    """What is stored. The last frame of an episode has no `flow`, nor has frame 20 of the last."""
+    """The stored frame. The last frame of each episode and frame 20 of the last lack `flow`."""
     return dict(_frame(episode, frame, shape))
 
 
@@ -91,14 +91,14 @@ def _frame(episode: int, frame: int, shape: tuple[int, ...]) -> Frame:
 
 
 def make_loader(path: Any, kind: Any = SeqRecordPipe, **changes: Any) -> Any:
-    """Of clips of 3 frames in batches of 4, from a buffer of 16, but for what is said. Settings of
-    the engine may be given by themselves, beside an `engine`."""
+    """A loader of clips of 3 frames, batches of 4 and a buffer of 16, with `changes`. Options of
+    the engine may be passed directly, in addition to `engine`."""
     settings = {"clip_len": 3, "batch_size": 4, "shuffle_buffer": 16, "seed": 5, **changes}
     return kind(path, **effective(settings))
 
 
 def begun(loader: Any, count: int = 1) -> Iterator[Any]:
-    """An iteration that has given so many items."""
+    """An iterator that has returned `count` items."""
     iterator: Iterator[Any] = iter(loader)
     for _ in range(count):
         next(iterator)
@@ -106,18 +106,18 @@ def begun(loader: Any, count: int = 1) -> Iterator[Any]:
 
 
 def digests(loader: Any, epochs: int = 1) -> list[Any]:
-    """What a loader gives from here on, in so many iterations."""
+    """Digests of all items of the loader's next epochs."""
     return [digest(item) for _ in range(epochs) for item in loader]
 
 
 def resumed(loader: _Loader, state: Any) -> _Loader:
-    """The loader, once it has loaded the state."""
+    """The loader after `load_state_dict`."""
     loader.load_state_dict(state)  # type: ignore[attr-defined]
     return loader
 
 
 def check_ended(stream: SeqRecordIterableDataset) -> None:
-    """An iteration gives nothing more once another one has begun."""
+    """The running iteration raises once another one has begun."""
     first = iter(stream)
     next(first)
     next(iter(stream))
@@ -125,7 +125,7 @@ def check_ended(stream: SeqRecordIterableDataset) -> None:
         next(first)
 
 
-ONE_GROUP = {"image": 0}  # and all others with it
+ONE_GROUP = {"image": 0}  # the other features join the same group
 
 
 def write_numbered(
@@ -137,21 +137,21 @@ def write_numbered(
     groups: Mapping[str, int] | None = ONE_GROUP,
     flush_at: Collection[int] = (),
 ) -> Path:
-    """Write the dataset, in several record files; `shape` is that of `image`.
+    """Write the dataset to several record files; `shape` is the shape of `image`.
 
-    `groups` are numbers of groups by feature; of `None` the writer makes its own.
-    `chunk_frames=None` leaves to the writer how long chunks are, of each group; all end after the
+    `groups` maps features to group numbers; `None` leaves the grouping to the writer.
+    `chunk_frames=None` leaves the chunk lengths to the writer. All chunks end after the
     frames `flush_at` of each episode.
     """
-    said: dict[str, dict[str, Any]] = {"note": {"shape": (None,)}}
+    features: dict[str, dict[str, Any]] = {"note": {"shape": (None,)}}
     for name, number in (groups or {}).items():
-        said.setdefault(name, {})["group"] = number
+        features.setdefault(name, {})["group"] = number
     with SeqRecordWriter(
         path,
         codecs=codecs,
         chunk_frames=chunk_frames,
         max_file_size=60 * math.prod(shape),
-        features=said,
+        features=features,
     ) as writer:
         for number, length in enumerate(LENGTHS):
             with writer.episode(f"set/{number}", metadata={"number": number}) as episode:
@@ -165,7 +165,7 @@ def write_numbered(
 def possible_clips(
     features: Sequence[str], length: int, stride: int = 1, dilation: int = 1
 ) -> list[tuple[str, int]]:
-    """Key and start of every clip, one at a time."""
+    """Key and start of every clip, by brute force."""
     clips = []
     for episode, num_frames in enumerate(LENGTHS):
         for start in range(0, num_frames - (length - 1) * dilation, stride):
@@ -176,10 +176,10 @@ def possible_clips(
 
 
 def effective(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A loader's arguments, with those of its engine in `engine`, and without those that have no
-    effect beside the others: an error."""
-    found, known = dict(arguments), {field.name for field in fields(EngineOptions)}
-    tuning = {name: found.pop(name) for name in known & found.keys()}
+    """A loader's arguments with all engine options in `engine`, without options that would raise
+    because the other arguments make them useless."""
+    found, names = dict(arguments), {field.name for field in fields(EngineOptions)}
+    tuning = {name: found.pop(name) for name in names & found.keys()}
     engine = replace(found.pop("engine", EngineOptions()), **tuning)
     if found.get("shuffle") is False:
         engine = replace(engine, num_cursors=None, shuffle_buffer=None)
@@ -189,7 +189,7 @@ def effective(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def least_memory(make: Callable[..., object]) -> int:
-    """The least `memory_limit` that makes a loader, as the refusal of a smaller one says."""
+    """Minimum `memory_limit` of a loader, from the error message for a smaller one."""
     with pytest.raises(MemoryLimitError, match="at least") as caught:
         make(memory_limit=1)
     return int(re.findall(r"at least (\d+) bytes", str(caught.value))[0])
@@ -205,7 +205,7 @@ def names(clip: dict[str, Any]) -> list[tuple[str, int]]:
 def check(
     clip: dict[str, Any], features: Sequence[str], length: int, dilation: int = 1
 ) -> list[tuple[str, int]]:
-    """Assert that a clip or a batch holds what its names say; returns them."""
+    """Assert that a clip or batch has the expected values; returns its names."""
     assert list(clip) == [*features, "episode", "start"]
     clips = names(clip)
     for feature in features:
@@ -223,7 +223,7 @@ def check(
 
 
 def digest(clip: dict[str, Any]) -> tuple[Any, ...]:
-    """A clip or batch as something that can be compared, values and all."""
+    """A clip or batch as a value that can be compared."""
     return tuple(_plain(clip[name]) for name in clip)
 
 
@@ -237,32 +237,32 @@ def _plain(value: Any) -> Any:
 
 @contextlib.contextmanager
 def leaves_nothing() -> Iterator[None]:
-    """Assert that no thread, file descriptor or shared memory is left that was not there before.
+    """Assert that no new thread, file descriptor or shared memory remains.
 
-    What ends in the background may take a moment, and longer on a machine that is busy.
+    Background threads may take a moment to end, longer on a busy machine.
     """
-    ensure_running()  # multiprocessing's resource tracker stays, once it is needed
+    ensure_running()  # multiprocessing's resource tracker stays once it is started
     gc.collect()
 
-    before = _held()
+    before = _resources()
     yield
     gc.collect()
     patience = time.monotonic() + 30
-    while (left := _held() - before) and time.monotonic() < patience:
+    while (leaked := _resources() - before) and time.monotonic() < patience:
         time.sleep(0.01)
-        gc.collect()  # what a thread had until now
-    assert not left, left
+        gc.collect()  # releases objects of ended threads
+    assert not leaked, leaked
 
 
-def _held() -> set[tuple[str, object]]:
-    held: set[tuple[str, object]] = {("thread", t.name) for t in threading.enumerate()}
+def _resources() -> set[tuple[str, object]]:
+    found: set[tuple[str, object]] = {("thread", t.name) for t in threading.enumerate()}
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            held.add(("fd", f"{link.name} {link.readlink()}"))
+            found.add(("fd", f"{link.name} {link.readlink()}"))
     for file in Path("/dev/shm").iterdir():
-        # torch_PID_…: of this process, or of one that has gone without removing it.
+        # torch_PID_…: of this process, or of an ended process that did not remove it.
         if (match := re.match(r"torch_(\d+)_", file.name)) is not None:
             alive = Path(f"/proc/{match[1]}").exists()
             if not alive or int(match[1]) == os.getpid():
-                held.add(("shm", file.name))
-    return held
+                found.add(("shm", file.name))
+    return found

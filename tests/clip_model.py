@@ -1,8 +1,8 @@
-"""A dataset of features of all sorts, and a model of what loaders give of it, for any arguments.
+"""A dataset with features of all kinds, and a brute-force model of the clips of any arguments.
 
-The model goes over episodes frame by frame and knows nothing of the code that it checks. A `Case`
-is a loader's arguments; `check_case` iterates over a loader of these, resumes it, reads clips by
-their number, and compares all of it.
+The model loops over frames and shares no code with the package. A `Case` has a loader's arguments.
+`check_case` iterates over the loader, resumes it, reads clips by number, and compares everything
+with the model.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ __all__ += ["metadata_of", "stored_frame", "write_all"]
 HEIGHT, WIDTH = 12, 16
 LENGTHS = (19, 9, 2, 30, 21)
 FPS = (10, 20, 10, 30, 20)
-"""Of each episode, as the lengths are."""
+"""FPS of each episode, in the order of `LENGTHS`."""
 
 IMAGES = ("image", "flow")
 SPARSE: dict[str, Any] = {"gps": np.zeros(3), "say": "", "force": np.zeros((0, 2), np.int16)}
-"""Features that many frames lack, and what a clip has where nothing is known."""
+"""Features that many frames lack, with their fill values."""
 
 FEATURES = (*IMAGES, "action", "imu", "note", "blob", "grid", "id", *SPARSE)
 GROUPS = {"flow": 1, "action": 2, "note": 2, "imu": 3, "gps": 4, "say": 4, "force": 4}
-"""Of features, for `write_all`; of all others 0."""
+"""Group of each feature, for `write_all`; 0 for all others."""
 
 RAGGED: dict[str, tuple[int, ...]] = {"imu": (4,), "force": (3,), "grid": (3, 3)}
-"""Features of which dimensions vary, and the most of each."""
+"""Features with variable dimensions, and their maximum sizes."""
 
 
 @lru_cache(1000)
 def stored_frame(episode: int, number: int) -> dict[str, Any]:
-    """What is written."""
+    """The frame as written."""
     rng = np.random.default_rng([episode, number])
     frame: dict[str, Any] = {
         "image": rng.integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8),
@@ -74,7 +74,7 @@ def stored_frame(episode: int, number: int) -> dict[str, Any]:
     }
     lacks = {
         "gps": (number + episode) % 6 != 2,
-        # Once, for all of the first episode; never in the last one.
+        # Once for all of the first episode; never in the last one.
         "say": number > 0 if episode == 0 else (number + episode) % 7 > 1 or episode == 4,
         "force": episode != 3 and (number + 2 * episode) % 5 > 2,
         "flow": number == LENGTHS[episode] - 1 or (episode, number) == (3, 20),
@@ -108,7 +108,7 @@ def schema_of(groups: Mapping[str, int]) -> Schema:
 
 
 def write_all(folder: Path, groups: Mapping[str, int] | None = None) -> Path:
-    """All features in one group, but for those of `groups`, with chunks that do not match."""
+    """Write the dataset: `groups` with different chunk lengths, other features in one group."""
     with SeqRecordWriter(
         folder,
         schema=schema_of(groups or {}),
@@ -128,7 +128,7 @@ def write_all(folder: Path, groups: Mapping[str, int] | None = None) -> Path:
 
 @dataclass(frozen=True)
 class Case:
-    """A loader's arguments, and what follows from them."""
+    """A loader's arguments, and the clips expected from them."""
 
     options: dict[str, Any]
     _ages: dict[tuple[str, int, int], int | None] = field(default_factory=dict)
@@ -162,12 +162,12 @@ class Case:
         return window if isinstance(window, Latest) else None
 
     def window(self, name: str) -> Any:
-        """What is given for a feature: `None`, offsets or `Seconds`."""
+        """The requested window: `None`, offsets or `Seconds`."""
         latest = self.latest(name)
         return latest.window if latest else (self.options.get("windows") or {}).get(name)
 
     def offsets(self, name: str, episode: int, dilation: int) -> list[int]:
-        """The frames of a feature that a clip has, counted from its start."""
+        """Frame offsets of a feature from the clip's start."""
         window = self.window(name)
         if window is None:
             return [i * dilation for i in range(self.options.get("clip_len", 1))]
@@ -177,7 +177,7 @@ class Case:
 
     @property
     def padded(self) -> set[str]:
-        """The features that have a mask of padding."""
+        """Features with a padding mask."""
         if "pad" not in self.options:
             return set()
         return {
@@ -185,23 +185,23 @@ class Case:
         }
 
     def form(self, name: str) -> str | tuple[int, ...]:
-        """ "list", "nested" or the sizes that a feature is padded to."""
+        """ "list", "nested" or the sizes to which a feature is padded."""
         ragged: Any = self.options.get("ragged", "list")
         form = ragged.get(name, "list") if isinstance(ragged, dict) else ragged
         sizes: tuple[int, ...] = RAGGED[name] if form == "pad" else form
         return sizes
 
-    def asked(self, name: str, episode: int, start: int, dilation: int) -> list[int]:
-        """The frames of a feature, also beyond the ends of the episode."""
+    def wanted(self, name: str, episode: int, start: int, dilation: int) -> list[int]:
+        """The requested frames of a feature, also beyond the ends of the episode."""
         return [start + offset for offset in self.offsets(name, episode, dilation)]
 
     def frames(self, name: str, episode: int, start: int, dilation: int) -> list[int]:
-        """Those of a feature, in their episode."""
+        """The requested frames, clamped to their episode."""
         last = LENGTHS[episode] - 1
-        return [min(max(frame, 0), last) for frame in self.asked(name, episode, start, dilation)]
+        return [min(max(frame, 0), last) for frame in self.wanted(name, episode, start, dilation)]
 
     def age(self, name: str, episode: int, frame: int) -> int | None:
-        """How many frames before it the newest is that has the feature; `None` if none has."""
+        """Frames since the newest one with the feature; `None` if there is none."""
         at = name, episode, frame
         if at not in self._ages:
             latest, most = self.latest(name), 0
@@ -212,16 +212,16 @@ class Case:
             self._ages[at] = next(found, None)
         return self._ages[at]
 
-    def lies_inside(self, episode: int, start: int, dilation: int) -> bool:
-        every = [f for name in self.features for f in self.asked(name, episode, start, dilation)]
+    def fits_inside(self, episode: int, start: int, dilation: int) -> bool:
+        every = [f for name in self.features for f in self.wanted(name, episode, start, dilation)]
         pad = self.options.get("pad")
         return (min(every) >= 0 or pad in ("edge", "before")) and (
             max(every) < LENGTHS[episode] or pad in ("edge", "after")
         )
 
     def is_whole(self, episode: int, start: int, dilation: int) -> bool:
-        """Whether there is such a clip."""
-        return self.lies_inside(episode, start, dilation) and all(
+        """Whether the episode has this clip."""
+        return self.fits_inside(episode, start, dilation) and all(
             self.age(name, episode, frame) is not None
             for name in self.features
             if not ((latest := self.latest(name)) and latest.unknown)
@@ -230,7 +230,7 @@ class Case:
 
     @cached_property
     def starts(self) -> list[tuple[int, int]]:
-        """Where clips could begin."""
+        """Candidate clip starts."""
         chosen = self.options.get("episodes", "*")
         found = []
         for episode, length in enumerate(LENGTHS):
@@ -242,11 +242,11 @@ class Case:
 
     @cached_property
     def clips(self) -> list[tuple[int, int]]:
-        """All of them, in order."""
+        """All clips, in order."""
         return [c for c in self.starts if any(self.is_whole(*c, d) for d in self.dilations)]
 
     def check(self, clip: Mapping[str, Any]) -> tuple[int, int]:
-        """Compare a clip with what is stored; returns its episode and start."""
+        """Compare a clip with the stored frames; returns its episode and start."""
         episode, start = int(clip["episode"].split("/")[1]), int(clip["start"])
         assert (episode, start) in self.clips
         dilation = int(clip.get("dilation", self.dilations[0]))
@@ -255,36 +255,36 @@ class Case:
         assert self.is_whole(episode, start, dilation)
         assert not is_reversed or self.options["reverse"]
         assert is_reversed or self.options.get("reverse") != 1.0
-        known = {"episode", "start", "crop", "flipped", "is_first", "is_last"}
-        known |= {"dilation", "reversed", *self.features}
+        expected = {"episode", "start", "crop", "flipped", "is_first", "is_last"}
+        expected |= {"dilation", "reversed", *self.features}
         assert [name for name in clip if name in self.features] == self.features
         for name in self.features:
             order = slice(None, None, -1 if is_reversed else 1)
             frames = self.frames(name, episode, start, dilation)[order]
             if name in self.padded:
-                asked = self.asked(name, episode, start, dilation)[order]
-                is_pad = [a != f for a, f in zip(asked, frames, strict=True)]
+                wanted = self.wanted(name, episode, start, dilation)[order]
+                is_pad = [a != f for a, f in zip(wanted, frames, strict=True)]
                 assert clip[f"{name}_is_pad"].tolist() == is_pad, name
-                known.add(f"{name}_is_pad")
+                expected.add(f"{name}_is_pad")
             ages = [self.age(name, episode, frame) for frame in frames]
             if self.latest(name):
                 assert clip[f"{name}_age"].dtype == torch.int64
                 assert clip[f"{name}_age"].tolist() == [-1 if a is None else a for a in ages]
-                known.add(f"{name}_age")
+                expected.add(f"{name}_age")
             want = [
                 SPARSE[name] if age is None else stored_frame(episode, frame - age)[name]
                 for frame, age in zip(frames, ages, strict=True)
             ]
-            known |= self.check_values(name, clip, want)
+            expected |= self.check_values(name, clip, want)
         for name in self.options.get("metadata", ()):
             assert clip[name] == metadata_of(episode).get(name)
             assert type(clip[name]) is type(metadata_of(episode).get(name))
-            known.add(name)
-        assert set(clip) <= known
+            expected.add(name)
+        assert set(clip) <= expected
         return episode, start
 
     def check_values(self, name: str, clip: Mapping[str, Any], want: list[Any]) -> set[str]:
-        """Compare a feature's frames; returns the names of what else the clip has for them."""
+        """Compare a feature's frames; returns the names of its additional entries."""
         is_alone = self.window(name) is self.latest(name) is None
         is_fixed = name not in RAGGED or isinstance(self.form(name), tuple)
         if self.options.get("squeeze_time") and is_alone and is_fixed:
@@ -319,7 +319,7 @@ class Case:
         return set()
 
     def clips_in(self, batch: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """A batch's clips one by one; a single clip is one."""
+        """The clips of a batch; a single clip yields itself."""
         if isinstance(batch["episode"], str):
             yield dict(batch)
             return
@@ -334,7 +334,7 @@ class Case:
 
 
 def check_padded(got: Any, mask: Any, want: list[Any], sizes: tuple[int, ...]) -> None:
-    """The masks are of the dimensions that vary; zeros are behind what is there."""
+    """Compare padded frames: one mask for each variable dimension, zeros outside it."""
     varies = (0,) if want[0].ndim == 2 else (0, 2)
     assert mask.dtype == torch.bool
     assert tuple(mask.shape) == (len(want), *sizes)
@@ -347,7 +347,7 @@ def check_padded(got: Any, mask: Any, want: list[Any], sizes: tuple[int, ...]) -
 
 
 def equal(one: Any, two: Any) -> bool:
-    """Whether two batches are."""
+    """Whether two batches are equal, to the last bit."""
     if isinstance(one, torch.Tensor):
         if one.is_nested:
             return equal(list(one.unbind()), list(two.unbind()))
@@ -379,11 +379,11 @@ KINDS: dict[str, Callable[..., Any]] = {
         SeqRecordPipe(path, **options).batch(4).collate(seqrecord.collate)
     ),
 }
-"""Loaders of the options of a case, by name."""
+"""Ways to iterate over the options of a case, by name."""
 
 
 def check_case(path: Any, case: Case, *, seed: int = 0, kind: str = "stream") -> None:
-    """An epoch, its rest from a state, and single clips, by their numbers."""
+    """Check an epoch, its remainder after a resume, and single clips by number."""
     rng, options = random.Random(seed), dict(case.options)
     make = partial(KINDS[kind], path)
     if not case.clips:
@@ -395,27 +395,27 @@ def check_case(path: Any, case: Case, *, seed: int = 0, kind: str = "stream") ->
     loader = make(**options)
     has_state = kind in ("pipe", "stream", "node")
     batches, at, state = list[Any](), 0, None
-    for _ in range(2 if kind == "pipe" else 1):  # the second epoch fills the memory of the first
+    for _ in range(2 if kind == "pipe" else 1):  # the second epoch reads frames in memory
         batches = []
-        for batch in loader:  # kept: what comes later does not change them
+        for batch in loader:  # all are compared later: batches must not share memory
             batches.append(batch)
-            if has_state and not rng.randrange(len(batches)):  # all are as likely to be the last
+            if has_state and not rng.randrange(len(batches)):  # a uniform choice of one position
                 at, state = len(batches), loader.state_dict()
-    given = [case.check(clip) for batch in batches for clip in case.clips_in(batch)]
-    repeated = len(given) - len(set(given))
-    assert set(given) <= set(case.clips)
+    yielded = [case.check(clip) for batch in batches for clip in case.clips_in(batch)]
+    repeated = len(yielded) - len(set(yielded))
+    assert set(yielded) <= set(case.clips)
     most = case.batch_size if case.in_rows else 2 if kind == "workers" else 1
     assert repeated <= (most or 1)
     if "world_size" not in options:
-        assert sorted(set(given)) == case.clips
+        assert sorted(set(yielded)) == case.clips
         is_in_order = not options.get("shuffle", True) and kind != "workers" and not case.in_rows
-        assert not is_in_order or given == case.clips
+        assert not is_in_order or yielded == case.clips
     if case.in_rows and kind != "workers":
         check_rows(case, batches)
     if kind in ("pipe", "stream"):
         stats = loader.stats()
-        inside = [c for c in case.starts if any(case.lies_inside(*c, d) for d in case.dilations)]
-        assert (stats["clips"], stats["batches"]) == (len(given), len(batches))
+        inside = [c for c in case.starts if any(case.fits_inside(*c, d) for d in case.dilations)]
+        assert (stats["clips"], stats["batches"]) == (len(yielded), len(batches))
         assert stats["clips_incomplete"] == len(inside) - len(case.clips)
         if any(case.window(name) is not None for name in case.features):
             assert stats["clips_outside"] == len(case.starts) - len(inside)
@@ -428,7 +428,7 @@ def check_case(path: Any, case: Case, *, seed: int = 0, kind: str = "stream") ->
 
 
 def check_rows(case: Case, batches: list[Any]) -> None:
-    """Each row of the batches follows episodes, and says where one begins and ends."""
+    """Check that rows of batches follow episodes, and their `is_first` and `is_last`."""
     rows: list[list[tuple[str, int]]] = [[] for _ in range(case.batch_size or 0)]
     flags: list[list[tuple[bool, bool]]] = [[] for _ in rows]
     for batch in batches:
@@ -444,7 +444,7 @@ def check_rows(case: Case, batches: list[Any]) -> None:
 
 
 def check_by_number(path: Any, case: Case, rng: random.Random) -> None:
-    """The same clips by their numbers."""
+    """Check the same clips by number."""
     of_streams = {"seed", "shuffle", "batch_size", "engine", "order", "device", "memory_limit"}
     of_streams |= {"rank", "world_size"}
     options = {name: value for name, value in case.options.items() if name not in of_streams}

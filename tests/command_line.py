@@ -1,4 +1,4 @@
-"""The command line: `run` in this process, `COMMAND` to start one of its own."""
+"""Command line for tests: `run` in this process, `COMMAND` as a process of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(*arguments: object, code: int = 0) -> click.testing.Result:
 
 
 def fail(*arguments: object, code: int = 1) -> str:
-    """The error line of a command that must fail, and print nothing else."""
+    """The error line of a command that must fail and print nothing else."""
     result = run(*arguments, code=code)
     assert result.stdout == ""
     [line] = result.stderr.splitlines()
@@ -34,7 +34,7 @@ def fail(*arguments: object, code: int = 1) -> str:
 
 
 def separate_outputs() -> None:
-    """`CliRunner` tells both outputs apart, and `output` is both: so it is since click 8.2."""
+    """Make `CliRunner` before click 8.2 separate stdout and stderr, with both in `output`."""
     runner: Any = click.testing.CliRunner
     if "mix_stderr" not in signature(runner).parameters:
         return

@@ -1,4 +1,4 @@
-"""A tiny dataset that has everything: missing frames, variable shapes, many codecs and files."""
+"""A tiny dataset with missing frames, variable shapes, many codecs and several files."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ __all__ = [
 HEIGHT, WIDTH = 32, 40
 
 EPISODES: Mapping[str, int] = {"alpha/Easy/P000": 11, "alpha/Easy/P001": 5, "beta/Hard/P000": 1}
-"""Keys and numbers of frames, in the order in which they are written."""
+"""Keys and frame counts, in the order of writing."""
 
 SmallFrame = dict[str, "npt.NDArray[Any]"]
 
 
 def small_schema() -> Schema:
-    """The features in their stored order; `photo` keeps its images as PNG, `note` may vary."""
+    """Features in stored order; `photo` stores PNG files, `note` has a variable shape."""
     png = ({"id": "seqrecord.image", "format": "png"},)
     return Schema(
         [
@@ -56,7 +56,7 @@ def small_schema() -> Schema:
 
 
 def small_frames(seed: int, num_frames: int, *, missing: bool = True) -> list[SmallFrame]:
-    """Decoded frames as a reader must give them.
+    """Decoded frames that a reader must return.
 
     With `missing`, the last frame has no `flow` and no `mask`, and every fifth no `note`.
     """
@@ -96,16 +96,16 @@ def write_small(
     max_file_size: int = 30_000,
     mode: Any = "create",
 ) -> dict[str, list[SmallFrame]]:
-    """Write the dataset, of one group of features; returns its decoded frames by episode.
+    """Write the dataset with one group of features; returns the decoded frames by episode.
 
-    As it stands: three episodes of 11, 5 and 1 frames, in chunks of 4, in several record files,
-    the first episode in more than one.
+    Three episodes of 11, 5 and 1 frames in chunks of 4, in several record files; the first
+    episode spans more than one.
     """
     written = {}
     with SeqRecordWriter(
         path,
         schema=small_schema() if mode == "create" else None,
-        features={"step": {"group": 0}},  # and all others with it
+        features={"step": {"group": 0}},  # the other features join the same group
         codecs=codecs,
         chunk_frames=chunk_frames,
         max_file_size=max_file_size,
@@ -121,20 +121,20 @@ def write_small(
 
 
 def nth_chunk(dataset: Dataset, episode: int, number: int, *, group: int = 0) -> Any:
-    """A chunk of an episode, both counted from 0."""
+    """Chunk `number` of an episode, both counted from 0."""
     row = int(dataset.contents.index.groups[group].first_chunk[episode]) + number
     return dataset.contents.chunks.chunk_at(group, row, episode)
 
 
 def nth_page(dataset: Dataset, feature: str, episode: int, number: int) -> Any:
-    """The page that a feature has in a chunk of an episode, both counted from 0."""
+    """Page of a feature in chunk `number` of an episode, both counted from 0."""
     chunk = nth_chunk(dataset, episode, number, group=dataset.features[feature].group)
     pages = dataset.contents.chunks.pages(chunk)
     return next(page for page in pages if page.feature == feature)
 
 
 def damage(root: Path, feature: str, episode: int, number: int, *, at: int = 5) -> Any:
-    """Change a byte of a page, counted from its first; done twice, it is as it was."""
+    """Flip a bit of the page's byte `at`; a second call restores it."""
     with seqrecord.open(root) as dataset:
         page = nth_page(dataset, feature, episode, number)
     flip(root / page.chunk.path, page.start + at)
@@ -142,7 +142,7 @@ def damage(root: Path, feature: str, episode: int, number: int, *, at: int = 5) 
 
 
 def flip(file: Path, at: int) -> None:
-    """Change a bit of a file's byte."""
+    """Flip a bit of the file's byte `at`."""
     with file.open("r+b") as opened:
         opened.seek(at)
         [byte] = opened.read(1)

@@ -1,4 +1,4 @@
-"""An HTTP proxy in front of a service that breaks requests on purpose, and counts what it did."""
+"""An HTTP proxy that injects faults into requests to a service, and counts them."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ __all__ = ["KINDS", "FaultProxy", "Planned", "Request", "Scripted", "Seeded", "n
 
 KINDS = {
     "reset": "the connection is reset before the service sees the request",
-    "lost": "the service does what was asked, and the connection is reset before it answers",
-    "500": "an internal error, as any other status of three digits",
+    "lost": "the service processes the request, but the connection is reset before the response",
+    "500": "an internal error, like any other status of three digits",
     "503": "busy, with Retry-After",
     "429": "too many requests, with Retry-After",
     "busy": "busy, without Retry-After",
-    "slow": "the body trickles in over `slow_seconds`",
+    "slow": "the body takes `slow_seconds`",
     "short": "half of the body, then an orderly end of the connection",
     "cut": "half of the body, then a reset",
     "stall": "half of the body, then nothing until the client gives up",
-    "shifted": "another range than was asked for, of the same length, and the answer says so",
+    "shifted": "another range of the same length, with a matching Content-Range",
     "hang": "no answer until the client gives up",
 }
 _CODES = {
     403: "AuthorizationFailure",
-    409: "ConditionalRequestConflict",  # S3's, of two puts at the same time
+    409: "ConditionalRequestConflict",  # S3's error for two puts at the same time
     500: "InternalError",
     503: "ServerBusy",
 }
@@ -44,7 +44,7 @@ _OWN = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 
 @dataclass(frozen=True)
 class Request:
-    """What a fault is chosen by: the `number`-th request, from 0, and the `attempt`-th like it.
+    """Request number `number`, and attempt number `attempt` of it, both from 0.
 
     `path` is as sent, with its query; `range` is the range header, or empty.
     """
@@ -57,7 +57,7 @@ class Request:
 
 
 Planned = Callable[[Request], "str | None"]
-"""Which of `KINDS` a request suffers, if any. It may be called from several threads."""
+"""Selects the fault of `KINDS` for a request, if any. May be called from several threads."""
 
 
 def no_lists(request: Request) -> str | None:
@@ -68,9 +68,9 @@ def no_lists(request: Request) -> str | None:
 
 
 class Scripted:
-    """The kinds of the first requests in turn, `None` for a good one; all that follow are good.
+    """The first requests get these kinds in turn, `None` for no fault; the others get none.
 
-    Requests that `of` does not pick are good and don't count.
+    Requests not selected by `of` get no fault and are not counted.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Scripted:
 
 
 class Seeded:
-    """A fault in a share `rate` of the requests, whatever their order: each one's is the seed's.
+    """Faults in a share `rate` of the requests, chosen by seed and request in any order.
 
     None after `in_a_row` attempts at the same request.
     """
@@ -107,7 +107,7 @@ class Seeded:
     def __call__(self, request: Request) -> str | None:
         if request.method not in self._methods or request.attempt >= self._in_a_row:
             return None
-        path = request.path.partition("?")[0]  # a signature is another one every time
+        path = request.path.partition("?")[0]  # signatures differ between attempts
         name = f"{self._seed} {request.method} {path} {request.range} {request.attempt}"
         rng = random.Random(name)
         return rng.choice(self._kinds) if rng.random() < self._rate else None
@@ -116,12 +116,12 @@ class Seeded:
 class FaultProxy(LocalServer):
     """Takes HTTP/1.1 requests on a free port of 127.0.0.1 and passes them on to `target`.
 
-    `target` is `HOST:PORT`. Headers stay as they are, `Host` included: Azure's signatures don't
-    cover it. `fault` may be set at any time. Requests have to come with a Content-Length.
-    `acted` is called when the service has done what was asked and before it is answered, with the
-    request's number.
+    `target` is `HOST:PORT`. Headers are passed on unchanged, `Host` included: Azure's signatures
+    don't cover it. `fault` may be set at any time. Requests must have a Content-Length.
+    `acted` is called with the request's number after the service has processed it and before the
+    response is sent.
 
-    `requests` counts all that came, `faults` what was done to them, by kind.
+    `requests` counts requests, `faults` the injected faults by kind.
     """
 
     def __init__(
@@ -140,14 +140,14 @@ class FaultProxy(LocalServer):
         super().__init__(_Handler)
 
     def reset(self) -> None:
-        """Count from zero."""
+        """Reset the counters."""
         with self._lock:
             self.requests = 0
             self.faults: Counter[str] = Counter()
             self._attempts: Counter[tuple[str, str, str]] = Counter()
 
     def choose(self, method: str, path: str, byte_range: str) -> tuple[int, str | None]:
-        """Count a request: its number, and what it suffers."""
+        """Count a request; returns its number and fault."""
         key = (method, path.partition("?")[0], byte_range)
         with self._lock:
             request = Request(self.requests, self._attempts[key], method, path, byte_range)
@@ -160,7 +160,7 @@ class FaultProxy(LocalServer):
         return request.number, kind
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # a client that went away, or a service that died: both are what tests do
+        pass  # tests close clients and kill services on purpose
 
 
 class _Handler(Handler):
@@ -173,7 +173,7 @@ class _Handler(Handler):
             self._answer(411, b"")
             return
         body = self.rfile.read(int(length))
-        if len(body) < int(length):  # the client has gone; the service would wait for the rest
+        if len(body) < int(length):  # the client disconnected; the service would wait for the rest
             self.close_connection = True
             return
         byte_range = self.headers.get("x-ms-range") or self.headers.get("Range") or ""
@@ -191,7 +191,7 @@ class _Handler(Handler):
             self._forward(number, body, kind)
 
     def _forward(self, number: int, body: bytes, kind: str | None) -> None:
-        # A connection for each request: the service may end an idle one, as no client would cause.
+        # A new connection for each request: the service may close idle ones.
         service = http.client.HTTPConnection(self.server.target)
         try:
             service.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
@@ -242,7 +242,7 @@ class _Handler(Handler):
         self.wfile.write(content[: len(content) // 2] if broken else content)
         self.wfile.flush()
         if kind == "cut":
-            self._wait(0.05)  # or the reset would overtake what was sent
+            self._wait(0.05)  # or the reset would overtake the data
             self._reset()
         elif kind == "stall":
             self._wait(None)
@@ -251,7 +251,7 @@ class _Handler(Handler):
             self.close_connection = True
 
     def _fail(self, status: int, *, retry_after: int | str | None) -> None:
-        """An error as Azure words it."""
+        """Send an error in Azure's format."""
         code = _CODES.get(status, "Injected")
         text = f'<?xml version="1.0" encoding="utf-8"?><Error><Code>{code}</Code></Error>'
         headers = [("Content-Type", "application/xml"), ("x-ms-error-code", code)]
@@ -266,7 +266,7 @@ class _Handler(Handler):
         reset(self.connection)
 
     def _wait(self, seconds: float | None) -> None:
-        """Until the client or the proxy ends, for at most `seconds`."""
+        """Wait until the client or the proxy ends, at most `seconds`."""
         steps = itertools.count() if seconds is None else range(max(1, round(seconds / 0.01)))
         for _ in steps:
             if self.server.stopping.is_set():
@@ -276,7 +276,7 @@ class _Handler(Handler):
 
 
 def _shifted(value: str) -> str:
-    """A Content-Range of the bytes that follow one byte later; another header as it is."""
+    """A Content-Range shifted by one byte; other headers unchanged."""
     found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", value)
     if found is None:
         return value

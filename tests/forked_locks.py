@@ -1,6 +1,6 @@
-"""Forks the process whenever another thread holds a lock of the package: a child must go on.
+"""Forks while other threads hold locks of the package, to check that the children do not hang.
 
-`watch` comes before anything imports the package.
+Call `watch` before the package is imported.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Any
 
 __all__ = ["stuck_children", "watch"]
 
-PATIENCE = 30.0  # seconds in which a child does what takes a moment
-_PAUSE = 5.0  # … for which a lock is held at most; a fork waits for some, and then has them free
+PATIENCE = 30.0  # timeout in seconds for a child
+_PAUSE = 5.0  # maximum seconds for which a lock is kept; the fork itself needs some locks
 _PACKAGE = str(Path(__file__).parents[1] / "seqrecord")
-_BY_PROCESS = str(Path(_PACKAGE, "processes", "forks.py"))  # makes locks for others
-_DEPTH = 5  # calls between the package and a lock of it: of a condition, a dataclass
+_BY_PROCESS = str(Path(_PACKAGE, "processes", "forks.py"))  # creates locks for other modules
+_DEPTH = 5  # maximum calls between the package and its lock, as for a Condition or a dataclass
 
 _parent = os.getpid()
-_held: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
+_acquired: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
 _seen: set[str] = set()
 _is_on = False
 
 
 class _Watched:
-    """A lock of a place in the package: who gets it first waits until the process was forked."""
+    """A lock of the package: the first thread that acquires it waits for a fork."""
 
     def __init__(self, lock: Any, place: str) -> None:
         self._lock, self._place = lock, place
@@ -44,8 +44,8 @@ class _Watched:
         if found and is_new and not is_main:
             _seen.add(self._place)
             forked: queue.SimpleQueue[None] = queue.SimpleQueue()
-            _held.put((self._place, forked))
-            with suppress(queue.Empty):  # what is needed to fork comes free first
+            _acquired.put((self._place, forked))
+            with suppress(queue.Empty):  # timeout: the fork itself needs this lock
                 forked.get(timeout=_PAUSE)
         return found
 
@@ -55,12 +55,12 @@ class _Watched:
     def __exit__(self, *error: object) -> None:
         self._lock.release()
 
-    def __getattr__(self, name: str) -> Any:  # `release`, and what a condition asks for
+    def __getattr__(self, name: str) -> Any:  # `release`, and methods for a Condition
         return getattr(self._lock, name)
 
 
 def watch() -> None:
-    """Watch the locks that the package makes from now on."""
+    """Watch all locks that the package creates from now on."""
 
     def watched(make: Callable[[], Any]) -> Callable[[], Any]:
         def make_one() -> Any:
@@ -70,26 +70,26 @@ def watch() -> None:
         return make_one
 
     for module, name in ((threading, "Lock"), (threading, "RLock"), (functools, "RLock")):
-        if hasattr(module, name):  # functools has none from Python 3.12 on
+        if hasattr(module, name):  # functools has no RLock from Python 3.12 on
             setattr(module, name, watched(getattr(module, name)))
 
 
 def _place(frame: FrameType | None) -> str | None:
-    """Where the package makes a lock; `None` where somebody else does."""
-    left = _DEPTH
-    while frame is not None and left and frame.f_code is not threading.Thread.__init__.__code__:
+    """Line of the package that creates a lock; `None` for other creators."""
+    depth = _DEPTH
+    while frame is not None and depth and frame.f_code is not threading.Thread.__init__.__code__:
         name = frame.f_code.co_filename
         if name.startswith(_PACKAGE) and name != _BY_PROCESS:
             return f"{Path(name).relative_to(_PACKAGE)}:{frame.f_lineno}"
-        left -= name != _BY_PROCESS
+        depth -= name != _BY_PROCESS
         frame = frame.f_back
     return None
 
 
 def stuck_children(do: Callable[[], None]) -> tuple[list[str], list[str]]:
-    """Do it in a thread, and fork whenever that holds a lock: a child does it, too.
+    """Call `do` in a thread, fork at each lock that it acquires, and call `do` in the child.
 
-    Returns the places of all locks, and of those with which a child did not do it.
+    Returns the places of all locks, and the places at which a child did not finish.
     """
     global _is_on
     _is_on, stuck = True, []
@@ -98,11 +98,11 @@ def stuck_children(do: Callable[[], None]) -> tuple[list[str], list[str]]:
         try:
             do()
         finally:
-            _held.put(None)
+            _acquired.put(None)
 
     threading.Thread(target=work, daemon=True).start()
-    while (held := _held.get()) is not None:
-        place, forked = held
+    while (acquired := _acquired.get()) is not None:
+        place, forked = acquired
         if not (child := os.fork()):
             faulthandler.dump_traceback_later(PATIENCE, exit=True)
             try:

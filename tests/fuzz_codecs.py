@@ -1,8 +1,8 @@
-"""Decode damaged blobs without a checksum in front: `python -m tests.fuzz_codecs SEED COUNT`.
+"""Decode damaged blobs without checksums: `python -m tests.fuzz_codecs SEED COUNT`.
 
-Run as a process of its own, so that a crash in a C library is seen as its exit status. The blob
-ends right before memory that may not be touched, and so does the output: a library that reads or
-writes one byte too far dies on the spot.
+Runs as a process of its own: the exit status shows a crash in a C library. The blob ends right
+before an inaccessible page, and so does the output: a library that reads or writes one byte too
+far crashes at once.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from seqrecord.codecs import FrameCodec, resolve
 from seqrecord.errors import CodecError
 from seqrecord.schema import CodecConfig
 
-_TOGETHER = 4  # frames that are decoded in few calls
+_TOGETHER = 4  # frames per batch call
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def guarded(nbytes: int) -> npt.NDArray[np.uint8]:
-    """`nbytes` of memory that end where an inaccessible page begins."""
+    """`nbytes` of memory that end right before an inaccessible page."""
     page = mmap.PAGESIZE
     size = -(-max(nbytes, 1) // page) * page
     memory = mmap.mmap(-1, size + page)
@@ -69,7 +69,7 @@ def chains(frame: npt.NDArray[Any]) -> list[tuple[CodecConfig, ...]]:
 
 
 def damage(blob: bytes, rng: random.Random) -> bytes:
-    """Truncate, extend, flip bits, or overwrite four bytes with a size or offset that is wrong."""
+    """Truncate, extend, flip bits, or overwrite four bytes with a wrong size or offset."""
     data = bytearray(blob)
     kind = rng.randrange(5)
     if kind == 0:
@@ -84,7 +84,7 @@ def damage(blob: bytes, rng: random.Random) -> bytes:
         data[at : at + 4] = struct.pack("<I", value)
         return bytes(data)
     for _ in range(rng.choice([1, 1, 2, 30])):
-        # Half of the flips hit the headers, where sizes and offsets are.
+        # Half of the flips hit the headers with sizes and offsets.
         end = min(len(data), 48) if rng.random() < 0.5 else len(data)
         data[rng.randrange(end)] ^= 1 << rng.randrange(8)
     return bytes(data)

@@ -1,11 +1,10 @@
-"""Change several bytes of a file at a time, mend every checksum, read.
+"""Change several bytes of a file, recompute every checksum, read.
 
-`python -m tests.fuzz_files index --seed 1 --cases 10000` prints how many cases ended how. Other
-kinds than `index` are `footer`, `manifest`, `reference` (pages that refer to another file) and
-`original` (the file that they refer to: read by an index that is there, or by one that is made).
-Each case is opened, read and verified. Its number is printed first, so that a crash of a C library
-names it. A case depends on nothing but its kind, the seed and its number: `--first N --cases 1`
-runs case N again.
+`python -m tests.fuzz_files index --seed 1 --cases 10000` prints the number of cases by outcome.
+Other kinds are `footer`, `manifest`, `reference` (pages that refer to another file) and `original`
+(the referenced file, read by an existing or a new index). Each case is opened, read and verified.
+Its number is printed first, so that it is in the log if a C library crashes. A case depends only on
+its kind, the seed and its number: `--first N --cases 1` repeats case N.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ KINDS = ("index", "footer", "manifest", "reference", "original")
 ALLOWED = ("refused", "as before", "other values")
 
 _GOLDEN = Path(__file__).parent / "golden" / "v1"
-_INDEXED = 1_700_000_000  # when originals were changed last, as far as their files say
+_INDEXED = 1_700_000_000  # modification time of originals
 _HEADER = 64  # bytes of a record file, before its pages
-_MEMORY = 1 << 30  # bytes that a case may take beyond what there is at the start
+_MEMORY = 1 << 30  # bytes that a case may allocate
 _NUMBERS = (
     *(0, 1, 2, 3, 7, 8, 63, 64, 65, 127, 128, 255, 256, 0x7FFF, 0x8000, 0xFFFF),
     *(0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF, 1 << 53, (1 << 63) - 1, 1 << 63),
@@ -63,13 +62,13 @@ _VALUES: tuple[Any, ...] = (
 
 
 def fuzz(kind: str, seed: int, first: int, stop: int, folder: Path) -> Counter[str]:
-    """Run these cases; how many ended how. What no case may end with is printed."""
+    """Run these cases; returns counts by outcome. Prints forbidden outcomes."""
     os.environ["SEQRECORD_HOME"] = str(folder / "home")
     seeds = _datasets(folder)
     if kind in ("reference", "original"):
         seeds = [root for root in seeds if root.parent == folder / "referring"]
     right = [read_all(root) for root in seeds]
-    for root in seeds:  # whatever is imported late is imported now
+    for root in seeds:  # imports all lazily imported modules
         assert verify(root, deep=True, num_threads=1).ok, root
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + _MEMORY
@@ -91,7 +90,7 @@ def fuzz(kind: str, seed: int, first: int, stop: int, folder: Path) -> Counter[s
         copy_dataset(seeds[which], root)
         _put_original(folder)
         if kind == "original" and rng.random() < 0.5:
-            root = folder / "videos"  # an index of it is made
+            root = folder / "videos"  # a new index is built
             os.environ["SEQRECORD_HOME"] = str(folder / "case" / "home")
         try:
             outcome, text = _outcome(partial(change, root, rng), root, right[which])
@@ -105,7 +104,7 @@ def fuzz(kind: str, seed: int, first: int, stop: int, folder: Path) -> Counter[s
 
 
 def _datasets(folder: Path) -> list[Path]:
-    """Those that are changed."""
+    """The datasets to be changed."""
     tiny = folder / "tiny"
     if not tiny.exists():
         write_tiny(tiny)
@@ -121,7 +120,7 @@ def _datasets(folder: Path) -> list[Path]:
 
 
 def _put_original(folder: Path) -> None:
-    """The video as it was when it was indexed."""
+    """Write the original as it was when it was indexed."""
     path = folder / "videos" / "a.mp4"
     path.parent.mkdir(exist_ok=True)
     shutil.copy(_GOLDEN / "referring" / "original" / "a.mp4", path)
@@ -142,7 +141,7 @@ def _outcome(change: Callable[[], object], root: Path, right: Frames) -> tuple[s
     if refused is None:
         return ("as before" if same else "other values"), ""
     if report.ok and (root.name == "videos" or (root / "manifest.json").exists()):
-        return "verify has missed it", str(refused)
+        return "missed by verify", str(refused)
     return "refused", str(refused)
 
 
@@ -187,7 +186,7 @@ def _change_footer(root: Path, rng: random.Random) -> None:
             parts.json_length = rng.choice(_NUMBERS) & 0xFFFFFFFF
     path.write_bytes(parts.joined())
     change_manifest(root, lambda value: _set_size(value, path))
-    if rng.random() < 0.7:  # else only `verify` sees it
+    if rng.random() < 0.7:  # otherwise only `verify` notices
         reindex(root, created_by="test")
 
 
@@ -244,7 +243,7 @@ def _change_manifest(root: Path, rng: random.Random) -> None:
 def _changed(
     data: bytearray, rng: random.Random, spans: list[tuple[int, int]], *, same_length: bool = False
 ) -> bytes:
-    """Some of the bytes changed: several of them, near to each other or not."""
+    """Data with several bytes changed, close to each other or not."""
     length = len(data)
     for _ in range(rng.choice([1, 2, 2, 3, 3, 4, 6, 10])):
         start, stop = rng.choice(spans)
@@ -278,7 +277,7 @@ def _changed(
 
 
 def _changed_json(value: Any, rng: random.Random) -> Any:
-    """A JSON value with several of the values in it changed, left out, added or exchanged."""
+    """A JSON value with several nested values changed, removed, added or exchanged."""
     value = copy.deepcopy(value)
     for _ in range(rng.choice([1, 2, 2, 3, 5])):
         places = list(_places(value))
@@ -299,7 +298,7 @@ def _changed_json(value: Any, rng: random.Random) -> Any:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every parent and key or position inside a value."""
+    """Parent and key or position of every nested value."""
     keys = value.keys() if isinstance(value, dict) else range(len(value))
     for key in list(keys):
         yield value, key
@@ -313,10 +312,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--cases", type=int, default=1000)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="seqrecord-fuzz-") as folder:
-        stop = asked.first + asked.cases
-        print(json.dumps(fuzz(asked.kind, asked.seed, asked.first, stop, Path(folder))))  # noqa: T201
+        stop = args.first + args.cases
+        print(json.dumps(fuzz(args.kind, args.seed, args.first, stop, Path(folder))))  # noqa: T201
 
 
 if __name__ == "__main__":

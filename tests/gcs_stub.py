@@ -1,7 +1,7 @@
-"""As much of Google Cloud Storage as reading and writing a dataset need, on 127.0.0.1.
+"""A stub of Google Cloud Storage on 127.0.0.1, sufficient to read and write a dataset.
 
-It has the XML API, as obstore speaks it, which `gcp-storage-emulator` has not. That real GCS does
-the same was not tried.
+It implements the XML API, which obstore uses and `gcp-storage-emulator` lacks. Not compared with
+the real service.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.local_server import Handler, LocalServer
 
 __all__ = ["GcsStub"]
 
-_PAGE = 1000  # objects of one answer to a list
+_PAGE = 1000  # objects per page of a listing
 
 
 @dataclass(frozen=True)
@@ -31,20 +31,20 @@ class _Object:
     data: bytes
     generation: int
     tag: str
-    """The e-tag, with its quotes."""
+    """The ETag with its quotes."""
     modified: float = field(default_factory=time.time)
 
 
-class _Refusal(Exception):  # noqa: N818 - an answer
+class _Refusal(Exception):  # noqa: N818 - an HTTP response
     def __init__(self, status: int, code: str) -> None:
         self.status, self.code = status, code
 
 
 class GcsStub(LocalServer):
-    """Objects by bucket and name, in memory; `asked` are the requests.
+    """Objects by bucket and name, in memory; `asked` lists the requests.
 
-    `refuse(method, path)` may give the status and the code with which a request is refused, the
-    path with its query. `page` is how many objects one answer to a list holds at most.
+    `refuse(method, path)` may return status and code of an error response; the path includes its
+    query. `page` is the maximum number of objects per page of a listing.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class GcsStub(LocalServer):
         super().__init__(_Handler)
 
     def options(self, endpoint: str | None = None) -> dict[str, Any]:
-        """Storage options of it, or of a proxy before it."""
+        """Storage options for it, or for a proxy in front of it."""
         return {"base_url": endpoint or self.endpoint, "bearer_token": "of-nobody"}
 
     def new_bucket(self) -> str:
@@ -69,19 +69,19 @@ class GcsStub(LocalServer):
     def put(
         self, bucket: str, name: str, data: bytes, *, condition: str | None = None, parts: int = 0
     ) -> _Object:
-        """Store an object, of `parts` of a multipart upload where that is not 0.
+        """Store an object; `parts` is the number of parts of a multipart upload, otherwise 0.
 
-        `condition` is the generation that has to be there, `"0"` for none.
+        `condition` is the expected generation, `"0"` for no object.
         """
         with self._guard_objects:
-            held = self._bucket(bucket)
-            found = held[name].generation if name in held else 0
+            objects = self._bucket(bucket)
+            found = objects[name].generation if name in objects else 0
             if condition is not None and condition != str(found):
                 raise _Refusal(412, "PreconditionFailed")
             digest = hashlib.md5(data).hexdigest()
             tag = f'"{digest}-{parts}"' if parts else f'"{digest}"'
-            held[name] = _Object(data, time.time_ns() // 1000 + next(self._numbers), tag)
-            return held[name]
+            objects[name] = _Object(data, time.time_ns() // 1000 + next(self._numbers), tag)
+            return objects[name]
 
     def find(self, bucket: str, name: str) -> _Object:
         found = self._bucket(bucket).get(name)
@@ -99,7 +99,7 @@ class GcsStub(LocalServer):
             return sorted(self._bucket(bucket))
 
     def begin(self, bucket: str, name: str) -> str:
-        """The id of a new multipart upload."""
+        """Begin a multipart upload; returns its id."""
         self._bucket(bucket)
         upload = f"upload-{next(self._numbers)}"
         self._uploads[upload] = (bucket, name, {})
@@ -110,15 +110,15 @@ class GcsStub(LocalServer):
             raise _Refusal(404, "NoSuchUpload")
         return self._uploads[upload][2]
 
-    def complete(self, upload: str, asked: list[tuple[int, str]]) -> _Object:
-        """The object of the parts `asked`: their numbers and e-tags."""
+    def complete(self, upload: str, listed: list[tuple[int, str]]) -> _Object:
+        """Complete an upload from the `listed` parts, pairs of number and ETag."""
         parts = self.parts(upload)
-        for number, tag in asked:
+        for number, tag in listed:
             if number not in parts or tag.strip('"') != hashlib.md5(parts[number]).hexdigest():
                 raise _Refusal(400, "InvalidPart")
         bucket, name, _ = self._uploads.pop(upload)
-        data = b"".join(parts[number] for number, _ in asked)
-        return self.put(bucket, name, data, parts=len(asked))
+        data = b"".join(parts[number] for number, _ in listed)
+        return self.put(bucket, name, data, parts=len(listed))
 
     def abort(self, upload: str) -> None:
         self.parts(upload)
@@ -182,27 +182,27 @@ class _Handler(Handler):
             self._answer("CompleteMultipartUploadResult", headers, Key=name, ETag=made.tag)
 
     def _list(self, bucket: str, query: dict[str, str]) -> bytes:
-        """The answer to a list, as of version 2 of S3's."""
+        """A listing in the format of S3's version 2."""
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         after, page = query.get("continuation-token", ""), self.server.page
         names = [name for name in self.server.names(bucket) if name.startswith(prefix)]
         entries = sorted({_entry(name, prefix, delimiter) for name in names})
-        left = [name for name in entries if name > after]
-        found = [self._listed(bucket, name) for name in left[:page]]
-        if len(left) > page:
-            found.append(f"<NextContinuationToken>{escape(left[page - 1])}</NextContinuationToken>")
-        truncated = f"<IsTruncated>{str(len(left) > page).lower()}</IsTruncated>"
+        rest = [name for name in entries if name > after]
+        found = [self._listed(bucket, name) for name in rest[:page]]
+        if len(rest) > page:
+            found.append(f"<NextContinuationToken>{escape(rest[page - 1])}</NextContinuationToken>")
+        truncated = f"<IsTruncated>{str(len(rest) > page).lower()}</IsTruncated>"
         inner = truncated + "".join(found)
         return f"<?xml version='1.0'?><ListBucketResult>{inner}</ListBucketResult>".encode()
 
     def _listed(self, bucket: str, name: str) -> str:
-        held = self.server.buckets[bucket].get(name)
-        if held is None:
+        found = self.server.buckets[bucket].get(name)
+        if found is None:
             return f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>"
         return (
-            f"<Contents><Key>{escape(name)}</Key><Generation>{held.generation}</Generation>"
-            f"<LastModified>{_time(held)}</LastModified><ETag>{held.tag}</ETag>"
-            f"<Size>{len(held.data)}</Size></Contents>"
+            f"<Contents><Key>{escape(name)}</Key><Generation>{found.generation}</Generation>"
+            f"<LastModified>{_time(found)}</LastModified><ETag>{found.tag}</ETag>"
+            f"<Size>{len(found.data)}</Size></Contents>"
         )
 
     def _media(self, found: _Object) -> None:
@@ -236,7 +236,7 @@ def _md5(data: bytes) -> str:
 
 
 def _entry(name: str, prefix: str, delimiter: str) -> str:
-    """What a list shows of an object: its name, or the folder that it is in."""
+    """An object's entry in a listing: its name, or its folder below `prefix`."""
     head, found, _ = name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "")
     return prefix + head + found if found else name
 

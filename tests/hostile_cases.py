@@ -1,7 +1,7 @@
-"""Ways to be malformed with every checksum right, one row each: how, and the error it must be.
+"""Malformed datasets with correct checksums, one per row, each with its expected error.
 
-`python -m tests.hostile_cases ROOT` runs all of them under a limit on memory, and prints what was
-not refused as it should be.
+`python -m tests.hostile_cases ROOT` runs all cases under a memory limit, and prints those
+without the expected error.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ Change = Callable[[Path], object]
 
 @dataclass(frozen=True)
 class Case:
-    """A change to a good dataset and the error that opening and reading all of it must raise."""
+    """A change to a good dataset, and the error expected when the copy is opened and read."""
 
     name: str
     change: Change
-    says: str = ""
+    match: str = ""
     error: type[SeqRecordError] = FormatError
 
 
 def failure(case: Case, good: Path, root: Path) -> str | None:
-    """What is wrong about the error of a changed copy of `good`, made in `root`."""
+    """Describe a wrong or missing error of a changed copy of `good`, made in `root`."""
     tiny.copy_dataset(good, root)
     try:
         case.change(root)
         tiny.read_all(root)
     except SeqRecordError as error:
         names_file = case.error is not SchemaError and case.name != "metadata of the index"
-        is_right = type(error) is case.error and case.says in str(error) and "\n" not in str(error)
+        is_right = type(error) is case.error and case.match in str(error) and "\n" not in str(error)
         if is_right and (not names_file or str(root.parent) in str(error.file)):
             return None
         return f"{case.name}: {error!r}"
@@ -70,7 +70,7 @@ def failure(case: Case, good: Path, root: Path) -> str | None:
 
 
 def _record(change: Callable[[tiny.RecordParts], object]) -> Change:
-    """Change the record file, then build index and manifest anew."""
+    """Change the record file, then rebuild index and manifest."""
 
     def apply(root: Path) -> None:
         tiny.change_record(root, change)
@@ -100,7 +100,7 @@ def _another(**values: Any) -> Change:
 
 
 def _replaced(old: str, new: str) -> Change:
-    """The footer's JSON as text, changed by hand."""
+    """Change the footer's JSON as text."""
 
     def change(parts: tiny.RecordParts) -> None:
         text = json.dumps(parts.head)
@@ -111,7 +111,7 @@ def _replaced(old: str, new: str) -> Change:
 
 
 def _chunk(row: int, field: str, value: int, page: int | None = None) -> Change:
-    """A number of a chunk row, or of a page in it. `largest` of a `blob`: 8, 16 and 20 bytes."""
+    """Set a number of a chunk row, or of a page in it. `largest` of `blob`: 8, 16 and 20 bytes."""
 
     def change(parts: tiny.RecordParts) -> None:
         chunk = parts.chunks[row]
@@ -121,7 +121,7 @@ def _chunk(row: int, field: str, value: int, page: int | None = None) -> Change:
 
 
 def _no_frame(parts: tiny.RecordParts) -> None:
-    """The second chunk has no `blob`, yet a largest one."""
+    """The second chunk has no `blob`, but a largest frame of it."""
     parts.gaps["present"] = 0
     parts.chunks[1]["pages"][1]["length"] = 0
 
@@ -133,7 +133,7 @@ def _without_first(parts: tiny.RecordParts) -> None:
 
 
 def _not_utf8(root: Path) -> None:
-    """A dataset of text whose only frame is not."""
+    """A dataset with one frame of text that is not UTF-8."""
     shutil.rmtree(root)
     schema = Schema([FeatureSpec("text", np.dtype("u1"), (None,))])
     with (
@@ -152,7 +152,7 @@ def _not_utf8(root: Path) -> None:
 
 
 def _edits(data: bytes, crc: int | None = None) -> Change:
-    """A file of edits that the manifest names, where the index is built anew."""
+    """Add an edits file to the manifest; the index is rebuilt."""
 
     def apply(root: Path) -> None:
         path = root / "edits" / "a.json"
@@ -255,7 +255,7 @@ def _table(name: str, change: Callable[[pa.Table], pa.Table | bytes]) -> Change:
 
 
 def _column(table: str, name: str, values: list[Any]) -> Change:
-    """A column of an index table replaced; type and nullability stay."""
+    """Replace a column of an index table; type and nullability stay."""
 
     def change(old: pa.Table) -> pa.Table:
         field = old.schema.field(name)
@@ -282,7 +282,7 @@ def _arrow(table: pa.Table, batches: int = 1, **options: Any) -> bytes:
 def _bomb(table: pa.Table) -> bytes:
     """A compressed buffer that declares an exabyte."""
     data = bytearray(_arrow(table, compression="zstd"))
-    at = data.index(b"\x28\xb5\x2f\xfd") - 8  # the declared size is in front of each
+    at = data.index(b"\x28\xb5\x2f\xfd") - 8  # the declared size precedes each
     data[at : at + 8] = (1 << 60).to_bytes(8, "little")
     return bytes(data)
 
@@ -299,14 +299,14 @@ def _without_schema(table: pa.Table) -> bytes:
 
 
 def _twice_the_schema(table: pa.Table) -> bytes:
-    """A file of no record batch, but two messages."""
+    """A file with two messages and no record batch."""
     data = _arrow(table, 0)
     (size,) = struct.unpack_from("<i", data, 12)
     return data[: 16 + size] + data[8:]
 
 
 def _second_file(change: Callable[[tiny.RecordParts], object], name: str = "x.seqrec") -> Change:
-    """A changed copy beside the record file."""
+    """A changed copy of the record file."""
 
     def apply(root: Path) -> None:
         path = tiny.record_path(root)
@@ -343,7 +343,7 @@ def _contradict(**values: Any) -> Change:
 
 
 def _link(root: Path, name: str = "") -> None:
-    """Move a file or folder, or the record file, out of the dataset; a link is in its place."""
+    """Move a file or folder, by default the record file, out of the dataset; leave a link."""
     inside = root / name if name else tiny.record_path(root)
     outside = root.parent / f"outside-{root.name}"
     outside.mkdir()
@@ -441,7 +441,7 @@ _SCHEMA = [
     Case("nine dimensions", _spec(shape=[1] * 9), "dimensions"),
     Case("five codecs", _spec(codec=[{"id": "zstd"}] * 5), "codecs"),
     Case("codec without id", _spec(codec=[{"level": 1}]), "id"),
-    # Codecs are looked up when a feature is read: others of the dataset stay readable.
+    # Codecs are looked up when a feature is read: other features stay readable.
     Case("codec pickle", _codec(id="pickle"), "pickle", SchemaError),
     Case("codec level 10**9", _codec(id="zstd", level=10**9), "zstd", SchemaError),
 ]
@@ -647,8 +647,8 @@ _INDEX = [
     Case("a null page", _chunks("page_length", [[1, None]] * 3), "nulls"),
     Case("fewer chunks", _table("chunks0", lambda t: t.slice(0, 2)), "does not fit"),
     *(
-        Case(f"num_chunks {count}", _column("episodes", "num_chunks", [[count]]), says)
-        for count, says in ((0, "num_chunks"), (6, "num_chunks"), (4, "does not fit"))
+        Case(f"num_chunks {count}", _column("episodes", "num_chunks", [[count]]), match)
+        for count, match in ((0, "num_chunks"), (6, "num_chunks"), (4, "does not fit"))
     ),
     *(
         Case(f"fps {fps}", _column("episodes", "fps", [fps]), "impossible fps")
@@ -656,8 +656,8 @@ _INDEX = [
     ),
     Case("split 0 of 0", _column("episodes", "split", [0]), "an unknown split"),
     *(
-        Case(f"{name} {numbers}", _chunks(name, numbers), says)
-        for name, numbers, says in (
+        Case(f"{name} {numbers}", _chunks(name, numbers), match)
+        for name, numbers, match in (
             ("first_frame", [1, 2, 4], "does not follow"),
             ("first_frame", [0, 3, 4], "does not follow"),
             ("first_frame", [-2, 2, 4], "does not follow"),
@@ -693,12 +693,12 @@ _INDEX = [
 CASES = [
     *_FOOTER, *_SCHEMA, *_EPISODES, *_CHUNKS, *_HEADER, *_PAGES, *_FILES, *_MANIFEST, *_INDEX,
 ]  # fmt: skip
-"""Every way to be malformed with its checksums right."""
+"""All cases."""
 
 
 def main(folder: Path) -> None:
     good = tiny.write_tiny(folder / "good")
-    tiny.read_all(good)  # whatever is imported late is imported now
+    tiny.read_all(good)  # imports all lazily imported modules
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * os.sysconf("SC_PAGE_SIZE") + (192 << 20)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -1,4 +1,4 @@
-"""A stub of the Hugging Face Hub: what it answers to those who read a dataset, or push one.
+"""A stub of the Hugging Face Hub, sufficient to read and push a dataset.
 
 ::
 
@@ -6,13 +6,13 @@
         seqrecord.open(hub.url, storage_options={"endpoint": hub.endpoint})
         # or with HF_ENDPOINT=hub.endpoint in the environment
         hub.counts                          # requests by kind: api, resolve, store
-        hub.commit()                        # the files as they are now are the next commit of main
+        hub.commit()                        # commits the current files to main
 
-Files in LFS, which `LARGE` says by their endings, lie on another server with a port of its own
-(`hub.store`): the Hub redirects there, to an address that ends after `signed_seconds`. They are
-sent there too, by the batch API of LFS: not by Xet, whose client speaks to no stub
-(`HF_HUB_DISABLE_XET=1`). Requests and headers are those of huggingface_hub 2.4.0. That the real Hub
-does the same was not tried.
+Files in LFS, selected by the endings in `LARGE`, are on another server with a port of its own
+(`hub.store`): the Hub redirects there, to an address that expires after `signed_seconds`. Uploads
+go there too, by the batch API of LFS: not by Xet, whose client cannot use a stub
+(`HF_HUB_DISABLE_XET=1`). Requests and headers are as in huggingface_hub 2.4.0. Not compared with
+the real Hub.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["HubStub", "without_login"]
 
 
 def without_login(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    """No login and caches of the machine's user are used; its client asks nobody who runs this."""
+    """Ignore the user's login and caches on this machine, and disable prompts for a login."""
     patch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
     patch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
     patch.setenv("SEQRECORD_HOME", str(folder / "home"))
@@ -52,13 +52,13 @@ def without_login(patch: pytest.MonkeyPatch, folder: Path) -> None:
 LARGE = (".mp4", ".mkv", ".parquet", ".arrow", ".seqrec")
 """Endings of files in LFS, as in the `.gitattributes` of LeRobot's datasets."""
 
-_HELD = 8 << 20  # bytes of a file that is kept in memory, so that a commit stays as it was
+_KEPT = 8 << 20  # maximum bytes of a file kept in memory, so that commits do not change
 _PAGE = "<!DOCTYPE html><html><body>Log in</body></html>"
 
 
 @dataclass(frozen=True)
 class HubStubFile:
-    """A file of a commit; `oid` is the SHA-256 of one in LFS, and git's id of another."""
+    """A file of a commit; `oid` is its SHA-256 in LFS, otherwise its git id."""
 
     path: Path
     size: int
@@ -75,29 +75,29 @@ class HubStubFile:
 
 
 class HubStub(LocalServer):
-    """Serves `folder` as the dataset repository `repo`; with `token` to those alone who send it.
+    """Serves `folder` as the dataset repository `repo`; `token`, if given, is required.
 
-    With `exists=False` the repository is made by the first that asks for it.
+    With `exists=False` a client must create the repository.
     """
 
-    # What came
-    sent = 0  # bytes of files that were sent
-    early = 0  # requests that came while it had asked to wait, but for the first of each
+    # Counters
+    sent = 0  # bytes of files sent
+    early = 0  # requests before the end of a requested delay, except the first of each
     is_private = False
-    # What it does
+    # Behaviour
     limit: tuple[int, float] | None = None  # (n, s): 429 after n requests in s seconds
-    limit_headers: tuple[str, ...] = ("RateLimit", "Retry-After")  # of such answers
-    busy = 0  # so many of the next reads of files are answered by 503
-    html = False  # answer a page to all requests, with status 200
-    gated = False  # refuse, since the terms were not accepted
-    page = 1000  # entries in one answer of a listing
-    signed_seconds = 3600.0  # after which an address of the store ends
-    mirrors = False  # files in LFS come from the Hub itself, as from some mirrors of it
-    cached = False  # small files are redirected to another path of the Hub, as the real one does
-    most_uploads: int | None = None  # so many uploads to the store, and all others are refused
-    lost = 0  # so many of the next commits are made, and answered by 504
+    limit_headers: tuple[str, ...] = ("RateLimit", "Retry-After")  # headers of status 429
+    busy = 0  # number of following reads of files answered by 503
+    html = False  # answer all requests with an HTML page and status 200
+    gated = False  # refuse access, as if the terms were not accepted
+    page = 1000  # entries per page of a listing
+    signed_seconds = 3600.0  # validity of the store's addresses
+    mirrors = False  # serve files in LFS from the Hub itself, as some mirrors do
+    cached = False  # redirect small files to another path of the Hub, as the real one does
+    most_uploads: int | None = None  # uploads accepted by the store; later ones are refused
+    lost = 0  # number of following commits answered by 504 after they are made
     before_commit: Callable[[], object] | None = None  # called before the next commit is made
-    ignored: tuple[str, ...] = ()  # paths that a `.gitignore` leaves out of commits
+    ignored: tuple[str, ...] = ()  # paths excluded by a `.gitignore`
 
     def __init__(
         self,
@@ -110,16 +110,16 @@ class HubStub(LocalServer):
         self.folder, self.repo, self.token, self.exists = folder, repo, token, exists
         self.counts: Counter[str] = Counter()  # requests: `api`, `resolve` (of files), `store`
         self.of_file: Counter[str] = Counter()  # requests by the file's path, in LFS too
-        self.asked: list[str] = []  # of the Hub, METHOD and path
-        self.leaked: list[str] = []  # credentials that came to the store, which must get none
-        self.uploads: list[str] = []  # files that came to the store, each time that they came
-        self.messages: list[str] = []  # of the commits that were pushed
+        self.asked: list[str] = []  # requests to the Hub, METHOD and path
+        self.leaked: list[str] = []  # credentials sent to the store, which must get none
+        self.uploads: list[str] = []  # files uploaded to the store, with repetitions
+        self.messages: list[str] = []  # messages of pushed commits
         self.branches: dict[str, str] = {}
         self.commits: dict[str, dict[str, HubStubFile]] = {}
         self.blobs: dict[str, HubStubFile] = {}
         self.guard = threading.Lock()
-        self._window = 0.0, 0  # when it began, requests in it
-        self._gone_by = 0.0
+        self._window = 0.0, 0  # its begin, requests in it
+        self._clock_offset = 0.0
         self.commit()
         self.store = _Store(self)
         super().__init__(_Handler)
@@ -129,14 +129,14 @@ class HubStub(LocalServer):
         return f"hf://datasets/{self.repo}"
 
     def commit(self, branch: str = "main") -> str:
-        """The folder's files as they are now are the branch's next commit, whose id this is."""
+        """Commit the folder's current files to the branch; returns the commit id."""
         files = {}
         for path in sorted(each for each in self.folder.rglob("*") if each.is_file()):
             files[path.relative_to(self.folder).as_posix()] = self._file(path)
         return self.add_commit(files, branch)
 
     def add_commit(self, files: Mapping[str, HubStubFile], branch: str = "main") -> str:
-        """Make a commit of these files, by their paths; its id."""
+        """Commit these files, given by path; returns the commit id."""
         text = repr((len(self.commits), sorted((name, file.oid) for name, file in files.items())))
         sha = hashlib.sha1(text.encode()).hexdigest()
         self.commits[sha], self.branches[branch] = dict(files), sha
@@ -150,7 +150,7 @@ class HubStub(LocalServer):
         return file.read(0, file.size)
 
     def upload(self, oid: str, data: bytes) -> bool:
-        """A file comes to the store; whether it is taken."""
+        """Upload a file to the store; returns whether it is accepted."""
         if hashlib.sha256(data).hexdigest() != oid:
             return False
         with self.guard:
@@ -169,7 +169,7 @@ class HubStub(LocalServer):
             while part := file.read(1 << 20):
                 digest.update(part)
         return HubStubFile(
-            path, size, digest.hexdigest(), True, path.read_bytes() if size <= _HELD else None
+            path, size, digest.hexdigest(), True, path.read_bytes() if size <= _KEPT else None
         )
 
     def close(self) -> None:
@@ -177,26 +177,26 @@ class HubStub(LocalServer):
         super().close()
 
     def signed(self, oid: str) -> str:
-        """An address of a file in LFS."""
+        """Signed address of a file in LFS."""
         expires = self._now() + self.signed_seconds
-        said = f"{expires:.3f}"
-        return f"{self.store.endpoint}/blobs/{oid}?Expires={said}&Signature={_sign(oid, said)}"
+        text = f"{expires:.3f}"
+        return f"{self.store.endpoint}/blobs/{oid}?Expires={text}&Signature={_sign(oid, text)}"
 
     def blob(self, oid: str, query: Mapping[str, list[str]]) -> HubStubFile | None:
-        """The file of a signed address that has not ended."""
+        """The file of a valid signed address."""
         [expires], [signature] = (query.get(name, ["0"]) for name in ("Expires", "Signature"))
         is_good = hmac.compare_digest(signature, _sign(oid, expires))
         return self.blobs.get(oid) if is_good and self._now() < float(expires) else None
 
     def end_addresses(self) -> None:
-        """All addresses of the store that were given so far have ended: hours have gone by."""
-        self._gone_by += 2 * 3600
+        """Let all addresses of the store expire, by a jump of the clock."""
+        self._clock_offset += 2 * 3600
 
     def _now(self) -> float:
-        return time.time() + self._gone_by
+        return time.time() + self._clock_offset
 
     def refused_for(self) -> float:
-        """Counts a request; for how many seconds the Hub answers no more of them."""
+        """Count a request; returns for how many seconds the Hub refuses further ones."""
         with self.guard:
             if self.limit is None:
                 return 0.0
@@ -215,7 +215,7 @@ def _sign(oid: str, expires: str) -> str:
 
 
 class _Store(LocalServer):
-    """Where files in LFS lie."""
+    """The server of files in LFS."""
 
     def __init__(self, hub: HubStub) -> None:
         self.hub = hub
@@ -226,10 +226,10 @@ class _Sending(Handler):
     """Sends ranges of files."""
 
     def send_file(self, hub: HubStub, file: HubStubFile, headers: Mapping[str, str]) -> None:
-        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         start, stop = 0, file.size
-        if asked is not None:
-            start, stop = int(asked[1]), min(int(asked[2] or file.size) + 1, file.size)
+        if wanted is not None:
+            start, stop = int(wanted[1]), min(int(wanted[2] or file.size) + 1, file.size)
             if start >= file.size:
                 self.send(416, b"", {"Content-Range": f"bytes */{file.size}"})
                 return
@@ -242,7 +242,7 @@ class _Sending(Handler):
             self.send(503)
             return
         hub.sent += stop - start
-        self.send(200 if asked is None else 206, file.read(start, stop), headers)
+        self.send(200 if wanted is None else 206, file.read(start, stop), headers)
 
 
 class _StoreHandler(_Sending):
@@ -278,8 +278,8 @@ class _Handler(_Sending):
             hub.counts["resolve" if is_file else "api"] += 1
             hub.asked.append(f"{self.command} {path}")
         if (seconds := hub.refused_for()) > 0:
-            kind, left = "resolvers" if is_file else "api", max(1, round(seconds + 0.5))
-            limits = {"RateLimit": f'"{kind}";r=0;t={left}', "Retry-After": str(left)}
+            kind, delay = "resolvers" if is_file else "api", max(1, round(seconds + 0.5))
+            limits = {"RateLimit": f'"{kind}";r=0;t={delay}', "Retry-After": str(delay)}
             limits = {name: limits[name] for name in hub.limit_headers}
             self.send(429, b"too many requests", limits)
         elif hub.html:
@@ -319,7 +319,7 @@ class _Handler(_Sending):
             self.send(404, b"", {"X-Error-Code": "RepoNotFound"})
 
     def _commit_of(self, revision: str) -> str | None:
-        """The commit of a revision; where there is none, that is the answer."""
+        """The commit of a revision; if there is none, answers with the error."""
         sha = self.server.branches.get(revision, revision)
         if sha in self.server.commits:
             return sha
@@ -352,7 +352,7 @@ class _Handler(_Sending):
         self._json([entries[name] for name in sorted(entries)][at : at + page], more)
 
     def _paths(self, revision: str, paths: list[str]) -> None:
-        """What huggingface_hub before 1 asks of a path."""
+        """The request of huggingface_hub before 1 for a path."""
         if (sha := self._commit_of(revision)) is not None:
             files, found = self.server.commits[sha], []
             for path in paths:
@@ -381,14 +381,14 @@ class _Handler(_Sending):
         else:
             self.send_file(hub, file, {**headers, "ETag": f'"{file.oid}"'})
 
-    def _create(self, asked: Mapping[str, Any]) -> None:
+    def _create(self, value: Mapping[str, Any]) -> None:
         hub = self.server
-        assert (asked["type"], f"{asked['organization']}/{asked['name']}") == ("dataset", hub.repo)
-        if not (is_there := hub.exists):
+        assert (value["type"], f"{value['organization']}/{value['name']}") == ("dataset", hub.repo)
+        if not (exists := hub.exists):
             hub.exists = True
-            hub.is_private = bool(asked.get("private")) or asked.get("visibility") == "private"
+            hub.is_private = bool(value.get("private")) or value.get("visibility") == "private"
             hub.add_commit({".gitattributes": _small(b"*.parquet filter=lfs\n")})
-        self._json({"url": f"{hub.endpoint}/datasets/{hub.repo}"}, status=409 if is_there else 200)
+        self._json({"url": f"{hub.endpoint}/datasets/{hub.repo}"}, status=409 if exists else 200)
 
     def _branch(self, branch: str, body: bytes) -> None:
         start = json.loads(body or b"{}").get("startingPoint", "main")
@@ -399,28 +399,28 @@ class _Handler(_Sending):
             self._point(json.loads(body)["tag"], sha)
 
     def _point(self, name: str, sha: str) -> None:
-        """A new branch or tag is at that commit."""
-        is_there = name in self.server.branches
+        """Create a branch or tag at that commit."""
+        exists = name in self.server.branches
         self.server.branches.setdefault(name, sha)
-        self._json({}, status=409 if is_there else 200)
+        self._json({}, status=409 if exists else 200)
 
     def _preupload(self, revision: str, body: bytes) -> None:
-        """Which files go to LFS, and which are there as they are."""
+        """Report which files go to LFS, and the ids of existing ones."""
         if (sha := self._commit_of(revision)) is None:
             return
         hub, found = self.server, []
         for path in (each["path"] for each in json.loads(body)["files"]):
             mode = "lfs" if path.endswith(LARGE) else "regular"
             about = {"path": path, "uploadMode": mode, "shouldIgnore": path in hub.ignored}
-            if (there := hub.commits[sha].get(path)) is not None:
-                about["oid"] = there.oid
+            if (existing := hub.commits[sha].get(path)) is not None:
+                about["oid"] = existing.oid
             found.append(about)
         self._json({"files": found})
 
-    def _batch(self, asked: Mapping[str, Any]) -> None:
-        """The batch API of LFS: where files are to be sent that are not there yet."""
+    def _batch(self, request: Mapping[str, Any]) -> None:
+        """The batch API of LFS: upload addresses of missing files."""
         hub, found = self.server, []
-        for each in asked["objects"]:
+        for each in request["objects"]:
             about = {"oid": each["oid"], "size": each["size"]}
             if each["oid"] not in hub.blobs:
                 about["actions"] = {"upload": {"href": hub.signed(each["oid"])}}
@@ -475,6 +475,6 @@ def _directory(path: str) -> dict[str, Any]:
 def _about(name: str, file: HubStubFile) -> dict[str, Any]:
     found: dict[str, Any] = {"type": "file", "path": name, "size": file.size, "oid": file.oid}
     if file.is_large:
-        found["oid"] = hashlib.sha1(file.oid.encode()).hexdigest()  # of the pointer
+        found["oid"] = hashlib.sha1(file.oid.encode()).hexdigest()  # git id of the pointer
         found["lfs"] = {"oid": file.oid, "size": file.size, "pointerSize": 134}
     return found

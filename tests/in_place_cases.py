@@ -1,7 +1,7 @@
 """Random originals, read in place, packed, and by an independent loop: all must be the same.
 
-An original's frames are known from PyAV, which decodes each video from front to back, from Pillow
-and from numpy alone.
+The expected frames come from PyAV, which decodes each video from front to back, from Pillow and
+from numpy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests import video_file_data as video
 __all__ = ["KINDS", "assert_same", "check", "frames_of", "index_source"]
 
 KINDS = ["videos", "cameras", "v3.0", "v2.1", "folders", "webdataset", "hdf5"]
-if importlib.util.find_spec("zarr"):  # it needs Python 3.11
+if importlib.util.find_spec("zarr"):  # zarr needs Python 3.11
     KINDS.append("zarr")
 FPS = 10
 _PLACE, _NUMBER = "chunk-{chunk_index:03d}/file-{file_index:03d}", "episode_{episode_index:06d}"
@@ -47,14 +47,14 @@ Frames = dict[str, list[dict[str, Any]]]
 
 @dataclass
 class Case:
-    """An original at `root`, what is in it, and how it is opened."""
+    """An original at `root`, its content, and the arguments to open it."""
 
     root: Path
     rng: random.Random
     kind: str
     frames: Frames = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
-    may_be_refused: bool = False  # packets that cannot stay where they are
+    may_be_refused: bool = False  # contains packets that an index cannot refer to
 
     def maybe(self, share: float) -> bool:
         return self.rng.random() < share
@@ -74,7 +74,7 @@ def make(root: Path, number: int, kind: str) -> Case:
 
 
 class _Encoder:
-    """How videos of a camera are written."""
+    """Writes videos of a camera with random settings."""
 
     def __init__(self, case: Case, endings: Sequence[str] = (".mp4",)) -> None:
         self.case, rng = case, case.rng
@@ -93,7 +93,7 @@ class _Encoder:
         self.fragmented = self.ending == ".mp4" and case.maybe(0.15)
 
     def write(self, path: Path, times: list[int], cuts: Sequence[int], first: int) -> None:
-        """Frames at these milliseconds, behind others that are hidden or not there."""
+        """Write frames at these milliseconds, preceded by hidden or missing ones."""
         case = self.case
         path.parent.mkdir(parents=True, exist_ok=True)
         hidden = case.rng.randrange(4) if self.ending in (".mp4", ".mov") and case.maybe(0.3) else 0
@@ -110,7 +110,7 @@ class _Encoder:
 
 
 def _times(case: Case, count: int) -> list[int]:
-    """Milliseconds of frames, from 0 on: at the frame rate or not."""
+    """Milliseconds of frames from 0 on, at the frame rate or not."""
     steps = [100] * count
     if case.options.get("jitter"):
         steps = [case.rng.randrange(20, 200) for _ in range(count)]
@@ -142,8 +142,8 @@ def _rows(columns: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _lerobot(case: Case) -> None:
-    """Several files a camera and of rows, of one or several episodes; rows may be fewer than frames
-    of video, and between two episodes of a file may be frames of neither."""
+    """Several files per camera and of rows, of one or several episodes; rows may be fewer than
+    video frames, and video may contain frames of no episode."""
     rng, root = case.rng, case.root
     lengths, is_v3 = case.lengths(), case.kind == "v3.0"
     case.options["jitter"] = case.maybe(0.2)
@@ -174,12 +174,12 @@ def _lerobot(case: Case) -> None:
             folder = f"videos/{name}/chunk-000" if is_v3 else f"videos/chunk-000/{name}"
             stem = f"file-{number:03d}" if is_v3 else f"episode_{number:06d}"
             path = root / folder / f"{stem}.mp4"
-            if number and case.maybe(0.3):  # LeRobot extends a dataset in another codec
+            if number and case.maybe(0.3):  # LeRobot extends datasets in another codec
                 encoder = _Encoder(case)
             encoder.write(path, all_times, cuts, 100 * number + 7 * names.index(name))
             found, images = video.decoded(path)
             for episode in episodes:
-                begin = begins[episode] / 1000 + found[0]  # of fragments not 0, where B-frames are
+                begin = begins[episode] / 1000 + found[0]  # not 0 in fragments with B-frames
                 wanted = begin + np.array(times[episode]) / 1000
                 nearest = np.abs(found[None] - wanted[:, None]).argmin(1)
                 columns[episode][name] = images[nearest]
@@ -255,7 +255,7 @@ def _write_meta(root: Path, table: dict[str, list[Any]], cameras: list[str], ver
 
 
 def _tree(case: Case) -> None:
-    """Images and arrays, a file a frame, of which some are not there."""
+    """Images and arrays, one file per frame, with missing files."""
     rng, values = case.rng, np.random.default_rng(case.rng.randrange(1 << 30))
     shapes: dict[str, tuple[str, tuple[int, ...], str]] = {
         "rgb": (rng.choice([".png", ".jpg"]), (8, 12, 3), "u1"),
@@ -298,7 +298,7 @@ def _tree(case: Case) -> None:
 
 
 def _arrays(case: Case, count: int, order: str) -> dict[str, Any]:
-    """Arrays of so many rows, some of which are all ones: nobody writes those."""
+    """Arrays of `count` rows; all-ones rows are not written."""
     values = np.random.default_rng(case.rng.randrange(1 << 30))
     shapes = {"rgb": ((40, 60, 3), "u1"), "depth": ((40, 50), f"{order}f4")}
     shapes |= {"mask": ((70, 80), "?"), "state": ((3,), "f8")}
@@ -363,7 +363,7 @@ def _little(rows: Any) -> Any:
 
 
 def _link(case: Case) -> None:
-    """Some of the files lie elsewhere, and links to them where they were; or folders do."""
+    """Replace some of the files by links to files elsewhere; or folders."""
     away = case.root.with_name("away")
     away.mkdir()
     for number, path in enumerate(sorted(case.root.rglob("*"))):
@@ -387,7 +387,7 @@ def frames_of(dataset: seqrecord.Dataset) -> Frames:
 
 
 def assert_same(found: Any, expected: Any, *, of: Any = "") -> None:
-    """The same values of the same types, where both are what loaders and datasets give."""
+    """Assert equal values of equal types in results of loaders and datasets."""
     if isinstance(expected, dict):
         assert found.keys() == expected.keys(), (of, [*found], [*expected])
         for key in expected:
@@ -405,8 +405,8 @@ def assert_same(found: Any, expected: Any, *, of: Any = "") -> None:
 
 
 def check(root: Path, number: int, *, kind: str, is_long: bool = False) -> str:
-    """One case, below the new folder `root`; with `is_long` processes are started too. Says how it
-    ended."""
+    """Check one case below the new folder `root`; `is_long` also starts processes. Returns the
+    outcome."""
     case = make(root / "original", number, kind)
     source = open_source(case.root, **case.options)
     packed, index = root / "packed", root / "index"
@@ -433,7 +433,7 @@ def check(root: Path, number: int, *, kind: str, is_long: bool = False) -> str:
             assert_same(named, frames, of=key)
             assert one.episodes[key].metadata == other.episodes[key].metadata
         own, theirs = (each.statistics.to_json()["features"] for each in (one, other))
-        assert_same(own, {name: theirs[name] for name in own})  # of what is not copied are none
+        assert_same(own, {name: theirs[name] for name in own})  # referenced features have none
     assert seqrecord.verify(places[0], deep=True).ok
     if is_alone or case.maybe(0.5):
         _check_loaders(case, places, is_long=is_long)
@@ -445,7 +445,7 @@ def check(root: Path, number: int, *, kind: str, is_long: bool = False) -> str:
 
 
 def _check_loaders(case: Case, places: list[Any], *, is_long: bool) -> None:
-    """Batches of both, in their order; and the rest of an epoch from a state of the other one."""
+    """Check batches of both in order, and an epoch resumed from the other one's state."""
     rng = case.rng
     with seqrecord.open(places[1]) as dataset:
         every = [*dataset.episodes.values()]
@@ -494,7 +494,7 @@ def _check_loaders(case: Case, places: list[Any], *, is_long: bool) -> None:
 
 
 def _check_edits(case: Case, places: list[Any], root: Path) -> None:
-    """The same edits of both, which then have the same frames."""
+    """Apply the same edits to both, and compare frames."""
     edit, keys, names = seqrecord.edit, list[str](), list[str]()
     edits: dict[str, Callable[[Path], object]] = {
         "delete": lambda place: len(keys) > 1 and edit.delete_episodes(place, keys[:1]),
@@ -523,14 +523,14 @@ def _check_exports(case: Case, places: list[Any], root: Path) -> None:
     made = [root / f"exported {place.name}" for place in places]
     for place, to in zip(places, made, strict=True):
         if case.kind in ("v3.0", "v2.1"):
-            seqrecord.export.to_lerobot(place, to, fps=FPS)  # timestamps may have taken it away
+            seqrecord.export.to_lerobot(place, to, fps=FPS)  # may have lost timestamps
         else:
             seqrecord.export.to_files(place, None, to)
     assert_same(*map(_files, made), of="export")
 
 
 def _files(root: Path) -> dict[str, Any]:
-    """What is in files; an image may be encoded anew where it was not kept."""
+    """Content of all files; images may be encoded again unless the original was kept."""
     found: dict[str, Any] = {}
     for path in sorted(path for path in root.rglob("*") if path.is_file()):
         is_image = path.suffix == ".png"

@@ -1,4 +1,4 @@
-"""Processes that are killed just before any one of their changes of the disk."""
+"""Processes killed before a given change of the disk."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["die_at_step", "killed_at", "signal_at"]
 
 
 def killed_at(step: int, action: Callable[[], object]) -> bool:
-    """Do it in a forked process, killed before its `step`-th change, from 0; whether it was.
+    """Call `action` in a forked process, killed before its `step`-th change, counted from 0.
 
-    It must not raise.
+    Returns whether it was killed. `action` must not raise.
     """
     pid = os.fork()
     if pid == 0:
@@ -31,20 +31,20 @@ def killed_at(step: int, action: Callable[[], object]) -> bool:
 
 
 def die_at_step(number: int) -> None:
-    """In this process: SIGKILL before the `number`-th call of a function that changes the disk."""
+    """Send SIGKILL to this process before the `number`-th call that changes the disk."""
     signal_at(number, signal.SIGKILL, _CHANGES)
 
 
 def signal_at(number: int, sign: int, calls: Iterable[tuple[Any, str]]) -> None:
-    """This process gets a signal before the `number`-th call, from 0, of these functions."""
-    left = number
+    """Send a signal to this process before the `number`-th call, from 0, of these functions."""
+    remaining = number
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
-            nonlocal left
-            if left == 0:
+            nonlocal remaining
+            if remaining == 0:
                 os.kill(os.getpid(), sign)
-            left -= 1
+            remaining -= 1
             return function(*args, **options)
 
         return call

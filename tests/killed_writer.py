@@ -1,7 +1,7 @@
-"""Writers that a test kills: `python -m tests.killed_writer` forks one for each job it is given.
+"""Writers that a test kills: `python -m tests.killed_writer` forks one for each job.
 
-A job is a line of JSON; see `Writers`. It is forked from a process that has imported all but
-obstore, which no fork could use, so that many kills take little time.
+A job is a line of JSON; see `Writers`. The forking process has imported all modules but obstore,
+which does not survive a fork, so that many kills take little time.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ SETTINGS: dict[str, Any] = {"chunk_frames": 2, "max_file_size": 30_000}
 
 @dataclass
 class Killer:
-    """Kills a process at its `number`-th request, from 0, before the service acts or `after`.
+    """Kills a process at its `number`-th request, from 0, before or `after` the service handles it.
 
-    `through` is for `started` of `Writers`.
+    Pass `through(proxy)` as `started` of `Writers.run`.
     """
 
     number: int
@@ -77,7 +77,7 @@ class Killer:
 
 
 class Writers:
-    """A process that forks writers; close it."""
+    """A process that forks writers; call `close`."""
 
     def __init__(self) -> None:
         self._server = subprocess.Popen(
@@ -89,31 +89,31 @@ class Writers:
         )
 
     def run(self, job: dict[str, Any], started: Callable[[int], None]) -> tuple[bool, list[str]]:
-        """Do a job; whether it was done, and what it told. `started` gets its pid before.
+        """Run a job; returns whether it finished, and its output. Calls `started` with its pid.
 
-        It has a `url`, storage `options`, `lengths` and a `mode`: it writes what is missing of
-        `MadeSource(lengths)`, and tells the key of each episode that has ended when that was seen
-        to be durable, with the storage options `straight`.
+        A job has a `url`, storage `options`, `lengths` and a `mode`: it writes the missing episodes
+        of `MadeSource(lengths)`, and prints the key of each ended episode after a read with the
+        storage options `straight` has found it durable.
         """
-        self._tell(json.dumps(job))
-        started(int(self._hear()))
-        self._tell("go")
-        told: list[str] = []
-        while not (line := self._hear()).startswith("ended"):
-            told.append(line.strip())
+        self._send(json.dumps(job))
+        started(int(self._receive()))
+        self._send("go")
+        printed: list[str] = []
+        while not (line := self._receive()).startswith("ended"):
+            printed.append(line.strip())
         status = int(line.split()[1])
         assert status in (0, signal.SIGKILL), f"the writer failed: {status}"
-        return status == 0, told
+        return status == 0, printed
 
     def close(self) -> None:
         self._server.communicate(timeout=200)
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._server.stdin is not None
         self._server.stdin.write(f"{line}\n")
         self._server.stdin.flush()
 
-    def _hear(self) -> str:
+    def _receive(self) -> str:
         assert self._server.stdout is not None
         return self._server.stdout.readline()
 
@@ -139,7 +139,7 @@ def _write(job: dict[str, Any]) -> None:
 
 
 def _durable(storage: Storage) -> set[str]:
-    """Keys of the episodes that are whole in finished record files and unfinished uploads."""
+    """Keys of complete episodes in finished record files and unfinished uploads."""
     sizes = {file.path: file.size for file in storage.files("records")}
     footers = list(read_footers(storage, sizes).items())
     for upload in storage.unfinished("records"):
@@ -160,7 +160,7 @@ def _serve() -> None:
                 try:
                     _write(job)
                     code = 0
-                except Exception as error:  # shown, and told by the exit status
+                except Exception as error:  # printed; the exit status reports it, too
                     sys.stderr.write(f"{type(error).__name__}: {error}\n")
                     sys.stderr.flush()
             os._exit(code)

@@ -1,7 +1,7 @@
 """Counts phrases that make text hard to read: `python -m tests.language [PAGE ...]`.
 
-Rule: figures are occurrences per 1,000 words. A word is a run of letters, digits and apostrophes.
-Fenced code, doctests, tables, HTML comments, link targets and code spans are removed first. Case is
+Figures are occurrences per 1,000 words; a word is a run of letters, digits and apostrophes. Fenced
+code, doctests, tables, HTML comments, link targets and code spans are removed first. Case is
 ignored. The phrases:
 
 - `what`: the word "what".
@@ -10,8 +10,8 @@ ignored. The phrases:
 - `lies`: any form of "lie" and "hold".
 - `examples`: "for example" and "e.g.", and fenced blocks of Python, shell or doctest.
 
-`LIMITS` has the limits. A text may have each phrase once more than its share of words allows, if it
-is short (`allowed`), while all texts of a kind together stay below the limit.
+`LIMITS` has the limits. A short text may exceed its share by one phrase (`allowed`); all texts of a
+kind together must stay below the limit.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 ROOT = Path(__file__).parents[1]
 LIMITS = {"what": 0.8, "say": 0.6, "those": 1.0, "lies": 0.5}
 EXAMPLES = 1.5
-"""At least as many examples per 1,000 words of docs."""
+"""Minimum number of examples per 1,000 words of docs."""
 
 PHRASES = {
     "what": r"what",
@@ -80,7 +80,7 @@ def rates(found: Counter[str]) -> dict[str, float]:
 
 
 def allowed(name: str, words: int) -> int:
-    """How often a single text of some words may have a phrase."""
+    """Limit of a phrase for a single text of `words` words."""
     return int(LIMITS[name] * words / 1000) + 1
 
 
@@ -92,32 +92,32 @@ def pages() -> dict[str, str]:
 
 @lru_cache
 def _texts() -> tuple[dict[str, str], dict[str, str]]:
-    """By room of the package the strings that stand as statements, and the others."""
-    stated, others = dict[str, list[str]](), dict[str, list[str]]()
+    """Docstrings of each subpackage, and its other strings."""
+    stated, literals = dict[str, list[str]](), dict[str, list[str]]()
     for path in sorted((ROOT / "seqrecord").rglob("*.py")):
         first, *rest = path.relative_to(ROOT / "seqrecord").parts
-        room, docs = first if rest else "(loose)", set[int]()
-        for node in ast.walk(parse(path)):  # a statement before what is in it
+        package, docs = first if rest else "(loose)", set[int]()
+        for node in ast.walk(parse(path)):  # a statement precedes its parts
             match node:
                 case ast.Expr(value=ast.Constant(value=str() as text) as constant):
-                    stated.setdefault(room, []).append(text)
+                    stated.setdefault(package, []).append(text)
                     docs.add(id(constant))
                 case ast.Constant(value=str() as text) if id(node) not in docs:
-                    others.setdefault(room, []).append(text)
+                    literals.setdefault(package, []).append(text)
     join = "\n\n".join
-    return {room: join(texts) for room, texts in stated.items()}, {
-        room: join(text for text in texts if re.search(r"[a-z]+ [a-z]+", text))
-        for room, texts in others.items()
+    return {package: join(texts) for package, texts in stated.items()}, {
+        package: join(text for text in texts if re.search(r"[a-z]+ [a-z]+", text))
+        for package, texts in literals.items()
     }
 
 
 def docstrings() -> dict[str, str]:
-    """Docstrings of each room of the package, those of attributes included."""
+    """Docstrings of each subpackage, attributes included."""
     return _texts()[0]
 
 
 def literals() -> dict[str, str]:
-    """String literals of each room that read as text: two words or more, and no docstring."""
+    """String literals of each subpackage with two words or more, without docstrings."""
     return _texts()[1]
 
 
@@ -143,7 +143,7 @@ def _of_file(path: Path) -> str:
 
 
 def table(texts: dict[str, str]) -> Iterable[str]:
-    """A line of figures for each text, and one for all."""
+    """A line of figures for each text, and the totals."""
     yield f"{'':28} {'words':>7}" + "".join(f"{n:>10}" for n in (*PHRASES, "examples"))
     total: Counter[str] = Counter()
     for name, text in texts.items():
@@ -161,10 +161,10 @@ def _line(name: str, found: Counter[str]) -> str:
 def _main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("pages", nargs="*", type=Path, help="show the phrases of these pages")
-    given = parser.parse_args().pages
-    for path in given:
+    paths = parser.parse_args().pages
+    for path in paths:
         _show(path)
-    if not given:
+    if not paths:
         kinds = {
             "docs": pages(),
             "docstrings": docstrings(),
@@ -176,7 +176,7 @@ def _main() -> None:
 
 
 def _show(path: Path) -> None:
-    """Print the lines with a phrase; a phrase over two lines is not found."""
+    """Print the lines with a phrase; phrases across a line break are not found."""
     for number, line in enumerate(path.read_text().splitlines(), 1):
         for phrase in PHRASES.values():
             text = line if path.suffix == ".md" else line.replace("_", " ")

@@ -1,6 +1,6 @@
-"""What is in tests/golden/sources/lerobot_*.zip, which lerobot's own writer has written.
+"""Content of tests/golden/sources/lerobot_*.zip, written by lerobot's own writer.
 
-To make them again, in an environment that has lerobot 0.4.4 (v3.0) or 0.3.3 (v2.1):
+To make them again, in an environment with lerobot 0.4.4 (v3.0) or 0.3.3 (v2.1):
 `python -m tests.lerobot_data FOLDER`, then zip the folder without `stats.json` and `images/`.
 """
 
@@ -35,7 +35,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 
 def episodes() -> list[list[dict[str, Any]]]:
-    """The frames of three episodes, as lerobot takes them, with their task."""
+    """Frames of three episodes with their tasks, as passed to lerobot."""
     rng = np.random.default_rng(0)
     plan = [(5, ["pick"]), (3, ["place", "pick"]), (7, ["place"])]
     return [
@@ -68,7 +68,7 @@ def write_dataset(
     file_sizes: dict[str, float] | None = None,
     **options: Any,
 ) -> None:
-    """By lerobot itself, of any of the versions above; `file_sizes` are settings of v3.0."""
+    """Write a dataset by lerobot; `file_sizes` are settings of v3.0."""
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
     dataset = LeRobotDataset.create("a/test", fps=FPS, root=root, features=features, **options)
@@ -88,12 +88,12 @@ def write_dataset(
 def write_v21(
     root: Path, columns: Mapping[str, Any], features: Mapping[str, Any], length: int
 ) -> Path:
-    """By hand: version 2.1 with one episode of so many frames, of which the table may have more."""
+    """Write version 2.1: one episode of `length` frames, in a table that may have more."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     count = len(next(iter(columns.values())))
-    order = np.arange(count) if count < 1000 else np.zeros(count, "i8")  # which packs well
+    order = np.arange(count) if count < 1000 else np.zeros(count, "i8")  # small when compressed
     zeros = np.zeros(count, "i8")
     table = {"episode_index": zeros, "frame_index": order, "task_index": zeros, **columns}
     (root / "meta").mkdir(parents=True)

@@ -1,9 +1,9 @@
-"""LeRobot datasets with depth as video: as lerobot wrote one, and made here in the same layout.
+"""LeRobot datasets with depth video: written by lerobot, and made here in the same layout.
 
-tests/golden/sources/lerobot_depth.zip is what lerobot 0.6.1 wrote and read: two datasets, of a
-logarithmic scale and of a linear one, and `frames.npz`, the depth in metres that it gave for every
-row. To make it again, in an environment with lerobot: `python -m tests.lerobot_depth_data FOLDER`,
-then zip the folder without `stats.json` and `images/`.
+tests/golden/sources/lerobot_depth.zip was written and read by lerobot 0.6.1. It has two datasets,
+one with a logarithmic and one with a linear scale, and `frames.npz`, lerobot's depth in metres of
+every row. To make it again, in an environment with lerobot: `python -m tests.lerobot_depth_data
+FOLDER`, then zip the folder without `stats.json` and `images/`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ INFO: Mapping[str, Any] = {
     "video.shift": 3.5,
     "video.use_log": True,
 }
-"""What lerobot says of a feature by its defaults."""
+"""Metadata of a feature with lerobot's defaults."""
 
 
 def codes_of(count: int, seed: int = 0) -> npt.NDArray[np.uint16]:
-    """uint16 [count, 48, 64]: codes of 12 bits, all of them, no two frames alike."""
+    """uint16 [count, 48, 64]: all codes of 12 bits; all frames differ."""
     rng = np.random.default_rng(seed)
     codes = rng.integers(0, 4096, (count, 48, 64), np.uint16)
     codes[0].reshape(-1)[:] = np.arange(48 * 64) * 4095 // (48 * 64 - 1)
@@ -74,7 +74,7 @@ def with_depth(
 
 
 def write(root: Path, lengths: Sequence[int] = LENGTHS) -> list[Path]:
-    """By lerobot itself: `log` and `linear` in `root`, one for each of `DEPTH`."""
+    """Write the datasets of `DEPTH`, `log` and `linear`, by lerobot; returns their folders."""
     from lerobot.configs.video import DepthEncoderConfig
 
     shape = (_HEIGHT, _WIDTH, 1)
@@ -84,10 +84,10 @@ def write(root: Path, lengths: Sequence[int] = LENGTHS) -> list[Path]:
     for place, name, use_log in zip(places, DEPTH, (True, False), strict=True):
         info = {"is_depth_map": True}
         feature = {"dtype": "video", "shape": shape, "names": names, "info": info}
-        # Where there are B-frames, lerobot 0.6.1 misses the first frame of a second episode.
+        # With B-frames, lerobot 0.6.1 misses the first frame of a second episode.
         lossless = {"x265-params": "lossless=1:bframes=0"}
         encoder = DepthEncoderConfig(use_log=use_log, depth_max=8.0, extra_options=lossless)
-        # From 0, which stands for nothing seen, to more than the scale has.
+        # From 0 (no measurement) to above the scale's maximum.
         recorded = [
             [
                 {name: (x * y / 150 + 0.1 * i + 0.4 * n * (x > 9)).astype("f4")[..., None]}

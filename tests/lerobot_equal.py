@@ -1,12 +1,12 @@
-"""Whether items of `seqrecord.lerobot.LeRobotDataset` are those of lerobot itself, to the last bit.
+"""Compares items of `seqrecord.lerobot.LeRobotDataset` with lerobot's, to the last bit.
 
 ::
 
     python -m tests.lerobot_equal FOLDER    # prints a line of JSON for each dataset
 
-By a Python that has lerobot, which writes datasets into FOLDER and reads them by PyAV, as
-`make test-lerobot` does; with lerobot 0.3.3 these are of v2.1. Compared are all items: with windows
-and without, of some episodes, as uint8 and as float32; numbers of all dtypes, images in tables;
+Needs a Python with lerobot. Writes datasets into FOLDER by lerobot and reads them by PyAV, as
+`make test-lerobot` does; with lerobot 0.3.3 they are v2.1. Compares all items: with and without
+windows, of selected episodes, as uint8 and as float32; numbers of all dtypes, images in tables;
 with lerobot 0.6 depth, in millimetres and in metres.
 """
 
@@ -37,7 +37,7 @@ _FRAMES = {
 }
 _OF_TABLES = {name: (-1, 0, 2) for name in FEATURES if name != "note"}
 _ATTRIBUTES = ("num_frames", "num_episodes", "episodes", "fps", "features")
-_NEW = "absolute_to_relative_idx"  # which 0.3.3 has not
+_NEW = "absolute_to_relative_idx"  # missing in 0.3.3
 
 
 def compare(
@@ -48,14 +48,14 @@ def compare(
     within: float = 0,
     **others: Any,
 ) -> dict[str, Any]:
-    """How many values were compared, which errors theirs raised instead of an item, and what
-    differs: feature, arguments and item. `others` are arguments of both classes.
+    """Compare both datasets: the number of compared values, lerobot's errors, and the differences
+    as feature, arguments and item. `others` are arguments of both classes.
 
-    With `within`, floats may be that far apart.
+    Floats may differ by `within`.
     """
     compared, raised = Counter[str](), Counter[str]()
     differ = []
-    windows = {name: [i / FPS for i in some] for name, some in frames.items()}
+    windows = {name: [i / FPS for i in offsets] for name, offsets in frames.items()}
     for options in (
         {},
         {"return_uint8": True},
@@ -68,9 +68,9 @@ def compare(
             assert getattr(ours, name) == getattr(theirs, name, getattr(ours, name)), name
         assert len(ours) == len(theirs)
         if {"episodes", "delta_timestamps"} <= options.keys() and not hasattr(theirs, _NEW):
-            continue  # 0.3.3 takes the windows of other episodes
-        given = ours.__getitems__(range(len(ours)))
-        for number, together in enumerate(given):
+            continue  # 0.3.3 uses the windows of other episodes
+        batch = ours.__getitems__(range(len(ours)))
+        for number, together in enumerate(batch):
             try:
                 wanted = theirs[number]
             except (
@@ -78,7 +78,7 @@ def compare(
                 ValueError,
                 AssertionError,
                 IndexError,
-            ) as error:  # of 0.3.3's reader
+            ) as error:  # from 0.3.3's reader
                 raised[type(error).__name__] += 1
                 continue
             for item in (together, ours[number]):
@@ -98,7 +98,7 @@ def _both(root: Path, options: dict[str, Any], records: Path | None) -> tuple[An
     theirs: dict[str, Any] = {"video_backend": "pyav", **options}
     try:
         return ours, Theirs("a/test", root, **theirs)
-    except TypeError:  # 0.3.3 gives no uint8
+    except TypeError:  # 0.3.3 has no `return_uint8`
         as_uint8 = theirs.pop("return_uint8")
         found = Theirs("a/test", root, **theirs)
         assert as_uint8
@@ -124,7 +124,7 @@ def _same(ours: Any, theirs: Any, within: float) -> bool:
 
 
 def _depths(folder: Path) -> dict[str, dict[str, Any]]:
-    """By kind of scale and unit."""
+    """Depth options by kind of scale and unit."""
     import seqrecord
 
     found = {}
@@ -132,7 +132,7 @@ def _depths(folder: Path) -> dict[str, dict[str, Any]]:
         records = root.with_name(f"{root.name}-records")
         seqrecord.convert(seqrecord.open_source(root), records, workers=1)
         for unit in ("mm", "m"):
-            # Exponentials are rounded otherwise: see `DepthScale.metres`.
+            # Exponentials are rounded differently: see `DepthScale.metres`.
             within = 1e-6 if (root.name, unit) == ("log", "m") else 0
             windows = {name: (-1, 0, 2)}
             result = compare(root, windows, records, within=within, depth_output_unit=unit)

@@ -1,7 +1,7 @@
-"""A stand-in for LeRobot's main branch: as much of it as a reader of datasets meets.
+"""A stand-in for LeRobot's main branch, sufficient for a reader of datasets.
 
-Names, signatures and calls are those of reader_contract.json, which the plug-in compares with the
-LeRobot that is installed.
+Names, signatures and calls are taken from reader_contract.json, which the plug-in compares with the
+installed LeRobot.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RECORDED = json.loads((PLUGIN / "lerobot_policy_seqrecord/reader_contract.json")
 
 
 def write(folder: Path) -> Path:
-    """The package `lerobot`; the folder of its modules."""
+    """Write the package `lerobot`; returns the folder of its modules."""
     modules = folder / "lerobot/datasets"
     modules.mkdir(parents=True)
     signatures, (make, localize) = RECORDED["signatures"], RECORDED["calls"]
@@ -50,7 +50,7 @@ def localize_remote_root(repo_id, root, revision, token, force_cache_sync):
 
 
 class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
-    """Stands in for `LeRobotDataset`: it makes a reader, and leaves the rest to it."""
+    """Stands in for `LeRobotDataset`: delegates to a reader."""
 
     def __init__(self, repo_id: str, root: Any = None, **options: Any) -> None:
         from lerobot.datasets import storage
@@ -61,18 +61,18 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
             storage.localize_remote_root(repo_id, root, revision, token, False) if is_url else root
         )
         self.meta = Metadata(repo_id, here, revision)
-        given = {"meta": self.meta, "root": root, "revision": revision, "token": token}
-        known: dict[str, Any] = {
+        arguments = {"meta": self.meta, "root": root, "revision": revision, "token": token}
+        defaults: dict[str, Any] = {
             "episodes": None,
             "delta_timestamps": None,
             "image_transforms": None,
         }
-        known |= {"tolerance_s": 1e-4, "return_uint8": False, "depth_output_unit": "mm"}
-        given |= {name: options.pop(name, value) for name, value in known.items()}
+        defaults |= {"tolerance_s": 1e-4, "return_uint8": False, "depth_output_unit": "mm"}
+        arguments |= {name: options.pop(name, value) for name, value in defaults.items()}
         assert not options
-        assert given.keys() == {*RECORDED["arguments"]}
+        assert arguments.keys() == {*RECORDED["arguments"]}
         info = json.loads((self.meta.root / "meta/info.json").read_text())
-        self.reader = storage.make_dataset_reader(info["storage_format"], **given)
+        self.reader = storage.make_dataset_reader(info["storage_format"], **arguments)
         self.episodes = self.reader.episodes
         for name in RECORDED["asked"]:
             getattr(self.reader, name)

@@ -1,4 +1,4 @@
-"""What the class asks of LeRobot's own metadata, from `meta/info.json`: no lerobot is needed."""
+"""A stand-in for LeRobot's metadata classes, made from `meta/info.json` without lerobot."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ class Metadata:
         ]
 
     def rescale_depth_stats(self, output_unit: str) -> None:
-        """There are none."""
+        """Nothing to rescale."""
 
     def filter_episodes(self, predicate: Any, candidates: list[int] | None = None) -> list[int]:
-        """Of rows that have no more than the number."""
+        """Episodes for which `predicate` is true; rows have the number only."""
         every = range(self.total_episodes) if candidates is None else candidates
         return [number for number in every if predicate({"episode_index": number})]
 
 
 def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
-    """Whether two items are equal, to the last bit."""
+    """Whether two items are equal to the last bit."""
     return one.keys() == two.keys() and all(
         torch.equal(value, two[name]) if name != "task" else value == two[name]
         for name, value in one.items()
@@ -73,7 +73,7 @@ def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `lerobot.datasets.lerobot_dataset`, which is imported by that name."""
+    """Install the module `lerobot.datasets.lerobot_dataset`."""
     name = "lerobot.datasets.lerobot_dataset"
     module = ModuleType(name)
     module.LeRobotDatasetMetadata = Metadata  # type: ignore[attr-defined]

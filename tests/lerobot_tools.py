@@ -1,9 +1,8 @@
-"""Exports in the hands of lerobot's own tools: `make lerobot-tools`.
+"""Exports, used by lerobot's own tools: `make lerobot-tools`.
 
-`make FOLDER` writes what is exported, `try FOLDER`, by a Python with lerobot, uses it: loads,
-aggregates, deletes, appends, trains. `record FOLDER`, by that Python, too, lets lerobot write the
-same frames, and then `describe FOLDER` prints its keys and columns: that is
-tests/golden/lerobot_0.6.1.json.
+`make FOLDER` writes the exports. `try FOLDER`, with a Python that has lerobot, loads, aggregates,
+deletes, appends and trains. `record FOLDER`, with that Python, too, lets lerobot write the same
+frames; then `describe FOLDER` prints keys and columns for tests/golden/lerobot_0.6.1.json.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ CAMERA = "observation.images.front"
 _SIDES = (64, 96, 3)
 _AXES = ["height", "width", "channels"]
 _FEATURES: dict[str, dict[str, Any]] = {
-    # Of a dataset with an array of two axes, its own too, lerobot 0.6.1 cannot delete an episode.
+    # lerobot 0.6.1 cannot delete episodes of datasets with an array of two axes, its own included.
     **{name: feature for name, feature in FEATURES.items() if name != "tactile"},
     "observation.image": {**FEATURES["observation.image"], "names": _AXES},
     CAMERA: {"dtype": "video", "shape": _SIDES, "names": _AXES},
@@ -36,7 +35,7 @@ _SMALL = ["--policy.chunk_size=4", "--policy.n_action_steps=4", "--policy.dim_mo
 
 
 def recorded() -> list[list[dict[str, Any]]]:
-    """The frames of three episodes, with a camera."""
+    """Frames of three episodes with a camera."""
     rng = np.random.default_rng(1)
     made = episodes()
     for frame in (frame for frames in made for frame in frames):
@@ -46,7 +45,7 @@ def recorded() -> list[list[dict[str, Any]]]:
 
 
 def export(folder: Path) -> Path:
-    """What `to_lerobot` writes of these episodes."""
+    """Export these episodes by `to_lerobot`."""
     from seqrecord import SeqRecordWriter
     from seqrecord.export import to_lerobot
 
@@ -61,7 +60,7 @@ def export(folder: Path) -> Path:
 
 
 def described(root: Path) -> dict[str, Any]:
-    """The keys and columns of a dataset, with their types and the shapes of statistics."""
+    """Keys and columns of a dataset, with types and shapes of statistics."""
     import pyarrow.parquet as pq
 
     def columns(path: str) -> dict[str, str]:
@@ -92,8 +91,8 @@ def _describe(folder: Path) -> None:
 
 
 def _try(folder: Path) -> None:
-    for said in _uses(folder):
-        sys.stdout.write(f"{said}\n")
+    for step in _uses(folder):
+        sys.stdout.write(f"{step}\n")
         sys.stdout.flush()
 
 
@@ -131,7 +130,7 @@ def _uses(folder: Path) -> Iterator[str]:
 
 
 def _check(dataset: Any, lengths: list[int]) -> str:
-    """Every frame is there, as it was, with finite statistics; lengths tell which episode it is."""
+    """Assert equal frames and finite statistics; episodes are identified by their lengths."""
     assert [int(n) for n in dataset.meta.episodes["length"]] == lengths
     assert len(dataset) == sum(lengths)
     written = dict(zip(_LENGTHS, recorded(), strict=True))

@@ -1,9 +1,9 @@
-"""`lerobot-train` itself, with our reader and with its own: `make test-lerobot`, by hand.
+"""`lerobot-train` with seqrecord's reader and with LeRobot's: `make test-lerobot`, run by hand.
 
-By a Python with lerobot and the plug-in of integrations/lerobot: `check FOLDER` compares losses,
-`check-mix FOLDER` those of a mix of two robots and of a merged dataset; `measure FOLDER` and
-`measure-mix FOLDER` print the tables of docs/from-lerobot.md as JSON. All start `train …`, which is
-`lerobot-train` that writes down each step.
+Needs a Python with lerobot and the plug-in of integrations/lerobot. `check FOLDER` compares losses,
+`check-mix FOLDER` the losses of a mix of two robots and of a merged dataset. `measure FOLDER` and
+`measure-mix FOLDER` print the tables of docs/from-lerobot.md as JSON. All start `train …`:
+`lerobot-train` with a log of each step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SEED = 7
 _SIDES = {"front": (96, 128), "wrist": (96, 128), "top": (480, 640)}
 _LENGTHS = (60, 45, 70, 50)
 _AXES = ["height", "width", "channels"]
-# Without what the model draws: after `--resume`, lerobot 0.6.1 draws other numbers for it.
+# No random numbers in the model: after `--resume`, lerobot 0.6.1 draws different ones.
 _POLICY = "device=cpu push_to_hub=false pretrained_backbone_weights=null"
 _ACT, _DIFFUSION = (
     [f"--policy.{option}" for option in f"{_POLICY} {policy}".split()]
@@ -40,7 +40,7 @@ _ACT.append("--policy.dim_feedforward=128")
 
 
 def make(root: Path) -> None:
-    """Four episodes, two small cameras and a large one, written by lerobot."""
+    """Write four episodes with two small cameras and a large one, by lerobot."""
     from tests.lerobot_data import write_dataset
 
     numbers: dict[str, Any] = {"dtype": "float32", "shape": (6,), "names": None}
@@ -74,10 +74,10 @@ _VECTORS = ("observation.state", "action")
 def make_robots(
     root: Path, sides: tuple[int, int] = (96, 128), *, merged_as: str = "image"
 ) -> None:
-    """Datasets of two robots, written by lerobot, their mix, and a dataset merged by hand.
+    """Write datasets of two robots by lerobot, their mix, and a dataset merged here.
 
-    The merged one has the decoded images, as PNG or as `video`, zeros for the camera and the values
-    that a robot lacks, and statistics of these values.
+    The merged one has the decoded images, as PNG or as `video`, zeros for a robot's missing camera
+    and values, and statistics that include the zeros.
     """
     from tests.lerobot_data import write_dataset
 
@@ -119,19 +119,19 @@ def make_robots(
     images = dict.fromkeys((f"observation.images.{one}" for one in ("front", "wrist")), image)
     write_dataset(root / "merged", sizes | images, merged, use_videos=merged_as == "video")
     path = root / "merged/meta/stats.json"
-    known = json.loads(path.read_text())
+    stats = json.loads(path.read_text())
     for name in _VECTORS:
         values = np.array([frame[name] for frames in merged for frame in frames], np.float64)
-        known[name] |= {
+        stats[name] |= {
             one: getattr(values, one)(0).tolist() for one in ("mean", "std", "min", "max")
         }
-    path.write_text(json.dumps(known))
+    path.write_text(json.dumps(stats))
 
 
 def _placed(
     root: Path, recorded: list[list[dict[str, Any]]], places: list[int], sides: tuple[int, int]
 ) -> Iterator[list[dict[str, Any]]]:
-    """The frames of a robot as those of the merged dataset."""
+    """Frames of a robot in the layout of the merged dataset."""
     import seqrecord
 
     with seqrecord.open(root) as opened:
@@ -150,7 +150,7 @@ def _placed(
             yield found
 
 
-# --- the command, as a child
+# --- The training process
 
 
 def train(
@@ -164,7 +164,7 @@ def train(
     """`lerobot-train ARGUMENTS`; a line of JSON for each step goes to `out`.RANK.
 
     With `step_seconds` a step sleeps instead of computing. `order` is a file with the numbers of
-    the items to take.
+    the items to load.
     """
     from lerobot.scripts import lerobot_train
 
@@ -204,7 +204,7 @@ def train(
 
 
 class _PeakMemory:
-    """The most that this process and its children have held, pages in common counted once."""
+    """Peak memory (PSS) of this process and its children."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -215,17 +215,17 @@ class _PeakMemory:
 
         own = psutil.Process()
         while True:
-            held = 0
+            pss = 0
             for process in [own, *own.children(recursive=True)]:
                 try:
-                    held += process.memory_full_info().pss
-                except psutil.Error:  # it has ended
+                    pss += process.memory_full_info().pss
+                except psutil.Error:  # the process has ended
                     continue
-            self.bytes = max(self.bytes, held)
+            self.bytes = max(self.bytes, pss)
             time.sleep(0.5)
 
 
-# --- who starts it
+# --- The parent process
 
 
 def run(
@@ -243,7 +243,7 @@ def run(
     policy: Sequence[str] = _ACT,
     **variables: str,
 ) -> list[list[dict[str, Any]]]:
-    """What `train` wrote, a list of steps for each rank."""
+    """Run `train`; returns a list of steps for each rank."""
     out, listed = folder / f"{name}.jsonl", folder / f"{name}.order"
     if resume is None:
         place = ["--dataset.repo_id=a/test", f"--dataset.root={folder / data}"]
@@ -276,12 +276,12 @@ def run(
 
 
 def losses(steps: list[dict[str, Any]]) -> list[tuple[list[int], float]]:
-    """Which frames each step took and its loss, to the last bit."""
+    """Frames and loss of each step, to the last bit."""
     return [(step["indices"], step["loss"]) for step in steps]
 
 
 def check(folder: Path) -> None:
-    """Raise `AssertionError` unless both readers train alike."""
+    """Raise `AssertionError` unless losses with both readers are equal."""
     order: list[list[int]] = []
     small = ["--steps=6", "--save_freq=3", "--batch_size=2", "--dataset.video_backend=pyav"]
     for workers in (0, 2):
@@ -289,14 +289,14 @@ def check(folder: Path) -> None:
         (theirs,) = run(folder, f"theirs-{workers}", *more)
         (ours,) = run(folder, f"class-{workers}", *more, reader="class")
         assert losses(ours) == losses(theirs)
-        say(f"{workers} workers, order of theirs: the losses of {len(ours)} steps are the same")
+        _report(f"{workers} workers, lerobot's order: the losses of {len(ours)} steps are equal")
         order = [step["indices"] for step in theirs]
     (whole,) = run(folder, "whole", *small, "--num_workers=2", reader="1")
     assert [step["indices"] for step in whole] != order
     run(folder, "killed", *small, "--num_workers=2", reader="1", kill_after=5)
     (rest,) = run(folder, "resumed", reader="1", resume="killed")
     assert losses(rest) == losses(whole)[3:]
-    say("killed after 5 steps, resumed from 3: the losses of steps 4 to 6 are the same")
+    _report("killed after 5 steps, resumed from 3: the losses of steps 4 to 6 are equal")
     two = [*small, "--num_workers=1"]
     expected = run(folder, "theirs-two", *two, ranks=2)
     seen = run(folder, "class-two", *two, ranks=2, reader="class")
@@ -304,11 +304,11 @@ def check(folder: Path) -> None:
     planned = run(folder, "two", *two, ranks=2, reader="1")
     taken = [i for steps in planned for step in steps for i in step["indices"]]
     assert len(taken) == len(set(taken)) == 2 * 6 * 2
-    say("two processes: the losses are the same; the plan gives no frame twice")
+    _report("two processes: the losses are equal; the plan repeats no frame")
 
 
 def check_mix(folder: Path) -> None:
-    """Raise `AssertionError` unless a mix trains as the merged dataset does."""
+    """Raise `AssertionError` unless a mix trains like the merged dataset."""
     each = (("act", _ACT, ((1, 0), (1, 2), (2, 1))), ("diffusion", _DIFFUSION, ((1, 0),)))
     for name, policy, processes in each:
         for ranks, workers in processes:
@@ -324,7 +324,7 @@ def check_mix(folder: Path) -> None:
                 assert len(one) == 20
                 assert [step["indices"] for step in one] == [step["indices"] for step in other]
                 differences = [abs(a["loss"] - b["loss"]) for a, b in zip(one, other, strict=True)]
-                say(f"{title}: losses of 20 steps differ by at most {max(differences):g}")
+                _report(f"{title}: losses of 20 steps differ by at most {max(differences):g}")
                 assert max(differences) <= 1e-6, differences
     _check_mix_resumes(folder)
     _check_mix_is_deployed(folder)
@@ -332,8 +332,8 @@ def check_mix(folder: Path) -> None:
 
 def _check_mix_resumes(folder: Path) -> None:
     small = ["--steps=6", "--save_freq=3", "--batch_size=2"]
-    held_out = ["--dataset.eval_split=0.3", "--eval_steps=2"]
-    for name, ranks, workers, more in (("one", 1, 2, held_out), ("two", 2, 1, [])):
+    eval_split = ["--dataset.eval_split=0.3", "--eval_steps=2"]
+    for name, ranks, workers, more in (("one", 1, 2, eval_split), ("two", 2, 1, [])):
         options = [*small, *more, f"--num_workers={workers}"]
         whole = run(folder, f"mix-whole-{name}", *options, mix="mix.yaml", ranks=ranks)
         if ranks == 1:
@@ -347,11 +347,11 @@ def _check_mix_resumes(folder: Path) -> None:
                    mix="mix.yaml", ranks=ranks)  # fmt: skip
         for one, other in zip(rest, whole, strict=True):
             assert losses(one) == losses(other)[3:]
-        say(f"{ranks} processes, resumed from step 3: the losses of steps 4 to 6 are the same")
+        _report(f"{ranks} processes, resumed from step 3: the losses of steps 4 to 6 are equal")
 
 
 def _check_mix_is_deployed(folder: Path) -> None:
-    """The checkpoint contains one robot's statistics; without a robot, it is an error."""
+    """Check that checkpoints have one robot's statistics; without a robot, training fails."""
     from safetensors.numpy import load_file
 
     options = ["--steps=2", "--batch_size=2", "--num_workers=0"]
@@ -361,11 +361,11 @@ def _check_mix_is_deployed(folder: Path) -> None:
         saved = folder / name / "checkpoints/last/pretrained_model"
         (path,) = saved.glob("policy_postprocessor*unnormalizer*.safetensors")
         mean = load_file(path)["action.mean"]
-        say(f"normalize={normalize}, deploy={deploy or None}: mean of actions {mean.tolist()}")
+        _report(f"normalize={normalize}, deploy={deploy or None}: mean of actions {mean.tolist()}")
         if deploy:
-            known = json.loads((folder / deploy / "meta/stats.json").read_text())["action"]["mean"]
+            stats = json.loads((folder / deploy / "meta/stats.json").read_text())["action"]["mean"]
             wanted = np.zeros(6)
-            wanted[[*_ROBOTS[deploy]["places"]]] = known
+            wanted[[*_ROBOTS[deploy]["places"]]] = stats
             assert np.allclose(mean, wanted, atol=1e-5)
     environment = {**os.environ, "SEQRECORD_LEROBOT_MIX": f"{folder / 'mix-source.yaml'}"}
     program = [sys.executable, "-m", "tests.lerobot_training", "train", f"{folder / 'none'}"]
@@ -380,9 +380,9 @@ _MEASURED = ["--save_checkpoint=false", "--batch_size=4"]
 
 
 def measure_mix(folder: Path) -> None:
-    """Print steps a second and the share of time that steps wait: a mix and the merged dataset.
+    """Print steps per second and the share of waiting time: a mix and the merged dataset.
 
-    The merged one, of videos, is read by LeRobot, and by seqrecord. A step sleeps for 40 ms.
+    The merged one, with videos, is read by LeRobot and by seqrecord. A step sleeps for 40 ms.
     """
     folder = folder / "measured"
     if not folder.exists():
@@ -398,12 +398,12 @@ def measure_mix(folder: Path) -> None:
         more = ["--steps=60", *_MEASURED, f"--num_workers={workers}"]
         (seen,) = run(folder, name, *more, step_seconds=0.04, **options)
         rows.setdefault((title, workers), []).append(_row(seen))
-    _say_medians({"step": "40 ms"}, rows)
+    _report_medians({"step": "40 ms"}, rows)
 
 
 def measure(folder: Path) -> None:
-    """Print steps a second, the share of time that steps wait, and peak memory: medians of runs,
-    which take turns. The step that computes is all of its training's time, so it runs once."""
+    """Print medians of steps per second, the share of waiting time, and peak memory. Runs of both
+    readers alternate; the step that computes takes nearly all the time, so it runs once."""
     kinds = (("ACT", ["--steps=12"], None, 1), ("40 ms", ["--steps=60"], 0.04, 3))
     for title, options, step_seconds, turns in kinds:
         rows: dict[tuple[str, int], list[dict[str, float]]] = {}
@@ -414,11 +414,11 @@ def measure(folder: Path) -> None:
             number = {"lerobot": "0", "seqrecord": "1"}[reader]
             (seen,) = run(folder, name, *more, reader=number, step_seconds=step_seconds)
             rows.setdefault((reader, workers), []).append(_row(seen))
-        _say_medians({"step": title}, rows)
+        _report_medians({"step": title}, rows)
 
 
 def _row(seen: list[dict[str, Any]]) -> dict[str, float]:
-    rest = seen[len(seen) // 4 :]  # workers have started
+    rest = seen[len(seen) // 4 :]  # without the start of the workers
     seconds = sum(step["seconds"] for step in rest)
     return {
         "steps_per_second": len(rest) / seconds,
@@ -428,22 +428,22 @@ def _row(seen: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def _say_medians(
+def _report_medians(
     about: dict[str, str], rows: dict[tuple[str, int], list[dict[str, float]]]
 ) -> None:
     for (reader, workers), runs in rows.items():
         medians = {k: round(statistics.median(r[k] for r in runs), 3) for k in runs[0]}
-        say(json.dumps({**about, "reader": reader, "workers": workers, **medians}))
+        _report(json.dumps({**about, "reader": reader, "workers": workers, **medians}))
 
 
 def make_all(folder: Path) -> None:
-    """The datasets of `check` and `check-mix`."""
+    """Write the datasets of `check` and `check-mix`."""
     make(folder / "data")
     make_robots(folder)
 
 
-def say(text: str) -> None:
-    """Print it at once."""
+def _report(text: str) -> None:
+    """Print a line and flush."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

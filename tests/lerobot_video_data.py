@@ -1,9 +1,9 @@
-"""LeRobot datasets with video: as lerobot wrote them, and made here in the same layout.
+"""LeRobot datasets with video: written by lerobot, and made here in the same layout.
 
-tests/golden/sources/lerobot_video_*.zip are what lerobot 0.4.4 (v3.0) and 0.3.3 (v2.1) wrote and
-read: AV1, of which several episodes share a file in v3.0. `frames.npz` has what lerobot gave for
-every row of every episode, as means of blocks of 8 x 8 pixels. To make them again, in an
-environment with lerobot: `python -m tests.lerobot_video_data FOLDER`, then zip the folder.
+tests/golden/sources/lerobot_video_*.zip were written and read by lerobot 0.4.4 (v3.0) and 0.3.3
+(v2.1): AV1; in v3.0 several episodes share a file. `frames.npz` has lerobot's image of every row of
+every episode, as means of blocks of 8 x 8 pixels. To make them again, in an environment with
+lerobot: `python -m tests.lerobot_video_data FOLDER`, then zip the folder.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def with_video(
     forced: bool = True,
     **options: Any,
 ) -> npt.NDArray[np.uint8]:
-    """Add a video feature to a dataset of tests/lerobot_data.py; returns what PyAV decodes.
+    """Add a video feature to a dataset of tests/lerobot_data.py; returns PyAV's decoded frames.
 
-    `options` are those of `write_video`. In v3.0 one file has the frames of all episodes, each of
-    which begins with a keyframe if that is `forced`.
+    `options` are passed to `write_video`. In v3.0 one file has the frames of all episodes; with
+    `forced` each episode begins with a keyframe.
     """
     from tests.video_file_data import HEIGHT, WIDTH, decoded, pictures, write_video
 
@@ -74,8 +74,8 @@ def with_video(
 def declare_video(
     root: Path, lengths: Sequence[int], name: str, shape: Sequence[int], **more: Any
 ) -> list[Path]:
-    """Say in `meta/` that a feature is video, at `FPS`; returns where its files are to be: one of
-    all episodes in v3.0, one of each in v2.1. `more` is what else is said of the feature.
+    """Declare in `meta/` that a feature is video at `FPS`; returns the paths of its files: one for
+    all episodes in v3.0, one per episode in v2.1. `more` are further entries of the feature.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

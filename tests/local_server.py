@@ -1,4 +1,4 @@
-"""What servers of tests share: a port of 127.0.0.1, a thread a connection, an end to all of it."""
+"""Base class of test servers: a port of 127.0.0.1, a thread per connection, a clean shutdown."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = [
 
 
 class LocalServer(socketserver.ThreadingTCPServer):
-    """Serves from the moment it is made, until `close` or the end of its `with` block.
+    """Serves from its creation until `close` or the end of its `with` block.
 
-    `handler` handles a connection, each in its own thread. One that waits must end when `stopping`
-    is set; one that reads or writes is ended by its connection.
+    `handler` handles a connection, each in its own thread. A waiting handler must end when
+    `stopping` is set; a reading or writing one ends when its connection is closed.
     """
 
     request_queue_size = 128
@@ -45,7 +45,7 @@ class LocalServer(socketserver.ThreadingTCPServer):
 
     @property
     def host(self) -> str:
-        """Where it listens, `127.0.0.1:PORT`."""
+        """Address `127.0.0.1:PORT`."""
         return f"127.0.0.1:{self.server_address[1]}"
 
     @property
@@ -56,7 +56,7 @@ class LocalServer(socketserver.ThreadingTCPServer):
         self.close()
 
     def close(self) -> None:
-        """Break what is under way and end all threads."""
+        """Close all connections and end all threads."""
         self.stopping.set()
         self.shutdown()
         self._thread.join()
@@ -107,12 +107,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def send_range(self, data: bytes, headers: Mapping[str, str] = {}) -> None:
-        """The range that is asked for, or all."""
-        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if asked is None:
+        """Send the requested range, or everything."""
+        requested = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if requested is None:
             self.send(200, data, headers)
             return
-        start, stop = int(asked[1]), min(int(asked[2] or len(data)) + 1, len(data))
+        start, stop = int(requested[1]), min(int(requested[2] or len(data)) + 1, len(data))
         if start >= len(data):
             self.send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
             return
@@ -121,7 +121,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def read_head(connection: socket.socket) -> tuple[str, bytes]:
-    """The head of a request, and what came of its body; raises `OSError` where it ends before."""
+    """A request's head and the first bytes of its body; raises `OSError` if it is incomplete."""
     data = b""
     while b"\r\n\r\n" not in data:
         part = connection.recv(65536)
@@ -133,7 +133,7 @@ def read_head(connection: socket.socket) -> tuple[str, bytes]:
 
 
 def reset(connection: socket.socket) -> None:
-    """Close a connection with RST, without the orderly end that a server makes of it."""
+    """Close a connection with RST instead of an orderly end."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
@@ -141,15 +141,15 @@ def reset(connection: socket.socket) -> None:
 
 @dataclass(frozen=True)
 class Canned:
-    """What one request gets: `data`, then `end`: `close` or `reset` the connection, or `hang`."""
+    """One response: `data`, then `end`: `close` or `reset` the connection, or `hang`."""
 
     data: bytes
     end: str = "close"
 
 
 def answer(status: int, body: bytes = b"", *, length: int | None = None, **headers: str) -> bytes:
-    """An HTTP/1.1 answer whose Content-Length may lie; `_` in a header's name stands for `-`."""
-    lines = [f"HTTP/1.1 {status} Said"]
+    """An HTTP/1.1 response; `length` may be wrong; `_` in a header's name stands for `-`."""
+    lines = [f"HTTP/1.1 {status} Status"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     lines += [
         f"Content-Length: {len(body) if length is None else length}",
@@ -164,9 +164,9 @@ def answer(status: int, body: bytes = b"", *, length: int | None = None, **heade
 
 
 class CannedServer(LocalServer):
-    """Gives each request the next answer, and the last one to all that follow.
+    """Sends each request the next of the `answers`; the last one is repeated.
 
-    `asked` are the requests' heads as they came.
+    `asked` contains the heads of the requests.
     """
 
     def __init__(self, answers: Sequence[Canned]) -> None:
@@ -202,10 +202,10 @@ class _CannedHandler(socketserver.BaseRequestHandler):
 
 
 class ConnectProxy(LocalServer):
-    """`asked` are the hosts that tunnels were asked for, `HOST:PORT`.
+    """A proxy for HTTPS; `asked` contains the requested hosts, `HOST:PORT`.
 
-    `cut(number)` says after how many bytes from the server the `number`-th tunnel, from 0, is
-    reset; `None` for never.
+    `cut(number)` returns the number of bytes from the server after which the `number`-th tunnel,
+    counted from 0, is reset; `None` for never.
     """
 
     def __init__(self, cut: Callable[[int], int | None] = lambda _: None) -> None:
@@ -215,7 +215,7 @@ class ConnectProxy(LocalServer):
         super().__init__(_ProxyHandler)
 
     def count(self, host: str) -> int:
-        """Note a tunnel; its number."""
+        """Count a tunnel; returns its number."""
         with self._lock:
             self.asked.append(host)
             return len(self.asked) - 1
@@ -231,13 +231,13 @@ class _ProxyHandler(socketserver.BaseRequestHandler):
             if method != "CONNECT":
                 self.request.sendall(b"HTTP/1.1 405 No\r\nContent-Length: 0\r\n\r\n")
                 return
-            left = self.server.cut(self.server.count(host))
+            limit = self.server.cut(self.server.count(host))
             name, _, port = host.rpartition(":")
             with socket.create_connection((name, int(port)), 10) as service:
                 self.request.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
-                self._pass_on(service, left)
+                self._pass_on(service, limit)
 
-    def _pass_on(self, service: socket.socket, left: int | None) -> None:
+    def _pass_on(self, service: socket.socket, limit: int | None) -> None:
         client = self.request
         while not self.server.stopping.is_set():
             for source in select.select([client, service], [], [], 0.05)[0]:
@@ -247,9 +247,9 @@ class _ProxyHandler(socketserver.BaseRequestHandler):
                 if source is client:
                     service.sendall(data)
                     continue
-                client.sendall(data if left is None else data[:left])
-                if left is not None:
-                    left -= len(data)
-                    if left <= 0:
+                client.sendall(data if limit is None else data[:limit])
+                if limit is not None:
+                    limit -= len(data)
+                    if limit <= 0:
                         reset(client)
                         return

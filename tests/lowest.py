@@ -1,11 +1,11 @@
-"""The lowest versions that pyproject.toml allows, written as files that pip takes; `make lowest`.
+"""Writes the lowest versions that pyproject.toml allows as files for pip; `make lowest`.
 
-pip always takes the highest version that fits. So this writes, into a folder, what to install and
-a constraint `name==floor` for all that the package and its extras say `name>=floor` of. The rest,
-torch included, is as constraints.txt has it:
+pip always selects the highest version that fits. So this writes into a folder the packages to
+install, with a constraint `name==floor` for each `name>=floor` of the package and its extras. All
+others, torch included, are pinned as in constraints.txt:
 
     all.txt     the package, its extras and the tools of its tests
-    apart.txt   extras whose own lowest version excludes one of those, with what it needs instead
+    apart.txt   extras that need a later version of such a package, with it
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ __all__ = ["floors", "write_lowest"]
 
 ROOT = Path(__file__).parents[1]
 APART = ("rerun", "zarr")
-"""Extras that ask for a later numpy, pyarrow or numcodecs than the package does."""
+"""Extras that need a later numpy, pyarrow or numcodecs than the package."""
 
 _NOT_OURS = ("bench", "dev", "docs")
 _NOT_LOWEST = ("torch",)  # old builds are gigabytes
 _TOO_NEW = ("jax", "moto", "mypy", "ruff", "s3fs", "types-psutil", "types-pyyaml", "types-tqdm")
-"""Of `dev`: those that exclude a lowest version, and those of no test; tests skip these."""
+"""Packages of `dev` that conflict with a lowest version or are unused; tests skip without them."""
 _FREE = ("aiobotocore", "botocore", "dask", "s3transfer")
-"""Pinned in constraints.txt to what goes with a newer version of another."""
+"""Pinned in constraints.txt for a newer version of another package."""
 
 
 def write_lowest(folder: Path) -> None:
-    """Write `all.txt` and `apart.txt`, each with its constraints beside it, into `folder`."""
+    """Write `all.txt` and `apart.txt` with their constraints files into `folder`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {name: _read(lines) for name, lines in project["optional-dependencies"].items()}
     of_package, of_tests = _read(project["dependencies"]), extras["dev"]
@@ -41,15 +41,15 @@ def write_lowest(folder: Path) -> None:
     apart = [each for name in APART for each in extras[name]]
 
     lowest = floors([*of_package, *(each for name in ours for each in extras[name])])
-    left_out = {*_TOO_NEW, *floors(apart)} - set(floors(of_package))
-    tools = [each.name for each in of_tests if canonicalize_name(each.name) not in left_out]
+    excluded = {*_TOO_NEW, *floors(apart)} - set(floors(of_package))
+    tools = [each.name for each in of_tests if canonicalize_name(each.name) not in excluded]
     _write(folder / "all.txt", [f"-e {ROOT}[{','.join(ours)}]", *tools], lowest)
-    # Only what differs is installed, over the others; so all of it is named.
+    # Lists only the packages to be replaced in the environment of all.txt.
     _write(folder / "apart.txt", list(floors(apart)), lowest | floors(apart))
 
 
 def floors(requirements: Iterable[Requirement]) -> dict[str, str]:
-    """The lowest version of each package that these requirements allow."""
+    """Lowest version of each package that these requirements allow."""
     found: dict[str, str] = {}
     for each in requirements:
         versions = [item.version for item in each.specifier if item.operator == ">="]
@@ -67,9 +67,9 @@ def _write(path: Path, wanted: Iterable[str], lowest: dict[str, str]) -> None:
     pinned = _read(line for line in lines if not line.startswith("#"))
     others = [each for each in pinned if canonicalize_name(each.name) not in {*lowest, *_FREE}]
     constraints = [*map(str, others), *(f"{name}=={at}" for name, at in lowest.items())]
-    beside = path.with_suffix(".constraints")
-    beside.write_text("\n".join([*constraints, ""]))
-    path.write_text("\n".join([f"-c {beside.name}", *wanted, ""]))
+    constraints_file = path.with_suffix(".constraints")
+    constraints_file.write_text("\n".join([*constraints, ""]))
+    path.write_text("\n".join([f"-c {constraints_file.name}", *wanted, ""]))
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ __all__ = ["EndlessSource", "MadeSource", "made_frame"]
 
 @dataclass(frozen=True)
 class MadeSource:
-    """Episodes `made/000`, `made/001`, … of the given numbers of frames.
+    """Episodes `made/000`, `made/001`, … with the given numbers of frames.
 
-    `bad` says which ones fail, and at which frame; `lies` which ones yield another number of
-    frames than they list. Every frame takes `delay` seconds, each last one has no `flow`.
+    `bad` maps failing episodes to a frame; `lies` maps episodes to the number of yielded frames if
+    it differs from the listed one. Every frame takes `delay` seconds; last frames have no `flow`.
     """
 
     lengths: Sequence[int] = (9, 3, 14, 1, 6, 11, 2, 8)
@@ -63,11 +63,11 @@ class MadeSource:
 
 @dataclass(frozen=True)
 class EndlessSource(MadeSource):
-    """`MadeSource`, but its last episode never ends, however slow who wants to stop it may be.
+    """`MadeSource` whose last episode never ends.
 
-    Two frames into that episode, the process that nobody started waits for an interrupt; a worker
-    goes on, or waits as well if it `stops`. Tells in `folder` how far it is, by empty files: an
-    episode's number when its frames are asked for, and `endless` at that place.
+    After two frames of that episode, the main process waits for an interrupt; a worker continues,
+    or waits as well if it `stops`. Empty files in `folder` show progress: an episode's number when
+    its frames are requested, and `endless` after these two frames.
     """
 
     folder: str = ""
@@ -87,13 +87,13 @@ class EndlessSource(MadeSource):
             yield frame
 
     def is_endless(self) -> bool:
-        """Whether all other episodes have been asked for, and the last goes on and on."""
-        told = {path.name for path in Path(self.folder).iterdir()}
-        return told == {"endless", *map(str, range(len(self.lengths)))}
+        """Whether all episodes have been requested, and the last one does not end."""
+        reported = {path.name for path in Path(self.folder).iterdir()}
+        return reported == {"endless", *map(str, range(len(self.lengths)))}
 
 
 def made_frame(key: str, number: int) -> dict[str, npt.NDArray[Any]]:
-    """`image` u1 [24, 32, 3] and `flow` f4 [24, 32, 2], drawn from a hash of episode and number."""
+    """`image` u1 [24, 32, 3] and `flow` f4 [24, 32, 2], random by a hash of episode and number."""
     seed = hashlib.sha256(f"{key} {number}".encode()).digest()
     rng = np.random.default_rng(list(seed))
     return {

@@ -1,4 +1,4 @@
-"""Small datasets whose frames say where they are, to be mixed."""
+"""Small datasets to be mixed; each frame stores its source, episode and number."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from seqrecord import SeqRecordWriter
 __all__ = ["LENGTHS", "frame_of", "write_source", "write_sources"]
 
 LENGTHS = {"a": (13, 9, 20), "b": (12, 5), "c": (7,)}
-"""Episodes of the sources of `write_sources`."""
+"""Episode lengths of the sources of `write_sources`."""
 
 
 def frame_of(
     source: int, episode: int, frame: int, extra: Sequence[str] = (), side: int = 6
 ) -> dict[str, npt.NDArray[Any]]:
-    """What is stored: `where` says source, episode and frame; `image` is drawn from these."""
+    """The stored frame: `where` is source, episode and frame; `image` is random by these."""
     rng = np.random.default_rng([source, episode, frame])
     arrays: dict[str, npt.NDArray[Any]] = {
         "image": rng.integers(0, 256, (side, 8, 3), np.uint8),
@@ -39,7 +39,7 @@ def write_source(
     side: int = 6,
     codecs: str | Mapping[str, str] = "raw",
 ) -> Path:
-    """Write episodes of these lengths, `e/0`, `e/1`, …"""
+    """Write episodes `e/0`, `e/1`, … of these lengths."""
     with SeqRecordWriter(path, codecs=codecs, chunk_frames=4) as writer:
         for episode, length in enumerate(lengths):
             with writer.episode(f"e/{episode}", metadata={"task": f"task {episode}"}) as open_one:
@@ -52,7 +52,7 @@ def write_source(
 
 
 def write_sources(folder: Path) -> Path:
-    """Write a source for each of `LENGTHS`, below the folder."""
+    """Write a source for each of `LENGTHS` below the folder."""
     for number, (name, lengths) in enumerate(LENGTHS.items()):
         write_source(folder / name, number, lengths)
     return folder

@@ -1,4 +1,4 @@
-"""Small datasets whose values tell which frame of which episode they are."""
+"""Small datasets with values that identify episode and frame."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ __all__ = [
 ]
 
 LENGTHS: Mapping[str, int] = {key: 1 + number % 7 for number, key in enumerate("abcdefghijkl")}
-"""Frames of the episodes that are named by a letter."""
+"""Number of frames by episode."""
 
 
 def frame(key: str, number: int) -> dict[str, Any]:
-    """Frame `number` of an episode: 50 bytes."""
+    """Frame `number` of an episode: 50 bytes, all equal."""
     return {"x": np.full(50, (zlib.crc32(key.encode()) + number) % 256, np.uint8)}
 
 
 def writer_of(where: Any, mode: Any = "create", **options: Any) -> SeqRecordWriter:
-    """A writer of short chunks and files, for `abandon`."""
+    """A writer with short chunks and files, for `abandon`."""
     defaults = {"codecs": "raw", "chunk_frames": 2, "max_file_size": 700}
     return abandonable(where, mode=mode, **(defaults | options))
 
@@ -47,7 +47,7 @@ def writer_of(where: Any, mode: Any = "create", **options: Any) -> SeqRecordWrit
 def add(
     writer: SeqRecordWriter | SeqRecordRecorder, episodes: Iterable[str] | Mapping[str, int]
 ) -> None:
-    """Write episodes of these lengths, or of those of `LENGTHS`."""
+    """Write episodes with the given lengths, by default from `LENGTHS`."""
     lengths = episodes if isinstance(episodes, Mapping) else {key: LENGTHS[key] for key in episodes}
     for key, length in lengths.items():
         with writer.episode(key) as episode:
@@ -56,7 +56,7 @@ def add(
 
 
 def lengths_of(where: Any) -> dict[str, int]:
-    """Frames by episode, in order; every one is what was written. None where no dataset is."""
+    """Number of frames by episode, in order; asserts all values. Empty without a dataset."""
     try:
         dataset = seqrecord.open(where)
     except NotFoundError:
@@ -69,7 +69,7 @@ def lengths_of(where: Any) -> dict[str, int]:
 
 
 def keys_of(folder: Path, *, verify: bool = True) -> str:
-    """Keys of `LENGTHS` in order; every frame is there, and `verify` finds nothing wrong."""
+    """Keys of `LENGTHS` in order; asserts all values and, with `verify`, a sound dataset."""
     found = lengths_of(folder)
     assert found == {key: LENGTHS[key] for key in found}
     assert not (found and verify) or seqrecord.verify(folder).problems == ()
@@ -77,17 +77,17 @@ def keys_of(folder: Path, *, verify: bool = True) -> str:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files below a folder."""
+    """Contents of all files below a folder."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 def record_files(folder: Path) -> list[Path]:
-    """Those that the manifest names."""
+    """Record files in the manifest."""
     return [folder / file.path for file in read_manifest(LocalStorage(folder)).record_files]
 
 
 def join_commits() -> None:
-    """Until no record file is being committed."""
+    """Wait until no record file is being committed."""
     for thread in own_threads("seqrecord-commit"):
         thread.join()

@@ -1,4 +1,4 @@
-"""obstore as a process finds it: used already, or lost in a fork."""
+"""States of obstore in a process: in use, or lost by a fork."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["obstore_is"]
 
 @contextmanager
 def obstore_is(*, used: bool = False, lost: bool = False) -> Iterator[None]:
-    """`used`: all reading goes through it, of small files too; `lost`: none, as in a fork."""
+    """`used`: all reads use it, even of small files; `lost`: no read can, as after a fork."""
     before = RUNTIME.used, RUNTIME.lost
     RUNTIME.used, RUNTIME.lost = used, lost
     try:

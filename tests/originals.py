@@ -1,4 +1,4 @@
-"""Small originals of which an index copies little: images, arrays and video stay where they are."""
+"""Small originals whose images, arrays and video are referenced rather than copied by an index."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def folders(root: Path, num_frames: int = 4) -> Path:
                 (root / name / feature).mkdir(parents=True, exist_ok=True)
             pixels = _RNG.integers(0, 256, (8, 12, 3), np.uint8)
             Image.fromarray(pixels).save(root / name / "rgb" / f"{number}.jpg")
-            if number != 2:  # which lacks it
+            if number != 2:  # a missing file
                 Image.fromarray(pixels[..., 0]).save(root / name / "mask" / f"{number}.png")
             depth = (_RNG.random((40, 50)) * 9).astype(">f4")
             np.save(root / name / "depth" / f"{number}.npy", depth)
-            np.save(root / name / "state" / f"{number}.npy", depth[0, :3])  # so small: copied
+            np.save(root / name / "state" / f"{number}.npy", depth[0, :3])  # small, so copied
     for name in ("a", "b"):
         np.save(root / name / "action.npy", _RNG.random((num_frames, 3), np.float32))
     return root
 
 
 def webdataset(root: Path, num_frames: int = 4) -> Path:
-    """Two shards, each an episode."""
+    """Two shards, one episode each."""
     folders(root / "loose", num_frames)
     for shard in "ab":
         with tarfile.open(root / f"{shard}.tar", "w") as tar:
@@ -79,7 +79,7 @@ def hdf5(root: Path) -> Path:
 
 
 def zarr_buffer(root: Path, zarr_format: int) -> Path:
-    """Two episodes; a file a chunk, which is a frame of version 2 and four frames of version 3."""
+    """Two episodes; a file per chunk: one frame in version 2, four frames in version 3."""
     import zarr
 
     group = zarr.open_group(root / "a.zarr", mode="w", zarr_format=zarr_format)

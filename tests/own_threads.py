@@ -1,6 +1,6 @@
-"""The threads that the running test has started, by name, and what they log; and its forks.
+"""Threads started by the running test, by name; their log records; and forks.
 
-A thread of an earlier test may be in a request that a client repeats until its deadline.
+A thread of an earlier test may still be in a request that a client repeats until its deadline.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ _earlier: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def forget_threads() -> None:
-    """Those that there are now are of earlier tests."""
+    """Treat all current threads as threads of earlier tests."""
     _earlier.update(threading.enumerate())
 
 
 def own_threads(*names: str) -> list[threading.Thread]:
-    """Those whose names begin so."""
+    """This test's threads with a name that begins with any of `names`."""
     found = (each for each in threading.enumerate() if each not in _earlier)
     return [each for each in found if each.name.startswith(names)]
 
 
 def is_own(_record: logging.LogRecord) -> bool:
-    """Whether the thread that logs now is the main one, or one that the test has started."""
+    """Whether the logging thread is the main one or was started by the running test."""
     mine = threading.current_thread()
     return mine is threading.main_thread() or mine not in _earlier
 
 
 def in_a_fork(work: Callable[[], bool]) -> bool:
-    """What it gives in a forked child; false where it raises, or hangs for 100 s, even in C."""
+    """Result of `work` in a forked child; false if it raises or takes more than 100 s."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -49,7 +49,7 @@ def in_a_fork(work: Callable[[], bool]) -> bool:
 
 @contextlib.contextmanager
 def busy_threads(work: Callable[[], object], count: int = 1) -> Iterator[None]:
-    """Threads that do it over and over: at a fork they hold its locks, often."""
+    """Threads that repeat `work`, so that a fork often finds its locks acquired."""
     stop = threading.Event()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Empty folders of object stores and web servers, for tests that do the same on each of them."""
+"""Empty folders of object stores and web servers, for tests that run on each of them."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ CLOUDS: tuple[Any, ...] = (
     pytest.param("s3", marks=pytest.mark.service),
     "gs",
 )
-"""What can be written to, as parameters."""
+"""Kinds of writable places, as parameters."""
 
 PLACES = (*CLOUDS, "http")
 
 
 @dataclass(frozen=True)
 class Place:
-    """A folder of a store that listens at `host`.
+    """A folder of a store with the address `host`.
 
-    `at(host)` is its URL, and the storage options, with a proxy before it; `put` adds a file to
-    it; `names` are all objects in its bucket, below the folder or not.
+    `at(host)` returns its URL and storage options, through a proxy at `host`; `put` adds a file;
+    `names` returns all objects in its bucket, also outside the folder.
     """
 
     kind: str
@@ -62,20 +62,20 @@ class Place:
         return self.at(self.host)[1]
 
     def open(self, host: str = "", **more: Any) -> Storage:
-        """A storage of it, through the proxy `host`."""
+        """Open it as a storage, through a proxy at `host`."""
         url, options = self.at(host or self.host)
         return open_storage(url, {**options, **more})
 
     def hasty(self, host: str = "", **more: Any) -> Storage:
-        """The same, `hastened`."""
+        """The same as `open`, `hastened`."""
         return hastened(self.open(host, **more))
 
 
 def hastened(storage: Storage, *, leave_seconds: float = 30.0) -> Storage:
-    """The storage, which from now on waits little and divides what has few bytes.
+    """Shorten a storage's waits, and let it divide short files; returns it.
 
-    What fails is tried again soon, and checkpoints are kept at once. Parts and pieces are a
-    sixteenth of what is usual.
+    Failed requests are repeated soon, and checkpoints are stored at once. Parts and pieces have a
+    sixteenth of the default size.
     """
     for each in _layers(storage):
         if isinstance(each, (RetryingStorage, WholeFileStorage)):
@@ -88,10 +88,10 @@ def hastened(storage: Storage, *, leave_seconds: float = 30.0) -> Storage:
 
 
 def giving_up(storage: Storage, seconds: float) -> Storage:
-    """The storage, which from now on tries nothing again after so many seconds.
+    """Let a storage stop its retries after some seconds; returns it.
 
-    Its attempts still take the time that they need: they have a quarter of the `deadline` that it
-    was opened with, and on a busy machine a short one ends them all before any is answered.
+    Time-outs of attempts stay a quarter of the `deadline` passed to `open`: on a busy machine, a
+    short one would end all attempts before any response.
     """
     for each in _layers(storage):
         if isinstance(each, (RetryingStorage, WholeFileStorage)):
@@ -108,7 +108,7 @@ def _layers(storage: Storage) -> Iterator[Storage]:
 
 @contextmanager
 def make_place(kind: str, fixture: Callable[[str], Any], folder: Path) -> Iterator[Place]:
-    """An empty folder of `azurite`, `s3`, `gs` or `http`; `fixture(name)` gives a fixture."""
+    """An empty folder of `azurite`, `s3`, `gs` or `http`; `fixture(name)` returns a fixture."""
     pytest.importorskip("obstore", reason="pip install obstore")
     if kind == "azurite":
         yield _azurite(fixture("azurite"))

@@ -1,4 +1,4 @@
-"""Plans on small datasets, and an engine that does what they say and checks every step."""
+"""Plans on small datasets, and an engine that executes plans and checks every step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 Chunks = list[tuple[int, int, int]]
-"""Of each row of a chunk table: the episode, the first frame, and the one past the last."""
+"""For each row of a chunk table: the episode, the first frame and the end."""
 
 
 def rows(*columns: IntArray) -> Iterator[tuple[int, ...]]:
@@ -36,15 +36,15 @@ def rows(*columns: IntArray) -> Iterator[tuple[int, ...]]:
 
 
 class Group:
-    """What an engine holds of one group of features."""
+    """Loaded frames of one group of features."""
 
     def __init__(self, plan: Plan, number: int, chunks: Chunks) -> None:
         planned = plan.groups[number]
         self.chunks, self.step = chunks, planned.window.frame_step
-        self.room = planned.max_resident_frames  # frames, of which each cursor has a shard
+        self.room = planned.max_resident_frames  # frames, divided evenly between cursors
         self.rows = self.room // max(1, plan.num_cursors)
         self.held: dict[int, dict[int, int]] = {}  # run: frame: episode
-        self.order: dict[int, list[tuple[int, int]]] = {}  # cursor: (run, frame) as they came
+        self.order: dict[int, list[tuple[int, int]]] = {}  # cursor: (run, frame) as loaded
         self.cursor: dict[int, int] = {}  # run: cursor
         self.loaded: Counter[tuple[int, int]] = Counter()  # (run, chunk)
         self.frames: Counter[tuple[int, int]] = Counter()  # (episode, frame)
@@ -55,16 +55,16 @@ class Group:
             loads.cursor, loads.run, loads.episode, loads.chunk, loads.first, loads.count
         ):
             assert self.cursor.setdefault(run, cursor) == cursor
-            held, order = self.held.setdefault(run, {}), self.order.setdefault(cursor, [])
-            assert not self.loaded[run, chunk], "a chunk is loaded twice in a run"
+            loaded, order = self.held.setdefault(run, {}), self.order.setdefault(cursor, [])
+            assert not self.loaded[run, chunk], "duplicate chunk in a run"
             self.loaded[run, chunk] += 1
             owner, begin, end = self.chunks[chunk]
             assert owner == episode
             assert count > 0
             for frame in range(first, first + count * self.step, self.step):
                 assert begin <= frame < end, "a frame of another chunk"
-                assert frame not in held, "a frame is loaded twice"
-                held[frame] = episode
+                assert frame not in loaded, "duplicate frame"
+                loaded[frame] = episode
                 order.append((run, frame))
                 self.frames[episode, frame] += 1
         self.most_frames = max(self.most_frames, sum(map(len, self.held.values())))
@@ -83,9 +83,9 @@ class Group:
 
 
 class Engine:
-    """Does what a plan says, and checks each step.
+    """Executes a plan, and checks each step.
 
-    `used(group, episode, start)` are the frames that a clip has of a group.
+    `used(group, episode, start)` returns the frames of a group that a clip needs.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Engine:
 
     @classmethod
     def of(cls, plan: Plan, episodes: EpisodeTable, spec: ClipSpec) -> Engine:
-        """Of one group, whose chunks have one length in each episode."""
+        """An engine for one group, whose chunks have one length in each episode."""
         sizes = zip(
             episodes.num_frames.tolist(), episodes.leading_grid.chunk_frames.tolist(), strict=True
         )
@@ -118,12 +118,12 @@ class Engine:
 
     @property
     def frames(self) -> Counter[tuple[int, int]]:
-        """How often each of the first group was decoded."""
+        """How often each frame of the first group was decoded."""
         return self.groups[0].frames
 
     @property
     def chunks(self) -> Counter[int]:
-        """How often each of the first group was loaded."""
+        """How often each chunk of the first group was loaded."""
         return Counter(chunk for _, chunk in self.groups[0].loaded)
 
     def run(self, work: Round) -> None:
@@ -143,14 +143,14 @@ class Engine:
             group.free(todo.frees)
 
     def finish(self, first: int | None = None) -> Engine:
-        """Run all rounds, or all from one on, of which the frames before are loaded at once."""
+        """Run all rounds from `first` on, by default all; loads the resident frames before it."""
         if first is not None:
             for group, loads in zip(self.groups, self.plan.resident(first), strict=True):
                 group.load(loads)
         for number, work in enumerate(self.plan.rounds(first or 0), start=first or 0):
             assert work.index == number
             self.run(work)
-        assert not any(group.held for group in self.groups), "frames are left when the epoch ends"
+        assert not any(group.held for group in self.groups), "unfreed frames at the epoch's end"
         return self
 
 
@@ -177,7 +177,7 @@ LAYOUTS: dict[str, st.SearchStrategy[Any]] = {
     "run_frames": st.none() | st.integers(1, 50),
     "first_block_frames": st.integers(1, 40),
 }
-"""What may change in the middle of an epoch."""
+"""Settings that may change in the middle of an epoch."""
 
 plan_settings = st.builds(
     PlanSettings,
@@ -194,7 +194,7 @@ def requests() -> st.SearchStrategy[Request]:
 
 
 def shards(request: Request) -> list[EpochPlan]:
-    """The plans of all shards; none where the request is refused, as it must be."""
+    """The plans of all shards; empty if the request raises the expected error."""
     total, size = request.case.table.num_clips, request.settings.batch_size or 1
     most = (
         total // request.num_shards

@@ -1,9 +1,9 @@
-"""Records what a writer does to a disk, and says what a loss of power may leave of it.
+"""Records a writer's changes of a disk, and models the possible states after a power loss.
 
-Calls are recorded where they reach the system: `os.open`, `os.write`, … and `Path.replace`, … below
-one folder. The disk that is modelled promises what POSIX does, and no more: a file's bytes are safe
-after a sync of the file, its name after a sync of its folder. Of everything else any part may be
-there after a loss of power, in any order.
+Calls are recorded at the system's boundary: `os.open`, `os.write`, … and `Path.replace`, … below
+one folder. The modelled disk has the guarantees of POSIX only: a file's bytes are safe after a sync
+of the file, its name after a sync of its folder. Any subset of all other changes may survive a
+power loss.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ State: TypeAlias = "dict[str, bytes | None]"
 """Contents of files, and `None` for folders, by path."""
 
 Choice: TypeAlias = Literal["none", "all", "some"]
-"""What of the calls that are not safe yet is there."""
+"""Which of the unsafe calls survive."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call that changes the disk, or makes a change safe; or a `mark` of a test."""
+    """A call that changes the disk or makes a change safe; or a `mark` of a test."""
 
     kind: str  # create, write, cut, sync, rename, remove, folder, sync folder, or mark
     path: str
@@ -45,12 +45,12 @@ class Record:
     calls: list[Call] = field(default_factory=list)
 
     def mark(self, text: str) -> None:
-        """Note that something is promised from here on."""
+        """Mark the time from which on the writer guarantees something."""
         self.calls.append(Call("mark", text))
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record calls of this process."""
+        """Record the calls of this process."""
         real_open, real_write, real_fsync = os.open, os.write, os.fsync
         real_cut, real_mkdir = os.ftruncate, Path.mkdir
 
@@ -85,9 +85,9 @@ class Record:
 
         def recorded(kind: str, real: Callable[..., Any]) -> Callable[..., Any]:
             def do(path: Path, *args: Any, **options: Any) -> Any:
-                there = os.path.lexists(path)
+                existed = os.path.lexists(path)
                 result = real(path, *args, **options)
-                if there:
+                if existed:
                     self._add(kind, path, *args)
                 return result
 
@@ -140,7 +140,7 @@ class _File:
 
 @dataclass(eq=False)
 class _Folder:
-    """Names that are safe, and changes to them that are not: (name, what has it from now on)."""
+    """Safe names, and unsafe changes of names: (name, its new entry)."""
 
     safe: dict[str, _File | _Folder] = field(default_factory=dict)
     pending: list[list[tuple[str, _File | _Folder | None]]] = field(default_factory=list)
@@ -157,13 +157,13 @@ class _Folder:
 
 
 class Disk:
-    """A disk after some calls. `top` is an empty folder that is safe."""
+    """A disk after some calls. `top` is an empty, safe folder."""
 
     def __init__(self) -> None:
         self._top = _Folder()
 
     def apply(self, call: Call) -> None:
-        """The next call."""
+        """Apply the next call."""
         if call.kind == "mark":
             return
         if call.kind in ("create", "folder"):
@@ -173,12 +173,12 @@ class Disk:
             self._parent(call.path).pending.append([(_name(call.path), None)])
         elif call.kind == "rename":
             parent, other = self._parent(call.path), self._parent(call.target)
-            gone: Any = (_name(call.path), None)
+            old_name: Any = (_name(call.path), None)
             new_name = (_name(call.target), self._find(call.path))
             if parent is other:
-                parent.pending.append([gone, new_name])  # a file never has both names, or none
+                parent.pending.append([old_name, new_name])  # a rename is atomic
             else:
-                parent.pending.append([gone])
+                parent.pending.append([old_name])
                 other.pending.append([new_name])
         elif call.kind == "sync folder":
             folder = self._find(call.path)
@@ -193,8 +193,8 @@ class Disk:
                 file.pending.append(call)
 
     def after_loss(self, contents: Choice, names: Choice, rng: random.Random) -> State:
-        """What is there when the power comes back."""
-        pick = {"none": lambda _: [], "all": list, "some": lambda calls: _some(calls, rng)}
+        """A state of the disk after a power loss."""
+        pick = {"none": lambda _: [], "all": list, "some": lambda calls: _subset(calls, rng)}
         return _state(self._top, "", pick[contents], pick[names])
 
     def _find(self, path: str) -> _File | _Folder:
@@ -214,7 +214,7 @@ def _name(path: str) -> str:
     return Path(path).name
 
 
-def _some(calls: list[Any], rng: random.Random) -> list[Any]:
+def _subset(calls: list[Any], rng: random.Random) -> list[Any]:
     return [call for call in calls if rng.random() < 0.5]
 
 
@@ -233,7 +233,7 @@ def _state(
 
 
 def write_state(state: State, folder: Path) -> None:
-    """Make `folder` hold this and nothing else."""
+    """Make `folder` contain exactly this state."""
     folder.mkdir()
     for path, data in state.items():
         if data is None:

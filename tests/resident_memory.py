@@ -1,10 +1,10 @@
 """Predicted and measured memory while frames are resident.
 
 `python -m tests.resident_memory PATH '{"clip_len": 8, …}'` opens a dataset in one process, in two
-workers of a DataLoader and in four ranks, and prints a line for each: MB that `seqrecord.plan`
-predicts for all processes together, and MB that they take in the middle of their third epoch, in
-which nothing is decoded. Measured are proportional set sizes (PSS) of memory that no file backs,
-less those of the same processes with a small selection.
+workers of a DataLoader and in four ranks, and prints a line for each: bytes predicted by
+`seqrecord.plan` for all processes together, and bytes measured in the middle of the third epoch, in
+which nothing is decoded. Measured are proportional set sizes (PSS) of memory without files, minus
+the same processes' memory with a small selection.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def tree(pid: int | str) -> Iterator[int]:
-    """A process and all below it."""
+    """A process and all its descendants."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     children = chain.from_iterable((task / "children").read_text().split() for task in tasks)
     yield from (int(pid), *chain.from_iterable(map(tree, children)))
 
 
 def measured() -> int:
-    """Bytes of memory that no file backs, of this process and all below it."""
+    """Bytes of memory without files, of this process and its descendants."""
     total = 0
     for pid in tree(multiprocessing.current_process().pid or 0):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
@@ -46,7 +46,7 @@ def measured() -> int:
 
 
 def begun(loader: Any) -> Iterator[Any]:
-    """A loader in the middle of its third epoch."""
+    """An iterator of a loader in the middle of its third epoch."""
     count = 0
     for _ in range(2):
         count = sum(1 for _ in loader)
@@ -56,8 +56,8 @@ def begun(loader: Any) -> Iterator[Any]:
     return batches
 
 
-def hold(pipe: seqrecord.SeqRecordPipe, barrier: Any) -> None:
-    """One rank, until it is measured."""
+def wait_as_rank(pipe: seqrecord.SeqRecordPipe, barrier: Any) -> None:
+    """Run one rank and wait while it is measured."""
     batches = begun(pipe)
     assert pipe.stats()["features_redecoded"] == []
     barrier.wait()
@@ -66,14 +66,14 @@ def hold(pipe: seqrecord.SeqRecordPipe, barrier: Any) -> None:
 
 
 def memory_of(path: str, *, ranks: int = 1, workers: int = 0, **clips: Any) -> int:
-    """Bytes that all processes of a way take."""
+    """Bytes of all processes together."""
     pipes = [
         seqrecord.SeqRecordPipe(path, **clips, rank=rank, world_size=ranks) for rank in range(ranks)
     ]
     if ranks > 1:
         context = multiprocessing.get_context("fork")
         barrier = context.Barrier(ranks + 1)
-        processes = [context.Process(target=hold, args=(pipe, barrier)) for pipe in pipes]
+        processes = [context.Process(target=wait_as_rank, args=(pipe, barrier)) for pipe in pipes]
         for process in processes:
             process.start()
         barrier.wait()
@@ -94,12 +94,12 @@ def memory_of(path: str, *, ranks: int = 1, workers: int = 0, **clips: Any) -> i
 def main() -> None:
     path, clips = sys.argv[1], json.loads(sys.argv[2])
     small = {**clips, "episodes": list(seqrecord.open(path).episodes)[:4]}
-    for way, given in WAYS.items():
+    for way, processes in WAYS.items():
         predicted, memory = list[int](), list[int]()
         for options in (small, clips):
-            peak = seqrecord.plan(path, **options, **given).peak_memory
-            predicted.append(given.get("ranks", 1) * peak)
-            memory.append(memory_of(path, **given, **options))
+            peak = seqrecord.plan(path, **options, **processes).peak_memory
+            predicted.append(processes.get("ranks", 1) * peak)
+            memory.append(memory_of(path, **processes, **options))
         taken = predicted[0] + memory[1] - memory[0]
         row = {"way": way, "predicted": predicted[1], "measured": taken}
         sys.stdout.write(f"{json.dumps(row)}\n")

@@ -1,7 +1,7 @@
-"""Tests of resuming for everything that has a state: it must not matter that it was saved.
+"""Contract of resumable loaders: a resumed run equals an uninterrupted one.
 
-`check_resume` is ours. `check_node` and `check_stateful_loader` ask what torchdata's own tests ask
-(test/nodes/utils.py and test/stateful_dataloader/test_state_dict.py of its version 0.11).
+`check_resume` is ours. `check_node` and `check_stateful_loader` repeat torchdata's own tests
+(test/nodes/utils.py and test/stateful_dataloader/test_state_dict.py of version 0.11).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Resumable", "check_node", "check_resume", "check_stateful_loader"]
 
 
 class Resumable(Protocol):
-    """An iterable that is run epoch after epoch, and can be saved between any two items."""
+    """An iterable over epochs whose state can be saved between any two items."""
 
     def __iter__(self) -> Iterator[Any]: ...
     def state_dict(self) -> dict[str, Any]: ...
@@ -35,12 +35,12 @@ def check_resume(
     positions: Callable[[int], Iterable[int]] = range,
     set_epoch: Callable[[Resumable, int], None] | None = None,
 ) -> None:
-    """Saves after each of `positions(n)` of an epoch's n items, the first, the last and its end.
+    """Save after each of `positions(n)` of an epoch's n items, the first, the last and its end.
 
-    In all epochs but the last. What is run from there in a new object must be equal, values and
-    all, to what was run without interruption: to the epoch's end from all positions, and through
-    the next epoch from the first, a middle and the last one. Nor may saving change what is run.
-    `set_epoch` is called before each loop where a loader needs it.
+    In all epochs but the last. A new object that resumes there must return the same items as an
+    uninterrupted run, values included: to the epoch's end from all positions, and through the next
+    epoch from the first, a middle and the last one. Saving must not change the run.
+    `set_epoch` is called before each loop of loaders that need it.
     """
     epochs = [items for items, _ in _run(make(), num_epochs, lambda _: (), set_epoch)]
     assert len({repr(epoch) for epoch in epochs}) == num_epochs, "epochs differ"
@@ -66,7 +66,7 @@ def _run(
     positions: Callable[[int], Collection[int]],
     set_epoch: Callable[[Resumable, int], None] | None,
 ) -> Iterator[tuple[list[Any], dict[int | None, dict[str, Any]]]]:
-    """Of each epoch its items, and the states after so many of them and, at `None`, its end."""
+    """Items of each epoch, and the states after each position and, at `None`, its end."""
     for number in range(num_epochs):
         if set_epoch is not None:
             set_epoch(loader, number)
@@ -101,10 +101,10 @@ def _check_from(
 
 
 def check_node(node: BaseNode[Any], middle: int) -> None:
-    """That states of a node do what `torchdata.nodes.Loader` promises, over one node throughout.
+    """Check that a node's states satisfy `torchdata.nodes.Loader`, with one node throughout.
 
-    From the start and the middle of an epoch, the rest of it and then the next one. From its end
-    nothing, or with `restart_on_stop_iteration` the next epoch.
+    From the start and the middle of an epoch, its rest and the next epoch follow. From its end
+    nothing follows, or with `restart_on_stop_iteration` the next epoch.
     """
     loader = Loader(node)
     states = [copy.deepcopy(loader.state_dict())]
@@ -118,7 +118,7 @@ def check_node(node: BaseNode[Any], middle: int) -> None:
     assert first != second
 
     for place, state in zip((0, middle), states, strict=False):
-        for _ in range(2):  # what was loaded before must not matter
+        for _ in range(2):  # earlier items must not matter
             loader.load_state_dict(state)
             iterator = iter(loader)
             assert loader.state_dict() == state
@@ -134,7 +134,7 @@ def check_node(node: BaseNode[Any], middle: int) -> None:
 
 
 def check_stateful_loader(make: Callable[..., StatefulDataLoader[Any]]) -> None:
-    """That a StatefulDataLoader resumes as torchdata's own tests ask.
+    """Check that a StatefulDataLoader resumes as in torchdata's own tests.
 
     `make` is called with `snapshot_every_n_steps`.
     """
@@ -151,7 +151,7 @@ def check_stateful_loader(make: Callable[..., StatefulDataLoader[Any]]) -> None:
 
     for place in (0, 1, len(first) // 2, len(first) - 1):
         other = make()
-        _take(iter(other), 2)  # a state may be loaded in the middle of anything
+        _take(iter(other), 2)  # a state may be loaded at any position
         other.load_state_dict(states[place])
         assert _all(other) == first[place:]
         assert _all(other) == second
@@ -168,7 +168,7 @@ def check_stateful_loader(make: Callable[..., StatefulDataLoader[Any]]) -> None:
         state = _saved(loader)
         other = make(snapshot_every_n_steps=every)
         other.load_state_dict(state)
-        # … and a state that is asked for before every worker has given something again
+        # … and a state requested before every worker has returned another item
         iterator = iter(other)
         assert _take(iterator, 1) == first[place : place + 1]
         last = make()

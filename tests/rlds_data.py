@@ -1,7 +1,7 @@
-"""What is in tests/golden/sources/rlds.zip, which TensorFlow Datasets has written.
+"""Content of tests/golden/sources/rlds.zip, written by TensorFlow Datasets.
 
-To make it again, in an environment that has tensorflow-datasets 4.9.10 and tensorflow 2.20:
-`python -m tests.rlds_data FOLDER`, then zip what lies in FOLDER/arm/1.0.0.
+To make it again, in an environment with tensorflow-datasets 4.9.10 and tensorflow 2.20:
+`python -m tests.rlds_data FOLDER`, then zip the files in FOLDER/arm/1.0.0.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 __all__ = ["SPLITS", "episodes"]
 
 SPLITS = {"train": (4, 2), "val": (3,)}
-"""By split how many steps its episodes have."""
+"""Episode lengths by split."""
 
 
 def episodes(split: str) -> list[dict[str, Any]]:
-    """The episodes of a split as TFDS takes them."""
+    """Episodes of a split, as passed to TFDS."""
     rng = np.random.default_rng([*SPLITS].index(split))
     return [
         {
@@ -35,7 +35,7 @@ def episodes(split: str) -> list[dict[str, Any]]:
 
 
 def _step(rng: np.random.Generator, number: int, length: int, episode: int) -> dict[str, Any]:
-    flat = np.full((16, 24, 3), rng.integers(40, 200, 3), np.uint8)  # what JPEG keeps well
+    flat = np.full((16, 24, 3), rng.integers(40, 200, 3), np.uint8)  # JPEG hardly changes it
     return {
         "observation": {
             "image": flat,
@@ -88,7 +88,7 @@ def main(root: Path) -> None:
             return tfds.core.DatasetInfo(
                 builder=self,
                 features=kinds.FeaturesDict(features),
-                disable_shuffling=True,  # by keys, so that the order is known
+                disable_shuffling=True,  # for a reproducible order
             )
 
         def _split_generators(self, manager: Any) -> Any:

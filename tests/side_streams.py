@@ -1,9 +1,9 @@
-"""Side streams to test with: a GPU's, the CPU's, and one that puts off its work until it must.
+"""Side streams for tests: a GPU's, the CPU's, and one that delays its work as long as possible.
 
-A GPU runs behind the thread that queues its work, mostly by little, and so hides what is not waited
-for. A `LateStream` runs behind as far as it may: what reads too early, or writes to memory that is
-yet to be copied from, finds it out. It knows which memory is the device's, which is pinned and
-which is neither, though all of it is the host's.
+A GPU runs only slightly behind the thread that queues its work, and so hides missing waits. A
+`LateStream` runs behind as far as allowed: code that reads too early, or overwrites memory before
+it is copied, gets wrong values. It distinguishes device, pinned and pageable memory, although all
+of it is the host's.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def make_stream(kind: str) -> SideStream:
 
 @contextmanager
 def late_streams() -> Iterator[list[LateStream]]:
-    """Loaders use late streams on the CPU in this context; these are the ones that were made."""
+    """Let loaders use late streams on the CPU; yields the list of created streams."""
     made: list[LateStream] = []
 
     def make(_: torch.device) -> LateStream:
@@ -61,23 +61,23 @@ def late_streams() -> Iterator[list[LateStream]]:
 
 @contextmanager
 def device_of(kind: str) -> Iterator[str]:
-    """The device of a kind of stream, on which loaders use such streams in this context."""
+    """The device of a kind of stream; loaders use such streams in this context."""
     with late_streams() if kind == "late" else nullcontext():
         yield "cpu" if kind == "late" else kind
 
 
 def on_host(item: Any) -> Any:
-    """An item with all of its tensors on the host."""
+    """An item with its tensors on the host."""
     return map_tensors(item, torch.Tensor.cpu)
 
 
 class LateStream(SideStream):
-    """Does what was queued, in order, up to the mark that is waited for or given away.
+    """Does the queued work, in order, up to the mark that is waited for or passed on.
 
-    All work but views and allocations is queued. What is allocated in `use` is the device's memory,
-    or pinned. An error is work on any other memory, but for copies that wait; and a copy from
-    pinned memory that waits, as torch does too where it is not dense. `stalls` counts the copies
-    that wait.
+    All work except views and allocations is queued. Allocations in `use` count as memory of the
+    device, or pinned memory. Raises for work on other memory except blocking copies, for blocking
+    copies from pinned memory, and for its copies of non-dense tensors, which block in torch.
+    `stalls` counts blocking copies.
     """
 
     pins_memory = True
@@ -89,7 +89,7 @@ class LateStream(SideStream):
         self._lock = threading.Lock()
         self._todo: deque[Callable[[], object]] = deque()
         self._queued = self._done = 0
-        self._is_pinned: dict[StorageWeakRef, bool] = {}  # of memory that is not just the host's
+        self._is_pinned: dict[StorageWeakRef, bool] = {}  # device and pinned memory
 
     def use(self) -> _PutOff:
         return _PutOff(self)
@@ -98,7 +98,7 @@ class LateStream(SideStream):
         return _LateMark(self, self._queued)
 
     def give_to_current(self, mark: Mark, tensors: Iterable[torch.Tensor]) -> Mark:
-        mark.wait()  # the consumer of these tests has no stream that could
+        mark.wait()  # the consumer has no stream that could wait
         self.given.append(list(tensors))
         return mark
 
@@ -108,7 +108,7 @@ class LateStream(SideStream):
             self._queued += 1
 
     def do(self, number: int) -> None:
-        with self._lock, _disable_current_modes():  # who waits in `use` queues nothing by that
+        with self._lock, _disable_current_modes():  # a wait inside `use` must queue nothing
             while self._done < number:
                 self._todo.popleft()()
                 self._done += 1
@@ -117,7 +117,7 @@ class LateStream(SideStream):
         return self._done >= number
 
     def call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """What torch is asked for in `use`."""
+        """Handle a torch operation in `use`."""
         aten = torch.ops.aten
         tensors = [item for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
         if func is aten.is_pinned.default:
@@ -139,21 +139,21 @@ class LateStream(SideStream):
                 return func(*args, **kwargs)
             if "pinned" in kinds:
                 assert not waits, "a copy from pinned memory that waits"
-                assert args[0].stride() == args[1].stride(), "a copy that is made dense first"
+                assert args[0].stride() == args[1].stride(), "a copy of non-dense memory"
         assert "host" not in kinds, f"{func} of memory of the host"
         if func._schema.is_mutable:
             self.queue(lambda: func(*args, **kwargs))
             return kwargs.get("out", args[0])
-        made = func(*args, **kwargs)  # its shape, for now
-        assert isinstance(made, torch.Tensor), f"{func} tells the host a value"
-        self.queue(lambda: made.copy_(func(*args, **kwargs)))
-        return self._note(made.fill_(1), is_pinned=False)
+        result = func(*args, **kwargs)  # its shape, for now
+        assert isinstance(result, torch.Tensor), f"{func} tells the host a value"
+        self.queue(lambda: result.copy_(func(*args, **kwargs)))
+        return self._note(result.fill_(1), is_pinned=False)
 
-    def _note(self, made: Any, *, is_pinned: bool) -> Any:
-        for item in tree_leaves(made):
+    def _note(self, result: Any, *, is_pinned: bool) -> Any:
+        for item in tree_leaves(result):
             if isinstance(item, torch.Tensor):
                 self._is_pinned[_storage(item)] = is_pinned
-        return made
+        return result
 
     def kind(self, tensor: torch.Tensor) -> str:
         is_pinned = self._is_pinned.get(_storage(tensor))
@@ -202,9 +202,9 @@ class _PutOff(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class OutrunStream(LateStream):
-    """Whose consumer's device never comes to a mark before somebody waits for it.
+    """A stream whose marks are never reached before the consumer waits for them.
 
-    `waited` gets the numbers of the marks that are waited for, counted as they are given away.
+    `waited` gets the numbers of these marks, counted in the order of `give_to_current`.
     """
 
     def __init__(self, waited: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Originals that are broken: how, and what the error must say; PNG and npy files that are."""
+"""Broken originals with their expected errors; broken PNG and npy files."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ Damage = Callable[[Path], object]
 
 @dataclass(frozen=True)
 class Fault:
-    """A way to break an episode's folder, the file below it that the error names, as a pattern, a
-    distinctive word of its message, and some of its facts, or parts of them."""
+    """A damage of an episode's folder, a pattern for the file in the error, a distinctive word of
+    its message, and facts (attributes of the error, or parts of them)."""
 
     damage: Damage
     file: str
-    says: str
+    match: str
     facts: dict[str, object]
 
 
 def frames_of(source: Source, episode: int | str = 0) -> list[dict[str, Any]]:
-    """The frames of an episode, by its number or its key."""
+    """Frames of an episode, by number or key."""
     infos = source.episodes()
     keys = [info.key for info in infos]
     number = keys.index(episode) if isinstance(episode, str) else episode
@@ -63,7 +63,7 @@ def frames_of(source: Source, episode: int | str = 0) -> list[dict[str, Any]]:
 
 
 def read_all(source: Source, info: EpisodeInfo) -> int:
-    """How many frames of an episode, and of each of its videos, there are."""
+    """Read all frames of an episode and its videos; returns the number of frames."""
     for each in source.videos(info).values() if hasattr(source, "videos") else ():
         list(each)
     return len(list(source.frames(info)))
@@ -77,8 +77,8 @@ def check_refused(
     file: Path | None = None,
     **facts: object,
 ) -> None:
-    """The episodes `bad` are refused, by the name of the `file` or one below it, and with these
-    facts, or parts of them; all others are sound."""
+    """Assert that the episodes `bad` raise, with this file or one below it and these facts; all
+    other episodes must be readable."""
     infos = source.episodes()
     assert {*bad} <= {info.key for info in infos}
     for info in infos:
@@ -103,16 +103,16 @@ def _error(
     return error
 
 
-def fault(damage: Damage, file: str, says: str, **facts: object) -> Fault:
-    return Fault(damage, file, says, facts)
+def fault(damage: Damage, file: str, match: str, **facts: object) -> Fault:
+    return Fault(damage, file, match, facts)
 
 
 def check_faults(
     cases: Sequence[Fault], sound: Path, root: Path, opened: Callable[[Path], Source]
 ) -> None:
-    """Of copies of an episode, one for each case, each is refused as its case says.
+    """Damage one copy of an episode per case, and assert each expected error.
 
-    A first copy is left as it is, and read.
+    An undamaged first copy must be readable.
     """
     for number in range(len(cases) + 1):
         folder = shutil.copytree(sound, root / f"P{number:03d}")
@@ -123,12 +123,12 @@ def check_faults(
     assert read_all(source, first) == first.num_frames
     for number, (case, info) in enumerate(zip(cases, others, strict=True), 1):
         folder = root / f"P{number:03d}"
-        error = _error(source, info, case.says, folder, case.facts)
+        error = _error(source, info, case.match, folder, case.facts)
         assert Path(str(error.file)).match(str(folder / case.file))
 
 
 def check_frames(source: Source, number: int, want: Sequence[Mapping[str, Any]]) -> None:
-    """An episode's frames are these, values and dtypes, in the order that the schema has."""
+    """Assert an episode's frames: values, dtypes, and order of the features."""
     info, schema = source.episodes()[number], source.schema()
     frames = list(source.frames(info))
     assert len(frames) == len(want) == info.num_frames
@@ -156,7 +156,7 @@ def cut(name: str, stop: int) -> Damage:
 
 
 def line(name: str, number: int, text: str) -> Damage:
-    """Replace a line of a text."""
+    """Replace a line of a text file."""
 
     def change(data: bytes) -> bytes:
         lines = data.decode().splitlines()
@@ -178,7 +178,7 @@ def remove(*names: str) -> Damage:
 
 
 def encoded(pixels: npt.NDArray[Any], mode: str | None = None, kind: str = "png") -> bytes:
-    """The bytes of an image file, of a mode of Pillow."""
+    """The bytes of an image file, in a mode of Pillow."""
     stream = io.BytesIO()
     image = Image.fromarray(pixels)
     (image.convert(mode) if mode else image).save(stream, kind)
@@ -195,17 +195,17 @@ def _chunk(name: bytes, data: bytes) -> bytes:
 
 
 def huge_png(data: bytes) -> bytes:
-    """The same PNG, which declares 60,000 by 60,000 pixels."""
+    """The same PNG with a header of 60,000 by 60,000 pixels."""
     header = (60_000).to_bytes(4, "big") * 2 + data[24:29]
     return data[:8] + _chunk(b"IHDR", header) + data[33:]
 
 
 def png_of_few_pixels(data: bytes) -> bytes:
-    """A sound PNG but for its pixels, which end early."""
+    """A valid PNG except that its pixel data ends early."""
     return data[:33] + _chunk(b"IDAT", zlib.compress(b"\0" * 30)) + _chunk(b"IEND", b"")
 
 
 def npy(header: str, values: bytes = b"") -> bytes:
-    """An npy file with a header of any text."""
+    """An npy file with this header."""
     text = header.ljust(117).encode() + b"\n"
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + values

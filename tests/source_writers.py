@@ -1,4 +1,4 @@
-"""Small originals of SLAM sequences and replay buffers, as their authors lay them out."""
+"""Small SLAM sequences and replay buffers in their authors' layouts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _csv(path: Path, header: str, stamps: list[int], values: Array) -> None:
 
 
 def write_tum(folder: Path, seed: int = 0) -> Frames:
-    """Six colour and five depth images; the frames that associate.py makes of them."""
+    """Six colour and five depth images; returns the frames matched by associate.py."""
     rng = np.random.default_rng(seed)
     base = 1305031102.0
     colour = [0.0, 0.033, 0.066, 0.099, 0.150, 0.200]
@@ -79,7 +79,7 @@ def write_tum(folder: Path, seed: int = 0) -> Frames:
 
 
 def write_euroc(folder: Path, seed: int = 0, *, state: bool = True) -> Frames:
-    """Five frames of two cameras; the second one lacks an image and has one more."""
+    """Five frames of two cameras; the second one lacks an image and has an extra one."""
     rng = np.random.default_rng(seed)
     base, step = 1403636579763555584, 50_000_000
     mav = folder / "mav0"
@@ -141,7 +141,7 @@ def write_tar(path: Path, files: Mapping[str, bytes]) -> None:
 
 
 def write_samples(path: Path, seed: int = 0, folder: str = "", count: int = 3) -> Frames:
-    """A tar file of WebDataset, of as many samples, and its frames."""
+    """Write a WebDataset tar file of `count` samples; returns its frames."""
     rng = np.random.default_rng(seed)
     frames: Frames = []
     files: dict[str, bytes] = {}
@@ -199,7 +199,7 @@ def write_kitti(
 def write_buffer(
     store: Any, lengths: Sequence[int] = (4, 2, 7), *, zarr_format: Any = 2, spare: int = 0
 ) -> dict[str, Any]:
-    """As ReplayBuffer.save_to_store does; the arrays that were written."""
+    """Write like ReplayBuffer.save_to_store; returns the arrays."""
     import numcodecs
     import zarr
 

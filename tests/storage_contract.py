@@ -1,4 +1,4 @@
-"""What every storage must do: a suite that the tests of each inherit."""
+"""Contract of storages: tests inherited by each storage's tests."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def names(storage: Storage, folder: str) -> list[str]:
 
 
 def left(storage: Storage, folder: str = "records") -> list[tuple[str, Any, bytes]]:
-    """Of each unfinished upload: its path, its checkpoints, and the bytes below the last."""
+    """Path, checkpoints and bytes up to the last checkpoint of each unfinished upload."""
     found = []
     for each in storage.unfinished(folder):
         checkpoints = each.checkpoints()
@@ -70,14 +70,14 @@ def read_counter(storage: Storage, has_gaps: bool) -> tuple[bytes, str]:
 
 
 def count_up(storage: Storage, name: str, times: int, has_gaps: bool = False) -> int:
-    """Add one to the file `counter` so many times; how often another was there first.
+    """Add one to the file `counter`, `times` times; returns the number of conflicts.
 
-    `has_gaps` says that it may not be there for a moment.
+    With `has_gaps` the file may be missing for a moment.
     """
     conflicts = done = 0
     while done < times:
         data, tag = read_counter(storage, has_gaps)
-        # No two files may ever hold the same bytes.
+        # All contents must differ.
         text = f"{int(data.split()[0]) + 1} {name} {secrets.token_hex(4)}"
         try:
             storage.put("counter", text.encode(), expected=tag)
@@ -88,13 +88,13 @@ def count_up(storage: Storage, name: str, times: int, has_gaps: bool = False) ->
 
 
 class ReadContract:
-    """Inherit it and give a fixture `storage`, and `add`, which puts a file into it.
+    """Subclasses have a fixture `storage`, and a fixture `add` that puts a file into it.
 
-    All files are added before the first is read: a revision of the Hub stays at its commit.
+    All files are added before the first read: a revision of the Hub stays at its commit.
     """
 
     def test_files_are_read_in_ranges_and_as_a_whole(self, storage: Storage, add: Add) -> None:
-        """Ranges in any order, of any items; one beyond the end is an error."""
+        """Ranges in any order and size; a range beyond the end is an error."""
         add(PATH, DATA)
         add("records/empty", b"")
         assert (storage.size(PATH), storage.size("records/empty")) == (len(DATA), 0)
@@ -112,7 +112,7 @@ class ReadContract:
         for start in (99_999, 100_000):
             with pytest.raises(errors.StorageError, match=r"00000-ab\.seqrec"):
                 get(storage, PATH, start, 100_001)
-        with pytest.raises(ValueError, match="buffer"):  # a caller's mistake
+        with pytest.raises(ValueError, match="buffer"):  # wrong arguments
             storage.read_ranges(PATH, [ByteRange(0, 10)], [memoryview(bytearray(11))])
         data, digest = storage.read_whole(PATH, len(DATA))
         assert data == DATA
@@ -140,18 +140,18 @@ class ReadContract:
         assert storage.url in repr(storage)
         assert storage.local_path(PATH) in (None, f"{storage.url}/{PATH}")
 
-    def test_a_listing_tells_of_each_file_what_the_file_tells(
+    def test_listed_entries_equal_the_size_and_identity_of_each_file(
         self, storage: Storage, add: Add
     ) -> None:
         add(PATH, DATA)
         add("records/01-cd.seqrec", b"x")
-        told = {}
-        with suppress(errors.LocationError):  # a web server lists nothing
-            told = {each.name: each for each in entries_of(storage, "records")}
-        for name, each in told.items():
+        listed = {}
+        with suppress(errors.LocationError):  # a web server has no listings
+            listed = {each.name: each for each in entries_of(storage, "records")}
+        for name, each in listed.items():
             assert (each.size, each.identity) == identity_of(storage, f"records/{name}")
             assert not each.is_folder
-        assert list(told) in ([], ["00000-ab.seqrec", "01-cd.seqrec"])
+        assert list(listed) in ([], ["00000-ab.seqrec", "01-cd.seqrec"])
 
     def test_a_closed_storage_and_a_pickled_copy_read_the_same(
         self, storage: Storage, add: Add
@@ -181,11 +181,10 @@ class ReadContract:
 
 
 class StorageContract(ReadContract):
-    """Inherit it and give `make`, which makes an empty one in a folder, or a fixture `storage`.
+    """Subclasses have `make`, which returns an empty storage in a folder, or a fixture `storage`.
 
-    `is_atomic` says that of several writers at once one comes first, whatever they do;
-    `is_shared` that another process sees the same files; `has_gaps` that a file which is being
-    replaced is not there for a moment.
+    `is_atomic`: exactly one of several concurrent writers succeeds; `is_shared`: other processes
+    see the same files; `has_gaps`: a file is missing for a moment while it is replaced.
     """
 
     is_atomic = True
@@ -208,20 +207,20 @@ class StorageContract(ReadContract):
 
     @pytest.fixture(autouse=True)
     def kept_soon(self, storage: Storage) -> None:
-        """What is worth keeping is kept at once, and not within five seconds."""
+        """Shorten the delay of checkpoints from five seconds."""
         inner = storage
         while isinstance(inner, StorageWrapper):
             inner = inner.inner
         if isinstance(inner, WholeFileStorage):
             inner.timing = UploadTiming(0.02)
 
-    # Small files, put if what is there is as expected
+    # Small files, put on condition of the existing content
 
     def test_a_file_is_put_in_place_of_the_expected_one(self, storage: Storage) -> None:
-        """Or where none is, if none is expected; a copy sees it at once."""
+        """Or created if no file is expected; a copy sees it at once."""
         copy = pickle.loads(pickle.dumps(storage))
         storage.put("index/a", b"one", expected=None)
-        data, first = copy.read_whole("index/a", 9)  # another's tag is as good
+        data, first = copy.read_whole("index/a", 9)  # a tag read by another storage is valid
         assert get(storage, "index/a") == get(copy, "index/a") == data == b"one"
         with pytest.raises(errors.ConflictError, match="index/a"):
             storage.put("index/a", b"two", expected=None)
@@ -258,7 +257,7 @@ class StorageContract(ReadContract):
 
         with ThreadPoolExecutor(len(copies)) as pool:
             won = list(pool.map(create, range(len(copies))))
-            assert sum(won) == 1, "one comes first"
+            assert sum(won) == 1, "exactly one succeeds"
             assert get(storage, "counter") == b"0 of %d" % won.index(True)
             list(pool.map(count_up, copies, "abcd", [5] * 4, [self.has_gaps] * 4))
         assert read_counter(storage, self.has_gaps)[0].split()[0] == b"20"
@@ -321,7 +320,7 @@ class StorageContract(ReadContract):
         storage.remove("nothing/at-all")
         assert storage.unfinished("nothing") == []
 
-    def test_a_rewound_upload_holds_what_follows(self, storage: Storage) -> None:
+    def test_a_rewound_upload_contains_the_following_writes(self, storage: Storage) -> None:
         for offset in (0, 4, 13):
             upload = storage.create(f"records/{offset}")
             upload.write(b"keep and drop")
@@ -334,9 +333,9 @@ class StorageContract(ReadContract):
             upload.commit()
             assert get(storage, f"records/{offset}") == b"keep and drop"[:offset] + b"!"
 
-    # Uploads that have not ended
+    # Unfinished uploads
 
-    def test_an_upload_that_was_cut_is_read_by_another_process(
+    def test_an_interrupted_upload_is_read_by_another_process(
         self, storage: Storage, other_process: Callable[..., Any]
     ) -> None:
         put(storage, "records/whole", b"x")
@@ -363,7 +362,7 @@ class StorageContract(ReadContract):
         assert storage.unfinished("records") == []
         assert names(storage, "records") == ["records/whole"]
 
-    def test_an_upload_at_work_is_read_and_not_disturbed(self, storage: Storage) -> None:
+    def test_a_running_upload_is_readable_and_continues(self, storage: Storage) -> None:
         copy = pickle.loads(pickle.dumps(storage))
         upload = storage.create(PATH)
         kept, data = list[tuple[int, bytes]](), b""
@@ -385,7 +384,7 @@ class StorageContract(ReadContract):
         assert copy.unfinished("records") == []
         copy.close()
 
-    def test_uploads_of_one_folder_go_on_beside_each_other(self, storage: Storage) -> None:
+    def test_concurrent_uploads_to_one_folder_are_committed(self, storage: Storage) -> None:
         paths = [f"records/{i}" for i in range(4)]
 
         def write(path: str) -> None:

@@ -1,4 +1,4 @@
-"""Storages around another one: they count what is read, or break it on purpose."""
+"""Wrappers of storages that count reads or inject faults."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ __all__ = [
 
 Operation: TypeAlias = Literal["size", "read", "create", "write", "commit", "put", "list", "remove"]
 Failure: TypeAlias = "Exception | Literal['short', 'cut'] | None"
-"""The error to raise, or `None`; a read may also end halfway, as if the file did (`"short"`) or as
-if the connection did (`"cut"`), with something else in the rest of its buffers."""
+"""The error to raise, or `None`; a read may also end halfway, like a short file (`"short"`) or a
+lost connection (`"cut"`), with other bytes in the rest of its buffers."""
 
 Fault: TypeAlias = Callable[[Operation, str, int], Failure]
 """`fault(operation, path, number)` for the number-th operation of its kind, counted from 0.
@@ -44,8 +44,8 @@ It may sleep.
 class CountingStorage(StorageWrapper):
     """Counts requests and bytes. A pickled copy starts from zero.
 
-    `ranges` are the ranges read, in order, by path; `sizes` counts questions for a file's length,
-    and `lists` those for a folder's files. It is a local disk only with `is_local`.
+    `ranges` are the ranges read, in order, by path; `sizes` counts requests for a file's length,
+    and `lists` listings of a folder. It is a local disk only with `is_local`.
     """
 
     def __init__(self, inner: Storage, *, is_local: bool = False) -> None:
@@ -96,7 +96,7 @@ class CountingStorage(StorageWrapper):
 
 
 class DamagesOnce(StorageWrapper):
-    """Flips a bit of what one read of files with this ending brings: of read `number`, from 0."""
+    """Flips a bit of the data of read `number`, from 0, of files with this ending."""
 
     def __init__(self, inner: Storage, ending: str = ".seqrec", *, number: int = 0) -> None:
         super().__init__(inner)
@@ -113,7 +113,7 @@ class DamagesOnce(StorageWrapper):
 
 
 class FaultyStorage(StorageWrapper):
-    """Asks `fault` before every operation, and breaks it as told; see `Fault`.
+    """Calls `fault` before every operation, and injects its result; see `Fault`.
 
     A pickled copy counts its operations from zero.
     """
@@ -128,7 +128,7 @@ class FaultyStorage(StorageWrapper):
         return FaultyStorage, (self.inner, self._fault)
 
     def ask(self, operation: Operation, path: str) -> Literal["short", "cut"] | None:
-        """Raise the operation's error, if it has one; how a read ends early, if it does."""
+        """Raise the operation's error, if any; returns how a read ends early, if it does."""
         with self._lock:
             number = self._counts[operation]
             self._counts[operation] += 1
@@ -179,7 +179,7 @@ class FaultyStorage(StorageWrapper):
 
 
 class _SteppedUpload:
-    """Calls `step` with the name of each operation before it is done."""
+    """Calls `step` with the name of each operation before it starts."""
 
     def __init__(self, inner: Upload, step: Callable[[Operation, str], object]) -> None:
         self._inner, self._step = inner, step
@@ -221,9 +221,9 @@ def _stepping(name: str) -> Any:
 
 
 class Between(StorageWrapper):
-    """Calls `act` before the `number`-th call of this storage, from 0; whether it `came` to that.
+    """Calls `act` before the `number`-th call of this storage, from 0; sets `came` if it does.
 
-    Reading, listing, and all steps of writing count. What `act` does is none of its calls.
+    Counts reads, listings and all steps of writing, but not the calls of `act`.
     """
 
     def __init__(self, inner: Storage, number: int, act: Callable[[], object]) -> None:
@@ -244,7 +244,7 @@ class Between(StorageWrapper):
     put, remove = map(_stepping, ("put", "remove"))
 
     def local_path(self, path: str) -> str | None:
-        return self.inner.local_path(path)  # so that files are read one after the other
+        return self.inner.local_path(path)  # so that files are read sequentially
 
     def create(self, path: str) -> Upload:
         self.step()
@@ -254,10 +254,10 @@ class Between(StorageWrapper):
 
 
 class LosesAnswer(StorageWrapper):
-    """The answer to the first put of a manifest is lost: `raises` says with what error.
+    """Loses the response to the first put of a manifest: raises an error of type `raises`.
 
-    `now` says that it is done at once; else `land` does it, later, if its condition holds then.
-    `meanwhile` is called before the error is raised. Without `has_conditions` what comes late
+    With `now` the put takes effect at once, otherwise `land` does it later, on its condition.
+    `meanwhile` is called before the error is raised. Without `has_conditions` a late put
     overwrites.
     """
 
@@ -293,7 +293,7 @@ class LosesAnswer(StorageWrapper):
             raise self._raises("the connection was reset")
 
     def land(self) -> None:
-        """What was lost on its way arrives."""
+        """Do the delayed put."""
         assert self._late is not None
         path, data, expected = self._late
         if not self._conditions:
@@ -302,9 +302,9 @@ class LosesAnswer(StorageWrapper):
 
 
 class FailAt:
-    """The fault of the `number`-th operation of one kind, on paths that contain `path`.
+    """Fails the `number`-th operation of one kind, on paths that contain `path`.
 
-    With `onwards`, of all that follow too: a full disk.
+    With `onwards` all following ones fail, too, as on a full disk.
     """
 
     def __init__(
@@ -330,7 +330,7 @@ class FailAt:
 
 
 class Gate:
-    """A fault that is none: who begins a record file has `reached` it, and waits for `opened`."""
+    """No fault: the creation of a record file sets `reached`, and waits for `opened`."""
 
     def __init__(self) -> None:
         self.opened, self.reached = threading.Event(), threading.Event()
@@ -343,9 +343,9 @@ class Gate:
 
 
 class FailTransiently:
-    """Faults that pass, in a share `rate` of the operations of these kinds, at the seed's choice.
+    """Transient faults in a share `rate` of the operations of these kinds, chosen by the seed.
 
-    Errors and, of reads, answers that are cut; some errors ask for `retry_after` seconds.
+    Errors, and reads that end early; some errors have a `retry_after` in seconds.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ __all__ = ["example", "messages_of", "sequence_example", "write_records"]
 
 
 def messages_of(file: str) -> dict[str, Any]:
-    """By name the classes of the messages that a `FileDescriptorProto` defines, given as text."""
+    """Message classes of a `FileDescriptorProto`, given as text, by name."""
     described = text_format.Parse(file, descriptor_pb2.FileDescriptorProto(syntax="proto3"))
     pool = descriptor_pool.DescriptorPool()
     pool.Add(described)
@@ -40,7 +40,7 @@ def _map(of: str) -> str:
     return f'nested_type {{ name: "Entry" options {{ map_entry: true }} {entry} }}'
 
 
-_FIELDS = {  # of feature.proto and example.proto
+_FIELDS = {  # fields of feature.proto and example.proto
     "BytesList": _many("value", 1, "BYTES"),
     "FloatList": _many("value", 1, "FLOAT"),
     "Int64List": _many("value", 1, "INT64"),
@@ -63,7 +63,7 @@ def _fill(feature: Any, values: Sequence[Any]) -> None:
 
 
 def example(features: Mapping[str, Sequence[Any]]) -> bytes:
-    """A tf.train.Example of lists of bytes, floats or ints."""
+    """A tf.train.Example with lists of bytes, floats or ints."""
     made = MESSAGES["Example"]()
     for name, values in features.items():
         _fill(made.features.feature[name], values)
@@ -73,7 +73,7 @@ def example(features: Mapping[str, Sequence[Any]]) -> bytes:
 def sequence_example(
     context: Mapping[str, Sequence[Any]], lists: Mapping[str, Sequence[Sequence[Any]]]
 ) -> bytes:
-    """A tf.train.SequenceExample; of each of `lists` a list a step."""
+    """A tf.train.SequenceExample; `lists` have one list per step."""
     made = MESSAGES["SequenceExample"]()
     for name, values in context.items():
         _fill(made.context.feature[name], values)
@@ -84,7 +84,7 @@ def sequence_example(
 
 
 def write_records(path: Path, records: Sequence[bytes]) -> Path:
-    """A TFRecord file."""
+    """Write a TFRecord file."""
 
     def masked(data: bytes) -> int:
         crc = crc32c(data)

@@ -1,6 +1,6 @@
-"""A dataset of one record file below 1.5 KB, and tools to change its parts and sign them again.
+"""A dataset of one record file below 1.5 KB, and tools to change its parts and their checksums.
 
-Nothing here checks what it writes: the tests need files that keep every checksum and break a rule.
+Nothing here is validated: the tests need invalid files with correct checksums.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ def tiny_frames() -> list[dict[str, npt.NDArray[Any]]]:
 
 
 def write_tiny(root: Path, *, max_file_size: int = 1 << 20) -> Path:
-    """Write the dataset: one episode in chunks of two frames. With few bytes, a file for each."""
+    """Write the dataset: one episode in chunks of two frames. A small limit gives a file each."""
     codecs = {name: list(spec.codec) for name, spec in TINY.items()}
     with (
         SeqRecordWriter(
             root,
             schema=TINY,
-            features={"raw": {"group": 0}},  # and the other with it
+            features={"raw": {"group": 0}},  # the other feature joins the same group
             codecs=codecs,
             chunk_frames=2,
             max_file_size=max_file_size,
@@ -89,7 +89,7 @@ def write_tiny(root: Path, *, max_file_size: int = 1 << 20) -> Path:
 
 
 def copy_dataset(source: Path, target: Path) -> Path:
-    """A copy with the same names; only files of the format."""
+    """Copy the format's files, with the same names."""
     for file in (
         *source.glob("*.json"),
         *source.glob("*/*.arrow"),
@@ -126,7 +126,7 @@ def footers_of(root: Path) -> dict[str, Footer]:
 
 
 def read_all(location: Any, **options: Any) -> Frames:
-    """Every frame of every episode by single reads; `options` are those of `seqrecord.open`."""
+    """Every frame of every episode by single reads; `options` are passed to `seqrecord.open`."""
     with seqrecord.open(location, **options) as dataset:
         frames: Frames = {}
         for key, episode in dataset.episodes.items():
@@ -136,7 +136,7 @@ def read_all(location: Any, **options: Any) -> Frames:
 
 
 def same_frames(a: Frames, b: Frames) -> bool:
-    """Whether both hold the same bits."""
+    """Whether both are equal to the last bit."""
 
     def bits(frames: Frames) -> list[Any]:
         return [
@@ -153,10 +153,10 @@ def same_frames(a: Frames, b: Frames) -> bool:
 
 @dataclass
 class RecordParts:
-    """A record file taken apart; `joined` puts it together with every checksum right.
+    """The parts of a record file; `joined` returns the file with correct checksums.
 
-    Where `text` is set it stands for `head` as it is, `json_length` for the length in front of it,
-    and `length` for the footer's length in the tail.
+    `text` replaces the JSON of `head`, `json_length` the length stored before it, and `length` the
+    footer's length in the tail.
     """
 
     header: bytearray  # without its checksum
@@ -192,7 +192,7 @@ class RecordParts:
         return header + bytes(self.pages) + body + tail
 
     def sign_pages(self) -> None:
-        """Give every page the checksum of what it holds now, and its slices theirs."""
+        """Recompute the checksums of all pages and slices."""
         for rows, group in zip(self.groups, self.schema.groups, strict=True):
             for chunk in rows:
                 at, pages = int(chunk["offset"]) - 64, []
@@ -210,7 +210,7 @@ class RecordParts:
 
 
 def split_record(data: bytes) -> RecordParts:
-    """Take a record file apart."""
+    """Split a record file into its parts."""
     length, _, version = struct.unpack_from("<QII", data, len(data) - 24)
     start = len(data) - 24 - length
     (size,) = struct.unpack_from("<I", data, start)
@@ -229,7 +229,7 @@ def split_record(data: bytes) -> RecordParts:
 
 
 def change_record(root: Path, change: Callable[[RecordParts], object]) -> None:
-    """Change the first record file; its checksums stay right."""
+    """Change the first record file; its checksums stay correct."""
     path = record_path(root)
     parts = split_record(path.read_bytes())
     change(parts)
@@ -237,7 +237,7 @@ def change_record(root: Path, change: Callable[[RecordParts], object]) -> None:
 
 
 def change_manifest(root: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change the manifest; its checksum stays right. `change` may return other text for it."""
+    """Change the manifest; its checksum stays correct. `change` may return another text."""
     path = root / "manifest.json"
     value = json.loads(path.read_bytes())
     del value["crc32c"]
@@ -248,12 +248,12 @@ def change_manifest(root: Path, change: Callable[[dict[str, Any]], object]) -> N
 
 
 def sign_manifest(text: bytes) -> bytes:
-    """A manifest's text, all but its last key, with the right checksum."""
+    """A manifest's text with a correct checksum; the given text lacks only this last key."""
     return text + b',\n "crc32c": "%08x"\n}\n' % crc32c(text)
 
 
 def change_table(root: Path, table: str, change: Callable[[pa.Table], pa.Table | bytes]) -> None:
-    """Change a table of the index; the checksums of the table and the manifest stay right."""
+    """Change a table of the index; the checksums of table and manifest stay correct."""
     manifest = json.loads((root / "manifest.json").read_bytes())
     with pa.ipc.open_file((root / index_entry(manifest, table)["path"]).read_bytes()) as reader:
         changed = change(reader.read_all())
@@ -267,7 +267,7 @@ def change_table(root: Path, table: str, change: Callable[[pa.Table], pa.Table |
 
 
 def replace_table(root: Path, table: str, data: bytes) -> None:
-    """Put `data` in the place of a table of the index."""
+    """Replace a table of the index by `data`."""
     manifest = json.loads((root / "manifest.json").read_bytes())
     (root / index_entry(manifest, table)["path"]).write_bytes(data)
     entry = {"size": len(data), "crc32c": f"{crc32c(data):08x}"}
@@ -275,7 +275,7 @@ def replace_table(root: Path, table: str, data: bytes) -> None:
 
 
 def index_entry(manifest: dict[str, Any], table: str) -> dict[str, Any]:
-    """What a manifest says of a table of the index; "chunks0" is that of the first group."""
+    """Manifest entry of a table of the index; "chunks0" belongs to the first group."""
     index = manifest["index"]
     if table.startswith("chunks"):
         entry: dict[str, Any] = index["chunks"][int(table.removeprefix("chunks"))]

@@ -1,4 +1,4 @@
-"""Processes that have torch from the start: importing it takes seconds, and a fork none."""
+"""Processes with torch preloaded: an import takes seconds, a fork almost no time."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _server: subprocess.Popen[str] | None = None
 def run_code(
     code: str, *arguments: object, timeout: float = 100
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python -c code arguments` in the project's folder, with torch and such imported before.
+    """Run `python -c code arguments` in the project's folder, with torch and others preloaded.
 
-    The process is a fork of a waiting server, has this process's environment variables, and leaves
-    the interpreter as any other does.
+    The process is a fork of a waiting server, has this process's environment variables, and ends
+    like a normal interpreter.
     """
     global _server
     if _server is None or _server.poll() is not None:

@@ -1,4 +1,4 @@
-"""To be one of a DataLoader's workers, as far as torch tells who asks."""
+"""Simulates a DataLoader worker for code that asks torch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ __all__ = ["be_worker"]
 
 
 def be_worker(monkeypatch: pytest.MonkeyPatch, number: int, count: int) -> None:
-    """Let `torch.utils.data.get_worker_info` say worker `number` of `count`."""
+    """Let `torch.utils.data.get_worker_info` return worker `number` of `count`."""
     info = SimpleNamespace(id=number, num_workers=count)
     monkeypatch.setattr(torch_worker, "_worker_info", info)

@@ -1,4 +1,4 @@
-"""Small TartanAir trees with random but valid content, and what is in them."""
+"""Small TartanAir trees with random but valid content, and their expected frames."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 __all__ = ["REAL_DATA", "Frames", "make_frames", "write_junk", "write_v1", "write_v2"]
 
 REAL_DATA = Path(__file__).parents[2] / "shared" / "data"
-"""Original files of TartanAir, which lie beside the project on some machines only."""
+"""Original TartanAir files next to the project, available on some machines only."""
 
 Frames = list[dict[str, npt.NDArray[Any]]]
 
@@ -21,7 +21,7 @@ Frames = list[dict[str, npt.NDArray[Any]]]
 def make_frames(
     seed: int, num_frames: int, *, v2: bool = False, size: tuple[int, int] = (6, 8)
 ) -> Frames:
-    """Frames of both cameras as a source must give them."""
+    """Frames of both cameras that a source must return."""
     rng = np.random.default_rng(seed)
     frames: Frames = []
     for index in range(num_frames):
@@ -37,7 +37,7 @@ def make_frames(
             )
             if index < num_frames - 1 and (v2 or side == "left"):
                 suffix = f"_{side}" if v2 else ""
-                flow = rng.integers(-32768, 32768, (*size, 2)) / 64  # what 16 bits can hold
+                flow = rng.integers(-32768, 32768, (*size, 2)) / 64  # exact in 16 bits
                 frame[f"flow{suffix}"] = flow.astype(np.float32)
                 frame[f"mask{suffix}"] = rng.choice([0, 1, 10, 100], size).astype(np.uint8)
         if v2 and index < num_frames - 1:
@@ -48,7 +48,7 @@ def make_frames(
 
 
 def write_v1(folder: Path, frames: Frames, *, first_id: int = 0) -> Path:
-    """Writes a trajectory of version 1; returns `folder`."""
+    """Write a trajectory of version 1; returns `folder`."""
     for row, frame in enumerate(frames):
         name = f"{first_id + row:06d}"
         pair = f"{name}_{first_id + row + 1:06d}"
@@ -65,7 +65,7 @@ def write_v1(folder: Path, frames: Frames, *, first_id: int = 0) -> Path:
 
 
 def write_v2(folder: Path, frames: Frames, *, first_id: int = 0) -> Path:
-    """Writes a trajectory of version 2; returns `folder`."""
+    """Write a trajectory of version 2; returns `folder`."""
     for row, frame in enumerate(frames):
         name = f"{first_id + row:06d}"
         pair = f"{name}_{first_id + row + 1:06d}"
@@ -93,7 +93,7 @@ def write_v2(folder: Path, frames: Frames, *, first_id: int = 0) -> Path:
 
 
 def write_junk(root: Path) -> None:
-    """Puts what file managers leave behind into every folder below `root`."""
+    """Put typical files of file managers into every folder below `root`."""
     for folder in [root, *(path for path in root.rglob("*") if path.is_dir())]:
         for name in (".DS_Store", "Thumbs.db", "desktop.ini", "notes.md", "._000000_left.png"):
             _save_bytes(folder / name, b"junk")

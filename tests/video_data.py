@@ -1,4 +1,4 @@
-"""Moving pictures for tests of video, and streams of them."""
+"""Moving pictures for video tests, also as encoded GOPs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def moving(
 
 
 def config_of(name: str, size: tuple[int, int] = (HEIGHT, WIDTH)) -> VideoConfig:
-    """What `--codec image=NAME` means."""
+    """The codec configuration of `--codec image=NAME`."""
     chain = named_video(name, np.dtype(np.uint8), (*size, 3))
     assert chain is not None
     return VideoConfig.from_json(chain[0])
 
 
 def gops_of(name: str, frames: npt.NDArray[np.uint8], length: int) -> list[Gop]:
-    """Frames [n, height, width, 3] as GOPs of `length` frames, the last of those that are left."""
+    """Encode frames [n, height, width, 3] as GOPs of `length` frames; the last may be shorter."""
     config = config_of(name, frames.shape[1:3])
     return [encode_gop(config, frames[i : i + length]) for i in range(0, len(frames), length)]

@@ -1,4 +1,4 @@
-"""Videos that tests write with PyAV, and what PyAV itself decodes of them front to back."""
+"""Videos written by PyAV, with the frames that PyAV decodes from front to back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 
 HEIGHT, WIDTH = 48, 64
 try:
-    HAS_TABLES = int(version("av").partition(".")[0]) >= 17  # PyAV gives those of containers
+    HAS_TABLES = int(version("av").partition(".")[0]) >= 17  # PyAV exposes a container's tables
 except PackageNotFoundError:
     HAS_TABLES = False
 QUIET = "log-level=none:pools=none:frame-threads=1"
@@ -63,7 +63,7 @@ def write_video(
     rate: int = 30,
     key_frames: Sequence[int] = (),
 ) -> Path:
-    """`times`: milliseconds of each frame, in place of `rate`; `key_frames`: those that must be."""
+    """`times`: milliseconds of each frame, instead of `rate`; `key_frames`: forced keyframes."""
     import av
 
     policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
@@ -83,7 +83,7 @@ def write_video(
             file.mux(stream.encode(frame))
         file.mux(stream.encode())
     if os.sched_getscheduler(0) != policy:
-        os.sched_setscheduler(0, policy, priority)  # SVT-AV1 makes root's threads real-time ones
+        os.sched_setscheduler(0, policy, priority)  # SVT-AV1 sets root's threads to real time
     return path
 
 
@@ -99,7 +99,7 @@ def decoded(path: Path) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.uint8]]
 
 
 def gops_of(path: Path, times: npt.NDArray[np.float64] | None = None) -> list[Gop]:
-    """The GOPs of a file that show the frames at `times`, by default all."""
+    """GOPs of a file that contain the frames at `times`, by default all."""
     with VideoFile(path) as file:
         return list(read_gops(file, times))
 
@@ -111,7 +111,7 @@ def of_file(path: Path, times: npt.NDArray[np.float64] | None = None) -> npt.NDA
 
 
 def of_gops(spec: FeatureSpec, gops: Iterable[Gop]) -> npt.NDArray[np.uint8]:
-    """The frames of GOPs of a feature, decoded one by one: uint8 [T, H, W, 3]."""
+    """Frames of a feature's GOPs, decoded one by one: uint8 [T, H, W, 3]."""
     height, width = (n or 0 for n in spec.shape[:2])
     config = VideoConfig.from_json(spec.codec[0])
     parts = [decode_gop(gop.config or config, height, width, gop) for gop in gops]
@@ -119,7 +119,7 @@ def of_gops(spec: FeatureSpec, gops: Iterable[Gop]) -> npt.NDArray[np.uint8]:
 
 
 def in_fragments(whole: Path, path: Path) -> Path:
-    """The packets of an MP4 in one made of fragments, as streams over HTTP (DASH) are."""
+    """Rewrite an MP4 as a fragmented one, like streams over HTTP (DASH)."""
     import av
 
     flags = {"movflags": "dash+frag_keyframe+empty_moov"}
@@ -133,7 +133,7 @@ def in_fragments(whole: Path, path: Path) -> Path:
 
 
 def with_matrix(path: Path, a: int, b: int, c: int, d: int) -> Path:
-    """Let the display matrix of an MP4's first track be this one."""
+    """Set the display matrix of an MP4's first track."""
     data = bytearray(path.read_bytes())
     at = data.index(b"tkhd") + 44
     struct.pack_into(">9i", data, at, *(n << 16 for n in (a, b, 0, c, d, 0, 0, 0)), 1 << 30)
@@ -142,9 +142,9 @@ def with_matrix(path: Path, a: int, b: int, c: int, d: int) -> Path:
 
 
 def hide_first(path: Path, frames: int, rate: int = 30) -> None:
-    """Let the edit list of an MP4 begin `frames` later."""
+    """Let the edit list of an MP4 start `frames` later."""
     data = bytearray(path.read_bytes())
-    at = data.index(b"elst") + 12  # behind version, flags and the number of entries
+    at = data.index(b"elst") + 12  # after version, flags and the number of entries
     duration, begin = struct.unpack_from(">Ii", data, at)
     (scale,) = struct.unpack_from(">I", data, data.index(b"mdhd") + 16)
     struct.pack_into(">Ii", data, at, duration, begin + frames * scale // rate)

@@ -1,4 +1,4 @@
-"""A web server of a folder on 127.0.0.1, with ranges or, as Python's own, without."""
+"""A web server of a folder on 127.0.0.1, with or without support for ranges."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["WebFolder"]
 
 
 class WebFolder(LocalServer):
-    """Serves the files of `folder`; `sent` is how many bytes of their bodies it could send,
-    `connections` how many were made to it."""
+    """Serves the files of `folder`; `sent` counts bytes of bodies, `connections` counts
+    connections."""
 
     def __init__(self, folder: Path, *, ranges: bool = True, head: bool = True) -> None:
         self.folder, self.ranges, self.head = folder, ranges, head

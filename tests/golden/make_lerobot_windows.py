@@ -1,7 +1,7 @@
-"""Makes lerobot_windows.npz: what lerobot gives for `delta_timestamps` of its own dataset.
+"""Makes lerobot_windows.npz: LeRobot's output for `delta_timestamps` of its own dataset.
 
-The dataset is sources/lerobot_v3.zip. In an environment that has lerobot 0.4.4:
-`python -m tests.golden.make_lerobot_windows OUT.npz`. A frame of an image is uint8 [H, W, C] again.
+The dataset is sources/lerobot_v3.zip. In an environment with lerobot 0.4.4:
+`python -m tests.golden.make_lerobot_windows OUT.npz`. Images are converted back to uint8 [H, W, C].
 """
 
 from __future__ import annotations

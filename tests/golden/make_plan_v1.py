@@ -1,7 +1,7 @@
-"""The golden order: `plan_v1.json` has arguments and rounds of plans, as version 1 made them.
+"""The golden order: `plan_v1.json` has arguments and rounds of plans of version 1.
 
-It is never made again: another order for the same arguments breaks every run that is resumed
-across versions.
+Never make it again: another order for the same arguments breaks every run resumed by a later
+version.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def plan_rounds(case: Mapping[str, Any]) -> list[dict[str, Any]]:
     }
     return [
         {
-            what: [getattr(parts[what], column).tolist() for column in columns]
-            for what, columns in kept.items()
+            part: [getattr(parts[part], column).tolist() for column in columns]
+            for part, columns in kept.items()
         }
         for work in plan.rounds()
         for parts in [vars(work.groups[0]) | {"clips": work.clips}]

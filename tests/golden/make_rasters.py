@@ -1,4 +1,4 @@
-"""Writes tests/golden/rasters by OpenCV (5.0.0): `pip install opencv-python-headless` first."""
+"""Writes tests/golden/rasters by OpenCV 5.0.0; needs `pip install opencv-python-headless`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FOLDER = Path(__file__).with_name("rasters")
 
 
 def values() -> npt.NDArray[np.float32]:
-    """What the files hold: float32 [5, 7, 3]; depth is the first channel, flow two."""
+    """Values in the files: float32 [5, 7, 3]; depth is the first channel, flow the first two."""
     return ((np.arange(5 * 7 * 3) - 40) / 8).astype(np.float32).reshape(5, 7, 3)
 
 

@@ -1,6 +1,6 @@
-"""Writes tests/golden/replay_buffer.zarr.zip by zarr 2.18.7, as ReplayBuffer.save_to_path does.
+"""Writes tests/golden/replay_buffer.zarr.zip like ReplayBuffer.save_to_path, by zarr 2.18.7.
 
-`pip install 'zarr==2.18.7'` first: the tests read the file by zarr 3.
+Needs `pip install 'zarr==2.18.7'`; the tests read the file by zarr 3.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ENDS = (3, 4, 9)
 
 
 def arrays() -> dict[str, npt.NDArray[Any]]:
-    """What `data` holds."""
+    """Arrays of the group `data`."""
     return {
         "action": (np.arange(18).reshape(9, 2) / 8).astype("<f4"),
         "img": (np.arange(9 * 4 * 4 * 3) % 251).reshape(9, 4, 4, 3).astype("u1"),

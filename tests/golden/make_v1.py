@@ -1,10 +1,9 @@
-"""How the golden files of format version 1 were made: `python -m tests.golden.make_v1`.
+"""Makes the golden files of format version 1: `python -m tests.golden.make_v1`.
 
-No test runs this. It makes what is not there. After the first release datasets may be added under
-new names, and none that is there may change or go, even where today's presets would make another.
-Each dataset `v1/NAME/` has what is expected of it in `v1/NAME.json`, made from the frames as they
-were given to the writer. `python -m tests.golden.make_v1 hexdump` prints the worked example of
-docs/format.md.
+No test runs this. It makes missing datasets only. After the first release datasets may be added
+under new names; existing ones may neither change nor disappear, even if today's presets differ.
+Each dataset `v1/NAME/` has its expected content in `v1/NAME.json`, made from the frames passed to
+the writer. `python -m tests.golden.make_v1 hexdump` prints the worked example of docs/format.md.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ GOLDEN = Path(__file__).parent / "v1"
 Frame = Mapping[str, npt.NDArray[Any]]
 Episodes = Mapping[str, tuple[Mapping[str, Any], Sequence[Frame]]]
 Made = tuple[Schema, Episodes]
-"""What a dataset holds, as a reader must find it."""
+"""Schema and episodes that a reader must return."""
 
 _HEIGHT, _WIDTH = 16, 20
 _U1, _F4 = np.dtype("u1"), np.dtype("<f4")
@@ -96,7 +95,7 @@ _CHAINS: dict[str, list[CodecConfig]] = {
 
 
 def expected(schema: Schema, episodes: Episodes) -> dict[str, Any]:
-    """What a reader must find, as JSON that can be compared line by line."""
+    """Expected content as JSON, readable in a diff."""
     return {
         "features": [str(spec) for spec in schema.values()],
         "episodes": [
@@ -107,9 +106,9 @@ def expected(schema: Schema, episodes: Episodes) -> dict[str, Any]:
 
 
 def describe_frame(frame: Mapping[str, Any]) -> dict[str, str]:
-    """Each feature that the frame has: dtype, shape, first bytes and SHA-256 of all of them.
+    """Each feature of the frame: dtype, shape, first bytes and SHA-256 of all bytes.
 
-    Text and bytes are what they are.
+    Text and bytes are kept as they are.
     """
     return {
         name: f"{array.dtype.str} {list(array.shape)} {array.tobytes()[:24].hex()} "
@@ -121,7 +120,7 @@ def describe_frame(frame: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _scene(count: int) -> list[dict[str, npt.NDArray[Any]]]:
-    """Frames as a camera gives them, with payloads in NaNs and negative zeros."""
+    """Frames of a camera, with payloads in NaNs and negative zeros."""
     y, x = np.mgrid[:_HEIGHT, :_WIDTH].astype("<i8")
     frames = []
     for i in range(count):
@@ -141,7 +140,7 @@ def _scene(count: int) -> list[dict[str, npt.NDArray[Any]]]:
 
 
 def _schema(frames: Sequence[Frame], codec: str | Mapping[str, Sequence[CodecConfig]]) -> Schema:
-    """Features of the frames; a preset is resolved, so that the file holds what was meant."""
+    """Features of the frames; presets are resolved, so that the file contains the codecs."""
     specs: dict[str, FeatureSpec] = {}
     for frame in frames:
         for name, array in frame.items():
@@ -152,7 +151,7 @@ def _schema(frames: Sequence[Frame], codec: str | Mapping[str, Sequence[CodecCon
 
 
 def _dtypes() -> list[dict[str, npt.NDArray[Any]]]:
-    """One frame of every dtype: its least and greatest bytes, and one in between."""
+    """One frame of every dtype, with its minimum, its maximum and a value between."""
     frame = {}
     for text in _DTYPES:
         dtype = np.dtype(text)
@@ -163,7 +162,7 @@ def _dtypes() -> list[dict[str, npt.NDArray[Any]]]:
 
 
 def _codecs() -> list[dict[str, npt.NDArray[Any]]]:
-    """The same three pixels wide, wrapping image under every codec that version 1 knows."""
+    """The same wrapping image, three pixels wide, under every codec of version 1."""
     frames = []
     for i in range(2):
         values = (np.arange(8 * 4 * 3) ** 2 * 37 + i * 60000).astype("<u2").reshape(8, 4, 3)
@@ -174,9 +173,9 @@ def _codecs() -> list[dict[str, npt.NDArray[Any]]]:
 
 
 def _measured() -> Made:
-    """Rows enough for differences to restart, and floats whose low bytes are noise.
+    """Rows enough for differences to restart, and floats with noise in their low bytes.
 
-    That noise is such that LZ4 would take a little off it, which is when a writer stores it.
+    LZ4 would compress this noise slightly, so a writer stores it.
     """
     y, x = np.mgrid[:35, :30].astype("<i8")
     noise = np.random.default_rng(0).integers(0, 256, (35, 30, 2)).astype("<u4")
@@ -232,13 +231,13 @@ def _append(
 def _write(
     root: Path, made: Made, *, stored: Mapping[str, Any] | None = None, **options: Any
 ) -> Made:
-    """Write the dataset as it is described; `stored` replaces arrays by encoded images."""
+    """Write the dataset; `stored` replaces arrays by encoded images."""
     schema, episodes = made
     codecs = {feature: list(spec.codec) for feature, spec in schema.items()}
     with SeqRecordWriter(root, schema=schema, codecs=codecs, **options) as writer:
         for key, (metadata, frames) in episodes.items():
-            given = ({**frame, **(stored or {})} for frame in frames)
-            _append(writer, key, given, metadata=metadata)
+            stored_frames = ({**frame, **(stored or {})} for frame in frames)
+            _append(writer, key, stored_frames, metadata=metadata)
     return made
 
 
@@ -251,7 +250,7 @@ def _features(root: Path) -> Schema:
 def _referring_to(
     root: Path, schema: Schema, files: ExternalList, numbers: Mapping[str, tuple[str, int]]
 ) -> Iterator[RecordFileWriter]:
-    """A record file whose pages may refer to these files."""
+    """Open a record file whose pages may refer to these files."""
     with contextlib.closing(LocalStorage(root)) as storage:
         storage.put(list_path(files.id), files.encode(), expected=None)
         with RecordFileWriter(
@@ -266,8 +265,8 @@ def _referring_to(
 
 
 def _files(root: Path) -> Made:
-    """Pages that refer to files of a folder, PNG and npy, and to ranges of a file; of one frame of
-    each is none."""
+    """Pages that refer to PNG and npy files of a folder and to ranges of a file; three frames lack
+    one feature each."""
     folder = root / "original"
     folder.mkdir(parents=True)
     y, x = np.mgrid[:6, :9]
@@ -300,8 +299,8 @@ def _files(root: Path) -> Made:
             FeatureSpec("range", _U1, (6, 9, 3), (png,), group=2),
         ]
     )
-    there = ExternalFile("/originals", "all.bin", joined.stat().st_size, "mtime 7")
-    files = ExternalList((ExternalFile("/originals", "", 0), there))
+    referenced = ExternalFile("/originals", "all.bin", joined.stat().st_size, "mtime 7")
+    files = ExternalList((ExternalFile("/originals", "", 0), referenced))
     numbers = {os.path.realpath(folder): (files.id, 0), str(joined): (files.id, 1)}
     with _referring_to(root, schema, files, numbers) as writer:
         writer.begin("e", ordinal=0, chunk_frames=3, metadata="{}")
@@ -364,14 +363,14 @@ _GROUPS = {name: {"group": int(name == "small")} for name in _NAMES}
 
 
 def _three(key: str, number: int) -> dict[str, Any]:
-    """A frame of `_NAMES`, of which `small` is a group of its own."""
+    """A frame of `_NAMES`; `small` has a group of its own."""
     return {name: np.arange(3, dtype="<f4") + number + len(key + name) for name in _NAMES}
 
 
 def _rewritten(root: Path) -> Made:
-    """Record files without an episode that was deleted, and without pages of dropped features.
+    """Record files without a deleted episode and without pages of dropped features.
 
-    Of these one was alone in its group, and the other one beside another.
+    One dropped feature was alone in its group, the other shared its group.
     """
     lengths = {"a": 5, "deleted": 3, "bb": 2}
     with SeqRecordWriter(
@@ -392,9 +391,9 @@ def _rewritten(root: Path) -> Made:
 
 
 def _trimmed(root: Path) -> Made:
-    """An episode without its first and last frames, also in chunks that others follow.
+    """An episode trimmed at both ends, also within chunks.
 
-    One feature lacks frames on both sides of the start, and another one was added later.
+    One feature lacks frames on both sides of the start, another was added later.
     """
     frames: list[dict[str, Any]] = [
         {
@@ -415,15 +414,15 @@ def _trimmed(root: Path) -> Made:
     trim_episodes(root, "a", slice(None, -1))
     clean(root, older_than=0)
     return _features(root), {
-        key: ({}, [{**frame, "late": np.array(i, "<i4")} for i, frame in enumerate(some)])
-        for key, some in (("a", frames[5:14]), ("b", frames[:3]))
+        key: ({}, [{**frame, "late": np.array(i, "<i4")} for i, frame in enumerate(selected)])
+        for key, selected in (("a", frames[5:14]), ("b", frames[:3]))
     }
 
 
 def _changed(root: Path) -> Made:
-    """Features that were added and dropped: alone in their group, beside others, and of one name.
+    """Added and dropped features: alone in their group, in shared groups, and with equal names.
 
-    And an episode of a writer that began before, which lacks what was added.
+    One episode, by a writer that began before, lacks the added feature.
     """
 
     def again(episode: Episode) -> list[Any]:
@@ -453,7 +452,7 @@ def _changed(root: Path) -> Made:
 
 
 def _images(root: Path) -> Made:
-    """Images kept as they were. The JPEG is plain grey, which every decoder decodes alike."""
+    """Images in their original files. The JPEG is plain grey: all decoders return the same."""
     y, x = np.mgrid[:6, :8]
     frame = {
         "rgb": np.stack([x * 30, y * 40, x + y], axis=-1).astype("|u1"),
@@ -476,8 +475,8 @@ _GBR = VideoConfig("h264", "gbrp")
 
 
 def _video(root: Path) -> Made:
-    """Video that any decoder decodes alike, since no YUV becomes RGB: FFV1 encoded here, with gaps;
-    and H.264 in GBR, kept, with frames in another order than packets, and some that are not shown.
+    """Video without conversion to RGB, equal for all decoders: FFV1 encoded here, with gaps; and
+    original H.264 in GBR, with reordered frames and some that are not shown.
     """
     shape = (16, 32, 3)
     ffv1 = VideoConfig("ffv1", "bgr0", gop=3).to_json()
@@ -496,7 +495,7 @@ def _video(root: Path) -> Made:
 
     images = [image(number) for number in range(15)]
     first = _h264_in_gbr(images[:9])
-    # The first two frames are there only for the others.
+    # Only the other frames need the first two.
     gops = [Gop(first.packets, tuple(max(-1, n - 2) for n in first.order))]
     gops.append(_h264_in_gbr(images[9:]))
     frames = []
@@ -515,7 +514,7 @@ def _video(root: Path) -> Made:
 
 
 def _mixed(root: Path) -> Made:
-    """A camera of H.264 in one episode and FFV1 in the other, whose pages have a configuration."""
+    """A camera in H.264 in one episode and FFV1 in the other; pages have a configuration."""
     y, x = np.mgrid[:16, :32]
     images = [np.stack([x * n, y + n, x + y], axis=-1).astype("u1") for n in range(1, 6)]
     other = VideoConfig("ffv1", "bgr0")
@@ -526,7 +525,7 @@ def _mixed(root: Path) -> Made:
             with writer.episode(key) as episode:
                 episode.append_video("image", [gop])
     decoded = {key: decode_gop(gop.config or _GBR, 16, 32, gop) for key, gop in gops.items()}
-    return schema, {key: ({}, [{"image": a} for a in some]) for key, some in decoded.items()}
+    return schema, {key: ({}, [{"image": a} for a in arrays]) for key, arrays in decoded.items()}
 
 
 def _h264_in_gbr(images: Sequence[npt.NDArray[np.uint8]]) -> Gop:
@@ -546,8 +545,8 @@ def _h264_in_gbr(images: Sequence[npt.NDArray[np.uint8]]) -> Gop:
 
 
 def _referring(root: Path) -> Made:
-    """Pages that refer to H.264 in GBR in an MP4, which lies in the dataset's folder, so that it is
-    here; where it was when it was indexed, it never is."""
+    """Pages that refer to H.264 in GBR in an MP4. The file is in the dataset's folder, so that it
+    is under version control; its indexed path never exists."""
     count = 11
     original = root / "original" / "a.mp4"
     original.parent.mkdir(parents=True)
@@ -591,7 +590,7 @@ def _mp4_in_gbr(path: Path, images: Sequence[npt.NDArray[np.uint8]]) -> None:
 
 
 def _timed() -> Made:
-    """Two timestamps, which grow by amounts that vary; one of them is missing in a frame."""
+    """Two timestamps that increase irregularly; one frame lacks `clock`."""
     f8, i8 = np.dtype("<f8"), np.dtype("<i8")
     schema = Schema(
         [
@@ -604,8 +603,8 @@ def _timed() -> Made:
         {"time": np.array(time, f8), "x": np.array(i, "u1"), "clock": np.array([clock], i8)}
         for i, (time, clock) in enumerate([(0.5, 40), (1.5, 90), (2.0, 135), (3.0, 175)])
     ]
-    lacking = [frames[0], {n: array for n, array in frames[1].items() if n != "clock"}]
-    return schema, {"a": ({}, frames), "b": ({}, frames[:1]), "c": ({}, lacking)}
+    incomplete = [frames[0], {n: array for n, array in frames[1].items() if n != "clock"}]
+    return schema, {"a": ({}, frames), "b": ({}, frames[:1]), "c": ({}, incomplete)}
 
 
 def _spanning() -> Made:
@@ -620,7 +619,7 @@ def _spanning() -> Made:
 
 
 def main() -> None:
-    """Write those that are not there."""
+    """Write all missing datasets."""
     scene = _scene(3)
     for preset in ("raw", "fast", "balanced", "small"):
         made: Made = (_schema(scene, preset), {"env/P000": ({}, scene)})
@@ -639,7 +638,7 @@ def main() -> None:
 
 
 def _make(name: str, make: Callable[[Path], Made]) -> None:
-    """A dataset that is not there, and what is expected of it."""
+    """Write a missing dataset and its expected content."""
     root = GOLDEN / name
     if not root.exists():
         text = json.dumps(expected(*make(root)), indent=1, ensure_ascii=name == "groups")
@@ -647,7 +646,7 @@ def _make(name: str, make: Callable[[Path], Made]) -> None:
 
 
 def hexdump() -> str:
-    """A record file of one chunk: three frames of `x`, raw, and two of `y`, of any length."""
+    """A record file of one chunk: three frames of `x`, raw, and two of `y`, of variable length."""
     schema = Schema([FeatureSpec("x", _U1, (2,)), FeatureSpec("y", _U1, (None,))])
     x, y = PageCodec(schema["x"]), PageCodec(schema["y"])
     pages = [

@@ -1,7 +1,7 @@
-"""Changes the package in small ways, one at a time, and asks whether a fast test notices.
+"""Mutation testing: changes the package in small ways and runs fast tests on each change.
 
-`python -m tests.mutation`, or `make mutants`. The modules in the order in which they work:
-`changes` (what may be changed in a module), `drawing` (which changes of a room are tried),
-`instrumenting` and `recording` (which test runs which line), `covering` (the tests of a change),
-`running` (pytest in a fork), `trying` (all changes, two at a time) and `report`.
+`python -m tests.mutation`, or `make mutants`. The modules in the order of their work: `changes`
+(all possible changes of a module), `drawing` (random choice of changes), `instrumenting` and
+`recording` (the lines run by each test), `covering` (the tests of a change), `running` (pytest in
+a fork), `trying` (all changes, two at a time) and `report`.
 """

@@ -1,6 +1,6 @@
-"""`python -m tests.mutation`: draws mutants, tries them, and writes the report.
+"""`python -m tests.mutation`: draws mutants, tests them, and writes the report.
 
-An interrupted run goes on where it was when it is started again with the same code and settings.
+An interrupted run resumes when it is started again with the same code and settings.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> None:
         copy_tree(ROOT, files, source)
         write_instrumented(source, code)
         record(source, code, records, options.tests, options.processes)
-        (work / "recorded").write_text(described())  # the commit that the copies are of
+        (work / "recorded").write_text(described())  # the commit of the copies
     trees = [work / f"tree-{number}" for number in range(options.processes)]
     for tree in trees:
         if not (tree / "seqrecord").exists():
@@ -47,12 +47,12 @@ def main(arguments: Sequence[str]) -> None:
     preload()
     covering = Covering(source, code, records)
     control_failed = control(covering.tests, trees, work / "control.jsonl")
-    left_out = sorted({*covering.failed, *(name for name, bad in control_failed.items() if bad)})
+    excluded = sorted({*covering.failed, *(name for name, bad in control_failed.items() if bad)})
     trials = []
     for room in options.rooms.split(","):
         for mutant in draw(source, room, options.seed, options.count):
             tests = covering.tests_of(mutant.file, mutant.change)
-            tests = [test for test in tests if test.name not in left_out]
+            tests = [test for test in tests if test.name not in excluded]
             tried = spread(tests, mutant.file)[: options.cap]
             trials.append(Trial(mutant, tried, len(tests)))
     results = work / f"results-cap-{options.cap}-limit-{options.limit:g}.jsonl"
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> None:
     }
     against = read_results(options.against) if options.against else []
     options.to.mkdir(parents=True, exist_ok=True)
-    page = report(mine, settings, left_out, against)
+    page = report(mine, settings, excluded, against)
     (options.to / "REPORT.md").write_text(page, encoding="utf-8")
     lines = [json.dumps(result) + "\n" for result in sorted(mine, key=lambda each: each["id"])]
     (options.to / "results.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -82,18 +82,18 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--rooms", default=ROOMS, help="folders of seqrecord/, with commas between them")
     add("--count", type=int, default=100, help="mutants in each room")
-    add("--seed", type=int, default=0, help="of the draw")
-    add("--cap", type=int, default=100, help="tests that are tried on a mutant, at most")
-    add("--limit", type=float, default=60, help="seconds for tests beside 6 times what they take")
-    add("--processes", type=int, default=2, help="mutants that are tried at a time")
+    add("--seed", type=int, default=0, help="seed of the draw")
+    add("--cap", type=int, default=100, help="maximum number of tests per mutant")
+    add("--limit", type=float, default=60, help="seconds added to 6 times the duration of tests")
+    add("--processes", type=int, default=2, help="mutants tested at a time")
     add(
         "--work",
         type=Path,
         default=ROOT / "build" / "mutants",
-        help="what an interrupted run keeps",
+        help="folder of an interrupted run's results",
     )
-    add("--to", type=Path, default=ROOT / "build" / "mutants", help="where the report is written")
-    add("--against", type=Path, help="the results.jsonl of another commit, to compare with")
+    add("--to", type=Path, default=ROOT / "build" / "mutants", help="folder of the report")
+    add("--against", type=Path, help="results.jsonl of another commit, for comparison")
     add("--tests", nargs="*", default=[], help="test files; by default all fast tests")
     options = parser.parse_args(arguments)
     options.work = options.work.resolve()
@@ -101,7 +101,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def record(source: Path, code: Path, records: Path, tests: Sequence[str], processes: int) -> None:
-    """Runs the fast tests once, to see which lines each runs."""
+    """Run the fast tests once to record the lines of each."""
     records.mkdir()
     path = os.pathsep.join([str(source / "tests" / "mutation" / "on_path"), str(source)])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
@@ -109,7 +109,7 @@ def record(source: Path, code: Path, records: Path, tests: Sequence[str], proces
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutation.recording"]
     command += ["-p", "no:cacheprovider", "-n", str(processes), "--dist", "loadfile", *tests]
     done = subprocess.run(command, cwd=source, env=environment, check=False)
-    if done.returncode not in (0, 1):  # what fails is left out
+    if done.returncode not in (0, 1):  # failing tests are excluded
         sys.exit(f"the tests could not be run: pytest ended with {done.returncode}")
 
 

@@ -1,4 +1,4 @@
-r"""All small changes that a module allows, as replacements of a few bytes of its source.
+r"""All small changes of a module, as replacements of a few bytes of its source.
 
 | kind | before | after |
 |---|---|---|
@@ -13,7 +13,7 @@ r"""All small changes that a module allows, as replacements of a few bytes of it
 | slice | `a[i:j]` | `a[:j]` and `a[i:]` |
 | statement | `f(a)`, `a += b`, `self.a = b`, `raise E`, `break` | `pass` |
 
-What no test could notice is left alone: annotations, type aliases, `cast`, docstrings, `__all__`,
+Excluded is code that no test could cover: annotations, type aliases, `cast`, docstrings, `__all__`,
 `if TYPE_CHECKING`, assertions, decorators, text (f-strings, the arguments of errors, warnings and
 log calls), and log calls below a warning.
 """
@@ -39,7 +39,7 @@ COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.In: ("in", "not in"),
     ast.NotIn: (r"not\s+in", "in"),
 }
-"""By operator: what stands in the source, as a regular expression, and what comes in its place."""
+"""By operator: a regular expression of its source, and the replacement."""
 
 ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
     ast.Add: ("+", "-"),
@@ -63,10 +63,10 @@ OPPOSITES = {
 }
 
 SYMMETRIC = {"array_equal", "cast", "gcd", "isinstance", "issubclass", "lcm", *OPPOSITES}
-"""Functions to which the order of arguments is nothing, or whose arguments are types."""
+"""Functions with arguments in any order, or with types as arguments."""
 
 TYPES = {"NewType", "ParamSpec", "TypeVar", "getLogger"}
-"""Calls that matter to a type checker only, or give a logger its name."""
+"""Calls that only matter to a type checker, or name a logger."""
 
 LOGS = {"debug", "info", "log", "warning", "warn", "error", "exception"}
 QUIET = {"debug", "info", "log"}
@@ -85,9 +85,9 @@ class Edit:
 class Change:
     """One change of a module.
 
-    `line` is where the change is, `statement` the first line of the statement that it is a part
-    of. `scope` is the dotted name of the function or class, "" in the module; `deferred` says
-    whether the statement is in a function, so that it does not run when the module is imported.
+    `line` is the line of the change, `statement` the first line of the statement around it.
+    `scope` is the dotted name of the function or class, "" in the module; `deferred` is true in a
+    function, where the statement does not run at import.
     """
 
     kind: str
@@ -99,14 +99,14 @@ class Change:
 
 
 def changed(source: bytes, change: Change) -> bytes:
-    """The source after a change of it."""
+    """The source after a change."""
     for edit in sorted(change.edits, key=lambda edit: edit.start, reverse=True):
         source = source[: edit.start] + edit.text.encode() + source[edit.end :]
     return source
 
 
 def changes_of(source: bytes) -> list[Change]:
-    """Every change that a module allows, from its first line to its last."""
+    """Every possible change of a module, from its first line to its last."""
     return list(_Finder(source).of_body(ast.parse(source).body, _Place()))
 
 
@@ -122,7 +122,7 @@ class _Place:
 
 
 class _Finder:
-    """Walks a module and knows where each node lies in its bytes."""
+    """Walks a module and finds the position of each node in its bytes."""
 
     def __init__(self, source: bytes) -> None:
         self._source = source
@@ -130,14 +130,14 @@ class _Finder:
         for line in source.splitlines(keepends=True):
             self._lines.append(self._lines[-1] + len(line))
         self._last: set[ast.stmt] = set()
-        """The last statements of functions: without a `return` there, every test would fail."""
+        """Final `return` statements of functions: without them, every test would fail."""
 
     # Statements
 
     def of_body(
         self, body: Sequence[ast.stmt], place: _Place, bound: set[str] | None = None
     ) -> Iterator[Change]:
-        """`bound` are the names that the function has a value of before the body runs."""
+        """Changes of a body; `bound` are the names with a value before it runs."""
         for statement in body:
             yield from self._of_statement(statement, place, bound)
             if bound is not None:
@@ -179,7 +179,7 @@ class _Finder:
     def _of_parts(
         self, node: ast.AST, here: _Place, place: _Place, bound: set[str] | None
     ) -> Iterator[Change]:
-        """What lies inside: expressions belong to the statement, bodies are their own."""
+        """Changes inside a statement: expressions belong to it, bodies have their own."""
         for name, value in ast.iter_fields(node):
             if name == "annotation":
                 continue
@@ -199,7 +199,7 @@ class _Finder:
     # Expressions
 
     def _of(self, node: ast.expr, here: _Place) -> Iterator[Change]:
-        """The changes of an expression and of all inside it."""
+        """Changes of an expression and of all inside it."""
         if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and _is_text(node)):
             return
         if isinstance(node, ast.Constant):
@@ -242,7 +242,7 @@ class _Finder:
             yield self._change("constant", here, self._replaced(node, str(not value)))
         elif isinstance(value, (int, float)):
             for other in (value + 1, value - 1):
-                if other != value:  # as with 1e30
+                if other != value:  # equal for 1e30, for example
                     yield self._change("constant", here, self._replaced(node, repr(other)))
 
     def _of_comparison(self, node: ast.Compare, here: _Place) -> Iterator[Change]:
@@ -264,7 +264,7 @@ class _Finder:
             return
         symbol, other = ARITHMETIC[type(operator)]
         edit = self._between(left, right, re.escape(symbol), other)
-        if isinstance(node, ast.BinOp) and symbol in "&|":  # one binds more than the other
+        if isinstance(node, ast.BinOp) and symbol in "&|":  # their precedence differs
             start, end = self._range(node)
             edit = (Edit(start, start, "("), *edit, Edit(end, end, ")"))
         yield self._change("arithmetic", here, edit)
@@ -282,7 +282,7 @@ class _Finder:
         return self._change(kind, here, (Edit(start, start + len(prefix), ""),))
 
     def _negated(self, test: ast.expr, here: _Place) -> Iterator[Change]:
-        """A condition, negated, but where another kind of change does just that."""
+        """A negated condition, unless another kind of change does the same."""
         match test:
             case ast.Constant() | ast.UnaryOp(op=ast.Not()):
                 return
@@ -316,7 +316,7 @@ class _Finder:
                 edits += self._replaced(second, self._text(first))
                 yield self._change("arguments", here, edits)
 
-    # Places in the source
+    # Positions in the source
 
     def _change(self, kind: str, here: _Place, edits: tuple[Edit, ...]) -> Change:
         line = min(edits, key=lambda edit: edit.start).start
@@ -338,7 +338,7 @@ class _Finder:
         return (Edit(start, end, text),)
 
     def _in_parens(self, node: ast.expr) -> tuple[int, int]:
-        """The node's range with the parentheses around it, which are no part of any node."""
+        """The node's range with surrounding parentheses, which belong to no node."""
         start, end = self._range(node)
         while True:
             before = self._source[:start].rstrip()
@@ -350,7 +350,7 @@ class _Finder:
     def _between(
         self, left: ast.expr, right: ast.expr, pattern: str, other: str
     ) -> tuple[Edit, ...]:
-        """The operator between two operands, beside space, parentheses and comments."""
+        """Replace the operator between two operands; keeps space, parentheses and comments."""
         start, end = self._range(left)[1], self._range(right)[0]
         gap = re.sub(rb"#[^\n]*", lambda found: b" " * len(found[0]), self._source[start:end])
         found = re.search(pattern.encode(), gap)
@@ -359,7 +359,7 @@ class _Finder:
 
 
 def _name(node: ast.expr) -> str:
-    """The last word of a dotted name, "" of anything else; of a call that of its function."""
+    """The last part of a dotted name or of a called function's name, "" for anything else."""
     if isinstance(node, ast.Call):
         return _name(node.func)
     if isinstance(node, ast.Attribute):
@@ -375,20 +375,20 @@ def _is_log(node: ast.expr) -> bool:
 
 
 def _is_text(node: ast.Call) -> bool:
-    """Whether the arguments are a message, or types."""
+    """Whether the arguments are a message or types."""
     name = _name(node.func)
     return _is_log(node) or name in TYPES or name.endswith(("Error", "Warning"))
 
 
 def _is_sequence(node: ast.expr) -> bool:
-    """Text and literals of sequences: another operator than + would fail whatever is tested."""
+    """Text and literals of sequences: operators other than + would always fail."""
     if isinstance(node, ast.Constant):
         return isinstance(node.value, (str, bytes))
     return isinstance(node, (ast.JoinedStr, ast.List, ast.Tuple))
 
 
 def _is_typing(node: ast.stmt, in_module: bool) -> bool:
-    """Whether a statement gives a name to a type, or lists the names of a module or class."""
+    """Whether a statement names a type, or lists the names of a module or class."""
     if isinstance(node, ast.AnnAssign):
         targets: list[ast.expr] = [node.target]
         if _name(node.annotation) in ("TypeAlias", "ClassVar"):
@@ -400,12 +400,12 @@ def _is_typing(node: ast.stmt, in_module: bool) -> bool:
     names = [_name(target) for target in targets]
     if "__all__" in names or "__slots__" in names:
         return True
-    # `Mode = Literal[1, 2]` and `_Row = A | B`: a word in mixed case is a type's name.
+    # `Mode = Literal[1, 2]` and `_Row = A | B`: names in mixed case are types.
     return in_module and all(re.fullmatch(r"_?[A-Z]\w*[a-z]\w*", name) for name in names)
 
 
 def _may_be_dropped(node: ast.stmt, bound: set[str] | None, last: bool) -> bool:
-    """Whether the module still compiles, and names still have values, without a statement."""
+    """Whether the module still compiles, with all names bound, without a statement."""
     if isinstance(node, ast.Expr):
         if _is_log(node.value):
             return _name(node.value) not in QUIET
@@ -439,7 +439,7 @@ def _stored(node: ast.AST) -> set[str]:
 
 
 def _parts(node: ast.expr) -> Sequence[ast.AST]:
-    """What lies directly inside an expression, without what are types."""
+    """Direct parts of an expression, without types."""
     if isinstance(node, ast.Call) and _name(node.func) in ("isinstance", "issubclass"):
         return node.args[:1]
     if isinstance(node, ast.Call) and _name(node.func) == "cast":

@@ -1,4 +1,4 @@
-"""Which tests run a line, and which of them are tried on a change there."""
+"""Selects the tests that run the line of a change, in a useful order."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["Covering", "RecordedTest", "spread"]
 _Item = TypeVar("_Item")
 
 TOGETHER = 3
-"""So many tests of one file follow each other, for to import a test file takes time."""
+"""Consecutive tests of one file, since importing a test file takes time."""
 
 
 @dataclass(frozen=True)
 class RecordedTest:
-    """A test that passed. `breadth` is how many lines of functions it runs."""
+    """A test that passed. `breadth` is the number of lines in functions that it runs."""
 
     name: str
     breadth: int
@@ -44,7 +44,7 @@ class RecordedTest:
 
 
 class Covering:
-    """What `recording` wrote about the tests of a tree."""
+    """The results of `recording` for a tree."""
 
     def __init__(self, root: Path, code: Path, records: Path) -> None:
         self._root = root
@@ -65,10 +65,10 @@ class Covering:
         ]
 
     def tests_of(self, file: str, change: Change) -> list[RecordedTest]:
-        """The tests that run what a change changes.
+        """Tests that run the changed line.
 
-        What runs when a module is imported counts as run by each test that runs a function of the
-        module or, of a module without functions, of those that import it.
+        Code that runs at import counts as run by each test that runs a function of the module or,
+        if the module has no functions, of modules that import it.
         """
         if change.deferred:
             numbers = np.array([self._files[file] + change.statement])
@@ -96,7 +96,7 @@ class Covering:
         return lines
 
     def _deferred_of(self, file: str) -> npt.NDArray[np.int64]:
-        """The numbers of the statements in a file's functions."""
+        """Numbers of the statements in a file's functions."""
         tree = ast.parse((self._root / file).read_text("utf-8"))
         functions = (ast.FunctionDef, ast.AsyncFunctionDef)
         lines = {
@@ -111,7 +111,7 @@ class Covering:
 
     @cached_property
     def _importers(self) -> Mapping[str, set[str]]:
-        """By file the files that import it."""
+        """Importing files by imported file."""
         modules = {}
         for file in self._files:
             path = PurePath(file)
@@ -135,10 +135,10 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 def spread(tests: Collection[RecordedTest], file: str) -> list[RecordedTest]:
-    """Tests of a change in `file`, in the order in which they are tried, by what code alone says.
+    """Tests of a change in `file`, in the order in which they are run; depends on code alone.
 
-    The files of tests take turns: first that which is named as the module, then those whose tests
-    run the fewest lines. So do the functions of a file, and those with several cases.
+    Test files take turns: first the file named like the module, then files whose tests run the
+    fewest lines. Within a file, functions take turns, then the cases of a function.
     """
 
     def order(of: list[RecordedTest]) -> tuple[bool, int, str]:
@@ -162,7 +162,7 @@ def _grouped(
 
 
 def _in_turns(groups: Iterable[list[_Item]], count: int) -> Iterator[_Item]:
-    """`count` items of each group, then again, until none is left."""
+    """`count` items of each group in turns, until all groups are empty."""
     waiting = deque(iter(group) for group in groups)
     while waiting:
         group = waiting.popleft()

@@ -1,4 +1,4 @@
-"""Which changes of a room are tried: each of its possible changes is as likely as any other."""
+"""Draws the changes to be tested: all changes of a subpackage have the same probability."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Mutant", "draw", "mutants_of", "room_files"]
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change of one file; its `name` is the same while the lines and the function are.
+    """A change of one file; its `name` depends only on the changed lines and the function.
 
     `before` and `after` are the lines that differ, without their indentation.
     """
@@ -29,16 +29,16 @@ class Mutant:
 
 
 def room_files(root: Path, room: str) -> list[str]:
-    """A room's modules, as sorted paths below `root`."""
+    """Modules of a room (a subpackage), as sorted paths below `root`."""
     paths = (root / "seqrecord" / room).rglob("*.py")
     return sorted(str(path.relative_to(root)) for path in paths)
 
 
 def draw(root: Path, room: str, seed: int, count: int) -> list[Mutant]:
-    """`count` of a room's mutants, or all where it has fewer; from the same code always the same.
+    """`count` of a room's mutants, or all if there are fewer; reproducible for the same code.
 
-    Each mutant's place in the draw is a hash of the seed and of its name. So code that stays the
-    same keeps its mutants when other code changes, which makes two commits easier to compare.
+    Mutants are ordered by a hash of the seed and their name. Unchanged code keeps its mutants when
+    other code changes, so that two commits can be compared.
     """
 
     def place(mutant: Mutant) -> bytes:
@@ -60,14 +60,14 @@ def _named(room: str, file: str, source: bytes, changes: Iterable[Change]) -> li
     for change in changes:
         before, after = _difference(source, change)
         words = "\n".join((file, change.scope, change.kind, before, after))
-        name = f"{words}\n{seen[words]}"  # the same line may stand in a function twice
+        name = f"{words}\n{seen[words]}"  # a function may repeat a line
         seen[words] += 1
         mutants.append(Mutant(room, file, change, before, after, name))
     return mutants
 
 
 def _difference(source: bytes, change: Change) -> tuple[str, str]:
-    """The lines that a change changes, before and after it."""
+    """The changed lines, before and after."""
     start = source.rfind(b"\n", 0, min(edit.start for edit in change.edits)) + 1
     end = source.find(b"\n", max(edit.end for edit in change.edits))
     end = len(source) if end < 0 else end

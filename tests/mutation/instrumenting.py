@@ -1,8 +1,8 @@
-"""The package's modules, changed so that each statement notes that it runs.
+"""Instruments the package's modules: each statement records that it runs.
 
-Before each statement stands `__hits__[n] = 1`, where `__hits__` is a file in memory that a process
-shares with all that it forks or starts: nothing is lost when a worker leaves early or is killed,
-and it costs less than a trace function. `on_path/sitecustomize.py` makes Python load these modules.
+Each statement is preceded by `__hits__[n] = 1`. `__hits__` is a file in memory, shared with all
+child processes: killed workers lose no hits, and it costs less than a trace function.
+`on_path/sitecustomize.py` makes Python load these modules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NUMBERS = "numbers.json"
 
 
 def write_instrumented(root: Path, folder: Path) -> None:
-    """Writes the code of all modules of `root`/seqrecord, named by module, and `numbers.json`."""
+    """Write the code of all modules of `root`/seqrecord, named by module, and `numbers.json`."""
     folder.mkdir()
     first, numbers = 0, {}
     for path in sorted((root / "seqrecord").rglob("*.py")):
@@ -34,7 +34,7 @@ def write_instrumented(root: Path, folder: Path) -> None:
 
 
 def read_numbers(folder: Path) -> tuple[dict[str, int], int]:
-    """By file the number of its line 0, and how many numbers there are."""
+    """The number of line 0 of each file, and the total of numbers."""
     read = json.loads((folder / _NUMBERS).read_text())
     return read["files"], read["count"]
 
@@ -61,7 +61,7 @@ def _bodies(tree: ast.Module) -> Iterator[list[ast.stmt]]:
 
 
 def _prologue(body: list[ast.stmt]) -> int:
-    """How many statements must stay first: a docstring and `from __future__`."""
+    """Number of statements that must stay first: a docstring and `from __future__`."""
     for number, statement in enumerate(body):
         docs = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
         future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"

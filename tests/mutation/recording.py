@@ -1,10 +1,10 @@
-"""A plugin of pytest that writes which lines each test runs, its outcome and its time.
+"""A plugin of pytest that records the executed lines, outcome and duration of each test.
 
     pytest -p tests.mutation.recording
 
 `MUTATION_CODE` is the folder of `instrumenting`, `MUTATION_RECORDS` a folder that gets a file of
-JSON lines from each process of the run. A fixture that lives longer than a test counts for every
-test that uses it, although only the first one makes it.
+JSON lines from each process of the run. The lines of a fixture with a wider scope than a test count
+for every test that uses it, although it is made only once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Lines = npt.NDArray[np.bool_]
 
 
 def packed_lines(text: str) -> npt.NDArray[np.uint8]:
-    """The lines of one record, eight to a byte, the first the highest bit."""
+    """The lines of one record, packed into bits, the first line in the highest bit."""
     return np.frombuffer(zlib.decompress(base64.b85decode(text)), np.uint8)
 
 
@@ -40,7 +40,7 @@ def _packed(lines: _Lines) -> str:
 
 
 class Recorder:
-    """Empties the file of hits around each test."""
+    """Clears the file of hits before each test."""
 
     def __init__(self, hits: Path, count: int, records: Path) -> None:
         self._hits = np.memmap(hits, np.uint8, "r+", shape=(count,))
@@ -50,7 +50,7 @@ class Recorder:
         self._outcomes: set[str] = set()
 
     def _taken(self) -> _Lines:
-        """What has run since the last call."""
+        """Lines that ran since the last call."""
         taken: _Lines = self._hits != 0
         self._hits[:] = 0
         return taken
@@ -97,7 +97,7 @@ class Recorder:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Makes the file before a module of the package is imported, for each maps it when it is."""
+    """Create the file before the package's modules are imported, which map it."""
     _, count = read_numbers(Path(os.environ["MUTATION_CODE"]))
     handle, name = tempfile.mkstemp(prefix="hits-", dir=os.environ["MUTATION_RECORDS"])
     os.truncate(handle, count)

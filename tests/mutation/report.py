@@ -1,4 +1,4 @@
-"""What came of the mutants, as a page that can be compared with that of another commit."""
+"""The results of mutants as a page, comparable with another commit's page."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SURVIVED = ("survived", "not covered")
 def report(
     results: Sequence[Result],
     settings: Mapping[str, object],
-    left_out: Sequence[str],
+    excluded: Sequence[str],
     against: Sequence[Result] = (),
 ) -> str:
-    """The page: shares by room and by kind of change, tests that were left out, survivors.
+    """Format the page: shares by room and by kind of change, excluded tests, survivors.
 
-    `against` are the results of another commit: its shares come beside those of this one.
+    `against` are the results of another commit, whose shares are shown in a last column.
     """
     rooms = list(dict.fromkeys(result["room"] for result in results))
     kinds = sorted({result["kind"] for result in results})
@@ -39,7 +39,7 @@ def report(
         "",
         "## Tests left out",
         "",
-        *([f"- `{name}`" for name in left_out] or ["None: all passed without a change."]),
+        *([f"- `{name}`" for name in excluded] or ["None: all passed without a change."]),
     ]
     for room in rooms:
         for outcome in SURVIVED:
@@ -74,7 +74,7 @@ def _count(results: Sequence[Result], *outcomes: str) -> int:
 
 
 def _share(results: Sequence[Result]) -> str:
-    """In percent, with its standard error."""
+    """Share in percent, with its standard error."""
     if not results:
         return "-"
     share = 1 - _count(results, *SURVIVED) / len(results)

@@ -1,4 +1,4 @@
-"""Runs tests in a fork of this process, which has imported what all tests need but the package."""
+"""Runs tests in a fork of this process, which has imported everything except the package."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ MODULES = (
 
 MEMORY = 12 << 30
 FILE = 8 << 30
-"""Bytes: a change may ask for any amount, and the machine is not ours alone."""
+"""Limits in bytes: a change may make the package allocate any amount."""
 
 PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of tests showed. `ended` is "passed", "failed" or "time-out".
+    """Result of a run of tests. `ended` is "passed", "failed" or "time-out".
 
-    `tests` says of each test that ended whether it failed, and its seconds; `last` is the first
-    test that failed, or the one that ran when the process ended, and `message` what it said.
+    `tests` has failure and seconds of each test that ended; `last` is the first failed test, or the
+    one running when the process ended, and `message` its error.
     """
 
     ended: str
@@ -64,23 +64,23 @@ class Outcome:
 
 
 def preload() -> None:
-    """Imports what tests need and what is there; a fork then has it at no cost."""
+    """Import the available dependencies of the tests once, for all forks."""
     for name in MODULES:
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             importlib.import_module(name)
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of what its children leave behind, so that it can end them."""
+    """Make this process the parent of its children's orphans, so that it can end them."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def run_tests(
     tree: Path, tests: Sequence[str], limit: float, *, stop: bool = True, keep: bool = False
 ) -> Outcome:
-    """Runs tests of a tree, by name, for at most `limit` seconds; nothing of them stays behind.
+    """Run tests of a tree, by name, for at most `limit` seconds, then end all their processes.
 
-    `stop` at the first that fails; `keep` compiled modules beside their source.
+    `stop` at the first failure; `keep` compiled modules in the tree.
     """
     folder = Path(tempfile.mkdtemp(prefix="mutant-"))
     start = time.perf_counter()
@@ -122,7 +122,7 @@ def _end_all() -> None:
 
 
 def _run_pytest(tree: Path, tests: Sequence[str], folder: Path, stop: bool, keep: bool) -> int:
-    """Pytest in a child, which leaves at once after it."""
+    """Run pytest in a child process, which exits at once afterwards."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
@@ -148,7 +148,7 @@ def _run_pytest(tree: Path, tests: Sequence[str], folder: Path, stop: bool, keep
 
 
 def _forget_own_modules(tree: Path) -> None:
-    """Has the package and its tests imported from the tree, and main run by no spawned process."""
+    """Import the package and its tests from the tree; spawned processes must not run main."""
     for name in list(sys.modules):
         if name.partition(".")[0] in ("tests", "seqrecord", "benchmarks", "conftest"):
             del sys.modules[name]
@@ -159,7 +159,7 @@ def _forget_own_modules(tree: Path) -> None:
 
 
 class Reporter:
-    """Writes when a test begins and when it ends, for the process may be killed."""
+    """Writes the begin and end of each test at once, since the process may be killed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -171,7 +171,7 @@ class Reporter:
             file.write(json.dumps(values) + "\n")
 
     def pytest_sessionstart(self) -> None:
-        # No smaller example is looked for: whether there is one is all that is asked.
+        # Hypothesis must not shrink failures: only the outcome matters.
         phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
         hypothesis.settings.register_profile(
             "mutants", hypothesis.settings.get_profile("few"), phases=phases

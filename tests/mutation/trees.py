@@ -1,4 +1,4 @@
-"""Copies of the project, so that what is tried is what stood there when the run began."""
+"""Copies of the project, so that edits during a run have no effect on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["copy_tree", "digest", "project_files", "restore"]
 
 
 def project_files(root: Path) -> list[str]:
-    """The files that git knows, and new ones that it does not ignore; sorted paths."""
+    """Files tracked by git, and new ones that it does not ignore; sorted paths."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
     names = {name for name in done.stdout.split("\0") if name}
@@ -22,7 +22,7 @@ def project_files(root: Path) -> list[str]:
 
 
 def digest(root: Path, files: Sequence[str], tests: Sequence[str]) -> str:
-    """A short name for what code and tests are, but for this tool, and for which tests are run."""
+    """A short hash of code and tests, without this tool, and of the selected tests."""
     value = hashlib.sha256("\n".join(tests).encode())
     for name in files:
         if name.endswith((".py", ".toml")) and not name.startswith("tests/mutation/"):
@@ -32,7 +32,7 @@ def digest(root: Path, files: Sequence[str], tests: Sequence[str]) -> str:
 
 
 def copy_tree(root: Path, files: Sequence[str], to: Path) -> None:
-    """Copies files, and compiles the package: a module is compiled anew only where it changes."""
+    """Copy files and compile the package, so that later only changed modules are compiled."""
     for name in files:
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(root / name, to / name)
@@ -42,8 +42,8 @@ def copy_tree(root: Path, files: Sequence[str], to: Path) -> None:
 
 
 def restore(source: Path, tree: Path) -> None:
-    """Undoes the change that an interrupted run left in a copy."""
+    """Undo the change of an interrupted run in a copy."""
     for path in (source / "seqrecord").rglob("*.py"):
-        data, there = path.read_bytes(), tree / path.relative_to(source)
-        if there.read_bytes() != data:
-            there.write_bytes(data)
+        data, copy = path.read_bytes(), tree / path.relative_to(source)
+        if copy.read_bytes() != data:
+            copy.write_bytes(data)

@@ -1,4 +1,4 @@
-"""Tries mutants, one in each copy of the project at a time, and writes what came of each."""
+"""Runs tests on mutants, one mutant per copy of the project at a time, and writes the results."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from tests.mutation.running import adopt_orphans, run_tests
 __all__ = ["PATIENCE", "Trial", "control", "identity", "read_results", "try_mutants"]
 
 FIRST = 12
-"""So many tests are tried first: most mutants need no more, and each test file takes time."""
+"""Tests in a first run: most mutants need no more, and importing test files takes time."""
 
 PATIENCE = 6.0
-"""A run may take so many times what its tests took before, beside the time to import them."""
+"""Time-out of a run as a multiple of its tests' recorded time, without imports."""
 
 CONTROL = 120.0
-"""Seconds for importing where all tests are run."""
+"""Seconds for imports when all tests are run."""
 
 FILES = 8
-"""So many test files are run by one process where all tests are run."""
+"""Test files per process when all tests are run."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A mutant and the tests that are tried on it, of so many that run its line."""
+    """A mutant and the selected tests, with the number of tests that run its line."""
 
     mutant: Mutant
     tests: Sequence[RecordedTest]
@@ -44,12 +44,12 @@ class Trial:
 
 
 def identity(mutant: Mutant) -> str:
-    """A mutant's name in files."""
+    """A mutant's id in files."""
     return hashlib.sha256(mutant.name.encode()).hexdigest()[:16]
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file of results, without one that an interrupted run has begun."""
+    """Lines of a results file, without an incomplete last line."""
     results = []
     for line in path.read_text("utf-8").splitlines() if path.exists() else []:
         try:
@@ -62,13 +62,13 @@ def read_results(path: Path) -> list[dict[str, Any]]:
 def try_mutants(
     trials: Sequence[Trial], trees: Sequence[Path], results: Path, limit: float
 ) -> None:
-    """Tries what `results` lacks, and appends a line for each.
+    """Test the mutants missing in `results`, and append a line for each.
 
-    `limit` is how many seconds importing the package and the tests may take.
+    `limit` is the time in seconds for importing the package and the tests.
     """
     done = {result["id"] for result in read_results(results)}
-    left = [trial for trial in trials if identity(trial.mutant) not in done]
-    _share(left, partial(_try, limit=limit), trees, results, len(trials))
+    remaining = [trial for trial in trials if identity(trial.mutant) not in done]
+    _share(remaining, partial(_try, limit=limit), trees, results, len(trials))
 
 
 def _try(tree: Path, trial: Trial, limit: float) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _try(tree: Path, trial: Trial, limit: float) -> dict[str, Any]:
         "tried": tried,
         "seconds": round(seconds, 1),
         "test": outcome.last if noticed and outcome else "",
-        # Without the place of this machine.
+        # Without this machine's path.
         "message": outcome.message.replace(f"{tree}/", "")[:200] if noticed and outcome else "",
     }
 
@@ -115,12 +115,12 @@ def _seconds(tests: Sequence[RecordedTest]) -> float:
 
 
 def control(tests: Sequence[RecordedTest], trees: Sequence[Path], results: Path) -> dict[str, bool]:
-    """Runs all tests as mutants do, but without a change: by name, whether each failed."""
+    """Run all tests like those of a mutant, but without a change: whether each failed, by name."""
     files = [list(of_file) for _, of_file in groupby(tests, key=lambda test: test.file)]
     jobs = [list(chain(*files[start : start + FILES])) for start in range(0, len(files), FILES)]
     done = {result["job"] for result in read_results(results)}
-    left = [job for job in jobs if job[0].name not in done]
-    _share(left, _control, trees, results, len(jobs))
+    remaining = [job for job in jobs if job[0].name not in done]
+    _share(remaining, _control, trees, results, len(jobs))
     failed: dict[str, bool] = {}
     for result in read_results(results):
         failed |= result["failed"]
@@ -130,18 +130,18 @@ def control(tests: Sequence[RecordedTest], trees: Sequence[Path], results: Path)
 def _control(tree: Path, tests: Sequence[RecordedTest]) -> dict[str, Any]:
     failed: dict[str, bool] = {}
     seconds = 0.0
-    left = list(tests)
-    while left:
-        names = [test.name for test in left]
-        limit = CONTROL + PATIENCE * _seconds(left)
+    remaining = list(tests)
+    while remaining:
+        names = [test.name for test in remaining]
+        limit = CONTROL + PATIENCE * _seconds(remaining)
         outcome = run_tests(tree, names, limit, stop=False, keep=True)
         seconds += outcome.seconds
         failed |= {name: has_failed for name, (has_failed, _) in outcome.tests.items()}
-        left = [test for test in left if test.name not in failed]
-        if left:  # a test ended the process, or lasted too long
+        remaining = [test for test in remaining if test.name not in failed]
+        if remaining:  # a test ended the process, or lasted too long
             ended = outcome.last in names
             failed |= dict.fromkeys([outcome.last] if ended else names, True)
-            left = [test for test in left if test.name not in failed]
+            remaining = [test for test in remaining if test.name not in failed]
     return {"job": tests[0].name, "seconds": round(seconds, 1), "failed": failed}
 
 
@@ -152,7 +152,7 @@ def _share(
     results: Path,
     count: int,
 ) -> None:
-    """Does jobs in a process a tree, each of which takes the next when it is done with one."""
+    """Do jobs in one process per tree; each process takes the next job when it is free."""
     taking, giving = os.pipe()
     workers = []
     for tree in trees:
@@ -175,11 +175,11 @@ def _share(
                 os._exit(status)
         workers.append(worker)
     os.close(taking)
-    with os.fdopen(giving, "wb") as numbers:  # a read of four bytes takes one number
+    with os.fdopen(giving, "wb") as numbers:  # each read of four bytes takes one number
         numbers.write(b"".join(number.to_bytes(4, "little") for number in range(len(jobs))))
     statuses = [os.waitpid(worker, 0)[1] for worker in workers]
     if any(statuses):
-        raise RuntimeError("a process that tries mutants has failed")
+        raise RuntimeError("a process that runs mutants has failed")
 
 
 def _numbers(handle: int) -> Iterator[int]:
@@ -188,7 +188,7 @@ def _numbers(handle: int) -> Iterator[int]:
 
 
 def _append(path: Path | None, text: str) -> None:
-    """Writes lines at once, for several processes do."""
+    """Append lines in one write, since several processes append."""
     if path is None:
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -1,6 +1,6 @@
-"""Training scripts, each run as a job of several processes, that say which clips they were given.
+"""Training scripts, each run as a job of several processes, that report their clips.
 
-A script prints one line of JSON: for each loader that it ran, a list of the clips' names.
+A script prints one line of JSON: for each of its loaders, a list of the clips' names.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ __all__ = [
 ]
 
 PATIENCE = 350.0
-"""Seconds: torch is imported often, and ranks that wait for each other would do so for 1800."""
+"""Seconds: torch is imported often; ranks that wait for each other would do so for 1800."""
 
 CLIPS: dict[str, Any] = {"clip_len": 3, "features": ["id"], "batch_size": 4}
-"""Of the dataset of `tests.clip_data`: 67 clips, odd for two and for three ranks."""
+"""Options for the dataset of `tests.clip_data`: 67 clips, not divisible by two or three ranks."""
 
 Found = dict[str, Any]
-"""What one rank was given: for each loader the clips of each item, [items][clips][key, start]."""
+"""Clips of one rank: for each loader the clips of each item, [items][clips][key, start]."""
 
 
 def start(command: Sequence[str], **environment: str) -> subprocess.Popen[str]:
-    """Start `python …`, with this checkout's package and tests, and only loopback for gloo."""
+    """Start `python …`, with this checkout's package and tests, and with loopback for gloo."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        assert name not in os.environ, "the tests themselves are a rank"
+        assert name not in os.environ, "the tests themselves run as a rank"
     root = Path(__file__).parents[2]
     more = {"PYTHONPATH": str(root), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
@@ -45,14 +45,14 @@ def start(command: Sequence[str], **environment: str) -> subprocess.Popen[str]:
 
 
 def free_address() -> str:
-    """A free port on loopback."""
+    """Address of a free port on loopback."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 def finish(processes: Sequence[subprocess.Popen[str]], timeout: float = PATIENCE) -> list[Found]:
-    """What the processes print, one line of JSON for each rank; all must end well, and in time."""
+    """Wait for the processes; returns one line of JSON for each rank. All must succeed in time."""
     outputs: list[tuple[str, str]] = []
     try:
         outputs += [process.communicate(timeout=timeout) for process in processes]
@@ -69,13 +69,13 @@ def finish(processes: Sequence[subprocess.Popen[str]], timeout: float = PATIENCE
 
 
 def report(found: Found) -> None:
-    """Print what this rank was given, in one write, so that ranks can share a pipe."""
+    """Print this rank's clips in one write, so that ranks can share a pipe."""
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
 
 
 def check_once(found: Sequence[Found], total: int) -> None:
-    """Assert that the ranks together were given every clip once, by each of their loaders."""
+    """Assert that each loader returned every clip once, in all ranks together."""
     assert all(part.keys() == found[0].keys() for part in found)
     for name in found[0]:
         clips = _clips(found, name)
@@ -83,7 +83,7 @@ def check_once(found: Sequence[Found], total: int) -> None:
 
 
 def check_equal(found: Sequence[Found], name: str, total: int, parts: int) -> None:
-    """Assert that ranks had equally many steps, and clips once, but for those that even it out."""
+    """Assert equal numbers of steps in all ranks, and no duplicate clips but padding."""
     sizes = [sorted(map(len, part[name])) for part in found]
     assert all(size == sizes[0] for size in sizes), sizes
     clips = _clips(found, name)

@@ -1,4 +1,4 @@
-"""One rank of a process group, whose DataLoader workers start as the third argument says."""
+"""One rank of a process group; the third argument is the start method of DataLoader workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def same(clip: dict[str, Any]) -> dict[str, Any]:
 
 def main(path: str, store: str, method: str, rank: int, world_size: int) -> None:
     settings: dict[str, Any] = {"clip_len": 3, "features": ["id"], "even_batches": False}
-    early = SeqRecordPipe(path, **settings, batch_size=4)  # made before there is a group
+    early = SeqRecordPipe(path, **settings, batch_size=4)  # created before the process group
     dist.init_process_group(
         "gloo", init_method=Path(store).as_uri(), rank=rank, world_size=world_size
     )
@@ -33,7 +33,7 @@ def main(path: str, store: str, method: str, rank: int, world_size: int) -> None
     }
     found = {}
     for name, dataset in data.items():
-        # One kind of loader for each dataset: each start of workers takes long.
+        # Each dataset with one kind of loader only: workers start slowly.
         kind: Any = StatefulDataLoader if name == "stream" else DataLoader
         loader = kind(dataset, batch_size=None, num_workers=2, multiprocessing_context=method)
         length = len(loader)
@@ -53,6 +53,6 @@ def run_node(node: SeqRecordNode) -> list[list[tuple[str, int]]]:
 
 
 if __name__ == "__main__":
-    mp.set_forkserver_preload(["seqrecord.pipes.loaders", "tests.clip_data"])  # torch only once
+    mp.set_forkserver_preload(["seqrecord.pipes.loaders", "tests.clip_data"])  # imports torch once
     path, store, method, rank, world_size = sys.argv[1:]
     main(path, store, method, int(rank), int(world_size))

@@ -25,18 +25,18 @@ def main(path: str, state: str) -> None:
         pipe = SeqRecordPipe(path, **CLIPS)
         loader: Any = DataLoader(pipe, batch_size=None, num_workers=workers)
         seen = found[f"{workers} workers"] = []
-        for batch in loader:  # ranks that took unequal numbers of steps would wait forever
+        for batch in loader:  # with unequal numbers of steps, ranks would wait forever
             model(batch["id"].float()).sum().backward()
             seen.append(names(batch))
         assert len(loader) == len(seen)
-    # As ranks 0 and 1 that hold one model together, and rank 2 that holds another.
+    # Ranks 0 and 1 share a model, rank 2 has another one.
     together = SeqRecordPipe(path, **CLIPS, rank=dist.get_rank() // 2, world_size=2)
     found["together"] = [names(batch) for batch in together]
-    # Rank 0 evaluates, and the others do not.
+    # Only rank 0 evaluates.
     stream = SeqRecordIterableDataset(path, **CLIPS, world_size=1)
     loader = DataLoader(stream, batch_size=None, num_workers=1)
     found["alone"] = [] if dist.get_rank() else [names(batch) for batch in loader]
-    # All go on from a state that two ranks have saved.
+    # All ranks resume from a state that two ranks have saved.
     rest = make_loader(path, SeqRecordIterableDataset, features=["id"], batch_size=2)
     rest.load_state_dict(json.loads(Path(state).read_text()))
     found["rest"] = []

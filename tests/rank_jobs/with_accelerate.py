@@ -1,4 +1,4 @@
-"""Training with Accelerate, in the ways that docs/ranks.md has for it."""
+"""Training with Accelerate, in the ways described in docs/ranks.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.rank_jobs import CLIPS, Found, report
 KINDS: list[Any] = [SeqRecordPipe, SeqRecordIterableDataset]
 
 
-# `dispatch_batches` sends nothing but tensors, so no keys of episodes.
+# `dispatch_batches` sends tensors only, so no episode keys.
 def tensors(clips: list[dict[str, Any]]) -> Any:
     return default_collate([{"id": clip["id"], "start": clip["start"]} for clip in clips])
 
@@ -42,8 +42,8 @@ def trained(path: str, dispatch: bool | None, workers: int) -> list[Any]:
         pipe = SeqRecordPipe(path, **CLIPS, **numbers)
         loader: Any = DataLoader(pipe, batch_size=None, num_workers=workers)
     else:
-        # Accelerate deals out the whole epoch. Where it does not share evenly, it begins again; so
-        # these are 24 clips, 2 in a batch.
+        # Accelerate distributes the whole epoch, and repeats clips if it is not divisible. So these
+        # are 24 clips in batches of 2.
         pipe = SeqRecordPipe(
             path, clip_len=5, features=["id"], episodes=["set/0", "set/1"], world_size=1
         )
@@ -62,12 +62,10 @@ def trained(path: str, dispatch: bool | None, workers: int) -> list[Any]:
 
 
 def refused(path: str) -> Found:
-    """A rank that is found would get a part of the epoch, and Accelerate would deal that out."""
+    """A detected rank would load only its part, of which Accelerate would take parts again."""
     accelerator = Accelerator(cpu=True)
     ways = [(d, w, k) for d in (False, True) for w in (None, "fork", "forkserver") for k in KINDS]
-    ways.remove(
-        (True, "fork", SeqRecordIterableDataset)
-    )  # rank 0's worker notices, and ranks 1, … wait
+    ways.remove((True, "fork", SeqRecordIterableDataset))  # rank 0's worker raises; ranks 1, … wait
     count = 0
     for dispatch, method, kind in ways:
         loader: Any = DataLoader(
@@ -88,5 +86,5 @@ def refused(path: str) -> Found:
 
 
 if __name__ == "__main__":
-    mp.set_forkserver_preload(["seqrecord.pipes.loaders", "tests.clip_data"])  # torch only once
+    mp.set_forkserver_preload(["seqrecord.pipes.loaders", "tests.clip_data"])  # imports torch once
     main(sys.argv[1])

@@ -1,4 +1,4 @@
-"""One of several JAX processes: global arrays of the clips of all ranks, and the missing rank."""
+"""One of several JAX processes: global arrays with the clips of all ranks, and a missing rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main(path: str, address: str, rank: str) -> None:
     clips = {**CLIPS, "output": "numpy", "drop_last": True}
     jax.distributed.initialize(address, 2, int(rank))
     found: Found = {"refused": "", "named": []}
-    try:  # before any backend is started
+    try:  # before a backend is started
         next(iter(SeqRecordIterableDataset(path, **clips)))
     except ClipError as error:
         found["refused"] = str(error)
@@ -42,7 +42,7 @@ def main(path: str, address: str, rank: str) -> None:
 
 
 def keeps_memory(stream: SeqRecordIterableDataset) -> Iterator[bool]:
-    """Whether arrays of JAX keep their values after their batches are gone."""
+    """Whether JAX arrays keep their values after their batches are deleted."""
     kept, copies = [], []
     for batch in stream:
         copies.append(batch["id"].copy())

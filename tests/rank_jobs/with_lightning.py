@@ -1,4 +1,4 @@
-"""Training by Lightning's Trainer, which starts the ranks itself in one of its ways."""
+"""Training by Lightning's Trainer, which starts the ranks by one of its strategies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Model(LightningModule):  # type: ignore[misc]  # Lightning is not followed
 def main(path: str, strategy: str, workers: int) -> None:
     pipe = SeqRecordPipe(path, **CLIPS)
     loader: Any = DataLoader(pipe, batch_size=None, num_workers=workers)
-    # In the processes that Lightning starts with the same command, the rank is known by now.
+    # In processes that Lightning starts with the same command, the rank is set by now.
     early = len(loader) if "LOCAL_RANK" in os.environ else None
     model = Model()
     trainer = Trainer(

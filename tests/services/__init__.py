@@ -1,7 +1,7 @@
 """Services for tests: Azurite (Azure Blob), a FUSE mount of its containers, moto (S3), and nginx.
 
-The fixtures are in `conftest.py`. Where a part is missing, tests that need it are skipped
-with the line that installs it; with `SEQRECORD_NEED_SERVICES=1`, as in CI, they fail instead.
+The fixtures are in `conftest.py`. If a program is missing, tests that need it are skipped with the
+line that installs it; with `SEQRECORD_NEED_SERVICES=1`, as in CI, they fail instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A certificate authority that only these tests know."""
+"""A certificate authority trusted by these tests only."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _DAY = datetime.timedelta(days=1)
 
 
 class Authority:
-    """Signs certificates for servers on 127.0.0.1; `certificate` is its own, a PEM file.
+    """Signs certificates of servers on 127.0.0.1; `certificate` is its own, a PEM file.
 
-    Needs the package `cryptography`, which azure-identity brings.
+    Needs the package `cryptography`, a dependency of azure-identity.
     """
 
     def __init__(self, folder: Path, name: str = "of tests") -> None:
@@ -26,7 +26,7 @@ class Authority:
         self.certificate.write_bytes(_pem(self._signed(self._name, self._key, is_authority=True)))
 
     def issue(self, name: str = "127.0.0.1") -> tuple[Path, Path]:
-        """A certificate of the server `name`, an address or a host, and its key: PEM files."""
+        """Certificate and key of the server `name`, an address or a host: PEM files."""
         from cryptography.hazmat.primitives import serialization
 
         key = _new_key()
@@ -59,10 +59,10 @@ class Authority:
         )
         if host:
             try:
-                known: Any = x509.IPAddress(ipaddress.ip_address(host))
+                address: Any = x509.IPAddress(ipaddress.ip_address(host))
             except ValueError:
-                known = x509.DNSName(host)
-            builder = builder.add_extension(x509.SubjectAlternativeName([known]), critical=False)
+                address = x509.DNSName(host)
+            builder = builder.add_extension(x509.SubjectAlternativeName([address]), critical=False)
         if is_authority:
             others = ["content_commitment", "key_encipherment", "data_encipherment"]
             others += ["key_agreement", "encipher_only", "decipher_only"]

@@ -1,4 +1,4 @@
-"""Azurite: the Azure Blob service on this machine, with its well-known account."""
+"""Azurite: the Azure Blob service on this machine, with its default account."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 class Azurite:
     """A running Azurite with its data in `folder`, on a free port of 127.0.0.1.
 
-    The account's key may be another than the well-known one, for tests that look for it.
+    `key` may differ from the default one, for tests that search for it.
     """
 
     def __init__(self, folder: Path, *, key: str = KEY) -> None:
@@ -34,7 +34,7 @@ class Azurite:
 
     @property
     def host(self) -> str:
-        """Where it listens, `127.0.0.1:PORT`."""
+        """Address `127.0.0.1:PORT`."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -47,14 +47,14 @@ class Azurite:
         return self.connection_string_at(self.endpoint)
 
     def connection_string_at(self, endpoint: str) -> str:
-        """The same account reached at another endpoint, such as a proxy's."""
+        """Connection string with another endpoint, such as a proxy's."""
         return (
             f"DefaultEndpointsProtocol=http;AccountName={self.account};"
             f"AccountKey={self.key};BlobEndpoint={endpoint};"
         )
 
     def new_container(self) -> str:
-        """Make an empty container and give its name."""
+        """Make an empty container; returns its name."""
         name = f"container-{os.getpid()}-{next(self._numbers)}"
         with self.client() as client:
             client.create_container(name)
@@ -78,7 +78,7 @@ class Azurite:
         return data
 
     def sas(self, container: str, permission: str = "racwdl", *, minutes: float = 60) -> str:
-        """A container's shared access signature; with negative `minutes` one that has expired."""
+        """A container's shared access signature, expired if `minutes` is negative."""
         from azure.storage.blob import generate_container_sas
 
         now = datetime.datetime.now(datetime.timezone.utc)
@@ -113,6 +113,6 @@ class Azurite:
         self.port = self._listening() or self.port
 
     def _listening(self) -> int | None:
-        """The port that it says it listens on."""
-        said = re.search(r"successfully listens on http://\S+:(\d+)\s", self._program.output)
-        return int(said[1]) if said else None
+        """The port in its output."""
+        found = re.search(r"successfully listens on http://\S+:(\d+)\s", self._program.output)
+        return int(found[1]) if found else None

@@ -15,9 +15,9 @@ __all__ = ["Moto"]
 
 
 class Moto:
-    """A running server on a free port of 127.0.0.1, which takes any key. It keeps all in memory.
+    """A running server on a free port of 127.0.0.1, which accepts any key. Data stays in memory.
 
-    It takes parts of 64 KiB, for tests with short files; S3 itself takes none below 5 MiB.
+    It accepts parts of 64 KiB, for tests with short files; S3 requires 5 MiB.
     """
 
     key, secret, region = "AKIDEXAMPLE", "s3cr3t-of-nobody", "us-east-1"
@@ -41,7 +41,7 @@ class Moto:
         return f"http://{self.host}"
 
     def options(self, endpoint: str | None = None) -> dict[str, Any]:
-        """Storage options of it, or of a proxy before it."""
+        """Storage options for it, or for a proxy in front of it."""
         return {
             "access_key_id": self.key,
             "secret_access_key": self.secret,
@@ -50,7 +50,7 @@ class Moto:
         }
 
     def new_bucket(self) -> str:
-        """Make an empty bucket and give its name."""
+        """Make an empty bucket; returns its name."""
         name = f"bucket-{os.getpid()}-{next(self._numbers)}"
         self.client().create_bucket(Bucket=name)
         return name
@@ -75,5 +75,5 @@ class Moto:
         self._program.stop()
 
     def _listening(self) -> int | None:
-        said = re.search(r"Running on http://127\.0\.0\.1:(\d+)", self._program.output)
-        return int(said[1]) if said else None
+        found = re.search(r"Running on http://127\.0\.0\.1:(\d+)", self._program.output)
+        return int(found[1]) if found else None

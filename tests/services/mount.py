@@ -1,4 +1,4 @@
-"""An `rclone mount` of an Azurite container: the way through FUSE that blobfuse takes."""
+"""An `rclone mount` of an Azurite container: access through FUSE, like blobfuse."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Mount"]
 
 
 class Mount:
-    """A container as the folder `path`; rclone's files lie beside it, in `folder`.
+    """A container as the folder `path`; rclone's files are in `folder`.
 
-    Read-only unless `writable`, which puts rclone's write cache under it: what is written is
-    uploaded a second after it is closed, and `close` does not wait for that.
-    `options` are more of `rclone mount`.
+    Read-only unless `writable`, which enables rclone's write cache: a file is uploaded a second
+    after it is closed, and `close` does not wait for that.
+    `options` are further options of `rclone mount`.
     """
 
     def __init__(
@@ -47,15 +47,15 @@ class Mount:
         self._start()
 
     def kill(self) -> None:
-        """Let the mount's process die: what is open there answers ENOTCONN from now on."""
+        """Kill the mount's process: open files fail with ENOTCONN from now on."""
         self._program.kill()
 
     def restart(self) -> None:
-        """Mount it again, after `close`."""
+        """Mount it again after `close`."""
         self._start()
 
     def close(self) -> None:
-        """Unmount it; lazily where a file is still open."""
+        """Unmount it; lazily if a file is still open."""
         if self._mounted() and not self._unmount():
             self._unmount("-z")
         wait_for(lambda: not self._mounted())
@@ -70,7 +70,7 @@ class Mount:
             raise
 
     def _mounted(self) -> bool:
-        # Not by looking at the folder, which fails when the process behind it is gone.
+        # Not by a look into the folder, which fails if the mount's process has died.
         return f" {self.path} " in Path("/proc/self/mountinfo").read_text()
 
     def _unmount(self, *how: str) -> bool:

@@ -1,4 +1,4 @@
-"""What the services need on this machine, and the line that installs what is missing."""
+"""Requirements of the services on this machine, and the lines that install them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ AZURITE = Path(__file__).parent / "node_modules" / ".bin" / "azurite-blob"
 
 _AZURITE = "{}: `apt-get install nodejs npm && make services` installs it"
 _MOUNT = "{}: `apt-get install rclone fuse3` installs it"
-_NGINX = "no nginx: `apt-get install nginx-light` installs it, in /usr/sbin, which PATH has to name"
+_NGINX = "no nginx: `apt-get install nginx-light` installs it, in /usr/sbin, which must be in PATH"
 
-# Each skips the test where a service cannot be started, and fails it where it has to be.
+# Each skips the test if a service cannot be started, or fails it if services are required.
 
 
 def need_azurite() -> None:
     _need(shutil.which("node"), _AZURITE.format("no node, which runs Azurite"))
     _need(AZURITE.exists(), _AZURITE.format("no Azurite"))
-    _need_packages("azure.storage.blob", says="azure-storage-blob")
+    _need_packages("azure.storage.blob", package="azure-storage-blob")
 
 
 def need_moto() -> None:
-    _need_packages("moto", "flask", "boto3", says="'moto[server]'")
+    _need_packages("moto", "flask", "boto3", package="'moto[server]'")
 
 
 def need_mount() -> None:
@@ -39,19 +39,19 @@ def need_mount() -> None:
 
 def need_nginx() -> None:
     _need(shutil.which("nginx"), _NGINX)
-    _need_packages("cryptography", says="cryptography")  # which makes its certificate
+    _need_packages("cryptography", package="cryptography")  # makes its certificate
 
 
-def _need_packages(*names: str, says: str) -> None:
+def _need_packages(*names: str, package: str) -> None:
     for name in names:
         try:
             importlib.import_module(name)
         except ImportError:
-            _need(False, f"no {name}: `pip install {says}` installs it")
+            _need(False, f"no {name}: `pip install {package}` installs it")
 
 
-def _need(is_there: object, reason: str) -> None:
-    if is_there:
+def _need(is_available: object, reason: str) -> None:
+    if is_available:
         return
     if os.environ.get("SEQRECORD_NEED_SERVICES") == "1":
         pytest.fail(reason, pytrace=False)

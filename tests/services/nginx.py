@@ -35,7 +35,7 @@ http {{
 
 
 class Nginx:
-    """A running nginx that serves what lies in its folder `root` at `https://127.0.0.1:PORT`.
+    """A running nginx that serves its folder `root` at `https://127.0.0.1:PORT`.
 
     `certificate` and `key` are PEM files.
     """
@@ -47,7 +47,7 @@ class Nginx:
         self.host = f"127.0.0.1:{_free_port()}"
         try:
             self._start()
-        except RuntimeError:  # another took the port meanwhile
+        except RuntimeError:  # another process took the port
             self.host = f"127.0.0.1:{_free_port()}"
             self._start()
 
@@ -56,7 +56,7 @@ class Nginx:
         return f"https://{self.host}"
 
     def put(self, path: str, data: bytes) -> None:
-        """Put a file in place, in one step."""
+        """Write a file atomically."""
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         new = self._folder / "new"

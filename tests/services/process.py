@@ -1,4 +1,4 @@
-"""Programs that a test starts, and that end with it whatever happens."""
+"""Programs that a test starts, and that always end with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STOP_SECONDS = 10.0
 class Program:
     """A running program, whose output goes to the file `log`.
 
-    It gets SIGTERM when the thread that started it ends, a killed process included.
+    It gets SIGTERM when the thread that started it ends, even if the process is killed.
     """
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
@@ -33,7 +33,7 @@ class Program:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
-                start_new_session=True,  # Ctrl-C is for the tests, which then stop it in order
+                start_new_session=True,  # Ctrl-C goes to the tests only, which then stop it
             )
 
     @property
@@ -45,18 +45,18 @@ class Program:
         return self._log.read_text("utf-8", "replace")
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Until `ready()`, or an error with what the program printed."""
+        """Wait until `ready()`, or raise an error with the program's output."""
         wait_for(lambda: ready() or not self.running)
         if not self.running:
             raise RuntimeError(f"{self._process.args!r} ended: {self.output[-2000:]}")
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL, and wait until it has ended."""
         self._process.kill()
         self._process.wait()
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL where that does not help."""
+        """Send SIGTERM, and SIGKILL if that does not help."""
         if self.running:
             self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

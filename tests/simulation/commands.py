@@ -1,4 +1,4 @@
-"""The commands of the simulation, and what each may do to the content of a dataset."""
+"""The commands of the simulation, and the allowed effects of each on a dataset."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ __all__ = [
     "write",
 ]
 
-KEPT = 3  # versions that "clean keeping" keeps
-DEADLINE = 2.0  # seconds that requests are repeated, by the clock of who asks
+KEPT = 3  # versions kept by "clean keeping"
+DEADLINE = 2.0  # seconds for which requests are repeated, by the actor's clock
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a reader sees: values by key in order, features, splits and labels of the episodes."""
+    """A dataset as read: values by key in order, features, splits and labels of the episodes."""
 
     episodes: dict[str, tuple[float, ...]]
     features: frozenset[str] = frozenset({"x"})
@@ -54,7 +54,7 @@ class Content:
     labels: dict[str, Any] = field(default_factory=dict)
 
     def renamed(self, name: Callable[[str], str | None]) -> Content:
-        """With other keys; an episode is gone where that is `None`."""
+        """Content with renamed episodes; `None` as a new key deletes the episode."""
 
         def keyed(items: dict[str, Any]) -> dict[str, Any]:
             return {new: item for key, item in items.items() if (new := name(key)) is not None}
@@ -63,7 +63,7 @@ class Content:
 
 
 def read(storage: Any, version: str | None = None) -> Content:
-    """All of the dataset, or of a version of it."""
+    """Read a dataset, or a version of it."""
     with seqrecord.open(storage, features=["x"], version=version) as dataset:
         infos, contents = dataset.episodes, dataset.contents
         names, numbers = contents.manifest.splits, contents.index.split.tolist()
@@ -77,29 +77,29 @@ def read(storage: Any, version: str | None = None) -> Content:
 
 @dataclass
 class History:
-    """What is known of the data while a history runs.
+    """Expected data of a history, updated while it runs.
 
-    `written` are the values of each key's frames so far, by whoever writes it, `flushed` how many
-    frames of it are to stay, `ended` the keys of episodes whose end was acknowledged, by actor.
+    `written` are the values of each key's frames so far, by any writer, `flushed` how many of them
+    must survive, `ended` the keys of acknowledged episodes, by actor.
     """
 
     written: dict[str, list[float]] = field(default_factory=dict)
     flushed: dict[str, int] = field(default_factory=dict)
     ended: dict[str, set[str]] = field(default_factory=dict)
-    gone: set[str] = field(default_factory=set)  # deleted, discarded or renamed: never again
-    seen: list[Content] = field(default_factory=list)  # of each version, the first one too
+    removed: set[str] = field(default_factory=set)  # deleted, discarded or renamed: never again
+    seen: list[Content] = field(default_factory=list)  # of each version, including the first
 
 
 Do = Callable[[Any, str, History], object]
 """`do(storage, name of the actor, history)`."""
 
 Spec = Callable[[Content, Content, str, History], bool]
-"""`spec(before, after, actor, history)`: whether a commit of the command may do that."""
+"""`spec(before, after, actor, history)`: whether a commit of the command may make this change."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """`in_empty` and `in_dataset` say where it may begin."""
+    """`in_empty` and `in_dataset`: where the command may begin."""
 
     do: Do
     spec: Spec
@@ -116,7 +116,7 @@ def frame(value: float, **more: Any) -> dict[str, Any]:
 
 
 def append(episode: Any, key: str, number: int, history: History, flush_at: Any = ()) -> None:
-    """The frames of an episode; after so many of them it is flushed."""
+    """Append an episode's frames; flush after the counts in `flush_at`."""
     values = history.written.setdefault(key, [])
     for value in frames(number):
         values.append(value)
@@ -129,7 +129,7 @@ def append(episode: Any, key: str, number: int, history: History, flush_at: Any 
 def write(
     where: Any, actor: str, history: History, mode: Any, *, flushes: bool = False, episodes: int = 2
 ) -> None:
-    """Episodes of which the first fills a record file."""
+    """Write episodes; the first fills a record file."""
     with SeqRecordWriter(where, codecs="raw", max_file_size=1000, mode=mode) as writer:
         for number in range(episodes):
             key = f"{actor}{number}"
@@ -139,13 +139,13 @@ def write(
 
 
 def discarding(where: Any, actor: str, history: History) -> None:
-    """A writer whose first episode was flushed, and is discarded."""
+    """Write an episode, flush and discard it, then write another one."""
     with SeqRecordWriter(where, codecs="raw", max_file_size=1000, mode="append") as writer:
         key = f"{actor}0"
         episode = writer.episode(key)
         append(episode, key, ord(actor[0]), history, [1, 2, 3])
         episode.discard()
-        history.gone.add(key)
+        history.removed.add(key)
         key = f"{actor}1"
         with writer.episode(key) as episode:
             append(episode, key, ord(actor[0]) + 1, history)
@@ -153,7 +153,7 @@ def discarding(where: Any, actor: str, history: History) -> None:
 
 
 def record(where: Any, actor: str, history: History) -> None:
-    """A recorder, whose second episode is discarded."""
+    """Record episodes and discard the second one."""
     with SeqRecordRecorder(
         where, codecs="raw", max_file_size=1000, mode="append", flush_seconds=3600
     ) as recorder:
@@ -163,14 +163,14 @@ def record(where: Any, actor: str, history: History) -> None:
             append(episode, key, ord(actor) + number, history)
             if number == 1:
                 episode.discard(wait=True)
-                history.gone.add(key)
+                history.removed.add(key)
             else:
                 episode.close()
                 history.ended.setdefault(actor, set()).add(key)
 
 
 def _becomes(change: Callable[[Content, str], Content]) -> Spec:
-    """What is there changes like this; `change(before, actor)`."""
+    """The commit must change the content by `change(before, actor)`."""
     return lambda before, after, actor, history: after == change(before, actor)
 
 
@@ -178,7 +178,7 @@ _same = _becomes(lambda before, actor: before)
 
 
 def _own(actor: str, history: History) -> set[str]:
-    return history.ended.get(actor, set()) - history.gone
+    return history.ended.get(actor, set()) - history.removed
 
 
 def _appended(before: Content, after: Content, actor: str, history: History) -> bool:
@@ -190,9 +190,9 @@ def _appended(before: Content, after: Content, actor: str, history: History) -> 
 
 
 def _resumed(before: Content, after: Content, actor: str, history: History) -> bool:
-    """All there was, its own, and nothing but what others had written, up to a flush or an end.
+    """Keeps all content, adds the actor's own episodes, and recovers only ended or flushed frames.
 
-    An episode of which only what was flushed was there may have become longer.
+    An episode of flushed frames may have become longer.
     """
 
     def is_kept(key: str, item: tuple[float, ...]) -> bool:
@@ -206,7 +206,7 @@ def _resumed(before: Content, after: Content, actor: str, history: History) -> b
         and _own(actor, history) <= after.episodes.keys()
         and (before.splits, before.labels) == (after.splits, after.labels)
         and before.features <= after.features
-        and not rest.keys() & history.gone
+        and not rest.keys() & history.removed
         and all(
             tuple(history.written[key][: len(item)]) == item
             and len(item) in (len(history.written[key]), history.flushed.get(key, -1))
@@ -216,19 +216,19 @@ def _resumed(before: Content, after: Content, actor: str, history: History) -> b
 
 
 def _deleted(before: Content, after: Content, actor: str, history: History) -> bool:
-    history.gone.add("e1")
+    history.removed.add("e1")
     rest = before.renamed(lambda key: None if key == "e1" else key)
     return "e1" in before.episodes and after == rest
 
 
 def _kept(before: Content, after: Content, actor: str, history: History) -> bool:
     kept = before.renamed(lambda key: key if key[:2] in ("e1", "e2") else None)
-    history.gone.update(before.episodes.keys() - kept.episodes.keys())
+    history.removed.update(before.episodes.keys() - kept.episodes.keys())
     return after.episodes == kept.episodes
 
 
 def _renamed(before: Content, after: Content, actor: str, history: History) -> bool:
-    history.gone.add("e2")
+    history.removed.add("e2")
     history.written["two"] = history.written["e2"]
     new = before.renamed(lambda key: "two" if key == "e2" else key)
     return "e2" in before.episodes and after == new
@@ -272,7 +272,7 @@ def _make_sources() -> None:
 
 
 def reader(where: Any, actor: str, history: History) -> None:
-    """What it sees was the dataset at some time since it began."""
+    """Assert that the content was current at some time since the read began."""
     first = len(history.seen) - 1
     found = read(where)
     if found not in history.seen[max(first, 0) :]:
@@ -280,7 +280,7 @@ def reader(where: Any, actor: str, history: History) -> None:
 
 
 def _on(change: Callable[..., object], *arguments: Any, **options: Any) -> Do:
-    """A change of a dataset for which it makes no difference who asks."""
+    """A change of a dataset that does not depend on the actor."""
     return lambda where, actor, history: change(where, *arguments, **options)
 
 
@@ -332,7 +332,7 @@ COMMANDS: dict[str, Command] = {
 
 
 def storage_of(client: Client, actor: Actor) -> Any:
-    """What the command works on: its requests are repeated, as those to a real store are."""
+    """The command's storage: requests are repeated, as with a real store."""
 
     def sleep(seconds: float) -> None:
         actor.world.wait(seconds)
@@ -343,14 +343,14 @@ def storage_of(client: Client, actor: Actor) -> Any:
 
 
 def empty(**options: Any) -> tuple[Server, History]:
-    """A place where nothing is, and two datasets that can be merged."""
+    """An empty place, and two datasets to merge."""
     if not _SOURCES:
         _make_sources()
     return Server(**options), History(seen=[Content({}, frozenset())])
 
 
 def started(**options: Any) -> tuple[Server, History]:
-    """A dataset with deleted episodes, a second feature, and what a killed writer has left."""
+    """A dataset with deleted episodes, a second feature, and files of a killed writer."""
     server, history = Server(**options), History()
     client: Any = Client(None, None, server)
     for key in range(5):
@@ -369,6 +369,6 @@ def started(**options: Any) -> tuple[Server, History]:
     killed = SeqRecordWriter(client, codecs="raw", mode="append")
     put(killed, "k0")
     history.ended["k"] = {"k0"}
-    history.gone |= {"e0", "e3"}
+    history.removed |= {"e0", "e3"}
     history.seen.append(read(client))
     return server, history

@@ -1,7 +1,7 @@
-"""Histories: commands, an order of their calls and faults, drawn from a seed, run and judged.
+"""Histories: commands, an order of their calls and faults, drawn from a seed, run and checked.
 
-What is promised is in docs/storage.md, "What is promised". A failing history is cut down to a
-short one, which `str` shows as a script of calls.
+The guarantees are in docs/storage.md, "Several writers, and cleaning". A failing history is
+shortened; `str` shows it as a script of calls.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ __all__ = ["BLOCK", "BrokenPromiseError", "Case", "drawn", "fails", "run", "shru
 
 @dataclass(frozen=True)
 class Case:
-    """What is run: the commands, choices of who goes on, and which calls are broken, by number.
+    """A history: the commands, the choices of the scheduler, and the faults, by number of call.
 
-    A choice is a number that is taken modulo the number of those that could go on. After the last
-    choice the first that can goes on.
+    A choice is taken modulo the number of actors that could continue. After the last choice the
+    first of them continues.
     """
 
     commands: tuple[str, ...]
-    begins: tuple[int, ...] = ()  # after how many calls of others each command begins
-    naps: tuple[tuple[int, int, int], ...] = ()  # of which command, after which call, how long
+    begins: tuple[int, ...] = ()  # number of others' calls before each command begins
+    naps: tuple[tuple[int, int, int], ...] = ()  # command, its call, number of others' calls
     choices: tuple[int, ...] = ()
     faults: tuple[tuple[str, int, Fault, int], ...] = ()
     jumps: tuple[tuple[int, float, int | None], ...] = ()
@@ -69,7 +69,7 @@ class Case:
 
 
 class BrokenPromiseError(AssertionError):
-    """A promise that a history broke; `steps` are its calls."""
+    """A guarantee broken by a history; `steps` are its calls."""
 
     def __init__(self, what: str, case: Case, steps: Sequence[Step]) -> None:
         super().__init__(what)
@@ -84,7 +84,7 @@ _FAULTS = tuple(Fault)
 
 
 def drawn(seed: int, commands: Sequence[str] | None = None) -> Case:
-    """A case; of these commands, or of two or three that are drawn."""
+    """A random case with these commands, by default with two or three random ones."""
     rng = random.Random(f"simulation {seed}")
     in_empty = rng.random() < 0.2
     names = [
@@ -99,12 +99,12 @@ def drawn(seed: int, commands: Sequence[str] | None = None) -> Case:
         in_empty = not all(COMMANDS[name].in_dataset for name in commands)
     kind = rng.random()
     num_faults = 0 if kind < 0.3 else rng.choice((1, 1, 2))
-    # Long stretches of one command make more of the rare orders than a change at each call.
+    # Long stretches of one command produce more rare orders than a switch after each call.
     stretch = rng.choice((1, 3, 10, 30))
     choices: list[int] = []
     while len(choices) < 150:
         choices += [rng.randrange(64)] * rng.randrange(1, stretch + 1)
-    # Without conditions a writer that stands still puts its manifest though its files are cleaned.
+    # Without conditions, a stalled writer commits a manifest although its files were cleaned.
     has_conditions = rng.random() < 0.9 or any(name.startswith("clean") for name in commands)
     return Case(
         tuple(commands),
@@ -123,13 +123,13 @@ def drawn(seed: int, commands: Sequence[str] | None = None) -> Case:
 
 
 def _drawn_jump(rng: random.Random, num_commands: int) -> tuple[int, float, int | None]:
-    """A server's clock is set; that of a machine, by which commands wait, only jumps ahead."""
+    """A server's clock jumps in both directions, a machine's monotonic clock only ahead."""
     whose = rng.choice((None, *range(num_commands)))
     return rng.randrange(60), 7200.0 if whose is not None else rng.choice((-7200.0, 7200.0)), whose
 
 
 def _drawn_fault(rng: random.Random) -> tuple[str, int, Fault, int]:
-    """Half of them break the calls that decide: a manifest is put, a file is finished."""
+    """Half of the faults affect the critical calls: the put of a manifest, the end of a file."""
     name = rng.choice(("", "put", "put", "commit"))
     number = {"": rng.randrange(70), "put": rng.randrange(4), "commit": rng.randrange(9)}[name]
     return name, number, rng.choice(_FAULTS), rng.choice((0, 100))
@@ -139,7 +139,7 @@ _BEGUN: dict[tuple[bool, bool, bool], tuple[Server, History]] = {}
 
 
 def begin() -> None:
-    """Make what histories begin with, by commands that nobody has broken on purpose."""
+    """Create the initial datasets of histories, without faults."""
     for in_empty, has_conditions, is_durable in itertools.product((False, True), repeat=3):
         make = empty if in_empty else started
         with simulated("base"):
@@ -155,9 +155,9 @@ def _begun(case: Case) -> tuple[Server, History]:
 
 @contextmanager
 def simulated(name: str) -> Iterator[None]:
-    """No thread starts, so pools do their tasks at once; ids are drawn by the actor's name.
+    """Forbid new threads, so that pools run tasks directly; ids are random by the actor's name.
 
-    Outside of actors they are drawn by `name`.
+    Outside of actors they are random by `name`.
     """
     outside = random.Random(name)
 
@@ -166,10 +166,10 @@ def simulated(name: str) -> Iterator[None]:
 
     def token(count: int = 32) -> str:
         actor = current_actor()
-        drawn = (actor.ids if actor else outside).randbytes(count).hex()
+        new = (actor.ids if actor else outside).randbytes(count).hex()
         if actor:
-            actor.issued.append(drawn)
-        return drawn
+            actor.issued.append(new)
+        return new
 
     logger = logging.getLogger("seqrecord")
     before = logger.disabled
@@ -187,14 +187,14 @@ def simulated(name: str) -> Iterator[None]:
 
 @dataclass
 class _Run:
-    """One run of a case, and what is known while it goes on."""
+    """One run of a case, and its state."""
 
     case: Case
     server: Server
     history: History
     commits: dict[str, int] = field(default_factory=dict)
     versions: dict[str, Content] = field(default_factory=dict)  # by the ids of commits
-    broken: str | None = None  # the first promise that was
+    broken: str | None = None  # message of the first failed check
 
     def run(self) -> list[Step]:
         choices = iter(self.case.choices)
@@ -248,12 +248,12 @@ class _Run:
 
     @property
     def _may_remove(self) -> bool:
-        """Whether a clean may remove files of writers that are at work, or were killed."""
+        """Whether a clean may remove files of running or killed writers."""
         return self._may_forget or "clean keeping" in self.case.commands
 
     @property
     def _may_forget(self) -> bool:
-        """Whether a clean may remove what earlier versions need."""
+        """Whether a clean may remove files of earlier versions."""
         jumps = any(whose is None for _, _, whose in self.case.jumps)
         return "clean" in self.case.commands or ("clean old" in self.case.commands and jumps)
 
@@ -262,7 +262,7 @@ class _Run:
         return Client(None, None, self.server)
 
     def after(self, step: Step) -> None:
-        """After each call: a new manifest is what its command may make of the one before."""
+        """Check after each call that a new manifest is an allowed change of the previous one."""
         if self.broken is not None:
             return
         try:
@@ -286,9 +286,9 @@ class _Run:
         sizes = {file.path: file.size for file in manifest.record_files}
         sizes |= {file.path: file.size for file in manifest.small_files}
         for path, size in sizes.items():
-            there = self.server.files.get(path)
-            assert there is not None, f"{step}: {path} is gone, which the manifest names"
-            assert len(there.data) == size, f"{step}: {path} has another length"
+            stored = self.server.files.get(path)
+            assert stored is not None, f"{step}: {path} is gone, which the manifest names"
+            assert len(stored.data) == size, f"{step}: {path} has another length"
         if now == self.manifest:
             return
         self.manifest = now
@@ -305,7 +305,7 @@ class _Run:
             )
 
     def judge(self, actors: Sequence[Actor]) -> None:
-        """What was acknowledged is there, what was refused is not, and errors are what they say."""
+        """Check that success means a commit, refusal means none, and errors are expected."""
         cleans = self._may_remove
         for actor, name in zip(actors, self.case.commands, strict=True):
             count, error = self.commits.get(actor.name, 0), actor.error
@@ -327,15 +327,15 @@ class _Run:
             if self.case.in_empty:
                 expected += (NotFoundError,)  # as long as there is no dataset
             if not cleans:
-                is_expected = isinstance(error, expected) or name in _OF_WHAT_IS_THERE
+                is_expected = isinstance(error, expected) or name in _NEED_EPISODES
                 assert is_expected, f"{name} ({actor.name}): {shown}"
         if not self.case.faults and not cleans and "read" not in self.case.commands:
             assert self.commits or _NEED_NO_COMMIT.issuperset(self.case.commands), (
-                "nobody went through"
+                "every command failed"
             )
 
     def finish(self, actors: Sequence[Actor]) -> None:
-        """All that is whole is found by a resume; then a clean removes the rest."""
+        """Check that a resume recovers all complete episodes, and a clean removes the rest."""
         case, view = self.case, self.view
         cleans = self._may_remove
         before = self.history.seen[-1]
@@ -351,22 +351,22 @@ class _Run:
         )
         if case.has_conditions and case.is_durable and not cleans:
             for actor, keys in self.history.ended.items():
-                lost = keys - self.history.gone - content.episodes.keys()
+                lost = keys - self.history.removed - content.episodes.keys()
                 assert not lost, f"episodes of {actor} that had ended are lost: {lost}"
         clean(view, older_than=-1e9)
         problems = seqrecord.verify(view).problems
         assert not problems, f"{problems}"
-        assert read(view) == content, "clean changed what there is"
+        assert read(view) == content, "clean changed the content"
 
 
 _NEED_NO_COMMIT = {"read", "only resume", "clean", "clean keeping", "clean old", "stats"}
 _NEED_NO_COMMIT |= {"rewrite", "reindex", "drop", "keep"}
 _IN_STEPS = {"rewrite"}  # several commits
-_OF_WHAT_IS_THERE = {"delete", "rename", "keep", "drop", "trim"}  # errors where another removed it
+_NEED_EPISODES = {"delete", "rename", "keep", "drop", "trim"}  # raise if another removed them
 
 
 def _is_of(actor: Actor, commit: str) -> bool:
-    return any(commit.startswith(drawn) for drawn in actor.issued)
+    return any(commit.startswith(issued) for issued in actor.issued)
 
 
 def run(case: Case) -> list[Step]:
@@ -385,14 +385,14 @@ def fails(case: Case) -> BrokenPromiseError | None:
 
 
 def shrunk(failure: BrokenPromiseError, most_runs: int = 400) -> BrokenPromiseError:
-    """A shorter case that fails too: fewer commands, faults and changes from one to another."""
-    left = most_runs
+    """Shorten a failing case: fewer commands, faults and switches between actors."""
+    remaining = most_runs
 
     def better(case: Case) -> bool:
-        nonlocal failure, left
-        if case == failure.case or left <= 0:
+        nonlocal failure, remaining
+        if case == failure.case or remaining <= 0:
             return False
-        left -= 1
+        remaining -= 1
         if (found := fails(case)) is None:
             return False
         failure = found
@@ -428,7 +428,7 @@ BLOCK = 50
 
 
 def tried(first: int) -> tuple[Counter[tuple[str, ...]], list[str]]:
-    """The commands of a block of histories from this seed on, counted; and those that failed."""
+    """Run a block of histories from this seed; returns the counts of commands, and failures."""
     sets: Counter[tuple[str, ...]] = Counter()
     failures = []
     for seed in range(first, first + BLOCK):

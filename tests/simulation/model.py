@@ -1,9 +1,9 @@
-"""A storage as a model in memory, and a scheduler that interleaves the calls of its clients.
+"""An in-memory model of a storage, and a scheduler that interleaves its clients' calls.
 
-A `Server` holds what is stored. Each actor, a command that is run, has a thread and a `Client`, the
-storage that it works on. Of all threads one runs at a time: before each call a client waits until
-the scheduler lets it go on, so the drawn choices alone decide what happens. A call may fail, in the
-ways of `Fault`, and an actor may be killed.
+A `Server` contains the stored files. Each actor runs a command and has a thread and a `Client`, its
+storage. One thread runs at a time: before each call a client waits for the scheduler, so that a
+history depends on the drawn choices only. A call may fail in the ways of `Fault`, and an actor may
+be killed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 
 
 class Fault(Enum):
-    """What becomes of a call that the scheduler breaks."""
+    """Effect of a fault on a call."""
 
     BUSY = "fails, not done"
     LOST = "done, but the answer is lost"
@@ -55,7 +55,7 @@ class Fault(Enum):
 
 
 class Killed(BaseException):
-    """The actor is killed: none of its calls does anything from now on."""
+    """The actor is killed: its later calls have no effect."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ class _File:
 
 @dataclass
 class _Open:
-    """An upload that has not ended."""
+    """An unfinished upload."""
 
     path: str
     modified: float
@@ -81,7 +81,7 @@ class _Open:
 
 
 class Server:
-    """What is stored. Its clock goes a second with each call."""
+    """Stored files and uploads. The clock advances by a second with each call."""
 
     def __init__(
         self, *, has_conditions: bool = True, is_durable: bool = True, clock: float = 1e9
@@ -98,9 +98,9 @@ class Server:
         self.files[path] = _File(data, f"{digest}-{self._tags}", self.clock)
 
     def check(self, path: str, expected: str | None) -> None:
-        there = self.files.get(path)
-        if (there.tag if there else None) != expected:
-            raise ConflictError("another file is there", file=path)
+        stored = self.files.get(path)
+        if (stored.tag if stored else None) != expected:
+            raise ConflictError("another file exists", file=path)
 
     def put(self, path: str, data: bytes, expected: str | None) -> None:
         self.check(path, expected)
@@ -124,7 +124,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Step:
-    """A call that was let go on: of which actor, what, on which file, and how it was broken."""
+    """A call: its actor, name and file, and its fault."""
 
     actor: str
     call: str
@@ -145,17 +145,17 @@ class Actor:
         self.error: BaseException | None = None
         self.go = threading.Semaphore(0)
         self.clock_is_ahead = 0.0
-        self.asleep_until = 0  # that many calls were let go on, if anybody else can
+        self.asleep_until = 0  # number of steps, ignored if no other actor can continue
         self.naps: dict[int, int] = {}
         self.num_calls = 0
-        self.outage = 0  # calls that fail from now on
+        self.outage = 0  # number of following calls that fail
         self.ids = random.Random(name)
-        self.issued: list[str] = []  # ids that it has drawn
+        self.issued: list[str] = []  # random ids that it has drawn
         self._thread = threading.Thread(target=self._run, name=f"actor-{name}", daemon=True)
 
     @property
     def clock(self) -> float:
-        """Its machine's, which is not the server's."""
+        """Clock of its machine, independent of the server's."""
         return self.world.time + self.clock_is_ahead
 
     def start(self) -> None:
@@ -185,10 +185,10 @@ def current_actor() -> Actor | None:
 class World:
     """Runs actors on a server, one call at a time; `choose(n)` draws from 0 to n - 1.
 
-    `faults` says which calls are broken: of which name, or `""` for any, the how many-th, from 0,
-    in which way, and for how many calls of the others the answer takes. `jumps` says before which
-    call a clock is moved, by how many seconds, and whose: an actor's by its number, or the server's
-    (`None`). `after` is called after each call.
+    `faults` are tuples (name of the call or `""` for any, its number from 0, the fault, the number
+    of others' calls until it is answered). `jumps` maps a call's number to the seconds by which a
+    clock jumps before it and the number of the clock's actor, or `None` for the server. `after` is
+    called after each call.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class World:
         self.server, self._choose = server, choose
         self._faults = {(name, number): (fault, wait) for name, number, fault, wait in faults}
         self._jumps, self._counts = dict(jumps or {}), Counter[str]()
-        self.time = 0.0  # seconds that have passed
+        self.time = 0.0  # elapsed seconds
         self._after, self._most = after, most_steps
         self.actors: list[Actor] = []
         self.late: list[tuple[str, str, Callable[[], None]]] = []
@@ -219,9 +219,9 @@ class World:
         after: int = 0,
         naps: Iterable[tuple[int, int]] = (),
     ) -> Actor:
-        """An actor that begins after so many calls of others.
+        """Add an actor that begins after `after` calls of others.
 
-        `naps` are calls of its own, by number, after which it waits for so many calls of others.
+        `naps` are pairs: after its own call of a number it waits for some calls of others.
         """
         actor = Actor(self, name, do)
         actor.asleep_until, actor.naps = after, dict(naps)
@@ -229,24 +229,24 @@ class World:
         return actor
 
     def wait(self, seconds: float) -> None:
-        """Time passes for all."""
+        """Let time pass for all clocks."""
         self.time += seconds
         self.server.clock += seconds
 
     def run(self) -> None:
-        """Let all actors come to their end, and what is late land."""
+        """Run all actors until they end, and all late calls."""
         for actor in self.actors:
             actor.start()
         try:
             while True:
-                left = [actor for actor in self.actors if not actor.is_done]
+                waiting = [actor for actor in self.actors if not actor.is_done]
                 now = len(self.steps)
-                ready = [actor for actor in left if actor.asleep_until <= now] or left
+                ready = [actor for actor in waiting if actor.asleep_until <= now] or waiting
                 count = len(ready) + len(self.late)
                 if not count:
                     break
                 if len(self.steps) > self._most:
-                    raise AssertionError(f"not over after {self._most} steps")
+                    raise AssertionError(f"not finished after {self._most} steps")
                 number = self._choose(count) if count > 1 else 0
                 if number < len(ready):
                     self._let_go(ready[number])
@@ -260,7 +260,7 @@ class World:
                 actor.join()
 
     def _let_go(self, actor: Actor) -> None:
-        """Let it go on until its next call, or its end."""
+        """Let an actor run until its next call or its end."""
         _RUNNING.append(actor)
         actor.go.release()
         self.baton.acquire()
@@ -277,7 +277,7 @@ class World:
         self._after(step)
 
     def call(self, actor: Actor, name: str, path: str, effect: Callable[[], _T]) -> _T:
-        """Do a call of an actor when it is its turn, or break it."""
+        """Do an actor's call when it is its turn, or let it fail."""
         if actor.is_killed:
             raise Killed
         self.baton.release()
@@ -309,7 +309,7 @@ class World:
             raise TransientError("the storage is busy", file=path)
         if fault is Fault.LATE and name in _CHANGES:
             self.late.append((name, path, lambda: (effect(), None)[1]))
-            actor.outage = 4  # or the next attempt would go through
+            actor.outage = 4  # or the next attempt would succeed
             raise TransientError("no answer", file=path)
         result = effect()
         self._after(step)
@@ -325,7 +325,7 @@ _CHANGES = ("put", "commit", "remove", "checkpoint")
 
 
 class Client:
-    """A `Storage` of one actor; without a `world` its calls are done at once."""
+    """A `Storage` of one actor; without a `world` calls take effect at once."""
 
     def __init__(self, world: World | None, actor: Actor | None, server: Server | None = None):
         self._world, self._actor = world, actor
@@ -488,23 +488,23 @@ class _Upload:
 
 
 class _Unfinished:
-    """What there is of an upload; its checkpoints are looked up when they are asked for."""
+    """An unfinished upload; its checkpoints are read on request."""
 
     def __init__(self, client: Client, upload: _Open) -> None:
         self._client, self._upload = client, upload
         self.path, self.modified = upload.path, upload.modified
 
-    def _there(self) -> _Open:
+    def _existing(self) -> _Open:
         if self._upload.is_over:
             raise NotFoundError("no such upload", file=self.path)
         return self._upload
 
     def checkpoints(self) -> list[tuple[int, bytes]]:
-        return self._client.call("notes", self.path, lambda: self._there().checkpoints[:])
+        return self._client.call("notes", self.path, lambda: self._existing().checkpoints[:])
 
     def read_ranges(self, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]) -> None:
         def read() -> None:
-            data = self._there().data
+            data = self._existing().data
             for item, buffer in zip(ranges, buffers, strict=True):
                 if item.stop > len(data):
                     raise short_read(self.path, item, max(0, len(data) - item.start))

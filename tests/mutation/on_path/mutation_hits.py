@@ -1,4 +1,4 @@
-"""The file in memory in which statements note that they run; see `instrumenting`."""
+"""The file in memory that records executed statements; see `instrumenting`."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ if file := os.environ.get("MUTATION_HITS"):
     _file = os.open(file, os.O_RDWR)
     HITS = mmap.mmap(_file, 0)
     os.close(_file)
-else:  # a process that was given an environment of its own
+else:  # a process with another environment
     HITS = bytearray(int(os.environ.get("MUTATION_COUNT", 1 << 22)))

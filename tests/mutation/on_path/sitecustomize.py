@@ -1,4 +1,4 @@
-"""Python imports this at its start where its folder is on PYTHONPATH; see `instrumenting`."""
+"""Python imports this at startup if its folder is on PYTHONPATH; see `instrumenting`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import CodeType, ModuleType
 
 
 class Loader(SourceFileLoader):
-    """Loads the code of a module that notes which of its statements run."""
+    """Loads the instrumented code of a module."""
 
     def get_code(self, fullname: str) -> CodeType:
         code: CodeType = marshal.loads((Path(CODE) / fullname).read_bytes())
@@ -21,7 +21,7 @@ class Loader(SourceFileLoader):
 
 
 class Finder(MetaPathFinder):
-    """Finds the package's modules where they are, and has them loaded by `Loader`."""
+    """Finds the package's modules at their usual place, to be loaded by `Loader`."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
