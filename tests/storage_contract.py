@@ -216,7 +216,7 @@ class StorageContract(ReadContract):
 
     # Small files, put on condition of the existing content
 
-    def test_a_file_is_put_in_place_of_the_expected_one(self, storage: Storage) -> None:
+    def test_put_replaces_the_expected_content_only(self, storage: Storage) -> None:
         """Or created if no file is expected; a copy sees it at once."""
         copy = pickle.loads(pickle.dumps(storage))
         storage.put("index/a", b"one", expected=None)
@@ -241,7 +241,7 @@ class StorageContract(ReadContract):
         assert get(storage, "index/a") == b"four"
         copy.close()
 
-    def test_threads_that_replace_a_file_lose_nothing(self, storage: Storage) -> None:
+    def test_concurrent_puts_of_threads_lose_no_update(self, storage: Storage) -> None:
         if not self.is_atomic:
             pytest.skip("it has no conditional writes")
         copies = [pickle.loads(pickle.dumps(storage)) for _ in range(4)]
@@ -264,7 +264,7 @@ class StorageContract(ReadContract):
         for copy in copies:
             copy.close()
 
-    def test_processes_that_replace_a_file_lose_nothing(
+    def test_concurrent_puts_of_processes_lose_no_update(
         self, storage: Storage, other_process: Callable[..., Any]
     ) -> None:
         if not (self.is_atomic and self.is_shared):

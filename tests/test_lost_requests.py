@@ -117,7 +117,7 @@ def test_a_lost_request_superseded_by_another_commit(
     "raises", [None, KeyboardInterrupt, pytest.param(OSError, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_request_that_comes_late(
+def test_a_late_request_is_applied(
     path: Path, name: str, raises: type[BaseException] | None
 ) -> None:
     """The writer has failed; its files still exist when the late request is applied."""

@@ -304,7 +304,7 @@ def test_a_mount_is_found_and_read_and_errors_suggest_a_url(
         MountStorage(mounted.path / "dataset").create("records/new")
 
 
-def test_what_is_written_reaches_the_container(
+def test_written_files_reach_the_container(
     azurite: Azurite, container: str, mount: MakeMount
 ) -> None:
     mounted = mount(azurite, container, writable=True)

@@ -169,7 +169,7 @@ def test_the_error_has_the_offset_of_the_damaged_frame(at: int) -> None:
     assert np.array_equal(out, frames)
 
 
-def test_bytes_that_are_no_bools() -> None:
+def test_invalid_bools_are_refused() -> None:
     for shape in ((2,), (None,)):
         codec = _codec("|b1", shape)
         page = bytearray(_page(codec, [np.array([True, False])]))

@@ -109,7 +109,7 @@ def first_invalid(
     return ""
 
 
-def test_what_is_committed_is_whole_after_any_loss_of_power(
+def test_committed_datasets_are_complete_after_any_power_loss(
     tmp_path: Path, record: Record, thorough: bool
 ) -> None:
     resumes = 0

@@ -176,7 +176,7 @@ def test_a_kill_leaves_the_old_or_the_new_file(
     assert (waits > 0) == (not detects_kills(storage, disk))
 
 
-def test_a_writer_that_stands_still_overwrites_nothing(
+def test_a_stopped_writer_overwrites_nothing(
     storage: LocalStorage, disk: str, thorough: bool
 ) -> None:
     """Another writer waits for a while, or regards it as dead and continues."""
@@ -209,7 +209,7 @@ def test_a_writer_that_stands_still_overwrites_nothing(
     assert (waits > 0) == (disk == "locks")
 
 
-def test_of_two_writers_that_stand_still_one_succeeds(
+def test_at_most_one_of_two_stopped_writers_succeeds(
     tmp_path: Path, disk: str, thorough: bool
 ) -> None:
     """The second one regards the first as dead, if it can, and is stopped itself."""
@@ -245,7 +245,7 @@ def test_of_two_writers_that_stand_still_one_succeeds(
 
 @pytest.mark.usefixtures("disk")
 @pytest.mark.parametrize("is_new", [True, False])
-def test_a_loss_of_power_leaves_the_old_or_the_new_file(tmp_path: Path, is_new: bool) -> None:
+def test_a_power_loss_leaves_the_old_or_the_new_file(tmp_path: Path, is_new: bool) -> None:
     record, storage = Record(tmp_path), LocalStorage(tmp_path)
     with record.recording():
         if not is_new:

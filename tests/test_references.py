@@ -96,7 +96,7 @@ def _word(at: int, value: int) -> bytes:
     return _PAGE[:at] + struct.pack("<I", value) + _PAGE[at + 4 :]
 
 
-def test_references_that_cannot_be_true() -> None:
+def test_invalid_references_are_refused() -> None:
     for page, length in (
         *((b"", 15), (_PAGE[:-1], 15), (_PAGE, 16)),
         (_word(0, 1 << 31), 15),  # no packets
@@ -126,7 +126,7 @@ def test_external_list_round_trip() -> None:
     assert ExternalList.parse(path.read_bytes(), path.stem).files[0].path == "a.mp4"
 
 
-def test_lists_that_are_refused() -> None:
+def test_invalid_external_lists_are_refused() -> None:
     good = ExternalList((ExternalFile("/a", "b.mp4", 5),))
     with pytest.raises(ChecksumError):
         ExternalList.parse(good.encode(), "0" * 16)
@@ -170,7 +170,7 @@ def test_frames_as_files_of_a_folder_or_ranges_of_a_file() -> None:
         assert found.page(data, None) == struct.pack("<3I", 12, 15, 17) + b"AAABB"
 
 
-def test_frames_that_cannot_be_true() -> None:
+def test_invalid_frame_references_are_refused() -> None:
     one, two = b'["a.png",null]', b'[["a.png",null],["%s",null]]'
     names = [b"x", b"{}", b"[]", b"[" + one + b"]", two % b"a.png", two % b"../b.png", two % b""]
     names += [two % b"c/b.png", b"[" + one + b',["b.png",7]]', b"[" + one + b',["b.png"]]']
