@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> None:
     trees = [work / f"tree-{number}" for number in range(options.processes)]
     for tree in trees:
         if not (tree / "seqrecord").exists():
-            copy_tree(ROOT, files, tree)
+            copy_tree(source, files, tree)
         restore(source, tree)
 
     preload()
