@@ -1,8 +1,8 @@
 """Fill rates of buffers by page size and alignment: `python -m benchmarks.buffers [--mib 64]`.
 
-One thread fills buffers on huge and on small pages. Buffers start at a page boundary, 64 bytes after
-it, or 16 bytes after it like large NumPy arrays. Two fills are timed: rows copied in random order, as
-clips are gathered, and a file read from the page cache. Prints medians in GB/s; buffers alternate.
+One thread fills buffers on huge and small pages that start at a page boundary, 64 bytes after it,
+or 16 bytes after it like large NumPy arrays. Fills are rows copied in random order, as in the
+gather of clips, and a file read from the page cache. Prints medians in GB/s; buffers alternate.
 """
 
 from __future__ import annotations

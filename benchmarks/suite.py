@@ -1,8 +1,8 @@
 """Command line of a benchmark: runs rows selected by patterns; writes raw JSON and a page.
 
-Each result is saved as JSON at once. `--rows` takes patterns of row names. `--resume` keeps the rows
-measured by the last run in FOLDER; `--keep` keeps its rows outside `--rows`. `--report` runs nothing
-and writes the page of the last run.
+Each result is saved as JSON at once. `--rows` takes patterns of row names. `--resume` keeps rows
+measured by the last run in FOLDER; `--keep` keeps its rows outside `--rows`. `--report` writes
+the page of the last run and runs nothing.
 """
 
 from __future__ import annotations

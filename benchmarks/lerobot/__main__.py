@@ -201,7 +201,7 @@ def _versions(python: Path) -> dict[str, str]:
 class Figure(NamedTuple):
     """A figure and its target, a minimum if `least`, else a maximum."""
 
-    what: str
+    name: str
     value: float | None
     target: float
     least: bool = True
@@ -227,10 +227,10 @@ def figures(document: Mapping[str, Any]) -> Iterator[Figure]:
     """Figures of medians."""
     results: Results = document["rows"]
     for images, target in ((16, 40), (2, 10)):
-        what = f"windows of {images} images and 16 actions, uint8: clips/s to LeRobot's"
-        yield Figure(what, quotient(*_both(results, f"{Cell(images)}/warm")), target)
-    what = "2 images: frames decoded/s to decoding front to back on all cores"
-    yield Figure(what, quotient(_decoding(results), _front(results)), 0.8)
+        name = f"windows of {images} images and 16 actions, uint8: clips/s to LeRobot's"
+        yield Figure(name, quotient(*_both(results, f"{Cell(images)}/warm")), target)
+    name = "2 images: frames decoded/s to decoding front to back on all cores"
+    yield Figure(name, quotient(_decoding(results), _front(results)), 0.8)
     conversion = results.get("conversion", [])
     stored = quotient(median(conversion, "bytes"), median(conversion, "source_bytes"))
     yield Figure("bytes on disk to the source's", stored, 1.02, least=False)
@@ -243,8 +243,8 @@ def figures(document: Mapping[str, Any]) -> Iterator[Figure]:
         if run.get("clips", 0) > dataset["frames"] - settings["batch"]  # a whole epoch
     ]
     yield Figure("frames decoded for each frame", max(each, default=None), 1.05, least=False)
-    what = "conversion: rate to copying the files"
-    yield Figure(what, median(conversion, "rate_to_copying"), 0.5)
+    name = "conversion: rate to copying the files"
+    yield Figure(name, median(conversion, "rate_to_copying"), 0.5)
 
 
 def page(document: Mapping[str, Any]) -> str:
@@ -279,7 +279,7 @@ def _figures(document: Mapping[str, Any]) -> str:
         shown = number(figure.value)
         if figure.is_reached is False:
             shown = f"**{shown}**"
-        lines.append([figure.what, f"{'>=' if figure.least else '<='} {figure.target:g}", shown])
+        lines.append([figure.name, f"{'>=' if figure.least else '<='} {figure.target:g}", shown])
     return markdown(["figure", "to reach", "reached"], lines)
 
 
@@ -328,8 +328,8 @@ def _readers(results: Results) -> str:
     lines = [[name, "front to back", number(value), ""] for name, value in front.items()]
     for name, runs in results.items():
         if name.endswith(" images"):
-            reader, what = name.split("/")
-            lines.append([reader, f"clips of {what}", "", number(median(runs, _CLIPS))])
+            reader, windows = name.split("/")
+            lines.append([reader, f"clips of {windows}", "", number(median(runs, _CLIPS))])
     return markdown(["reader", "what", "frames/s", "clips/s"], lines)
 
 

@@ -109,7 +109,7 @@ def _frames(episode: int) -> Iterator[dict[str, Any]]:
 
 
 def _encode_again(path: Path, hidden: int) -> None:
-    """Reencode as H.264 with B-frames, a keyframe every eight frames and `hidden` leading frames."""
+    """Reencode as H.264: B-frames, a keyframe every eight frames, `hidden` leading frames."""
     import av
 
     with av.open(str(path)) as file:

@@ -199,8 +199,8 @@ def _s3(folder: Path, root: Path, records: Path) -> Iterator[dict[str, Any]]:
         moto.cloud.upload(root, "original")
         moto.cloud.upload(records, "records")
         yield {
-            way: {"job": moto.place(what, "count"), "proxy": moto.proxy}
-            for way, what in zip(WAYS, ("original", "records"), strict=True)
+            way: {"job": moto.place(name, "count"), "proxy": moto.proxy}
+                        for way, name in zip(WAYS, ("original", "records"), strict=True)
         }
 
 
@@ -285,7 +285,7 @@ def _clips(document: Mapping[str, Any]) -> str:
                 ]
             )
     shown = ["{}, clips/s", "{}, decoded a clip", "{}, requests", "{}, peak MB"]
-    rate, decoded, requests, peak = ([what.format(way) for way in WAYS] for what in shown)
+    rate, decoded, requests, peak = ([text.format(way) for way in WAYS] for text in shown)
     columns = ["clips", "files", *rate, "ratio (>= 0.97)", "ratio of CPU time a clip", *decoded]
     return markdown([*columns, "ratio (<= 1.03)", *requests, *peak, "why not"], lines)
 

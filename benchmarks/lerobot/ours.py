@@ -1,6 +1,6 @@
 """seqrecord's rows, each in its own process: clips of a dataset, conversion and indexing.
 
-One pipe warms up for `seconds`, which touches memory for the first time. The first epoch of a second
+One pipe warms up for `seconds` and touches memory for the first time. The first epoch of a second
 pipe is timed from its start, window fill included, for up to three times as long; later epochs of a
 pipe would not decode frames that stay in memory. A cold epoch starts after the files were dropped
 from the page cache. `opening_seconds` is the time from opening the dataset, possibly without an

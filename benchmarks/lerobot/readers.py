@@ -1,7 +1,7 @@
 """Other readers of video files, in their own process.
 
-`front` decodes files front to back to RGB, one file per thread at a time. `clips` reads random clips
-of all cameras by index, one clip per thread at a time, and stacks each batch in a new tensor.
+`front` decodes files front to back to RGB, one file per thread at a time. `clips` reads random
+clips of all cameras by index, one clip per thread at a time, and stacks batches in new tensors.
 """
 
 from __future__ import annotations

@@ -20,8 +20,9 @@ BUFFER = 100  # the default, 1000, takes 15 GB with 2 images of two cameras
 def batches(
     root: str, cameras: Sequence[str], cell: Cell, decoder: str, workers: int, batch: int
 ) -> Iterator[tuple[int, Any]]:
-    """Endless batches: whole epochs, each reshuffled. The decoder `streaming` means LeRobot's streaming
-    dataset, which decodes with torchcodec to floats and shuffles in a buffer of `BUFFER` samples.
+    """Endless batches: whole epochs, each reshuffled. The decoder `streaming` means LeRobot's
+    streaming dataset, which decodes to floats with torchcodec and shuffles in a buffer of `BUFFER`
+    samples.
     """
     from lerobot.datasets import lerobot_dataset, video_utils
 

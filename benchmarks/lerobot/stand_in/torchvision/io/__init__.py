@@ -27,7 +27,7 @@ class VideoReader:
         return self
 
     def seek(self, seconds: float, keyframes_only: bool = False) -> VideoReader:  # noqa: ARG002
-        """Seek to the preceding keyframe; ignores `keyframes_only`, as PyAV supports nothing else."""
+        """Seek to the preceding keyframe, regardless of `keyframes_only`: PyAV's only mode."""
         stream = self.container.streams.video[0]
         offset = round(seconds / stream.time_base)
         self.container.seek(offset, backward=True, any_frame=False, stream=stream)
