@@ -200,7 +200,7 @@ def _s3(folder: Path, root: Path, records: Path) -> Iterator[dict[str, Any]]:
         moto.cloud.upload(records, "records")
         yield {
             way: {"job": moto.place(name, "count"), "proxy": moto.proxy}
-                        for way, name in zip(WAYS, ("original", "records"), strict=True)
+            for way, name in zip(WAYS, ("original", "records"), strict=True)
         }
 
 

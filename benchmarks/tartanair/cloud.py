@@ -282,7 +282,7 @@ def figures(results: Results) -> Iterator[Figure]:
         return median(results.get(f"{by}/{place}/{action}", ()), key)
 
     def of(action: str, key: str, unit: float = 1) -> _Value:
-            return lambda place: quotient(get(place, action, key), unit)
+        return lambda place: quotient(get(place, action, key), unit)
 
     def of_client(row: str) -> _Value:
         return lambda place: quotient(get(place, row, rate), get(place, row, rate, by="client"))

@@ -1,8 +1,8 @@
-"""Clips a second on a device, and bytes copied to it.
+"""Clips per second on a device, and bytes copied to it.
 
     python -m benchmarks.tartanair.device FOLDER [--device cuda] [--frames 640]
 
-Renders a tree and packs it where FOLDER lacks them. Each row runs in a process of its own:
+Renders and packs a tree unless FOLDER has them. Each row runs in its own process:
 
 - `copies`: pinned batches in memory, copied whole, two at a time; nothing is read;
 - `prefetch`: `prefetch_to_device` around a pipe, which copies whole batches;

@@ -179,7 +179,7 @@ def test_the_summary_and_the_reasons() -> None:
     limits = {"copy": 10e9, "disk": None}
     document = {"machine": "a machine", "limits": limits, "settings": settings, "rows": rows}
     text = results.page(document)
-    assert "`seqrecord` gives 123 clips a second of raw records, 0% of what the machine" in text
+    assert "`seqrecord` gives 123 clips a second of raw records, 0% of the machine's copy" in text
     assert "`webdataset` with 45, the dataset's own loader gives 5.3." in text
     assert "| ffcv | no package ffcv | 1 |" in text
     assert "220 rendered frames with image_left, in 2 episodes of 100 to 120 frames" in text
