@@ -70,9 +70,7 @@ def batch_quality(episode: IntArray, start: IntArray, batch_sizes: IntArray, spa
     `batch_sizes`, int64[batches], sums up to `n`; no batch is empty.
     """
     batch = np.repeat(np.arange(len(batch_sizes)), batch_sizes)
-    width = (
-        int(start.max()) + 2 * span + 1
-    )  # of an episode's key range, so that ranges are disjoint
+    width = int(start.max()) + 2 * span + 1  # of an episode's key range: ranges are disjoint
     num_episodes = int(episode.max()) + 1
     key = (batch * num_episodes + episode) * width + start + span
     ordered = np.sort(key)

@@ -59,9 +59,7 @@ def test_orders_contain_the_same_clips(folder: Path) -> None:
 
 
 @pytest.mark.slow  # trains
-def test_order_that_lacks_clips_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_order_that_lacks_clips_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = prepare(folder, SETUP)
     frames = order_training.Frames(records, order_training.TRAIN)
     monkeypatch.setitem(ORDERS, "short", lambda *_: iter([[("scene0/Easy/P000", 0)] * 18]))
@@ -70,7 +68,7 @@ def test_order_that_lacks_clips_is_refused(
 
 
 @pytest.mark.slow  # trains
-def test_command_writes_results(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(folder), *TINY, "--to", str(tmp_path)])
     document = json.loads((tmp_path / "order_training.json").read_text())
     runs = runs_of(document)
@@ -199,4 +197,4 @@ def test_default_settings_mix_well(capsys: pytest.CaptureFixture[str]) -> None:
     found, limited = measured(case, 8, 1), measured(case, 8, 1, memory_limit=2 << 30)
     assert found.nbytes <= 8 << 30
     assert not limited.is_good(1)
-        assert limited.nbytes <= 2 << 30
+    assert limited.nbytes <= 2 << 30
