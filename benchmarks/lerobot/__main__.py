@@ -330,7 +330,7 @@ def _readers(results: Results) -> str:
         if name.endswith(" images"):
             reader, windows = name.split("/")
             lines.append([reader, f"clips of {windows}", "", number(median(runs, _CLIPS))])
-    return markdown(["reader", "what", "frames/s", "clips/s"], lines)
+    return markdown(["reader", "task", "frames/s", "clips/s"], lines)
 
 
 def _conversion(runs: Sequence[Result]) -> str:
@@ -339,7 +339,7 @@ def _conversion(runs: Sequence[Result]) -> str:
         return "Conversion was not run."
     return (
         f"Conversion took {converted:.2f} s, and copying the files {copied:.2f} s, each until all "
-        f"was on the disk; the process that converts starts anew."
+        f"was on the disk; the conversion runs in a new process."
     )
 
 

@@ -74,7 +74,7 @@ def convert(root: Path, records: Path) -> None:
 def describe(root: Path) -> dict[str, Any]:
     """Sizes of a dataset, and the names of its cameras."""
     info = json.loads((root / "meta" / "info.json").read_text())
-    cameras = [name for name, what in info["features"].items() if what["dtype"] == "video"]
+    cameras = [name for name, spec in info["features"].items() if spec["dtype"] == "video"]
     first = info["features"][cameras[0]]
     return {
         "frames": info["total_frames"],

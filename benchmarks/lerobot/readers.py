@@ -93,10 +93,10 @@ def clips(
     mine = local()
 
     def decoder(path: str) -> Any:
-        known = mine.__dict__.setdefault("decoders", {})
-        if path not in known:
-            known[path] = VideoDecoder(path, num_ffmpeg_threads=1, dimension_order="NHWC")
-        return known[path]
+        decoders = mine.__dict__.setdefault("decoders", {})
+        if path not in decoders:
+            decoders[path] = VideoDecoder(path, num_ffmpeg_threads=1, dimension_order="NHWC")
+        return decoders[path]
 
     lengths = [[len(decoder(path)) for path in paths] for paths in files]
     rng = random.Random(0)

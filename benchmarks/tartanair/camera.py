@@ -89,8 +89,8 @@ def reproject(
 ) -> Reprojection:
     """Optical flow of a static scene from camera `pose0`, whose depth is given, to `pose1`.
 
-    Computed in float64 and rounded once, as the official flow is. Pixels behind the next camera get
-    a flow without meaning and a depth that is not positive; `flow_mask` marks them.
+    Computed in float64 and rounded once, like the official flow. Pixels behind the next camera get
+    a meaningless flow and a depth that is not positive; `flow_mask` marks them.
     """
     forward, back = optical_rotation(pose0), optical_rotation(pose1).T
     camera = intrinsics.matrix

@@ -75,7 +75,7 @@ def epoch(
 
 
 def client(store: dict[str, Any], objects: list[tuple[str, int]], threads: list[int]) -> Result:
-    """Fetch objects of known sizes with obstore, with the best number of threads."""
+    """Fetch `objects`, names and sizes, with obstore; the best number of threads counts."""
     import obstore
 
     opened = _store(**store)
@@ -155,14 +155,14 @@ def writing(
 
     dataset = seqrecord.open(records, features=FEATURES)
     episode = next(iter(dataset.episodes.values()))
-    held = [episode[i] for i in range(min(EPISODE_FRAMES, len(episode) - 1))]
-    nbytes = sum(array.nbytes for array in held[0].values()) * frames
+    sample = [episode[i] for i in range(min(EPISODE_FRAMES, len(episode) - 1))]
+    nbytes = sum(array.nbytes for array in sample[0].values()) * frames
     start, cpu = time.perf_counter(), time.process_time()
     with seqrecord.SeqRecordWriter(location, codecs=codecs, storage_options=options) as writer:
         for first in range(0, frames, EPISODE_FRAMES):
             with writer.episode(f"episode {first:06d}") as made:
                 for i in range(min(EPISODE_FRAMES, frames - first)):
-                    made.append(held[i % len(held)])
+                    made.append(sample[i % len(sample)])
     seconds = time.perf_counter() - start
     return {
         "seconds": seconds,

@@ -2,7 +2,7 @@
 
     python -m benchmarks.tartanair.codec_table DATA [--repeats N]
 
-DATA holds files in the V1 or V2 layout, original or generated. Every frame is encoded and decoded
+DATA has files in the V1 or V2 layout, original or generated. Every frame is encoded and decoded
 `repeats` times and the fastest run counts, in CPU time of the thread, since other work on the
 machine can only slow one down. A memcpy is timed the same way for comparison. GB are 10**9
 bytes of raw frames. Total weighs the features by their bytes in a frame.

@@ -111,7 +111,7 @@ def measure(row: str, folder: str, device: str) -> Result:
 
 
 def _copies(pipe: seqrecord.SeqRecordPipe, device: str) -> Callable[[], Batches]:
-    """As many whole batches as the pipe has, from pinned buffers that are reused."""
+    """As many whole batches as the pipe has, from reused pinned buffers."""
     batches = [{n: v for n, v in batch.items() if _is_feature(v)} for batch in islice(pipe, _RING)]
     if torch.device(device).type == "cuda":
         batches = [{name: v.pin_memory() for name, v in batch.items()} for batch in batches]

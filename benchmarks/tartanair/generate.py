@@ -3,7 +3,7 @@
     python -m benchmarks.tartanair.generate DEST --frames 60 --episodes 2
 
 Images are rendered from a scene of textured boxes along a smooth camera path. Flow and mask follow
-exactly from depth and pose, as they do in the real data. The same arguments give the same bytes.
+exactly from depth and pose, like the real data. The same arguments write the same bytes.
 """
 
 from __future__ import annotations

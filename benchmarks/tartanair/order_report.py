@@ -104,7 +104,7 @@ def _errors(runs: Sequence[Run]) -> dict[str, Interval]:
 
 
 def _differences(runs: Sequence[Run], order: str) -> list[float]:
-    """Last errors minus those of a full shuffle with the same seed."""
+    """Last errors above the error of a full shuffle with the same seed."""
     last = {(run["order"], run["seed"]): run["errors"][-1] for run in runs}
     seeds = [run["seed"] for run in runs if run["order"] == order]
     return [last[order, seed] - last[REFERENCE, seed] for seed in seeds]

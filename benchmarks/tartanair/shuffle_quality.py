@@ -197,20 +197,20 @@ def measure(
     settings: PlanSettings,
     *,
     num_shards: int = 1,
-    sampled: int | None = None,
+    some: int | None = None,
     epochs: int = 1,
     skip_batches: int = 0,
     distinct: int | None = None,
 ) -> Measured:
     """Figures of `epochs` epochs, without the first `skip_batches` of each shard.
 
-    `sampled` is the number of evenly spaced shards to measure per epoch, by default all. `distinct`
-    is the number of distinct frames of the clips, if known.
+    `some` is the number of evenly spaced shards to measure per epoch, by default all. `distinct`
+    is the number of distinct frames of the clips; counted by default.
     """
     if distinct is None:
         in_order = EpochPlan(table, episodes, PlanSettings(shuffle=False))  # loads each frame once
         distinct = sum(int(work.groups[0].loads.count.sum()) for work in in_order.rounds())
-    chosen = np.unique(np.linspace(0, num_shards - 1, sampled or num_shards).astype(int)).tolist()
+    chosen = np.unique(np.linspace(0, num_shards - 1, some or num_shards).astype(int)).tolist()
     figures, read, resident = [], 0, 0
     for epoch in range(epochs):
         for index in chosen:
@@ -254,7 +254,7 @@ def _print_parts(args: argparse.Namespace) -> None:
             episodes,
             chosen,
             num_shards=num_shards,
-            sampled=min(num_shards, args.sampled),
+            some=min(num_shards, args.sampled),
             epochs=args.epochs if copies * num_shards < COPIES else 1,
         )
         _print_shards_row(episodes, num_shards, max_frames, chosen, found)
@@ -293,7 +293,7 @@ def _print_many(args: argparse.Namespace) -> None:
         seconds.append((num_shards, middle - begin, time.perf_counter() - middle))
         distinct = int(lengths.sum()) if spec.stride == 1 else None
         found = measure(
-            table, episodes, chosen, num_shards=num_shards, sampled=args.sampled, distinct=distinct
+            table, episodes, chosen, num_shards=num_shards, some=args.sampled, distinct=distinct
         )
         _print_shards_row(episodes, num_shards, args.max_frames, chosen, found)
     for num_shards, settings, plan in seconds:

@@ -26,7 +26,7 @@ __all__ = ["LOADERS", "Batches", "Loader", "Source", "cut_batches", "decode_jpeg
 RESIDENT = "6GiB"
 
 Batches = Iterable[Mapping[str, Any]]
-"""Iterating gives an epoch of batches; iterating again the next epoch."""
+"""Each iteration is an epoch of batches."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ __all__ = ["Originals", "check", "clips_of", "wrong_clips"]
 
 
 class Originals:
-    """The clips of recordings as the baseline reads them, a frame at a time."""
+    """Clips of recordings, read by the baseline one frame at a time."""
 
     def __init__(self, recordings: Recordings) -> None:
         self._frames = {

@@ -1,8 +1,8 @@
-"""Writes RESULTS.md, and results.json beside it, from runs of the comparison.
+"""Write RESULTS.md and results.json from runs of the comparison.
 
     python -m benchmarks.tartanair.compare.results FOLDER [--to FOLDER]
 
-FOLDER is the one of `python -m benchmarks.tartanair.compare`; every figure comes from its
+FOLDER is the folder of `python -m benchmarks.tartanair.compare`; every figure comes from its
 results.json. Constant text is in results_template.md.
 """
 

@@ -352,7 +352,7 @@ class FfcvEpochs(Epochs):
         return (firsts[:, None] + np.arange(self.settings.clip_len)).reshape(-1)
 
 
-# ---- Microsoft's `seqrecord`, installed in a folder of its own, as it has our name
+# ---- Microsoft's `seqrecord`, installed in a separate folder, as it has our name
 
 MICROSOFT = Path(sys.prefix) / "microsoft-seqrecord"
 
