@@ -65,7 +65,7 @@ def grid() -> list[Cell]:
 
 
 def refuses(settings: Settings, loader: Loader, recordings: Recordings) -> str:
-    """Why a loader cannot run with these settings here; empty if it can."""
+    """Reason that a loader cannot run with these settings here; empty if it can."""
     if text := loader.missing() or loader.refuses(settings):
         return text
     if not recordings.clips(settings.clip_len, settings.stride):

@@ -50,7 +50,7 @@ class Episode(NamedTuple):
 
 @dataclass(frozen=True)
 class Recordings:
-    """Frames of a TartanAir tree with all features: not an episode's last, which has no flow."""
+    """Frames of a TartanAir tree with all features: an episode's last has no flow and is skipped."""
 
     root: Path
     features: dict[str, Feature]
