@@ -50,7 +50,7 @@ class Episode(NamedTuple):
 
 @dataclass(frozen=True)
 class Recordings:
-    """Frames of a TartanAir tree with all features: an episode's last has no flow and is skipped."""
+    """Frames of a TartanAir tree with all features; skips each episode's last, without flow."""
 
     root: Path
     features: dict[str, Feature]
