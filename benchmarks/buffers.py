@@ -1,8 +1,8 @@
-"""What kind of memory is filled the fastest: `python -m benchmarks.buffers [--mib 64]`.
+"""Fill rates of buffers by page size and alignment: `python -m benchmarks.buffers [--mib 64]`.
 
-One thread fills buffers that begin at a page, 64 bytes past one and 16 bytes past one (where large
-NumPy arrays begin), on huge pages and on small ones: rows copied in random order, as clips are
-gathered, and a file in the page cache read. Prints GB/s, medians; all kinds in turn.
+One thread fills buffers on huge and small pages that start at a page boundary, 64 bytes after it,
+or 16 bytes after it like large NumPy arrays. Fills are rows copied in random order, as in the
+gather of clips, and a file read from the page cache. Prints medians in GB/s; buffers alternate.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def memory(nbytes: int, huge: bool, offset: int) -> Bytes:
-    """Touched memory that begins so many bytes past a page."""
+    """Touched memory that starts `offset` bytes after a page boundary."""
     whole = mmap.mmap(-1, nbytes + 2 * HUGE)
     whole.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
     array = np.frombuffer(whole, np.uint8)

@@ -33,7 +33,7 @@ PADDED, BATCH, ACTIONS, SIDE = 32, 64, 50, 96
 
 
 class Padded:
-    """A function of clips: what a user writes without the arguments."""
+    """The `clip_transform` that a user would write without the arguments."""
 
     def __init__(self, found: Any) -> None:
         self.numbers = {
@@ -79,13 +79,13 @@ def _mix(folder: Path, features: list[str], functions: bool, **options: Any) -> 
 
 
 def mix_by_arguments(folder: Path, features: list[str]) -> SeqRecordMix:
-    """The mix with steps of the gather."""
+    """The mix that places and normalizes during the gather."""
     sizes = dict.fromkeys(VECTORS, PADDED)
     return _mix(folder, features, functions=False, pad_to=sizes, normalize="source")
 
 
 def mix_by_functions(folder: Path, features: list[str]) -> SeqRecordMix:
-    """The mix with a function of clips for each source."""
+    """The mix with a `clip_transform` for each source."""
     return _mix(folder, features, functions=True)
 
 

@@ -1,8 +1,8 @@
-"""The command of a benchmark: rows chosen by pattern and run in turns; raw JSON beside a page.
+"""Command line of a benchmark: runs rows selected by patterns; writes raw JSON and a page.
 
-A row's result, as JSON, is kept as soon as it ends. `--rows` takes patterns of rows' names;
-`--resume` keeps the rows that the last run in FOLDER measured, `--keep` those of them that `--rows`
-leave out; `--report` runs nothing and writes the page of the last run.
+Each result is saved as JSON at once. `--rows` takes patterns of row names. `--resume` keeps rows
+measured by the last run in FOLDER; `--keep` keeps its rows outside `--rows`. `--report` writes
+the page of the last run and runs nothing.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from benchmarks.timing import Result, Results, commit, machine
 __all__ = ["Run", "Suite", "make_parser"]
 
 Run = Callable[[], Result] | str
-"""Runs a row in a process of its own, or why there is none."""
+"""Runs a row in its own process, or is the reason that it cannot run."""
 
 Page = Callable[[Mapping[str, Any]], str]
-_SHOWN = 8  # figures of a result that are printed while rows run
+_SHOWN = 8  # figures per result in the progress output
 
 
 def make_parser(doc: str | None, *, repeats: int = 3) -> argparse.ArgumentParser:
-    """With the arguments that every benchmark has; `doc` is its module's docstring."""
+    """Parser with the arguments common to all benchmarks; `doc` is the module's docstring."""
     parser = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
     parser.add_argument("folder", type=Path, help="data and results")
-    parser.add_argument("--rows", nargs="*", default=["*"], help="patterns of their names")
+    parser.add_argument("--rows", nargs="*", default=["*"], help="patterns of row names")
     parser.add_argument("--repeats", type=int, default=repeats)
-    parser.add_argument("--resume", action="store_true", help="keep what the last run measured")
-    parser.add_argument("--keep", action="store_true", help="the last run's rows not in --rows")
-    parser.add_argument("--report", action="store_true", help="of the last run; run nothing")
-    parser.add_argument("--to", type=Path, help="folder to which JSON and page are written too")
+    parser.add_argument("--resume", action="store_true", help="keep the last run's results")
+    parser.add_argument("--keep", action="store_true", help="keep results outside --rows")
+    parser.add_argument("--report", action="store_true", help="write the last run's page only")
+    parser.add_argument("--to", type=Path, help="folder for copies of JSON and page")
     return parser
 
 
@@ -72,7 +72,7 @@ class Suite:
         for name, runs in last["rows"].items():
             ran = [run for run in runs if not (run.get("error") or run.get("skipped"))]
             if not (again and self.is_wanted(name)) and (ran or not self.is_wanted(name)):
-                rows[name] = ran or runs  # what did not run gets another chance
+                rows[name] = ran or runs  # skipped and failed rows run again
         self.document = {**last, "rows": rows}
 
     @property
@@ -81,7 +81,7 @@ class Suite:
         return rows
 
     def is_wanted(self, *names: str) -> bool:
-        """Whether `--rows` have one of these."""
+        """Whether `--rows` selects any of these names."""
         patterns = self.options.rows
         return any(fnmatch(name, pattern) for name in names for pattern in patterns)
 
@@ -95,11 +95,11 @@ class Suite:
         self.save(self.folder)
 
     def wanted(self, jobs: Mapping[str, Run]) -> dict[str, Run]:
-        """Jobs of the rows in `--rows`."""
+        """Jobs selected by `--rows`."""
         return {name: job for name, job in jobs.items() if self.is_wanted(name)}
 
     def take_turns(self, jobs: Mapping[str, Run], repeats: int | None = None) -> None:
-        """Run all rows once before any of them twice. A string is why a row cannot run."""
+        """Run all rows once before repeating any. A string is the reason that a row cannot run."""
         for turn in range(self.options.repeats if repeats is None else repeats):
             for name, run in jobs.items():
                 if isinstance(run, str):

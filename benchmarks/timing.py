@@ -1,4 +1,4 @@
-"""Shared by all benchmarks: rows in processes of their own, CPU and memory meters, tables."""
+"""Shared by all benchmarks: row processes, CPU and memory meters, tables."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ __all__ = [
 
 PAGE = 4096
 ROOT = Path(__file__).parents[1]
-_INTERVAL = 0.2  # seconds between looks at a process tree's memory
+_INTERVAL = 0.2  # seconds between samples of a process tree's memory
 
 Result = dict[str, Any]
 Results = dict[str, list[Result]]
@@ -69,7 +69,7 @@ def commit() -> str:
         return "unknown"
 
 
-# ---- rows in processes of their own
+# ---- row processes
 
 
 def run_job(
@@ -130,9 +130,9 @@ def answer(measure: Callable[..., Result]) -> None:
 
 
 def reason(runs: Iterable[Result]) -> str:
-    """Why a row was skipped or failed; empty if it ran."""
-    said = (run.get("skipped") or run.get("error") for run in runs)
-    return str(next(filter(None, said), "")).replace("|", "/")
+    """Reason that a row was skipped or failed; empty if it ran."""
+    reasons = (run.get("skipped") or run.get("error") for run in runs)
+    return str(next(filter(None, reasons), "")).replace("|", "/")
 
 
 # ---- meters
@@ -151,7 +151,7 @@ class Usage:
 
 
 def usage(pid: int | None = None) -> Usage:
-    """Of a process and its children, ended ones included; by default of this process."""
+    """Usage of a process, by default this one, and its children, including ended ones."""
     total = Usage()
     for process in _tree(os.getpid() if pid is None else pid):
         with contextlib.suppress(OSError, psutil.Error):
@@ -245,7 +245,7 @@ def drop_page_cache(folder: Path) -> None:
     for path in files_of(folder):
         fd = os.open(path, os.O_RDONLY)
         try:
-            with contextlib.suppress(OSError):  # of a read-only file system
+            with contextlib.suppress(OSError):  # read-only file system
                 os.fsync(fd)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
@@ -253,7 +253,7 @@ def drop_page_cache(folder: Path) -> None:
 
 
 def once(path: Path, make: Callable[[Path], object]) -> Path:
-    """Make a folder unless it exists. It gets its name only when it is complete."""
+    """Create a folder unless it exists; it is renamed to `path` when complete."""
     if not path.exists():
         making = path.with_name(f"{path.name}.making")
         shutil.rmtree(making, ignore_errors=True)
@@ -267,13 +267,13 @@ def once(path: Path, make: Callable[[Path], object]) -> Path:
 
 
 def median(runs: Iterable[Result], key: str) -> float | None:
-    """Of the runs that have the key; `None` where none has it."""
+    """Median over the runs that have the key; `None` if none has it."""
     values = [run[key] for run in runs if key in run]
     return statistics.median(values) if values else None
 
 
 def quotient(one: float | None, other: float | None, unit: float = 1) -> float | None:
-    """`one / other * unit`; `None` where one is unknown."""
+    """`one / other * unit`; `None` if either is unknown."""
     return None if one is None or not other else one / other * unit
 
 

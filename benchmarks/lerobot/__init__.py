@@ -1,1 +1,1 @@
-"""Clips a second of LeRobot and of seqrecord from one LeRobot dataset."""
+"""Clips per second of LeRobot and seqrecord on the same LeRobot dataset."""

@@ -1,11 +1,11 @@
-"""LeRobot and seqrecord on one dataset: all rows, each in a process of its own, in turns.
+"""Compare LeRobot and seqrecord on one dataset. Each row runs in its own process; rows alternate.
 
     python -m benchmarks.lerobot FOLDER [--lerobot PYTHON] [--rows …] [--to FOLDER]
 
-Writes a LeRobot dataset into FOLDER where it has none (or reads that of `--root`), packs it, and
-runs all rows once before any of them twice. First LeRobot is tried with each of its decoders and
-numbers of workers; the best for a cell counts. `make lerobot-env` makes the Python that `--lerobot`
-is by default. Without one, its rows say so.
+Writes a LeRobot dataset into FOLDER unless it exists (or reads `--root`), packs it, and runs all
+rows once before repeating any. LeRobot first runs with each decoder and number of workers; its
+fastest settings count for each cell. `make lerobot-env` creates the default Python of `--lerobot`;
+without it, LeRobot's rows are skipped.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_arguments(parser)
-    parser.add_argument("--seconds", type=float, default=20, help="of a row's measurement")
+    parser.add_argument("--seconds", type=float, default=20, help="measured time per row")
     parser.add_argument("--batch", type=int, default=8, help="clips")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--memory", default="2GiB", help="memory_limit of seqrecord")
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> Suite:
 
 @dataclass(frozen=True)
 class Rows:
-    """All rows by name; `azurite` are location and options there, or why not."""
+    """All rows by name. `azurite`: location and options, or the reason it is unavailable."""
 
     options: argparse.Namespace
     root: Path
@@ -93,7 +93,7 @@ class Rows:
     azurite: Mapping[str, Any] | str
 
     def trials(self) -> dict[str, Run]:
-        """LeRobot with each of its settings, by `try/CELL/DECODER/WORKERS`."""
+        """LeRobot with each decoder and number of workers, by `try/CELL/DECODER/WORKERS`."""
         return {
             f"try/{cell}/{decoder}/{workers}": self._theirs(cell, decoder, workers)
             for cell in CELLS
@@ -102,7 +102,7 @@ class Rows:
         }
 
     def others(self, best: Mapping[str, tuple[str, int]]) -> dict[str, Run]:
-        """All other rows, those that are compared next to each other; `best` settings by cell."""
+        """All other rows, compared rows adjacent; `best`: LeRobot's fastest settings by cell."""
         made: dict[str, Run] = {}
         for place in PLACES:
             for cell in CELLS:
@@ -162,7 +162,7 @@ class Rows:
 
 @contextmanager
 def _azurite(folder: Path, records: Path, *, wanted: bool) -> Iterator[Mapping[str, Any] | str]:
-    """Where Azurite has the records, or why it has not."""
+    """Location and options of the records in Azurite, or the reason it is unavailable."""
     if not wanted:
         yield "not asked for"
         return
@@ -171,7 +171,7 @@ def _azurite(folder: Path, records: Path, *, wanted: bool) -> Iterator[Mapping[s
 
     try:
         need_azurite()
-    except BaseException as error:  # pytest's own, made to skip a test
+    except BaseException as error:  # pytest's skip exception
         yield str(error)
         return
     home = folder / "azurite"
@@ -185,7 +185,7 @@ def _azurite(folder: Path, records: Path, *, wanted: bool) -> Iterator[Mapping[s
 
 
 def _versions(python: Path) -> dict[str, str]:
-    """Of lerobot and its decoders, in its environment."""
+    """Versions of lerobot and its decoders in its environment."""
     if not python.exists():
         return {}
     code = "import sys, json; from importlib.metadata import version; "
@@ -199,9 +199,9 @@ def _versions(python: Path) -> dict[str, str]:
 
 
 class Figure(NamedTuple):
-    """A figure and its target: at least, or at most."""
+    """A figure and its target, a minimum if `least`, else a maximum."""
 
-    what: str
+    name: str
     value: float | None
     target: float
     least: bool = True
@@ -214,7 +214,7 @@ class Figure(NamedTuple):
 
 
 def best_settings(results: Results) -> dict[str, tuple[str, int]]:
-    """LeRobot's decoder and number of workers that gave the most clips, by cell."""
+    """LeRobot's fastest decoder and number of workers, by cell."""
     best: dict[str, tuple[float, str, int]] = {}
     for name, runs in results.items():
         if name.startswith("try/") and (rate := median(runs, _CLIPS)) is not None:
@@ -224,13 +224,13 @@ def best_settings(results: Results) -> dict[str, tuple[str, int]]:
 
 
 def figures(document: Mapping[str, Any]) -> Iterator[Figure]:
-    """Each of medians."""
+    """Figures of medians."""
     results: Results = document["rows"]
     for images, target in ((16, 40), (2, 10)):
-        what = f"windows of {images} images and 16 actions, uint8: clips/s to LeRobot's"
-        yield Figure(what, quotient(*_both(results, f"{Cell(images)}/warm")), target)
-    what = "2 images: frames decoded/s to decoding front to back on all cores"
-    yield Figure(what, quotient(_decoding(results), _front(results)), 0.8)
+        name = f"windows of {images} images and 16 actions, uint8: clips/s to LeRobot's"
+        yield Figure(name, quotient(*_both(results, f"{Cell(images)}/warm")), target)
+    name = "2 images: frames decoded/s to decoding front to back on all cores"
+    yield Figure(name, quotient(_decoding(results), _front(results)), 0.8)
     conversion = results.get("conversion", [])
     stored = quotient(median(conversion, "bytes"), median(conversion, "source_bytes"))
     yield Figure("bytes on disk to the source's", stored, 1.02, least=False)
@@ -243,8 +243,8 @@ def figures(document: Mapping[str, Any]) -> Iterator[Figure]:
         if run.get("clips", 0) > dataset["frames"] - settings["batch"]  # a whole epoch
     ]
     yield Figure("frames decoded for each frame", max(each, default=None), 1.05, least=False)
-    what = "conversion: rate to copying the files"
-    yield Figure(what, median(conversion, "rate_to_copying"), 0.5)
+    name = "conversion: rate to copying the files"
+    yield Figure(name, median(conversion, "rate_to_copying"), 0.5)
 
 
 def page(document: Mapping[str, Any]) -> str:
@@ -279,7 +279,7 @@ def _figures(document: Mapping[str, Any]) -> str:
         shown = number(figure.value)
         if figure.is_reached is False:
             shown = f"**{shown}**"
-        lines.append([figure.what, f"{'>=' if figure.least else '<='} {figure.target:g}", shown])
+        lines.append([figure.name, f"{'>=' if figure.least else '<='} {figure.target:g}", shown])
     return markdown(["figure", "to reach", "reached"], lines)
 
 
@@ -308,7 +308,7 @@ def _clips(results: Results) -> str:
 
 
 def _limits(document: Mapping[str, Any]) -> str:
-    """The clips/s that this machine allows, beside those that came."""
+    """Upper limits of clips/s on this machine, and measured clips/s."""
     results, dataset = document["rows"], document["settings"]["dataset"]
     lines = []
     for images in (16, 2):
@@ -328,9 +328,9 @@ def _readers(results: Results) -> str:
     lines = [[name, "front to back", number(value), ""] for name, value in front.items()]
     for name, runs in results.items():
         if name.endswith(" images"):
-            reader, what = name.split("/")
-            lines.append([reader, f"clips of {what}", "", number(median(runs, _CLIPS))])
-    return markdown(["reader", "what", "frames/s", "clips/s"], lines)
+            reader, windows = name.split("/")
+            lines.append([reader, f"clips of {windows}", "", number(median(runs, _CLIPS))])
+    return markdown(["reader", "task", "frames/s", "clips/s"], lines)
 
 
 def _conversion(runs: Sequence[Result]) -> str:
@@ -339,7 +339,7 @@ def _conversion(runs: Sequence[Result]) -> str:
         return "Conversion was not run."
     return (
         f"Conversion took {converted:.2f} s, and copying the files {copied:.2f} s, each until all "
-        f"was on the disk; the process that converts starts anew."
+        f"was on the disk; the conversion runs in a new process."
     )
 
 
@@ -359,7 +359,7 @@ def _reasons(results: Results) -> str:
 
 
 def _both(results: Results, name: str) -> tuple[float | None, float | None]:
-    """Clips a second of seqrecord and of LeRobot."""
+    """Clips per second of seqrecord and LeRobot."""
     ours, theirs = (
         median(results.get(f"{w}/{name}", []), _CLIPS) for w in ("seqrecord", "lerobot")
     )
@@ -367,14 +367,14 @@ def _both(results: Results, name: str) -> tuple[float | None, float | None]:
 
 
 def _decoding(results: Results) -> float | None:
-    """Frames a second that seqrecord decodes where decoding is most of the work."""
+    """Frames per second decoded by seqrecord, on the row dominated by decoding."""
     runs = [run for run in results.get(f"seqrecord/{Cell(2)}/warm", []) if "clips" in run]
     rates = [{"rate": run["video_frames_decoded"] / run["seconds"]} for run in runs]
     return median(rates, "rate")
 
 
 def _front(results: Results) -> float | None:
-    """Frames a second of the fastest reader from front to back."""
+    """Frames per second of the fastest front-to-back reader."""
     rates = [median(results.get(name, []), _FRAMES) for name in _FRONT]
     return max((rate for rate in rates if rate is not None), default=None)
 

@@ -1,4 +1,4 @@
-"""What is measured of LeRobot and seqrecord: windows, numbers, and how long. Needs neither."""
+"""Windows to measure, and the timing loop. Imports no LeRobot and no seqrecord."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["CELLS", "Cell", "measure"]
 
 @dataclass(frozen=True)
 class Cell:
-    """Windows of `images` frames up to now of each camera, and of `actions` from now on."""
+    """Windows of `images` frames per camera up to the current one, and `actions` from it on."""
 
     images: int
     actions: int = 16
-    numbers: str = "uint8"  # or float: 0 to 1, channels first, as lerobot gives them
+    numbers: str = "uint8"  # or float: 0 to 1, channels first, like lerobot's
 
     def __str__(self) -> str:
         return f"{self.images}+{self.actions} {self.numbers}"
@@ -35,10 +35,10 @@ def measure(
     warm_batches: int = 2,
     before: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
-    """Clips a second of an iterator of (clips, a number of them), until it or the time ends.
+    """Clips per second of an iterator of (number of clips, any value), until it or the time ends.
 
     The first `warm_batches` are not counted; `before` is called after them. `first_batch_seconds`
-    is from the call to the first batch; usage is that after those.
+    starts at the call; resource usage is counted after the warm-up.
     """
     begin, first = time.perf_counter(), 0.0
     for _ in range(warm_batches):

@@ -1,4 +1,4 @@
-"""The datasets of these benchmarks: written by LeRobot, packed by seqrecord, or made of links."""
+"""Datasets of the benchmarks: written by LeRobot, packed by seqrecord, or built of links."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ _FPS, _SIDE = 10, 64  # of the dataset of links
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of programs that read a LeRobot dataset."""
     parser.add_argument("--root", type=Path, help="a LeRobot dataset (v3.0) with two cameras")
-    parser.add_argument("--lerobot", type=Path, default=LEROBOT, help="a Python that has lerobot")
+    parser.add_argument("--lerobot", type=Path, default=LEROBOT, help="a Python with lerobot")
 
 
 def python_environment(folder: Path) -> dict[str, str]:
-    """For processes with lerobot: without requests on the network."""
+    """Environment of processes with lerobot, without network requests."""
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
     return environment | {"SVT_LOG": "0", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def generate(root: Path, options: argparse.Namespace, sizes: Iterable[int] = ()) -> None:
-    """Let LeRobot write a dataset; `sizes` are arguments of `benchmarks.lerobot.generate`."""
+    """Write a dataset with LeRobot; `sizes` are arguments of `benchmarks.lerobot.generate`."""
     if not options.lerobot.exists():
         raise SystemExit(f"no {options.lerobot}, which writes the dataset: make lerobot-env")
     command = [str(options.lerobot), "-m", "benchmarks.lerobot.generate", str(root)]
@@ -60,21 +60,21 @@ def generate(root: Path, options: argparse.Namespace, sizes: Iterable[int] = ())
 
 
 def dataset_at(options: argparse.Namespace, folder: Path) -> tuple[Path, Path]:
-    """The dataset of `options`, and the same packed; each is made if it is not there."""
+    """The dataset of `options` and its packed copy, created if missing."""
     root = options.root or once(folder / "dataset", partial(generate, options=options))
     return root.resolve(), once(folder / "records", partial(convert, root))
 
 
 def convert(root: Path, records: Path) -> None:
-    """Pack a dataset by the command line, in a process of its own."""
+    """Pack a dataset with the command line, in its own process."""
     command = [sys.executable, "-m", "seqrecord", "write", "--src", str(root)]
     subprocess.run([*command, "--dst", str(records), "--statistics", "none", "--quiet"], check=True)
 
 
 def describe(root: Path) -> dict[str, Any]:
-    """Numbers of a dataset, and the names of its cameras."""
+    """Sizes of a dataset, and the names of its cameras."""
     info = json.loads((root / "meta" / "info.json").read_text())
-    cameras = [name for name, what in info["features"].items() if what["dtype"] == "video"]
+    cameras = [name for name, spec in info["features"].items() if spec["dtype"] == "video"]
     first = info["features"][cameras[0]]
     return {
         "frames": info["total_frames"],
@@ -89,8 +89,8 @@ def describe(root: Path) -> dict[str, Any]:
 
 
 def make_linked(root: Path, *, episodes: int, files: int, frames: int) -> None:
-    """v3.0, one camera of 64 x 64: in each file the frames of `episodes / files` episodes, `frames`
-    each, and as many files of rows as of video. All video files are links to one.
+    """Create a v3.0 dataset with one camera of 64 x 64. Each video or table file contains
+    `episodes / files` episodes of `frames` frames. All video files are links to one file.
     """
     each = episodes // files
     names = ["height", "width", "channels"]

@@ -1,15 +1,15 @@
-"""Whether a LeRobot dataset read in place equals what LeRobot's own class gives of it.
+"""Compare items of a LeRobot dataset read in place with items of LeRobot's own class.
 
 ::
 
     python -m benchmarks.lerobot.equal write FOLDER    # datasets of the version that lerobot writes
-    python -m benchmarks.lerobot.equal compare ROOT…   # prints a line of JSON for each
+    python -m benchmarks.lerobot.equal compare ROOT…   # prints one JSON line per dataset
 
-Both run by a Python that has lerobot and seqrecord, so both decode with the same PyAV:
+Both commands need a Python with lerobot and seqrecord; both sides decode with the same PyAV.
 `.venv/lerobot/bin/python` writes and reads v3.0 and, with `PYTHONPATH=.venv/lerobot/v2`, v2.1.
-`compare` looks at each item of the dataset, with windows and without: pictures, numbers, masks,
-timestamps and tasks must be the same bits. Pictures that `write` has made say which frame of which
-episode and camera they are; so where the two differ, the result says which of them is wrong.
+`compare` checks each item, with and without windows: images, numbers, masks, timestamps and tasks
+must be equal bit for bit. Images made by `write` encode their camera, episode and frame, so the
+result names the side with the wrong image.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _HIDDEN = 3  # frames
 
 
 def picture(camera: int, episode: int, frame: int, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
-    """uint8 [H, W, 3] that says its number in black and white blocks, beneath noise."""
+    """Image, uint8 [H, W, 3], that encodes its number in black and white blocks under noise."""
     height, width = size
     number = camera << 14 | episode << 8 | frame
     bits = [number >> i & 1 for i in range(_BITS)]
@@ -64,7 +64,7 @@ def picture(camera: int, episode: int, frame: int, size: tuple[int, int]) -> npt
 
 
 def number_of(image: npt.NDArray[Any]) -> tuple[int, int, int]:
-    """Camera, episode and frame of a picture, uint8 [H, W, 3]."""
+    """Camera, episode and frame of an image, uint8 [H, W, 3]."""
     height, width, _ = image.shape
     blocks = image.reshape(height // _BLOCK, _BLOCK, width // _BLOCK, _BLOCK, 3).mean((1, 3, 4))
     number = sum(int(mean > 125) << i for i, mean in enumerate(blocks.reshape(-1)[:_BITS]))
@@ -72,10 +72,10 @@ def number_of(image: npt.NDArray[Any]) -> tuple[int, int, int]:
 
 
 def write(folder: Path) -> None:
-    """The dataset in each variant, `FOLDER/VARIANT`: with video as lerobot encodes it; H.264 with
-    B-frames; that with frames before the first one, which the edit lists hide.
+    """Write `FOLDER/VARIANT` for each variant: lerobot's default encoding; H.264 with B-frames; the
+    same with frames before the first one, hidden by edit lists.
 
-    In v3.0 some files have several episodes, and cameras begin new files at different ones.
+    In v3.0 some files have several episodes, and cameras start new files at different episodes.
     """
     sizes = {"video_files_size_in_mb": 0.055, "data_files_size_in_mb": 0.012}
     names = ["height", "width", "channels"]
@@ -109,7 +109,7 @@ def _frames(episode: int) -> Iterator[dict[str, Any]]:
 
 
 def _encode_again(path: Path, hidden: int) -> None:
-    """H.264 with B-frames and a keyframe every eight frames, `hidden` frames before the first."""
+    """Reencode as H.264: B-frames, a keyframe every eight frames, `hidden` leading frames."""
     import av
 
     with av.open(str(path)) as file:
@@ -131,9 +131,9 @@ def _encode_again(path: Path, hidden: int) -> None:
 
 
 def compare(root: Path) -> dict[str, Any]:
-    """What differs, and how many values were compared, by column.
+    """Differences and numbers of compared values, by column.
 
-    Compared are every item, and every clip of a shuffled epoch of the iterable loader: `clips`.
+    Compares every item, and every clip of a shuffled epoch of the iterable loader (`clips`).
     """
     import torch
 
@@ -149,7 +149,7 @@ def compare(root: Path) -> dict[str, Any]:
         ours = seqrecord.SeqRecordMapDataset(root, **options)
         assert len(ours) == sum(LENGTHS)
         items, rows = [], {}
-        for row in range(len(ours)):  # both number them episode by episode, front to back
+        for row in range(len(ours)):  # both order rows by episode, then frame
             items.append(theirs(row))
             clip = ours[row]
             rows[clip["episode"], int(clip["start"])] = row
@@ -165,7 +165,7 @@ def compare(root: Path) -> dict[str, Any]:
 
 
 def _theirs(root: Path, windows: dict[str, range]) -> Callable[[int], dict[str, Any]]:
-    """LeRobot's items by their number; an error counts as an item without pictures."""
+    """LeRobot's items by index; an error becomes an item without images."""
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
     deltas = {name: [i / FPS for i in window] for name, window in windows.items()} or None

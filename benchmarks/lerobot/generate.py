@@ -1,8 +1,8 @@
-"""Writes a LeRobot dataset, with lerobot:
+"""Write a LeRobot dataset with lerobot:
 `python -m benchmarks.lerobot.generate ROOT [EPISODES FRAMES HEIGHT WIDTH]`.
 
-Two cameras, by default of 480 x 640, AV1 as lerobot encodes it by default; by default ten episodes
-of 252 frames.
+Two cameras, in lerobot's default AV1 encoding. Defaults: ten episodes of 252 frames, 480 x 640
+pixels.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def generate(
 def _scene(
     rng: np.random.Generator, height: int, width: int
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Smooth colours with the grain of a camera, larger than a frame: cameras move over it."""
+    """Smooth colours with film grain, larger than a frame: cameras move over it."""
     coarse = Image.fromarray(rng.integers(0, 255, (height // 16, width // 16, 3), np.uint8))
     smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)) // 2
     scene: np.ndarray[Any, np.dtype[np.uint8]] = smooth + rng.integers(

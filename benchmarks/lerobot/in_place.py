@@ -1,10 +1,9 @@
-"""A LeRobot dataset read in place, beside the packed one and LeRobot's own classes.
+"""Compare a LeRobot dataset read in place with its packed copy and LeRobot's own classes.
 
     python -m benchmarks.lerobot.in_place FOLDER [--root DATASET] [--rows …] [--to FOLDER]
 
-The dataset of `python -m benchmarks.lerobot FOLDER` is used, and made if it is not there. Each run
-is a process of its own; runs that are compared take turns. Results are in_place.json and
-IN_PLACE.md.
+Uses the dataset of `python -m benchmarks.lerobot FOLDER` and creates it if missing. Each run is a
+process of its own; compared runs alternate. Results are in_place.json and IN_PLACE.md.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from benchmarks.timing import (
 __all__ = ["page"]
 
 CELLS = {"warm": (16, 2), "cold": (2,), "s3": (2,), "hub": (2,)}
-"""Images of a camera in a clip, by where the files lie."""
+"""Images per camera in a clip, by location of the files."""
 
 WAYS = ("in place", "packed")
 CLASSES = {"LeRobotDataset": "pyav", "LeRobotDataset, torchcodec": "torchcodec"}
@@ -62,7 +61,7 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_arguments(parser)
-    parser.add_argument("--seconds", type=float, default=10, help="of a run's measurement")
+    parser.add_argument("--seconds", type=float, default=10, help="measured time per run")
     parser.add_argument("--batch", type=int, default=8, help="clips")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--memory", default="2GiB", help="memory_limit of seqrecord")
@@ -106,7 +105,7 @@ def _take(
     home: Path | None = None,
     python: Path | str = sys.executable,
 ) -> Result:
-    """One run of a row, in a process whose user's indexes lie in `home`."""
+    """Run a row once, in a process that stores indexes in `home`."""
     environment = {"SEQRECORD_HOME": str(home or suite.folder / "home")}
     if module == "theirs":
         environment |= python_environment(suite.folder)
@@ -125,7 +124,7 @@ def _take_wanted(suite: Suite, name: str, take: Callable[[], Result]) -> None:
 
 
 def _counted(at: Mapping[str, Any], take: Any) -> Result:
-    """A run with its requests, and with its bytes where the server counts them."""
+    """Run a row; adds its requests and, if the server counts them, its bytes."""
 
     def counts() -> dict[str, int]:
         if "proxy" in at:
@@ -140,7 +139,7 @@ def _counted(at: Mapping[str, Any], take: Any) -> Result:
 
 
 def _index(suite: Suite, root: Path, scratch: Path) -> None:
-    """Indexes of the dataset, and of one that consists of links."""
+    """Index the dataset, and a dataset built of links."""
     tiny, linked = scratch / "tiny", scratch / "linked"
     make_linked(tiny, episodes=2, files=1, frames=4)
     roots = {"index/dataset": root}
@@ -158,7 +157,7 @@ def _index(suite: Suite, root: Path, scratch: Path) -> None:
 def _first(
     suite: Suite, root: Path, records: Path, reading: Mapping[str, Any], scratch: Path
 ) -> None:
-    """First batches from files that are not in the page cache, and bytes that samples take."""
+    """First batches from files outside the page cache, and bytes read per sample."""
     job = {**reading, "cell": asdict(Cell(2, 16, "float")), "cold": False}
     python = suite.options.lerobot
 
@@ -200,14 +199,14 @@ def _s3(folder: Path, root: Path, records: Path) -> Iterator[dict[str, Any]]:
         moto.cloud.upload(root, "original")
         moto.cloud.upload(records, "records")
         yield {
-            way: {"job": moto.place(what, "count"), "proxy": moto.proxy}
-            for way, what in zip(WAYS, ("original", "records"), strict=True)
+            way: {"job": moto.place(name, "count"), "proxy": moto.proxy}
+            for way, name in zip(WAYS, ("original", "records"), strict=True)
         }
 
 
 @contextmanager
 def _hub(_folder: Path, root: Path, records: Path) -> Iterator[dict[str, Any]]:
-    """The stub of the Hub, one for each of both."""
+    """Two stubs of the Hub: for the dataset in place and the packed one."""
     from tests.hub_stub import HubStub
 
     with HubStub(root, "a/original") as one, HubStub(records, "a/packed") as other:
@@ -286,13 +285,13 @@ def _clips(document: Mapping[str, Any]) -> str:
                 ]
             )
     shown = ["{}, clips/s", "{}, decoded a clip", "{}, requests", "{}, peak MB"]
-    rate, decoded, requests, peak = ([what.format(way) for way in WAYS] for what in shown)
+    rate, decoded, requests, peak = ([text.format(way) for way in WAYS] for text in shown)
     columns = ["clips", "files", *rate, "ratio (>= 0.97)", "ratio of CPU time a clip", *decoded]
     return markdown([*columns, "ratio (<= 1.03)", *requests, *peak, "why not"], lines)
 
 
 def _each(document: Mapping[str, Any], name: str) -> list[Result]:
-    """The runs of a row, with CPU time a clip, and images decoded a clip where an epoch ended."""
+    """Runs of a row, with CPU time per clip and, for whole epochs, images decoded per clip."""
     made = []
     settings = document["settings"]
     whole = settings["dataset"]["frames"] - settings["batch"]
@@ -329,7 +328,7 @@ def _firsts(document: Mapping[str, Any]) -> str:
 
 
 def _ratio(both: Sequence[Sequence[Result]], key: str) -> float | None:
-    """The median of the ratios of each turn."""
+    """Median of the ratios by repeat."""
     pairs = zip(*both, strict=False)
     ratios = [a[key] / b[key] for a, b in pairs if a.get(key) and b.get(key)]
     return statistics.median(ratios) if ratios else None

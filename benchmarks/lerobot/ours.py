@@ -1,10 +1,10 @@
-"""seqrecord's side, in a process of its own: clips of a dataset, and conversion and indexing.
+"""seqrecord's rows, each in its own process: clips of a dataset, conversion and indexing.
 
-An epoch of one pipe, which touches memory for the first time, warms up for `seconds`. The first
-epoch of a second pipe is timed from its beginning, with the filling of its window, for up to three
-times as long: a pipe's own later epochs would decode nothing that fits its memory. A cold epoch is
-one before which the files were dropped from the page cache. `opening_seconds` are those
-from opening the dataset, which may have no index, to the first batch.
+One pipe warms up for `seconds` and touches memory for the first time. The first epoch of a second
+pipe is timed from its start, window fill included, for up to three times as long; later epochs of a
+pipe would not decode frames that stay in memory. A cold epoch starts after the files were dropped
+from the page cache. `opening_seconds` is the time from opening the dataset, possibly without an
+index, to the first batch.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def clips(
     seconds: float,
     cold: bool,
 ) -> Result:
-    import torch  # not where only an index is made: its memory is measured
+    import torch  # here: indexing alone must not import it, as memory is measured
 
     from seqrecord import EngineOptions
 
     torch.set_num_threads(threads)
     windows = Cell(**cell)
-    floats: dict[str, torch.Tensor] = {}  # to which each batch is converted
+    floats: dict[str, torch.Tensor] = {}  # reused targets of the conversion
 
     def make_pipe() -> seqrecord.SeqRecordPipe:
         return seqrecord.SeqRecordPipe(
@@ -67,7 +67,7 @@ def clips(
         )
 
     def epoch(pipe: seqrecord.SeqRecordPipe) -> Iterator[tuple[int, Any]]:
-        """The clips of each batch, and a number of it."""
+        """Number of clips and one value of each batch."""
         for found in pipe:
             images = [found[name] for name in cameras]
             if windows.numbers == "float":
@@ -96,7 +96,7 @@ def clips(
 
 
 def converting(root: str, to: str) -> Result:
-    """Seconds to copy the files and to convert them, each until it is on the disk."""
+    """Seconds to copy the files and to convert them, including the flush to disk."""
     from benchmarks.lerobot.data import convert
 
     made: Result = {}
@@ -114,7 +114,7 @@ def converting(root: str, to: str) -> Result:
 
 
 def indexing(root: str, tiny: str) -> Result:
-    """Seconds of the first opening of files not in the page cache, and of the second.
+    """Seconds of the first `open`, with files outside the page cache, and of the second.
 
     A tiny dataset is opened first, so that imports are not counted.
     """

@@ -1,7 +1,7 @@
-"""Readers of video files, in a process of their own.
+"""Other readers of video files, in their own process.
 
-`front` decodes files front to back to RGB, each thread one after the other; `clips` reads random
-clips of all cameras by index, each thread one clip, and makes a new tensor of each batch.
+`front` decodes files front to back to RGB, one file per thread at a time. `clips` reads random
+clips of all cameras by index, one clip per thread at a time, and stacks batches in new tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from benchmarks.lerobot.cell import measure
 from benchmarks.timing import Result, answer
 
-_PIECE = 32  # frames that torchcodec is asked for at once
+_PIECE = 32  # frames per call of torchcodec
 
 
 def run(do: str, root: str, cameras: Sequence[str], threads: int, **job: Any) -> Result:
@@ -33,10 +33,10 @@ def run(do: str, root: str, cameras: Sequence[str], threads: int, **job: Any) ->
 
 
 def front(files: Sequence[Sequence[str]], threads: int, reader: str, seconds: float) -> Result:
-    """Frames a second of all cameras' files."""
+    """Frames per second of all cameras' files."""
     read = _READERS[reader]
     paths = [path for paths in files for path in paths]
-    for path in paths:  # libraries are loaded, decoders have been opened
+    for path in paths:  # warm-up: loads libraries and opens decoders
         read(path, 0)
     begin = time.perf_counter()
     deadline = begin + seconds
@@ -47,7 +47,7 @@ def front(files: Sequence[Sequence[str]], threads: int, reader: str, seconds: fl
 
 
 def _read_torchcodec(path: str, deadline: float) -> int:
-    """Frames decoded until the file or the time is over."""
+    """Number of frames decoded until the file ends or `deadline`."""
     from torchcodec.decoders import VideoDecoder
 
     decoder = VideoDecoder(path, num_ffmpeg_threads=1, dimension_order="NHWC")
@@ -60,7 +60,7 @@ def _read_torchcodec(path: str, deadline: float) -> int:
 
 
 def _read_pyav(path: str, deadline: float) -> int:
-    """The same with PyAV, into one array."""
+    """Like `_read_torchcodec`, with PyAV into one array."""
     import av
 
     count = 0
@@ -87,16 +87,16 @@ _READERS: dict[str, Callable[[str, float], int]] = {
 def clips(
     files: Sequence[Sequence[str]], threads: int, images: int, batch: int, seconds: float
 ) -> Result:
-    """Clips a second of torchcodec: `images` frames of each camera, at random places."""
+    """Clips per second of torchcodec: `images` frames of each camera, at random positions."""
     from torchcodec.decoders import VideoDecoder
 
     mine = local()
 
     def decoder(path: str) -> Any:
-        known = mine.__dict__.setdefault("decoders", {})
-        if path not in known:
-            known[path] = VideoDecoder(path, num_ffmpeg_threads=1, dimension_order="NHWC")
-        return known[path]
+        decoders = mine.__dict__.setdefault("decoders", {})
+        if path not in decoders:
+            decoders[path] = VideoDecoder(path, num_ffmpeg_threads=1, dimension_order="NHWC")
+        return decoders[path]
 
     lengths = [[len(decoder(path)) for path in paths] for paths in files]
     rng = random.Random(0)

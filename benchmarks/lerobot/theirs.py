@@ -1,6 +1,6 @@
-"""LeRobot's side, in a process of a Python with lerobot.
+"""LeRobot's rows, in a process of a Python with lerobot.
 
-LeRobot makes floats of all images. For uint8 its decoders are told to leave that out.
+LeRobot converts all images to floats. For uint8, its decoders are patched to skip the conversion.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch
 from benchmarks.lerobot.cell import Cell, measure
 from benchmarks.timing import Result, answer, drop_page_cache
 
-BUFFER = 100  # its default, 1000, is 15 GB of 2 images of two cameras
+BUFFER = 100  # the default, 1000, takes 15 GB with 2 images of two cameras
 
 
 def batches(
     root: str, cameras: Sequence[str], cell: Cell, decoder: str, workers: int, batch: int
 ) -> Iterator[tuple[int, Any]]:
-    """Batches without end: whole epochs, each in a new order. The decoder `streaming` stands for
-    LeRobot's class of that name, which decodes with torchcodec, gives floats, and keeps `BUFFER`
-    samples for its shuffle.
+    """Endless batches: whole epochs, each reshuffled. The decoder `streaming` means LeRobot's
+    streaming dataset, which decodes to floats with torchcodec and shuffles in a buffer of `BUFFER`
+    samples.
     """
     from lerobot.datasets import lerobot_dataset, video_utils
 
@@ -65,7 +65,7 @@ def batches(
 
 
 class _Patch:
-    """What a worker must do too, as it is a process of its own."""
+    """Patches the decoder in a worker process, as the main process does."""
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
@@ -79,7 +79,7 @@ class _Patch:
 
 
 def undivided(video_utils: Any) -> Any:
-    """lerobot's function with the same steps, but for the division."""
+    """lerobot's `decode_video_frames` without the division."""
 
     def decode(path: Any, timestamps: list[float], tolerance: float, backend: str) -> torch.Tensor:
         if backend == "torchcodec":

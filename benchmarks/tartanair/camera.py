@@ -1,7 +1,7 @@
 """Camera geometry in TartanAir's conventions: poses, intrinsics, and flow from depth.
 
 A pose is `tx ty tz qx qy qz qw`, camera to world, in NED axes: x forward, y right, z down. Depth is
-along the optical axis, in metres. Pixel centres lie at whole `u, v`. All of this was checked on
+along the optical axis, in metres. Pixel centres are at integer `u, v`. All of this was checked on
 original files: `reproject` gives the official V1 flow bit for bit.
 """
 
@@ -89,8 +89,8 @@ def reproject(
 ) -> Reprojection:
     """Optical flow of a static scene from camera `pose0`, whose depth is given, to `pose1`.
 
-    Computed in float64 and rounded once, as the official flow is. Pixels behind the next camera get
-    a flow without meaning and a depth that is not positive; `flow_mask` marks them.
+    Computed in float64 and rounded once, like the official flow. Pixels behind the next camera get
+    a meaningless flow and a depth that is not positive; `flow_mask` marks them.
     """
     forward, back = optical_rotation(pose0), optical_rotation(pose1).T
     camera = intrinsics.matrix
@@ -118,13 +118,13 @@ def reproject(
 def flow_mask(reprojection: Reprojection, next_depth: FloatArray) -> npt.NDArray[np.uint8]:
     """TartanAir's mask of a flow: uint8 [H, W].
 
-    100 out of view: the nearest pixel to the target lies outside the image, or behind the camera.
+    100 out of view: the nearest pixel to the target is outside the image, or behind the camera.
     10 self-occlusion: another pixel of this frame lands on the same pixel, nearer to the camera.
-    1 cross-occlusion: it does not, but the next frame sees something nearer there.
+    1 cross-occlusion: otherwise, if the next frame's depth there is smaller.
     0 otherwise.
 
     "Nearer" means by more than 5 % of the depth. The official tool compares surface normals
-    instead; on the original pair 99.95 % of the pixels come out the same.
+    instead; on the original pair 99.95 % of the pixels agree.
     """
     height, width = next_depth.shape
     column = np.rint(reprojection.flow[..., 0] + np.arange(width, dtype=np.float64))

@@ -1,18 +1,16 @@
-"""How fast clips come from object stores, beside local disk and the client alone.
+"""Throughput of clips from object stores, compared with local disk and the client alone.
 
     python -m benchmarks.tartanair.cloud FOLDER [--to FOLDER]
 
-Renders a tree and packs it where FOLDER lacks them, starts Azurite and moto (S3), and runs each row
-in a process of its own, all rows once before any of them twice. Half of the machine's cores are for
-the services and what lies before them, the other half for the row, whatever it reads: so a row has
-as much of the machine when it reads from local disk.
+Renders and packs a tree unless FOLDER has them, starts Azurite and moto (S3), and runs each row in
+its own process, all rows once before repeating any. Half of the cores run the services and their
+proxies, the other half the row, also if it reads from local disk.
 
-A row's name is BY/PLACE/WHAT. `epoch` has a consumer that is away for 50 ms with each batch;
-`far` is that as if 60 ms away with 80 MB/s a connection. `stream` is an epoch with a consumer that
-only looks, `narrow` the same behind a line of 1 Gbit/s for all connections; `count` goes through a
-proxy that counts requests. `stream` and `narrow` by `client` are obstore alone, which fetches the
-same record files. `open` opens a large index, `write-raw` and `write-balanced` write frames that
-are in memory.
+A row's name is BY/PLACE/ACTION. `epoch` has a consumer that takes 50 ms per batch; `far` adds a
+latency of 60 ms and a limit of 80 MB/s per connection. `stream` is an epoch with a consumer that
+only reads the batches; `narrow` adds a limit of 1 Gbit/s for all connections; `count` goes through
+a proxy that counts requests. `client` is obstore alone: its `stream` and `narrow` fetch the same
+record files. `open` opens a large index; `write-raw` and `write-balanced` write frames from memory.
 
 Results are cloud.json and CLOUD.md in FOLDER and the folder of `--to`.
 """
@@ -54,16 +52,16 @@ __all__ = ["figures", "page"]
 SETTINGS = {"clip_len": 16, "batch_size": 4, "memory_limit": "2GiB"}
 CONSUMER_SECONDS = 0.05
 RECORD_BYTES = {"azurite": None, "moto": 64 << 20}  # None: the default
-WRITES = {"raw": 1, "balanced": 2}  # times so many frames, by codecs
+WRITES = {"raw": 1, "balanced": 2}  # factor of the number of frames, by codecs
 CLIENT_THREADS = {"stream": [2, 8, 16], "narrow": [8]}
-FRAME_BYTES = 480 * 640 * (3 + 4 + 8 + 1 + 1)  # of all features but poses
+FRAME_BYTES = 480 * 640 * (3 + 4 + 8 + 1 + 1)  # of all features except poses
 _ROWS = "benchmarks.tartanair.cloud_rows"
 _TIME_LIMIT = 3600
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row's job, as `cloud_rows` takes it."""
+    """A row's job, run by `cloud_rows`."""
 
     job: Mapping[str, Any]
     counted: Service | None = None
@@ -72,7 +70,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Setup:
-    """Packed datasets in a folder, and the services that hold them."""
+    """Packed datasets in a folder, and the services that store them."""
 
     folder: Path
     services: Mapping[str, Service]
@@ -85,7 +83,7 @@ class Setup:
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--frames", type=int, default=640, help="in four episodes, if rendered")
+    parser.add_argument("--frames", type=int, default=640, help="to render, in four episodes")
     parser.add_argument("--index-frames", type=int, default=100_000_000, help="of the large index")
     parser.add_argument("--write-frames", type=int, default=160)
     options = parser.parse_args()
@@ -117,7 +115,7 @@ def main() -> None:
 
 
 def rows(setup: Setup, cores: Sequence[int] = ()) -> dict[str, Row]:
-    """All rows, those that are compared next to each other."""
+    """All rows, compared rows adjacent."""
     made: dict[str, Row] = {}
 
     def add(name: str, action: str, *, arguments: Any, **more: Any) -> None:
@@ -125,7 +123,7 @@ def rows(setup: Setup, cores: Sequence[int] = ()) -> dict[str, Row]:
 
     waiting = {**SETTINGS, "consumer": CONSUMER_SECONDS}
     places: dict[str, Service | None] = {"local": None, **setup.services}
-    for what, settings in (
+    for action, settings in (
         ("epoch", waiting),
         ("far", waiting),
         ("stream", SETTINGS),
@@ -134,22 +132,22 @@ def rows(setup: Setup, cores: Sequence[int] = ()) -> dict[str, Row]:
     ):
         for name, service in places.items():
             if service:
-                place = service.place("records", what)
-            elif what in ("epoch", "stream"):
+                place = service.place("records", action)
+            elif action in ("epoch", "stream"):
                 place = {"location": str(setup.records("azurite")), "options": None}
             else:
                 continue
             add(
-                f"seqrecord/{name}/{what}",
+                f"seqrecord/{name}/{action}",
                 "epoch",
                 arguments={**place, **settings},
-                counted=service if what == "count" else None,
+                counted=service if action == "count" else None,
             )
-        for name, service in setup.services.items() if what in CLIENT_THREADS else ():
-            store = service.cloud.store(service.host(what))
+        for name, service in setup.services.items() if action in CLIENT_THREADS else ():
+            store = service.cloud.store(service.host(action))
             objects = _objects(setup.records(name))
-            arguments = {"store": store, "objects": objects, "threads": CLIENT_THREADS[what]}
-            add(f"client/{name}/{what}", "client", arguments=arguments)
+            arguments = {"store": store, "objects": objects, "threads": CLIENT_THREADS[action]}
+            add(f"client/{name}/{action}", "client", arguments=arguments)
     written = setup.folder / "written"
     for codecs, times in WRITES.items():
         frames = times * setup.write_frames
@@ -203,21 +201,21 @@ def _run(row: Row) -> Result:
 
 
 def _spent() -> list[float]:
-    """Processor seconds so far of rows that have ended, and of this process and the services."""
+    """CPU seconds so far of ended rows, this process and the services."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return [ended.ru_utime + ended.ru_stime, cpu_seconds()]
 
 
 def _busy(before: Any, after: Any) -> float:
-    """Processor seconds that anything on this machine has taken."""
-    idle = ("idle", "iowait", "guest", "guest_nice")  # Linux counts a guest's time as its user's
+    """CPU seconds of all processes on this machine."""
+    idle = ("idle", "iowait", "guest", "guest_nice")  # Linux includes guest time in user time
     names = [name for name in after._fields if name not in idle]
     return float(sum(getattr(after, name) - getattr(before, name) for name in names))
 
 
 @contextmanager
 def _halves() -> Iterator[list[int]]:
-    """This process and the services keep to half of the cores; the other half, for the rows."""
+    """Pin this process and the services to half of the cores; yields the other half."""
     cores = sorted(os.sched_getaffinity(0))
     half = len(cores) // 2
     os.sched_setaffinity(0, cores[half:])
@@ -244,7 +242,7 @@ def _serving(folder: Path, index: str, write_frames: int) -> Iterator[Setup]:
 
 
 def _pack(folder: Path, index: str, index_frames: int) -> None:
-    """Pack what is not there yet."""
+    """Pack the missing datasets."""
     for service, max_file_size in RECORD_BYTES.items():
         records = folder / f"records-{service}"
         if not (records / "manifest.json").exists():
@@ -261,9 +259,9 @@ _NAMES = {"azurite": "Azurite", "moto": "moto (S3)", "local": "local disk"}
 
 
 class Figure(NamedTuple):
-    """A figure by place; `target` is what it is to be: at most, or at least where `least`."""
+    """A figure by place; `target` is a minimum if `least`, else a maximum."""
 
-    what: str
+    name: str
     values: Mapping[str, float]
     target: float | None = None
     least: bool = False
@@ -276,15 +274,15 @@ class Figure(NamedTuple):
 
 
 def figures(results: Results) -> Iterator[Figure]:
-    """Those whose rows were run, each of medians."""
+    """Figures of the measured rows, from medians."""
     places = list(dict.fromkeys(name.split("/")[1] for name in results))
     rate = "bytes_per_second"
 
-    def get(place: str, what: str, key: str, by: str = "seqrecord") -> float | None:
-        return median(results.get(f"{by}/{place}/{what}", ()), key)
+    def get(place: str, action: str, key: str, by: str = "seqrecord") -> float | None:
+        return median(results.get(f"{by}/{place}/{action}", ()), key)
 
-    def of(what: str, key: str, unit: float = 1) -> _Value:
-        return lambda place: quotient(get(place, what, key), unit)
+    def of(action: str, key: str, unit: float = 1) -> _Value:
+        return lambda place: quotient(get(place, action, key), unit)
 
     def of_client(row: str) -> _Value:
         return lambda place: quotient(get(place, row, rate), get(place, row, rate, by="client"))
@@ -318,10 +316,10 @@ def figures(results: Results) -> Iterator[Figure]:
             of_local("write-balanced", "write-balanced"),
         ),
     ]
-    for what, value, *target in table:
+    for name, value, *target in table:
         found = {place: each for place in places if (each := value(place)) is not None}
         if found:
-            yield Figure(what, found, *target)
+            yield Figure(name, found, *target)
 
 
 def page(document: Mapping[str, Any]) -> str:
@@ -353,7 +351,7 @@ def _figures(results: Results) -> str:
     lines = []
     for figure in found:
         sign = ">=" if figure.least else "<="
-        line = [figure.what, "" if figure.target is None else f"{sign} {figure.target:g}"]
+        line = [figure.name, "" if figure.target is None else f"{sign} {figure.target:g}"]
         for place in places:
             value = figure.values.get(place)
             shown = number(value)
@@ -380,7 +378,7 @@ _COLUMNS = (
 def _all_rows(results: Results) -> str:
     lines = []
     for name, runs in results.items():
-        if not runs:  # the benchmark goes on
+        if not runs:  # not measured yet
             continue
         cells = [number(median(runs, key), form, unit) for _, key, form, unit in _COLUMNS]
         lines.append([name, *cells, str(runs[-1].get("bottleneck", ""))])

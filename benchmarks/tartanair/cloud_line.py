@@ -1,4 +1,4 @@
-"""A network line between a client and a service of this machine: its delay and its bandwidth."""
+"""A simulated network line to a service on this machine, with latency and limited bandwidth."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ import numpy.typing as npt
 __all__ = ["Line"]
 
 _PIECE = 256 << 10
-_AT_ONCE = 8 << 20  # bytes under way in each direction of a connection, unless the rate says less
+_AT_ONCE = 8 << 20  # bytes in flight per direction of a connection, unless its rate implies fewer
 
 
 class Line:
-    """Takes connections on a free port of 127.0.0.1 and passes their bytes to `target`, HOST:PORT.
+    """Accepts connections on a free port of 127.0.0.1 and forwards them to `target`, HOST:PORT.
 
-    `seconds_away` is the time from a request to its answer's first byte, half of it in each
-    direction; a new connection takes as long once more, as TCP's handshake does.
-    `bytes_per_second` is what each direction carries for all connections together,
-    `connection_bytes_per_second` what one connection does, as its window limits it. The bytes that
-    the target sends are added to the first number of `counter`, which may be a file's. It runs in a
-    thread of this process until the block ends.
+    `seconds_away` is the round-trip time, half of it in each direction; a new connection takes one
+    more round trip, like TCP's handshake. `bytes_per_second` limits each direction for all
+    connections together, `connection_bytes_per_second` each connection, like a TCP window. Bytes
+    sent by the target are added to `counter[0]`, which may be memory-mapped. The line runs in a
+    thread of this process until the `with` block ends.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class Line:
         window = connection_bytes_per_second * self._delay
         self._window = max(_PIECE, int(min(_AT_ONCE, window or _AT_ONCE)))
         self._sent = np.zeros(1, np.int64) if counter is None else counter
-        self._free = {"up": 0.0, "down": 0.0}  # when each direction is, by the loop's clock
+        self._free = {"up": 0.0, "down": 0.0}  # when each direction is free, by the loop's clock
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self._listener.setblocking(False)
         self._loop = asyncio.new_event_loop()
@@ -94,7 +93,7 @@ class Line:
             )
 
     async def _carry(self, source: socket.socket, sink: socket.socket, way: str) -> None:
-        """Pass on what comes, when it has crossed the line, until the source ends."""
+        """Forward bytes after their delay, until the source ends."""
         pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         room = _Room(self._window)
 
@@ -123,15 +122,15 @@ class Line:
 
 
 class _Room:
-    """Bytes that may be under way; `wait` ends when there is room for some, and says how many."""
+    """Limit of bytes in flight; `wait` returns the remaining number once it is positive."""
 
     def __init__(self, nbytes: int) -> None:
         self._left = nbytes
-        self._some = asyncio.Event()
-        self._some.set()
+        self._free = asyncio.Event()
+        self._free.set()
 
     async def wait(self) -> int:
-        await self._some.wait()
+        await self._free.wait()
         return self._left
 
     def take(self, nbytes: int) -> None:
@@ -143,4 +142,4 @@ class _Room:
         self._set()
 
     def _set(self) -> None:
-        (self._some.set if self._left > 0 else self._some.clear)()
+        (self._free.set if self._left > 0 else self._free.clear)()

@@ -1,4 +1,4 @@
-"""One row of the benchmark of object stores, in a process of its own."""
+"""One row of the object store benchmark, in its own process."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 from benchmarks.timing import Result, answer, touch
 
 WRITE_BYTES = 16 << 20
-REQUEST_BYTES = 12 << 20  # of the client alone: the loader's are of 8 to 16 MiB
+REQUEST_BYTES = 12 << 20  # of the client alone; the loader's are 8 to 16 MiB
 FEATURES = ("image_left", "depth_left", "flow", "mask", "seg_left")
-EPISODE_FRAMES = 80  # of what is written
+EPISODE_FRAMES = 80  # of written episodes
 
 
 def run(action: str, cores: Sequence[int] = (), **job: Any) -> Result:
-    """Do an action of `ACTIONS` on these cores."""
+    """Run an action of `ACTIONS` on these cores."""
     if cores:
         os.sched_setaffinity(0, cores)  # before any library counts them or starts threads
     return ACTIONS[action](**job)
@@ -34,13 +34,13 @@ def epoch(
     consumer: float = 0.0,
     epochs: int = 2,
 ) -> Result:
-    """The last epoch of clips; of the first, unless it is the last too, only its first batch.
+    """Measure the last epoch of clips, and the first batch of the first epoch.
 
-    `consumer` is how long it is away with each batch, in seconds.
+    `consumer` is the consumer's time per batch, in seconds.
     """
     import seqrecord
 
-    make_pipe = seqrecord.SeqRecordPipe  # imports torch, which takes seconds, whatever is read
+    make_pipe = seqrecord.SeqRecordPipe  # imports torch, which takes seconds
     begin, first = time.perf_counter(), 0.0
     pipe = make_pipe(
         seqrecord.open(location, storage_options=options),
@@ -75,7 +75,7 @@ def epoch(
 
 
 def client(store: dict[str, Any], objects: list[tuple[str, int]], threads: list[int]) -> Result:
-    """All bytes of objects, each of a length, fetched by obstore; by the best number of threads."""
+    """Fetch `objects`, names and sizes, with obstore; the best number of threads counts."""
     import obstore
 
     opened = _store(**store)
@@ -92,7 +92,7 @@ def client(store: dict[str, Any], objects: list[tuple[str, int]], threads: list[
             raise RuntimeError(f"{name} is shorter than {stop}")
 
     runs: list[Result] = []
-    fetch(ranges[0])  # connected
+    fetch(ranges[0])  # connects
     for count in threads:
         start, before = time.perf_counter(), time.process_time()
         with ThreadPoolExecutor(count) as pool:
@@ -104,9 +104,9 @@ def client(store: dict[str, Any], objects: list[tuple[str, int]], threads: list[
 
 
 def client_write(store: dict[str, Any], name: str, nbytes: int) -> Result:
-    """One object of bytes that are in memory, stored by obstore in pieces of 16 MiB.
+    """Store one object from memory with obstore, in parts of 16 MiB.
 
-    Four of them are under way at once.
+    Four parts are in flight at once.
     """
     import numpy as np
     import obstore
@@ -134,7 +134,7 @@ def _store(kind: str, bucket: str, **settings: Any) -> Any:
 
 
 def opening(location: str, options: dict[str, Any] | None) -> Result:
-    """Open a dataset in this process, which has imported the package and nothing else."""
+    """Open a dataset in a process that has imported the package only."""
     import seqrecord
 
     before, start = _peak_memory(), time.perf_counter()
@@ -150,19 +150,19 @@ def opening(location: str, options: dict[str, Any] | None) -> Result:
 def writing(
     location: str, options: dict[str, Any] | None, *, records: str, frames: int, codecs: str
 ) -> Result:
-    """Write so many frames, which are in memory, in episodes of `EPISODE_FRAMES`."""
+    """Write frames from memory, in episodes of `EPISODE_FRAMES`."""
     import seqrecord
 
     dataset = seqrecord.open(records, features=FEATURES)
     episode = next(iter(dataset.episodes.values()))
-    held = [episode[i] for i in range(min(EPISODE_FRAMES, len(episode) - 1))]
-    nbytes = sum(array.nbytes for array in held[0].values()) * frames
+    sample = [episode[i] for i in range(min(EPISODE_FRAMES, len(episode) - 1))]
+    nbytes = sum(array.nbytes for array in sample[0].values()) * frames
     start, cpu = time.perf_counter(), time.process_time()
     with seqrecord.SeqRecordWriter(location, codecs=codecs, storage_options=options) as writer:
         for first in range(0, frames, EPISODE_FRAMES):
             with writer.episode(f"episode {first:06d}") as made:
                 for i in range(min(EPISODE_FRAMES, frames - first)):
-                    made.append(held[i % len(held)])
+                    made.append(sample[i % len(sample)])
     seconds = time.perf_counter() - start
     return {
         "seconds": seconds,
@@ -174,7 +174,7 @@ def writing(
 
 
 def packing(tree: str, to: str, max_file_size: int | None) -> Result:
-    """Pack a tree, as the other rows read it."""
+    """Pack a tree for the other rows."""
     import seqrecord
     from seqrecord import open_source
 
@@ -185,7 +185,7 @@ def packing(tree: str, to: str, max_file_size: int | None) -> Result:
 
 
 def _peak_memory() -> int:
-    """Of this process. What getrusage says may be its parent's."""
+    """Peak memory of this process; `getrusage` may report its parent's."""
     status = Path("/proc/self/status").read_text()
     return next(int(x.split()[1]) << 10 for x in status.splitlines() if x.startswith("VmHWM"))
 

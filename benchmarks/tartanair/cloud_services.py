@@ -1,4 +1,4 @@
-"""Services of the benchmark of object stores: Azurite and moto, and lines to them."""
+"""Services of the object store benchmark: Azurite and moto, and lines to them."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ SERVICES = ("azurite", "moto")
 NARROW: dict[str, Any] = {"bytes_per_second": 125e6}
 FAR: dict[str, Any] = {"seconds_away": 0.06, "connection_bytes_per_second": 80e6}
 
-_CHUNKS, _CHUNK_FRAMES = 160, 32  # of an episode of the made index
+_CHUNKS, _CHUNK_FRAMES = 160, 32  # per episode of the generated index
 _UPLOADS = 2
 
 
 class _Azurite:
-    """A container of Azurite, reached at `host` or through a line or proxy before it."""
+    """A container of Azurite, accessed at `host` or through a line or proxy."""
 
     def __init__(self, service: Azurite) -> None:
         self._service, self._container = service, service.new_container()
         self.host = service.host
 
-    def location(self, what: str) -> str:
-        return f"az://{self._container}/{what}"
+    def location(self, prefix: str) -> str:
+        return f"az://{self._container}/{prefix}"
 
     def options(self, host: str) -> dict[str, Any]:
         """Storage options of the package."""
@@ -56,17 +56,17 @@ class _Azurite:
             "endpoint": f"http://{host}/{self._service.account}",
         }
 
-    def upload(self, source: Path, what: str) -> None:
+    def upload(self, source: Path, prefix: str) -> None:
         with self._service.client() as client:
-            for path, name in _files(source, what):
+            for path, name in _files(source, prefix):
                 blob = client.get_blob_client(self._container, name)
                 with path.open("rb") as file:
                     blob.upload_blob(file, overwrite=True, max_concurrency=_UPLOADS)
 
-    def remove(self, what: str) -> None:
+    def remove(self, prefix: str) -> None:
         with self._service.client() as client:
             container = client.get_container_client(self._container)
-            for name in list(container.list_blob_names(name_starts_with=f"{what}/")):
+            for name in list(container.list_blob_names(name_starts_with=f"{prefix}/")):
                 container.delete_blob(name)
 
 
@@ -77,25 +77,25 @@ class _Moto:
         self._service, self._bucket = service, service.new_bucket()
         self.host = service.host
 
-    def location(self, what: str) -> str:
-        return f"s3://{self._bucket}/{what}"
+    def location(self, prefix: str) -> str:
+        return f"s3://{self._bucket}/{prefix}"
 
     def options(self, host: str) -> dict[str, Any]:
-        # s3fs's names, which obstore's reader takes too.
+        # s3fs's names, accepted by obstore's reader too.
         keys = {"key": self._service.key, "secret": self._service.secret}
         return {**keys, "endpoint_url": f"http://{host}"}
 
     def store(self, host: str) -> dict[str, Any]:
         return {"kind": "s3", "bucket": self._bucket, **self._service.options(f"http://{host}")}
 
-    def upload(self, source: Path, what: str) -> None:
-        for path, name in _files(source, what):
+    def upload(self, source: Path, prefix: str) -> None:
+        for path, name in _files(source, prefix):
             self._service.put(self._bucket, name, path.read_bytes())
 
-    def remove(self, what: str) -> None:
+    def remove(self, prefix: str) -> None:
         client = self._service.client()
         pages = client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._bucket, Prefix=f"{what}/"
+            Bucket=self._bucket, Prefix=f"{prefix}/"
         )
         for name in [item["Key"] for page in pages for item in page.get("Contents", ())]:
             client.delete_object(Bucket=self._bucket, Key=name)
@@ -106,7 +106,7 @@ Cloud = _Azurite | _Moto
 
 @dataclass(frozen=True)
 class Service:
-    """A service, and by row the hosts of lines to it. `proxy` counts requests."""
+    """A service, and the hosts of its lines by row. `proxy` counts requests."""
 
     cloud: Cloud
     hosts: dict[str, str]
@@ -115,16 +115,16 @@ class Service:
     def host(self, row: str) -> str:
         return self.hosts.get(row, self.cloud.host)
 
-    def place(self, what: str, row: str = "") -> dict[str, Any]:
-        """Location and options of a folder, as `cloud_rows` takes them."""
+    def place(self, prefix: str, row: str = "") -> dict[str, Any]:
+        """Location and options of a folder, arguments of `cloud_rows`."""
         options = self.cloud.options(self.host(row))
-        return {"location": self.cloud.location(what), "options": options}
+        return {"location": self.cloud.location(prefix), "options": options}
 
 
-def _files(source: Path, what: str) -> list[tuple[Path, str]]:
-    """A folder's files, each with its name below the folder `what` of a bucket."""
+def _files(source: Path, prefix: str) -> list[tuple[Path, str]]:
+    """A folder's files and their object names below `prefix`."""
     paths = [p for p in sorted(source.rglob("*")) if p.is_file() and not p.name.startswith(".")]
-    return [(path, f"{what}/{path.relative_to(source)}") for path in paths]
+    return [(path, f"{prefix}/{path.relative_to(source)}") for path in paths]
 
 
 @contextmanager
@@ -145,14 +145,14 @@ def serve(folder: Path, names: tuple[str, ...] = SERVICES) -> Iterator[dict[str,
 
 
 def cpu_seconds() -> float:
-    """What this process and its children, which are the services, have taken so far."""
+    """CPU seconds so far of this process and its children, the services."""
     this = psutil.Process()
     spent = [process.cpu_times() for process in (this, *this.children(recursive=True))]
     return float(sum(times.user + times.system for times in spent))
 
 
 def make_index(folder: Path, num_frames: int) -> None:
-    """Manifest and index of a dataset of at least so many frames, whose record files are none."""
+    """Write manifest and index of a dataset of at least `num_frames`, without record files."""
     episodes = max(1, -(-num_frames // (_CHUNKS * _CHUNK_FRAMES)))
     count = episodes * _CHUNKS
     codec = ({"id": "zstd", "level": 1},)

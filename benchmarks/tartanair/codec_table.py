@@ -1,10 +1,10 @@
-"""Print what each codec preset makes of real TartanAir frames, on one thread.
+"""Print ratio and speed of each codec preset on TartanAir frames, on one thread.
 
     python -m benchmarks.tartanair.codec_table DATA [--repeats N]
 
-DATA holds files in the V1 or V2 layout, original or generated. Every frame is encoded and decoded
+DATA has files in the V1 or V2 layout, original or generated. Every frame is encoded and decoded
 `repeats` times and the fastest run counts, in CPU time of the thread, since other work on the
-machine can only slow one down; a memcpy timed alike says what the machine can do. GB are 10**9
+machine can only slow one down. A memcpy is timed the same way for comparison. GB are 10**9
 bytes of raw frames. Total weighs the features by their bytes in a frame.
 """
 
@@ -67,7 +67,7 @@ def fastest(run: Callable[[], object], repeats: int) -> float:
 def measure(codec: FrameCodec, frame: npt.NDArray[Any], repeats: int) -> Row:
     """Bytes of a frame, raw and encoded, and seconds to encode and to decode it.
 
-    Checks that it comes back bit for bit.
+    Checks that decoding restores it bit for bit.
     """
     blob = codec.encode(frame)
     out = np.empty_like(frame)

@@ -1,9 +1,8 @@
 """How well default settings mix batches: `python -m benchmarks.tartanair.default_mixing`.
 
-For small frames and for TartanAir's features, by batch size, in one shard and in eight: how many
-episodes a batch has and how many other clips of its batch a clip overlaps, beside a full shuffle of
-the clips of the same shard; frames loaded over distinct frames; and the memory of all of it.
-Pure integers; nothing is read.
+For small frames and TartanAir's features, by batch size, in one shard and in eight: episodes per
+batch and clips of its batch that a clip overlaps, compared with a full shuffle of the shard's
+clips; frames loaded over distinct frames; memory. Computes with integers only; reads no data.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ POSE = 28
 
 @dataclass(frozen=True)
 class Case:
-    """Episodes of these lengths, in groups with so many frames a chunk, of so many bytes each."""
+    """Episode lengths, and for each group the frames per chunk and bytes per frame."""
 
     name: str
     lengths: tuple[int, ...]
@@ -38,7 +37,7 @@ class Case:
     frames: tuple[int, ...]
     batch_sizes: tuple[int, ...]
     are_raw: bool = False
-    pieces: int | None = None  # most frames of a piece, of video that is decoded in pieces
+    pieces: int | None = None  # maximum frames per piece of video that is decoded in pieces
 
 
 RGB = 3 * PIXELS
@@ -56,7 +55,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Mixing:
-    """Of the shards of an epoch together, and of a full shuffle of each of them."""
+    """Figures over all shards of an epoch, and over a full shuffle of each shard."""
 
     settings: PlanSettings
     episodes: float
@@ -64,7 +63,7 @@ class Mixing:
     neighbours: float
     full_neighbours: float
     reading: float
-    nbytes: int  # that one shard takes at most
+    nbytes: int  # maximum of a shard
 
     def is_good(self, num_shards: int) -> bool:
         """Whether batches are as well mixed as docs/order.md promises."""
@@ -85,7 +84,7 @@ def measured(
     epochs: int = 1,
     seed: int = 1,
 ) -> Mixing:
-    """The figures of so many epochs; settings are the default ones."""
+    """Figures of `epochs` epochs with default settings."""
     lengths = np.array(case.lengths, np.int64)
     episodes = EpisodeTable(lengths, tuple(_grids(case)))
     table = enumerate_clips(ClipSpec(SPAN, 1), episodes, np.arange(len(lengths)))
@@ -122,8 +121,8 @@ def measured(
             for clips in ((episode, start), (episode[order], start[order]))
         ]
         figures.append([n for one in found for n in (one.episodes, one.neighbours)])
-        held = [group.max_resident_frames for group in plan.groups]
-        nbytes = max(nbytes, fitted.nbytes(fitted.memory(held, fixed=True)))
+        resident = [group.max_resident_frames for group in plan.groups]
+        nbytes = max(nbytes, fitted.nbytes(fitted.memory(resident, fixed=True)))
     mean = np.mean(figures, axis=0).tolist()
     reading = read / epochs / int(lengths.sum())
     return Mixing(fitted.settings, mean[0], mean[2], mean[1], mean[3], reading, nbytes)

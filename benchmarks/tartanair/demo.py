@@ -20,7 +20,7 @@ BATCH_SIZE = 4
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="where everything goes; emptied first")
-    parser.add_argument("--frames", type=int, default=48, help="of each episode")
+    parser.add_argument("--frames", type=int, default=48, help="per episode")
     parser.add_argument("--episodes", type=int, default=3)
     arguments = parser.parse_args()
     run(arguments.folder, arguments.frames, arguments.episodes)

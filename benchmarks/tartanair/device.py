@@ -1,8 +1,8 @@
-"""Clips a second on a device, and bytes copied to it.
+"""Clips per second on a device, and bytes copied to it.
 
     python -m benchmarks.tartanair.device FOLDER [--device cuda] [--frames 640]
 
-Renders a tree and packs it where FOLDER lacks them. Each row runs in a process of its own:
+Renders and packs a tree unless FOLDER has them. Each row runs in its own process:
 
 - `copies`: pinned batches in memory, copied whole, two at a time; nothing is read;
 - `prefetch`: `prefetch_to_device` around a pipe, which copies whole batches;
@@ -111,7 +111,7 @@ def measure(row: str, folder: str, device: str) -> Result:
 
 
 def _copies(pipe: seqrecord.SeqRecordPipe, device: str) -> Callable[[], Batches]:
-    """As many whole batches as the pipe has, from pinned buffers that are reused."""
+    """As many whole batches as the pipe has, from reused pinned buffers."""
     batches = [{n: v for n, v in batch.items() if _is_feature(v)} for batch in islice(pipe, _RING)]
     if torch.device(device).type == "cuda":
         batches = [{name: v.pin_memory() for name, v in batch.items()} for batch in batches]

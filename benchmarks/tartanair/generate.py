@@ -1,9 +1,9 @@
-"""Generate episodes that look, compress and are filed like those of TartanAir V1, at any size.
+"""Generate episodes with the look, compression ratio and file layout of TartanAir V1.
 
     python -m benchmarks.tartanair.generate DEST --frames 60 --episodes 2
 
 Images are rendered from a scene of textured boxes along a smooth camera path. Flow and mask follow
-exactly from depth and pose, as they do in the real data. The same arguments give the same bytes.
+exactly from depth and pose, like the real data. The same arguments write the same bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MODALITIES = ("image", "depth", "seg", "flow", "mask", "pose")
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("dest", type=Path)
-    parser.add_argument("--frames", type=int, default=60, help="of each episode")
+    parser.add_argument("--frames", type=int, default=60, help="per episode")
     parser.add_argument("--episodes", type=int, default=2)
     options = parser.parse_args()
     for folder in generate(options.dest, episodes=[options.frames] * options.episodes):
@@ -49,7 +49,7 @@ def generate(
     seed: int = 0,
     modalities: Sequence[str] = MODALITIES,
 ) -> list[Path]:
-    """Write one episode of the left camera for each of `episodes`, their numbers of frames.
+    """Write one episode of the left camera for each number of frames in `episodes`.
 
     Returns the episodes' folders, `root/env/Easy/P000` and so on. Flow and mask are one fewer than
     frames. An odd `seed` gives a hall, an even one a yard. All episodes of a seed show one scene.
@@ -98,9 +98,9 @@ def _write(path: Path, array: npt.NDArray[Any]) -> None:
 
 
 def _png(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """A PNG of [H, W, 3] as V1 has it: Paeth-filtered and stored without compression.
+    """PNG of [H, W, 3] like V1's: Paeth-filtered and stored without compression.
 
-    The cost of decoding follows from that, so benchmarks on generated files need the same.
+    This determines the decoding cost, so benchmarks on generated files need the same.
     """
     height, width, channels = pixels.shape
     rows = np.ascontiguousarray(pixels).reshape(height, -1)

@@ -1,4 +1,4 @@
-"""What `order_training` found, as a table, as JSON and as pictures."""
+"""Results of `order_training` as a table, JSON and plots."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STUDENT_T = {
     10: 2.262,
 }
 
-# Okabe and Ito's colours, which people with any colour vision tell apart.
+# Okabe and Ito's colours, distinguishable with any colour vision.
 COLOURS = {
     "sequential": "#0072B2",
     "buffer": "#009E73",
@@ -61,7 +61,7 @@ def runs_of(document: Mapping[str, Any]) -> list[Run]:
 def table(runs: Sequence[Run]) -> str:
     """The last validation error by order, and its differences from a full shuffle by seed.
 
-    Means with 95 % intervals. Below the mean difference, whether its interval holds zero.
+    Means with 95 % intervals; orders differ if the interval of the difference excludes zero.
     """
     lines = []
     for order, interval in _errors(runs).items():
@@ -80,8 +80,8 @@ def table(runs: Sequence[Run]) -> str:
 def page(document: Mapping[str, Any]) -> str:
     """The published page."""
     settings, runs = document["settings"], runs_of(document)
-    said = {**settings, "machine": document["machine"]}
-    shown = ", ".join(f"{name} {value}" for name, value in said.items())
+    facts = {**settings, "machine": document["machine"]}
+    shown = ", ".join(f"{name} {value}" for name, value in facts.items())
     seeds = len({run["seed"] for run in runs})
     drawn = "\n\n".join(f"![{name}]({name}.png)" for name in _DRAWINGS)
     template = Path(__file__).with_name("order_template.md").read_text()
@@ -104,17 +104,17 @@ def _errors(runs: Sequence[Run]) -> dict[str, Interval]:
 
 
 def _differences(runs: Sequence[Run], order: str) -> list[float]:
-    """The last errors above those of a full shuffle with the same seed."""
+    """Last errors above the error of a full shuffle with the same seed."""
     last = {(run["order"], run["seed"]): run["errors"][-1] for run in runs}
     seeds = [run["seed"] for run in runs if run["order"] == order]
     return [last[order, seed] - last[REFERENCE, seed] for seed in seeds]
 
 
-# Pictures
+# Plots
 
 
 def draw(folder: Path, document: Mapping[str, Any]) -> None:
-    """Write the pictures, where matplotlib is."""
+    """Write the plots if matplotlib is installed."""
     try:
         import matplotlib
     except ImportError:

@@ -1,4 +1,4 @@
-"""Whether the order of clips costs accuracy: one small model, trained in four orders.
+"""Effect of the clip order on accuracy: one small model, trained in four orders.
 
     python -m benchmarks.tartanair.order_training FOLDER [--seeds 5] [--resume] [--to docs]
 
@@ -38,7 +38,7 @@ CLIP_LEN, BATCH_SIZE = 8, 8
 FEATURES = ["image_left", "depth_left"]
 TRAIN, VALID = "*/P000", "*/P001"
 LEAST_DEPTH, MOST_DEPTH = 0.5, 100.0  # metres
-CURVE_STEPS = 10  # that a point of the loss curve is the mean of
+CURVE_STEPS = 10  # averaged in each point of the loss curve
 
 Name = tuple[str, int]
 Order = Callable[["Setup", Path, int, int], Iterator[list[Name]]]
@@ -46,7 +46,7 @@ Order = Callable[["Setup", Path, int, int], Iterator[list[Name]]]
 
 @dataclass(frozen=True)
 class Setup:
-    """What is trained on, and for how long: an episode of `frames` of each scene, stride 1."""
+    """Data and length of a training: one episode of `frames` per scene, clips with stride 1."""
 
     scenes: int = 8
     frames: int = 200
@@ -59,7 +59,7 @@ class Setup:
 
     @property
     def steps(self) -> int:
-        """Of an epoch, the last of which may have fewer clips."""
+        """Steps of an epoch; the last one may have fewer clips."""
         return -(-self.num_clips // BATCH_SIZE)
 
 
@@ -92,7 +92,7 @@ class DepthNet(nn.Module):
 
 
 def _block(before: int, after: int, stride: int = 1) -> nn.Module:
-    # Not batch normalization: it would suffer from batches of one episode for a reason of its own.
+    # No batch normalization: batches of a single episode would distort its statistics.
     return nn.Sequential(
         nn.Conv2d(before, after, 3, stride, 1), nn.GroupNorm(4, after), nn.ReLU(inplace=True)
     )
@@ -107,22 +107,22 @@ def sequential(_setup: Setup, records: Path, _seed: int, _epoch: int) -> Iterato
 
 
 def buffered(setup: Setup, records: Path, seed: int, epoch: int) -> Iterator[list[Name]]:
-    """Sequential reading through a buffer, of which a random clip is taken."""
+    """Sequential reading through a shuffle buffer."""
     rng = np.random.default_rng([seed, epoch])
-    held: list[Name] = []
+    buffer: list[Name] = []
     order: list[Name] = []
     for name in _in_order(records):
-        if len(held) < setup.buffer:
-            held.append(name)
+        if len(buffer) < setup.buffer:
+            buffer.append(name)
         else:
             place = int(rng.integers(setup.buffer))
-            order.append(held[place])
-            held[place] = name
-    yield from _batches(order + [held[i] for i in rng.permutation(len(held))])
+            order.append(buffer[place])
+            buffer[place] = name
+    yield from _batches(order + [buffer[i] for i in rng.permutation(len(buffer))])
 
 
 def planned(_setup: Setup, records: Path, seed: int, epoch: int) -> Iterator[list[Name]]:
-    """`SeqRecordPipe` as it comes."""
+    """`SeqRecordPipe` with default settings."""
     pipe = _pipe(records, shuffle=True, seed=seed)
     pipe.set_epoch(epoch)
     yield from _names_of(pipe)
@@ -136,7 +136,7 @@ def permuted(_setup: Setup, records: Path, seed: int, epoch: int) -> Iterator[li
 
 
 def _pipe(records: Path, **settings: Any) -> SeqRecordPipe:
-    # With all features: what is resident decides what the plan may mix.
+    # All features: the memory per frame determines how well the plan can mix.
     return SeqRecordPipe(
         records,
         clip_len=CLIP_LEN,
@@ -173,7 +173,7 @@ ORDERS: dict[str, Order] = {
 
 
 class Frames:
-    """The decoded frames of some episodes, which every order takes its clips from."""
+    """Decoded frames of a set of episodes, shared by all orders."""
 
     def __init__(self, records: Path, episodes: str) -> None:
         self._image: dict[str, torch.Tensor] = {}
@@ -186,14 +186,14 @@ class Frames:
                 self._depth[key] = depth.clamp(LEAST_DEPTH, MOST_DEPTH).log()
 
     def clips(self, names: Sequence[Name]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Their frames, clip after clip: images, uint8 [F, H, W, 3], and log depth, [F, H, W]."""
+        """Frames of clips, concatenated: images, uint8 [F, H, W, 3], and log depth, [F, H, W]."""
         return (
             torch.cat([self._image[key][start : start + CLIP_LEN] for key, start in names]),
             torch.cat([self._depth[key][start : start + CLIP_LEN] for key, start in names]),
         )
 
     def all(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Every frame once, episode by episode, as `clips` gives them."""
+        """Every frame once, episode by episode, in the form of `clips`."""
         for key, image in self._image.items():
             yield image, self._depth[key]
 
@@ -208,7 +208,7 @@ def train(
 ) -> Result:
     """Train from scratch: the loss curve, and the validation errors after each epoch.
 
-    Raises `RuntimeError` if an epoch of that order is not every clip once.
+    Raises `RuntimeError` if an epoch of the order lacks or repeats clips.
     """
     torch.manual_seed(seed)
     model = DepthNet()
@@ -280,12 +280,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def prepare(folder: Path, setup: Setup) -> Path:
-    """Render and pack the episodes, unless they are there; the records."""
+    """Render and pack the episodes unless they exist; returns the records' folder."""
     size = f"{setup.scenes}x{setup.frames}"
     tree, records = folder / f"order-tree-{size}", folder / f"order-records-{size}"
     if not (records / "manifest.json").exists():
         for scene in tqdm(range(setup.scenes), unit="scene"):
-            shutil.rmtree(tree / f"scene{scene}", ignore_errors=True)  # of a run cut short
+            shutil.rmtree(tree / f"scene{scene}", ignore_errors=True)  # of an interrupted run
             generate(
                 tree,
                 env=f"scene{scene}",

@@ -2,7 +2,7 @@
 
     python -m benchmarks.tartanair.pictures FOLDER
 
-Renders and packs episodes in FOLDER first, unless they are there.
+Renders and packs episodes in FOLDER first, unless they exist.
 """
 
 from __future__ import annotations

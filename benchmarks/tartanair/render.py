@@ -1,4 +1,4 @@
-"""What a camera sees of a `Scene`, by ray casting with NumPy: colour, depth, segmentation."""
+"""Ray casting of a `Scene` with NumPy: colour, depth, segmentation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Rendering(NamedTuple):
 
 
 def render(scene: Scene, pose: FloatArray, intrinsics: Intrinsics) -> Rendering:
-    """What a camera at `pose` sees. Pure: the film grain is drawn from the pose, too."""
+    """Render the view from `pose`. Deterministic: the film grain depends on the pose only."""
     rays = camera_rays(intrinsics)
     hits = cast(scene.room, scene.faces, pose, intrinsics)
     depth = hits.distance
@@ -68,7 +68,7 @@ def _shade(
     light *= clear
     clear -= 1
     clear *= -vignette
-    # The grain's table is shifted by an amount drawn from the pose, so that it moves with time.
+    # The grain's table is shifted by a function of the pose, so that it moves with time.
     shift = zlib.crc32(np.ascontiguousarray(pose, np.float64).tobytes())
     down, across = shift % _GRAIN_MARGIN, (shift >> 8) % _GRAIN_MARGIN
     height, width = light.shape
@@ -88,7 +88,7 @@ def _textures(faces: Faces, hits: Hits, rays: Rays, intrinsics: Intrinsics) -> l
     """Red, green and blue of the textures at the hits, [H, W] each."""
     table = texture_table()
     scale = faces.texels_per_metre[hits.face]
-    # Texels per pixel, squared, and stretched by how slanted the surface is seen.
+    # Texels per pixel, squared, and stretched by the slant of the surface.
     footprint = hits.distance * scale
     footprint *= np.float32(1 / intrinsics.fx)
     footprint *= footprint
@@ -99,7 +99,7 @@ def _textures(faces: Faces, hits: Hits, rays: Rays, intrinsics: Intrinsics) -> l
     levels = len(table.shift)
     level = np.clip(exponent >> 1, 0, levels - 1)
     shift = table.shift[level]
-    # The face's number moves the texture, so that equal boxes do not look the same.
+    # The face's number moves the texture, so that equal boxes look different.
     u = hits.u * scale
     u += hits.face * np.float32(61)
     v = hits.v * scale
@@ -195,7 +195,7 @@ class Rays(NamedTuple):
 
 
 class Hits(NamedTuple):
-    """What each pixel's ray hits first, [H, W] each."""
+    """First hit of each pixel's ray, [H, W] each."""
 
     distance: Float32  # along a ray whose optical z is 1, so this is the depth
     face: _Index
@@ -314,7 +314,7 @@ def _cast_face(
     inverse: list[Float32],
     hits: Hits,
 ) -> None:
-    """Overwrite the hits that lie behind this face."""
+    """Overwrite the hits behind this face."""
     axis = int(faces.axis[face])
     first, second = (other for other in range(3) if other != axis)
     normal = inverse[axis][window]

@@ -71,7 +71,7 @@ class Faces:
     tint: Float32  # [faces, 3]
     texels_per_metre: Float32
     label: npt.NDArray[np.uint8]  # segmentation: a number from 1 for each wall, box and so on
-    light_start: npt.NDArray[np.int32]  # where its table of light begins in `Scene.light`
+    light_start: npt.NDArray[np.int32]  # offset of its light table in `Scene.light`
     light_width: npt.NDArray[np.int32]  # texels of that table along u
     light_height: npt.NDArray[np.int32]
     light_density: Float32  # texels per metre
@@ -86,7 +86,7 @@ class Faces:
         walls: Surface,
         boxes: Sequence[Box],
     ) -> Faces:
-        """The room's six faces and all of the boxes', but for those that stand on the ground."""
+        """The room's six faces and all faces of the boxes, except bottoms on the ground."""
         x, y = room.half_x, room.half_y
         rows = [
             _Row(2, -1.0, 0.0, (-x, -y), (x, y), ground, 0),
@@ -148,7 +148,7 @@ def _rows_of(box: Box, thing: int) -> list[_Row]:
         u, v = (other for other in range(3) if other != axis)
         low, high = (box.low[u], box.low[v]), (box.high[u], box.high[v])
         rows.append(_Row(axis, -1.0, box.low[axis], low, high, box.surface, thing))
-        if axis != 2 or box.high[2] < 0:  # nothing sees what stands on the ground
+        if axis != 2 or box.high[2] < 0:  # bottoms on the ground are invisible
             rows.append(_Row(axis, 1.0, box.high[axis], low, high, box.surface, thing))
     return rows
 
@@ -176,7 +176,7 @@ def tint(rng: np.random.Generator, spread: float) -> tuple[float, float, float]:
 
 
 def _goods(rng: np.random.Generator, room: Room) -> Iterator[Box]:
-    """Stacks in the middle, stacks and posts outside the ring; those that would block it don't."""
+    """Stacks in the middle, stacks and posts outside the ring; none of them block it."""
     for _ in range(14):
         angle, distance = rng.uniform(0, 2 * np.pi), rng.uniform(0, 3.4)
         size = rng.uniform((0.4, 0.4, 0.4), (2.4, 2.4, 2.6))
@@ -292,7 +292,7 @@ _AMBIENT_BY_AXIS = (1.0, 0.85, 1.15)  # so that edges show in the shade
 
 
 def bake(rng: np.random.Generator, room: Room, faces: Faces, boxes: Sequence[Box]) -> Float32:
-    """All faces' tables one after another, rows along v, each where `Faces` says.
+    """Light tables of all faces, concatenated, rows along v; `Faces` has their offsets.
 
     Ambient light fades towards the ground and into corners. A yard has the sun, a hall two lamps.
     """
@@ -348,7 +348,7 @@ def _texel_centres(faces: Faces, face: int) -> Float32:
 
 
 def _clearance(point: Float32, low: Float32, high: Float32) -> Float32:
-    """Metres from points to the nearest box that they don't lie on, at most 1."""
+    """Metres from points to the nearest box that they do not touch, at most 1."""
     nearest = np.ones(point.shape[1], np.float32)
     around = (low < point.max(axis=1) + 1) & (high > point.min(axis=1) - 1)
     for box in np.flatnonzero(around.all(axis=1)):
@@ -361,7 +361,7 @@ def _clearance(point: Float32, low: Float32, high: Float32) -> Float32:
 
 
 def _visible(point: Float32, way: Float32, low: Float32, high: Float32) -> npt.NDArray[np.bool_]:
-    """Whether nothing stands between each point and the light at `point + way`."""
+    """Whether no box is between each point and the light at `point + way`."""
     free = np.ones(point.shape[1], np.bool_)
     end = point + way
     first = np.minimum(point.min(axis=1), end.min(axis=1))
@@ -384,11 +384,11 @@ def _visible(point: Float32, way: Float32, low: Float32, high: Float32) -> npt.N
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """All that a camera can see. Cameras walk on a ring of radius `RING` around its centre."""
+    """Room, boxes and light. Cameras walk on a ring of radius `RING` around its centre."""
 
     room: Room
     faces: Faces
-    light: Float32  # brightness, all faces' tables one after another
+    light: Float32  # brightness, tables of all faces concatenated
 
     @classmethod
     def from_seed(cls, seed: int) -> Scene:

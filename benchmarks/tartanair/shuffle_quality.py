@@ -1,11 +1,10 @@
-"""How well a plan shuffles, as numbers: `python -m benchmarks.tartanair.shuffle_quality`.
+"""Measure how well a plan shuffles: `python -m benchmarks.tartanair.shuffle_quality`.
 
-Prints two Markdown tables. The first is of abandonedfactory's ten episodes: plans over a grid of
-cursors, blocks and run lengths, what `default_settings` chooses, and for comparison sequential
-reading, a 100-clip buffer over sequential reading, and a full permutation. The second is of what
-`default_settings` chooses for so many shards. `--many` prints that of a million episodes in
-thousands of shards instead, with the seconds that settings and a plan take. Pure integers; nothing
-is read.
+Prints two Markdown tables. The first covers abandonedfactory's ten episodes: plans over a grid of
+cursors, blocks and run lengths, plans with default settings, and for comparison sequential reading,
+a 100-clip buffer over sequential reading, and a full permutation. The second shows default settings
+by number of shards. `--many` prints a table of a million episodes in thousands of shards instead,
+with the seconds to compute settings and a plan. Computes with integers only; reads no data.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ IntArray = npt.NDArray[np.int64]
 ABANDONEDFACTORY = (2176, 434, 927, 1357, 1077, 731, 1656, 339, 3717, 3084)
 COPIES = 20  # of abandonedfactory in the larger dataset: 309,960 frames
 MANY = 1_000_000  # episodes of 20 to 180 frames
-ROOM = 600_000  # frames of 32x32 pixels that the default memory_limit has room for
+ROOM = 600_000  # frames of 32x32 pixels that fit into the default memory_limit
 HEADER = """\
 | order | resident frames | read / distinct | episodes per batch \
 | overlapping neighbours per clip | overlap with the batch before |
@@ -66,19 +65,19 @@ class Quality:
 
 
 def batch_quality(episode: IntArray, start: IntArray, batch_sizes: IntArray, span: int) -> Quality:
-    """The figures of clips, int64[n] in the order of their epoch, in consecutive batches.
+    """Quality of clips, int64[n] in the order of their epoch, in consecutive batches.
 
     `batch_sizes`, int64[batches], sums up to `n`; no batch is empty.
     """
     batch = np.repeat(np.arange(len(batch_sizes)), batch_sizes)
-    width = int(start.max()) + 2 * span + 1  # of an episode's range of keys, so that none touch
+    width = int(start.max()) + 2 * span + 1  # of an episode's key range: ranges are disjoint
     num_episodes = int(episode.max()) + 1
     key = (batch * num_episodes + episode) * width + start + span
-    known = np.sort(key)
+    ordered = np.sort(key)
 
     def overlapping(keys: IntArray) -> IntArray:
-        stop = np.searchsorted(known, keys + span - 1, side="right")
-        return stop - np.searchsorted(known, keys - span + 1, side="left")
+        stop = np.searchsorted(ordered, keys + span - 1, side="right")
+        return stop - np.searchsorted(ordered, keys - span + 1, side="left")
 
     pairs = np.unique(batch * num_episodes + episode)
     later = key[batch > 0] - num_episodes * width
@@ -105,7 +104,7 @@ def memory_request(
     num_cursors: int | None = None,
     num_shards: int = 1,
 ) -> MemoryRequest:
-    """That of frames of one byte, so that what is held are frames."""
+    """Memory request with frames of one byte, so that limits are numbers of frames."""
     sizes = FrameSizes((1,) * len(stats.groups), 0, 0)
     return MemoryRequest(stats, settings, sizes, num_shards, num_cursors, shuffle_buffer)
 
@@ -119,7 +118,7 @@ def default_settings(
     num_cursors: int | None = None,
     num_shards: int = 1,
 ) -> PlanSettings:
-    """What is chosen where so many frames may be held."""
+    """Settings chosen by default if at most `max_held` frames stay in memory."""
     asked = memory_request(
         stats,
         settings,
@@ -133,16 +132,16 @@ def default_settings(
 def buffered(num_clips: int, buffer: int, seed: int) -> IntArray:
     """Positions as `.shuffle(buffer_size)` emits them from sequential reading; int64[num_clips]."""
     rng = np.random.default_rng(seed)
-    held: list[int] = []
+    waiting: list[int] = []
     order: list[int] = []
     for clip in range(num_clips):
-        if len(held) < buffer:
-            held.append(clip)
+        if len(waiting) < buffer:
+            waiting.append(clip)
         else:
             place = int(rng.integers(buffer))
-            order.append(held[place])
-            held[place] = clip
-    order += rng.permutation(np.array(held, np.int64)).tolist()
+            order.append(waiting[place])
+            waiting[place] = clip
+    order += rng.permutation(np.array(waiting, np.int64)).tolist()
     return np.array(order, np.int64)
 
 
@@ -154,7 +153,7 @@ def main() -> None:
     parser.add_argument("--chunk-frames", type=int, default=8)
     parser.add_argument("--max-frames", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=5, help="epochs to average over")
-    parser.add_argument("--some", type=int, default=32, help="shards to average over, of many")
+    parser.add_argument("--sampled", type=int, default=32, help="maximum shards to average over")
     parser.add_argument("--many", action="store_true", help="a million episodes only")
     args = parser.parse_args()
     if args.many:
@@ -184,8 +183,8 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures of whole epochs: the mean quality of their shards' batches, the most frames held by
-    a shard, and frames read over distinct frames that clips need."""
+    """Figures of whole epochs: mean quality of all shards' batches, maximum resident frames of a
+    shard, and frames read over distinct frames of the clips."""
 
     quality: Quality
     resident: int
@@ -203,10 +202,10 @@ def measure(
     skip_batches: int = 0,
     distinct: int | None = None,
 ) -> Measured:
-    """The figures of `epochs` epochs, without the first `skip_batches` of each shard.
+    """Figures of `epochs` epochs, without the first `skip_batches` of each shard.
 
-    With `some`, of so many of the shards, evenly spaced, for each epoch. `distinct` is how many
-    frames the clips have, where that is known.
+    `some` is the number of evenly spaced shards to measure per epoch, by default all. `distinct`
+    is the number of distinct frames of the clips; counted by default.
     """
     if distinct is None:
         in_order = EpochPlan(table, episodes, PlanSettings(shuffle=False))  # loads each frame once
@@ -227,7 +226,7 @@ def measure(
 
 
 def _print_parts(args: argparse.Namespace) -> None:
-    """The second table: what the defaults are for so many shards."""
+    """Print the second table: default settings by number of shards."""
     print(f"\n{SPLITS_HEADER}")
     base = PlanSettings(seed=1, batch_size=args.batch_size)
     for copies, num_shards, max_frames in (
@@ -255,7 +254,7 @@ def _print_parts(args: argparse.Namespace) -> None:
             episodes,
             chosen,
             num_shards=num_shards,
-            some=min(num_shards, args.some),
+            some=min(num_shards, args.sampled),
             epochs=args.epochs if copies * num_shards < COPIES else 1,
         )
         _print_shards_row(episodes, num_shards, max_frames, chosen, found)
@@ -273,7 +272,7 @@ def _print_shards_row(
 
 
 def _print_many(args: argparse.Namespace) -> None:
-    """A million episodes in thousands of shards, and how long settings and a plan take."""
+    """Print the table of a million episodes, and the seconds for settings and a plan."""
     lengths = np.random.default_rng(0).integers(20, 181, MANY)
     episodes = episode_table(lengths, args.chunk_frames)
     spec = ClipSpec(args.clip_len, args.stride)
@@ -294,7 +293,7 @@ def _print_many(args: argparse.Namespace) -> None:
         seconds.append((num_shards, middle - begin, time.perf_counter() - middle))
         distinct = int(lengths.sum()) if spec.stride == 1 else None
         found = measure(
-            table, episodes, chosen, num_shards=num_shards, some=args.some, distinct=distinct
+            table, episodes, chosen, num_shards=num_shards, some=args.sampled, distinct=distinct
         )
         _print_shards_row(episodes, num_shards, args.max_frames, chosen, found)
     for num_shards, settings, plan in seconds:
@@ -347,7 +346,7 @@ def _described(settings: PlanSettings) -> str:
 def _measure(
     plan: EpochPlan, table: ClipTable, sizes: IntArray, skip_batches: int
 ) -> tuple[Quality, int]:
-    """The figures of one shard of an epoch, and how many frames it loads."""
+    """Quality of one shard of an epoch, and the number of frames it loads."""
     rounds = list(plan.rounds())
     skipped = int(sizes[:skip_batches].sum())
     episode = np.concatenate([r.clips.episode for r in rounds])[skipped:]

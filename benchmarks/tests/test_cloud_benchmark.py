@@ -1,4 +1,4 @@
-"""The benchmark of object stores, on so little data that its figures mean nothing."""
+"""The object store benchmark, on very little data; its figures mean nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.services import need_azurite
 from tests.web_server import WebFolder
 
 
-def test_the_made_index_opens(tmp_path: Path) -> None:
+def test_generated_index_opens(tmp_path: Path) -> None:
     make_index(tmp_path, 10_000)
     dataset = seqrecord.open(tmp_path)
     assert dataset.num_frames == 10_240
@@ -46,7 +46,7 @@ RESULTS = {
 
 def test_figures_are_ratios_of_medians_of_rows() -> None:
     found = {
-        figure.what: (figure.values["moto"], figure.is_reached("moto"))
+        figure.name: (figure.values["moto"], figure.is_reached("moto"))
         for figure in figures(RESULTS)
     }
     assert found == {
@@ -61,14 +61,14 @@ def test_figures_are_ratios_of_medians_of_rows() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[WebFolder]:
-    """A web server of a file of 1 MB, which sends ranges of it."""
+    """A web server with a file of 1 MB and range requests."""
     (tmp_path / "data").write_bytes(bytes(range(250)) * 4000)
     with WebFolder(tmp_path) as server:
         yield server
 
 
 def fetch(host: str, count: int = 1) -> float:
-    """The seconds in which the file comes, so many times at once."""
+    """Seconds to download the file `count` times in parallel."""
 
     def one(_: int) -> None:
         with urlopen(f"http://{host}/data") as answer:
@@ -80,8 +80,8 @@ def fetch(host: str, count: int = 1) -> float:
     return time.monotonic() - begin
 
 
-def test_a_line(folder: WebFolder) -> None:
-    """It passes on what comes, is as long as it says, and has rates, shared or of a connection."""
+def test_line_delays_and_limits_rates(folder: WebFolder) -> None:
+    """Forwards bytes with a delay, at a rate shared by connections or per connection."""
     sent = np.zeros(1, np.int64)
     with Line(folder.host, counter=sent) as line:
         fetch(line.host, 4)
@@ -91,7 +91,7 @@ def test_a_line(folder: WebFolder) -> None:
     with Line(folder.host, bytes_per_second=5e6) as line:
         assert fetch(line.host, 3) >= 0.6
     with Line(folder.host, seconds_away=0.5, connection_bytes_per_second=1.0) as line:
-        # A piece of 256 KiB is under way at a time, and each of four takes a quarter of a second.
+        # One piece of 256 KiB is in flight at a time; each of four takes a quarter of a second.
         assert fetch(line.host) >= 0.5 + 0.5 + 3 * 0.25
 
 

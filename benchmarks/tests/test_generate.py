@@ -60,7 +60,7 @@ def test_files_of_an_episode(episode: Path) -> None:
     assert 1 < np.median(depth) < 25
 
 
-def test_the_same_arguments_give_the_same_bytes(episode: Path, tmp_path: Path) -> None:
+def test_same_arguments_write_the_same_bytes(episode: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"episodes": [FRAMES], "height": HEIGHT, "width": WIDTH}
     again, other = (generate(tmp_path / f"{i}", **options, seed=i)[0] for i in (0, 2))
     assert contents(again) == contents(episode) != contents(other)
@@ -70,8 +70,8 @@ def test_the_same_arguments_give_the_same_bytes(episode: Path, tmp_path: Path) -
         assert len(contents(folder)) == (1 if name in ("flow", "mask", "pose") else 2)
 
 
-def test_flow_and_mask_of_the_files(episode: Path) -> None:
-    """Flow is the reprojection; occluded is farther than what the next frame sees."""
+def test_flow_and_mask_match_depth(episode: Path) -> None:
+    """Flow is the reprojection; occluded pixels are farther than the next frame's depth."""
     poses = np.loadtxt(episode / "pose_left.txt")
     for i in range(FRAMES - 1):
         flow, mask = (
@@ -91,7 +91,7 @@ def test_flow_and_mask_of_the_files(episode: Path) -> None:
         assert (moved.depth <= following[place] * 1.06)[mask == VALID].all()
 
 
-def test_flow_agrees_with_points_moved_one_by_one() -> None:
+def test_flow_equals_reprojection_of_single_points() -> None:
     intrinsics = Intrinsics.v1(HEIGHT, WIDTH)
     poses = camera_path(50, seed=3, radius=RING)
     depth = np.random.default_rng(0).uniform(1, 30, (HEIGHT, WIDTH)).astype(np.float32)
@@ -110,7 +110,7 @@ def test_flow_agrees_with_points_moved_one_by_one() -> None:
 
 
 @pytest.mark.skipif(not REAL_V1.exists(), reason="no original TartanAir V1 files here")
-def test_flow_is_the_official_one_bit_for_bit() -> None:
+def test_flow_equals_the_official_flow_bit_for_bit() -> None:
     poses = np.loadtxt(REAL_V1 / "pose_left.txt")
     depth, following = (np.load(REAL_V1 / f"depth_left/00000{i}_left_depth.npy") for i in (0, 1))
     moved = reproject(depth, poses[0], poses[1], Intrinsics.v1(480, 640))
@@ -119,8 +119,8 @@ def test_flow_is_the_official_one_bit_for_bit() -> None:
     assert (flow_mask(moved, following) == official).mean() > 0.999
 
 
-def test_the_next_frame_shows_the_same_things() -> None:
-    """Segmentation and colour at the target are those of the pixel, where it is valid."""
+def test_flow_leads_to_the_same_objects() -> None:
+    """Segmentation and colour of valid pixels equal those at their targets."""
     intrinsics, scene = Intrinsics.v1(HEIGHT, WIDTH), Scene.from_seed(0)
     start, end = camera_path(200, seed=0, radius=RING)[[100, 112]]
     before, after = (render(scene, pose, intrinsics) for pose in (start, end))
@@ -137,14 +137,14 @@ def test_the_next_frame_shows_the_same_things() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 5])
-def test_no_box_is_in_the_cameras_way(seed: int) -> None:
+def test_no_box_blocks_the_camera(seed: int) -> None:
     scene = Scene.from_seed(seed)
     for pose in camera_path(900, seed=seed, radius=RING)[::180]:
         assert render(scene, pose, Intrinsics.v1(24, 32)).depth.min() > 0.25
 
 
-def test_the_picture_of_the_docs(tmp_path: Path) -> None:
-    """From records that exist: rendering takes long."""
+def test_picture_of_the_docs_is_drawn(tmp_path: Path) -> None:
+    """From existing records, as rendering is slow."""
     generate(tmp_path / "tree", episodes=[40], height=48, width=64)
     seqrecord.convert(open_source(tmp_path / "tree"), tmp_path / "work" / "records", workers=1)
     path = draw(tmp_path / "work", tmp_path, 40)

@@ -1,4 +1,4 @@
-"""The benchmark against LeRobot, on so little data that its figures mean nothing."""
+"""The benchmark against LeRobot, on very little data; its figures mean nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 STAND_IN = ROOT / "benchmarks" / "lerobot" / "stand_in"
 
 PACKAGE = '''
-"""So much of lerobot as the benchmark calls."""
+"""The parts of lerobot that the benchmark calls."""
 import json
 import torch
 from lerobot.datasets import video_utils
@@ -59,7 +59,7 @@ class LeRobotDataset(torch.utils.data.Dataset):
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A dataset of two cameras, 15 frames."""
+    """A dataset with two cameras and 15 frames."""
     root = unpack(tmp_path, "lerobot_v3")
     for name in CAMERAS:
         with_video(root, (5, 3, 7), name)
@@ -68,7 +68,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def lerobot(tmp_path: Path) -> Path:
-    """A Python that has a `lerobot`, which reads with the stand-in for torchvision."""
+    """A Python with a stub of `lerobot` that reads with the stand-in for torchvision."""
     package = tmp_path / "python" / "lerobot" / "datasets"
     package.mkdir(parents=True)
     for folder in (package, package.parent):
@@ -88,7 +88,7 @@ def lerobot(tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(400)
-def test_one_command_gives_all_rows(tmp_path: Path, root: Path, lerobot: Path) -> None:
+def test_one_command_measures_all_rows(tmp_path: Path, root: Path, lerobot: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.lerobot", str(tmp_path / "bench")]
     command += ["--root", str(root), "--lerobot", str(lerobot), "--to", str(tmp_path / "to")]
     command += ["--seconds", "0.2", "--repeats", "1", "--batch", "3", "--threads", "1", "--rows"]
@@ -114,7 +114,7 @@ def test_one_command_gives_all_rows(tmp_path: Path, root: Path, lerobot: Path) -
     assert "skipped" in azurite[0] or [run["clips"] for run in azurite] == [15]
     assert "lerobot 9.0" in text
     assert "| 2+16 uint8 | warm | " in text
-    assert "pyav, 0 workers" in text  # torchcodec is not what this lerobot has
+    assert "pyav, 0 workers" in text  # this lerobot lacks torchcodec
     assert "| try/2+16 uint8/torchcodec/0 | AttributeError: " in text
 
 
@@ -134,7 +134,7 @@ def clips(*rates: float, **more: Any) -> list[dict[str, Any]]:
     return [{"clips_per_second": rate, "clips": 100, "seconds": 2.0, **more} for rate in rates]
 
 
-def test_figures_are_of_medians() -> None:
+def test_figures_use_medians() -> None:
     made = document(
         {
             "lerobot/16+16 uint8/warm": clips(5.0, 4.0, 60.0),
@@ -157,7 +157,7 @@ def test_figures_are_of_medians() -> None:
     assert "| 16+16 uint8 | 60 | 600 | 55 | 250 | 4.58 | 11 |" in text
 
 
-def test_the_best_settings_of_lerobot_count() -> None:
+def test_fastest_settings_of_lerobot_are_chosen() -> None:
     found = best_settings(
         {
             "try/2+16 uint8/pyav/0": clips(3.0),
@@ -171,11 +171,11 @@ def test_the_best_settings_of_lerobot_count() -> None:
 
 # Data in place
 
-MOST_CALLS = 3400  # of which a quarter look at the headers of 50 keyframes
+MOST_CALLS = 3400  # a quarter of them for the headers of 50 keyframes
 
 
 @pytest.mark.timeout(400)
-def test_the_page_of_data_in_place(tmp_path: Path) -> None:
+def test_page_of_data_in_place(tmp_path: Path) -> None:
     root = unpack(tmp_path, "lerobot_v3")
     info = json.loads((root / "meta/info.json").read_text())
     del info["features"]["observation.image"]  # images in tables are not read in place
@@ -206,23 +206,23 @@ def test_the_page_of_data_in_place(tmp_path: Path) -> None:
     assert "| 2.000 | 2.000 | 1.000 |" in text
 
 
-def test_a_dataset_of_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linked_files_have_the_same_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
     make_linked(tmp_path / "a", episodes=6, files=2, frames=5)
     assert {path.stat().st_nlink for path in (tmp_path / "a").rglob("*.mp4")} == {2}
     with seqrecord.open(tmp_path / "a") as dataset:
         assert [len(episode) for episode in dataset.episodes.values()] == [5] * 6
         first, last = (dataset.episodes[f"episode_{n:06d}"][:] for n in (0, 3))
-        assert (first[CAMERA] == last[CAMERA]).all(), "the same place in both files"
+        assert (first[CAMERA] == last[CAMERA]).all(), "same position in both files"
         assert not (first["action"] == last["action"]).all()
 
 
-def test_what_an_episode_of_an_index_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls of functions, of which the seconds are made and which do not vary: an episode of 100
-    frames takes few of them, however many others its file has."""
+def test_calls_per_indexed_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Function calls dominate the time but do not vary: an episode of 100 frames takes few of
+    them, regardless of the number of episodes in its file."""
     monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
     counts: list[int] = []
-    for episodes in (4, 4, 24):  # the first imports
+    for episodes in (4, 4, 24):  # the first one imports modules
         root = tmp_path / str(len(counts))
         make_linked(root, episodes=episodes, files=1, frames=100)
         calls = 0
@@ -240,7 +240,7 @@ def test_what_an_episode_of_an_index_takes(tmp_path: Path, monkeypatch: pytest.M
     assert (counts[2] - counts[1]) / 20 < MOST_CALLS
 
 
-def test_ratios_are_of_turns_and_whole_epochs() -> None:
+def test_ratios_use_repeats_and_whole_epochs() -> None:
     def runs(*rates: float, clips: int = 100) -> list[dict[str, Any]]:
         more = {"cpu_seconds": 50.0, "video_frames_decoded": 206, "peak_memory_bytes": 1e9}
         return [{"clips_per_second": rate, "clips": clips, **more} for rate in rates]
@@ -261,14 +261,14 @@ def test_ratios_are_of_turns_and_whole_epochs() -> None:
     assert "| dataset | 10 | 0.50 |  | 0.99 | 1.0% |" in text
 
 
-# Items read in place are those of LeRobot's own class, decoded by the same PyAV
+# Items read in place equal those of LeRobot's own class, decoded by the same PyAV
 
 ROWS = sum(LENGTHS)
 needs_lerobot = pytest.mark.skipif(not LEROBOT.exists(), reason="needs lerobot: make lerobot-env")
 
 
 def run_equal(version: str, home: Path, *arguments: Any) -> list[dict[str, Any]]:
-    """What `benchmarks.lerobot.equal` prints by a Python with the lerobot of this version."""
+    """Output of `benchmarks.lerobot.equal` with this version of lerobot."""
     own = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(home / "hf"), "SEQRECORD_HOME": str(home)}
     if version == "v2.1":
         own["PYTHONPATH"] = str(LEROBOT.parents[1] / "v2")
@@ -282,16 +282,16 @@ def run_equal(version: str, home: Path, *arguments: Any) -> list[dict[str, Any]]
 @needs_lerobot
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-def test_every_item_is_that_of_lerobot(version: str, tmp_path: Path) -> None:
-    """Several episodes a file and several files a camera; B-frames; frames that edit lists hide."""
+def test_every_item_equals_lerobots(version: str, tmp_path: Path) -> None:
+    """Several episodes per file and files per camera; B-frames; frames hidden by edit lists."""
     data = tmp_path / "data"
     run_equal(version, tmp_path, "write", data)
     info = json.loads((data / "own/meta/info.json").read_text())
     assert info["codebase_version"] == version
     files = [len(list(data.glob(f"own/videos/**/{name}/**/*.mp4"))) for name in PICTURES]
     if version == "v3.0":
-        assert len(set(files)) == 3, "cameras have different frame counts a file"
-        assert 1 < files[0] < len(LENGTHS), "several episodes a file, several files a camera"
+        assert len(set(files)) == 3, "cameras have different frame counts per file"
+        assert 1 < files[0] < len(LENGTHS), "several episodes per file, several files per camera"
     for result in run_equal(version, tmp_path, "compare", *(data / each for each in VARIANTS)):
         assert result["differ"] == {}
         assert result["clips"] == 2 * ROWS
@@ -303,8 +303,8 @@ def test_every_item_is_that_of_lerobot(version: str, tmp_path: Path) -> None:
 
 
 @needs_lerobot
-def test_another_frame_is_told(tmp_path: Path) -> None:
-    """Two episodes' videos change places, after the dataset was written."""
+def test_swapped_videos_are_reported(tmp_path: Path) -> None:
+    """The videos of two episodes are swapped after the dataset was written."""
     run_equal("v2.1", tmp_path, "write", tmp_path / "data")
     own = tmp_path / "data" / "own"
     same = [number for number, length in enumerate(LENGTHS) if length == LENGTHS[0]]
@@ -313,11 +313,11 @@ def test_another_frame_is_told(tmp_path: Path) -> None:
     other.rename(one)
     (tmp_path / "kept.mp4").rename(other)
     [result] = run_equal("v2.1", tmp_path, "compare", own)
-    # Of windows with a frame too, and by both loaders.
+    # Windows with a wrong frame differ too, in both loaders.
     assert result["differ"] == {"observation.images.front: ours is wrong": 4 * 2 * LENGTHS[0]}
 
 
-def test_pictures_say_which_they_are() -> None:
+def test_images_encode_their_number() -> None:
     for camera, size in enumerate(PICTURES.values()):
         for episode, frame in ((0, 0), (6, 11), (63, 255)):
             image = picture(camera, episode, frame, size)

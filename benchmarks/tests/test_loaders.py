@@ -1,4 +1,4 @@
-"""Every loader of the comparison gives the original files' clips of an epoch, bit for bit."""
+"""Every loader of the comparison yields the clips of the original files, bit for bit."""
 
 from __future__ import annotations
 
@@ -66,26 +66,26 @@ def problems(loader: Loader, work: Path, settings: Settings) -> list[str]:
         {"features": ("depth_left", "image_left")},
     ],
 )
-def test_every_order(name: str, work: Path, changes: dict[str, Any]) -> None:
+def test_clips_equal_the_baseline(name: str, work: Path, changes: dict[str, Any]) -> None:
     loader, settings = LOADERS[name], replace(SETTINGS, **changes)
     if reason := loader.missing() or loader.refuses(settings):
         pytest.skip(reason)
     assert problems(loader, work, settings) == []
 
 
-def test_a_loader_that_does_less_work_is_found(work: Path) -> None:
-    def one_bit(batch: Batch) -> None:
+def test_wrong_and_missing_values_are_reported(work: Path) -> None:
+    def flip_bit(batch: Batch) -> None:
         batch["depth_left"].view(torch.uint8)[-1, -1, 0, 0] ^= 1
 
-    def one_clip_less(batch: Batch) -> None:
+    def drop_clip(batch: Batch) -> None:
         for name in batch:
             batch[name] = batch[name][1:]
 
-    def no_mask(batch: Batch) -> None:
+    def drop_mask(batch: Batch) -> None:
         del batch["mask"]
 
     class Changed:
-        """Batches to which a change was made."""
+        """Batches, each modified by `change`."""
 
         def __init__(self, batches: Batches, change: Callable[[Batch], object]) -> None:
             self.batches, self.change = batches, change
@@ -96,10 +96,10 @@ def test_a_loader_that_does_less_work_is_found(work: Path) -> None:
                 yield batch
 
     memmap = LOADERS["memmap"]
-    for change, said in (
-        (one_bit, "depth_left of"),
-        (one_clip_less, "clips lacking"),
-        (no_mask, "a batch of"),
+    for change, message in (
+        (flip_bit, "depth_left of"),
+        (drop_clip, "clips missing"),
+        (drop_mask, "a batch of"),
     ):
 
         def open_batches(
@@ -111,7 +111,7 @@ def test_a_loader_that_does_less_work_is_found(work: Path) -> None:
             return Changed(memmap.open(folder, clips, settings), change)
 
         found = problems(replace(memmap, open=open_batches), work, SETTINGS)
-        assert any(said in problem for problem in found)
+        assert any(message in problem for problem in found)
 
 
 # Records of a tree against the baseline, which opens the original files
@@ -119,7 +119,7 @@ def test_a_loader_that_does_less_work_is_found(work: Path) -> None:
 
 @pytest.fixture(scope="module", params=["v1", "v2"])
 def tree(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two episodes, the second too short for a clip of 4: rendered of V1, random of V2."""
+    """Two episodes, the second too short for a clip of 4; V1 rendered, V2 random."""
     root = tmp_path_factory.mktemp("baseline") / str(request.param)
     if request.param == "v1":
         generate(root, episodes=[9, 3], height=64, width=96)
@@ -172,7 +172,7 @@ def compare(records: Path, root: Path, clip_len: int, **settings: Any) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_tree(tree: Path, tmp_path: Path, codec: str) -> None:
+def test_records_of_a_tree(tree: Path, tmp_path: Path, codec: str) -> None:
     records = pack(tree, tmp_path / "records", codec)
     compare(records, tree, 4)
     compare(records, tree, 2, stride=2, dilation=2)
@@ -180,7 +180,7 @@ def test_a_tree(tree: Path, tmp_path: Path, codec: str) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize(("version", "clip_len"), [("tartanair_v1", 1), ("tartanair_v2", 2)])
-def test_real_data(tmp_path: Path, version: str, clip_len: int, codec: str) -> None:
+def test_records_of_real_data(tmp_path: Path, version: str, clip_len: int, codec: str) -> None:
     root = REAL_DATA / version
     if not root.is_dir():
         pytest.skip("the real samples are not on this machine")
@@ -188,7 +188,7 @@ def test_real_data(tmp_path: Path, version: str, clip_len: int, codec: str) -> N
 
 
 def test_clips_of_the_baseline(tmp_path: Path) -> None:
-    """In canonical order; an episode without a feature gives none."""
+    """Canonical order; an episode without a feature has no clips."""
     write_v1(tmp_path / "b" / "b" / "Easy" / "P001", make_frames(1, 5), first_id=7)
     write_v1(tmp_path / "a" / "Hard" / "P000", make_frames(2, 4))
     write_junk(tmp_path)

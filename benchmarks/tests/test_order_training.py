@@ -1,4 +1,4 @@
-"""The experiment on orders: all of them take the same clips. How well plans shuffle."""
+"""The experiment on clip orders, and the shuffle quality of plans."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def small_frames() -> Iterator[None]:
         monkeypatch.setattr(order_training, "HEIGHT", 16)
         monkeypatch.setattr(order_training, "WIDTH", 24)
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # for so little, more of them only wait for each other
+        torch.set_num_threads(1)  # on little data, more threads only wait for each other
         yield
         torch.set_num_threads(threads)
 
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_orders_differ_in_nothing_but_the_order(folder: Path) -> None:
+def test_orders_contain_the_same_clips(folder: Path) -> None:
     records = prepare(folder, SETUP)
     every = [(f"scene{scene}/Easy/P000", start) for scene in range(2) for start in range(9)]
     epochs = {}
@@ -58,10 +58,8 @@ def test_orders_differ_in_nothing_but_the_order(folder: Path) -> None:
     assert len({*shuffled, tuple(every)}) == 7
 
 
-@pytest.mark.slow  # as it trains
-def test_an_order_that_leaves_clips_out_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.slow  # trains
+def test_order_that_lacks_clips_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = prepare(folder, SETUP)
     frames = order_training.Frames(records, order_training.TRAIN)
     monkeypatch.setitem(ORDERS, "short", lambda *_: iter([[("scene0/Easy/P000", 0)] * 18]))
@@ -69,8 +67,8 @@ def test_an_order_that_leaves_clips_out_is_refused(
         order_training.train(SETUP, records, frames, frames, "short", 0)
 
 
-@pytest.mark.slow  # as it trains
-def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow  # trains
+def test_command_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(folder), *TINY, "--to", str(tmp_path)])
     document = json.loads((tmp_path / "order_training.json").read_text())
     runs = runs_of(document)
@@ -92,14 +90,14 @@ def run(order: str, seed: int, error: float) -> Run:
     return {"order": order, "seed": seed, "losses": [1.0], "errors": [9.0, error]}
 
 
-def test_intervals_are_students() -> None:
+def test_intervals_use_students_t() -> None:
     # Mean 3, standard deviation sqrt(2.5), 4 degrees of freedom: 2.776 * sqrt(2.5 / 5).
     assert Interval.of([1, 2, 3, 4, 5]) == pytest.approx((3, 1.96293), abs=1e-5)
     assert str(Interval.of([1, 2])) == "1.5000 ± 6.3530"
 
 
 def test_differences_are_by_seed() -> None:
-    # Far apart by seed, and always 0.1 above: by seed that is a clear difference.
+    # Seeds differ widely, the order's difference by seed is always 0.1: significant.
     runs = [run("sequential", seed, seed + 0.1 + 0.001 * (seed % 2)) for seed in range(3)]
     runs += [run("seqrecord", seed, seed + 0.1 * (-1) ** seed) for seed in range(3)]
     runs += [run(REFERENCE, seed, seed) for seed in reversed(range(3))]
@@ -113,7 +111,7 @@ def test_differences_are_by_seed() -> None:
 # Shuffle quality
 
 
-def test_agrees_with_counting_every_pair() -> None:
+def test_batch_quality_equals_counts_of_pairs() -> None:
     rng = np.random.default_rng(0)
     episode, start = rng.integers(0, 3, 60), rng.integers(0, 40, 60)
     sizes = np.array([7, 20, 1, 15, 17])
@@ -127,8 +125,8 @@ def test_agrees_with_counting_every_pair() -> None:
 
 
 @pytest.mark.parametrize("lengths", [(50, 50, 50), (120,), (30, 70, 45, 60)])
-def test_small_epochs_come_in_ever_other_orders(lengths: tuple[int, ...]) -> None:
-    """One episode of 105 clips came in 17 orders, and its batches were the same in each epoch."""
+def test_small_epochs_have_different_orders(lengths: tuple[int, ...]) -> None:
+    """One episode of 105 clips had only 17 orders, and the same batches in each epoch."""
     batch, span = 8, 16
     episodes = shuffle_quality.episode_table(lengths, 32)
     table = enumerate_clips(ClipSpec(span), episodes, np.arange(len(lengths)))
@@ -147,8 +145,8 @@ def test_small_epochs_come_in_ever_other_orders(lengths: tuple[int, ...]) -> Non
         orders.add(tuple(clips.tolist()))
         assert len(set(clips.tolist())) == table.num_clips
         for i in range(0, len(clips), batch):
-            some = np.sort(clips[i : i + batch]).tolist()
-            pairs.update((a, b) for n, a in enumerate(some) for b in some[:n])
+            members = np.sort(clips[i : i + batch]).tolist()
+            pairs.update((a, b) for n, a in enumerate(members) for b in members[:n])
         sizes = np.bincount(np.arange(len(clips)) // batch)
         found = shuffle_quality.batch_quality(work.clips.episode, work.clips.start, sizes, span)
         rng = np.random.default_rng(epoch)
@@ -163,10 +161,10 @@ def test_small_epochs_come_in_ever_other_orders(lengths: tuple[int, ...]) -> Non
     assert np.mean(neighbours) < 0.5
 
 
-def test_prints_a_table(
+def test_command_prints_both_tables(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["shuffle_quality", "--epochs", "1", "--some", "2"])
+    monkeypatch.setattr("sys.argv", ["shuffle_quality", "--epochs", "1", "--sampled", "2"])
     shuffle_quality.main()
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     orders = [row for row in rows if row.count("|") == 7]
@@ -182,7 +180,7 @@ def test_prints_a_table(
 
 @pytest.mark.parametrize(("num_frames", "num_shards"), [(60, 1), (60, 8), (200, 1), (400, 1)])
 def test_short_sets_of_large_frames_are_mixed_well(num_frames: int, num_shards: int) -> None:
-    """Whole episodes, or whole shards, are held where cutting them would read too much twice."""
+    """Whole episodes or shards stay in memory if cuts would read too many frames twice."""
     case = Case("two cameras", (num_frames,) * 20, (8,), (22 * PIXELS,), (16,))
     found = measured(case, 16, num_shards)
     assert found.is_good(num_shards), found
@@ -190,13 +188,13 @@ def test_short_sets_of_large_frames_are_mixed_well(num_frames: int, num_shards: 
 
 
 def test_default_settings_mix_well(capsys: pytest.CaptureFixture[str]) -> None:
-    """The table has every case and size of batches; bad mixing is noticed."""
+    """The table has every case and batch size; bad mixing is reported."""
     default_mixing.main()
     rows = capsys.readouterr().out.splitlines()
     assert len(rows) == 2 + 2 * sum(len(case.batch_sizes) for case in CASES)
     assert all(row.endswith("| yes |") for row in rows[2:])
     case = next(case for case in CASES if case.name == "five, uneven")
-    found, few = measured(case, 8, 1), measured(case, 8, 1, memory_limit=2 << 30)
+    found, limited = measured(case, 8, 1), measured(case, 8, 1, memory_limit=2 << 30)
     assert found.nbytes <= 8 << 30
-    assert not few.is_good(1)
-    assert few.nbytes <= 2 << 30
+    assert not limited.is_good(1)
+    assert limited.nbytes <= 2 << 30

@@ -1,4 +1,4 @@
-"""Commands of benchmarks: processes of rows, meters, kept results, and the published pages."""
+"""Commands of benchmarks: row processes, meters, kept results, and published pages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PAGES: dict[str, tuple[Callable[[Any], str], str]] = {
 }
 
 
-def test_published_pages_are_of_the_results_beside_them() -> None:
+def test_published_pages_match_their_results() -> None:
     for name, (page, file) in PAGES.items():
         path = ROOT / "benchmarks" / name
         assert path.read_text() == page(json.loads(path.with_name(file).read_text())), name
@@ -55,7 +55,7 @@ def test_published_pages_are_of_the_results_beside_them() -> None:
     assert decoded_once.headline(document) in (ROOT / "README.md").read_text()
 
 
-def test_a_process_that_hangs_or_fails_says_so() -> None:
+def test_timeout_and_error_of_a_process_are_reported() -> None:
     job = {"do": "measure", "loader": "x", "settings": {}, "root": ""}
     assert run_job(ROW, job, 0.05) == {"error": "not done after 0 s"}
     error = run_job(ROW, job, 60)["error"]
@@ -76,7 +76,7 @@ def suite_in(folder: Path, *arguments: str, batch: int = 8) -> Suite:
     return Suite(options, {"batch": batch})
 
 
-def test_rows_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     taken: list[str] = []
 
     def take(name: str) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def test_rows_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         suite_in(tmp_path, "--resume", batch=2)
 
 
-def test_a_row_for_every_loader_that_can_do_it() -> None:
+def test_grid_has_supported_settings_of_every_loader() -> None:
     cells = grid()
     assert len({cell.title for cell in cells}) == len(cells)
     assert {cell.loader for cell in cells} == set(LOADERS)
@@ -116,11 +116,11 @@ def test_a_row_for_every_loader_that_can_do_it() -> None:
     assert missing == "no package no_such_package.at_all: make install-bench"
 
 
-def test_the_time_scaled_begins_with_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]  # stands still but for the loader, however busy the machine is
+def test_scaled_time_starts_at_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]  # advanced by the loader only
 
     class Slow:
-        """Long to begin, as loaders with a buffer to fill are, and then a batch every 0.05 s."""
+        """Slow to start, like loaders that fill a buffer, then a batch every 0.05 s."""
 
         def __iter__(self) -> Iterator[dict[str, Any]]:
             for number in range(100):
@@ -132,12 +132,12 @@ def test_the_time_scaled_begins_with_the_first_batch(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys.modules[measure.__module__], "time", timer)
     row = measure(Slow(), clips, epochs=1, max_seconds=0.32, began=0.0)
     assert row["complete"] == 0
-    assert row["clips"] == 8  # the first, and seven until 0.35 s have passed
+    assert row["clips"] == 8  # the first, and seven in the next 0.35 s
     assert row["clips_per_second"] == pytest.approx(100 / (0.5 + 99 * 0.05))
 
 
-def test_the_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rows, their table, and the published page of them."""
+def test_comparison_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows, their table, and their published page."""
     folder, to = tmp_path / "run", tmp_path / "to"
     to.mkdir()
     generate(folder / "tree", episodes=[20, 20], height=16, width=24)
@@ -162,7 +162,7 @@ def test_the_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert json.loads((to / "results.json").read_text()) == document
 
 
-def test_the_summary_and_the_reasons() -> None:
+def test_summary_and_reasons() -> None:
     def row_of(loader: str, rate: float, shuffle: str) -> dict[str, Any]:
         figures = dict.fromkeys(("bytes_per_second", "first_batch_seconds", "cpu_seconds"), 1.0)
         run = {"loader": loader, "settings": asdict(replace(USUAL, shuffle=shuffle)), **figures}
@@ -179,7 +179,7 @@ def test_the_summary_and_the_reasons() -> None:
     limits = {"copy": 10e9, "disk": None}
     document = {"machine": "a machine", "limits": limits, "settings": settings, "rows": rows}
     text = results.page(document)
-    assert "`seqrecord` gives 123 clips a second of raw records, 0% of what the machine" in text
+    assert "`seqrecord` gives 123 clips a second of raw records, 0% of the machine's copy" in text
     assert "`webdataset` with 45, the dataset's own loader gives 5.3." in text
     assert "| ffcv | no package ffcv | 1 |" in text
     assert "220 rendered frames with image_left, in 2 episodes of 100 to 120 frames" in text

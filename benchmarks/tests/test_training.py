@@ -1,4 +1,4 @@
-"""Trainings side by side, on so little data that the figures mean nothing."""
+"""Trainings with each loader, on very little data; the figures mean nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAIRS = 120  # of two episodes: fifteen batches
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Small trees where the command would render large ones."""
+    """Small trees in place of the command's large ones."""
     folder = tmp_path_factory.mktemp("training")
     modalities = ("image", "depth", "pose")
     generate(folder / "tree", episodes=[61, 61], height=16, width=24, modalities=modalities)
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> argparse.Namespace:
-    """As the command has them, with a LeRobot dataset of two cameras, 15 frames."""
+    """The command's options, with a LeRobot dataset of two cameras and 15 frames."""
     root = unpack(tmp_path_factory.mktemp("lerobot"), "lerobot_v3")
     for name in CAMERAS:
         with_video(root, (5, 3, 7), name)
@@ -67,7 +67,7 @@ def test_every_training_trains(training: str, folder: Path, options: argparse.Na
     stages = {"reading", "decoding", "copying clips into batches"}
     others = {"the training", "cores", "the training, slowed"}
     assert row["limit"] in (stages if row["waiting"] > 0.5 else stages | others)
-    # The network takes what LeRobot gives.
+    # The network accepts LeRobot's batches.
     batch = torch.load(found["example"], weights_only=True)
     network = TRAININGS[training].network(batch)
     as_floats = {n: floats(v) if v.dtype == torch.uint8 else v for n, v in batch.items()}
@@ -93,20 +93,18 @@ LIMITS: list[tuple[str, float, float, float, float, str]] = [
 ]
 
 
-def test_what_limits_a_row() -> None:
+def test_limit_of_a_row() -> None:
     for expected, waiting, slower, line, cores, bottleneck in LIMITS:
         figures = {"waiting": waiting, "slower": slower, "line": line, "cores": cores}
         assert limit(figures, bottleneck) == expected
 
 
-def test_cold_rows_and_rows_beside_equal_trainings(
-    folder: Path, options: argparse.Namespace
-) -> None:
+def test_cold_rows_and_parallel_trainings(folder: Path, options: argparse.Namespace) -> None:
     found = prepare("odometry", folder, options)
     row = measure(job(found, "original", training="odometry", place="cold", seconds=60, calls=100))
     assert row["steps"] == PAIRS // 8 - 10, "one epoch at most"
     sizes = [p.stat().st_size for p in found["originals"].rglob("*_left.png")]
-    # Each sample has the files of two frames. Counting reads /proc, which is counted too.
+    # Each sample reads the files of two frames. Reads of /proc by the meter are counted too.
     assert 2 * min(sizes) <= row["bytes_per_sample"] <= 4 * max(sizes) + 10_000
     row = measure(job(found, "seqrecord", training="odometry", calls=10, niceness=5, together=2))
     assert row["steps"] > 20
@@ -118,7 +116,7 @@ def test_cold_rows_and_rows_beside_equal_trainings(
 @pytest.mark.filterwarnings("ignore")  # WebDataset leaves files open
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("loader", ["original", "webdataset", "seqrecord"])
-def test_loaders_give_the_same_samples(
+def test_loaders_yield_the_same_samples(
     loader: str, folder: Path, options: argparse.Namespace
 ) -> None:
     if package := LOADERS[loader].package:
@@ -144,7 +142,7 @@ def test_loaders_give_the_same_samples(
     assert samples(open_loader(training, source, 0)) == expected
 
 
-def test_rows_are_of_loaders_that_read_the_data() -> None:
+def test_rows_combine_trainings_with_their_loaders() -> None:
     found = list(names())
     assert {step for _, step, _, _ in found} == set(STEPS)
     of_act = {loader for training, _, loader, _ in found if training == "act"}
@@ -160,7 +158,7 @@ def command(folder: Path, *rows: str) -> list[str]:
 
 
 @pytest.mark.timeout(400)
-def test_one_command_gives_rows_and_page(folder: Path, options: argparse.Namespace) -> None:
+def test_one_command_writes_rows_and_page(folder: Path, options: argparse.Namespace) -> None:
     rows = ("odometry/8 ms/[!w]*/warm", "odometry/8 ms/original/s3", "act/8 ms/lerobot/warm")
     arguments = [sys.executable, "-m", "benchmarks.training", *command(folder, *rows)]
     done = subprocess.run(arguments, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
@@ -209,13 +207,13 @@ def test_rows_from_s3(
             assert run["skipped"] == "no package webdataset: make install-bench"
         else:
             assert run.get("steps"), run
-            # So little data may have been read as a whole before it is measured.
+            # Read-ahead may finish this little data before the measurement.
             assert run["bytes_per_sample"] >= 0
 
 
 @pytest.mark.timeout(400)
 def test_frames_decoded_by_epoch(tmp_path: Path, options: argparse.Namespace) -> None:
-    """LeRobot is missing here: its dataset is there before."""
+    """Without LeRobot, with an existing dataset of it."""
     for case in ("96x128", "480x640"):
         (tmp_path / f"lerobot-{case}").symlink_to(options.root)
     readme = tmp_path / "README.md"

@@ -1,1 +1,1 @@
-"""Trainings side by side, each with the loaders that people use today and with ours."""
+"""Comparison of trainings with commonly used loaders and with seqrecord."""

@@ -1,14 +1,14 @@
-"""Trainings with each loader: all rows, each in a process of its own, in turns.
+"""Measure trainings with each loader. Each row runs in its own process; rows alternate.
 
     python -m benchmarks.training FOLDER [--rows 'odometry/8 ms/*/warm' …] [--to FOLDER]
 
-A row's name is TRAINING/STEP/LOADER/PLACE. A step is one of the training's small network, on one
-thread, or small calls of torch that take 8 or 25 ms alone, as of a training whose large work is
-on a device. Files are in the page cache (`warm`), or were dropped from it (`cold`, one epoch at
-most); `s3` is moto behind a line of 1 Gbit/s. Those two have steps of 8 ms alone, which need data
-the soonest. What rows need is made in FOLDER, unless it is there.
+A row's name is TRAINING/STEP/LOADER/PLACE. A step trains the small network on one thread, or makes
+small torch calls that take 8 or 25 ms alone, like a training that computes on a device. Files are
+in the page cache (`warm`) or were dropped from it (`cold`, at most one epoch); `s3` is moto behind
+a line of 1 Gbit/s. `cold` and `s3` have steps of 8 ms only, which need data the fastest. Missing
+data is created in FOLDER.
 
-`--lerobot` is a Python that has lerobot, which `make lerobot-env` makes; ACT needs it for its
+`--lerobot` is a Python with lerobot, created by `make lerobot-env`; ACT needs it to write a
 dataset, unless `--root` is one.
 """
 
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def names() -> Iterator[tuple[str, str, str, str]]:
-    """Training, step, loader and place of all rows, those that are compared next to each other."""
+    """Training, step, loader and place of all rows, compared rows adjacent."""
     for training, place, step, loader in product(TRAININGS, PLACES, STEPS, LOADERS):
         data, is_later = LOADERS[loader].data, LOADERS[loader].epochs_before > 0
         is_of_it = not data or TRAININGS[training].data in data
@@ -80,17 +80,17 @@ def names() -> Iterator[tuple[str, str, str, str]]:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_arguments(parser)
-    parser.add_argument("--frames", type=int, default=640, help="of 480x640 in four episodes")
-    parser.add_argument("--seconds", type=float, default=20, help="of a row's measurement")
+    parser.add_argument("--frames", type=int, default=640, help="of 480x640, in four episodes")
+    parser.add_argument("--seconds", type=float, default=20, help="measured time per row")
     cores = os.cpu_count() or 1
-    parser.add_argument("--workers", type=int, default=cores, help="of loaders that are not ours")
+    parser.add_argument("--workers", type=int, default=cores, help="of loaders except seqrecord")
     parser.add_argument("--niceness", nargs="*", type=int, default=[0], help="of our threads")
     parser.add_argument("--together", nargs="*", type=int, default=[1], help="trainings at a time")
     return parser.parse_args(arguments)
 
 
 def _jobs(suite: Suite, calls: Mapping[str, int], stack: ExitStack) -> Iterator[tuple[str, Run]]:
-    """All wanted rows, whose data is made. `+5` is a row with niceness, `x3` one of three."""
+    """All wanted rows; creates their data. `+5` in a name is a niceness, `x3` three trainings."""
     options, folder = suite.options, suite.folder
     far: Callable[[Path], dict[str, Any]] | None = None
     for training, step, name, place in names():
@@ -137,7 +137,7 @@ def _jobs(suite: Suite, calls: Mapping[str, int], stack: ExitStack) -> Iterator[
 
 
 def _reason(training: str, name: str, place: str, options: argparse.Namespace) -> str:
-    """Why a row cannot be measured here, if so."""
+    """Reason that a row cannot be measured here; empty if it can."""
     loader, has_lerobot = LOADERS[name], options.lerobot.exists()
     if place == "s3" and not loader.reads_s3:
         return "reads local files only"
@@ -148,7 +148,7 @@ def _reason(training: str, name: str, place: str, options: argparse.Namespace) -
 
 
 def _s3(stack: ExitStack) -> Callable[[Path], dict[str, Any]]:
-    """Start S3 and the line to it; what it gives uploads a folder, once, and says where it is."""
+    """Start S3 and its line; returns a function from folder to location, uploading it once."""
     home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     cloud = stack.enter_context(serve(home, ("moto",)))["moto"].cloud
     counter = np.memmap(home / "sent", np.int64, "w+", shape=1)
@@ -200,7 +200,7 @@ def page(document: Mapping[str, Any]) -> str:
         if not rows:
             continue
         shown |= {row.split("/")[2].partition(" +")[0] for row in rows}
-        what = f"{training.what[0].upper()}{training.what[1:]}; {training.batch} samples a step."
+        note = f"{training.note[0].upper()}{training.note[1:]}; {training.batch} samples a step."
         reasons = [
             f"\n- `{row}`: {why}"
             for row, runs in rows.items()
@@ -208,7 +208,7 @@ def page(document: Mapping[str, Any]) -> str:
             if (why := run.get("skipped") or run.get("error"))
         ]
         missing = "\n\nNot measured:\n" + "".join(reasons) if reasons else ""
-        tables.append(f"## {name}\n\n{what}\n\n{markdown(columns, _lines(rows))}{missing}")
+        tables.append(f"## {name}\n\n{note}\n\n{markdown(columns, _lines(rows))}{missing}")
     return (
         Path(__file__)
         .with_name("template.md")
@@ -227,7 +227,7 @@ def page(document: Mapping[str, Any]) -> str:
 
 
 def _lines(rows: Results) -> Iterator[list[str]]:
-    """Of the rows that were measured, steps and places together."""
+    """Lines of the measured rows, grouped by step and place."""
     figures = {row: [run for run in runs if "steps" in run] for row, runs in rows.items()}
     for row, runs in figures.items():
         if not runs:

@@ -2,10 +2,10 @@
 
     python -m benchmarks.training.decoded_once FOLDER [--to benchmarks/training --readme README.md]
 
-LeRobot writes a dataset of each size into FOLDER, unless it is there; each loader then runs all
-epochs in a process of its own. Results are decoded_once.json and DECODED_ONCE.md; `--readme`
-replaces the table of the first figure. `make install-bench lerobot-env` makes the Python that runs
-this and, as `--lerobot`, one that has lerobot.
+LeRobot writes a dataset of each size into FOLDER unless it exists; each loader then runs all epochs
+in its own process. Results are decoded_once.json and DECODED_ONCE.md; `--readme` replaces the table
+of the first figure. `make install-bench lerobot-env` creates the Python for this command and the
+default of `--lerobot`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CASES: dict[str, tuple[int, int, tuple[int, int] | None]] = {
     "96x128": (96, 128, None),
     "480x640 at 224": (480, 640, (224, 224)),
 }
-"""Height and width of the video, and of images in batches where they are scaled."""
+"""Height and width of the video, and of images in batches if they are scaled."""
 
 HEADLINE = "480x640 at 224"
 LOADERS = {"lerobot": "LeRobot's class", "webdataset": "WebDataset", "seqrecord": "seqrecord"}
@@ -42,10 +42,10 @@ _NEAR = {"samples": 0.0, "actions": 1e-6, "pixels": 0.03}  # pixels of JPEG and 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__, repeats=1)
     parser.add_argument("--episodes", type=int, default=10)
-    parser.add_argument("--frames", type=int, default=100, help="of an episode")
+    parser.add_argument("--frames", type=int, default=100, help="per episode")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--workers", type=int, default=2, help="of loaders that are not ours")
-    parser.add_argument("--lerobot", type=Path, default=LEROBOT, help="a Python that has lerobot")
+    parser.add_argument("--workers", type=int, default=2, help="of loaders except seqrecord")
+    parser.add_argument("--lerobot", type=Path, default=LEROBOT, help="a Python with lerobot")
     parser.add_argument("--readme", type=Path, help="file with the table of the first figure")
     options = parser.parse_args(arguments)
     shared = ("episodes", "frames", "epochs", "workers")
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _jobs(suite: Suite) -> Iterator[tuple[str, Run]]:
-    """All rows, whose data is made."""
+    """All rows; creates their data."""
     options, folder = suite.options, suite.folder
     forms = {"originals": "lerobot", "records": "records", "cut": "tars"}
     for case, (*video, size) in CASES.items():
@@ -141,7 +141,7 @@ def page(document: Mapping[str, Any]) -> str:
                 figures = [of(epochs[i]) for of in (_count, _seconds) for i in shown]
                 peak = f"{run['peak_memory_bytes'] / 1e6:.0f}"
                 lines.append([case, LOADERS[loader], *figures, peak])
-    columns = [f"{what}, epoch {i + 1}" for what in ("decoded", "CPU s") for i in shown]
+    columns = [f"{name}, epoch {i + 1}" for name in ("decoded", "CPU s") for i in shown]
     table = markdown(["video", "loader", *columns, "peak MB"], lines)
     reasons = [
         f"\n- `{name}`: {reason}"

@@ -1,4 +1,4 @@
-"""Epochs of one loader in a process of its own: frames decoded and CPU seconds of each.
+"""Epochs of one loader in its own process: frames decoded and CPU seconds of each.
 
 All loaders deliver the same samples of ACT in batches of the same shapes and dtypes: images uint8
 [batch, 1, H, W, 3] of each camera, the state and the actions.
@@ -33,7 +33,7 @@ FORMS = {"lerobot": "originals", "webdataset": "cut", "seqrecord": "records"}
 
 @dataclass(frozen=True)
 class EpochsJob:
-    """A loader, the LeRobot dataset, the folder that the loader reads, and the images' height and
+    """A loader, the LeRobot dataset, the folder read by the loader, and the images' height and
     width in batches, if they are scaled."""
 
     loader: str
@@ -45,7 +45,7 @@ class EpochsJob:
 
 
 class Counter:
-    """Frames that decoders gave, of all worker processes."""
+    """Number of frames returned by decoders in all worker processes."""
 
     def __init__(self, workers: int) -> None:
         counts: Any = torch.zeros(workers + 1, dtype=torch.int64)
@@ -61,8 +61,8 @@ class Counter:
 
 
 def measure(job: EpochsJob) -> dict[str, Any]:
-    """Of each epoch: `decoded`, `cpu_seconds` of all processes, `seconds`, `samples`, and sums of
-    the actions and of some pixels, by which loaders are compared."""
+    """Figures by epoch: `decoded`, `cpu_seconds` of all processes, `seconds`, `samples`, and sums
+    of actions and of a subset of pixels to compare loaders."""
     torch.set_num_threads(1)
     warm(Path(job.folder))
     counter = Counter(job.workers)
@@ -80,7 +80,7 @@ def measure(job: EpochsJob) -> dict[str, Any]:
                 pixels += float(batch[name][:, :, ::16, ::16].sum())
             actions += float(batch["action"].double().sum())
             samples += len(batch["action"])
-            del batch  # before the next one: loaders reuse what is given back
+            del batch  # before the next one: loaders reuse freed buffers
         epochs.append(
             {
                 "seconds": time.perf_counter() - begin,
@@ -97,7 +97,7 @@ def measure(job: EpochsJob) -> dict[str, Any]:
 
 
 def cpu_seconds() -> float:
-    """Of this process, to the microsecond, and of its children, also those that have ended."""
+    """CPU seconds of this process, to the microsecond, and its children, including ended ones."""
     total = time.process_time() + sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
@@ -131,12 +131,11 @@ def _webdataset(job: EpochsJob, counter: Counter) -> Batches:
 
 
 class _LeRobot(Dataset[dict[str, torch.Tensor]]):
-    """Items of LeRobot's class, with torchcodec. Images stay uint8 and are scaled as torchvision
-    does: without the conversion to floats by which the class ends its decoding, which would take
-    more."""
+    """Items of LeRobot's class, with torchcodec. Images stay uint8 and are scaled like
+    torchvision's: the slower conversion to floats at the end of the class's decoding is skipped."""
 
     def __init__(self, job: EpochsJob, counter: Counter) -> None:
-        import torchcodec.decoders  # noqa: F401  # here, not once more in each worker
+        import torchcodec.decoders  # noqa: F401  # here, not again in each worker
         from lerobot.datasets import lerobot_dataset, video_utils
 
         from benchmarks.lerobot.theirs import undivided

@@ -1,4 +1,4 @@
-"""The loaders: what each reads, and its batches for a training."""
+"""The loaders: the format that each reads, and its batches for a training."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = ["LOADERS", "Batches", "Loader", "Source", "cut_batches", "decode_jpeg
 RESIDENT = "6GiB"
 
 Batches = Iterable[Mapping[str, Any]]
-"""Iterating gives an epoch of batches; iterating again the next epoch."""
+"""Each iteration is an epoch of batches."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a training's data lies: the folders of its originals and of what the loader reads, or
-    its location and options on S3, and its URL there. `niceness` is that of our loader's threads.
+    """Location of a training's data: folders of the originals and of the loader's format, or
+    location, options and URL on S3. `niceness` applies to seqrecord's threads.
     """
 
     originals: Path
@@ -45,10 +45,10 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Loader:
-    """One loader: `open(training, source, workers)`, which `form` of the data it reads, and so on.
+    """One loader: `open(training, source, workers)`, the `form` of data that it reads, and so on.
 
-    It has `workers`, or as many as the command says. `data` are those that it reads; all if empty.
-    `epochs_before` are not measured.
+    `workers` default to the command's. `data` are the supported data sets, by default all.
+    `epochs_before` epochs are not measured.
     """
 
     note: str
@@ -58,7 +58,7 @@ class Loader:
     epochs_before: int = 0
     data: Sequence[str] = ()
     reads_s3: bool = True
-    package: str = ""  # that it needs, and the command that installs it
+    package: str = ""  # required, and the command that installs it
     install: str = ""
 
 
@@ -99,7 +99,7 @@ def lerobot_items(training: Training, root: Path, **more: Any) -> Any:
 def _webdataset(training: Training, source: Source, workers: int) -> Batches:
     where, signed = str(source.folder), ""
     if source.url:
-        where, signed = source.url, "?Signature=any"  # moto looks for one, and does not check it
+        where, signed = source.url, "?Signature=any"  # required by moto, but not checked
     return cut_batches(training, f"{where}/{{:06d}}.tar{signed}", workers, decode_jpeg)
 
 
@@ -158,7 +158,7 @@ LOADERS = {
         workers=0,
     ),
     "original": Loader(
-        note="a map-style class that opens TartanAir's files anew for every clip, with DataLoader",
+        note="a map-style class that reopens TartanAir's files for every clip, with DataLoader",
         form="originals",
         open=_original,
         data=("tree", "small"),

@@ -1,7 +1,7 @@
 """Networks of the four trainings, small enough for one thread, each with its loss.
 
-Each is made for an example of the batches that it takes. Pictures are [B, N, H, W, 3] of uint8 or,
-as LeRobot gives them, [B, N, 3, H, W] of floats from 0 to 1; of each, about 48 lines are used.
+Each is built from an example batch. Images are uint8 [B, N, H, W, 3] or, from LeRobot, floats from
+0 to 1, [B, N, 3, H, W]. They are subsampled to about 48 lines.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ WIDTH = 64  # of the inner layers
 
 
 def floats(images: Tensor) -> Tensor:
-    """Pictures as floats from 0 to 1, channels first."""
+    """Images as floats from 0 to 1, channels first."""
     return images if images.is_floating_point() else images.movedim(-1, -3).float() / 255
 
 
 def _small(images: Tensor) -> Tensor:
-    """[B, N, 3, h, w]: every so many lines and columns of pictures."""
+    """Subsampled images, [B, N, 3, h, w]."""
     first = images.is_floating_point()  # channels
     step = max(1, images.shape[-2 if first else -3] // HEIGHT)
     return floats(images[..., ::step, ::step] if first else images[..., ::step, ::step, :])
 
 
 def _convolutions(inputs: int) -> nn.Sequential:
-    """An eighth of the height and width, of `WIDTH` channels."""
+    """Convolutions to an eighth of the height and width and `WIDTH` channels."""
     return nn.Sequential(
         nn.Conv2d(inputs, 16, 5, 2, 2),
         nn.ReLU(),
@@ -51,7 +51,7 @@ def _vector(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class Odometry(nn.Module):
-    """How the pose changes between two frames, from both."""
+    """Predicts the change of pose between two frames."""
 
     def __init__(self, example: Batch) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Odometry(nn.Module):
 
 
 class DepthOfVideo(nn.Module):
-    """The logarithm of depth of each frame of a clip, from frames before and after it too."""
+    """Predicts the log depth of each frame of a clip from the whole clip."""
 
     def __init__(self, _example: Batch) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class DepthOfVideo(nn.Module):
 
 
 class WorldModel(nn.Module):
-    """The next frame of a sequence, from those before it and how the camera moves."""
+    """Predicts the next frame of a sequence from earlier frames and the camera's motion."""
 
     def __init__(self, example: Batch) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class WorldModel(nn.Module):
 
 
 class Act(nn.Module):
-    """The next actions from a picture of each camera and the state: ACT without its VAE."""
+    """Predicts the next actions from an image per camera and the state: ACT without its VAE."""
 
     def __init__(self, example: Batch) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One row in a process of its own: a training beside a loader."""
+"""One row in its own process: a training with a loader."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = ["FASTEST", "LITTLE", "MOST", "PLACES", "STEPS", "Job", "calls_of", "l
 STEPS = ("network", "8 ms", "25 ms")
 FASTEST = "8 ms"
 PLACES = ("warm", "cold", "s3")
-SKIPPED = 10  # steps, while the loader fills what it keeps ahead
+SKIPPED = 10  # steps, while the loader fills its read-ahead
 ALONE = 0.25  # of the seconds
-LITTLE = 0.1  # of what a training reaches alone; where less is lost, no loader limits it
-MOST = 0.85  # of the cores or of the line; what takes more is limited by them
+LITTLE = 0.1  # lost rate as a share of the rate alone; below it, the training is the limit
+MOST = 0.85  # share of the cores or of the line; above it, they are the limit
 
 Batch = Mapping[str, Any]
 Step = Callable[[Batch], object]
@@ -39,12 +39,12 @@ Step = Callable[[Batch], object]
 
 @dataclass(frozen=True)
 class Job:
-    """A row, and where its data lies.
+    """A row, and the location of its data.
 
-    `calls` are the small calls of a step, the same of all rows; without any it is the network's.
-    `line` is a file with the bytes that S3 has sent so far, and `line_rate` how many a second it
-    can send. `niceness` is that of the threads of our loader. `together` such trainings run on the
-    machine, of which one is measured; 0 for the others, which never end.
+    `calls` are the small calls of a step, equal in all rows; 0: a step of the network. `line` is a
+    file with the number of bytes sent by S3 so far, `line_rate` its limit per second. `niceness`
+    applies to seqrecord's threads. `together` such trainings run on the machine, and one is
+    measured; 0 for the others, which never end.
     """
 
     training: str
@@ -66,8 +66,8 @@ class Job:
 
 
 def calls_of(step: str) -> int:
-    """How many small calls of torch, on one thread, take as long as a step's name says; 0 for the
-    network's."""
+    """Number of small torch calls, on one thread, that take the time in a step's name; 0 for
+    `network`."""
     if step == "network":
         return 0
     torch.set_num_threads(1)
@@ -77,9 +77,9 @@ def calls_of(step: str) -> int:
 
 
 def measure(job: Job) -> dict[str, Any]:
-    """The row's figures, of the steps after the first `SKIPPED`.
+    """Figures of the steps after the first `SKIPPED`.
 
-    Of cold files it is one epoch at most; else epochs follow one another, for so many seconds.
+    Cold files are read for one epoch at most; otherwise epochs repeat until the time is over.
     Raises `ValueError` if there is no step to count.
     """
     torch.set_num_threads(1)
@@ -122,7 +122,7 @@ def measure(job: Job) -> dict[str, Any]:
 
 @contextmanager
 def _others(job: Job) -> Iterator[None]:
-    """The same training in other processes too, each of which makes its steps."""
+    """Run the same training in other processes too."""
     if not job.together:
         os.write(1, b"\n")
         yield
@@ -150,15 +150,15 @@ def _others(job: Job) -> Iterator[None]:
 
 
 def _whole_epoch(batches: Batches) -> float:
-    """When it was over."""
+    """Run an epoch; returns its end time."""
     for batch in batches:
-        del batch  # before the next one: loaders reuse what is given back
+        del batch  # before the next one: loaders reuse freed buffers
     return time.perf_counter()
 
 
 def _steps(batches: Iterator[Batch], step: Step, job: Job) -> dict[str, Any]:
-    """Of the steps that can be made in the time. What is no step is waiting: for the next batch, or
-    for what giving back the last one takes."""
+    """Figures of the steps within the time. Time outside steps is waiting: for the next batch, or
+    for freeing the last one."""
     clock = time.perf_counter
     line = np.memmap(job.line, np.int64, "r") if job.line else np.zeros(1, np.int64)
     own, samples, queued = 0.0, 0, _queued()
@@ -175,7 +175,7 @@ def _steps(batches: Iterator[Batch], step: Step, job: Job) -> dict[str, Any]:
         own += time.thread_time() - cpu
         steps.append(clock() - came)
         samples += len(next(v for v in batch.values() if torch.is_tensor(v)))
-        del batch  # before the next one: loaders reuse what is given back
+        del batch  # before the next one: loaders reuse freed buffers
     seconds = clock() - begin
     if not steps:
         raise ValueError(f"the data has no more than the {SKIPPED} steps that are not counted")
@@ -201,7 +201,7 @@ def _steps(batches: Iterator[Batch], step: Step, job: Job) -> dict[str, Any]:
 
 
 def _queued() -> float:
-    """For how many seconds this thread was ready and had no core; 0 where no kernel tells."""
+    """Seconds that this thread was ready without a core; 0 if the kernel does not report it."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except OSError:
@@ -209,8 +209,8 @@ def _queued() -> float:
 
 
 def limit(figures: Mapping[str, float], bottleneck: str = "") -> str:
-    """What limits the rate: the training, if it loses little of it; else the stage that a loader of
-    this process names as its `bottleneck`, or what can be seen from outside."""
+    """The limit of the rate: the training, if it loses little of its rate; else the `bottleneck` of
+    a loader in this process; else the line, the cores or the loader."""
     if (1 - figures["waiting"]) / figures["slower"] > 1 - LITTLE:
         return "the training"
     stage = bottleneck.partition(":")[0]
@@ -241,7 +241,7 @@ def _step(job: Job, example: Batch) -> Step:
 
 
 def _timed_calls(calls: int) -> float:
-    """Seconds of CPU that so many take: on a quiet machine those of the clock."""
+    """CPU seconds of `calls` calls; equal to wall-clock seconds on a quiet machine."""
     values = torch.ones(32, 32)
     begin = time.thread_time()
     for _ in range(calls):
@@ -250,7 +250,7 @@ def _timed_calls(calls: int) -> float:
 
 
 def _alone(step: Step, example: Batch, seconds: float) -> float:
-    """What a step takes with nothing beside it; the first one is not counted."""
+    """Mean seconds of a step without a loader; the first step is not counted."""
     step(example)
     times: list[float] = []
     while not times or sum(times) < seconds:

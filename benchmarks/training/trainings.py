@@ -1,4 +1,4 @@
-"""The four trainings: what their samples are, and their data, each form of it made once."""
+"""The four trainings: their samples, and their data in each format."""
 
 from __future__ import annotations
 
@@ -35,9 +35,12 @@ __all__ = [
     "prepare",
 ]
 
-SHARDS = 8  # tars of the samples that were cut
+SHARDS = 8  # tars of cut samples
 ACTIONS = 50  # of a sample of ACT
-_TREES = {"tree": (480, 640, 1), "small": (96, 128, 6)}  # height, width, times so many frames
+_TREES = {
+    "tree": (480, 640, 1),
+    "small": (96, 128, 6),
+}  # height, width, factor of frames
 _FEATURES = ("image_left", "depth_left", "pose_left")
 _RECORD_BYTES = 64 << 20
 _S3_RECORD_BYTES = 4 << 20  # moto copies the whole file for each range: 30 ms CPU of 64 MiB, 2 of 4
@@ -50,7 +53,7 @@ class Training:
     WebDataset shuffles in a buffer of `buffer` samples.
     """
 
-    what: str
+    note: str
     data: str
     network: Callable[[Mapping[str, Any]], nn.Module]
     batch: int
@@ -62,7 +65,7 @@ class Training:
 
 TRAININGS = {
     "odometry": Training(
-        what="An odometry network on pairs of frames of 480x640",
+        note="An odometry network on pairs of frames of 480x640",
         data="tree",
         network=networks.Odometry,
         batch=8,
@@ -71,7 +74,7 @@ TRAININGS = {
         clip_len=2,
     ),
     "depth": Training(
-        what="A video-depth network on clips of 16 frames of 480x640, one at every 8th frame",
+        note="A video-depth network on clips of 16 frames of 480x640, one at every 8th frame",
         data="tree",
         network=networks.DepthOfVideo,
         batch=2,
@@ -81,7 +84,7 @@ TRAININGS = {
         stride=8,
     ),
     "world": Training(
-        what="A recurrent world model on sequences of 32 frames of 96x128, one at every 8th frame",
+        note="A recurrent world model on sequences of 32 frames of 96x128, one at every 8th frame",
         data="small",
         network=networks.WorldModel,
         batch=4,
@@ -91,7 +94,7 @@ TRAININGS = {
         stride=8,
     ),
     "act": Training(
-        what=f"ACT on a LeRobot dataset: a picture of each camera, the state, {ACTIONS} actions",
+        note=f"ACT on a LeRobot dataset: a picture of each camera, the state, {ACTIONS} actions",
         data="lerobot",
         network=networks.Act,
         batch=8,
@@ -101,7 +104,7 @@ TRAININGS = {
 
 
 def arguments_of(training: Training, originals: Path) -> dict[str, Any]:
-    """What a loader of ours is given, so that it gives the training's samples."""
+    """Arguments of seqrecord for the training's samples."""
     if training.data in _TREES:
         return {
             "features": list(training.features),
@@ -109,18 +112,17 @@ def arguments_of(training: Training, originals: Path) -> dict[str, Any]:
             "stride": training.stride,
         }
     info = json.loads((originals / "meta" / "info.json").read_text())
-    cameras = [name for name, said in info["features"].items() if said["dtype"] == "video"]
+    cameras = [name for name, spec in info["features"].items() if spec["dtype"] == "video"]
     now = dict.fromkeys([*cameras, "observation.state"], range(1))
     windows = {**now, "action": range(ACTIONS)}
     return {"features": list(windows), "windows": windows, "pad": "edge"}
 
 
 def prepare(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Path]:
-    """The forms of the training's data below the folder, and an example of its batches.
+    """Create missing forms of the training's data below the folder, and an example batch.
 
-    `originals` are a TartanAir tree or a LeRobot dataset, `records` ours, `cut` is where `cut`
-    writes and `s3` where `pack_for_s3` writes, `example` one batch. What is there is not made
-    again.
+    `originals` is a TartanAir tree or a LeRobot dataset, `records` its packed copy, `cut` and `s3`
+    are the outputs of `cut` and `pack_for_s3`, `example` is one batch.
     """
     training = TRAININGS[name]
     found = {"cut": folder / f"cut-{name}", "example": folder / f"example-{name}.pt"}
@@ -144,15 +146,15 @@ def prepare(name: str, folder: Path, options: argparse.Namespace) -> dict[str, P
 
 
 def cut(name: str, found: Mapping[str, Path]) -> None:
-    """Write the training's samples into tars, in a random order, unless they are there.
+    """Write the training's samples into tars, in a random order, unless they exist.
 
-    Arrays are .npy files; pictures that were video, JPEG of quality 95.
+    Arrays are .npy files; images from video are JPEG of quality 95.
     """
     once(found["cut"], partial(_cut, TRAININGS[name], found))
 
 
 def pack_for_s3(name: str, found: Mapping[str, Path]) -> None:
-    """Pack the training's originals into the small record files of S3, unless they are there."""
+    """Pack the training's originals into the small record files of S3, unless they exist."""
     once(found["s3"], partial(_pack, TRAININGS[name], found["originals"], _S3_RECORD_BYTES))
 
 

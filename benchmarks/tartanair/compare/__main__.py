@@ -1,10 +1,10 @@
-"""Loaders side by side: the same data, the same clips, one timing loop.
+"""Compare loaders on the same data and clips, with one timing loop.
 
     python -m benchmarks.tartanair.compare FOLDER [--rows …]
 
-Renders recordings into FOLDER where it has none, converts them into each loader's format, and
-measures every row in a process of its own. Results are FOLDER/results.json and .md.
-`make bench-results` writes the published page of them.
+Renders recordings into FOLDER unless it has any, converts them into each loader's format, and
+measures every row in its own process. Results are FOLDER/results.json and .md.
+`make bench-results` writes the published page from them.
 """
 
 from __future__ import annotations
@@ -71,16 +71,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser(__doc__, repeats=1)
-    parser.add_argument("--frames", type=int, help="in all, if they are made; else as many as fit")
+    parser.add_argument("--frames", type=int, help="in total, to render; default: as many as fit")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--max-seconds", type=float, default=10, help="after the first batch")
-    parser.add_argument("--prepare-limit", type=float, default=1800, help="of a format, in seconds")
+    parser.add_argument("--prepare-limit", type=float, default=1800, help="per format, in seconds")
     parser.add_argument("--list", action="store_true", help="show the rows and run nothing")
     return parser.parse_args(arguments)
 
 
 def fitting_frames(folder: Path) -> int:
-    """So many that a format fits the page cache well, and all formats half of the free disk."""
+    """Number of frames so that a format fits the page cache, and all fit half of the free disk."""
     folder.mkdir(parents=True, exist_ok=True)
     formats = len(LOADERS)
     memory, disk = psutil.virtual_memory().total / 8, shutil.disk_usage(folder).free / 2 / formats

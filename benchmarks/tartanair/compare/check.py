@@ -1,4 +1,4 @@
-"""Does a loader give exactly the baseline's clips?"""
+"""Check that a loader yields exactly the baseline's clips."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Originals", "check", "clips_of", "wrong_clips"]
 
 
 class Originals:
-    """The clips of recordings as the baseline reads them, a frame at a time."""
+    """Clips of recordings, read by the baseline one frame at a time."""
 
     def __init__(self, recordings: Recordings) -> None:
         self._frames = {
@@ -32,7 +32,7 @@ class Originals:
 def check(
     loader: Loader, recordings: Recordings, folder: Path, settings: Settings, *, epochs: int = 1
 ) -> list[str]:
-    """Problems of a loader's epochs, of data prepared in `folder`; for small recordings."""
+    """Problems of a loader's epochs on data prepared in `folder`; for small recordings."""
     clips = recordings.clips(settings.clip_len, settings.stride)
     batches = loader.open(folder, clips, settings)
     originals, problems, orders = Originals(recordings), [], []
@@ -57,19 +57,19 @@ def clips_of(batch: Batch) -> list[tuple[str, int]]:
 
 
 def wrong_clips(seen: Sequence[tuple[str, int]], clips: Sequence[Clip]) -> list[str]:
-    """Clips that an epoch lacked or had too often."""
+    """Missing and duplicate clips of an epoch."""
     expected = Counter((clip.episode, clip.start) for clip in clips)
     got = Counter(seen)
-    lacking, extra = expected - got, got - expected
+    missing, extra = expected - got, got - expected
     return [
-        f"{sum(clips.values())} clips {what}, such as {next(iter(clips))}"
-        for what, clips in (("lacking", lacking), ("too many", extra))
+        f"{sum(clips.values())} clips {problem}, such as {next(iter(clips))}"
+        for problem, clips in (("missing", missing), ("too many", extra))
         if clips
     ]
 
 
 def _wrong_values(batch: Batch, originals: Originals, settings: Settings) -> list[str]:
-    """Features of a batch that are not bit for bit the baseline's."""
+    """Features of a batch that differ from the baseline's in any bit."""
     names = {*settings.features, "episode", "start"}
     if set(batch) != names:
         return [f"a batch of {sorted(batch)} instead of {sorted(names)}"]

@@ -32,12 +32,12 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """The name of the row: the loader, and all unusual settings."""
+        """Name of the row: the loader and all settings other than `USUAL`."""
         return f"{self.loader} {differing(self.settings)}".rstrip()
 
 
 def differing(settings: Settings) -> str:
-    """Settings that differ from the usual, as `name=value` with spaces between."""
+    """Settings that differ from `USUAL`, as `name=value`, separated by spaces."""
 
     def shown(value: Any) -> str:
         return "+".join(value) if isinstance(value, tuple) else str(value)
@@ -50,8 +50,8 @@ def differing(settings: Settings) -> str:
 
 
 def grid() -> list[Cell]:
-    """Every loader, shuffled as well as it can: clips that do not overlap, without and with
-    workers, cold files; ours with each codec.
+    """Every loader with its best shuffle: clips that do not overlap, without and with workers,
+    cold files; ours with each codec.
     """
     cells = []
     for loader in LOADERS.values():
@@ -65,7 +65,7 @@ def grid() -> list[Cell]:
 
 
 def refuses(settings: Settings, loader: Loader, recordings: Recordings) -> str:
-    """Why a loader cannot run with these settings here; empty if it can."""
+    """Reason that a loader cannot run with these settings here; empty if it can."""
     if text := loader.missing() or loader.refuses(settings):
         return text
     if not recordings.clips(settings.clip_len, settings.stride):

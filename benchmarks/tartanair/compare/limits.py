@@ -1,4 +1,4 @@
-"""What this machine can do at best: copy clips, read a disk."""
+"""Upper limits of this machine: rates of copying clips and reading a disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PROBE_BYTES = 1 << 30
 def copy_rate(
     clip_nbytes: int, *, threads: int, seconds: float = 2.0, source_nbytes: int = 1 << 30
 ) -> float:
-    """Bytes a second of shuffled clips copied from memory into reused batches, pages touched."""
+    """Bytes per second of copying shuffled clips from memory into reused, touched batches."""
     source = np.ones(max(source_nbytes, 2 * clip_nbytes), np.uint8)
     clips = max(1, _BATCH_BYTES // clip_nbytes)
     batches = [np.ones((clips, clip_nbytes), np.uint8) for _ in range(threads)]
@@ -49,11 +49,11 @@ def copy_rate(
 
 
 def disk_rate(folder: Path) -> float | None:
-    """Bytes a second of a large file, written for this, read front to back past the page cache.
+    """Bytes per second of reading a large new file front to back with O_DIRECT.
 
-    `None` where the folder's file system cannot do without the page cache.
+    `None` if the folder's file system does not support O_DIRECT.
     """
-    buffer = mmap.mmap(-1, _BLOCK)  # aligned to a page, as O_DIRECT wants
+    buffer = mmap.mmap(-1, _BLOCK)  # page-aligned, as O_DIRECT requires
     buffer.write(np.random.default_rng(0).bytes(_BLOCK))
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         for _ in range(_PROBE_BYTES // _BLOCK):
@@ -78,7 +78,7 @@ def disk_rate(folder: Path) -> float | None:
 def bound(
     result: Mapping[str, Any], limits: Mapping[str, float | None], storage: str
 ) -> tuple[str, float]:
-    """The limit that binds a row, and the part of its epoch that this would take alone."""
+    """The limit that binds a row, and the part of its epoch that the limit alone would take."""
     epoch = result["epoch_seconds"]
     least = {"copy": result["bytes_per_second"] * epoch / (limits.get("copy") or float("inf"))}
     if storage == "cold" and (rate := limits.get("disk")):

@@ -1,4 +1,4 @@
-"""Original recordings, from which the loaders' formats are made, and the clips of an epoch."""
+"""Original recordings, source of the loaders' formats, and the clips of an epoch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Frame: TypeAlias = dict[str, npt.NDArray[Any]]
 
 
 class Clip(NamedTuple):
-    """Frames `start` to `stop` of an episode; `row` is the first frame's number in all episodes."""
+    """Frames `start` to `stop` of an episode; `row` is the first frame's index in all episodes."""
 
     episode: str
     start: int
@@ -50,7 +50,7 @@ class Episode(NamedTuple):
 
 @dataclass(frozen=True)
 class Recordings:
-    """The frames of a TartanAir tree with all features, for every format: the last has no flow."""
+    """Frames of a TartanAir tree with all features; skips each episode's last, without flow."""
 
     root: Path
     features: dict[str, Feature]

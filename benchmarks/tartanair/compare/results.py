@@ -1,9 +1,9 @@
-"""Writes RESULTS.md, and results.json beside it, from runs of the comparison.
+"""Write RESULTS.md and results.json from runs of the comparison.
 
     python -m benchmarks.tartanair.compare.results FOLDER [--to FOLDER]
 
-FOLDER is that of `python -m benchmarks.tartanair.compare`; every figure comes from its
-results.json. Text that is always the same is in results_template.md.
+FOLDER is the folder of `python -m benchmarks.tartanair.compare`; every figure comes from its
+results.json. Constant text is in results_template.md.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _rate(row: Row) -> float:
 
 
 def _is_plain(row: Row) -> bool:
-    """Whether it is shuffled, and only the number of workers is unusual."""
+    """Whether the row is shuffled and differs from `USUAL` in the number of workers at most."""
     settings = row["settings"]
     usual = replace(USUAL, shuffle=settings.shuffle, workers=settings.workers)
     return bool(settings.shuffle != "off" and settings == usual)
@@ -152,7 +152,7 @@ def _problems(document: Document) -> list[str]:
         parts.append(markdown(["did not run", "why", "rows"], lines))
     if wrong := [row for row in measured(document) if row["problems"]]:
         lines = [[row["title"], "; ".join(row["problems"])] for row in wrong]
-        parts.append(markdown(["wrong clips", "what"], lines))
+        parts.append(markdown(["wrong clips", "problems"], lines))
     return parts
 
 
@@ -190,7 +190,7 @@ def _summary(plain: Sequence[Row]) -> str:
     words = (
         "Shuffled, from a warm disk, each with its best number of workers: `seqrecord` gives "
         f"{_shown(_rate(ours))} clips a second of {ours['settings'].codec} records, "
-        f"{ours['share']:.0%} of what the machine can copy. The best of other loaders is `{other}` "
+        f"{ours['share']:.0%} of the machine's copy rate. The best of other loaders is `{other}` "
         f"with {_shown(_rate(best[other]))}"
     )
     if BASELINE in best:

@@ -1,4 +1,4 @@
-"""One row in a process of its own, with the timing loop that all rows share."""
+"""One row in its own process, with the timing loop shared by all rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(
     epochs: int = 2,
     max_seconds: float = 60.0,
 ) -> dict[str, Any]:
-    """Prepare a loader's data, measure it, or check that it gives the baseline's clips."""
+    """Prepare a loader's data, measure it, or check that it yields the baseline's clips."""
     row, made = LOADERS[loader], Settings.of(settings)
     recordings = Recordings.open(Path(root), features)
     folder = prepared(row, recordings, Path(work), made)
@@ -65,7 +65,7 @@ class Times:
 
     @property
     def steps(self) -> list[float]:
-        """Seconds of each batch: until it came, and until it was copied and noted."""
+        """Seconds of each batch: waiting for it, and copying and recording it."""
         return [sum(step) for step in zip(self.wait, self.copy, strict=True)]
 
 
@@ -109,7 +109,7 @@ def _timed_epoch(batches: Batches, device: torch.device, max_seconds: float) -> 
     times = Times([], [], [], [], complete=False, nbytes=0)
     clock = time.perf_counter
     begin = clock()
-    deadline = math.inf  # counted from the first batch: what follows is to be scaled, not its wait
+    deadline = math.inf  # from the first batch on: its own wait is not scaled
     iterator = iter(batches)
     while begin < deadline:
         try:
@@ -124,11 +124,11 @@ def _timed_epoch(batches: Batches, device: torch.device, max_seconds: float) -> 
         times.places += found
         times.clips.append(len(found))
         times.nbytes += sum(t.nbytes for name, t in on_device.items() if name != "start")
-        del batch  # before the next one: loaders reuse what is given back
+        del batch  # before the next one: loaders reuse freed buffers
         times.wait.append(came - begin)
         begin = clock()
         times.copy.append(begin - came)
-        del on_device  # what its memory takes to be given back is the loader's
+        del on_device  # the loader's time includes freeing its memory
     return times
 
 
@@ -147,8 +147,8 @@ def _to_device(batch: Batch, device: torch.device) -> Batch:
 def _whole_epoch(times: Times, num_clips: int) -> float:
     """Seconds of an epoch of `num_clips`.
 
-    If it was cut short, what came after the first batch is scaled to what comes after it in the
-    epoch; of a single batch, all.
+    If it was cut short, the time after the first batch is scaled to the rest of the epoch; with
+    a single batch, the whole time.
     """
     clips, seconds = times.clips, times.steps
     if times.complete:

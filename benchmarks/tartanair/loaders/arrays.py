@@ -39,12 +39,12 @@ Arrays: TypeAlias = Mapping[str, Any]
 Frames: TypeAlias = Callable[[range], Iterator[Arrays]]
 """Frames of consecutive rows, each valid until the next."""
 
-_PIECE = 16  # frames that are written at once; a chunk of Zarr
-_ZARR_CACHE = 1 << 30  # bytes, of each process
+_PIECE = 16  # frames per write; Zarr's chunk length
+_ZARR_CACHE = 1 << 30  # bytes per process
 _ZARR_BLOCK = 128  # clips
 
 
-# ---- the original files, opened anew for every frame of every clip
+# ---- the original files, reopened for every frame of every clip
 
 
 def read_originals(folder: Path, settings: Settings) -> Read:
@@ -63,7 +63,7 @@ def read_originals(folder: Path, settings: Settings) -> Read:
     return read
 
 
-# ---- an array for each feature, of which clips are slices
+# ---- one array per feature; clips are slices
 
 
 def write_arrays(
@@ -148,7 +148,7 @@ def make_zarr(folder: Path, specs: Mapping[str, tuple[tuple[int, ...], str]]) ->
 
 
 def open_zarr(folder: Path, *, cached: bool) -> Arrays:
-    """`cached` keeps the bytes of chunks that were read last."""
+    """`cached` keeps the encoded bytes of recently read chunks."""
     import zarr
     from zarr.storage import LocalStore, MemoryStore
 
@@ -249,11 +249,11 @@ def _key(feature: str, row: int) -> bytes:
 
 
 def prepare_lmdb(recordings: Recordings, folder: Path, _settings: Settings) -> None:
-    """A value for each frame of each feature."""
+    """One value per frame and feature."""
     import lmdb
 
     values = recordings.num_frames * recordings.frame_nbytes()
-    pages = 8192 * recordings.num_frames * len(recordings.features)  # at most two that are not full
+    pages = 8192 * recordings.num_frames * len(recordings.features)  # at most two partly filled
     with lmdb.open(str(folder / "frames"), map_size=values + pages + 2**24) as database:
         for row, frame in enumerate(recordings.rows()):
             with database.begin(write=True) as transaction:
@@ -278,7 +278,7 @@ def open_lmdb(folder: Path, names: Sequence[str]) -> Frames:
 
 
 def prepare_array_record(recordings: Recordings, folder: Path, _settings: Settings) -> None:
-    """A record for each frame, with all features one after the other."""
+    """One record per frame, with all features concatenated."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
     writer = ArrayRecordWriter(str(folder / "frames.array_record"), "group_size:1,uncompressed")
@@ -308,7 +308,7 @@ def open_array_record(folder: Path, names: Sequence[str]) -> Frames:
 
 
 class GrainEpochs:
-    """Batches of a Grain dataset, shuffled anew for each epoch."""
+    """Batches of a Grain dataset, reshuffled for each epoch."""
 
     def __init__(self, folder: Path, clips: Sequence[Clip], settings: Settings) -> None:
         self._read_clip = read_frames(open_array_record)(folder, settings)

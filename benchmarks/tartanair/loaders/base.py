@@ -1,4 +1,4 @@
-"""A row of the comparison: settings, loader, and a `DataLoader` over clips that are read singly."""
+"""A row of the comparison: settings, loader, and a `DataLoader` that reads single clips."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Batches: TypeAlias = Iterable[Batch]
 """Each iteration is an epoch."""
 
 Read: TypeAlias = Callable[[Clip], Mapping[str, Any]]
-"""Feature to array or tensor [N, …]. Files are opened by the first call: workers fork before."""
+"""Feature to array or tensor [N, …]. The first call opens the files, after workers are forked."""
 
 BASELINE = "original"
 _RECORDINGS = "recordings.json"
@@ -59,7 +59,7 @@ class Settings:
     shuffle_buffer: int | None = 100  # clips; None: the loader's default
     memory_limit: str = "2GiB"
     workers: int = 0
-    prefetch: int = 2  # batches of each worker
+    prefetch: int = 2  # batches per worker
     codec: str = "raw"
     storage: str = "local"  # or cold: not in the page cache
     seed: int = 0
@@ -71,7 +71,7 @@ class Settings:
 
 
 USUAL = Settings()
-"""Settings unless a row says otherwise."""
+"""Default settings of rows."""
 
 
 def link_originals(recordings: Recordings, folder: Path, _settings: Settings) -> None:
@@ -84,7 +84,7 @@ class Loader:
     """One row of the comparison; see the package.
 
     `prepare` is called once for each value of `format`, in which `{codec}` is a setting. Settings
-    that a loader cannot do are skipped with the reason.
+        that a loader does not support are skipped with the reason.
     """
 
     name: str
@@ -96,10 +96,10 @@ class Loader:
     codecs: Sequence[str] = ("raw",)
     needs: Sequence[str] = ()  # modules, or paths of folders
     install: str = "make install-bench"
-    alone: bool = False  # needs a process that nothing else has run in, and that may be killed
+    alone: bool = False  # needs a new process, which may be killed
 
     def missing(self) -> str:
-        """Why this loader cannot run here at all; empty if it can."""
+        """Reason that this loader cannot run here; empty if it can."""
         for name in self.needs:
             try:
                 found = Path(name).exists() if "/" in name else importlib.util.find_spec(name)
@@ -110,7 +110,7 @@ class Loader:
         return ""
 
     def refuses(self, settings: Settings) -> str:
-        """Why it cannot do these settings; empty if it can."""
+        """Reason that these settings are not supported; empty if they are."""
         if settings.shuffle not in self.shuffles:
             return f"cannot shuffle: {settings.shuffle}"
         return "" if settings.codec in self.codecs else f"has no codec {settings.codec}"
@@ -123,7 +123,7 @@ def prepared_at(loader: Loader, recordings: Recordings, work: Path, settings: Se
 
 
 def prepared(loader: Loader, recordings: Recordings, work: Path, settings: Settings) -> Path:
-    """The folder below `work` with the loader's data, which is made unless it is there."""
+    """The folder below `work` with the loader's data; prepares missing data."""
 
     def make(folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -135,7 +135,7 @@ def prepared(loader: Loader, recordings: Recordings, work: Path, settings: Setti
 
 
 def load_features(folder: Path, names: Sequence[str] | None = None) -> dict[str, Feature]:
-    """Dtypes and shapes of prepared features, by default of all, in the order of frames."""
+    """Dtypes and shapes of prepared features, by default all, in the order of frames."""
     saved = json.loads((folder / _RECORDINGS).read_text())[0]
     features = {name: Feature(dtype, tuple(shape)) for name, (dtype, shape) in saved.items()}
     return features if names is None else {name: features[name] for name in names}
@@ -148,7 +148,7 @@ def load_keys(folder: Path) -> list[str]:
 
 
 def places(clips: Sequence[Clip]) -> Batch:
-    """Episode and start of clips, as batches have them."""
+    """Episode and start of clips, in the form of batches."""
     starts = torch.tensor([clip.start for clip in clips])
     return {"episode": [clip.episode for clip in clips], "start": starts}
 
@@ -164,7 +164,7 @@ def loader_arguments(settings: Settings) -> dict[str, Any]:
 
 
 class Order(Sampler[int]):
-    """All numbers once, in canonical order or shuffled anew in each epoch."""
+    """All numbers once, in canonical order or reshuffled in each epoch."""
 
     def __init__(self, count: int, settings: Settings) -> None:
         self._count = count
@@ -187,7 +187,7 @@ class Order(Sampler[int]):
 
 
 class ClipDataset(Dataset[Batch]):
-    """Clips by their number."""
+    """Clips by index."""
 
     def __init__(self, read: Read, clips: Sequence[Clip]) -> None:
         self._read = read
@@ -209,7 +209,7 @@ def map_style(
     make_read: Callable[[Path, Settings], Read],
     make_order: Callable[[int, Settings], Sampler[int]] = Order,
 ) -> Callable[[Path, Sequence[Clip], Settings], Batches]:
-    """`open` of loaders that read a clip at a time, behind torch's DataLoader."""
+    """`open` of loaders that read one clip at a time, with torch's DataLoader."""
 
     def open_batches(folder: Path, clips: Sequence[Clip], settings: Settings) -> Batches:
         return DataLoader(

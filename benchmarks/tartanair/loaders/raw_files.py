@@ -1,7 +1,7 @@
-"""The baseline: clips from the original files, each opened anew for every frame of every clip.
+"""The baseline: clips from the original files, each reopened for every frame of every clip.
 
-It does what the dataset's own loader does, with Pillow and numpy, and it is the reference for
-bit-exactness. So it reads the files by itself: nothing here comes from `seqrecord.sources`.
+Works like the dataset's own loader, with Pillow and NumPy, and is the reference for bit-exactness.
+It therefore reads the files itself and imports nothing from `seqrecord.sources`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class RawFilesDataset(Dataset[Sample]):
     """All clips of a TartanAir tree (V1 or V2), in the order of episode and start.
 
     `dataset[i]` is `{feature: tensor [clip_len, ...], "episode": key, "start": index}`. A clip
-    begins at every `stride`-th frame of an episode and holds `clip_len` frames, `dilation` apart.
-    Clips with a frame that lacks a feature are left out: the last frame has no flow and no mask.
-    `features` are named as `seqrecord.sources.TartanAirSource` names them; by default all that the
-    first episode has. Nothing is checked, and nothing but poses is kept in memory.
+    starts at every `stride`-th frame of an episode and has `clip_len` frames, `dilation` apart.
+    Clips with a frame that lacks a feature are skipped: the last frame has no flow and no mask.
+    `features` have the names of `seqrecord.sources.TartanAirSource`; default: all features of the
+    first episode. Nothing is checked, and only poses stay in memory.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class RawFilesDataset(Dataset[Sample]):
         ]
 
 
-# Where each feature of a frame lies; `{0}` is the frame's id and `{1}` the next one's.
+# Path of each feature of a frame; `{0}` is the frame's id and `{1}` the next one's.
 _FILES = {
     "image_left": "image_left/{0:06d}_left.png",
     "depth_left": "depth_left/{0:06d}_left_depth.npy",
@@ -124,7 +124,7 @@ _FILES = {
 
 
 def _find_episodes(root: Path) -> list[_Episode]:
-    """Folders named P000 with images in them, sorted by key, wherever they lie below `root`."""
+    """Folders named P000 with images in them, sorted by key, at any depth below `root`."""
     episodes = []
     for name, subfolders, files in os.walk(root):
         folder = Path(name)
@@ -132,7 +132,7 @@ def _find_episodes(root: Path) -> list[_Episode]:
             ids = _frame_ids(folder, subfolders)
             subfolders.clear()
             if ids:
-                # ENV/Easy/P000, also where the zip files have left ENV/ENV/Easy/P000.
+                # ENV/Easy/P000, also if the zip files were unpacked to ENV/ENV/Easy/P000.
                 key = "/".join(folder.parts[-3:])
                 poses = {
                     Path(file).stem: np.loadtxt(folder / file, ndmin=2)
@@ -152,7 +152,7 @@ def _frame_ids(folder: Path, subfolders: Sequence[str]) -> list[int]:
 
 
 def _list_files(folder: Path) -> set[str]:
-    """The files of an episode, as `_FILES` writes them."""
+    """The files of an episode, in the form of `_FILES`."""
     inside = [f"{Path(top).name}/{name}" for top, _, names in os.walk(folder) for name in names]
     return {*inside, *(path.name for path in folder.iterdir())}
 

@@ -64,7 +64,7 @@ def open_stream(folder: Path, _clips: Sequence[Clip], settings: Settings) -> Bat
         shuffle=settings.shuffle != "off",
         memory_limit=settings.memory_limit,
         seed=settings.seed,
-        even_batches=False,  # every clip once, as all loaders here; workers may differ by one
+        even_batches=False,  # every clip once, like all loaders here; workers may differ by one
     )
     if settings.workers == 0:
         return Streaming(pipe)

@@ -1,4 +1,4 @@
-"""Imports of submodules whose packages import more than is needed, or than is there."""
+"""Imports of submodules of packages whose `__init__` imports unneeded or missing modules."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["without_roots"]
 
 @contextlib.contextmanager
 def without_roots(folder: Path, *packages: str) -> Iterator[None]:
-    """Let modules of these packages, which lie in `folder`, be imported without their roots."""
+    """Make modules of these packages in `folder` importable without running their `__init__`."""
     for name in packages:
         path = str(folder.joinpath(*name.split(".")))
-        known = sys.modules.get(name)
-        if known is not None and list(known.__path__) != [path]:
-            raise ImportError(f"another {name} is imported already, from {list(known.__path__)}")
-        if known is None:
+        module = sys.modules.get(name)
+        if module is not None and list(module.__path__) != [path]:
+            raise ImportError(f"another {name} is imported already, from {list(module.__path__)}")
+        if module is None:
             package = ModuleType(name)
             package.__path__ = [path]
             package.__spec__ = ModuleSpec(name, None, is_package=True)

@@ -159,7 +159,7 @@ def _path(folder: Path, feature: str, row: int) -> str:
 
 
 class Epochs(ABC):
-    """Batches of clips, ordered anew in each epoch."""
+    """Batches of clips, reordered in each epoch."""
 
     def __init__(self, folder: Path, clips: Sequence[Clip], settings: Settings) -> None:
         self.folder = folder
@@ -173,11 +173,11 @@ class Epochs(ABC):
 
     @abstractmethod
     def batches(self, clips: Sequence[Clip]) -> Iterator[Batch]:
-        """Of these clips, in this order."""
+        """Batches of these clips, in this order."""
 
 
 class SpdlEpochs(Epochs):
-    """Each batch is read by one of the pipeline's threads."""
+    """Each batch is read by one thread of SPDL's pipeline."""
 
     def batches(self, clips: Sequence[Clip]) -> Iterator[Batch]:
         from spdl.pipeline import PipelineBuilder
@@ -216,7 +216,7 @@ class DaliEpochs(Epochs):
     def batches(self, clips: Sequence[Clip]) -> Iterator[Batch]:
         size = self.settings.batch_size
         whole = len(clips) // size * size
-        # A pipeline's batches have one size: the rest of the epoch has a pipeline of its own.
+        # A pipeline's batches have one size: the epoch's last batch uses its own pipeline.
         for part in (clips[:whole], clips[whole:]):
             if part:
                 yield from self._run(part, min(size, len(part)))
@@ -235,7 +235,7 @@ class DaliEpochs(Epochs):
         for at in range(0, len(clips), size):
             batch: Batch = {}
             for (name, feature), output in zip(self.features.items(), pipeline.run(), strict=True):
-                frames = np.array(output.as_array())  # DALI reuses its own
+                frames = np.array(output.as_array())  # DALI reuses its buffers
                 shape = (size, settings.clip_len, *feature.shape)
                 batch[name] = torch.from_numpy(frames.reshape(shape))
             yield {**batch, **places(clips[at : at + size])}
@@ -246,7 +246,7 @@ class DaliEpochs(Epochs):
         rows = [clip.row + i for clip in clips for i in range(self.settings.clip_len)]
 
         def source(name: str) -> Any:
-            def load(info: Any) -> Any:  # DALI looks at its signature, and asks ahead
+            def load(info: Any) -> Any:  # DALI inspects its signature, and prefetches
                 if info.idx_in_epoch >= len(rows):
                     raise StopIteration
                 return np.load(_path(self.folder, name, rows[info.idx_in_epoch]))
@@ -278,7 +278,7 @@ class DaliSourceEpochs(DaliEpochs):
 
 
 class FfcvRows:
-    """The frames in order, for FFCV's writer, which asks for each by its number, in order."""
+    """Frames for FFCV's writer, which requests them by index, in order."""
 
     def __init__(self, recordings: Recordings) -> None:
         self._count = recordings.num_frames
@@ -305,20 +305,20 @@ def prepare_ffcv(recordings: Recordings, folder: Path, _settings: Settings) -> N
 
 
 class FfcvEpochs(Epochs):
-    """Batches of its loader, which is compiled once."""
+    """Batches of FFCV's loader, compiled once."""
 
     def __init__(self, folder: Path, clips: Sequence[Clip], settings: Settings) -> None:
         super().__init__(folder, clips, settings)
         workers = max(1, settings.workers)
         if workers > len(os.sched_getaffinity(0)):
-            # Numba, which runs them, reads it when it is imported; else a core is the most.
+            # Read by Numba at its import; otherwise it limits workers to the number of cores.
             os.environ["NUMBA_NUM_THREADS"] = str(workers)
         from ffcv.fields.decoders import NDArrayDecoder
         from ffcv.loader import Loader as FfcvLoader
         from ffcv.loader import OrderOption
         from ffcv.transforms import ToTensor
 
-        # Its batches have the fields in the file's order.
+        # FFCV's batches have the fields in the file's order.
         everything = load_features(folder)
         self._names = [name for name in everything if name in settings.features]
         pipelines = {
@@ -352,13 +352,13 @@ class FfcvEpochs(Epochs):
         return (firsts[:, None] + np.arange(self.settings.clip_len)).reshape(-1)
 
 
-# ---- Microsoft's `seqrecord`, installed in a folder of its own, as it has our name
+# ---- Microsoft's `seqrecord`, installed in a separate folder, as it has our name
 
 MICROSOFT = Path(sys.prefix) / "microsoft-seqrecord"
 
 
 def _microsoft() -> Any:
-    """Its class of records; its package imports pipes that torchdata no longer has."""
+    """Microsoft's record class; its package imports pipes removed from torchdata."""
     with without_roots(MICROSOFT, "seqrecord", "seqrecord.robot"):
         module = importlib.import_module("seqrecord.robot.seqrecord")
     return module.RSeqRecord
@@ -370,14 +370,14 @@ def prepare_microsoft(recordings: Recordings, folder: Path, _settings: Settings)
     for _, frames in recordings.read():
         for index, frame in enumerate(frames):
             record.write_item(frame, is_seq_start=index == 0)
-    # It loses the last episode's last clips, so one more frame follows, an episode of its own.
+    # It drops the last clips of the last episode, so an episode of one frame is appended.
     record.write_item(frame, is_seq_start=True)
     record.close_recordfile()
     record.dump()
 
 
 class Segments(IterDataPipe[Window]):
-    """Its own pipe's clips with their places; it makes every clip, whatever the stride."""
+    """Clips of Microsoft's pipe with their positions; the pipe ignores the stride."""
 
     def __init__(self, folder: str, clips: Sequence[Clip], settings: Settings) -> None:
         self._folder = folder
@@ -399,7 +399,7 @@ class Segments(IterDataPipe[Window]):
 
 
 def open_microsoft(folder: Path, clips: Sequence[Clip], settings: Settings) -> Batches:
-    """Its chain: a shuffle buffer of clips, whose frames are mapped files, then a filter."""
+    """Microsoft's chain: a shuffle buffer of clips of mapped files, then a filter."""
     pipe: Any = Segments(str(folder / "records"), clips, settings)
     if settings.shuffle != "off":
         pipe = pipe.shuffle(buffer_size=settings.shuffle_buffer)

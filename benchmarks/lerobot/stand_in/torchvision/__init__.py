@@ -1,7 +1,7 @@
-"""A stand-in for torchvision in the environment of `make lerobot-env`: what LeRobot uses of it.
+"""Stand-in for the parts of torchvision that LeRobot uses, for `make lerobot-env`.
 
-torchvision's builds need CUDA's libraries beside a CPU build of torch, and its later ones have no
-`VideoReader`, which LeRobot's decoder `pyav` needs.
+torchvision's builds need CUDA's libraries even with a CPU build of torch, and later versions lack
+`VideoReader`, which LeRobot's decoder `pyav` uses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`VideoReader` with the steps of torchvision 0.21's, with its backend `pyav`."""
+"""`VideoReader` with the steps of torchvision 0.21 and its backend `pyav`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class VideoReader:
         return self
 
     def seek(self, seconds: float, keyframes_only: bool = False) -> VideoReader:  # noqa: ARG002
-        """To the keyframe before, whatever `keyframes_only` says: PyAV can do no other."""
+        """Seek to the preceding keyframe, regardless of `keyframes_only`: PyAV's only mode."""
         stream = self.container.streams.video[0]
         offset = round(seconds / stream.time_base)
         self.container.seek(offset, backward=True, any_frame=False, stream=stream)

@@ -1,4 +1,4 @@
-"""`ToTensor`, with which LeRobot makes tensors of images."""
+"""`ToTensor`, LeRobot's conversion of images to tensors."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""LeRobot imports it; what it needs of it is for augmentation."""
+"""Imported by LeRobot, which uses it for augmentation only."""

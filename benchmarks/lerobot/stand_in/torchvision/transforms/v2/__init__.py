@@ -1,4 +1,4 @@
-"""LeRobot derives a class from `Transform`, which the benchmark does not use."""
+"""`Transform`, base of a LeRobot class that the benchmark does not use."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ __all__ = ["Transform", "functional"]
 
 
 class Transform:
-    """A base class, no more."""
+    """Empty base class."""
