@@ -152,6 +152,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("clip_len", (2, 3, 4), "the least and the greatest one"),
     ("stride", 0, "at least 1"),
     ("dilation", "2", "an integer"),
+    ("dilation", (2, 2), "several different ones"),
     ("features", "image_left", "image_left"),
     ("features", [1], "a list of names"),
     ("features", np.array("id"), "a list of names"),  # a Collection without dimensions
