@@ -347,7 +347,7 @@ def test_invalid_bool_bytes_are_an_error(tmp_path: Path) -> None:
 
 
 def test_random_damage(tmp_path: Path, thorough: bool) -> None:
-    """Frames equal those of a conversion, or keep old values if HDF5 lists a chunk that it no
+    """Frames equal converted ones, or keep old values if HDF5 lists a chunk that it no
     longer finds, or an error is raised."""
     rng, name = np.random.default_rng(0), "observations.images.x"
     path = one_camera(tmp_path / "a.hdf5", values("u1"), chunks=(2, *SHAPE))

@@ -195,7 +195,7 @@ def address(batch: dict[str, Any], feature: str = "image") -> int:
 # ---- collated values
 
 
-def test_collated_batches_equal_those_of_a_pipe(path: Path) -> None:
+def test_collated_batches_contain_the_clips_of_a_pipe(path: Path) -> None:
     """Any collection of clips is accepted; the order depends on `batch_size`."""
     for kind in (list, deque):
         pipe: Any = SeqRecordPipe(path, **CLIPS)
@@ -205,7 +205,7 @@ def test_collated_batches_equal_those_of_a_pipe(path: Path) -> None:
         assert found == [name for clip in SeqRecordPipe(path, **CLIPS) for name in names(clip)]
 
 
-def test_values_equal_those_of_default_collate() -> None:
+def test_values_equal_default_collate() -> None:
     clips = [
         {
             "image": torch.full((2, 3), i, dtype=torch.uint8),
@@ -351,7 +351,7 @@ def test_memory_is_freed_with_the_last_loader(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-# ---- in a DataLoader, with workers or without
+# ---- in a DataLoader, with and without workers
 
 
 @pytest.mark.parametrize(("by_number", "workers"), [(False, 0), (False, 2), (True, 2)])
@@ -392,7 +392,7 @@ def test_workers_send_batches_without_a_copy(path: Path, shuffled: bool) -> None
     assert mapped().keys() <= before
 
 
-# ---- clips by their number
+# ---- map-style datasets
 
 
 def numbered(path: Path, **more: Any) -> SeqRecordMapDataset:
@@ -404,16 +404,16 @@ def numbered(path: Path, **more: Any) -> SeqRecordMapDataset:
     [{}, {"features": ["image", "id"]}, {"features": ["note"]}, {"dilation": 2, "stride": 2}],
     ids=["all", "fixed", "variable", "dilation"],
 )
-def test_clips_of_a_call_equal_those_of_single_calls(path: Path, more: dict[str, Any]) -> None:
+def test_clips_of_a_call_equal_clips_of_single_calls(path: Path, more: dict[str, Any]) -> None:
     dataset = numbered(path, **more)
     expected = digests(SeqRecordPipe(path, clip_len=3, shuffle=False, **more))
     assert [digest(dataset[number]) for number in range(len(dataset))] == expected
     assert digest(dataset[-1]) == expected[-1]
     rng = np.random.default_rng(0)
     every = list(range(len(dataset)))
-    asked: list[Any] = [every, every[::-1], [5], [5, 5, 4, 5, 6], [-1, 0, np.int64(3)], []]
-    asked += [rng.integers(0, len(dataset), 7) for _ in range(20)]
-    for numbers in asked:
+    requests: list[Any] = [every, every[::-1], [5], [5, 5, 4, 5, 6], [-1, 0, np.int64(3)], []]
+    requests += [rng.integers(0, len(dataset), 7) for _ in range(20)]
+    for numbers in requests:
         found = dataset.__getitems__(numbers)
         assert digests(found) == [expected[number] for number in numbers]
     for number in (len(dataset), -len(dataset) - 1, 1 << 70):

@@ -77,15 +77,15 @@ def path(request: pytest.FixtureRequest) -> Path:
 
 
 def clips_of(path: Path, loader: Any, length: int = 4, step: int = 1) -> list[tuple[str, int]]:
-    """The clips of an iteration, whose frames are right."""
+    """Clips of an iteration; checks their frames."""
     found, frames = [], frames_of(path)
     for batch in loader:
         if isinstance(batch["episode"], str):
             batch = {n: [v] if n in ("episode", "start") else v[None] for n, v in batch.items()}
         clips = list(zip(batch["episode"], map(int, batch["start"]), strict=True))
         for name in {"image", "id"} & batch.keys():
-            some = [frames[key][name][i : i + length * step : step] for key, i in clips]
-            assert np.array_equal(batch[name], np.stack(clips))
+            expected = [frames[key][name][i : i + length * step : step] for key, i in clips]
+            assert np.array_equal(batch[name], np.stack(expected))
         found += clips
     return found
 
@@ -97,7 +97,7 @@ def every_clip() -> list[tuple[str, int]]:
 OF_VIDEO = pytest.mark.parametrize(
     "path", ["video", pytest.param("images", marks=pytest.mark.slow)], indirect=True
 )
-"""Whose frames stay does not depend on the codec: with images they are slow tests."""
+"""Residency does not depend on the codec: cases with images are slow tests."""
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -197,7 +197,7 @@ def test_the_order_depends_only_on_settings(video: Path) -> None:
         pipe = make(fixed_shards=False) if not more else make(**more)
         shards.append([frozenset(clips_of(video, pipe)) for _ in range(3)])
     assert len(set(shards[0])) == 3
-    assert shards[1] == shards[0], "the same shards as without fixed_shards"
+    assert shards[1] == shards[0], "shards change with little memory"
 
 
 def test_weighted_clips_and_clips_of_a_device(video: Path) -> None:

@@ -337,7 +337,7 @@ def test_a_worker_may_be_an_epoch_ahead_of_another(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_threads_that_iterate_at_the_same_time_share_no_epoch(path: Path) -> None:
+def test_threads_that_iterate_at_the_same_time(path: Path) -> None:
     data, together, given = stream(path), threading.Barrier(2), list[Any]()
 
     def iterate() -> None:
