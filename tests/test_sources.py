@@ -574,9 +574,7 @@ def save_image(path: Path, pixels: Any) -> None:
         Image.fromarray(pixels).save(path)
 
 
-def test_an_unsupported_encoding_is_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unusual_encoding_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for number, (feature, file, pixels, text) in enumerate(ENCODED):
         for run in "ab":
             save_image(tmp_path / f"{number}" / run / feature / file, pixels)

@@ -518,9 +518,7 @@ def test_resuming_after_many_batches(
     )
 
 
-def test_a_rank_resumes_from_the_state_of_another(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_resumes_from_another_s_state(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lightning saves only the first rank's state."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     rests, states = [], []
