@@ -1,4 +1,4 @@
-"""Functions of clips: called with what crops leave, drawn from seed, epoch and clip."""
+"""clip_transform functions: called with cropped clips, seeded by seed, epoch and clip."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def mean_and_draw(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
-    """A changed feature, one with another number of frames, a drawn one, and one as it was."""
+    """Returns changed, shorter, random and unchanged features."""
     assert not clip["image"].flags.writeable
     return {
         "image": clip["image"][::-1].transpose(0, 3, 1, 2),
@@ -47,7 +47,7 @@ def mean_and_draw(clip: dict[str, Any], generator: np.random.Generator) -> dict[
 
 
 def twice(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
-    """Of what `mean_and_draw` gives."""
+    """Changes a result of `mean_and_draw` and adds a random feature."""
     return {**clip, "motion": torch.from_numpy(clip["motion"] * 2), "more": generator.random(1)}
 
 
@@ -63,7 +63,7 @@ CHAINS: dict[str, Any] = {
 
 
 def check_clip(clip: dict[str, Any], length: int, dilation: int) -> None:
-    """A clip is what its names, `crop` and `flipped` say; what is drawn is checked elsewhere."""
+    """Compares a clip with its frames, cropped and flipped as recorded; ignores random values."""
     episode = int(clip["episode"][4:])
     frames = [frame_of(episode, int(clip["start"]) + i * dilation) for i in range(length)]
     whole: dict[str, Any] = {name: [frame[name] for frame in frames] for name in frames[0]}
@@ -88,8 +88,8 @@ def check_clip(clip: dict[str, Any], length: int, dilation: int) -> None:
     assert set(clip) - {"crop", "flipped", "more"} == {*expected, "episode", "start"}
 
 
-def test_functions_see_views(path: Path) -> None:
-    """Clips that overlap share the memory of their frames."""
+def test_functions_receive_views(path: Path) -> None:
+    """Overlapping clips share memory."""
     seen = []
 
     def function(clip: dict[str, Any], _: np.random.Generator) -> dict[str, Any]:
@@ -100,21 +100,21 @@ def test_functions_see_views(path: Path) -> None:
     assert sum(np.shares_memory(*pair) for pair in itertools.pairwise(seen)) > len(seen) / 2
 
 
-def drawn(clips: Any) -> dict[tuple[str, int], list[float]]:
-    """What was drawn for each clip, of batches or single clips."""
+def random_values(clips: Any) -> dict[tuple[str, int], list[float]]:
+    """Random values by clip, from batches or single clips."""
     found: dict[tuple[str, int], list[float]] = {}
     for item in clips:
-        for place, clip in zip(names(item), of_item(item), strict=True):
+        for place, clip in zip(names(item), clips_of(item), strict=True):
             found[place] = clip["drawn"].tolist() + clip.get("more", clip["drawn"]).tolist()
     return found
 
 
-def of_item(item: dict[str, Any]) -> list[dict[str, Any]]:
+def clips_of(item: dict[str, Any]) -> list[dict[str, Any]]:
     return singles(item) if isinstance(item["episode"], list) else [item]
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_clips_are_what_the_functions_make(path: Path, name: str) -> None:
+def test_clips_equal_the_results_of_the_functions(path: Path, name: str) -> None:
     for settings in (
         {"batch_size": 3, "dilation": 2},
         {"batch_size": 2, "stride": 3},
@@ -124,7 +124,7 @@ def test_clips_are_what_the_functions_make(path: Path, name: str) -> None:
         options: dict[str, Any] = {"clip_len": 3, "clip_transform": CHAINS[name], **settings}
         pipe = SeqRecordPipe(path, **options)
         assert "motion: float32 [1, 2]" in repr(pipe)
-        clips = [clip for item in pipe for clip in of_item(item)]
+        clips = [clip for item in pipe for clip in clips_of(item)]
         assert len(clips) == pipe.num_clips
         for clip in clips:
             check_clip(clip, 3, options.get("dilation", 1))
@@ -137,17 +137,17 @@ def test_draws_depend_on_seed_epoch_and_clip_alone(path: Path) -> None:
         return kind(path, **settings)
 
     pipe = make()
-    first = drawn(pipe)
+    first = random_values(pipe)
     assert len({str(numbers) for numbers in first.values()}) == len(first)
-    assert first == drawn(make(batch_size=None, shuffle=False))
-    assert drawn(pipe) != first
-    assert drawn(make(seed=3)) != first
+    assert first == random_values(make(batch_size=None, shuffle=False))
+    assert random_values(pipe) != first
+    assert random_values(make(seed=3)) != first
     copy = pickle.loads(pickle.dumps(make()))
     iterator = iter(copy)
-    given = drawn(next(iterator) for _ in range(4))
-    assert {**given, **drawn(resumed(make(), copy.state_dict()))} == first
+    given = random_values(next(iterator) for _ in range(4))
+    assert {**given, **random_values(resumed(make(), copy.state_dict()))} == first
     stream = make(SeqRecordIterableDataset)
-    assert drawn(DataLoader(stream, batch_size=None, num_workers=2)) == first
+    assert random_values(DataLoader(stream, batch_size=None, num_workers=2)) == first
 
 
 def test_clips_by_number(path: Path) -> None:
@@ -158,17 +158,17 @@ def test_clips_by_number(path: Path) -> None:
         for clip in [*first, dataset[5]]:
             check_clip(clip, 3, 2)
         torch.manual_seed(0)
-        assert drawn(first) == drawn(dataset.__getitems__([3, 9, 0, 9]))
+        assert random_values(first) == random_values(dataset.__getitems__([3, 9, 0, 9]))
         batch = seqrecord.collate(first)
         assert batch["motion"].shape == (4, 1, 2)
-        assert batch["motion"].data_ptr() == first[0]["motion"].data_ptr()  # side by side
+        assert batch["motion"].data_ptr() == first[0]["motion"].data_ptr()  # contiguous
 
 
 # ---- errors
 
 
 def test_an_error_names_the_clip(path: Path) -> None:
-    """In the clip at frame 7 of an episode, a function gives what others do not."""
+    """A function's result for the clip at frame 7 of one episode differs from the others."""
     at = frame_of(2, 7)["pose"]
 
     def fails(make: Callable[[dict[str, Any]], Any]) -> Any:
@@ -201,15 +201,15 @@ def test_an_error_names_the_clip(path: Path) -> None:
             for use in uses:
                 with pytest.raises(kind, match=message) as caught:
                     use()
-                told = str(caught.value) + str(getattr(caught.value, "__notes__", ""))
-                assert "set/2" in told
-                assert re.search(r"frame:? 7\b", told)
-                assert str(path) in told
+                text = str(caught.value) + str(getattr(caught.value, "__notes__", ""))
+                assert "set/2" in text
+                assert re.search(r"frame:? 7\b", text)
+                assert str(path) in text
                 del caught, use
             del pipe, dataset, uses
 
 
-def test_what_functions_may_not_do(path: Path) -> None:
+def test_invalid_results_and_writes_of_functions_are_refused(path: Path) -> None:
     results: list[tuple[Any, str]] = [
         *((result, "not return arrays by name") for result in (None, {}, {1: np.zeros(3)})),
         ({"x": 3.0}, "a scalar"),
@@ -233,8 +233,8 @@ def test_what_functions_may_not_do(path: Path) -> None:
 
 
 @pytest.mark.parametrize("loader", [SeqRecordPipe, SeqRecordMapDataset])
-def test_a_function_whose_draws_no_seed_decides_is_refused(path: Path, loader: Any) -> None:
-    """As transforms of torchvision have it: threads would draw from it in any order."""
+def test_functions_with_unseeded_generators_are_refused(path: Path, loader: Any) -> None:
+    """As in torchvision transforms: threads would use a global generator in any order."""
     counter, of, differ = itertools.count(), "global generator of", "different results"
     draws: list[tuple[Callable[[], Any], str]] = [
         (lambda: torch.rand(()), f"{of} torch"),
@@ -265,7 +265,7 @@ def test_a_function_whose_draws_no_seed_decides_is_refused(path: Path, loader: A
             loader(path, clip_len=2, frame_transform=frames)
 
 
-def test_seeded_generators_of_every_library_are_taken(path: Path) -> None:
+def test_seeded_generators_of_every_library_are_accepted(path: Path) -> None:
     def own(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
         seed = int(generator.integers(1 << 62))
         drawn = torch.rand((), generator=torch.Generator().manual_seed(seed))
@@ -286,12 +286,12 @@ def test_seeded_generators_of_every_library_are_taken(path: Path) -> None:
 
 
 @pytest.mark.parametrize("loader", [SeqRecordPipe, SeqRecordMapDataset])
-def test_a_function_of_other_arguments_is_refused(path: Path, loader: Any) -> None:
+def test_functions_with_a_wrong_number_of_arguments_are_refused(path: Path, loader: Any) -> None:
     def three(clip: Any, generator: Any, more: Any) -> Any:
         raise AssertionError
 
-    one = torch.nn.Identity()  # as transforms of torchvision: called with what `forward` takes
-    for function in (lambda clip: clip, three, [pose_of, lambda clip: clip], one):
+    module = torch.nn.Identity()  # as torchvision transforms: `forward` takes one argument
+    for function in (lambda clip: clip, three, [pose_of, lambda clip: clip], module):
         with pytest.raises(ClipError, match="cannot be called with 2 arguments") as caught:
             loader(path, clip_len=2, clip_transform=function)
         assert caught.value.expected == "a function of (clip, generator)"
@@ -301,7 +301,7 @@ def test_a_function_of_other_arguments_is_refused(path: Path, loader: Any) -> No
         assert caught.value.expected == "a function of (frame)"
     with pytest.raises(ClipError, match="cannot be called with 1 argument"):
         seqrecord.open(path).compute_statistics(frame_transform=cast("Any", three))
-    # What can be called so is taken, whatever its signature is.
+    # Any callable with two positional arguments is accepted.
     for good in (lambda *both: pose_of(*both), partial(three_of, 1), pose_of):
         next(iter(loader(path, clip_len=2, clip_transform=good)))
 
@@ -316,10 +316,10 @@ def three_of(number: int, clip: dict[str, Any], generator: Any) -> dict[str, Any
 
 @pytest.mark.parametrize("transform", ["frame_transform", "clip_transform"])
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_function_that_raises_stop_iteration_does_not_end_the_clips(
+def test_stop_iteration_in_a_function_is_a_clip_error(
     path: Path, transform: str, workers: int
 ) -> None:
-    """The loop ended as if all clips were given: after 13 of 28."""
+    """It used to end the loop without an error, after 13 of 28 clips."""
     at = frame_of(1, 4)["pose"]
 
     def stops(arrays: dict[str, Any], _: Any = None) -> dict[str, Any]:

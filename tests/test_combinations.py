@@ -1,4 +1,4 @@
-"""Arguments of the loaders, named and in random combinations, against the model of clips."""
+"""Loader arguments, in named and random combinations, compared with the model of clips."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ CASES: dict[str, dict[str, Any]] = {
     "lists": VALUES,
     "padded": {**VALUES, "ragged": {"imu": "pad", "grid": (3, 4)}, "dilation": 2},
     "nested": {**VALUES, "ragged": {"imu": "nested", "grid": (3, 3)}},
-    "padded where they are loaded": {
+    "padded at load": {
         **VALUES,
         "ragged": {"imu": "pad", "grid": (3, 4)},
         "stride": 3,
     },
     "latest": {"clip_len": 3, "windows": LATEST},
-    "one": {
+    "sparse and complete": {
         "clip_len": 2,
         "windows": {"gps": Latest(), "id": Latest()},  # no frame lacks `id`
         "features": ["gps", "id"],
     },
-    "apart": {"clip_len": 2, "stride": 5, "windows": LATEST, "features": [*SPARSE, "id"]},
-    "limited": {
+    "latest, strided": {"clip_len": 2, "stride": 5, "windows": LATEST, "features": [*SPARSE, "id"]},
+    "latest of limited age": {
         "clip_len": 3,
         "dilation": 2,
         "windows": {n: Latest(max_age=age) for n, age in {"gps": 6, "say": 40, "force": 2}.items()},
     },
     "zeros": {"clip_len": 3, "windows": dict.fromkeys(SPARSE, Latest(max_age=2, unknown="zeros"))},
-    "zeros where frames do not stay": {
+    "latest or zeros, least memory": {
         "clip_len": 3,
         "features": [*SPARSE, "id"],
         "windows": dict.fromkeys(SPARSE, Latest(max_age=1, unknown="zeros")),
         "ragged": "pad",
         "memory_limit": "least",
     },
-    "strict beside": {"clip_len": 2, "windows": {"gps": Latest(), "say": Latest()}},
-    "of one frame": {
+    "latest with all features": {"clip_len": 2, "windows": {"gps": Latest(), "say": Latest()}},
+    "latest for single frames": {
         "windows": {"gps": Latest(max_age=2, unknown="zeros"), "say": Latest(max_age=9)},
         "features": ["gps", "say", "id"],
     },
@@ -71,20 +71,20 @@ CASES: dict[str, dict[str, Any]] = {
         "squeeze_time": True,
         "ragged": {"imu": "nested"},
     },
-    "latest of windows": {
+    "latest in windows": {
         "clip_len": 2,
         "windows": {"gps": Latest([-4, 0]), "image": [0], "say": Latest([1, 6]), "force": Latest()},
         "pad": "edge",
     },
-    "rows": {**PLAIN, "order": "sequences", "pad": "edge", "clip_len": 5},
-    "rows of windows": {
+    "sequence rows": {**PLAIN, "order": "sequences", "pad": "edge", "clip_len": 5},
+    "sequence rows of windows": {
         "features": ["image", "id"],
         "windows": {"image": [-1, 0], "id": range(4)},
         "order": "sequences",
         "shuffle": False,
     },
-    "rows of crops": {**PLAIN, "order": "sequences", "clip_transform": CenterCrop((2, 4))},
-    "rows that overlap": {**PLAIN, "order": "sequences", "dilation": 2, "stride": 1},
+    "sequence rows of crops": {**PLAIN, "order": "sequences", "clip_transform": CenterCrop((2, 4))},
+    "overlapping sequence rows": {**PLAIN, "order": "sequences", "dilation": 2, "stride": 1},
     "backwards": {
         "clip_len": 3,
         "features": ["gps", "say", "id"],
@@ -101,10 +101,10 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 
-OF_ALL_KINDS = "squeezed"
-"""Other cases than this are slow tests of most kinds: values do not depend on who loads them."""
+FAST_CASE = "squeezed"
+"""Other cases are fast tests only for `pipe`: values do not depend on the loader."""
 
-SPAN = 16  # frames that windows reach at most, before and after a clip's start
+SPAN = 16  # maximum frames of windows before and after a clip's start
 
 
 @pytest.fixture(scope="module", params=["one", "several"])
@@ -116,8 +116,8 @@ def records(
     return seqrecord.open(write_all(folder, GROUPS if request.param == "several" else None))
 
 
-def drawn(rng: random.Random, *, rated: bool = False) -> Case:
-    """With `rated`, windows are in seconds, of episodes of several rates."""
+def random_case(rng: random.Random, *, rated: bool = False) -> Case:
+    """A random case; with `rated`, windows are in seconds and frame rates differ."""
 
     def maybe(share: float) -> bool:
         return rng.random() < share
@@ -193,47 +193,45 @@ def drawn(rng: random.Random, *, rated: bool = False) -> Case:
     return Case(options)
 
 
-def some(seeds: range, count: int) -> list[Any]:
-    """The first few in every run, the others among the slow tests."""
+def mostly_slow(seeds: range, count: int) -> list[Any]:
+    """Marks all but the first `count` seeds as slow."""
     return [*seeds[:count], *(pytest.param(s, marks=pytest.mark.slow) for s in seeds[count:])]
 
 
 def run(records: seqrecord.Dataset, seed: int, *, rated: bool = False) -> None:
     rng = random.Random(seed)
-    case = drawn(rng, rated=rated)
+    case = random_case(rng, rated=rated)
     check_case(records, case, seed=seed, kind=rng.choice(["pipe", "stream", "stream", "node"]))
 
 
-@pytest.mark.parametrize("seed", some(range(14), 3))
-def test_some(records: seqrecord.Dataset, seed: int) -> None:
+@pytest.mark.parametrize("seed", mostly_slow(range(14), 3))
+def test_random_cases(records: seqrecord.Dataset, seed: int) -> None:
     run(records, seed)
 
 
-@pytest.mark.parametrize("seed", some(range(2000, 2008), 3))
+@pytest.mark.parametrize("seed", mostly_slow(range(2000, 2008), 3))
 def test_episodes_of_several_rates(records: seqrecord.Dataset, seed: int) -> None:
     run(records, seed, rated=True)
 
 
-def named() -> Iterator[Any]:
-    """Each case of CASES with the kinds of loaders that take it."""
+def named_cases() -> Iterator[Any]:
+    """Each case of CASES with each kind of loader that supports it."""
     for name, case in CASES.items():
         yield name, "pipe"
         if not {"order", "memory_limit"} & case.keys():
             for kind in ("workers", "map style", "collated"):
-                yield pytest.param(
-                    name, kind, marks=() if name == OF_ALL_KINDS else pytest.mark.slow
-                )
+                yield pytest.param(name, kind, marks=() if name == FAST_CASE else pytest.mark.slow)
 
 
 @pytest.mark.parametrize("records", ["several"], indirect=True)
-@pytest.mark.parametrize(("name", "kind"), list(named()))
-def test_named(records: seqrecord.Dataset, name: str, kind: str) -> None:
+@pytest.mark.parametrize(("name", "kind"), list(named_cases()))
+def test_named_cases(records: seqrecord.Dataset, name: str, kind: str) -> None:
     options = CASES[name] | ({"batch_size": 3} if kind in ("pipe", "workers") else {})
     check_case(records, Case(options), kind=kind)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tens", range(10))
-def test_many(records: seqrecord.Dataset, tens: int) -> None:
+def test_many_random_cases(records: seqrecord.Dataset, tens: int) -> None:
     for seed in range(1000 + 10 * tens, 1010 + 10 * tens):
         run(records, seed, rated=tens > 7)

@@ -1,4 +1,4 @@
-"""HDF5, Zarr and RLDS: declared numbers of rows are compared, and left-out data is reported."""
+"""HDF5, Zarr, RLDS: declared row counts are checked, unused data is reported."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def refused(source: Any, number: int) -> SourceError:
 
 
 def changed(root: Path, place: str, **attributes: Any) -> Hdf5Source:
-    """Three and five rows of robomimic, with other attributes of a group."""
+    """Robomimic file with 3 and 5 rows and changed attributes of a group."""
     root.mkdir()
     write_robomimic(root / "a.hdf5")
     with h5py.File(root / "a.hdf5", "a") as file:
@@ -94,7 +94,7 @@ def test_an_attribute_of_aloha_declares_the_number_of_rows(tmp_path: Path) -> No
             assert error.got == "5 rows"
 
 
-def test_rows_that_were_never_written_are_counted(tmp_path: Path) -> None:
+def test_unwritten_rows_are_counted(tmp_path: Path) -> None:
     for number in range(2):
         write_aloha(tmp_path / f"episode_{number}.hdf5", number, 10)
     with h5py.File(tmp_path / "episode_1.hdf5", "a") as file:
@@ -117,7 +117,7 @@ def test_rows_that_were_never_written_are_counted(tmp_path: Path) -> None:
     assert caught.value.got == "10 rows, none of them written"
 
 
-def test_datasets_beside_features_are_listed(tmp_path: Path) -> None:
+def test_unused_datasets_are_listed(tmp_path: Path) -> None:
     write_robomimic(tmp_path / "a.hdf5", (3, 5, 2))
     with h5py.File(tmp_path / "a.hdf5", "a") as file:
         file["extra/lidar/points"] = np.zeros((8, 3))
@@ -166,8 +166,8 @@ def test_inventories_of_aloha_and_droid(tmp_path: Path) -> None:
 # --- Zarr ------------------------------------------------------------------------------------
 
 
-def _grown(path: Path, where: str = "") -> None:
-    """Consolidated metadata, and then a longer array and a new one."""
+def _outdate_metadata(path: Path, where: str = "") -> None:
+    """Consolidates metadata, then extends arrays and adds one."""
     zarr.consolidate_metadata(path, path=where or None)
     data = zarr.open_group(path / "data", mode="r+", use_consolidated=False)
     action = data["action"]
@@ -209,7 +209,7 @@ def test_stale_consolidated_metadata_is_ignored_and_missing_chunks_are_counted(
     path, other = tmp_path / "a.zarr", tmp_path / "other" / "a.zarr"
     for each in (path, other):
         write_buffer(each, zarr_format=zarr_format)
-    _grown(path, where)
+    _outdate_metadata(path, where)
     chunks = sorted(each for each in (other / "data/img").rglob("*") if each.name[-1:].isdigit())
     for each in [each for each in chunks if each.is_file()][:2]:
         each.unlink()
@@ -243,7 +243,7 @@ def test_arrays_without_chunks_and_shards_are_counted(tmp_path: Path) -> None:
     assert note == "1 of 2 shards of data/x missing: filled with 0.0"
 
 
-def test_rows_and_arrays_of_a_buffer_that_are_left_out(tmp_path: Path) -> None:
+def test_unused_rows_and_arrays_of_a_buffer_are_listed(tmp_path: Path) -> None:
     write_buffer(tmp_path / "a.zarr", spare=5)
     group = zarr.open_group(tmp_path / "a.zarr")
     group["meta"].create_array("names", data=np.arange(7.0))
@@ -264,7 +264,7 @@ def test_rows_and_arrays_of_a_buffer_that_are_left_out(tmp_path: Path) -> None:
     found = inventory_of(open_source(tmp_path / "a.zarr"))
     assert found.reason == "1 group with data/ and meta/episode_ends"
     assert found.features[0].place == "data/action"
-    (tmp_path / "a.zarr/calibration/.zarray").write_text("{")  # a broken one is a note
+    (tmp_path / "a.zarr/calibration/.zarray").write_text("{")  # unreadable arrays are noted
     report = seqrecord.convert(open_source(tmp_path), tmp_path / "records", workers=1)
     assert len(report.written) == 3
     assert any("a.zarr: cannot list other arrays" in n for n in report.inventory.notes)
@@ -279,7 +279,7 @@ RECORD = example({"steps/state": [1.0, 2.0], "steps/is": [1], "picture": [b"x"]}
 def write_rlds(
     root: Path, found: dict[str, tuple[int, ...]], declared: dict[str, list[int]] | None = None
 ) -> Path:
-    """Shards of so many records for each split, and dataset_info.json that declares others."""
+    """Writes shards with `found` records per split; dataset_info.json has `declared`."""
     root.mkdir(exist_ok=True)
     (root / "features.json").write_text(features_json(STEPS, picture={"image": {"dtype": "uint8"}}))
     for split, counts in found.items():
@@ -294,7 +294,7 @@ def write_rlds(
     return root
 
 
-def test_records_beyond_and_below_those_declared_are_refused(tmp_path: Path) -> None:
+def test_more_or_fewer_records_than_declared_are_refused(tmp_path: Path) -> None:
     write_rlds(tmp_path / "set", {"train": (2, 3)}, {"train": [2, 1]})
     source = RldsSource(tmp_path / "set", features=["state"])
     assert len(list(source.episodes())) == 5
@@ -313,8 +313,8 @@ def test_records_beyond_and_below_those_declared_are_refused(tmp_path: Path) -> 
     assert str(error.file).endswith("-00001-of-00002")
 
 
-def test_a_split_without_lengths_of_its_shards(tmp_path: Path) -> None:
-    """As older versions of TFDS declare it."""
+def test_a_split_without_shard_lengths(tmp_path: Path) -> None:
+    """Written by older versions of TFDS."""
     write_rlds(tmp_path, {"train": (1, 2)}, {})
     info, source = tmp_path / "dataset_info.json", RldsSource(tmp_path, features=["state"])
     info.write_text(json.dumps({"splits": [{"name": "train", "numShards": "2"}]}))
@@ -328,7 +328,7 @@ def test_a_split_without_lengths_of_its_shards(tmp_path: Path) -> None:
             source.episodes()
 
 
-def test_declared_splits_and_shards(tmp_path: Path) -> None:
+def test_splits_and_shards_that_differ_from_their_declaration_are_refused(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, tuple[int, ...]], dict[str, list[int]], str, str]] = [
         ({"train": (1,), "test": (1, 1)}, {"train": [1]}, "train", r"test \(2 shards\)"),
         ({"train": (1,)}, {"train": [1], "val": [2, 3]}, "val: 2 files, 5 records", "no file"),
@@ -338,7 +338,7 @@ def test_declared_splits_and_shards(tmp_path: Path) -> None:
         write_rlds(tmp_path / f"{number}", found, declared)
         with pytest.raises(SourceError, match=f"expected: {expected}; got: {got}"):
             RldsSource(tmp_path / f"{number}", features=["state"]).episodes()
-    # A shard that is missing, and one of another dataset
+    # A missing shard, and a shard of another dataset
     for name in ("less", "other"):
         write_rlds(tmp_path / name, {"train": (1, 1, 1)})
     shard = "a-train.tfrecord-00001-of-0000"
@@ -352,7 +352,7 @@ def test_declared_splits_and_shards(tmp_path: Path) -> None:
             RldsSource(tmp_path / name, features=["state"]).episodes()
 
 
-def test_the_inventory_of_rlds(tmp_path: Path) -> None:
+def test_inventory_of_rlds(tmp_path: Path) -> None:
     write_rlds(tmp_path, {"train": (2, 1), "val": (1,)}, {"train": [2, 1], "val": [1], "more": []})
     info = json.loads((tmp_path / "dataset_info.json").read_text())
     info["splits"][1]["numBytes"] = "7"

@@ -1,4 +1,4 @@
-"""HDF5 and Zarr arrays that are read where they lie: every frame equals that of a conversion."""
+"""HDF5 and Zarr arrays read in place: frames equal those of a conversion."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.video_file_data import pictures, write_video
 
 Array = npt.NDArray[Any]
 
-SHAPE, ROWS = (40, 50, 3), 11  # 6000 bytes a frame of a byte each
+SHAPE, ROWS = (40, 50, 3), 11  # 6000 bytes per frame of uint8
 DTYPES = ("|u1", "|b1", "<u2", ">u2", "<f2", ">f4", "<i8", ">f8")
 FEW = ("|b1", ">f4")
 
@@ -44,7 +44,7 @@ def values(dtype: str, shape: tuple[int, ...] = SHAPE) -> Array:
 
 
 def hdf5(path: Path, write: Callable[[h5py.Group], object], **options: Any) -> Path:
-    """An episode of ALOHA's layout, whose cameras `write` makes."""
+    """Writes an ALOHA episode; `write` adds its cameras."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w", **options) as file:
         file["action"] = values("<f4", (7,))
@@ -54,20 +54,20 @@ def hdf5(path: Path, write: Callable[[h5py.Group], object], **options: Any) -> P
 
 
 def one_camera(path: Path, data: Array, of_file: Any = None, **options: Any) -> Path:
-    """The same with one camera, `x`."""
+    """Writes an ALOHA episode with one camera, `x`."""
     return hdf5(path, lambda i: i.create_dataset("x", data=data, **options), **(of_file or {}))
 
 
 def buffer(path: Path, zarr_format: int, arrays: dict[str, tuple[Array, dict[str, Any]]]) -> Path:
-    """A replay buffer of two episodes."""
+    """Writes a replay buffer of two episodes, with unwritten rows."""
     zarr = pytest.importorskip("zarr")
     group = zarr.open_group(path, mode="w", zarr_format=zarr_format)
     for name, (data, options) in arrays.items():
         made = group.create_array(
             f"data/{name}", shape=data.shape, dtype=data.dtype, **{"compressors": None, **options}
         )
-        some = options.get("chunks", data.shape)[0] * 2
-        made[:some], made[some * 2 :] = data[:some], data[some * 2 :]  # the rest is not there
+        part = options.get("chunks", data.shape)[0] * 2
+        made[:part], made[part * 2 :] = data[:part], data[part * 2 :]
     ends = np.array([ROWS // 2, ROWS])
     group.create_array("data/action", data=values("<f4", (2,)), chunks=(4, 2))
     group.create_array("meta/episode_ends", data=ends, chunks=(2,))
@@ -75,7 +75,7 @@ def buffer(path: Path, zarr_format: int, arrays: dict[str, tuple[Array, dict[str
 
 
 def check(root: Path | str, packed: Path, index: Path, **options: Any) -> dict[str, str]:
-    """The features that are not copied, and how their numbers lie; all frames are the same."""
+    """Compares an index with a conversion; returns the formats of features read in place."""
     source = open_source(root, **options)
     seqrecord.convert(source, packed, codecs="raw", workers=1, statistics=False)
     index_source(source, index, workers=1)
@@ -90,7 +90,7 @@ def check(root: Path | str, packed: Path, index: Path, **options: Any) -> dict[s
 
 
 def refused(root: Path, match: str = ".") -> SourceError:
-    """Why an original is not indexed."""
+    """Error from indexing an original."""
     index = root.with_name("refused")
     with pytest.raises(SourceError, match=match) as caught:
         index_source(open_source(root), index, workers=1)
@@ -107,7 +107,7 @@ def slow(*values: Any) -> Any:
     [("earliest", False), ("latest", True), slow("earliest", True), slow("latest", False)],
 )
 def test_hdf5(tmp_path: Path, libver: str, is_partial: bool, thorough: bool) -> None:
-    """Every dtype, each contiguous and in chunks of 1, 3 and 20 rows, resizable or not."""
+    """Every dtype: contiguous and in chunks of 1, 2, 3 and 20 rows, resizable or not."""
     dtypes = DTYPES if thorough else FEW
     layouts: dict[str, dict[str, Any]] = {"flat": {}, "fixed": {"chunks": (2, *SHAPE)}}
     for rows in (1, 3, 20):
@@ -120,7 +120,7 @@ def test_hdf5(tmp_path: Path, libver: str, is_partial: bool, thorough: bool) -> 
             data = values(dtype)
             if not is_partial:
                 item[...] = data
-            elif "flat" not in name:  # or no row is there
+            elif "flat" not in name:
                 item[4:6], item[9] = data[4:6], data[9]
         images["small"] = values("<f4", (30,))
 
@@ -136,10 +136,10 @@ def test_hdf5(tmp_path: Path, libver: str, is_partial: bool, thorough: bool) -> 
     assert is_partial or copied < size / 20
 
 
-def test_loads_use_the_same_memory(tmp_path: Path) -> None:
-    """That of chunks as they were read, which is expensive to touch anew; of all their cameras."""
+def test_loads_reuse_memory(tmp_path: Path) -> None:
+    """Raw chunks of all cameras: the first use of new memory is expensive."""
     shape, chunk, cameras = (120, 300, 3), ROWS * 120 * 300 * 3, ("side", "top")
-    for name in "abcdefgh":  # more than stays in memory
+    for name in "abcdefgh":  # more than the memory limit
         hdf5(
             tmp_path / "set" / f"{name}.hdf5",
             lambda images: [images.create_dataset(c, data=values("|u1", shape)) for c in cameras],
@@ -148,7 +148,7 @@ def test_loads_use_the_same_memory(tmp_path: Path) -> None:
     pipe = seqrecord.SeqRecordPipe(
         tmp_path / "index",
         clip_len=1,
-        batch_size=1,  # small beside a chunk: the loop may take a few more of them at times
+        batch_size=1,  # smaller than a chunk: the loop sometimes keeps a few batches
         features=[f"observations.images.{camera}" for camera in cameras],
         memory_limit=14 * chunk,
         engine=seqrecord.EngineOptions(num_threads=1),
@@ -203,7 +203,7 @@ def test_zarr_on_a_url(tmp_path: Path, memory_url: str, form: int) -> None:
     assert check(url, tmp_path / "packed", tmp_path / "index") == {"img": "raw"}
 
 
-def test_droid_s_videos_stay_where_they_are(tmp_path: Path) -> None:
+def test_droid_videos_are_read_in_place(tmp_path: Path) -> None:
     [path] = with_video(tmp_path / "set", "Fri", 1, 4)
     check(tmp_path / "set", tmp_path / "packed", tmp_path / "index")
     assert seqrecord.summarize(tmp_path / "index").external_bytes > 0
@@ -211,10 +211,10 @@ def test_droid_s_videos_stay_where_they_are(tmp_path: Path) -> None:
     refused(tmp_path / "set", "another number of frames")
 
 
-# --- what cannot be referred to ---------------------------------------------------------------
+# --- arrays that cannot be read in place ------------------------------------------------------
 
 LARGE = (80, 300, 3)  # 72,000 bytes a frame
-NOT_IN_HDF5: list[tuple[dict[str, Any], dict[str, Any], str]] = [  # of a file, of a dataset, why
+NOT_IN_HDF5: list[tuple[dict[str, Any], dict[str, Any], str]] = [  # file, array options; reason
     ({"userblock_size": 512}, {}, "layout or number format"),
     ({}, {"compression": "gzip"}, "compressed"),
     ({}, {"fletcher32": True}, "or filtered"),
@@ -223,15 +223,15 @@ NOT_IN_HDF5: list[tuple[dict[str, Any], dict[str, Any], str]] = [  # of a file, 
 ]
 
 
-def test_what_hdf5_does_not_store_as_it_is(tmp_path: Path) -> None:
-    for number, (of_file, options, why) in enumerate(NOT_IN_HDF5):
+def test_hdf5_arrays_without_plain_frames_are_refused(tmp_path: Path) -> None:
+    for number, (of_file, options, reason) in enumerate(NOT_IN_HDF5):
         path = tmp_path / f"{number}" / "a.hdf5"
         one_camera(path, values("u1", LARGE), of_file, **options)
         done = run("index", path, "-o", tmp_path / "index", code=1)
-        for text in (why, "`seqrecord write --src`", "observations.images.x", str(path)):
+        for text in (reason, "`seqrecord write --src`", "observations.images.x", str(path)):
             assert text in re.sub(r"\s+", " ", done.output)
         assert not (tmp_path / "index").exists()
-        if not of_file:  # small frames are copied, whatever they are
+        if not of_file:  # small frames are copied in any layout
             shape = {"chunks": (1, 20, 50, 3)} if "chunks" in options else options
             one_camera(path, values("u1"), **shape)
             refused(path, "in place")
@@ -246,15 +246,15 @@ NOT_IN_ZARR: list[tuple[int, dict[str, Any], str]] = [
 ]
 
 
-def test_what_zarr_does_not_store_as_it_is(tmp_path: Path) -> None:
-    for number, (zarr_format, options, why) in enumerate(NOT_IN_ZARR):
+def test_zarr_arrays_without_plain_frames_are_refused(tmp_path: Path) -> None:
+    for number, (zarr_format, options, reason) in enumerate(NOT_IN_ZARR):
         arrays = {"img": (values("u1", LARGE), {"chunks": (1, *LARGE), **options})}
-        error = refused(buffer(tmp_path / f"{number}.zarr", zarr_format, arrays), why)
+        error = refused(buffer(tmp_path / f"{number}.zarr", zarr_format, arrays), reason)
         assert "`seqrecord write --src`" in error.message
         assert error.feature == "img"
 
 
-def test_files_that_are_stored_otherwise_than_the_first(tmp_path: Path) -> None:
+def test_files_stored_differently_from_the_first_are_refused(tmp_path: Path) -> None:
     root, small = tmp_path / "set", values("<f4", (40, 50))
     for name, dtype in (("a", "<f4"), ("b", ">f4")):
         one_camera(root / f"{name}.hdf5", values(dtype, LARGE))
@@ -265,10 +265,10 @@ def test_files_that_are_stored_otherwise_than_the_first(tmp_path: Path) -> None:
     assert (error.episode, error.feature) == ("b", "observations.images.x")
 
 
-# --- files that change, or are not what they say ----------------------------------------------
+# --- damaged and inconsistent files -----------------------------------------------------------
 
 
-def test_chunks_of_zarr_that_are_not_as_declared(tmp_path: Path, thorough: bool) -> None:
+def test_zarr_chunks_of_a_wrong_size_are_refused(tmp_path: Path, thorough: bool) -> None:
     for form in (0, 5, 6) if thorough else (0, 6):
         zarr_format, options = FORMS[form]
         root = buffer(tmp_path / f"{form}.zarr", zarr_format, {"img": (values("u1"), options)})
@@ -279,7 +279,7 @@ def test_chunks_of_zarr_that_are_not_as_declared(tmp_path: Path, thorough: bool)
             assert refused(root).file == str(path)
 
 
-def test_the_index_of_a_shard_that_lies(tmp_path: Path, thorough: bool) -> None:
+def test_wrong_offsets_in_a_shard_index_are_refused(tmp_path: Path, thorough: bool) -> None:
     crc32c = pytest.importorskip("google_crc32c")
     root = buffer(tmp_path / "a.zarr", 3, {"img": (values("u1"), FORMS[6][1])})
     path = root / "data/img/c/0/0/0/0"
@@ -293,7 +293,7 @@ def test_the_index_of_a_shard_that_lies(tmp_path: Path, thorough: bool) -> None:
 
 
 @pytest.mark.parametrize("form", [0, slow(1)])
-def test_an_array_that_declares_more_rows_than_anybody_has(tmp_path: Path, form: int) -> None:
+def test_an_array_that_declares_too_many_rows_is_read(tmp_path: Path, form: int) -> None:
     root = buffer(tmp_path / "a.zarr", 2, {"img": (values("u1"), FORMS[form][1])})
     path = root / "data/img/.zarray"
     text, count = re.subn(r'("shape": *\[\s*)11,', rf"\g<1>{2**60},", path.read_text())
@@ -302,14 +302,14 @@ def test_an_array_that_declares_more_rows_than_anybody_has(tmp_path: Path, form:
     assert check(tmp_path, tmp_path / "packed", tmp_path / "index") == {"img": "raw"}
 
 
-def _patched(path: Path, old: int, new: int, behind: bytes = b"") -> None:
-    """Another address for what lies at `old`, of which the bytes `behind` the address tell, too."""
-    data, found = path.read_bytes(), struct.pack("<Q", old) + behind
+def _patched(path: Path, old: int, new: int, suffix: bytes = b"") -> None:
+    """Replaces the address `old`, followed by the bytes `suffix`, with `new`."""
+    data, found = path.read_bytes(), struct.pack("<Q", old) + suffix
     assert data.count(found) == 1
-    path.write_bytes(data.replace(found, struct.pack("<Q", new) + behind))
+    path.write_bytes(data.replace(found, struct.pack("<Q", new) + suffix))
 
 
-def test_chunks_of_hdf5_behind_the_end(tmp_path: Path) -> None:
+def test_hdf5_chunks_beyond_the_end_are_refused(tmp_path: Path) -> None:
     path, data = tmp_path / "a.hdf5", values("u1")
     places: list[Any] = [2**62, "end", 2**63 + 5]
     for chunks, new in product((None, (2, *SHAPE)), places):
@@ -322,7 +322,7 @@ def test_chunks_of_hdf5_behind_the_end(tmp_path: Path) -> None:
         assert refused(path).file == str(path)
 
 
-def test_chunks_of_hdf5_that_overlap(tmp_path: Path) -> None:
+def test_overlapping_hdf5_chunks_are_read(tmp_path: Path) -> None:
     path = one_camera(tmp_path / "set" / "a.hdf5", values("u1"), chunks=(2, *SHAPE))
     with h5py.File(path) as file:
         item = file["observations/images/x"].id
@@ -333,7 +333,7 @@ def test_chunks_of_hdf5_that_overlap(tmp_path: Path) -> None:
     assert found == {"observations.images.x": "raw"}
 
 
-def test_bools_that_are_none(tmp_path: Path) -> None:
+def test_invalid_bool_bytes_are_an_error(tmp_path: Path) -> None:
     path = one_camera(tmp_path / "a.hdf5", values("?") | True)
     with h5py.File(path) as file:
         at = file["observations/images/x"].id.get_offset()
@@ -347,8 +347,8 @@ def test_bools_that_are_none(tmp_path: Path) -> None:
 
 
 def test_random_damage(tmp_path: Path, thorough: bool) -> None:
-    """Whatever the bytes of the file are, frames are those of a conversion, or those from before
-    where HDF5 still lists a chunk that it does not find any more, or there is an error."""
+    """Frames equal converted ones, or keep old values if HDF5 lists a chunk that it no
+    longer finds, or an error is raised."""
     rng, name = np.random.default_rng(0), "observations.images.x"
     path = one_camera(tmp_path / "a.hdf5", values("u1"), chunks=(2, *SHAPE))
     good = path.read_bytes()

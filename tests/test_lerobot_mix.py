@@ -1,4 +1,4 @@
-"""A mix as LeRobot's dataset: items, order, metadata."""
+"""LeRobotMixDataset: items, order, metadata, statistics."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def mixed(root: Path, **options: Any) -> seqrecord.SeqRecordMix:
-    """A mix as of a file: each source with `clip_len=1`, or as given by name."""
+    """A mix of all robots; an option named after a robot has options of its source."""
     own = {name: options.pop(name, {}) for name in ROBOTS}
     sources = {
         name: seqrecord.SeqRecordIterableDataset(root / name, **{"clip_len": 1, **own[name]})
@@ -80,7 +80,7 @@ BEGINS = np.cumsum([0, *(length for _, _, length in EPISODES)])[:-1]
 
 
 def expected(number: int) -> dict[str, Any]:
-    """The item of a frame, by its number over all robots."""
+    """Expected item of a frame; frames are numbered across robots."""
     at = int(np.searchsorted(BEGINS, number, side="right")) - 1
     robot, episode, length = EPISODES[at]
     inside = number - BEGINS[at]
@@ -122,14 +122,14 @@ def test_items_by_number(root: Path) -> None:
 
 
 def numbers_of(batch: dict[str, Any]) -> list[int]:
-    """The numbers of a batch's frames over all robots."""
+    """Frame numbers of a batch, counted across robots."""
     keys = [f"{robot}/{episode}" for robot, episode, _ in EPISODES]
     firsts = np.array([BEGINS[keys.index(key)] for key in batch["episode"]])
     found: list[int] = (firsts + batch["start"].numpy()).tolist()
     return found
 
 
-def test_the_order_is_that_of_the_mix(root: Path) -> None:
+def test_order_equals_that_of_the_mix(root: Path) -> None:
     ours = dataset(root)
     as_floats = {"action": seqrecord.Normalization("mean_std", np.zeros(1), np.ones(1))}
     options = {"windows": DELTAS, "pad": "edge", "clip_len": None, "normalize": as_floats}
@@ -158,7 +158,7 @@ def test_the_order_is_that_of_the_mix(root: Path) -> None:
     ],
 )
 def test_ranks_workers_and_resuming(root: Path, ranks: int, workers: int, stop: Any) -> None:
-    """Batch i is for rank i mod W and worker (i div W) mod N, each with a plan of its own."""
+    """Batch i goes to rank i mod W and worker (i div W) mod N; each has its own plan."""
     options: Any = {"batch_size": 4, "num_workers": workers, "num_replicas": ranks, "seed": 2}
     sampler = PlannedSampler(dataset(root, stopping_strategy=stop), **options)
     steps = min(len(sampler) // 4 // ranks, 40)
@@ -206,22 +206,22 @@ def test_metadata(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert meta.episodes["dataset_to_index"] == [*BEGINS[1:].tolist(), 64]
     assert meta.episodes["tasks"] == [[TASKS[i % 3]] for i in (0, 1, 2, 3, 4, 1, 2, 3, 4)]
     assert ours.absolute_to_relative_idx is None
-    some = dataset(root, episodes=[6, 1])
+    subset = dataset(root, episodes=[6, 1])
     numbers = [*range(11, 17), *range(46, 53)]
-    assert some.absolute_to_relative_idx == {number: i for i, number in enumerate(numbers)}
-    assert [item["index"].item() for item in some[:]] == numbers
-    assert (some.num_frames, some.num_episodes) == (13, 2)
+    assert subset.absolute_to_relative_idx == {number: i for i, number in enumerate(numbers)}
+    assert [item["index"].item() for item in subset[:]] == numbers
+    assert (subset.num_frames, subset.num_episodes) == (13, 2)
 
 
-def test_the_last_episodes_of_each_task_are_held_out(root: Path) -> None:
+def test_split_takes_the_last_episodes_of_each_task_for_validation(root: Path) -> None:
     ours = dataset(root, image_transforms=torch.neg)
-    kept, held_out = ours.split(0.4)
-    assert (kept.episodes, held_out.episodes) == ([0, 1, 5], [2, 3, 4, 6, 7, 8])
-    assert (kept.image_transforms, held_out.image_transforms) == (torch.neg, None)
-    assert kept.meta is held_out.meta is ours.meta
-    order = list(islice(PlannedSampler(kept, batch_size=4), 40))
-    assert {item["episode_index"].item() for item in kept.__getitems__(order)} == {0, 1, 5}
-    for item, at in zip(held_out[:], range(17, 26), strict=False):
+    train, val = ours.split(0.4)
+    assert (train.episodes, val.episodes) == ([0, 1, 5], [2, 3, 4, 6, 7, 8])
+    assert (train.image_transforms, val.image_transforms) == (torch.neg, None)
+    assert train.meta is val.meta is ours.meta
+    order = list(islice(PlannedSampler(train, batch_size=4), 40))
+    assert {item["episode_index"].item() for item in train.__getitems__(order)} == {0, 1, 5}
+    for item, at in zip(val[:], range(17, 26), strict=False):
         check_item(item, expected(at))
     with pytest.raises(ClipError, match="leaves no episode of source"):
         dataset(root, episodes=[0, 1, 5]).split(0.1)
@@ -270,8 +270,8 @@ def scaled(values: Any, over: Any, mode: str) -> Any:
         pytest.param("QUANTILES", "aloha", marks=pytest.mark.slow),
     ],
 )
-def test_each_robot_by_its_own_statistics(root: Path, mode: str, deploy: str) -> None:
-    """The processor has those of one robot; padding becomes 0."""
+def test_each_robot_is_normalized_by_its_own_statistics(root: Path, mode: str, deploy: str) -> None:
+    """The processor has the statistics of one robot; padding becomes 0."""
     mix = placed(root, "source")
     mapping = {"ACTION": mode, "STATE": mode}
     ours = LeRobotMixDataset(mix, deploy=deploy, normalization_mapping=mapping)
@@ -295,7 +295,7 @@ def test_each_robot_by_its_own_statistics(root: Path, mode: str, deploy: str) ->
 
 @pytest.mark.parametrize(("normalize", "mode"), [(None, "MIN_MAX"), ("mix", "MEAN_STD")])
 def test_one_set_of_statistics(root: Path, normalize: Any, mode: str) -> None:
-    """Of all frames, zeros of padding among them; or by weight, without padding."""
+    """Over all frames including zero padding, or by weight without padding."""
     mix = placed(root, normalize)
     ours = LeRobotMixDataset(mix, normalization_mapping={"ACTION": mode})
     stats, rows = ours.meta.stats["action"], []
@@ -323,8 +323,8 @@ def test_one_set_of_statistics(root: Path, normalize: Any, mode: str) -> None:
     assert ours[63]["action_dim_is_pad"].tolist() == [False, False, True, True]
 
 
-def test_items_of_plans_and_by_number(root: Path) -> None:
-    """With masks of cameras, of padding, and of features that a robot lacks."""
+def test_planned_items_equal_items_by_number(root: Path) -> None:
+    """Includes masks of cameras, padding and missing features."""
     mix = mixed(
         root,
         aloha={"metadata": ["robot_type"]},
@@ -358,7 +358,7 @@ def test_statistics_of_images_and_of_robots_of_one_type(root: Path) -> None:
 # ---- mistakes
 
 
-def test_mixes_that_make_no_items(root: Path) -> None:
+def test_invalid_mixes_are_refused(root: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"aloha": {"clip_len": 2}}, "windows of a policy; .*no clip_len"),
         ({"aloha": {"pad": "after"}}, "no pad"),
@@ -376,7 +376,7 @@ def test_mixes_that_make_no_items(root: Path) -> None:
         LeRobotMixDataset(mixed(root), deploy="panda")
 
 
-def test_a_window_of_a_source_that_is_kept(root: Path) -> None:
+def test_windows_of_a_source_are_kept(root: Path) -> None:
     """In seconds: the same times at another rate."""
     mix = mixed(root, so101={"windows": {"action": seqrecord.Seconds([0, 0.1, 0.2, 0.3])}})
     item = LeRobotMixDataset(mix, delta_timestamps=WINDOWS)[38]

@@ -1,4 +1,4 @@
-"""Object stores and web servers: they read the same, byte for byte and clip for clip."""
+"""Object stores and web servers: reads return the same bytes and clips."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.storage_contract import PATH, Add, ReadContract, get, put
 from tests.trees import make_frames, write_v1
 from tests.web_server import WebFolder
 
-# Forking with threads is what some of these tests are about.
+# Some tests fork a process with threads on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 DATA = np.random.default_rng(5).bytes(3 << 20)
@@ -43,7 +43,7 @@ NAME = "records/a b/ü%2F+#&=~.bin"
 
 @pytest.fixture(params=["obstore", "without"])
 def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Everything through obstore, or, as in a fork, nothing; no proxy but the test's own."""
+    """All reads with obstore or, as after a fork, none; proxies of the environment are removed."""
     for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
@@ -51,7 +51,7 @@ def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         yield str(request.param)
 
 
-# What is read
+# Reads
 
 
 class TestReading(ReadContract):
@@ -66,7 +66,7 @@ class TestReading(ReadContract):
         storage.close()
 
 
-def test_odd_names_long_ranges_and_a_file_that_is_replaced(place: Place, client: str) -> None:
+def test_odd_names_long_ranges_and_a_replaced_file(place: Place, client: str) -> None:
     place.put(NAME, DATA)
     storage = place.open()
     assert storage.size(NAME) == len(DATA)
@@ -77,7 +77,7 @@ def test_odd_names_long_ranges_and_a_file_that_is_replaced(place: Place, client:
         with pytest.raises(errors.StorageError, match="replaced while it was read") as caught:
             get(storage, NAME, 0, 10)
         assert not isinstance(caught.value, errors.TransientError)
-        assert storage.size(NAME) == len(DATA)  # looks anew
+        assert storage.size(NAME) == len(DATA)  # requests the size again
         assert get(storage, NAME, 0, 10) == DATA[::-1][:10]
     storage.close()
 
@@ -93,7 +93,7 @@ def clips(location: Any, options: Mapping[str, Any] | None = None) -> list[Any]:
     return digests(pipe)
 
 
-def test_clips_are_those_of_the_local_disk(place: Place, small: Path, client: str) -> None:
+def test_clips_equal_those_of_the_local_disk(place: Place, small: Path, client: str) -> None:
     place.copy(small)
     assert clips(place.url, place.options) == clips(small) != []
 
@@ -131,7 +131,7 @@ def test_clips_through_fsspec(
 def test_fsspec_copies_no_file_in_an_object_store(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is there when it is whole, so that it needs no other name meanwhile."""
+    """Objects appear when they are complete, so no temporary name is needed."""
     s3fs = pytest.importorskip("s3fs", reason="pip install s3fs")
     monkeypatch.setattr(s3fs.S3FileSystem, "mv", None)
     given = place.options
@@ -169,16 +169,16 @@ PROGRAM = """
 import os, sys, torch, seqrecord
 from seqrecord.storage.clients import RUNTIME
 
-def told(_):
+def report(_):
     assert not RUNTIME.used
-    os.write(1, b"lost " if RUNTIME.lost else b"well ")  # whole, beside another's
+    os.write(1, b"lost " if RUNTIME.lost else b"well ")  # one atomic write
 
 dataset = seqrecord.open(sys.argv[1])
 assert "obstore" not in sys.modules
 stream = seqrecord.SeqRecordIterableDataset(dataset, clip_len=3, features=["image_left", "pose"])
 settings = dict(batch_size=None, num_workers=2, multiprocessing_context="fork")
 for _ in range(2):
-    print(len(list(torch.utils.data.DataLoader(stream, worker_init_fn=told, **settings))))
+    print(len(list(torch.utils.data.DataLoader(stream, worker_init_fn=report, **settings))))
     sys.stdout.flush()
     RUNTIME.used = True
     list(stream)
@@ -188,21 +188,21 @@ for _ in range(2):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["http"], indirect=True)
-def test_workers_of_a_fork_have_obstore_unless_their_parent_has_streamed(
+def test_forked_workers_use_obstore_unless_their_parent_has_streamed(
     place: Place, small: Path
 ) -> None:
     place.copy(small)
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, place.url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    said = [word for word in done.stdout.split() if not word.isdigit()]
-    assert said == ["well", "well", "lost", "lost"], done.stderr
+    reports = [word for word in done.stdout.split() if not word.isdigit()]
+    assert reports == ["well", "well", "lost", "lost"], done.stderr
     assert done.returncode == 0, done.stderr
     assert "0" not in done.stdout.split()
-    assert done.stderr.count("reading without obstore") == 2  # one line a worker
+    assert done.stderr.count("reading without obstore") == 2  # one line per worker
 
 
 @pytest.mark.parametrize("place", ["http"], indirect=True)
-def test_opening_a_large_dataset_leaves_obstore_to_the_workers(place: Place) -> None:
+def test_opening_a_large_dataset_does_not_start_obstore(place: Place) -> None:
     for name in ("manifest.json", "index/table.arrow", "records/0"):
         place.put(name, DATA)
     with obstore_is(used=False):
@@ -215,15 +215,15 @@ def test_opening_a_large_dataset_leaves_obstore_to_the_workers(place: Place) -> 
         assert [*used, RUNTIME.used] == [False, True]
         storage.close()
     with obstore_is(used=False), closing(place.open()) as storage:
-        expect_pages(storage)  # as for originals, whose pages are in files of any name
+        expect_pages(storage)  # as for originals: pages are in files of any name
         assert get(storage, "manifest.json") == DATA
         assert RUNTIME.used
-    storage = place.open(user_agent="me")  # which no other client has
+    storage = place.open(user_agent="me")  # an option of obstore only
     with obstore_is(lost=True), pytest.raises(errors.LocationError, match="forkserver"):
         storage.size("a")
 
 
-def test_a_forked_child_reads_though_its_parent_reads_at_this_moment(place: Place) -> None:
+def test_a_forked_child_reads_while_its_parent_reads(place: Place) -> None:
     place.put("records/0", DATA)
     storage = place.open()
 
@@ -246,7 +246,7 @@ def test_a_forked_child_reads_though_its_parent_reads_at_this_moment(place: Plac
     [pytest.param(each, marks=pytest.mark.slow) if each == "http" else each for each in PLACES],
     indirect=True,
 )
-def test_accidents_are_tried_again_and_counted(place: Place, client: str) -> None:
+def test_transient_errors_are_retried_and_counted(place: Place, client: str) -> None:
     place.put("records/0", DATA)
     with FaultProxy(place.host, retry_after=0) as proxy:
         storage = place.hasty(proxy.host)
@@ -264,11 +264,11 @@ def test_accidents_are_tried_again_and_counted(place: Place, client: str) -> Non
             storage.close()
 
 
-def said(code: str) -> bytes:
+def body(code: str) -> bytes:
     return f"<Error><Code>{code}</Code><Message>S3CRET</Message></Error>".encode()
 
 
-SAID: list[tuple[int, str, type[errors.StorageError], str]] = [
+RESPONSES: list[tuple[int, str, type[errors.StorageError], str]] = [
     (403, "AccessDenied", errors.AccessError, "without permission to list"),
     (403, "InvalidAccessKeyId", errors.AccessError, "this access key does not exist"),
     (403, "SignatureDoesNotMatch", errors.AccessError, "secret access key is wrong"),
@@ -291,12 +291,12 @@ ACTIONS: list[Callable[[Storage], object]] = [
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
-def test_what_s3_and_gcs_say(scheme: str, caplog: pytest.LogCaptureFixture) -> None:
-    """No credential is in an error or a log."""
+def test_errors_of_s3_and_gcs(scheme: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Errors and logs contain no credentials."""
     for name in ("", *logging.root.manager.loggerDict):
         caplog.set_level(logging.DEBUG, name)
-    for number, (status, code, error, match) in enumerate(SAID):
-        with obstore_is(used=True), CannedServer([Canned(answer(status, said(code)))]) as server:
+    for number, (status, code, error, match) in enumerate(RESPONSES):
+        with obstore_is(used=True), CannedServer([Canned(answer(status, body(code)))]) as server:
             at = f"http://{server.host}"
             options = {"bearer_token": "T-S3CRET", "base_url": at}
             if scheme == "s3":
@@ -330,7 +330,7 @@ def test_a_server_without_ranges_is_an_error_and_sends_no_whole_file(
         assert server.sent < 16 << 20
 
 
-def test_a_size_from_a_range(tmp_path: Path) -> None:
+def test_size_is_read_from_a_range_response(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(DATA[:1000])
     with obstore_is(lost=True), WebFolder(tmp_path, head=False) as server:
         storage = open_storage(server.endpoint)
@@ -339,11 +339,11 @@ def test_a_size_from_a_range(tmp_path: Path) -> None:
         storage.close()
 
 
-def test_connections_are_used_again_and_a_handshake_may_break(client: str, tmp_path: Path) -> None:
+def test_connections_are_reused_and_handshake_errors_time_out(client: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(DATA)
     counts: list[int] = []
     while not counts or (counts[-1] > 3 and len(counts) < 5):
-        # On a busy machine one may not be given back yet when the next request is made.
+        # On a busy machine, a connection may not be free before the next request.
         with WebFolder(tmp_path) as server, closing(open_storage(server.endpoint)) as storage:
             for start in range(0, 200_000, 10_000):
                 assert get(storage, "a", start, start + 5000) == DATA[start : start + 5000]
@@ -371,7 +371,7 @@ def test_a_web_server_is_not_written_to(tmp_path: Path) -> None:
                 read("records")
 
 
-def test_a_token_does_not_go_over_plain_http() -> None:
+def test_tokens_are_not_sent_over_plain_http() -> None:
     with pytest.raises(errors.LocationError, match="plain http"):
         open_storage("gs://b/p", {"bearer_token": "S3CRET", "base_url": "http://example.org"})
     pytest.importorskip("azure.identity")
@@ -388,22 +388,22 @@ def test_a_token_does_not_go_over_plain_http() -> None:
 
 @pytest.fixture
 def url(nginx: Nginx, tmp_path: Path) -> str:
-    """A folder of it that holds the file `records/0`."""
+    """URL of a folder with the file `records/0`."""
     nginx.put(f"{tmp_path.name}/records/0", DATA)
     return f"{nginx.endpoint}/{tmp_path.name}"
 
 
 @pytest.fixture
-def known(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The authority is known to all clients of this process."""
+def cafile(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Root certificate, trusted by all clients of this process."""
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
     return authority.certificate
 
 
-def opened(url: str, client: str, known: Path, **options: Any) -> Storage:
-    """obstore is told by an option; without it the environment tells."""
+def opened(url: str, client: str, cafile: Path, **options: Any) -> Storage:
+    """obstore gets the certificate as an option, other clients from the environment."""
     if client == "obstore":
-        options["root_certificate"] = str(known)
+        options["root_certificate"] = str(cafile)
     return open_storage(url, options)
 
 
@@ -413,16 +413,16 @@ class TestNginx(ReadContract):
         return lambda path, data: nginx.put(f"{tmp_path.name}/set/{path}", data)
 
     @pytest.fixture
-    def storage(self, nginx: Nginx, known: Path, client: str, tmp_path: Path) -> Iterator[Storage]:
-        storage = opened(f"{nginx.endpoint}/{tmp_path.name}/set", client, known)
+    def storage(self, nginx: Nginx, cafile: Path, client: str, tmp_path: Path) -> Iterator[Storage]:
+        storage = opened(f"{nginx.endpoint}/{tmp_path.name}/set", client, cafile)
         yield storage
         storage.close()
 
 
-def test_a_certificate_of_an_unknown_authority_or_of_another_host(
+def test_certificates_of_an_unknown_authority_or_another_host_are_refused(
     url: str,
     new_nginx: Callable[..., Nginx],
-    known: Path,
+    cafile: Path,
     client: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -430,27 +430,27 @@ def test_a_certificate_of_an_unknown_authority_or_of_another_host(
     other = new_nginx("files.example.org")
     other.put("records/0", DATA[:1000])
     strange = Authority(tmp_path / "strange", "that signed nothing").certificate
-    for where, authority, says in (
-        (other.endpoint, known, "certificate"),
+    for where, authority, message in (
+        (other.endpoint, cafile, "certificate"),
         (url, strange, "certificate is not trusted.*SSL_CERT_FILE"),
     ):
         monkeypatch.setenv("SSL_CERT_FILE", str(authority))
         storage = opened(where, client, authority)
-        for item in ((0, 50), (0, None)):  # the second asks for the size first
-            with pytest.raises(errors.StorageError, match=says) as caught:
+        for item in ((0, 50), (0, None)):  # the second requests the size first
+            with pytest.raises(errors.StorageError, match=message) as caught:
                 get(storage, "records/0", *item)
             assert not isinstance(caught.value, errors.TransientError)
         storage.close()
 
 
-def test_a_connection_that_breaks_is_made_again(
-    url: str, known: Path, client: str, monkeypatch: pytest.MonkeyPatch
+def test_broken_connections_are_retried(
+    url: str, cafile: Path, client: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the handshake, in the headers, in the body."""
     cuts: list[int | None] = [1, 700, 2500, 500_000]
     with ConnectProxy(lambda number: cuts[number] if number < len(cuts) else None) as proxy:
         monkeypatch.setenv("HTTPS_PROXY", proxy.endpoint)
-        storage = opened(url, client, known, deadline=60)
+        storage = opened(url, client, cafile, deadline=60)
         assert get(storage, "records/0", 0, len(DATA)) == DATA
         assert len(proxy.asked) > len(cuts)
         assert storage.counters()["retries"] >= len(cuts)
@@ -458,10 +458,10 @@ def test_a_connection_that_breaks_is_made_again(
 
 
 def test_proxies_of_the_environment_and_of_an_option(
-    nginx: Nginx, url: str, known: Path, client: str, monkeypatch: pytest.MonkeyPatch
+    nginx: Nginx, url: str, cafile: Path, client: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(**options: Any) -> None:
-        with closing(opened(url, client, known, **options)) as storage:
+        with closing(opened(url, client, cafile, **options)) as storage:
             assert get(storage, "records/0", 0, 50) == DATA[:50]
             assert storage.size("records/0") == len(DATA)
 
@@ -479,7 +479,7 @@ def test_proxies_of_the_environment_and_of_an_option(
         assert proxy.asked == []
     monkeypatch.delenv("NO_PROXY")
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
-    with pytest.raises(errors.DeadlineError):  # one that is not there is not gone around
+    with pytest.raises(errors.DeadlineError):  # an unreachable proxy is not bypassed
         read(deadline=0.3)
     monkeypatch.delenv("HTTPS_PROXY")
     with closing(open_storage(url)) as storage:  # the authority of the environment

@@ -1,4 +1,4 @@
-"""What is written to object stores: uploads, what a kill leaves of them, conditional puts."""
+"""Writes to object stores: uploads, interrupted uploads, conditional puts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.places import CLOUDS, Place, hastened
 from tests.services.process import wait_for
 from tests.storage_contract import DATA, PATH, StorageContract, get, left, put
 
-# As a hastened storage sees them:
-LARGE = np.random.default_rng(1).bytes(11 << 16)  # is sent in pieces
+# Sizes for hastened storages:
+LARGE = np.random.default_rng(1).bytes(11 << 16)  # uploaded in parts
 SOURCE = MadeSource((9, 3, 14, 1, 6))
 SETTINGS: dict[str, Any] = {"chunk_frames": 4, "max_file_size": 30_000}
 
@@ -44,8 +44,8 @@ class TestObjectStorage(StorageContract):
         return storage
 
 
-def test_a_whole_bucket(place: Place) -> None:
-    """Where no path precedes the names."""
+def test_a_bucket_without_a_path(place: Place) -> None:
+    """Names of objects have no prefix."""
     storage = hastened(open_storage(place.url.removesuffix("/data/set"), place.options))
     storage.put("manifest.json", b"one", expected=None)
     data, tag = storage.read_whole("manifest.json", 9)
@@ -66,7 +66,7 @@ def test_a_whole_bucket(place: Place) -> None:
     assert storage.unfinished("records") == []
     for path in ("records", "records/sub", "records/sub/c"):
         put(storage, path, b"")
-    assert storage.files("records") == [], "what stands for a folder is no file"
+    assert storage.files("records") == [], "placeholders of folders are not files"
     assert [file.path for file in storage.files("records/sub")] == ["records/sub/c"]
     storage.close()
 
@@ -74,7 +74,7 @@ def test_a_whole_bucket(place: Place) -> None:
 # Conditional puts
 
 
-def test_whichever_client_reads_tells_the_same_tag(place: Place, storage: Storage) -> None:
+def test_all_clients_return_the_same_tag(place: Place, storage: Storage) -> None:
     other = place.open(backend="urllib3")
     storage.put("manifest.json", b"one", expected=None)
     data, tag = other.read_whole("manifest.json", 100)
@@ -86,12 +86,12 @@ def test_whichever_client_reads_tells_the_same_tag(place: Place, storage: Storag
     with pytest.raises(errors.ConflictError):
         other.put("manifest.json", b"three", expected=tag)
     other.close()
-    with FaultProxy(place.host) as proxy:  # of two puts at the same time one is tried again
+    with FaultProxy(place.host) as proxy:  # a put that conflicts with another is retried
         hasty = place.hasty(proxy.host)
         for name in ("other.json", "manifest.json"):
-            known = None if name == "other.json" else hasty.read_whole(name, 9)[1]
+            expected = None if name == "other.json" else hasty.read_whole(name, 9)[1]
             proxy.fault = Scripted(["409"], lambda request: request.method == "PUT")
-            hasty.put(name, b"new", expected=known)
+            hasty.put(name, b"new", expected=expected)
             assert hasty.read_whole(name, 9)[0] == b"new"
         assert proxy.faults["409"] == 2
         hasty.close()
@@ -100,7 +100,7 @@ def test_whichever_client_reads_tells_the_same_tag(place: Place, storage: Storag
 # Uploads
 
 
-def test_a_large_file_is_sent_in_pieces(
+def test_a_large_file_is_uploaded_in_parts(
     place: Place, storage: Storage, request: pytest.FixtureRequest
 ) -> None:
     upload = storage.create(PATH)
@@ -119,7 +119,7 @@ def test_a_large_file_is_sent_in_pieces(
     with unwanted_if(lambda: True), pytest.raises(errors.StorageError, match="no longer needed"):
         other.commit()
     other.abort()
-    assert place.names() == [f"data/set/{PATH}"], "nothing is left of what is interrupted"
+    assert place.names() == [f"data/set/{PATH}"], "interrupted uploads leave no objects"
     if place.kind == "s3":
         bucket = place.url.split("/")[2]
         found = request.getfixturevalue("moto").client().list_multipart_uploads(Bucket=bucket)
@@ -135,7 +135,7 @@ def _uploading() -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1000, len(LARGE)])
-def test_a_server_that_is_gone_is_a_deadline_error(place: Place, size: int) -> None:
+def test_an_unreachable_server_is_a_deadline_error(place: Place, size: int) -> None:
     with FaultProxy(place.host) as proxy:
         storage = place.hasty(proxy.host, deadline=0.5)
         upload = storage.create(PATH)
@@ -154,7 +154,7 @@ def test_a_server_that_is_gone_is_a_deadline_error(place: Place, size: int) -> N
 
 
 @pytest.mark.slow
-def test_close_waits_for_no_server_that_is_gone(place: Place) -> None:
+def test_close_does_not_wait_for_an_unreachable_server(place: Place) -> None:
     with FaultProxy(place.host) as proxy:
         storage = hastened(place.open(proxy.host), leave_seconds=0.5)
         upload = storage.create(PATH)
@@ -181,8 +181,8 @@ ACTIONS: list[Callable[[Storage], object]] = [
 ]
 
 
-def test_what_will_not_pass_is_an_error_at_once(place: Place) -> None:
-    """A bucket that is not there is named, and so is a refusal; of a list alone nothing is left."""
+def test_permanent_errors_are_raised_at_once(place: Place) -> None:
+    """Missing buckets and refused requests; a conversion with refused lists writes no objects."""
     url = place.url.replace(place.url.split("/")[2], "no-such-bucket")
     for backend in ("obstore", "urllib3"):
         options = {**place.options, "deadline": 5, "backend": backend}
@@ -211,16 +211,16 @@ def test_what_will_not_pass_is_an_error_at_once(place: Place) -> None:
 # Processes
 
 
-# Forking with threads is what this is about.
+# The test forks a process with threads on purpose.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_reads_and_says_how_to_write(place: Place, storage: Storage) -> None:
+def test_a_forked_child_reads_and_cannot_write(place: Place, storage: Storage) -> None:
     put(storage, "records/other", DATA)
     upload = storage.create(PATH)
     upload.write(DATA)
     upload.checkpoint(b"one")
 
     def child() -> bool:
-        assert RUNTIME.lost  # else it would hang
+        assert RUNTIME.lost  # obstore would hang
         for action in (
             lambda: put(storage, "records/child", b"x"),
             lambda: storage.put("records/child", b"x", expected=None),
@@ -229,7 +229,7 @@ def test_a_forked_child_reads_and_says_how_to_write(place: Place, storage: Stora
             with pytest.raises(errors.StorageError, match="spawned"):
                 action()
         found = get(storage, "records/other", 5, 50)
-        storage.close()  # which ends nothing of the parent's
+        storage.close()  # the parent's upload continues
         return found == DATA[5:50]
 
     assert in_a_fork(child)
@@ -239,7 +239,7 @@ def test_a_forked_child_reads_and_says_how_to_write(place: Place, storage: Stora
 
 
 def test_cut_off_and_resumed(place: Place, tmp_path: Path) -> None:
-    """As by a kill, which no other request follows; `test_service_faults.py` kills processes."""
+    """Requests fail from one on, as after a kill; `test_service_faults.py` kills processes."""
     local = convert(SOURCE, tmp_path / "local", workers=1, **SETTINGS)
     kept = 0
     for number in (12, 30):

@@ -1,4 +1,4 @@
-"""Pipes and clips by number under torch's loaders, and `seqrecord.collate` of any values."""
+"""Pipes and map-style datasets in torch's loaders; `seqrecord.collate` of any values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.clip_data import (
     write_numbered,
 )
 
-# torch warns of more workers than cores, and of what torchdata does to it.
+# torch warns about more workers than cores, and about a call by torchdata.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
@@ -57,7 +57,7 @@ def only_id(frame: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_the_loader_may_ask_for_shuffle(path: Path, shuffle: bool) -> None:
+def test_shuffle_of_the_loader_overrides_the_pipe(path: Path, shuffle: bool) -> None:
     settings = effective({**CLIP, "shuffle": not shuffle})
     pipe = SeqRecordPipe(path, **settings, features=["id"])
     loader = DataLoader(pipe, batch_size=None, shuffle=shuffle)
@@ -67,7 +67,7 @@ def test_the_loader_may_ask_for_shuffle(path: Path, shuffle: bool) -> None:
     assert (clips != canonical) is shuffle
 
 
-def test_a_loader_left_early_leaves_nothing(path: Path) -> None:
+def test_an_abandoned_loader_frees_its_resources(path: Path) -> None:
     with leaves_nothing():
         loader = DataLoader(SeqRecordPipe(path, **BATCH), batch_size=None, num_workers=2)
         iterator = begun(loader)
@@ -86,7 +86,7 @@ def test_an_error_in_a_worker(path: Path) -> None:
     iterator: Any = iter(DataLoader(pipe, batch_size=None, num_workers=1))
     with pytest.raises(ZeroDivisionError, match=r"(?s)in transform.*mine"):
         list(iterator)
-    iterator._shutdown_workers()  # left to the garbage collector, torch waits 5 s for each
+    iterator._shutdown_workers()  # on garbage collection, torch waits 5 s per worker
 
 
 def test_length(path: Path) -> None:
@@ -99,18 +99,18 @@ def test_length(path: Path) -> None:
             assert len(list(data)) == len(data)
             for workers in range(4):
                 loader: Any = DataLoader(data, batch_size=None, num_workers=workers)
-                ranks = max(1, workers)  # what the workers give, without starting them
+                ranks = max(1, workers)  # shards of workers, without starting them
                 parts = [kind(dataset, **settings, rank=i, world_size=ranks) for i in range(ranks)]
                 assert len(loader) == sum(map(len, parts))
 
 
 class Trainer:
-    """A loop with a batch in its local variables, and a `self` as find_loader looks for it."""
+    """A loop with a batch in a local variable and a `self`, which `find_loader` inspects."""
 
     def fit(self, loader: Any, ask: Callable[[], object]) -> int:
         dropped: list[Any] = []
         for batch in loader:
-            assert all(tensor() is None for tensor in dropped), "asking keeps a batch"
+            assert all(tensor() is None for tensor in dropped), "a batch is kept alive"
             ask()
             dropped.append(weakref.ref(batch["image"]))
             del batch
@@ -118,8 +118,8 @@ class Trainer:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_asking_does_not_keep_a_batch(path: Path, workers: int) -> None:
-    # Before Python 3.13, who looks at the local variables of a running frame keeps what they hold.
+def test_queries_in_a_loop_do_not_keep_batches(path: Path, workers: int) -> None:
+    # Before Python 3.13, reading a running frame's local variables keeps references to them.
     pipe: Any = SeqRecordPipe(path, **BATCH)
     other: Any = SeqRecordPipe(path, **BATCH, features=["id"])
     chain = other.sharding_filter()
@@ -153,7 +153,7 @@ def run(loader: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("running", [False, True])
-def test_all_loaders_give_the_same_and_are_pickled(path: Path, running: bool) -> None:
+def test_all_loaders_yield_the_same_batches_and_can_be_pickled(path: Path, running: bool) -> None:
     kinds: list[Any] = [SeqRecordPipe, SeqRecordIterableDataset, SeqRecordNode]
     runs = []
     for kind in kinds:
@@ -192,11 +192,11 @@ def address(batch: dict[str, Any], feature: str = "image") -> int:
     return int(batch[feature].untyped_storage().data_ptr())
 
 
-# ---- what it makes of clips
+# ---- collated values
 
 
-def test_batches_are_those_of_a_pipe(path: Path) -> None:
-    """The same as with batch_size, but for the order, which depends on it; of any collection."""
+def test_collated_batches_contain_the_clips_of_a_pipe(path: Path) -> None:
+    """Any collection of clips is accepted; the order depends on `batch_size`."""
     for kind in (list, deque):
         pipe: Any = SeqRecordPipe(path, **CLIPS)
         batches = pipe.batch(4, wrapper_class=kind).collate(seqrecord.collate)
@@ -205,7 +205,7 @@ def test_batches_are_those_of_a_pipe(path: Path) -> None:
         assert found == [name for clip in SeqRecordPipe(path, **CLIPS) for name in names(clip)]
 
 
-def test_values_are_those_of_default_collate() -> None:
+def test_values_equal_default_collate() -> None:
     clips = [
         {
             "image": torch.full((2, 3), i, dtype=torch.uint8),
@@ -244,12 +244,12 @@ def test_other_values() -> None:
     seqrecord.collate([{"x": weight * 2}, {"x": weight * 3}])["x"].sum().backward()
     assert weight.grad is not None
     assert weight.grad.tolist() == [5, 5]
-    table = torch.arange(12).reshape(4, 3)  # which a batch must not share
+    table = torch.arange(12).reshape(4, 3)  # a batch must not share its memory
     seqrecord.collate([{"x": row} for row in table])["x"][:] = 0
     assert table.sum() == 66
 
 
-def test_views_that_torch_has_not_computed_yet() -> None:
+def test_views_not_yet_computed_by_torch_are_resolved() -> None:
     for size in (2, 40_000):  # copied by torch, and by NumPy
         numbers = torch.arange(2 * size, dtype=torch.float32).reshape(size, 2)
         whole = torch.view_as_complex(numbers)
@@ -281,7 +281,7 @@ BAD: list[tuple[Any, list[str]]] = [
     ([{"a": 0.5}, {"a": 1j}], ["feature: a", "numbers of one kind", "got: [0.5, 1j]"]),
     ([{"a": np.ones(2, ">f4")}] * 2, ["feature: a", "the machine's byte order", "'>f4'"]),
     ([{"a": np.ones(2, np.longdouble)}] * 2, ["feature: a", "a dtype that torch has"]),
-    # Made by the test: nested tensors import torch._dynamo and sympy, 2 s and 70 MB.
+    # Created in the test: nested tensors import torch._dynamo and sympy, 2 s and 70 MB.
     (
         lambda: [{"a": jagged(2)}, {"a": torch.ones(2)}],
         ["nested, torch.jagged", "torch.strided float32"],
@@ -290,11 +290,11 @@ BAD: list[tuple[Any, list[str]]] = [
 ]
 
 
-def test_what_makes_no_batch(path: Path) -> None:
-    for clips, said in BAD:
+def test_values_that_cannot_be_collated_are_refused(path: Path) -> None:
+    for clips, parts in BAD:
         with pytest.raises(ClipError) as caught:
             seqrecord.collate(clips() if callable(clips) else clips)
-        assert [part for part in said if part not in str(caught.value)] == []
+        assert [part for part in parts if part not in str(caught.value)] == []
     loader: Any = SeqRecordPipe(path, **CLIPS, batch_size=3)
     with pytest.raises(ClipError, match="the loader has a batch_size") as caught:
         next(iter(loader.batch(2).collate(seqrecord.collate)))
@@ -305,7 +305,7 @@ def test_what_makes_no_batch(path: Path) -> None:
 # ---- memory
 
 
-def test_memory_of_shuffled_clips_is_used_again_unless_a_batch_is_kept(path: Path) -> None:
+def test_memory_of_shuffled_clips_is_reused_unless_a_batch_is_kept(path: Path) -> None:
     pipe: Any = SeqRecordPipe(path, **CLIPS)
     batches = pipe.shuffle(buffer_size=30).batch(4).collate(seqrecord.collate)
     found, seen = [], []
@@ -328,7 +328,7 @@ def test_parts_of_clips_are_copied(path: Path) -> None:
         assert address(batch) != address(clips[0])
 
 
-def test_memory_goes_with_the_last_loader(tmp_path: Path) -> None:
+def test_memory_is_freed_with_the_last_loader(tmp_path: Path) -> None:
     path = write_numbered(tmp_path / "records", shape=LARGE)
     image = 3 * 64 * 88 * 3  # bytes of a clip
 
@@ -351,7 +351,7 @@ def test_memory_goes_with_the_last_loader(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-# ---- in a DataLoader, with workers or without
+# ---- in a DataLoader, with and without workers
 
 
 @pytest.mark.parametrize(("by_number", "workers"), [(False, 0), (False, 2), (True, 2)])
@@ -392,7 +392,7 @@ def test_workers_send_batches_without_a_copy(path: Path, shuffled: bool) -> None
     assert mapped().keys() <= before
 
 
-# ---- clips by their number
+# ---- map-style datasets
 
 
 def numbered(path: Path, **more: Any) -> SeqRecordMapDataset:
@@ -404,16 +404,16 @@ def numbered(path: Path, **more: Any) -> SeqRecordMapDataset:
     [{}, {"features": ["image", "id"]}, {"features": ["note"]}, {"dilation": 2, "stride": 2}],
     ids=["all", "fixed", "variable", "dilation"],
 )
-def test_clips_of_a_call_are_those_of_single_calls(path: Path, more: dict[str, Any]) -> None:
+def test_clips_of_a_call_equal_clips_of_single_calls(path: Path, more: dict[str, Any]) -> None:
     dataset = numbered(path, **more)
     expected = digests(SeqRecordPipe(path, clip_len=3, shuffle=False, **more))
     assert [digest(dataset[number]) for number in range(len(dataset))] == expected
     assert digest(dataset[-1]) == expected[-1]
     rng = np.random.default_rng(0)
     every = list(range(len(dataset)))
-    asked: list[Any] = [every, every[::-1], [5], [5, 5, 4, 5, 6], [-1, 0, np.int64(3)], []]
-    asked += [rng.integers(0, len(dataset), 7) for _ in range(20)]
-    for numbers in asked:
+    requests: list[Any] = [every, every[::-1], [5], [5, 5, 4, 5, 6], [-1, 0, np.int64(3)], []]
+    requests += [rng.integers(0, len(dataset), 7) for _ in range(20)]
+    for numbers in requests:
         found = dataset.__getitems__(numbers)
         assert digests(found) == [expected[number] for number in numbers]
     for number in (len(dataset), -len(dataset) - 1, 1 << 70):
@@ -455,14 +455,14 @@ def test_clips_of_a_call_are_joined_and_their_memory_is_used_again(path: Path) -
         addresses.append(address(batch))
         del clips, batch
     assert len(set(addresses)) == 1
-    # Clips that were changed are collated as they are.
+    # Changed clips are collated with their changes.
     clips = dataset.__getitems__([7, 3, 12])
     clips[1]["label"] = clips[0]["label"] = clips[2]["label"] = 5
     clips[2]["id"] = clips[2]["id"] + 1
     batch = seqrecord.collate(clips)
     assert batch["label"].tolist() == [5, 5, 5]
     assert batch["id"].tolist() == [clip["id"].tolist() for clip in clips]
-    # Those that are kept stay as they are.
+    # Clips that are kept do not change.
     calls = [dataset.__getitems__([i, i + 1, i + 5]) for i in range(9)]
     kept = [clips[i % 3] for i, clips in enumerate(calls)] + [dataset[i] for i in range(9)]
     del calls
@@ -471,7 +471,7 @@ def test_clips_of_a_call_are_joined_and_their_memory_is_used_again(path: Path) -
         check(clip, ["image", "id"], 3)
 
 
-def test_an_error_of_a_call_names_its_place(path: Path) -> None:
+def test_an_error_in_a_call_names_episode_and_frame(path: Path) -> None:
     def transform(frame: dict[str, Any]) -> dict[str, Any]:
         if frame["id"].tolist() == [0, 6]:
             raise ZeroDivisionError("six")
@@ -483,5 +483,5 @@ def test_an_error_of_a_call_names_its_place(path: Path) -> None:
     notes = getattr(caught.value, "__notes__", caught.value.args)
     assert "set/0" in notes[0]
     assert "frame 6" in notes[0]
-    found = dataset.__getitems__([0, 9])  # it goes on
+    found = dataset.__getitems__([0, 9])  # later calls work
     assert [clip["start"] for clip in found] == [0, 9]

@@ -1,4 +1,4 @@
-"""Datasets pushed to the Hugging Face Hub, here a stub of it; and read there again."""
+"""Datasets pushed to a stub of the Hugging Face Hub and read from it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ pytestmark = pytest.mark.filterwarnings(  # of huggingface_hub 2.4.0, about its 
 
 
 @pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By LFS, too: Xet's client asks no stub."""
+def _without_login_and_xet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uploads use LFS, since Xet's client cannot use a stub."""
     without_login(monkeypatch, tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True, raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_PROGRESS_BARS", True)
@@ -43,7 +43,7 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[HubStub]:
-    """A Hub that has no such dataset yet."""
+    """A Hub without the dataset."""
     (tmp_path / "repo").mkdir()
     with HubStub(tmp_path / "repo", token="hf_S3CRET", exists=False) as stub:
         yield stub
@@ -51,7 +51,7 @@ def hub(tmp_path: Path) -> Iterator[HubStub]:
 
 @pytest.fixture
 def records(tmp_path: Path) -> Path:
-    """A dataset of one episode, of two record files."""
+    """A dataset of one episode in two record files."""
     _append(tmp_path / "records", "one", mode="create")
     return tmp_path / "records"
 
@@ -74,12 +74,12 @@ def _push(dataset: Any, hub: HubStub, url: str = "", **options: Any) -> export.H
     return export.to_hub(dataset, url or hub.url, storage_options=_options(hub), **options)
 
 
-def _there(hub: HubStub, url: str = "", **options: Any) -> dict[str, list[Any]]:
+def _read_pushed(hub: HubStub, url: str = "", **options: Any) -> dict[str, list[Any]]:
     return read_all(url or hub.url, storage_options=_options(hub), **options)
 
 
 def _paths(folder: Path) -> set[str]:
-    """The files of a dataset that has had no other version."""
+    """Files of a dataset except for saved manifests."""
     return {
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*")
@@ -91,7 +91,7 @@ def _card(hub: HubStub, revision: str = "main") -> str:
     return hub.read("README.md", revision).decode()
 
 
-def test_what_is_pushed_is_what_is_read(hub: HubStub, records: Path) -> None:
+def test_a_pushed_dataset_reads_back_equal(hub: HubStub, records: Path) -> None:
     done = _push(records, hub, private=True, tag="v1", message="the first", license="mit")
     head = hub.branches["main"]
     assert done.url == f"{hub.url}@{head}"
@@ -102,29 +102,29 @@ def test_what_is_pushed_is_what_is_read(hub: HubStub, records: Path) -> None:
     for path in _paths(records):
         assert hub.read(path) == (records / path).read_bytes()
     for url in (hub.url, f"{hub.url}@v1"):
-        np.testing.assert_equal(_there(hub, url), read_all(records))
-    assert not hub.leaked, "the store of files in LFS gets no token"
+        np.testing.assert_equal(_read_pushed(hub, url), read_all(records))
+    assert not hub.leaked, "the LFS store gets no token"
 
 
 def test_the_card(hub: HubStub, records: Path) -> None:
-    """That of somebody else stays."""
+    """An edited card is kept."""
     import huggingface_hub
 
     _push(records, hub, license="cc-by-4.0")
     text = _card(hub)
     card: Any = huggingface_hub.DatasetCard(text)
     assert card.data.to_dict() == {"license": "cc-by-4.0", "tags": ["seqrecord"], "viewer": False}
-    for said in (
+    for part in (
         "1 episode, 4 frames",
         "| `image_left` | uint8 | 32 x 40 x 3 |  | 4 |",
         "| `range` | uint16 | ? x 40 |",
         f'dataset = seqrecord.open("{hub.url}")',
     ):
-        assert said in text
+        assert part in text
     _append(records, "two")
     _push(records, hub)
     assert "2 episodes, 8 frames" in _card(hub)
-    assert "license: cc-by-4.0" in _card(hub), "that of the card before"
+    assert "license: cc-by-4.0" in _card(hub), "license of the previous card"
     files = hub.commits[hub.branches["main"]]
     edited = f"{_card(hub)}Recorded in our kitchen.\n"
     (hub.folder / "README.md").write_text(edited)
@@ -140,13 +140,13 @@ def test_the_card(hub: HubStub, records: Path) -> None:
     assert "kitchen" not in _card(hub)
 
 
-def test_a_dataset_that_has_grown_sends_what_is_new(hub: HubStub, records: Path) -> None:
+def test_pushing_a_grown_dataset_sends_only_new_files(hub: HubStub, records: Path) -> None:
     _push(records, hub, tag="v1")
     first, before = read_all(records), len(hub.uploads)
     old = _paths(records)
     assert _push(records, hub).sent == ()
     assert _push(records, hub, tag="v1").url == f"{hub.url}@{hub.branches['v1']}"
-    assert (len(hub.messages), len(hub.uploads)) == (1, before), "there was nothing to push"
+    assert (len(hub.messages), len(hub.uploads)) == (1, before), "no changes to push"
     _append(records, "two")
     done = _push(records, hub)
     new = {path for path in _paths(records) if (records / path).is_file()} - old
@@ -155,15 +155,15 @@ def test_a_dataset_that_has_grown_sends_what_is_new(hub: HubStub, records: Path)
     assert done.removed
     assert not hub.commits[hub.branches["main"]].keys() & set(done.removed)
     assert set(hub.commits[hub.branches["v1"]]) >= set(done.removed)
-    np.testing.assert_equal(_there(hub), read_all(records))
-    np.testing.assert_equal(_there(hub, f"{hub.url}@v1"), first)
+    np.testing.assert_equal(_read_pushed(hub), read_all(records))
+    np.testing.assert_equal(_read_pushed(hub, f"{hub.url}@v1"), first)
     with pytest.raises(ConflictError) as info:
         _push(records, hub, tag="v1")
     assert info.value.got == "v1"
 
 
 def test_another_branch(hub: HubStub, records: Path) -> None:
-    """Of a repository that is there, with files that are no dataset's."""
+    """A new branch of a repository with other files."""
     hub.exists = True
     (hub.folder / "notes.txt").write_text("mine")
     hub.commit()
@@ -171,11 +171,11 @@ def test_another_branch(hub: HubStub, records: Path) -> None:
     _push(records, hub, url)
     assert hub.read("notes.txt", "next/2") == b"mine"
     assert set(hub.commits[hub.branches["main"]]) == {"notes.txt"}
-    np.testing.assert_equal(_there(hub, url), read_all(records))
+    np.testing.assert_equal(_read_pushed(hub, url), read_all(records))
     assert f'seqrecord.open("{url}")' in hub.read("README.md", "next/2").decode()
 
 
-def test_another_dataset_is_not_replaced_unasked(
+def test_another_dataset_is_replaced_only_on_request(
     hub: HubStub, records: Path, tmp_path: Path
 ) -> None:
     _push(records, hub)
@@ -190,10 +190,10 @@ def test_another_dataset_is_not_replaced_unasked(
         assert hub.branches["main"] == head
     done = _push(tmp_path / "other", hub, replace=True)
     assert len(done.removed) >= 4
-    np.testing.assert_equal(_there(hub), read_all(tmp_path / "other"))
+    np.testing.assert_equal(_read_pushed(hub), read_all(tmp_path / "other"))
 
 
-def test_a_push_that_fails_in_the_middle_or_is_overtaken(hub: HubStub, records: Path) -> None:
+def test_a_push_that_fails_in_the_middle_is_resumed(hub: HubStub, records: Path) -> None:
     _push(records, hub)
     before, frames = hub.branches["main"], read_all(records)
     _append(records, "two")
@@ -201,22 +201,22 @@ def test_a_push_that_fails_in_the_middle_or_is_overtaken(hub: HubStub, records: 
     with pytest.raises(AccessError):
         _push(records, hub)
     assert hub.branches["main"] == before
-    np.testing.assert_equal(_there(hub), frames)
+    np.testing.assert_equal(_read_pushed(hub), frames)
     hub.most_uploads = None
     _push(records, hub)
-    assert len(hub.uploads) == len(set(hub.uploads)), "nothing is sent twice"
-    np.testing.assert_equal(_there(hub), read_all(records))
+    assert len(hub.uploads) == len(set(hub.uploads)), "no file is sent twice"
+    np.testing.assert_equal(_read_pushed(hub), read_all(records))
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_busy_hub_and_one_whose_answer_is_lost(hub: HubStub, records: Path) -> None:
+def test_rate_limits_lost_responses_and_concurrent_commits(hub: HubStub, records: Path) -> None:
     hub.limit, hub.lost = (8, 0.2), 1
     _push(records, hub, tag="v1")
     hub.limit = None
     assert len(hub.messages) == 1
     assert hub.branches["v1"] == hub.branches["main"]
-    np.testing.assert_equal(_there(hub), read_all(records))
-    # Somebody else commits meanwhile.
+    np.testing.assert_equal(_read_pushed(hub), read_all(records))
+    # A concurrent commit
     _append(records, "three")
     (hub.folder / "notes.txt").write_text("mine")
     hub.before_commit = hub.commit
@@ -225,7 +225,7 @@ def test_a_busy_hub_and_one_whose_answer_is_lost(hub: HubStub, records: Path) ->
     assert set(hub.commits[hub.branches["main"]]) == {"notes.txt"}
 
 
-def test_what_the_hub_refuses(hub: HubStub, records: Path) -> None:
+def test_requests_refused_by_the_hub(hub: HubStub, records: Path) -> None:
     with pytest.raises(DestinationError, match="license"):
         _push(records, hub, license="nonsense")
     with pytest.raises(StorageError, match="HF_TOKEN"):
@@ -243,7 +243,7 @@ def test_what_the_hub_refuses(hub: HubStub, records: Path) -> None:
         _push(records, hub)
 
 
-def test_datasets_and_places_that_are_not_pushed(
+def test_datasets_and_urls_that_cannot_be_pushed(
     hub: HubStub, records: Path, tmp_path: Path
 ) -> None:
     at = f"@{'0' * 40}"
@@ -264,47 +264,47 @@ def test_datasets_and_places_that_are_not_pushed(
         with pytest.raises(ConflictError):  # it has changed since it was opened
             _push(dataset, hub)
     _push(records, hub)
-    there = seqrecord.open(hub.url, storage_options=_options(hub))
-    with there, pytest.raises(LocationError, match="copy"):
-        _push(there, hub)
+    remote = seqrecord.open(hub.url, storage_options=_options(hub))
+    with remote, pytest.raises(LocationError, match="copy"):
+        _push(remote, hub)
 
 
 def test_an_index_of_an_original_on_the_hub(
     hub: HubStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever reads it says where the original is, as the card does."""
+    """Readers pass `originals`, as the card shows."""
     root = unpack(tmp_path, "lerobot_video_v3")
-    with HubStub(root, "org/original") as there:
-        options = {"endpoint": there.endpoint}
-        with seqrecord.open(there.url, storage_options=options) as dataset:
+    with HubStub(root, "org/original") as remote:
+        options = {"endpoint": remote.endpoint}
+        with seqrecord.open(remote.url, storage_options=options) as dataset:
             _push(dataset, hub)
-        original = f"{there.url}@{there.branches['main']}"
+        original = f"{remote.url}@{remote.branches['main']}"
         assert f'seqrecord.open("{hub.url}", originals="{original}")' in _card(hub)
         assert any(path.startswith("externals/") for path in hub.commits[hub.branches["main"]])
-        # The same endpoint serves both in the world; here each has a stub of its own.
-        with seqrecord.open(there.url, storage_options=options) as dataset:
+        # In production one endpoint serves both; here each has its own stub.
+        with seqrecord.open(remote.url, storage_options=options) as dataset:
             mine = dataset.contents.storage.url
         hub.token = None
         monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "another"))
         with pytest.raises(StorageError, match="originals="):
-            _there(hub)
-        np.testing.assert_equal(_there(hub, originals=root), read_all(mine, originals=root))
+            _read_pushed(hub)
+        np.testing.assert_equal(_read_pushed(hub, originals=root), read_all(mine, originals=root))
 
 
 def test_an_index_of_several_originals(hub: HubStub, tmp_path: Path) -> None:
-    """The card has a place for each."""
+    """The card has a URL for each."""
     made, places = [], {}
     for name in "ab":
         root = unpack(tmp_path / name, "lerobot_video_v3")
-        with HubStub(root, f"org/{name}") as there:
+        with HubStub(root, f"org/{name}") as remote:
             source = seqrecord.open_source(
-                there.url,
-                storage_options={"endpoint": there.endpoint},
+                remote.url,
+                storage_options={"endpoint": remote.endpoint},
                 features=["observation.images.front"],
             )
             made.append(tmp_path / f"index-{name}")
             seqrecord.convert(source, made[-1], in_place=True, workers=1)
-            places[there.url] = f"{there.url}@{there.branches['main']}"
+            places[remote.url] = f"{remote.url}@{remote.branches['main']}"
     both = tmp_path / "both"
     seqrecord.edit.merge_datasets(made, both, prefixes=["", "b/"])
     _push(both, hub)

@@ -31,7 +31,7 @@ from tests.datasets import (
 )
 from tests.storage_doubles import CountingStorage, FailAt, FailTransiently, FaultyStorage
 
-# Forking with threads is what some of these tests are about.
+# Some tests fork a process with threads on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 Written = dict[str, list[SmallFrame]]
@@ -40,7 +40,7 @@ KEY = "alpha/Easy/P000"
 
 @pytest.fixture(scope="module")
 def written() -> Written:
-    """What is in `small`."""
+    """Frames of `small`."""
     return {key: small_frames(i, count) for i, (key, count) in enumerate(EPISODES.items())}
 
 
@@ -87,7 +87,7 @@ def test_frames_and_slices_are_as_written(small: Path, written: Written, verify:
                     assert found["photo"].shape == (0, 32, 40, 3)
 
 
-def test_frames_and_features_that_are_not_there(dataset: Dataset) -> None:
+def test_missing_frames_and_features_are_errors(dataset: Dataset) -> None:
     episode = dataset.episodes[KEY]
     for outside in ([-1], [11]):
         with pytest.raises(IndexError):
@@ -115,7 +115,7 @@ def test_frames_and_features_that_are_not_there(dataset: Dataset) -> None:
 # The dataset
 
 
-def test_it_tells_what_it_holds(dataset: Dataset) -> None:
+def test_contents_of_a_dataset(dataset: Dataset) -> None:
     assert dict(zip(dataset.episodes, map(len, dataset.episodes.values()), strict=True)) == EPISODES
     assert dataset.num_frames == 17
     features = [
@@ -137,10 +137,10 @@ def test_it_tells_what_it_holds(dataset: Dataset) -> None:
             dataset.find_episodes(nothing)
     first = beta[0]["pose"]
     dataset.close()
-    same(beta[0]["pose"], first)  # it opens again
+    same(beta[0]["pose"], first)  # files are opened again
 
 
-def test_what_a_notebook_shows_is_read_from_the_index(small: Path) -> None:
+def test_html_for_notebooks_is_read_from_the_index(small: Path) -> None:
     storage = CountingStorage(LocalStorage(small))
     dataset = seqrecord.open(storage)
     storage.reset()
@@ -163,7 +163,7 @@ def _cells(html: str) -> list[list[str]]:
     return [re.findall(r"<t[dh]>([^<]*)<", row) for row in rows]
 
 
-def test_what_a_notebook_shows_is_escaped_and_small(tmp_path: Path) -> None:
+def test_html_for_notebooks_is_escaped_and_small(tmp_path: Path) -> None:
     key = "<script>alert('key')</script>"
     metadata: dict[str, Any] = {f"number {i}": i for i in range(1000)}
     first = {"<b>name</b>": '<img src="x" onerror="alert(1)">', "frames": "&amp;"}
@@ -184,7 +184,7 @@ def test_what_a_notebook_shows_is_escaped_and_small(tmp_path: Path) -> None:
 
 def test_an_append_is_seen_by_the_next_open(tmp_path: Path) -> None:
     write_small(tmp_path)
-    storage = LocalStorage(tmp_path)  # one storage all along, so that its handles are old
+    storage = LocalStorage(tmp_path)  # one storage throughout, with old handles
     before = seqrecord.open(storage)
     again = pickle.dumps(before)
     write_small(tmp_path, episodes={"late/Easy/P000": 3}, mode="append")
@@ -194,7 +194,7 @@ def test_an_append_is_seen_by_the_next_open(tmp_path: Path) -> None:
     assert pickle.loads(again).num_frames == 17
 
 
-# What is read
+# Bytes read
 
 
 def needed(dataset: Dataset, key: str, chunks: range) -> int:
@@ -205,7 +205,7 @@ def needed(dataset: Dataset, key: str, chunks: range) -> int:
     return sum(page.stop - page.start for page in pages)
 
 
-def test_only_what_is_asked_for_is_read(small: Path, written: Written) -> None:
+def test_only_requested_pages_are_read(small: Path, written: Written) -> None:
     storage = CountingStorage(LocalStorage(small))
     for features in (["pose"], ["flow", "mask"], ["image_left", "step"], None):
         dataset = seqrecord.open(storage, features=features)
@@ -230,7 +230,7 @@ def test_only_what_is_asked_for_is_read(small: Path, written: Written) -> None:
     dataset.episodes["alpha/Easy/P001"][0:4]
     ((path, ranges),) = storage.ranges.items()
     assert path.startswith("records/")
-    assert len(ranges) == 1, "pages that lie together are one range"
+    assert len(ranges) == 1, "adjacent pages are one range"
     # Without verify only the frame is read.
     for name in ("image_left", "photo", "range", "step"):
         dataset = seqrecord.open(storage, features=[name], verify=False)
@@ -291,16 +291,16 @@ def test_many_threads_read_one_dataset(dataset: Dataset, written: Written) -> No
 
 @pytest.fixture(scope="module")
 def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """800,000 chunks of 8 frames, of which the table is large enough to be mapped."""
+    """800,000 chunks of 8 frames; the table is large enough to be memory-mapped."""
     folder = tmp_path_factory.mktemp("big")
     write_big_index(folder, episodes=10_000, frames=640, chunk_frames=8)
-    os.sync()  # what is not yet on the disk counts as memory of who maps it
+    os.sync()  # unwritten pages count as memory of processes that map them
     return folder
 
 
 def test_opening_a_thousand_files_reads_manifest_and_index_only(big: Path) -> None:
     storage = CountingStorage(LocalStorage(big))
-    start = time.process_time()  # however long it waits for a core
+    start = time.process_time()  # CPU time, without waiting for a core
     dataset = seqrecord.open(storage)
     assert time.process_time() - start < 5
     assert set(storage.ranges) == {"manifest.json"} | {
@@ -346,7 +346,7 @@ def _send_mapped(connection: Any, dataset: Dataset) -> None:
 @pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_workers_share_the_mapped_index(big: Path, method: str) -> None:
     with seqrecord.open(big) as dataset:
-        # The manifest travels with it, for it may be replaced; the index does not.
+        # A pickle contains the manifest, which may be replaced, but not the index.
         assert len(pickle.dumps(dataset)) < 300_000
         context: Any = multiprocessing.get_context(method)
         receiver, sender = context.Pipe(duplex=False)

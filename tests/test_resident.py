@@ -1,4 +1,4 @@
-"""Frames that are decoded once in a training: residency, fixed shards, full shuffles, resuming."""
+"""Frames decoded once per training: residency, fixed shards, full shuffles, resuming."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NUM_CLIPS = sum(length - 3 for length in LENGTHS.values())
 
 @lru_cache
 def frames_of(path: Path) -> dict[str, dict[str, Any]]:
-    """What a dataset has, without a loader."""
+    """Frames of a dataset, read without a loader."""
     with seqrecord.open(path) as dataset:
         return {key: episode[:] for key, episode in dataset.episodes.items()}
 
@@ -77,15 +77,15 @@ def path(request: pytest.FixtureRequest) -> Path:
 
 
 def clips_of(path: Path, loader: Any, length: int = 4, step: int = 1) -> list[tuple[str, int]]:
-    """The clips of an iteration, whose frames are right."""
+    """Clips of an iteration; checks their frames."""
     found, frames = [], frames_of(path)
     for batch in loader:
         if isinstance(batch["episode"], str):
             batch = {n: [v] if n in ("episode", "start") else v[None] for n, v in batch.items()}
         clips = list(zip(batch["episode"], map(int, batch["start"]), strict=True))
         for name in {"image", "id"} & batch.keys():
-            some = [frames[key][name][i : i + length * step : step] for key, i in clips]
-            assert np.array_equal(batch[name], np.stack(some))
+            expected = [frames[key][name][i : i + length * step : step] for key, i in clips]
+            assert np.array_equal(batch[name], np.stack(expected))
         found += clips
     return found
 
@@ -97,7 +97,7 @@ def every_clip() -> list[tuple[str, int]]:
 OF_VIDEO = pytest.mark.parametrize(
     "path", ["video", pytest.param("images", marks=pytest.mark.slow)], indirect=True
 )
-"""Whose frames stay does not depend on the codec: with images they are slow tests."""
+"""Residency does not depend on the codec: cases with images are slow tests."""
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -151,7 +151,7 @@ def test_one_process_decodes_each_frame_once(path: Path, options: dict[str, Any]
     ids=str,
 )
 def test_ranks_keep_their_clips(path: Path, num_ranks: int, options: dict[str, Any]) -> None:
-    """Each clip comes once in an epoch over all ranks, and each rank decodes only its own."""
+    """Ranks together yield each clip once per epoch; each rank decodes only its own frames."""
     pipes = [
         SeqRecordPipe(path, **CLIPS, **options, rank=i, world_size=num_ranks)
         for i in range(num_ranks)
@@ -173,13 +173,13 @@ def test_ranks_keep_their_clips(path: Path, num_ranks: int, options: dict[str, A
     assert sum(decoded[0]) < 2 * FRAMES
     assert not is_whole or decoded[1:] == [[0] * num_ranks] * 2
     nbytes = sum(one["image"].nbytes + one["id"].nbytes for one in frames_of(path).values())
-    held = [pipe.stats()["peak_buffer_bytes"] for pipe in pipes]
-    assert sum(held) < 1.6 * nbytes
-    assert max(held) < nbytes
+    peaks = [pipe.stats()["peak_buffer_bytes"] for pipe in pipes]
+    assert sum(peaks) < 1.6 * nbytes
+    assert max(peaks) < nbytes
 
 
-def test_the_order_is_a_function_of_settings_alone(video: Path) -> None:
-    """An epoch that another process begins with, and other engine options, change nothing."""
+def test_the_order_depends_only_on_settings(video: Path) -> None:
+    """Another first epoch and other engine options do not change it."""
 
     def make(**more: Any) -> Any:
         return SeqRecordPipe(video, **CLIPS, rank=1, world_size=2, **more)
@@ -191,13 +191,13 @@ def test_the_order_is_a_function_of_settings_alone(video: Path) -> None:
         other = make(engine=EngineOptions(num_threads=1))
         other.set_epoch(number)
         assert digests(other) == epochs[number]
-    # Shards change where that is asked for.
+    # Shards change with `fixed_shards=False` or little memory.
     shards = []
     for more in ({}, {"memory_limit": "450KiB"}):
         pipe = make(fixed_shards=False) if not more else make(**more)
         shards.append([frozenset(clips_of(video, pipe)) for _ in range(3)])
     assert len(set(shards[0])) == 3
-    assert shards[1] == shards[0], "as today"
+    assert shards[1] == shards[0], "shards change with little memory"
 
 
 def test_weighted_clips_and_clips_of_a_device(video: Path) -> None:
@@ -224,7 +224,7 @@ def test_weighted_clips_and_clips_of_a_device(video: Path) -> None:
 
 @OF_VIDEO
 def test_memory_is_within_the_limit(path: Path) -> None:
-    """Frames stay where all fit, and a smaller limit decodes anew; both within the limit."""
+    """Frames stay if all fit; with less memory they are decoded again. Both keep the limit."""
     nbytes = sum(one["image"].nbytes + one["id"].nbytes for one in frames_of(path).values())
     kept = []
     for limit in (nbytes, 5 * nbytes // 4, 4 * nbytes + (8 << 20)):
@@ -247,11 +247,11 @@ def test_results_of_a_transform(path: Path) -> None:
         pipe = SeqRecordPipe(path, **CLIPS, frame_transform=scaled, **given)
         for epoch in range(3):
             for batch in pipe:
-                some = [frames_of(path)[key]["image"][i : i + 4] for key, i in names(batch)]
-                assert np.array_equal(batch["image"], np.stack(some)[:, :, ::2, ::2] // 2)
+                clips = [frames_of(path)[key]["image"][i : i + 4] for key, i in names(batch)]
+                assert np.array_equal(batch["image"], np.stack(clips)[:, :, ::2, ::2] // 2)
             assert (pipe.stats()["frames_decoded"] == 0) == (is_declared and epoch > 0)
     rng = np.random.default_rng(0)
-    with pytest.raises(seqrecord.ClipError, match="frame_transform"):  # it draws
+    with pytest.raises(seqrecord.ClipError, match="frame_transform"):  # random
         SeqRecordPipe(
             path,
             **CLIPS,
@@ -271,7 +271,7 @@ def test_every_position_resumes(video: Path, options: dict[str, Any]) -> None:
     )
 
 
-def test_a_place_in_order_resumes(video: Path) -> None:
+def test_positions_without_shuffle_resume(video: Path) -> None:
     def make() -> SeqRecordIterableDataset:
         return SeqRecordIterableDataset(video, **CLIPS, shuffle=False, rank=0, world_size=2)
 
@@ -284,8 +284,8 @@ def test_a_place_in_order_resumes(video: Path) -> None:
 
 
 @pytest.mark.parametrize(("epoch", "before", "after"), [(0, 1, 2), (1, 3, 1), (2, 2, 5)])
-def test_other_ranks_go_on(video: Path, epoch: int, before: int, after: int) -> None:
-    """What is left of the epoch comes once, over all ranks; the next epoch has every clip."""
+def test_other_numbers_of_ranks_resume(video: Path, epoch: int, before: int, after: int) -> None:
+    """Ranks together yield the remaining clips once; the next epoch has every clip."""
     given: list[tuple[str, int]] = []
     states = []
     for rank in range(before):
@@ -312,7 +312,7 @@ def test_a_state_needs_memory_for_its_order(video: Path) -> None:
         SeqRecordPipe(video, **CLIPS, memory_limit="450KiB").load_state_dict(state)
     with pytest.raises(StateError, match="fixed_shards"):
         SeqRecordPipe(video, **CLIPS, fixed_shards=False).load_state_dict(state)
-    # A state of less memory goes on in more, in its order.
+    # A state saved with less memory resumes with more, in its order.
     small = SeqRecordPipe(video, **CLIPS, memory_limit="450KiB")
     state, whole = small.state_dict(), [digests(small) for _ in range(3)]
     pipe = resumed(SeqRecordPipe(video, **CLIPS), state)
@@ -356,11 +356,11 @@ def test_workers(video: Path, tmp_path: Path) -> None:
 
     kept = epochs(persistent_workers=True)
     assert "persistent_workers" not in log.read_text()
-    anew = epochs()
+    restarted = epochs()
     assert log.read_text().count("persistent_workers=True") == 1
     logging.getLogger("seqrecord").removeHandler(handler)
     handler.close()
-    assert kept == anew
+    assert kept == restarted
     for clips in kept:
         assert set(clips) == set(every_clip())
     check_stateful_loader(
@@ -370,7 +370,7 @@ def test_workers(video: Path, tmp_path: Path) -> None:
     )
 
 
-def test_which_frames_stay_for_their_size(tmp_path: Path) -> None:
+def test_residency_depends_on_the_size_of_frames(tmp_path: Path) -> None:
     depth = seqrecord.FeatureSpec("depth", np.dtype("uint16"), (200, 200), kind="depth", unit="mm")
     schema = seqrecord.Schema([depth])
     with SeqRecordWriter(tmp_path / "d", schema=schema) as writer, writer.episode("a") as episode:
@@ -404,21 +404,21 @@ def test_the_map_style_class_decodes_once(path: Path, given: dict[str, Any]) -> 
     if "frame_transform" in given:
         given = {**given, "deterministic_transform": True}
     kept = seqrecord.SeqRecordMapDataset(path, **given)
-    anew = seqrecord.SeqRecordMapDataset(path, **given, memory_limit=0)
+    uncached = seqrecord.SeqRecordMapDataset(path, **given, memory_limit=0)
     order = np.random.default_rng(0).permutation(len(kept)).tolist()
     parts = [order[i : i + 20] for i in range(0, len(order), 20)]
-    expected = [digests(anew.__getitems__(some)) for some in parts]
+    expected = [digests(uncached.__getitems__(part)) for part in parts]
     for _ in range(2):
-        assert [digests(kept.__getitems__(some)) for some in parts] == expected
+        assert [digests(kept.__getitems__(part)) for part in parts] == expected
     stats = kept.stats()
     assert stats["frames_decoded"] <= 2 * FRAMES  # image and id, where they are read apart
-    assert anew.stats()["frames_decoded"] > 2 * FRAMES
+    assert uncached.stats()["frames_decoded"] > 2 * FRAMES
     kept.__getitems__(order)
     assert kept.stats()["bytes_read"] == stats["bytes_read"]
 
 
 @pytest.mark.parametrize(("ranks", "options"), [(3, {}), (2, {"memory_limit": "450KiB"})])
-def test_plan_says_what_stays(video: Path, ranks: int, options: dict[str, Any]) -> None:
+def test_plan_reports_resident_features(video: Path, ranks: int, options: dict[str, Any]) -> None:
     report = seqrecord.plan(video, epochs=4, **CLIPS, **options, ranks=ranks)
     decoded, stats = 0, dict[str, Any]()
     for rank in range(ranks):
@@ -442,7 +442,7 @@ IMAGES = {"raw": (32, 48), "png": (160, 160), "jpeg": (160, 160), "balanced": (1
 
 
 def write_original(root: Path, codec: str) -> None:
-    """Two episodes of images that are read in place: video files, or a file an image."""
+    """Two episodes of images that are read in place: video files, or one file per image."""
     root.mkdir()
     for number, key in enumerate("ab"):
         images = moving(COUNT, seed=number, size=IMAGES.get(codec, (32, 48)))

@@ -1,4 +1,4 @@
-"""Loaders whose batches' rows follow episodes: what they give, resume, refuse, and hold."""
+"""Loaders with order="sequences": rows, resuming, errors, memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def stream(path: Path, **settings: Any) -> SeqRecordIterableDataset:
 def follow(
     batches: Iterable[dict[str, Any]], features: list[str], length: int, *, dilation: int = 1
 ) -> list[list[tuple[str, int]]]:
-    """The clips of each row, whose values, `is_first` and `is_last` are right."""
+    """Clips of each row; checks values, `is_first` and `is_last`."""
     rows: list[list[tuple[str, int]]] = []
     flags: list[list[tuple[bool, bool]]] = []
     size = None
@@ -70,10 +70,10 @@ def follow(
             rows[b].append(clip)
             flags[b].append((bool(first[b]), bool(last[b])))
     stride = length * dilation
-    for row, said in zip(rows, flags, strict=True):
-        goes_on = [b == (a[0], a[1] + stride) for a, b in pairwise(row)]
-        firsts, lasts = [True, *(not g for g in goes_on)], [*(not g for g in goes_on), True]
-        assert said == list(zip(firsts, lasts, strict=True))
+    for row, found in zip(rows, flags, strict=True):
+        continues = [b == (a[0], a[1] + stride) for a, b in pairwise(row)]
+        firsts, lasts = [True, *(not g for g in continues)], [*(not g for g in continues), True]
+        assert found == list(zip(firsts, lasts, strict=True))
     return rows
 
 
@@ -102,7 +102,7 @@ def test_rows_follow_episodes(
 
 
 def sequences(clips: list[tuple[str, int]], stride: int) -> list[tuple[str, int]]:
-    """The first clips of sequences."""
+    """First clip of each sequence."""
     return [(key, start) for key, start in clips if (key, start - stride) not in clips]
 
 
@@ -156,7 +156,7 @@ def test_rows_of_each_worker(path: Path) -> None:
     assert sorted(c for row in rows for c in row) == sorted(possible_clips(FEATURES, 3, 3))
 
 
-def test_a_state_of_another_order(path: Path) -> None:
+def test_a_state_with_another_order_is_refused(path: Path) -> None:
     loader = stream(path)
     next(iter(loader))
     other = SeqRecordIterableDataset(
@@ -170,7 +170,7 @@ def test_a_state_of_another_order(path: Path) -> None:
         other.load_state_dict(state)
 
 
-def test_what_is_drawn_is_the_same_throughout_a_sequence(path: Path) -> None:
+def test_random_values_are_constant_within_a_sequence(path: Path) -> None:
     def function(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
         return {"image": clip["image"].copy(), "drawn": generator.integers(1 << 40, size=1)}
 
@@ -192,12 +192,12 @@ def test_what_is_drawn_is_the_same_throughout_a_sequence(path: Path) -> None:
     assert len({found[:2] for found in alone}) > 1
 
 
-def test_memory_is_that_of_a_clip_a_row(path: Path) -> None:
+def test_memory_is_one_clip_per_row(path: Path) -> None:
     frame = 6 * 8 * 3 + 16
     make = partial(stream, path, clip_len=6, batch_size=4)  # chunks of images have 4 frames
     list(loader := make())
-    held = 4 * 2 * (6 + 3) * frame  # that of the next batch beside it
-    assert 0 < loader.stats()["peak_buffer_bytes"] <= held
+    most = 4 * 2 * (6 + 3) * frame  # this batch and the next
+    assert 0 < loader.stats()["peak_buffer_bytes"] <= most
     with pytest.raises(MemoryLimitError, match="too small for these sequences"):
         make(memory_limit=5000)
     least = least_memory(make)
@@ -206,7 +206,7 @@ def test_memory_is_that_of_a_clip_a_row(path: Path) -> None:
         make(memory_limit=least - 1)
 
 
-def test_what_cannot_be_is_an_error_at_once(path: Path, tmp_path: Path) -> None:
+def test_invalid_options_are_errors_at_once(path: Path, tmp_path: Path) -> None:
     usual: dict[str, Any] = {"clip_len": 3, "batch_size": 2, "order": "sequences"}
     several: list[tuple[dict[str, Any], str]] = [
         ({"order": "sequence"}, "order is not valid"),
@@ -231,7 +231,7 @@ def test_what_cannot_be_is_an_error_at_once(path: Path, tmp_path: Path) -> None:
     SeqRecordPipe(tmp_path, clip_len=3, batch_size=1)
 
 
-def test_drop_last_that_leaves_no_batch(path: Path) -> None:
+def test_drop_last_without_a_whole_batch_is_an_error(path: Path) -> None:
     usual: dict[str, Any] = {"drop_last": True, "even_batches": False, "clip_len": 9}
     loader = stream(path, batch_size=3, **usual)
     assert [len(row) for row in follow(loader, FEATURES, 9)] == [1, 1, 1]
@@ -241,7 +241,7 @@ def test_drop_last_that_leaves_no_batch(path: Path) -> None:
         iter(loader).__next__()
 
 
-def test_no_filter_picks_batches_from_the_rows(path: Path) -> None:
+def test_sharding_filter_is_refused(path: Path) -> None:
     pipe = SeqRecordPipe(path, clip_len=3, batch_size=2, order="sequences", features=FEATURES)
     assert sum(1 for _ in DataLoader(pipe.map(dict), batch_size=None)) == len(pipe)
     filtered = pipe.map(dict).sharding_filter()

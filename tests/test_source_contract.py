@@ -1,6 +1,6 @@
-"""What every source does, whatever its format: found, listed, read, chosen from, packed, broken.
+"""Contract of all sources: detection, listing, reading, selection, conversion, damage.
 
-A format has a row in `SETS`. What is its own alone is tested in a file of its own.
+Each format has a row in `SETS`, and a test file for its own features.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from tests.trees import make_frames, write_v1, write_v2
 class Set:
     """Originals of one format.
 
-    `write` makes at least two episodes in a folder, and `damage` breaks the one of them called
-    `bad`, by the path of a file below that folder that errors name; the others stay as they are.
+    `write` makes at least two episodes in a folder. `damage` breaks the episode `bad` by changing
+    `file`, which errors must name; other episodes stay readable.
     """
 
     source: str
@@ -100,7 +100,7 @@ def aloha(folder: Path) -> None:
         write_aloha(folder / f"episode_{number}.hdf5", number, 4 + number, compress=number == 1)
 
 
-def robomimic_says_more(path: Path) -> None:
+def robomimic_declares_more(path: Path) -> None:
     with h5py.File(path, "a") as file:
         file["data/demo_1"].attrs["num_samples"] = 6
 
@@ -149,7 +149,7 @@ def kitti(folder: Path) -> None:
 
 
 def damaged_zip(path: Path) -> None:
-    """Rows 8 and 9, of the last episode, become no compressed values."""
+    """Replaces the chunk of rows 8 and 9, of the last episode, with invalid data."""
     with zipfile.ZipFile(path) as file:
         values = {name: file.read(name) for name in file.namelist()}
     with zipfile.ZipFile(path, "w") as file:
@@ -174,7 +174,7 @@ SETS: dict[str, Set] = {
     "mcap": Set("Mcap", mcap_files, "b", "b.mcap", **_CLOCK),
     "rosbag2 of sqlite": Set("Mcap", _SQLITE, "run_1", "run_1/run_1.db3", **_CLOCK),
     "aloha": Set("Hdf5", aloha, "episode_1", "episode_1.hdf5", options={"jpeg_order": "rgb"}),
-    "robomimic": Set("Hdf5", robomimic, "demos/demo_1", "demos.hdf5", robomimic_says_more),
+    "robomimic": Set("Hdf5", robomimic, "demos/demo_1", "demos.hdf5", robomimic_declares_more),
     "droid": Set("Hdf5", droid, "Sat", "Sat/trajectory.h5"),
     "videos": Set("Video", originals.videos, "b", "b.mp4"),
     "tartanair": Set("TartanAir", tartanair, "house/Hard/P000", _RIGHT, **_KEEPS),
@@ -192,7 +192,7 @@ if importlib.util.find_spec("zarr") is not None:  # it needs Python 3.11
 
 
 def upload(folder: Path, url: str) -> str:
-    """Copy a folder to memory, as the filesystem of fsspec shows it."""
+    """Copies a folder to fsspec's memory file system."""
     memory = fsspec.filesystem("memory")
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -221,7 +221,7 @@ def whole(case: Set, written: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def root(written: Path, tmp_path: Path) -> Path:
-    """The folder with the originals, a copy for each test."""
+    """A copy of the originals for each test."""
     return shutil.copytree(written, tmp_path / "originals")
 
 
@@ -230,7 +230,7 @@ def opened(case: Set, root: Path, **more: Any) -> Source:
 
 
 def everything(source: Source, infos: Iterable[EpisodeInfo] = ()) -> dict[str, Any]:
-    """Of each episode what is known of it, its frames and its packets, to be compared."""
+    """Info, frames and video packets of each episode, for comparisons."""
     found = {}
     for info in infos or source.episodes():
         frames = [{n: _bytes(v) for n, v in frame.items()} for frame in source.frames(info)]
@@ -244,7 +244,7 @@ def _bytes(value: Any) -> bytes:
     return value.data if isinstance(value, EncodedImage) else np.asarray(value).tobytes()
 
 
-def test_it_is_found_listed_and_chosen_from(case: Set, written: Path) -> None:
+def test_detection_listing_and_selection(case: Set, written: Path) -> None:
     source = opened(case, written)
     assert type(source) is getattr(seqrecord.sources, f"{case.source}Source")
     assert isinstance(source, Source)
@@ -267,13 +267,13 @@ def test_it_is_found_listed_and_chosen_from(case: Set, written: Path) -> None:
         assert caught.value.episode == key
 
 
-def test_frames_are_as_the_schema_says(case: Set, written: Path) -> None:
+def test_frames_match_the_schema(case: Set, written: Path) -> None:
     for keep in {False, case.keeps_images}:
         source = opened(case, written, keep_encoded=keep)
         schema, kept = source.schema(), set()
-        said = schema.values()
+        specs = schema.values()
         check_kinds_and_units(
-            schema, {s.name: s.kind for s in said}, {s.name: s.unit for s in said}
+            schema, {s.name: s.kind for s in specs}, {s.name: s.unit for s in specs}
         )
         for info in source.episodes():
             frames = list(source.frames(info))
@@ -298,7 +298,7 @@ def test_frames_are_as_the_schema_says(case: Set, written: Path) -> None:
         assert kept == {n for n, spec in schema.items() if spec.codec and not spec.is_video}
 
 
-def test_a_pickled_one_is_the_same(case: Set, root: Path, whole: dict[str, Any]) -> None:
+def test_a_pickled_source_is_equal(case: Set, root: Path, whole: dict[str, Any]) -> None:
     fresh = pickle.loads(pickle.dumps(opened(case, root)))
     source = opened(case, root)
     assert everything(source) == whole
@@ -306,29 +306,29 @@ def test_a_pickled_one_is_the_same(case: Set, root: Path, whole: dict[str, Any])
     copy = pickle.loads(saved)
     assert copy == fresh == source
     assert copy.schema() == source.schema()
-    assert everything(copy, source.episodes()) == whole  # those that a worker is sent
-    case.damage_episode(root)  # it is a snapshot
+    assert everything(copy, source.episodes()) == whole  # infos as sent to workers
+    case.damage_episode(root)  # the pickle is a snapshot
     assert pickle.loads(saved).schema() == source.schema()
 
 
-def test_a_url_gives_what_a_folder_gives(
+def test_a_url_and_a_folder_give_the_same(
     case: Set, root: Path, whole: dict[str, Any], memory_url: str
 ) -> None:
-    """And what is left out of it; frames of videos, which would take requests, are not counted."""
+    """Episodes and inventory are equal, but video frames are not counted on a URL."""
     (root / "notes").mkdir()
     (root / "notes" / "lidar.pcd").write_text("x")
-    account = inventory_of(opened(case, root))
+    expected = inventory_of(opened(case, root))
     source = open_source(upload(root, memory_url), **case.options)
     found = inventory_of(source)
     notes = tuple(note for note in found.notes if not note.endswith("are not counted on a URL"))
-    assert replace(found, notes=notes) == account
-    assert LeftOut("notes/lidar.pcd", 1, "no reader") in account.left_out
+    assert replace(found, notes=notes) == expected
+    assert LeftOut("notes/lidar.pcd", 1, "no reader") in expected.left_out
     infos, copy = source.episodes(), pickle.loads(pickle.dumps(source))
     del source
     assert everything(copy, infos) == whole
 
 
-def test_a_broken_episode_is_left_out_and_packed_later(
+def test_a_damaged_episode_is_skipped_and_converted_later(
     case: Set, root: Path, whole: dict[str, Any]
 ) -> None:
     sound, records = (root / case.file).read_bytes(), root.parent / "records"
@@ -347,7 +347,7 @@ def test_a_broken_episode_is_left_out_and_packed_later(
     check_packed(records, source)
 
 
-def test_a_pipe_is_refused_and_not_waited_for(case: Set, root: Path) -> None:
+def test_a_named_pipe_is_refused_without_blocking(case: Set, root: Path) -> None:
     (root / case.file).unlink()
     os.mkfifo(root / case.file)
 
@@ -366,7 +366,7 @@ def test_a_pipe_is_refused_and_not_waited_for(case: Set, root: Path) -> None:
 
 
 def check_packed(records: Path, source: Source) -> None:
-    """The dataset has what the source gives, and the pictures of its videos."""
+    """Compares a dataset with its source, except for frames of videos."""
     videos = {name for name, spec in source.schema().items() if spec.is_video}
     with seqrecord.open(records) as dataset:
         for info in source.episodes():
@@ -380,13 +380,13 @@ def check_packed(records: Path, source: Source) -> None:
                     np.testing.assert_array_equal(stored[feature], value)
 
 
-FAST = ("lerobot with video", "folders", "mcap")  # in which two processes are started
+FAST = ("lerobot with video", "folders", "mcap")  # converted by two processes in fast tests
 
 
 @pytest.mark.parametrize(
     "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in SETS]
 )
-def test_two_processes_pack_what_the_source_gives(tmp_path: Path, name: str) -> None:
+def test_conversion_by_two_processes_equals_the_source(tmp_path: Path, name: str) -> None:
     case, root = SETS[name], tmp_path / "originals"
     root.mkdir()
     case.write(root)

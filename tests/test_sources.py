@@ -1,4 +1,4 @@
-"""TartanAir: every layout and root, every way to be broken; known layouts at any depth."""
+"""TartanAir: layouts, roots, damaged files; supported layouts at any depth."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ V1_FEATURES = [
 ]
 
 
-def told(schema: Schema) -> dict[str, tuple[str, str | None, str | None]]:
+def summary(schema: Schema) -> dict[str, tuple[str, str | None, str | None]]:
     return {n: (str(s).partition(": ")[2], s.kind, s.unit) for n, s in schema.items()}
 
 
@@ -74,7 +74,7 @@ def test_v1(tmp_path: Path) -> None:
         "mask": ("uint8 [6, 8]", "mask", None),
         "seg_left": ("uint8 [6, 8]", "segmentation", None),
         "pose_left": ("float64 [7]", "pose", "m"),
-    }.items() <= told(schema).items()
+    }.items() <= summary(schema).items()
     check_frames(source, 0, frames)
 
 
@@ -93,7 +93,7 @@ def test_v2(tmp_path: Path) -> None:
         "depth_lcam_front": ("float32 [6, 8]", "depth", "m"),
         "imu_acc": ("float64 [10, 3]", "imu", "m/s^2"),
         "imu_gyro": ("float64 [10, 3]", "imu", "rad/s"),
-    }.items() <= told(source.schema()).items()
+    }.items() <= summary(source.schema()).items()
     check_frames(source, 0, frames)
 
 
@@ -116,7 +116,7 @@ def test_every_form_of_root_gives_the_same_keys(
             assert [len(list(source.frames(info))) for info in infos] == [2] * len(keys)
 
 
-def test_difficulties_cameras_and_features_are_chosen(tmp_path: Path) -> None:
+def test_difficulties_cameras_and_features_can_be_selected(tmp_path: Path) -> None:
     write_v1(tmp_path / "a" / "Easy" / "P000", make_frames(0, 3))
     write_v2(tmp_path / "b" / "Data_hard" / "P000", make_frames(0, 2, v2=True))
     for level in ("Hard", "hard", "Data_hard"):
@@ -145,7 +145,7 @@ def without(frames: Frames, *kinds: str) -> Frames:
     return [{n: value for n, value in f.items() if not n.startswith(kinds)} for f in frames]
 
 
-def test_downloads_of_parts_and_of_both_versions(tmp_path: Path) -> None:
+def test_partial_downloads_and_both_versions(tmp_path: Path) -> None:
     frames, others, two = make_frames(6, 3), make_frames(7, 3), make_frames(0, 3, v2=True)
     no_mask, no_seg = without(frames, "mask"), without(others, "seg", "flow")
     folder = write_v1(tmp_path / "a" / "Easy" / "P000", frames)
@@ -191,7 +191,7 @@ def test_kept_images_are_the_files_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("v2", [False, True])
-def test_a_flow_to_a_frame_that_was_not_kept(tmp_path: Path, v2: bool) -> None:
+def test_a_flow_to_a_missing_frame_is_read(tmp_path: Path, v2: bool) -> None:
     frames = make_frames(0, 5, v2=v2)[:4]
     (write_v2 if v2 else write_v1)(tmp_path / "P000", frames)
     check_frames(TartanAirSource(tmp_path / "P000"), 0, frames)
@@ -203,7 +203,7 @@ def test_a_flow_to_a_frame_that_was_not_kept(tmp_path: Path, v2: bool) -> None:
     check_frames(TartanAirSource(tmp_path / "P000"), 0, frames)
 
 
-def test_a_mask_fewer_and_arrays_of_other_orders(tmp_path: Path) -> None:
+def test_one_mask_fewer_and_other_array_orders(tmp_path: Path) -> None:
     frames = make_frames(0, 5)[:4]
     folder = write_v1(tmp_path / "P000", frames)
     del frames[3]["mask"]
@@ -214,7 +214,7 @@ def test_a_mask_fewer_and_arrays_of_other_orders(tmp_path: Path) -> None:
     check_frames(TartanAirSource(tmp_path / "P000"), 0, frames)
 
 
-# --- ways to be broken -----------------------------------------------------------------------
+# --- damaged files ---------------------------------------------------------------------------
 
 
 def _make_folder(folder: Path) -> None:
@@ -297,14 +297,14 @@ BROKEN = [
 
 
 def test_broken_v1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a program whose Pillow is lenient; that of test_broken_v2 is strict."""
+    """With Pillow's LOAD_TRUNCATED_IMAGES; test_broken_v2 runs without it."""
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     sound = write_v1(tmp_path / "sound", make_frames(1, 4))
     check_faults(BROKEN, sound, tmp_path / "a/Easy", TartanAirSource)
     assert ImageFile.LOAD_TRUNCATED_IMAGES
 
 
-def test_threads_are_strict_beside_a_lenient_program(
+def test_threads_refuse_truncated_images_in_a_lenient_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
@@ -367,7 +367,7 @@ def test_imu_of_the_last_frame_masks_above_a_byte_and_flow_without_imagecodecs(
     check_frames(source, 0, [{"depth_lcam_front": frame["depth_lcam_front"]} for frame in frames])
 
 
-def test_the_size_comes_from_the_first_sound_image(tmp_path: Path) -> None:
+def test_the_size_is_read_from_the_first_valid_image(tmp_path: Path) -> None:
     frames = make_frames(1, 3)
     folder = write_v1(tmp_path / "a" / "Easy" / "P000", make_frames(0, 3))
     write_v1(tmp_path / "a" / "Easy" / "P001", frames)
@@ -384,7 +384,7 @@ def test_the_size_comes_from_the_first_sound_image(tmp_path: Path) -> None:
         TartanAirSource(tmp_path / "a").schema()
 
 
-# --- the real thing --------------------------------------------------------------------------
+# --- real data -------------------------------------------------------------------------------
 
 needs_real_data = pytest.mark.skipif(not REAL_DATA.is_dir(), reason=f"no {REAL_DATA}")
 
@@ -439,7 +439,7 @@ def _reproject(
     centre: tuple[float, float],
     focal: float = 320,
 ) -> npt.NDArray[np.float64]:
-    """Where a camera that moves from one pose to the next sees each pixel's point: flow [H, W, 2].
+    """Expected flow [H, W, 2] of a camera that moves from one pose to the next.
 
     Poses are NED: x forward, y right, z down; images have x right, y down, z forward.
     """
@@ -464,11 +464,11 @@ def _rotation(quaternion: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     )
 
 
-# --- known layouts under other names -----------------------------------------------------------
+# --- supported layouts in renamed folders ------------------------------------------------------
 
 
 @pytest.mark.parametrize("v2", [False, True])
-def test_a_trajectory_under_any_name(tmp_path: Path, v2: bool) -> None:
+def test_a_trajectory_with_any_name_is_found(tmp_path: Path, v2: bool) -> None:
     frames = make_frames(0, 3, v2=v2)
     for place in ("office_P000", "a/b/c/office", "samples/P7/run", "Easy_P000"):
         root = tmp_path / place.replace("/", "-")
@@ -484,7 +484,7 @@ def test_a_trajectory_under_any_name(tmp_path: Path, v2: bool) -> None:
         check_frames(inside, 0, frames)
 
 
-def test_a_part_of_the_modalities(tmp_path: Path) -> None:
+def test_trajectories_with_few_modalities(tmp_path: Path) -> None:
     for number, kept in enumerate(
         (
             ("depth_lcam_front", "pose_lcam_front"),
@@ -519,8 +519,8 @@ def test_named_and_unnamed_trajectories_side_by_side(tmp_path: Path) -> None:
     ]
 
 
-def test_names_alone_claim_no_other_tree(tmp_path: Path) -> None:
-    """Of a pose file, or of a folder with other files."""
+def test_names_alone_do_not_identify_tartanair(tmp_path: Path) -> None:
+    """A pose file, or a folder with other files."""
     for folder in ("left", "image_left"):
         for number in range(3):
             image = tmp_path / folder / "run" / folder / f"{number}.png"
@@ -532,7 +532,7 @@ def test_names_alone_claim_no_other_tree(tmp_path: Path) -> None:
         assert [*source.schema()] == ["frame_number", folder, *more]
 
 
-def test_sequences_are_found_in_order_and_not_inside_of_others(tmp_path: Path) -> None:
+def test_sequences_are_found_in_order_and_not_in_other_sequences(tmp_path: Path) -> None:
     for name, layout in (("tum", write_tum), ("euroc", write_euroc), ("kitti", write_kitti)):
         layout(tmp_path / name / "data" / "2024" / "my-copy")
         assert type(open_source(tmp_path / name)).__name__.lower() == f"{name}source"
@@ -547,7 +547,7 @@ def test_sequences_are_found_in_order_and_not_inside_of_others(tmp_path: Path) -
         open_source(tmp_path / "all").schema()
 
 
-# --- encodings without a known layout ----------------------------------------------------------
+# --- encodings in plain folders ----------------------------------------------------------------
 
 U1, U2 = np.uint8, np.uint16
 ENCODED: list[tuple[str, str, Any, str]] = [
@@ -574,7 +574,7 @@ def save_image(path: Path, pixels: Any) -> None:
         Image.fromarray(pixels).save(path)
 
 
-def test_a_known_encoding_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unusual_encoding_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for number, (feature, file, pixels, text) in enumerate(ENCODED):
         for run in "ab":
             save_image(tmp_path / f"{number}" / run / feature / file, pixels)
@@ -591,7 +591,7 @@ def test_a_known_encoding_is_a_warning(tmp_path: Path, caplog: pytest.LogCapture
         [note] = inventory_of(source).notes
         assert text in note
     caplog.clear()
-    for feature, pixels in {  # of plain images there is none
+    for feature, pixels in {  # plain images have none
         "rgb": np.zeros((4, 5, 3), U1),
         "mask": np.zeros((4, 5), U1),
         "image_left": np.zeros((4, 5, 4), U1),
@@ -640,7 +640,7 @@ def test_the_inventory_of_tartanair(tmp_path: Path) -> None:
     assert ("trajectories", 1) in {(each.pattern, each.count) for each in easy.left_out}
 
 
-def test_imu_that_fits_no_frames_is_listed(tmp_path: Path) -> None:
+def test_imu_of_a_wrong_length_is_listed(tmp_path: Path) -> None:
     frames = make_frames(0, 3, v2=True)
     write_v2(tmp_path / "office", frames)
     for name in ("acc", "gyro"):

@@ -1,4 +1,4 @@
-"""Groups of pictures encoded and decoded, and packets that are none."""
+"""Groups of pictures: encoding, decoding, invalid packets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
 
 FRAMES = moving(20)
 NAMES = sorted(VIDEO_CODECS)
-KEYED = [name for name in NAMES if name != "ffv1"]  # of which each packet is a keyframe
+KEYED = [name for name in NAMES if name != "ffv1"]  # every FFV1 packet is a keyframe
 
 
 def decoded(name: str, gop: Gop) -> npt.NDArray[Any]:
@@ -33,7 +33,7 @@ def decoded(name: str, gop: Gop) -> npt.NDArray[Any]:
 
 
 class Watched(list):  # type: ignore[type-arg]
-    """Frames; while they are encoded, how the process's threads are scheduled is noted."""
+    """Frames that record the scheduling of all threads while they are encoded."""
 
     def __init__(self, frames: Any) -> None:
         super().__init__(frames)
@@ -48,7 +48,7 @@ class Watched(list):  # type: ignore[type-arg]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_round_trip(name: str) -> None:
-    """SVT-AV1 tries to make root's threads real-time ones: then nothing else gets a core."""
+    """As root, SVT-AV1 tries to make threads real-time, which starves other processes."""
     before = os.sched_getscheduler(0)
     gop = encode_gop(config_of(name), frames := Watched(FRAMES))
     assert {os.sched_getscheduler(0), *frames.seen} == {before}
@@ -64,24 +64,24 @@ def test_round_trip(name: str) -> None:
     if name != "hevc":  # equal frames give equal bytes
         encode_gop(config_of(name), moving(5, seed=1))
         assert encode_gop(config_of(name), FRAMES) == gop
-    # Frames that are not shown are left out.
+    # Hidden frames are skipped.
     cut = Gop(gop.packets, tuple(max(-1, number - 5) for number in gop.order))
     assert np.array_equal(decoded(name, cut), found[5:])
 
 
 @pytest.mark.parametrize("name", KEYED)
-def test_frames_are_those_of_pyav_front_to_back(name: str) -> None:
+def test_frames_equal_those_of_pyav(name: str) -> None:
     """One stream of two GOPs in a container, decoded by PyAV alone and GOP by GOP."""
     gops = gops_of(name, moving(24), 12)
     reference = _decoded_in_container(name, gops)
     assert np.array_equal(np.concatenate([decoded(name, gop) for gop in gops]), reference)
-    # The second alone, after another stream in the same decoder, is the same.
+    # The second GOP alone, after another stream in the same decoder.
     decoded(name, gops_of(name, moving(3, seed=5), 3)[0])
     assert np.array_equal(decoded(name, gops[1]), reference[12:])
 
 
 def _decoded_in_container(name: str, gops: list[Gop]) -> np.ndarray:
-    """Put packets into a Matroska file, and have PyAV open and decode it as anybody would."""
+    """Writes packets to a Matroska file and decodes it with PyAV."""
     file = io.BytesIO()
     with av.open(file, "w", format="matroska") as container:
         encoder = {"av1": "libsvtav1", "vp9": "libvpx-vp9", "h264": "libx264", "hevc": "libx265"}
@@ -101,7 +101,7 @@ def _decoded_in_container(name: str, gops: list[Gop]) -> np.ndarray:
         return np.stack([f.to_ndarray(format="rgb24") for f in container.decode(video=0)])
 
 
-def test_frames_come_one_by_one_and_decoders_are_used_again() -> None:
+def test_frames_are_decoded_one_by_one_and_decoders_are_reused() -> None:
     (gop,) = gops_of("h264", FRAMES, 20)
     whole = decoded("h264", gop)
     first, second = (
@@ -109,7 +109,7 @@ def test_frames_come_one_by_one_and_decoders_are_used_again() -> None:
     )
     out = np.empty((2, HEIGHT, WIDTH, 3), np.uint8)
     first.skip(7)
-    for number in range(7, 20):  # two at a time do not disturb each other
+    for number in range(7, 20):  # two decoders are independent
         first.read_into(out[0])
         assert np.array_equal(out[0], whole[number])
         if number < 12:
@@ -130,8 +130,8 @@ def test_describe() -> None:
         describe_video("h264", Gop((b"junk",), (0,)))
 
 
-def test_the_container_s_colours_count_where_the_stream_names_none() -> None:
-    """`red` and `blue` are their shares of the luma, as H.273 has them by matrix."""
+def test_container_colours_apply_if_the_stream_has_none() -> None:
+    """`red` and `blue` are their shares of the luma by matrix, from H.273."""
     context = av.CodecContext.create("libx264", "w")
     context.width, context.height, context.pix_fmt = WIDTH, HEIGHT, "yuv420p"
     context.time_base, context.options = Fraction(1, 30), {"qp": "0"}
@@ -142,7 +142,7 @@ def test_the_container_s_colours_count_where_the_stream_names_none() -> None:
     gop = Gop(tuple(map(bytes, [*context.encode(frame), *context.encode(None)])), (0,))
     matrices = [(None, 0.299, 0.114), (6, 0.299, 0.114), (1, 0.2126, 0.0722), (9, 0.2627, 0.0593)]
     for range_ in (None, "full"):
-        pixels = "yuvj420p" if range_ else "yuv420p"  # as FFmpeg calls it
+        pixels = "yuvj420p" if range_ else "yuv420p"  # FFmpeg's name
         luma, chroma = (y, 255.0) if range_ else ((y - 16) * 255 / 219, 224.0)
         for matrix, red, blue in matrices:
             got = decode_gop(VideoConfig("h264", pixels, matrix, range_), HEIGHT, WIDTH, gop)
@@ -168,7 +168,7 @@ def test_packets_that_are_not_a_gop(name: str) -> None:
 
 @pytest.mark.parametrize("name", KEYED)
 def test_a_stream_of_other_frames_is_refused(name: str) -> None:
-    """Packets of FFV1 do not tell their size."""
+    """FFV1 is left out: its packets contain no frame size."""
     (gop,) = gops_of(name, moving(2, size=(512, 512)), 2)
     small, other = config_of(name, (48, 48)), replace(config_of(name), pixel_format="yuv422p")
     for config, size in ((small, 48), (other, 512)):
@@ -177,7 +177,7 @@ def test_a_stream_of_other_frames_is_refused(name: str) -> None:
 
 
 def test_a_frame_that_is_too_large_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
-    """A keyframe of 4096 x 4096 in a feature of 64 x 64: decoded it takes 24 MB."""
+    """A keyframe of 4096 x 4096 in a feature of 64 x 64: decoding takes 24 MB."""
     (gop,) = gops_of("h264:quality=51", np.zeros((1, 4096, 4096, 3), np.uint8), 1)
     (tmp_path / "packet").write_bytes(gop.packets[0])
     code = """
@@ -191,7 +191,7 @@ def taken():
     return int(open("/proc/self/status").read().split("VmRSS:")[1].split()[0])
 config = config_of("h264", (64, 64))
 decode_gop(config, 64, 64, gops_of("h264", np.zeros((1, 64, 64, 3), np.uint8), 1)[0])
-open("/proc/self/clear_refs", "w").write("5")  # the most that was taken counts from here on
+open("/proc/self/clear_refs", "w").write("5")  # resets the peak
 before = taken()
 try:
     decode_gop(config, 64, 64, Gop((open(sys.argv[1], "rb").read(),), (0,)))
@@ -203,8 +203,8 @@ except CodecError:
     assert int(done.stdout) < 8192, done.stderr  # KiB
 
 
-def test_narrow_frames_of_hevc() -> None:
-    """Their encoder damages memory."""
+def test_narrow_frames_of_hevc_are_refused() -> None:
+    """The encoder corrupts memory."""
     with pytest.raises(CodecError) as caught:
         encode_gop(config_of("hevc", (64, 62)), np.zeros((2, 64, 62, 3), np.uint8))
     assert (caught.value.expected, caught.value.got) == ("64 pixels or more", "62 pixels")
@@ -233,7 +233,7 @@ REFUSED: list[tuple[str, str, tuple[int | None, ...], str]] = [
     *(("av1:pixel_format=yuv444p", *COLOUR, "av1"), ("av1:crf=3", *COLOUR, "av1")),
     *((f"h264:gop{value}", *COLOUR, "h264") for value in ("=0", "=257", "=1.5", "")),
     *(("ffv1:quality=1", *COLOUR, "ffv1"), ("hevc:quality=true", *COLOUR, "hevc")),
-    # What depth would lose
+    # Lossy for depth
     ("ffv1", "float32", (47, 61), "float32 .*balanced.*in mm.*uint16"),
     ("av1", "float32", (47, 61, 3), "balanced"),
     ("ffv1", "uint16", (47, 61, 3), "gray16le stores uint16"),
@@ -248,8 +248,8 @@ REFUSED: list[tuple[str, str, tuple[int | None, ...], str]] = [
 
 
 def test_configurations_that_are_refused() -> None:
-    for name, dtype, shape, said in REFUSED:
-        with pytest.raises(ValueError, match=said):
+    for name, dtype, shape, message in REFUSED:
+        with pytest.raises(ValueError, match=message):
             named_video(name, np.dtype(dtype), shape)
     good = {"id": "video", "codec": "h264", "pixel_format": "yuv420p"}
     VideoConfig.from_json(good)
@@ -270,7 +270,7 @@ def test_configurations_that_are_refused() -> None:
 
 
 def depth_frames(count: int) -> np.ndarray:
-    """uint16 [count, 47, 61]: slopes that move, with noise and all bits, 0 and 65535."""
+    """uint16 [count, 47, 61]: moving slopes with noise, all bits, 0 and 65535."""
     rng = np.random.default_rng(3)
     y, x = np.mgrid[:47, :61]
     frames = np.stack([900 * x + 170 * y + 40 * i for i in range(count)]) % 65536
@@ -283,7 +283,7 @@ def depth_frames(count: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ["ffv1", "ffv1:gop=5"])
-def test_frames_of_16_bits_come_back_bit_for_bit(name: str) -> None:
+def test_16_bit_frames_are_lossless(name: str) -> None:
     frames = depth_frames(5)
     chain = named_video(name, frames.dtype, (47, 61))
     assert chain is not None
@@ -294,8 +294,8 @@ def test_frames_of_16_bits_come_back_bit_for_bit(name: str) -> None:
     assert np.array_equal(decoded, frames)
 
 
-def test_packets_of_grey_are_no_packets_of_colour() -> None:
-    """Neither the other way round: packets do not say their size, but how a pixel is coded."""
+def test_packets_of_grey_and_colour_are_not_interchangeable() -> None:
+    """Packets contain the coding of pixels but no frame size."""
     frames = depth_frames(2)
     deep, colour = VideoConfig("ffv1", "gray16le"), VideoConfig("ffv1", "bgr0")
     with pytest.raises(CodecError, match="cannot decode video"):
@@ -307,7 +307,7 @@ def test_packets_of_grey_are_no_packets_of_colour() -> None:
         describe_video("ffv1", encode_gop(deep, frames))
 
 
-# Gop: what a group of pictures is, and what is none
+# Gop: validation
 
 
 def test_gop() -> None:

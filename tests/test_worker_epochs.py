@@ -1,4 +1,4 @@
-"""Epochs in a DataLoader's worker processes: which one it is, and who knows of it."""
+"""Epochs in a DataLoader's worker processes: which epoch each iteration has."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def _planned(path: Path, epoch: int, part: int, parts: int, **changes: Any) -> l
 def planned(
     path: Path, epoch: int, workers: int = 2, rank: int = 0, ranks: int = 1, **changes: Any
 ) -> list[Any]:
-    """The batches of an epoch as a rank's DataLoader gives them, each of its workers in turn."""
+    """Batches of an epoch in the order of a rank's DataLoader: workers in turn."""
     numbers = range(rank * workers, (rank + 1) * workers)
     parts = [_planned(path, epoch, number, ranks * workers, **changes) for number in numbers]
     return [batch for turn in zip_longest(*parts) for batch in turn if batch]
 
 
 def plan(path: Path, epochs: Sequence[int], workers: int = 2, **changes: Any) -> list[Any]:
-    """These epochs, one after the other."""
+    """Batches of each epoch."""
     return [planned(path, epoch, workers, **changes) for epoch in epochs]
 
 
@@ -77,7 +77,7 @@ def run(loader: Any) -> list[Any]:
 
 
 def starts() -> Iterator[Any]:
-    """How workers start and whether they persist, and under which loader."""
+    """Loaders, start methods of workers, and whether workers persist."""
     fast = [(loading, "forkserver", True), (stateful, "fork", False)]
     methods = ("fork", "forkserver", "spawn")
     for case in itertools.product((loading, stateful), methods, (False, True)):
@@ -85,10 +85,10 @@ def starts() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("loader_of", "start", "persistent"), list(starts()))
-def test_epochs_of_workers_are_those_of_the_plan(
+def test_epochs_of_workers_equal_the_plan(
     path: Path, loader_of: Any, start: str, persistent: bool, thorough: bool
 ) -> None:
-    """Whole epochs, one that is set and one from a position inside it, with equal seeds."""
+    """Two whole epochs, then one from a position within it, with equal seeds."""
     workers = 2 if start == "fork" or thorough else 1
     data = stream(path, SeqRecordPipe if loader_of is loading else SeqRecordIterableDataset)
     loader = loader_of(data, workers, persistent_workers=persistent, multiprocessing_context=start)
@@ -123,7 +123,7 @@ def _set_epoch(worker: int, workers: Sequence[int] = (0, 1)) -> None:
 
 
 def test_workers_may_set_the_epoch(path: Path) -> None:
-    """All of them, and to the same one."""
+    """All workers must set the same epoch."""
     data = stream(path)
     loader = loading(data, worker_init_fn=_set_epoch, persistent_workers=True)
     assert [run(loader) for _ in range(2)] == plan(path, (5, 6))
@@ -135,13 +135,13 @@ def test_workers_may_set_the_epoch(path: Path) -> None:
 
 
 def test_each_iteration_has_the_next_epoch(path: Path) -> None:
-    """With any number of workers or without, after one that was left, and in copies."""
+    """With and without workers, after an abandoned iteration, and in copies."""
     data = stream(path, SeqRecordPipe)
     for batch in loading(data, 1):
         assert names(batch) == planned(path, 0, 1)[0]
         break
     assert run(loading(data)) == planned(path, 1)
-    # `list` asks for the length when the iteration is made.
+    # `list` calls `len` before it iterates.
     assert [names(batch) for batch in list(data)] == planned(path, 2, 1)
     assert run(loading(data, 1)) == planned(path, 3, 1)
     for other in (copy.deepcopy(data), pickle.loads(pickle.dumps(data))):
@@ -151,13 +151,13 @@ def test_each_iteration_has_the_next_epoch(path: Path) -> None:
 
 
 class Wrapped(IterableDataset[Any]):
-    """What users write: the epochs of a stream, `epochs` in an iteration."""
+    """A user's dataset: `epochs` epochs of a stream per iteration."""
 
     def __init__(self, data: Any, epochs: int = 1) -> None:
         self.data, self.epochs = data, epochs
 
     def __iter__(self) -> Iterator[Any]:
-        # A stream that is pickled here is one that each worker makes for itself.
+        # Each worker creates its own stream from a pickle.
         data = pickle.loads(self.data) if isinstance(self.data, bytes) else self.data
         for _ in range(self.epochs):
             yield from data
@@ -173,14 +173,14 @@ def test_a_stream_inside_another_dataset(path: Path) -> None:
 
 def _rank(data: SeqRecordIterableDataset, rank: int, queue: Any) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE="2")
-    # Else each rank of a fork server would start one of its own, which imports torch.
+    # Otherwise each rank would start its own fork server, which imports torch.
     loader = loading(data, 1 + rank, multiprocessing_context="fork")
     queue.put((rank, [run(loader) for _ in range(2 + rank)]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_ranks_that_were_sent_one_stream_count_alone(path: Path, method: str) -> None:
+def test_ranks_with_a_copied_stream_count_epochs_separately(path: Path, method: str) -> None:
     data = stream(path)
     assert run(loading(data, 1)) == planned(path, 0, 1)
     context: Any = multiprocessing.get_context(method)
@@ -199,11 +199,11 @@ def test_ranks_that_were_sent_one_stream_count_alone(path: Path, method: str) ->
 # ---- several DataLoaders around one stream, whose workers begin in any order
 
 Who = tuple[str, int, int]
-"""A loader's name, its worker, and which iteration it is that this one begins."""
+"""A loader's name, its worker's number, and the number of the worker's iteration."""
 
 
 class Gates:
-    """Lets things happen in a given order. Goes to processes that are being started."""
+    """Enforces an order of events across processes; passed to them at their start."""
 
     def __init__(self, order: Sequence[Who], method: str = "fork") -> None:
         context = multiprocessing.get_context(method)
@@ -212,7 +212,7 @@ class Gates:
         self.next = context.Value("i", 0)
 
     def go(self, who: Who, begin: Callable[[], Any]) -> Any:
-        """What `begin()` gives, once all that come before have begun."""
+        """Returns `begin()`, called after all earlier events."""
         if who not in self.order:
             return begin()
         place = self.order.index(who)
@@ -229,8 +229,8 @@ _name = ""  # of the loader that has started this worker
 _turn = 0
 
 
-def call_it(name: str, _worker: int) -> None:
-    """The loader's name, for `worker_init_fn`."""
+def set_name(name: str, _worker: int) -> None:
+    """Stores the loader's name in a worker, as `worker_init_fn`."""
     global _name
     _name = name
 
@@ -261,7 +261,7 @@ def gated(path: Path, *order: Who, method: str = "fork") -> Any:
 
 
 def loader_named(name: str, data: Any, workers: int = 2, **options: Any) -> Any:
-    return loading(data, workers, worker_init_fn=partial(call_it, name), **options)
+    return loading(data, workers, worker_init_fn=partial(set_name, name), **options)
 
 
 ORDERS: list[list[Who]] = [
@@ -272,7 +272,7 @@ ORDERS: list[list[Who]] = [
 
 
 def interleaved(loaders: Sequence[Any]) -> list[list[Any]]:
-    """What each loader gives, when they are iterated over at the same time."""
+    """Batches of each loader, iterated over at the same time."""
     found: list[list[Any]] = [[] for _ in loaders]
     for turn in zip_longest(*loaders):
         for given, batch in zip(found, turn, strict=True):
@@ -291,7 +291,7 @@ def interleaved(loaders: Sequence[Any]) -> list[list[Any]]:
     ],
 )
 def test_two_loaders_at_once(path: Path, method: str, order: list[Who]) -> None:
-    """The one whose worker begins first has the first epoch, and its other workers too."""
+    """The loader whose worker begins first gets the first epoch for all its workers."""
     data = gated(path, *order, method=method)
     options: dict[str, Any] = {"multiprocessing_context": method}
     loaders = [
@@ -303,32 +303,32 @@ def test_two_loaders_at_once(path: Path, method: str, order: list[Who]) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
-def test_two_loaders_at_once_whose_workers_persist(path: Path, method: str) -> None:
+def test_two_loaders_at_once_with_persistent_workers(path: Path, method: str) -> None:
     data = gated(path, *ORDERS[2], method=method)
     options: dict[str, Any] = {"multiprocessing_context": method, "persistent_workers": True}
     loaders = [loader_named(name, data, **options) for name in ("one", "two")]
     assert interleaved(loaders) == plan(path, (1, 0))
-    # Which of the two has which epoch is not promised from here on.
+    # From here on, the two loaders may have either epoch.
     assert sorted(interleaved(loaders)) == sorted(planned(path, e) for e in (2, 3))
     assert run(loaders[1]) == planned(path, 4)
 
 
 def test_a_worker_does_not_join_another_iterator_of_the_same_seed(path: Path) -> None:
-    """One of the former workers has not begun when those of the next one do."""
+    """A worker of the first iterator begins after those of the second."""
     data = gated(path, ("one", 0, 1), ("two", 1, 1), ("two", 0, 1), ("one", 1, 1))
     torch.manual_seed(0)
     left = iter(loader_named("one", data))
     torch.manual_seed(0)
     assert run(loader_named("two", data)) == planned(path, 1)
     assert run(left) == planned(path, 0)
-    # Nor one of more workers, whose last begins first.
+    # The second has more workers, and its last worker begins first.
     data = gated(path, ("two", 1, 1), ("two", 0, 1))
     for epoch, (name, workers) in enumerate([("one", 1), ("two", 2)]):
         torch.manual_seed(0)
         assert run(loader_named(name, data, workers)) == planned(path, epoch, workers)
 
 
-def test_a_worker_that_is_an_epoch_ahead_of_another(path: Path) -> None:
+def test_a_worker_may_be_an_epoch_ahead_of_another(path: Path) -> None:
     order: list[Who] = [("one", 0, 1), ("one", 0, 2), ("one", 1, 1), ("one", 1, 2)]
     found = run(loader_named("one", Wrapped(gated(path, *order), 2), prefetch_factor=30))
     for worker in range(2):
@@ -345,8 +345,8 @@ def test_threads_that_iterate_at_the_same_time(path: Path) -> None:
         together.wait(60)
         given.extend([run(loader) for _ in range(2)])
 
-    # Not threads of `concurrent.futures`: a process that is forked from one ends with exit code 1,
-    # for it joins itself, and torch may see that in the main thread before it ends its workers.
+    # Not `concurrent.futures`: a process forked from its thread joins itself and exits with code 1,
+    # which torch may see in the main thread before it ends its workers.
     threads = [threading.Thread(target=iterate) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -355,7 +355,7 @@ def test_threads_that_iterate_at_the_same_time(path: Path) -> None:
     assert sorted(given) == sorted(planned(path, epoch) for epoch in range(4))
 
 
-# ---- a position that is set from outside
+# ---- positions set by `set_epoch`
 
 
 def items(given: Any) -> list[Any]:
@@ -369,7 +369,7 @@ def check_fails(loader: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         next(iterator := iter(loader))
     if iterator is not None and loader.num_workers:
-        iterator._shutdown_workers()  # left to the garbage collector, torch waits 5 s for each
+        iterator._shutdown_workers()  # on garbage collection, torch waits 5 s per worker
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def check_fails(loader: Any, error: type[Exception], message: str) -> None:
     ],
     ids=str,
 )
-def test_an_epoch_from_any_of_its_batches(
+def test_an_epoch_starts_at_any_batch(
     path: Path, workers: int, size: int | None, changes: dict[str, Any]
 ) -> None:
     """All later batches, in their order; then the next epoch."""
@@ -402,10 +402,10 @@ def test_an_epoch_from_any_of_its_batches(
     whole, following = ([items(batch) for batch in loader] for _ in range(2))
     for batches in (0, 5, len(whole) // 2, len(whole) - 1, len(whole)):
         data.set_epoch(0, batches, size)
-        data.set_epoch(0)  # which keeps the position
+        data.set_epoch(0)  # keeps the position
         assert [items(batch) for batch in loader] == whole[batches:]
     assert [items(batch) for batch in loader] == following
-    data.set_epoch(0)  # … and an epoch that was begun is begun again
+    data.set_epoch(0)  # … and a started epoch restarts
     assert [items(batch) for batch in loader] == whole
     data.set_epoch(0, len(whole) + 1, size)
     check_fails(loader, StateError, f"beyond the end of its epoch.*at most {len(whole)}")
@@ -436,8 +436,8 @@ def test_positions_without_workers_and_in_chains(path: Path) -> None:
         check_fails(loading(mixed), StateError, "set_epoch")
 
 
-def test_a_state_of_so_many_batches(path: Path) -> None:
-    """It has the settings of the order, and where each worker is; see `test_elastic`, too."""
+def test_state_dict_after_a_number_of_batches(path: Path) -> None:
+    """It has the order's settings and each worker's position; see also `test_elastic`."""
     data = stream(path, num_cursors=5)
     loader = loading(data, 2, persistent_workers=True)
     whole = run(loader)
@@ -465,7 +465,7 @@ def test_a_state_of_so_many_batches(path: Path) -> None:
 
 
 def test_resuming_with_workers(path: Path) -> None:
-    """By torchdata's own rule; a state that was saved after an elastic resume, too."""
+    """With StatefulDataLoader, also from a state saved after an elastic resume."""
     first = stream(path, **PLAIN)
     left = begun(first, 9)
     loader = stateful(resumed(stream(path, **PLAIN), first.state_dict()))
@@ -481,7 +481,7 @@ def test_resuming_with_workers(path: Path) -> None:
         stream(path, **PLAIN).load_state_dict(state)
 
 
-def test_resuming_where_one_worker_has_ended(path: Path) -> None:
+def test_resuming_after_one_worker_has_ended(path: Path) -> None:
     """An odd number of single clips: the second worker has one fewer."""
     loader, again = (stateful(stream(path, **PLAIN), persistent_workers=True) for _ in "ab")
     assert len(loader) % 2 == 1
@@ -518,8 +518,8 @@ def test_resuming_after_many_batches(
     )
 
 
-def test_a_rank_takes_up_the_state_of_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lightning saves the first rank's for all."""
+def test_a_rank_resumes_from_another_s_state(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning saves only the first rank's state."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     rests, states = [], []
     for rank in "01":
@@ -553,10 +553,10 @@ def mix(path: Path) -> SeqRecordMix:
 
 
 @pytest.mark.parametrize(("make", "workers"), [(stream, 2), (mix, 1)])
-def test_a_state_that_is_loaded_beside_workers_that_persist(
+def test_persistent_workers_resume_from_a_loaded_state(
     path: Path, make: Callable[[Path], Any], workers: int
 ) -> None:
-    """They begin there, as new ones do, with its settings; and so once."""
+    """They resume once, with its settings, like new workers."""
     first, data = make(path), make(path)
     iterator = begun(first, 4)
     state = json.loads(json.dumps(first.state_dict()))
@@ -576,8 +576,8 @@ def test_a_state_that_is_loaded_beside_workers_that_persist(
 
 
 @pytest.mark.slow
-def test_a_state_that_is_loaded_before_all_workers_have_begun_with_another(path: Path) -> None:
-    """They begin with the one that was there when the first of them has begun."""
+def test_all_workers_use_the_state_loaded_when_the_first_began(path: Path) -> None:
+    """A state loaded before the other workers begin has no effect on them."""
     first = stream(path)
     iterator = begun(first)
     state = first.state_dict()
@@ -591,18 +591,18 @@ def test_a_state_that_is_loaded_before_all_workers_have_begun_with_another(path:
     assert run(later) == run(loading(resumed(stream(path), state)))
 
 
-# ---- the state of the process that has the workers
+# ---- the state of the main process
 
 
 @pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordIterableDataset])
-def test_a_state_asked_beside_workers_is_an_error(path: Path, kind: type[Any]) -> None:
+def test_state_dict_while_workers_run_is_an_error(path: Path, kind: type[Any]) -> None:
     data = make_loader(path, kind)
     loader = loading(data, 1)
     start = data.state_dict()
     iterator = begun(loader)
-    for asked in (data, copy.deepcopy(data)):
+    for each in (data, copy.deepcopy(data)):
         with pytest.raises(StateError, match=r"state_dict\(batches=…\).*epoch 0"):
-            asked.state_dict()
+            each.state_dict()
     list(iterator)
     with pytest.raises(StateError, match="worker processes"):
         data.state_dict()
@@ -619,7 +619,7 @@ def test_a_state_asked_beside_workers_is_an_error(path: Path, kind: type[Any]) -
 
 
 @pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordIterableDataset])
-def test_a_loader_that_makes_batches_of_batches(path: Path, kind: Any) -> None:
+def test_batches_of_batches_are_refused(path: Path, kind: Any) -> None:
     wrong = r"both have a batch_size; expected: DataLoader\(SeqRecord.*batch_size=None\)"
     data = stream(path, kind)
     if kind is SeqRecordPipe:
@@ -639,8 +639,8 @@ def epoch_of(table: Turns, number: int, iterator: int, iteration: int, parent: i
     return table.take(Worker(parent, iterator, iteration, number, 3), Start()).start.epoch
 
 
-def test_a_table_is_of_one_size() -> None:
-    """A worker may be many turns behind others, and a rank that does nothing keeps its epoch."""
+def test_the_table_of_turns_has_a_fixed_size() -> None:
+    """A worker may be many turns behind others, and an idle rank keeps its epoch."""
     table = Turns()
     assert epoch_of(table, 0, 1, 1, 2) == 0
     for iteration in range(1, 400):
