@@ -316,7 +316,7 @@ def test_use_order_survives_reopening_and_a_smaller_limit_applies_at_once(
     assert smaller.count("bytes") > 500_000, "the part of a large range that fits is stored"
 
 
-def _read_randomly(root: Path, seed: int, count: int) -> None:
+def _stress(root: Path, seed: int, count: int) -> None:
     cached = Cached(root)
     rng = random.Random(seed)
 
@@ -332,9 +332,7 @@ def _read_randomly(root: Path, seed: int, count: int) -> None:
 def test_many_processes_and_threads_stay_within_the_limit(tmp_path: Path, thorough: bool) -> None:
     Cached(tmp_path).storage.close()
     count = 40 if thorough else 15
-    workers = [
-        FORK.Process(target=_read_randomly, args=(tmp_path, seed, count)) for seed in range(3)
-    ]
+    workers = [FORK.Process(target=_stress, args=(tmp_path, seed, count)) for seed in range(3)]
     for worker in workers:
         worker.start()
     most = 0

@@ -40,7 +40,7 @@ CPU = DirectStream(torch.device("cpu"))
 MOST = 2
 """Largest difference of a value between FFmpeg versions, which convert YUV: 0 with 5.1."""
 
-NVDEC_SIZE = 160, 176
+SIZE = 160, 176
 """A frame size that NVDEC decodes of each codec: HEVC needs at least 144 x 144."""
 
 
@@ -227,15 +227,13 @@ def test_a_gpu_decodes_into_its_rows(
 ) -> None:
     """By NVDEC, whose colours differ slightly; AV1, which some GPUs lack, by the host with one
     warning."""
-    frames = write(tmp_path / "r", name, {"a": 120, "b": 45}, 60, NVDEC_SIZE)
+    frames = write(tmp_path / "r", name, {"a": 120, "b": 45}, 60, SIZE)
     run(tmp_path / "r", frames, "cuda", 255)
     assert name == "av1" or not fallbacks(caplog)
     most = 0 if fallbacks(caplog) else 40  # NVDEC interpolates chroma differently
     stats = run(tmp_path / "r", frames, "cuda", most)
     assert len(fallbacks(caplog)) <= 1
-    assert (stats["device_bytes"] < 165 * NVDEC_SIZE[0] * NVDEC_SIZE[1] * 3 / 10) == (
-        not fallbacks(caplog)
-    )
+    assert (stats["device_bytes"] < 165 * SIZE[0] * SIZE[1] * 3 / 10) == (not fallbacks(caplog))
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NO_GPU)])

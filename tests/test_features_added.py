@@ -157,7 +157,7 @@ def test_dropped_features_and_their_files_are_removed(dataset: tuple[Path, Model
     check(path, model)
     model |= write(path, {"new": 2}, ["x", "s", "y"], mode="append")
     check(path, model)
-    with pytest.raises(SchemaError, match="no feature would be model"):
+    with pytest.raises(SchemaError, match="no feature would be left"):
         edit.drop_features(path, ["x", "s", "y"])
     edit.drop_features(path, ["x", "s"])
     edit.clean(path, older_than=0)

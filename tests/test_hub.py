@@ -391,9 +391,7 @@ def test_the_next_open_reads_the_new_commit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_secrets_are_not_logged_or_raised(
-    hub: HubStub, backend: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_secret_leaks(hub: HubStub, backend: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     get(_opened(hub, token="hf_S3CRET", backend=backend), "videos/a.mp4", 0, 9)
     assert not re.search(r"S3CRET|Signature=[0-9a-f]{8}", caplog.text)
