@@ -394,7 +394,7 @@ def test_rows_before_the_first_frame_are_zeros(
 
 
 @pytest.mark.parametrize("batches", [3, None])
-def test_engine_threads_destroy_decoders(
+def test_decoders_are_destroyed_by_engine_threads(
     torchcodec: Any,
     kept: tuple[Path, dict[str, Pixels]],
     batches: int | None,

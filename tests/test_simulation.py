@@ -138,7 +138,7 @@ def keep_another(storage: Any, manifest: Any) -> None:
 
 
 @dataclass(frozen=True)
-class PutBack:
+class PastFault:
     """A past fault: the patched function, the commands that reveal it, and the message."""
 
     owner: Any
@@ -152,31 +152,31 @@ _COMMITS = "rename", "split"
 _ADDS = "append", "record"
 
 FAULTS = {
-    "a commit on another base": PutBack(
+    "a commit on another base": PastFault(
         *(committing, "put_manifest", put_anyway, ("append", "delete"), "a commit of")
     ),
-    "clean uses another clock": PutBack(
+    "clean uses another clock": PastFault(
         *(cleaning, "_time_of", lambda storage: 1e9 + 1e6, ("clean old", "append")),
         "that had ended are lost",
     ),
-    "a lost manifest": PutBack(committing, "tidy", tidy_all, _COMMITS, "the manifest is gone"),
-    "a lost response counts as a refusal": PutBack(
+    "a lost manifest": PastFault(committing, "tidy", tidy_all, _COMMITS, "the manifest is gone"),
+    "a lost response counts as a refusal": PastFault(
         committing, "_resolve_outcome", refuse, ("append", "rename"), "was refused, and did commit"
     ),
-    "a reader opens an old version": PutBack(
+    "a reader opens an old version": PastFault(
         dataset, "load", load_the_version_before, ("read", "split"), "a reader saw what never was"
     ),
-    "a version that never existed is kept": PutBack(
+    "a version that never existed is kept": PastFault(
         committing, "_keep_version", keep_another, _COMMITS, "it was never the dataset"
     ),
-    "a resume skips unfinished files": PutBack(
+    "a resume skips unfinished files": PastFault(
         destination, "recover", lambda *_: {}, _ADDS, "that had ended are lost"
     ),
 }
 
 
 @pytest.mark.parametrize(
-    "put_back",
+    "past",
     [
         pytest.param(
             each, id=name, marks=() if name == "a commit on another base" else pytest.mark.slow
@@ -184,11 +184,11 @@ FAULTS = {
         for name, each in FAULTS.items()
     ],
 )
-def test_past_faults_are_found(put_back: PutBack, thorough: bool) -> None:
+def test_past_faults_are_found(past: PastFault, thorough: bool) -> None:
     begin()
-    with mock.patch.object(put_back.owner, put_back.name, put_back.fault):
-        failure = found(put_back.commands, put_back.message)
+    with mock.patch.object(past.owner, past.name, past.fault):
+        failure = found(past.commands, past.message)
         short = shrunk(failure, most_runs=60 if thorough else 6)
-    assert len(short.case.commands) <= len(put_back.commands)
+    assert len(short.case.commands) <= len(past.commands)
     assert str(short.steps[-1]) in str(short)
     run(short.case)  # passes without the fault
