@@ -1,4 +1,4 @@
-"""The cache: right bytes whatever happens to it, never above its limit, least recently used out."""
+"""The cache returns correct bytes after any damage, stays within its limit and evicts by LRU."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ FORK = multiprocessing.get_context("fork")
 LIMIT = 2 << 20
 SPARE = 16 << 10
 DATA = np.random.default_rng(1).bytes(4 << 20)
-PIECE_BYTES = 256 << 10  # that have one checksum
+PIECE_BYTES = 256 << 10  # with one checksum
 
 
 def on_disk(folder: Path) -> int:
-    """Bytes that a folder takes, itself not counted."""
-    sizes = {}  # a file that gets its name meanwhile is not two
+    """Disk usage of a folder's contents in bytes."""
+    sizes = {}  # by inode: a file renamed meanwhile counts once
     for inside, folders, files in os.walk(folder):
         for name in folders + files:
-            with suppress(FileNotFoundError):  # gone meanwhile
+            with suppress(FileNotFoundError):  # deleted meanwhile
                 found = os.lstat(f"{inside}/{name}")
                 sizes[found.st_ino] = found.st_blocks * 512
     return sum(sizes.values())
 
 
 class Cached:
-    """A cached storage over a counting one over a folder that holds `DATA` at `PATH`."""
+    """A `CachedStorage` over a `CountingStorage` over a folder with `DATA` at `PATH`."""
 
     def __init__(self, root: Path, limit: int = LIMIT, **options: float) -> None:
         self.cache = root / "cache"
@@ -66,7 +66,7 @@ class Cached:
         self.storage = CachedStorage(self.remote, self.cache, limit, **options)
 
     def check(self, start: int, stop: int) -> int:
-        """Read a range and compare it; bytes read from the remote storage for it."""
+        """Read a range and compare it; returns the bytes read from the remote storage."""
         before = self.remote.bytes_read
         assert get(self.storage, PATH, start, stop) == DATA[start:stop]
         return self.remote.bytes_read - before
@@ -76,7 +76,7 @@ class Cached:
 
 
 def exit_code(work: Callable[..., object], *args: object) -> int | None:
-    """Of a forked process that does this."""
+    """Exit code of a forked process that runs `work`."""
     worker = FORK.Process(target=work, args=args)
     worker.start()
     worker.join()
@@ -98,14 +98,14 @@ class TestCachedStorage(StorageContract):
         storage.close()
 
 
-# What is served
+# Hits and misses
 
 
-def test_what_was_read_is_not_read_again(cached: Cached) -> None:
+def test_cached_ranges_are_not_read_again(cached: Cached) -> None:
     assert cached.check(100, 5000) == 4900
     assert cached.check(100, 5000) == 0
-    assert cached.check(2000, 3000) == 0, "a part of it"
-    assert cached.check(0, 6000) == 100 + 1000, "what is missing around it"
+    assert cached.check(2000, 3000) == 0, "a subrange"
+    assert cached.check(0, 6000) == 100 + 1000, "only the missing ends"
     assert cached.check(0, 6000) == 0
     counters = {"hits": 3, "misses": 2, "bytes": 4900 + 1000 + 4900 + 6000}
     counters |= dict.fromkeys(("evictions", "damaged", "failures", "busy"), 0)
@@ -116,7 +116,7 @@ def test_what_was_read_is_not_read_again(cached: Cached) -> None:
     copy.close()
     assert not cached.storage.forget(PATH, [ByteRange(6000, 7000)])
     assert cached.storage.forget(PATH, [ByteRange(5999, 7000)])
-    assert cached.check(5000, 6000) == 1000, "it was forgotten"
+    assert cached.check(5000, 6000) == 1000, "the rest was forgotten"
 
 
 def _read(cached: Cached, *pairs: tuple[int, int]) -> None:
@@ -127,7 +127,7 @@ def _read(cached: Cached, *pairs: tuple[int, int]) -> None:
         assert array.tobytes() == DATA[item.start : item.stop]
 
 
-def test_many_ranges_are_one_read_and_kept_once(cached: Cached) -> None:
+def test_missing_ranges_are_one_read_and_stored_once(cached: Cached) -> None:
     cached.check(1000, 2000)
     cached.remote.reset()
     _read(cached, (1500, 2500), (0, 0), (1000, 2000), (500, 1200))
@@ -140,7 +140,7 @@ def test_many_ranges_are_one_read_and_kept_once(cached: Cached) -> None:
     _check_sound(cached.cache.parent)
 
 
-def test_ranges_of_many_pieces_and_entries(tmp_path: Path) -> None:
+def test_ranges_across_pieces_and_entries(tmp_path: Path) -> None:
     cached = Cached(tmp_path, limit=64 << 20)  # entries of up to 8 MiB, pieces of 256 KiB
     cached.check(1, 3 * PIECE_BYTES + 5)
     edges = [1, 2, PIECE_BYTES, PIECE_BYTES + 1, PIECE_BYTES + 2, 2 * PIECE_BYTES + 1]
@@ -153,7 +153,7 @@ def test_ranges_of_many_pieces_and_entries(tmp_path: Path) -> None:
     st.lists(st.tuples(st.integers(0, len(DATA) - 1), st.integers(1, 600_000)), max_size=12),
     st.sampled_from([1 << 20, 3 << 20]),
 )
-def test_random_reads_are_right_and_within_the_limit(
+def test_random_reads_are_correct_and_within_the_limit(
     reads: list[tuple[int, int]], limit: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -163,7 +163,7 @@ def test_random_reads_are_right_and_within_the_limit(
             assert on_disk(cached.cache) <= limit
 
 
-def test_a_manifest_that_changes_is_seen_at_once(cached: Cached) -> None:
+def test_manifests_are_not_cached(cached: Cached) -> None:
     tag = None
     for text in (b"old", b"new", b"newer"):
         cached.remote.inner.put("manifest.json", text, expected=tag)
@@ -173,7 +173,7 @@ def test_a_manifest_that_changes_is_seen_at_once(cached: Cached) -> None:
     assert cached.count("hits") == cached.count("misses") == 0
 
 
-def test_a_failing_remote_keeps_nothing(tmp_path: Path) -> None:
+def test_failed_remote_reads_are_not_cached(tmp_path: Path) -> None:
     local = LocalStorage(tmp_path / "remote")
     put(local, PATH, DATA)
     faulty = FaultyStorage(local, FailAt("read", 0, error="short"))
@@ -185,8 +185,8 @@ def test_a_failing_remote_keeps_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("straight", [False, True])
-def test_bytes_damaged_on_their_way_do_not_stay(straight: bool, tmp_path: Path) -> None:
-    """The cache has kept them as they came; the page's own checksum tells."""
+def test_pages_damaged_in_transit_are_evicted(straight: bool, tmp_path: Path) -> None:
+    """The cache stores the damaged bytes; the page's own checksum fails."""
     local = LocalStorage(tmp_path / "remote")
     write_small(tmp_path / "remote", codecs="raw")
 
@@ -202,18 +202,18 @@ def test_bytes_damaged_on_their_way_do_not_stay(straight: bool, tmp_path: Path) 
     assert read(DamagesOnce(local)) == right, "without a cache too"
     remote = CountingStorage(DamagesOnce(local))
     storage = CachedStorage(remote, tmp_path / "cache", "16MiB")
-    assert read(storage) == right, "read anew at once"
+    assert read(storage) == right, "read again at once"
     assert storage.counters()["cache_damaged"] == 1
     remote.reset()
     assert read(storage) == read(CountingStorage(storage)) == right
     assert set(remote.ranges) == {"manifest.json"}
     storage.close()
-    # Of threads that see the same damage the first drops it; what the others have read is as wrong.
+    # A second thread with the same damaged bytes finds them evicted already and must retry too.
     storage = CachedStorage(DamagesOnce(local), tmp_path / "other", "16MiB")
     drop = storage.forget
 
     def drop_twice(path: str, ranges: Sequence[ByteRange]) -> bool:
-        drop(path, ranges)  # by another thread, just before
+        drop(path, ranges)  # stands for another thread
         return drop(path, ranges)
 
     storage.forget = drop_twice  # type: ignore[method-assign]
@@ -221,7 +221,7 @@ def test_bytes_damaged_on_their_way_do_not_stay(straight: bool, tmp_path: Path) 
     storage.close()
 
 
-def test_an_index_damaged_on_its_way_does_not_stay(tmp_path: Path) -> None:
+def test_index_tables_damaged_in_transit_are_evicted(tmp_path: Path) -> None:
     write_small(tmp_path / "remote")
     local = LocalStorage(tmp_path / "remote")
     for number, table in enumerate(("episodes", "chunks0", "gaps")):
@@ -236,7 +236,7 @@ def test_an_index_damaged_on_its_way_does_not_stay(tmp_path: Path) -> None:
         assert set(remote.ranges) == {"manifest.json"}
         storage.close()
     (path,) = (tmp_path / "remote" / "index").glob("*chunks0.arrow")
-    flip(path, 100)  # for good: it is read twice and refused
+    flip(path, 100)  # on the disk: it is read twice and refused
     for is_cached in (False, True):
         remote = CountingStorage(local)
         with pytest.raises(ChecksumError, match=r"chunks0\.arrow"):
@@ -244,8 +244,8 @@ def test_an_index_damaged_on_its_way_does_not_stay(tmp_path: Path) -> None:
         assert len(remote.ranges[f"index/{path.name}"]) == 2
 
 
-def test_a_footer_damaged_on_its_way_does_not_stay(small: Path, tmp_path: Path) -> None:
-    """Whichever read it is: of the tail, the header, the footer, or a page."""
+def test_any_read_damaged_in_transit_is_evicted(small: Path, tmp_path: Path) -> None:
+    """Reads of the tail, the header, the footer and a page."""
     for number in range(6):
         damaging = DamagesOnce(LocalStorage(small), number=number)
         storage = CachedStorage(damaging, tmp_path / f"cache-{number}", "16MiB")
@@ -254,11 +254,11 @@ def test_a_footer_damaged_on_its_way_does_not_stay(small: Path, tmp_path: Path) 
         storage.close()
 
 
-# The limit, and who goes
+# Limit and eviction
 
 
 def entries(cache: Path) -> dict[Path, ByteRange]:
-    """The files of entries, and what they hold."""
+    """Files of the entries with their byte ranges."""
     found = {}
     for path in cache.glob("*/*/*-*"):
         start, stop = path.name.split("-")
@@ -266,46 +266,46 @@ def entries(cache: Path) -> dict[Path, ByteRange]:
     return found
 
 
-def _held(cached: Cached) -> set[int]:
-    """Numbers of the blocks of 100,000 bytes that are held."""
+def _cached_blocks(cached: Cached) -> set[int]:
+    """Numbers of the cached blocks of 100,000 bytes."""
     return {item.start // 100_000 for item in entries(cached.cache).values()}
 
 
-def _blocks(cached: Cached, order: list[int]) -> None:
+def _read_blocks(cached: Cached, order: list[int]) -> None:
     for block in order:
         cached.check(block * 100_000, block * 100_000 + 90_000)
 
 
-def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
+def test_least_recently_used_entries_are_evicted_first(tmp_path: Path) -> None:
     cached = Cached(tmp_path)
     rng = random.Random(5)
     recent: list[int] = []
-    held: set[int] = set()
+    kept: set[int] = set()
     for step in range(150):
         block = rng.randrange(40)
-        was_held = block in held
-        assert (cached.check(block * 100_000, block * 100_000 + 90_000) == 0) == was_held
+        was_cached = block in kept
+        assert (cached.check(block * 100_000, block * 100_000 + 90_000) == 0) == was_cached
         recent = [block, *(other for other in recent if other != block)]
-        held = _held(cached)
-        assert held == set(recent[: len(held)]), f"step {step}"
+        kept = _cached_blocks(cached)
+        assert kept == set(recent[: len(kept)]), f"step {step}"
         assert on_disk(cached.cache) <= LIMIT
-    assert len(held) >= 15, "most of the limit is used"
+    assert len(kept) >= 15, "most of the limit is used"
     assert cached.count("evictions") > 40
 
 
-def test_uses_are_remembered_over_processes_and_a_smaller_limit_holds_at_once(
+def test_use_order_survives_reopening_and_a_smaller_limit_applies_at_once(
     tmp_path: Path,
 ) -> None:
     cached = Cached(tmp_path)
-    _blocks(cached, [*range(10), 0, 1])
+    _read_blocks(cached, [*range(10), 0, 1])
     cached.storage.close()
-    again = Cached(tmp_path)
-    _blocks(again, list(range(10, 25)))
-    assert {0, 1} <= _held(again)
-    assert not {2, 3} & _held(again)
-    again.storage.close()
+    reopened = Cached(tmp_path)
+    _read_blocks(reopened, list(range(10, 25)))
+    assert {0, 1} <= _cached_blocks(reopened)
+    assert not {2, 3} & _cached_blocks(reopened)
+    reopened.storage.close()
     large = Cached(tmp_path, limit=4 << 20)
-    _blocks(large, list(range(30)))
+    _read_blocks(large, list(range(30)))
     large.storage.close()
     assert on_disk(cached.cache) > LIMIT
     smaller = Cached(tmp_path, limit=1 << 20)
@@ -313,10 +313,10 @@ def test_uses_are_remembered_over_processes_and_a_smaller_limit_holds_at_once(
     for _ in range(2):
         assert on_disk(cached.cache) <= 1 << 20
         smaller.check(0, len(DATA))
-    assert smaller.count("bytes") > 500_000, "of a large range what fits is kept"
+    assert smaller.count("bytes") > 500_000, "the part of a large range that fits is stored"
 
 
-def _hammer(root: Path, seed: int, count: int) -> None:
+def _stress(root: Path, seed: int, count: int) -> None:
     cached = Cached(root)
     rng = random.Random(seed)
 
@@ -332,7 +332,7 @@ def _hammer(root: Path, seed: int, count: int) -> None:
 def test_many_processes_and_threads_stay_within_the_limit(tmp_path: Path, thorough: bool) -> None:
     Cached(tmp_path).storage.close()
     count = 40 if thorough else 15
-    workers = [FORK.Process(target=_hammer, args=(tmp_path, seed, count)) for seed in range(3)]
+    workers = [FORK.Process(target=_stress, args=(tmp_path, seed, count)) for seed in range(3)]
     for worker in workers:
         worker.start()
     most = 0
@@ -341,7 +341,7 @@ def test_many_processes_and_threads_stay_within_the_limit(tmp_path: Path, thorou
             most = max(most, on_disk(tmp_path / "cache"))
     for worker in workers:
         worker.join()
-    most = max(most, on_disk(tmp_path / "cache"))  # however seldom this process had a core
+    most = max(most, on_disk(tmp_path / "cache"))  # if this process seldom had a core
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
     assert LIMIT / 2 < most <= LIMIT
     _check_sound(tmp_path)
@@ -354,12 +354,12 @@ def _check_count(cache: Path) -> None:
 
 
 def _check_sound(root: Path) -> None:
-    """No more is taken than what is said, nothing is half written for long, and reads are right."""
+    """Usage is within its count and the limit, no temporary file remains, reads are correct."""
     cached = Cached(root)
-    _blocks(cached, [*range(20), *range(40)])  # more than there is room for
+    _read_blocks(cached, [*range(20), *range(40)])  # more than fit
     _check_count(cached.cache)
     assert list((cached.cache / "new").iterdir()) == []
-    assert len(_held(cached)) >= 15
+    assert len(_cached_blocks(cached)) >= 15
     assert on_disk(cached.cache) <= LIMIT
     cached.check(0, len(DATA))
     assert cached.count("damaged") == cached.count("failures") == 0
@@ -371,9 +371,9 @@ def test_forks_share_the_cache_while_threads_read(tmp_path: Path) -> None:
     cached.check(0, 1000)
 
     def work() -> None:
-        assert cached.check(0, 1000) == 0, "a fork of a process that has it open"
+        assert cached.check(0, 1000) == 0, "in a fork of a process with the open cache"
         cached.check(1000, 50_000)
-        os._exit(0)  # as after an abrupt end
+        os._exit(0)  # an abrupt exit
 
     assert exit_code(work) == 0
     assert cached.check(0, 50_000) == 0
@@ -399,7 +399,7 @@ def _entry_file(cached: Cached) -> Path:
 
 
 def test_a_damaged_entry_is_fetched_again(cached: Cached, caplog: pytest.LogCaptureFixture) -> None:
-    """One that is cut, too long, empty, zeros, or another's; one that is gone is no damage."""
+    """Truncated, too long, empty, zeros or another entry's; a missing entry is no damage."""
     cached.check(0, 5000)
     first = _entry_file(cached)
     whole = first.read_bytes()
@@ -425,7 +425,7 @@ def test_a_damaged_entry_is_fetched_again(cached: Cached, caplog: pytest.LogCapt
     assert cached.check(5000, 10_000) == 5000, "links are not followed"
 
 
-def test_any_flipped_bit_is_noticed(cached: Cached) -> None:
+def test_every_damaged_byte_is_detected(cached: Cached) -> None:
     cached.check(7, 57)
     size = _entry_file(cached).stat().st_size
     for at in range(size):
@@ -435,17 +435,17 @@ def test_any_flipped_bit_is_noticed(cached: Cached) -> None:
     assert cached.check(7, 57) == 0
 
 
-def test_a_count_that_is_damaged_or_of_another_boot_is_made_anew(cached: Cached) -> None:
-    """After a loss of power it may be older than the entries."""
-    _blocks(cached, list(range(20)))
+def test_usage_counts_damaged_or_of_another_boot_are_rebuilt(cached: Cached) -> None:
+    """After a power failure the count may be older than the entries."""
+    _read_blocks(cached, list(range(20)))
     for text in (b"", b"x", b"\xff" * 80, b"another-boot 1", b"unknown"):
         (cached.cache / "taken").write_bytes(text)
-        _blocks(cached, list(range(30)))
+        _read_blocks(cached, list(range(30)))
         _check_count(cached.cache)
     _check_sound(cached.cache.parent)
 
 
-def test_other_files_in_the_folder_and_a_folder_that_is_removed(cached: Cached) -> None:
+def test_other_files_are_kept_and_a_deleted_folder_is_recreated(cached: Cached) -> None:
     before = os.umask(0)
     try:
         cached.check(0, 5000)
@@ -472,23 +472,23 @@ CALLS = (
 
 
 @pytest.mark.slow
-def test_a_kill_leaves_nothing_wrong(tmp_path: Path) -> None:
-    """Before any call to the disk of a process that evicts entries, adds some and forgets one."""
+def test_a_kill_never_corrupts_the_cache(tmp_path: Path) -> None:
+    """Kills before each disk call of a process that evicts, adds and forgets entries."""
     kills = 0
     for number in range(200):
         root = tmp_path / str(number)
         cached = Cached(root)
-        _blocks(cached, list(range(20)))
+        _read_blocks(cached, list(range(20)))
 
         def work(cached: Cached = cached, number: int = number) -> None:
             signal_at(number, signal.SIGKILL, CALLS)
-            _blocks(cached, [30, 31])
+            _read_blocks(cached, [30, 31])
             cached.storage.forget(PATH, [ByteRange(3_000_000, 3_000_001)])
 
         code = exit_code(work)
         assert on_disk(cached.cache) <= LIMIT
         survivor = Cached(root)
-        _blocks(survivor, [33, 30, 32, 31])
+        _read_blocks(survivor, [33, 30, 32, 31])
         assert survivor.count("damaged") == survivor.count("failures") == 0
         if number % 8 == 0:
             _check_sound(root)
@@ -500,8 +500,8 @@ def test_a_kill_leaves_nothing_wrong(tmp_path: Path) -> None:
     assert 20 < kills < 199
 
 
-def test_the_space_of_a_killed_writer_is_given_back(tmp_path: Path) -> None:
-    """Also while another process has the cache open all the time."""
+def test_the_space_of_a_killed_writer_is_freed(tmp_path: Path) -> None:
+    """Also while another process keeps the cache open."""
     cached = Cached(tmp_path)
     cached.check(0, 10)
 
@@ -510,15 +510,15 @@ def test_the_space_of_a_killed_writer_is_given_back(tmp_path: Path) -> None:
         cached.check(1_000_000, 2_500_000)
 
     assert exit_code(work) == -signal.SIGKILL
-    left = list((cached.cache / "new").iterdir())
-    assert sum(path.stat().st_size for path in left) > LIMIT / 2
-    _blocks(cached, list(range(20)))
-    assert len(_held(cached)) >= 15
+    partial = list((cached.cache / "new").iterdir())
+    assert sum(path.stat().st_size for path in partial) > LIMIT / 2
+    _read_blocks(cached, list(range(20)))
+    assert len(_cached_blocks(cached)) >= 15
     assert list((cached.cache / "new").iterdir()) == []
 
 
 @pytest.mark.parametrize("is_cleared", [False, True])
-def test_a_writer_that_lives_is_left_alone_unless_the_cache_is_cleared(
+def test_a_running_writer_is_undisturbed_unless_the_cache_is_cleared(
     is_cleared: bool, tmp_path: Path
 ) -> None:
     writer, other, third = Cached(tmp_path), Cached(tmp_path), Cached(tmp_path)
@@ -541,8 +541,8 @@ def test_a_writer_that_lives_is_left_alone_unless_the_cache_is_cleared(
     if is_cleared:
         seqrecord.clear_cache(tmp_path / "cache")
     else:
-        assert third.check(3_900_000, 3_900_100) == 100, "not there yet"
-        _blocks(other, list(range(30)))
+        assert third.check(3_900_000, 3_900_100) == 100, "not stored yet"
+        _read_blocks(other, list(range(30)))
     os.kill(worker.pid, signal.SIGCONT)
     worker.join()
     assert worker.exitcode == 0
@@ -554,13 +554,13 @@ def test_a_writer_that_lives_is_left_alone_unless_the_cache_is_cleared(
     _check_sound(tmp_path)
 
 
-# A disk that fails
+# Disk failures
 
 
 @pytest.mark.parametrize(
     ("name", "number"), [("open", errno.EIO), ("pwrite", errno.ENOSPC), ("preadv", errno.EIO)]
 )
-def test_any_failure_of_the_disk_is_passed_by(
+def test_disk_failures_are_bypassed(
     name: str,
     number: int,
     tmp_path: Path,
@@ -588,7 +588,7 @@ def test_any_failure_of_the_disk_is_passed_by(
         assert len(open_files) == 1
     assert cached.count("failures") >= 3
     assert resting.count("failures") == 1
-    assert caplog.text.count("is not used for a while") == 2, "said once by each"
+    assert caplog.text.count("is not used for a while") == 2, "logged once by each"
     cached.check(2000, 3000)
     assert cached.check(2000, 3000) == 0
     cached.storage.close()
@@ -598,7 +598,7 @@ def test_any_failure_of_the_disk_is_passed_by(
 # Settings
 
 
-def test_a_folder_that_cannot_be_made_is_passed_by(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_bypassed(tmp_path: Path) -> None:
     local = LocalStorage(tmp_path / "remote")
     put(local, PATH, DATA)
     storage = CachedStorage(local, tmp_path / "file" / "cache", LIMIT)
@@ -607,7 +607,7 @@ def test_a_folder_that_cannot_be_made_is_passed_by(tmp_path: Path) -> None:
     assert storage.counters()["cache_failures"] == 1
 
 
-def test_folders_and_limits_that_are_refused(tmp_path: Path) -> None:
+def test_invalid_folders_and_limits_are_refused(tmp_path: Path) -> None:
     local = LocalStorage(tmp_path / "remote")
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("x")
@@ -623,7 +623,7 @@ def test_folders_and_limits_that_are_refused(tmp_path: Path) -> None:
             CachedStorage(local, tmp_path / "c", limit)
 
 
-def test_a_folder_that_has_grown_counts(tmp_path: Path) -> None:
+def test_growing_directories_count_as_usage(tmp_path: Path) -> None:
     cached = Cached(tmp_path)
     for start in range(0, len(DATA) - 10, len(DATA) // 300):
         cached.check(start, start + 10)

@@ -1,4 +1,4 @@
-"""Crops and flips: equal to those of the whole clip, and drawn from seed, epoch and clip."""
+"""Crops and flips match the written frames and depend on seed, epoch and clip only."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ IMAGES = ["image", "depth", "flow", "mask", "wide"]
 
 
 MIDDLE = (64, 64)  # clips of 4 frames are large enough to be loaded straight into batches
-LARGE = (128, 128)  # 24 such frames are a page that is read a few frames at a time
+LARGE = (128, 128)  # a page of 24 such frames is read a few frames at a time
 
 
 @lru_cache(40)  # all frames of a dataset
@@ -49,12 +49,12 @@ def frame_of(episode: int, number: int, size: tuple[int, int] = (HEIGHT, WIDTH))
         "flow": rng.random((*size, 2), np.float32) - 0.5,
         "mask": rng.integers(0, 2, (*size, 1)).astype(bool),
         "wide": rng.integers(0, 9, (*size, 5, 1)),
-        "small": rng.random((4, 5)),  # no image of this size
+        "small": rng.random((4, 5)),  # of another height and width
         "pose": rng.random(7),
         "note": np.arange(1 + number % 3, dtype=np.uint8),
     }
     for array in arrays.values():
-        array.flags.writeable = False  # they are kept
+        array.flags.writeable = False  # they are cached
     return arrays
 
 
@@ -86,7 +86,7 @@ def middle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """Raw frames of which a chunk's pages take more than 1 MiB each."""
+    """Raw frames whose pages take more than 1 MiB each."""
     return write(tmp_path / "large", "raw", (24, 30), LARGE, chunk_frames=24)
 
 
@@ -99,7 +99,7 @@ CHAINS: dict[str, Any] = {
         HorizontalFlip(0.5),
         CenterCrop(3),
     ],
-    "some": RandomCrop((4, 6), features=["image", "depth"]),
+    "subset": RandomCrop((4, 6), features=["image", "depth"]),
 }
 
 
@@ -110,7 +110,7 @@ def check_clip(
     cropped: list[str],
     size: tuple[int, int] = (HEIGHT, WIDTH),
 ) -> None:
-    """A clip is what its names, `crop` and `flipped` say."""
+    """A clip equals the written frames, cropped to `crop` and mirrored if `flipped`."""
     episode = int(clip["episode"][4:])
     frames = [frame_of(episode, int(clip["start"]) + i * dilation, size) for i in range(length)]
     top, left, height, width = clip["crop"].tolist()
@@ -135,7 +135,7 @@ def singles(batch: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def check_resumed(path: Path, size: tuple[int, int], dilation: int = 1, **settings: Any) -> int:
-    """Clips of an epoch, and of one that goes on after its first batch, are right; their number."""
+    """Check an epoch's clips and the clips resumed after its first batch; returns their number."""
 
     def make() -> SeqRecordPipe:
         return SeqRecordPipe(path, batch_size=2, dilation=dilation, **settings)
@@ -196,7 +196,7 @@ def draws(pipe: Any, epoch: int = 0) -> dict[tuple[str, int], tuple[Any, ...]]:
     return found
 
 
-def test_windows_depend_on_seed_epoch_and_clip_alone(path: Path) -> None:
+def test_windows_depend_on_seed_epoch_and_clip_only(path: Path) -> None:
     def pipe(**changes: Any) -> SeqRecordPipe:
         settings: dict[str, Any] = {"clip_len": 3, "batch_size": 3, **changes}
         return SeqRecordPipe(path, **settings, clip_transform=CHAINS["random, flip"])
@@ -211,7 +211,7 @@ def test_windows_depend_on_seed_epoch_and_clip_alone(path: Path) -> None:
     assert second.keys() == first.keys()
     assert second != first != draws(pipe(seed=5))
     assert len({str(drawn) for drawn in first.values()}) > 10
-    # In every version: two steps draw, the first one twice, in the second epoch of a seed.
+    # Fixed for all versions: the crop draws twice, then the flip once.
     found = draws(pipe(seed=5), epoch=1)
     assert [found["set/0", start] for start in range(4)] == [
         ([1, 0, 4, 6], False),
@@ -221,7 +221,7 @@ def test_windows_depend_on_seed_epoch_and_clip_alone(path: Path) -> None:
     ]
 
 
-# ---- by number
+# ---- map-style access
 
 
 @pytest.mark.parametrize(
@@ -229,8 +229,8 @@ def test_windows_depend_on_seed_epoch_and_clip_alone(path: Path) -> None:
     [pytest.param(n, marks=pytest.mark.slow) if n == "random, flip" else n for n in CHAINS],
 )
 def test_clips_by_number(path: Path, name: str) -> None:
-    """What batches have: `test_crops_sizes` and `test_combinations`."""
-    cropped = ["image", "depth"] if name == "some" else IMAGES
+    """`test_crops_sizes` and `test_combinations` check batches."""
+    cropped = ["image", "depth"] if name == "subset" else IMAGES
     dataset = SeqRecordMapDataset(path, clip_len=3, clip_transform=CHAINS[name])
     torch.manual_seed(0)
     first = dataset.__getitems__([3, 9, 0, 9])
@@ -240,7 +240,7 @@ def test_clips_by_number(path: Path, name: str) -> None:
     assert len({str(dataset[3]["crop"].tolist()) for _ in range(20)}) > 1
     for clip in [*first, dataset[5], *SeqRecordPipe(path, clip_len=3, clip_transform=CHAINS[name])]:
         check_clip(clip, 3, 1, cropped)
-    # A window was copied for each clip of the largest batch: an IndexError in a smaller one.
+    # Regression: an IndexError in a batch smaller than the largest.
     images = SeqRecordMapDataset(
         path, clip_len=3, clip_transform=CHAINS[name], features=IMAGES, episodes="set/0"
     )
@@ -260,7 +260,7 @@ STEP = st.one_of(
 
 
 @given(st.lists(STEP, min_size=1, max_size=5), st.integers(0, 5), st.integers(0, 1 << 40))
-def test_a_chain_is_its_steps_one_after_the_other(steps: list[Any], epoch: int, clip: int) -> None:
+def test_a_chain_applies_its_steps_in_order(steps: list[Any], epoch: int, clip: int) -> None:
     frame = np.arange(9 * 7).reshape(9, 7)
     windows, seen = CropWindows.whole(np.array([9]), np.array([7])), frame
     rng = np.random.default_rng([epoch, clip])
@@ -301,15 +301,15 @@ def test_areas_and_ratios_of_resized_crops(ratio: tuple[float, float]) -> None:
     assert ratio[0] * 0.9 < found.min()
     assert found.max() < ratio[1] * 1.1
     area = windows.height * windows.width / (height * width)
-    if ratio == (3.0, 4.0):  # none of more than 4/9 lies in the frame
+    if ratio == (3.0, 4.0):  # more than 4/9 of the frame does not fit
         assert area.max() < 0.46
     else:
         assert np.quantile(area, 0.5) == pytest.approx(0.35, abs=0.02)
         assert (area.min(), area.max()) == pytest.approx((0.1, 0.6), abs=0.02)
 
 
-def test_random_steps_are_equally_likely_and_flow_is_mirrored(tmp_path: Path) -> None:
-    """Flow is found by its kind or name."""
+def test_random_positions_are_equally_likely_and_flow_is_negated(tmp_path: Path) -> None:
+    """Flow is recognised by its kind or name."""
     sizes = {"a": (4, 5, 1), "motion": (4, 5, 2), "flow_left": (4, 5, 2)}
     sizes |= {"flow_mask": (4, 5, 1), "flow_image": (4, 5, 2)}
     kinds = {"motion": "flow", "flow_image": "image"}
@@ -340,7 +340,7 @@ def _steps(path: Path, step: Any) -> SeqRecordPipe:
 
 
 @pytest.mark.parametrize("path", ["raw"], indirect=True)
-def test_what_is_refused(path: Path, tmp_path: Path) -> None:
+def test_invalid_chains_and_steps_are_refused(path: Path, tmp_path: Path) -> None:
     chains: list[tuple[Any, str]] = [
         (RandomCrop((HEIGHT + 1, 3)), "larger than the frame"),
         ([CenterCrop((4, 4)), RandomCrop((4, 5))], "larger than the frame"),
@@ -376,8 +376,8 @@ def test_what_is_refused(path: Path, tmp_path: Path) -> None:
         SeqRecordPipe(tmp_path / "r", clip_len=1, clip_transform=RandomCrop(2))
 
 
-def test_steps_as_values() -> None:
-    """Of other features, and of numbers of NumPy."""
+def test_steps_are_immutable_values() -> None:
+    """`of_features` returns a copy; sizes and probabilities may be NumPy numbers."""
     for step in (RandomCrop(3), CenterCrop((2, 3), features=["b"]), HorizontalFlip(0.2)):
         before = repr(step)
         made = step.of_features(("a",))

@@ -1,4 +1,4 @@
-"""With a device, pipes give what they give without, and move each frame once."""
+"""Pipes with a device return the same batches as without, and copy each frame once."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
     ],
 )
 @pytest.mark.parametrize("kind", ["path", pytest.param("large", marks=pytest.mark.slow)])
-def test_the_same_clips(
+def test_batches_equal_the_host_batches(
     kind: str, device: str, settings: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
     path = request.getfixturevalue(kind)
@@ -80,34 +80,34 @@ def test_the_same_clips(
     plain, moved = make_loader(path, **settings), make_loader(path, **settings, device=device)
     for _ in range(2):
         expected = digests(plain)
-        # All are held: none may change, and none may be missing what the stream has yet to do.
-        held = list(moved)
-        for batch in held:
+        # All batches stay alive: none may change later or lack work queued on the stream.
+        batches = list(moved)
+        for batch in batches:
             of_host = {"episode", "start", "image_crop", "image_flipped"}
             for name in batch.keys() - of_host:
                 tensor = batch[name]
                 while not isinstance(tensor, torch.Tensor):
                     tensor = tensor[0]
                 assert tensor.device.type == device
-        assert digests(map(on_host, held)) == expected
+        assert digests(map(on_host, batches)) == expected
         assert moved.stats()["frames_decoded"] == plain.stats()["frames_decoded"]
     assert moved.stats()["peak_buffer_bytes"] <= settings.get("memory_limit", 1 << 30)
 
 
-def test_one_stream_gives_all_of_each_batch(path: Path) -> None:
-    """Torch gives the memory of another stream to none: epochs of other sizes share one."""
-    held: list[Any] = []
+def test_one_stream_allocates_every_tensor_of_a_batch(path: Path) -> None:
+    """Torch reuses memory only within a stream: epochs of different sizes share one."""
+    batches: list[Any] = []
     with late_streams() as made:
         pipe = make_loader(path, stride=7, rotate_phase=True, features=FIXED, device="cpu")
         for _ in range(3):
-            held = list(pipe)
+            batches = list(pipe)
     (stream,) = made
-    for batch, tensors in zip(held, stream.given[-len(held) :], strict=True):
+    for batch, tensors in zip(batches, stream.given[-len(batches) :], strict=True):
         assert {id(batch[name]) for name in FIXED} <= {id(tensor) for tensor in tensors}
 
 
 def test_every_thread_that_uses_the_device_is_bound_to_it(path: Path) -> None:
-    """A thread that is not makes a context on the first GPU, for every rank of a machine."""
+    """An unbound thread creates a context on the first GPU, for every rank of a machine."""
     bound, used = set[int](), set[str]()
 
     class Bound(LateStream):
@@ -132,12 +132,12 @@ def test_every_thread_that_uses_the_device_is_bound_to_it(path: Path) -> None:
     with streams_of("cpu", lambda _: Bound()):
         for _ in range(2):
             assert len(list(pipe)) == len(pipe)
-            bound.clear()  # threads of the next epoch may have the same numbers
+            bound.clear()  # threads of the next epoch may have the same ids
     assert len([name for name in used if name.startswith("seqrecord")]) >= 2
     assert threading.get_ident() not in bound, "the user's thread keeps its device"
 
 
-def test_the_same_clips_of_several_groups_and_windows(tmp_path: Path, device: str) -> None:
+def test_batches_of_several_groups_and_windows(tmp_path: Path, device: str) -> None:
     groups = {"image": 0, "flow": 1, "note": 1, "id": 2}
     path = write_numbered(tmp_path / "records", groups=groups, flush_at=[5, 11])
     windows: Any = {"image": [-1, 0], "note": [2], "id": range(4), "flow": [0, -3, 2]}
@@ -145,11 +145,11 @@ def test_the_same_clips_of_several_groups_and_windows(tmp_path: Path, device: st
     for more in several:
         settings: Any = {"windows": windows, "pad": "edge", "batch_size": 5, **more}
         expected = digests(SeqRecordPipe(path, **settings))
-        held = list(SeqRecordPipe(path, **settings, device=device))
-        assert digests(map(on_host, held)) == expected
+        batches = list(SeqRecordPipe(path, **settings, device=device))
+        assert digests(map(on_host, batches)) == expected
 
 
-def test_torchs_default_device_changes_nothing_of_what_workers_send(path: Path) -> None:
+def test_torchs_default_device_does_not_change_batches_of_workers(path: Path) -> None:
     """`torch.set_default_device("cuda")` is common; here "meta" stands for it."""
     expected = digests(make_loader(path))
     from_workers = iter(DataLoader(make_loader(path), batch_size=None, num_workers=1))
@@ -175,16 +175,16 @@ def test_flows_are_scaled_as_on_the_host(tmp_path: Path) -> None:
 
 
 def test_an_iteration_may_begin_in_inference_mode(path: Path, device: str) -> None:
-    """As Lightning's validation begins one; the threads that write to memory are not in it."""
+    """As in Lightning's validation; the engine's threads are not in inference mode."""
     plain, moved = make_loader(path), make_loader(path, device=device)
     with torch.inference_mode():
-        held = list(moved)
-    assert digests(map(on_host, held)) == digests(plain)
+        batches = list(moved)
+    assert digests(map(on_host, batches)) == digests(plain)
     assert digests(map(on_host, moved)) == digests(plain)
 
 
-def test_to_wait_for_the_device_is_to_wait_for_the_consumer(path: Path) -> None:
-    """A batch begins only when the device has come to the last but one that was taken."""
+def test_waiting_for_the_device_counts_as_waiting_for_the_consumer(path: Path) -> None:
+    """A batch starts only after the device has reached the last but one that was taken."""
 
     class Slow(list[int]):
         def append(self, number: int) -> None:
@@ -199,7 +199,7 @@ def test_to_wait_for_the_device_is_to_wait_for_the_consumer(path: Path) -> None:
     assert pipe.stats()["waiting_for_consumer_seconds"] > 0.019 * len(waited)
 
 
-def test_each_frame_crosses_once(path: Path, device: str) -> None:
+def test_each_frame_is_copied_to_the_device_once(path: Path, device: str) -> None:
     pipe = make_loader(path, shuffle=False, features=FIXED, device=device)
     for batch in pipe:
         check(on_host(batch), FIXED, 3)
@@ -207,7 +207,7 @@ def test_each_frame_crosses_once(path: Path, device: str) -> None:
     clips = possible_clips(FIXED, 3)
     frames = {(key, start + i) for key, start in clips for i in range(3)}
     assert stats["frames_decoded"] == len(frames)
-    rows = 8 * 3 * len(clips)  # which rows of the arena each clip is made of
+    rows = 8 * 3 * len(clips)  # the arena rows of each clip
     assert stats["device_bytes"] - rows <= 1.05 * len(frames) * FRAME_NBYTES
     assert stats["device_bytes"] - rows >= len(frames) * FRAME_NBYTES
     assert make_loader(path).stats()["device_bytes"] == 0
@@ -223,7 +223,7 @@ def test_resuming(path: Path, device: str) -> None:
         num_epochs=2,
         positions=lambda n: (n // 2,),
     )
-    # A state goes from one device to another.
+    # A state of one device loads on another.
     plain, moved = (make_loader(path, OnHost, device=to) for to in (None, device))
     iterator = begun(moved, 5)
     plain.load_state_dict(moved.state_dict())
@@ -267,7 +267,7 @@ def test_copies_are_in_the_trace(path: Path, device: str, tmp_path: Path) -> Non
     assert all(e["ts"] >= first and e["dur"] >= 0 for e in copies)
 
 
-def test_a_worker_has_no_use_of_a_device(path: Path) -> None:
+def test_workers_refuse_a_device_other_than_the_cpu(path: Path) -> None:
     def first(device: str) -> Any:
         pipe = make_loader(path, device=device)
         iterator: Any = iter(DataLoader(pipe, batch_size=None, num_workers=1))
@@ -282,8 +282,8 @@ def test_a_worker_has_no_use_of_a_device(path: Path) -> None:
 
 
 @NO_GPU
-def test_a_consumer_that_never_synchronizes_gets_what_was_sent(path: Path) -> None:
-    """Batches are dropped that the device has yet to read: their memory must not be reused."""
+def test_an_unsynchronized_consumer_gets_correct_batches(path: Path) -> None:
+    """Memory of dropped batches must not be reused before the device has read them."""
     plain = make_loader(path, features=["image"])
     expected = [int(batch["image"].sum()) for batch in plain]
     sums = []

@@ -1,4 +1,4 @@
-"""Video that a device decodes by torchcodec: what it gives is what PyAV gives, or PyAV is asked."""
+"""Video decoded on a device by torchcodec equals PyAV's frames, or PyAV decodes it instead."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ NEEDS_TORCHCODEC = pytest.mark.usefixtures("torchcodec")
 CPU = DirectStream(torch.device("cpu"))
 
 MOST = 2
-"""By how much a number may differ that another FFmpeg has converted from YUV: none with 5.1."""
+"""Largest difference of a value between FFmpeg versions, which convert YUV: 0 with 5.1."""
 
-LEAST = 160, 176
-"""Frames that NVDEC decodes of each codec: those of HEVC are at least 144 x 144."""
+SIZE = 160, 176
+"""A frame size that NVDEC decodes of each codec: HEVC needs at least 144 x 144."""
 
 
 @pytest.fixture(autouse=True)
-def _say_it_again() -> None:
+def _log_again() -> None:
     device_video.say_once.cache_clear()
 
 
@@ -56,7 +56,7 @@ def codec_of(name: str) -> VideoPageCodec:
 
 
 def readers(name: str, gops: list[Gop]) -> tuple[DeviceVideo, Any, VideoReader]:
-    """A page's reader that has torchcodec, and the one that has PyAV."""
+    """Readers of a page by torchcodec and by PyAV."""
     codec = codec_of(name)
     page = memoryview(codec.join(gops))
     count = sum(gop.num_frames for gop in gops)
@@ -70,11 +70,11 @@ def decoded(reader: Any, positions: list[int]) -> Pixels:
     return out
 
 
-def far(some: Pixels, others: Pixels) -> int:
-    return int(np.abs(some.astype(int) - others).max(initial=0))
+def diff(first: Pixels, second: Pixels) -> int:
+    return int(np.abs(first.astype(int) - second).max(initial=0))
 
 
-def some_gop(shown: list[int], hidden: list[int]) -> Gop:
+def make_gop(shown: list[int], hidden: list[int]) -> Gop:
     order = list(shown)
     for place in sorted(hidden, reverse=True):
         order.insert(place, -1)
@@ -82,12 +82,12 @@ def some_gop(shown: list[int], hidden: list[int]) -> Gop:
 
 
 ORDER = st.integers(1, 5).flatmap(lambda count: st.permutations(list(range(count))))
-GOPS = st.lists(st.builds(some_gop, ORDER, st.lists(st.integers(0, 5), max_size=3)), min_size=1)
-"""Groups with frames in any order, and with packets that show nothing."""
+GOPS = st.lists(st.builds(make_gop, ORDER, st.lists(st.integers(0, 5), max_size=3)), min_size=1)
+"""GOPs with frames in any order and with hidden packets."""
 
 
 @given(GOPS)
-def test_numbers_of_packets(groups: list[Gop]) -> None:
+def test_timestamps_of_packets(groups: list[Gop]) -> None:
     page = memoryview(codec_of("h264").join(groups))
     count = sum(gop.num_frames for gop in groups)
     numbered = Numbered(page, parse_video_page(page, count, "image"))
@@ -101,7 +101,7 @@ def test_numbers_of_packets(groups: list[Gop]) -> None:
         own = packets[first_packet : first_packet + len(gop.packets)]
         rest = packets[first_packet + len(gop.packets) :]
         assert [packet.is_key for packet in own] == [True] + [False] * (len(own) - 1)
-        # Whoever looks for a keyframe at or before a frame of the group finds that of the group.
+        # A seek to any frame of the group finds the group's own keyframe.
         assert all(packet.dts < other.dts for packet in own for other in rest[:1])
         assert all(max(p.pts for p in own) < other.pts for other in rest)
         assert all(own[0].pts < other.dts for other in rest)
@@ -132,30 +132,30 @@ ORDERS = [
         *(pytest.param("h264", length, marks=pytest.mark.slow) for length in (40, 2)),
     ],
 )
-def test_frames_are_those_of_pyav(name: str, length: int) -> None:
+def test_frames_equal_the_frames_of_pyav(name: str, length: int) -> None:
     pages = gops_of(name, moving(40), length)
     for positions in ORDERS:
-        video, some, others = readers(name, pages)
+        video, ours, pyav = readers(name, pages)
         for piece in (positions[:10], positions[10:]):
-            assert far(decoded(some, piece), decoded(others, piece)) <= MOST
+            assert diff(decoded(ours, piece), decoded(pyav, piece)) <= MOST
         assert video.works
-        assert some.num_decoded == others.num_decoded
+        assert ours.num_decoded == pyav.num_decoded
 
 
 @NEEDS_TORCHCODEC
 @pytest.mark.parametrize("name", ["h264", "av1"])
-def test_frames_that_are_not_shown(name: str) -> None:
-    """Those before an episode's first frame, and between the rows of a slower table."""
+def test_hidden_frames_are_skipped(name: str) -> None:
+    """Frames before an episode's first one, and between the rows of a slower table."""
     (whole,) = gops_of(name, moving(24), 24)
     frames = decode_gop(config_of(name), HEIGHT, WIDTH, whole)
     wanted = [number for number in range(5, 24) if number % 3]
     order = [wanted.index(n) if n in wanted else -1 for n in whole.order]
-    video, some, others = readers(name, [Gop(whole.packets, tuple(order)), whole])
+    video, ours, pyav = readers(name, [Gop(whole.packets, tuple(order)), whole])
     positions = list(range(len(wanted) + 24))
-    found = decoded(some, positions)
+    found = decoded(ours, positions)
     assert video.works
-    assert far(found, np.concatenate([frames[wanted], frames])) <= MOST
-    assert np.array_equal(decoded(others, positions), np.concatenate([frames[wanted], frames]))
+    assert diff(found, np.concatenate([frames[wanted], frames])) <= MOST
+    assert np.array_equal(decoded(pyav, positions), np.concatenate([frames[wanted], frames]))
 
 
 def write(
@@ -165,7 +165,7 @@ def write(
     gop: int,
     size: tuple[int, int] = (HEIGHT, WIDTH),
 ) -> dict[str, Pixels]:
-    """A dataset of kept video, and the frames that PyAV makes of it."""
+    """Write a dataset of kept video; returns the frames that PyAV decodes."""
     frames: dict[str, Pixels] = {}
     with SeqRecordWriter(path, schema=kept_schema(name, size)) as writer:
         for key, count in lengths.items():
@@ -188,17 +188,17 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Pixe
 def run(
     path: Path, frames: dict[str, Pixels], device: str, most: int, **options: Any
 ) -> dict[str, Any]:
-    """Every clip of an epoch is right; the statistics."""
+    """Check every clip of an epoch; returns the statistics."""
     settings: dict[str, Any] = {"clip_len": 4, "batch_size": 8, "num_cursors": 3} | options
     settings |= {"device": device, "video_decoder": "torchcodec"}
     pipe = seqrecord.SeqRecordPipe(path, **effective(settings))
-    held = list(pipe)  # all of them: none may change, and none may lack what is yet to be done
-    for batch in held:
+    batches = list(pipe)  # all stay alive: none may change later or lack queued work
+    for batch in batches:
         for i, (key, start) in enumerate(zip(batch["episode"], batch["start"], strict=True)):
             clip = int(start) + settings.get("dilation", 1) * np.arange(4)
-            assert far(batch["image"][i].cpu().numpy(), frames[key][clip]) <= most, (key, start)
+            assert diff(batch["image"][i].cpu().numpy(), frames[key][clip]) <= most, (key, start)
             assert np.array_equal(batch["state"][i].cpu().numpy(), state(200)[clip])
-    assert len(held) == len(pipe)
+    assert len(batches) == len(pipe)
     return pipe.stats()
 
 
@@ -216,7 +216,7 @@ def test_a_device_decodes_into_its_rows(
         stats = run(*kept, "cpu", MOST, **options)
     assert not fallbacks(caplog)
     assert 165 <= stats["video_frames_decoded"] <= 165 + 3 * 60  # where runs are cut
-    assert stats["device_bytes"] < 165 * HEIGHT * WIDTH * 3 / 10, "no frame is copied there"
+    assert stats["device_bytes"] < 165 * HEIGHT * WIDTH * 3 / 10, "no frame was copied"
 
 
 @NO_GPU
@@ -225,15 +225,15 @@ def test_a_device_decodes_into_its_rows(
 def test_a_gpu_decodes_into_its_rows(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By NVDEC, whose colours differ a little; or AV1, which not all GPUs have, on the host, which
-    is said, and then not."""
-    frames = write(tmp_path / "r", name, {"a": 120, "b": 45}, 60, LEAST)
+    """By NVDEC, whose colours differ slightly; AV1, which some GPUs lack, by the host with one
+    warning."""
+    frames = write(tmp_path / "r", name, {"a": 120, "b": 45}, 60, SIZE)
     run(tmp_path / "r", frames, "cuda", 255)
     assert name == "av1" or not fallbacks(caplog)
-    most = 0 if fallbacks(caplog) else 40  # chroma is spread over pixels in another way
+    most = 0 if fallbacks(caplog) else 40  # NVDEC interpolates chroma differently
     stats = run(tmp_path / "r", frames, "cuda", most)
     assert len(fallbacks(caplog)) <= 1
-    assert (stats["device_bytes"] < 165 * LEAST[0] * LEAST[1] * 3 / 10) == (not fallbacks(caplog))
+    assert (stats["device_bytes"] < 165 * SIZE[0] * SIZE[1] * 3 / 10) == (not fallbacks(caplog))
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NO_GPU)])
@@ -246,13 +246,13 @@ def test_without_torchcodec_pyav_decodes(
     monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
     for _ in range(2):
         run(*kept, device, 0)
-    (said,) = fallbacks(caplog)
-    assert f"video feature 'image': decoding on the host instead of {device}" in said
-    assert "torchcodec cannot be imported" in said
+    (message,) = fallbacks(caplog)
+    assert f"video feature 'image': decoding on the host instead of {device}" in message
+    assert "torchcodec cannot be imported" in message
 
 
 def wrong_from(decoder: Any, first: int, spoil: Any) -> Any:
-    """A decoder that gives what is asked for; `spoil` changes the frames from `first` on."""
+    """A decoder whose frames from `first` on are changed by `spoil`."""
 
     def make(*args: Any, **kwargs: Any) -> Any:
         inner = decoder(*args, **kwargs)
@@ -294,7 +294,7 @@ def fails(found: Any) -> Any:
         (0, fails, "out of surfaces"),
     ],
 )
-def test_what_torchcodec_gives_is_not_trusted(
+def test_wrong_frames_of_torchcodec_are_detected(
     torchcodec: Any,
     kept: tuple[Path, dict[str, Pixels]],
     first: int,
@@ -306,13 +306,13 @@ def test_what_torchcodec_gives_is_not_trusted(
     monkeypatch.setattr("torchcodec.decoders.VideoDecoder", wrong_from(torchcodec, first, spoil))
     with streams_of("cpu", lambda _: LateStream()):
         run(*kept, "cpu", MOST if first else 0)
-    (said,) = fallbacks(caplog)
-    assert reason in said
-    assert "\n" not in said
+    (message,) = fallbacks(caplog)
+    assert reason in message
+    assert "\n" not in message
 
 
 @NEEDS_TORCHCODEC
-def test_what_is_not_given_to_torchcodec(caplog: pytest.LogCaptureFixture) -> None:
+def test_unsupported_streams_are_decoded_on_the_host(caplog: pytest.LogCaptureFixture) -> None:
     h264 = {"codec": "h264", "pixel_format": "yuv420p"}
     for codec, reason in (
         ({"codec": "ffv1", "pixel_format": "bgr0"}, "no container"),
@@ -331,22 +331,22 @@ def test_what_is_not_given_to_torchcodec(caplog: pytest.LogCaptureFixture) -> No
 
 @NEEDS_TORCHCODEC
 @pytest.mark.parametrize("place", [3, 20])
-def test_broken_packets_are_named_as_by_pyav(place: int) -> None:
+def test_broken_packets_raise_the_same_errors_as_pyav(place: int) -> None:
     gop = gops_of("h264", moving(24), 24)[0]
     packets = list(gop.packets)
     packets[place] = bytes(len(packets[place]))
     _, *both = readers("h264", [Gop(tuple(packets), gop.order)])
-    said = []
+    errors = []
     for reader in both:
         with pytest.raises(CodecError) as caught:
             decoded(reader, list(range(24)))
-        said.append((caught.value.message, caught.value.offset))
-    assert said[0] == said[1]
+        errors.append((caught.value.message, caught.value.offset))
+    assert errors[0] == errors[1]
 
 
 @NEEDS_TORCHCODEC
-def test_decoders_end_where_the_device_is_the_current_one() -> None:
-    """Not in the thread that drops a page, whichever it is."""
+def test_decoders_are_destroyed_by_end_decoders() -> None:
+    """Not by the thread that drops a page, whose current device may be another."""
     video, reader, _ = readers("h264", gops_of("h264", moving(8), 8))
     decoded(reader, [0, 1])
     assert not video.ended
@@ -356,8 +356,8 @@ def test_decoders_end_where_the_device_is_the_current_one() -> None:
     assert not video.ended
 
 
-def test_decoders_end_when_their_frames_are_there() -> None:
-    """NVDEC's surfaces go to the next decoder while they are still to be converted."""
+def test_decoders_are_destroyed_after_their_frames_are_converted() -> None:
+    """Else the next decoder reuses NVDEC's surfaces before their conversion."""
     stream, found = LateStream(), list[float]()
     with stream.use():
         frame = torch.zeros(1)
@@ -374,7 +374,7 @@ def test_decoders_end_when_their_frames_are_there() -> None:
 
 
 @NEEDS_TORCHCODEC
-def test_rows_of_which_nothing_is_known_are_zeros(
+def test_rows_before_the_first_frame_are_zeros(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     codecs = {"image": "h264:gop=8"}
@@ -387,14 +387,14 @@ def test_rows_of_which_nothing_is_known_are_zeros(
     for decoder in ("pyav", "torchcodec"):
         pipe = seqrecord.SeqRecordPipe(tmp_path, **effective({**options, "video_decoder": decoder}))
         found.append(np.concatenate([batch["image"].numpy() for batch in pipe]))
-    assert far(*found) <= MOST
+    assert diff(*found) <= MOST
     assert not found[1][0].any()
     assert found[1][10].any()
     assert not fallbacks(caplog)
 
 
 @pytest.mark.parametrize("batches", [3, None])
-def test_threads_of_the_engine_end_decoders(
+def test_decoders_are_destroyed_by_engine_threads(
     torchcodec: Any,
     kept: tuple[Path, dict[str, Pixels]],
     batches: int | None,
@@ -406,10 +406,10 @@ def test_threads_of_the_engine_end_decoders(
     def make(*args: Any, **kwargs: Any) -> Any:
         begun.append(threading.current_thread().name)
         made = torchcodec(*args, **kwargs)
-        made.__class__ = type("Told", (torchcodec,), {"__del__": tell})
+        made.__class__ = type("Recorded", (torchcodec,), {"__del__": record_end})
         return made
 
-    def tell(decoder: Any) -> None:
+    def record_end(decoder: Any) -> None:
         del decoder
         ended.append(threading.current_thread().name)
 
@@ -420,8 +420,8 @@ def test_threads_of_the_engine_end_decoders(
     for _ in islice(iterator, batches):
         pass
     del iterator
-    patience = time.monotonic() + 30
-    while len(ended) < len(begun) and time.monotonic() < patience:
+    deadline = time.monotonic() + 30
+    while len(ended) < len(begun) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(ended) == len(begun) > 0
     assert all(name.startswith("seqrecord") for name in ended)

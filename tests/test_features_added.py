@@ -1,4 +1,4 @@
-"""Features that are added to a dataset and dropped from it, and who reads then."""
+"""Features added to a dataset, replaced, renamed and dropped; readers before and after."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LENGTHS = {"e0": 3, "e1": 5, "e2": 1}
 
 
 def write(path: Path, lengths: dict[str, int], names: list[str], **settings: Any) -> Model:
-    """Episodes in record files of about two; returns what they hold."""
+    """Write about two episodes a record file; returns their frames."""
     made: Model = {}
     with SeqRecordWriter(path, codecs="raw", max_file_size=20_000, **settings) as writer:
         for key, length in lengths.items():
@@ -56,7 +56,7 @@ def content(path: Path) -> Model:
 
 
 def check(path: Path, expected: Model) -> None:
-    """The dataset is that, and so it is when its index and its manifest were lost."""
+    """The dataset equals `expected`, also after its index and manifest are rebuilt."""
     assert content(path) == expected
     assert not seqrecord.verify(path, deep=True).problems
     seqrecord.reindex(path)
@@ -68,7 +68,7 @@ def check(path: Path, expected: Model) -> None:
 
 
 def some(name: str, scale: float = 1.0) -> Callable[[Episode], list[Any]]:
-    """Values of a feature that every third frame lacks."""
+    """Values of a feature, missing in every third frame."""
 
     def values(episode: Episode) -> list[Any]:
         return [
@@ -107,7 +107,7 @@ def dataset(made: tuple[Path, Model], tmp_path: Path) -> tuple[Path, Model]:
     return shutil.copytree(made[0], tmp_path / "records"), made[1]
 
 
-def test_add_leaves_the_others_as_they_are(dataset: tuple[Path, Model]) -> None:
+def test_adding_a_feature_keeps_the_record_files(dataset: tuple[Path, Model]) -> None:
     path, model = dataset
     before = {file: file.read_bytes() for file in (path / "records").iterdir()}
     assert edit.add_feature(path, "z", some("z"), kind="depth", unit="m", dry_run=True).name == "z"
@@ -135,36 +135,36 @@ def test_add_leaves_the_others_as_they_are(dataset: tuple[Path, Model]) -> None:
     ]
 
 
-def test_drop(dataset: tuple[Path, Model]) -> None:
+def test_dropped_features_and_their_files_are_removed(dataset: tuple[Path, Model]) -> None:
     path, model = dataset
     edit.add_feature(path, "z", some("z"))
-    held = {file.path for file in read_manifest(LocalStorage(path)).record_files}
+    files = {file.path for file in read_manifest(LocalStorage(path)).record_files}
     assert edit.drop_features(path, "y", dry_run=True) == ["y"]
     assert edit.drop_features(path, ["y", "z"]) == ["y", "z"]
-    gone = held - {file.path for file in read_manifest(LocalStorage(path)).record_files}
-    assert len(gone) == 1  # that of `z` alone
+    unused = files - {file.path for file in read_manifest(LocalStorage(path)).record_files}
+    assert len(unused) == 1  # the file of `z`
     with seqrecord.open(path) as reader:
         assert list(reader.features) == ["x", "s"]
         assert list(reader.statistics) == ["x", "s"]
         with pytest.raises(SchemaError, match=r"no such feature.*some of x, s"):
             reader.select(["~1"])
-    assert gone <= set(edit.clean(path, older_than=0))
-    left = without(model, "y")
-    check(path, left)
-    # Another one of the same name, and episodes that have it.
+    assert unused <= set(edit.clean(path, older_than=0))
+    model = without(model, "y")
+    check(path, model)
+    # A new feature of the same name, and new episodes with it.
     edit.add_feature(path, "y", some("y", 2.0))
-    left = with_feature(left, "y", 2.0)
-    check(path, left)
-    left |= write(path, {"new": 2}, ["x", "s", "y"], mode="append")
-    check(path, left)
+    model = with_feature(model, "y", 2.0)
+    check(path, model)
+    model |= write(path, {"new": 2}, ["x", "s", "y"], mode="append")
+    check(path, model)
     with pytest.raises(SchemaError, match="no feature would be left"):
         edit.drop_features(path, ["x", "s", "y"])
     edit.drop_features(path, ["x", "s"])
     edit.clean(path, older_than=0)
-    check(path, without(without(left, "x"), "s"))
+    check(path, without(without(model, "x"), "s"))
 
 
-def test_episodes_of_a_writer_that_began_before(dataset: tuple[Path, Model]) -> None:
+def test_a_writer_opened_before_an_edit_conflicts_and_resumes(dataset: tuple[Path, Model]) -> None:
     path, model = dataset
     writer = SeqRecordWriter(path, codecs="raw", mode="append")
     with writer.episode("late", metadata={}) as episode:
@@ -179,7 +179,7 @@ def test_episodes_of_a_writer_that_began_before(dataset: tuple[Path, Model]) -> 
     late = [{"x": [float(i)], "s": [float(i)]} for i in range(70)]
     model = {**without(with_feature(model, "z"), "y"), "late": late}
     check(path, model)
-    edit.add_feature(path, "w", some("w"))  # its record files know of `z`, which the episode lacks
+    edit.add_feature(path, "w", some("w"))  # its record files list `z`, which the episode lacks
     model = with_feature(model, "w")
     check(path, model)
     edit.drop_features(path, ["x", "s"])
@@ -187,7 +187,7 @@ def test_episodes_of_a_writer_that_began_before(dataset: tuple[Path, Model]) -> 
     check(path, without(without(model, "x"), "s"))
 
 
-def test_files_that_a_killed_add_left_are_ignored(
+def test_files_of_a_killed_add_are_ignored(
     dataset: tuple[Path, Model], caplog: pytest.LogCaptureFixture
 ) -> None:
     path, model = dataset
@@ -276,7 +276,7 @@ def test_values_of_files(dataset: tuple[Path, Model], tmp_path: Path) -> None:
         run("edit", *words, code=2)
 
 
-def test_what_cannot_be_added_changes_nothing(dataset: tuple[Path, Model], tmp_path: Path) -> None:
+def test_failed_edits_change_nothing(dataset: tuple[Path, Model], tmp_path: Path) -> None:
     path, model = dataset
     before = sorted(file for file in path.rglob("*"))
     text = (path / "manifest.json").read_bytes()
@@ -296,8 +296,8 @@ def test_what_cannot_be_added_changes_nothing(dataset: tuple[Path, Model], tmp_p
         ("z", numbers(1), FrameError, r"number of values differs.*e1.*expected: 5"),
         ("z", shapes, FrameError, r"e1.*frame: 2"),
     ]
-    for name, values, error, says in wrong:
-        with pytest.raises(error, match=says):
+    for name, values, error, message in wrong:
+        with pytest.raises(error, match=message):
             edit.add_feature(path, name, values)
     with pytest.raises(SchemaError, match=r"no such feature.*nothing"):
         edit.drop_features(path, ["x", "nothing"])
@@ -308,7 +308,7 @@ def test_what_cannot_be_added_changes_nothing(dataset: tuple[Path, Model], tmp_p
     assert content(path) == model
 
 
-def test_lags_of_timestamps_are_those_of_the_feature_that_is_there(tmp_path: Path) -> None:
+def test_time_spans_follow_added_and_dropped_timestamps(tmp_path: Path) -> None:
     path = tmp_path / "records"
     described = {"t": {"kind": "timestamp"}, "u": {"kind": "timestamp"}}
     with SeqRecordWriter(path, features=described) as writer, writer.episode("e") as episode:
@@ -321,7 +321,7 @@ def test_lags_of_timestamps_are_those_of_the_feature_that_is_there(tmp_path: Pat
             time_spans = dataset.contents.index.time_spans
             assert time_spans is not None
             assert time_spans.least[0, :, 1].tolist() == time_spans.most[0, :, 1].tolist()
-            return [float(x) for x in time_spans.least[0, :, 1]]  # of two frames
+            return [float(x) for x in time_spans.least[0, :, 1]]  # between neighbouring frames
 
     assert least() == [2.0, 14.0]
     edit.drop_features(path, "t")
@@ -336,7 +336,7 @@ def test_lags_of_timestamps_are_those_of_the_feature_that_is_there(tmp_path: Pat
     assert not seqrecord.verify(path).problems
 
 
-def test_a_feature_in_place_of_another(dataset: tuple[Path, Model]) -> None:
+def test_overwrite_replaces_a_feature(dataset: tuple[Path, Model]) -> None:
     path, model = dataset
     with pytest.raises(SchemaError, match="feature exists already"):
         edit.add_feature(path, "y", some("y"))
@@ -348,7 +348,7 @@ def test_a_feature_in_place_of_another(dataset: tuple[Path, Model]) -> None:
         assert found.statistics["y"].num_frames == sum(n - n // 3 for n in LENGTHS.values())
     check(path, changed)
 
-    def doubled(episode: Episode) -> Iterator[Any]:  # of what it comes in the place of
+    def doubled(episode: Episode) -> Iterator[Any]:  # of the feature it replaces
         frames = (episode[i] for i in range(len(episode)))
         return (frame["y"] * 2 if "y" in frame else None for frame in frames)
 
@@ -356,10 +356,10 @@ def test_a_feature_in_place_of_another(dataset: tuple[Path, Model]) -> None:
         edit.add_feature(path, "y", lambda _: [np.zeros(4)], overwrite=True)
     edit.add_feature(path, "y", doubled, overwrite=True)
     check(path, with_feature(changed, "y", 6.0))
-    edit.add_feature(path, "new", some("new"), overwrite=True)  # there is none to replace
+    edit.add_feature(path, "new", some("new"), overwrite=True)  # nothing to replace
 
 
-def test_relabel_the_text_of_frames(tmp_path: Path) -> None:
+def test_set_text_relabels_frames(tmp_path: Path) -> None:
     path = tmp_path / "records"
     with SeqRecordWriter(path) as writer:
         for key in "abc":
@@ -398,7 +398,7 @@ def test_relabel_the_text_of_frames(tmp_path: Path) -> None:
 
 
 def test_renamed_features(tmp_path: Path) -> None:
-    """Readers, rebuilt indexes and later writers have the new names; two may be exchanged."""
+    """Readers, rebuilt indexes and later writers use the new names; two names may be swapped."""
     path, features = tmp_path / "records", {"t": {"kind": "timestamp", "unit": "s"}}
     with SeqRecordWriter(path, features=features, codecs="raw") as writer:
         for key in ("a", "b"):

@@ -1,4 +1,4 @@
-"""Datasets on the Hugging Face Hub, here a stub of it: what is asked of it, and of whom."""
+"""Datasets on a stub of the Hugging Face Hub: reads, requests, limits and tokens."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[HubStub]:
-    """A small file, and one in LFS."""
+    """A repository with a small file and one in LFS."""
     for name, data in {"meta/info.json": b"{}", "videos/a.mp4": DATA}.items():
         path = tmp_path / "repo" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,8 +97,8 @@ def _in_threads(work: Callable[[Any], object], items: Iterable[Any]) -> None:
 
 
 @pytest.mark.parametrize(("backend", "cached"), [("obstore", False), ("urllib3", True)])
-def test_each_file_is_asked_for_once(hub: HubStub, backend: str, cached: bool) -> None:
-    """By all threads and storages of a process."""
+def test_each_file_is_resolved_once(hub: HubStub, backend: str, cached: bool) -> None:
+    """Among all threads and storages of a process."""
     hub.cached = cached
     storages = [_opened(hub, f"{hub.url}@main", backend=backend) for _ in range(2)]
 
@@ -110,9 +110,9 @@ def test_each_file_is_asked_for_once(hub: HubStub, backend: str, cached: bool) -
     assert hub.counts == {"api": 2, "resolve": 1, "store": 8 * 6}
     assert storages[0].files("meta")[0].size == 2
     assert get(storages[0], "meta/info.json") == b"{}"
-    assert hub.counts["resolve"] == 2 + cached, "a small file takes no more than itself"
+    assert hub.counts["resolve"] == 2 + cached, "a small file needs no other request"
     assert not hub.leaked
-    hub.cached, hub.mirrors = False, True  # which send all files themselves
+    hub.cached, hub.mirrors = False, True  # mirrors send all files themselves
     for is_listed in (False, True):
         storage = _opened(hub, token="hf_S3CRET")
         assert not is_listed or storage.files("videos")
@@ -138,7 +138,7 @@ def test_a_revision_stays_at_its_commit(hub: HubStub) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_address_that_ends_is_renewed(hub: HubStub, backend: str) -> None:
+def test_expired_addresses_are_renewed(hub: HubStub, backend: str) -> None:
     storage = _opened(hub, backend=backend)
     assert get(storage, "videos/a.mp4", 0, 9) == DATA[:9]
     hub.end_addresses()
@@ -154,10 +154,10 @@ def test_an_address_that_ends_is_renewed(hub: HubStub, backend: str) -> None:
 @pytest.mark.parametrize(
     "header", ["RateLimit", pytest.param("Retry-After", marks=pytest.mark.slow)]
 )
-def test_all_threads_wait_where_the_hub_asks_for_it(
+def test_all_threads_wait_for_as_long_as_the_hub_requests(
     hub: HubStub, header: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """That is logged, and a long wait is an error."""
+    """The wait is logged; a long wait is an error."""
     hub.limit_headers = (header,)
     for number in range(12):
         (hub.folder / "videos" / f"{number}.mp4").write_bytes(DATA[number:1000])
@@ -167,11 +167,11 @@ def test_all_threads_wait_where_the_hub_asks_for_it(
     _in_threads(lambda number: get(storage, f"videos/{number}.mp4", 0, 9), range(12))
     assert time.monotonic() - begin >= 1.0, "Retry-After is in whole seconds"
     assert hub.counts["store"] == 12
-    assert hub.early <= 12 + 6, "no more than those that were under way"
+    assert hub.early <= 12 + 6, "only requests already in flight"
     assert any(re.search("hf://.*asks to wait 1 s", message) for message in caplog.messages)
     hub.limit = (0, 86400)
     asked = len(hub.asked)
-    for _ in range(2):  # the second one is not asked
+    for _ in range(2):  # the second open sends no request
         with pytest.raises(DeadlineError, match=r"wait 86\d\d\d s.*hf://.*max_retry_after"):
             get(_opened(hub), "meta/info.json")
     assert len(hub.asked) == asked + 1
@@ -196,27 +196,27 @@ def test_a_private_dataset(hub: HubStub, monkeypatch: pytest.MonkeyPatch) -> Non
         get(_opened(hub, token="hf_S3CRET"), "videos/a.mp4", 0, 9)
 
 
-def test_what_is_not_there_and_pages_instead_of_answers(hub: HubStub) -> None:
-    for url, says in (
+def test_missing_repositories_and_html_instead_of_json(hub: HubStub) -> None:
+    for url, message in (
         (f"{hub.url}@nothing", "no such revision"),
         ("hf://datasets/org/other", "no such dataset"),
     ):
-        with pytest.raises(NotFoundError, match=says):
+        with pytest.raises(NotFoundError, match=message):
             get(_opened(hub, url), "videos/a.mp4", 0, 9)
     assert _opened(hub, f"{hub.url}/nothing").files("records") == []
-    known = _opened(hub)
-    assert get(known, "meta/info.json") == b"{}"
+    opened = _opened(hub)
+    assert get(opened, "meta/info.json") == b"{}"
     hub.html = True
-    for storage in (_opened(hub), known):
+    for storage in (_opened(hub), opened):
         with pytest.raises(StorageError, match="HF_ENDPOINT"):
             storage.files("meta")
     for path in ("videos/a.mp4", "meta/info.json"):
         with pytest.raises(StorageError):
-            get(known, path, 0, 1)
+            get(opened, path, 0, 1)
     hub.html = False
     hub.commits.clear()  # the branch was squashed
     with pytest.raises(NotFoundError, match="no such revision"):
-        get(known, "videos/a.mp4", 0, 9)
+        get(opened, "videos/a.mp4", 0, 9)
 
 
 def test_a_listing_of_many_pages(hub: HubStub) -> None:
@@ -232,7 +232,7 @@ def test_a_listing_of_many_pages(hub: HubStub) -> None:
     assert hub.counts == {"api": 1 + 5}
 
 
-def test_urls_options_and_writes_that_are_refused() -> None:
+def test_invalid_urls_options_and_writes_are_refused() -> None:
     for name in ("", "/a", "/a/b@", "/a/b@c@d/e"):
         with pytest.raises(LocationError):
             open_storage(f"hf://datasets{name}")
@@ -261,7 +261,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("backend", ["obstore", "fsspec"])
-def test_clips_are_those_of_the_local_disk(folder: Path, backend: str) -> None:
+def test_clips_equal_the_local_clips(folder: Path, backend: str) -> None:
     local = digests(seqrecord.SeqRecordPipe(folder / "records", **CLIPS))
     with HubStub(folder) as hub:
         options = {"endpoint": hub.endpoint, "backend": backend}
@@ -270,7 +270,7 @@ def test_clips_are_those_of_the_local_disk(folder: Path, backend: str) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_busy_hub_is_asked_again(hub: HubStub) -> None:
+def test_requests_to_a_busy_hub_are_repeated(hub: HubStub) -> None:
     for backend in (*BACKENDS, "fsspec"):
         storage = open_storage(hub.url, {"endpoint": hub.endpoint, "backend": backend})
         hub.busy = 2
@@ -279,7 +279,7 @@ def test_a_busy_hub_is_asked_again(hub: HubStub) -> None:
         storage.close()
 
 
-def test_the_command_line_with_a_token_and_an_endpoint_of_the_environment(
+def test_the_command_line_takes_token_and_endpoint_from_the_environment(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with HubStub(folder, token="hf_S3CRET") as hub:
@@ -298,13 +298,13 @@ def test_the_command_line_with_a_token_and_an_endpoint_of_the_environment(
 @pytest.mark.parametrize(
     "name", [pytest.param("lerobot_video_v3", marks=pytest.mark.slow), "lerobot_video_v21"]
 )
-def test_a_lerobot_dataset_is_read_where_it_lies(name: str, tmp_path: Path) -> None:
+def test_a_lerobot_dataset_is_read_in_place(name: str, tmp_path: Path) -> None:
     root = unpack(tmp_path, name)
     with HubStub(root) as hub:
         options: dict[str, Any] = {"storage_options": {"endpoint": hub.endpoint}}
         np.testing.assert_equal(read_all(hub.url, **options), read_all(root))
         heads = [each for each in hub.asked if each.startswith("HEAD")]
-        assert len(heads) == len(set(heads)), "each file is asked for once"
+        assert len(heads) == len(set(heads)), "each file is resolved once"
         assert not hub.leaked
         summary = seqrecord.summarize(hub.url, **options)
         assert summary.originals == (f"{hub.url}@{hub.branches['main']}",)
@@ -322,29 +322,29 @@ def test_a_lerobot_dataset_is_read_where_it_lies(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_whatever_reads_originals(tmp_path: Path) -> None:
+def test_every_reader_of_originals(tmp_path: Path) -> None:
     """Loaders in workers, `index`, `doctor`, `write`, and folders of video."""
     root = unpack(tmp_path, "lerobot_video_v21")
-    with HubStub(root) as there, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_ENDPOINT", there.endpoint)
-        frames = read_all(there.url)
-        for context in ("fork", "spawn"):  # a forkserver has the environment of its own start
-            there.of_file.clear()
+    with HubStub(root) as stub, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_ENDPOINT", stub.endpoint)
+        frames = read_all(stub.url)
+        for context in ("fork", "spawn"):  # a forkserver keeps the environment of its start
+            stub.of_file.clear()
             loader = torch.utils.data.DataLoader(
-                seqrecord.SeqRecordIterableDataset(there.url, clip_len=2, batch_size=4),
+                seqrecord.SeqRecordIterableDataset(stub.url, clip_len=2, batch_size=4),
                 batch_size=None,
                 num_workers=2,
                 multiprocessing_context=context,
             )
             found = {c for b in loader for c in zip(b["episode"], b["start"].tolist(), strict=True)}
             assert len(found) == 13
-            heads = Counter(x for x in there.asked if x.startswith("HEAD") and "mp4" in x)
+            heads = Counter(x for x in stub.asked if x.startswith("HEAD") and "mp4" in x)
             assert len(heads) == 6
             assert max(heads.values()) <= (1 if context == "fork" else 3), "once a process"
         for words in (
-            ["doctor", there.url],
-            ["index", there.url, "-o", str(tmp_path / "index")],
-            ["write", "--src", there.url, "--dst", str(tmp_path / "packed"), "--workers", "1"],
+            ["doctor", stub.url],
+            ["index", stub.url, "-o", str(tmp_path / "index")],
+            ["write", "--src", stub.url, "--dst", str(tmp_path / "packed"), "--workers", "1"],
         ):
             done = CliRunner().invoke(main, words)
             assert done.exit_code == 0, done.output
@@ -354,17 +354,17 @@ def test_whatever_reads_originals(tmp_path: Path) -> None:
     (folder / "more").mkdir(parents=True)
     for number, path in enumerate(sorted(root.rglob("*front/*.mp4"))):
         path.rename(folder / ("more" if number else ".") / path.name)
-    with HubStub(folder) as there:
-        options: dict[str, Any] = {"storage_options": {"endpoint": there.endpoint}}
+    with HubStub(folder) as stub:
+        options: dict[str, Any] = {"storage_options": {"endpoint": stub.endpoint}}
         local = read_all(folder)
-        np.testing.assert_equal(read_all(there.url, **options), local)
-        inner = read_all(f"{there.url}/more", **options)
+        np.testing.assert_equal(read_all(stub.url, **options), local)
+        inner = read_all(f"{stub.url}/more", **options)
         assert list(inner) == ["episode_000001", "episode_000002"]
-        [alone] = read_all(f"{there.url}/more/episode_000001.mp4", **options).values()
+        [alone] = read_all(f"{stub.url}/more/episode_000001.mp4", **options).values()
         np.testing.assert_equal(alone, inner["episode_000001"])
 
 
-def test_a_branch_that_moves_is_found_by_the_next_opening(tmp_path: Path) -> None:
+def test_the_next_open_reads_the_new_commit(tmp_path: Path) -> None:
     root = unpack(tmp_path, "lerobot_video_v3")
     with HubStub(root) as hub:
         options: dict[str, Any] = {"storage_options": {"endpoint": hub.endpoint}}
@@ -375,7 +375,7 @@ def test_a_branch_that_moves_is_found_by_the_next_opening(tmp_path: Path) -> Non
         hub.commit()
         np.testing.assert_equal(read_all(hub.url, **options), frames)
         after = sorted((tmp_path / "home").glob("indexes/*-*"))
-        assert after == before, "the same files need no other index"
+        assert after == before, "unchanged files need no new index"
         first, second = sorted(root.rglob("*.mp4"))
         first.write_bytes(second.read_bytes())
         hub.commit()
@@ -391,7 +391,7 @@ def test_a_branch_that_moves_is_found_by_the_next_opening(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_no_secret_is_shown(hub: HubStub, backend: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_secret_leaks(hub: HubStub, backend: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     get(_opened(hub, token="hf_S3CRET", backend=backend), "videos/a.mp4", 0, 9)
     assert not re.search(r"S3CRET|Signature=[0-9a-f]{8}", caplog.text)
@@ -407,7 +407,7 @@ def test_no_secret_is_shown(hub: HubStub, backend: str, caplog: pytest.LogCaptur
         error = error.__cause__ or error.__context__
 
 
-def test_a_cache_that_is_too_small_reads_no_more_than_asked_for(hub: HubStub) -> None:
+def test_a_cache_that_is_too_small_causes_no_extra_reads(hub: HubStub) -> None:
     size = 40 << 20
     with (hub.folder / "big.mp4").open("wb") as file:
         file.truncate(size)
@@ -426,7 +426,7 @@ def test_a_cache_that_is_too_small_reads_no_more_than_asked_for(hub: HubStub) ->
 
 @pytest.mark.slow
 def test_requests_of_large_files(tmp_path: Path) -> None:
-    """Pages in any order, of files of 128 MiB."""
+    """Random pages of files of 128 MiB."""
     (tmp_path / "repo").mkdir()
     size = 128 << 20
     for name in "ab":

@@ -1,6 +1,6 @@
-"""LeRobot's class, read by seqrecord: items, and the order in which each frame is decoded once.
+"""seqrecord's version of LeRobot's class: items, and the order that decodes each frame once.
 
-`make test-lerobot` compares all of that with lerobot itself.
+`make test-lerobot` compares both with lerobot itself.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def root(home: Path) -> Path:
-    """A dataset of v3.0 with two cameras, which `seqrecord export` has written."""
+    """A v3.0 dataset with two cameras, written by `seqrecord export`."""
     codecs = {FRONT: "av1:gop=2", WRIST: "h264:gop=4"}
     rng = np.random.default_rng(0)
     with seqrecord.SeqRecordWriter(home / "records", fps=FPS, codecs=codecs) as writer:
@@ -78,7 +78,7 @@ def root(home: Path) -> Path:
 
 @pytest.fixture(scope="module", params=["v21", "v3"])
 def golden(home: Path, request: pytest.FixtureRequest) -> Path:
-    """What lerobot's own writer has written, of both versions."""
+    """Datasets of both versions, written by lerobot."""
     return unpack(home, f"lerobot_video_{request.param}")
 
 
@@ -88,7 +88,7 @@ def dataset(root: Path, **options: Any) -> LeRobotDataset:
 
 @lru_cache
 def columns(root: Path) -> dict[str, npt.NDArray[Any]]:
-    """All rows of the tables, and all pictures."""
+    """All rows of the tables, and all frames."""
     tables = [pq.read_table(path) for path in sorted(root.rglob("data/**/*.parquet"))]
     rows = pa.concat_tables(tables)
     found = {name: np.array(rows[name].to_pylist()) for name in rows.column_names}
@@ -120,7 +120,7 @@ def expected(root: Path, number: int, windows: dict[str, list[float]], *, as_uin
 
 
 def check(item: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """That an item is what it should be, to the last bit; `task` is a text."""
+    """An item equals `wanted` bit for bit; `task` is a text."""
     assert item.keys() == {*wanted, "task"}
     assert isinstance(item["task"], str)
     for name, value in wanted.items():
@@ -151,7 +151,7 @@ def test_items(golden: Path) -> None:
     assert same(ours[4], plain)
 
 
-def test_some_episodes(golden: Path) -> None:
+def test_selected_episodes(golden: Path) -> None:
     ours = dataset(golden, episodes=[2, 0], delta_timestamps={"index": [-0.1, 0.1]})
     assert (len(ours), ours.num_episodes, ours.episodes) == (12, 2, [2, 0])
     rows = [*range(5), *range(9, 16)]
@@ -178,7 +178,7 @@ def test_tasks_other_attributes_and_converted_records(root: Path, home: Path) ->
 
 @pytest.mark.parametrize(("kind", "name"), [("log", DEPTH[0]), ("linear", DEPTH[1])])
 def test_depth(tmp_path: Path, kind: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Metres as lerobot 0.6.1 has them, and whole millimetres up to those that uint16 has."""
+    """Metres as in lerobot 0.6.1, and whole millimetres within the range of uint16."""
     folder = unpack(tmp_path, "lerobot_depth")
     records = tmp_path / "records"
     seqrecord.convert(seqrecord.open_source(folder / kind), records, workers=1)
@@ -192,10 +192,10 @@ def test_depth(tmp_path: Path, kind: str, name: str, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize("is_given", [False, True])
-def test_files_are_downloaded_where_some_are_missing(
+def test_missing_files_are_downloaded(
     golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_given: bool
 ) -> None:
-    """By the Hub's own function, to where LeRobot's class puts them."""
+    """By the Hub's own function, to the folder that LeRobot's class uses."""
     asked = []
     place = tmp_path / "a/test"
     shutil.copytree(golden / "meta", place / "meta")
@@ -219,9 +219,9 @@ def test_files_are_downloaded_where_some_are_missing(
     assert same(ours[3], dataset(golden)[3])
 
 
-def test_windows_and_settings_that_make_no_sense(golden: Path) -> None:
+def test_invalid_windows_and_settings(golden: Path) -> None:
     with pytest.raises(ClipError) as error:
-        dataset(golden, delta_timestamps={FRONT: [0.0, 0.05]})  # a time of no frame
+        dataset(golden, delta_timestamps={FRONT: [0.0, 0.05]})  # between two frames
     assert error.value.feature == FRONT
     dataset(golden, delta_timestamps={FRONT: [0.0, 0.099]}, tolerance_s=0.01)
     for name in ("other", "task_index"):
@@ -246,7 +246,7 @@ def test_frames_far_from_their_times(golden: Path, tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(SourceError, match=r"within 0.0001 s"):
             dataset(root)
-        for tolerance in (0.01, 0.3):  # the other is longer than a frame takes
+        for tolerance in (0.01, 0.3):  # 0.3 s is longer than a frame
             for got, item in zip(dataset(root, tolerance_s=tolerance)[:], wanted, strict=True):
                 assert all(torch.equal(got[name], item[name]) for name in CAMERAS)
                 assert got["timestamp"] == item["timestamp"] + 0.003
@@ -254,7 +254,7 @@ def test_frames_far_from_their_times(golden: Path, tmp_path: Path) -> None:
         dataset(root, tolerance_s=0.002)
 
 
-def test_another_dataset_than_meta_says(golden: Path, tmp_path: Path) -> None:
+def test_datasets_that_contradict_their_meta(golden: Path, tmp_path: Path) -> None:
     copy = unpack(tmp_path, golden.name)
     info = json.loads((copy / "meta/info.json").read_text())
     (copy / "meta/info.json").write_text(json.dumps({**info, "total_frames": 17}))
@@ -276,17 +276,17 @@ def test_without_lerobot(golden: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         dataset(golden)
 
 
-def test_what_another_order_costs_is_said_once(
+def test_the_cost_of_another_order_is_logged_once(
     root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And that the numbers of workers and ranks are not those of the training."""
+    """So are numbers of workers and ranks that differ from the training's."""
     ours = dataset(root, delta_timestamps=WINDOWS, cache_limit=0)
     ours[0]
-    caplog.clear()  # the first test of a process makes the index
+    caplog.clear()  # the first test of a process builds the index
     ours.__getitems__([1, 2])
     ours.__getitems__([3])
-    [said] = caplog.messages
-    assert "PlannedSampler: each decodes its own 3 pictures" in said
+    [message] = caplog.messages
+    assert "PlannedSampler: each decodes its own 3 pictures" in message
     stats = ours.stats()
     assert stats["video_frames_decoded"] > 4 * 2
     assert stats["items_in_order"] == 0
@@ -302,13 +302,13 @@ def test_what_another_order_costs_is_said_once(
 
 
 def of_worker(items: list[dict[str, Any]]) -> dict[str, Any]:
-    """A batch, and what its worker has done so far."""
+    """A batch with its worker's id and statistics."""
     info: Any = get_worker_info()
     stats = info.dataset.stats()
     return {**torch.utils.data.default_collate(items), "worker": info.id, "stats": stats}
 
 
-def test_pictures_that_fit_are_decoded_once_in_any_order(
+def test_frames_that_fit_the_cache_are_decoded_once_in_any_order(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours, alone = (dataset(root, delta_timestamps=WINDOWS, cache_limit=n) for n in ("512MiB", 0))
@@ -325,7 +325,7 @@ def test_pictures_that_fit_are_decoded_once_in_any_order(
 
 
 def test_each_frame_is_decoded_once(root: Path) -> None:
-    """In the order of a pipe, or as stored."""
+    """In the order of a pipe or of the rows."""
     ours, alone = dataset(root, delta_timestamps=WINDOWS), dataset(root, delta_timestamps=WINDOWS)
     sampler = PlannedSampler(ours, batch_size=8, seed=5)
     orders = []
@@ -339,9 +339,9 @@ def test_each_frame_is_decoded_once(root: Path) -> None:
         assert stats["video_frames_decoded"] == 2 * sum(LENGTHS)
         assert stats["frames_decoded"] == sum(LENGTHS)
     assert orders[0] != orders[1]
-    some = list(PlannedSampler(ours, batch_size=8, seed=5))[:40]
-    assert some == orders[0][:40]
-    for index, item in zip(some, ours.__getitems__(some), strict=True):
+    subset = list(PlannedSampler(ours, batch_size=8, seed=5))[:40]
+    assert subset == orders[0][:40]
+    for index, item in zip(subset, ours.__getitems__(subset), strict=True):
         assert index == item["index"]
         assert index % 9 or same(item, alone[int(index)])
     options: dict[str, Any] = {"windows": ours.clips.options.windows, "pad": "edge"}
@@ -363,7 +363,7 @@ def test_each_frame_is_decoded_once(root: Path) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (2, 1), (1, 3), (2, 2)])
-def test_a_state_goes_on_at_any_item(root: Path, ranks: int, workers: int) -> None:
+def test_a_state_resumes_at_any_item(root: Path, ranks: int, workers: int) -> None:
     ours = dataset(root)
     options: Any = {"batch_size": 4, "num_workers": workers, "num_replicas": ranks, "seed": 2}
     sampler = PlannedSampler(ours, **options)
@@ -380,8 +380,8 @@ def test_a_state_goes_on_at_any_item(root: Path, ranks: int, workers: int) -> No
 
 
 @pytest.mark.parametrize("first", [0, pytest.param(5, marks=pytest.mark.slow)])
-def test_ranks_and_workers_have_parts_of_their_own(root: Path, first: int) -> None:
-    """Batches go to them as Accelerate and DataLoader share them out, from batch `first` on."""
+def test_ranks_and_workers_get_disjoint_parts(root: Path, first: int) -> None:
+    """Batches are dealt out as by Accelerate and DataLoader, from batch `first` on."""
     ranks, workers, size = 2, 2, 4
     decoded, order = 0, list[int]()
     for rank in range(ranks):
@@ -403,7 +403,7 @@ def test_ranks_and_workers_have_parts_of_their_own(root: Path, first: int) -> No
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_ranks_that_share_out_by_themselves(root: Path, workers: int) -> None:
+def test_a_sampler_with_a_rank_yields_its_own_batches(root: Path, workers: int) -> None:
     options: Any = {"batch_size": 4, "num_workers": workers, "num_replicas": 3}
     every, mine = PlannedSampler(dataset(root), **options), list[list[int]]()
     whole = [[*batch] for batch in BatchSampler(every, 4, drop_last=False)]
@@ -421,7 +421,7 @@ def test_ranks_that_share_out_by_themselves(root: Path, workers: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fork", "spawn"])
 def test_worker_processes(root: Path, kind: str) -> None:
-    """Also that persistent ones decode once in any order."""
+    """Persistent workers decode each frame once in any order."""
     ours = dataset(root, delta_timestamps=WINDOWS, return_uint8=True)
     workers: Any = {"num_workers": 2, "persistent_workers": True, "collate_fn": of_worker}
     workers["multiprocessing_context"] = kind
@@ -447,8 +447,8 @@ def test_worker_processes(root: Path, kind: str) -> None:
     assert first == second
 
 
-def test_items_that_come_again_and_iterations_that_are_left(root: Path) -> None:
-    """As Accelerate's `even_batches` gives the first ones at the end."""
+def test_repeated_items_and_abandoned_iterations(root: Path) -> None:
+    """As Accelerate's `even_batches` repeats the first items at the end."""
     ours = dataset(root)
     sampler = PlannedSampler(ours, batch_size=4)
     for _ in range(2):
@@ -467,7 +467,7 @@ def test_items_that_come_again_and_iterations_that_are_left(root: Path) -> None:
 
 
 @pytest.mark.parametrize("as_uint8", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_batches_of_a_pipe_in_their_form(root: Path, as_uint8: bool) -> None:
+def test_batches_of_a_pipe_in_the_form_of_lerobot(root: Path, as_uint8: bool) -> None:
     ours = dataset(root, delta_timestamps=WINDOWS, return_uint8=as_uint8)
     pipe = seqrecord.SeqRecordPipe(
         root, windows=ours.delta_indices, pad="edge", squeeze_time=True, batch_size=5

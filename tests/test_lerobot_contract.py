@@ -1,4 +1,4 @@
-"""The plug-in for `lerobot-train`, held to what was recorded of lerobot 0.6.1, without lerobot."""
+"""The plug-in for `lerobot-train`, tested without lerobot on a recorded contract of 0.6.1."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCRIPT = "lerobot.scripts.lerobot_train"
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What runs when LeRobot imports the plug-in."""
+    """The function that runs when LeRobot imports the plug-in."""
     monkeypatch.syspath_prepend(PLUGIN)
     monkeypatch.delenv("SEQRECORD_LEROBOT", raising=False)
     yield importlib.import_module("lerobot_policy_seqrecord.training").installed
@@ -38,7 +38,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def lerobot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """Modules that define, call and ask what the contract says."""
+    """Modules with the contract's definitions, calls and attributes."""
     signatures, calls = RECORDED["signatures"], RECORDED["calls"]
     uses = [f"{name}.{one}" for name, asked in RECORDED["asked"].items() for one in asked]
     uses += [call for each in calls.values() for call in each]
@@ -77,10 +77,10 @@ def test_nothing_changes_in_other_commands(installed: Any, monkeypatch: pytest.M
     assert "lerobot" not in sys.modules
 
 
-def test_when_nothing_changes(
+def test_nothing_changes_without_a_valid_variable_and_contract(
     lerobot: Any, installed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the variable, for a value that means nothing, and for another LeRobot."""
+    """Without the variable, with an invalid value, and with another LeRobot."""
     before = dict(vars(lerobot.factory)), dict(vars(lerobot.training))
     assert not installed()
     monkeypatch.setenv("SEQRECORD_LEROBOT", "yes")
@@ -95,7 +95,7 @@ def test_when_nothing_changes(
 
 
 @pytest.mark.parametrize("wanted", ["1", "class"])
-def test_what_the_variable_replaces(
+def test_the_variable_selects_the_replaced_classes(
     lerobot: Any, installed: Any, monkeypatch: pytest.MonkeyPatch, wanted: str
 ) -> None:
     monkeypatch.setenv("SEQRECORD_LEROBOT", wanted)
@@ -105,7 +105,7 @@ def test_what_the_variable_replaces(
     assert (lerobot.training.EpisodeAwareSampler is theirs) == (wanted == "class")
 
 
-def test_the_sampler_is_told_of_batches_workers_and_ranks(
+def test_the_sampler_gets_batch_size_workers_and_ranks(
     lerobot: Any, installed: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SEQRECORD_LEROBOT", "1")
@@ -127,11 +127,11 @@ DATASET: dict[str, Any] = {"repo_id": "robots", "root": None, "streaming": False
 DATASET |= {"use_imagenet_stats": True, "eval_split": 0.0, "episodes": None}
 
 
-APART = [(2, 3, 1), (2, 2, 2), (4, 1, 1)]
+SLOW_NUMBERS = [(2, 3, 1), (2, 2, 2), (4, 1, 1)]
 
 
 class Training:
-    """`lerobot-train` as far as its order: steps of some ranks, checkpoints, and resuming."""
+    """The part of `lerobot-train` that sets the order: steps, checkpoints, resuming."""
 
     def __init__(self, lerobot: Any, dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.script = lerobot.training
@@ -142,7 +142,7 @@ class Training:
     def run(
         self, folder: Path | None, step: int, stop: int, batch_size: int, workers: int, ranks: int
     ) -> list[int]:
-        """The items of all ranks in the steps to `stop`, and a checkpoint then, in a folder."""
+        """Items of all ranks up to step `stop`; then saves a checkpoint if a folder is given."""
         self.set(self.state, "num_processes", ranks)
         cfg = SimpleNamespace(batch_size=batch_size, num_workers=workers, resume=step > 0)
         cfg.checkpoint_path, cfg.trainable_config = folder, SimpleNamespace()
@@ -150,11 +150,11 @@ class Training:
         self.script.make_train_eval_datasets(cfg)
         sampler = self.script.EpisodeAwareSampler(seed=3)
         if cfg.resume:
-            sampler.load_state_dict({"epoch": 9, "start_index": 9})  # what it computes by itself
+            sampler.load_state_dict({"epoch": 9, "start_index": 9})  # LeRobot's own result
         found, items = list[int](), iter(sampler)
         for _ in range(step, stop):
             taken = list(islice(items, batch_size * ranks))
-            if len(taken) < batch_size * ranks:  # Accelerate gives others again
+            if len(taken) < batch_size * ranks:  # Accelerate repeats other items
                 items = iter(sampler)
             found += taken
         options = {"batch_size": batch_size, "num_processes": ranks, "step": stop}
@@ -166,10 +166,10 @@ class Training:
 
 @pytest.mark.parametrize(
     "numbers",
-    [(4, 3, 2), (2, 2, 1), *(pytest.param(n, marks=pytest.mark.slow) for n in APART)],
+    [(4, 3, 2), (2, 2, 1), *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW_NUMBERS)],
     ids=str,
 )
-def test_a_training_goes_on_in_its_order_with_other_numbers(
+def test_a_training_resumes_its_order_with_other_workers_and_ranks(
     lerobot: Any,
     installed: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -187,13 +187,13 @@ def test_a_training_goes_on_in_its_order_with_other_numbers(
     found = training.run(tmp_path, 0, 3, 2, 2, 1)
     found += training.run(tmp_path, 3, 4, *numbers)
     assert ("--num_workers=2 and 1 processes" in caplog.text) == (numbers != (2, 2, 1))
-    found += training.run(tmp_path, 4, 14, 2, 2, 1)  # it is resumed once more
+    found += training.run(tmp_path, 4, 14, 2, 2, 1)  # resumed once more
     assert found == whole[: len(found)]
     assert len(found) > len(made)
 
 
 @pytest.mark.parametrize("wanted", ["1", "class"])
-def test_a_checkpoint_of_another_order(
+def test_checkpoints_of_another_order_are_refused(
     lerobot: Any, installed: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: str
 ) -> None:
     training = Training(lerobot, None, monkeypatch)
@@ -214,7 +214,7 @@ def test_a_checkpoint_of_another_order(
 
 @pytest.fixture
 def mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lerobot: Any) -> Path:
-    """A mix file of two datasets, and what LeRobot's `make_dataset` does."""
+    """A mix file of two datasets, and a stand-in for LeRobot's `make_dataset`."""
     monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
     unpack(tmp_path, "lerobot_video_v3")
     (tmp_path / "lerobot_video_v3").rename(tmp_path / "one")
@@ -229,12 +229,12 @@ def mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lerobot: Any) -> Path:
             **vars(cfg.dataset), revision=None, repo_type="dataset", video_backend="pyav",
             depth_output_unit="mm",
         )  # fmt: skip
-        cfg.tolerance_s, known = 1e-4, {**vars(lerobot.factory), "cfg": cfg}
-        meta = eval(text, known)
+        cfg.tolerance_s, names = 1e-4, {**vars(lerobot.factory), "cfg": cfg}
+        meta = eval(text, names)
         times = {"observation.state": [0.0, 1 / meta.fps]}
-        known |= {"delta_timestamps": times, "image_transforms": None}
+        names |= {"delta_timestamps": times, "image_transforms": None}
         [whole] = (c for c in RECORDED["calls"]["LeRobotDataset"] if "cfg.dataset.episodes" in c)
-        return eval(whole, known)
+        return eval(whole, names)
 
     monkeypatch.setattr(lerobot.factory, "make_dataset", make_dataset)
     return path
@@ -255,9 +255,9 @@ def test_a_training_on_a_mix(
         places = zip(batch["dataset"], batch["episode"], batch["start"].tolist(), strict=True)
         order += [firsts[name] + episodes[int(key[-1])] + start for name, key, start in places]
     assert training.run(None, 0, 5, 3, 0, 1) == order
-    for count, are_there in ((0, False), (4, True)):  # LeRobot sets those of ImageNet
+    for count, is_set in ((0, False), (4, True)):  # LeRobot sets ImageNet's
         stats = MixMeta.of(open_mix(mix), "robots", image_frames=count).theirs.stats
-        assert [bool(stats[name]) for name in CAMERAS] == [are_there] * 2
+        assert [bool(stats[name]) for name in CAMERAS] == [is_set] * 2
     found = training.run(tmp_path, 0, 3, 3, 2, 1)
     found += training.run(tmp_path, 3, 5, 3, 1, 1)  # with other workers
     found += training.run(tmp_path, 5, 20, 3, 2, 1)
@@ -279,7 +279,7 @@ def test_a_training_on_a_mix(
         ("streaming", {}, "--dataset.streaming=false"),
     ],
 )  # fmt: skip
-def test_mistakes_in_a_training_on_a_mix(
+def test_mistakes_in_settings_of_a_training_on_a_mix(
     lerobot: Any,
     installed: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -299,13 +299,13 @@ def test_mistakes_in_a_training_on_a_mix(
         assert installed() and training.run(None, 0, 1, 2, 0, 1)  # noqa: PT018 - either may end it
 
 
-def test_our_class_takes_and_has_what_is_asked() -> None:
+def test_our_class_has_the_contracts_signature_and_attributes() -> None:
     for text in RECORDED["calls"]["LeRobotDataset"]:
         call = ast.parse(text, mode="eval").body
         assert isinstance(call, ast.Call)
         names = {word.arg: word for word in call.keywords if word.arg}
         inspect.signature(LeRobotDataset).bind(*call.args, **names)
     source = inspect.getsource(LeRobotDataset)
-    optional = {"hf_dataset", "repo_id_to_index"}  # asked behind hasattr, and in code never reached
+    optional = {"hf_dataset", "repo_id_to_index"}  # used behind hasattr or in unreached code
     for name in set(RECORDED["asked"]["dataset"]) - optional:
         assert hasattr(LeRobotDataset, name) or f"self.{name} =" in source, name

@@ -1,4 +1,4 @@
-"""A memory limit is kept, and one that is too small says the least that would do."""
+"""Memory limits are respected; errors of too small ones name the least that suffices."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from tests.clip_cases import Case, cases
 from tests.clip_data import effective, least_memory, names, possible_clips, write_numbered
 from tests.torch_process import run_code
 
-SHAPE = (256, 256, 3)  # of an image: what isn't of frames is little beside them
+SHAPE = (256, 256, 3)  # of an image: large compared with all other memory
 FRAME = 256 * 256 * 3
 CHUNK = 8  # frames
 
 BESIDE = 1 << 20
-"""Bytes that an epoch takes besides frames, batches and chunks: its plan, threads, code."""
+"""Bytes of an epoch other than frames, batches and chunks: its plan, threads, code."""
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +75,8 @@ requests = st.fixed_dictionaries(
 costly = settings(max_examples=settings().max_examples // 5)
 
 
-def taken(work: Callable[[], object]) -> int:
-    """The most bytes that Python and NumPy have allocated at a time, of what `work` allocates."""
+def peak_of(work: Callable[[], object]) -> int:
+    """Peak of the bytes that `work` allocates through Python and NumPy."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -87,19 +87,19 @@ def taken(work: Callable[[], object]) -> int:
 
 
 def check_taken(work: Callable[[], object], most: int) -> None:
-    """`work`, done again, takes at most `most` bytes.
+    """The peak of `work` is at most `most` bytes in one of three runs.
 
-    Threads that an earlier test has left for a while may allocate too, but not each time.
+    Threads of an earlier test may still allocate, but not in every run.
     """
     amounts: list[int] = []
     while not amounts or (amounts[-1] > most and len(amounts) < 3):
-        amounts.append(taken(work))
+        amounts.append(peak_of(work))
     assert min(amounts) <= most, amounts
 
 
 @costly
 @given(request=requests)
-def test_the_least_that_would_do(path: Path, request: dict[str, Any]) -> None:
+def test_the_least_memory_suffices(path: Path, request: dict[str, Any]) -> None:
     least = least_memory(partial(SeqRecordPipe, path, **request))
     with pytest.raises(MemoryLimitError, match=f"at least {least} bytes"):
         SeqRecordPipe(path, **request, memory_limit=least - 1)
@@ -123,7 +123,7 @@ def test_the_least_that_would_do(path: Path, request: dict[str, Any]) -> None:
 
 @costly
 @given(request=requests, limit=st.sampled_from([2, 4, 10, 30]).map(lambda n: n << 20))
-def test_the_limit_is_kept(path: Path, request: dict[str, Any], limit: int) -> None:
+def test_the_limit_is_respected(path: Path, request: dict[str, Any], limit: int) -> None:
     try:
         pipe = SeqRecordPipe(path, **request, memory_limit=limit)
     except MemoryLimitError:
@@ -137,15 +137,15 @@ LISTED = {
     "frames": [[(7 * i) % 23, (11 * i + 5) % 23, (3 * i + 1) % 23] for i in range(40)],
 }
 PAIRS = {"episode": ["set/3"] * 39, "frames": [[i, i + 1] for i in range(39)]}
-SOME = {"episode": ["set/0", "set/3"], "start": [3, 9], "weight": [3, 2]}
-CASES: dict[str, dict[str, Any]] = {  # beside those that are drawn above
+WEIGHTED = {"episode": ["set/0", "set/3"], "start": [3, 9], "weight": [3, 2]}
+CASES: dict[str, dict[str, Any]] = {  # besides the random requests
     "sequences": {"clip_len": 4, "stride": 4, "order": "sequences", "batch_size": 2},
     "windows": {"windows": {"image": [-2, 0], "id": range(8)}, "pad": "edge"},
     "lists": {"clips": LISTED},
     "pairs": {"clips": PAIRS},
     "lists of one feature": {"clips": LISTED, "features": ["id"]},
     "lists in order": {"clips": LISTED, "shuffle": False},
-    "weights": {"clip_len": 2, "clips": SOME},
+    "weights": {"clip_len": 2, "clips": WEIGHTED},
 }
 
 
@@ -177,26 +177,26 @@ def test_the_least_memory_of_a_mix_suffices(tiny: Path) -> None:
         make(least_memory(make))
 
 
-def test_what_the_consumer_holds_is_not_kept_for_the_next_time(path: Path) -> None:
-    """And the meter sees it: else the tests above would say nothing."""
+def test_batches_of_the_consumer_are_freed_when_it_drops_them(path: Path) -> None:
+    """tracemalloc counts them: else the tests above would prove nothing."""
     limit = 16 << 20
     pipe = SeqRecordPipe(path, clip_len=4, batch_size=4, features=["image"], memory_limit=limit)
-    held: list[Any] = []
-    left = 0
+    batches: list[Any] = []
+    remaining = 0
 
     def run() -> None:
-        nonlocal left
-        held.extend(pipe)
-        assert tracemalloc.get_traced_memory()[0] > len(held) * 16 * FRAME * 0.9 > 2 * limit
-        held.clear()
-        left = tracemalloc.get_traced_memory()[0]
+        nonlocal remaining
+        batches.extend(pipe)
+        assert tracemalloc.get_traced_memory()[0] > len(batches) * 16 * FRAME * 0.9 > 2 * limit
+        batches.clear()
+        remaining = tracemalloc.get_traced_memory()[0]
 
-    taken(run)
-    assert left <= limit + BESIDE
+    peak_of(run)
+    assert remaining <= limit + BESIDE
 
 
-def test_an_epoch_of_other_needs_begins_without_the_memory_of_the_one_before(path: Path) -> None:
-    """Without the garbage collector, which would find a cycle some time."""
+def test_the_memory_of_a_dropped_pipe_is_freed_before_the_next_one(path: Path) -> None:
+    """Without the garbage collector, which would free cycles too."""
     clips: Any = {"clip_len": 5, "features": ["image"], "batch_size": 9}
     make = partial(SeqRecordPipe, path, **clips, engine=EngineOptions(num_cursors=3))
     limit = least_memory(make)
@@ -210,35 +210,35 @@ def test_an_epoch_of_other_needs_begins_without_the_memory_of_the_one_before(pat
 
     gc.disable()
     try:
-        assert taken(run) <= limit + BESIDE
+        assert peak_of(run) <= limit + BESIDE
     finally:
         gc.enable()
 
 
 @pytest.mark.parametrize("phases", [{}, {"stride": 4, "rotate_phase": True}])
 @pytest.mark.parametrize("device", [None, "cpu"])
-def test_the_next_epoch_takes_over_the_memory(
+def test_the_next_epoch_reuses_the_memory(
     path: Path, phases: dict[str, Any], device: str | None
 ) -> None:
     settings: dict[str, Any] = {**phases, "clip_len": 3, "batch_size": 4, "features": ["image"]}
     pipe = SeqRecordPipe(path, **settings, memory_limit="32MiB", device=device)
-    held = 0
+    growth = 0
 
     def run() -> None:
-        nonlocal held
+        nonlocal growth
         for _ in range(2):
             tracemalloc.reset_peak()
             before = tracemalloc.get_traced_memory()[0]
             for _batch in pipe:
                 pass
             del _batch
-            held = tracemalloc.get_traced_memory()[1] - before
+            growth = tracemalloc.get_traced_memory()[1] - before
 
-    taken(run)
-    assert held < BESIDE + 2 * 12 * FRAME  # batches that it had not needed before
+    peak_of(run)
+    assert growth < BESIDE + 2 * 12 * FRAME  # two batches not needed before
 
 
-def test_not_a_limit(path: Path) -> None:
+def test_invalid_limits(path: Path) -> None:
     limits: list[Any] = ["none", -1, 1.5, "1 parsec"]
     for limit in limits:
         with pytest.raises(ValueError, match="memory_limit: not a size"):
@@ -246,7 +246,7 @@ def test_not_a_limit(path: Path) -> None:
 
 
 def test_chunks_in_flight_take_a_part_of_the_limit(path: Path) -> None:
-    storage = StorageWrapper(LocalStorage(path))  # no local files, as far as anyone knows
+    storage = StorageWrapper(LocalStorage(path))  # hides that the files are local
     loaders = []
     for chunks in (32, 200):
         limit = chunks * CHUNK * FRAME
@@ -259,11 +259,10 @@ def test_chunks_in_flight_take_a_part_of_the_limit(path: Path) -> None:
 
 
 _MIB = 1 << 20
-_LARGEST = 24_000 * 12  # bytes of a frame of `points`; on the disk it takes about 60
+_LARGEST = 24_000 * 12  # bytes of a frame of `points`; about 60 on the disk
 
-# The process has loaded all code, and a first epoch's threads have been there, when the peak begins
-# to count. What it takes beyond the limit is not of frames: stacks of threads, and the allocator's,
-# which else keeps up to 2 MiB of what was given back to it.
+# The peak counts after all code is loaded and a first epoch has run. Memory beyond the limit is for
+# thread stacks and the allocator, which by default keeps up to 2 MiB of freed blocks.
 _MEASURE = """
 import ctypes, json, sys
 import seqrecord
@@ -295,7 +294,7 @@ print(json.dumps([status("VmHWM") - before, stats["peak_buffer_bytes"], count]))
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five episodes of 60 frames of 8,000 to 24,000 points, all of them alike."""
+    """Five episodes of 60 frames of 8,000 to 24,000 equal points."""
     path = tmp_path_factory.mktemp("variable") / "records"
     rng = np.random.default_rng(0)
     schema = Schema(
@@ -329,20 +328,20 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=lambda options: " ".join(f"{name}={value}" for name, value in options.items()),
 )
-def test_what_is_taken_stays_within_the_limit(root: Path, options: dict[str, Any]) -> None:
+def test_resident_memory_stays_within_the_limit(root: Path, options: dict[str, Any]) -> None:
     limit = 16 * _MIB
     ran = run_code(_MEASURE, root, json.dumps({**options, "memory_limit": limit}))
     assert ran.returncode == 0, ran.stderr
-    taken, resident, count = json.loads(ran.stdout)
+    growth, resident, count = json.loads(ran.stdout)
     assert count > 10
-    assert taken <= limit + 4 * _MIB, f"{taken / _MIB:.1f} MiB taken of 16 MiB"
+    assert growth <= limit + 4 * _MIB, f"{growth / _MIB:.1f} MiB used of 16 MiB"
     assert 10 * _LARGEST <= resident <= limit
 
 
-def test_the_least_counts_what_frames_decode_to(root: Path, tmp_path: Path) -> None:
+def test_the_least_memory_counts_decoded_frames(root: Path, tmp_path: Path) -> None:
     with pytest.raises(MemoryLimitError, match="at least"):
         SeqRecordPipe(root, clip_len=4, batch_size=4, memory_limit=16 * _LARGEST)
-    # The largest frame is that of the selected episodes.
+    # Only the largest frame of the selected episodes counts.
     with SeqRecordWriter(
         tmp_path / "x", schema=Schema([FeatureSpec("a", np.dtype("u1"), (None,))])
     ) as writer:
@@ -355,7 +354,7 @@ def test_the_least_counts_what_frames_decode_to(root: Path, tmp_path: Path) -> N
         assert 8 * expected <= least <= 20 * expected + 10_000  # 3 clips of 2, and 2 or more frames
 
 
-def test_room_for_chunks_grows_only_where_none_is_large_enough() -> None:
+def test_chunk_buffers_grow_only_if_none_is_large_enough() -> None:
     chunks = ChunkBuffers()
     small, large = chunks.acquire(10), chunks.acquire(100)
     for _ in range(2):
@@ -365,7 +364,7 @@ def test_room_for_chunks_grows_only_where_none_is_large_enough() -> None:
         assert chunks.acquire(8) is large
     chunks.release(small)
     chunks.release(large)
-    larger = chunks.acquire(101)  # in the place of one of the two
+    larger = chunks.acquire(101)  # replaces one of the two
     assert len(larger) == 101
     assert chunks.acquire(1) is small
     assert len(chunks.acquire(1)) == 1
@@ -379,11 +378,11 @@ def test_room_for_chunks_grows_only_where_none_is_large_enough() -> None:
         (8_000_000, 100, 1_000_001, 0, 0),
         (8 << 30, 100, 100 << 20, 2, 2),  # of 256 MiB
         (8 << 30, 100, 60 << 20, 4, 4),
-        (1_000_000, 640, 20_000, 2, 4),  # of what is left of the limit, by frames and their loads
+        (1_000_000, 640, 20_000, 2, 4),  # of the limit, after frames and their loads
         (1_000_000, 900, 30_000, 0, 2),
     ],
 )
-def test_more_batches_are_ahead_where_they_take_little(
+def test_small_batches_are_prefetched_further(
     limit: int, frames: int, batch: int, more: int, more_of_all: int
 ) -> None:
     sizes = FrameSizes((1000,), 20_000, batch)
@@ -397,7 +396,7 @@ def test_more_batches_are_ahead_where_they_take_little(
     assert plan.nbytes(of_all) <= most
     assert plan.memory((frames,), fixed=False).prefetch == 2
     assert replace(plan, prefetch=1).memory((frames,), fixed=True).prefetch == 1
-    # Each frame that stays takes a few bytes more.
+    # Each resident frame takes a few bytes more.
     assert plan.with_all(limit // 1001).in_memory is None
 
 
@@ -410,7 +409,7 @@ def test_more_batches_are_ahead_where_they_take_little(
     st.integers(0, 50_000),
     st.booleans(),
 )
-def test_an_engine_has_no_more_than_the_limit_or_the_least_is_said(
+def test_a_plan_stays_within_the_limit_or_the_error_names_the_least(
     case: Case,
     shuffle: bool,
     batch_size: int | None,
@@ -419,7 +418,7 @@ def test_an_engine_has_no_more_than_the_limit_or_the_least_is_said(
     more: int,
     fixed: bool,
 ) -> None:
-    """Also with the settings of a state, which need no more."""
+    """Also with the settings of a loaded state, which need no more."""
     if not case.table.num_clips:
         return
     wanted, (frame, chunk) = PlanSettings(shuffle=shuffle, batch_size=batch_size), nbytes
@@ -433,11 +432,11 @@ def test_an_engine_has_no_more_than_the_limit_or_the_least_is_said(
     for limit in (least, least + more):
         made = request.plan_memory(limit)
         plan = EpochPlan(case.table, case.episodes, made.settings, shard=Shard(1, 2))
-        held = [group.max_resident_frames for group in plan.groups]
+        resident = [group.max_resident_frames for group in plan.groups]
         for fitted in (made, request.plan_given(made.settings, limit)):
-            memory = fitted.memory(held, fixed=fixed)
-            assert memory.num_rows[0] >= held[0]
+            memory = fitted.memory(resident, fixed=fixed)
+            assert memory.num_rows[0] >= resident[0]
             batches = (memory.prefetch + CONSUMER) * fitted.clips_at_once(memory, 32)
             chunks = memory.max_loads + memory.max_read_ahead
-            taken = sizes.held(memory.num_rows) + batches * sizes.batch + chunks * chunk
-            assert taken <= limit
+            used = sizes.held(memory.num_rows) + batches * sizes.batch + chunks * chunk
+            assert used <= limit

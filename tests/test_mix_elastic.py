@@ -1,4 +1,4 @@
-"""A mix that goes on with other ranks or workers, against counts of every clip of every source."""
+"""Mixes resumed with other ranks or workers, checked by counting every clip of every source."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ CLIPS = {name: sum(n - 2 for n in lengths) for name, lengths in LENGTHS.items()}
 WEIGHTS = {"a": 3, "b": 2, "c": 1}
 SHARES = {name: Fraction(weight, 6) for name, weight in WEIGHTS.items()}
 
-Given: TypeAlias = list[tuple[str, int, int, int]]
+Clips: TypeAlias = list[tuple[str, int, int, int]]
 """Clips: source, epoch of the source, episode, start."""
 
 Drawn: TypeAlias = dict[tuple[str, int, int, int], int]
-"""The epoch of the source, by source, episode, start, and what is drawn for the clip."""
+"""The source's epoch by source, episode, start and the clip's random number."""
 
 
 @pytest.fixture(scope="module")
@@ -41,37 +41,37 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_sources(tmp_path_factory.mktemp("elastic_mix"))
 
 
-def tell(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
-    """Where a clip is, and what is drawn for it: another number in each epoch of its source."""
+def mark(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
+    """The clip's position and a random number, a new one in each epoch of its source."""
     return {"where": clip["where"][:1], "drawn": generator.integers(0, 1 << 62, 1)}
 
 
 def mixed(root: Path, **options: Any) -> SeqRecordMix:
     sources = {
-        name: SeqRecordIterableDataset(root / name, clip_len=3, clip_transform=tell)
+        name: SeqRecordIterableDataset(root / name, clip_len=3, clip_transform=mark)
         for name in LENGTHS
     }
     return SeqRecordMix(sources, **{"weights": WEIGHTS, "batch_size": 4, "seed": 5, **options})
 
 
-def told(batch: dict[str, Any]) -> list[tuple[str, int, int, int]]:
+def keys(batch: dict[str, Any]) -> list[tuple[str, int, int, int]]:
     rows = zip(batch["where"][:, 0].tolist(), batch["drawn"][:, 0].tolist(), strict=True)
     return [(list(LENGTHS)[source], *place, drawn) for (source, *place), drawn in rows]
 
 
 @pytest.fixture(scope="module")
 def drawn(root: Path) -> Drawn:
-    """A rank alone gives each clip once in every epoch of its source."""
+    """From a single rank, which yields each clip once in every epoch of its source."""
     epochs, count = Drawn(), Counter[tuple[str, int, int]]()
     for batch in mixed(root, stopping_strategy=200, rank=0, world_size=1):
-        for clip in told(batch):
+        for clip in keys(batch):
             epochs[clip] = count[clip[:3]]
             count[clip[:3]] += 1
     return epochs
 
 
-def given_in(batch: dict[str, Any], drawn: Drawn) -> Given:
-    return [(clip[0], drawn[clip], *clip[1:3]) for clip in told(batch)]
+def clips_of(batch: dict[str, Any], drawn: Drawn) -> Clips:
+    return [(clip[0], drawn[clip], *clip[1:3]) for clip in keys(batch)]
 
 
 def check_shares(names: list[str]) -> None:
@@ -81,8 +81,8 @@ def check_shares(names: list[str]) -> None:
         assert max(abs(count[source] - share * number) for source, share in SHARES.items()) < 1
 
 
-def check_given(given: list[Given], last: list[Given], changes: list[int]) -> None:
-    """Every clip of each epoch of a source that is over came once; only to equalise, twice."""
+def check_clips(given: list[Clips], last: list[Clips], changes: list[int]) -> None:
+    """Finished epochs of a source contain each clip once; only equalising repeats clips."""
     count: dict[tuple[str, int], Counter[tuple[int, int]]] = {}
     for one in given:
         for name, epoch, *clip in one:
@@ -103,13 +103,13 @@ CHANGES: list[Any] = [
 
 
 @pytest.mark.parametrize(("stopping_strategy", "changes"), CHANGES)
-def test_every_clip_once(
+def test_each_clip_comes_once_with_changing_ranks(
     root: Path, drawn: Drawn, stopping_strategy: Any, changes: list[tuple[int, int]]
 ) -> None:
-    """Ranks, and how many batches each gives before the next change."""
-    given, last, state = list[Given](), list[Given](), None
+    """`changes`: ranks, and the batches that each yields before the next change."""
+    given, last, state = list[Clips](), list[Clips](), None
     segments = [*changes, (2, 20)]
-    so_far: list[str] = []  # of one rank since the number of ranks has changed
+    so_far: list[str] = []  # of one rank since the number of ranks changed
     for number, (ranks, batches) in enumerate(segments):
         last, states = [], []
         if number and ranks != segments[number - 1][0]:
@@ -119,12 +119,12 @@ def test_every_clip_once(
             if state is not None:
                 mix.load_state_dict(json.loads(json.dumps(state)))
                 assert mix.state_dict() == state
-            last.append(Given())
+            last.append(Clips())
             iterator = iter(mix)
             for _ in range(batches):
                 while (batch := next(iterator, None)) is None:
                     iterator = iter(mix)
-                last[-1] += given_in(batch, drawn)
+                last[-1] += clips_of(batch, drawn)
             states.append(mix.state_dict())
             del iterator
         assert all(one == states[0] for one in states), number
@@ -134,7 +134,7 @@ def test_every_clip_once(
         assert all(one == names[0] for one in names)
         so_far += names[0]
         check_shares(so_far)
-    check_given(given, last, [ranks for ranks, _ in changes] + [2])
+    check_clips(given, last, [ranks for ranks, _ in changes] + [2])
 
 
 @pytest.mark.slow
@@ -143,55 +143,55 @@ def test_every_clip_once(
     stopping_strategy=st.sampled_from(["first_exhausted", "all_exhausted", 5]),
     changes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9)), min_size=2, max_size=4),
 )
-def test_any_changes(
+def test_random_changes_of_ranks(
     root: Path, drawn: Drawn, stopping_strategy: Any, changes: list[tuple[int, int]]
 ) -> None:
-    test_every_clip_once(root, drawn, stopping_strategy, changes)
+    test_each_clip_comes_once_with_changing_ranks(root, drawn, stopping_strategy, changes)
 
 
 @pytest.mark.parametrize(
     "stopping_strategy", ["all_exhausted", pytest.param(7, marks=pytest.mark.slow)]
 )
-def test_it_resumes_after_a_change(root: Path, stopping_strategy: Any) -> None:
-    """In the rest of an epoch, and in later ones, and in another memory."""
+def test_a_mix_resumes_after_a_change_of_ranks(root: Path, stopping_strategy: Any) -> None:
+    """In the rest of an epoch, in later epochs, and with another memory limit."""
     options: dict[str, Any] = {"stopping_strategy": stopping_strategy}
     clips, state = set[tuple[Any, ...]](), dict[str, Any]()
     for rank in range(3):
         first = mixed(root, **options, rank=rank, world_size=3)
         for batch in islice(first, 2):
-            clips.update(clip[:3] for clip in told(batch))
+            clips.update(clip[:3] for clip in keys(batch))
             state = first.state_dict()
 
-    def go_on(state: dict[str, Any], rank: int = 1, **more: Any) -> SeqRecordMix:
+    def resume(state: dict[str, Any], rank: int = 1, **more: Any) -> SeqRecordMix:
         return resumed(mixed(root, **options, rank=rank, world_size=2, **more), state)
 
-    whole = go_on(state)
+    whole = resume(state)
     states, batches = [], []
     for _ in range(2):
         for batch in whole:
             states.append(whole.state_dict())
-            batches.append(told(batch))
+            batches.append(keys(batch))
     for number in (0, len(states) // 2, len(states) - 2):
-        again = go_on(states[number], memory_limit="1MiB")
-        # The first iteration may have nothing left.
+        again = resume(states[number], memory_limit="1MiB")
+        # The first iteration may be empty.
         wanted = batches[number + 1 : number + 9]
-        found = islice((told(batch) for _ in range(3) for batch in again), len(wanted))
+        found = islice((keys(batch) for _ in range(3) for batch in again), len(wanted))
         assert list(found) == wanted
-    if stopping_strategy == "all_exhausted":  # at the end of the epoch all clips were given
-        left = [clip[:3] for r in range(2) for batch in go_on(state, r) for clip in told(batch)]
-        assert len(clips | {*left}) == sum(CLIPS.values())
-    # `set_epoch` of an iteration that was made before is that of one that is made later.
-    mix, later = go_on(state), go_on(state)
+    if stopping_strategy == "all_exhausted":  # together the epoch has all clips
+        rest = [clip[:3] for r in range(2) for batch in resume(state, r) for clip in keys(batch)]
+        assert len(clips | {*rest}) == sum(CLIPS.values())
+    # `set_epoch` also applies to an iterator created before.
+    mix, later = resume(state), resume(state)
     iterator = iter(mix)
     for each in (mix, later):
         each.set_epoch(1)
-    assert [told(batch) for batch in iterator] == [told(batch) for batch in later]
+    assert [keys(batch) for batch in iterator] == [keys(batch) for batch in later]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
-def test_workers_come_and_go(root: Path, persistent: bool) -> None:
-    """A StatefulDataLoader of two workers goes on with three, and then without, for epochs."""
+def test_a_mix_resumes_with_other_workers(root: Path, persistent: bool) -> None:
+    """From two workers to three, and then without workers, for several epochs."""
 
     def stateful(mix: SeqRecordMix, workers: int) -> StatefulDataLoader[Any]:
         return StatefulDataLoader(
@@ -212,28 +212,28 @@ def test_workers_come_and_go(root: Path, persistent: bool) -> None:
     mix = resumed(new(), saved)
     assert mix.state_dict()["batch"] == [3, 2]
     three, repeated = stateful(mix, 3), stateful(resumed(new(), saved), 3)
-    rest = list(map(told, three))
+    rest = list(map(keys, three))
     assert 5 + len(rest) in (13, 14, 15)
-    assert list(map(told, repeated)) == rest
-    later = list(map(told, three))
+    assert list(map(keys, repeated)) == rest
+    later = list(map(keys, three))
     assert len(later) == 13
-    assert list(map(told, repeated)) == later
+    assert list(map(keys, repeated)) == later
     iterator = begun(three, 4)
     saved, of_all = three.state_dict(), mix.state_dict(batches=4)
-    others = list(map(told, iterator))
+    others = list(map(keys, iterator))
     third = resumed(stateful(new(), 3), saved)
-    assert list(map(told, third)) == others
-    assert list(map(told, third)) == list(map(told, three))
+    assert list(map(keys, third)) == others
+    assert list(map(keys, third)) == list(map(keys, three))
     assert len(list(resumed(new(), of_all))) == 9
     del two, three, repeated, third
 
 
-def test_workers_have_the_settings_of_a_state_that_is_loaded_beside_them(root: Path) -> None:
+def test_workers_use_the_settings_of_a_state_that_the_mix_loads(root: Path) -> None:
     """As if the StatefulDataLoader itself had loaded its state."""
 
     def mix(**options: Any) -> SeqRecordMix:
         sources = {
-            "a": SeqRecordIterableDataset(root / "a", clip_len=3, clip_transform=tell, **options)
+            "a": SeqRecordIterableDataset(root / "a", clip_len=3, clip_transform=mark, **options)
         }
         return SeqRecordMix(sources, batch_size=4, seed=5)
 
@@ -245,16 +245,16 @@ def test_workers_have_the_settings_of_a_state_that_is_loaded_beside_them(root: P
     iterator = begun(loader, 2)
     state = first.state_dict(batches=2)
     own = loader.state_dict()
-    expected = [told(batch) for batch in iterator]
+    expected = [keys(batch) for batch in iterator]
     data = resumed(mix(), state)
-    assert [told(batch) for batch in stateful(data)] == expected
-    assert [told(batch) for batch in stateful(mix())][2:] != expected
+    assert [keys(batch) for batch in stateful(data)] == expected
+    assert [keys(batch) for batch in stateful(mix())][2:] != expected
     data = mix()
-    assert [told(batch) for batch in resumed(stateful(data), own)] == expected
+    assert [keys(batch) for batch in resumed(stateful(data), own)] == expected
     assert len(list(data)) == len(data)  # without workers, after an epoch in workers
 
 
-def test_states_that_make_no_sense(root: Path) -> None:
+def test_invalid_states_are_refused(root: Path) -> None:
     mix = mixed(root, rank=0, world_size=3)
     begun(mix)
     mix = resumed(mixed(root, rank=0, world_size=2), mix.state_dict())
@@ -296,8 +296,8 @@ def test_states_that_make_no_sense(root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_epochs_without_clips_between_those_that_workers_are_in(root: Path) -> None:
-    """A source of one clip in three of ten epochs: what other ranks go on with is a state."""
+def test_empty_epochs_between_the_epochs_of_workers(root: Path) -> None:
+    """A source with one clip in three of ten epochs: states of other ranks load again."""
     one = {"episode": ["e/0"], "start": [0], "weight": [0.3]}
 
     def mixed_rarely(world_size: int) -> SeqRecordMix:

@@ -202,8 +202,8 @@ def test_missing_cameras_and_features(root: Path) -> None:
             assert torch.equal(batch[f"{camera}_padding_mask"], has)
             assert torch.equal(batch[f"{camera}_is_missing"], ~has)
             assert not batch[camera][~has].any()
-    some = sources(root, ["arm"]) | sources(root, ["second"], features=["state"], windows=None)
-    mix = SeqRecordMix(some, batch_size=8, pad_to={"action": 40}, normalize={"action": "mix"})
+    both = sources(root, ["arm"]) | sources(root, ["second"], features=["state"], windows=None)
+    mix = SeqRecordMix(both, batch_size=8, pad_to={"action": 40}, normalize={"action": "mix"})
     batch = next(iter(mix))
     lacks = torch.tensor([name == "second" for name in batch["dataset"]])
     assert lacks.any()
@@ -227,7 +227,7 @@ def test_own_steps_of_sources_and_nested_mixes(root: Path) -> None:
     both: dict[str, Any] = {"arms": inner, "other": other}
     sizes = {"state": 20, "action": 14}
     mix = SeqRecordMix(both, batch_size=9, pad_to=sizes, features="intersection")
-    found = {source: {*some} for source, some in mix.normalized.items()}
+    found = {source: {*names} for source, names in mix.normalized.items()}
     assert found == {"arms/one": {"state", "action"}, "arms/two": {"action"}, "other": {"state"}}
     batch = next(iter(mix))
     assert batch["state"].shape[-1] == 20
@@ -247,12 +247,12 @@ def test_results_of_functions_are_padded_and_normalized(root: Path) -> None:
     def relative(clip: dict[str, Any], _: np.random.Generator) -> dict[str, Any]:
         return {"delta": clip["action"] - clip["action"][:1], "state": clip["state"]}
 
-    some = {
+    both = {
         name: SeqRecordIterableDataset(root / name, clip_len=3, clip_transform=relative)
         for name in ("arm", "humanoid")
     }
     settings: dict[str, Any] = {"batch_size": 5, "pad_to": {"delta": 20, "state": 20}}
-    for batch in SeqRecordMix(some, normalize={"state": "mix"}, **settings):
+    for batch in SeqRecordMix(both, normalize={"state": "mix"}, **settings):
         assert batch["delta"].shape[1:] == batch["state"].shape[1:] == (3, 20)
         assert not batch["delta"][:, 0].any()
         for i, name in enumerate(batch["dataset"]):
@@ -261,7 +261,7 @@ def test_results_of_functions_are_padded_and_normalized(root: Path) -> None:
     wrong: list[Any] = ["source", {"delta": "source"}]
     for normalize in wrong:
         with pytest.raises(ClipError, match="a function changes this feature") as info:
-            SeqRecordMix(some, normalize=normalize, **settings)
+            SeqRecordMix(both, normalize=normalize, **settings)
         assert info.value.feature == "delta"
 
 
@@ -282,14 +282,14 @@ def test_order_resume_and_workers_do_not_depend_on_the_form(root: Path) -> None:
 
 def test_task_numbers(root: Path, tmp_path: Path) -> None:
     """By the text of a clip's first frame, else by the metadata of its episode."""
-    mix, there = robots(root, number_tasks=True), {n: seqrecord.open(root / n) for n in SIZES}
+    mix, opened = robots(root, number_tasks=True), {n: seqrecord.open(root / n) for n in SIZES}
     assert mix.tasks == sorted(set(mix.tasks))
     assert {"all", "arm 0", "humanoid 1", "second 0"} & {*mix.tasks} == {"all", "humanoid 1"}
     assert robots(root).tasks == []
     seen = set()
     for batch in mix:
         for i, (name, key) in enumerate(zip(batch["dataset"], batch["episode"], strict=True)):
-            task, episode = mix.tasks[int(batch["task_index"][i])], there[name].episodes[key]
+            task, episode = mix.tasks[int(batch["task_index"][i])], opened[name].episodes[key]
             if name == "humanoid":
                 assert task == episode[int(batch["start"][i])]["task"]
             else:
@@ -318,7 +318,7 @@ def test_task_numbers(root: Path, tmp_path: Path) -> None:
     assert info.value.episode == "b"
 
 
-def test_wrong_forms(root: Path) -> None:
+def test_invalid_forms(root: Path) -> None:
     for options, problem, feature in WRONG:
         with pytest.raises(ClipError, match=problem) as info:
             robots(root, **options)

@@ -1,4 +1,4 @@
-"""Datasets of several groups with chunks of any length, read in every way, against the frames."""
+"""Datasets of several groups with chunks of any length; all reads equal the written frames."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ SCHEMA = Schema(
 
 
 def make_frames(rng: random.Random, count: int) -> Frames:
-    """Frames in which stretches lack a feature; every frame has `step` of the first group."""
+    """Frames with runs that lack features; each frame has at least one feature."""
     frames: Frames = []
-    lacking: set[str] = set()
+    absent: set[str] = set()
     for number in range(count):
         if rng.random() < 0.1:
-            lacking = set(rng.sample(list(SCHEMA), rng.randint(0, 5)))
+            absent = set(rng.sample(list(SCHEMA), rng.randint(0, 5)))
         frame = {
             "image": np.full((6, 5), number % 256, np.uint8),
             "pose": np.arange(7) / 7 + number,
@@ -50,12 +50,12 @@ def make_frames(rng: random.Random, count: int) -> Frames:
             "packet": bytes(range(number % 5)),
             "points": np.full((number % 4, 3), number, "<f4"),
         }
-        frames.append({name: value for name, value in frame.items() if name not in lacking})
+        frames.append({name: value for name, value in frame.items() if name not in absent})
     return frames
 
 
 def write(root: Path, seed: int) -> dict[str, Frames]:
-    """Chunks end where the writer flushes: at any frame. Several record files."""
+    """Write several record files, with chunks that end at random flushes."""
     rng = random.Random(seed)
     written: dict[str, Frames] = {}
     codecs = {name: list(spec.codec) for name, spec in SCHEMA.items()}
@@ -95,7 +95,7 @@ def test_every_way_to_read(tmp_path: Path, seed: int, verified: bool) -> None:
     rng = random.Random(seed)
     with seqrecord.open(tmp_path, verify=verified) as dataset:
         assert len(dataset.contents.index.groups) == 3
-        lacking = {name: set[tuple[int, int]]() for name in SCHEMA}
+        absent = {name: set[tuple[int, int]]() for name in SCHEMA}
         for number, (key, frames) in enumerate(written.items()):
             episode = dataset.episodes[key]
             assert (len(episode), episode.fps) == (len(frames), [None, 10][number % 2])
@@ -105,7 +105,7 @@ def test_every_way_to_read(tmp_path: Path, seed: int, verified: bool) -> None:
             for name in SCHEMA:
                 present = [name in frame for frame in frames]
                 assert episode.present(name).tolist() == present
-                lacking[name] |= {(number, i) for i, there in enumerate(present) if not there}
+                absent[name] |= {(number, i) for i, has in enumerate(present) if not has}
             for _ in range(10):
                 names = rng.sample(list(SCHEMA), rng.randint(1, 6))
                 numbers = [rng.randrange(len(frames)) for _ in range(rng.randint(0, 40))]
@@ -126,12 +126,12 @@ def test_every_way_to_read(tmp_path: Path, seed: int, verified: bool) -> None:
         for names in (["image"], ["task", "points"], list(SCHEMA)):
             missing = dataset.select(names).contents.missing_frames()
             runs = zip(missing.episode, missing.start, missing.stop, strict=True)
-            some = {(int(e), i) for e, start, stop in runs for i in range(start, stop)}
-            assert some == set.union(*(lacking[name] for name in names))
+            listed = {(int(e), i) for e, start, stop in runs for i in range(start, stop)}
+            assert listed == set.union(*(absent[name] for name in names))
     assert verify(tmp_path, deep=True).ok
 
 
-def test_what_is_said_of_it(tmp_path: Path) -> None:
+def test_summaries(tmp_path: Path) -> None:
     written = write(tmp_path, 2)
     summary = summarize(tmp_path)
     total = sum(map(len, written.values()))
@@ -140,8 +140,8 @@ def test_what_is_said_of_it(tmp_path: Path) -> None:
     assert names == [["image", "depth"], ["pose", "task"], ["packet", "points"]]
     assert summary.fps == (10.0, 10.0)
     for feature in summary.features:
-        lacking = sum(feature.spec.name not in f for frames in written.values() for f in frames)
-        assert (feature.num_missing, feature.num_frames) == (lacking, total - lacking)
+        absent = sum(feature.spec.name not in f for frames in written.values() for f in frames)
+        assert (feature.num_missing, feature.num_frames) == (absent, total - absent)
     text = str(summary)
     assert "group 0 " in text
     assert "fps           10" in text
@@ -158,7 +158,7 @@ def test_what_is_said_of_it(tmp_path: Path) -> None:
 
 
 def put_edits(root: Path, *edits: Edit) -> None:
-    """Name a file of edits in the manifest; the index is made anew by whoever asks."""
+    """Add a file of edits to the manifest; callers rebuild the index."""
     (root / "edits").mkdir(exist_ok=True)
     number = len(list((root / "edits").iterdir()))
     path, data = f"edits/{number:05d}-x.json", encode_edit(edits)
@@ -167,14 +167,14 @@ def put_edits(root: Path, *edits: Edit) -> None:
     change_manifest(root, lambda value: value["edits"].append(entry))
 
 
-def test_edits_last(tmp_path: Path) -> None:
+def test_edits_survive_appends_and_rebuilds(tmp_path: Path) -> None:
     written = write(tmp_path, 3)
     with seqrecord.open(tmp_path) as dataset:
         uid = {key: episode.uid for key, episode in dataset.episodes.items()}
         fingerprint = dataset.fingerprint
     put_edits(tmp_path, Split("train", (uid["env/0"], uid["env/1"], uid["env/2"])))
     put_edits(tmp_path, Delete((uid["env/1"],)), Split("val", (uid["env/2"],)))
-    assert verify(tmp_path).problems, "the index is not yet what the edits say"
+    assert verify(tmp_path).problems, "the index does not match the edits yet"
     reindex(tmp_path)
     assert verify(tmp_path).ok
     manifest = loaded(tmp_path)[0]
@@ -188,7 +188,7 @@ def test_edits_last(tmp_path: Path) -> None:
             check_frame(dataset.episodes[key][0], written[key][0])
     assert summarize(tmp_path).splits == {"train": 1, "val": 1}
     assert "train 1, val 1, none 1" in str(summarize(tmp_path))
-    # An append keeps them, a lost manifest and a lost index too.
+    # Edits survive an append, a lost manifest and a lost index.
     with SeqRecordWriter(tmp_path, mode="append") as writer, writer.episode("z") as episode:
         episode.append(written["env/0"][0])
     assert loaded(tmp_path)[0].splits == ("train", "val")
@@ -198,7 +198,7 @@ def test_edits_last(tmp_path: Path) -> None:
     edits, other = tmp_path / "edits" / "00002-x.json", tmp_path / "edits" / "z.txt"
     (tmp_path / "manifest.json").unlink()
     edits.rename(other)
-    reindex(tmp_path)  # what is no file of edits is not read: `z` is there again
+    reindex(tmp_path)  # other files are ignored: `z` is visible again
     assert "z" in loaded(tmp_path)[1].keys.to_pylist()
     other.rename(edits)
     (tmp_path / "manifest.json").unlink()
@@ -206,7 +206,7 @@ def test_edits_last(tmp_path: Path) -> None:
 
 
 def test_clean_and_broken_edits(tmp_path: Path) -> None:
-    """`clean` removes edits and statistics that nothing names; broken edits hide nothing."""
+    """`clean` removes unused edits and statistics; broken edits are errors."""
     write(tmp_path, 1)
     put_edits(tmp_path, Split("train", ("0" * 32,)))
     assert verify(tmp_path).ok

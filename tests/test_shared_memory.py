@@ -29,15 +29,15 @@ FORK = mp.get_context("fork")
 
 @contextmanager
 def process(work: Callable[[Any], None]) -> Iterator[tuple[Any, Any]]:
-    """A fork that does `work` with one end of a pipe, the other end, and the process."""
+    """Run `work` in a fork with one end of a pipe; yields the other end and the process."""
     ours, theirs = FORK.Pipe()
 
-    def alone() -> None:
-        ours.close()  # so that the end of the test is the end of what it waits for
+    def main() -> None:
+        ours.close()  # else the child misses the end of the test
         with suppress(EOFError):
             work(theirs)
 
-    child = FORK.Process(target=alone)
+    child = FORK.Process(target=main)
     child.start()
     theirs.close()
     try:
@@ -49,15 +49,15 @@ def process(work: Callable[[Any], None]) -> Iterator[tuple[Any, Any]]:
         gc.collect()
 
 
-def say(pipe: Any, value: Any) -> None:
+def send(pipe: Any, value: Any) -> None:
     """Send as multiprocessing's queues do."""
     pipe.send_bytes(ForkingPickler.dumps(value))
 
 
 def mapped() -> dict[str, int]:
-    """The segments that are mapped here, and how many bytes of each are in memory.
+    """Mapped segments of this process, with their resident bytes.
 
-    From the system's table of this process, in which a segment is called by its file's name.
+    Read from `smaps`, which lists a segment under its file's name.
     """
     gc.collect()
     found: dict[str, int] = {}
@@ -83,7 +83,7 @@ def of_numbers(shape: tuple[int, ...], dtype: Any, first: int = 0) -> np.ndarray
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a clip": lambda tensor: tensor[2],
-    "some clips": lambda tensor: tensor[1:3],
+    "a slice": lambda tensor: tensor[1:3],
     "a transposition": lambda tensor: tensor.permute(2, 0, 1),
     "every other frame": lambda tensor: tensor[:, ::2],
     "nothing": lambda tensor: tensor[:0],
@@ -98,19 +98,19 @@ DTYPES = ["u1", "i2", "u2", "f2", "f4", "i8", "f8", "?"]
 MADE = [
     *((dtype, VIEWS["all"]) for dtype in DTYPES),
     *(("f4", view) for view in VIEWS.values()),
-    # What torch has not computed yet.
+    # Not yet computed by torch.
     ("c8", torch.conj),
     ("c8", lambda tensor: torch.conj(tensor).imag),
 ]
 
 
-def test_what_was_made_of_a_tensor_arrives() -> None:
+def test_views_and_copies_of_a_tensor_arrive() -> None:
     def work(pipe: Any) -> None:
         torch.set_num_threads(1)  # as in any worker: OpenMP may hang in a fork
         for dtype, view in MADE:
             pool = SharedBufferPool((3, 4, 5), np.dtype(dtype), keep=2)
             tensor = pool.lease(numbers(pool))
-            say(pipe, (view(tensor), tensor))
+            send(pipe, (view(tensor), tensor))
             pipe.recv()
 
     with process(work) as (pipe, _):
@@ -124,16 +124,16 @@ def test_what_was_made_of_a_tensor_arrives() -> None:
             pipe.send(None)
 
 
-def test_a_tensor_sent_twice_is_free_when_both_are_dropped() -> None:
-    """The copies that a fork has, and drops, release nothing."""
+def test_a_tensor_sent_twice_is_freed_when_both_are_dropped() -> None:
+    """Copies that a fork drops release nothing."""
 
     def work(pipe: Any) -> None:
         pool = SharedBufferPool((4,), np.dtype("i4"), keep=2)
         array = numbers(pool)
         address = array.ctypes.data
         tensor = pool.lease(array)
-        say(pipe, tensor)
-        say(pipe, tensor)
+        send(pipe, tensor)
+        send(pipe, tensor)
         del array, tensor
         while pipe.recv():
             pipe.send(pool.acquire().ctypes.data == address)
@@ -152,7 +152,7 @@ def test_a_tensor_sent_twice_is_free_when_both_are_dropped() -> None:
         pipe.send(False)
 
 
-def test_more_holders_than_slots_get_copies() -> None:
+def test_more_receivers_than_slots_get_copies() -> None:
     pool = SharedBufferPool((4,), np.dtype("i4"), keep=2)
     array = numbers(pool)
     address = array.ctypes.data
@@ -160,22 +160,22 @@ def test_more_holders_than_slots_get_copies() -> None:
     del array
     sent = [ForkingPickler.dumps(tensor) for _ in range(os.sysconf("SC_PAGESIZE"))]
     expected = tensor.clone()
-    assert len(sent[0]) < len(sent[-1])  # a copy says more than where it is
+    assert len(sent[0]) < len(sent[-1])  # a copy contains its data
     del tensor
     while sent:
         assert pool.acquire().ctypes.data != address
         assert torch.equal(pickle.loads(sent.pop()), expected)
-        if len(sent) > 2:  # as many of them say nothing new
+        if len(sent) > 2:  # the other copies are equal
             for message in sent[2:]:
                 pickle.loads(message)
             del sent[2:]
     assert pool.acquire().ctypes.data == address
 
 
-def test_a_worker_that_ends_leaves_no_memory_with_the_receiver() -> None:
+def test_the_receiver_frees_the_memory_of_an_ended_worker() -> None:
     def work(pipe: Any) -> None:
         pool = SharedBufferPool((1 << 20,), np.dtype("u1"), keep=2)
-        say(pipe, pool.lease(numbers(pool)))
+        send(pipe, pool.lease(numbers(pool)))
         pipe.recv()
 
     with process(work) as (pipe, child):
@@ -184,17 +184,17 @@ def test_a_worker_that_ends_leaves_no_memory_with_the_receiver() -> None:
         assert received.sum() == 255 * 128 << 12
         del received
         [segment] = mapped().keys() - before
-        assert mapped()[segment] >= 1 << 20  # for the next time
+        assert mapped()[segment] >= 1 << 20  # kept for reuse
         pipe.send(None)
         child.join()
         assert mapped().get(segment, 0) <= os.sysconf("SC_PAGESIZE")
 
 
-def test_a_pool_that_is_gone_leaves_what_is_lent() -> None:
+def test_leased_tensors_outlive_their_pool() -> None:
     def work(pipe: Any) -> None:
-        before = descriptors()  # what the test process had
+        before = descriptors()  # inherited from the test process
         pool = SharedBufferPool((1000,), np.dtype("i8"), keep=2)
-        say(pipe, pool.lease(numbers(pool)))
+        send(pipe, pool.lease(numbers(pool)))
         del pool
         gc.collect()
         pipe.send("gone")
@@ -206,7 +206,7 @@ def test_a_pool_that_is_gone_leaves_what_is_lent() -> None:
 
     with process(work) as (pipe, _):
         before = mapped().keys()
-        message = pipe.recv_bytes()  # on its way when the pool goes
+        message = pipe.recv_bytes()  # in transit when the pool is deleted
         assert pipe.recv() == "gone"
         received = pickle.loads(message)
         assert received.tolist() == list(range(1000))
@@ -218,7 +218,7 @@ def test_a_pool_that_is_gone_leaves_what_is_lent() -> None:
 
 
 def descriptors() -> int:
-    """How many segments this process has open."""
+    """Number of open segments of this process."""
     found = 0
     for link in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # of the directory itself
@@ -226,7 +226,7 @@ def descriptors() -> int:
     return found
 
 
-def test_a_pool_keeps_no_more_than_it_may() -> None:
+def test_a_pool_keeps_at_most_its_number_of_buffers() -> None:
     before = descriptors()
     pool = SharedBufferPool((100,), np.dtype("u1"), keep=2)
     leased = [pool.lease(pool.acquire()) for _ in range(5)]
@@ -237,10 +237,10 @@ def test_a_pool_keeps_no_more_than_it_may() -> None:
     assert descriptors() == before
 
 
-def test_a_worker_that_was_killed_is_named() -> None:
+def test_the_error_names_a_killed_worker() -> None:
     def work(pipe: Any) -> None:
         pool = SharedBufferPool((4,), np.dtype("i4"), keep=2)
-        say(pipe, pool.lease(numbers(pool)))
+        send(pipe, pool.lease(numbers(pool)))
         os.kill(os.getpid(), signal.SIGKILL)
 
     with process(work) as (pipe, child):
@@ -280,7 +280,7 @@ def test_batches_arrive_in_place_and_may_be_kept(records: Path, context: str) ->
     loader = loader_of(records, workers=2, **more)
     before = mapped().keys()
     seen: dict[tuple[str, int], Any] = {}
-    for batch in loader:  # of which only views are kept
+    for batch in loader:  # only views are kept
         views = (clip[1:] for clip in batch["image_left"].numpy())
         seen.update(zip(names(batch), views, strict=True))
     del batch
@@ -297,24 +297,23 @@ def test_batches_arrive_in_place_and_may_be_kept(records: Path, context: str) ->
 
 
 class CountingStream(SeqRecordIterableDataset):
-    """Says with each batch how many segments the worker has, and gives a tensor of its own."""
+    """Adds the worker's number of segments and an unpooled tensor to each batch."""
 
     def __iter__(self) -> Iterator[Any]:
         for batch in super().__iter__():
             yield {**batch, "segments": descriptors(), "own": torch.zeros(1)}
 
 
-def test_workers_fill_the_same_memory_again_and_again(records: Path) -> None:
+def test_workers_reuse_the_same_memory(records: Path) -> None:
     most = []
     loader = loader_of(records, CountingStream)
     for batch in chain.from_iterable(loader for _ in range(6)):
         most.append(batch["segments"])
         batch["own"] += 1
-        assert batch["own"].is_shared()  # a small tensor of a user's own stays so
+        assert batch["own"].is_shared()  # a user's small tensor stays shared
     assert len(most) > 2 * 7
-    # Two features, two descriptors each, of two batches that the loader has asked for, the two that
-    # the consumer has when it takes another, the one that the engine makes, and the one that the
-    # stream above refers to until it is asked for the next.
+    # Two features with two descriptors each, of six batches: two requested by the loader, two of
+    # the consumer, one in the engine, and the last one, which the stream above still refers to.
     assert 0 < max(most) <= 2 * 2 * 6
 
 
@@ -337,7 +336,7 @@ def test_mappings_do_not_grow_with_epochs(most: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_forked", [False, True])
-def test_a_batch_that_a_fork_keeps_stays_as_it_is(records: Path, has_forked: bool) -> None:
+def test_a_batch_kept_by_a_fork_does_not_change(records: Path, has_forked: bool) -> None:
     loader = loader_of(records)
     kept = [next(iter(loader))]
     expected = kept[0]["image_left"].clone()

@@ -32,11 +32,11 @@ from tests.simulation.histories import (
 from tests.simulation.model import Client, Server
 from tests.storage_contract import StorageContract
 
-FIRST = 1_000_000  # of the seeds here; `make simulate` begins at 0
+FIRST = 1_000_000  # seed; `make simulate` starts at 0
 
 
 class TestModel(StorageContract):
-    """The model is a storage as any other."""
+    """The simulated storage passes the storage contract."""
 
     is_shared = False
 
@@ -57,14 +57,14 @@ def test_histories(block: int, thorough: bool) -> None:
 
 
 def pairs() -> Iterable[Sequence[str]]:
-    """All pairs of commands that can begin at the same place."""
+    """All pairs of commands that can start from the same destination."""
     for one, other in itertools.combinations_with_replacement(COMMANDS, 2):
         a, b = COMMANDS[one], COMMANDS[other]
         if (a.in_dataset and b.in_dataset) or (a.in_empty and b.in_empty):
             yield one, other
 
 
-# Whoever commits first, what the other has written is there, or is found by the next resume.
+# Whichever commits first, the other's episodes are committed or found by the next resume.
 _IN_EVERY_RUN = ["append append", "append resume", "flushing resume", "resume resume"]
 _IN_EVERY_RUN += ["discarding resume", "clean resume", "merge resume", "rewrite append"]
 _IN_EVERY_RUN += ["add append", "drop append", "delete append", "rename append"]
@@ -83,39 +83,39 @@ def test_pairs(thorough: bool) -> None:
         Case(("discarding", "reindex"), (30, 30), (), (0, 0, 1, 1, 1), has_conditions=False),
     ],
 )
-def test_who_finds_that_files_went_with_the_commit_of_another_looks_again(case: Case) -> None:
-    """Record files that hold nothing but what was discarded."""
-    gone, missed = set(), []
+def test_commands_retry_after_another_commit_deleted_their_files(case: Case) -> None:
+    """The deleted record files contain discarded episodes only."""
+    deleted, missed = set(), []
     for step in run(case):
-        missed += [step] if step.path in gone and step.call != "remove" else []
-        gone |= {step.path} if step.call == "remove" and step.path.endswith(".seqrec") else set()
-    assert missed, "nobody looked for a file that was gone"
+        missed += [step] if step.path in deleted and step.call != "remove" else []
+        deleted |= {step.path} if step.call == "remove" and step.path.endswith(".seqrec") else set()
+    assert missed, "no command looked for a deleted file"
 
 
-def found(commands: Sequence[str], said: str, most: int = 400) -> BrokenPromiseError:
-    """The first history of these commands that fails like this."""
+def found(commands: Sequence[str], message: str, most: int = 400) -> BrokenPromiseError:
+    """The first history of these commands that fails with this message."""
     for seed in range(most):
-        if (failure := fails(drawn(seed, commands))) and said in failure.what:
+        if (failure := fails(drawn(seed, commands))) and message in failure.what:
             return failure
     raise AssertionError("the fault was not noticed")
 
 
 def put_anyway(storage: Any, manifest: Any, *, expected: str | None) -> None:
-    """On whatever is there."""
+    """Replace any manifest."""
     storage.put(
         MANIFEST, manifest.encode(), expected=expected and storage.read_whole(MANIFEST, 1 << 20)[1]
     )
 
 
 def refuse(own: Any, base: Any, manifest: Any, error: Exception) -> None:
-    """Without a look at what is there."""
+    """Without a look at the manifest."""
     own.forget()
     raise ConflictError("another writer committed first", file=own.storage.url) from error
 
 
 def load_the_version_before(storage: Any) -> Any:
     manifest = read_manifest(storage)
-    if isinstance(storage, RetryingStorage):  # a command's, not that of the judge
+    if isinstance(storage, RetryingStorage):  # a command's, not the checker's
         manifest = next(kept_versions(storage, manifest), (manifest, 0))[0]
     return open_version(storage, manifest.commit)
 
@@ -138,46 +138,45 @@ def keep_another(storage: Any, manifest: Any) -> None:
 
 
 @dataclass(frozen=True)
-class PutBack:
-    """A known fault: what it takes the place of, which commands find it, and what is said then."""
+class PastFault:
+    """A past fault: the patched function, the commands that reveal it, and the message."""
 
     owner: Any
     name: str
     fault: Any
     commands: tuple[str, ...]
-    said: str
+    message: str
 
 
 _COMMITS = "rename", "split"
 _ADDS = "append", "record"
 
-# Of commits, readers, cleans, resumes and versions.
 FAULTS = {
-    "a commit on another base": PutBack(
+    "a commit on another base": PastFault(
         *(committing, "put_manifest", put_anyway, ("append", "delete"), "a commit of")
     ),
-    "clean goes by another clock": PutBack(
+    "clean uses another clock": PastFault(
         *(cleaning, "_time_of", lambda storage: 1e9 + 1e6, ("clean old", "append")),
         "that had ended are lost",
     ),
-    "the manifest goes": PutBack(committing, "tidy", tidy_all, _COMMITS, "the manifest is gone"),
-    "a lost answer is a refusal": PutBack(
+    "a lost manifest": PastFault(committing, "tidy", tidy_all, _COMMITS, "the manifest is gone"),
+    "a lost response counts as a refusal": PastFault(
         committing, "_resolve_outcome", refuse, ("append", "rename"), "was refused, and did commit"
     ),
-    "a reader sees what was before it began": PutBack(
+    "a reader opens an old version": PastFault(
         dataset, "load", load_the_version_before, ("read", "split"), "a reader saw what never was"
     ),
-    "a version is kept that never was": PutBack(
+    "a version that never existed is kept": PastFault(
         committing, "_keep_version", keep_another, _COMMITS, "it was never the dataset"
     ),
-    "a resume passes over what is not finished": PutBack(
+    "a resume skips unfinished files": PastFault(
         destination, "recover", lambda *_: {}, _ADDS, "that had ended are lost"
     ),
 }
 
 
 @pytest.mark.parametrize(
-    "put_back",
+    "past",
     [
         pytest.param(
             each, id=name, marks=() if name == "a commit on another base" else pytest.mark.slow
@@ -185,11 +184,11 @@ FAULTS = {
         for name, each in FAULTS.items()
     ],
 )
-def test_a_fault_that_is_put_back_is_found(put_back: PutBack, thorough: bool) -> None:
+def test_past_faults_are_found(past: PastFault, thorough: bool) -> None:
     begin()
-    with mock.patch.object(put_back.owner, put_back.name, put_back.fault):
-        failure = found(put_back.commands, put_back.said)
+    with mock.patch.object(past.owner, past.name, past.fault):
+        failure = found(past.commands, past.message)
         short = shrunk(failure, most_runs=60 if thorough else 6)
-    assert len(short.case.commands) <= len(put_back.commands)
+    assert len(short.case.commands) <= len(past.commands)
     assert str(short.steps[-1]) in str(short)
-    run(short.case)  # without the fault it is sound
+    run(short.case)  # passes without the fault

@@ -1,4 +1,4 @@
-"""Writers at work on one destination together: nothing is lost, whoever commits first."""
+"""Concurrent writers on one destination lose no episode, whichever commits first."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def refused(each: SeqRecordWriter) -> None:
         each.close()
 
 
-# A resume beside a running writer
+# Resume during a running write
 
 
 @pytest.mark.parametrize("first", [pytest.param("running", marks=pytest.mark.slow), "resumed"])
-def test_a_resume_beside_a_running_writer(tmp_path: Path, first: str) -> None:
-    """It deleted the other's files, whose close() then succeeded with episodes missing."""
+def test_a_resume_during_a_running_write(tmp_path: Path, first: str) -> None:
+    """Regression: it deleted the running writer's files, whose close() then lost episodes."""
     running = writer(tmp_path)
     add(running, "abcde")
     before = record_files_of(tmp_path)
@@ -74,8 +74,8 @@ def test_a_resume_beside_a_running_writer(tmp_path: Path, first: str) -> None:
     assert set(keys_of(tmp_path)) == set("abcdefgh")
 
 
-def test_an_episode_that_a_resume_adopted_while_it_was_written(tmp_path: Path) -> None:
-    """Its first part is in a file that the resume commits, its last one comes later."""
+def test_a_resume_adopts_an_episode_during_its_write(tmp_path: Path) -> None:
+    """The resume commits the episode's first part; the last one is written later."""
     running = writer(tmp_path, max_file_size=1)
     add(running, "a")
     half = running.episode("g")
@@ -92,7 +92,7 @@ def test_an_episode_that_a_resume_adopted_while_it_was_written(tmp_path: Path) -
     assert keys_of(tmp_path) in ("abg", "agb")
 
 
-# Writers that begin together
+# Writers that start together
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_an_episode_that_a_resume_adopted_while_it_was_written(tmp_path: Path) -
 def test_of_two_writers_begun_together_the_second_loses_nothing(
     tmp_path: Path, mode: Any, bring_in: Callable[[Path], Any]
 ) -> None:
-    """Of two creates one could never commit; an append beside an append waited for a lock."""
+    """Regression: a second create could never commit; a second append waited for a lock."""
     start = "ab" if mode == "append" else ""
     if start:
         write(tmp_path, start)
@@ -124,7 +124,7 @@ def test_of_two_writers_begun_together_the_second_loses_nothing(
     brought = bring_in(tmp_path)
     if mode == "append":
         brought.close()
-    uids = {part.key: part.uid for part in _parts(tmp_path)}  # they begin with the writer's own
+    uids = {part.key: part.uid for part in _parts(tmp_path)}  # they start with the writer's id
     order = ["cde", "fgh"] if uids["c"] < uids["f"] else ["fgh", "cde"]
     assert keys_of(tmp_path) == start + "".join(a + b for a, b in zip(*order, strict=True))
     fingerprint = manifest_of(tmp_path).fingerprint
@@ -133,10 +133,10 @@ def test_of_two_writers_begun_together_the_second_loses_nothing(
     assert reindex(tmp_path).fingerprint == fingerprint
 
 
-def test_a_committed_key_beats_one_that_is_not(
+def test_a_committed_episode_wins_over_a_duplicate_key(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for step in (1, -1):  # whichever uid is smaller: they begin with the writers' ids
+    for step in (1, -1):  # whichever uid is smaller: they start with the writers' ids
         numbers = map("{:016x}".format, itertools.count(1 << 32, step))
         monkeypatch.setattr(secrets, "token_hex", lambda _, numbers=numbers: next(numbers))
         folder = tmp_path / str(step)
@@ -148,12 +148,12 @@ def test_a_committed_key_beats_one_that_is_not(
         refused(two)
         caplog.clear()
         writer(folder, "resume").close()
-        (said,) = [r.getMessage() for r in caplog.records if "duplicate keys" in r.getMessage()]
-        assert "skipped 1 episode (duplicate keys): b (uid " in said
-        assert uid not in said
+        (message,) = [r.getMessage() for r in caplog.records if "duplicate keys" in r.getMessage()]
+        assert "skipped 1 episode (duplicate keys): b (uid " in message
+        assert uid not in message
         assert sorted(keys_of(folder)) == ["a", "b", "c"]
         fingerprint = manifest_of(folder).fingerprint
-        for _ in range(2):  # and stays, whoever builds the index anew
+        for _ in range(2):  # also after the index is rebuilt
             assert reindex(folder).fingerprint == fingerprint
         write(folder, "d", "append")
         assert sorted(keys_of(folder)) == ["a", "b", "c", "d"]
@@ -165,7 +165,7 @@ def _parts(folder: Path) -> list[Any]:
 
 
 class Before(StorageWrapper):
-    """Something happens before the table of episodes is looked at: `always`, or once."""
+    """Calls `act` before the table of episodes is read: once, or `always`."""
 
     def __init__(self, inner: Storage, act: Callable[[], Any], *, always: bool = False) -> None:
         super().__init__(inner)
@@ -204,18 +204,18 @@ FAST = {"open", "verify", "append", "delete"}
 @pytest.mark.parametrize(
     "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in READERS]
 )
-def test_tables_that_clean_removes_under_a_reader(tmp_path: Path, name: str) -> None:
-    """Once, the manifest is read anew; if a file is missing then too, the error says so."""
+def test_tables_removed_by_clean_during_a_read(tmp_path: Path, name: str) -> None:
+    """The manifest is reloaded once; if a file is still missing, the error names it."""
     write(tmp_path, "ab")
     add_feature(tmp_path, "y", lambda episode: np.zeros(len(episode), np.uint8))
-    left = iter("cdefghijkl")
+    keys = iter("cdefghijkl")
 
     def others() -> None:
-        write(tmp_path, next(left), "append")
+        write(tmp_path, next(keys), "append")
         clean(tmp_path, older_than=0)
 
     READERS[name](Before(LocalStorage(tmp_path), others))
-    if name != "verify":  # which lists the tables that are missing
+    if name != "verify":  # it lists the missing tables
         storage = Before(LocalStorage(tmp_path), others, always=True)
         with pytest.raises((NotFoundError, DestinationError), match=r"missing.*index/"):
             READERS[name](storage)
@@ -231,24 +231,24 @@ def age(folder: Path, seconds: float, names: str = "*") -> None:
             os.utime(path, (then, then))
 
 
-def test_clean_removes_what_is_old_and_not_named(tmp_path: Path) -> None:
+def test_clean_removes_old_unused_files(tmp_path: Path) -> None:
     write(tmp_path, "abc")
-    named = {path for path in tmp_path.rglob("*") if path.is_file()}
+    used = {path for path in tmp_path.rglob("*") if path.is_file()}
     killed = writer(tmp_path, "append")
     add(killed, "def")
     abandon(killed)
     (tmp_path / "index" / "0123456789abcdef-gaps.arrow").write_bytes(b"of no manifest")
-    left = {path for path in tmp_path.rglob("*") if path.is_file()} - named
-    assert any(path.suffix == ".partial" for path in left)
+    unused = {path for path in tmp_path.rglob("*") if path.is_file()} - used
+    assert any(path.suffix == ".partial" for path in unused)
     age(tmp_path, 3600)
     manifest = (tmp_path / MANIFEST).read_bytes()
     assert clean(tmp_path, older_than=7200) == []
     listed = clean(tmp_path, older_than=3000, dry_run=True)
-    assert {path for path in tmp_path.rglob("*") if path.is_file()} == named | left
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == used | unused
     assert (tmp_path / MANIFEST).read_bytes() == manifest
     assert clean(tmp_path, older_than=3000) == listed
-    there = {path for path in tmp_path.rglob("*") if path.is_file()}
-    assert there - set((tmp_path / "manifests").iterdir()) == named
+    remaining = {path for path in tmp_path.rglob("*") if path.is_file()}
+    assert remaining - set((tmp_path / "manifests").iterdir()) == used
     assert keys_of(tmp_path) == "abc"
     assert clean(tmp_path, older_than=0) == []
     with writer(tmp_path, "resume") as more:
@@ -258,17 +258,17 @@ def test_clean_removes_what_is_old_and_not_named(tmp_path: Path) -> None:
     assert keys_of(tmp_path) == "abcg"
 
 
-def test_clean_leaves_all_of_a_writer_that_is_at_work(tmp_path: Path) -> None:
+def test_clean_keeps_the_files_of_a_running_writer(tmp_path: Path) -> None:
     write(tmp_path, "a")
     running = writer(tmp_path, "append")
     add(running, "bcde")
-    age(tmp_path, 10 * 86_400, "*.seqrec")  # it has been at work for ten days
+    age(tmp_path, 10 * 86_400, "*.seqrec")  # running for ten days
     assert clean(tmp_path, older_than=7 * 86_400) == []
     running.close()
     assert keys_of(tmp_path) == "abcde"
 
 
-def test_clean_removes_nothing_of_the_future(
+def test_clean_keeps_files_with_future_times(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_and_kill(tmp_path)
@@ -286,7 +286,7 @@ def test_clean_removes_nothing_of_the_future(
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_clean_takes_its_own_file_away_on_every_way_out(tmp_path: Path, dry_run: bool) -> None:
+def test_an_interrupted_clean_removes_its_clock_file(tmp_path: Path, dry_run: bool) -> None:
     write_and_kill(tmp_path)
     before = record_files_of(tmp_path)
     for error in (KeyboardInterrupt(), StorageError("as asked")):
@@ -302,7 +302,7 @@ def test_clean_takes_its_own_file_away_on_every_way_out(tmp_path: Path, dry_run:
             assert record_files_of(tmp_path) == before
 
 
-def test_clean_where_no_dataset_is(tmp_path: Path) -> None:
+def test_clean_without_a_dataset(tmp_path: Path) -> None:
     killed = writer(tmp_path)
     add(killed, "ab")
     abandon(killed)
@@ -313,7 +313,7 @@ def test_clean_where_no_dataset_is(tmp_path: Path) -> None:
 
 
 class Stops(StorageWrapper):
-    """Ctrl-C just after the manifest is put."""
+    """Ctrl-C just after the manifest is written."""
 
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
         super().put(path, data, expected=expected)
@@ -322,7 +322,7 @@ class Stops(StorageWrapper):
 
 
 def write_and_kill(folder: Path) -> None:
-    """A dataset of `a` and `b`, and what a killed append of `c` to `f` leaves."""
+    """A dataset of `a` and `b`, and the files of a killed append of `c` to `f`."""
     write(folder, "ab")
     killed = writer(folder, "append")
     add(killed, "cdef")
@@ -330,7 +330,7 @@ def write_and_kill(folder: Path) -> None:
 
 
 class BeforeCommit(StorageWrapper):
-    """Something happens just before the manifest is put."""
+    """Calls `act` just before the manifest is written."""
 
     def __init__(self, inner: Storage, act: Callable[[], Any]) -> None:
         super().__init__(inner)
@@ -342,7 +342,7 @@ class BeforeCommit(StorageWrapper):
         super().put(path, data, expected=expected)
 
 
-def test_clean_beside_a_resume_that_commits_at_this_moment(tmp_path: Path) -> None:
+def test_clean_removes_nothing_if_a_resume_commits_meanwhile(tmp_path: Path) -> None:
     write_and_kill(tmp_path)
     resumed = writer(tmp_path, "resume")
     before = record_files_of(tmp_path)
@@ -353,7 +353,7 @@ def test_clean_beside_a_resume_that_commits_at_this_moment(tmp_path: Path) -> No
     assert keys_of(tmp_path) == "abcdef"
 
 
-def test_a_clean_that_was_killed_goes_on(tmp_path: Path) -> None:
+def test_a_killed_clean_is_continued(tmp_path: Path) -> None:
     write_and_kill(tmp_path)
 
     storage: Any = Stops(LocalStorage(tmp_path))
@@ -361,7 +361,7 @@ def test_a_clean_that_was_killed_goes_on(tmp_path: Path) -> None:
         clean(storage, older_than=0)
     with writer(tmp_path, "resume") as resumed:
         assert resumed.completed_episodes == set("ab")
-    assert clean(tmp_path, older_than=3600), "what is condemned goes, however old it is"
+    assert clean(tmp_path, older_than=3600), "files marked for removal go at any age"
     assert all(name in str(manifest_of(tmp_path)) for name in record_files_of(tmp_path))
     assert keys_of(tmp_path) == "ab"
 
@@ -369,8 +369,8 @@ def test_a_clean_that_was_killed_goes_on(tmp_path: Path) -> None:
 # Requests
 
 
-def test_an_append_asks_each_committed_file_once(tmp_path: Path) -> None:
-    """Five requests a record file, one after the other, made 200 files take 32 s at 30 ms."""
+def test_an_append_reads_each_committed_file_once(tmp_path: Path) -> None:
+    """Regression: five sequential requests a file took 32 s for 200 files at 30 ms."""
     with writer(tmp_path, max_file_size=1) as old:
         add(old, {f"{key}{number}": 6 for key in "abcdefghijkl" for number in range(2)})
     committed = {file.path for file in manifest_of(tmp_path).record_files}

@@ -50,7 +50,7 @@ def kept_schema(name: str = "h264", size: tuple[int, int] = (HEIGHT, WIDTH)) -> 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Pixels]]:
-    """H.264 with B-frames in GOPs of 12, kept; and what it decodes to."""
+    """Kept H.264 with B-frames in GOPs of 12, and its decoded frames."""
     path = tmp_path_factory.mktemp("video") / "kept"
     decoded: dict[str, Pixels] = {}
     with seqrecord.SeqRecordWriter(path, schema=kept_schema()) as writer:
@@ -87,10 +87,10 @@ def test_arrays_are_encoded(tmp_path: Path, codec: str) -> None:
         again = [5, 2, 5, 5, 0]
         assert np.array_equal(episode.read(again)["image"], found["image"][again])
     assert seqrecord.verify(tmp_path, deep=True).problems == ()
-    assert "image" in dataset.statistics  # of the pixels as they were given
+    assert "image" in dataset.statistics  # of the original pixels
 
 
-def test_chunks_are_whole_groups_and_each_frame_is_decoded_once(
+def test_chunks_are_whole_gops_and_each_frame_is_decoded_once(
     kept: tuple[Path, dict[str, Pixels]],
 ) -> None:
     index = seqrecord.open(kept[0]).contents.index
@@ -102,14 +102,14 @@ def test_chunks_are_whole_groups_and_each_frame_is_decoded_once(
     assert pipe.stats()["video_frames_decoded"] == sum(LENGTHS.values())
 
 
-def test_kept_packets_decode_as_they_were(kept: tuple[Path, dict[str, Pixels]]) -> None:
+def test_kept_packets_decode_unchanged(kept: tuple[Path, dict[str, Pixels]]) -> None:
     path, decoded = kept
     dataset = seqrecord.open(path)
     for key, frames in decoded.items():
         assert np.array_equal(dataset.episodes[key][:]["image"], frames)
         assert np.array_equal(dataset.episodes[key][8]["image"], frames[8])
     assert seqrecord.verify(path, deep=True).problems == ()
-    assert list(dataset.statistics) == ["state"]  # those of video come from decoding
+    assert list(dataset.statistics) == ["state"]  # statistics of video need decoding
     pixels = np.concatenate(list(decoded.values())).reshape(-1, 3)
     mean = dataset.compute_statistics()["image"].mean
     assert np.allclose(mean, pixels.mean(axis=0), atol=4)
@@ -119,29 +119,29 @@ def test_kept_packets_decode_as_they_were(kept: tuple[Path, dict[str, Pixels]]) 
     assert report.page_bytes <= packets + tables + 12 * sum(LENGTHS.values()) + 64 * 9
 
 
-def test_frames_that_lack_the_video(tmp_path: Path) -> None:
+def test_frames_without_video(tmp_path: Path) -> None:
     images = moving(40)
-    there = [n not in (0, 1, 17, 18, 39) for n in range(40)]
+    present = [n not in (0, 1, 17, 18, 39) for n in range(40)]
     with seqrecord.SeqRecordWriter(
         tmp_path, schema=kept_schema("ffv1:gop=6"), chunk_frames=16
     ) as writer:
         with writer.episode("gaps") as episode:
             for n in range(40):
-                image = {"image": images[n]} if there[n] else {}
+                image = {"image": images[n]} if present[n] else {}
                 episode.append({"state": state(40)[n], **image})
         with writer.episode("none") as episode:
             for row in state(300):
                 episode.append({"state": row})
     dataset = seqrecord.open(tmp_path)
     found = dataset.episodes["gaps"]
-    assert found.present("image").tolist() == there
+    assert found.present("image").tolist() == present
     for n in (2, 16, 19, 38):
         assert np.array_equal(found[n]["image"], images[n])
     assert "image" not in found[17]
     assert not dataset.episodes["none"].present("image").any()
     pipe = seqrecord.SeqRecordPipe(tmp_path, clip_len=8, episodes=["gaps"])
     starts = sorted(int(clip["start"]) for clip in pipe)
-    assert starts == [s for s in range(33) if all(there[s : s + 8])]
+    assert starts == [s for s in range(33) if all(present[s : s + 8])]
     assert seqrecord.verify(tmp_path, deep=True).problems == ()
 
 
@@ -172,7 +172,7 @@ def test_flush_and_resume(tmp_path: Path) -> None:
     assert np.array_equal(dataset.episodes["kept"][:]["image"], moving(12))
     assert np.array_equal(dataset.episodes["arrays"][:]["image"], moving(30))
     assert dataset.contents.index.groups[0].num_frames.tolist() == [12, 10, 20]
-    schema = Schema([kept_schema("ffv1:gop=6")["image"]])  # nothing but video
+    schema = Schema([kept_schema("ffv1:gop=6")["image"]])  # only video
     writer = seqrecord.SeqRecordWriter(tmp_path / "only", schema=schema)
     with writer, writer.episode("a") as episode:
         episode.append_video("image", gops[:1])
@@ -185,7 +185,7 @@ def one_gop() -> list[Gop]:
     return gops_of("ffv1", moving(1), 1)
 
 
-def test_video_that_is_refused(tmp_path: Path) -> None:
+def test_invalid_video_is_refused(tmp_path: Path) -> None:
     row, image = {"state": state(1)[0]}, {"image": moving(1)[0]}
     refused: list[tuple[str, list[Any]]] = [
         ("the episode has frames", [lambda e: e.append(row | image), append_gop]),
@@ -196,11 +196,11 @@ def test_video_that_is_refused(tmp_path: Path) -> None:
         ("does not fit its feature", [lambda e: e.append({"image": np.zeros((9, 9, 3), "f4")})]),
     ]
     writer = seqrecord.SeqRecordWriter(tmp_path, schema=kept_schema("ffv1"))
-    for number, (says, (*before, last)) in enumerate(refused):
+    for number, (message, (*before, last)) in enumerate(refused):
         episode = writer.episode(f"a/{number}")
         for step in before:
             step(episode)
-        with pytest.raises(FrameError, match=says) as info:
+        with pytest.raises(FrameError, match=message) as info:
             last(episode)
         assert info.value.episode == f"a/{number}"
         assert info.value.feature in ("image", "state")
@@ -211,7 +211,7 @@ def append_gop(episode: Any) -> None:
     episode.append_video("image", one_gop())
 
 
-def test_schemas_that_are_refused(tmp_path: Path) -> None:
+def test_invalid_schemas_are_refused(tmp_path: Path) -> None:
     episode = seqrecord.SeqRecordWriter(tmp_path / "0").episode("a")
     with pytest.raises(FrameError, match="needs a schema"):
         episode.append_video("image", [])
@@ -228,7 +228,7 @@ def test_schemas_that_are_refused(tmp_path: Path) -> None:
 
 
 class KeptSource:
-    """A source of kept video; one of its episodes has too few frames of it."""
+    """A source of kept video; the episode `short` has too few frames of it."""
 
     def __init__(self, names: tuple[str, ...] = ("a", "short", "b")) -> None:
         self.names = names
@@ -260,7 +260,7 @@ def test_convert_keeps_video(tmp_path: Path) -> None:
     assert np.array_equal(dataset.episodes["b"][:]["image"], moving(12))
 
 
-def test_a_packet_that_does_not_decode_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_broken_packet(tmp_path: Path) -> None:
     good = gops_of("h264", moving(8), 8)
     bad = Gop((good[0].packets[0], b"\0\0\0\1\x65" + b"\x55" * 50), (0, 1))
     writer = seqrecord.SeqRecordWriter(tmp_path, schema=kept_schema())
@@ -283,7 +283,7 @@ def test_a_packet_that_does_not_decode_is_named(tmp_path: Path) -> None:
         list(pipe)
 
 
-def test_pyav_that_is_missing_is_named(
+def test_missing_pyav_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, kept: tuple[Path, dict[str, Pixels]]
 ) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
@@ -291,7 +291,7 @@ def test_pyav_that_is_missing_is_named(
     try:
         with pytest.raises(MissingPackageError, match="pip install av"):
             gops_of("ffv1", moving(1), 1)
-        # Not for each frame, and everything else is decoded.
+        # Not for each frame, and all other data is decoded.
         report = seqrecord.verify(kept[0], deep=True)
         [problem] = report.problems
         assert isinstance(problem, MissingPackageError)
@@ -315,7 +315,7 @@ BGR0 = {"id": "video", "codec": "ffv1", "pixel_format": "bgr0", "gop": 4}
     ],
 )
 def test_the_command_line(tmp_path: Path, name: str, frames: Pixels, codec: object) -> None:
-    """A folder of PNGs packed as video without loss, looked at, verified, exported again."""
+    """PNGs packed as lossless video, inspected, verified and exported."""
     folder = tmp_path / "originals" / "run" / name
     folder.mkdir(parents=True)
     for number, image in enumerate(frames):
