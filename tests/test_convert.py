@@ -31,7 +31,7 @@ ROOT = Path(__file__).parent.parent
 SMALL: dict[str, Any] = {"chunk_frames": 4, "max_file_size": "60kB"}
 
 # Two workers are processes with slow imports.
-EACH_WORKERS = pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+WORKER_COUNTS = pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_convert_with_an_executor(tmp_path: Path, expected: str, kind: str) -> N
 # Bad episodes
 
 
-@EACH_WORKERS
+@WORKER_COUNTS
 def test_bad_episodes_are_skipped_and_listed_in_order(tmp_path: Path, workers: int) -> None:
     source = MadeSource(bad={6: 1, 2: 9, 0: 0}, lies={4: 5, 5: 12})
     report = convert(source, tmp_path / "d", workers=workers, skip_bad_episodes=True, **SMALL)
@@ -227,7 +227,7 @@ def test_invalid_settings(tmp_path: Path) -> None:
 # Append and resume
 
 
-@EACH_WORKERS
+@WORKER_COUNTS
 def test_append_adds_new_episodes(tmp_path: Path, expected: str, workers: int) -> None:
     convert(MadeSource(MadeSource().lengths[:3]), tmp_path, workers=1, **SMALL)
     report = convert(MadeSource(), tmp_path, mode="append", workers=workers, **SMALL)

@@ -720,7 +720,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_arguments_that_make_no_sense(root: Root) -> None:
+def test_invalid_arguments(root: Root) -> None:
     mix: Any = partial(SeqRecordMix, streams(root), batch_size=7)
     for options, message in WRONG:
         with pytest.raises(ClipError, match=message):

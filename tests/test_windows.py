@@ -357,7 +357,7 @@ def test_seconds_of_a_dataset(tmp_path: Path) -> None:
     assert len(SeqRecordMapDataset(path, windows={"a": Seconds(0, 0.5)}, episodes=["1"])) == 5
 
 
-def test_lists_of_clips_of_other_rates(records: Dataset) -> None:
+def test_listed_clips_with_several_frame_rates(records: Dataset) -> None:
     """Each start is checked with the window of its episode."""
     windows = {"id": Seconds([0, 0.5]), "note": [0]}
     options: dict[str, Any] = {"windows": windows, "features": ["id", "note"]}
