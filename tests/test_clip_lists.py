@@ -202,7 +202,7 @@ def test_reads_only_chunks_with_listed_clips(numbered: Dataset) -> None:
 
 
 @pytest.mark.parametrize("windows", [None, {"id": range(-4, 4)}])
-def test_a_clip_that_is_there_twice_fits_into_the_least_memory(
+def test_duplicate_clip_fits_into_the_lowest_memory(
     tmp_path: Path, windows: dict[str, Any] | None
 ) -> None:
     """A block may end between two copies of a clip and then includes the clip's frames."""

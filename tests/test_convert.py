@@ -200,7 +200,7 @@ def test_frames_that_differ_from_the_schema_make_a_bad_episode(tmp_path: Path, h
     assert [bad.key for bad in report.bad] == ["made/001"]
 
 
-def test_episodes_that_cannot_be_listed(tmp_path: Path) -> None:
+def test_invalid_lists_of_episodes(tmp_path: Path) -> None:
     for how, key in (("metadata", "made/001"), ("key", "../001"), ("twice", ""), ("none", "")):
         source = _Odd(how=how)
         with pytest.raises(SourceError):

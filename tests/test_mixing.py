@@ -83,12 +83,12 @@ def test_given_shuffle_buffer_limits_frames(path: Path) -> None:
             path, clip_len=16, batch_size=32, engine=EngineOptions(shuffle_buffer=clips), **few
         )
         found[clips] = quality([names(batch) for batch in pipe]), pipe.stats()["peak_buffer_bytes"]
-    (free, most), (bound, frames_held) = found[None], found[256]
+    (free, most), (bound, buffered) = found[None], found[256]
     assert bound.neighbours > 2 * free.neighbours
     # Up to 32 cursors have the frames of 256 clips, plus a clip and a chunk each. Rounds of such
     # small frames are joined, which takes more room.
-    assert frames_held <= 16 * (256 + 32 * (16 + 8)) * FRAME.nbytes
-    assert frames_held < most
+    assert buffered <= 16 * (256 + 32 * (16 + 8)) * FRAME.nbytes
+    assert buffered < most
 
 
 @pytest.mark.parametrize(
@@ -378,9 +378,7 @@ def test_end_of_epoch_is_shuffled_well_with_ample_memory(num_frames: tuple[int, 
 
 def test_epoch_of_few_clips_is_one_round() -> None:
     data = dataset((45, 90, 100, 20), ClipSpec(16))
-    large, small = (
-        EpochPlan(*data, settled(data, frames_held, None)) for frames_held in (600, 200)
-    )
+    large, small = (EpochPlan(*data, settled(data, buffered, None)) for buffered in (600, 200))
     assert large.num_rounds == 1 < small.num_rounds
     assert sum(int(work.groups[0].loads.count.sum()) for work in large.rounds()) == 255
     # … like each of several episodes with its own cursor.
@@ -414,9 +412,9 @@ def test_unshuffled_rounds_of_small_frames_are_large(frame_bytes: int, wanted: i
     stats = ClipStats.of(table, episodes)
     settings = PlanSettings(shuffle=False, batch_size=64)
     for frames in (20_000, 1000, 100):
-        frames_held = frames * frame_bytes
+        buffered = frames * frame_bytes
         sizes = FrameSizes((frame_bytes,), 0, 0)
-        found = MemoryRequest(stats, settings, sizes).default_settings(frames_held, 2 * frames_held)
+        found = MemoryRequest(stats, settings, sizes).default_settings(buffered, 2 * buffered)
         most = min(wanted, frames)
         assert most // 2 <= found.block_frames <= most * 5 // 4
         assert frames < wanted or found.block_frames >= 64

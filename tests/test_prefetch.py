@@ -248,7 +248,7 @@ def test_pinned_tensors_are_copied_directly() -> None:
 
 
 @NO_GPU
-def test_a_consumer_that_never_synchronizes_gets_what_was_sent() -> None:
+def test_consumer_without_synchronization_gets_right_values() -> None:
     """Memory of batches that the device has yet to read must not be reused."""
     batches = (torch.full((1 << 20,), n, dtype=torch.int64) for n in range(40))
     sums = []

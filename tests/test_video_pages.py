@@ -120,8 +120,8 @@ _BROKEN: dict[str, tuple[bytes, int, str]] = {
 
 
 def test_tables_that_cannot_be_true() -> None:
-    for name, (page, count, says) in _BROKEN.items():
-        with pytest.raises(FormatError, match=says) as info:
+    for name, (page, count, message) in _BROKEN.items():
+        with pytest.raises(FormatError, match=message) as info:
             parse(page, count)
         assert info.value.feature == "image", name
         assert info.value.offset is not None, name
@@ -195,9 +195,9 @@ def test_footers_of_video_that_are_refused(tmp_path: Path) -> None:
         for image in moving(3):
             episode.append({"image": image, "state": image[0, 0, :2]})
     good = record_path(tmp_path).read_bytes()
-    for change, says in ((in_one_group, "shares its group"), (of_257_frames, "wrong length")):
+    for change, message in ((in_one_group, "shares its group"), (of_257_frames, "wrong length")):
         change_record(tmp_path, change)
-        with pytest.raises(FormatError, match=says):
+        with pytest.raises(FormatError, match=message):
             seqrecord.reindex(tmp_path, created_by="test")
         record_path(tmp_path).write_bytes(good)
     change_record(tmp_path, of_another_codec)
