@@ -175,7 +175,7 @@ def test_tables_of_every_kind(
     "more", [{"features": ["image", "id", "note"]}, {"shuffle": False, "device": "cpu"}]
 )
 @EACH
-def test_gives_the_clips_of_the_table(
+def test_loaders_yield_the_clips_of_the_table(
     each: Dataset, clips: dict[str, Any], listed: list[Clip], more: dict[str, Any]
 ) -> None:
     pipe = make(each, clips, **more)
@@ -184,11 +184,11 @@ def test_gives_the_clips_of_the_table(
         if clips is FRAMES:
             used = {(key, frame) for key, frames in PAIRS for frame in frames}
             assert pipe.stats()["frames_decoded"] == len(used)
-    some = make(each, clips, episodes=["set/3"])  # which leave out the others
-    assert Counter(clips_of(some)) == Counter(clip for clip in listed if clip[0] == "set/3")
+    subset = make(each, clips, episodes=["set/3"])
+    assert Counter(clips_of(subset)) == Counter(clip for clip in listed if clip[0] == "set/3")
 
 
-def test_from_a_server_they_are_read_ahead(path: Path) -> None:
+def test_listed_clips_are_read_ahead_from_a_server(path: Path) -> None:
     with WebFolder(path) as server:
         for more in ({}, {"frame_transform": dict}):
             pipe = make(server.endpoint, memory_limit="1MiB", **more)
@@ -214,7 +214,7 @@ def test_duplicate_clip_fits_into_the_lowest_memory(
     assert [clip["start"] for clip in make(memory_limit=least_memory(make))] == clips["start"]
 
 
-def test_transforms_get_these_frames(each: Dataset) -> None:
+def test_transforms_get_the_listed_frames(each: Dataset) -> None:
     pipe = make(each, frame_transform=lambda f: {"image": f["image"], "id": f["id"]})
     assert Counter(clips_of(pipe)) == Counter(PAIRS)
     chain = [RandomCrop((4, 5)), lambda clip, rng: {**clip, "drawn": rng.random(1)}]

@@ -139,7 +139,7 @@ def test_recommended_memory_limit_suffices(path: Path, caplog: pytest.LogCapture
     assert "so the epoch is nearly sequential" in line
 
 
-def test_repr_has_the_number_of_cursors(path: Path) -> None:
+def test_repr_and_stats_count_interleaved_places(path: Path) -> None:
     for cursors, least, most in ((None, 30, 1 << 20), (7, 7, 7)):
         engine = EngineOptions(num_cursors=cursors)
         pipe = SeqRecordPipe(path, clip_len=16, batch_size=32, engine=engine)
@@ -376,7 +376,7 @@ def test_end_of_epoch_is_shuffled_well_with_ample_memory(num_frames: tuple[int, 
     assert np.mean(mixed[-fifth:]) >= 0.8 * np.mean(mixed[:fifth])
 
 
-def test_epoch_of_few_clips_is_one_round() -> None:
+def test_epoch_of_few_clips_is_one_round_and_read_once() -> None:
     data = dataset((45, 90, 100, 20), ClipSpec(16))
     large, small = (EpochPlan(*data, settled(data, buffered, None)) for buffered in (600, 200))
     assert large.num_rounds == 1 < small.num_rounds

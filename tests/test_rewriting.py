@@ -138,7 +138,7 @@ def test_dropped_feature_of_a_group_is_freed(dataset: tuple[Path, Model]) -> Non
     assert size_of(path) < 19 * 1000  # of 19 frames of 4400 bytes
 
 
-def test_damaged_files_are_not_copied(dataset: tuple[Path, Model]) -> None:
+def test_nothing_of_a_damaged_file_is_copied(dataset: tuple[Path, Model]) -> None:
     path, _ = dataset
     edit.delete_episodes(path, "e0")
     [record, *_] = edit.rewrite_files(path, dry_run=True, min_unused=0.001).rewritten

@@ -318,11 +318,11 @@ def test_copied_packets_keep_their_codec(tmp_path: Path) -> None:
     (tmp_path / "videos").mkdir()
     path = write_video(tmp_path / "videos/walk.mp4", pictures(4))
     source = open_source(tmp_path / "videos", features=["image"])
-    records, ffv1 = tmp_path / "records", {"image": "ffv1"}
-    with seqrecord.SeqRecordWriter(records, codecs=ffv1) as writer, writer.episode("e") as episode:
+    lossless, ffv1 = tmp_path / "lossless", {"image": "ffv1"}
+    with seqrecord.SeqRecordWriter(lossless, codecs=ffv1) as writer, writer.episode("e") as episode:
         for frame in np.zeros((4, HEIGHT, WIDTH, 3), np.uint8):
             episode.append({"image": frame})
-    options: dict[Path, Any] = {records: {"mode": "append"}, tmp_path / "new": {"codecs": ffv1}}
+    options: dict[Path, Any] = {lossless: {"mode": "append"}, tmp_path / "new": {"codecs": ffv1}}
     for place, more in options.items():
         with pytest.raises(SchemaError, match=r"source's video.*feature: image; .*got: .*ffv1"):
             seqrecord.convert(source, place, workers=1, **more)
