@@ -1,4 +1,4 @@
-"""Originals that change after they were indexed, move, or are mixed up: never a stale value."""
+"""Originals changed, moved or swapped after indexing never give stale values."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def values(dataset: seqrecord.Dataset) -> Any:
     return [episode[:][ACTION] for episode in dataset.episodes.values()]
 
 
-def again(index: Path) -> Path:
-    """The same index at another place: this process has looked at that one's originals already."""
-    number = len([*index.parent.glob(f"{index.name}-again-*")])
-    return shutil.copytree(index, index.with_name(f"{index.name}-again-{number}"))
+def copied_index(index: Path) -> Path:
+    """A copy of an index: this process has checked the first index's originals already."""
+    number = len([*index.parent.glob(f"{index.name}-copy-*")])
+    return shutil.copytree(index, index.with_name(f"{index.name}-copy-{number}"))
 
 
 def indexed(tmp_path: Path, make: Callable[[Path], Path] = lerobot, **options: Any) -> Any:
-    """An original, and its index."""
+    """An original and its index."""
     root, index = make(tmp_path / "original"), tmp_path / "index"
     index_source(
         open_source(root, **(SPARSE if make is folders else {})), index, workers=1, **options
@@ -91,7 +91,7 @@ def indexed(tmp_path: Path, make: Callable[[Path], Path] = lerobot, **options: A
 
 
 @pytest.mark.parametrize("name", ORIGINALS)
-def test_an_index_whose_copied_values_are_stale_is_refused(name: str, tmp_path: Path) -> None:
+def test_index_with_stale_copied_values_is_refused(name: str, tmp_path: Path) -> None:
     make, change, options = ORIGINALS[name]
     root, index = make(tmp_path / "original"), tmp_path / "index"
     index_source(open_source(root, **options), index, checksums="array" in name, workers=1)
@@ -102,19 +102,17 @@ def test_an_index_whose_copied_values_are_stale_is_refused(name: str, tmp_path: 
         seqrecord.open(index)
     assert caught.value.file == str(changed)
     assert any(each.file == str(changed) for each in seqrecord.verify(index).problems)
-    run("info", index)  # which reads no values
+    run("info", index)  # reads no values
     if name == "lerobot rows":
         assert "has changed since it was indexed" in fail("stats", index)
         assert "index it again" in fail("write", "--src", index, "--dst", tmp_path / "x")
     assert isinstance(pickle.loads(pickle.dumps(caught.value)), SeqRecordError)
     changed.unlink()
     with pytest.raises(NotFoundError, match="is missing"):
-        seqrecord.open(again(index))
+        seqrecord.open(copied_index(index))
 
 
-def test_the_class_of_lerobot_sees_rows_that_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lerobot_class_reads_changed_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
     root = lerobot(tmp_path)
     before = LeRobotDataset("a/b", root=root)[0][ACTION].numpy()
@@ -122,7 +120,7 @@ def test_the_class_of_lerobot_sees_rows_that_change(
     np.testing.assert_equal(LeRobotDataset("a/b", root=root)[0][ACTION].numpy(), before + 1)
 
 
-def test_nothing_is_appended_to_stale_values(tmp_path: Path) -> None:
+def test_append_to_stale_values_is_refused(tmp_path: Path) -> None:
     root, index = indexed(tmp_path, folders)
     shutil.copytree(root / "a", root / "c", copy_function=shutil.copy2)
     index_source(open_source(root, **SPARSE), index, workers=1, mode="append")
@@ -134,8 +132,8 @@ def test_nothing_is_appended_to_stale_values(tmp_path: Path) -> None:
     assert caught.value.file == str(path)
 
 
-def test_an_append_takes_the_place_of_what_was_known_of_the_same_files(tmp_path: Path) -> None:
-    """Episodes of LeRobot come with new metadata; those that are there are as they were."""
+def test_append_replaces_stored_states_of_files(tmp_path: Path) -> None:
+    """New LeRobot episodes change metadata files; episodes indexed before stay valid."""
     root, index = unpack(tmp_path / "original", "lerobot_video_v21"), tmp_path / "index"
     paths = (root / "meta/episodes.jsonl", root / "meta/info.json")
     before = [path.read_text() for path in paths]
@@ -146,11 +144,11 @@ def test_an_append_takes_the_place_of_what_was_known_of_the_same_files(tmp_path:
     for path, text in zip(paths, before, strict=True):
         path.write_text(text)
     index_source(open_source(root), index, workers=1, mode="append")
-    assert len(seqrecord.open(again(index)).episodes) == 3
+    assert len(seqrecord.open(copied_index(index)).episodes) == 3
 
 
-def test_originals_of_several_roots_need_a_place_for_each(tmp_path: Path) -> None:
-    """Of two originals whose files have equal paths and sizes."""
+def test_several_original_roots_need_a_location_each(tmp_path: Path) -> None:
+    """Two originals whose files have equal paths and sizes."""
     roots, both = [tmp_path / name / "original" for name in "ab"], tmp_path / "both"
     for name, root in zip("ab", roots, strict=True):
         folder = root / "run" / "depth"
@@ -178,13 +176,13 @@ def test_originals_of_several_roots_need_a_place_for_each(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("make", [lerobot, webdataset, hdf5, folders])
-def test_a_moved_original_is_the_same_one(make: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_moved_original_is_accepted(make: Callable[[Path], Path], tmp_path: Path) -> None:
     root, index = make(tmp_path / "original"), tmp_path / "index"
     options = SPARSE if make in (webdataset, folders) else {}
     index_source(open_source(root, **options), index, workers=1)
     with seqrecord.open(index) as dataset:
         before = frames_of(dataset)
-    copy = shutil.copytree(root, tmp_path / "copy")  # with other times
+    copy = shutil.copytree(root, tmp_path / "copy")  # with new modification times
     shutil.rmtree(root)
     with seqrecord.open(index, originals=copy) as dataset:
         np.testing.assert_equal(frames_of(dataset), before)
@@ -193,11 +191,11 @@ def test_a_moved_original_is_the_same_one(make: Callable[[Path], Path], tmp_path
     for damaged, match in ((data[:-1], "."), (bytes(b ^ 1 for b in data), "the indexed one")):
         large.write_bytes(damaged)
         with pytest.raises(StorageError, match=match):
-            seqrecord.open(again(index), originals=copy)
+            seqrecord.open(copied_index(index), originals=copy)
 
 
-def test_a_file_that_changes_while_it_is_open(tmp_path: Path) -> None:
-    """Overwritten in place: a video by another one, and an image."""
+def test_file_changed_while_open_is_refused(tmp_path: Path) -> None:
+    """A video and an image are overwritten in place."""
     path = write_video(tmp_path / "a.mp4", pictures(60), options={"g": "5"})
     other = write_video(tmp_path / "other.mp4", pictures(60, 99), options={"g": "5"})
     with seqrecord.open(path) as dataset:
@@ -216,15 +214,15 @@ def test_a_file_that_changes_while_it_is_open(tmp_path: Path) -> None:
         assert caught.value.file == str(root / "a/depth/1.npy")
 
 
-def test_started_code_has_the_environment_of_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not that of the test which started the server: the next test needs its home."""
+def test_started_code_gets_the_environment_of_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the environment of the test that started the server: each test has its own home."""
     run_code("")
     monkeypatch.setenv("SEQRECORD_HOME", "another")
     assert run_code("import os; print(os.environ['SEQRECORD_HOME'])").stdout == "another\n"
 
 
-def test_workers_do_not_look_again(tmp_path: Path) -> None:
-    """Each file is looked at once, when the index is opened: not by each worker."""
+def test_workers_do_not_check_originals_again(tmp_path: Path) -> None:
+    """Files are checked once, when the index is opened, not in each worker."""
     root, index = indexed(tmp_path)
     pipe = seqrecord.SeqRecordPipe(index, clip_len=1, features=[ACTION])
     change_table(root)
@@ -233,8 +231,8 @@ def test_workers_do_not_look_again(tmp_path: Path) -> None:
     assert "has changed since it was indexed" in run_code(code, index).stderr
 
 
-def test_an_index_that_is_made_anew_is_compared_too(tmp_path: Path) -> None:
-    """Whatever has come beside the original's files."""
+def test_rebuilt_index_is_compared_with_originals(tmp_path: Path) -> None:
+    """New files next to the original's files do not matter."""
     root, index = indexed(tmp_path, folders)
     (root / "a" / "README.md").write_text("new")
     (index / "manifest.json").unlink()
@@ -246,7 +244,7 @@ def test_an_index_that_is_made_anew_is_compared_too(tmp_path: Path) -> None:
     assert caught.value.file == str(path)
 
 
-def test_a_resume_does_not_keep_stale_values(tmp_path: Path) -> None:
+def test_resume_with_stale_values_is_refused(tmp_path: Path) -> None:
     root, index = folders(tmp_path / "original"), tmp_path / "index"
     last = sorted((root / "b" / "rgb").iterdir())[-1]
     data = last.read_bytes()
@@ -265,9 +263,9 @@ def test_a_resume_does_not_keep_stale_values(tmp_path: Path) -> None:
     assert caught.value.file == str(path)
 
 
-def test_edits_and_merges_keep_what_is_compared(tmp_path: Path) -> None:
+def test_edits_and_merges_keep_file_states(tmp_path: Path) -> None:
     root, index = indexed(tmp_path)
-    with seqrecord.open(index) as dataset:  # without them nothing is referred to any more
+    with seqrecord.open(index) as dataset:  # without videos, no references remain
         videos = [name for name, spec in dataset.features.items() if spec.is_video]
         first = next(iter(dataset.episodes))
     seqrecord.edit.rename_episodes(index, {first: "other"})
@@ -282,7 +280,7 @@ def test_edits_and_merges_keep_what_is_compared(tmp_path: Path) -> None:
         seqrecord.summarize(place)
 
 
-def test_an_original_in_a_bucket(tmp_path: Path, gcs: GcsStub) -> None:
+def test_changed_original_in_a_bucket(tmp_path: Path, gcs: GcsStub) -> None:
     pytest.importorskip("obstore", reason="pip install obstore")
     bucket, options = gcs.new_bucket(), gcs.options()
     root = lerobot(tmp_path / "original")
@@ -303,7 +301,7 @@ def test_an_original_in_a_bucket(tmp_path: Path, gcs: GcsStub) -> None:
     assert not gcs.asked, "once per process"
     path = change_table(root)
     put(path)
-    index = again(index)
+    index = copied_index(index)
     with pytest.raises(StorageError, match="has changed") as caught:
         open_packed(index, **external)
     assert str(caught.value.file).endswith(path.name)
@@ -312,11 +310,11 @@ def test_an_original_in_a_bucket(tmp_path: Path, gcs: GcsStub) -> None:
         np.testing.assert_equal(values(dataset), [rows + 1 for rows in before])
 
 
-# --- a home that several users share ------------------------------------------------------------
+# --- a home shared by several users ------------------------------------------------------------
 
 
-def as_user(uid: int, work: Callable[[], str]) -> str:
-    """What `work` gives in a process of this user."""
+def run_as_user(uid: int, work: Callable[[], str]) -> str:
+    """Result of `work()` in a process of this user."""
     read, write = os.pipe()
     if not (child := os.fork()):
         text = ""
@@ -348,29 +346,29 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as 
 
 @pytest.fixture
 def shared(home: Path) -> Path:
-    """A video that all can read; above it and above the home all can go through folders."""
+    """A video readable by all users, like the folders above it and above the home."""
     for folder in (home.parent, *home.parent.parents[:-2]):
         folder.chmod(folder.stat().st_mode | 0o055)
     return write_video(home.parent / "a.mp4", pictures(3))
 
 
 @needs_root
-def test_users_of_one_home_have_indexes_of_their_own(home: Path, shared: Path) -> None:
+def test_users_of_one_home_have_separate_indexes(home: Path, shared: Path) -> None:
     home.mkdir()
     home.chmod(0o777)
     users = (4001, 4002, 4001)
-    urls = [as_user(uid, lambda: index_of(shared)) for uid in users]
+    urls = [run_as_user(uid, lambda: index_of(shared)) for uid in users]
     assert [Path(url).parent for url in urls] == [home / "indexes" / str(uid) for uid in users]
-    assert urls[0] == urls[2], "found again"
+    assert urls[0] == urls[2], "index was not reused"
     assert Path(index_of(shared)).parent == home / "indexes" / "0"
 
 
 @needs_root
-def test_the_home_of_another_user_is_not_needed(home: Path, shared: Path) -> None:
+def test_home_of_another_user_is_not_used(home: Path, shared: Path) -> None:
     home.mkdir()
     os.chown(home, 4001, 4001)
     Path(tempfile.gettempdir()).chmod(0o1777)
-    mine, theirs = (Path(as_user(uid, lambda: index_of(shared))) for uid in (4001, 4002))
+    mine, theirs = (Path(run_as_user(uid, lambda: index_of(shared))) for uid in (4001, 4002))
     assert mine.parent == home / "indexes"
     assert theirs.name.startswith(mine.name.partition("-")[0])
     assert home not in theirs.parents
@@ -378,25 +376,25 @@ def test_the_home_of_another_user_is_not_needed(home: Path, shared: Path) -> Non
 
 
 @needs_root
-@pytest.mark.parametrize("what", ["all", "files", "mode"])
-def test_an_index_that_others_may_have_made_is_not_used(
-    what: str, home: Path, shared: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("foreign", ["all", "files", "mode"])
+def test_index_writable_by_other_users_is_not_used(
+    foreign: str, home: Path, shared: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = index_of(shared)
     indexes = home / "indexes"
-    if what == "mode":
+    if foreign == "mode":
         indexes.chmod(0o777)
     else:
-        for path in (*indexes.rglob("*"), *([indexes] if what == "all" else [])):
+        for path in (*indexes.rglob("*"), *([indexes] if foreign == "all" else [])):
             os.chown(path, 4001, 4001)
     other = index_of(shared)
     assert Path(other).parent == indexes / "0"
     assert other != first
     assert str(indexes / "0") in caplog.text
-    assert index_of(shared) == other, "found again"
+    assert index_of(shared) == other, "index was not reused"
 
 
-def test_an_index_of_a_user_with_a_wide_umask_is_found_again(tmp_path: Path) -> None:
+def test_index_made_with_umask_0_is_reused(tmp_path: Path) -> None:
     path, before = write_video(tmp_path / "a.mp4", pictures(3)), os.umask(0)
     try:
         assert index_of(path) == index_of(path)
@@ -405,17 +403,17 @@ def test_an_index_of_a_user_with_a_wide_umask_is_found_again(tmp_path: Path) -> 
 
 
 @needs_root
-def test_an_index_that_root_has_made_is_used(home: Path, shared: Path) -> None:
+def test_index_made_by_root_is_used(home: Path, shared: Path) -> None:
     made = index_of(shared)
     for folder in (home, home / "indexes", home / "trusted", *Path(made).rglob("*"), Path(made)):
         folder.chmod(folder.stat().st_mode | 0o055)
     for path in home.rglob("*"):
         path.chmod(path.stat().st_mode | 0o044)
-    assert as_user(4001, lambda: index_of(shared)) == made
+    assert run_as_user(4001, lambda: index_of(shared)) == made
 
 
 @needs_root
-def test_a_list_that_another_user_trusts_is_not_trusted(home: Path, shared: Path) -> None:
+def test_trust_list_of_another_user_is_ignored(home: Path, shared: Path) -> None:
     index = home.parent / "index"
     index_source(open_source(shared), index, workers=1)
     for path in (home / "trusted").iterdir():
@@ -427,7 +425,7 @@ def test_a_list_that_another_user_trusts_is_not_trusted(home: Path, shared: Path
 # --- messages -----------------------------------------------------------------------------------
 
 
-def test_messages_name_the_original_and_not_its_index(tmp_path: Path) -> None:
+def test_messages_name_the_original_instead_of_its_index(tmp_path: Path) -> None:
     root = tmp_path / "videos"
     root.mkdir()
     write_video(root / "a.mp4", pictures(3))

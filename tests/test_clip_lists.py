@@ -1,4 +1,4 @@
-"""The argument `clips`: tables of chosen clips, by their first frame or by all of their frames."""
+"""The argument `clips`: tables of clips with their first frame or with a list of frames."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ STARTS: dict[str, Any] = {
 RUNS: list[Clip] = [(key, tuple(range(start, start + 4))) for key, start in LISTED]
 WEIGHTS = [0.5, 2.0, 0.0, 1.0, 1.5, 3.0]
 TABLES = {"starts": (STARTS, RUNS), "frames": (FRAMES, PAIRS)}
-"""Each with the clips that it names."""
+"""Tables with their clips."""
 
 EACH = pytest.mark.parametrize(("clips", "listed"), TABLES.values(), ids=TABLES)
 
 
 class Table:
-    """What pandas, Polars and others are to Arrow."""
+    """A table with the Arrow interface of pandas and Polars."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
@@ -86,7 +86,7 @@ class Table:
 FORMS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "lists": dict,
     "arrays": lambda columns: {name: np.array(column) for name, column in columns.items()},
-    "tensors": lambda columns: {  # of one dimension they are none
+    "tensors": lambda columns: {  # one-dimensional ones are no tensors
         n: torch.tensor(column) if n == "frames" else column for n, column in columns.items()
     },
     "arrow": pa.table,
@@ -110,7 +110,7 @@ FORMS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 @pytest.fixture(scope="module", params=["raw", "uneven", "long"])
 def each(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """Raw; or images and the rest in groups of their own, with chunks of many lengths, or long."""
+    """Raw, or images in a separate group, with chunks of various lengths or long chunks."""
     path = tmp_path_factory.mktemp("lists") / "records"
     if request.param == "raw":
         return seqrecord.open(write_numbered(path, codecs="raw"))
@@ -137,7 +137,7 @@ def make(path: Any, clips: Any = FRAMES, **settings: Any) -> SeqRecordPipe:
 
 
 def frames_of(batch: dict[str, Any], dilation: int = 1) -> list[Clip]:
-    """The clips of a batch, whose frames are looked at."""
+    """Clips of a batch, after a check of their frames."""
     found = []
     for i, (key, start) in enumerate(names(batch)):
         length = batch["id"].shape[1]
@@ -175,7 +175,7 @@ def test_tables_of_every_kind(
     "more", [{"features": ["image", "id", "note"]}, {"shuffle": False, "device": "cpu"}]
 )
 @EACH
-def test_gives_the_clips_of_the_table(
+def test_loaders_yield_the_clips_of_the_table(
     each: Dataset, clips: dict[str, Any], listed: list[Clip], more: dict[str, Any]
 ) -> None:
     pipe = make(each, clips, **more)
@@ -184,28 +184,28 @@ def test_gives_the_clips_of_the_table(
         if clips is FRAMES:
             used = {(key, frame) for key, frames in PAIRS for frame in frames}
             assert pipe.stats()["frames_decoded"] == len(used)
-    some = make(each, clips, episodes=["set/3"])  # which leave out the others
-    assert Counter(clips_of(some)) == Counter(clip for clip in listed if clip[0] == "set/3")
+    subset = make(each, clips, episodes=["set/3"])
+    assert Counter(clips_of(subset)) == Counter(clip for clip in listed if clip[0] == "set/3")
 
 
-def test_from_a_server_they_are_read_ahead(path: Path) -> None:
+def test_listed_clips_are_read_ahead_from_a_server(path: Path) -> None:
     with WebFolder(path) as server:
         for more in ({}, {"frame_transform": dict}):
             pipe = make(server.endpoint, memory_limit="1MiB", **more)
             assert Counter(clips_of(pipe)) == Counter(PAIRS)
 
 
-def test_reads_only_chunks_that_hold_one(numbered: Dataset) -> None:
+def test_reads_only_chunks_with_listed_clips(numbered: Dataset) -> None:
     pipe = make(numbered, {"episode": ["set/3"] * 2, "start": [0, 32]}, shuffle=False)
     assert clips_of(pipe) == [("set/3", (0, 1, 2, 3)), ("set/3", (32, 33, 34, 35))]
     assert (pipe.stats()["loads"], pipe.stats()["frames_decoded"]) == (2, 8)
 
 
 @pytest.mark.parametrize("windows", [None, {"id": range(-4, 4)}])
-def test_a_clip_that_is_there_twice_fits_into_the_least_memory(
+def test_duplicate_clip_fits_into_the_lowest_memory(
     tmp_path: Path, windows: dict[str, Any] | None
 ) -> None:
-    """A block may end between two copies of a clip, and then holds that clip's frames too."""
+    """A block may end between two copies of a clip and then includes the clip's frames."""
     path = write_numbered(tmp_path / "records", chunk_frames=1)
     clips = {"episode": ["set/0"] * 6, "start": [4, 5, 5, 9, 10, 10]}
     options: dict[str, Any] = {"clips": clips, "features": ["id"], "shuffle": False}
@@ -214,7 +214,7 @@ def test_a_clip_that_is_there_twice_fits_into_the_least_memory(
     assert [clip["start"] for clip in make(memory_limit=least_memory(make))] == clips["start"]
 
 
-def test_transforms_get_these_frames(each: Dataset) -> None:
+def test_transforms_get_the_listed_frames(each: Dataset) -> None:
     pipe = make(each, frame_transform=lambda f: {"image": f["image"], "id": f["id"]})
     assert Counter(clips_of(pipe)) == Counter(PAIRS)
     chain = [RandomCrop((4, 5)), lambda clip, rng: {**clip, "drawn": rng.random(1)}]
@@ -231,11 +231,11 @@ def test_transforms_get_these_frames(each: Dataset) -> None:
                     whole = expected_frame(int(key[4:]), frame)["image"]
                     window = whole[top : top + 4, left : left + 5]
                     np.testing.assert_array_equal(batch["image"][i, t].numpy(), window)
-    assert drawn[0] == drawn[1] == drawn[2], "whatever else is in the list"
+    assert drawn[0] == drawn[1] == drawn[2], "draws depend on other clips of the list"
     assert len(set(drawn[0].values())) > 4
 
 
-def test_by_number_they_have_the_order_of_the_list(numbered: Dataset) -> None:
+def test_map_dataset_keeps_the_order_of_the_list(numbered: Dataset) -> None:
     for clips, listed in TABLES.values():
         dataset = SeqRecordMapDataset(numbered, **options_of(clips))
         numbers = [*range(len(listed)), 3, 0]
@@ -250,7 +250,7 @@ def test_by_number_they_have_the_order_of_the_list(numbered: Dataset) -> None:
         SeqRecordMapDataset(numbered, clip_len=4, clips={**STARTS, "weight": WEIGHTS})
 
 
-def test_what_lacks_a_feature_is_left_out_and_counted(numbered: Dataset) -> None:
+def test_clips_without_a_feature_are_skipped_and_counted(numbered: Dataset) -> None:
     pipe = make(numbered, STARTS, features=["flow", "id"])
     assert Counter(clips_of(pipe)) == Counter(clip for clip in RUNS if clip[1][0] != 19)
     assert pipe.stats()["clips_incomplete"] == 1
@@ -264,7 +264,7 @@ def test_what_lacks_a_feature_is_left_out_and_counted(numbered: Dataset) -> None
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_weights_are_how_often_a_clip_comes(numbered: Dataset, shuffle: bool) -> None:
+def test_weight_is_the_number_of_copies_of_a_clip(numbered: Dataset, shuffle: bool) -> None:
     given: dict[str, Any] = {"seed": 5, "shuffle": shuffle}
     pipe = make(numbered, {**STARTS, "weight": WEIGHTS}, **given)
     epochs = []
@@ -287,7 +287,7 @@ def test_weights_are_how_often_a_clip_comes(numbered: Dataset, shuffle: bool) ->
         (FRAMES, [2.5, 2.0, 1.5, 1.0, 1.25, 3.0, 1, 0.5], {"memory_limit": "24KiB"}),
     ],
 )
-def test_resumes_anywhere(
+def test_resumes_after_any_batch(
     numbered: Dataset, clips: dict[str, Any], weight: list[float], more: dict[str, Any]
 ) -> None:
     listed = {**clips, "weight": weight}
@@ -298,7 +298,7 @@ def test_resumes_anywhere(
     )
 
 
-def test_a_state_of_other_lists_is_refused(numbered: Dataset) -> None:
+def test_state_of_another_list_is_refused(numbered: Dataset) -> None:
     last = [*FRAMES["frames"][:-1], [3, 37]]
     others: list[tuple[Any, list[Any]]] = [
         (
@@ -321,7 +321,7 @@ def test_a_state_of_other_lists_is_refused(numbered: Dataset) -> None:
                 make(numbered, other, clip_len=2).load_state_dict(state)
 
 
-def test_parts_workers_and_mixes_share_them(numbered: Dataset) -> None:
+def test_ranks_workers_and_mixes_divide_a_list(numbered: Dataset) -> None:
     parts = [make(numbered, rank=i, world_size=2, even_batches=False) for i in range(2)]
     found = [clip for pipe in parts for clip in clips_of(pickle.loads(pickle.dumps(pipe)))]
     assert Counter(found) == Counter(PAIRS)
@@ -338,7 +338,7 @@ def test_parts_workers_and_mixes_share_them(numbered: Dataset) -> None:
             assert batch["id"][i].tolist() == [[int(key[4:]), frame] for frame in frames]
 
 
-def test_goes_on_with_other_ranks(numbered: Dataset) -> None:
+def test_resumes_with_another_number_of_ranks(numbered: Dataset) -> None:
     weights = [3, 1, 1, 2, 1, 1, 2, 1]
     settings: dict[str, Any] = {"clips": {**FRAMES, "weight": weights}, "batch_size": 2, "seed": 3}
     found, states = [], []
@@ -363,7 +363,7 @@ MANY: list[Clip] = [
 MANY_CLIPS = {"episode": [key for key, _ in MANY], "frames": [[*frames] for _, frames in MANY]}
 
 
-def test_each_frame_is_decoded_once_or_how_many_more_is_said(
+def test_frames_decoded_twice_are_logged(
     numbered: Dataset, caplog: pytest.LogCaptureFixture
 ) -> None:
     nbytes = 6 * 8 * 3 + 16
@@ -387,7 +387,7 @@ def test_each_frame_is_decoded_once_or_how_many_more_is_said(
 @pytest.mark.parametrize(
     "more", [{}, {"drop_last": True}, {"even_batches": False, "shuffle": False}]
 )
-def test_ranks_cut_episodes_only_where_their_parts_begin(
+def test_ranks_cut_episodes_only_at_shard_boundaries(
     numbered: Dataset, ranks: int, more: dict[str, Any]
 ) -> None:
     found, counts, decoded = Counter[Clip](), [], 0
@@ -407,7 +407,7 @@ def test_ranks_cut_episodes_only_where_their_parts_begin(
 
 @given(st.data())
 def test_any_list(each: Dataset, data: st.DataObject) -> None:
-    """Some clips twice; without shuffle they come episode by episode."""
+    """Lists with duplicates; without shuffle, clips are ordered by episode."""
     length, dilation = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 2))
     more = {
         "batch_size": data.draw(st.integers(1, 5)),
@@ -437,7 +437,7 @@ def test_any_list(each: Dataset, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("clips", [STARTS, FRAMES], ids=TABLES)
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_copies_of_a_clip_have_draws_of_their_own(
+def test_copies_of_a_clip_have_independent_random_values(
     numbered: Dataset, clips: dict[str, Any], num_workers: int
 ) -> None:
     numbers: list[int] = []
@@ -520,7 +520,7 @@ BAD: list[tuple[Any, str]] = [
 ]
 
 
-def test_says_what_is_wrong(numbered: Dataset) -> None:
+def test_wrong_lists_are_refused(numbered: Dataset) -> None:
     for clips, match in BAD:
         length: dict[str, Any] = {"clip_len": 4}
         if isinstance(clips, dict):

@@ -24,19 +24,19 @@ from seqrecord.types import Progress
 from tests.made_source import EndlessSource, MadeSource, made_frame
 from tests.services.process import wait_for
 
-# Forking with threads is what some of these tests are about.
+# Some of these tests fork a process with threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 ROOT = Path(__file__).parent.parent
 SMALL: dict[str, Any] = {"chunk_frames": 4, "max_file_size": "60kB"}
 
-# Two are processes, each of which imports what it needs.
-BY_ONE_AND_TWO = pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+# Two workers are processes with slow imports.
+WORKER_COUNTS = pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The fingerprint of `MadeSource()`."""
+    """Fingerprint of `MadeSource()`."""
     return convert(
         MadeSource(), tmp_path_factory.mktemp("whole"), workers=1, **SMALL
     ).manifest.fingerprint
@@ -84,7 +84,7 @@ def executor_of(kind: str) -> Executor:
 
 
 @pytest.mark.parametrize("kind", ["threads", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_on_a_given_executor(tmp_path: Path, expected: str, kind: str) -> None:
+def test_convert_with_an_executor(tmp_path: Path, expected: str, kind: str) -> None:
     with executor_of(kind) as executor:
         report = convert(MadeSource(), tmp_path, executor=executor, **SMALL)
     assert report.manifest.fingerprint == expected
@@ -94,8 +94,8 @@ def test_on_a_given_executor(tmp_path: Path, expected: str, kind: str) -> None:
 # Bad episodes
 
 
-@BY_ONE_AND_TWO
-def test_bad_episodes_are_left_out_and_listed_in_order(tmp_path: Path, workers: int) -> None:
+@WORKER_COUNTS
+def test_bad_episodes_are_skipped_and_listed_in_order(tmp_path: Path, workers: int) -> None:
     source = MadeSource(bad={6: 1, 2: 9, 0: 0}, lies={4: 5, 5: 12})
     report = convert(source, tmp_path / "d", workers=workers, skip_bad_episodes=True, **SMALL)
     assert [bad.key for bad in report.bad] == [f"made/00{i}" for i in (0, 2, 4, 5, 6)]
@@ -114,7 +114,7 @@ def test_bad_episodes_are_left_out_and_listed_in_order(tmp_path: Path, workers: 
 
 
 @pytest.mark.parametrize("workers", ["1", "fork", pytest.param("2", marks=pytest.mark.slow)])
-def test_a_bad_episode_stops_and_a_resume_goes_on(
+def test_bad_episode_raises_and_resume_continues(
     tmp_path: Path, expected: str, workers: str
 ) -> None:
     with executor_of("fork") if workers == "fork" else contextlib.nullcontext() as executor:
@@ -130,7 +130,7 @@ def test_a_bad_episode_stops_and_a_resume_goes_on(
 
 
 def check_resumes(folder: Path, expected: str) -> None:
-    """A resume goes on, and ends with the whole dataset."""
+    """A resume skips finished episodes and completes the dataset."""
     assert not list(folder.glob("records/*.partial"))
     report = convert(MadeSource(), folder, mode="resume", workers=1, **SMALL)
     assert report.skipped
@@ -138,9 +138,9 @@ def check_resumes(folder: Path, expected: str) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_interrupt_leaves_whole_files(tmp_path: Path, expected: str, workers: int) -> None:
-    """Two workers would never end by themselves."""
-    endless = EndlessSource(folder=str(tmp_path / "told"))
+def test_interrupt_leaves_complete_files(tmp_path: Path, expected: str, workers: int) -> None:
+    """Two workers would never end without the interrupt."""
+    endless = EndlessSource(folder=str(tmp_path / "calls"))
     Path(endless.folder).mkdir()
     before = multiprocessing.active_children()
 
@@ -155,7 +155,7 @@ def test_an_interrupt_leaves_whole_files(tmp_path: Path, expected: str, workers:
     check_resumes(tmp_path / "d", expected)
 
 
-def test_nothing_but_bad_episodes(tmp_path: Path) -> None:
+def test_bad_episodes_only(tmp_path: Path) -> None:
     source = MadeSource((3, 2), bad={0: 1, 1: 1})
     with pytest.raises(DestinationError, match="made to fail"):
         convert(source, tmp_path / "d", workers=1, skip_bad_episodes=True)
@@ -164,7 +164,7 @@ def test_nothing_but_bad_episodes(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class _Odd(MadeSource):
-    """Yields things that its schema does not say, for episode 1."""
+    """Yields frames of episode 1 that differ from the schema."""
 
     lengths: Sequence[int] = (3, 3, 2)
     how: str = ""
@@ -191,7 +191,7 @@ class _Odd(MadeSource):
 
 
 @pytest.mark.parametrize("how", ["extra", "dtype", "shape", "empty"])
-def test_frames_that_break_the_sources_word_are_a_bad_episode(tmp_path: Path, how: str) -> None:
+def test_frames_that_differ_from_the_schema_make_a_bad_episode(tmp_path: Path, how: str) -> None:
     source = _Odd(how=how)
     with pytest.raises(SourceError) as caught:
         convert(source, tmp_path / "a", workers=1)
@@ -200,7 +200,7 @@ def test_frames_that_break_the_sources_word_are_a_bad_episode(tmp_path: Path, ho
     assert [bad.key for bad in report.bad] == ["made/001"]
 
 
-def test_episodes_that_cannot_be_listed(tmp_path: Path) -> None:
+def test_invalid_lists_of_episodes(tmp_path: Path) -> None:
     for how, key in (("metadata", "made/001"), ("key", "../001"), ("twice", ""), ("none", "")):
         source = _Odd(how=how)
         with pytest.raises(SourceError):
@@ -211,13 +211,13 @@ def test_episodes_that_cannot_be_listed(tmp_path: Path) -> None:
             assert report.written == ("made/000", "made/002")
             assert [bad.key for bad in report.bad] == [key]
             assert key in report.bad[0].error
-    too_long = MadeSource((3, 1 << 40, 2), lies={1: 1})  # is not begun
+    too_long = MadeSource((3, 1 << 40, 2), lies={1: 1})  # raised before the first frame
     with pytest.raises(SourceError) as caught:
         convert(too_long, tmp_path / "a", workers=1)
     assert (caught.value.episode, caught.value.got) == ("made/001", 1 << 40)
 
 
-def test_settings_that_cannot_be(tmp_path: Path) -> None:
+def test_invalid_settings(tmp_path: Path) -> None:
     for options in ({"workers": 0}, {"workers": -2}, {"mode": "w"}):
         with pytest.raises(DestinationError):
             convert(MadeSource((3,)), tmp_path / "d", **options)
@@ -227,8 +227,8 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
 # Append and resume
 
 
-@BY_ONE_AND_TWO
-def test_append_adds_what_is_new(tmp_path: Path, expected: str, workers: int) -> None:
+@WORKER_COUNTS
+def test_append_adds_new_episodes(tmp_path: Path, expected: str, workers: int) -> None:
     convert(MadeSource(MadeSource().lengths[:3]), tmp_path, workers=1, **SMALL)
     report = convert(MadeSource(), tmp_path, mode="append", workers=workers, **SMALL)
     assert report.skipped == ("made/000", "made/001", "made/002")
@@ -254,8 +254,8 @@ def test_resume_refuses_other_codecs_and_features(tmp_path: Path) -> None:
     check(tmp_path, MadeSource())
 
 
-def test_resume_of_a_source_that_has_grown(tmp_path: Path) -> None:
-    """Episodes that were finished keep their place; others must not collide with them."""
+def test_resume_with_new_episodes(tmp_path: Path) -> None:
+    """Finished episodes keep their positions; new episodes must not collide with them."""
 
     @dataclass(frozen=True)
     class Shifted(MadeSource):
@@ -270,14 +270,14 @@ def test_resume_of_a_source_that_has_grown(tmp_path: Path) -> None:
         assert list(dataset.episodes)[-5:-3] == ["early/one", "made/004"]
 
 
-def test_resume_of_nothing_and_of_everything(tmp_path: Path, expected: str) -> None:
+def test_resume_without_episodes_and_after_all_episodes(tmp_path: Path, expected: str) -> None:
     for skipped in (0, 8):
         report = convert(MadeSource(), tmp_path, mode="resume", workers=1, **SMALL)
         assert len(report.skipped) == skipped
         assert report.manifest.fingerprint == expected
 
 
-# Workers that die, and interrupts
+# Killed workers and interrupts
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ class _Deadly(MadeSource):
 
 
 @pytest.mark.parametrize("kind", ["fork", pytest.param("", marks=pytest.mark.slow)])
-def test_a_worker_that_is_killed_is_a_clear_error(tmp_path: Path, expected: str, kind: str) -> None:
+def test_killed_worker_is_reported(tmp_path: Path, expected: str, kind: str) -> None:
     with executor_of(kind) if kind else contextlib.nullcontext() as executor:
         with pytest.raises(DestinationError, match=r"killed, or out of memory.*--resume"):
             convert(_Deadly(), tmp_path, workers=2, executor=executor, **SMALL)
@@ -301,8 +301,8 @@ def test_a_worker_that_is_killed_is_a_clear_error(tmp_path: Path, expected: str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["create", "resume"])
-def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path, mode: str) -> None:
-    """Each worker imports the script, which would start workers itself."""
+def test_script_without_a_main_guard_gets_an_error(tmp_path: Path, mode: str) -> None:
+    """Each worker imports the script, which would start workers again."""
     script = tmp_path / "pack.py"
     script.write_text(
         "import sys\n"
@@ -341,7 +341,7 @@ class Converting:
     """A process that converts an `EndlessSource` into `folder`."""
 
     def __init__(self, tmp_path: Path, workers: int) -> None:
-        self.source, self.folder = EndlessSource(folder=str(tmp_path / "told")), tmp_path / "d"
+        self.source, self.folder = EndlessSource(folder=str(tmp_path / "calls")), tmp_path / "d"
         self.log = tmp_path / "log"
         Path(self.source.folder).mkdir()
         words: list[Any] = [self.folder, str(workers), self.source.folder]
@@ -355,19 +355,19 @@ class Converting:
             )
 
     def end(self, kill: Callable[[int, int], None], sign: int) -> str:
-        """What it printed, after a signal to the process or, by `os.killpg`, to all of them."""
+        """Output after a signal to the process, or to its group by `os.killpg`."""
         self.children = _children(self.process.pid)
         kill(self.process.pid, sign)
         try:
             self.process.wait(200)
         finally:
-            with contextlib.suppress(ProcessLookupError):  # where it could not be interrupted
+            with contextlib.suppress(ProcessLookupError):  # it ignored the signal
                 self.process.kill()
         return self.log.read_text()
 
 
 def _stat(pid: int) -> tuple[str, int]:
-    """State and parent of a process; a zombie counts as gone."""
+    """State and parent of a process; a zombie counts as ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
@@ -388,7 +388,7 @@ def _children(pid: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_ctrl_c_leaves_no_process_and_a_resume_goes_on(
+def test_ctrl_c_ends_all_processes_and_resume_continues(
     tmp_path: Path, expected: str, workers: int
 ) -> None:
     running = Converting(tmp_path, workers)
@@ -404,7 +404,7 @@ def test_ctrl_c_leaves_no_process_and_a_resume_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
-def test_a_killed_parent_takes_its_workers_along(tmp_path: Path, expected: str, late: bool) -> None:
+def test_workers_of_a_killed_parent_end(tmp_path: Path, expected: str, late: bool) -> None:
     running = Converting(tmp_path, 2)
 
     def has_begun() -> bool:
@@ -413,7 +413,7 @@ def test_a_killed_parent_takes_its_workers_along(tmp_path: Path, expected: str, 
     wait_for(has_begun, 200)
     running.end(os.kill, signal.SIGKILL)
     assert len(running.children) >= 2
-    # Right away, while the workers still end.
+    # While the workers still end.
     report = convert(MadeSource(), running.folder, mode="resume", workers=1, **SMALL)
     assert report.manifest.fingerprint == expected
     wait_for(lambda: not any(map(_alive, running.children)), 200)

@@ -1,4 +1,4 @@
-"""Ranks and workers get disjoint shards, whoever tells of them."""
+"""Ranks and workers get disjoint shards, from arguments or the environment."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Any:
 SETTINGS: dict[str, Any] = {"clip_len": 3, "features": ["id"]}
 
 
-def test_rank_by_rank_and_worker_by_worker(rank: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_of_ranks_and_workers(rank: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks, given, alone = Ranks(), Ranks(1, 5), Ranks(world_size=1)
-    rank(2, 3)  # after they were made
+    rank(2, 3)  # after their creation
     assert ranks.shard() == Shard(2, 3)
     assert ranks.worker_shards(2) == [Shard(4, 6), Shard(5, 6)]
     assert given.shard() == Shard(1, 5)
@@ -51,14 +51,14 @@ def test_rank_by_rank_and_worker_by_worker(rank: Any, monkeypatch: pytest.Monkey
     assert ranks.shard() == Shard(9, 12)
     assert given.shard() == Shard(5, 20)
     assert worker_threads() == max(1, usable_cores() // 4)
-    assert ranks.shard_with_filter(12) == Shard()  # the filter deals out to all of them
-    assert ranks.shard_with_filter(4) == Shard(2, 3)  # … to the workers only
-    assert ranks.shard_with_filter(1) == Shard(9, 12)  # … to nobody
+    assert ranks.shard_with_filter(12) == Shard()  # the filter divides among ranks and workers
+    assert ranks.shard_with_filter(4) == Shard(2, 3)  # … among workers only
+    assert ranks.shard_with_filter(1) == Shard(9, 12)  # … not at all
     assert given.shard_with_filter(4) == Shard(1, 5)
     assert Ranks(1, 3).shard_with_filter(12) == Shard()
-    for one in (given, alone):
+    for each in (given, alone):
         with pytest.raises(ClipError, match="leave the filter out"):
-            one.shard_with_filter(12)
+            each.shard_with_filter(12)
 
 
 def clips_in(loader: Any) -> list[tuple[str, int]]:
@@ -66,13 +66,13 @@ def clips_in(loader: Any) -> list[tuple[str, int]]:
 
 
 def clips_of(location: Any, **given: Any) -> list[tuple[str, int]]:
-    """The clips of this process, in their order."""
+    """Clips of this process, in order."""
     return clips_in(SeqRecordPipe(location, **{**SETTINGS, **given}))
 
 
 def be(monkeypatch: pytest.MonkeyPatch, environment: str) -> None:
-    for one in environment.split():
-        monkeypatch.setenv(*one.split("=", 1))
+    for item in environment.split():
+        monkeypatch.setenv(*item.split("=", 1))
 
 
 def test_environments(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_environments(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert clips_of(dataset) == shards[world_size][rank], environment
 
 
-def test_ranks_that_make_no_sense(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_ranks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = SeqRecordPipe(path, clip_len=3)
     for environment in (
         "RANK=0",
@@ -113,24 +113,22 @@ def test_ranks_that_make_no_sense(path: Path, monkeypatch: pytest.MonkeyPatch) -
             be(patch, environment)
             with pytest.raises(ClipError, match=r"make no sense.*give rank="):
                 next(iter(pipe))
-            pickle.dumps(pipe)  # is no time to complain
+            pickle.dumps(pipe)  # raises nothing
     wrong: list[tuple[Any, Any]] = [(1, None), (None, 2), (0, None), (2, 2), (-1, 2), (0, 0)]
     for number, world_size in [*wrong, (0, -1), (0.0, 2), (True, 2), ("0", 2)]:
         with pytest.raises(ClipError, match=r"rank|world_size"):
             SeqRecordPipe(path, clip_len=3, rank=number, world_size=world_size)
 
 
-def test_a_rank_goes_to_processes_that_this_one_starts_and_no_further(
-    path: Path, rank: Any
-) -> None:
+def test_rank_is_inherited_by_child_processes_only(path: Path, rank: Any) -> None:
     rank(1, 2)
     sent = pickle.dumps(SeqRecordIterableDataset(path, **SETTINGS))
     given = pickle.dumps(SeqRecordIterableDataset(path, **SETTINGS, rank=3, world_size=5))
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        rank(0, 4)  # as in a fork server, whose environment is an older one
+        rank(0, 4)  # as in a fork server with an older environment
         assert pool.apply(_clips_of, (sent,)) == clips_of(path, rank=1, world_size=2)
         assert pool.apply(_clips_of, (given,)) == clips_of(path, rank=3, world_size=5)
-    # What it finds itself:
+    # From the own environment:
     assert clips_in(pickle.loads(sent)) == clips_of(path, rank=0, world_size=4)
 
 
@@ -151,10 +149,10 @@ def shards() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("batch_size", "num_workers", "drop_last", "rotate_phase"), list(shards()))
-def test_all_ranks_get_equally_many_items(
+def test_all_ranks_get_the_same_number_of_items(
     path: Path, num_workers: int, batch_size: int | None, drop_last: bool, rotate_phase: bool
 ) -> None:
-    settings: dict[str, Any] = {"clip_len": 3, "features": ["flow"]}  # which some clips lack
+    settings: dict[str, Any] = {"clip_len": 3, "features": ["flow"]}  # missing in some clips
     every = SeqRecordPipe(path, **settings).num_clips
     settings |= {"batch_size": batch_size, "drop_last": drop_last}
     settings |= {"stride": 2, "rotate_phase": True} if rotate_phase else {}
@@ -177,7 +175,7 @@ def test_all_ranks_get_equally_many_items(
 
 
 def test_evaluation_has_every_clip_exactly_once(path: Path, rank: Any) -> None:
-    """With `even_batches=False`, also where a filter deals out the clips of a pipe or a stream."""
+    """With `even_batches=False`, also if a sharding filter divides a pipe or a stream."""
 
     def filtered(**options: Any) -> Any:
         pipe: Any = SeqRecordPipe(path, **options)
@@ -227,7 +225,7 @@ def test_more_ranks_than_clips(path: Path) -> None:
         list(pipe)
 
 
-def test_under_accelerate_ranks_must_be_given(
+def test_accelerate_needs_explicit_ranks(
     path: Path, rank: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It divides the epoch of a prepared loader among ranks; the loader must not yield a shard."""
@@ -249,7 +247,7 @@ def test_under_accelerate_ranks_must_be_given(
         ask(make(path, world_size=1))
     loader = DataLoader(SeqRecordPipe(path, **SETTINGS), batch_size=None)
     with pytest.raises(ClipError, match=r"world_size=accelerator\.num_processes.*rank 1 of 2"):
-        iter(loader)  # where it is made, not in a worker
+        iter(loader)  # in this process, not in a worker
     assert clips_of(path, rank=1, world_size=2) == of_rank
 
 
@@ -291,16 +289,16 @@ os._exit(0) if rank else os.wait()
 """
 
 
-def test_ranks_that_disagree(path: Path, tmp_path: Path) -> None:
-    """In seeds, epochs and steps; and no rank waits for another."""
+def test_ranks_with_different_positions_are_refused(path: Path, tmp_path: Path) -> None:
+    """Different seeds, epochs or batches; no rank waits for another."""
     steps = """
 for number, changes in enumerate(({"seed": rank}, {"memory_limit": f"{1 + rank} GiB"}, {})):
     pipe = SeqRecordPipe(path, **clips, **changes)
     if number == 2:
         pipe.set_epoch(1, batches=2 + rank)
-    for one in (1 - number % 2, number % 2):
-        if rank == one and (said := begun(pipe)):
-            print(said, flush=True)
+    for turn in (1 - number % 2, number % 2):
+        if rank == turn and (error := begun(pipe)):
+            print(error, flush=True)
         wait()
 evaluation = SeqRecordIterableDataset(path, **clips, world_size=1)
 if rank == 0:
@@ -323,8 +321,8 @@ data.set_epoch(3, batches=4 * rank)
 loader = DataLoader(data, batch_size=None, num_workers=1)
 assert len(list(loader)) + 4 * rank == len(loader)
 wait()
-for one in (0, 1):
-    if one == rank:
+for turn in (0, 1):
+    if turn == rank:
         len(loader)  # raises nothing, whichever rank asks first
         try:
             data.set_epoch(4)
@@ -335,10 +333,10 @@ for one in (0, 1):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     found = run_code(RANKS, path, tmp_path / "store", steps)
     assert found.returncode == 0, found.stderr
-    said = found.stdout.splitlines()
-    assert len(said) == 4, said
-    assert all("the ranks begin an iteration in different places" in line for line in said)
-    assert "expected: seed=1; got: seed=0" in said[0]
-    assert "batch=" in said[1]
-    assert "epoch=2, batch=0; got: epoch=7" in said[2] or "epoch=2; got: epoch=7" in said[2]
-    assert "expected: batch=0; got: batch=4" in said[3]
+    errors = found.stdout.splitlines()
+    assert len(errors) == 4, errors
+    assert all("the ranks begin an iteration in different places" in line for line in errors)
+    assert "expected: seed=1; got: seed=0" in errors[0]
+    assert "batch=" in errors[1]
+    assert "epoch=2, batch=0; got: epoch=7" in errors[2] or "epoch=2; got: epoch=7" in errors[2]
+    assert "expected: batch=0; got: batch=4" in errors[3]

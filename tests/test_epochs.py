@@ -1,4 +1,4 @@
-"""Positions: saved after any batch, taken up exactly there; foreign states are refused."""
+"""Positions: loaders resume after any batch; states of other loaders are refused."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def named(loader: Any, epochs: int = 1) -> list[Any]:
         (stateful, {}),
     ],
 )
-def test_resuming_after_any_batch(
+def test_resumes_after_any_batch(
     path: Path, kind: Callable[..., Any], settings: dict[str, Any], thorough: bool
 ) -> None:
     check_resume(
@@ -79,7 +79,7 @@ def resume_elsewhere(path: Path, state: str) -> list[Any]:
     return digests(resumed(make_loader(path, num_threads=1), json.loads(state)), 2)
 
 
-def test_resuming_in_a_new_process(path: Path, other_process: Callable[..., Any]) -> None:
+def test_resumes_in_a_new_process(path: Path, other_process: Callable[..., Any]) -> None:
     pipe = make_loader(path, num_threads=3)
     list(pipe)
     iterator = begun(pipe, 3)
@@ -121,16 +121,16 @@ def test_state_is_json(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def epochs(path: Path) -> list[list[Any]]:
-    """The batches of the first three."""
+    """Batches of the first three epochs."""
     pipe = make_loader(path)
     return [named(pipe) for _ in range(3)]
 
 
-def test_an_epoch_left_early_is_over(path: Path, epochs: list[list[Any]]) -> None:
+def test_interrupted_epoch_is_not_repeated(path: Path, epochs: list[list[Any]]) -> None:
     pipe = make_loader(path)
     assert names(next(iter(pipe))) == epochs[0][0]
     assert pipe.state_dict()["batch"] == 1
-    unused = iter(pipe)  # not begun: it costs no epoch
+    unused = iter(pipe)  # without a batch: counts as no epoch
     assert [named(pipe) for _ in range(2)] == epochs[1:]
     del unused
 
@@ -143,10 +143,10 @@ def test_set_epoch(path: Path, epochs: list[list[Any]]) -> None:
     pipe.set_epoch(0)
     for batch in pipe:
         first.append(names(batch))
-        pipe.set_epoch(2)  # of the next iteration: this one goes on
+        pipe.set_epoch(2)  # for the next iteration; this one continues
     assert first == epochs[0]
     assert named(pipe) == epochs[2]
-    for epoch in (0, 2):  # between making and beginning an iteration, as by Accelerate
+    for epoch in (0, 2):  # after iter(), before the first batch, as in Accelerate
         pipe = make_loader(path)
         iterator = iter(pipe)
         pipe.set_epoch(epoch)
@@ -158,7 +158,7 @@ def test_set_epoch(path: Path, epochs: list[list[Any]]) -> None:
             pipe.set_epoch(value)
 
 
-def test_set_epoch_of_the_epoch_that_was_loaded_keeps_the_place(
+def test_set_epoch_with_the_loaded_epoch_keeps_the_position(
     path: Path, epochs: list[list[Any]]
 ) -> None:
     pipe = make_loader(path)
@@ -175,7 +175,7 @@ def test_set_epoch_of_the_epoch_that_was_loaded_keeps_the_place(
     assert named(pipe) == epochs[2]
     pipe = resumed(make_loader(path), state)
     begun(pipe)
-    pipe.set_epoch(1)  # begun: now it is asked for anew
+    pipe.set_epoch(1)  # after a batch, the epoch starts again
     assert named(pipe) == epochs[1]
     pipe = pickle.loads(pickle.dumps(resumed(make_loader(path), state)))
     pipe.set_epoch(1)
@@ -220,12 +220,12 @@ OTHERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-def test_a_state_of_other_settings_is_refused_and_says_which(path: Path, tmp_path: Path) -> None:
-    for base, changes, said in OTHERS:
+def test_state_of_other_settings_is_refused_with_their_names(path: Path, tmp_path: Path) -> None:
+    for base, changes, message in OTHERS:
         state = make_loader(path, **base).state_dict()
         pipe = make_loader(path, **changes)
         before = pipe.state_dict()
-        with pytest.raises(StateError, match=said):
+        with pytest.raises(StateError, match=message):
             pipe.load_state_dict(state)
         assert pipe.state_dict() == before
     other = write_numbered(tmp_path / "other", chunk_frames=8)
@@ -233,11 +233,11 @@ def test_a_state_of_other_settings_is_refused_and_says_which(path: Path, tmp_pat
         make_loader(path).load_state_dict(make_loader(other).state_dict())
 
 
-# ---- settings that memory and defaults choose
+# ---- settings derived from memory and defaults
 
 
 def least(path: Path, **settings: Any) -> int:
-    """The least memory limit, with which there are fewer cursors than by default."""
+    """The lowest memory limit, with fewer cursors than by default."""
     return least_memory(partial(make_loader, path, **settings))
 
 
@@ -249,7 +249,7 @@ def least(path: Path, **settings: Any) -> int:
         ({"num_cursors": 2, "memory_limit": "least"}, {"num_cursors": 2}),
     ],
 )
-def test_a_state_brings_the_settings_that_were_chosen(
+def test_state_restores_default_settings(
     path: Path, saved: dict[str, Any], loaded: dict[str, Any]
 ) -> None:
     if "memory_limit" in saved:
@@ -266,7 +266,7 @@ def test_a_state_brings_the_settings_that_were_chosen(
     assert named(other) == named(one)
 
 
-def test_settings_that_do_not_fit_say_what_would(path: Path) -> None:
+def test_error_of_too_little_memory_has_the_required_limit(path: Path) -> None:
     state = make_loader(path).state_dict()
     pipe = make_loader(path, memory_limit=least(path))
     before = pipe.state_dict()
@@ -280,13 +280,13 @@ def test_settings_that_do_not_fit_say_what_would(path: Path) -> None:
     assert digests(pipe) == digests(make_loader(path))
 
 
-# ---- datasets that change
+# ---- changed datasets
 
 
-def test_a_state_is_of_episodes_wherever_they_are(path: Path, tmp_path: Path) -> None:
+def test_state_fits_the_same_episodes_in_another_dataset(path: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    said: Any = {"image": {"group": 0}, "note": {"shape": (None,)}}
-    with SeqRecordWriter(other, chunk_frames=4, features=said) as writer:
+    features: Any = {"image": {"group": 0}, "note": {"shape": (None,)}}
+    with SeqRecordWriter(other, chunk_frames=4, features=features) as writer:
         for key, number in (("more/0", 1), ("set/0", 0), ("more/1", 2), ("set/3", 3)):
             with writer.episode(key) as episode:
                 for frame in range(LENGTHS[number]):
@@ -315,10 +315,10 @@ def test_a_state_survives_an_append(tmp_path: Path, episodes: Any) -> None:
     make_loader(path, episodes="set/*").load_state_dict(whole)
 
 
-FIXED = {"features": ["image", "id"]}  # a transform does not go with a feature of variable shape
+FIXED = {"features": ["image", "id"]}  # transforms need fixed shapes
 
 
-def test_what_does_not_change_the_order_does_not_matter(path: Path) -> None:
+def test_settings_without_effect_on_the_order_may_differ(path: Path) -> None:
     several: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({}, {"num_threads": 7}),
         ({}, {"device": "cpu"}),
@@ -412,7 +412,7 @@ def changed(state: dict[str, Any], change: Any) -> Any:
     return found
 
 
-def test_junk_is_refused_and_changes_nothing(path: Path) -> None:
+def test_invalid_states_are_refused_and_change_nothing(path: Path) -> None:
     pipe = make_loader(path)
     iterator = begun(pipe)
     before = pipe.state_dict()
@@ -432,7 +432,7 @@ def test_junk_is_refused_and_changes_nothing(path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"batch_size": None}, {"even_batches": False}])
-def test_the_state_of_any_rank_is_everyones(path: Path, settings: dict[str, Any]) -> None:
+def test_state_of_any_rank_fits_all_ranks(path: Path, settings: dict[str, Any]) -> None:
     def of_rank(rank: int) -> Any:
         return make_loader(path, rank=rank, world_size=3, **settings)
 
@@ -448,8 +448,8 @@ def test_the_state_of_any_rank_is_everyones(path: Path, settings: dict[str, Any]
         assert digests(resumed(of_rank(rank), states[(rank + 1) % 3]), 2) == rests[rank]
 
 
-def test_a_rank_that_has_one_batch_fewer(path: Path) -> None:
-    """Only without `even_batches` there is one."""
+def test_rank_with_one_batch_fewer(path: Path) -> None:
+    """Happens only without `even_batches`."""
     changes = {"batch_size": None, "even_batches": False, **ID}
     pipes = [make_loader(path, rank=rank, world_size=2, **changes) for rank in range(2)]
     shorter, longer = sorted(pipes, key=len)

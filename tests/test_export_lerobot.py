@@ -1,4 +1,4 @@
-"""LeRobot datasets that are written: read again, they are the same."""
+"""Exported LeRobot datasets, read again, equal the dataset."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def all_frames(path: Path) -> list[dict[str, Any]]:
         return [dataset.episodes[key][:] for key in dataset.episodes]
 
 
-def test_there_and_back(tmp_path: Path, records: Path) -> None:
+def test_round_trip(tmp_path: Path, records: Path) -> None:
     out = to_lerobot(records, tmp_path / "out")
     before, after = open_source(tmp_path / "lerobot_v3"), open_source(out)
     assert {str(s) for s in after.schema().values()} == {str(s) for s in before.schema().values()}
@@ -63,8 +63,8 @@ def test_there_and_back(tmp_path: Path, records: Path) -> None:
     for name, feature in FEATURES.items():
         is_image = feature["dtype"] == "image"
         expected = {**feature, "shape": list(feature["shape"])}
-        said = {key: info["features"][name][key] for key in ("dtype", "shape", "names")}
-        assert said == expected | ({"names": said["names"]} if is_image else {})
+        actual = {key: info["features"][name][key] for key in ("dtype", "shape", "names")}
+        assert actual == expected | ({"names": actual["names"]} if is_image else {})
     assert info["features"][VIDEO]["dtype"] == "video"
     keys = json.loads((out / "meta/seqrecord.json").read_text())["keys"]
     assert keys == [f"episode_{i:06d}" for i in range(3)]
@@ -93,17 +93,17 @@ def test_statistics(tmp_path: Path, records: Path) -> None:
         assert np.shape(stats[name]["mean"]) == np.shape(stats[name]["q99"]) == (3, 1, 1)
     got = np.reshape(stats[VIDEO]["mean"], 3)
     np.testing.assert_allclose(got, pixels.mean((0, 1, 2)), atol=0.03)
-    # Columns and keys are those of lerobot.
+    # Columns and keys equal LeRobot's.
     golden = json.loads((GOLDEN / "lerobot_0.6.1.json").read_text())
     info = golden["features"][CAMERA]["info"]
     for name in ("g", "crf", "preset", "fast_decode", "extra_options", "video_backend"):
-        del info[f"video.{name}"]  # how lerobot has encoded; its tools ignore them
+        del info[f"video.{name}"]  # encoder settings; LeRobot's tools ignore them
     assert described(export(tmp_path / "golden")) == golden
 
 
-def test_lerobot_s_own_statistics_are_kept(tmp_path: Path, records: Path, memory_url: str) -> None:
-    """Those of the version that is exported, on a disk and on a URL, and of version 2.1, which has
-    them by episode."""
+def test_statistics_of_lerobot_are_kept(tmp_path: Path, records: Path, memory_url: str) -> None:
+    """Of the exported version, on disk and at a URL, and of version 2.1, which stores statistics
+    by episode."""
 
     def write(source: Any, name: str, code: int = 0) -> str:
         command = ("write", "--src", source, "--dst", tmp_path / name, "--statistics", "source")
@@ -118,8 +118,8 @@ def test_lerobot_s_own_statistics_are_kept(tmp_path: Path, records: Path, memory
     lines = []
     for number, frames in enumerate(lerobot_episodes()):
         actions = np.stack([frame["action"] for frame in frames])
-        said = {n: getattr(actions, n)(0).tolist() for n in ("mean", "std", "min", "max")}
-        stats = {"action": {**said, "count": [len(actions)]}}
+        numbers = {n: getattr(actions, n)(0).tolist() for n in ("mean", "std", "min", "max")}
+        stats = {"action": {**numbers, "count": [len(actions)]}}
         lines.append(json.dumps({"episode_index": number, "stats": stats}))
     (old / "meta/episodes_stats.jsonl").write_text("\n".join(lines))
     upload(out, memory_url)
@@ -132,13 +132,13 @@ def test_lerobot_s_own_statistics_are_kept(tmp_path: Path, records: Path, memory
         np.testing.assert_array_equal(got["action"].max, want["action"].max)
         assert np.isnan(got["action"].quantile(0.5)).all()
         assert (VIDEO in got) == (source != old)
-    some = {"mean": [1, 2], "min": [0, 0], "max": [3, 3], "count": [9]}
-    for bad in (some, {**some, "std": [1]}):  # a key is missing, or an element
+    partial = {"mean": [1, 2], "min": [0, 0], "max": [3, 3], "count": [9]}
+    for bad in (partial, {**partial, "std": [1]}):  # a key is missing, or an element
         (old / "meta/episodes_stats.jsonl").write_text(json.dumps({"stats": {"action": bad}}))
         assert "feature: action" in write(old, "x", 1)
 
 
-def test_some_episodes_and_features_by_the_command(tmp_path: Path, records: Path) -> None:
+def test_command_exports_selected_episodes_and_features(tmp_path: Path, records: Path) -> None:
     out = tmp_path / "out"
     command = ("export", records, "*[02]", out, "--format", "lerobot")
     done = run(*command, "--features", f"{VIDEO},action,task")
@@ -165,7 +165,7 @@ RATES = (Fraction(30), Fraction(30000, 1001))
         for j, fps in enumerate(RATES)
     ],
 )
-def test_packets_in_a_new_file(tmp_path: Path, case: str, fps: Fraction) -> None:
+def test_video_packets_are_copied_to_a_new_file(tmp_path: Path, case: str, fps: Fraction) -> None:
     (tmp_path / "videos").mkdir()
     path = made(tmp_path / "videos", case)
     seqrecord.convert(open_source(tmp_path / "videos"), tmp_path / "records", workers=1)
@@ -177,10 +177,8 @@ def test_packets_in_a_new_file(tmp_path: Path, case: str, fps: Fraction) -> None
     assert gops_of(copy) == gops_of(path)
 
 
-def test_frames_that_are_not_shown_are_not_exported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The second episode begins two frames behind a keyframe."""
+def test_hidden_frames_are_not_exported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The second episode begins two frames after a keyframe."""
     root = unpack(tmp_path)
     options = {"g": "100", "bf": "0", "x264-params": "scenecut=0"}
     images = with_video(root, ROWS, options=options, forced=False)
@@ -205,7 +203,7 @@ def write(path: Path, frames: list[dict[str, Any]], fps: float | None = 10, **op
     return path
 
 
-def test_what_is_no_video_is_kept_lossless(tmp_path: Path) -> None:
+def test_images_are_kept_lossless(tmp_path: Path) -> None:
     images = pictures(4)
     frames = [
         {"camera": image, "grey": image[..., 0], "timestamp": np.float64(0.2 * i)}
@@ -225,7 +223,7 @@ def test_what_is_no_video_is_kept_lossless(tmp_path: Path) -> None:
     assert "recorded_timestamp" not in open_source(slow).schema()
 
 
-def test_what_lerobot_has_no_form_for(tmp_path: Path) -> None:
+def test_data_that_lerobot_cannot_store_is_refused(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({"z": np.complex64(1)}, {"z": np.complex64(2)}, "real numbers"),
         ({"b": b"one"}, {"b": b"two"}, "bytes and varying shapes"),

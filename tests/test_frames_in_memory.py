@@ -1,6 +1,6 @@
-"""Small features that stay in memory: every epoch as if they did not, and each frame read once.
+"""Small features stay in memory: epochs are unchanged, and each frame is read once.
 
-Windows, parts and epochs that are left early are among them.
+Includes windows, shards and interrupted epochs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The features in groups of their own."""
+    """Each feature in its own group."""
     groups = {"image": 0, "id": 1, "flow": 2, "note": 2}
     return write(tmp_path_factory.mktemp("apart"), groups)
 
@@ -59,7 +59,7 @@ def encoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def least_limit(try_limit: Callable[[int], object]) -> int:
-    """About the least memory limit with which this is no `MemoryLimitError`."""
+    """Approximately the lowest memory limit without a `MemoryLimitError`."""
     low, high = 0, 1 << 20
     while high - low > 256:
         limit = (low + high) // 2
@@ -72,7 +72,7 @@ def least_limit(try_limit: Callable[[int], object]) -> int:
 
 
 def check_epoch(loader: Any, *, length: int = 3) -> None:
-    """It has every clip once, and each is right."""
+    """The epoch has every clip once, with the right frames."""
     clips = [clip for batch in loader for clip in check(batch, FEATURES, length)]
     assert sorted(clips) == sorted(possible_clips(FEATURES, length))
 
@@ -89,8 +89,8 @@ def check_epoch(loader: Any, *, length: int = 3) -> None:
     ],
     ids=lambda options: ",".join(options),
 )
-def test_epochs_are_the_same(apart: Path, options: dict[str, Any]) -> None:
-    """As those of a loader that goes on from there with as little memory as the order takes."""
+def test_resident_frames_do_not_change_epochs(apart: Path, options: dict[str, Any]) -> None:
+    """Compared with a loader that resumes from there with the lowest memory limit."""
     if few := options.get("shuffle", True) and "order" not in options:
         options = {"num_cursors": 2, "shuffle_buffer": 6, "fixed_shards": False, **options}
 
@@ -116,7 +116,7 @@ def test_epochs_are_the_same(apart: Path, options: dict[str, Any]) -> None:
         pytest.param("apart", None, False, marks=pytest.mark.slow),
     ],
 )
-def test_a_chunk_that_many_cursors_need_is_read_once(
+def test_chunk_of_many_cursors_is_read_once(
     dataset: str, device: str | None, remote: bool, request: pytest.FixtureRequest
 ) -> None:
     path = request.getfixturevalue(dataset)
@@ -134,11 +134,11 @@ def test_a_chunk_that_many_cursors_need_is_read_once(
         check_epoch(pipe)
         stats = pipe.stats()
         assert stats["frames_decoded"] == (sum(LENGTHS) if most else 0)
-        assert most <= stats["bytes_read"] <= 2 * most  # pages are padded, and have sums
+        assert most <= stats["bytes_read"] <= 2 * most  # padding and checksums of pages
         assert device or stats["peak_buffer_bytes"] <= FRAME * sum(LENGTHS)
 
 
-def test_what_an_epoch_has_not_read_the_next_one_reads(path: Path) -> None:
+def test_chunks_unread_in_an_epoch_are_read_in_the_next(path: Path) -> None:
     pipe = SeqRecordPipe(path, **CLIPS, shuffle=False)
     assert len(list(islice(pipe, 1))) == 1
     for most in (sum(LENGTHS), 0):
@@ -155,10 +155,10 @@ def test_what_an_epoch_has_not_read_the_next_one_reads(path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_chain_that_torch_shuffles_in_some_epochs(
+def test_chain_shuffled_by_torch_in_some_epochs(
     path: Path, options: dict[str, Any], shuffles: tuple[bool, ...]
 ) -> None:
-    """Frames that an epoch of one kind has left are right for one of another kind."""
+    """Resident frames of one kind of epoch are valid in another kind."""
     pipe: Any = SeqRecordPipe(path, **effective({**CLIPS, "batch_size": None, **options}))
     chain = pipe.shuffle(buffer_size=10).batch(4).collate(seqrecord.collate)
     for _ in range(2):
@@ -168,7 +168,7 @@ def test_a_chain_that_torch_shuffles_in_some_epochs(
         check_epoch(chain)
 
 
-def test_an_epoch_goes_on_where_another_process_was(path: Path) -> None:
+def test_epoch_continues_after_another_process(path: Path) -> None:
     stream = SeqRecordIterableDataset(path, **CLIPS)
     whole = digests(stream)
     for count in (0, 1, len(whole) // 2):
@@ -176,7 +176,7 @@ def test_an_epoch_goes_on_where_another_process_was(path: Path) -> None:
         assert digests(islice(first, count)) == whole[:count]
         for other in (SeqRecordIterableDataset(path, **CLIPS), stream):
             assert digests(resumed(other, first.state_dict())) == whole[count:]
-        assert stream.stats()["bytes_read"] == 0  # which has read all
+        assert stream.stats()["bytes_read"] == 0  # all frames are resident
 
 
 def test_memory_is_freed_with_the_loader(path: Path) -> None:
@@ -185,25 +185,25 @@ def test_memory_is_freed_with_the_loader(path: Path) -> None:
     try:
         pipe = SeqRecordPipe(path, **CLIPS)
         list(pipe)
-        held = tracemalloc.get_traced_memory()[0]
-        assert held > FRAME * sum(LENGTHS)
+        peak = tracemalloc.get_traced_memory()[0]
+        assert peak > FRAME * sum(LENGTHS)
         del pipe
         gc.collect()
-        assert tracemalloc.get_traced_memory()[0] < held - FRAME * sum(LENGTHS) * 0.9
+        assert tracemalloc.get_traced_memory()[0] < peak - FRAME * sum(LENGTHS) * 0.9
     finally:
         tracemalloc.stop()
 
 
-def test_a_file_that_changes_under_the_reader(tmp_path: Path) -> None:
-    """What was checked stays; who reads it anew finds the damage."""
+def test_file_changed_after_reading(tmp_path: Path) -> None:
+    """Checked frames stay; a new reader finds the damage."""
     path = write(tmp_path)
     pipe = SeqRecordPipe(path, **CLIPS)
     damage(path, "image", 0, 0)
-    for _ in range(2):  # a load that fails leaves nothing that counts as read
+    for _ in range(2):  # a failed load marks nothing as read
         with pytest.raises(ChecksumError) as caught:
             list(pipe)
         assert (caught.value.episode or "").startswith("set/0 ")
-    damage(path, "image", 0, 0)  # again, so it is as it was
+    damage(path, "image", 0, 0)  # a second time, which restores the bytes
     check_epoch(pipe)
     for file in sorted((path / "records").iterdir()):
         data = file.read_bytes()

@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def root(folder: Path) -> Root:
-    """The datasets by name, opened once."""
+    """Open datasets by name."""
     return opened(folder)
 
 
@@ -81,7 +81,7 @@ def streams(root: Root, names: str = "abc", **options: Any) -> dict[str, SeqReco
 
 
 def sized(root: Root, **options: Any) -> SeqRecordMix:
-    """A mix whose weights are the sizes of its sources, or as given."""
+    """A mix, by default weighted by the sizes of its sources."""
     return SeqRecordMix(streams(root), **{"batch_size": 7, "seed": 5, **options})
 
 
@@ -94,7 +94,7 @@ def clips_of(batch: dict[str, Any]) -> list[Clip]:
 
 
 def check_batch(batch: dict[str, Any], clip_len: int = 3) -> list[Clip]:
-    """That the batch is what was stored; its clips."""
+    """Check a batch against the stored values; return its clips."""
     for i, (name, key, start) in enumerate(clips_of(batch)):
         source, episode = list(LENGTHS).index(name), int(key.removeprefix("e/"))
         for t in range(clip_len):
@@ -114,7 +114,7 @@ def run(mix: SeqRecordMix, num_epochs: int = 1) -> Iterator[Clip]:
 
 
 def check_shares(names: list[str], shares: dict[str, Fraction], unit: int = 1) -> None:
-    """That every prefix has its shares, to less than one clip, or `unit` clips."""
+    """Check the shares of every prefix, within one clip or `unit` clips."""
     count: Counter[str] = Counter()
     for number, name in enumerate(names, 1):
         count[name] += 1
@@ -124,7 +124,7 @@ def check_shares(names: list[str], shares: dict[str, Fraction], unit: int = 1) -
 
 
 def check_source_epochs(clips: list[Clip], name: str, num_clips: int) -> None:
-    """That clips of one source, in one shard, are epochs that each have all clips once."""
+    """Check that a source's clips, in one shard, are epochs with each clip once."""
     own = [clip for clip in clips if clip[0] == name]
     for begin in range(0, len(own), num_clips):
         epoch = own[begin : begin + num_clips]
@@ -160,17 +160,17 @@ def test_shares_epochs_and_ends(
         assert sorted(own[:5]) == sorted(own[5:10])
 
 
-def test_the_order_is_a_function_of_the_seed(root: Root) -> None:
+def test_order_is_a_function_of_the_seed(root: Root) -> None:
     order = list(run(mixed(root), 2))
     less: dict[str, Any] = {"engine": EngineOptions(num_threads=1), "memory_limit": "64MiB"}
     assert list(run(mixed(root, **less), 2)) == order
     assert list(run(mixed(root, seed=6), 2)) != order
-    again = mixed(root)
-    again.set_epoch(1)
-    assert list(run(again)) == order[len(order) // 2 :]
+    second = mixed(root)
+    second.set_epoch(1)
+    assert list(run(second)) == order[len(order) // 2 :]
 
 
-def test_ranks_give_equally_many_and_all(root: Root) -> None:
+def test_ranks_give_all_clips_and_equal_counts(root: Root) -> None:
     mixes = [
         mixed(root, stopping_strategy="all_exhausted", rank=rank, world_size=4) for rank in range(4)
     ]
@@ -183,18 +183,18 @@ def test_ranks_give_equally_many_and_all(root: Root) -> None:
         length = -(-count // 4)
         for clips in by_rank:
             check_source_epochs(clips, name, length)
-        # One epoch of the source on all ranks: every clip, and of 4 x length as few twice.
+        # One epoch of the source on all ranks: every clip, with few duplicates in 4 x length.
         epoch = [clip for clips in by_rank for clip in [c for c in clips if c[0] == name][:length]]
         assert len(epoch) == 4 * length
         assert len(set(epoch)) == count
-    # A source smaller than the ranks is repeated.
+    # A source with fewer clips than ranks is repeated.
     mixes = [mixed(root, stopping_strategy=1, rank=rank, world_size=6) for rank in range(6)]
     firsts = [next(clip for clip in run(mix) if clip[0] == "c") for mix in mixes]
     assert set(firsts) == {("c", "e/0", start) for start in range(5)}
 
 
-def test_sources_of_their_own_kinds(root: Root) -> None:
-    """A rotated phase, weights of clips, and one that is not shuffled."""
+def test_sources_with_different_settings(root: Root) -> None:
+    """A rotated phase, weights of clips, and no shuffle."""
     table = {"episode": ["e/0", "e/1", "e/1"], "start": [4, 0, 7], "weight": [1, 2, 0.5]}
     sources = {
         "a": stream(root, "a", stride=4, rotate_phase=True),
@@ -213,8 +213,8 @@ def test_sources_of_their_own_kinds(root: Root) -> None:
     check_resume(make, num_epochs=2, positions=lambda count: (1, count // 2))
 
 
-def test_a_source_that_was_iterated_alone_gives_the_same_clips(root: Root) -> None:
-    """Which clips an epoch has by their weights depends on the seed, which is another in a mix."""
+def test_source_iterated_alone_gives_the_same_clips(root: Root) -> None:
+    """Weighted clips of an epoch depend on the seed, which differs in a mix."""
     table = {"episode": ["e/2"] * 30, "start": list(range(30)), "weight": [0.5] * 30}
     found = []
     for alone in (True, False):
@@ -225,8 +225,8 @@ def test_a_source_that_was_iterated_alone_gives_the_same_clips(root: Root) -> No
     assert found[0] == found[1]
 
 
-def test_a_mix_of_mixes_is_one_of_all_datasets(root: Root) -> None:
-    """Shares multiply; the order is that of a mix of datasets with these names."""
+def test_mix_of_mixes_equals_a_mix_of_all_datasets(root: Root) -> None:
+    """Shares multiply; the order equals a mix of datasets with these names."""
     inner = SeqRecordMix(streams(root, "ab"), weights={"a": 3, "b": 2}, batch_size=1)
     sources: dict[str, Any] = {"ab": inner, **streams(root, "c")}
     mix = SeqRecordMix(sources, weights={"ab": 0.5, "c": 0.1}, batch_size=7, seed=3)
@@ -271,7 +271,7 @@ def test_weights(root: Root, options: dict[str, Any], sizes: dict[str, float]) -
 
 
 def test_sizes_of_sources(root: Root) -> None:
-    """They are those of the selected episodes; a nested mix counts with its clips of an epoch."""
+    """Clips of the selected episodes; for a nested mix, its clips per epoch."""
     sources = streams(root, "bc") | {"a": stream(root, "a", episodes=[0, 1], stride=4)}
     shares = SeqRecordMix(sources, batch_size=2, weights="frames").shares
     assert shares == {"b": Fraction(27, 66), "c": Fraction(7, 66), "a": Fraction(32, 66)}
@@ -300,8 +300,8 @@ def test_without_weights_all_sources_end_together(root: Root) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_clips_of_an_epoch_and_their_repeats(root: Root, ranks: int) -> None:
-    """Over 7 epochs, each source gives its clips, and each clip comes equally often, to one."""
+def test_clips_of_an_epoch_and_their_duplicates(root: Root, ranks: int) -> None:
+    """Over 7 epochs, counts of a source's clips differ by one at most."""
     total, size = Counter[Clip](), 4
     wanted = {"a": 66, "b": 46, "c": 7}
     options: dict[str, Any] = {"repeat": {"b": 2}, "choose": {"c": 7}, "batch_size": size}
@@ -370,8 +370,8 @@ def test_states(root: Root) -> None:
     assert len(list(mix)) == 4  # the next epoch: nothing was loaded
 
 
-def test_a_state_goes_on_on_more_ranks(root: Root) -> None:
-    """Together they give the rest of the epoch."""
+def test_state_resumes_on_more_ranks(root: Root) -> None:
+    """Together, the ranks give the rest of the epoch."""
     options: dict[str, Any] = {"repeat": {"b": 2}, "batch_size": 9}
     mix = sized(root, **options)
     begun(mix, 5)
@@ -408,7 +408,7 @@ def test_stateful_loader(root: Root, workers: int, persistent: bool) -> None:
 
 
 def test_workers(root: Root) -> None:
-    """Each worker has shares and shards of its own, and goes on after a state."""
+    """Each worker has its own shares and shards, and resumes from a state."""
 
     def stateful(mix: SeqRecordMix) -> StatefulDataLoader[Any]:
         return StatefulDataLoader(mix, batch_size=None, num_workers=2)
@@ -431,7 +431,7 @@ def test_workers(root: Root) -> None:
         again = resumed(stateful(mixed(root, stopping_strategy=9)), states[3])
         assert digests(again) == batches[4:]
         del loader, again, batch
-    mix = sized(root, choose={"a": 40}, batch_size=4)  # workers share an epoch of so many clips
+    mix = sized(root, choose={"a": 40}, batch_size=4)  # workers divide an epoch of 40 clips
     assert len(list(DataLoader(mix, batch_size=None, num_workers=2))) == len(mix) == 68 // 4
 
 
@@ -448,8 +448,8 @@ def test_union_and_intersection(root: Root) -> None:
     assert "pose" not in next(iter(SeqRecordMix(streams(root, "ac"), batch_size=2)))
 
 
-def test_an_intersection_leaves_out_what_is_said_of_other_features(root: Root) -> None:
-    """Windows of features that are not read say nothing of which clips there are."""
+def test_intersection_ignores_windows_of_other_features(root: Root) -> None:
+    """Windows of unread features do not restrict the clips."""
 
     def first(sources: dict[str, SeqRecordIterableDataset]) -> dict[str, Any]:
         batch: dict[str, Any] = next(
@@ -473,7 +473,7 @@ def test_an_intersection_leaves_out_what_is_said_of_other_features(root: Root) -
     assert set(batch) == {"image", "where", "dataset", "episode", "start"}
 
 
-def test_whole_batches_alternate_where_shapes_disagree(root: Root) -> None:
+def test_whole_batches_alternate_if_shapes_differ(root: Root) -> None:
     sources = {name: stream(root, name) for name in ("a", "tall")}
     settings: dict[str, Any] = {"weights": {"a": 2, "tall": 1}, "batch_size": 4}
     settings["stopping_strategy"] = 12
@@ -519,14 +519,14 @@ def test_texts_and_metadata(root: Root, device: str | None) -> None:
         assert batch["say_is_missing"].tolist() == [name == "a" for name in batch["dataset"]]
         for i, (name, key, start) in enumerate(clips_of(batch)):
             episode, frames = int(key.removeprefix("e/")), [start, start + 1, start + 2]
-            said = [f"4 {episode} {frame}" for frame in frames]
+            texts = [f"4 {episode} {frame}" for frame in frames]
             assert batch["where"][i, :, 2].tolist() == frames
-            assert batch["say"][i] == (None if name == "a" else said)
+            assert batch["say"][i] == (None if name == "a" else texts)
             assert batch["task"][i] == (f"task {episode}" if name == "a" else None)
 
 
-def test_every_batch_has_the_columns_of_all_sources(root: Root) -> None:
-    """Also one without a clip of the source that tells something."""
+def test_batches_have_the_columns_of_all_sources(root: Root) -> None:
+    """Also batches without a clip of the source with extra columns."""
     sources = (
         streams(root, "a", clip_transform=CenterCrop((6, 8)))
         | streams(root, "b", dilation=(1, 2), reverse=0.5, features=["image", "where"])
@@ -545,7 +545,7 @@ def test_every_batch_has_the_columns_of_all_sources(root: Root) -> None:
 
 
 def test_crops_and_dilations_of_sources(root: Root) -> None:
-    """A source that draws no dilation says its own."""
+    """A source without random dilation reports its fixed one."""
     sources = streams(root, "ab", clip_transform=CenterCrop((4, 4)))
     for batch in SeqRecordMix(sources, batch_size=5, stopping_strategy=4):
         assert batch["image"].shape == (5, 3, 4, 4, 3)
@@ -563,7 +563,7 @@ def test_crops_and_dilations_of_sources(root: Root) -> None:
 
 
 def test_windows_of_features(root: Root) -> None:
-    """Each feature has frames of its own, as many in all sources; masks come with each."""
+    """Each feature has its own frames, equally many in all sources, and a mask."""
     options: dict[str, Any] = {"pad": "edge", "clip_len": None}
     windows = {"image": [-1, 0], "where": range(4)}
     sources = streams(root, "ac", windows=windows, features=["image", "where"], **options)
@@ -582,15 +582,15 @@ def test_windows_of_features(root: Root) -> None:
 # Devices, ends, statistics, memory
 
 
-def test_the_device_is_that_of_the_thread_that_begins(
+def test_device_of_the_iterating_thread_is_used(
     root: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In threads of the sources another GPU may be the current one."""
+    """In threads of the sources, another GPU may be current."""
     asked: list[threading.Thread] = []
 
     def current() -> int:
         asked.append(threading.current_thread())
-        raise InterruptedError  # there is none here that could go on
+        raise InterruptedError  # no such device here
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -600,7 +600,7 @@ def test_the_device_is_that_of_the_thread_that_begins(
     assert asked == [threading.current_thread()]
 
 
-def test_it_ends_on_every_way_out(folder: Path) -> None:
+def test_threads_end_with_each_kind_of_exit(folder: Path) -> None:
     def fail(frame: dict[str, Any]) -> dict[str, Any]:
         if frame["where"][1] == 1:
             raise RuntimeError("no")
@@ -610,7 +610,7 @@ def test_it_ends_on_every_way_out(folder: Path) -> None:
         root = opened(folder)
         mix = mixed(root, stopping_strategy=50)
         iterator = begun(mix)
-        other = begun(mix)  # ends the first one
+        other = begun(mix)  # ends the first iteration
         with pytest.raises(ClipError, match="another one has begun"):
             next(iterator)
         del iterator, other, mix
@@ -641,7 +641,7 @@ def test_stats(root: Root) -> None:
     assert lone.stats().keys() <= stats.keys() & stats["sources"]["a"].keys()
 
 
-def test_stats_count_times_without_a_frame_of_one_iteration(tmp_path: Path) -> None:
+def test_stats_count_missing_times_of_one_iteration(tmp_path: Path) -> None:
     features = {"time": {"kind": "timestamp", "unit": "s"}}
     with SeqRecordWriter(tmp_path, features=features) as writer, writer.episode("e") as episode:
         for frame in range(20):
@@ -663,7 +663,7 @@ def test_memory(root: Root) -> None:
         mix = mixed(root, memory_limit=limit)
         for batch in mix:
             del batch
-        # One batch that is filled, and two that the consumer has
+        # One batch being filled, and two of the consumer
         assert mix.stats()["peak_buffer_bytes"] <= limit - 3 * 7 * 3 * (6 * 8 * 3 + 24 + 12)
     with pytest.raises(MemoryLimitError):
         mixed(root, memory_limit=least - 1)
@@ -673,7 +673,7 @@ def test_memory_is_divided_by_demand() -> None:
     least = {"a": 100, "b": 300, "c": 10}
     divided = divide_memory(least, {"a": 3, "b": 6, "c": 1}, 2000, 12_000)
     assert divided == {"a": 3000, "b": 6000, "c": 1000}
-    # b gets what it needs, the others have the rest by request
+    # b gets its need, the others divide the rest by request
     divided = divide_memory(least, {"a": 8, "b": 1, "c": 2}, 0, 1300)
     assert divided == {"a": 800, "b": 300, "c": 200}
     assert divide_memory(least, {"a": 1, "b": 1, "c": 1}, 5, 415) == least
@@ -720,14 +720,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_arguments_that_make_no_sense(root: Root) -> None:
+def test_invalid_arguments(root: Root) -> None:
     mix: Any = partial(SeqRecordMix, streams(root), batch_size=7)
     for options, message in WRONG:
         with pytest.raises(ClipError, match=message):
             mix(**options)
 
 
-def test_sources_that_make_no_sense(root: Root) -> None:
+def test_invalid_sources(root: Root) -> None:
     def of_where(name: str) -> dict[str, Any]:
         """Options that give `where` another name."""
         return {"frame_transform": lambda frame: {name: frame["where"]}}
@@ -757,7 +757,7 @@ def test_sources_that_make_no_sense(root: Root) -> None:
         ({"x": seeded}, "source 'x' of a mix sets options of the mix"),
         ({"x": until}, "stopping_strategy of source 'x'"),
         ({"x": whole, "x/a": lone}, r"two datasets of a mix have one name.*got: x/a"),
-        # Names that the mix gives itself, or that are something else in another source
+        # Columns of the mix itself, or with another meaning in another source
         (
             streams(root, "a", **of_where("dataset")) | streams(root, "b"),
             "two entries of a mix.*feature: dataset",

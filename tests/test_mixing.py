@@ -63,7 +63,7 @@ def quality(batches: list[list[tuple[str, int]]]) -> Quality:
     return batch_quality(episode, start, np.array(list(map(len, batches))), span=16)
 
 
-def test_small_frames_are_as_good_as_fully_shuffled(path: Path) -> None:
+def test_small_frames_are_mixed_like_a_full_shuffle(path: Path) -> None:
     pipe = SeqRecordPipe(path, clip_len=16, batch_size=32)
     batches = [names(batch) for batch in pipe]
     after = quality(batches[1000 // 32 :])  # the first rounds are small
@@ -71,11 +71,11 @@ def test_small_frames_are_as_good_as_fully_shuffled(path: Path) -> None:
     assert after.neighbours <= 0.06
     assert quality(batches).neighbours <= 0.2
     assert pipe.stats()["frames_decoded"] <= 1.035 * sum(ABANDONEDFACTORY)
-    # Loads of the next round do not wait for this one's end.
+    # The next round's loads do not wait for the current round.
     assert pipe.stats()["loads_throttled"] == 0
 
 
-def test_a_number_that_is_given_binds(path: Path) -> None:
+def test_given_shuffle_buffer_limits_frames(path: Path) -> None:
     found = {}
     few: dict[str, Any] = {"memory_limit": "2560KiB"}  # not all frames stay
     for clips in (None, 256):
@@ -83,16 +83,16 @@ def test_a_number_that_is_given_binds(path: Path) -> None:
             path, clip_len=16, batch_size=32, engine=EngineOptions(shuffle_buffer=clips), **few
         )
         found[clips] = quality([names(batch) for batch in pipe]), pipe.stats()["peak_buffer_bytes"]
-    (free, most), (bound, held) = found[None], found[256]
+    (free, most), (bound, buffered) = found[None], found[256]
     assert bound.neighbours > 2 * free.neighbours
-    # Up to 32 cursors hold the frames of 256 clips, and a clip and a chunk beyond each. There is
-    # room for more rounds of such small frames, for several are done as one.
-    assert held <= 16 * (256 + 32 * (16 + 8)) * FRAME.nbytes
-    assert held < most
+    # Up to 32 cursors have the frames of 256 clips, plus a clip and a chunk each. Rounds of such
+    # small frames are joined, which takes more room.
+    assert buffered <= 16 * (256 + 32 * (16 + 8)) * FRAME.nbytes
+    assert buffered < most
 
 
 @pytest.mark.parametrize(
-    ("settings", "said", "level"),
+    ("settings", "expected", "level"),
     [
         ({"memory_limit": "330KiB"}, ["leaves room for"], logging.WARNING),
         (
@@ -104,10 +104,10 @@ def test_a_number_that_is_given_binds(path: Path) -> None:
         ({}, [], 0),
     ],
 )
-def test_one_line_says_what_limits_mixing(
+def test_one_log_line_names_the_limit_of_mixing(
     path: Path,
     settings: dict[str, Any],
-    said: list[str],
+    expected: list[str],
     level: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -118,28 +118,28 @@ def test_one_line_says_what_limits_mixing(
             assert len(pipe)
             next(iter(pipe))
     found = [one for one in caplog.records if "clips are mixed from" in one.getMessage()]
-    assert len(found) == len(said)
-    assert all(words in one.getMessage() for words, one in zip(said, found, strict=True))
+    assert len(found) == len(expected)
+    assert all(words in one.getMessage() for words, one in zip(expected, found, strict=True))
     assert all(one.levelno == level for one in found)
 
 
-def test_the_limit_that_would_do_does(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_recommended_memory_limit_suffices(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make = partial(SeqRecordPipe, path, clip_len=16, batch_size=32)
 
-    def said(memory_limit: int | str) -> list[str]:
+    def lines(memory_limit: int | str) -> list[str]:
         caplog.clear()
         next(iter(make(memory_limit=memory_limit)))
         return [one for one in caplog.messages if "clips are mixed from" in one]
 
-    (line,) = said("330KiB")
+    (line,) = lines("330KiB")
     enough = int(re.findall(r"memory_limit of (\d+) ", line)[0])
-    assert said(enough) == []
-    assert said(enough - enough // 8) != []
-    (line,) = said(least_memory(make))
+    assert lines(enough) == []
+    assert lines(enough - enough // 8) != []
+    (line,) = lines(least_memory(make))
     assert "so the epoch is nearly sequential" in line
 
 
-def test_says_from_how_many_places_batches_are_mixed(path: Path) -> None:
+def test_repr_and_stats_count_interleaved_places(path: Path) -> None:
     for cursors, least, most in ((None, 30, 1 << 20), (7, 7, 7)):
         engine = EngineOptions(num_cursors=cursors)
         pipe = SeqRecordPipe(path, clip_len=16, batch_size=32, engine=engine)
@@ -150,13 +150,13 @@ def test_says_from_how_many_places_batches_are_mixed(path: Path) -> None:
 
 
 def has(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
-    """Be on a machine with so much memory."""
-    known = {"SC_PHYS_PAGES": nbytes // 4096, "SC_PAGE_SIZE": 4096}
+    """Simulate a machine with `nbytes` of memory."""
+    values = {"SC_PHYS_PAGES": nbytes // 4096, "SC_PAGE_SIZE": 4096}
     ask = os.sysconf
-    monkeypatch.setattr(os, "sysconf", lambda name: known.get(name) or ask(name))
+    monkeypatch.setattr(os, "sysconf", lambda name: values.get(name) or ask(name))
 
 
-def test_a_machine_that_is_too_small_is_an_error_with_the_limit_to_give(
+def test_too_small_machine_raises_with_the_limit_to_pass(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     elsewhere = CountingStorage(LocalStorage(path))  # not a local disk: frames do not stay
@@ -188,7 +188,7 @@ def test_a_machine_that_is_too_small_is_an_error_with_the_limit_to_give(
 
 
 def test_workers_share_the_default_limit(path: Path) -> None:
-    """Three batches of two gigabytes fit into what one rank has, but not into a worker's share."""
+    """Three batches of 2 GB fit into the limit of a rank, but not of a worker."""
 
     def length(workers: int, **more: Any) -> int:
         clips: dict[str, Any] = {"clip_len": 512, "batch_size": 20_000, **more}
@@ -228,7 +228,7 @@ def settled(
 
 
 @pytest.mark.parametrize(("seed", "shuffle_buffer"), [(0, 64), (1, 256), (2, 1000)])
-def test_the_defaults_shuffle_well(seed: int, shuffle_buffer: int) -> None:
+def test_defaults_shuffle_well(seed: int, shuffle_buffer: int) -> None:
     data = dataset(ABANDONEDFACTORY, ClipSpec(16))
     plan = EpochPlan(*data, settled(data, 1000, shuffle_buffer, batch_size=32, seed=seed))
     rounds = list(plan.rounds())
@@ -249,7 +249,7 @@ def test_the_defaults_shuffle_well(seed: int, shuffle_buffer: int) -> None:
     ("copies", "num_shards", "reread"),
     [(1, 8, 1.10), pytest.param(20, 64, 1.10, marks=pytest.mark.slow), (20, 256, 1.20)],
 )
-def test_many_parts_are_mixed_well_too(copies: int, num_shards: int, reread: float) -> None:
+def test_many_shards_are_shuffled_well(copies: int, num_shards: int, reread: float) -> None:
     data = dataset(ABANDONEDFACTORY * copies, ClipSpec(16))
     chosen = settled(data, 1000, None, num_shards=num_shards, batch_size=32, seed=3)
     found = measure(*data, chosen, num_shards=num_shards, some=8, epochs=2)
@@ -259,7 +259,7 @@ def test_many_parts_are_mixed_well_too(copies: int, num_shards: int, reread: flo
     assert found.resident <= 1000
 
 
-def test_rounds_of_small_frames_begin_small() -> None:
+def test_first_rounds_of_small_frames_are_small() -> None:
     data = dataset(ABANDONEDFACTORY, ClipSpec(16))
     plan = EpochPlan(*data, settled(data, 400_000, None, batch_size=32))
     sizes = [len(work.clips) for work in plan.rounds()]
@@ -268,7 +268,7 @@ def test_rounds_of_small_frames_begin_small() -> None:
     assert max(sizes) > data[0].num_clips // 3
 
 
-def test_says_what_limits_mixing() -> None:
+def test_limit_of_mixing_is_named() -> None:
     data = dataset(ABANDONEDFACTORY, ClipSpec(16))
     for num_shards, room, expected in (
         (1, 1000, "None"),
@@ -306,15 +306,15 @@ def test_long_gops_and_many_ranks_are_mixed_like_a_full_shuffle(
     assert found.reading <= 1.1
 
 
-def test_too_little_memory_for_a_whole_part_is_the_limit() -> None:
-    """Reading allows two cursors; with the memory that is named, the shard is one round."""
+def test_memory_below_a_shard_is_the_limit() -> None:
+    """Reading allows two cursors; with the named memory, the shard is one round."""
     data = dataset((100,) * 60, ClipSpec(17), chunk_frames=2)
     asked = PlanSettings(batch_size=32)
     few = memory_request(ClipStats.of(*data), asked, num_shards=8)
     chosen = few.default_settings(500, 500)
-    said, of_memory = replace(few, settings=chosen).mixing_limit(500)
+    message, of_memory = replace(few, settings=chosen).mixing_limit(500)
     assert of_memory
-    assert "memory_limit leaves room for 500 B of frames" in str(said)
+    assert "memory_limit leaves room for 500 B of frames" in str(message)
     needed = few.limit_to_mix - few.sizes.beside_arena(1, 1)
     enough = few.default_settings(needed, needed)
     assert replace(few, settings=enough).mixing_limit(needed)[0] is None
@@ -333,7 +333,7 @@ def test_too_little_memory_for_a_whole_part_is_the_limit() -> None:
         (ClipSpec(64), 1),
     ],
 )
-def test_the_defaults_read_little_twice(spec: ClipSpec, num_shards: int, chunk_frames: int) -> None:
+def test_defaults_read_few_chunks_twice(spec: ClipSpec, num_shards: int, chunk_frames: int) -> None:
     table, episodes = data = dataset(ABANDONEDFACTORY * 4, spec, chunk_frames)
     chosen = settled(data, 2000, num_shards=num_shards, batch_size=32)
     frames, chunks = 0, 0
@@ -349,7 +349,7 @@ def test_the_defaults_read_little_twice(spec: ClipSpec, num_shards: int, chunk_f
 @pytest.mark.parametrize(
     ("num_frames", "max_frames", "cursors"),
     [
-        ((120,) * 3, 100, 3),  # a batch is of all episodes, though a cut costs 4 % of them
+        ((120,) * 3, 100, 3),  # batches mix all episodes, though a cut costs 4 %
         ((320,) * 2, 100, 4),
         ((100, 130, 140), 100, 2),
         ((700,), 100, 4),
@@ -357,7 +357,7 @@ def test_the_defaults_read_little_twice(spec: ClipSpec, num_shards: int, chunk_f
         ((45,) * 10, 1000, 10),
     ],
 )
-def test_a_small_dataset_is_mixed_too(
+def test_small_dataset_is_shuffled_well(
     num_frames: tuple[int, ...], max_frames: int, cursors: int
 ) -> None:
     found = settled(dataset(num_frames, ClipSpec(16)), max_frames, batch_size=4).num_cursors
@@ -365,7 +365,7 @@ def test_a_small_dataset_is_mixed_too(
 
 
 @pytest.mark.parametrize("num_frames", [(200,) * 8, (150, 250) * 4, (400,) * 5, ABANDONEDFACTORY])
-def test_ample_memory_does_not_make_the_end_of_an_epoch_poor(num_frames: tuple[int, ...]) -> None:
+def test_end_of_epoch_is_shuffled_well_with_ample_memory(num_frames: tuple[int, ...]) -> None:
     data = dataset(num_frames, ClipSpec(8))
     plan = EpochPlan(*data, settled(data, 1_000_000, batch_size=8))
     rounds = list(plan.rounds())
@@ -376,19 +376,19 @@ def test_ample_memory_does_not_make_the_end_of_an_epoch_poor(num_frames: tuple[i
     assert np.mean(mixed[-fifth:]) >= 0.8 * np.mean(mixed[:fifth])
 
 
-def test_an_epoch_of_few_clips_is_held_whole_and_read_once() -> None:
+def test_epoch_of_few_clips_is_one_round_and_read_once() -> None:
     data = dataset((45, 90, 100, 20), ClipSpec(16))
-    large, small = (EpochPlan(*data, settled(data, held, None)) for held in (600, 200))
+    large, small = (EpochPlan(*data, settled(data, buffered, None)) for buffered in (600, 200))
     assert large.num_rounds == 1 < small.num_rounds
     assert sum(int(work.groups[0].loads.count.sum()) for work in large.rounds()) == 255
-    # … as each of several episodes is that has a cursor of its own.
+    # … like each of several episodes with its own cursor.
     data = dataset((45,) * 10, ClipSpec(16))
     rounds = EpochPlan(*data, settled(data, 1000, batch_size=4)).rounds()
     assert sum(len(work.groups[0].loads) for work in rounds) == 10 * 6
 
 
-def test_the_least_memory_is_one_clip_filled_up_to_chunks() -> None:
-    # A clip that starts at frame 1 of a chunk ends at frame 16, so 1..23 are held.
+def test_lowest_memory_is_one_clip_in_whole_chunks() -> None:
+    # A clip that starts at frame 1 of a chunk ends at frame 16, so 1..23 are loaded.
     stats = ClipStats.of(*dataset((100,), ClipSpec(16)))
     assert memory_request(stats, PlanSettings()).least_held == 23
     assert memory_request(stats, PlanSettings(), num_cursors=3).least_held == 69
@@ -400,21 +400,21 @@ def test_the_least_memory_is_one_clip_filled_up_to_chunks() -> None:
 )
 def test_settings_of_many_episodes_are_found_quickly(spec: ClipSpec, shuffle: bool) -> None:
     data = dataset((100,) * 1_000_000, spec, chunk_frames=16)
-    began = time.thread_time()  # however long it waits for a core
+    began = time.thread_time()  # without waits for a core
     settled(data, 20_000_000, None, num_shards=4096, shuffle=shuffle, batch_size=32)
     assert time.thread_time() - began < 1
 
 
 @pytest.mark.parametrize(("frame_bytes", "wanted"), [(32 << 10, 512), (8, 4096), (1 << 20, 64)])
-def test_rounds_in_order_of_small_frames_are_large(frame_bytes: int, wanted: int) -> None:
-    """They hold about 16 MiB, or 4,096 clips, if memory allows; and a batch at least."""
+def test_unshuffled_rounds_of_small_frames_are_large(frame_bytes: int, wanted: int) -> None:
+    """About 16 MiB or 4,096 clips if memory allows, at least a batch."""
     table, episodes = dataset((100,) * 200, ClipSpec(4))
     stats = ClipStats.of(table, episodes)
     settings = PlanSettings(shuffle=False, batch_size=64)
     for frames in (20_000, 1000, 100):
-        held = frames * frame_bytes
+        buffered = frames * frame_bytes
         sizes = FrameSizes((frame_bytes,), 0, 0)
-        found = MemoryRequest(stats, settings, sizes).default_settings(held, 2 * held)
+        found = MemoryRequest(stats, settings, sizes).default_settings(buffered, 2 * buffered)
         most = min(wanted, frames)
         assert most // 2 <= found.block_frames <= most * 5 // 4
         assert frames < wanted or found.block_frames >= 64

@@ -1,4 +1,4 @@
-"""Batches of any loader arrive on a device, unchanged, in time, and with the right state."""
+"""Batches of any loader arrive on a device unchanged, in time and with the right state."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ def nested_item() -> dict[str, Any]:
     }
 
 
-def test_everything_arrives(stream: SideStream) -> None:
+def test_all_kinds_of_values_arrive(stream: SideStream) -> None:
     item = nested_item()
     (got,) = DevicePrefetcher([item], stream, 2)
     assert list(got) == list(item)
     for name, tensor in item.items():
         if not isinstance(tensor, torch.Tensor):
             assert type(got[name]) is type(tensor)
-        else:  # a parameter that is moved is none any more
+        else:  # a moved parameter is a plain tensor
             assert type(got[name]) in (type(tensor), torch.Tensor)
             assert got[name].device == stream.device
             assert got[name].dtype == tensor.dtype
@@ -94,7 +94,7 @@ def test_everything_arrives(stream: SideStream) -> None:
 
 
 class Counting:
-    """A loader that overwrites what nobody refers to any more, and counts what was asked for."""
+    """A loader that overwrites unreferenced batches and counts requested ones."""
 
     def __init__(self, count: int, fails_at: int | None = None) -> None:
         self.count, self.fails_at, self.asked = count, fails_at, 0
@@ -115,18 +115,18 @@ class Counting:
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_batches_come_in_order_and_change_no_more(stream: SideStream, depth: int) -> None:
+def test_batches_arrive_in_order_and_stay_unchanged(stream: SideStream, depth: int) -> None:
     loader = Counting(12)
     prefetcher = DevicePrefetcher(loader, stream, depth)
     assert len(prefetcher) == 12
-    held = []
+    received = []
     for number, batch in enumerate(prefetcher):
         assert loader.asked == min(number + depth, 12)
-        held.append(batch)
-        if isinstance(stream, LateStream):  # all tensors are handed over before their batch
+        received.append(batch)
+        if isinstance(stream, LateStream):  # tensors are registered before their batch is yielded
             assert len(stream.given) == number + 1
             assert [id(t) for t in stream.given[-1]] == [id(batch["x"]), id(batch["y"][0])]
-    for number, batch in enumerate(held):
+    for number, batch in enumerate(received):
         assert batch["number"] == number
         assert batch["x"].tolist() == [number] * 50
         assert batch["y"][0].tolist() == [2 * number] * 50
@@ -135,8 +135,8 @@ def test_batches_come_in_order_and_change_no_more(stream: SideStream, depth: int
 
 
 @pytest.mark.parametrize("depth", [1, 5])
-def test_a_loop_does_not_outrun_its_device(depth: int) -> None:
-    """A batch is moved only when the device has come to the last but two that were taken."""
+def test_transfers_wait_for_the_device(depth: int) -> None:
+    """A batch is moved only after the device reached the third-last taken batch."""
     waited: list[int] = []
     for number, _ in enumerate(DevicePrefetcher(Counting(12), OutrunStream(waited), depth)):
         most = max(0, number - 2) if number + depth <= 12 else len(waited)
@@ -144,20 +144,20 @@ def test_a_loop_does_not_outrun_its_device(depth: int) -> None:
     assert len(waited) == 12 - depth - 2
 
 
-def test_pinned_tensors_that_are_not_dense_are_staged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_dense_pinned_tensors_are_staged(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = LateStream()
     with stream.use():
         pinned = torch.arange(60, dtype=torch.int32).reshape(3, 4, 5).pin_memory()
-    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda one: stream.kind(one) == "pinned")
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: stream.kind(tensor) == "pinned")
     item = [pinned, pinned.permute(2, 0, 1), pinned[:, ::2], pinned[0, 0].expand(2, 5)]
-    expected = [one.tolist() for one in item]
+    expected = [each.tolist() for each in item]
     prefetcher = DevicePrefetcher([item], stream, 2)
     (got,) = prefetcher
-    assert [one.tolist() for one in got] == expected
+    assert [each.tolist() for each in got] == expected
     assert not stream.stalls
 
 
-def test_an_error_comes_after_the_batches_before_it(stream: SideStream) -> None:
+def test_error_is_raised_after_earlier_batches(stream: SideStream) -> None:
     loader, batches = Counting(9, fails_at=3), list[Any]()
     with pytest.raises(OSError, match="no more"):
         batches.extend(DevicePrefetcher(loader, stream, 3))
@@ -165,7 +165,7 @@ def test_an_error_comes_after_the_batches_before_it(stream: SideStream) -> None:
     assert loader.asked == 4
 
 
-def test_a_loader_without_length_or_state() -> None:
+def test_loader_without_length_or_state() -> None:
     prefetcher = prefetch_to_device(iter([torch.ones(1)]), "cpu")
     with pytest.raises(TypeError, match="no length"):
         len(prefetcher)
@@ -182,7 +182,7 @@ def test_a_loader_without_length_or_state() -> None:
 
 
 class OnHost(DevicePrefetcher[Any]):
-    """One whose batches can be compared."""
+    """A prefetcher with comparable batches."""
 
     def __iter__(self) -> Iterator[Any]:
         return map(on_host, super().__iter__())
@@ -191,7 +191,7 @@ class OnHost(DevicePrefetcher[Any]):
 FEW: dict[str, Any] = {"batch_size": 16, "features": ["image", "id"]}
 
 
-def test_resuming_a_stream(path: Path, stream: SideStream) -> None:
+def test_resumes_a_stream(path: Path, stream: SideStream) -> None:
     check_resume(
         lambda: OnHost(make_loader(path, SeqRecordIterableDataset, **FEW), stream, 2),
         num_epochs=2,
@@ -201,7 +201,7 @@ def test_resuming_a_stream(path: Path, stream: SideStream) -> None:
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_resuming_a_stateful_loader(path: Path, workers: int) -> None:
+def test_resumes_a_stateful_loader(path: Path, workers: int) -> None:
     def make() -> OnHost:
         stream = make_loader(path, SeqRecordIterableDataset, **FEW)
         loader: Any = StatefulDataLoader(
@@ -212,11 +212,11 @@ def test_resuming_a_stateful_loader(path: Path, workers: int) -> None:
     check_resume(make, num_epochs=2, positions=lambda n: (n // 2,))
 
 
-def test_the_state_is_that_of_the_batch_in_hand(path: Path) -> None:
+def test_state_is_of_the_last_yielded_batch(path: Path) -> None:
     prefetcher = prefetch_to_device(make_loader(path, SeqRecordIterableDataset), "cpu", depth=4)
     list(prefetcher)  # opens the files
     assert prefetcher.state_dict()["batch"] == 0
-    with leaves_nothing():  # it is left early
+    with leaves_nothing():  # an interrupted epoch
         for number, _ in zip(range(1, 6), prefetcher, strict=False):
             assert prefetcher.state_dict()["batch"] == number
     assert prefetcher.state_dict()["batch"] == 5
@@ -231,8 +231,8 @@ def test_inference_mode_may_end_between_two_iterations(stream: SideStream) -> No
     assert [int(t[49]) for t in prefetcher] == [49] * 4
 
 
-def test_each_epoch_has_the_stream_of_the_one_before() -> None:
-    """The memory of another stream would be taken anew, and that of the last one left behind."""
+def test_epochs_share_one_stream() -> None:
+    """A new stream would allocate new memory and leave the old stream's unused."""
     for _ in range(2):
         with late_streams() as made:
             for _ in range(3):
@@ -241,15 +241,15 @@ def test_each_epoch_has_the_stream_of_the_one_before() -> None:
 
 
 @NO_GPU
-def test_pinned_tensors_are_copied_from_as_they_are() -> None:
+def test_pinned_tensors_are_copied_directly() -> None:
     batches = [torch.full((1 << 20,), n, dtype=torch.int32).pin_memory() for n in range(6)]
     sums = [batch.sum() for batch in prefetch_to_device(batches, "cuda")]
     assert [int(s) for s in sums] == [n << 20 for n in range(6)]
 
 
 @NO_GPU
-def test_a_consumer_that_never_synchronizes_gets_what_was_sent() -> None:
-    """Batches are dropped that the device has yet to read: their memory must not be reused."""
+def test_consumer_without_synchronization_gets_right_values() -> None:
+    """Memory of batches that the device has yet to read must not be reused."""
     batches = (torch.full((1 << 20,), n, dtype=torch.int64) for n in range(40))
     sums = []
     for batch in prefetch_to_device(batches, "cuda"):

@@ -1,4 +1,4 @@
-"""Record files of which much was deleted are written anew: what stays, what is freed, who reads."""
+"""Rewriting of record files with much unused space: kept data, freed space, readers."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from tests.test_features_added import (
 )
 from tests.tiny import read_all, same_frames
 
-NAMES = ["x", "y", "s"]  # `x`, 4400 bytes a frame, is a group of its own
+NAMES = ["x", "y", "s"]  # `x`, 4400 bytes a frame, is a separate group
 LENGTHS = {"e0": 3, "e1": 9, "e2": 1, "e3": 4, "e4": 2}
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Model]:
-    """Chunks of two frames in record files of about five: episodes begin in one and go on."""
+    """Chunks of two frames in record files of about five; episodes span several files."""
     path = tmp_path_factory.mktemp("made") / "records"
     return path, write(path, LENGTHS, NAMES, chunk_frames=2)
 
@@ -78,7 +78,7 @@ def test_deleted_episodes_are_freed(dataset: tuple[Path, Model]) -> None:
         planned = edit.rewrite_files(path, dry_run=True)
         assert (planned.written, named(path), size_of(path)) == ((), old, before)
         report = edit.rewrite_files(path)
-        # What had been opened reads on, in the old files.
+        # Datasets opened before still read the old files.
         found = reader.episodes["e4"][:]["x"]
         assert np.array_equal(found[:, 0], [frame["x"][0] for frame in model["e4"]])
     for name in ("rewritten", "freed_bytes", "copied_bytes"):
@@ -90,7 +90,7 @@ def test_deleted_episodes_are_freed(dataset: tuple[Path, Model]) -> None:
         assert statistics is not None
         assert reader.statistics
         assert reader.statistics["x"].count.tolist() == statistics["x"].count.tolist()
-    seqrecord.reindex(path)  # with the old files beside the new ones
+    seqrecord.reindex(path)  # with old and new files
     assert content(path) == model
     assert named(path) == old - set(report.rewritten) | set(report.written)
     assert set(edit.clean(path, older_than=0)) >= set(report.rewritten)
@@ -106,7 +106,7 @@ def test_deleted_episodes_are_freed(dataset: tuple[Path, Model]) -> None:
     assert content(path.parent / "merged") == content(path)
 
 
-def test_a_feature_of_a_group_is_freed(dataset: tuple[Path, Model]) -> None:
+def test_dropped_feature_of_a_group_is_freed(dataset: tuple[Path, Model]) -> None:
     """`y` shares its chunks with `s`; `x` is a group, and shares record files with them."""
     path, model = dataset
     for name in ("y", "x"):
@@ -128,7 +128,7 @@ def test_a_feature_of_a_group_is_freed(dataset: tuple[Path, Model]) -> None:
         with seqrecord.open(path) as reader:
             assert reader.fingerprint == fingerprint
         assert not seqrecord.verify(path, deep=True).problems
-        # Another one of the name, and episodes that have it.
+        # A new feature with this name, and episodes with it.
         edit.add_feature(path, name, some(name, 2.0))
         model = with_feature(model, name, 2.0)
         assert content(path) == model
@@ -138,7 +138,7 @@ def test_a_feature_of_a_group_is_freed(dataset: tuple[Path, Model]) -> None:
     assert size_of(path) < 19 * 1000  # of 19 frames of 4400 bytes
 
 
-def test_of_what_is_damaged_nothing_is_copied(dataset: tuple[Path, Model]) -> None:
+def test_nothing_of_a_damaged_file_is_copied(dataset: tuple[Path, Model]) -> None:
     path, _ = dataset
     edit.delete_episodes(path, "e0")
     [record, *_] = edit.rewrite_files(path, dry_run=True, min_unused=0.001).rewritten
@@ -157,22 +157,24 @@ def test_of_what_is_damaged_nothing_is_copied(dataset: tuple[Path, Model]) -> No
     assert paths_in(path) == before
 
 
-def test_what_came_damaged_once_is_copied(dataset: tuple[Path, Model], tmp_path: Path) -> None:
-    """Of another place than a local disk, whichever read of pages it was."""
+def test_page_damaged_in_one_read_only_is_copied(
+    dataset: tuple[Path, Model], tmp_path: Path
+) -> None:
+    """In a remote storage, for each read of pages."""
     path, model = dataset
     edit.delete_episodes(path, "e0")
     for number in itertools.count(3 * len(named(path))):  # three reads of each footer
         place = shutil.copytree(path, tmp_path / str(number))
         storage = DamagesOnce(LocalStorage(place), number=number)
         assert edit.rewrite_files(storage, min_unused=0.001).written  # type: ignore[arg-type]
-        if storage.left >= 0:  # there are no more reads
+        if storage.left >= 0:  # no reads remain
             break
         assert content(place) == kept(model, "e0")
 
 
-def test_what_is_hardly_dead_stays(dataset: tuple[Path, Model]) -> None:
+def test_files_with_little_unused_space_are_kept(dataset: tuple[Path, Model]) -> None:
     path, model = dataset
-    edit.delete_episodes(path, "e1")  # one file has a few of its chunks, another one nothing else
+    edit.delete_episodes(path, "e1")  # one file has a few of its chunks, another only its chunks
     steps = [step / 20 for step in range(1, 21)]
     planned = {
         share: edit.rewrite_files(path, dry_run=True, min_unused=share).rewritten for share in steps
@@ -233,7 +235,7 @@ def test_several_commits_and_another_writer(dataset: tuple[Path, Model]) -> None
         edit.rewrite_files(path, min_unused=0.001, commit_bytes=1, progress=show)
     left = named(path) & total
     assert len(left) == len(total) - 2
-    # And one that was written for a commit that was refused.
+    # And a file of a refused commit.
     assert named(path) | total < {p for p in paths_in(path) if p.endswith(".seqrec")}
     check(path, model)
     report = edit.rewrite_files(path, min_unused=0.001, commit_bytes=1, progress=seen.append)
@@ -242,8 +244,8 @@ def test_several_commits_and_another_writer(dataset: tuple[Path, Model]) -> None
     check(path, model)
 
 
-def test_leaving_out_a_file_that_alone_tells_an_episodes_length(tmp_path: Path) -> None:
-    """The last chunk of `e1` is of the small group, alone in its file."""
+def test_file_with_the_end_of_an_episode_is_not_needed(tmp_path: Path) -> None:
+    """A file contains only the last chunk of `e1`, of the small group."""
     path = tmp_path / "records"
     model = write(path, {"e0": 3, "e1": 5}, NAMES)
     assert len(named(path)) == 2
@@ -258,14 +260,14 @@ def test_leaving_out_a_file_that_alone_tells_an_episodes_length(tmp_path: Path) 
     check(path, model)
 
 
-def test_chunks_of_an_episode_that_do_not_follow_each_other_stay_apart(tmp_path: Path) -> None:
-    """Its first and its last file are rewritten, and those between them are not."""
+def test_separate_chunks_of_an_episode_stay_separate(tmp_path: Path) -> None:
+    """The first and the last file are rewritten, but not the files between."""
     path = tmp_path / "records"
     model = write(path, {"e0": 3, "e1": 15, "e2": 2}, NAMES, chunk_frames=2)
     edit.delete_episodes(path, ["e0", "e2"])
     report = edit.rewrite_files(path, min_unused=0.001)
     assert (len(report.rewritten), len(report.written)) == (2, 2)
-    edit.drop_features(path, "y")  # of all of them
+    edit.drop_features(path, "y")  # in all files
     report = edit.rewrite_files(path, min_unused=0.001)
     assert len(report.rewritten) == 4 > len(report.written)
     edit.clean(path, older_than=0)
@@ -334,7 +336,7 @@ def test_a_history_of_all_steps(made: tuple[Path, Model], tmp_path: Path) -> Non
 def check_history(made: tuple[Path, Model], folder: Path, steps: list[tuple[str, int]]) -> None:
     path = shutil.copytree(made[0], folder / "records")
     model, names = made[1], list(NAMES)
-    # At least once something is freed.
+    # At least one step frees space.
     for number, (step, choice) in enumerate([*steps, ("delete", 1), ("rewrite", 3)]):
         keys = list(model)
         key = keys[choice % len(keys)]
@@ -364,7 +366,7 @@ def check_history(made: tuple[Path, Model], folder: Path, steps: list[tuple[str,
         elif step == "lose":
             (path / "manifest.json").unlink()
             seqrecord.reindex(path)
-        elif step == "late" and len(names) > 1:  # of a writer that began before these
+        elif step == "late" and len(names) > 1:  # by a writer that began before
             writer = SeqRecordWriter(path, codecs="raw", mode="append", chunk_frames=2)
             values = [{n: hash_of(f"l{number}", n, i) for n in names} for i in range(3)]
             with writer.episode(f"l{number}") as episode:
@@ -383,8 +385,8 @@ def check_history(made: tuple[Path, Model], folder: Path, steps: list[tuple[str,
             model = {**model, f"l{number}": late}
         assert content(path) == model
     assert not seqrecord.verify(path).problems
-    seqrecord.convert(open_source(path), path.parent / "again", workers=1)
-    assert content(path.parent / "again") == model
+    seqrecord.convert(open_source(path), path.parent / "copy", workers=1)
+    assert content(path.parent / "copy") == model
     edit.clean(path, older_than=0)
     check(path, model)
 

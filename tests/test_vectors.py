@@ -69,7 +69,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made(name: str, stored: torch.Tensor, statistics: Any, steps: Mapping[str, Any]) -> Any:
-    """What a batch has of stored values, by NumPy in float64."""
+    """Expected batch values from stored values, by NumPy in float64."""
     values, mode = stored.cpu().numpy(), steps.get("normalize", {}).get(name)
     if mode is not None:
         values = values.astype(np.float64)
@@ -120,7 +120,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 def settings_and_streams() -> Iterator[Any]:
-    """All settings on the host; in the fast run, each stream of a device has some of them."""
+    """All settings on the host; in the fast run, a subset for each stream of a device."""
     for number, settings in enumerate(SETTINGS):
         yield settings, None
         yield pytest.param(settings, "cpu", marks=pytest.mark.slow if number else ())
@@ -129,15 +129,13 @@ def settings_and_streams() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("settings", "stream"), list(settings_and_streams()))
-def test_batches_are_those_of_numpy(
-    path: Path, settings: dict[str, Any], stream: str | None
-) -> None:
+def test_batches_equal_numpy(path: Path, settings: dict[str, Any], stream: str | None) -> None:
     with device_of(stream) if stream else nullcontext() as device:
         options = {"clip_len": 3, "seed": 4, "device": device, **settings}
         plain, moved = SeqRecordPipe(path, **options), SeqRecordPipe(path, **options, **STEPS)
         assert "action: float32 [" in repr(moved)
         for _ in range(2):  # frames stay in memory for the second epoch
-            found = list(zip(moved, plain, strict=True))  # batches are kept: none is overwritten
+            found = list(zip(moved, plain, strict=True))  # no kept batch is overwritten
             assert found
             for batch, expected in found:
                 check(batch, expected, plain.dataset.statistics, STEPS)
@@ -170,7 +168,7 @@ def test_random_steps(path: Path, seed: int) -> None:
         check(batch, plain, statistics, steps)
     clips, others = (SeqRecordMapDataset(path, **settings, **more) for more in ({}, steps))
     numbers = rng.integers(0, len(clips), size).tolist()
-    plain, batch = (seqrecord.collate(one.__getitems__(numbers)) for one in (clips, others))
+    plain, batch = (seqrecord.collate(data.__getitems__(numbers)) for data in (clips, others))
     check(batch, plain, statistics, steps)
     check(others[numbers[0]], clips[numbers[0]], statistics, steps)
 
@@ -186,7 +184,7 @@ def test_large_vectors_are_written_in_blocks(path: Path, device: str | None) -> 
 
 
 def test_functions_receive_stored_values(path: Path) -> None:
-    """A loader places and normalizes the results of functions, also of features that they make."""
+    """A loader places and normalizes results of functions, including new features."""
 
     def relative(clip: Any, _: Any) -> Any:
         return {**clip, "delta": clip["action"] - clip["action"][:1]}
@@ -211,7 +209,7 @@ def test_functions_receive_stored_values(path: Path) -> None:
 
 
 def test_steps_after_a_frame_transform(path: Path) -> None:
-    """The stored statistics describe features that it leaves unchanged."""
+    """Stored statistics describe features unchanged by the transform."""
 
     def whole(frame: dict[str, Any]) -> dict[str, Any]:
         return {"action": frame["action"], "state": frame["state"] * 2}
@@ -249,7 +247,7 @@ def test_wrong_steps(path: Path, tmp_path: Path) -> None:
     pad: dict[str, Any] = {"ragged": "pad"}
     errors: list[tuple[dict[str, Any], str, str | None]] = [
         ({"place": {"action": [0, 1, 2, 3]}}, "an index for each value", "action"),
-        *(({"place": {"action": one}}, "place of action is not valid", None) for one in wrong),
+        *(({"place": {"action": item}}, "place of action is not valid", None) for item in wrong),
         ({"place": ["action"]}, "place is not valid", None),
         ({"place": {"other": [0]}}, "clips have no such feature", "other"),
         ({"place": {"action": [0, 1, 2, 3, 9]}, "pad_to": {"action": 9}}, "smaller than", "action"),

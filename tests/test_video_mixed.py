@@ -1,6 +1,6 @@
 """A camera whose files have several codecs: packed, in place, copied, extended, exported.
 
-LeRobot writes H.264 or AV1 as its settings say, so a dataset that it extends may have both.
+LeRobot's settings select H.264 or AV1, so an extended dataset may have both.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [  # of the second and third episode;
 
 
 def lerobot_v21(tmp_path: Path, height: int = HEIGHT) -> tuple[Path, list[npt.NDArray[np.uint8]]]:
-    """A file for each episode; the last one is `height` pixels high."""
+    """A file for each episode; the last is `height` pixels high."""
     root = unpack_rows(tmp_path, "v21")
     with_video(root, ROWS)
     paths = [root / f"videos/chunk-000/{VIDEO}/{key}.mp4" for key in KEYS]
     for path, length, (encoder, more) in zip(paths[1:], ROWS[1:], OTHERS, strict=True):
-        some = pictures(length, 40)
-        some = some if path != paths[-1] else some[:, :height]
-        write_video(path, some, encoder, rate=10, **more)
+        images = pictures(length, 40)
+        images = images if path != paths[-1] else images[:, :height]
+        write_video(path, images, encoder, rate=10, **more)
     return root, [decoded(path)[1] for path in paths]
 
 
@@ -65,7 +65,7 @@ def lerobot_v3(tmp_path: Path) -> tuple[Path, list[npt.NDArray[np.uint8]]]:
 
 
 def check(dataset: Any, wanted: list[npt.NDArray[np.uint8]]) -> None:
-    """Every frame is as PyAV decodes the file, alone and in batches of several episodes."""
+    """Frames equal PyAV's, alone and in batches of several episodes."""
     dataset = dataset if isinstance(dataset, seqrecord.Dataset) else seqrecord.open(dataset)
     for episode, images in zip(dataset.episodes.values(), wanted, strict=True):
         np.testing.assert_array_equal(episode[:][VIDEO], images)
@@ -108,7 +108,7 @@ def test_packed_and_in_place(tmp_path: Path, make: Any, caplog: pytest.LogCaptur
     assert not caplog.records or "indexed in" in caplog.text
 
 
-class Some:
+class FirstEpisodes:
     """The first episodes of a source."""
 
     def __init__(self, source: Any, count: int) -> None:
@@ -121,21 +121,21 @@ class Some:
         return getattr(self.source, name)
 
 
-def test_a_dataset_is_extended_by_another_codec_and_exported(tmp_path: Path) -> None:
+def test_dataset_extended_with_another_codec_is_exported(tmp_path: Path) -> None:
     root, wanted = lerobot_v21(tmp_path)
     packed, source = tmp_path / "packed", open_source(root)
-    some: Any = Some(source, 1)
-    seqrecord.convert(some, packed, workers=1)
+    first: Any = FirstEpisodes(source, 1)
+    seqrecord.convert(first, packed, workers=1)
     check(packed, wanted[:1])
     seqrecord.convert(source, packed, mode="append", workers=1)
     check(packed, wanted)
     to_lerobot(packed, tmp_path / "out")
-    seqrecord.convert(open_source(tmp_path / "out"), tmp_path / "again", workers=1)
-    check(tmp_path / "again", wanted)
+    seqrecord.convert(open_source(tmp_path / "out"), tmp_path / "copy", workers=1)
+    check(tmp_path / "copy", wanted)
 
 
 @pytest.mark.usefixtures("home")
-def test_a_mended_size_is_found_when_the_original_is_opened(tmp_path: Path) -> None:
+def test_repaired_size_is_found_when_the_original_is_opened(tmp_path: Path) -> None:
     root, wanted = lerobot_v21(tmp_path, HEIGHT // 2)
     for _ in range(2):
         check(root, wanted[:2])
@@ -145,7 +145,7 @@ def test_a_mended_size_is_found_when_the_original_is_opened(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_another_size_is_left_out_with_a_count(
+def test_episodes_of_another_size_are_skipped_and_counted(
     tmp_path: Path, in_place: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     root, wanted = lerobot_v21(tmp_path, HEIGHT // 2)
@@ -153,8 +153,8 @@ def test_another_size_is_left_out_with_a_count(
     assert [bad.key for bad in report.bad] == KEYS[2:]
     assert "episodes: 1 episode, video of another size" in map(str, report.inventory.left_out_data)
     check(tmp_path / "out", wanted[:2])
-    said = r"left out 1 episode with video of another size; .*ffmpeg -i IN -vf scale=64:48 OUT"
-    assert any(re.search(said, line) for line in caplog.messages)
+    message = r"left out 1 episode with video of another size; .*ffmpeg -i IN -vf scale=64:48 OUT"
+    assert any(re.search(message, line) for line in caplog.messages)
     with pytest.raises(SourceError, match=r"another size than the first one.*episode_000002"):
         seqrecord.convert(open_source(root), tmp_path / "strict", workers=1, strict=True)
     findings = json.loads(run("doctor", root, "--quiet", "--json", code=1).stdout)["findings"]
@@ -163,7 +163,7 @@ def test_another_size_is_left_out_with_a_count(
 
 
 @NEEDS_TORCHCODEC
-def test_a_device_decodes_each_codec(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_device_decodes_each_codec(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root, wanted = lerobot_v3(tmp_path)
     seqrecord.convert(open_source(root), tmp_path / "packed", workers=1)
     engine = seqrecord.EngineOptions(video_decoder="torchcodec")
@@ -220,7 +220,7 @@ def test_configurations_that_are_refused() -> None:
             parse_reference(memoryview(own_reference(text)), 15, "image")
     with pytest.raises(FormatError, match="an invalid configuration"):
         parse_video_page(memoryview(own_page(size=2**32 - 1)), 4, "image")
-    with pytest.raises(FormatError, match="of references"):  # frames of no video have none
+    with pytest.raises(FormatError, match="of references"):  # only video frames have references
         parse_reference(memoryview(own_reference()), 10, "image", 4)
 
 

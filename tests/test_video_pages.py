@@ -1,4 +1,4 @@
-"""Pages of video: literal bytes, tables against brute force, and every way to be malformed."""
+"""Pages of video: literal bytes, tables against brute force, malformed pages."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _gops(draw: st.DrawFn) -> list[Gop]:
 
 
 @given(_gops())
-def test_tables_are_those_of_their_groups(gops: list[Gop]) -> None:
+def test_tables_equal_their_gops(gops: list[Gop]) -> None:
     count = sum(gop.num_frames for gop in gops)
     page = codec("h264").join(gops)
     assert len(page) >= least_video_bytes(count)
@@ -110,7 +110,7 @@ _BROKEN: dict[str, tuple[bytes, int, str]] = {
     "frame given twice": (_word(36, 2), 4, "twice, or missing"),
     "frame given by none": (_word(36, _KEY - 1), 4, "twice, or missing"),
     "frame of another group": (_of([_KEY | 1, _KEY | 0]), 2, "twice, or missing"),
-    "frame that is not there": (_word(36, 4), 4, "twice, or missing"),
+    "missing frame": (_word(36, 4), 4, "twice, or missing"),
     "group without a frame": (_of([_KEY | 0, _KEY | (_KEY - 1)]), 1, "number of frames"),
     "group of 257 frames": (_of([_KEY, *range(1, 257)]), 257, "number of frames"),
     "group of 513 packets": (_of([_KEY, *[_KEY - 1] * 512]), 1, "too many packets"),
@@ -120,8 +120,8 @@ _BROKEN: dict[str, tuple[bytes, int, str]] = {
 
 
 def test_tables_that_cannot_be_true() -> None:
-    for name, (page, count, says) in _BROKEN.items():
-        with pytest.raises(FormatError, match=says) as info:
+    for name, (page, count, message) in _BROKEN.items():
+        with pytest.raises(FormatError, match=message) as info:
             parse(page, count)
         assert info.value.feature == "image", name
         assert info.value.offset is not None, name
@@ -135,7 +135,7 @@ def _decoded(name: str, page: bytes, count: int) -> npt.NDArray[np.uint8]:
 
 @pytest.mark.parametrize("name", ["h264", "hevc", "av1", "vp9", "ffv1"])
 def test_changed_bytes_give_an_error_or_frames(name: str, thorough: bool) -> None:
-    """With every checksum right: bytes of packets, of the table, or pieces exchanged."""
+    """With valid checksums: changed bytes of packets or the table, or exchanged pieces."""
     gops = gops_of(name, moving(6), 3)
     page, draw = codec(name).join(gops), random.Random(4)
     table = 4 + 4 * 13
@@ -153,11 +153,11 @@ def test_changed_bytes_give_an_error_or_frames(name: str, thorough: bool) -> Non
         except (CodecError, FormatError) as error:
             seen.add(type(error))
     assert FormatError in seen
-    # … and nothing of it stays in a decoder that is used again.
+    # … and a reused decoder keeps nothing of it.
     assert np.array_equal(_decoded(name, page, 6), _decoded(name, codec(name).join(gops), 6))
 
 
-def test_frames_are_decoded_once_however_they_are_asked_for() -> None:
+def test_frames_are_decoded_once_for_any_request() -> None:
     gops = gops_of("ffv1:gop=6", moving(18), 6)
     reader = codec("ffv1").reader(memoryview(codec("ffv1").join(gops)), 18)
     out = np.empty((18, HEIGHT, WIDTH, 3), np.uint8)
@@ -186,7 +186,7 @@ def of_another_codec(parts: RecordParts) -> None:
 
 
 def test_footers_of_video_that_are_refused(tmp_path: Path) -> None:
-    """Two features in a group, chunks that are too long, and a codec that is not known."""
+    """Two features in a group, too long chunks, and an unknown codec."""
     chain = (config_of("ffv1").to_json(),)
     specs = [FeatureSpec("image", np.dtype("u1"), (HEIGHT, WIDTH, 3), chain)]
     specs.append(FeatureSpec("state", np.dtype("u1"), (2,), ({"id": "zlib", "level": 1},)))
@@ -195,9 +195,9 @@ def test_footers_of_video_that_are_refused(tmp_path: Path) -> None:
         for image in moving(3):
             episode.append({"image": image, "state": image[0, 0, :2]})
     good = record_path(tmp_path).read_bytes()
-    for change, says in ((in_one_group, "shares its group"), (of_257_frames, "wrong length")):
+    for change, message in ((in_one_group, "shares its group"), (of_257_frames, "wrong length")):
         change_record(tmp_path, change)
-        with pytest.raises(FormatError, match=says):
+        with pytest.raises(FormatError, match=message):
             seqrecord.reindex(tmp_path, created_by="test")
         record_path(tmp_path).write_bytes(good)
     change_record(tmp_path, of_another_codec)
@@ -218,15 +218,15 @@ LONGEST = 120  # frames of a chunk
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """GOPs of 100 frames with B-frames, and of 50, 120 and 37, kept; `state` in a chunk an
+    """Copied GOPs of 100 frames with B-frames, and of 50, 120 and 37; `state` in one chunk an
     episode."""
     return write_long(tmp_path_factory.mktemp("long") / "records")
 
 
 @pytest.fixture(scope="module")
-def beside(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """The same, with `state` in chunks of 7."""
-    return write_long(tmp_path_factory.mktemp("beside") / "records", chunk_frames=7)
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """The dataset `long`, with `state` in chunks of 7."""
+    return write_long(tmp_path_factory.mktemp("apart") / "records", chunk_frames=7)
 
 
 def write_long(path: Path, **options: Any) -> Written:
@@ -255,7 +255,7 @@ def upside_down(frame: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(written: Written, *, at: tuple[int, ...] = (), **options: Any) -> dict[str, Any]:
-    """Every clip of an epoch is right, and so are those of these numbers; the statistics."""
+    """Check all clips of an epoch and the clips `at`; return the statistics."""
     path, decoded = written
     pipe = seqrecord.SeqRecordPipe(path, batch_size=4, **effective(options))
     step = options.get("dilation", 1) * np.arange(options["clip_len"])
@@ -283,7 +283,7 @@ def check(written: Written, *, at: tuple[int, ...] = (), **options: Any) -> dict
 
 
 def least_limit(path: Path, **options: Any) -> int:
-    """The least memory limit that would do, in bytes."""
+    """Lowest sufficient memory limit in bytes."""
     make = partial(seqrecord.SeqRecordPipe, path, batch_size=4, **effective(options))
     return least_memory(make)
 
@@ -295,12 +295,12 @@ def spans(group: Any) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "transform"), [("long", None), ("long", same), ("beside", same)]
+    ("dataset", "transform"), [("long", None), ("long", same), ("apart", same)]
 )
 def test_chunks_are_read_and_decoded_once(
     dataset: str, transform: Any, request: pytest.FixtureRequest
 ) -> None:
-    """A transform gets frames piece by piece: states are read once for a chunk of video."""
+    """A transform gets frames in pieces; states are read once per chunk of video."""
     path, decoded = written = request.getfixturevalue(dataset)
     options: dict[str, Any] = {"clip_len": 4, "shuffle": False, "frame_transform": transform}
     stats = check(written, **options, memory_limit=least_limit(path, **options))
@@ -323,7 +323,7 @@ def test_chunks_are_read_and_decoded_once(
         for t in (None, upside_down)
     ],
 )
-def test_clips(long: Written, beside: Written, number: int, transform: Any) -> None:
+def test_clips(long: Written, apart: Written, number: int, transform: Any) -> None:
     cases: list[dict[str, Any]] = [
         {"clip_len": 16, "num_cursors": 3},
         {"clip_len": 4, "stride": 4, "num_cursors": 2},
@@ -334,20 +334,20 @@ def test_clips(long: Written, beside: Written, number: int, transform: Any) -> N
         {"clip_len": 8, "num_cursors": 2, "device": "cpu"},
     ]
     options = {**cases[number], "frame_transform": transform}
-    check(beside if transform else long, at=(0, 7, -1), seed=1, **options)
+    check(apart if transform else long, at=(0, 7, -1), seed=1, **options)
 
 
-def test_a_transform_takes_no_more_memory(beside: Written) -> None:
+def test_transform_needs_no_more_memory(apart: Written) -> None:
     options: dict[str, Any] = {"clip_len": 4, "num_cursors": 2, "num_threads": 1}
-    least = [least_limit(beside[0], **options, frame_transform=made) for made in (None, same)]
-    # Each load under way has a frame beside, and what is made of it; a chunk has 120.
+    least = [least_limit(apart[0], **options, frame_transform=made) for made in (None, same)]
+    # Each current load has one extra frame and its result; a chunk has 120.
     assert least[1] <= 1.05 * least[0]
     options |= {"frame_transform": same, "memory_limit": least[1]}
-    check_taken(lambda: check(beside, **options), least[1] + BESIDE)
+    check_taken(lambda: check(apart, **options), least[1] + BESIDE)
 
 
-def test_a_transform_that_raises_leaves_no_chunk_open(beside: Written) -> None:
-    """Its error names the frame, which is not of the first piece."""
+def test_failed_transform_leaves_no_chunk_open(apart: Written) -> None:
+    """The error names the frame, which is not in the first piece."""
 
     def fails(frame: dict[str, Any]) -> dict[str, Any]:
         if frame["state"][0] == 3 * 61:
@@ -355,19 +355,19 @@ def test_a_transform_that_raises_leaves_no_chunk_open(beside: Written) -> None:
         return frame
 
     with pytest.raises(ZeroDivisionError) as caught:
-        check(beside, clip_len=4, shuffle=False, frame_transform=fails)
+        check(apart, clip_len=4, shuffle=False, frame_transform=fails)
     assert "frame 61" in str(getattr(caught.value, "__notes__", caught.value))
 
 
-def test_loads_go_on_where_the_cursor_was(long: Written, thorough: bool) -> None:
-    """Many threads do the loads of two cursors: each waits for the one before."""
+def test_loads_continue_at_the_cursor(long: Written, thorough: bool) -> None:
+    """Many threads load for two cursors; each load waits for the previous one."""
     total = sum(map(len, long[1].values()))
     for seed in range(3 if thorough else 1):
         stats = check(long, clip_len=4, num_cursors=2, num_threads=8, seed=seed)
-        assert total <= stats["video_frames_decoded"] <= total + 2 * LONGEST  # where runs are cut
+        assert total <= stats["video_frames_decoded"] <= total + 2 * LONGEST  # at cuts between runs
 
 
-def test_resume_in_the_middle_of_a_chunk(long: Written) -> None:
+def test_resumes_in_the_middle_of_a_chunk(long: Written) -> None:
     engine = seqrecord.EngineOptions(num_cursors=2)
     make = partial(
         seqrecord.SeqRecordPipe, long[0], clip_len=4, stride=5, batch_size=4, engine=engine

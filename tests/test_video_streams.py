@@ -1,4 +1,4 @@
-"""Video files: folders of them, and files cut into GOPs that decode as PyAV does, or a refusal."""
+"""Video files and folders of them: GOPs that decode as in PyAV, or an error."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def made(tmp_path: Path, case: str) -> Path:
 
 
 def check_times(path: Path, times: npt.NDArray[np.float64]) -> None:
-    """As many frames as the container says, and their times from the first one on."""
+    """Compare number and times of frames, from the first one, with the container."""
     source = VideoSource(path)
     [info] = source.episodes()
     assert info.num_frames == len(times)
@@ -86,13 +86,13 @@ def test_kept_packets_decode_to_the_same_bits(
     assert caplog.text == ""
 
 
-def test_a_gop_is_no_longer_than_it_must_be(tmp_path: Path) -> None:
+def test_gops_are_as_short_as_possible(tmp_path: Path) -> None:
     options = {"g": "5", "bf": "0", "x264-params": "scenecut=0"}
     path = write_video(tmp_path / "a.mp4", pictures(20), options=options)
     times, _ = decoded(path)
     assert [gop.order for gop in gops_of(path, times[7:12])] == [
-        (-1, -1, 0, 1, 2),  # what the keyframe before leads to
-        (0, 1),  # and nothing behind the last frame
+        (-1, -1, 0, 1, 2),  # frames after the previous keyframe
+        (0, 1),  # and nothing after the last frame
     ]
 
 
@@ -128,7 +128,7 @@ def test_hidden_frames_fragments_and_irregular_times(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_cut_is_encoded_anew(
+def test_uncuttable_video_is_encoded_again(
     tmp_path: Path, why: str, options: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     options = options | {"preset": "ultrafast"}
@@ -138,15 +138,15 @@ def test_what_cannot_be_cut_is_encoded_anew(
         assert max(gop.num_frames for gop in gops_of(path)) <= 32
         assert f"re-encoded 280 frames: {why}" in caplog.text
         difference = of_file(path).astype(int) - images
-        assert np.abs(difference).mean() < 4  # a frame in the wrong place is 7 away, or more
+        assert np.abs(difference).mean() < 4  # a wrong frame differs by 7 or more
         caplog.clear()
-        # 200 frames fit a GOP, whatever is in it.
+        # 200 frames fit into any GOP.
         np.testing.assert_array_equal(of_file(path, times[10:210]), images[10:210])
         assert caplog.text == ""
 
 
-def test_what_lies_behind_a_packet_does_not_count(tmp_path: Path) -> None:
-    """Decoders read there: that of MPEG-4 looks for a marker."""
+def test_bytes_after_a_packet_are_ignored(tmp_path: Path) -> None:
+    """Decoders read there: MPEG-4's looks for a marker."""
     options = {"g": "5", "qscale": "2"}
     path = write_video(tmp_path / "a.avi", pictures(12), "mpeg4", options=options)
     with av.open(str(path)) as file:
@@ -160,7 +160,7 @@ def test_what_lies_behind_a_packet_does_not_count(tmp_path: Path) -> None:
         np.testing.assert_array_equal(images, decoded(path)[1])
 
 
-def test_other_codecs_are_encoded_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_codecs_are_encoded_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     images = pictures(12)
     path = write_video(tmp_path / "a.avi", images, "mpeg4", options={"g": "5", "qscale": "2"})
     lossless = write_video(tmp_path / "b.mkv", images, "ffv1", pixels="bgr0")
@@ -192,7 +192,7 @@ def test_rows_without_frames(tmp_path: Path) -> None:
     assert gops_of(path, np.empty(0)) == []
 
 
-def test_files_that_are_broken(tmp_path: Path) -> None:
+def test_damaged_files(tmp_path: Path) -> None:
     path = made(tmp_path, "av1 as lerobot writes it")
     data = path.read_bytes()
     times, _ = decoded(path)
@@ -209,8 +209,8 @@ def test_files_that_are_broken(tmp_path: Path) -> None:
     assert refused(matroska, times).frame is not None
 
 
-def test_a_file_that_begins_without_a_keyframe(tmp_path: Path) -> None:
-    """Also of a codec whose packets are not kept, which nobody could decode either."""
+def test_file_without_a_keyframe_at_the_start(tmp_path: Path) -> None:
+    """Also with a codec whose packets are not copied; no decoder can decode it."""
     headless = tmp_path / "headless.mp4"
     for codec, options in (("libx264", {"g": "10", "bf": "3"}), ("mpeg4", {"g": "10"})):
         path = write_video(tmp_path / "a.mp4", pictures(FRAMES), codec, options=options)
@@ -223,7 +223,7 @@ def test_a_file_that_begins_without_a_keyframe(tmp_path: Path) -> None:
         assert "begin with a keyframe" in refused(headless).message
 
 
-def test_packets_that_mean_nothing() -> None:
+def test_invalid_packets() -> None:
     rng = np.random.default_rng(0)
     for codec in ("h264", "hevc", "av1", "vp9"):
         read = packet_format(codec, b"")
@@ -245,7 +245,7 @@ def images_of(source: Any, number: int, name: str = "image") -> npt.NDArray[np.u
     return of_gops(source.schema()[name], source.videos(source.episodes()[number])[name])
 
 
-def test_a_file_is_an_episode(tmp_path: Path) -> None:
+def test_file_is_an_episode(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     first = write_video(tmp_path / "b/walk2.mp4", pictures(9), options={"g": "4"})
     ms = [0, 30, 70, 71, 200]
@@ -276,10 +276,8 @@ TURNS: list[tuple[tuple[int, int, int, int], Callable[[Any], Any]]] = [
 ]
 
 
-def test_frames_are_turned_as_players_turn_them(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """They are encoded anew."""
+def test_frames_are_rotated_as_in_players(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Rotated frames are encoded again."""
     root, found = tmp_path, np.empty(0)
     for number, (matrix, show) in enumerate(TURNS):
         root = tmp_path / f"{number}"
@@ -302,8 +300,8 @@ def test_frames_are_turned_as_players_turn_them(
 @pytest.mark.parametrize(
     ("codec", "pixels"), [("libx264", "yuvj420p"), ("libx265", "yuv420p10le"), ("mpeg4", "yuv420p")]
 )
-def test_turned_frames_keep_their_colours(tmp_path: Path, codec: str, pixels: str) -> None:
-    images = pictures(3).repeat(2, 1).repeat(2, 2)  # or they are too narrow for HEVC
+def test_rotated_frames_keep_their_colours(tmp_path: Path, codec: str, pixels: str) -> None:
+    images = pictures(3).repeat(2, 1).repeat(2, 2)  # HEVC needs wider frames
     path = write_video(tmp_path / "phone.mp4", images, codec, pixels=pixels)
     upright = images_of(open_source(path), 0)
     found = images_of(open_source(with_matrix(path, 0, 1, -1, 0)), 0)
@@ -315,17 +313,16 @@ def test_turned_frames_keep_their_colours(tmp_path: Path, codec: str, pixels: st
     assert (caught.value.file, caught.value.expected) == (str(path), "a multiple of 90 degrees")
 
 
-def test_video_that_is_kept_has_its_own_codec(tmp_path: Path) -> None:
-    """Packets would be stored under a codec that does not decode them; another quality of the
-    same codec decodes them."""
+def test_copied_packets_keep_their_codec(tmp_path: Path) -> None:
+    """Another codec could not decode the packets; the same codec with another quality can."""
     (tmp_path / "videos").mkdir()
     path = write_video(tmp_path / "videos/walk.mp4", pictures(4))
     source = open_source(tmp_path / "videos", features=["image"])
-    there, ffv1 = tmp_path / "there", {"image": "ffv1"}
-    with seqrecord.SeqRecordWriter(there, codecs=ffv1) as writer, writer.episode("e") as episode:
+    lossless, ffv1 = tmp_path / "lossless", {"image": "ffv1"}
+    with seqrecord.SeqRecordWriter(lossless, codecs=ffv1) as writer, writer.episode("e") as episode:
         for frame in np.zeros((4, HEIGHT, WIDTH, 3), np.uint8):
             episode.append({"image": frame})
-    options: dict[Path, Any] = {there: {"mode": "append"}, tmp_path / "new": {"codecs": ffv1}}
+    options: dict[Path, Any] = {lossless: {"mode": "append"}, tmp_path / "new": {"codecs": ffv1}}
     for place, more in options.items():
         with pytest.raises(SchemaError, match=r"source's video.*feature: image; .*got: .*ffv1"):
             seqrecord.convert(source, place, workers=1, **more)
@@ -335,7 +332,7 @@ def test_video_that_is_kept_has_its_own_codec(tmp_path: Path) -> None:
         np.testing.assert_array_equal(dataset.episodes["walk"][:]["image"], decoded(path)[1])
 
 
-def test_files_that_are_cameras(tmp_path: Path) -> None:
+def test_files_as_cameras(tmp_path: Path) -> None:
     for key in ("one", "two"):
         (tmp_path / key).mkdir()
         for camera in ("left", "right"):
@@ -354,7 +351,7 @@ def test_files_that_are_cameras(tmp_path: Path) -> None:
         open_source(tmp_path, by_folder=True).episodes()
 
 
-def test_broken_files_of_a_folder(tmp_path: Path) -> None:
+def test_damaged_files_of_a_folder(tmp_path: Path) -> None:
     write_video(tmp_path / "a.mp4", pictures(4))
     write_video(tmp_path / "b.mp4", pictures(4), "libvpx-vp9")
     (tmp_path / "c.mp4").write_bytes(b"no video")

@@ -1,4 +1,4 @@
-"""What windows are: offsets, seconds, timestamps, `Latest`; beside the model of `clip_model`."""
+"""Windows: offsets, seconds, timestamps, `Latest`, compared with `clip_model`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.resume_contract import check_resume
 FIXED = ["image", "flow", "id"]
 WINDOWS: dict[str, Any] = {"image": [-3, 0, 1], "id": range(16), "flow": range(-4, 4, 2)}
 ASKED: dict[str, Any] = {"features": FIXED, "windows": WINDOWS, "pad": "edge"}
-TAKERS: list[Any] = [SeqRecordPipe, SeqRecordMapDataset]
+LOADERS: list[Any] = [SeqRecordPipe, SeqRecordMapDataset]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return seqrecord.open(write_all(tmp_path_factory.mktemp("windows") / "records", GROUPS))
 
 
-def test_a_state_is_of_its_windows(path: Path, records: Dataset) -> None:
+def test_state_of_other_windows_is_refused(path: Path, records: Dataset) -> None:
     latest = {"clip_len": 2, "features": ["gps"], "windows": {"gps": Latest()}}
     others = [Latest(max_age=3), Latest(unknown="zeros"), Latest([0, 1])]
     cases: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
@@ -57,25 +57,25 @@ def test_a_state_is_of_its_windows(path: Path, records: Dataset) -> None:
         (path, ASKED, {"windows": None, "clip_len": 1}, "clip_len, windows"),
         *((records, latest, {"windows": {"gps": other}}, "windows") for other in others),
     ]
-    for dataset, options, other, said in cases:
+    for dataset, options, other, message in cases:
         state = SeqRecordPipe(dataset, **options).state_dict()
         if options is ASKED:
             request = state["sources"][0]["request"]
             assert request["windows"] == {"image": "-3,0,1", "id": "0:16", "flow": "-4:3:2"}
         SeqRecordPipe(dataset, **options).load_state_dict(state)
-        with pytest.raises(StateError, match=f"of other settings: {said}"):
+        with pytest.raises(StateError, match=f"of other settings: {message}"):
             SeqRecordPipe(dataset, **{**options, **other}).load_state_dict(state)
 
 
-def test_windows_of_what_a_transform_makes(path: Path) -> None:
-    """Whole frames are transformed, of all windows; a frame without `flow` is in no clip."""
+def test_windows_of_transformed_features(path: Path) -> None:
+    """Transforms get whole frames of all windows; no clip has a frame without `flow`."""
 
     def transform(frame: dict[str, Any]) -> dict[str, Any]:
         return {"sum": frame["image"].sum(), "id": frame["id"], "flow": frame["flow"]}
 
     def frames(number: int, start: int, offsets: Sequence[int]) -> list[dict[str, Any]]:
         last = LENGTHS[number] - 1
-        return [expected_frame(number, min(max(start + one, 0), last)) for one in offsets]
+        return [expected_frame(number, min(max(start + offset, 0), last)) for offset in offsets]
 
     windows = {"sum": [0, 3], "id": [-2, -1], "flow": [0]}
     every = [
@@ -89,11 +89,11 @@ def test_windows_of_what_a_transform_makes(path: Path) -> None:
     clips, dataset = list(SeqRecordPipe(path, **settings)), SeqRecordMapDataset(path, **settings)
     assert sorted(names(clip)[0] for clip in clips) == every
     for clip in clips:
-        again = dataset[every.index((clip["episode"], int(clip["start"])))]
+        single = dataset[every.index((clip["episode"], int(clip["start"])))]
         for name, offsets in windows.items():
             stored = frames(int(clip["episode"][4:]), int(clip["start"]), offsets)
             values = [transform(frame)[name].tolist() for frame in stored]
-            assert clip[name].tolist() == values == again[name].tolist()
+            assert clip[name].tolist() == values == single[name].tolist()
         assert {name for name in clip if name.endswith("is_pad")} == {"sum_is_pad", "id_is_pad"}
 
 
@@ -114,8 +114,8 @@ def test_phases_and_chosen_clips(records: Dataset) -> None:
     assert sorted(map(case.check, padded)) == [(0, 5), (3, 8)]  # frame 18 of lab/0 has no flow
 
 
-def test_small_windows_hold_few_images(records: Dataset) -> None:
-    """Neither ids ahead nor a text that one looks back to hold images."""
+def test_small_windows_load_few_images(records: Dataset) -> None:
+    """Later ids and earlier texts keep no images in memory."""
 
     def peak(**windows: Any) -> int:
         engine = EngineOptions(num_cursors=2, shuffle_buffer=8)
@@ -126,7 +126,7 @@ def test_small_windows_hold_few_images(records: Dataset) -> None:
     images: dict[str, Any] = {"features": ["image", "action"]}
     small = peak(**images, windows={"image": [-1, 0], "action": range(16)})
     assert small < 0.6 * peak(**images, clip_len=16)
-    # The group of `say` is held for as many frames as an episode has; that of images is not.
+    # Frames of `say` stay for a whole episode, images do not.
     text: dict[str, Any] = {"clip_len": 2, "features": ["image", "say"], "episodes": "lab/0"}
     for latest, expected in ((Latest(max_age=5), (-5, 7)), (Latest(), (-18, 20))):
         selection = select(records, LoaderOptions(**text, windows={"say": latest}))
@@ -144,9 +144,9 @@ def test_windows_of_groups() -> None:
     assert Window.around([np.arange(0, 9, 4)], 2, pad=True) == Window(0, 9, 1, 0)
 
 
-def test_a_range_that_is_too_long_is_refused_at_once() -> None:
-    """Whatever its length: none of its numbers is looked at."""
-    with pytest.raises(ClipError):  # what is imported here counts no more
+def test_too_long_range_is_refused_at_once() -> None:
+    """For any length; the range is not iterated."""
+    with pytest.raises(ClipError):  # imports are done before the measurement
         LoaderOptions(windows={"image": range(1 << 59)})
     for window in (range(1 << 60), range(0, -(1 << 80), -3)):
         calls = list[str]()
@@ -189,7 +189,7 @@ BAD: list[tuple[dict[str, Any], str, object]] = [
 
 def test_bad_windows(records: Dataset, tmp_path: Path) -> None:
     for arguments, message, got in BAD:
-        for take in TAKERS:
+        for take in LOADERS:
             with pytest.raises(ClipError, match=message) as caught:
                 take(records, **arguments)
             assert got is None or caught.value.got == got
@@ -208,18 +208,18 @@ def test_bad_windows(records: Dataset, tmp_path: Path) -> None:
         for i in range(3):
             episode.append(dict.fromkeys(("a", *taken), np.int64(i)))
     for name, more in taken.items():
-        for take in TAKERS:
+        for take in LOADERS:
             assert len(take(tmp_path, clip_len=2)) == 2
             with pytest.raises(ClipError, match="name of a batch's extra column") as caught:
                 take(tmp_path, clip_len=1, **more)
             assert caught.value.got == name
 
 
-# ---- the newest value
+# ---- the latest value
 
 
 def test_each_chunk_is_read_once(records: Dataset) -> None:
-    """In one run an episode, however far one looks back."""
+    """In one run an episode, for any distance back."""
     case = Case({"clip_len": 3, "features": ["image", "say"], "windows": {"say": Latest()}})
     pipe = SeqRecordPipe(records, **case.options, batch_size=4, shuffle=False)
     assert len(list(pipe)) > 3
@@ -229,8 +229,8 @@ def test_each_chunk_is_read_once(records: Dataset) -> None:
     assert chunks / 2 < pipe.stats()["loads"] <= chunks
 
 
-def test_a_function_is_called_with_it(records: Dataset) -> None:
-    """Also of the first clip, for which nothing is known."""
+def test_function_receives_the_latest_value(records: Dataset) -> None:
+    """Also for the first clip, which has no value."""
 
     def shift(clip: dict[str, Any], _generator: np.random.Generator) -> dict[str, Any]:
         assert len(clip["force"]) == 2
@@ -285,7 +285,7 @@ def test_offsets() -> None:
 
 
 @given(st.sampled_from([5, 10, 24, 29.97, 30, 60, 1000]), st.integers(-90, 90), st.integers(0, 60))
-def test_every_frame_between_two_times(fps: float, first: int, count: int) -> None:
+def test_frames_between_two_times(fps: float, first: int, count: int) -> None:
     last = first + count
     whole = Seconds(first / fps, last / fps).offsets(fps, "a").tolist()
     assert whole == list(range(first, last + 1))
@@ -357,8 +357,8 @@ def test_seconds_of_a_dataset(tmp_path: Path) -> None:
     assert len(SeqRecordMapDataset(path, windows={"a": Seconds(0, 0.5)}, episodes=["1"])) == 5
 
 
-def test_lists_of_clips_of_other_rates(records: Dataset) -> None:
-    """Each start is checked by the window of its own episode."""
+def test_listed_clips_with_several_frame_rates(records: Dataset) -> None:
+    """Each start is checked with the window of its episode."""
     windows = {"id": Seconds([0, 0.5]), "note": [0]}
     options: dict[str, Any] = {"windows": windows, "features": ["id", "note"]}
     case, keys = Case(options), ["lab/0", "kitchen/3", "kitchen/3"]
@@ -408,7 +408,7 @@ def timed(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def check(clip: dict[str, Any], times: list[float], tolerance: float) -> tuple[int, int]:
-    """Compare with the nearest frames; how many times lie outside, and how many have none."""
+    """Compare with the nearest frames; return the number of times outside and without a frame."""
     episode, start = int(clip["episode"]), int(clip["start"])
     at = (stamps(episode) - stamps(episode)[0]) * 1e-9
     asked = at[start] + np.array(times)
@@ -436,7 +436,7 @@ def split(batches: Any) -> list[dict[str, Any]]:
     shuffle=st.booleans(),
     device=st.sampled_from([None, "cpu"]),
 )
-def test_the_nearest_frames(
+def test_nearest_frames(
     timed: Dataset, times: list[float], tolerance: float, shuffle: bool, device: str | None
 ) -> None:
     windows = {"imu": Seconds(times, timestamps="time", tolerance=tolerance, out_of_range="pad")}
@@ -450,7 +450,7 @@ def test_the_nearest_frames(
         check(clip, times, tolerance)
 
 
-def test_a_time_without_a_frame_is_an_error(timed: Dataset) -> None:
+def test_time_without_a_frame_is_an_error(timed: Dataset) -> None:
     windows = {"imu": Seconds([0, 0.1], timestamps="time", tolerance=0.06)}
     for make in (
         lambda: list(SeqRecordPipe(timed, windows=windows, pad="edge", batch_size=4)),
@@ -466,8 +466,8 @@ def test_a_time_without_a_frame_is_an_error(timed: Dataset) -> None:
     assert list(SeqRecordPipe(timed, windows=windows, pad="edge", episodes=episodes, batch_size=4))
 
 
-def test_clips_inside_their_episodes(timed: Dataset) -> None:
-    """Without padding, clips are left out that might have a frame outside."""
+def test_clips_stay_inside_their_episodes(timed: Dataset) -> None:
+    """Without padding, clips that might have a frame outside are skipped."""
     times = [-0.25, 0, 0.1, 0.31]
     windows = {"imu": Seconds(times, timestamps="time", tolerance=0.06, out_of_range="pad")}
     pipe = SeqRecordPipe(timed, windows=windows, features=["imu", "image"], batch_size=4)
@@ -477,7 +477,7 @@ def test_clips_inside_their_episodes(timed: Dataset) -> None:
     assert len(found) >= sum(max(0, length - 10) for length in TIMED)
 
 
-def test_resumes_and_works_in_workers(timed: Dataset) -> None:
+def test_resumes_and_runs_in_workers(timed: Dataset) -> None:
     by_time: Any = {"step": 0.1, "timestamps": "time", "tolerance": 0.2, "out_of_range": "pad"}
     clips: dict[str, Any] = {"windows": {"imu": Seconds(0, 0.4, **by_time)}, "pad": "edge"}
     options = {**clips, "batch_size": 8, "engine": EngineOptions(num_cursors=8)}
@@ -491,7 +491,7 @@ def test_resumes_and_works_in_workers(timed: Dataset) -> None:
     assert pickle.loads(pickle.dumps(dataset))[30]["imu"].tolist() == dataset[30]["imu"].tolist()
 
 
-def test_windows_that_time_cannot_bound(tmp_path: Path) -> None:
+def test_windows_of_invalid_times(tmp_path: Path) -> None:
     features = {"time": {"kind": "timestamp", "unit": "s"}}
     for name, episodes in (
         ("back", [[1, 2, 3], [1, 2, 2]]), ("none", [[1, 2, 3], [1, 0, 3]]), ("one", [[3]])
@@ -511,11 +511,11 @@ def test_windows_that_time_cannot_bound(tmp_path: Path) -> None:
             SeqRecordMapDataset(tmp_path / name, windows={"a": Seconds([0.1], timestamps=by)})
         if by == "time":
             assert (caught.value.episode, caught.value.feature) == ("1", "time")
-    # Others than the selected episode do not matter.
+    # Unselected episodes do not matter.
     windows = {"a": Seconds([1], timestamps="time")}
     clips = SeqRecordMapDataset(tmp_path / "none", windows=windows, episodes=["0"], pad="edge")
     assert [clip["a"].tolist() for clip in clips.__getitems__([0, 1, 2])] == [[2], [3], [3]]
-    # In an episode of one frame, no frame stands for another one without a word.
+    # In an episode of one frame, no frame silently replaces another.
     for asked in ([-0.5, 0], [0, 0.5]):
         windows = {"a": Seconds(asked, timestamps="time")}
         with pytest.raises(ClipError, match="no clip has all of its frames"):
