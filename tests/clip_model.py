@@ -44,11 +44,11 @@ FPS = (10, 20, 10, 30, 20)
 """FPS of each episode, in the order of `LENGTHS`."""
 
 IMAGES = ("image", "flow")
-SPARSE: dict[str, Any] = {"gps": np.zeros(3), "say": "", "force": np.zeros((0, 2), np.int16)}
+SPARSE: dict[str, Any] = {"gps": np.zeros(3), "text": "", "force": np.zeros((0, 2), np.int16)}
 """Features that many frames lack, with their fill values."""
 
 FEATURES = (*IMAGES, "action", "imu", "note", "blob", "grid", "id", *SPARSE)
-GROUPS = {"flow": 1, "action": 2, "note": 2, "imu": 3, "gps": 4, "say": 4, "force": 4}
+GROUPS = {"flow": 1, "action": 2, "note": 2, "imu": 3, "gps": 4, "text": 4, "force": 4}
 """Group of each feature, for `write_all`; 0 for all others."""
 
 RAGGED: dict[str, tuple[int, ...]] = {"imu": (4,), "force": (3,), "grid": (3, 3)}
@@ -69,13 +69,13 @@ def stored_frame(episode: int, number: int) -> dict[str, Any]:
         "grid": rng.integers(1, 9, (1 + number % 3, 2, (episode + number) % 4), np.uint16),
         "id": np.array([episode, number]),
         "gps": rng.normal(size=3),
-        "say": f"at {episode} {number} " * (number % 3),
+        "text": f"at {episode} {number} " * (number % 3),
         "force": rng.integers(1, 99, (number % 4, 2), np.int16),
     }
     lacks = {
         "gps": (number + episode) % 6 != 2,
         # Once for all of the first episode; never in the last one.
-        "say": number > 0 if episode == 0 else (number + episode) % 7 > 1 or episode == 4,
+        "text": number > 0 if episode == 0 else (number + episode) % 7 > 1 or episode == 4,
         "force": episode != 3 and (number + 2 * episode) % 5 > 2,
         "flow": number == LENGTHS[episode] - 1 or (episode, number) == (3, 20),
     }

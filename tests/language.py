@@ -4,10 +4,10 @@ Figures are occurrences per 1,000 words; a word is a run of letters, digits and 
 code, doctests, tables, HTML comments, link targets and code spans are removed first. Case is
 ignored. The phrases:
 
-- `what`: the word "what".
-- `say`: any form of "say", "tell" and "know".
+- `what`: the word `what`.
+- `say`: any form of `say`, `tell` and `know`.
 - `those`: "those", "one" or "all" before "that", "which" or "of".
-- `lies`: any form of "lie" and "hold".
+- `lies`: any form of `lie` and `hold`.
 - `examples`: "for example" and "e.g.", and fenced blocks of Python, shell or doctest.
 
 `LIMITS` has the limits. A short text may exceed its share by one phrase (`allowed`); all texts of a

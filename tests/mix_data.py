@@ -46,7 +46,7 @@ def write_source(
                 for frame in range(length):
                     stored: dict[str, Any] = frame_of(source, episode, frame, extra, side)
                     if texts:
-                        stored["say"] = f"{source} {episode} {frame}"
+                        stored["text"] = f"{source} {episode} {frame}"
                     open_one.append(stored)
     return path
 

@@ -1,4 +1,4 @@
-"""Side streams for tests: a GPU's, the CPU's, and one that delays its work as long as possible.
+"""Side streams for tests: of a GPU, of the CPU, and a stream that delays work as long as possible.
 
 A GPU runs only slightly behind the thread that queues its work, and so hides missing waits. A
 `LateStream` runs behind as far as allowed: code that reads too early, or overwrites memory before

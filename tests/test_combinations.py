@@ -43,7 +43,9 @@ CASES: dict[str, dict[str, Any]] = {
     "latest of limited age": {
         "clip_len": 3,
         "dilation": 2,
-        "windows": {n: Latest(max_age=age) for n, age in {"gps": 6, "say": 40, "force": 2}.items()},
+        "windows": {
+            n: Latest(max_age=age) for n, age in {"gps": 6, "text": 40, "force": 2}.items()
+        },
     },
     "zeros": {"clip_len": 3, "windows": dict.fromkeys(SPARSE, Latest(max_age=2, unknown="zeros"))},
     "latest or zeros, least memory": {
@@ -53,10 +55,10 @@ CASES: dict[str, dict[str, Any]] = {
         "ragged": "pad",
         "memory_limit": "least",
     },
-    "latest with all features": {"clip_len": 2, "windows": {"gps": Latest(), "say": Latest()}},
+    "latest with all features": {"clip_len": 2, "windows": {"gps": Latest(), "text": Latest()}},
     "latest for single frames": {
-        "windows": {"gps": Latest(max_age=2, unknown="zeros"), "say": Latest(max_age=9)},
-        "features": ["gps", "say", "id"],
+        "windows": {"gps": Latest(max_age=2, unknown="zeros"), "text": Latest(max_age=9)},
+        "features": ["gps", "text", "id"],
     },
     "squeezed": {
         "windows": {"image": [-1, 0], "gps": Latest(), "id": [0]},
@@ -73,7 +75,12 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "latest in windows": {
         "clip_len": 2,
-        "windows": {"gps": Latest([-4, 0]), "image": [0], "say": Latest([1, 6]), "force": Latest()},
+        "windows": {
+            "gps": Latest([-4, 0]),
+            "image": [0],
+            "text": Latest([1, 6]),
+            "force": Latest(),
+        },
         "pad": "edge",
     },
     "sequence rows": {**PLAIN, "order": "sequences", "pad": "edge", "clip_len": 5},
@@ -87,10 +94,10 @@ CASES: dict[str, dict[str, Any]] = {
     "overlapping sequence rows": {**PLAIN, "order": "sequences", "dilation": 2, "stride": 1},
     "backwards": {
         "clip_len": 3,
-        "features": ["gps", "say", "id"],
+        "features": ["gps", "text", "id"],
         "dilation": (1, 2),
         "reverse": 0.5,
-        "windows": {"gps": Latest(), "say": Latest()},
+        "windows": {"gps": Latest(), "text": Latest()},
     },
     "backwards and padded": {
         "clip_len": 4,

@@ -1,4 +1,4 @@
-"""Phrases in README, docs, docstrings and messages stay below limits per 1,000 words.
+"""Phrases in README, docs, docstrings, messages and tests stay below limits per 1,000 words.
 
 `tests.language` defines the phrases and limits; `python -m tests.language` prints the figures.
 """
@@ -10,12 +10,23 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.language import EXAMPLES, LIMITS, allowed, count, docstrings, literals, pages, rates
+from tests.language import (
+    EXAMPLES,
+    LIMITS,
+    allowed,
+    code,
+    count,
+    docstrings,
+    literals,
+    pages,
+    rates,
+)
 
 KINDS: dict[str, Callable[[], dict[str, str]]] = {
     "docs": pages,
     "docstrings": docstrings,
     "messages": literals,
+    "tests and benchmarks": code,
 }
 
 

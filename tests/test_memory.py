@@ -87,7 +87,7 @@ def peak_of(work: Callable[[], object]) -> int:
 
 
 def check_taken(work: Callable[[], object], most: int) -> None:
-    """The peak of `work` is at most `most` bytes in one of three runs.
+    """The peak of `work` is at most `most` bytes in at least one run out of three.
 
     Threads of an earlier test may still allocate, but not in every run.
     """
@@ -364,7 +364,7 @@ def test_chunk_buffers_grow_only_if_none_is_large_enough() -> None:
         assert chunks.acquire(8) is large
     chunks.release(small)
     chunks.release(large)
-    larger = chunks.acquire(101)  # replaces one of the two
+    larger = chunks.acquire(101)  # replaces the smaller array
     assert len(larger) == 101
     assert chunks.acquire(1) is small
     assert len(chunks.acquire(1)) == 1

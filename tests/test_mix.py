@@ -500,7 +500,7 @@ def test_squeezed(root: Root) -> None:
     for batch in mix:
         assert (batch["image"].shape[1], batch["where"].shape) == (2, (6, 3))
         assert batch["pose_is_missing"].tolist() == [name != "b" for name in batch["dataset"]]
-        for name, text in zip(batch["dataset"], batch["say"], strict=True):
+        for name, text in zip(batch["dataset"], batch["text"], strict=True):
             assert isinstance(text, str) if name == "talking" else text is None
     other = {**sources, "b": stream(root, "b", **{**windows, "squeeze_time": False})}
     with pytest.raises(ClipError, match=r"disagree.*where.*a: \w+ \[3\]; b: \w+ \[1, 3\]"):
@@ -516,12 +516,12 @@ def test_texts_and_metadata(root: Root, device: str | None) -> None:
     mix = SeqRecordMix(sources, batch_size=6, stopping_strategy=5, device=device)
     assert not mix.single_source_batches
     for batch in mix:
-        assert batch["say_is_missing"].tolist() == [name == "a" for name in batch["dataset"]]
+        assert batch["text_is_missing"].tolist() == [name == "a" for name in batch["dataset"]]
         for i, (name, key, start) in enumerate(clips_of(batch)):
             episode, frames = int(key.removeprefix("e/")), [start, start + 1, start + 2]
             texts = [f"4 {episode} {frame}" for frame in frames]
             assert batch["where"][i, :, 2].tolist() == frames
-            assert batch["say"][i] == (None if name == "a" else texts)
+            assert batch["text"][i] == (None if name == "a" else texts)
             assert batch["task"][i] == (f"task {episode}" if name == "a" else None)
 
 

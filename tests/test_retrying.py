@@ -179,7 +179,7 @@ def test_long_failures_and_their_end_are_logged(
     caplog.clear()
     retrier.call(failing(busy()), file=FILE)
     assert caplog.messages == []
-    # One of many simultaneous failures is logged.
+    # A single log line for many simultaneous failures.
     retrier, start = clock.retrier(deadline=10), clock.now
     for _ in range(10):
         clock.now = start  # simultaneous, as far as possible with one thread
@@ -327,7 +327,7 @@ def test_requests_per_file_are_limited(tmp_path: Path, clock: Clock) -> None:
     put(storage, PATH, DATA)
     for _ in range(50):
         get(storage, PATH, 0, 1)
-    assert clock.now == pytest.approx(0.4)  # 51 with the one of create, the first 11 at once
+    assert clock.now == pytest.approx(0.4)  # 51 with the retry of `create`, the first 11 at once
     put(storage, "records/other", b"x")
     assert clock.now == pytest.approx(0.4), "another file has its own limit"
     clock.now += 10

@@ -288,8 +288,8 @@ WRONG: list[tuple[dict[str, list[Any]], str]] = [
     ({"image": [1]}, "steps/image: expected encoded images, got numbers"),
     ({"packed": [b"1234"]}, "tensor is not zlib data"),
     ({"packed": [BOMB]}, r"a tensor of 4 bytes, got 5 or more"),
-    ({"say": [b"\xff"]}, r"can't decode byte 0xff"),
-    ({"say": [7]}, r"steps/say: expected texts, got numbers"),
+    ({"text": [b"\xff"]}, r"can't decode byte 0xff"),
+    ({"text": [7]}, r"steps/text: expected texts, got numbers"),
 ]
 
 
@@ -297,18 +297,18 @@ def test_records_that_differ_from_the_declaration(tmp_path: Path) -> None:
     steps = {
         **STATE, "small": tensor("int8"), "packed": tensor("uint8", 4, encoding="zlib"),
         "image": {"image": {"dtype": "uint8", "shape": {"dimensions": ["2", "2", "3"]}}},
-        "say": {"text": {}},
+        "text": {"text": {}},
     }  # fmt: skip
     good: dict[str, list[Any]] = {
         "state": [1.0, 2.0], "small": [3], "image": [png(GREY[:, :2])],
-        "packed": [zlib.compress(b"abcd")], "say": ["ö".encode()],
+        "packed": [zlib.compress(b"abcd")], "text": ["ö".encode()],
     }  # fmt: skip
     for wrong, match in WRONG:
         bad = wrong if "other" in wrong else good | wrong
         records = [example({f"steps/{n}": v for n, v in each.items()}) for each in (good, bad)]
         source = open_source(write_set(tmp_path, records, steps))
         [frame] = frames_of(source)
-        assert (frame["packed"].tobytes(), frame["say"]) == (b"abcd", "ö")
+        assert (frame["packed"].tobytes(), frame["text"]) == (b"abcd", "ö")
         check_refused(source, ["train/000001"], match)
 
 

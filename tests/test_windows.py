@@ -127,9 +127,9 @@ def test_small_windows_load_few_images(records: Dataset) -> None:
     small = peak(**images, windows={"image": [-1, 0], "action": range(16)})
     assert small < 0.6 * peak(**images, clip_len=16)
     # Frames of `say` stay for a whole episode, images do not.
-    text: dict[str, Any] = {"clip_len": 2, "features": ["image", "say"], "episodes": "lab/0"}
+    text: dict[str, Any] = {"clip_len": 2, "features": ["image", "text"], "episodes": "lab/0"}
     for latest, expected in ((Latest(max_age=5), (-5, 7)), (Latest(), (-18, 20))):
-        selection = select(records, LoaderOptions(**text, windows={"say": latest}))
+        selection = select(records, LoaderOptions(**text, windows={"text": latest}))
         windows = [(w.offset, w.span) for w in selection.windows.of_groups(1)]
         assert windows == [(0, 2), expected]
 
@@ -220,7 +220,7 @@ def test_bad_windows(records: Dataset, tmp_path: Path) -> None:
 
 def test_each_chunk_is_read_once(records: Dataset) -> None:
     """In one run an episode, for any distance back."""
-    case = Case({"clip_len": 3, "features": ["image", "say"], "windows": {"say": Latest()}})
+    case = Case({"clip_len": 3, "features": ["image", "text"], "windows": {"text": Latest()}})
     pipe = SeqRecordPipe(records, **case.options, batch_size=4, shuffle=False)
     assert len(list(pipe)) > 3
     groups = pipe.dataset.contents.index.groups
@@ -234,11 +234,11 @@ def test_function_receives_the_latest_value(records: Dataset) -> None:
 
     def shift(clip: dict[str, Any], _generator: np.random.Generator) -> dict[str, Any]:
         assert len(clip["force"]) == 2
-        return {"gps": clip["gps"] * 2, "say": clip["say"], "id": clip["id"]}
+        return {"gps": clip["gps"] * 2, "text": clip["text"], "id": clip["id"]}
 
     latest = Latest(unknown="zeros")
-    windows = dict.fromkeys(["gps", "say", "force"], latest)
-    case = Case({"clip_len": 2, "features": ["gps", "say", "id"], "windows": windows})
+    windows = dict.fromkeys(["gps", "text", "force"], latest)
+    case = Case({"clip_len": 2, "features": ["gps", "text", "id"], "windows": windows})
     features = [*case.features, "force"]
     options = {**case.options, "features": features, "clip_transform": shift}
     clips = list(SeqRecordPipe(records, **options))

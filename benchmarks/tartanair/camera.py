@@ -1,8 +1,8 @@
 """Camera geometry in TartanAir's conventions: poses, intrinsics, and flow from depth.
 
 A pose is `tx ty tz qx qy qz qw`, camera to world, in NED axes: x forward, y right, z down. Depth is
-along the optical axis, in metres. Pixel centres are at integer `u, v`. All of this was checked on
-original files: `reproject` gives the official V1 flow bit for bit.
+along the optical axis, in metres. Pixel centres are at integer `u, v`. This was checked on the
+original files: `reproject` returns the official V1 flow bit for bit.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def camera_path(
     """A smooth walk around a ring of this radius at eye height: float64 [frames, 7] poses.
 
     It stays within 0.7 m of the ring and between 0.9 and 2.1 m above the ground (z = 0, z down).
-    A longer path starts with the shorter one of the same seed and episode. Values are float32's, as
+    Paths of the same seed and episode share their beginning. Values are float32's, as
     in the stored files.
     """
     rng = np.random.default_rng([seed, episode, 1])
