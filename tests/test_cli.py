@@ -224,12 +224,12 @@ def test_verify_clean_and_reindex(dataset: Path) -> None:
     assert "note: " in run("verify", dataset).stdout
     assert run("clean", dataset).stdout == f"{dataset}: 0 files removed\n"  # seven days
     path = f"records/{left.stem}"
-    for options, said in (
+    for options, summary in (
         (["--older-than", "0", "--dry-run"], "1 file would be removed"),
         (["--older-than=0s"], "1 file removed"),
     ):
         lines = run("clean", dataset, *options).stdout.splitlines()
-        assert lines == [path, f"{dataset}: {said}"]
+        assert lines == [path, f"{dataset}: {summary}"]
     assert not left.exists()
     before = seqrecord.open(dataset).fingerprint
     (dataset / "manifest.json").unlink()
@@ -338,12 +338,12 @@ def test_errors_of_commands_are_one_line() -> None:
         (KeyboardInterrupt(), 130, "interrupted"),
         (SeqRecordError("two\nlines"), 1, "two lines"),
     ]
-    for error, code, said in raised:
+    for error, code, text in raised:
         for words in (["fail"], ["fail", "--debug"]):
             result = CliRunner().invoke(failing(error), words)
             assert result.exit_code == code
             *before, last = result.stderr.strip().splitlines()
-            assert last == f"seqrecord: error: {said}"
+            assert last == f"seqrecord: error: {text}"
             assert ("Traceback (most recent call last):" in before) is ("--debug" in words)
     result = CliRunner().invoke(failing(ZeroDivisionError()), ["fail"])
     assert isinstance(result.exception, ZeroDivisionError), "a defect keeps its traceback"

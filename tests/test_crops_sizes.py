@@ -1,4 +1,4 @@
-"""Crops where episodes or cameras differ in size, and resizing: equal to what is made of whole
+"""Crops of episodes or cameras of different sizes, and resizing: equal to crops made of whole
 frames, one by one."""
 
 from __future__ import annotations
@@ -337,18 +337,18 @@ def test_the_second_step_of_a_type_shares_with_the_second_one(cameras: Path) -> 
 
 def test_cameras_with_a_shared_window_have_their_own_intrinsics(cameras: Path) -> None:
     pair = ["front_left", "front_right"]
-    for features, names in ((pair, ["front_left"]), (["wrist"], ["wrist"]), (["front_right"], [])):
+    for features, cams in ((pair, ["front_left"]), (["wrist"], ["wrist"]), (["front_right"], [])):
         chain = RandomCrop(8, features=features)
         batch = next(iter(SeqRecordPipe(cameras, clip_len=1, batch_size=4, clip_transform=chain)))
-        assert [key for key in batch if "intrinsics" in key] == [f"{n}_intrinsics" for n in names]
-        for name in names:
+        assert [key for key in batch if "intrinsics" in key] == [f"{n}_intrinsics" for n in cams]
+        for name in cams:
             expected = torch.tensor([CAMERA[n] for n in ("fx", "fy", "cx", "cy")]).repeat(4, 1)
             expected[:, 0] = 3 if name == "wrist" else 10
             expected[:, 2:] -= batch["crop"][:, [1, 0]]
             assert batch[f"{name}_intrinsics"].tolist() == expected.tolist()
 
 
-def test_a_camera_that_gives_no_intrinsics_is_logged(
+def test_cameras_without_valid_intrinsics_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cameras: list[tuple[Any, bool]] = [

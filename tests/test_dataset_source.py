@@ -413,7 +413,7 @@ def test_from_other_storages(tmp_path: Path) -> None:
     assert_same(tmp_path / "a", tmp_path / "c")
 
 
-def test_what_is_broken_is_the_episode_s(tmp_path: Path) -> None:
+def test_errors_in_the_source_name_the_episode(tmp_path: Path) -> None:
     a = tmp_path / "a"
     convert(MadeSource((3, 4)), a, workers=1, max_file_size=1000)
     record = max((a / "records").iterdir())

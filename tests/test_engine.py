@@ -193,7 +193,9 @@ def test_resumes_anywhere(
     )
 
 
-def test_what_does_not_change_the_order(written: Callable[[str], Path], tmp_path: Path) -> None:
+def test_groups_and_variable_shapes_do_not_change_the_order(
+    written: Callable[[str], Path], tmp_path: Path
+) -> None:
     # Several groups, where the leading group has the chunks that all features had.
     groups = {"image": 0, "flow": 1, "note": 1, "id": 2}
     several = write_numbered(tmp_path / "several", groups=groups)
@@ -212,11 +214,11 @@ def test_no_batch_changes_while_it_is_referenced(
     path: Path, batch_size: int | None, stride: int
 ) -> None:
     pipe = make_loader(path, batch_size=batch_size, stride=stride, memory_limit="1MiB")
-    held = list(pipe)
-    for clip in held:
+    clips = list(pipe)
+    for clip in clips:
         check(clip, FEATURES, 3)
-    addresses = {clip["image"].data_ptr() for clip in held}
-    assert len(addresses) == len(held) == len(pipe)
+    addresses = {clip["image"].data_ptr() for clip in clips}
+    assert len(addresses) == len(clips) == len(pipe)
     assert not any(address % mmap.PAGESIZE for address in addresses)
 
 
@@ -247,8 +249,8 @@ def test_a_buffer_is_filled_again_only_when_nothing_is_on_its_memory(
     del first
     assert address not in {next(batches)["flow"].data_ptr() for _ in range(6)}
     del kept
-    held = [batch["flow"] for batch in batches]  # so that all buffers are in use
-    assert address in {flow.data_ptr() for flow in held}
+    flows = [batch["flow"] for batch in batches]  # so that all buffers are in use
+    assert address in {flow.data_ptr() for flow in flows}
 
 
 def test_the_next_epoch_takes_over_the_memory(path: Path) -> None:

@@ -158,7 +158,7 @@ def test_few_files_are_open(make: Callable[[Path], Storage], files: tuple[Path, 
 def test_a_garbage_collection_closes_files_while_others_are_closed(
     files: tuple[Path, list[str]],
 ) -> None:
-    """Collects a storage in a reference cycle at each allocation during the close (Python 3.10, 3.11)."""
+    """A storage in a reference cycle, at each allocation during the close (Python 3.10, 3.11)."""
     folder, names = files
     before = gc.get_threshold()
     for allocations in range(1, 9):

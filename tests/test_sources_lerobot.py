@@ -359,7 +359,7 @@ def test_broken_lines_of_episodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_numbers_that_info_declares_are_those_of_meta(tmp_path: Path, version: str) -> None:
+def test_numbers_declared_in_info_match_meta(tmp_path: Path, version: str) -> None:
     root = unpack(tmp_path, version)
     text = (root / "meta/info.json").read_text()
     for declared, expected, got in (
@@ -627,7 +627,7 @@ def test_b_frames_and_a_linear_scale_in_ffv1(root: Path) -> None:
         np.testing.assert_array_equal(np.concatenate(got), metres[wanted])
 
 
-def said(root: Path, **more: Any) -> None:
+def change_feature(root: Path, **more: Any) -> None:
     """Change the feature's entry in info.json."""
     features = json.loads((root / "meta/info.json").read_text())["features"]
     edit_info(root, features={**features, NAME: {**features[NAME], **more}})
@@ -642,7 +642,7 @@ def test_invalid_scales(root: Path) -> None:
         *(("depth_max", 1e300), ("depth_max", 1e39)),
     ):
         info = {**INFO, "video.use_log": value != 1e39, f"video.{name}": value}
-        said(root, info={key: each for key, each in info.items() if each is not None})
+        change_feature(root, info={key: each for key, each in info.items() if each is not None})
         with pytest.raises(SourceError, match=f"video.{name}: .*without_video") as caught:
             open_source(root).schema()
         assert caught.value.feature == NAME
@@ -651,7 +651,7 @@ def test_invalid_scales(root: Path) -> None:
     for mark, key in product(
         ({"is_depth_map": True}, {"video.pix_fmt": "gray12le"}), ("info", "video_info")
     ):
-        said(root, **{"info": None, "video_info": None, key: mark})
+        change_feature(root, **{"info": None, "video_info": None, key: mark})
         with pytest.raises(SourceError, match="depth video without a valid scale"):
             open_source(root).schema()
 
@@ -671,7 +671,7 @@ def test_another_size_and_fewer_frames_than_rows(root: Path) -> None:
         depth_of(source, 2)
     assert (caught.value.episode, caught.value.feature) == ("episode_000002", NAME)
     assert caught.value.frame == COUNTS[2] - 1
-    said(root, shape=[48, 65, 1])
+    change_feature(root, shape=[48, 65, 1])
     with pytest.raises(SourceError, match=r"the video size differs from info\.json"):
         open_source(root).schema()
 

@@ -88,7 +88,7 @@ def test_writers_store_statistics_except_of_encoded_features(small: Path, tmp_pa
     assert file_of(tmp_path / "all") == version  # complete statistics are not written again
 
 
-def test_an_append_merges_and_one_of_nothing_keeps_them(tmp_path: Path) -> None:
+def test_an_append_merges_and_an_empty_append_keeps_them(tmp_path: Path) -> None:
     old = file_of(write(tmp_path / "d", "ab"))
     write(tmp_path / "d", "cd", mode="append")
     assert_close(kept(tmp_path / "d"), kept(write(tmp_path / "whole", "abcd")))
@@ -296,7 +296,7 @@ def test_errors_of_a_transform_name_the_frame(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def lacking(tmp_path: Path) -> Path:
+def without_statistics(tmp_path: Path) -> Path:
     with SeqRecordWriter(tmp_path / "d", statistics=False) as writer:
         for key in ("a", "b"):
             with writer.episode(key) as episode:
@@ -306,11 +306,13 @@ def lacking(tmp_path: Path) -> Path:
     return tmp_path / "d"
 
 
-def test_the_command(lacking: Path) -> None:
-    before = sorted((path, path.stat().st_mtime_ns) for path in lacking.rglob("*"))
-    table = run(lacking, "--dry-run", "--max-frames", 1000).stdout  # all frames
-    assert sorted((path, path.stat().st_mtime_ns) for path in lacking.rglob("*")) == before
-    assert not kept(lacking)
+def test_the_command(without_statistics: Path) -> None:
+    before = sorted((path, path.stat().st_mtime_ns) for path in without_statistics.rglob("*"))
+    table = run(without_statistics, "--dry-run", "--max-frames", 1000).stdout  # all frames
+    assert (
+        sorted((path, path.stat().st_mtime_ns) for path in without_statistics.rglob("*")) == before
+    )
+    assert not kept(without_statistics)
     lines = table.splitlines()
     head = "feature mean std min 1% 50% 99% max NaN infinite numbers frames"
     assert lines[0].split() == head.split()
@@ -319,16 +321,16 @@ def test_the_command(lacking: Path) -> None:
     assert " ".join(lines[4].split()) == "flag 0.01 0.099499 0 0 0 0 1 0 0 200 200"
     assert len(lines) == 5
     for _ in range(2):  # computed and stored, then read
-        assert run(lacking).stdout == table
-        assert kept(lacking)
-    found = json.loads(run(lacking, "--json").stdout)
+        assert run(without_statistics).stdout == table
+        assert kept(without_statistics)
+    found = json.loads(run(without_statistics, "--json").stdout)
     expected = {"mean": [49.5, None, -1], "q99": [98, None, -1], "num_nan": [0, 200, 0]}
     assert {name: found["action"][name] for name in expected} == expected
     assert (found["flag"]["num_frames"], found["flag"]["rank_error"]) == (200, 0)
-    run(lacking, "--max-frames", 100, "--threads", 2, "--recompute")
-    assert kept(lacking)["flag"].num_frames < 200
-    run(lacking, "--recompute")
-    assert kept(lacking)["flag"].num_frames == 200
+    run(without_statistics, "--max-frames", 100, "--threads", 2, "--recompute")
+    assert kept(without_statistics)["flag"].num_frames < 200
+    run(without_statistics, "--recompute")
+    assert kept(without_statistics)["flag"].num_frames == 200
 
 
 def test_the_table_shows_the_sampled_pixels(tmp_path: Path) -> None:
@@ -358,7 +360,7 @@ def test_an_edit_that_removes_statistics_logs_it(
         assert ("`seqrecord stats" in caplog.text) == (number == 0)
 
 
-def test_those_of_other_numbers_are_not_merged(tmp_path: Path) -> None:
+def test_statistics_of_other_channels_are_not_merged(tmp_path: Path) -> None:
     for name, value in (("six", np.zeros(6)), ("seven", np.zeros(7)), ("f4", np.ones(6, "f4"))):
         with SeqRecordWriter(tmp_path / name) as writer, writer.episode("a") as episode:
             episode.append({"x": value, name: value})
