@@ -1,4 +1,4 @@
-"""Caches in use: shared, locked, read-only; looked into and emptied, by Python and commands."""
+"""Shared, locked and read-only caches; info and clear, by Python and by commands."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from tests.storage_contract import PATH, get, put
 from tests.storage_doubles import CountingStorage
 from tests.test_cache import CALLS, Cached, entries
 
-# Forking with threads is what some of these tests are about.
+# Some tests fork a process with threads on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 FORK = multiprocessing.get_context("fork")
-OTHER = 3_500_000  # a place in `DATA` that nobody has read before
+OTHER = 3_500_000  # an offset in `DATA` not read before
 
 
 @pytest.fixture
 def stop(tmp_path: Path) -> Iterator[Callable[[int], bool]]:
-    """Forks a process that uses the cache; whether it was stopped before that call to the disk."""
+    """Forks a process that uses the cache; returns whether it stopped before this disk call."""
     stopped = []
 
     def start(number: int) -> bool:
@@ -68,10 +68,10 @@ def stop(tmp_path: Path) -> Iterator[Callable[[int], bool]]:
         os.waitpid(pid, 0)
 
 
-def test_a_process_that_is_stopped_stops_no_other(
+def test_a_stopped_process_does_not_block_others(
     tmp_path: Path, stop: Callable[[int], bool], caplog: pytest.LogCaptureFixture, thorough: bool
 ) -> None:
-    """Wherever it is: what is held is read at once, what is not is read from the storage."""
+    """Stopped at any disk call: cached data is read at once, the rest from the storage."""
     busy = free = 0
     for number in range(0, 100, 1 if thorough else 3):
         cached = Cached(tmp_path, patience=0.05, pause=1000.0)
@@ -85,14 +85,14 @@ def test_a_process_that_is_stopped_stops_no_other(
             added = cached.check(OTHER, OTHER + 5000) == 0
         assert cached.count("failures") == 0
         assert bool(cached.count("busy")) == (not added)
-        assert caplog.text.count("is locked by another process") == (not added), "said once"
+        assert caplog.text.count("is locked by another process") == (not added), "logged once"
         busy, free = busy + (not added), free + added
         shutil.rmtree(tmp_path / "cache")
     assert min(busy, free) >= 2
 
 
-def test_a_cache_that_another_process_has_locked(tmp_path: Path) -> None:
-    """What is held is read, damage is dropped; nothing is added, and for a while after."""
+def test_a_cache_locked_by_another_process(tmp_path: Path) -> None:
+    """Cached data is read and damage is dropped. Nothing is added, even in the pause afterwards."""
     cached = Cached(tmp_path, patience=0.05, pause=0.0)
     resting = Cached(tmp_path, patience=0.05, pause=1000.0)
     cached.check(0, 10_000)
@@ -115,37 +115,37 @@ def test_a_cache_that_another_process_has_locked(tmp_path: Path) -> None:
 
 
 def _damage(root: Path) -> None:
-    """Of the one entry that there is."""
+    """Flip a bit of the only entry."""
     (entry,) = entries(root / "cache")
     data = bytearray(entry.read_bytes())
     data[100] ^= 1
     entry.write_bytes(data)
 
 
-def test_clearing_a_cache_that_is_locked_is_an_error(
+def test_clearing_a_locked_cache_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Cached(tmp_path).check(0, 10_000)
     now = time.monotonic
     with CacheFolder(tmp_path / "cache").locked():
         assert seqrecord.cache_info(tmp_path / "cache").entries == 1, "looking needs no lock"
-        monkeypatch.setattr(time, "monotonic", lambda: 100 * now())  # its ten seconds are short
+        monkeypatch.setattr(time, "monotonic", lambda: 100 * now())  # ten seconds pass quickly
         with pytest.raises(seqrecord.StorageError, match=r"cannot be used.*locked by another"):
             seqrecord.clear_cache(tmp_path / "cache")
 
 
 def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
-    """Of a thread that was adding when it was forked."""
+    """The parent's thread adds data during the fork."""
     cached = Cached(tmp_path, patience=60.0)
     cached.check(0, 10_000)
-    go_on = FORK.Event()
+    proceed = FORK.Event()
     with CacheFolder(tmp_path / "cache").locked():
-        worker = FORK.Process(target=go_on.wait, args=(60,))
+        worker = FORK.Process(target=proceed.wait, args=(60,))
         worker.start()
     assert cached.check(10_000, 20_000) == 10_000
     assert cached.check(10_000, 20_000) == 0
     assert cached.count("busy") == 0
-    go_on.set()
+    proceed.set()
     worker.join()
 
 
@@ -154,7 +154,7 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
 
 @pytest.fixture
 def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Makes the folder of the cache one on a read-only disk: the rights of root know no such."""
+    """Simulates a read-only disk: root may write whatever the permissions of the cache folder."""
     inside, works = str(tmp_path / "cache"), os.open
 
     def refuse(path: Any, flags: int, mode: int = 0o777, **options: Any) -> int:
@@ -213,13 +213,13 @@ def test_damage_on_a_read_only_disk_is_not_served(
     cached.storage.close()
 
 
-def test_an_epoch_is_read_through_a_cache_that_is_held(tmp_path: Path) -> None:
-    """Through the public interface: a stopped job does not stop this one."""
+def test_an_epoch_is_read_through_a_locked_cache(tmp_path: Path) -> None:
+    """Through the public interface: a stopped job does not block this one."""
     Cached(tmp_path).check(0, 10)
-    write_small("memory://held/dataset")
+    write_small("memory://locked/dataset")
     try:
         cache: dict[str, Any] = {"cache_dir": tmp_path / "cache", "cache_limit": "16MiB"}
-        dataset = seqrecord.open("memory://held/dataset", **cache)
+        dataset = seqrecord.open("memory://locked/dataset", **cache)
         pipe = seqrecord.SeqRecordPipe(dataset, clip_len=2, features=["pose"])
         with CacheFolder(tmp_path / "cache").locked():
             assert len(list(pipe)) == len(pipe)
@@ -247,7 +247,7 @@ def fill(location: Any, cache: Path) -> None:
             episode[:]
 
 
-# Asking for one
+# Opening with a cache
 
 
 def test_a_dataset_keeps_its_cache_in_every_loader(remote: str, tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ _LOCAL = "http://127.0.0.1:9/one"
         ("memory://data/set", {"host": "u:S3CRET@a"}, "memory://data/set?host=a"),
     ],
 )
-def test_the_cache_knows_files_by_account_and_endpoint(
+def test_the_cache_identifies_files_by_account_and_endpoint(
     url: str, options: dict[str, Any], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "STORAGE_EMULATOR_HOST"):
@@ -328,7 +328,7 @@ def test_the_cache_knows_files_by_account_and_endpoint(
 
 
 class _At(StorageWrapper):
-    """Is somewhere else."""
+    """A storage with another place."""
 
     def __init__(self, inner: Storage, place: str) -> None:
         super().__init__(inner)
@@ -349,10 +349,10 @@ def test_places_with_the_same_url_do_not_mix(tmp_path: Path) -> None:
     for _ in range(2):
         for number, storage in enumerate(storages):
             assert get(storage, PATH) == b"%d" % number * 100
-    assert [held.url for held in seqrecord.cache_info(tmp_path / "cache").datasets] == places
+    assert [cached.url for cached in seqrecord.cache_info(tmp_path / "cache").datasets] == places
 
 
-_HELD = (
+_PLACES = (
     f"{_ONE}/b/x",
     f"{_ONE}/other/b/x",
     "https://two.blob.core.usgovcloudapi.net/b/x",
@@ -382,12 +382,12 @@ _CLEARED: dict[str, list[str]] = {
     "s3://b/x y": ["s3://b/x y"],
     "s3://x": [],
     "gs://b/x": ["gs://b/x"],
-    "az://b/x": [_HELD[0], *_HELD[2:5]],
-    "az://other/b/x": [_HELD[1]],
-    "abfs://b@one.dfs.core.windows.net/x": [_HELD[0]],
-    f"{_ONE}/b/x?sv=1&sig=S3CRET": [_HELD[0]],
-    "blobfile+az://one/b/x": [_HELD[0], _HELD[3]],
-    "blobfile+az://two/b/x": [_HELD[2], _HELD[4]],
+    "az://b/x": [_PLACES[0], *_PLACES[2:5]],
+    "az://other/b/x": [_PLACES[1]],
+    "abfs://b@one.dfs.core.windows.net/x": [_PLACES[0]],
+    f"{_ONE}/b/x?sv=1&sig=S3CRET": [_PLACES[0]],
+    "blobfile+az://one/b/x": [_PLACES[0], _PLACES[3]],
+    "blobfile+az://two/b/x": [_PLACES[2], _PLACES[4]],
     "http://h:1/b/x": ["http://h:1/b/x"],
     "http://u:S3CRET@h:2/b/x/": ["http://h:2/b/x"],
     "http://h/b/x": [],
@@ -403,21 +403,23 @@ def test_no_other_dataset_is_cleared(tmp_path: Path) -> None:
     local = LocalStorage(tmp_path / "data")
     put(local, PATH, b"x" * 100)
     for location, cleared in _CLEARED.items():
-        for place in _HELD:
+        for place in _PLACES:
             get(CachedStorage(_At(local, place), tmp_path / "cache", "64MiB"), PATH)
         if cleared:
             assert seqrecord.storage.clear_cache(tmp_path / "cache", location) > 0
         else:
             with pytest.raises(NotFoundError, match="no data of this dataset"):
                 seqrecord.storage.clear_cache(tmp_path / "cache", location)
-        left = {held.url for held in seqrecord.storage.cache_info(tmp_path / "cache").datasets}
-        assert set(_HELD) - left == set(cleared), location
+        remaining = {
+            cached.url for cached in seqrecord.storage.cache_info(tmp_path / "cache").datasets
+        }
+        assert set(_PLACES) - remaining == set(cleared), location
 
 
-# Looking into it
+# Info and clear
 
 
-def test_what_is_held_and_one_dataset_is_cleared(remote: str, tmp_path: Path) -> None:
+def test_cache_info_and_clearing_one_dataset(remote: str, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     fill(remote, cache)
     fill(CountingStorage(LocalStorage(tmp_path / "dataset")), cache)
@@ -436,14 +438,14 @@ def test_what_is_held_and_one_dataset_is_cleared(remote: str, tmp_path: Path) ->
     assert found == json.loads(json.dumps(info.to_json()))
     assert found["datasets"][1]["url"] == remote
     assert "freed" in run("cache", "clear", cache, remote + "/").output
-    [left] = seqrecord.cache_info(cache).datasets
-    assert left.url == first.url
+    [remaining] = seqrecord.cache_info(cache).datasets
+    assert remaining.url == first.url
     with pytest.raises(NotFoundError, match="no data of this dataset"):
         seqrecord.clear_cache(cache, remote)
-    assert seqrecord.clear_cache(cache, tmp_path / "dataset") == left.size
+    assert seqrecord.clear_cache(cache, tmp_path / "dataset") == remaining.size
 
 
-def test_all_is_cleared_while_it_is_used(remote: str, tmp_path: Path) -> None:
+def test_a_cache_in_use_is_cleared(remote: str, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     options = ["--cache-dir", cache, "--cache-limit", "16MiB", "--features", "pose"]
     run("bench", remote, "--clip-len", 2, "--quiet", *options)
@@ -463,7 +465,7 @@ def test_all_is_cleared_while_it_is_used(remote: str, tmp_path: Path) -> None:
         assert dataset.contents.storage.counters()["cache_failures"] == 0
 
 
-def test_what_is_no_cache_is_left_alone(tmp_path: Path) -> None:
+def test_folders_without_a_cache_are_kept(tmp_path: Path) -> None:
     for command in ("info", "clear"):
         folder = tmp_path / command
         assert "no cache" in run("cache", command, folder, code=1).stderr

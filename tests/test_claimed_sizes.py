@@ -1,4 +1,4 @@
-"""Sizes that a file only claims: what is there is compared with them before memory is taken."""
+"""Claimed sizes: compared with the real sizes before memory is allocated."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def _peak(call: Callable[[], object]) -> int:
-    """The most memory that was taken meanwhile, in bytes."""
+    """Peak of allocated memory during the call, in bytes."""
     tracemalloc.start()
     try:
         call()
@@ -80,7 +80,7 @@ def _refused(call: Callable[[], object]) -> int:
 
 
 def _stretch(path: Path, size: int) -> None:
-    """Make a file as long as that, without bytes on the disk."""
+    """Extend a file to `size`, without bytes on the disk."""
     try:
         os.truncate(path, size)
     except OSError as error:
@@ -92,9 +92,9 @@ def test_an_index_of_8_tib(table: str, root: Path) -> None:
     path = index_entry(json.loads((root / "manifest.json").read_bytes()), table)["path"]
     _stretch(root / path, _HUGE)
     problems: list[Any] = []
-    for told in (False, True):
+    for in_manifest in (False, True):
         problems.clear()
-        if told:  # by the manifest, too
+        if in_manifest:
             change_manifest(root, lambda value: index_entry(value, table).update(size=_HUGE))
         assert _refused(lambda: loaded(root)) < 10 << 20
         assert _peak(lambda: problems.extend(verify(root).problems)) < 20 << 20
@@ -104,7 +104,7 @@ def test_an_index_of_8_tib(table: str, root: Path) -> None:
 
 
 def test_an_index_may_be_as_long_as_its_rows_need(root: Path) -> None:
-    """Not for that reason is a whole dataset refused whose manifest says more frames."""
+    """The manifest's number of frames limits the size of the index."""
     path = index_entry(json.loads((root / "manifest.json").read_bytes()), "chunks0")["path"]
     _stretch(root / path, 100 << 30)
 
@@ -118,7 +118,7 @@ def test_an_index_may_be_as_long_as_its_rows_need(root: Path) -> None:
 
 
 def test_no_room_for_a_copy_of_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a remote dataset, where the folder of temporary files is full."""
+    """A remote dataset's index does not fit into the folder of temporary files."""
     (tmp_path / "a").write_bytes(b"")
     _stretch(tmp_path / "a", _HUGE)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
@@ -134,7 +134,7 @@ def test_no_room_for_a_copy_of_an_index(tmp_path: Path, monkeypatch: pytest.Monk
 def test_an_index_may_have_chunks_that_no_record_file_has(
     lengths: list[int], num_absent: int, kind: str
 ) -> None:
-    """Of groups that were dropped as a whole, or added, beside a feature of a byte a frame."""
+    """Groups were dropped as a whole or added; the other feature has one byte a frame."""
     kept = FeatureSpec("kept", np.dtype("u1"), ())
     absent = [FeatureSpec(f"~{1 + i}", np.dtype("u1"), (), group=1) for i in range(num_absent)]
     if kind == "added":
@@ -157,8 +157,8 @@ def test_an_index_may_have_chunks_that_no_record_file_has(
     assert around + gaps.nbytes <= most["gaps"]
 
 
-@pytest.mark.slow  # the fast proof is that of the values that `parse_json` counts
-def test_a_manifest_of_nothing_but_small_values(root: Path) -> None:
+@pytest.mark.slow  # the fast test: test_values_are_counted_before_they_are_made
+def test_a_manifest_of_small_values_only(root: Path) -> None:
     for item in (b'{"a":0}', b"{}", b"1.5", b"[]", b'{"a":{"b":{}}}', b"-9", b'"\\\\"'):
         count = (MAX_MANIFEST_BYTES - 1000) // (len(item) + 1)
         text = b'{\n "record_files": [' + b",".join([item] * count) + b"]"
@@ -181,7 +181,7 @@ def test_the_largest_manifest_is_read(root: Path) -> None:
 
 
 def test_values_are_counted_before_they_are_made() -> None:
-    """Those in strings are none."""
+    """Brackets and commas in strings do not count."""
     text = json.dumps({"a": '[{",' * 300_000, "b\\": '\\"[\\'}).encode()
     assert parse_json(text)["b\\"] == '\\"[\\'
     for item in (b"[]", b"{}", b"0", b'"\\""'):
@@ -200,8 +200,8 @@ def test_levels_of_nesting() -> None:
             parse_json(left * (levels + 1) + value + right * (levels + 1))
 
 
-def test_footers_that_claim_more_than_any_has(root: Path) -> None:
-    """One of nothing but small values, and one that is longer than the limit."""
+def test_footers_that_claim_too_much(root: Path) -> None:
+    """One has only small values, the other is longer than the limit."""
     [path] = (root / "records").iterdir()
     parts = split_record(path.read_bytes())
     start = 64 + len(parts.pages)
@@ -219,8 +219,8 @@ def test_footers_that_claim_more_than_any_has(root: Path) -> None:
 
 
 @pytest.mark.slow  # 50 MB of metadata
-def test_a_record_file_is_full_before_its_footer_is(tmp_path: Path) -> None:
-    """Long metadata of many short episodes: no file gets a footer that no reader takes."""
+def test_a_record_file_ends_before_its_footer_is_too_long(tmp_path: Path) -> None:
+    """Long metadata of many short episodes: no footer exceeds the limit of readers."""
     text = '"' * (MAX_METADATA_LENGTH // 2 - 20)  # each takes two characters
     with SeqRecordWriter(tmp_path / "x") as writer:
         for number in range(50):
@@ -236,7 +236,7 @@ def test_a_record_file_is_full_before_its_footer_is(tmp_path: Path) -> None:
 
 
 def test_pages_that_no_file_can_hold(root: Path) -> None:
-    """The index and the manifest say that a page of 4 GiB is there; the record file is short."""
+    """Index and manifest claim a page of 4 GiB; the record file is short."""
 
     def change(table: Any) -> Any:
         lengths = table.column("page_length").to_pylist()
@@ -256,7 +256,7 @@ def test_pages_that_no_file_can_hold(root: Path) -> None:
 
 
 def test_notes_of_8_tib(tmp_path: Path) -> None:
-    """What a killed writer has left beside its record file: it is read up to what is no note."""
+    """A killed writer's notes are read up to the first invalid note."""
     writer = SeqRecordWriter(tmp_path / "x")
     with writer.episode("a") as episode:
         episode.append({"a": np.arange(3)})
@@ -306,7 +306,7 @@ def test_a_table_of_meta_of_more_rows_than_declared(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # decodes 300 MB
 def test_a_text_that_is_stored_once(tmp_path: Path) -> None:
-    """For many rows: only as many of them are decoded at a time as 256 MiB hold."""
+    """Many rows are decoded in batches of at most 256 MiB."""
     features = {"note": {"dtype": "string", "shape": [1], "names": None}}
     count, text = 500, "x" * (1 << 20)
     notes = pa.array([text] * count)  # which parquet stores once

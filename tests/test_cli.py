@@ -1,4 +1,4 @@
-"""The command line: what each command does and prints, and how it fails."""
+"""The command line: effects, output and errors of each command."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def kept_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same for all tests that change nothing in it."""
+    """Shared by tests that only read it."""
     return write_tree(tmp_path_factory.mktemp("tree"))
 
 
@@ -74,7 +74,7 @@ def test_write_and_append(tree: Path) -> None:
         assert [len(episode) for episode in dataset.episodes.values()] == [3, 3, 2]
 
 
-def test_write_chooses(tree: Path, tmp_path: Path) -> None:
+def test_write_selects_features_and_episodes(tree: Path, tmp_path: Path) -> None:
     write_v1(tree / "cave" / "Hard" / "P000", make_frames(7, 2))
     options = ["--features", "depth_left, image_left,pose_left", "--difficulty", "Hard"]
     options += ["--codec", "raw", "--codec", "depth_left=small"]
@@ -90,7 +90,7 @@ def test_write_chooses(tree: Path, tmp_path: Path) -> None:
         assert depth.codec == () or depth.nbytes < 1024
 
 
-def test_write_takes_a_codec_for_all_and_others_for_some(tmp_path: Path) -> None:
+def test_write_takes_a_default_codec_and_codecs_by_feature(tmp_path: Path) -> None:
     write_v1(tmp_path / "t" / "a" / "Easy" / "P000", make_frames(0, 2, size=(32, 40)))
 
     def chains(*codecs: str, keep: bool = False) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def test_write_takes_a_codec_for_all_and_others_for_some(tmp_path: Path) -> None
         ]
 
 
-def test_write_says_how_to_skip_bad_episodes(tree: Path) -> None:
+def test_write_names_the_option_to_skip_bad_episodes(tree: Path) -> None:
     easy, destination = tree / "cave" / "Easy", tree.with_name("originals-records")
     bad = easy / "P000" / "image_left" / "000001_left.png"
     bad.write_bytes(bad.read_bytes()[:-20])
@@ -184,7 +184,7 @@ def test_info_of_a_dataset_and_its_episodes(small: Path) -> None:
 
 
 def test_info_of_an_episode(small: Path) -> None:
-    """In text; as JSON: `tests/test_summary.py`."""
+    """As text; JSON is tested in `tests/test_summary.py`."""
     lines = run("info", small, "alpha/Easy/P000", "--clip-len", 4).stdout.splitlines()
     assert lines[0] == "alpha/Easy/P000"
     assert "  frames        11 in 3 chunks" in lines
@@ -195,7 +195,7 @@ def test_info_of_an_episode(small: Path) -> None:
     assert "unknown episode" in fail("info", small, "alpha/Easy")
 
 
-def test_what_lies_where_no_dataset_is(dataset: Path, tmp_path: Path) -> None:
+def test_folders_without_a_manifest(dataset: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert fail("info", tmp_path / "none").startswith("no dataset here: no such folder; file: ")
     assert "neither a manifest nor record files" in fail("info", tmp_path / "empty")
@@ -204,7 +204,7 @@ def test_what_lies_where_no_dataset_is(dataset: Path, tmp_path: Path) -> None:
     assert "--resume" in line
     assert "`seqrecord reindex`" in line
     [first, *_] = sorted((dataset / "records").iterdir())
-    first.rename(first.with_name(f"{first.name}.partial"))  # as a kill leaves it
+    first.rename(first.with_name(f"{first.name}.partial"))  # as after a kill
     line = fail("info", dataset)
     assert "with --resume continues" in line
     assert "reindex" not in line
@@ -224,12 +224,12 @@ def test_verify_clean_and_reindex(dataset: Path) -> None:
     assert "note: " in run("verify", dataset).stdout
     assert run("clean", dataset).stdout == f"{dataset}: 0 files removed\n"  # seven days
     path = f"records/{left.stem}"
-    for options, said in (
+    for options, summary in (
         (["--older-than", "0", "--dry-run"], "1 file would be removed"),
         (["--older-than=0s"], "1 file removed"),
     ):
         lines = run("clean", dataset, *options).stdout.splitlines()
-        assert lines == [path, f"{dataset}: {said}"]
+        assert lines == [path, f"{dataset}: {summary}"]
     assert not left.exists()
     before = seqrecord.open(dataset).fingerprint
     (dataset / "manifest.json").unlink()
@@ -322,7 +322,7 @@ MISTAKES = [
 ]
 
 
-def test_wrong_use_and_mistakes_are_one_line(kept_tree: Path, small: Path) -> None:
+def test_usage_errors_are_one_line(kept_tree: Path, small: Path) -> None:
     for words, message in WRONG_USE:
         line = fail(*words.format(tree=kept_tree, dataset=small).split(), code=2)
         assert message in line
@@ -331,26 +331,26 @@ def test_wrong_use_and_mistakes_are_one_line(kept_tree: Path, small: Path) -> No
         assert message in fail(*words.format(tree=kept_tree, dataset=small).split())
 
 
-def test_what_a_command_raises_is_one_line() -> None:
+def test_errors_of_commands_are_one_line() -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "/data/x")
     raised: list[tuple[BaseException, int, str]] = [
         (full, 1, "No space left on device; file: /data/x"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (SeqRecordError("two\nlines"), 1, "two lines"),
     ]
-    for error, code, said in raised:
+    for error, code, text in raised:
         for words in (["fail"], ["fail", "--debug"]):
             result = CliRunner().invoke(failing(error), words)
             assert result.exit_code == code
             *before, last = result.stderr.strip().splitlines()
-            assert last == f"seqrecord: error: {said}"
+            assert last == f"seqrecord: error: {text}"
             assert ("Traceback (most recent call last):" in before) is ("--debug" in words)
     result = CliRunner().invoke(failing(ZeroDivisionError()), ["fail"])
     assert isinstance(result.exception, ZeroDivisionError), "a defect keeps its traceback"
 
 
 def failing(error: BaseException) -> Any:
-    """The command line, with one command, which raises an error."""
+    """A command line whose only command raises an error."""
 
     @click.command()
     @click.option("--debug", is_flag=True)
@@ -386,8 +386,8 @@ def test_help_and_version() -> None:
     assert run("--version").stdout == f"seqrecord, version {seqrecord.__version__}\n"
 
 
-def test_commands_start_quickly_for_none_imports_torch(tree: Path, tmp_path: Path) -> None:
-    """One process runs them all; torch takes seconds to import, and none of them needs it."""
+def test_no_command_imports_torch(tree: Path, tmp_path: Path) -> None:
+    """One process runs all commands; importing torch would take seconds."""
     script = f"""
 import sys
 import time
@@ -430,8 +430,8 @@ main(words)
 """
 
 
-def test_ctrl_c_keeps_what_is_finished(tree: Path, tmp_path: Path) -> None:
-    """The second episode waits at one of its files until the signal is sent."""
+def test_ctrl_c_keeps_finished_episodes(tree: Path, tmp_path: Path) -> None:
+    """The second episode blocks at one of its files until the signal is sent."""
     destination, waits = tmp_path / "records", tmp_path / "waits"
     [file] = tree.glob("cave/Easy/P001/depth_left/000001_*")
     words = ["write", "--workers", "1", "--src", str(tree), "--dst", str(destination)]
@@ -459,7 +459,7 @@ def test_ctrl_c_keeps_what_is_finished(tree: Path, tmp_path: Path) -> None:
 
 
 def test_output_cut_by_a_pipe(small: Path) -> None:
-    """Of a process of its own, with `-m seqrecord`; it imports without a warning."""
+    """A separate process runs `-m seqrecord`, without warnings at import."""
     words = [*COMMAND[:1], "-W", "error", *COMMAND[1:], "info", str(small), "--json"]
     command = ["bash", "-c", f"{shlex.join(words)} | head -c 1"]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)

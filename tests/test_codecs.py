@@ -1,4 +1,4 @@
-"""Presets and chains: lossless, bounded, and closed to what files may ask for."""
+"""Presets and chains: lossless, with bounded memory, restricted to allowed codecs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Array = npt.NDArray[Any]
 
 DTYPES = ["?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", "c16"]
 COMPRESSORS = ("blosc", "zstd", "lz4", "zlib", "bz2", "lzma")
-TOGETHER = (*PRESETS[1:], *COMPRESSORS)  # what decodes several frames in few calls
+TOGETHER = (*PRESETS[1:], *COMPRESSORS)  # decode several frames in few calls
 DELTA = {"id": "seqrecord.delta", "axis": 0}
 PNG = {"id": "seqrecord.image", "format": "png"}
 JPEG = {"id": "seqrecord.image", "format": "jpeg"}
@@ -52,7 +52,7 @@ def decoded(codec: FrameCodec, data: Any, like: Array) -> Array:
 
 
 def round_trip(codec: FrameCodec, frame: Array) -> None:
-    """Bit for bit, so that NaN payloads and negative zeros count."""
+    """Compares bits, including NaN payloads and negative zeros."""
     out = decoded(codec, codec.encode(frame), frame)
     assert out.tobytes() == np.ascontiguousarray(frame, codec.dtype).tobytes()
 
@@ -70,7 +70,7 @@ def smooth(*shape: int, dtype: str = "u1") -> Array:
 
 @st.composite
 def any_frames(draw: st.DrawFn) -> Array:
-    """Arrays of any bit patterns: small ones drawn, and larger ones in image-like shapes."""
+    """Arrays of any bit patterns: small arrays drawn, larger arrays in image-like shapes."""
     dtype = np.dtype(draw(st.sampled_from(DTYPES)))
     shapes = (
         hnp.array_shapes(min_dims=0, max_dims=4, max_side=6),
@@ -139,7 +139,7 @@ def test_presets_by_kind_of_feature() -> None:
 
 @pytest.mark.parametrize("name", COMPRESSORS)
 def test_every_compressor(name: str) -> None:
-    """Alone and after a filter; a blob of more or fewer bytes is refused."""
+    """Alone and after a filter; blobs that are too long or too short are refused."""
     frame = smooth(50, 60, dtype="<u2")
     round_trip(codec_for([{"id": name}], frame), frame)
     round_trip(codec_for([DELTA, {"id": name}], frame), frame)
@@ -153,7 +153,7 @@ def test_every_compressor(name: str) -> None:
     refuse(codec, [codec.encode(frame) + b"\0"], frame)
 
 
-def test_bloscs_type_size_may_be_another_than_the_elements() -> None:
+def test_bloscs_type_size_may_differ_from_the_element_size() -> None:
     for typesize in (1, 2, 4, 8):
         chain = [{"id": "blosc", "cname": "lz4", "shuffle": 2, "typesize": typesize}]
         for frame, stored in ((smooth(40, 60, 3), typesize), (smooth(41, 61, 3), 1)):
@@ -175,11 +175,11 @@ def test_noise_is_stored_in_any_blosc_buffer(shape: tuple[int, ...], blocksize: 
     assert numcodecs.get_codec(config).decode(blob) == frame.tobytes()
     plain = numcodecs.get_codec(config).encode(frame)
     assert len(plain) - 64 <= len(blob) <= 1.05 * len(plain) + 64
-    if shape == (512, 512):  # whole blocks, in which a noisy plane lies as it is
+    if shape == (512, 512):  # whole blocks, with a noisy plane stored unchanged
         assert frame.view("u1").reshape(-1, 4)[:1024, 0].tobytes() in blob
 
 
-def test_nothing_but_noise_and_frames_larger_than_the_temporary() -> None:
+def test_pure_noise_and_frames_larger_than_the_temporary_buffer() -> None:
     frame = np.random.default_rng(0).integers(0, 1 << 32, (300, 400)).astype("<u4")
     codec = codec_for("fast", frame)
     assert len(codec.encode(frame)) <= frame.nbytes + 16
@@ -199,13 +199,13 @@ def blobs_of(codec: FrameCodec, frames: Array) -> list[memoryview]:
 
 SHAPES: list[tuple[tuple[int, ...], str]] = [
     *(((1600,), "i2"), ((84, 84, 3), "u1"), ((24, 32, 2), "f4"), ((32, 40), "f4"), ((301,), "c8")),
-    *(((120, 200, 3), "u1"), ((120, 150), "f4")),  # large ones
+    *(((120, 200, 3), "u1"), ((120, 150), "f4")),  # large frames
 ]
 
 
 @pytest.mark.parametrize("name", TOGETHER)
 def test_frames_together(name: str, thorough: bool) -> None:
-    """Frames that compress well, hardly, and not at all, in every order; bit for bit."""
+    """Frames that compress well, little or not at all, in every order; compares bits."""
     rng = np.random.default_rng(3)
     chosen = SHAPES if thorough else SHAPES[TOGETHER.index(name) % 3 :: 3]
     for shape, dtype in chosen:
@@ -223,7 +223,7 @@ def test_frames_together(name: str, thorough: bool) -> None:
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-def test_one_of_several_blobs_is_damaged(name: str) -> None:
+def test_damage_to_any_of_several_blobs(name: str) -> None:
     frames = smooth(9, 2000, dtype="i2")
     codec = codec_for(name if name in PRESETS else [{"id": name}], frames[0])
     blobs, out = blobs_of(codec, frames), np.empty_like(frames)
@@ -235,7 +235,7 @@ def test_one_of_several_blobs_is_damaged(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["u1", "i2", "f4", "f8"])
 def test_a_blob_that_claims_bytes_of_the_next_one(dtype: str) -> None:
-    """Blosc is given several as one buffer, in which those bytes are there."""
+    """Blosc gets several blobs as one buffer, which has enough bytes."""
     frames = smooth(9, 2000, dtype=dtype)
     frames.view("u1")[:, :900] = 0
     frames.view("u1")[:, -90:] = np.random.default_rng(0).integers(0, 256, (9, 90))
@@ -252,7 +252,7 @@ def test_a_blob_that_claims_bytes_of_the_next_one(dtype: str) -> None:
 
 
 def calls_of(action: Callable[[], object]) -> int:
-    """The number of functions, of Python and of C, that an action calls in this thread."""
+    """Counts the Python and C functions that an action calls in this thread."""
     events: list[str] = []
     sys.setprofile(lambda _frame, event, _argument: events.append(event))
     try:
@@ -264,9 +264,9 @@ def calls_of(action: Callable[[], object]) -> int:
 
 def test_frames_together_take_few_calls() -> None:
     cases: list[tuple[str, tuple[int, ...], str, int, int]] = [
-        ("balanced", (480, 640, 3), "u1", 16, 45),  # most are those of numcodecs: 20 for each frame
-        ("balanced", (480, 640), "f4", 16, 45),  # one by one it is twice as many
-        *((preset, (1600,), "i2", 100, 10) for preset in PRESETS[1:]),  # … seven times as many
+        ("balanced", (480, 640, 3), "u1", 16, 45),  # mostly in numcodecs: 20 for each frame
+        ("balanced", (480, 640), "f4", 16, 45),  # twice as many one by one
+        *((preset, (1600,), "i2", 100, 10) for preset in PRESETS[1:]),  # seven times as many
     ]
     for preset, shape, dtype, count, most in cases:
         frames = np.broadcast_to(smooth(1, *shape, dtype=dtype), (count, *shape))
@@ -308,7 +308,7 @@ def test_bombs_allocate_no_more_than_the_frame() -> None:
         assert peak < 1 << 20
 
 
-def test_headers_of_zstd_and_blosc_that_lie() -> None:
+def test_wrong_headers_of_zstd_and_blosc() -> None:
     # RFC 8878: no single segment, no content size; a raw last block of two bytes
     out = np.empty(2, "u1")
     codec = codec_for([{"id": "zstd"}], out)
@@ -322,9 +322,9 @@ def test_headers_of_zstd_and_blosc_that_lie() -> None:
     # Version, size of an element, bytes of the frame, of a block, and of the blob.
     for offset, size in ((0, 1), (3, 1), (4, 4), (8, 4), (12, 4)):
         for value in (0, 0xFFFFFFFF, 0x80000000, 5001):
-            lying = blob[:offset] + struct.pack("<I", value)[:size] + blob[offset + size :]
-            if lying != blob and not (offset == 3 and lying[3]):
-                refuse(codec, [lying], frame)
+            altered = blob[:offset] + struct.pack("<I", value)[:size] + blob[offset + size :]
+            if altered != blob and not (offset == 3 and altered[3]):
+                refuse(codec, [altered], frame)
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ def test_configurations_and_names_that_are_refused() -> None:
             resolve([PNG], dtype, shape, feature="x")
 
 
-def test_outputs_that_do_not_fit() -> None:
+def test_outputs_of_the_wrong_size() -> None:
     frame = smooth(40, 60, 3).astype("<u2")
     codec = codec_for("balanced", frame)
     blob, fixed = codec.encode(frame), np.empty_like(frame)
@@ -524,7 +524,7 @@ def test_images_that_cannot_be_kept() -> None:
 
 
 @pytest.mark.parametrize("name", ["raw", "raw_big_endian"])
-def test_numbers_and_nothing_else(name: str) -> None:
+def test_only_numbers_are_accepted(name: str) -> None:
     rng, config = np.random.default_rng(0), ({"id": "seqrecord.image", "format": name},)
     for dtype in ("|b1", "|i1", "<u2", "<f2", "<i8", "<c16"):
         for shape in ((), (5,), (3, 4, 2)):
@@ -545,12 +545,12 @@ def test_numbers_and_nothing_else(name: str) -> None:
     ("dtype", "channels"), [("u1", ()), ("u1", (3,)), ("u1", (4,)), ("<u2", ()), ("<u2", (3,))]
 )
 def test_jpegxl(dtype: str, channels: tuple[int, ...]) -> None:
-    """16-bit alpha is refused, as it is everywhere."""
+    """16-bit alpha is refused, as for all image codecs."""
     pytest.importorskip("imagecodecs")
     rng = np.random.default_rng(0)
     for size in ((40, 60), (1, 1), (1, 7), (40, 3), (3, 4), (40, 4)):
         frame = rng.integers(0, np.iinfo(dtype).max, (*size, *channels)).astype(dtype)
-        frame[: len(frame) // 2] = 0  # where nothing is seen through alpha, pixels are kept too
+        frame[: len(frame) // 2] = 0  # pixels below transparent alpha are kept too
         codec = codec_for("jpegxl", frame)
         round_trip(codec, frame)
         chain = resolve("jpegxl", frame.dtype, frame.shape, feature="x")
@@ -564,7 +564,7 @@ def test_jpegxl(dtype: str, channels: tuple[int, ...]) -> None:
                 codec_for("jpegxl", other).decode_into(data, np.empty_like(other))
 
 
-def test_imagecodecs_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_missing_imagecodecs(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("imagecodecs")
     frame = np.zeros((4, 6, 3), "u1")
     codec = codec_for("jpegxl", frame)
@@ -585,11 +585,13 @@ CHAINS: list[Any] = [
 @pytest.mark.parametrize(
     ("dtype", "shape"), [("|u1", (32, 40, 3)), ("<f4", (32, 40)), ("<u2", (32, 40)), ("<f4", (6,))]
 )
-def test_what_is_encoded_quickly_decodes_to_the_same(dtype: str, shape: tuple[int, ...]) -> None:
+def test_fast_and_usual_encoders_decode_to_the_same_frames(
+    dtype: str, shape: tuple[int, ...]
+) -> None:
     frame = (np.random.default_rng(0).random(shape) * 50).astype(dtype)
     for codec in CHAINS:
         if codec == "png" and dtype == "<f4":
-            continue  # no image of floats
+            continue  # PNG has no floats
         chain = resolve(codec, dtype, shape, feature="x")
         usual, quick = FrameCodec(chain, dtype, shape), FrameCodec(chain, dtype, shape, fast=True)
         for encoder, decoder in ((quick, usual), (usual, quick)):
@@ -597,7 +599,7 @@ def test_what_is_encoded_quickly_decodes_to_the_same(dtype: str, shape: tuple[in
             np.testing.assert_array_equal(out, frame)
 
 
-def test_the_slow_one_of_two_codecs_of_one_format_is_not_taken_quickly() -> None:
+def test_fast_config_replaces_slow_encoders_of_the_same_format() -> None:
     config = {"id": "blosc", "cname": "lz4hc", "clevel": 5, "shuffle": 2}
     assert fast_config(config) == {**config, "cname": "lz4", "clevel": 9}
     assert fast_config({"id": "zstd", "level": 19}) == {"id": "zstd", "level": 1}

@@ -1,4 +1,4 @@
-"""Crops where episodes or cameras differ in size, and resizing: equal to what is made of whole
+"""Crops of episodes or cameras of different sizes, and resizing: equal to crops made of whole
 frames, one by one."""
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def cameras(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def seen(name: str, frame: npt.NDArray[Any], clip: dict[str, Any], size: Any) -> npt.NDArray[Any]:
-    """What a batch has of a whole frame, pixel by pixel."""
+    """The crop that a batch must contain, computed pixel by pixel."""
     top, left, height, width = clip["crop"].tolist()
     found = frame[top : top + height, left : left + width]
     if size is not None and name == "image":
@@ -134,7 +134,7 @@ def check(batch: dict[str, Any], length: int, size: Any, shape: tuple[int, int])
 
 
 def check_intrinsics(key: str, clip: dict[str, Any], got: Any, shape: tuple[int, int]) -> None:
-    """Of points of the camera: where they are in what is seen."""
+    """Compares pixel positions of projected camera points."""
     if key == "set/2":
         assert got.isnan().all()
         return
@@ -182,12 +182,12 @@ def test_episodes_of_other_sizes(path: Path, name: str) -> None:
 
 
 def test_windows_of_random_crops(path: Path) -> None:
-    """The same in every version of a seed, and anywhere in their own episode."""
+    """The same for a seed in every version, and anywhere in their own episode."""
     options: dict[str, Any] = {"clip_len": 1, "batch_size": 9, "features": ["image"]}
     step = RandomResizedCrop(4, (0.05, 0.5))
     (batch,) = SeqRecordPipe(path, **options, clip_transform=step, episodes="set/0")
     found = dict(zip(batch["start"].tolist(), batch["crop"].tolist(), strict=True))
-    # As a loop over single numbers computes them, by the formulas of the docstring.
+    # A scalar loop with the formulas of the docstring.
     assert [found[i] for i in range(3)] == [[8, 7, 10, 12], [2, 13, 17, 14], [12, 7, 8, 7]]
 
     pipe = SeqRecordPipe(path, **options, clip_transform=RandomCrop(16))
@@ -215,7 +215,7 @@ def test_by_number_and_for_functions(path: Path) -> None:
             check(seqrecord.collate(dataset.__getitems__(some)), 2, size, shape)
 
 
-def test_what_is_refused_of_sizes(path: Path, tmp_path: Path) -> None:
+def test_wrong_sizes_are_refused(path: Path, tmp_path: Path) -> None:
     pipe = SeqRecordPipe(path, clip_len=1, batch_size=2, clip_transform=RandomCrop(18))
     with pytest.raises(ClipError, match="larger than the frame") as caught:
         list(pipe)
@@ -239,7 +239,7 @@ def test_what_is_refused_of_sizes(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_cameras_of_two_sizes_have_steps_of_their_own(cameras: Path, shared: bool) -> None:
+def test_cameras_of_two_sizes_have_separate_steps(cameras: Path, shared: bool) -> None:
     with pytest.raises(ClipError, match="different sizes") as caught:
         SeqRecordPipe(cameras, clip_len=2, clip_transform=RandomCrop(8))
     assert "wrist" in str(caught.value.expected)
@@ -329,26 +329,26 @@ def test_the_second_step_of_a_type_shares_with_the_second_one(cameras: Path) -> 
     ]
     assert all(front == wrist for front, wrist in tops)
     assert len(set(tops)) > 2
-    twice = [RandomCrop((24, 28)), RandomCrop((24, 24))]  # draw on their own
+    twice = [RandomCrop((24, 28)), RandomCrop((24, 24))]  # independent random draws
     steps = [int(c["crop"][1]) for c in SeqRecordPipe(
         cameras, clip_len=1, features=["front_left"], clip_transform=twice)]  # fmt: skip
     assert any(step % 2 for step in steps)
 
 
-def test_cameras_with_one_window_have_intrinsics_of_their_own(cameras: Path) -> None:
+def test_cameras_with_a_shared_window_have_their_own_intrinsics(cameras: Path) -> None:
     pair = ["front_left", "front_right"]
-    for features, told in ((pair, ["front_left"]), (["wrist"], ["wrist"]), (["front_right"], [])):
+    for features, cams in ((pair, ["front_left"]), (["wrist"], ["wrist"]), (["front_right"], [])):
         chain = RandomCrop(8, features=features)
         batch = next(iter(SeqRecordPipe(cameras, clip_len=1, batch_size=4, clip_transform=chain)))
-        assert [name for name in batch if "intrinsics" in name] == [f"{n}_intrinsics" for n in told]
-        for name in told:
+        assert [key for key in batch if "intrinsics" in key] == [f"{n}_intrinsics" for n in cams]
+        for name in cams:
             expected = torch.tensor([CAMERA[n] for n in ("fx", "fy", "cx", "cy")]).repeat(4, 1)
             expected[:, 0] = 3 if name == "wrist" else 10
             expected[:, 2:] -= batch["crop"][:, [1, 0]]
             assert batch[f"{name}_intrinsics"].tolist() == expected.tolist()
 
 
-def test_a_camera_that_gives_no_intrinsics_is_said(
+def test_cameras_without_valid_intrinsics_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cameras: list[tuple[Any, bool]] = [
@@ -359,18 +359,18 @@ def test_a_camera_that_gives_no_intrinsics_is_said(
         ({**CAMERA, "width": 640, "height": 480}, True),
         ({"front": CAMERA}, True),
     ]
-    for number, (camera, is_said) in enumerate(cameras):
+    for number, (camera, is_logged) in enumerate(cameras):
         path, metadata = tmp_path / str(number), {} if camera is None else {"camera": camera}
         with SeqRecordWriter(path) as writer, writer.episode("a", metadata=metadata) as written:
             written.append({"image": np.zeros((24, 32, 3), np.uint8)})
         caplog.clear()
         pipe = SeqRecordPipe(path, clip_len=1, batch_size=1, clip_transform=CenterCrop(8))
-        assert ("intrinsics" in next(iter(pipe))) == (camera is not None and not is_said)
-        said = [r.message.split(": ")[0] for r in caplog.records if "intrinsics" in r.message]
-        assert said == [pipe.dataset.url] * is_said
+        assert ("intrinsics" in next(iter(pipe))) == (camera is not None and not is_logged)
+        urls = [r.message.split(": ")[0] for r in caplog.records if "intrinsics" in r.message]
+        assert urls == [pipe.dataset.url] * is_logged
 
 
-def test_a_mix_says_which_clips_have_no_intrinsics(path: Path) -> None:
+def test_a_mix_marks_clips_without_intrinsics(path: Path) -> None:
     def source(episodes: str) -> SeqRecordIterableDataset:
         return SeqRecordIterableDataset(
             path, clip_len=1, features=["image"], episodes=episodes, clip_transform=Resize(8)
@@ -400,10 +400,12 @@ def test_cameras_in_a_mix_and_before_a_function(cameras: Path) -> None:
     assert next(iter(pipe))["sum"].shape == (4, 1, 3)
 
 
-def test_a_flipped_stereo_pair_is_said(
+def test_a_flipped_stereo_pair_is_logged(
     cameras: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cameras = Path(shutil.copytree(cameras, tmp_path / "records"))  # of which nothing was said
+    cameras = Path(
+        shutil.copytree(cameras, tmp_path / "records")
+    )  # not logged before in this process
     SeqRecordPipe(cameras, clip_len=1, clip_transform=HorizontalFlip(features=["wrist"]))
     assert not caplog.records
     pair = ["front_left", "front_right"]
@@ -413,7 +415,7 @@ def test_a_flipped_stereo_pair_is_said(
     assert "front_left and front_right" in message
 
 
-def test_what_is_refused_of_cameras(cameras: Path) -> None:
+def test_wrong_cameras_are_refused(cameras: Path) -> None:
     small = Resize(8, features=["wrist"])
     chains: list[tuple[Any, str]] = [
         ({}, "is not valid|mixes a dict"),

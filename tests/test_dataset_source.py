@@ -1,4 +1,4 @@
-"""A dataset as the source of `convert`: what arrives in the other one, and what is not decoded."""
+"""A dataset as the source of `convert`: copied contents, and pages passed on undecoded."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def write(path: Path, episodes: dict[str, list[dict[str, Any]]], **options: Any)
 
 
 def pages_of(path: Path, feature: str) -> list[bytes]:
-    """The bytes of all pages of a feature, episode by episode."""
+    """The bytes of a feature's pages, episode by episode."""
     with seqrecord.open(path, features=[feature]) as dataset:
         reader, [group] = dataset.contents.chunks, {s.group for s in dataset.features.values()}
         rows = range(len(dataset.contents.index.groups[group].first_frame))
@@ -69,7 +69,7 @@ def pages_of(path: Path, feature: str) -> list[bytes]:
 
 
 def blobs_of(path: Path, feature: str) -> list[bytes]:
-    """The images of a feature, as they are encoded."""
+    """The encoded images of a feature."""
     with seqrecord.open(path, features=[feature]) as dataset:
         source = open_source(dataset.contents.storage, features=[feature])
         found = [frame for info in source.episodes() for frame in source.frames(info)]
@@ -79,7 +79,7 @@ def blobs_of(path: Path, feature: str) -> list[bytes]:
 
 @pytest.mark.parametrize("write", [write_small, write_all])
 def test_every_kind_of_feature(tmp_path: Path, write: Any) -> None:
-    """In worker threads, each of which has a pickled copy of the source."""
+    """In worker threads, each with a pickled copy of the source."""
     write(tmp_path / "a")
     with ThreadPoolExecutor(2) as executor:
         report = convert(open_source(tmp_path / "a"), tmp_path / "b", executor=executor)
@@ -111,7 +111,7 @@ def features_of(path: Path) -> Any:
         return dataset.features
 
 
-def test_codecs_stay_unless_others_are_named(tmp_path: Path) -> None:
+def test_codecs_are_kept_unless_overridden(tmp_path: Path) -> None:
     codecs = {"image_left": "raw", "depth_left": "small", "pose": "fast"}
     write_small(tmp_path / "a", codecs=codecs)
     before, source = features_of(tmp_path / "a"), ("write", "--src", tmp_path / "a")
@@ -139,7 +139,7 @@ def video_schema(name: str = "h264") -> Schema:
 
 
 def write_video(path: Path, *, whole: bool = True) -> None:
-    """H.264 in three episodes, of which the first has a packet that does not decode."""
+    """H.264 in three episodes; the first has a packet that does not decode."""
     with seqrecord.SeqRecordWriter(path, schema=video_schema()) as writer:
         gops = gops_of("h264", moving(28), 12)
         broken = Gop((gops[0].packets[0], b"\0\0\0\1\x65" + b"\x55" * 50), (0, 1))
@@ -147,7 +147,7 @@ def write_video(path: Path, *, whole: bool = True) -> None:
             episode.append_video("image", [*gops, broken] if not whole else gops)
             for i in range(28 if whole else 30):
                 episode.append({"x": np.float32(i)})
-        with writer.episode("gaps") as episode:  # of either feature
+        with writer.episode("gaps") as episode:  # in both features
             for i, image in enumerate(moving(28)):
                 frame = {"image": image, "x": np.float32(i)}
                 absent = {"image"} if i in (0, 7, 8, 20, 27) else {"x"} if i == 3 else set()
@@ -165,7 +165,7 @@ def test_packets_are_passed_on_undecoded(tmp_path: Path, whole: bool) -> None:
     assert pages_of(b, "image") == pages_of(a, "image")
     if whole:
         assert_same(a, b)
-    else:  # whoever had decoded it would have been told
+    else:  # decoding would have failed
         assert seqrecord.verify(b, deep=True).problems
     with seqrecord.open(a) as one, seqrecord.open(b) as two:
         assert two.features == one.features
@@ -212,12 +212,12 @@ def test_chunks_are_copied_unless_their_length_changes(tmp_path: Path) -> None:
 
 
 def test_timestamps_of_copied_chunks(tmp_path: Path) -> None:
-    """Their time spans are collected, and a rate that they contradict is left out."""
+    """Their time spans are collected, and a contradicted frame rate is ignored."""
     frames: Any = [{"t": np.float64(i / 30 + i % 3 / 1000), "n": i} for i in range(20)]
     a = write(tmp_path / "a", {"e": frames})
     b = write(tmp_path / "b", {"e": frames}, features={"t": {"kind": "timestamp", "unit": "s"}})
-    said: dict[str, Any] = {"kinds": {"t": "timestamp"}, "units": {"t": "s"}}
-    report = convert(open_source(a), tmp_path / "c", workers=1, fps=10, **said)
+    options: dict[str, Any] = {"kinds": {"t": "timestamp"}, "units": {"t": "s"}}
+    report = convert(open_source(a), tmp_path / "c", workers=1, fps=10, **options)
     assert any("fps ignored for" in note for note in report.inventory.notes)
     with seqrecord.open(b) as one, seqrecord.open(tmp_path / "c") as two:
         assert two.episodes["e"].fps is None
@@ -228,7 +228,7 @@ def test_timestamps_of_copied_chunks(tmp_path: Path) -> None:
 
 
 def test_images_are_passed_on_undecoded(tmp_path: Path) -> None:
-    """Their pixels are damaged, which only who decodes them is told."""
+    """Their pixels are damaged, so that decoding would fail."""
     file = io.BytesIO()
     Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3)).save(file, "png")
     data = file.getvalue().replace(b"IDATx", b"IDAT\0")
@@ -243,7 +243,7 @@ def test_images_are_passed_on_undecoded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["jpegxl", "raw", "raw_big_endian"])
-def test_images_that_are_no_files_of_their_own(name: str, tmp_path: Path) -> None:
+def test_images_that_are_not_complete_files(name: str, tmp_path: Path) -> None:
     if name == "jpegxl":
         pytest.importorskip("imagecodecs")
     frames = np.random.default_rng(0).integers(0, 256, (3, 40, 60, 3), np.uint8)
@@ -272,7 +272,7 @@ def test_video_in_another_codec_is_decoded(tmp_path: Path) -> None:
     assert features_of(tmp_path / "c")["image"].codec[0]["codec"] == "ffv1"
     convert(open_source(b), tmp_path / "d", codecs={"image": "raw"}, workers=1)
     assert_same(a, tmp_path / "d")
-    edit.drop_features(a, "x")  # so that there is only video
+    edit.drop_features(a, "x")  # only video remains
     seqrecord.add_statistics(a)
     convert(open_source(a), tmp_path / "e", workers=1)
     assert pages_of(tmp_path / "e", "image") == pages_of(a, "image")
@@ -288,7 +288,7 @@ def keys_in(path: Path, split: str) -> list[str]:
         return [keys[number] for number in dataset.find_episodes(None, split)]
 
 
-def test_edits_and_splits_come_along(tmp_path: Path) -> None:
+def test_edits_and_splits_are_copied(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     convert(MadeSource(), a, workers=1, chunk_frames=4, max_file_size="60kB")
     names = [info.key for info in MadeSource().episodes()]
@@ -309,12 +309,12 @@ def test_edits_and_splits_come_along(tmp_path: Path) -> None:
         assert keys_in(b, "val") == ["other", names[3]]
         (b / "manifest.json").unlink()
         seqrecord.reindex(b)
-    edit.drop_features(a, "image")  # so that frames have nothing at all
+    edit.drop_features(a, "image")  # frames without features remain
     convert(open_source(a), tmp_path / "c", workers=1)
     assert_same(a, tmp_path / "c")
 
 
-def test_splits_of_what_is_appended_and_resumed(tmp_path: Path) -> None:
+def test_splits_of_appended_and_resumed_episodes(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     for path, lengths in ((a, (2, 3, 4)), (b, (2, 3, 4, 5, 6))):
         convert(MadeSource(lengths), path, workers=1)
@@ -323,7 +323,7 @@ def test_splits_of_what_is_appended_and_resumed(tmp_path: Path) -> None:
     edit.split_episodes(a, ["made/000"], "test")
     report = convert(open_source(b), a, mode="append", workers=1)
     assert report.skipped == ("made/000", "made/001", "made/002")
-    # What was there stays in no split, or in its own.
+    # Existing episodes keep their split, or stay without one.
     assert keys_in(a, "test") == ["made/000", "made/004"]
     assert keys_in(a, "val") == ["made/003"]
     with pytest.raises(SourceError, match="invalid name of a split"):
@@ -332,20 +332,20 @@ def test_splits_of_what_is_appended_and_resumed(tmp_path: Path) -> None:
     assert keys_in(a, "val") == ["made/003", "new"]
 
 
-def test_statistics_are_those_of_the_source(tmp_path: Path) -> None:
+def test_statistics_are_copied_from_the_source(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     write_small(a)
     seqrecord.add_statistics(a)
     convert(open_source(a), b, workers=1)
     with seqrecord.open(a) as one, seqrecord.open(b) as two:
-        assert "photo" in two.statistics  # though nobody decoded it
+        assert "photo" in two.statistics  # without decoding
         assert two.statistics.num_frames == two.num_frames
         assert set(two.statistics) == set(one.statistics)
         for name in two.statistics:
-            for what in ("count", "mean", "min", "max"):
-                got, want = (getattr(s[name], what) for s in (two.statistics, one.statistics))
+            for field in ("count", "mean", "min", "max"):
+                got, want = (getattr(s[name], field) for s in (two.statistics, one.statistics))
                 np.testing.assert_allclose(got, want)
-    # Of a part of the episodes nothing is known but what was looked at.
+    # For a part of the episodes, only decoded features get statistics.
     convert(Part(open_source(a)), tmp_path / "c", workers=1)
     convert(open_source(a), tmp_path / "c", mode="append", workers=1)
     with seqrecord.open(tmp_path / "c") as made:
@@ -357,7 +357,7 @@ def test_statistics_are_those_of_the_source(tmp_path: Path) -> None:
 
 
 class Part:
-    """The first episode of a source, under another key and in a split, and nothing else of it."""
+    """Only the first episode of a source, with another key and split."""
 
     def __init__(self, source: seqrecord.Source, **changes: Any) -> None:
         self.source, self.changes = source, changes
@@ -372,9 +372,8 @@ class Part:
         return self.source.frames(self.source.episodes()[0])
 
 
-def test_appended_to_what_stores_the_same_otherwise(tmp_path: Path) -> None:
-    """Codecs, groups and the order of features are the destination's, and so is what kind they
-    are of."""
+def test_append_to_a_dataset_with_other_codecs_and_groups(tmp_path: Path) -> None:
+    """Codecs, groups, kinds and the order of features are the destination's."""
     frames = [
         {"x": np.full(2000, i, "<f4"), "n": i, "i": image} for i, image in enumerate(moving(5))
     ]
@@ -389,7 +388,7 @@ def test_appended_to_what_stores_the_same_otherwise(tmp_path: Path) -> None:
         expected, before = frames_of(first) | frames_of(second), first.features
     images = [*blobs_of(a, "i"), *blobs_of(b, "i")]
     run("write", "--src", b, "--dst", a, "--append", "--workers", 1)
-    assert blobs_of(a, "i") == images  # the quality is that of each
+    assert blobs_of(a, "i") == images  # each keeps its quality
     with seqrecord.open(a) as dataset:
         assert frames_of(dataset) == expected
         assert dataset.features == before
@@ -408,13 +407,13 @@ def test_from_other_storages(tmp_path: Path) -> None:
     assert_same(url, f"{url}/again")
     run("write", "--src", url, "--dst", tmp_path / "b", "--workers", 1)
     assert_same(url, tmp_path / "b")
-    with WebFolder(tmp_path) as server:  # which lists nothing
+    with WebFolder(tmp_path) as server:  # without listings
         source = open_source(f"{server.endpoint}/a", storage_options={"deadline": 20})
         convert(source, tmp_path / "c", workers=1)
     assert_same(tmp_path / "a", tmp_path / "c")
 
 
-def test_what_is_broken_is_the_episode_s(tmp_path: Path) -> None:
+def test_errors_in_the_source_name_the_episode(tmp_path: Path) -> None:
     a = tmp_path / "a"
     convert(MadeSource((3, 4)), a, workers=1, max_file_size=1000)
     record = max((a / "records").iterdir())

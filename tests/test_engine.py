@@ -1,4 +1,4 @@
-"""Every clip is right, in every order, and nothing is left on any way out."""
+"""The engine: correct clips in every order, and no leaks on any exit."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ LIMITS: dict[Any, list[int]] = {  # by the shape of images
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The dataset of a kind, written when it is first asked for."""
+    """The dataset of a kind, written on first use."""
     folder = tmp_path_factory.mktemp("kinds")
 
     def path_of(kind: str) -> Path:
@@ -111,7 +111,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def test_every_clip_is_right(
     written: Callable[[str], Path], kind: str, data: st.DataObject
 ) -> None:
-    """Of an epoch and the next one, and by their numbers."""
+    """In two epochs, and by number."""
     clip_len, dilation = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 3))
     apart = (clip_len - 1) * dilation + 1
     strides = st.just(apart)
@@ -131,7 +131,7 @@ def test_every_clip_is_right(
         "device": data.draw(st.sampled_from([None, "cpu"])),
     }
     storage: Storage = LocalStorage(written(kind))
-    if data.draw(st.booleans()):  # what is wrapped has no local files: chunks are read ahead
+    if data.draw(st.booleans()):  # a wrapped storage has no local files: chunks are read ahead
         storage = StorageWrapper(storage)
     expected = possible_clips(features, clip_len, stride, dilation)
     with seqrecord.open(storage, features=features, verify=data.draw(st.booleans())) as dataset:
@@ -153,10 +153,10 @@ def test_every_clip_is_right(
 @pytest.mark.parametrize(
     ("kind", "shuffle"), [("raw", True), ("straight", False), ("straight compressed", True)]
 )
-def test_of_clips_that_lie_apart_each_frame_is_read_once(
+def test_frames_of_sparse_clips_are_read_once(
     written: Callable[[str], Path], kind: str, shuffle: bool
 ) -> None:
-    """And the pages of their chunks, to the byte."""
+    """Counts the bytes of the chunks' pages exactly."""
     features = ["image", "id"]
     clips = {"clip_len": 4, "stride": 4, "batch_size": 3, "features": features}
     pipe = make_loader(written(kind), **clips, shuffle=shuffle)
@@ -166,7 +166,7 @@ def test_of_clips_that_lie_apart_each_frame_is_read_once(
     assert stats["frames_decoded"] == len(expected) * 4
     assert stats["loads"] > 0 < stats["fetch_seconds"]
     assert (stats["decode_seconds"] == 0) == (kind != "straight compressed"), "not the short way"
-    if kind != "raw":  # whose chunks end elsewhere
+    if kind != "raw":  # its chunks end elsewhere
         pages = [
             nth_page(pipe.dataset, name, index.positions[key], start // 4)
             for key, start in expected
@@ -193,13 +193,15 @@ def test_resumes_anywhere(
     )
 
 
-def test_what_does_not_change_the_order(written: Callable[[str], Path], tmp_path: Path) -> None:
+def test_groups_and_variable_shapes_do_not_change_the_order(
+    written: Callable[[str], Path], tmp_path: Path
+) -> None:
     # Several groups, where the leading group has the chunks that all features had.
     groups = {"image": 0, "flow": 1, "note": 1, "id": 2}
     several = write_numbered(tmp_path / "several", groups=groups)
     one, two = (make_loader(path, features=FIXED) for path in (written("small"), several))
     assert digests(one) == digests(two)
-    # A feature of variable shape beside the others.
+    # With a feature of variable shape.
     found = []
     for features in (FIXED, [*FIXED, "note"]):
         pipe = make_loader(written("straight"), clip_len=4, stride=4, features=features)
@@ -208,13 +210,15 @@ def test_what_does_not_change_the_order(written: Callable[[str], Path], tmp_path
 
 
 @pytest.mark.parametrize(("batch_size", "stride"), [(None, 1), (4, 1), (3, 3)])
-def test_no_batch_changes_while_it_is_held(path: Path, batch_size: int | None, stride: int) -> None:
+def test_no_batch_changes_while_it_is_referenced(
+    path: Path, batch_size: int | None, stride: int
+) -> None:
     pipe = make_loader(path, batch_size=batch_size, stride=stride, memory_limit="1MiB")
-    held = list(pipe)
-    for clip in held:
+    clips = list(pipe)
+    for clip in clips:
         check(clip, FEATURES, 3)
-    addresses = {clip["image"].data_ptr() for clip in held}
-    assert len(addresses) == len(held) == len(pipe)
+    addresses = {clip["image"].data_ptr() for clip in clips}
+    assert len(addresses) == len(clips) == len(pipe)
     assert not any(address % mmap.PAGESIZE for address in addresses)
 
 
@@ -245,19 +249,19 @@ def test_a_buffer_is_filled_again_only_when_nothing_is_on_its_memory(
     del first
     assert address not in {next(batches)["flow"].data_ptr() for _ in range(6)}
     del kept
-    held = [batch["flow"] for batch in batches]  # so that all memory is needed that is there
-    assert address in {flow.data_ptr() for flow in held}
+    flows = [batch["flow"] for batch in batches]  # so that all buffers are in use
+    assert address in {flow.data_ptr() for flow in flows}
 
 
 def test_the_next_epoch_takes_over_the_memory(path: Path) -> None:
     pipe = make_loader(path)
     first, second = ({batch["image"].data_ptr() for batch in pipe} for _ in range(2))
     assert first & second
-    # Two in the channel, two with the consumer, whichever epoch needed them all at a time.
+    # Two in the channel, two with the consumer, at most, in either epoch.
     assert len(first | second) <= 4
 
 
-def test_what_the_user_keeps_does_not_keep_the_pipe(path: Path) -> None:
+def test_batches_do_not_keep_the_pipe_alive(path: Path) -> None:
     pipe = make_loader(path)
     kept = [batch for _, batch in zip(range(2), pipe, strict=False)]
     gone = weakref.ref(pipe)
@@ -272,7 +276,7 @@ def test_what_the_user_keeps_does_not_keep_the_pipe(path: Path) -> None:
 def test_a_large_batch_is_copied_by_several_threads(
     large: Path, threads: int, shuffle_buffer: int | None
 ) -> None:
-    """In one go, or as it fills."""
+    """At once, or while it fills."""
     features = ["image", "id", "note"]
     settings = {"batch_size": 50, "num_threads": threads, "shuffle_buffer": shuffle_buffer}
     first, last = make_loader(large, clip_len=6, features=features, **settings)
@@ -282,7 +286,7 @@ def test_a_large_batch_is_copied_by_several_threads(
     assert sorted(clips) == sorted(possible_clips(features, 6))
 
 
-# ---- ways out
+# ---- exits
 
 
 @pytest.mark.parametrize(
@@ -290,7 +294,7 @@ def test_a_large_batch_is_copied_by_several_threads(
     [(False, 1, 1), (False, 3, 3), (True, 3, 1)],
 )
 def test_leaving_early(path: Path, is_remote: bool, num_threads: int, stride: int) -> None:
-    """With chunks that are read ahead, where the storage is remote."""
+    """If the storage is remote, chunks are read ahead."""
     location: StorageLike = StorageWrapper(LocalStorage(path)) if is_remote else path
     more = {"num_threads": num_threads, "memory_limit": 70_000, "stride": stride}
     pipe = make_loader(location, **more)
@@ -313,7 +317,7 @@ def test_dropping_everything(path: Path) -> None:
         del iterator
     pipe = make_loader(path)
     list(pipe)
-    with leaves_nothing():  # garbage that any thread collects
+    with leaves_nothing():  # any thread may collect this garbage
         cycle: list[Any] = [iter(pipe)]
         next(cycle[0])
         cycle.append(cycle)
@@ -330,12 +334,12 @@ def test_an_exception_in_the_consumer(path: Path) -> None:
     with leaves_nothing():
         with pytest.raises(ZeroDivisionError):
             [1 // 0 for _ in pipe]
-        # The traceback may still hold the iterator; a new iteration ends its threads.
+        # The traceback may still refer to the iterator; a new iteration ends its threads.
         assert len(list(pipe)) == len(pipe)
 
 
-def test_collecting_garbage_does_not_wait_for_ever(path: Path) -> None:
-    # The collector may run where a lock is held that the engine's threads wait for.
+def test_garbage_collection_does_not_deadlock(path: Path) -> None:
+    # The collector may run in a thread with a lock that the engine's threads need.
     lock, reached = threading.Lock(), threading.Event()
 
     def transform(frame: dict[str, Any]) -> dict[str, Any]:
@@ -364,8 +368,8 @@ def fails_at(bad: Sequence[int]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return my_transform
 
 
-def told(error: BaseException) -> str:
-    """An error's message and its notes."""
+def full_text(error: BaseException) -> str:
+    """The message and notes of an error."""
     return " ".join([str(error), *getattr(error, "__notes__", [])])
 
 
@@ -379,9 +383,9 @@ def test_an_error_in_frame_transform(path: Path) -> None:
         delivered.extend(iterator)
     assert any(entry.name == "my_transform" for entry in caught.traceback)
     for words in ("frame_transform of episode set/3, frame 17, ", f"{path}/records/", ".seqrec"):
-        assert words in told(caught.value)
+        assert words in full_text(caught.value)
     first = [name for name in possible_clips(FEATURES, 3) if name < ("set/3", 0)]
-    assert len(delivered) >= len(first) // 4  # what came before is delivered
+    assert len(delivered) >= len(first) // 4  # earlier clips are delivered
     assert pipe.state_dict()["batch"] == len(delivered)
     for _ in range(2):  # the iteration is over
         with pytest.raises(StopIteration):
@@ -390,12 +394,12 @@ def test_an_error_in_frame_transform(path: Path) -> None:
         list(pipe)
 
 
-def test_what_frame_transform_gives_is_no_frame(path: Path) -> None:
+def test_invalid_results_of_frame_transform(path: Path) -> None:
     results: list[Any] = [None, {}, [1, 2], np.zeros(3), {1: np.zeros(3)}]
     for result in results:
         with pytest.raises(ClipError, match="does not return arrays by name"):
             make_loader(path, frame_transform=lambda _, result=result: result)
-    # One frame of all is wrong.
+    # A single frame is wrong.
     two = np.zeros(2)
     others: list[tuple[Any, str]] = [
         ({"y": two}, "other features"),
@@ -450,7 +454,7 @@ def test_whole_frames_are_transformed(
 
 
 def wrapped(path: Path, at_read: Callable[[int], Any]) -> Storage:
-    """The storage, which calls `at_read` with the number of each read of a record file."""
+    """A storage that calls `at_read` with the number of each read of a record file."""
     numbers = count(1)
 
     def fault(operation: str, file: str, _: int) -> Any:
@@ -474,9 +478,9 @@ def test_an_error_in_the_storage(path: Path) -> None:
         with pytest.raises(OSError, match="the disk is gone") as caught:
             list(pipe)
         assert any(entry.name == "fail" for entry in caught.traceback)
-        assert "a chunk of episode set/" in told(caught.value)
-        assert ".seqrec" in told(caught.value)
-        assert len(list(pipe)) == len(pipe)  # it has recovered: so has the pipe
+        assert "a chunk of episode set/" in full_text(caught.value)
+        assert ".seqrec" in full_text(caught.value)
+        assert len(list(pipe)) == len(pipe)  # storage and pipe have recovered
         del caught, pipe
     with leaves_nothing():  # Ctrl-C
         pipe = make_loader(wrapped(path, interrupt))
@@ -500,7 +504,7 @@ def test_a_damaged_page_is_named(tmp_path: Path, feature: str, groups: dict[str,
         assert error.episode == "set/3 (frames 8 to 11)"
         del caught, error
     assert list(make_loader(seqrecord.open(path, verify=False)))
-    # A file that ends early, too.
+    # And a truncated file.
     pipe = SeqRecordPipe(path, clip_len=3, batch_size=4, features=FIXED, shuffle=False)
     chunk = nth_chunk(pipe.dataset, 3, 2)
     with (path / chunk.path).open("r+b") as file:
@@ -529,7 +533,7 @@ def test_a_fork_while_an_iteration_runs(path: Path) -> None:
     iterator = iter(stream)
     first = [digest(next(iterator))]
     child = os.fork()
-    if child == 0:  # nothing here may wait for threads that a fork does not have
+    if child == 0:  # the child has none of the parent's threads to wait for
         code = 1
         try:
             next(iterator)
@@ -564,7 +568,7 @@ def reads(storage: CountingStorage) -> int:
 def test_chunks_are_read_before_there_is_room_for_their_frames(
     path: Path, num_threads: int
 ) -> None:
-    storage = CountingStorage(LocalStorage(path))  # no local files, as far as anyone knows
+    storage = CountingStorage(LocalStorage(path))  # treated as remote
     pipe = make_loader(storage, num_threads=num_threads, memory_limit=70_000)
     storage.reset()
     iterator = begun(pipe)

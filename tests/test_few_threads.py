@@ -1,4 +1,4 @@
-"""Where the system lets few threads start, or none: right results or a typed error, and soon."""
+"""If the system starts few threads or none: correct results or a typed error, soon."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tests.made_source import MadeSource
 from tests.storage_doubles import FaultyStorage
 from tests.test_spooled import DATA, PATH, Store
 
-pytestmark = pytest.mark.timeout(120)  # what hangs fails
+pytestmark = pytest.mark.timeout(120)  # a deadlock fails
 
 
 class Limit:
-    """How many threads have started, and how many may."""
+    """Numbers of started and of allowed threads."""
 
     def __init__(self) -> None:
         self.started = 0
@@ -56,7 +56,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Limit:
 
 
 def failing(limit: Limit, do: Callable[[], None], *, least: int) -> list[int]:
-    """Do the same where 0 threads start, 1, … up to as many as do if all may, `least` or more.
+    """Repeat `do` with 0, 1, … threads, up to the number it starts without a limit (>= `least`).
 
     Returns with how many it ended with an error; with all others it went well.
     """
@@ -72,12 +72,12 @@ def failing(limit: Limit, do: Callable[[], None], *, least: int) -> list[int]:
             except ResourceError as error:
                 failed.append((count, error.message))
     message = "no thread can be started: can't start new thread"
-    assert {said for _, said in failed} <= {message}
+    assert {text for _, text in failed} <= {message}
     return [count for count, _ in failed]
 
 
 def on_network(path: Path) -> Storage:
-    """A storage that is not known to be local, with several requests at a time."""
+    """A storage treated as remote, with several requests at a time."""
     return ParallelStorage(
         FaultyStorage(LocalStorage(path), lambda *_: None), max_gap=0, max_bytes=1 << 14
     )
@@ -114,7 +114,7 @@ def test_an_epoch(path: Path, options: dict[str, Any], is_local: bool, limit: Li
         assert sorted(found) == sorted(expected)
 
     failed = failing(limit, epoch, least=2)
-    # It needs that of the scheduler. On a network there are others first, while it is opened.
+    # The scheduler needs a thread. On a network, opening the dataset starts others first.
     assert failed == [*range(len(failed))]
     assert len(failed) == 1 or not is_local
 
@@ -128,7 +128,7 @@ def test_a_mix(path: Path, limit: Limit) -> None:
         assert sum(len(batch["start"]) for batch in mix) > 40
 
     failed = failing(limit, epoch, least=6)
-    # A scheduler for each source; more, where one had started threads of its own before the next.
+    # A scheduler for each source; more if a source started its own threads before the next.
     assert failed[:3] == [0, 1, 2]
     assert failed == [*range(len(failed))]
 
@@ -147,8 +147,8 @@ def test_random_access(path: Path, limit: Limit) -> None:
 
 def test_a_writer(limit: Limit, tmp_path: Path) -> None:
     def write() -> None:
-        path, said = tmp_path / f"{len([*tmp_path.iterdir()])}", {"note": {"shape": (None,)}}
-        with SeqRecordWriter(path, max_file_size=2000, features=said) as writer:
+        path, features = tmp_path / f"{len([*tmp_path.iterdir()])}", {"note": {"shape": (None,)}}
+        with SeqRecordWriter(path, max_file_size=2000, features=features) as writer:
             for key in range(5):
                 with writer.episode(str(key)) as episode:
                     for frame in range(9):
@@ -173,7 +173,7 @@ def test_an_upload(limit: Limit) -> None:
         finally:
             upload.abort()
 
-    assert failing(limit, send, least=1) == [0]  # that which keeps checkpoints
+    assert failing(limit, send, least=1) == [0]  # the checkpoint thread
 
 
 def test_a_recorder(limit: Limit, tmp_path: Path) -> None:
@@ -185,12 +185,12 @@ def test_a_recorder(limit: Limit, tmp_path: Path) -> None:
         with seqrecord.open(path) as dataset:
             assert len(dataset.episodes["one"]) == 9
 
-    assert failing(limit, record, least=3) == [0, 1]  # one spills, one writes
+    assert failing(limit, record, least=3) == [0, 1]  # one thread spills, one writes
 
 
 @pytest.mark.slow
 def test_a_conversion_by_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of which each pool has two threads at a time."""
+    """Each process pool has two threads at a time."""
     start, before, most = threading.Thread.start, threading.active_count(), 0
     processes = multiprocessing.active_children()
 

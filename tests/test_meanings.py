@@ -32,7 +32,7 @@ SIDE = 12
 
 
 def mask() -> npt.NDArray[np.uint8]:
-    """Three colours in a pattern that no factor of a resize fits."""
+    """Three colours in a pattern that fits no resize factor."""
     found: npt.NDArray[np.uint8] = COLOURS[np.add.outer(np.arange(SIDE), np.arange(SIDE)) % 3]
     return found
 
@@ -54,9 +54,9 @@ def tree(root: Path, **features: npt.NDArray[Any]) -> Path:
     return root
 
 
-def dataset(path: Path, said: Any = None, **features: Any) -> Path:
+def dataset(path: Path, declared: Any = None, **features: Any) -> Path:
     """A dataset of one episode of four equal frames."""
-    with SeqRecordWriter(path, features=said, codecs="raw") as writer, writer.episode("e") as e:
+    with SeqRecordWriter(path, features=declared, codecs="raw") as writer, writer.episode("e") as e:
         for _ in range(4):
             e.append(features)
     return path
@@ -116,7 +116,7 @@ def test_write_and_index(tmp_path: Path) -> None:
     assert "--dst" in run("index", source, "--unit", "range=mm", code=2).stderr
 
 
-def test_what_is_given_must_exist(tmp_path: Path) -> None:
+def test_kinds_and_units_of_missing_features_are_refused(tmp_path: Path) -> None:
     """For `write`, `edit describe` and `convert`."""
     depth = np.ones((4, 5), np.float32)
     source = tree(tmp_path / "tree", rgb=mask(), depth=depth)
@@ -150,8 +150,8 @@ def test_wrong_uses_of_edits(tmp_path: Path) -> None:
     for arguments in (["--kind", "x"], ["--unit", "=m"], ["--unit", "x=m", "--unit", "x=mm"], []):
         run("edit", "describe", records, *arguments, code=2)
     wrong: dict[str, Any] = {"is not a dict": "mm", "unknown unit": {"x": 1}, "nothing": None}
-    for says, units in wrong.items():
-        with pytest.raises(SchemaError, match=says):
+    for match, units in wrong.items():
+        with pytest.raises(SchemaError, match=match):
             edit.describe_features(records, units=units)
     np.savez(tmp_path / "more.npz", e=np.ones((4, 2)))
     add = ("edit", "add", records, "y", "--files", tmp_path / "more.npz")
@@ -162,7 +162,7 @@ def test_wrong_uses_of_edits(tmp_path: Path) -> None:
 
 
 def test_append_keeps_kinds_and_units(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Others are refused, and the error names the argument that keeps those of the dataset."""
+    """Others are refused; the error names the argument that keeps the dataset's."""
     source = tree(tmp_path / "tree", mask=mask()[..., 0], depth=np.ones((4, 5), np.uint16))
     write = ("write", "--src", source, "--dst", tmp_path / "a", "--quiet")
     of_mask = ("--kind", "mask=segmentation")
@@ -173,9 +173,9 @@ def test_append_keeps_kinds_and_units(tmp_path: Path, caplog: pytest.LogCaptureF
     options: dict[str, Any] = {"kinds": {"mask": "segmentation"}, "mode": "append", "workers": 1}
     caplog.clear()
     report = seqrecord.convert(seqrecord.open_source(source), tmp_path / "a", **options)
-    [said] = [record.getMessage() for record in caplog.records]
-    assert "depth: unit unknown in the source, mm in the dataset" in said
-    assert [note for note in report.inventory.notes if note in said]
+    [message] = [record.getMessage() for record in caplog.records]
+    assert "depth: unit unknown in the source, mm in the dataset" in message
+    assert [note for note in report.inventory.notes if note in message]
     caplog.clear()
     (source / "other").rename(source / "third")
     options["units"] = {"depth": "1/1000 m"}
@@ -189,7 +189,7 @@ def test_append_keeps_kinds_and_units(tmp_path: Path, caplog: pytest.LogCaptureF
 
 
 def check_survives(path: Path, expected: dict[str, tuple[str | None, str | None]]) -> None:
-    """The features are these, and so they are when the index, and the manifest, were lost."""
+    """The features are as expected, also after the index and the manifest were lost."""
     assert specs(path) == expected
     assert not seqrecord.verify(path, deep=True).problems
     seqrecord.reindex(path)
@@ -227,8 +227,8 @@ def test_edit_describe(tmp_path: Path) -> None:
         assert found.episodes["e"][0]["depth"][0, 0] == 2000
 
 
-def test_writers_and_merges_of_what_was_edited(tmp_path: Path) -> None:
-    """A resume takes the episodes of a writer that began before the edit."""
+def test_writers_and_merges_of_edited_datasets(tmp_path: Path) -> None:
+    """A resume recovers episodes of a writer opened before the edit."""
     frame = {"d": np.ones((3, 4), np.uint16)}
     path = dataset(tmp_path / "a", **frame)
     writer = SeqRecordWriter(path, mode="append")
@@ -246,7 +246,7 @@ def test_writers_and_merges_of_what_was_edited(tmp_path: Path) -> None:
     edit.rename_episodes(one, {"e": "other"})
     edit.merge_datasets([one, path], tmp_path / "c")
     check_survives(tmp_path / "c", {"d": (None, "mm")})
-    # Without an edit, files of different units are no dataset.
+    # Without an edit, record files with different units are refused.
     other = dataset(tmp_path / "m", {"d": {"unit": "m"}}, **frame)
     for file in (other / "records").iterdir():
         file.rename(one / "records" / file.name)
@@ -268,8 +268,8 @@ def test_statistics_and_lags_follow_an_edit(
     assert "grid removed" in caplog.text
     assert "seqrecord stats" in caplog.text
     path = tmp_path / "b"
-    said = {"t": {"kind": "timestamp", "unit": "s"}}
-    with SeqRecordWriter(path, features=said) as writer, writer.episode("e") as episode:
+    features = {"t": {"kind": "timestamp", "unit": "s"}}
+    with SeqRecordWriter(path, features=features) as writer, writer.episode("e") as episode:
         for i in range(5):
             episode.append({"t": float(i), "u": i * 10})
     line = fail("edit", "describe", path, "--kind", "u=timestamp", "--unit", "u=ms")
@@ -322,7 +322,7 @@ def test_topics_of_images_infer_kinds(tmp_path: Path) -> None:
     found = {spec.name: (spec.kind, spec.unit) for spec in source.schema().values()}
     expected = {name: (kind, unit) for name, (_, _, kind, unit) in kinds.items()}
     assert found == expected | {"log_time": ("timestamp", "ns")}
-    # And those of HDF5, by the names that they are given.
+    # HDF5 features, by their mapped names.
     with h5py.File(tmp_path / "e.hdf5", "w") as file:
         for name in ("rgb", "mask"):
             file[f"observations/images/{name}"] = np.stack([mask()] * 3)
@@ -333,13 +333,13 @@ def test_topics_of_images_infer_kinds(tmp_path: Path) -> None:
 
 
 def test_coloured_masks_keep_their_colours(tmp_path: Path) -> None:
-    """Also those without a kind: as written by hand, with such a name."""
+    """Also masks without a kind, written by hand with a mask's name."""
     names = ["mask", "seg", "observation.images.seg", "left_labels", "maskLeft"]
     path = dataset(tmp_path / "a", **dict.fromkeys(names, mask()))
     for step in (Resize((5, 7)), RandomResizedCrop((5, 7), (0.4, 0.9))):
         batch = batch_of(path, step)
         assert [colours(batch[name]) <= 3 for name in names] == [True] * 5
-    edit.describe_features(path, kinds={"seg": "image"})  # an image that has the name of a mask
+    edit.describe_features(path, kinds={"seg": "image"})  # an image with a mask's name
     assert colours(batch_of(path, Resize((5, 7)))["seg"]) > 3
 
 
@@ -348,7 +348,7 @@ def test_coloured_masks_keep_their_colours(tmp_path: Path) -> None:
 
 def test_resize_scales_disparity_and_flips_negate_x_of_normals(tmp_path: Path) -> None:
     normals = np.tile(np.array([0.5, 0.25, -1.0], np.float32), (8, 10, 1))
-    said = {n: {"kind": "disparity"} for n in ("disp16", "d")} | {"n": {"kind": "normals"}}
+    declared = {n: {"kind": "disparity"} for n in ("disp16", "d")} | {"n": {"kind": "normals"}}
     values = {
         "disparity": np.full((8, 10), 3.0, np.float32),
         "disp16": np.full((8, 10), 40_000, np.uint16),
@@ -357,10 +357,10 @@ def test_resize_scales_disparity_and_flips_negate_x_of_normals(tmp_path: Path) -
         "n": normals,
         "normal": normals,
     }
-    path = dataset(tmp_path / "a", said, **values)
+    path = dataset(tmp_path / "a", declared, **values)
     for device in (None, "cpu"):
         batch = batch_of(path, Resize((4, 20)), HorizontalFlip(1.0), device=device)
-        # The greatest disparity of 16 bits stays the greatest.
+        # The largest 16-bit disparity stays the largest.
         for name, value in {"disparity": 6.0, "disp16": 65_535, "d": 6.0, "depth": 3.0}.items():
             assert np.unique(batch[name]).tolist() == [value], name
         for name in ("n", "normal"):
@@ -399,13 +399,13 @@ PAIRS = [
 ]
 
 
-def test_flipped_stereo_pairs_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_flipped_stereo_pairs_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     left, right = PAIRS[0]
     path = dataset(tmp_path / "a", **{left: mask(), right: mask(), "image_front": mask()})
     with caplog.at_level(logging.WARNING, "seqrecord"):
         SeqRecordPipe(path, clip_len=2, clip_transform=HorizontalFlip())
-    [said] = [record.getMessage() for record in caplog.records]
-    assert f"mirrors {left} and {right}" in said
+    [message] = [record.getMessage() for record in caplog.records]
+    assert f"mirrors {left} and {right}" in message
     for left, right in PAIRS:
         assert partner_of(left, [left, right, "image_front"]) == right
     names = ["image", "image_1", "wrist", "front", "cam_high", "cam_low", "image_lcam_front"]

@@ -103,7 +103,7 @@ def test_the_same_batches_as_in_python(root: Path, split: str) -> None:
 
 
 def test_windows_in_steps_of_the_source_or_the_nearest_frame(root: Path) -> None:
-    """Offsets are of each source's own steps; 0.2 s is frame 2 at 10 fps, and 4.8 at 24."""
+    """Offsets count each source's own steps; 0.2 s is frame 2 at 10 fps, and 4.8 at 24."""
     sources = "sources: {slow: {location: slow}, fast: {location: fast}}\nbatch_size: 8\n"
     for windows, steps in (
         ("{action: [0, 2]}", {10: 2, 24: 2}),
@@ -171,7 +171,7 @@ batch_size: 4
     batch = next(iter(mix))
     shapes = {name: [*batch[name].shape[1:]] for name in ("image", "state", "pose")}
     assert shapes == {"image": [1, 3, 4, 3], "state": [2, 3], "pose": [1, 3]}
-    # `features` uses the names of `rename`, wherever that is in the file.
+    # `features` uses the new names of `rename`, in any order of the keys.
     text = "sources: {a: {location: a}, b: {location: b}}\nfeatures: [camera, state]\nclip_len: 2\n"
     mix = load(root, f"{text}rename: {{pose: state, image: camera}}\nbatch_size: 2")
     features = {item.name: item.sources for item in mix.summarize().features}
@@ -297,7 +297,7 @@ def test_faulty_files(root: Path) -> None:
 
 
 def test_odd_values_of_every_key(root: Path, thorough: bool) -> None:
-    """Each loads, or raises an error of this package."""
+    """Each value loads or raises an error of this package."""
     of_mix = [name for name in inspect.signature(SeqRecordMix).parameters if name != "sources"]
     of_source = [*inspect.signature(SeqRecordIterableDataset).parameters]
     of_source += ["weight", "repeat", "choose", "location", "open", "splits"]
@@ -325,7 +325,7 @@ def test_arguments_of_from_file(root: Path) -> None:
             load(root, A, **options)
     with pytest.raises(SeqRecordError, match="a URL"):
         SeqRecordMix.from_file("s3://bucket/mix.yaml")
-    windows = {"x": [0, 1, 2, 3]}  # of an array that the function returns
+    windows = {"x": [0, 1, 2, 3]}  # of an array returned by the function
     for frames, options in ((3, {}), (4, {"windows": windows})):
         mix = load(root, A, frame_transform=lambda frame: {"x": frame["image"][0]}, **options)
         assert next(iter(mix))["x"].shape == (2, frames, 8, 3)
@@ -375,7 +375,7 @@ def test_info(root: Path) -> None:
 
 
 def test_locations(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A LeRobot dataset in place, a URL, and paths with `~`, of a file in another folder."""
+    """A LeRobot dataset in place, a URL, and paths with `~`; the mix file is in another folder."""
     monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "index"))
     monkeypatch.setenv("HOME", str(root))
     original = unpack(tmp_path, "lerobot_v3")

@@ -36,7 +36,7 @@ def limit(descriptors: int) -> Iterator[None]:
 
 @contextmanager
 def few_free(descriptors: int) -> Iterator[None]:
-    """So many free descriptors; the others are in use."""
+    """Leaves this many descriptors free."""
     with ExitStack() as stack:
         stack.enter_context(limit(512))
         used: list[Any] = []
@@ -63,7 +63,7 @@ def first_bytes(storage: Storage, names: list[str]) -> list[bytes]:
     return found
 
 
-def beside_others(descriptors: int) -> int:
+def limit_with_headroom(descriptors: int) -> int:
     """A limit with this many descriptors, at least, for a cache that may open half of the limit.
 
     Earlier tests of this process leave descriptors open: the cache opens fewer files if others use
@@ -115,7 +115,7 @@ def test_a_mix_has_fewer_open_files_than_its_sources(
         str(i): SeqRecordIterableDataset(data, clip_len=2) for i, data in enumerate(datasets)
     }
     mix = SeqRecordMix(sources, batch_size=4)
-    most = 80 + len(list(Path("/proc/self/fd").iterdir()))  # earlier tests left some open
+    most = 80 + len(list(Path("/proc/self/fd").iterdir()))  # files open from earlier tests
     with limit(most):
         for epoch in range(2):
             mix.set_epoch(epoch)
@@ -129,16 +129,16 @@ STORAGES: list[Callable[[Path], Storage]] = [LocalStorage, MountStorage]
 @pytest.mark.parametrize("make", STORAGES)
 def test_few_files_are_open(make: Callable[[Path], Storage], files: tuple[Path, list[str]]) -> None:
     folder, names = files
-    most, fewer = beside_others(100), beside_others(60)
+    most, fewer = limit_with_headroom(100), limit_with_headroom(60)
     storages = [make(folder) for _ in range(3)]
     with limit(most):  # of all storages together
         for storage in storages:
             check_all(storage, names)
         assert 10 < len(open_below(folder)) <= most // 2
-    with limit(fewer):  # a changed limit counts from the next open on
+    with limit(fewer):  # a changed limit applies from the next open
         check_all(storages[0], names[:1])
         assert len(open_below(folder)) <= fewer // 2
-        if make is LocalStorage:  # a mount opens a file again to read its start again
+        if make is LocalStorage:  # a mount reopens a file to read its start again
             (folder / "0000").unlink()
         for name in names[1:]:  # the least recently used file is closed
             check_all(storages[0], ["0000", name])
@@ -147,7 +147,7 @@ def test_few_files_are_open(make: Callable[[Path], Storage], files: tuple[Path, 
         storage.close()
     assert open_below(folder) == []
     dropped = make(folder)
-    with few_free(20):  # others have used them; the limit is far away
+    with few_free(20):  # other code uses the rest; the limit is far away
         check_all(dropped, names[1:])
     assert open_below(folder) != []
     del dropped, storage
@@ -158,7 +158,7 @@ def test_few_files_are_open(make: Callable[[Path], Storage], files: tuple[Path, 
 def test_a_garbage_collection_closes_files_while_others_are_closed(
     files: tuple[Path, list[str]],
 ) -> None:
-    """Of a storage in a reference cycle, at each allocation of the closing (Python 3.10, 3.11)."""
+    """A storage in a reference cycle, at each allocation during the close (Python 3.10, 3.11)."""
     folder, names = files
     before = gc.get_threshold()
     for allocations in range(1, 9):
@@ -178,7 +178,7 @@ def test_a_garbage_collection_closes_files_while_others_are_closed(
 
 
 def test_descriptors_for_others(files: tuple[Path, list[str]]) -> None:
-    """Imports, sockets and shared memory of workers do not ask for them to be given back."""
+    """Imports, sockets and workers' shared memory cannot request descriptors back."""
     folder, names = files
     storage = LocalStorage(folder)
     for free in (80, 200):
@@ -225,7 +225,7 @@ def test_other_opens_get_the_descriptors_of_open_files(
 def test_a_file_is_not_closed_under_a_reader(files: tuple[Path, list[str]]) -> None:
     folder, names = files
     storage = LocalStorage(folder)
-    with limit(beside_others(70)), ThreadPoolExecutor(4) as pool:
+    with limit(limit_with_headroom(70)), ThreadPoolExecutor(4) as pool:
         shares = [names[i::4] * 2 for i in range(4)] * 5
         for future in [pool.submit(check_all, storage, mine) for mine in shares]:
             future.result()
@@ -243,7 +243,7 @@ def test_a_forked_child_closes_only_its_own(files: tuple[Path, list[str]]) -> No
     if not child:
         status = 1
         try:
-            with limit(beside_others(40)):
+            with limit(limit_with_headroom(40)):
                 check_all(storage, names)
                 storage.close()
                 status = 3 if open_below(folder) else 0

@@ -1,5 +1,5 @@
-"""Frames a second that timestamps contradict, and timestamps without a unit: no window is of other
-frames than its seconds say."""
+"""Frame rates that timestamps contradict, and timestamps without a unit: windows in seconds select
+the right frames."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def regular(count: int = 20, fps: float = FPS) -> list[float]:
 
 
 def moved(frame: int, by: float) -> list[float]:
-    """Times of which one is so many steps off."""
+    """Regular times, with one frame `by` steps late."""
     times = regular()
     times[frame] += by / FPS
     return times
 
 
-# ---- an episode has an fps only if every timestamp fits
+# ---- an episode has an fps only if every timestamp agrees
 
 
 def test_within_a_quarter_of_a_step(tmp_path: Path) -> None:
@@ -104,14 +104,14 @@ def test_within_a_quarter_of_a_step(tmp_path: Path) -> None:
         assert not seqrecord.verify(path).problems
 
 
-def test_the_contradiction_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """By the writer, and by convert, whose inventory keeps it."""
+def test_the_contradiction_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By the writer and by `convert`, which adds it to the inventory."""
     caplog.set_level(logging.WARNING, "seqrecord")
     path = write(tmp_path / "a", {"e": regular(), "f": moved(7, 2), "g": moved(3, 1)}, "ms", "f8")
     assert rates(path) == [FPS, None, None]
-    [said] = warned(caplog)
+    [message] = warned(caplog)
     parts = ("2 episodes", "episode f, frame 7", "0.9 s", "0.7 s", "10 frames", "timestamp in ms")
-    assert all(part in said for part in parts), said
+    assert all(part in message for part in parts), message
     report = seqrecord.convert(seqrecord.open_source(path), tmp_path / "b", fps=FPS, workers=1)
     assert rates(tmp_path / "b") == [FPS, None, None]
     for texts in (warned(caplog), report.inventory.notes):
@@ -120,7 +120,7 @@ def test_the_contradiction_is_told_once(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 def test_long_episodes_in_many_files(tmp_path: Path) -> None:
-    """Parts that were written before the contradiction still say the fps."""
+    """Parts written before the contradiction still declare the fps."""
     options: dict[str, Any] = {"features": {"timestamp": SECONDS}, "codecs": "raw", "fps": FPS}
     path = tmp_path / "a"
     with SeqRecordWriter(path, **options, max_file_size=10_000, chunk_frames=4) as writer:
@@ -141,7 +141,7 @@ def test_long_episodes_in_many_files(tmp_path: Path) -> None:
 
 
 def test_the_clock_is_one_feature(tmp_path: Path) -> None:
-    """`timestamp` or `log_time` of several; otherwise none of these tells."""
+    """Of several features, `timestamp` or `log_time`; otherwise none is used."""
     for names, expected in (
         (["timestamp", "other"], None),
         (["log_time", "other"], None),
@@ -149,11 +149,11 @@ def test_the_clock_is_one_feature(tmp_path: Path) -> None:
         (["some"], None),
     ):
         frames = [dict.fromkeys(names, np.float64(time)) for time in moved(7, 1)]
-        said = dict.fromkeys(names, SECONDS)
-        assert rates(written(tmp_path / "-".join(names), {"e": frames}, features=said)) == [
+        features = dict.fromkeys(names, SECONDS)
+        assert rates(written(tmp_path / "-".join(names), {"e": frames}, features=features)) == [
             expected
         ]
-    # Frames may lack their timestamps.
+    # Frames without timestamps.
     for wrong, expected in ((0.0, FPS), (0.5, None)):
         frames = [
             {"a": np.int64(i), **({"t": t + wrong / FPS * (i == 9)} if i % 3 == 0 and i else {})}
@@ -197,7 +197,7 @@ def video(tmp_path: Path) -> Path:
 def test_video_of_a_varying_rate(
     video: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In place and packed, seconds are those of the timestamps."""
+    """In place and packed, seconds follow the timestamps."""
     write = ("write", "--src", video, "--quiet", "--dst")
     run(*write, tmp_path / "packed")
     for path in (tmp_path / "packed", video):
@@ -213,7 +213,7 @@ def test_video_of_a_varying_rate(
             SeqRecordMapDataset(path, windows={"image": Seconds(-0.3, 0)})
         assert caught.value.episode == "vary"
     assert "use the timestamps of feature timestamp (s)" in caplog.text
-    # Without timestamps the fps goes, too, and the error names the episode and the remedy.
+    # Without timestamps the fps is removed; the error names the episode and the remedy.
     run(*write, tmp_path / "a", "--features", "image")
     assert rates(tmp_path / "a") == [30.0, None]
     with pytest.raises(ClipError, match="episodes with an fps") as caught:
@@ -243,8 +243,8 @@ def test_lerobot_of_another_fps(tmp_path: Path, version: str) -> None:
     assert all(good[i]["action"].equal(bad[i]["action"]) for i in range(len(good)))
 
 
-def test_files_that_declare_another_rate(tmp_path: Path) -> None:
-    """`seqrecord.json` of exported folders is edited by hand, perhaps; `sensor.yaml` of EuRoC."""
+def test_files_that_declare_a_wrong_rate(tmp_path: Path) -> None:
+    """An edited `seqrecord.json` of an exported folder, and `sensor.yaml` of EuRoC."""
     path = write(tmp_path / "a", {"e": regular()})
     with seqrecord.open(path) as dataset:
         to_files(dataset, "e", tmp_path / "files")
@@ -261,7 +261,7 @@ def test_files_that_declare_another_rate(tmp_path: Path) -> None:
 
 
 def test_mcap_that_drifts(tmp_path: Path) -> None:
-    """Steps of 97 and then 103 ms are no 10 frames a second, though each is near it."""
+    """Steps of 97 and then 103 ms are not 10 fps, though each is close to it."""
     for name, steps in (("even", [100] * 40), ("drift", [97] * 20 + [103] * 20)):
         times = np.cumsum([0, *steps]).tolist()
         messages = [(CAMERA, START + MS * t, image(pictures(1)[0], "rgb8")) for t in times]
@@ -290,12 +290,12 @@ def test_windows_of_every_unit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fps", [None, FPS])
 def test_timestamps_without_a_unit(tmp_path: Path, fps: float | None) -> None:
-    """Implausible seconds are refused; the command that the error names helps."""
+    """Implausible seconds are refused; the command in the error fixes it."""
     windows = {"a": Seconds([0.1], timestamps="timestamp")}
     for unit in ("ms", "us", "ns"):
         times = [1e9 + time * STEPS[unit] for time in regular()]
         path = write(tmp_path / unit, {"e": times}, None, "i8", fps)
-        assert rates(path) == [fps]  # what is not known contradicts nothing
+        assert rates(path) == [fps]  # an unknown unit contradicts no fps
         with pytest.raises(ClipError, match="without a unit") as caught:
             clips(path, windows=windows)
         error = caught.value
@@ -307,7 +307,7 @@ def test_timestamps_without_a_unit(tmp_path: Path, fps: float | None) -> None:
 
 
 def test_a_unit_that_is_given_later_counts(tmp_path: Path) -> None:
-    """The fps was stored when nothing contradicted it."""
+    """The fps was stored before the unit."""
     times = {"e": [1000 * time for time in moved(7, 0.9)], "f": [1000 * time for time in regular()]}
     path = write(tmp_path / "a", times, None, "i8")
     assert rates(path) == [FPS, FPS]
@@ -343,10 +343,10 @@ def test_plausible_seconds_need_no_unit_and_other_units_are_no_time(tmp_path: Pa
         clips(path, windows=windows)[2]
 
 
-def test_several_timestamps_must_be_chosen_from(tmp_path: Path) -> None:
+def test_several_timestamps_require_a_choice(tmp_path: Path) -> None:
     frames = [{"a": np.int64(i), "one": t, "two": 2 * t} for i, t in enumerate(regular())]
-    said = dict.fromkeys(("one", "two"), SECONDS)
-    path = written(tmp_path / "a", {"e": frames}, features=said, fps=None)
+    features = dict.fromkeys(("one", "two"), SECONDS)
+    path = written(tmp_path / "a", {"e": frames}, features=features, fps=None)
     with pytest.raises(ClipError, match="episodes with an fps") as caught:
         clips(path, windows={"a": Seconds([0.1])})
     assert caught.value.expected == "timestamps= one of one, two"

@@ -13,7 +13,7 @@ from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordPipe, StateE
 from tests.clip_data import check, make_loader, names, possible_clips
 from tests.resume_contract import check_resume
 
-# torch warns of more workers than cores, and of what torchdata does to it.
+# torch warns about more workers than cores, and about calls by torchdata.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
@@ -27,7 +27,7 @@ def make(path: Path, kind: type[Any] = SeqRecordPipe, **changes: Any) -> Any:
 
 
 def make_at(path: Path, epoch: int, **changes: Any) -> Any:
-    """That begins with this epoch."""
+    """A loader that starts with this epoch."""
     pipe = make(path, **changes)
     pipe.set_epoch(epoch)
     return pipe
@@ -45,8 +45,8 @@ def every_clip() -> list[tuple[str, int]]:
         {"stride": 40, "clip_len": 2, "features": ["note"]},  # phase 39 has no clip
     ],
 )
-def test_so_many_epochs_cover_every_clip(path: Path, changes: dict[str, Any]) -> None:
-    """Each of them has clips of one phase, and as many as are said before."""
+def test_rotated_epochs_cover_every_clip(path: Path, changes: dict[str, Any]) -> None:
+    """Each epoch has clips of one phase, and the announced number of clips."""
     pipe, stride, dilation = (
         make(path, **changes),
         changes.get("stride", 4),
@@ -69,7 +69,7 @@ def test_so_many_epochs_cover_every_clip(path: Path, changes: dict[str, Any]) ->
         assert sorted(clips) == every
 
 
-def test_figures_are_those_of_the_epoch_that_runs_or_else_of_the_next(path: Path) -> None:
+def test_figures_describe_the_running_epoch_or_else_the_next(path: Path) -> None:
     pipe = make(path)
     lengths = []
     for epoch in range(8):
@@ -81,13 +81,13 @@ def test_figures_are_those_of_the_epoch_that_runs_or_else_of_the_next(path: Path
     iterator = iter(pipe)
     next(iterator)
     assert pipe.num_clips == pipe.clips.num_clips == lengths[first]
-    del iterator  # left early: the next one is of another epoch
+    del iterator  # abandoned: the next iterator starts another epoch
     assert pipe.num_clips == lengths[first + 1]
     list(pipe)
     assert pipe.num_clips == lengths[first + 2]
 
 
-def test_stats_count_what_this_epoch_leaves_out(path: Path) -> None:
+def test_stats_count_clips_skipped_in_this_epoch(path: Path) -> None:
     pipe = make(path, features=["flow"], shuffle=False)
     incomplete = 0
     for _ in range(4):
@@ -130,7 +130,7 @@ def test_set_epoch_counts_from_there_in_workers_too(path: Path) -> None:
         assert [names(batch) for batch in loader] == epoch
 
 
-def test_ranks_have_equally_many_batches(path: Path) -> None:
+def test_ranks_have_the_same_number_of_batches(path: Path) -> None:
     clips: list[tuple[str, int]] = []
     counts: list[list[list[int]]] = []
     repeated = 0

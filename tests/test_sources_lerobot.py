@@ -1,4 +1,4 @@
-"""LeRobot datasets that lerobot has written, rows and videos, and every way to be broken."""
+"""LeRobot datasets written by lerobot: rows, videos, and all kinds of damage."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def unpack(folder: Path, version: str = "v3") -> Path:
 
 
 def check(source: Source, times: int = 1) -> None:
-    """All frames of all episodes are what lerobot was given, so many times over."""
+    """All frames equal lerobot's input, repeated `times` times."""
     wanted = [frames * times for frames in episodes()]
     keys = [f"episode_{i:06d}" for i in range(3)]
     assert [(e.key, e.num_frames) for e in source.episodes()] == [
@@ -69,7 +69,7 @@ def check(source: Source, times: int = 1) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_lerobot_wrote(tmp_path: Path, version: str) -> None:
+def test_datasets_written_by_lerobot(tmp_path: Path, version: str) -> None:
     source = open_source(unpack(tmp_path, version))
     assert [(str(spec), spec.kind, spec.unit) for spec in source.schema().values()] == [
         ("observation.state: float32 [3]", "state", None),
@@ -101,7 +101,7 @@ def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **options: Any) 
     "group", [40, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in (500, 7))]
 )
 def test_rows_are_found_in_any_row_group(tmp_path: Path, group: int) -> None:
-    """Of 45, 27 and 63 rows that follow each other; fewer than those are read at a time."""
+    """Groups of 45, 27 and 63 rows in sequence; fewer rows are read at a time."""
     root = unpack(tmp_path)
 
     def longer(table: pa.Table) -> pa.Table:
@@ -124,7 +124,7 @@ def test_rows_are_found_in_any_row_group(tmp_path: Path, group: int) -> None:
 def test_files_of_several_episodes_are_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if an episode is left in the middle."""
+    """Also if an episode is not read to its end."""
     source = open_source(unpack(tmp_path))
     infos = source.episodes()
     opens: list[str] = []
@@ -172,11 +172,11 @@ def test_every_kind_of_lists(tmp_path: Path, kind: Any) -> None:
         assert caught.value.feature == "tactile"
 
 
-# --- ways to be broken -----------------------------------------------------------------------
+# --- damage ------------------------------------------------------------------------------------
 
 
 def not_utf8(name: str, *, is_lost: bool = False) -> Callable[[pa.Table], pa.Table]:
-    """Texts, or images' names, of bytes that are no UTF-8; of row 6 the image `is_lost`."""
+    """Texts or image names that are not UTF-8; if `is_lost`, row 6 has no image."""
 
     def changed(table: pa.Table) -> pa.Table:
         place, values = table.column_names.index(name), table[name].to_pylist()
@@ -245,7 +245,7 @@ BROKEN: list[tuple[Callable[[pa.Table], pa.Table], str]] = [
 
 
 def test_broken_rows(tmp_path: Path) -> None:
-    """Rows 5, 6 and 7 are those of the second episode."""
+    """Rows 5, 6 and 7 form the second episode."""
     root = unpack(tmp_path)
     path = root / ROWS
     whole = path.read_bytes()
@@ -359,7 +359,7 @@ def test_broken_lines_of_episodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_numbers_that_info_declares_are_those_of_meta(tmp_path: Path, version: str) -> None:
+def test_numbers_declared_in_info_match_meta(tmp_path: Path, version: str) -> None:
     root = unpack(tmp_path, version)
     text = (root / "meta/info.json").read_text()
     for declared, expected, got in (
@@ -405,7 +405,7 @@ BEGIN = f"videos/{VIDEO}/from_timestamp"
 
 
 def video_of(source: Any, number: int, name: str = VIDEO) -> npt.NDArray[np.uint8]:
-    """The frames of one episode's video."""
+    """The video frames of one episode."""
     return of_gops(source.schema()[name], source.videos(source.episodes()[number])[name])
 
 
@@ -416,7 +416,7 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("version", ["v3", "v21"])
-def test_what_lerobot_gives_for_each_row(tmp_path: Path, version: str) -> None:
+def test_videos_match_lerobot_for_each_row(tmp_path: Path, version: str) -> None:
     root = unpack_golden(tmp_path, f"lerobot_video_{version}")
     source = open_source(root)
     schema = source.schema()
@@ -434,7 +434,7 @@ def test_what_lerobot_gives_for_each_row(tmp_path: Path, version: str) -> None:
                 got = block_means(video_of(source, number, name))
                 # Other builds of FFmpeg may round colours differently, by less than 1 each.
                 np.testing.assert_allclose(got, want, atol=1)
-                assert np.abs(np.diff(want, axis=0)).max() > 5  # so it is no other frame
+                assert np.abs(np.diff(want, axis=0)).max() > 5  # distinguishes neighbouring frames
     frames: list[Any] = list(source.frames(source.episodes()[2]))
     assert [frame["observation.state"].tolist() for frame in frames] == [[2, i] for i in range(7)]
     assert VIDEO not in frames[0]
@@ -474,7 +474,7 @@ def test_fewer_frames_than_rows(root: Path) -> None:
     assert len(video_of(open_source(root), 1)) == 3
 
 
-def test_videos_that_are_broken(tmp_path: Path) -> None:
+def test_broken_videos(tmp_path: Path) -> None:
     root = unpack(tmp_path, "v21")
     with_video(root, COUNTS)
     folder = root / f"videos/chunk-000/{VIDEO}"
@@ -508,7 +508,7 @@ def test_a_tolerance(root: Path) -> None:
     np.testing.assert_array_equal(video_of(open_source(root, tolerance=0.01), 0), images[:5])
 
 
-def test_paths_and_times_that_mean_nothing(root: Path) -> None:
+def test_invalid_paths_and_times(root: Path) -> None:
     with_video(root, COUNTS)
     path = json.loads((root / "meta/info.json").read_text())["video_path"]
     for wrong, match in (
@@ -569,7 +569,7 @@ def depth_of(source: Any, number: int, name: str = NAME) -> Any:
 
 
 def test_metres_of_codes() -> None:
-    """Each code by the formula, in numbers of 64 bits."""
+    """Each code by the formula, in float64."""
     codes = np.arange(4096) / 4095
     for low, high, shift, use_log in (
         *((0.01, 10.0, 3.5, True), (0.01, 10.0, 3.5, False)),
@@ -582,7 +582,7 @@ def test_metres_of_codes() -> None:
         wanted = (low + shift) * ratio**codes - shift if use_log else low + (high - low) * codes
         assert metres.shape == (4096,)
         assert metres.dtype == np.float32
-        # Five roundings of float32, of numbers that are as large as the largest.
+        # Five float32 roundings of values up to the maximum.
         atol = 8 * 2**-24 * (high + max(shift, 0.0))
         np.testing.assert_allclose(metres, wanted, rtol=0, atol=atol)
         assert (np.diff(metres) > 0).all()
@@ -627,14 +627,14 @@ def test_b_frames_and_a_linear_scale_in_ffv1(root: Path) -> None:
         np.testing.assert_array_equal(np.concatenate(got), metres[wanted])
 
 
-def said(root: Path, **more: Any) -> None:
-    """Change what info.json says of the feature."""
+def change_feature(root: Path, **more: Any) -> None:
+    """Change the feature's entry in info.json."""
     features = json.loads((root / "meta/info.json").read_text())["features"]
     edit_info(root, features={**features, NAME: {**features[NAME], **more}})
 
 
-def test_scales_that_mean_nothing(root: Path) -> None:
-    with_video(root, COUNTS, NAME)  # which is never looked at
+def test_invalid_scales(root: Path) -> None:
+    with_video(root, COUNTS, NAME)  # never opened
     for name, value in (
         *(("depth_min", None), ("depth_max", None), ("shift", None), ("use_log", None)),
         *(("use_log", 1), ("depth_min", True), ("depth_max", "10"), ("depth_max", math.inf)),
@@ -642,7 +642,7 @@ def test_scales_that_mean_nothing(root: Path) -> None:
         *(("depth_max", 1e300), ("depth_max", 1e39)),
     ):
         info = {**INFO, "video.use_log": value != 1e39, f"video.{name}": value}
-        said(root, info={key: each for key, each in info.items() if each is not None})
+        change_feature(root, info={key: each for key, each in info.items() if each is not None})
         with pytest.raises(SourceError, match=f"video.{name}: .*without_video") as caught:
             open_source(root).schema()
         assert caught.value.feature == NAME
@@ -651,12 +651,12 @@ def test_scales_that_mean_nothing(root: Path) -> None:
     for mark, key in product(
         ({"is_depth_map": True}, {"video.pix_fmt": "gray12le"}), ("info", "video_info")
     ):
-        said(root, **{"info": None, "video_info": None, key: mark})
+        change_feature(root, **{"info": None, "video_info": None, key: mark})
         with pytest.raises(SourceError, match="depth video without a valid scale"):
             open_source(root).schema()
 
 
-def test_videos_that_hold_no_codes(root: Path) -> None:
+def test_videos_without_depth_codes(root: Path) -> None:
     with_depth(root, codes_of(sum(COUNTS)), COUNTS, pixels="gray10le")
     with pytest.raises(SourceError, match=r"without 12-bit codes.*feature: obs") as caught:
         open_source(root).schema()
@@ -671,12 +671,12 @@ def test_another_size_and_fewer_frames_than_rows(root: Path) -> None:
         depth_of(source, 2)
     assert (caught.value.episode, caught.value.feature) == ("episode_000002", NAME)
     assert caught.value.frame == COUNTS[2] - 1
-    said(root, shape=[48, 65, 1])
+    change_feature(root, shape=[48, 65, 1])
     with pytest.raises(SourceError, match=r"the video size differs from info\.json"):
         open_source(root).schema()
 
 
-def test_metres_that_lerobot_gives_for_each_row(tmp_path: Path) -> None:
+def test_metres_match_lerobot_for_each_row(tmp_path: Path) -> None:
     root = unpack_golden(tmp_path, "lerobot_depth")
     with np.load(root / "frames.npz") as frames:
         for name in DEPTH:
@@ -691,4 +691,4 @@ def test_metres_that_lerobot_gives_for_each_row(tmp_path: Path) -> None:
                 assert (got == wanted).mean() > 0.99
             assert wanted.min() == pytest.approx(0.01, abs=1e-6)
             assert wanted.max() == 8
-            assert np.abs(np.diff(wanted, axis=0)).max() > 0.05  # so it is no other frame
+            assert np.abs(np.diff(wanted, axis=0)).max() > 0.05  # distinguishes neighbouring frames

@@ -47,7 +47,7 @@ def every(loader: Any) -> list[Any]:
 
 
 def test_names_shapes_and_padding(path: Path) -> None:
-    """Masks come behind their features; padding is as long as the selected episodes need."""
+    """Masks follow their features; padding has the length that the selected episodes need."""
     pipe = make(SeqRecordPipe, path, batch_size=2, ragged=PADDED, metadata=["rate"])
     features = ["image", "note", "imu", "imu_mask", "blob", "grid", "grid_mask", "id"]
     assert list(next(iter(pipe))) == [*features, "episode", "start", "rate"]
@@ -84,7 +84,7 @@ def test_a_state_is_resumed_in_another_form(path: Path) -> None:
             case.check(clip)
 
 
-def test_batches_of_nested_tensors_use_memory_again(path: Path) -> None:
+def test_batches_of_nested_tensors_reuse_memory(path: Path) -> None:
     pipe = SeqRecordPipe(path, clip_len=3, batch_size=4, features=["imu"], ragged="nested")
     seen = [batch["imu"].values().untyped_storage().data_ptr() for _ in range(3) for batch in pipe]
     assert len(set(seen)) <= 6 < len(seen)
@@ -94,7 +94,7 @@ def test_batches_of_nested_tensors_use_memory_again(path: Path) -> None:
 
 
 def test_a_frame_transform_sees_texts_and_may_give_them(path: Path) -> None:
-    """And images that can be cropped."""
+    """And images for crops."""
 
     def change(item: dict[str, Any]) -> dict[str, Any]:
         assert type(item["note"]) is str
@@ -144,7 +144,7 @@ def test_functions_of_clips_see_texts_and_padding(path: Path) -> None:
 
 
 def grows(one: dict[str, Any]) -> Any:
-    """Where frames of an episode become another thing."""
+    """A value that changes within the episode."""
     return one["id"].reshape(-1, 2)[0, 1]
 
 
@@ -160,13 +160,13 @@ def test_texts_that_a_function_must_not_give(path: Path) -> None:
         ("clip", lambda one: {"note": [one["note"][0] * (1 + 5 * grows(one))]}, "a longer text"),
         ("clip", lambda one: {"id": one["id" if grows(one) < 4 else "note"]}, "another dtype"),
     ]
-    for (of, change, says), take in product(cases, TAKERS):
+    for (of, change, pattern), take in product(cases, TAKERS):
 
         def function(one: Any, _generator: Any = None, *, change: Any = change) -> dict[str, Any]:
             return dict(change(one))
 
         options = {"features": ["note", "blob", "id"], f"{of}_transform": function}
-        with pytest.raises(ClipError, match=says) as caught:
+        with pytest.raises(ClipError, match=pattern) as caught:
             every(make(take, path, **options))
         assert caught.value.episode is not None
         assert caught.value.frame is not None
@@ -183,7 +183,7 @@ def write_texts(path: Path, schema: Schema | None, *frames: dict[str, Any]) -> P
 
 
 def test_the_limit_counts_padding_and_texts(tmp_path: Path) -> None:
-    """Batches of one frame a clip take what the largest frames do, with masks."""
+    """Batches with one frame a clip need the memory of the largest frames and their masks."""
     of_text = FeatureSpec("text", U1, (None,), value="text")
     of_id = FeatureSpec("id", np.dtype("<i8"), ())
     schema = Schema([FeatureSpec("points", F4, (None, 3)), of_text, of_id])
@@ -208,7 +208,7 @@ def test_the_limit_counts_padding_and_texts(tmp_path: Path) -> None:
     assert 30 * 4 * 13_000 <= more <= 60 * 4 * 13_100
 
 
-# ---- what is refused
+# ---- errors
 
 
 REFUSED: list[tuple[str, Any, str]] = [
@@ -234,9 +234,9 @@ REFUSED: list[tuple[str, Any, str]] = [
 ]
 
 
-def test_forms_and_metadata_that_are_refused(path: Path) -> None:
-    for (option, value, says), take in product(REFUSED, TAKERS):
-        with pytest.raises(ClipError, match=says):
+def test_invalid_forms_and_metadata(path: Path) -> None:
+    for (option, value, pattern), take in product(REFUSED, TAKERS):
+        with pytest.raises(ClipError, match=pattern):
             make(take, path, **{option: value})
     options: dict[str, Any] = {"features": ["id"], "metadata": ["rate"]}
     assert make(SeqRecordPipe, path, **options, episodes=["lab/2", "kitchen/3"])
@@ -244,8 +244,8 @@ def test_forms_and_metadata_that_are_refused(path: Path) -> None:
         make(SeqRecordPipe, path, **options, episodes="lab/2")
 
 
-def test_a_frame_that_is_too_large_is_named(path: Path) -> None:
-    """Its size was not known before, of two dimensions."""
+def test_errors_name_the_frame_that_is_too_large(path: Path) -> None:
+    """Its size in two dimensions was unknown before."""
     for take in TAKERS:
         with pytest.raises(ClipError, match="exceeds the padded size") as caught:
             every(make(take, path, features=["grid"], ragged={"grid": (2, 20)}))
@@ -268,7 +268,7 @@ def test_forms_do_not_go_with_a_transform_or_with_a_feature_of_the_mask_s_name(
 
 
 def test_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
-    """Only without `verify`, or where it was written so."""
+    """Only without `verify`, or if it was written this way."""
     write_texts(tmp_path / "x", None, *({"text": f"sentence {i}"} for i in range(8)))
     (file,) = (tmp_path / "x").rglob("*.seqrec")
     data = file.read_bytes()

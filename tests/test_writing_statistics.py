@@ -1,4 +1,4 @@
-"""Statistics of a dataset: what a writer keeps, what is computed, who merges them, the command."""
+"""Statistics of a dataset: stored by writers, computed later, merged, and the command."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def write(folder: Path, keys: str, **arguments: Any) -> Path:
     return folder
 
 
-def assert_alike(one: Statistics, two: Statistics) -> None:
-    """The same but for rounding and for what quantiles may differ by."""
+def assert_close(one: Statistics, two: Statistics) -> None:
+    """Equal up to rounding and the tolerance of quantiles."""
     assert (one.num_frames, list(one)) == (two.num_frames, list(two))
     for name in one:
         for column in ("num_frames", "count", "num_drawn", "num_nan", "num_infinite", "min", "max"):
@@ -63,21 +63,19 @@ def assert_alike(one: Statistics, two: Statistics) -> None:
         np.testing.assert_allclose(one[name].std, two[name].std, rtol=1e-9, atol=1e-12)
 
 
-def test_a_writer_keeps_what_its_frames_are_like_and_encoded_ones_come_later(
-    small: Path, tmp_path: Path
-) -> None:
+def test_writers_store_statistics_except_of_encoded_features(small: Path, tmp_path: Path) -> None:
     write_small(tmp_path / "d")
     got, expected = kept(tmp_path / "d"), computed(tmp_path / "d")
-    assert set(expected) - set(got) == {"photo"}  # it is kept as PNG, and nothing decodes it here
+    assert set(expected) - set(got) == {"photo"}  # stored as PNG and not decoded here
     assert got.num_frames == sum(EPISODES.values())
-    assert_alike(got, Statistics(expected.num_frames, {n: expected[n] for n in got}))
+    assert_close(got, Statistics(expected.num_frames, {n: expected[n] for n in got}))
     assert "no statistics of photo; use --recompute" in run(tmp_path / "d").stderr
     assert run(tmp_path / "d", "--recompute").stderr == ""
     photo = kept(tmp_path / "d")["photo"]
     frames = [f for i, n in enumerate(EPISODES.values()) for f in small_frames(i, n)]
     assert photo.num_frames == len(frames)
     assert photo.mean == pytest.approx(np.mean([f["photo"] for f in frames], (0, 1, 2)), abs=3)
-    # A conversion may decode what it keeps encoded.
+    # A conversion may decode pages that it copies.
     chosen: dict[str, list[str]] = {"auto": ["photo"], "all": [], "none": list(small_schema())}
     for statistics, missing in chosen.items():
         command = ("write", "--src", small, "--dst", tmp_path / statistics)
@@ -86,15 +84,15 @@ def test_a_writer_keeps_what_its_frames_are_like_and_encoded_ones_come_later(
             assert reader.statistics.missing(reader.features) == missing
     before, version = kept(tmp_path / "all"), file_of(tmp_path / "all")
     assert before["photo"].count.tolist() == photo.count.tolist()
-    assert_alike(add_statistics(tmp_path / "all", only_lacking=True), before)
-    assert file_of(tmp_path / "all") == version  # nothing is written where nothing lacks
+    assert_close(add_statistics(tmp_path / "all", only_lacking=True), before)
+    assert file_of(tmp_path / "all") == version  # complete statistics are not written again
 
 
-def test_an_append_merges_and_one_of_nothing_keeps_them(tmp_path: Path) -> None:
+def test_an_append_merges_and_an_empty_append_keeps_them(tmp_path: Path) -> None:
     old = file_of(write(tmp_path / "d", "ab"))
     write(tmp_path / "d", "cd", mode="append")
-    assert_alike(kept(tmp_path / "d"), kept(write(tmp_path / "whole", "abcd")))
-    assert old.exists()  # for readers that have just read the manifest before
+    assert_close(kept(tmp_path / "d"), kept(write(tmp_path / "whole", "abcd")))
+    assert old.exists()  # for readers of the previous manifest
     write(tmp_path / "d", "e", mode="append")
     assert not old.exists()
     assert file_of(tmp_path / "d").exists()
@@ -109,20 +107,20 @@ def test_an_append_merges_and_one_of_nothing_keeps_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_where_some_frames_have_none_there_are_none(tmp_path: Path, first: bool) -> None:
+def test_no_statistics_are_stored_if_some_frames_lack_them(tmp_path: Path, first: bool) -> None:
     path = write(tmp_path / "d", "ab", statistics=first)
     write(path, "cd", mode="append", statistics=not first)
     assert not kept(path)
     assert add_statistics(path).num_frames == 40
-    assert_alike(kept(path), kept(write(tmp_path / "whole", "abcd")))
+    assert_close(kept(path), kept(write(tmp_path / "whole", "abcd")))
     write(path, "e", mode="append")  # from now on they are kept again
     assert kept(path).num_frames == 50
     with pytest.raises(errors.NotFoundError, match="no dataset"):
         add_statistics(tmp_path)
 
 
-def test_those_of_episodes_that_end_in_other_ways(tmp_path: Path) -> None:
-    """Given up, flushed, or found by a resume, which has none of them."""
+def test_statistics_of_aborted_flushed_and_resumed_episodes(tmp_path: Path) -> None:
+    """Aborted, flushed, or recovered by a resume, which has no statistics of them."""
     zeros, bad = {"x": np.zeros(3)}, {"x": np.full(4, 100.0)}
     for flushed in (False, True):
         path = tmp_path / f"{flushed}"
@@ -143,7 +141,7 @@ def test_those_of_episodes_that_end_in_other_ways(tmp_path: Path) -> None:
                         episode.flush()
         assert kept(path).num_frames == 6 + flushed
         assert kept(path)["x"].max.tolist() == [4, 4, 4]
-        assert_alike(kept(path), computed(path))
+        assert_close(kept(path), computed(path))
     writer = SeqRecordWriter(tmp_path / "d")
     with writer.episode("a") as episode:
         episode.append(zeros)
@@ -159,13 +157,13 @@ def test_conversions_merge_those_of_their_workers(tmp_path: Path) -> None:
     source = MadeSource()
     for workers in (1, 2):
         convert(source, tmp_path / str(workers), workers=workers, max_file_size=30_000)
-    assert_alike(kept(tmp_path / "1"), kept(tmp_path / "2"))
-    assert_alike(kept(tmp_path / "1"), computed(tmp_path / "2"))
+    assert_close(kept(tmp_path / "1"), kept(tmp_path / "2"))
+    assert_close(kept(tmp_path / "1"), computed(tmp_path / "2"))
     convert(source, tmp_path / "none", workers=1, statistics=False)
     assert not kept(tmp_path / "none")
 
 
-def test_a_damaged_file_and_one_that_breaks_a_rule_are_refused(tmp_path: Path) -> None:
+def test_damaged_and_invalid_files_are_refused(tmp_path: Path) -> None:
     path = file_of(write(tmp_path / "d", "ab"))
     data = path.read_bytes()
 
@@ -200,24 +198,26 @@ def test_a_damaged_file_and_one_that_breaks_a_rule_are_refused(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_those_computed_are_those_of_the_frames(
+def test_computed_statistics_match_the_frames(
     small: Path, tmp_path: Path, num_threads: int
 ) -> None:
-    told: list[StatisticsProgress] = []
+    reports: list[StatisticsProgress] = []
     with seqrecord.open(small) as reader:
-        got = reader.compute_statistics(num_threads=num_threads, progress=told.append)
+        got = reader.compute_statistics(num_threads=num_threads, progress=reports.append)
     convert(open_source(small), tmp_path / "d", codecs={"photo": "balanced"}, workers=1)
-    whole = kept(tmp_path / "d")  # of which a writer got all frames
-    assert_alike(got, Statistics(whole.num_frames, {name: whole[name] for name in got}))
+    whole = kept(tmp_path / "d")  # the writer got all frames
+    assert_close(got, Statistics(whole.num_frames, {name: whole[name] for name in got}))
     assert got.num_frames == sum(EPISODES.values())
     assert set(got) == set(small_schema())
     assert got["flow"].num_frames == got.num_frames - len(EPISODES)  # their last frame lacks it
-    frames = [progress.frames for progress in told]
+    frames = [progress.frames for progress in reports]
     assert frames == sorted(frames)
-    assert frames[-1] == told[0].total_frames == got.num_frames  # whatever features they have
+    assert (
+        frames[-1] == reports[0].total_frames == got.num_frames
+    )  # frames without a feature count too
 
 
-def test_those_of_chosen_features_and_after_a_transform(small: Path) -> None:
+def test_statistics_of_selected_features_and_after_a_transform(small: Path) -> None:
     with seqrecord.open(small, features=["flow", "step"]) as reader:
         got = reader.compute_statistics()
         assert list(got) == ["flow", "step"]
@@ -229,14 +229,14 @@ def test_those_of_chosen_features_and_after_a_transform(small: Path) -> None:
         for options in wrong:
             with pytest.raises(errors.ClipError, match="at least 1"):
                 reader.compute_statistics(**options)
-    # A transform does not get frames that lack a feature.
+    # A transform does not get frames without a feature.
     assert same["step"].num_frames == same["flow"].num_frames == got.num_frames - len(EPISODES)
     flow = [Statistics(17, {"flow": found["flow"]}) for found in (same, computed(small))]
-    assert_alike(*flow)
+    assert_close(*flow)
 
 
-def test_those_of_some_frames(tmp_path: Path) -> None:
-    """Spans of 8 frames, for a frame takes 4 MiB."""
+def test_statistics_of_sampled_frames(tmp_path: Path) -> None:
+    """Spans of 8 frames, since a frame takes 4 MiB."""
     with seqrecord.SeqRecordWriter(tmp_path / "d", codecs="fast") as writer:
         for key in ("a", "b"):
             with writer.episode(key) as episode:
@@ -259,7 +259,7 @@ def doubled(frame: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("transform", [None, doubled])
-def test_those_of_a_split_and_after_a_transform(tmp_path: Path, transform: Any) -> None:
+def test_statistics_of_a_split_and_after_a_transform(tmp_path: Path, transform: Any) -> None:
     write(tmp_path / "d", "abc")
     seqrecord.edit.split_episodes(tmp_path / "d", ["a", "c"], "train")
     rows = np.concatenate([np.arange(10) + ord(key) for key in "ac"]) * (2 if transform else 1)
@@ -278,7 +278,7 @@ def test_those_of_a_split_and_after_a_transform(tmp_path: Path, transform: Any) 
         np.testing.assert_allclose(found["x"].std, [rows.std()] * 3)
     table = run(tmp_path / "d", "--split", "train").stdout
     assert table == f"{dataset.compute_statistics(split='train')}\n"
-    assert kept(tmp_path / "d").num_frames == 30  # which are stored
+    assert kept(tmp_path / "d").num_frames == 30  # the stored frames
     with pytest.raises(errors.ClipError, match="unknown split"):
         dataset.compute_statistics(split="nope")
 
@@ -296,7 +296,7 @@ def test_errors_of_a_transform_name_the_frame(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def lacking(tmp_path: Path) -> Path:
+def without_statistics(tmp_path: Path) -> Path:
     with SeqRecordWriter(tmp_path / "d", statistics=False) as writer:
         for key in ("a", "b"):
             with writer.episode(key) as episode:
@@ -306,11 +306,13 @@ def lacking(tmp_path: Path) -> Path:
     return tmp_path / "d"
 
 
-def test_the_command(lacking: Path) -> None:
-    before = sorted((path, path.stat().st_mtime_ns) for path in lacking.rglob("*"))
-    table = run(lacking, "--dry-run", "--max-frames", 1000).stdout  # which are all
-    assert sorted((path, path.stat().st_mtime_ns) for path in lacking.rglob("*")) == before
-    assert not kept(lacking)
+def test_the_command(without_statistics: Path) -> None:
+    before = sorted((path, path.stat().st_mtime_ns) for path in without_statistics.rglob("*"))
+    table = run(without_statistics, "--dry-run", "--max-frames", 1000).stdout  # all frames
+    assert (
+        sorted((path, path.stat().st_mtime_ns) for path in without_statistics.rglob("*")) == before
+    )
+    assert not kept(without_statistics)
     lines = table.splitlines()
     head = "feature mean std min 1% 50% 99% max NaN infinite numbers frames"
     assert lines[0].split() == head.split()
@@ -319,20 +321,20 @@ def test_the_command(lacking: Path) -> None:
     assert " ".join(lines[4].split()) == "flag 0.01 0.099499 0 0 0 0 1 0 0 200 200"
     assert len(lines) == 5
     for _ in range(2):  # computed and stored, then read
-        assert run(lacking).stdout == table
-        assert kept(lacking)
-    found = json.loads(run(lacking, "--json").stdout)
+        assert run(without_statistics).stdout == table
+        assert kept(without_statistics)
+    found = json.loads(run(without_statistics, "--json").stdout)
     expected = {"mean": [49.5, None, -1], "q99": [98, None, -1], "num_nan": [0, 200, 0]}
     assert {name: found["action"][name] for name in expected} == expected
     assert (found["flag"]["num_frames"], found["flag"]["rank_error"]) == (200, 0)
-    run(lacking, "--max-frames", 100, "--threads", 2, "--recompute")
-    assert kept(lacking)["flag"].num_frames < 200
-    run(lacking, "--recompute")
-    assert kept(lacking)["flag"].num_frames == 200
+    run(without_statistics, "--max-frames", 100, "--threads", 2, "--recompute")
+    assert kept(without_statistics)["flag"].num_frames < 200
+    run(without_statistics, "--recompute")
+    assert kept(without_statistics)["flag"].num_frames == 200
 
 
-def test_the_table_says_what_was_looked_at(tmp_path: Path) -> None:
-    """Of large frames everything is counted, and quantiles are of some pixels."""
+def test_the_table_shows_the_sampled_pixels(tmp_path: Path) -> None:
+    """Large frames: all pixels are counted, quantiles use a sample of pixels."""
     depth = np.full((40, 40), 5, np.float32)
     depth[:10] = np.nan
     with SeqRecordWriter(tmp_path / "d") as writer, writer.episode("a") as episode:
@@ -347,7 +349,7 @@ def test_the_table_says_what_was_looked_at(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("command", "keys"), [("delete", "ab"), ("keep", "aa")])
-def test_an_edit_that_ends_them_says_so(
+def test_an_edit_that_removes_statistics_logs_it(
     tmp_path: Path, command: str, keys: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path / "d", "ab")
@@ -358,7 +360,7 @@ def test_an_edit_that_ends_them_says_so(
         assert ("`seqrecord stats" in caplog.text) == (number == 0)
 
 
-def test_those_of_other_numbers_are_not_merged(tmp_path: Path) -> None:
+def test_statistics_of_other_channels_are_not_merged(tmp_path: Path) -> None:
     for name, value in (("six", np.zeros(6)), ("seven", np.zeros(7)), ("f4", np.ones(6, "f4"))):
         with SeqRecordWriter(tmp_path / name) as writer, writer.episode("a") as episode:
             episode.append({"x": value, name: value})
