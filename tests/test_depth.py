@@ -30,8 +30,8 @@ from tests.command_line import run
 
 
 def write(path: Path, depth: Any, unit: str | None = "mm", kind: str | None = "depth") -> Path:
-    said: Mapping[str, Any] = {"depth": {"kind": kind, "unit": unit}}
-    with SeqRecordWriter(path, features=said) as writer, writer.episode("e") as episode:
+    features: Mapping[str, Any] = {"depth": {"kind": kind, "unit": unit}}
+    with SeqRecordWriter(path, features=features) as writer, writer.episode("e") as episode:
         for number in range(6):
             image = np.full((8, 10, 3), number, np.uint8)
             episode.append({"image": image, "depth": depth + np.asarray(number, depth.dtype)})
@@ -89,7 +89,7 @@ def test_pixels_without_depth(tmp_path: Path) -> None:
         ):
             found = convert({"depth": depth, "other": 1})["depth"]
             assert np.array_equal(found, np.array(want, np.float32), equal_nan=True)
-    assert bad[0] == 0  # what it gets stays as it is
+    assert bad[0] == 0  # the input is unchanged
     convert = DepthToMeters("left", "right", unit="mm")
     found = convert({"left": np.uint16(1000), "right": np.uint16(500), "image": 3})
     assert found == {"left": 1.0, "right": 0.5, "image": 3}
@@ -103,10 +103,10 @@ def test_unknown_units_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ClipError, match="the unit is unknown") as caught:
         first(path, frame_transform=DepthToMeters("depth"))
     assert caught.value.feature == "depth"
-    said = str(caught.value.expected)
-    assert "DepthToMeters('depth', unit='mm')" in said
+    expected = str(caught.value.expected)
+    assert "DepthToMeters('depth', unit='mm')" in expected
     assert first(path, frame_transform=DepthToMeters("depth", unit="mm")).max() < 3
-    command = said.partition("`seqrecord ")[2].partition("`")[0]
+    command = expected.partition("`seqrecord ")[2].partition("`")[0]
     run(*command.replace("PATH", str(path)).split())
     for unit in (None, "1/1000 m"):
         assert first(path, frame_transform=DepthToMeters("depth", unit=unit)).max() < 3
@@ -114,7 +114,7 @@ def test_unknown_units_are_refused(tmp_path: Path) -> None:
         first(path, frame_transform=DepthToMeters("depth", unit="cm"))
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
     make: Any = DepthToMeters
     cases: list[tuple[Callable[[], object], str]] = [
         (lambda: make(), "invalid feature names"),
@@ -225,8 +225,8 @@ def copied(frame: dict[str, Any]) -> dict[str, Any]:
     return {name: np.array(value) for name, value in frame.items()}
 
 
-def test_what_a_transform_changes_is_exempt(two: dict[str, Path]) -> None:
-    """And what it passes on is not."""
+def test_features_changed_by_a_transform_are_exempt(two: dict[str, Path]) -> None:
+    """Features passed on unchanged are not."""
     for transform in (halved, in_place):
         mix(two, {"frame_transform": transform})
     for passes_on in (brighter, copied):

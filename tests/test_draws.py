@@ -1,4 +1,4 @@
-"""What is drawn for batches and clips: lengths, spans, sizes, dilations and directions.
+"""Random choices of batches and clips: lengths, spans, sizes, dilations and directions.
 
 Frames in combinations with other arguments, resuming and clips by number: `test_combinations`.
 """
@@ -503,7 +503,7 @@ def fitting(
 
 
 def check_clip(clip: dict[str, Any], features: Sequence[str] = FEATURES) -> tuple[int, bool]:
-    """A clip has the frames that it says. Returns what was drawn for it."""
+    """Check the frames of a clip. Returns its dilation, and whether it is reversed."""
     dilation, is_reversed = int(clip["dilation"]), bool(clip["reversed"])
     frames = [int(clip["start"]) + i * dilation for i in range(4)]
     for i, frame in enumerate(frames[::-1] if is_reversed else frames):
@@ -514,7 +514,7 @@ def check_clip(clip: dict[str, Any], features: Sequence[str] = FEATURES) -> tupl
 
 
 def drawn(items: Any, features: Sequence[str] = FEATURES) -> dict[Any, tuple[int, bool]]:
-    """What was drawn for each clip, all of which are checked."""
+    """Dilation and direction of each clip, after a check of its frames."""
     found = {}
     for item in items:
         columns = [one if isinstance(one, (list, torch.Tensor)) else [one] for one in item.values()]
@@ -529,7 +529,7 @@ def drawn(items: Any, features: Sequence[str] = FEATURES) -> dict[Any, tuple[int
     return found
 
 
-def test_clips_are_all_that_fit_with_one_of_the_dilations(path: Path) -> None:
+def test_every_clip_that_fits_with_any_dilation_is_yielded(path: Path) -> None:
     expected = fitting()
     for settings in ({"batch_size": 4}, {"batch_size": 3, "device": "cpu"}, {"shuffle": False}):
         pipe = SeqRecordPipe(path, **STEPS, **settings)
@@ -613,7 +613,7 @@ def test_crops_and_functions_get_the_frames_that_are_drawn(path: Path) -> None:
     assert drawn(pipe, ["id"]).keys() == fitting(["id", "flow", "image", "note"]).keys()
 
 
-def test_only_what_is_drawn_is_said(path: Path) -> None:
+def test_batches_have_columns_of_random_choices_only(path: Path) -> None:
     def first(**options: Any) -> dict[str, Any]:
         batch: dict[str, Any] = next(iter(SeqRecordPipe(path, **options, clip_len=4, batch_size=2)))
         return batch
@@ -627,7 +627,7 @@ def test_only_what_is_drawn_is_said(path: Path) -> None:
     assert first(dilation=(1, 50))["dilation"].tolist() == [1, 1]
 
 
-def test_what_is_refused(path: Path) -> None:
+def test_invalid_arguments_are_refused(path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"dilation": ()}, "dilation is not valid"),
         ({"dilation": (2, 2)}, "several different ones"),

@@ -47,7 +47,7 @@ def make(path: Path, rank: int, ranks: int, **changes: Any) -> Any:
 
 @dataclass
 class EpochSegment:
-    """What all ranks gave until they stopped, and one's state then."""
+    """The clips of all ranks until they stopped, and the state of one rank."""
 
     clips: list[Clip]
     state: State
@@ -79,7 +79,7 @@ def run(
 
 
 def check_epoch(segments: Sequence[EpochSegment], every: set[Clip]) -> None:
-    """Every clip was given; twice only what equalises batches, which each segment has counted."""
+    """Check that every clip was yielded, and duplicates only to even out batches, as counted."""
     given = Counter(clip for segment in segments for clip in segment.clips)
     assert set(given) == every
     twice = given.total() - len(given)
@@ -161,7 +161,7 @@ def test_any_changes_of_size(path: Path, changes: dict[str, Any]) -> None:
         assert given.total() == len(every)
 
 
-def test_resuming_within_what_is_left(path: Path) -> None:
+def test_resuming_within_the_remainder(path: Path) -> None:
     """Exactly, and the epoch after it too, whatever memory there is."""
     first = run(path, 3, None, 5)
     whole = resumed(make(path, 1, 2), first.state)
@@ -248,7 +248,7 @@ def test_other_numbers_of_workers(
             for batch in DataLoader(stream, batch_size=None, num_workers=number)
             for clip in names(batch)
         ]
-        # The same shards go on as they were. Those with a clip less than others give one of these.
+        # The shards continue unchanged. A shard with a clip fewer than others repeats a clip.
         is_equal = changes.get("even_batches", True)
         repeated = -len(every) % workers if number == workers and is_equal else 0
         assert len(set(rest) & given) <= repeated
@@ -273,8 +273,7 @@ class LateContext(ForkContext):
 def test_plain_workers_go_on_where_a_loader_without_stopped(
     path: Path, every: set[Clip], context: Any
 ) -> None:
-    """Also one that is forked when others have begun the epoch, which the process that forks
-    knows."""
+    """Also a worker forked after others have begun the epoch."""
     first = run(path, 1, None, 9)
     stream = resumed(make(path, 0, 1), first.state)
     loader: Any = DataLoader(
@@ -290,7 +289,7 @@ def test_plain_workers_go_on_where_a_loader_without_stopped(
     assert digests(loader) == [batch for turn in turns for batch in turn if batch]
 
 
-def test_one_worker_alone_does_not_know_the_others(path: Path) -> None:
+def test_the_state_of_one_worker_has_only_its_own_position(path: Path) -> None:
     stateful: Any = StatefulDataLoader(make(path, 0, 1), batch_size=None, num_workers=2)
     iterator = begun(stateful)
     saved = stateful.state_dict()
@@ -333,7 +332,7 @@ def test_a_node_goes_on_with_other_ranks(path: Path, every: set[Clip]) -> None:
     assert len(list(other)) in (0, 17)
 
 
-# ---- what is refused
+# ---- refused states
 
 
 def test_a_state_of_more_memory_goes_on_with_less_on_other_ranks(path: Path) -> None:
@@ -352,7 +351,7 @@ def test_damaged_stages_are_refused_and_change_nothing(path: Path) -> None:
     before = stream.state_dict()
 
     def changed(change: Callable[[dict[str, Any], dict[str, Any]], object]) -> State:
-        """The state, with a change of what is left of its source and of its first segment."""
+        """The state, with a change of its source's remainder and first segment."""
         copy: State = json.loads(json.dumps(state))
         (source,) = copy["rest"]["sources"]
         change(source, source["pending"][0][1][0])

@@ -120,7 +120,7 @@ def _write(root: Path, schema: Schema, episodes: dict[str, Any]) -> Dataset:
 
 
 def frames_of(dataset: Dataset) -> dict[str, Any]:
-    """All that the episodes say and hold, with dtypes and shapes."""
+    """Metadata and frames of all episodes, with dtypes and shapes."""
 
     def plain(value: Any) -> Any:
         return (
@@ -272,7 +272,7 @@ def test_names_of_files(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_not_there_and_what_is_in_the_way(dataset: Dataset, tmp_path: Path) -> None:
+def test_missing_episodes_and_existing_files_are_refused(dataset: Dataset, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for frames in ([11], [-1], [3, 2], [2, 2], []):
         with pytest.raises(ClipError, match="invalid frame numbers"):
@@ -398,9 +398,9 @@ def test_broken(dataset: Dataset, tmp_path: Path) -> None:
 
 def test_text_bytes_kinds_and_frames_a_second(tmp_path: Path) -> None:
     values = [("ä\r\n\0", b"\0\r\n\x1a"), ("", b""), (None, b"x" * 5000), ("end", None)]
-    said = {"note": {"kind": "text"}, "x": {"kind": "state", "unit": "rad"}}
+    features = {"note": {"kind": "text"}, "x": {"kind": "state", "unit": "rad"}}
     with (
-        SeqRecordWriter(tmp_path / "records", features=said) as writer,
+        SeqRecordWriter(tmp_path / "records", features=features) as writer,
         writer.episode("k/é", fps=12.5) as episode,
     ):
         for number, (note, blob) in enumerate(values):
@@ -421,7 +421,7 @@ def test_text_bytes_kinds_and_frames_a_second(tmp_path: Path) -> None:
     assert (caught.value.feature, caught.value.frame) == ("note", 0)
 
 
-def test_frames_a_second_that_a_source_does_not_know(tmp_path: Path) -> None:
+def test_the_fps_argument_is_for_episodes_without_fps(tmp_path: Path) -> None:
     with SeqRecordWriter(tmp_path / "records") as writer:
         for number, fps in enumerate((12.5, None)):
             with writer.episode(f"e{number}", fps=fps) as episode:
@@ -438,7 +438,7 @@ def test_frames_a_second_that_a_source_does_not_know(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["files", "lerobot", "mcap"])
-def test_what_the_dataset_lacks_is_no_fault_of_the_destination(tmp_path: Path, way: str) -> None:
+def test_a_missing_record_file_is_no_error_of_the_destination(tmp_path: Path, way: str) -> None:
     if way == "mcap":
         pytest.importorskip("rosbags", reason="pip install rosbags")
     path, out = tmp_path / "records", tmp_path / "out"

@@ -1,6 +1,6 @@
-"""Flushing: what has been flushed is an episode, whatever comes after it.
+"""Flushing: flushed frames form an episode, whatever happens later.
 
-An episode whose writer was stopped in it says so; one that ended does not.
+The metadata of an episode mark it as truncated if its writer was stopped in it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def write(writer: SeqRecordWriter, key: str, length: int) -> None:
 
 
 def lengths(root: Path) -> dict[str, int]:
-    """Frames of each episode, every one of which is right."""
+    """Frame count of each episode, after a check of every frame."""
     with seqrecord.open(root) as dataset:
         for episode in dataset.episodes.values():
             want = [frame(number) for number in range(len(episode))]
@@ -103,15 +103,15 @@ def test_flushing_changes_no_frame_and_not_the_number_of_episodes(tmp_path: Path
         for key in ("a", "b"):
             with writer.episode(key, metadata=CUT) as episode:
                 append(episode, 0, 2)
-                known = [writer.schema is not None]
-                episode.flush()  # takes the features from what is there
-                known.append(writer.schema is not None)
-                assert known == [key == "b", True]
+                has_schema = [writer.schema is not None]
+                episode.flush()  # takes the features from the frames so far
+                has_schema.append(writer.schema is not None)
+                assert has_schema == [key == "b", True]
                 append(episode, 2, 30, flush_every=7)
     before = (tmp_path / "manifest.json").read_text()
     check_rebuilt(tmp_path, {"a": 30, "b": 30})
     assert seqrecord.open(tmp_path).fingerprint in before
-    assert metadata_of(tmp_path) == CUT, "one that came truncated stays so"
+    assert metadata_of(tmp_path) == CUT, "a truncated original stays marked"
 
 
 # By steps: `f` for a frame, `F` for a flush, `E` for the end of the episode.
@@ -163,7 +163,7 @@ def test_a_writer_that_stops(
         ),
     ],
 )
-def test_an_error_keeps_what_was_flushed(tmp_path: Path, max_file_size: int, error: str) -> None:
+def test_an_error_keeps_flushed_frames(tmp_path: Path, max_file_size: int, error: str) -> None:
     with SeqRecordWriter(tmp_path, **SETTINGS, max_file_size=max_file_size) as writer:
         episode = writer.episode("a", metadata=METADATA)
         append(episode, 0, 11)
@@ -188,7 +188,7 @@ def test_an_error_keeps_what_was_flushed(tmp_path: Path, max_file_size: int, err
 
 
 def test_a_writer_whose_flushed_part_another_has_committed_loses_nothing(tmp_path: Path) -> None:
-    """The second commits what the first had flushed; the episode grows when the rest is found."""
+    """The second commits the first one's flushed frames; a resume adds the remaining frames."""
     first = SeqRecordWriter(tmp_path, **SETTINGS)
     episode = first.episode("a")
     append(episode, 0, 11)
@@ -204,10 +204,10 @@ def test_a_writer_whose_flushed_part_another_has_committed_loses_nothing(tmp_pat
     check_rebuilt(tmp_path, {"a": 30})
 
 
-def test_a_damaged_chunk_takes_what_comes_after_it(
+def test_a_damaged_chunk_loses_the_chunks_after_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A machine that went down may have lost any page: what was flushed before it is there."""
+    """A crashed machine may have lost any page. Frames flushed before that page are kept."""
     for damaged, length in ((0, 0), (1, 5), (2, 17)):
         folder, offsets = tmp_path / str(damaged), [64]
         episode = SeqRecordWriter(folder, **SETTINGS).episode("a")
@@ -226,8 +226,8 @@ def test_a_damaged_chunk_takes_what_comes_after_it(
                 resume(folder)
 
 
-def test_each_note_tells_only_of_what_came_since_the_last(tmp_path: Path) -> None:
-    """Or an hour of flushes would write as much as its square."""
+def test_each_note_covers_only_frames_since_the_last(tmp_path: Path) -> None:
+    """Otherwise the bytes of notes grow with the square of the number of flushes."""
     writer = SeqRecordWriter(tmp_path, **SETTINGS)
     append(writer.episode("a"), 0, 60, flush_every=1)
     (cut,) = LocalStorage(tmp_path).unfinished("records")
@@ -238,7 +238,7 @@ def test_each_note_tells_only_of_what_came_since_the_last(tmp_path: Path) -> Non
     assert lengths(tmp_path) == {"a": 60}
 
 
-def test_every_file_says_up_to_where_it_was_flushed(tmp_path: Path) -> None:
+def test_every_file_has_its_flushed_frame_count(tmp_path: Path) -> None:
     with (
         SeqRecordWriter(tmp_path, **SETTINGS, max_file_size=1) as writer,
         writer.episode("a") as episode,
@@ -268,9 +268,9 @@ def test_the_mark() -> None:
 
 
 class Photographed(LocalStorage):
-    """A storage of which copies are made before and after each of its steps, while it is told to.
+    """A storage that, if switched on, is copied before and after each step.
 
-    They are what kills at these moments leave.
+    A copy equals the files left by a kill at that moment.
     """
 
     def __init__(self, root: Path, copies: Path) -> None:
@@ -313,7 +313,7 @@ class Photographed(LocalStorage):
 def test_a_discarded_episode_is_nowhere_whatever_the_files(
     tmp_path: Path, max_file_size: int, flush_every: int, thorough: bool
 ) -> None:
-    """One that had ended before stays; a kill amid discarding leaves all flushed, or nothing."""
+    """Earlier episodes stay. A kill while discarding keeps all flushed frames, or none."""
     root = tmp_path / "d"
     storage = Photographed(root, tmp_path / "copies")
     writer = SeqRecordWriter(storage, max_file_size=max_file_size, **SMALL_CHUNKS)
@@ -364,7 +364,7 @@ def test_nothing_is_left_where_all_was_discarded(tmp_path: Path) -> None:
     with pytest.raises(DestinationError, match="no episode was written"):
         writer.close()
     assert not list(tmp_path.glob("records/*"))
-    with SeqRecordWriter(tmp_path) as writer:  # before the features are known
+    with SeqRecordWriter(tmp_path) as writer:  # before the first frame gives the features
         episode = writer.episode("a")
         episode.append({"other": np.zeros(3)})
         episode.discard()
@@ -389,8 +389,8 @@ def test_a_file_that_cannot_be_removed_is_no_failure(
     check_rebuilt(tmp_path, {"kept": 3})
 
 
-def test_what_a_resume_has_added_meanwhile_stays(tmp_path: Path) -> None:
-    """It removed finished files of its own, which the manifest named by then."""
+def test_files_added_by_a_concurrent_resume_stay(tmp_path: Path) -> None:
+    """A writer once removed its finished files although the manifest had named them since."""
     writer = SeqRecordWriter(tmp_path, max_file_size=1, **SMALL_CHUNKS)
     write(writer, "kept", 7)
     episode = writer.episode("a")

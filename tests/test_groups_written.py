@@ -1,4 +1,4 @@
-"""Groups as the writer makes them: which features, how long chunks are, and what a file holds."""
+"""Groups made by the writer: their features, the length of chunks, and the content of files."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_which_features_are_one_group() -> None:
         ([spec("image", 9000), BYTES, FeatureSpec("points", U1, (None, 3))], None, [0, 0, 0]),
         ([spec("pose", 28), TEXT], None, [0, 0]),
         ([BYTES, TEXT], None, [0, 1]),
-        # Those that are given stay, and are numbered anew.
+        # Given groups stay and are renumbered.
         ([spec("a", 1, 7), spec("b", 9000, 3), spec("c", 2, 7)], None, [0, 1, 0]),
         ([spec("a", 9000), spec("b", 9000), spec("c", 2)], second, [0, 1, 0]),
         ([spec("a", 9000), spec("c", 2)], first, [0, 0]),
@@ -165,7 +165,7 @@ def test_chunks_that_take_no_room(tmp_path: Path) -> None:
                     assert int(value.min()) == int(value.max()) == number
 
 
-def test_chunks_of_groups_lie_between_each_other_with_tables_behind_their_pages(
+def test_chunks_of_groups_alternate_and_tables_follow_their_pages(
     tmp_path: Path,
 ) -> None:
     write(tmp_path, 50, chunk_frames=20)
@@ -187,23 +187,23 @@ def test_chunks_of_groups_lie_between_each_other_with_tables_behind_their_pages(
     places.sort()
     assert [number for _, number, _ in places] == [0, 1, 0, 1, 0, 1]
     assert places[0][0] == 64
-    assert all(one[2] == other[0] for one, other in pairwise(places)), "nothing lies in between"
+    assert all(one[2] == other[0] for one, other in pairwise(places)), "chunks are adjacent"
 
 
 def test_kinds_and_units(tmp_path: Path) -> None:
-    said = {
+    given = {
         "image": {"kind": "image"},
         "pose": {"kind": "pose", "unit": "m"},
         "note": {"kind": "text", "unit": None},
     }
-    write(tmp_path, 3, features=said)
+    write(tmp_path, 3, features=given)
     with seqrecord.open(tmp_path) as dataset:
         found = [(s.kind, s.unit) for s in dataset.features.values()]
         assert found == [("image", None), ("pose", "m"), ("text", None)]
     same = {"pose": {"group": 1}, "note": {"group": 1}}
-    accepted: list[Any] = [{"pose": {"unit": "m"}}, {"image": {}}, said, None, same]
-    for given in accepted:
-        SeqRecordWriter(tmp_path, mode="append", features=given).close()
+    accepted: list[Any] = [{"pose": {"unit": "m"}}, {"image": {}}, given, None, same]
+    for features in accepted:
+        SeqRecordWriter(tmp_path, mode="append", features=features).close()
     refused: list[Any] = [
         ({"pose": {"unit": "mm"}}, "another unit.*feature: pose; expected: m; got: mm"),
         ({"note": {"kind": "image"}}, "another kind"),
@@ -214,12 +214,12 @@ def test_kinds_and_units(tmp_path: Path) -> None:
         ({"image": {"group": 1}, "pose": {"group": 2}}, "other groups"),
         ({"pose": {"group": 0}}, "other groups"),
     ]
-    for given, says in refused:
-        with pytest.raises(SchemaError, match=says):
-            SeqRecordWriter(tmp_path, mode="append", features=given)
+    for features, message in refused:
+        with pytest.raises(SchemaError, match=message):
+            SeqRecordWriter(tmp_path, mode="append", features=features)
 
 
-def test_what_is_said_of_features_that_frames_tell_of(tmp_path: Path) -> None:
+def test_properties_of_features_of_the_first_frames(tmp_path: Path) -> None:
     with SeqRecordWriter(tmp_path, features={"y": {"kind": "depth"}}) as writer:
         episode = writer.episode("a")
         episode.append({"x": 1})
@@ -244,7 +244,7 @@ def test_frames_a_second(tmp_path: Path) -> None:
         assert dataset.contents.index.fps.tolist() == [10, 29.97, 0.5]
 
 
-# Where nobody says how many frames a chunk has: by sizes that were seen, not guessed
+# Default frames per chunk: by the sizes of actual frames
 
 KIB = 1 << 10
 
@@ -263,8 +263,8 @@ def lidar(points: int, fill: int = 0) -> dict[str, Any]:
 
 def written(folder: Path, episodes: Sequence[Sequence[int]], **options: Any) -> list[int]:
     """Frames in the first chunk of `lidar` of each episode, given the points of each frame."""
-    said = {"lidar": {"shape": (None, 3)}}
-    with SeqRecordWriter(folder, codecs="raw", features=said, **options) as writer:
+    features = {"lidar": {"shape": (None, 3)}}
+    with SeqRecordWriter(folder, codecs="raw", features=features, **options) as writer:
         for number, points in enumerate(episodes):
             with writer.episode(f"e{number}") as episode:
                 for i, count in enumerate(points):
@@ -309,11 +309,11 @@ GIVEN = [
 
 
 @pytest.mark.usefixtures("small_limit")
-def test_frames_a_chunk_where_nobody_says(tmp_path: Path) -> None:
+def test_default_frames_per_chunk(tmp_path: Path) -> None:
     for number, (points, expected) in enumerate([*SEEN, ([5, 6], 2)]):
-        assert written(tmp_path / f"not known {number}", [points]) == [expected]
+        assert written(tmp_path / f"unknown {number}", [points]) == [expected]
     for number, (points, expected) in enumerate(GIVEN):
-        folder = tmp_path / f"known {number}"
+        folder = tmp_path / f"given {number}"
         assert written(folder, [points], schema=LIDAR) == [expected]
         with seqrecord.open(folder) as dataset:
             assert first_chunks(dataset, 0) == [len(points)], "of the small state, far more fit"
@@ -322,7 +322,7 @@ def test_frames_a_chunk_where_nobody_says(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("small_limit")
 def test_each_episode_by_its_own_frames(tmp_path: Path) -> None:
     episodes = [[1, 2, 3], [17 * KIB // 3] * 4, [9] * 33, [1] * 32 + [4 * KIB // 3] * 8]
-    # What comes after the first frames is not known when the first chunk is written.
+    # Later frames are unavailable when the first chunk is written.
     assert written(tmp_path / "seen", episodes) == [3, 2, 32, 32]
     # A number that is given counts.
     episodes = [[5, 6] * 35, [20 * KIB // 3] * 3]
@@ -413,7 +413,7 @@ def test_text_is_not_compressed_unless_asked_for() -> None:
     assert codec({"note": [{"id": "zstd", "level": 3}]}) == ({"id": "zstd", "level": 3},)
 
 
-def test_what_is_no_text_and_no_bytes(tmp_path: Path) -> None:
+def test_invalid_texts_and_bytes_are_refused(tmp_path: Path) -> None:
     writer = SeqRecordWriter(tmp_path, schema=Schema([TEXT, BYTES, spec("state", 3)]))
     refused: list[tuple[str, Any, str]] = [
         ("note", b"abc", "expected: str; got: bytes"),
@@ -427,8 +427,8 @@ def test_what_is_no_text_and_no_bytes(tmp_path: Path) -> None:
         ("state", "abc", "does not fit"),
         ("state", b"abc", "does not fit"),
     ]
-    for feature, item, says in refused:
-        with pytest.raises(FrameError, match=says) as caught:
+    for feature, item, message in refused:
+        with pytest.raises(FrameError, match=message) as caught:
             writer.episode("a").append({feature: item})
         error = caught.value
         assert (error.episode, error.frame, error.feature) == ("a", 0, feature)

@@ -1,4 +1,4 @@
-"""Originals read in place: random ones, changed ones, and those that somebody made to do harm."""
+"""Originals read in place: random, changed and malicious ones."""
 
 from __future__ import annotations
 
@@ -105,11 +105,10 @@ _CHANGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("change", _CHANGES)
 @pytest.mark.parametrize("place", ["folder", pytest.param("url", marks=pytest.mark.slow)])
-def test_an_index_is_made_anew_when_what_it_copied_changes(
+def test_an_index_is_rebuilt_when_a_copied_file_changes(
     change: str, place: str, tmp_path: Path, memory_url: str
 ) -> None:
-    """Though all files of video are as they were. Frames, metadata and rates are those of a
-    conversion."""
+    """The video files are unchanged. Frames, metadata and rates equal a conversion's."""
     root = unpack(tmp_path, "lerobot_video_v3")
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     original = upload(root, memory_url) if place == "url" else root
@@ -135,8 +134,7 @@ def _loader(root: Path, **options: Any) -> seqrecord.SeqRecordPipe:
 def test_a_state_of_another_index_of_the_same_original(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Indexed once more, by somebody else, where the same files lie at another place; and an
-    index that has grown is as good as one that is made of all at once."""
+    """Resume with another user's index, with moved files, and with an index that has grown."""
     root = unpack(tmp_path, "lerobot_video_v21")
     every = _unlist_episode(root)
     with seqrecord.open(root) as one:
@@ -184,7 +182,7 @@ def test_a_state_of_an_original_that_has_changed(
         _loader(root).load_state_dict(state)
 
 
-def test_a_bad_episode_says_how_to_read_the_others(tmp_path: Path) -> None:
+def test_the_error_of_a_bad_episode_names_the_remedy(tmp_path: Path) -> None:
     root = unpack(tmp_path, "lerobot_video_v3")
     _table(root / _EPISODES, lambda t: t["length"].__setitem__(1, 77))
     _info(root, lambda value: value.update(total_frames=89))
@@ -264,7 +262,7 @@ def _box(data: bytes | bytearray, *names: bytes) -> int:
     return at
 
 
-def test_tables_that_lie(tmp_path: Path) -> None:
+def test_tables_with_false_counts(tmp_path: Path) -> None:
     """They name 100,000 packets in a few bytes, or packets behind the end of the file."""
     path = write_video(tmp_path / "a.mp4", pictures(9), options={"g": "1", "bf": "0"})
     sound = path.read_bytes()
@@ -288,7 +286,7 @@ def test_tables_that_lie(tmp_path: Path) -> None:
             assert str(info.value.expected).startswith(("at most", "packets up to")), info.value
 
 
-def test_damaged_packets_are_those_of_the_original(tmp_path: Path) -> None:
+def test_damaged_packets_are_attributed_to_the_original(tmp_path: Path) -> None:
     path = write_video(tmp_path / "a.mp4", pictures(9), options={"g": "3", "bf": "0"})
     with seqrecord.open(path) as dataset:
         data, before = path.read_bytes(), path.stat()

@@ -1,4 +1,4 @@
-"""Originals of every format that are read where they lie: as packed ones are, and never stale."""
+"""Originals of every format read in place: equal to packed datasets, and never stale."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ from tests.video_file_data import HAS_TABLES, decoded, in_fragments, pictures, w
 
 pytestmark = pytest.mark.usefixtures("home")
 
-# How each is made; a file to which pages refer, some of whose bytes are those of the first episode;
-# formats of its features that are not copied, but for video.
+# Builder of each original; a referenced file with bytes of the first episode; formats of features
+# that are not copied, except video.
 KEPT = {"depth": "npy", "mask": "png", "rgb": "jpeg"}
 VIDEO = CAMERAS[0]
 ORIGINALS: dict[str, tuple[Callable[[Path], Path], str, dict[str, str]]] = {
@@ -137,7 +137,7 @@ def bytes_of(root: Path) -> int:
 
 
 @each_original("videos", "lerobot v3", "tartanair", "webdataset", "hdf5", "zarr 3")
-def test_an_index_gives_what_a_conversion_gives(
+def test_an_index_equals_a_conversion(
     name: str, tmp_path: Path, home: Path, memory_url: str
 ) -> None:
     """On a disk, and on a URL."""
@@ -219,7 +219,7 @@ def test_indexes_of_other_users_and_damage_of_the_same_size_and_time(
 
 
 def test_links_of_files_and_folders(tmp_path: Path) -> None:
-    """Files inside of the original are those of its root, and others of the folder they lie in."""
+    """Files inside the original belong to its root, other files to their own folder."""
     root = originals.videos(tmp_path / "original")
     for number, name in enumerate(("other/c.mp4", "more/in/d.mp4")):
         (tmp_path / name).parent.mkdir(parents=True)
@@ -251,7 +251,7 @@ def test_links_of_all_files(tmp_path: Path) -> None:
 
 
 def test_packing_and_episodes_that_have_come_since(tmp_path: Path) -> None:
-    """Edits of indexes are those of `test_random_originals`."""
+    """`test_random_originals` has the edits of indexes."""
     root, index = originals.tartanair(tmp_path / "original", 2), tmp_path / "index"
     run("index", root, "-o", index)
     shutil.copytree(root / "office", root / "shop")
@@ -324,10 +324,10 @@ def test_every_codec_and_container(codec: str, ending: str, tmp_path: Path) -> N
 
 
 def test_loaders_give_the_same_clips(tmp_path: Path) -> None:
-    """Batches of a pipe, and their order, are those of `test_random_originals`."""
+    """`test_random_originals` has a pipe's batches and their order."""
     root = originals.lerobot(tmp_path)
     packed(root, "lerobot v3", tmp_path / "packed")
-    places = {"lying": root, "packed": tmp_path / "packed"}
+    places = {"in place": root, "packed": tmp_path / "packed"}
     one, other = (seqrecord.SeqRecordMapDataset(each, clip_len=2) for each in places.values())
     assert torch.equal(one[5][VIDEO], other[5][VIDEO])
     sources = {name: seqrecord.SeqRecordPipe(place, clip_len=2) for name, place in places.items()}
@@ -340,7 +340,7 @@ def test_loaders_give_the_same_clips(tmp_path: Path) -> None:
 
 
 def test_packets_that_are_elsewhere_are_read_ahead(tmp_path: Path, memory_url: str) -> None:
-    """As those of a packed dataset there, though the index lies on a disk."""
+    """Like packets of a packed dataset, although the index is on a local disk."""
     root, engine = originals.lerobot(tmp_path), seqrecord.EngineOptions(num_threads=1)
     loaders = []
     for location in (root, upload(root, memory_url)):
@@ -368,7 +368,7 @@ def test_files_of_a_bucket_are_listed_and_not_looked_at_one_by_one(
 
     before = len(gcs.asked)
     first = identity()
-    assert len(gcs.asked) - before < 30, "to find out what lies there, too"
+    assert len(gcs.asked) - before < 30, "including the listing"
     assert identity() == first
     gcs.put(bucket, "clips/007.mp4", b"y" * 8)  # which has as many bytes
     assert identity() != first
@@ -393,7 +393,7 @@ def test_an_original_whose_files_change_is_indexed_anew(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_another_image(tmp_path: Path) -> None:
-    """Files are not decoded while they are indexed: what they are is checked when they are read."""
+    """Indexing does not decode files. Reading checks their content."""
     root = originals.tartanair(tmp_path / "tree")
     path = root / ORIGINALS["tartanair"][1]
     Image.fromarray(np.zeros((9, 12, 3), np.uint8)).save(path)
@@ -409,7 +409,7 @@ def test_a_file_that_is_another_image(tmp_path: Path) -> None:
 
 
 def test_a_page_that_refers_to_files_of_a_file(tmp_path: Path) -> None:
-    """What a list calls a file is no folder, whatever a page says."""
+    """A file of a list cannot be a folder, whatever a page contains."""
     made = ExternalList((ExternalFile(str(tmp_path), "a", 5),))
     path = tmp_path / list_path(made.id)
     path.parent.mkdir()
@@ -454,7 +454,7 @@ def test_arrays_that_are_kept_as_files() -> None:
         any_image.encode(EncodedImage(_npy(values, dtype="u1")))
 
 
-def test_what_is_not_indexed(tmp_path: Path, home: Path) -> None:
+def test_originals_that_cannot_be_indexed(tmp_path: Path, home: Path) -> None:
     images = unpack(tmp_path, "lerobot_v3")  # images in tables
     with pytest.raises(SourceError, match="seqrecord write"):
         seqrecord.open(images)
@@ -508,7 +508,7 @@ def test_three_processes_index_once(tmp_path: Path, home: Path) -> None:
 
 @pytest.mark.skipif(not HAS_TABLES, reason="PyAV before 17 has no tables")
 def test_a_large_file_is_not_read(tmp_path: Path) -> None:
-    """Headers say where the packets lie: a video of which all packets are damaged is indexed."""
+    """Headers have the offsets of packets: a video with only damaged packets is indexed."""
     root = unpack(tmp_path, "lerobot_v3")
     with_video(root, (5, 3, 7), options={"g": "2", "bf": "0"})
     shutil.rmtree(root / "data" / "none", ignore_errors=True)

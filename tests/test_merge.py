@@ -1,4 +1,4 @@
-"""Datasets that are merged: what the new one holds, and what stays of the others."""
+"""Merged datasets: content of the new dataset; the others stay unchanged."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def parts(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def state(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Every file, with what it holds."""
+    """Inode and content of every file."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path): (path.stat().st_ino, path.read_bytes()) for path in files}
 
@@ -71,7 +71,7 @@ def test_all_episodes_with_their_edits(parts: tuple[Path, Path], tmp_path: Path)
     assert split_of(made, "train") == {"e4"}
     with seqrecord.open(made) as dataset:
         assert not dataset.statistics  # `a` has none since the edit
-    # The dataset is one of its own: it can grow, by others that are merged too.
+    # The dataset is independent: it can grow, also by further merges.
     write(made, range(7, 9), mode="append")
     more = write(tmp_path / "more", range(10, 12))
     merge_datasets([parts[0], more], made, mode="append")
@@ -139,7 +139,7 @@ def test_keys_with_prefixes(tmp_path: Path) -> None:
         merge_datasets([a, b], tmp_path / "none", prefixes=["b/", "b/"])
 
 
-def test_what_cannot_be_merged(tmp_path: Path) -> None:
+def test_datasets_that_cannot_be_merged(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a", range(3)), write(tmp_path / "b", range(2, 4))
     for name, frame in (("c", {"x": np.zeros(1000)}), ("f", {"y": np.zeros(3)})):
         with SeqRecordWriter(tmp_path / name) as writer, writer.episode("other") as episode:
@@ -163,8 +163,8 @@ def test_what_cannot_be_merged(tmp_path: Path) -> None:
         ([a, tmp_path / "nowhere"], NotFoundError, "no dataset"),
         ([], DestinationError, "no datasets to merge"),
     ]
-    for datasets, error, says in wrong:
-        with pytest.raises(error, match=says):
+    for datasets, error, message in wrong:
+        with pytest.raises(error, match=message):
             merge_datasets(datasets, made)
     for dry_run in (True, False):
         with pytest.raises(DestinationError, match="dataset exists already"):
@@ -194,7 +194,7 @@ def write_frames(path: Path, keys: str, names: list[str], **settings: Any) -> No
                     episode.append({n: frame[n] for n in names if n != "s" or i % 7 != 3})
 
 
-def test_what_is_stored_otherwise_is_encoded_as_in_the_first(tmp_path: Path) -> None:
+def test_features_stored_differently_are_encoded_as_in_the_first(tmp_path: Path) -> None:
     """Other codecs, groups and orders of features, an added feature and a dropped one."""
     a, b, c, d = paths = [tmp_path / name for name in "abcd"]
     names = ["x", "s", "text"]

@@ -123,8 +123,8 @@ def clips_of(loader: Any, name: str | None = None) -> dict[tuple[str, int], byte
 
 
 def test_values_by_codec(path: Path) -> None:
-    """Area averages of the frames of full size, and about what Pillow makes of them; of video,
-    whose colours are stored at half size, the brightness. Others have the nearest pixel."""
+    """Images equal area averages, and about Pillow's result. For video, whose colours are stored
+    at half size, the brightness is compared. Other features have the nearest pixel."""
     full = seqrecord.open(path).episodes["b"][:]
     weights = np.array([0.299, 0.587, 0.114]) if path.name in ("h264", "av1") else np.eye(3)
     for size in (HALF, (40, 56), (144, 200)):
@@ -140,7 +140,7 @@ def test_values_by_codec(path: Path) -> None:
         difference = np.abs((found - expected.astype(float)) @ weights)
         assert difference.mean() <= 2.5
         assert size != HALF or difference.max() <= (4 if weights.ndim == 1 else 0.5)
-        # The pixels that the centres of the new ones lie in.
+        # The source pixels that contain the new centres.
         y, x = (
             [int((i + 0.5) * old / new) for i in range(new)]
             for old, new in zip((HEIGHT, WIDTH), size, strict=True)
@@ -234,7 +234,7 @@ def test_transforms_get_resized_frames(video: Path) -> None:
 
 
 def test_intrinsics(raw: Path) -> None:
-    """Those that `Resize` tells of; with a crop, those of its window of the resized frame."""
+    """Equal to `Resize`'s; with a crop, the intrinsics of its window in the resized frame."""
     size = (40, 200)
     options: dict[str, Any] = {"clip_len": 1, "features": ["image", "labels"]}
     resized = SeqRecordMapDataset(raw, **options, resize=dict.fromkeys(options["features"], size))
@@ -255,7 +255,7 @@ def test_intrinsics(raw: Path) -> None:
 
 
 def test_intrinsics_of_frames_of_several_sizes(tmp_path: Path) -> None:
-    """They follow where the camera says of which size it is."""
+    """Scaled if the camera metadata has the image size."""
     sizes, images = {"a": (8, 12), "b": (16, 10)}, {}
     spec = FeatureSpec("image", np.dtype(np.uint8), (None, None, 3), kind="image")
     with SeqRecordWriter(tmp_path / "r", schema=Schema([spec]), codecs={"image": "png"}) as writer:
@@ -379,7 +379,7 @@ def test_errors(tmp_path: Path) -> None:
         ("large", ("resize", "(height, width)", "large")),
         ((2, 3, 4), ("resize", "(2, 3, 4)")),
     ]
-    for resize, told in errors:
+    for resize, texts in errors:
         with pytest.raises(seqrecord.SeqRecordError) as caught:
             SeqRecordPipe(tmp_path, clip_len=1, resize=resize)
-        assert [text for text in told if text not in str(caught.value)] == []
+        assert [text for text in texts if text not in str(caught.value)] == []

@@ -108,8 +108,8 @@ def write_droid(folder: Path, seed: int = 0, length: int = 4, *, metadata: bool 
                 write("observation/controller_info/movement_enabled", True)
         file.attrs["success"] = True
     if metadata:
-        said = {f"{camera}_cam_serial": serial for camera, serial in serials.items()}
-        text = json.dumps({**said, "lab": "AUTOLab", "current_task": "stack", "extra": {"a": 1}})
+        labels = {f"{camera}_cam_serial": serial for camera, serial in serials.items()}
+        text = json.dumps({**labels, "lab": "AUTOLab", "current_task": "stack", "extra": {"a": 1}})
         (folder / "metadata_AUTOLab+1.json").write_text(text)
 
 
@@ -145,12 +145,12 @@ def test_aloha(tmp_path: Path) -> None:
             np.testing.assert_array_equal([frame[name] for frame in frames], array, strict=True)
 
 
-def test_aloha_compressed_is_what_its_own_reader_gives(tmp_path: Path) -> None:
+def test_compressed_aloha_equals_its_own_reader(tmp_path: Path) -> None:
     write_aloha(tmp_path / "episode_0.hdf5", compress=True)
     name = "observations.images.cam_low"
     with h5py.File(tmp_path / "episode_0.hdf5") as file:
         padded = file["observations/images/cam_low"][()]
-        # OpenCV decodes to BGR, which ALOHA takes as it is: what it calls RGB.
+        # OpenCV decodes to BGR, which ALOHA takes for RGB.
         own = [_decoded(row.tobytes())[..., ::-1] for row in padded]
     source = Hdf5Source(tmp_path)
     assert "compress_len" not in source.schema()
@@ -223,23 +223,23 @@ def test_droid(tmp_path: Path) -> None:
 
 def test_texts(tmp_path: Path) -> None:
     write_aloha(tmp_path / "a.hdf5", length=3)
-    said = ["öffnen", "", "greifen"]
+    texts = ["öffnen", "", "greifen"]
     with h5py.File(tmp_path / "a.hdf5", "a") as file:
-        file["observations/said"] = said
+        file["observations/task"] = texts
         file["observations/code"] = np.array([b"a", b"bc", b"d"], "S2")
         file["hints"] = ["one", "two"]  # not one a frame
         file.attrs["operator"] = b"caf\xc3\xa9"
     source = Hdf5Source(tmp_path)
     [info] = source.episodes()
-    assert str(source.schema()["observations.said"]) == "observations.said: text"
+    assert str(source.schema()["observations.task"]) == "observations.task: text"
     assert info.metadata["left_out"] == ["hints"]
     assert info.metadata["operator"] == "café"
-    assert [frame["observations.said"] for frame in frames_of(source)] == said
+    assert [frame["observations.task"] for frame in frames_of(source)] == texts
     assert [frame["observations.code"] for frame in frames_of(source)] == ["a", "bc", "d"]
     with h5py.File(tmp_path / "a.hdf5", "a") as file:
-        del file["observations/said"]
-        file["observations/said"] = np.array([b"a", b"\xff", b"b"], h5py.string_dtype())
-    with pytest.raises(SourceError, match=r"text is not UTF-8; .*said; frame: 1"):
+        del file["observations/task"]
+        file["observations/task"] = np.array([b"a", b"\xff", b"b"], h5py.string_dtype())
+    with pytest.raises(SourceError, match=r"text is not UTF-8; .*task; frame: 1"):
         frames_of(Hdf5Source(tmp_path))
 
 
@@ -390,7 +390,7 @@ def _long_text(file: Any) -> None:
 
 
 def _chunk(data: bytes) -> Callable[[Any], None]:
-    """What a compressed chunk of 280 bytes stores."""
+    """Store these bytes as a compressed chunk of 280 bytes."""
 
     def change(file: Any) -> None:
         _replace("action", shape=(5, 14), dtype="<f4", chunks=(5, 14), compression="gzip")(file)
@@ -432,7 +432,7 @@ BROKEN: list[tuple[Callable[[Any], object], str]] = [
         _chunk(zlib.compress(bytes(100 << 20), 1)),
         "chunk of action stores more bytes than it declares",
     ),
-    (_chunk(b"not what gzip makes"), r"cannot read /action\[0:5\]; .*feature: action; got"),
+    (_chunk(b"no gzip stream"), r"cannot read /action\[0:5\]; .*feature: action; got"),
 ]
 
 

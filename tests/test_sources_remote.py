@@ -1,4 +1,4 @@
-"""Originals on a URL give what they give on a disk, in bounded memory, and name no credential."""
+"""Originals at a URL: equal to those on a disk, in bounded memory, without shown credentials."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_bags_are_copied_one_at_a_time(
     assert [*copies.iterdir()] == []
 
 
-def test_nothing_there_and_what_does_not_take_urls(memory_url: str) -> None:
+def test_empty_urls_and_formats_without_url_support(memory_url: str) -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe_file(f"{memory_url}/other/notes.txt", b"nothing")
     memory.pipe_file(f"{memory_url}/bag/run.db3", b"SQLite format 3\0")
@@ -148,8 +148,8 @@ def test_a_broken_file_is_named_by_its_url(tmp_path: Path, memory_url: str) -> N
 
 @pytest.mark.parametrize("kind", ["aloha", "zarr"])
 def test_a_request_that_fails_is_no_bad_episode(tmp_path: Path, memory_url: str, kind: str) -> None:
-    # h5py makes an `OSError` of what the file raises, which would say that the file is damaged, and
-    # zarr has a request for each chunk.
+    # h5py turns errors of the file into `OSError`, as for a damaged file. zarr makes a request for
+    # each chunk.
     if kind == "zarr":
         pytest.importorskip("zarr")
         write_buffer(tmp_path / "set" / "pusht.zarr")

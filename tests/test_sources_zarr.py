@@ -194,7 +194,7 @@ CODECS: dict[str, tuple[int, Any]] = {
 def test_no_chunk_decodes_to_more_than_its_array_declares(
     tmp_path: Path, name: str, is_sharded: bool
 ) -> None:
-    """One of 3 MiB stands where one of 32 bytes should, or three of 1 MiB in a shard."""
+    """A chunk of 3 MiB replaces a chunk of 32 bytes, or three of 1 MiB in a shard."""
     zarr_format, codec = CODECS[name]
     path, wanted = tmp_path / "a.zarr", np.arange(12.0).reshape(3, 4)
     big = np.ones((3 << 15, 4))
@@ -220,7 +220,7 @@ def test_no_chunk_decodes_to_more_than_its_array_declares(
     assert peak < 2 << 20
 
 
-def test_codecs_that_nobody_knows_are_refused(tmp_path: Path, sound: Path) -> None:
+def test_unknown_codecs_are_refused(tmp_path: Path, sound: Path) -> None:
     shutil.copytree(sound / "a.zarr", tmp_path / "a.zarr")
     filters = [{"id": "categorize", "labels": [], "dtype": "O"}]
     _text("action", filters=filters)(tmp_path / "a.zarr")

@@ -146,7 +146,7 @@ def test_a_trimmed_episode_has_the_frames_of_a_slice(whole: Path, tmp_path: Path
     _check_clips(path, frames, dilation=3)
 
 
-def test_windows_and_statistics_are_those_of_the_rest(
+def test_windows_and_statistics_cover_the_remaining_frames(
     whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = _copy(whole, tmp_path)
@@ -221,13 +221,13 @@ def test_other_edits_of_a_trimmed_dataset(whole: Path, tmp_path: Path) -> None:
 
 
 def test_slices_that_are_refused(whole: Path) -> None:
-    for some, says in (
+    for some, message in (
         (slice(5, 5), "no frame"),
         (slice(90, None), "no frame"),
         (slice(None, -90), "no frame"),
         (slice(0, 9, 2), "a step"),
     ):
-        with pytest.raises(ClipError, match=says) as caught:
+        with pytest.raises(ClipError, match=message) as caught:
             trim_episodes(whole, ["b"], some)
         assert caught.value.episode == "b"
     for text in ("30", "a:b", "1:2:3", ""):

@@ -1,4 +1,4 @@
-"""verify finds every broken byte that anyone would read, and all of them at once."""
+"""verify finds every broken byte that a reader would read, all in one run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def dataset(small: Path, tmp_path: Path) -> Path:
 
 
 def _pages(dataset: Path) -> list[tuple[Path, int, int, str, str]]:
-    """File, start, stop, episode and feature of every page that holds anything."""
+    """File, start, stop, episode and feature of every page that is not empty."""
     opened = seqrecord.open(dataset)
     reader = opened.contents.chunks
     found = []
@@ -101,8 +101,8 @@ def test_every_byte_that_is_read_is_checked(tmp_path: Path, thorough: bool) -> N
 
 
 @pytest.mark.parametrize("ending", [".seqrec", ".arrow"])
-def test_what_came_damaged_once_is_no_problem(small: Path, ending: str) -> None:
-    """Of another place than a local disk, whichever read it was."""
+def test_damage_in_a_single_read_is_no_problem(small: Path, ending: str) -> None:
+    """For storages other than a local disk, in any read."""
     storage = DamagesOnce(LocalStorage(small), ending)
     for number in itertools.count():
         storage.left = number
@@ -136,7 +136,7 @@ def test_all_problems_are_found_in_the_same_order(dataset: Path) -> None:
     assert "5 problems" in str(reports[0])
 
 
-def test_record_files_that_are_not_what_they_were(dataset: Path, tmp_path: Path) -> None:
+def test_replaced_and_missing_record_files(dataset: Path, tmp_path: Path) -> None:
     """Cut, missing, a copy of another, or a link out of the dataset."""
     first, second, *_ = sorted((dataset / "records").iterdir())
     data = first.read_bytes()
@@ -228,7 +228,7 @@ def test_only_deep_sees_a_blob_that_does_not_decode(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of one record file; pages without a codec would tell how many frames they have."""
+    """A dataset of one record file. Pages without a codec would reveal their frame count."""
     path = tmp_path_factory.mktemp("whole")
     codecs = {name: [{"id": "zlib"}] for name in ("pose", "step")}
     write_small(path, max_file_size=1 << 30, codecs=codecs)
@@ -291,7 +291,7 @@ def test_index_and_footer_must_agree(whole: Path, tmp_path: Path) -> None:
 
 
 def test_an_index_may_name_any_copy_of_a_chunk(tmp_path: Path) -> None:
-    """Which one depends on what was committed first, and nothing tells that afterwards."""
+    """The order of commits decides, and no file records it."""
     path = record_path(write_tiny(tmp_path))
     parts = split_record(path.read_bytes())
     parts.header[12:28], parts.head["file_id"] = bytes(16), "0" * 32
@@ -322,7 +322,7 @@ def test_a_complete_episode_that_the_index_forgot(whole: Path, tmp_path: Path) -
     [problem] = verify(root).problems
     assert (problem.episode, problem.file) == (beta["key"], str(path))
     assert "`seqrecord reindex` adds it" in str(problem)
-    # A part of an episode is what an interrupted write leaves behind.
+    # An interrupted write leaves a part of an episode.
     parts = split_record(data)
     parts.head["episodes"][-1]["num_frames"] = None
     path.write_bytes(parts.joined())
@@ -349,7 +349,7 @@ def test_parts_of_an_episode_that_contradict_each_other(tmp_path: Path) -> None:
     """The index is right, but `reindex` would refuse the record files."""
     write_tiny(tmp_path, max_file_size=1)
     assert verify(tmp_path).ok
-    # Only the part that the episode ends with tells `num_frames`: change another one.
+    # Only the last part has `num_frames`: change another part.
     records = [(path, path.read_bytes()) for path in (tmp_path / "records").iterdir()]
     path, data = next(
         (path, data)

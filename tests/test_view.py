@@ -1,4 +1,4 @@
-"""Contact sheets: which axes, images, scales and texts a figure has for what frames."""
+"""Contact sheets: axes, images, scales and texts of figures."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def image_of(name: str, frame: Array) -> Array:
         ("mask_soft", "f4", (48, 64), "scale"),
         ("thermal", "u2", (48, 64), "scale"),
         ("height", "f8", (48, 64), "scale"),
-        # Curves, of which more than a dozen share their axes, and what only a line tells of.
+        # Curves, a dozen or more on shared axes, and features shown by one line of text.
         ("pose_left", "f8", (7,), [f"pose_left[{i}]" for i in range(7)]),
         ("reward", "f4", (), ["reward"]),
         ("state", "f4", (40,), ["state"]),
@@ -113,11 +113,11 @@ def test_depth_has_one_scale_for_all_frames_and_survives_the_sky() -> None:
     assert last[5, 32].max() < 10  # the sky, as far as can be
     assert last[22, 32].tolist() == last[0, 0].tolist() == NEUTRAL
     assert 40 < last[40, 32].sum() < 300  # 30 m is neither lost beside the sky nor near
-    assert {"missing", "2", "14.1", "100"} <= set(texts(figure))  # a clip does not say the unit
+    assert {"missing", "2", "14.1", "100"} <= set(texts(figure))  # a clip has no units
 
 
 def test_odd_values_draw_without_a_warning() -> None:
-    """Several in a figure. Names are no formulas; what the font does not have is a square."""
+    """Several in a figure. Names are no formulas; characters missing in the font are squares."""
     depths: dict[str, Any] = {
         f"depth_{n}": [np.full((16, 16), depth, "f4")]
         for n, depth in enumerate((np.nan, 0, -1, np.inf, 5, 3e38))
@@ -153,7 +153,7 @@ def test_colours_of_numbers_and_of_flow() -> None:
     for value, place in [(0.0, (0, 0)), (0.5, (32, 0)), (1.0, (63, 63))]:
         expected = np.array(colormaps["inferno"](value)[:3]) * 255
         np.testing.assert_allclose(colours[place], expected, atol=4)
-    # What flow_vis and the Middlebury tool paint for these directions, x right and y down.
+    # The colours of flow_vis and the Middlebury tool for these directions, x right and y down.
     directions = np.array([[1, 0], [-1, 0], [0, 0], [0, 1], [0, -1], [np.nan, 0], [1e10, 0]])
     flow = np.repeat(directions, 8, axis=0)[None].repeat(8, axis=0)
     colours = image_of("flow", flow)[0, ::8].astype(int)
@@ -161,7 +161,7 @@ def test_colours_of_numbers_and_of_flow() -> None:
     np.testing.assert_allclose(colours[:5], wheel, atol=2)
     assert colours[5].tolist() == colours[6].tolist() == NEUTRAL
     longer = np.ones((40, 40, 2)) * [1, 0]
-    longer[0, 0] = [3, 0]  # beyond what all but a percent have
+    longer[0, 0] = [3, 0]  # beyond the 99th percentile
     np.testing.assert_allclose(image_of("flow", longer)[0, 0], [191, 0, 0], atol=1)
     assert "rim 1.25" in texts(view({"flow": [longer]}))
 
@@ -188,7 +188,7 @@ def test_labels_have_colours_of_their_own_that_are_never_mixed() -> None:
     found = texts(view({"seg": seg}))
     [more], named = [t for t in found if t.startswith("+")], [t for t in found if t.isdigit()]
     assert "0" in named
-    assert int(more) + len(named) == 256 + 1  # the first frame's number is one of the digits
+    assert int(more) + len(named) == 256 + 1  # the digits include the first frame's number
 
 
 def test_pictures_keep_their_colour_and_shape() -> None:
@@ -205,7 +205,7 @@ def test_pictures_keep_their_colour_and_shape() -> None:
         assert middle.tolist() == picture[0, 0].tolist()
 
 
-def test_curves_have_their_own_scales_and_lie_below_their_frames() -> None:
+def test_curves_have_their_own_scales_below_their_frames() -> None:
     values = np.array([[i, 5.0] for i in range(10)])
     values[4, 0] = np.nan
     figure = view({"pose": values}, start=100)
@@ -257,7 +257,7 @@ def dataset(small: Path) -> Iterator[Dataset]:
 def test_a_dataset_s_first_clip(dataset: Dataset) -> None:
     figure = view(dataset)
     assert {"alpha/Easy/P000", "frames 0 to 10 of 11", "frame", "0", "10"} <= set(texts(figure))
-    # In the order of the schema; of what varies in length a line tells.
+    # In schema order; a line of text for features of variable length.
     rows = [str(label).split("[")[0] for label in labels(figure)]
     names = [name for name in dict.fromkeys(rows) if name in dataset.features]
     assert names == [name for name in dataset.features if name != "note"]
@@ -338,7 +338,7 @@ def test_texts_units_and_samples_between_frames(spoken: Path) -> None:
 
 
 @pytest.mark.parametrize("ragged", ["list", "pad", "nested"])
-def test_what_batches_tell_of_their_clips(spoken: Path, ragged: str) -> None:
+def test_figures_show_the_extra_columns_of_batches(spoken: Path, ragged: str) -> None:
     options: dict[str, Any] = {"clip_len": 2, "metadata": ["robot"], "ragged": ragged}
     loader = seqrecord.SeqRecordIterableDataset(spoken, batch_size=2, shuffle=False, **options)
     for figure in (
