@@ -36,16 +36,16 @@ __all__ = [
     "LENGTHS",
     "STRAIGHT",
     "begun",
-    "check",
+    "check_clip",
     "check_ended",
     "digest",
     "digests",
-    "effective",
+    "effective_arguments",
     "expected_frame",
-    "least_memory",
-    "leaves_nothing",
     "make_loader",
+    "minimum_memory",
     "names",
+    "no_leaks",
     "possible_clips",
     "resumed",
     "write_numbered",
@@ -94,7 +94,7 @@ def make_loader(path: Any, kind: Any = SeqRecordPipe, **changes: Any) -> Any:
     """A loader of clips of 3 frames, batches of 4 and a buffer of 16, with `changes`. Options of
     the engine may be passed directly, in addition to `engine`."""
     settings = {"clip_len": 3, "batch_size": 4, "shuffle_buffer": 16, "seed": 5, **changes}
-    return kind(path, **effective(settings))
+    return kind(path, **effective_arguments(settings))
 
 
 def begun(loader: Any, count: int = 1) -> Iterator[Any]:
@@ -175,7 +175,7 @@ def possible_clips(
     return clips
 
 
-def effective(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def effective_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A loader's arguments with all engine options in `engine`, without options that would raise
     because the other arguments make them useless."""
     found, names = dict(arguments), {field.name for field in fields(EngineOptions)}
@@ -188,7 +188,7 @@ def effective(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return found if engine == EngineOptions() else {**found, "engine": engine}
 
 
-def least_memory(make: Callable[..., object]) -> int:
+def minimum_memory(make: Callable[..., object]) -> int:
     """Minimum `memory_limit` of a loader, from the error message for a smaller one."""
     with pytest.raises(MemoryLimitError, match="at least") as caught:
         make(memory_limit=1)
@@ -202,7 +202,7 @@ def names(clip: dict[str, Any]) -> list[tuple[str, int]]:
     return list(zip(clip["episode"], clip["start"].tolist(), strict=True))
 
 
-def check(
+def check_clip(
     clip: dict[str, Any], features: Sequence[str], length: int, dilation: int = 1
 ) -> list[tuple[str, int]]:
     """Assert that a clip or batch has the expected values; returns its names."""
@@ -236,7 +236,7 @@ def _plain(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def leaves_nothing() -> Iterator[None]:
+def no_leaks() -> Iterator[None]:
     """Assert that no new thread, file descriptor or shared memory remains.
 
     Background threads may take a moment to end, longer on a busy machine.

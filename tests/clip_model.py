@@ -33,7 +33,7 @@ from seqrecord import (
     SeqRecordPipe,
     SeqRecordWriter,
 )
-from tests.clip_data import least_memory
+from tests.clip_data import minimum_memory
 
 __all__ = ["FEATURES", "GROUPS", "IMAGES", "KINDS", "LENGTHS", "SPARSE", "Case", "check_case"]
 __all__ += ["metadata_of", "stored_frame", "write_all"]
@@ -391,7 +391,7 @@ def check_case(path: Any, case: Case, *, seed: int = 0, kind: str = "stream") ->
             make(**options)
         return
     if options.get("memory_limit") == "least":
-        options["memory_limit"] = least_memory(partial(make, **options))
+        options["memory_limit"] = minimum_memory(partial(make, **options))
     loader = make(**options)
     has_state = kind in ("pipe", "stream", "node")
     batches, at, state = list[Any](), 0, None

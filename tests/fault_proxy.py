@@ -15,7 +15,15 @@ from typing import Any
 
 from tests.local_server import Handler, LocalServer, reset
 
-__all__ = ["KINDS", "FaultProxy", "Planned", "Request", "Scripted", "Seeded", "no_lists"]
+__all__ = [
+    "KINDS",
+    "FaultProxy",
+    "Planned",
+    "RandomFaults",
+    "Request",
+    "ScriptedFaults",
+    "no_lists",
+]
 
 KINDS = {
     "reset": "the connection is reset before the service sees the request",
@@ -67,7 +75,7 @@ def no_lists(request: Request) -> str | None:
     return "403" if is_list else None
 
 
-class Scripted:
+class ScriptedFaults:
     """The first requests get these kinds in turn, `None` for no fault; the others get none.
 
     Requests not selected by `of` get no fault and are not counted.
@@ -86,7 +94,7 @@ class Scripted:
             return next(self._kinds, None)
 
 
-class Seeded:
+class RandomFaults:
     """Faults in a share `rate` of the requests, chosen by seed and request in any order.
 
     None after `in_a_row` attempts at the same request.

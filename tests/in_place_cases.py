@@ -105,7 +105,7 @@ class _Encoder:
             video.hide_first(path, 100 * hidden, 1000)
         elif self.fragmented:
             whole = path.rename(path.with_name("whole.mp4"))
-            video.in_fragments(whole, path)
+            video.write_fragmented(whole, path)
             whole.unlink()
 
 

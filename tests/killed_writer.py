@@ -26,7 +26,7 @@ from seqrecord.reading.metadata import read_footers
 from seqrecord.storage import Storage, open_storage
 from tests.fault_proxy import FaultProxy, Request
 from tests.made_source import MadeSource
-from tests.places import hastened
+from tests.places import with_short_waits
 from tests.services.process import wait_for
 
 __all__ = ["SETTINGS", "Killer", "Writers"]
@@ -122,7 +122,7 @@ def _write(job: dict[str, Any]) -> None:
     source = MadeSource(job["lengths"])
     straight = open_storage(job["url"], job["straight"])
     with SeqRecordWriter(
-        hastened(open_storage(job["url"], job["options"])),
+        with_short_waits(open_storage(job["url"], job["options"])),
         schema=source.schema(),
         mode=job["mode"],
         **SETTINGS,

@@ -19,14 +19,14 @@ from tests.own_threads import own_threads
 
 __all__ = [
     "LENGTHS",
-    "add",
     "contents",
     "frame",
     "join_commits",
     "keys_of",
     "lengths_of",
     "record_files",
-    "writer_of",
+    "small_writer",
+    "write_episodes",
 ]
 
 LENGTHS: Mapping[str, int] = {key: 1 + number % 7 for number, key in enumerate("abcdefghijkl")}
@@ -38,13 +38,13 @@ def frame(key: str, number: int) -> dict[str, Any]:
     return {"x": np.full(50, (zlib.crc32(key.encode()) + number) % 256, np.uint8)}
 
 
-def writer_of(where: Any, mode: Any = "create", **options: Any) -> SeqRecordWriter:
+def small_writer(where: Any, mode: Any = "create", **options: Any) -> SeqRecordWriter:
     """A writer with short chunks and files, for `abandon`."""
     defaults = {"codecs": "raw", "chunk_frames": 2, "max_file_size": 700}
     return abandonable(where, mode=mode, **(defaults | options))
 
 
-def add(
+def write_episodes(
     writer: SeqRecordWriter | SeqRecordRecorder, episodes: Iterable[str] | Mapping[str, int]
 ) -> None:
     """Write episodes with the given lengths, by default from `LENGTHS`."""

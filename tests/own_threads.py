@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 
-__all__ = ["busy_threads", "forget_threads", "in_a_fork", "is_own", "own_threads"]
+__all__ = ["busy_threads", "forget_threads", "is_own", "own_threads", "succeeds_in_fork"]
 
 _earlier: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
@@ -35,7 +35,7 @@ def is_own(_record: logging.LogRecord) -> bool:
     return mine is threading.main_thread() or mine not in _earlier
 
 
-def in_a_fork(work: Callable[[], bool]) -> bool:
+def succeeds_in_fork(work: Callable[[], bool]) -> bool:
     """Result of `work` in a forked child; false if it raises or takes more than 100 s."""
     pid = os.fork()
     if pid == 0:

@@ -19,7 +19,7 @@ from tests.gcs_stub import GcsStub
 from tests.services import Azurite, Moto
 from tests.web_server import WebFolder
 
-__all__ = ["CLOUDS", "PLACES", "Place", "giving_up", "hastened", "make_place"]
+__all__ = ["CLOUDS", "PLACES", "Place", "make_place", "with_deadline", "with_short_waits"]
 
 _FOLDER = "data/set"
 
@@ -67,11 +67,11 @@ class Place:
         return open_storage(url, {**options, **more})
 
     def hasty(self, host: str = "", **more: Any) -> Storage:
-        """The same as `open`, `hastened`."""
-        return hastened(self.open(host, **more))
+        """The same as `open`, `with_short_waits`."""
+        return with_short_waits(self.open(host, **more))
 
 
-def hastened(storage: Storage, *, leave_seconds: float = 30.0) -> Storage:
+def with_short_waits(storage: Storage, *, leave_seconds: float = 30.0) -> Storage:
     """Shorten a storage's waits, and let it divide short files; returns it.
 
     Failed requests are repeated soon, and checkpoints are stored at once. Parts and pieces have a
@@ -87,7 +87,7 @@ def hastened(storage: Storage, *, leave_seconds: float = 30.0) -> Storage:
     return storage
 
 
-def giving_up(storage: Storage, seconds: float) -> Storage:
+def with_deadline(storage: Storage, seconds: float) -> Storage:
     """Let a storage stop its retries after some seconds; returns it.
 
     Time-outs of attempts stay a quarter of the `deadline` passed to `open`: on a busy machine, a

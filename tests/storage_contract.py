@@ -48,7 +48,7 @@ def names(storage: Storage, folder: str) -> list[str]:
     return [file.path for file in storage.files(folder)]
 
 
-def left(storage: Storage, folder: str = "records") -> list[tuple[str, Any, bytes]]:
+def unfinished_uploads(storage: Storage, folder: str = "records") -> list[tuple[str, Any, bytes]]:
     """Path, checkpoints and bytes up to the last checkpoint of each unfinished upload."""
     found = []
     for each in storage.unfinished(folder):
@@ -350,14 +350,14 @@ class StorageContract(ReadContract):
         del upload, uploads
         both = [(5, b"note 1"), (11, b"note 2")]
         expected = [(path, both, b"firstsecond") for path in (PATH, "records/removed")]
-        assert left(storage) == expected
+        assert unfinished_uploads(storage) == expected
         if self.is_shared:
-            assert other_process(left, storage) == expected
+            assert other_process(unfinished_uploads, storage) == expected
         assert names(storage, "records") == ["records/whole"]
         found = storage.unfinished("records")[0]
         assert abs(found.modified - time.time()) < 100
         found.remove()
-        assert left(storage) == expected[1:]
+        assert unfinished_uploads(storage) == expected[1:]
         storage.remove("records/removed")
         assert storage.unfinished("records") == []
         assert names(storage, "records") == ["records/whole"]
@@ -368,7 +368,7 @@ class StorageContract(ReadContract):
         kept, data = list[tuple[int, bytes]](), b""
 
         def is_seen() -> bool:
-            return left(copy) == [(PATH, kept, data)]
+            return unfinished_uploads(copy) == [(PATH, kept, data)]
 
         for step, text in enumerate((b"first", b"second", b"other", b"longer than all before")):
             if step > 1:

@@ -16,16 +16,16 @@ from seqrecord.storage.base import FileInfo, Storage, StorageWrapper, Unfinished
 from seqrecord.storage.ranges import ByteRange
 
 __all__ = [
-    "Between",
+    "ActsBeforeCall",
     "CountingStorage",
+    "CreateGate",
     "DamagesOnce",
     "FailAt",
     "FailTransiently",
     "Failure",
     "Fault",
     "FaultyStorage",
-    "Gate",
-    "LosesAnswer",
+    "LosesResponse",
     "Operation",
 ]
 
@@ -213,14 +213,14 @@ class _FaultyUnfinished:
 
 
 def _stepping(name: str) -> Any:
-    def call(storage: Between, *args: Any, **options: Any) -> Any:
+    def call(storage: ActsBeforeCall, *args: Any, **options: Any) -> Any:
         storage.step()
         return getattr(storage.inner, name)(*args, **options)
 
     return call
 
 
-class Between(StorageWrapper):
+class ActsBeforeCall(StorageWrapper):
     """Calls `act` before the `number`-th call of this storage, from 0; sets `came` if it does.
 
     Counts reads, listings and all steps of writing, but not the calls of `act`.
@@ -253,7 +253,7 @@ class Between(StorageWrapper):
         )
 
 
-class LosesAnswer(StorageWrapper):
+class LosesResponse(StorageWrapper):
     """Loses the response to the first put of a manifest: raises an error of type `raises`.
 
     With `now` the put takes effect at once, otherwise `land` does it later, on its condition.
@@ -329,7 +329,7 @@ class FailAt:
         return self._error or StorageError(f"{operation} {number} fails as asked", file=path)
 
 
-class Gate:
+class CreateGate:
     """No fault: the creation of a record file sets `reached`, and waits for `opened`."""
 
     def __init__(self) -> None:

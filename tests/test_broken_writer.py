@@ -17,7 +17,7 @@ from seqrecord.errors import DestinationError, SeqRecordError, StorageError
 from seqrecord.storage import LocalStorage, open_storage
 from tests.abandoned import abandon
 from tests.made_source import MadeSource
-from tests.numbered import add, frame, lengths_of, writer_of
+from tests.numbered import frame, lengths_of, small_writer, write_episodes
 from tests.storage_doubles import FailAt, FaultyStorage
 
 KEYS = [f"e{number}" for number in range(6)]
@@ -28,11 +28,11 @@ FULL = StorageError("No space left on device", file="some.seqrec")
 
 def write_skipping_failures(storage: Any, **options: Any) -> tuple[SeqRecordWriter, list[str]]:
     """Run a script that skips failing episodes; return the open writer and the finished keys."""
-    writer = writer_of(storage, **(SETTINGS | options))
+    writer = small_writer(storage, **(SETTINGS | options))
     ended = []
     for key, length in EPISODES.items():
         with contextlib.suppress(SeqRecordError):
-            add(writer, {key: length})
+            write_episodes(writer, {key: length})
             ended.append(key)
     return writer, ended
 
@@ -40,7 +40,7 @@ def write_skipping_failures(storage: Any, **options: Any) -> tuple[SeqRecordWrit
 def check_resumes(storage: Any, ended: Iterable[str]) -> None:
     with SeqRecordWriter(storage, mode="resume", **SETTINGS) as writer:
         assert writer.completed_episodes >= set(ended)
-        add(writer, {key: 5 for key in KEYS if key not in writer.completed_episodes})
+        write_episodes(writer, {key: 5 for key in KEYS if key not in writer.completed_episodes})
     assert lengths_of(storage) == EPISODES
     if isinstance(storage, Path):
         clean(storage, older_than=0)
@@ -107,7 +107,7 @@ def test_with_statements_propagate_the_original_error(tmp_path: Path, error: Bas
 
     def run() -> None:
         with writer:
-            add(writer, EPISODES)
+            write_episodes(writer, EPISODES)
 
     with pytest.raises(type(error)) as caught:
         run()
@@ -181,7 +181,7 @@ def test_a_failed_commit_keeps_the_previous_dataset(
     old = {"old": 1} if append else {}
     if append:
         with SeqRecordWriter(tmp_path, codecs="raw") as first:
-            add(first, old)
+            write_episodes(first, old)
     storage = FaultyStorage(LocalStorage(tmp_path), FailAt(operation, path=path, error=FULL))
     writer, ended = write_skipping_failures(storage, mode="append" if append else "create")
     assert ended == KEYS
@@ -227,7 +227,7 @@ def test_files_that_cannot_be_removed_do_not_undo_the_commit(
         for number in range(40):
             given_up.append(frame("given up", number))
         given_up.abort()
-        add(writer, {"a": 1})
+        write_episodes(writer, {"a": 1})
     assert "fails as asked" in caplog.text
     assert lengths_of(tmp_path) == {"a": 1}
     clean(tmp_path, older_than=0)

@@ -23,7 +23,7 @@ from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.storage.ranges import ByteRange
 from tests.abandoned import abandon
 from tests.made_source import MadeSource
-from tests.numbered import add, contents, lengths_of, record_files, writer_of
+from tests.numbered import contents, lengths_of, record_files, small_writer, write_episodes
 from tests.tiny import loaded, read_all, same_frames, tiny_frames, write_tiny
 
 
@@ -84,7 +84,7 @@ SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 2, "max_file_size":
 
 def write(where: Any, episodes: dict[str, int], **options: Any) -> None:
     with SeqRecordWriter(where, **(SETTINGS | options)) as writer:
-        add(writer, episodes)
+        write_episodes(writer, episodes)
 
 
 def cut(path: Path) -> None:
@@ -149,8 +149,8 @@ def test_a_wrong_index_file_is_refused(tmp_path: Path, mode: Any) -> None:
 
 def test_a_resume_checks_before_it_changes_partial_files(tmp_path: Path) -> None:
     write(tmp_path, EPISODES)
-    writer = writer_of(tmp_path, "append")
-    add(writer, {"e": 3})
+    writer = small_writer(tmp_path, "append")
+    write_episodes(writer, {"e": 3})
     abandon(writer)
     gone = record_files(tmp_path)[1]
     kept = gone.read_bytes()
@@ -224,8 +224,8 @@ def test_a_reindex_warns_about_missing_record_files(
 
 def test_a_commit_with_a_missing_record_file_fails(tmp_path: Path) -> None:
     """The file of a finished episode, or one of the manifest."""
-    writer = writer_of(tmp_path / "new", "create", max_file_size=100)
-    add(writer, {"a": 4, "b": 4})
+    writer = small_writer(tmp_path / "new", "create", max_file_size=100)
+    write_episodes(writer, {"a": 4, "b": 4})
     min((tmp_path / "new" / "records").glob("*.seqrec")).unlink()  # deleted by another process
     with pytest.raises(errors.DestinationError, match=r"nothing is committed; .*episode: a"):
         writer.close()
@@ -233,8 +233,8 @@ def test_a_commit_with_a_missing_record_file_fails(tmp_path: Path) -> None:
     for number, episodes in enumerate(({"new": 4, "more": 4}, {})):
         root = tmp_path / f"{number}"
         write(root, EPISODES)
-        writer, committed = writer_of(root, "append", max_file_size=100), record_files(root)
-        add(writer, episodes)
+        writer, committed = small_writer(root, "append", max_file_size=100), record_files(root)
+        write_episodes(writer, episodes)
         new = {*(root / "records").glob("*.seqrec")} - {*committed}
         path = min(new or committed)
         path.unlink()

@@ -25,7 +25,7 @@ from seqrecord import (
     SeqRecordMapDataset,
     SeqRecordPipe,
 )
-from tests.clip_data import leaves_nothing, names, resumed
+from tests.clip_data import names, no_leaks, resumed
 from tests.test_crops import frame_of, singles, write
 
 
@@ -193,7 +193,7 @@ def test_an_error_names_the_clip(path: Path) -> None:
         (lambda _: {}, ClipError, "does not return arrays by name"),
     ]
     for make, kind, message in cases:
-        with leaves_nothing():
+        with no_leaks():
             options: dict[str, Any] = {"clip_len": 3, "clip_transform": fails(make)}
             dataset, pipe = SeqRecordMapDataset(path, **options), SeqRecordPipe(path, **options)
             uses: list[Callable[[], Any]] = [partial(list, pipe)]

@@ -33,11 +33,11 @@ from seqrecord import (
 from seqrecord.errors import MemoryLimitError
 from tests.clip_data import (
     LENGTHS,
-    effective,
+    effective_arguments,
     expected_frame,
-    least_memory,
-    leaves_nothing,
+    minimum_memory,
     names,
+    no_leaks,
     possible_clips,
     write_numbered,
 )
@@ -211,7 +211,7 @@ def test_duplicate_clip_fits_into_the_lowest_memory(
     options: dict[str, Any] = {"clips": clips, "features": ["id"], "shuffle": False}
     options |= {"clip_len": 4} if windows is None else {"windows": windows}
     make = partial(SeqRecordPipe, path, **options)
-    assert [clip["start"] for clip in make(memory_limit=least_memory(make))] == clips["start"]
+    assert [clip["start"] for clip in make(memory_limit=minimum_memory(make))] == clips["start"]
 
 
 def test_transforms_get_the_listed_frames(each: Dataset) -> None:
@@ -325,7 +325,7 @@ def test_ranks_workers_and_mixes_divide_a_list(numbered: Dataset) -> None:
     parts = [make(numbered, rank=i, world_size=2, even_batches=False) for i in range(2)]
     found = [clip for pipe in parts for clip in clips_of(pickle.loads(pickle.dumps(pipe)))]
     assert Counter(found) == Counter(PAIRS)
-    with leaves_nothing():
+    with no_leaks():
         stream = SeqRecordIterableDataset(numbered, **options_of(FRAMES, batch_size=2))
         loader: Any = DataLoader(stream, batch_size=None, num_workers=2)
         assert Counter(clips_of(loader)) == Counter(PAIRS)
@@ -429,7 +429,7 @@ def test_any_list(each: Dataset, data: st.DataObject) -> None:
         clips, dilation = {"frames": [[*frames] for _, frames in wanted]}, 1
         del more["num_cursors"]
     clips["episode"] = [key for key, _ in wanted]
-    found = clips_of(make(each, clips, **effective(more)), dilation)
+    found = clips_of(make(each, clips, **effective_arguments(more)), dilation)
     assert Counter(found) == Counter(wanted)
     if "start" in clips and not more["shuffle"]:
         assert found == sorted(wanted)

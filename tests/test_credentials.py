@@ -24,7 +24,7 @@ from seqrecord.storage import Storage, StorageWrapper, open_storage, parse_locat
 from seqrecord.storage.objects.azure import AzureContainer
 from tests.local_server import Canned, CannedServer, answer
 from tests.obstore_runtime import obstore_is
-from tests.places import CLOUDS, Place, hastened
+from tests.places import CLOUDS, Place, with_short_waits
 from tests.services import Azurite
 from tests.storage_contract import get
 
@@ -198,7 +198,7 @@ def cloud(
 
         def open_cloud(deadline: float, backend: str = "obstore") -> Storage:
             more = {"deadline": deadline, "backend": backend}
-            return hastened(open_storage(f"{request.param}://box/p", {**options, **more}))
+            return with_short_waits(open_storage(f"{request.param}://box/p", {**options, **more}))
 
         yield Cloud(tokens, json_response(200, given), objects, open_cloud)
 

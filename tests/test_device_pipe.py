@@ -25,10 +25,10 @@ from seqrecord import (
 )
 from tests.clip_data import (
     begun,
-    check,
+    check_clip,
     digests,
-    leaves_nothing,
     make_loader,
+    no_leaks,
     possible_clips,
     write_numbered,
 )
@@ -202,7 +202,7 @@ def test_waiting_for_the_device_counts_as_waiting_for_the_consumer(path: Path) -
 def test_each_frame_is_copied_to_the_device_once(path: Path, device: str) -> None:
     pipe = make_loader(path, shuffle=False, features=FIXED, device=device)
     for batch in pipe:
-        check(on_host(batch), FIXED, 3)
+        check_clip(on_host(batch), FIXED, 3)
     stats = pipe.stats()
     clips = possible_clips(FIXED, 3)
     frames = {(key, start + i) for key, start in clips for i in range(3)}
@@ -240,12 +240,12 @@ def test_leaving_early(path: Path, device: str) -> None:
 
     pipe = make_loader(path, device=device, frame_transform=transform)
     list(pipe)  # opens the files
-    with leaves_nothing():
+    with no_leaks():
         for _ in pipe:
             break
         assert not own_threads("seqrecord")
     fail.set()
-    with leaves_nothing():  # by an error
+    with no_leaks():  # by an error
         with pytest.raises(ZeroDivisionError):
             list(pipe)
         assert pipe.stats()["device_bytes"] == 0, "a load that fails stores nothing"

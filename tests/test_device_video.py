@@ -26,7 +26,7 @@ from seqrecord.engine.device.video import DeviceVideo, Numbered
 from seqrecord.errors import CodecError
 from seqrecord.format.video_pages import VideoPageCodec, VideoReader, parse_video_page
 from seqrecord.schema import FeatureSpec
-from tests.clip_data import effective
+from tests.clip_data import effective_arguments
 from tests.side_streams import NO_GPU, LateStream
 from tests.test_video_datasets import kept_schema, state
 from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
@@ -191,7 +191,7 @@ def run(
     """Check every clip of an epoch; returns the statistics."""
     settings: dict[str, Any] = {"clip_len": 4, "batch_size": 8, "num_cursors": 3} | options
     settings |= {"device": device, "video_decoder": "torchcodec"}
-    pipe = seqrecord.SeqRecordPipe(path, **effective(settings))
+    pipe = seqrecord.SeqRecordPipe(path, **effective_arguments(settings))
     batches = list(pipe)  # all stay alive: none may change later or lack queued work
     for batch in batches:
         for i, (key, start) in enumerate(zip(batch["episode"], batch["start"], strict=True)):
@@ -385,7 +385,9 @@ def test_rows_before_the_first_frame_are_zeros(
     options |= {"windows": {"image": seqrecord.Latest(unknown="zeros")}}
     found = []
     for decoder in ("pyav", "torchcodec"):
-        pipe = seqrecord.SeqRecordPipe(tmp_path, **effective({**options, "video_decoder": decoder}))
+        pipe = seqrecord.SeqRecordPipe(
+            tmp_path, **effective_arguments({**options, "video_decoder": decoder})
+        )
         found.append(np.concatenate([batch["image"].numpy() for batch in pipe]))
     assert diff(*found) <= MOST
     assert not found[1][0].any()
@@ -415,7 +417,9 @@ def test_decoders_are_destroyed_by_engine_threads(
 
     monkeypatch.setattr("torchcodec.decoders.VideoDecoder", make)
     options: dict[str, Any] = {"device": "cpu", "video_decoder": "torchcodec", "num_cursors": 3}
-    pipe = seqrecord.SeqRecordPipe(kept[0], clip_len=4, batch_size=8, **effective(options))
+    pipe = seqrecord.SeqRecordPipe(
+        kept[0], clip_len=4, batch_size=8, **effective_arguments(options)
+    )
     iterator = iter(pipe)
     for _ in islice(iterator, batches):
         pass

@@ -38,14 +38,14 @@ from tests.clip_data import (
     SMALL,
     STRAIGHT,
     begun,
-    check,
+    check_clip,
     digest,
     digests,
-    effective,
+    effective_arguments,
     expected_frame,
-    leaves_nothing,
     make_loader,
     names,
+    no_leaks,
     possible_clips,
     write_numbered,
 )
@@ -136,17 +136,19 @@ def test_every_clip_is_right(
     expected = possible_clips(features, clip_len, stride, dilation)
     with seqrecord.open(storage, features=features, verify=data.draw(st.booleans())) as dataset:
         try:
-            pipe = SeqRecordPipe(dataset, **clips, **effective(options))
+            pipe = SeqRecordPipe(dataset, **clips, **effective_arguments(options))
         except MemoryLimitError:
             return
         for _ in range(data.draw(st.integers(1, 2))):
-            found = [name for batch in pipe for name in check(batch, features, clip_len, dilation)]
+            found = [
+                name for batch in pipe for name in check_clip(batch, features, clip_len, dilation)
+            ]
             assert (sorted(found) if options["shuffle"] else found) == expected
             stats = pipe.stats()
             assert (stats["clips"], stats["batches"]) == (len(expected), len(pipe))
         numbers = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=3))
         by_number = SeqRecordMapDataset(dataset, **clips)
-        found = [check(by_number[i], features, clip_len, dilation)[0] for i in numbers]
+        found = [check_clip(by_number[i], features, clip_len, dilation)[0] for i in numbers]
         assert found == [expected[i] for i in numbers]
 
 
@@ -161,7 +163,7 @@ def test_frames_of_sparse_clips_are_read_once(
     clips = {"clip_len": 4, "stride": 4, "batch_size": 3, "features": features}
     pipe = make_loader(written(kind), **clips, shuffle=shuffle)
     expected = possible_clips(features, 4, 4)
-    assert sorted(name for batch in pipe for name in check(batch, features, 4)) == expected
+    assert sorted(name for batch in pipe for name in check_clip(batch, features, 4)) == expected
     stats, index = pipe.stats(), pipe.dataset.contents.index
     assert stats["frames_decoded"] == len(expected) * 4
     assert stats["loads"] > 0 < stats["fetch_seconds"]
@@ -216,7 +218,7 @@ def test_no_batch_changes_while_it_is_referenced(
     pipe = make_loader(path, batch_size=batch_size, stride=stride, memory_limit="1MiB")
     clips = list(pipe)
     for clip in clips:
-        check(clip, FEATURES, 3)
+        check_clip(clip, FEATURES, 3)
     addresses = {clip["image"].data_ptr() for clip in clips}
     assert len(addresses) == len(clips) == len(pipe)
     assert not any(address % mmap.PAGESIZE for address in addresses)
@@ -269,7 +271,7 @@ def test_batches_do_not_keep_the_pipe_alive(path: Path) -> None:
     gc.collect()
     assert gone() is None
     for batch in kept:
-        check(batch, FEATURES, 3)
+        check_clip(batch, FEATURES, 3)
 
 
 @pytest.mark.parametrize(("threads", "shuffle_buffer"), [(1, None), (2, 16), (5, None)])
@@ -281,7 +283,7 @@ def test_a_large_batch_is_copied_by_several_threads(
     settings = {"batch_size": 50, "num_threads": threads, "shuffle_buffer": shuffle_buffer}
     first, last = make_loader(large, clip_len=6, features=features, **settings)
     assert first["image"].nbytes > 4 << 20
-    clips = [*check(first, features, 6), *check(last, features, 6)]
+    clips = [*check_clip(first, features, 6), *check_clip(last, features, 6)]
     assert len(last["start"]) < 50
     assert sorted(clips) == sorted(possible_clips(features, 6))
 
@@ -299,7 +301,7 @@ def test_leaving_early(path: Path, is_remote: bool, num_threads: int, stride: in
     more = {"num_threads": num_threads, "memory_limit": 70_000, "stride": stride}
     pipe = make_loader(location, **more)
     list(pipe)  # opens the files
-    with leaves_nothing():
+    with no_leaks():
         for _ in pipe:
             break
         assert not own_threads("seqrecord")
@@ -309,7 +311,7 @@ def test_leaving_early(path: Path, is_remote: bool, num_threads: int, stride: in
 
 
 def test_dropping_everything(path: Path) -> None:
-    with leaves_nothing():
+    with no_leaks():
         pipe = make_loader(path)
         iterator = begun(pipe)
         del pipe
@@ -317,7 +319,7 @@ def test_dropping_everything(path: Path) -> None:
         del iterator
     pipe = make_loader(path)
     list(pipe)
-    with leaves_nothing():  # any thread may collect this garbage
+    with no_leaks():  # any thread may collect this garbage
         cycle: list[Any] = [iter(pipe)]
         next(cycle[0])
         cycle.append(cycle)
@@ -331,7 +333,7 @@ def test_dropping_everything(path: Path) -> None:
 def test_an_exception_in_the_consumer(path: Path) -> None:
     pipe = make_loader(path)
     list(pipe)
-    with leaves_nothing():
+    with no_leaks():
         with pytest.raises(ZeroDivisionError):
             [1 // 0 for _ in pipe]
         # The traceback may still refer to the iterator; a new iteration ends its threads.
@@ -379,7 +381,7 @@ def test_an_error_in_frame_transform(path: Path) -> None:
     pipe = make_loader(dataset, shuffle=False, frame_transform=fails_at([3, 17]))
     delivered: list[Any] = []
     iterator = iter(pipe)
-    with leaves_nothing(), pytest.raises(OtherError, match="cannot transform") as caught:
+    with no_leaks(), pytest.raises(OtherError, match="cannot transform") as caught:
         delivered.extend(iterator)
     assert any(entry.name == "my_transform" for entry in caught.traceback)
     for words in ("frame_transform of episode set/3, frame 17, ", f"{path}/records/", ".seqrec"):
@@ -473,7 +475,7 @@ def test_an_error_in_the_storage(path: Path) -> None:
             os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01 if number < 9 else 0.05)
 
-    with leaves_nothing():
+    with no_leaks():
         pipe = make_loader(wrapped(path, fail))
         with pytest.raises(OSError, match="the disk is gone") as caught:
             list(pipe)
@@ -482,7 +484,7 @@ def test_an_error_in_the_storage(path: Path) -> None:
         assert ".seqrec" in full_text(caught.value)
         assert len(list(pipe)) == len(pipe)  # storage and pipe have recovered
         del caught, pipe
-    with leaves_nothing():  # Ctrl-C
+    with no_leaks():  # Ctrl-C
         pipe = make_loader(wrapped(path, interrupt))
         with pytest.raises(KeyboardInterrupt):
             list(pipe)
@@ -496,7 +498,7 @@ def test_an_error_in_the_storage(path: Path) -> None:
 def test_a_damaged_page_is_named(tmp_path: Path, feature: str, groups: dict[str, int]) -> None:
     path = write_numbered(tmp_path / "records", codecs="raw", groups=groups)
     page = damage(path, feature, 3, 2)
-    with leaves_nothing():
+    with no_leaks():
         with pytest.raises(ChecksumError) as caught:
             list(make_loader(path))
         error = caught.value
@@ -551,7 +553,7 @@ def test_a_fork_while_an_iteration_runs(path: Path) -> None:
 def test_workers_while_an_iteration_runs(path: Path) -> None:
     pipe = make_loader(path)
     list(pipe)
-    with leaves_nothing():
+    with no_leaks():
         iterator = begun(pipe)
         loader = DataLoader(make_loader(path), batch_size=None, num_workers=2)
         clips = [name for batch in loader for name in names(batch)]

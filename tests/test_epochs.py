@@ -27,8 +27,8 @@ from tests.clip_data import (
     begun,
     digests,
     expected_frame,
-    least_memory,
     make_loader,
+    minimum_memory,
     names,
     resumed,
     write_numbered,
@@ -238,7 +238,7 @@ def test_state_of_other_settings_is_refused_with_their_names(path: Path, tmp_pat
 
 def least(path: Path, **settings: Any) -> int:
     """The lowest memory limit, with fewer cursors than by default."""
-    return least_memory(partial(make_loader, path, **settings))
+    return minimum_memory(partial(make_loader, path, **settings))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from seqrecord import FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter
 from seqrecord.errors import DestinationError
 from seqrecord.storage import LocalStorage
 from tests.services.process import wait_for
-from tests.storage_doubles import FaultyStorage, Gate
+from tests.storage_doubles import CreateGate, FaultyStorage
 
 SCHEMA = Schema([FeatureSpec("x", np.dtype(np.float64), (100,))])
 
@@ -174,8 +174,8 @@ def test_a_writer_is_not_pickled(tmp_path: Path, kind: Any) -> None:
 
 
 @pytest.fixture
-def gate() -> Iterator[Gate]:
-    gate = Gate()
+def gate() -> Iterator[CreateGate]:
+    gate = CreateGate()
     yield gate
     gate.opened.set()
 
@@ -183,7 +183,7 @@ def gate() -> Iterator[Gate]:
 class Waiting:
     """A value of a frame that becomes an array when the gate opens."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: CreateGate) -> None:
         self.gate = gate
 
     def __array__(self, *args: Any, **options: Any) -> Any:
@@ -194,7 +194,7 @@ class Waiting:
 
 @pytest.mark.parametrize("where", ["storage", "frame"])
 def test_overlapping_calls_of_two_threads_are_refused(
-    tmp_path: Path, gate: Gate, where: str
+    tmp_path: Path, gate: CreateGate, where: str
 ) -> None:
     local = LocalStorage(tmp_path)
     storage = FaultyStorage(local, gate) if where == "storage" else local
@@ -227,7 +227,7 @@ def test_overlapping_calls_of_two_threads_are_refused(
     check(tmp_path, {"a": 2})
 
 
-def test_overlapping_calls_of_a_recorder_are_refused(tmp_path: Path, gate: Gate) -> None:
+def test_overlapping_calls_of_a_recorder_are_refused(tmp_path: Path, gate: CreateGate) -> None:
     storage = FaultyStorage(LocalStorage(tmp_path), gate)
     recorder = SeqRecordRecorder(storage, schema=SCHEMA, chunk_frames=1, codecs="raw")
     episode = recorder.episode("a")

@@ -25,7 +25,7 @@ from seqrecord import (
 from seqrecord.errors import ResourceError
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.parallel import ParallelStorage
-from tests.clip_data import check, expected_frame, leaves_nothing, possible_clips
+from tests.clip_data import check_clip, expected_frame, no_leaks, possible_clips
 from tests.made_source import MadeSource
 from tests.storage_doubles import FaultyStorage
 from tests.test_spooled import DATA, PATH, Store
@@ -60,13 +60,13 @@ def failing(limit: Limit, do: Callable[[], None], *, least: int) -> list[int]:
 
     Returns with how many it ended with an error; with all others it went well.
     """
-    with leaves_nothing():
+    with no_leaks():
         do()
     most, failed = limit.started, []
     assert most >= least
     for count in range(most):
         limit.started, limit.most = 0, count
-        with leaves_nothing():
+        with no_leaks():
             try:
                 do()
             except ResourceError as error:
@@ -110,7 +110,7 @@ def test_an_epoch(path: Path, options: dict[str, Any], is_local: bool, limit: Li
         for batch in SeqRecordIterableDataset(storage, **usual):
             if "clip_transform" in options:
                 batch["image"] = torch.flip(batch["image"], [3])
-            found += check(batch, features, length)
+            found += check_clip(batch, features, length)
         assert sorted(found) == sorted(expected)
 
     failed = failing(limit, epoch, least=2)
@@ -140,7 +140,7 @@ def test_random_access(path: Path, limit: Limit) -> None:
                 dataset, clip_len=4, features=["image", "note"], episodes=[0]
             )
             for clip in clips.__getitems__([*range(len(clips))]):
-                check(clip, ["image", "note"], 4)
+                check_clip(clip, ["image", "note"], 4)
 
     assert not failing(limit, read, least=2)
 

@@ -21,9 +21,9 @@ from seqrecord.errors import ChecksumError, MemoryLimitError
 from seqrecord.storage import LocalStorage
 from tests.clip_data import (
     LENGTHS,
-    check,
+    check_clip,
     digests,
-    effective,
+    effective_arguments,
     possible_clips,
     resumed,
     write_numbered,
@@ -73,7 +73,7 @@ def least_limit(try_limit: Callable[[int], object]) -> int:
 
 def check_epoch(loader: Any, *, length: int = 3) -> None:
     """The epoch has every clip once, with the right frames."""
-    clips = [clip for batch in loader for clip in check(batch, FEATURES, length)]
+    clips = [clip for batch in loader for clip in check_clip(batch, FEATURES, length)]
     assert sorted(clips) == sorted(possible_clips(FEATURES, length))
 
 
@@ -95,7 +95,9 @@ def test_resident_frames_do_not_change_epochs(apart: Path, options: dict[str, An
         options = {"num_cursors": 2, "shuffle_buffer": 6, "fixed_shards": False, **options}
 
     def make(limit: int | None = None) -> Any:
-        return SeqRecordPipe(apart, **effective({**CLIPS, **options, "memory_limit": limit}))
+        return SeqRecordPipe(
+            apart, **effective_arguments({**CLIPS, **options, "memory_limit": limit})
+        )
 
     pipe = make()
     state = pipe.state_dict()
@@ -122,7 +124,7 @@ def test_chunk_of_many_cursors_is_read_once(
     path = request.getfixturevalue(dataset)
     storage: Any = CountingStorage(LocalStorage(path)) if remote else path
     options: dict[str, Any] = {**CLIPS, "engine": EngineOptions(num_cursors=30, shuffle_buffer=60)}
-    pipe = SeqRecordPipe(storage, **effective(options), device=device)
+    pipe = SeqRecordPipe(storage, **effective_arguments(options), device=device)
     groups = seqrecord.open(path, features=FEATURES).contents.index.groups
     pages = sum(
         int(group.page_length[:, group.schema.position(name)].sum())
@@ -143,7 +145,7 @@ def test_chunks_unread_in_an_epoch_are_read_in_the_next(path: Path) -> None:
     assert len(list(islice(pipe, 1))) == 1
     for most in (sum(LENGTHS), 0):
         for batch in pipe:
-            check(batch, FEATURES, 3)
+            check_clip(batch, FEATURES, 3)
         assert pipe.stats()["frames_decoded"] <= most
 
 
@@ -159,7 +161,7 @@ def test_chain_shuffled_by_torch_in_some_epochs(
     path: Path, options: dict[str, Any], shuffles: tuple[bool, ...]
 ) -> None:
     """Resident frames of one kind of epoch are valid in another kind."""
-    pipe: Any = SeqRecordPipe(path, **effective({**CLIPS, "batch_size": None, **options}))
+    pipe: Any = SeqRecordPipe(path, **effective_arguments({**CLIPS, "batch_size": None, **options}))
     chain = pipe.shuffle(buffer_size=10).batch(4).collate(seqrecord.collate)
     for _ in range(2):
         for shuffle in shuffles:

@@ -36,7 +36,7 @@ from tests.command_line import main, run
 from tests.datasets import write_small
 from tests.hub_stub import HubStub, without_login
 from tests.lerobot_video_data import unpack
-from tests.places import hastened
+from tests.places import with_short_waits
 from tests.storage_contract import Add, ReadContract, get
 from tests.tiny import read_all
 
@@ -70,7 +70,7 @@ def hub(tmp_path: Path) -> Iterator[HubStub]:
 
 def _opened(hub: HubStub, url: str = "", **options: Any) -> Storage:
     storage = open_storage(url or hub.url, {"endpoint": hub.endpoint, **options})
-    return hastened(storage)
+    return with_short_waits(storage)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -44,9 +44,9 @@ from tests.gcs_stub import GcsStub
 from tests.in_place_cases import assert_same, frames_of, index_source
 from tests.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.places import CLOUDS, Place
-from tests.test_references import OF_FOLDER
+from tests.test_references import FOLDER_REFERENCE
 from tests.test_source_contract import upload
-from tests.video_file_data import HAS_TABLES, decoded, in_fragments, pictures, write_video
+from tests.video_file_data import HAS_TABLES, decoded, pictures, write_fragmented, write_video
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -317,7 +317,7 @@ def test_every_codec_and_container(codec: str, ending: str, tmp_path: Path) -> N
     write_video(folder / f"a.{ending}", pictures(11), codec, options=options)
     write_video(folder / f"b.{ending}", pictures(6, 20), codec, options={**options, "bf": "0"})
     if ending == "mp4":
-        in_fragments(folder / "b.mp4", folder / "c.mp4")
+        write_fragmented(folder / "b.mp4", folder / "c.mp4")
     with seqrecord.open(folder) as dataset:
         assert_same(content(dataset), packed(folder, "videos", tmp_path / "packed"))
         assert dataset.contents.index.groups[0].external.all()
@@ -416,7 +416,9 @@ def test_a_page_that_refers_to_files_of_a_file(tmp_path: Path) -> None:
     path.write_bytes(made.encode())
     trust(made.id)
     with pytest.raises(FormatError):
-        ExternalFiles(LocalStorage(tmp_path)).read(replace(OF_FOLDER, list_id=made.id, file=0))
+        ExternalFiles(LocalStorage(tmp_path)).read(
+            replace(FOLDER_REFERENCE, list_id=made.id, file=0)
+        )
 
 
 def _npy(array: Any, **changes: Any) -> bytes:

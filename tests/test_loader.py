@@ -24,7 +24,7 @@ from seqrecord import (
     SeqRecordWriter,
 )
 from seqrecord.errors import SchemaError
-from tests.clip_data import LENGTHS, begun, check, names, possible_clips, write_numbered
+from tests.clip_data import LENGTHS, begun, check_clip, names, possible_clips, write_numbered
 from tests.storage_doubles import CountingStorage
 from tests.torch_workers import be_worker
 
@@ -87,7 +87,7 @@ def test_episode_filters(path: Path) -> None:
     dataset = seqrecord.open(path, features=["id", "image"])  # its selection of features is used
     for features in (None, ["image"]):
         for clip in SeqRecordPipe(dataset, clip_len=2, features=features):
-            check(clip, features or ["id", "image"], 2)
+            check_clip(clip, features or ["id", "image"], 2)
 
 
 def test_no_clip_starts_in_the_last_frames(path: Path) -> None:

@@ -21,7 +21,7 @@ from seqrecord.format.manifest import MANIFEST, read_manifest
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from tests.abandoned import abandon, abandonable
-from tests.storage_doubles import FailAt, FaultyStorage, LosesAnswer
+from tests.storage_doubles import FailAt, FaultyStorage, LosesResponse
 from tests.test_edits import content, write
 
 
@@ -65,7 +65,7 @@ def path(datasets: tuple[Path, Path, Path], tmp_path: Path) -> Path:
 def lossy(path: Path, now: bool, is_retried: bool = False, **options: Any) -> tuple[Any, Any]:
     """A storage that loses a commit's response during another commit, and one that retries it."""
     other = partial(write, path, range(30, 31), mode="append")
-    lost = LosesAnswer(LocalStorage(path), now=now, meanwhile=other, **options)
+    lost = LosesResponse(LocalStorage(path), now=now, meanwhile=other, **options)
     quick = Retrier(sleep=lambda _: None)
     return lost, (RetryingStorage(lost, retrier=quick) if is_retried else lost)
 
@@ -123,7 +123,7 @@ def test_a_late_request_is_applied(
     """The writer has failed; its files still exist when the late request is applied."""
     before = content(path)
     kinds: dict[str, Any] = {} if raises is None else {"raises": raises}
-    storage: Any = LosesAnswer(LocalStorage(path), now=False, **kinds)
+    storage: Any = LosesResponse(LocalStorage(path), now=False, **kinds)
     with pytest.raises(raises or CommitUnknownError) as found:
         COMMANDS[name](storage)
     assert content(path) == before
@@ -164,7 +164,7 @@ def test_a_merge_with_a_late_request(datasets: tuple[Path, Path, Path], tmp_path
     """Its note stays, and later commands accept the merged files."""
     _, a, b = datasets
     path = tmp_path / "made"
-    storage: Any = LosesAnswer(LocalStorage(path), now=False)
+    storage: Any = LosesResponse(LocalStorage(path), now=False)
     with pytest.raises(CommitUnknownError):
         merge_datasets([a, b], storage)
     with pytest.raises(NotFoundError):
@@ -190,7 +190,7 @@ def test_a_base_older_than_the_recorded_commit_ids(path: Path) -> None:
         for number in range(102):
             split_dataset(path, {"a": 0.5 if number % 2 else 1.0}, reassign=True)
 
-    storage: Any = LosesAnswer(LocalStorage(path), now=True, meanwhile=many)
+    storage: Any = LosesResponse(LocalStorage(path), now=True, meanwhile=many)
     with pytest.raises(CommitUnknownError):
         delete_episodes(storage, "e1")
     check_valid(path)

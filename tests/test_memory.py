@@ -31,7 +31,13 @@ from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard
 from seqrecord.sampling.memory import CONSUMER, FrameSizes, MemoryPlan, MemoryRequest
 from seqrecord.storage import LocalStorage, StorageWrapper
 from tests.clip_cases import Case, cases
-from tests.clip_data import effective, least_memory, names, possible_clips, write_numbered
+from tests.clip_data import (
+    effective_arguments,
+    minimum_memory,
+    names,
+    possible_clips,
+    write_numbered,
+)
 from tests.torch_process import run_code
 
 SHAPE = (256, 256, 3)  # of an image: large compared with all other memory
@@ -69,7 +75,7 @@ requests = st.fixed_dictionaries(
         "num_cursors": st.none() | st.integers(1, 9),
         "num_threads": st.integers(1, 4),
     }
-).map(effective)
+).map(effective_arguments)
 
 
 costly = settings(max_examples=settings().max_examples // 5)
@@ -100,7 +106,7 @@ def check_taken(work: Callable[[], object], most: int) -> None:
 @costly
 @given(request=requests)
 def test_the_least_memory_suffices(path: Path, request: dict[str, Any]) -> None:
-    least = least_memory(partial(SeqRecordPipe, path, **request))
+    least = minimum_memory(partial(SeqRecordPipe, path, **request))
     with pytest.raises(MemoryLimitError, match=f"at least {least} bytes"):
         SeqRecordPipe(path, **request, memory_limit=least - 1)
     pipe = SeqRecordPipe(path, **request, memory_limit=least)
@@ -156,7 +162,7 @@ def test_the_least_memory_of_an_error_suffices(
 ) -> None:
     options = {"features": ["image", "id"], "batch_size": batch_size, **CASES[name]}
     make = partial(SeqRecordPipe, tiny, **options)
-    number = least_memory(make)
+    number = minimum_memory(make)
     for refused in (number // 2, number - 1):
         with pytest.raises(MemoryLimitError, match=f"at least {number} bytes"):
             make(memory_limit=refused)
@@ -174,7 +180,7 @@ def test_the_least_memory_of_a_mix_suffices(tiny: Path) -> None:
             sources = {key: SeqRecordIterableDataset(tiny, **options) for key in "ab"}
             next(iter(SeqRecordMix(sources, batch_size=3, memory_limit=memory_limit)))
 
-        make(least_memory(make))
+        make(minimum_memory(make))
 
 
 def test_batches_of_the_consumer_are_freed_when_it_drops_them(path: Path) -> None:
@@ -199,7 +205,7 @@ def test_the_memory_of_a_dropped_pipe_is_freed_before_the_next_one(path: Path) -
     """Without the garbage collector, which would free cycles too."""
     clips: Any = {"clip_len": 5, "features": ["image"], "batch_size": 9}
     make = partial(SeqRecordPipe, path, **clips, engine=EngineOptions(num_cursors=3))
-    limit = least_memory(make)
+    limit = minimum_memory(make)
     pipes = [make(memory_limit=limit) for _ in range(2)]
 
     def run() -> None:
@@ -350,7 +356,9 @@ def test_the_least_memory_counts_decoded_frames(root: Path, tmp_path: Path) -> N
                 for _ in range(4):
                     episode.append({"a": np.zeros(count, "u1")})
     for episodes, expected in (("small", 10), ("large", 100_000), ("*", 100_000)):
-        least = least_memory(partial(SeqRecordPipe, tmp_path / "x", clip_len=2, episodes=episodes))
+        least = minimum_memory(
+            partial(SeqRecordPipe, tmp_path / "x", clip_len=2, episodes=episodes)
+        )
         assert 8 * expected <= least <= 20 * expected + 10_000  # 3 clips of 2, and 2 or more frames
 
 

@@ -32,7 +32,7 @@ from seqrecord.errors import (
 )
 from tests.command_line import fail, run
 from tests.datasets import write_small
-from tests.numbered import add, lengths_of
+from tests.numbered import lengths_of, write_episodes
 
 
 def written(folder: Path, *frames: dict[str, Any], **options: Any) -> Path:
@@ -190,7 +190,7 @@ def test_missing_statistics(tmp_path: Path) -> None:
 
 def write_numbers(folder: Path, mode: Any = "create") -> None:
     with SeqRecordWriter(folder, mode=mode) as writer:
-        add(writer, {"a": 3})
+        write_episodes(writer, {"a": 3})
 
 
 def tree(folder: Path) -> list[str]:

@@ -32,7 +32,7 @@ from seqrecord import (
 )
 from seqrecord.errors import MemoryLimitError
 from seqrecord.sampling.mix_memory import divide_memory
-from tests.clip_data import begun, digest, digests, least_memory, leaves_nothing, resumed
+from tests.clip_data import begun, digest, digests, minimum_memory, no_leaks, resumed
 from tests.mix_data import frame_of, write_source
 from tests.resume_contract import check_resume, check_stateful_loader
 
@@ -415,7 +415,7 @@ def test_workers(root: Root) -> None:
 
     mix = mixed(root, stopping_strategy=9)
     loader = stateful(mix)
-    with leaves_nothing():
+    with no_leaks():
         assert len(loader) == 9
         batches, names_of, states = [], [], []
         for batch in loader:
@@ -606,7 +606,7 @@ def test_threads_end_with_each_kind_of_exit(folder: Path) -> None:
             raise RuntimeError("no")
         return frame
 
-    with leaves_nothing():
+    with no_leaks():
         root = opened(folder)
         mix = mixed(root, stopping_strategy=50)
         iterator = begun(mix)
@@ -658,7 +658,7 @@ def test_stats_count_missing_times_of_one_iteration(tmp_path: Path) -> None:
 def test_memory(root: Root) -> None:
     with pytest.raises(MemoryLimitError, match=r"at least .* of batches, and .* of a, .* of b"):
         mixed(root, memory_limit=10_000)
-    least = least_memory(partial(mixed, root))
+    least = minimum_memory(partial(mixed, root))
     for limit in (least, 4 * least):
         mix = mixed(root, memory_limit=limit)
         for batch in mix:

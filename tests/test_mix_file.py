@@ -26,7 +26,7 @@ from seqrecord import (
 )
 from seqrecord.errors import SeqRecordError
 from seqrecord.pipes.mixing.file_values import python_value
-from tests.clip_data import digests, leaves_nothing
+from tests.clip_data import digests, no_leaks
 from tests.command_line import fail, run
 from tests.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.mix_data import write_source
@@ -329,7 +329,7 @@ def test_arguments_of_from_file(root: Path) -> None:
     for frames, options in ((3, {}), (4, {"windows": windows})):
         mix = load(root, A, frame_transform=lambda frame: {"x": frame["image"][0]}, **options)
         assert next(iter(mix))["x"].shape == (2, frames, 8, 3)
-    with leaves_nothing(), pytest.raises(SeqRecordError, match="line 2, source 'z'"):
+    with no_leaks(), pytest.raises(SeqRecordError, match="line 2, source 'z'"):
         load(root, "sources:\n z: {location: a, episodes: [99]}\nclip_len: 2\nbatch_size: 1")
 
 

@@ -39,7 +39,7 @@ from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard, reside
 from seqrecord.sampling.memory import FrameSizes, MemoryRequest
 from seqrecord.storage import LocalStorage
 from tests.clip_cases import episode_table
-from tests.clip_data import least_memory, names
+from tests.clip_data import minimum_memory, names
 from tests.storage_doubles import CountingStorage
 
 FRAME = np.zeros((8, 8, 3), np.uint8)
@@ -135,7 +135,7 @@ def test_recommended_memory_limit_suffices(path: Path, caplog: pytest.LogCapture
     enough = int(re.findall(r"memory_limit of (\d+) ", line)[0])
     assert lines(enough) == []
     assert lines(enough - enough // 8) != []
-    (line,) = lines(least_memory(make))
+    (line,) = lines(minimum_memory(make))
     assert "so the epoch is nearly sequential" in line
 
 

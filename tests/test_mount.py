@@ -21,7 +21,7 @@ from seqrecord.storage import Storage
 from seqrecord.storage.local import find_remote_mount
 from seqrecord.storage.mounts import HandlePool, MountStorage
 from seqrecord.storage.open_files import Handle
-from tests.own_threads import in_a_fork
+from tests.own_threads import succeeds_in_fork
 from tests.services import Azurite, Mount, need_mount
 from tests.services.process import wait_for
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
@@ -159,7 +159,7 @@ def test_close_closes_handles_and_a_forked_child_opens_its_own(tmp_path: Path) -
         get(storage, "records/4", 10, 20)
         return len(_open_below(tmp_path)) == 4
 
-    assert in_a_fork(opens_one)
+    assert succeeds_in_fork(opens_one)
     storage.close()
     assert _open_below(tmp_path) == []
 

@@ -24,11 +24,11 @@ from seqrecord.storage.clients import RUNTIME
 from tests.blobfile_pool import pool_to
 from tests.clip_data import digests
 from tests.command_line import fail, run
-from tests.fault_proxy import FaultProxy, Scripted
+from tests.fault_proxy import FaultProxy, ScriptedFaults
 from tests.local_server import Canned, CannedServer, ConnectProxy, answer
 from tests.obstore_runtime import obstore_is
-from tests.own_threads import busy_threads, in_a_fork
-from tests.places import PLACES, Place, giving_up
+from tests.own_threads import busy_threads, succeeds_in_fork
+from tests.places import PLACES, Place, with_deadline
 from tests.services import Authority, Nginx
 from tests.storage_contract import PATH, Add, ReadContract, get, put
 from tests.trees import make_frames, write_v1
@@ -231,9 +231,9 @@ def test_a_forked_child_reads_while_its_parent_reads(place: Place) -> None:
         return get(storage, "records/0", 100, 2_000_000) == DATA[100:2_000_000]
 
     assert reads()
-    assert in_a_fork(lambda: RUNTIME.lost), "a read with obstore would hang"
+    assert succeeds_in_fork(lambda: RUNTIME.lost), "a read with obstore would hang"
     with busy_threads(reads):
-        assert all(in_a_fork(reads) for _ in range(2))
+        assert all(succeeds_in_fork(reads) for _ in range(2))
     assert reads()
     storage.close()
 
@@ -251,12 +251,12 @@ def test_transient_errors_are_retried_and_counted(place: Place, client: str) -> 
     with FaultProxy(place.host, retry_after=0) as proxy:
         storage = place.hasty(proxy.host)
         for count, kind in enumerate(("reset", "cut", "short", "503", "429", "500"), 1):
-            proxy.fault = Scripted([kind])
+            proxy.fault = ScriptedFaults([kind])
             assert get(storage, "records/0", 0, len(DATA)) == DATA
             assert storage.counters()["retries"] >= count
         storage.close()
     for asked in ("86400", "Thu, 31 Dec 2099 23:59:59 GMT"):
-        with FaultProxy(place.host, Scripted(["503", "503"]), retry_after=asked) as proxy:
+        with FaultProxy(place.host, ScriptedFaults(["503", "503"]), retry_after=asked) as proxy:
             storage = place.hasty(proxy.host)
             with pytest.raises(errors.DeadlineError, match=r"asks to wait \d+ s.*max_retry_after"):
                 get(storage, "records/0", 0, len(DATA))
@@ -302,7 +302,7 @@ def test_errors_of_s3_and_gcs(scheme: str, caplog: pytest.LogCaptureFixture) -> 
             if scheme == "s3":
                 names = ("access_key_id", "secret_access_key", "session_token")
                 options = {"endpoint": at, **dict.fromkeys(names, "K-S3CRET")}
-            storage = giving_up(open_storage(f"{scheme}://bucket/set", options), 0)
+            storage = with_deadline(open_storage(f"{scheme}://bucket/set", options), 0)
             for action in ACTIONS if number < 2 else ACTIONS[number % 4 :: 4]:
                 with pytest.raises(error, match=match) as caught:
                     action(storage)

@@ -15,12 +15,12 @@ from seqrecord import convert, errors
 from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.clients import RUNTIME
 from seqrecord.storage.ranges import unwanted_if
-from tests.fault_proxy import FaultProxy, Scripted, no_lists
+from tests.fault_proxy import FaultProxy, ScriptedFaults, no_lists
 from tests.made_source import MadeSource
-from tests.own_threads import in_a_fork, own_threads
-from tests.places import CLOUDS, Place, hastened
+from tests.own_threads import own_threads, succeeds_in_fork
+from tests.places import CLOUDS, Place, with_short_waits
 from tests.services.process import wait_for
-from tests.storage_contract import DATA, PATH, StorageContract, get, left, put
+from tests.storage_contract import DATA, PATH, StorageContract, get, put, unfinished_uploads
 
 # Sizes for hastened storages:
 LARGE = np.random.default_rng(1).bytes(11 << 16)  # uploaded in parts
@@ -46,7 +46,7 @@ class TestObjectStorage(StorageContract):
 
 def test_a_bucket_without_a_path(place: Place) -> None:
     """Names of objects have no prefix."""
-    storage = hastened(open_storage(place.url.removesuffix("/data/set"), place.options))
+    storage = with_short_waits(open_storage(place.url.removesuffix("/data/set"), place.options))
     storage.put("manifest.json", b"one", expected=None)
     data, tag = storage.read_whole("manifest.json", 9)
     storage.put("manifest.json", data + b", two", expected=tag)
@@ -59,7 +59,7 @@ def test_a_bucket_without_a_path(place: Place) -> None:
     upload.write(DATA)
     upload.checkpoint(b"note")
     storage.close()
-    assert left(storage) == [("records/left", [(len(DATA), b"note")], DATA)]
+    assert unfinished_uploads(storage) == [("records/left", [(len(DATA), b"note")], DATA)]
     for path in ("records/left", PATH, "records/sub/c", "other"):
         storage.remove(path)
     assert place.names() == ["manifest.json"]
@@ -90,7 +90,7 @@ def test_all_clients_return_the_same_tag(place: Place, storage: Storage) -> None
         hasty = place.hasty(proxy.host)
         for name in ("other.json", "manifest.json"):
             expected = None if name == "other.json" else hasty.read_whole(name, 9)[1]
-            proxy.fault = Scripted(["409"], lambda request: request.method == "PUT")
+            proxy.fault = ScriptedFaults(["409"], lambda request: request.method == "PUT")
             hasty.put(name, b"new", expected=expected)
             assert hasty.read_whole(name, 9)[0] == b"new"
         assert proxy.faults["409"] == 2
@@ -156,7 +156,7 @@ def test_an_unreachable_server_is_a_deadline_error(place: Place, size: int) -> N
 @pytest.mark.slow
 def test_close_does_not_wait_for_an_unreachable_server(place: Place) -> None:
     with FaultProxy(place.host) as proxy:
-        storage = hastened(place.open(proxy.host), leave_seconds=0.5)
+        storage = with_short_waits(place.open(proxy.host), leave_seconds=0.5)
         upload = storage.create(PATH)
         proxy.close()
         upload.write(DATA)
@@ -186,7 +186,7 @@ def test_permanent_errors_are_raised_at_once(place: Place) -> None:
     url = place.url.replace(place.url.split("/")[2], "no-such-bucket")
     for backend in ("obstore", "urllib3"):
         options = {**place.options, "deadline": 5, "backend": backend}
-        storage = hastened(open_storage(url, options))
+        storage = with_short_waits(open_storage(url, options))
         for action in ACTIONS:
             with pytest.raises(errors.NotFoundError, match=rf"no such (bucket|container).*{url}"):
                 action(storage)
@@ -232,7 +232,7 @@ def test_a_forked_child_reads_and_cannot_write(place: Place, storage: Storage) -
         storage.close()  # the parent's upload continues
         return found == DATA[5:50]
 
-    assert in_a_fork(child)
+    assert succeeds_in_fork(child)
     upload.commit()
     assert get(storage, PATH) == DATA
     assert [file.path for file in storage.files("records")] == [PATH, "records/other"]
@@ -245,7 +245,7 @@ def test_cut_off_and_resumed(place: Place, tmp_path: Path) -> None:
     for number in (12, 30):
         with FaultProxy(place.host) as proxy:
             url, options = place.at(proxy.host)
-            proxy.fault = Scripted([*[None] * number, *["403"] * 1000])
+            proxy.fault = ScriptedFaults([*[None] * number, *["403"] * 1000])
             with pytest.raises(errors.AccessError):
                 convert(SOURCE, f"{url}/{number}", workers=1, storage_options=options, **SETTINGS)
         where = f"{place.url}/{number}"

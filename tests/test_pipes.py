@@ -30,12 +30,12 @@ from seqrecord import (
 from tests.clip_data import (
     LARGE,
     begun,
-    check,
+    check_clip,
     digest,
     digests,
-    effective,
-    leaves_nothing,
+    effective_arguments,
     names,
+    no_leaks,
     possible_clips,
     write_numbered,
 )
@@ -58,7 +58,7 @@ def only_id(frame: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_shuffle_of_the_loader_overrides_the_pipe(path: Path, shuffle: bool) -> None:
-    settings = effective({**CLIP, "shuffle": not shuffle})
+    settings = effective_arguments({**CLIP, "shuffle": not shuffle})
     pipe = SeqRecordPipe(path, **settings, features=["id"])
     loader = DataLoader(pipe, batch_size=None, shuffle=shuffle)
     clips = [name for clip in loader for name in names(clip)]
@@ -68,7 +68,7 @@ def test_shuffle_of_the_loader_overrides_the_pipe(path: Path, shuffle: bool) -> 
 
 
 def test_an_abandoned_loader_frees_its_resources(path: Path) -> None:
-    with leaves_nothing():
+    with no_leaks():
         loader = DataLoader(SeqRecordPipe(path, **BATCH), batch_size=None, num_workers=2)
         iterator = begun(loader)
         del iterator
@@ -200,7 +200,7 @@ def test_collated_batches_contain_the_clips_of_a_pipe(path: Path) -> None:
     for kind in (list, deque):
         pipe: Any = SeqRecordPipe(path, **CLIPS)
         batches = pipe.batch(4, wrapper_class=kind).collate(seqrecord.collate)
-        found = [name for batch in batches for name in check(batch, FEATURES, 3)]
+        found = [name for batch in batches for name in check_clip(batch, FEATURES, 3)]
         assert sorted(found) == possible_clips(FEATURES, 3)
         assert found == [name for clip in SeqRecordPipe(path, **CLIPS) for name in names(clip)]
 
@@ -310,12 +310,12 @@ def test_memory_of_shuffled_clips_is_reused_unless_a_batch_is_kept(path: Path) -
     batches = pipe.shuffle(buffer_size=30).batch(4).collate(seqrecord.collate)
     found, seen = [], []
     for batch in batches:
-        found += check(batch, FEATURES, 3)
+        found += check_clip(batch, FEATURES, 3)
         seen.append(address(batch))
     assert sorted(found) == possible_clips(FEATURES, 3)
     assert len(set(seen[:-1])) <= 3
     kept = [*batches, *pipe.batch(4).collate(seqrecord.collate)]
-    found = [name for batch in kept for name in check(batch, FEATURES, 3)]
+    found = [name for batch in kept for name in check_clip(batch, FEATURES, 3)]
     assert sorted(found) == sorted(2 * possible_clips(FEATURES, 3))
 
 
@@ -358,18 +358,18 @@ def test_memory_is_freed_with_the_last_loader(tmp_path: Path) -> None:
 def test_a_loader(
     path: Path, by_number: bool, workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with leaves_nothing():
+    with no_leaks():
         data: Any = SeqRecordIterableDataset(path, **CLIPS, even_batches=False)
         data = numbered(path, features=FEATURES) if by_number else data
         options: Any = {"collate_fn": seqrecord.collate, "shuffle": by_number or None}
         loader: Any = DataLoader(data, batch_size=4, num_workers=workers, **options)
         for _ in range(2):
-            found = [name for batch in loader for name in check(batch, FEATURES, 3)]
+            found = [name for batch in loader for name in check_clip(batch, FEATURES, 3)]
             assert sorted(found) == possible_clips(FEATURES, 3)
         del loader, data
     assert caplog.messages == []
     node = Mapper(Batcher(SeqRecordNode(path, **CLIPS), 4, drop_last=False), seqrecord.collate)
-    found = [name for batch in Loader(node) for name in check(batch, FEATURES, 3)]
+    found = [name for batch in Loader(node) for name in check_clip(batch, FEATURES, 3)]
     assert sorted(found) == possible_clips(FEATURES, 3)
 
 
@@ -384,7 +384,7 @@ def test_workers_send_batches_without_a_copy(path: Path, shuffled: bool) -> None
     before = mapped().keys()
     loader = DataLoader(chain, batch_size=None, num_workers=2)
     kept = list(loader)
-    found = [name for batch in kept for name in check(batch, ["image"], 3)]
+    found = [name for batch in kept for name in check_clip(batch, ["image"], 3)]
     assert sorted(found) == possible_clips(["image"], 3)
     assert mapped().keys() - before
     kept.clear()
@@ -451,7 +451,7 @@ def test_clips_of_a_call_are_joined_and_their_memory_is_used_again(path: Path) -
         clips = dataset.__getitems__([7, 3, 12, 1])
         batch = seqrecord.collate(clips)
         assert address(batch) == address(clips[0])
-        check(batch, ["image", "id"], 3)
+        check_clip(batch, ["image", "id"], 3)
         addresses.append(address(batch))
         del clips, batch
     assert len(set(addresses)) == 1
@@ -468,7 +468,7 @@ def test_clips_of_a_call_are_joined_and_their_memory_is_used_again(path: Path) -
     del calls
     dataset.__getitems__([30, 31, 32])
     for clip in kept:
-        check(clip, ["image", "id"], 3)
+        check_clip(clip, ["image", "id"], 3)
 
 
 def test_an_error_in_a_call_names_episode_and_frame(path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from seqrecord.edit import clean
 from tests.abandoned import abandon
-from tests.numbered import add, frame, keys_of
-from tests.numbered import writer_of as writer
+from tests.numbered import frame, keys_of, write_episodes
+from tests.numbered import small_writer as writer
 from tests.power_loss import Call, Choice, Disk, Record, State, write_state
 
 PATH = "new/set"
@@ -28,20 +28,20 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
     record, folder = Record(top), top / PATH
     with record.recording():
         first = writer(folder, "create")
-        add(first, "a")
+        write_episodes(first, "a")
         given_up = first.episode("given up")
         for number in range(3):
             given_up.append(frame("g", number))
         given_up.abort()
-        add(first, "bc")
+        write_episodes(first, "bc")
         first.close()
         record.mark("abc")
         killed = writer(folder, "append")
-        add(killed, "de")
+        write_episodes(killed, "de")
         abandon(killed)
         resumed = writer(folder, "resume")
         assert resumed.completed_episodes == set("abcde")
-        add(resumed, "f")
+        write_episodes(resumed, "f")
         resumed.close()
         record.mark("abcdef")
         more = writer(folder, "append")
@@ -121,7 +121,7 @@ def test_committed_datasets_are_complete_after_any_power_loss(
             return
         with writer(folder, "resume") as resumed:
             assert resumed.completed_episodes >= set(keys)
-            add(resumed, sorted({*"abcdef"} - resumed.completed_episodes))
+            write_episodes(resumed, sorted({*"abcdef"} - resumed.completed_episodes))
         assert sorted(keys_of(folder)) == sorted("abcdef")
         clean(folder, older_than=0)
         assert sorted(keys_of(folder)) == sorted("abcdef")

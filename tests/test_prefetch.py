@@ -16,7 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from seqrecord import ClipError, SeqRecordIterableDataset, StateError, prefetch_to_device
 from seqrecord.engine.device.prefetch import DevicePrefetcher
 from seqrecord.engine.device.streams import SideStream
-from tests.clip_data import leaves_nothing, make_loader
+from tests.clip_data import make_loader, no_leaks
 from tests.resume_contract import check_resume
 from tests.side_streams import (
     NO_GPU,
@@ -216,7 +216,7 @@ def test_state_is_of_the_last_yielded_batch(path: Path) -> None:
     prefetcher = prefetch_to_device(make_loader(path, SeqRecordIterableDataset), "cpu", depth=4)
     list(prefetcher)  # opens the files
     assert prefetcher.state_dict()["batch"] == 0
-    with leaves_nothing():  # an interrupted epoch
+    with no_leaks():  # an interrupted epoch
         for number, _ in zip(range(1, 6), prefetcher, strict=False):
             assert prefetcher.state_dict()["batch"] == number
     assert prefetcher.state_dict()["batch"] == 5

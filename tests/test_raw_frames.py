@@ -32,7 +32,7 @@ from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.base import StorageWrapper
 from seqrecord.storage.cache import CachedStorage
 from seqrecord.storage.ranges import ByteRange
-from tests.clip_data import LARGE, LENGTHS, check, possible_clips, write_numbered
+from tests.clip_data import LARGE, LENGTHS, check_clip, possible_clips, write_numbered
 from tests.datasets import damage, flip, nth_page
 from tests.storage_doubles import CountingStorage, DamagesOnce
 
@@ -314,7 +314,7 @@ def test_clips_far_apart(
         device=device,
     )
     for _ in range(2):
-        clips = [name for batch in pipe for name in check(batch, features, clip_len)]
+        clips = [name for batch in pipe for name in check_clip(batch, features, clip_len)]
         assert sorted(clips) == possible_clips(features, clip_len, stride)
 
 
@@ -322,7 +322,7 @@ def test_only_requested_frames_are_read_and_checked(tmp_path: Path) -> None:
     path = write_pieces(tmp_path)
     settings: dict[str, Any] = {"clip_len": 1, "stride": 16, "features": ["image"]}
     pipe = SeqRecordPipe(path, batch_size=2, **settings)
-    every = [name for batch in pipe for name in check(batch, ["image"], 1)]
+    every = [name for batch in pipe for name in check_clip(batch, ["image"], 1)]
     assert sorted(every) == possible_clips(["image"], 1, 16)
     assert pipe.stats()["bytes_read"] == len(every) * (FRAME + 4)
     page = nth_page(seqrecord.open(path), "image", 3, 0)

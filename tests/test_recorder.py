@@ -25,10 +25,10 @@ from seqrecord.errors import (
 )
 from seqrecord.storage import LocalStorage, Storage, open_storage
 from tests.datasets import EPISODES, small_schema, write_small
-from tests.numbered import add, frame, lengths_of
+from tests.numbered import frame, lengths_of, write_episodes
 from tests.own_threads import own_threads
 from tests.services.process import wait_for
-from tests.storage_doubles import Failure, FaultyStorage, Gate, Operation
+from tests.storage_doubles import CreateGate, Failure, FaultyStorage, Operation
 from tests.tiny import read_all, same_frames
 
 NBYTES = 1 << 20
@@ -41,14 +41,14 @@ def large(number: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-def gate() -> Iterator[Gate]:
-    gate = Gate()
+def gate() -> Iterator[CreateGate]:
+    gate = CreateGate()
     yield gate
     gate.opened.set()
 
 
 @pytest.fixture
-def gated(tmp_path: Path, gate: Gate) -> FaultyStorage:
+def gated(tmp_path: Path, gate: CreateGate) -> FaultyStorage:
     """A storage that blocks until the gate opens."""
     return FaultyStorage(LocalStorage(tmp_path / "d"), gate)
 
@@ -134,7 +134,7 @@ def test_a_refused_frame_does_not_end_the_episode(tmp_path: Path) -> None:
         assert [dataset.episodes["a"][i]["blob"] for i in range(4)] == [b"12"] * 3 + [b""]
 
 
-def test_append_does_not_block(tmp_path: Path, gate: Gate, gated: Storage) -> None:
+def test_append_does_not_block(tmp_path: Path, gate: CreateGate, gated: Storage) -> None:
     """Frames arrive while the thread is blocked; arrays may be reused at once."""
     array = np.zeros(100)
     schema = Schema([FeatureSpec("x", np.dtype(np.float64), (100,))])
@@ -153,7 +153,9 @@ def test_append_does_not_block(tmp_path: Path, gate: Gate, gated: Storage) -> No
     check_recorded(tmp_path / "d", 50)
 
 
-def test_frames_beyond_the_queue_are_spilled(tmp_path: Path, gate: Gate, gated: Storage) -> None:
+def test_frames_beyond_the_queue_are_spilled(
+    tmp_path: Path, gate: CreateGate, gated: Storage
+) -> None:
     spill = tmp_path / "spill"
     spill.mkdir()
     recorder = SeqRecordRecorder(
@@ -173,7 +175,7 @@ def test_frames_beyond_the_queue_are_spilled(tmp_path: Path, gate: Gate, gated: 
 
 
 @pytest.mark.parametrize("when_full", ["raise", "drop"])
-def test_a_full_queue(tmp_path: Path, gate: Gate, gated: Storage, when_full: Any) -> None:
+def test_a_full_queue(tmp_path: Path, gate: CreateGate, gated: Storage, when_full: Any) -> None:
     recorder = SeqRecordRecorder(
         gated, schema=LARGE, queue_size=4 * NBYTES, when_full=when_full, chunk_frames=1
     )
@@ -204,7 +206,7 @@ def test_a_failed_write_is_raised_and_complete_episodes_are_kept(tmp_path: Path)
 
     storage = FaultyStorage(LocalStorage(tmp_path), fault)
     recorder = SeqRecordRecorder(storage, codecs="raw", chunk_frames=1)
-    add(recorder, {"a": 3})
+    write_episodes(recorder, {"a": 3})
     burning.set()
     episode = recorder.episode("b")
     episode.append({"x": np.zeros(50, np.uint8)})
@@ -218,7 +220,7 @@ def test_a_failed_write_is_raised_and_complete_episodes_are_kept(tmp_path: Path)
     with SeqRecordRecorder(tmp_path, codecs="raw", mode="resume") as recorder:
         with pytest.raises(DestinationError, match="exists already"):
             recorder.episode("a")
-        add(recorder, {"b": 1})
+        write_episodes(recorder, {"b": 1})
     assert lengths_of(tmp_path) == {"a": 3, "b": 1}
 
 
@@ -282,7 +284,7 @@ def test_a_discarded_episode_is_recorded_again(tmp_path: Path, wait: bool) -> No
     check_recorded(tmp_path, 22)
 
 
-def test_discard_does_not_block(tmp_path: Path, gate: Gate, gated: Storage) -> None:
+def test_discard_does_not_block(tmp_path: Path, gate: CreateGate, gated: Storage) -> None:
     with SeqRecordRecorder(gated, codecs="raw", chunk_frames=1) as recorder:
         episode = recorder.episode("a")
         for number in range(50):
@@ -361,7 +363,7 @@ def test_a_kill_keeps_complete_episodes_and_flushed_frames(tmp_path: Path, mode:
     complete: list[str] = []
     if mode == "resume":
         writer = SeqRecordWriter(tmp_path / "d")
-        add(writer, {"first": 1})
+        write_episodes(writer, {"first": 1})
         writer.abort()
         complete.append("first")
     recorder = SeqRecordRecorder(tmp_path / "d", flush_seconds=0.01, mode=mode)

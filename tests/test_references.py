@@ -148,7 +148,7 @@ def test_invalid_external_lists_are_refused() -> None:
             ExternalList.parse(data, hashlib.sha256(data).hexdigest()[:16])
 
 
-OF_FOLDER = Reference.of_frames(
+FOLDER_REFERENCE = Reference.of_frames(
     ("0" * 16, 3), [], [3, 2], [FolderFile("a.png", "mtime 7"), FolderFile("b.png", None)]
 )
 
@@ -158,11 +158,11 @@ def _frames_page(page: bytes, length: int = 5, count: int = 2) -> Reference:
 
 
 def test_frames_as_files_of_a_folder_or_ranges_of_a_file() -> None:
-    page = OF_FOLDER.encode()
+    page = FOLDER_REFERENCE.encode()
     names = b'[["a.png","mtime 7"],["b.png",null]]'
     assert page.endswith(bytes.fromhex("03000000 02000000 00000000 01000000") + names)
     files = _frames_page(page)
-    assert (files.parts, files.length, files.offset_table_bytes) == (OF_FOLDER.parts, 5, 12)
+    assert (files.parts, files.length, files.offset_table_bytes) == (FOLDER_REFERENCE.parts, 5, 12)
     ranges = _frames_page(Reference.of_frames(("0" * 16, 3), [100, 110], [3, 2]).encode())
     assert (ranges.start, ranges.stop, ranges.length, ranges.parts) == (100, 112, 5, ())
     for found in (files, ranges):
@@ -176,14 +176,14 @@ def test_invalid_frame_references_are_refused() -> None:
     names += [two % b"c/b.png", b"[" + one + b',["b.png",7]]', b"[" + one + b',["b.png"]]']
     for text in names:
         with pytest.raises(FormatError):
-            _frames_page(replace(OF_FOLDER, extradata=text).encode())
+            _frames_page(replace(FOLDER_REFERENCE, extradata=text).encode())
     for reference in (
-        replace(OF_FOLDER, frames=np.array([1, 0])),  # another order
-        replace(OF_FOLDER, start=1),  # a start offset with a folder
-        replace(OF_FOLDER, offsets=np.array([0, 4])),  # a gap
+        replace(FOLDER_REFERENCE, frames=np.array([1, 0])),  # another order
+        replace(FOLDER_REFERENCE, start=1),  # a start offset with a folder
+        replace(FOLDER_REFERENCE, offsets=np.array([0, 4])),  # a gap
     ):
         with pytest.raises(FormatError) as info:
             _frames_page(reference.encode(), reference.length)
         assert info.value.feature == "image"
     with pytest.raises(FormatError):
-        _frames_page(OF_FOLDER.encode(), count=3)
+        _frames_page(FOLDER_REFERENCE.encode(), count=3)

@@ -31,7 +31,7 @@ from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.retrying import Quota, RateLimiter, Retrier, RetryingStorage
 from tests.datasets import write_small
-from tests.own_threads import busy_threads, in_a_fork
+from tests.own_threads import busy_threads, succeeds_in_fork
 from tests.services.process import wait_for
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
 from tests.storage_doubles import FailAt, FailTransiently, Fault, FaultyStorage
@@ -314,7 +314,7 @@ def test_counters_of_threads_and_forked_processes(tmp_path: Path) -> None:
         return get(storage, PATH, 5, 50) == DATA[5:50] and storage.counters()["requests"] == 1
 
     with busy_threads(lambda: get(storage, PATH, 0, 10), 3):
-        assert all(in_a_fork(reads) for _ in range(5))
+        assert all(succeeds_in_fork(reads) for _ in range(5))
 
 
 # Rates and quotas

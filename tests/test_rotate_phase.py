@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordPipe, StateError
-from tests.clip_data import check, make_loader, names, possible_clips
+from tests.clip_data import check_clip, make_loader, names, possible_clips
 from tests.resume_contract import check_resume
 
 # torch warns about more workers than cores, and about calls by torchdata.
@@ -61,7 +61,7 @@ def test_rotated_epochs_cover_every_clip(path: Path, changes: dict[str, Any]) ->
         for _ in range(num_phases):
             expected, total = len(pipe), pipe.num_clips
             assert pipe.clips.num_clips == total
-            batches = [check(batch, features, length, dilation) for batch in pipe]
+            batches = [check_clip(batch, features, length, dilation) for batch in pipe]
             assert len(batches) == expected
             assert sum(map(len, batches)) == total > 0
             clips += [name for batch in batches for name in batch]

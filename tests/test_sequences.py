@@ -28,7 +28,7 @@ from seqrecord import (
     StateError,
 )
 from seqrecord.errors import MemoryLimitError
-from tests.clip_data import LENGTHS, check, least_memory, possible_clips, write_numbered
+from tests.clip_data import LENGTHS, check_clip, minimum_memory, possible_clips, write_numbered
 from tests.resume_contract import check_node, check_resume, check_stateful_loader
 from tests.torch_workers import be_worker
 
@@ -61,7 +61,7 @@ def follow(
     for batch in batches:
         first, last = batch.pop("is_first"), batch.pop("is_last")
         assert first.dtype == last.dtype == torch.bool
-        clips = check(batch, features, length, dilation)
+        clips = check_clip(batch, features, length, dilation)
         assert len(first) == len(last) == len(clips) <= (size or len(clips))
         size = len(clips)
         rows += [[] for _ in range(size - len(rows))]
@@ -200,7 +200,7 @@ def test_memory_is_one_clip_per_row(path: Path) -> None:
     assert 0 < loader.stats()["peak_buffer_bytes"] <= most
     with pytest.raises(MemoryLimitError, match="too small for these sequences"):
         make(memory_limit=5000)
-    least = least_memory(make)
+    least = minimum_memory(make)
     list(make(memory_limit=least))
     with pytest.raises(MemoryLimitError):
         make(memory_limit=least - 1)

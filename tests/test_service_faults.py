@@ -13,14 +13,14 @@ import pytest
 import seqrecord
 from seqrecord import convert, errors
 from tests.clip_data import digests
-from tests.fault_proxy import FaultProxy, Scripted, Seeded, no_lists
+from tests.fault_proxy import FaultProxy, RandomFaults, ScriptedFaults, no_lists
 from tests.killed_writer import SETTINGS, Killer, Writers
 from tests.made_source import MadeSource, made_frame
 from tests.obstore_runtime import obstore_is
 from tests.own_threads import own_threads
-from tests.places import CLOUDS, PLACES, Place, giving_up
+from tests.places import CLOUDS, PLACES, Place, with_deadline
 from tests.services.process import wait_for
-from tests.storage_contract import DATA, PATH, get, left
+from tests.storage_contract import DATA, PATH, get, unfinished_uploads
 from tests.tiny import read_all
 
 pytestmark = pytest.mark.slow  # also with services that need no installation
@@ -47,11 +47,11 @@ def test_every_operation_survives_two_faults(place: Place, kind: str) -> None:
     kinds = [kind] * (1 if kind == "stall" else 2)
     with FaultProxy(place.host, retry_after=0) as proxy:
         storage = place.hasty(proxy.host, deadline=6)  # hanging requests are given up after 1.5 s
-        giving_up(storage, 60)
+        with_deadline(storage, 60)
 
         def faulty(operation: Callable[[], Any]) -> Any:
             before = proxy.faults[kind]
-            proxy.fault = Scripted(kinds)
+            proxy.fault = ScriptedFaults(kinds)
             found = operation()
             proxy.fault = None
             assert proxy.faults[kind] > before
@@ -84,21 +84,21 @@ def test_uploads_survive_a_fault_of_any_request(place: Place, kind: str) -> None
             upload = storage.create(PATH)
             upload.write(LARGE)
             kinds = [None] * which + [kind]
-            proxy.fault = Scripted(kinds, lambda request: request.method != "HEAD")
+            proxy.fault = ScriptedFaults(kinds, lambda request: request.method != "HEAD")
             upload.commit()
             proxy.fault = None
             assert proxy.faults[kind] == which + 1
             assert get(storage, PATH) == LARGE
             assert storage.unfinished("records") == []
             storage.remove(PATH)
-        proxy.fault = Scripted([kind, kind])
+        proxy.fault = ScriptedFaults([kind, kind])
         upload = storage.create(PATH)
         upload.write(b"first")
         upload.checkpoint(b"one")
         storage.close()
         assert kind == "cut" or proxy.faults[kind] == which + 3
     other = place.open()
-    assert left(other) == [(PATH, [(5, b"one")], b"first")]
+    assert unfinished_uploads(other) == [(PATH, [(5, b"one")], b"first")]
     other.close()
 
 
@@ -107,8 +107,8 @@ def test_uploads_survive_a_fault_of_any_request(place: Place, kind: str) -> None
 def test_faulty_reads_are_retried(place: Place, kind: str) -> None:
     place.put(PATH, LARGE)
     kinds = [kind] * (1 if kind in ("stall", "hang", "slow") else 2)
-    with FaultProxy(place.host, Scripted(kinds), retry_after=0) as proxy:
-        storage = giving_up(place.hasty(proxy.host, deadline=6), 60)
+    with FaultProxy(place.host, ScriptedFaults(kinds), retry_after=0) as proxy:
+        storage = with_deadline(place.hasty(proxy.host, deadline=6), 60)
         assert get(storage, PATH, 5, 3 << 17) == LARGE[5 : 3 << 17]
         assert proxy.faults[kind] == len(kinds)
         storage.close()
@@ -118,7 +118,7 @@ def test_faulty_reads_are_retried(place: Place, kind: str) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_a_dataset_through_a_bad_network(place: Place, seed: int) -> None:
     kinds = ("reset", "lost", "cut", "short", "500", "503", "429", "busy")
-    fault = Seeded(seed, 0.15, kinds, methods=("GET", "HEAD", "PUT", "POST", "DELETE"))
+    fault = RandomFaults(seed, 0.15, kinds, methods=("GET", "HEAD", "PUT", "POST", "DELETE"))
     with FaultProxy(place.host, fault, retry_after=0) as proxy:
         storage = place.hasty(proxy.host, deadline=60)
         convert(MadeSource(SOURCE.lengths[:2]), storage, workers=1, **SETTINGS)
@@ -164,7 +164,7 @@ def test_an_epoch_with_faults_equals_one_without(
     place: Place, large: Path, backend: str, seed: int
 ) -> None:
     place.copy(large)
-    with FaultProxy(place.host, Seeded(seed, 0.3), retry_after=0) as proxy:
+    with FaultProxy(place.host, RandomFaults(seed, 0.3), retry_after=0) as proxy:
         storage = place.hasty(proxy.host, backend=backend)
         with seqrecord.open(storage) as dataset:
             found = digests(seqrecord.SeqRecordPipe(dataset, **SMALL_MEMORY))
@@ -280,7 +280,7 @@ def test_checkpoints_are_durable_within_five_seconds(place: Place) -> None:
         upload.checkpoint(b"one")
         wait_for(lambda: bool(other.unfinished("records")))
         seconds.append(time.monotonic() - start)
-        assert left(other) == [(PATH, [(len(DATA), b"one")], DATA)]
+        assert unfinished_uploads(other) == [(PATH, [(len(DATA), b"one")], DATA)]
         upload.abort()
     assert min(seconds) < 5, seconds
     storage.close()

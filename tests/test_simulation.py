@@ -21,13 +21,13 @@ from seqrecord.storage.retrying import RetryingStorage
 from seqrecord.writing import committing, destination
 from tests.simulation.commands import COMMANDS
 from tests.simulation.histories import (
-    BrokenPromiseError,
     Case,
+    GuaranteeError,
     begin,
-    drawn,
-    fails,
+    failure_of,
+    random_case,
     run,
-    shrunk,
+    shortened,
 )
 from tests.simulation.model import Client, Server
 from tests.storage_contract import StorageContract
@@ -46,14 +46,14 @@ class TestModel(StorageContract):
 
 
 def check(case: Case) -> None:
-    if failure := fails(case):
-        pytest.fail(str(shrunk(failure)))
+    if failure := failure_of(case):
+        pytest.fail(str(shortened(failure)))
 
 
 @pytest.mark.parametrize("block", range(10))
 def test_histories(block: int, thorough: bool) -> None:
     for seed in range(50 if thorough else 2):
-        check(drawn(FIRST + 1000 * block + seed))
+        check(random_case(FIRST + 1000 * block + seed))
 
 
 def pairs() -> Iterable[Sequence[str]]:
@@ -73,7 +73,7 @@ _IN_EVERY_RUN += ["add append", "drop append", "delete append", "rename append"]
 def test_pairs(thorough: bool) -> None:
     for pair in pairs() if thorough else [names.split() for names in _IN_EVERY_RUN]:
         for seed in range(2 if thorough else 1):
-            check(drawn(seed, pair))
+            check(random_case(seed, pair))
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_commands_retry_after_another_commit_deleted_their_files(case: Case) -> 
     assert missed, "no command looked for a deleted file"
 
 
-def found(commands: Sequence[str], message: str, most: int = 400) -> BrokenPromiseError:
+def found(commands: Sequence[str], message: str, most: int = 400) -> GuaranteeError:
     """The first history of these commands that fails with this message."""
     for seed in range(most):
-        if (failure := fails(drawn(seed, commands))) and message in failure.what:
+        if (failure := failure_of(random_case(seed, commands))) and message in failure.what:
             return failure
     raise AssertionError("the fault was not noticed")
 
@@ -188,7 +188,7 @@ def test_past_faults_are_found(past: PastFault, thorough: bool) -> None:
     begin()
     with mock.patch.object(past.owner, past.name, past.fault):
         failure = found(past.commands, past.message)
-        short = shrunk(failure, most_runs=60 if thorough else 6)
+        short = shortened(failure, most_runs=60 if thorough else 6)
     assert len(short.case.commands) <= len(past.commands)
     assert str(short.steps[-1]) in str(short)
     run(short.case)  # passes without the fault

@@ -19,10 +19,10 @@ import seqrecord
 from seqrecord import SeqRecordIterableDataset, SeqRecordPipe, SeqRecordWriter
 from tests.clip_data import (
     LARGE,
-    check,
+    check_clip,
     check_ended,
     digests,
-    least_memory,
+    minimum_memory,
     possible_clips,
     resumed,
     write_numbered,
@@ -117,12 +117,12 @@ def test_torch_pickles_only_the_clips_of_a_shuffle_buffer(
     clip = next(iter(loader))["image"][0]
     pickled = len(pickle.dumps(shuffled)) - empty
     assert 9 * clip.nbytes <= pickled <= 9 * (clip.nbytes + 3000)
-    found = [name for batch in loader for name in check(batch, CLIPS["features"], 3)]
+    found = [name for batch in loader for name in check_clip(batch, CLIPS["features"], 3)]
     assert sorted(found) == possible_clips(CLIPS["features"], 3)
 
 
 def test_little_memory_is_enough(path: Path) -> None:
     make = partial(SeqRecordPipe, path, **CLIPS, shuffle=False)
-    assert digests(make(memory_limit=least_memory(make))) == digests(make())
+    assert digests(make(memory_limit=minimum_memory(make))) == digests(make())
     # An ended iteration yields no more clips.
     check_ended(SeqRecordIterableDataset(path, **CLIPS))

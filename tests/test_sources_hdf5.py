@@ -24,7 +24,7 @@ from seqrecord.errors import SourceError
 from seqrecord.sources import Hdf5Source
 from tests.bags import jpeg
 from tests.source_faults import check_refused, frames_of
-from tests.video_file_data import of_file, of_gops, pictures, write_video
+from tests.video_file_data import decode_file_gops, decode_gops_of, pictures, write_video
 
 Array = npt.NDArray[Any]
 
@@ -508,7 +508,9 @@ def test_videos_of_droid(tmp_path: Path) -> None:
     for number, info in enumerate(source.episodes()):
         np.testing.assert_equal(frames_of(source, number), frames_of(others, number))
         for (name, gops), path in zip(source.videos(info).items(), paths[number], strict=True):
-            np.testing.assert_array_equal(of_gops(schema[name], gops), of_file(path))
+            np.testing.assert_array_equal(
+                decode_gops_of(schema[name], gops), decode_file_gops(path)
+            )
     only = Hdf5Source(tmp_path, features=cameras)
     assert frames_of(only) == [{}] * 4
 

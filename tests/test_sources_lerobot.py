@@ -33,8 +33,8 @@ from tests.video_file_data import (
     HAS_TABLES,
     HEIGHT,
     WIDTH,
+    decode_gops_of,
     hide_first,
-    of_gops,
     pictures,
     write_video,
 )
@@ -406,7 +406,7 @@ BEGIN = f"videos/{VIDEO}/from_timestamp"
 
 def video_of(source: Any, number: int, name: str = VIDEO) -> npt.NDArray[np.uint8]:
     """The video frames of one episode."""
-    return of_gops(source.schema()[name], source.videos(source.episodes()[number])[name])
+    return decode_gops_of(source.schema()[name], source.videos(source.episodes()[number])[name])
 
 
 @pytest.fixture

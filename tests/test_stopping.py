@@ -38,7 +38,7 @@ from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.ranges import ByteRange, check_wanted, unwanted_if
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from seqrecord.storage.uploads import UploadTiming
-from tests.clip_data import effective, leaves_nothing
+from tests.clip_data import effective_arguments, no_leaks
 from tests.own_threads import own_threads
 from tests.storage_doubles import Fault, FaultyStorage
 from tests.torch_process import run_code
@@ -130,7 +130,7 @@ def iterate_until_failure(iterator: Iterator[Any], storage: Storage, gone: Faili
 def test_leaving_a_loop_with_a_failing_storage(path: Path, way: str, stride: int) -> None:
     gone = FailingReads()
     storage = failing(path, gone)
-    with leaves_nothing(), seqrecord.open(storage) as dataset:
+    with no_leaks(), seqrecord.open(storage) as dataset:
         pipe = SeqRecordPipe(dataset, stride=stride, **PIPE)
         iterator = iter(pipe)
         iterate_until_failure(iterator, storage, gone)
@@ -167,8 +167,8 @@ def test_an_error_does_not_wait_for_retried_loads(path: Path) -> None:
         wait_for_retries(storage)  # of later loads
         raise ZeroDivisionError("mine")
 
-    with leaves_nothing(), seqrecord.open(storage) as dataset:
-        settings = effective({**PIPE, "shuffle": False})
+    with no_leaks(), seqrecord.open(storage) as dataset:
+        settings = effective_arguments({**PIPE, "shuffle": False})
         settings["memory_limit"] = "64MiB"  # several loads at a time
         pipe = SeqRecordPipe(dataset, frame_transform=transform, **settings)
         [table] = dataset.contents.index.groups
@@ -248,7 +248,7 @@ def test_ctrl_c_while_an_iteration_starts_its_thread(
             raise KeyboardInterrupt
 
     stream = SeqRecordPipe(path, clip_len=2, batch_size=1)
-    with leaves_nothing():
+    with no_leaks():
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", interrupted)
             with pytest.raises(KeyboardInterrupt):

@@ -32,7 +32,7 @@ from seqrecord.storage.clients import Clients
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.whole import Pieces
-from tests.own_threads import busy_threads, in_a_fork
+from tests.own_threads import busy_threads, succeeds_in_fork
 from tests.storage_contract import DATA, PATH, StorageContract, get, names, put
 from tests.storage_doubles import CountingStorage
 
@@ -160,7 +160,9 @@ def test_a_forked_child_reads_with_the_handles_of_its_parent(tmp_path: Path) -> 
     put(storage, PATH, DATA)
     get(storage, PATH)
     with busy_threads(lambda: storage.size(PATH)):
-        assert all(in_a_fork(lambda: get(storage, PATH, 5, 50) == DATA[5:50]) for _ in range(10))
+        assert all(
+            succeeds_in_fork(lambda: get(storage, PATH, 5, 50) == DATA[5:50]) for _ in range(10)
+        )
 
 
 # Local: hostile folders
@@ -442,8 +444,8 @@ def test_a_forked_child_makes_its_own_client(memory: FsspecStorage) -> None:
     clients = Clients(object, is_reread=False)
     mine = clients.ask("file", lambda client: client)
     assert clients.ask("file", lambda client: client) is mine
-    assert in_a_fork(lambda: clients.ask("file", lambda client: client) is not mine)
-    assert in_a_fork(lambda: get(memory, PATH, 0, 9) == DATA[:9])
+    assert succeeds_in_fork(lambda: clients.ask("file", lambda client: client) is not mine)
+    assert succeeds_in_fork(lambda: get(memory, PATH, 0, 9) == DATA[:9])
 
 
 def test_clients_of_different_locations_are_made_one_at_a_time() -> None:

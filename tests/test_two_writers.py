@@ -22,9 +22,9 @@ from seqrecord.errors import ConflictError, DestinationError, NotFoundError, Sto
 from seqrecord.format.manifest import MANIFEST, Manifest, read_manifest
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from tests.abandoned import abandon
-from tests.numbered import add, contents, frame, keys_of
-from tests.numbered import writer_of as writer
-from tests.storage_doubles import Between, CountingStorage
+from tests.numbered import contents, frame, keys_of, write_episodes
+from tests.numbered import small_writer as writer
+from tests.storage_doubles import ActsBeforeCall, CountingStorage
 from tests.tiny import footers_of
 
 
@@ -38,7 +38,7 @@ def manifest_of(folder: Path) -> Manifest:
 
 def write(folder: Path, keys: str, mode: str = "create", **options: Any) -> None:
     with writer(folder, mode, **options) as each:
-        add(each, keys)
+        write_episodes(each, keys)
 
 
 def refused(each: SeqRecordWriter) -> None:
@@ -53,14 +53,14 @@ def refused(each: SeqRecordWriter) -> None:
 def test_a_resume_during_a_running_write(tmp_path: Path, first: str) -> None:
     """Regression: it deleted the running writer's files, whose close() then lost episodes."""
     running = writer(tmp_path)
-    add(running, "abcde")
+    write_episodes(running, "abcde")
     before = record_files_of(tmp_path)
     assert any(name.endswith(".partial") for name in before)
     resumed = writer(tmp_path, "resume")
     assert resumed.completed_episodes == set("abcde")
     assert before.items() <= record_files_of(tmp_path).items()
-    add(running, "fg")
-    add(resumed, "gh")
+    write_episodes(running, "fg")
+    write_episodes(resumed, "gh")
     done, second = (running, resumed) if first == "running" else (resumed, running)
     done.close()
     keys = "abcdefg" if first == "running" else "abcdegh"
@@ -77,13 +77,13 @@ def test_a_resume_during_a_running_write(tmp_path: Path, first: str) -> None:
 def test_a_resume_adopts_an_episode_during_its_write(tmp_path: Path) -> None:
     """The resume commits the episode's first part; the last one is written later."""
     running = writer(tmp_path, max_file_size=1)
-    add(running, "a")
+    write_episodes(running, "a")
     half = running.episode("g")
     for number in range(5):
         half.append(frame("g", number))
     with writer(tmp_path, "resume") as resumed:
         assert resumed.completed_episodes == {"a"}
-        add(resumed, "b")
+        write_episodes(resumed, "b")
     for number in range(5, 7):
         half.append(frame("g", number))
     half.close()
@@ -107,8 +107,8 @@ def test_of_two_writers_begun_together_the_second_loses_nothing(
         write(tmp_path, start)
     one, two = writer(tmp_path, mode), writer(tmp_path, mode)
     for key_one, key_two in zip("cde", "fgh", strict=True):
-        add(one, key_one)
-        add(two, key_two)
+        write_episodes(one, key_one)
+        write_episodes(two, key_two)
     if mode == "create":
         with pytest.raises(DestinationError, match="another writer, which is running"):
             writer(tmp_path)
@@ -142,7 +142,7 @@ def test_a_committed_episode_wins_over_a_duplicate_key(
         folder = tmp_path / str(step)
         one, two = writer(folder), writer(folder)
         for each, keys in ((one, "ab"), (two, "bc")):
-            add(each, keys)
+            write_episodes(each, keys)
         one.close()
         (uid,) = {part.key: part.uid for part in _parts(folder) if part.key == "b"}.values()
         refused(two)
@@ -235,7 +235,7 @@ def test_clean_removes_old_unused_files(tmp_path: Path) -> None:
     write(tmp_path, "abc")
     used = {path for path in tmp_path.rglob("*") if path.is_file()}
     killed = writer(tmp_path, "append")
-    add(killed, "def")
+    write_episodes(killed, "def")
     abandon(killed)
     (tmp_path / "index" / "0123456789abcdef-gaps.arrow").write_bytes(b"of no manifest")
     unused = {path for path in tmp_path.rglob("*") if path.is_file()} - used
@@ -253,7 +253,7 @@ def test_clean_removes_old_unused_files(tmp_path: Path) -> None:
     assert clean(tmp_path, older_than=0) == []
     with writer(tmp_path, "resume") as more:
         assert more.completed_episodes == set("abc")
-        add(more, "g")
+        write_episodes(more, "g")
     assert manifest_of(tmp_path).removed == ()
     assert keys_of(tmp_path) == "abcg"
 
@@ -261,7 +261,7 @@ def test_clean_removes_old_unused_files(tmp_path: Path) -> None:
 def test_clean_keeps_the_files_of_a_running_writer(tmp_path: Path) -> None:
     write(tmp_path, "a")
     running = writer(tmp_path, "append")
-    add(running, "bcde")
+    write_episodes(running, "bcde")
     age(tmp_path, 10 * 86_400, "*.seqrec")  # running for ten days
     assert clean(tmp_path, older_than=7 * 86_400) == []
     running.close()
@@ -296,7 +296,7 @@ def test_an_interrupted_clean_removes_its_clock_file(tmp_path: Path, dry_run: bo
                 raise error
 
         for number in range(4, 8):
-            storage: Any = Between(LocalStorage(tmp_path), number, stop)
+            storage: Any = ActsBeforeCall(LocalStorage(tmp_path), number, stop)
             with contextlib.suppress(KeyboardInterrupt, StorageError):
                 clean(storage, older_than=3600, dry_run=dry_run)
             assert record_files_of(tmp_path) == before
@@ -304,7 +304,7 @@ def test_an_interrupted_clean_removes_its_clock_file(tmp_path: Path, dry_run: bo
 
 def test_clean_without_a_dataset(tmp_path: Path) -> None:
     killed = writer(tmp_path)
-    add(killed, "ab")
+    write_episodes(killed, "ab")
     abandon(killed)
     before = record_files_of(tmp_path)
     with pytest.raises(NotFoundError, match=r"an interrupted write left.*--resume"):
@@ -325,7 +325,7 @@ def write_and_kill(folder: Path) -> None:
     """A dataset of `a` and `b`, and the files of a killed append of `c` to `f`."""
     write(folder, "ab")
     killed = writer(folder, "append")
-    add(killed, "cdef")
+    write_episodes(killed, "cdef")
     abandon(killed)
 
 
@@ -372,7 +372,7 @@ def test_a_killed_clean_is_continued(tmp_path: Path) -> None:
 def test_an_append_reads_each_committed_file_once(tmp_path: Path) -> None:
     """Regression: five sequential requests a file took 32 s for 200 files at 30 ms."""
     with writer(tmp_path, max_file_size=1) as old:
-        add(old, {f"{key}{number}": 6 for key in "abcdefghijkl" for number in range(2)})
+        write_episodes(old, {f"{key}{number}": 6 for key in "abcdefghijkl" for number in range(2)})
     committed = {file.path for file in manifest_of(tmp_path).record_files}
     assert len(committed) > 60
     storage = CountingStorage(LocalStorage(tmp_path))
@@ -386,7 +386,7 @@ def test_an_append_reads_each_committed_file_once(tmp_path: Path) -> None:
     assert {ranges[0].length for ranges in asked.values()} == {64}
     assert not committed & set(storage.sizes)
     storage.reset()
-    add(each, {"new": 1})
+    write_episodes(each, {"new": 1})
     each.close()
     assert not committed & {*storage.ranges, *storage.sizes}
     assert requests() < 20

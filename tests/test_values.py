@@ -21,7 +21,7 @@ from seqrecord import (
     SeqRecordWriter,
 )
 from seqrecord.errors import CodecError
-from tests.clip_data import begun, least_memory, resumed
+from tests.clip_data import begun, minimum_memory, resumed
 from tests.clip_model import GROUPS, LENGTHS, Case, metadata_of, stored_frame, write_all
 
 U1, F4 = np.dtype("u1"), np.dtype("<f4")
@@ -196,7 +196,7 @@ def test_the_limit_counts_padding_and_texts(tmp_path: Path) -> None:
 
     def least(*features: str, **options: Any) -> int:
         clips: Any = {"clip_len": 1, "batch_size": 10, "features": ["id", *features]}
-        return least_memory(partial(SeqRecordPipe, path, **clips, **options))
+        return minimum_memory(partial(SeqRecordPipe, path, **clips, **options))
 
     base = least()
     texts, lists = least("text") - base, least("points") - base

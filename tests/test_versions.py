@@ -23,7 +23,7 @@ from seqrecord.edit import (
 from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError
 from seqrecord.storage import LocalStorage
 from tests.command_line import run
-from tests.storage_doubles import FailAt, FaultyStorage, LosesAnswer
+from tests.storage_doubles import FailAt, FaultyStorage, LosesResponse
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_verification_passes_without_write_access(path: Path) -> None:
         assert report.ok
         assert ["cannot record" in note for note in report.notes] == [True] * (error is None)
     # Without conditional writes, as on the Hugging Face Hub, a new file may be a commit.
-    report = seqrecord.verify(LosesAnswer(LocalStorage(path), now=True, has_conditions=False))
+    report = seqrecord.verify(LosesResponse(LocalStorage(path), now=True, has_conditions=False))
     assert (report.ok, report.notes) == (True, ())
     assert not (path / "verified.json").exists()
 

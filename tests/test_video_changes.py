@@ -22,7 +22,7 @@ import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import SourceError
 from tests.command_line import fail, run
-from tests.video_file_data import in_fragments, pictures, write_video
+from tests.video_file_data import pictures, write_fragmented, write_video
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -247,7 +247,7 @@ CLAIMS: list[tuple[bytes, int, tuple[int, ...], str]] = [  # box, offset, values
 
 def test_an_mp4_with_too_large_counts(tmp_path: Path) -> None:
     whole = write_video(tmp_path / "a.mp4", pictures(8))
-    fragments = in_fragments(whole, tmp_path / "b.mp4")
+    fragments = write_fragmented(whole, tmp_path / "b.mp4")
     for kind, place, values, match in CLAIMS:
         path = tmp_path / "claims.mp4"
         data = bytearray((fragments if kind == b"trun" else whole).read_bytes())

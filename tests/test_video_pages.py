@@ -21,7 +21,7 @@ from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import CodecError, FormatError
 from seqrecord.format.video_pages import VideoPageCodec, least_video_bytes, parse_video_page
 from seqrecord.schema import FeatureSpec
-from tests.clip_data import begun, digests, effective, least_memory, resumed
+from tests.clip_data import begun, digests, effective_arguments, minimum_memory, resumed
 from tests.test_memory import BESIDE, check_taken
 from tests.test_video_datasets import kept_schema, state
 from tests.tiny import RecordParts, change_record, record_path
@@ -257,7 +257,7 @@ def upside_down(frame: dict[str, Any]) -> dict[str, Any]:
 def check(written: Written, *, at: tuple[int, ...] = (), **options: Any) -> dict[str, Any]:
     """Check all clips of an epoch and the clips `at`; return the statistics."""
     path, decoded = written
-    pipe = seqrecord.SeqRecordPipe(path, batch_size=4, **effective(options))
+    pipe = seqrecord.SeqRecordPipe(path, batch_size=4, **effective_arguments(options))
     step = options.get("dilation", 1) * np.arange(options["clip_len"])
 
     def check_clip(key: str, start: Any, clip: dict[str, Any]) -> None:
@@ -284,8 +284,8 @@ def check(written: Written, *, at: tuple[int, ...] = (), **options: Any) -> dict
 
 def least_limit(path: Path, **options: Any) -> int:
     """Lowest sufficient memory limit in bytes."""
-    make = partial(seqrecord.SeqRecordPipe, path, batch_size=4, **effective(options))
-    return least_memory(make)
+    make = partial(seqrecord.SeqRecordPipe, path, batch_size=4, **effective_arguments(options))
+    return minimum_memory(make)
 
 
 def spans(group: Any) -> list[tuple[int, int]]:

@@ -22,14 +22,14 @@ from tests.video_file_data import (
     HEIGHT,
     QUIET,
     WIDTH,
+    decode_file_gops,
+    decode_gops_of,
     decoded,
     gops_of,
     hide_first,
-    in_fragments,
-    of_file,
-    of_gops,
     pictures,
-    with_matrix,
+    set_display_matrix,
+    write_fragmented,
     write_video,
 )
 
@@ -77,11 +77,11 @@ def test_kept_packets_decode_to_the_same_bits(
     path = made(tmp_path, case)
     times, images = decoded(path)
     assert len(times) == FRAMES
-    np.testing.assert_array_equal(of_file(path), images)
+    np.testing.assert_array_equal(decode_file_gops(path), images)
     check_times(path, times)
     # In any order, in the middle of a GOP, across several, every second one.
     for rows in (slice(9, 31), slice(0, 4), slice(36, 40), slice(20, 21), slice(3, 38, 2)):
-        np.testing.assert_array_equal(of_file(path, times[rows]), images[rows])
+        np.testing.assert_array_equal(decode_file_gops(path, times[rows]), images[rows])
         assert sum(gop.num_frames for gop in gops_of(path, times[rows])) == len(times[rows])
     assert caplog.text == ""
 
@@ -102,19 +102,19 @@ def test_hidden_frames_fragments_and_irregular_times(tmp_path: Path) -> None:
     hide_first(path, 13)  # by an edit list
     times, images = decoded(path)
     np.testing.assert_array_equal(images, all_images[13:])
-    np.testing.assert_array_equal(of_file(path), images)
-    np.testing.assert_array_equal(of_file(path, times[:9]), images[:9])
+    np.testing.assert_array_equal(decode_file_gops(path), images)
+    np.testing.assert_array_equal(decode_file_gops(path, times[:9]), images[:9])
     check_times(path, times)
     whole = write_video(tmp_path / "whole.mp4", pictures(FRAMES), options={"g": "10"})
-    path = in_fragments(whole, tmp_path / "fragments.mp4")
+    path = write_fragmented(whole, tmp_path / "fragments.mp4")
     times, images = decoded(whole)
-    np.testing.assert_array_equal(of_file(path), images)
+    np.testing.assert_array_equal(decode_file_gops(path), images)
     check_times(path, times)
     ms = np.cumsum([0, 33, 34, 100, 5, 20, 33, 1000, 17, 33, 40, 40]).tolist()
     path = write_video(tmp_path / "a.mkv", pictures(len(ms)), options={"g": "4"}, times=ms)
     check_times(path, np.array(ms) / 1000)
     rows = np.array(ms)[2:9] / 1000 + 4e-5  # nearest
-    np.testing.assert_array_equal(of_file(path, rows), decoded(path)[1][2:9])
+    np.testing.assert_array_equal(decode_file_gops(path, rows), decoded(path)[1][2:9])
 
 
 @pytest.mark.parametrize(
@@ -137,11 +137,11 @@ def test_uncuttable_video_is_encoded_again(
     with caplog.at_level(logging.WARNING):
         assert max(gop.num_frames for gop in gops_of(path)) <= 32
         assert f"re-encoded 280 frames: {why}" in caplog.text
-        difference = of_file(path).astype(int) - images
+        difference = decode_file_gops(path).astype(int) - images
         assert np.abs(difference).mean() < 4  # a wrong frame differs by 7 or more
         caplog.clear()
         # 200 frames fit into any GOP.
-        np.testing.assert_array_equal(of_file(path, times[10:210]), images[10:210])
+        np.testing.assert_array_equal(decode_file_gops(path, times[10:210]), images[10:210])
         assert caplog.text == ""
 
 
@@ -166,9 +166,9 @@ def test_other_codecs_are_encoded_again(tmp_path: Path, caplog: pytest.LogCaptur
     lossless = write_video(tmp_path / "b.mkv", images, "ffv1", pixels="bgr0")
     assert VideoSource(path).schema()["image"].codec[0]["codec"] == "h264"
     times, want = decoded(path)
-    assert np.abs(of_file(path, times[4:9]).astype(int) - want[4:9]).mean() < 4
+    assert np.abs(decode_file_gops(path, times[4:9]).astype(int) - want[4:9]).mean() < 4
     assert "re-encoded 5 frames: packets of mpeg4 are not supported" in caplog.text
-    np.testing.assert_array_equal(of_file(lossless), images)
+    np.testing.assert_array_equal(decode_file_gops(lossless), images)
 
 
 def refused(path: Path, times: npt.NDArray[np.float64] | None = None) -> SourceError:
@@ -242,7 +242,7 @@ def test_invalid_packets() -> None:
 
 
 def images_of(source: Any, number: int, name: str = "image") -> npt.NDArray[np.uint8]:
-    return of_gops(source.schema()[name], source.videos(source.episodes()[number])[name])
+    return decode_gops_of(source.schema()[name], source.videos(source.episodes()[number])[name])
 
 
 def test_file_is_an_episode(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_frames_are_rotated_as_in_players(tmp_path: Path, caplog: pytest.LogCapt
         root = tmp_path / f"{number}"
         (root / "videos").mkdir(parents=True)
         path = write_video(root / "videos/phone.mp4", pictures(9), options={"g": "4"})
-        images = decoded(with_matrix(path, *matrix))[1]
+        images = decoded(set_display_matrix(path, *matrix))[1]
         caplog.clear()
         seqrecord.convert(open_source(root / "videos"), root / "records", workers=1)
         assert "phone.mp4: re-encoded 4 frames: the file rotates" in caplog.text
@@ -304,10 +304,10 @@ def test_rotated_frames_keep_their_colours(tmp_path: Path, codec: str, pixels: s
     images = pictures(3).repeat(2, 1).repeat(2, 2)  # HEVC needs wider frames
     path = write_video(tmp_path / "phone.mp4", images, codec, pixels=pixels)
     upright = images_of(open_source(path), 0)
-    found = images_of(open_source(with_matrix(path, 0, 1, -1, 0)), 0)
+    found = images_of(open_source(set_display_matrix(path, 0, 1, -1, 0)), 0)
     wanted = np.rot90(upright, -1, (1, 2)).astype(int)
     assert np.abs(found - wanted).mean() < 3
-    with_matrix(path, 1, 1, -1, 1)
+    set_display_matrix(path, 1, 1, -1, 1)
     with pytest.raises(SourceError) as caught:
         open_source(path).schema()
     assert (caught.value.file, caught.value.expected) == (str(path), "a multiple of 90 degrees")

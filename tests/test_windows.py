@@ -33,7 +33,7 @@ from seqrecord import (
 )
 from seqrecord.pipes.selecting import select
 from seqrecord.sampling import Window
-from tests.clip_data import LENGTHS, effective, expected_frame, names
+from tests.clip_data import LENGTHS, effective_arguments, expected_frame, names
 from tests.clip_model import FEATURES, GROUPS, Case, write_all
 from tests.resume_contract import check_resume
 
@@ -441,7 +441,7 @@ def test_nearest_frames(
 ) -> None:
     windows = {"imu": Seconds(times, timestamps="time", tolerance=tolerance, out_of_range="pad")}
     options: dict[str, Any] = {"features": ["imu", "image"], "windows": windows, "pad": "edge"}
-    order = effective({"shuffle": shuffle, "shuffle_buffer": 16})
+    order = effective_arguments({"shuffle": shuffle, "shuffle_buffer": 16})
     pipe = SeqRecordPipe(timed, **options, **order, batch_size=5, device=device)
     found = [check(clip, times, tolerance) for clip in split(pipe)]
     assert len(found) == sum(TIMED)

@@ -13,7 +13,7 @@ import seqrecord
 from seqrecord import SeqRecordRecorder, SeqRecordWriter, errors
 from seqrecord.codecs import CODEC_NAMES
 from seqrecord.schema import EncodedImage, FeatureSpec, Schema
-from tests.numbered import add, frame, lengths_of, writer_of
+from tests.numbered import frame, lengths_of, small_writer, write_episodes
 
 KINDS = pytest.mark.parametrize("kind", [SeqRecordWriter, SeqRecordRecorder])
 EPISODES = {"a": 9, "b/c": 1, "d": 30}
@@ -22,8 +22,8 @@ FOUR_BY_FIVE = np.zeros((4, 5))
 
 def write(where: Any, episodes: Mapping[str, int], mode: str = "create", **options: Any) -> str:
     """Write and return the fingerprint."""
-    with writer_of(where, mode, **options) as writer:
-        add(writer, episodes)
+    with small_writer(where, mode, **options) as writer:
+        write_episodes(writer, episodes)
     with seqrecord.open(where) as dataset:
         return dataset.fingerprint
 
@@ -62,8 +62,8 @@ def test_files_of_an_interrupted_append_do_not_damage_the_dataset(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path, {"a": 5})
-    writer = writer_of(tmp_path, "append")
-    add(writer, {"b": 1})
+    writer = small_writer(tmp_path, "append")
+    write_episodes(writer, {"b": 1})
     writer.abort()
     assert lengths_of(tmp_path) == {"a": 5}
     with caplog.at_level("INFO"):
@@ -98,7 +98,7 @@ def test_calls_in_the_wrong_order(tmp_path: Path) -> None:
         with writer.episode("b") as episode:
             episode.append(frame("b", 0))
             episode.abort()
-        add(writer, {"b": 1})
+        write_episodes(writer, {"b": 1})
         assert writer.close().num_frames == 2
     for action in (writer.close, lambda: writer.episode("b")):
         with pytest.raises(errors.DestinationError, match="closed"):
@@ -109,7 +109,7 @@ def test_calls_in_the_wrong_order(tmp_path: Path) -> None:
 
 def test_closing_with_an_open_episode_is_an_error(tmp_path: Path) -> None:
     writer = SeqRecordWriter(tmp_path)
-    add(writer, {"a": 1})
+    write_episodes(writer, {"a": 1})
     writer.episode("b").append(frame("b", 0))
     with pytest.raises(errors.DestinationError, match="in the middle of an episode"):
         writer.close()
@@ -120,7 +120,7 @@ def test_closing_with_an_open_episode_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("has_features", [True, False])
 def test_a_refused_frame_drops_its_episode(tmp_path: Path, has_features: bool) -> None:
     with SeqRecordWriter(tmp_path, chunk_frames=4) as writer:
-        add(writer, {"a": 1} if has_features else {})
+        write_episodes(writer, {"a": 1} if has_features else {})
         episode = writer.episode("b")
         for i in range(40):
             episode.append(frame("b", i))
@@ -130,7 +130,7 @@ def test_a_refused_frame_drops_its_episode(tmp_path: Path, has_features: bool) -
             episode.append(frame("b", 40))
         with pytest.raises(errors.DestinationError, match="dropped after an error"):
             episode.close()
-        add(writer, {"b": 1})
+        write_episodes(writer, {"b": 1})
     assert lengths_of(tmp_path) == ({"a": 1, "b": 1} if has_features else {"b": 1})
 
 
@@ -153,7 +153,7 @@ def test_files_of_an_aborted_episode_are_removed(tmp_path: Path) -> None:
         for i in range(40):
             episode.append(frame("x", i))
         episode.abort()
-        add(writer, {"a": 1})
+        write_episodes(writer, {"a": 1})
     assert len(list((tmp_path / "records").iterdir())) == 1
     write(tmp_path, {"b": 2}, "append", codecs=None)
     assert lengths_of(tmp_path) == {"a": 1, "b": 2}
@@ -253,7 +253,7 @@ def test_frames_without_a_valid_schema_are_refused(
         episode.close()
     assert caught.value.episode == "some/key"
     if error is errors.SchemaError:  # the schema is not set yet
-        add(writer, {"a": 1})
+        write_episodes(writer, {"a": 1})
         writer.close()
         assert lengths_of(tmp_path) == {"a": 1}
     writer.abort()

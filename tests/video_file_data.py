@@ -22,14 +22,14 @@ from seqrecord.sources.video.streams import read_gops, video_spec
 
 __all__ = [
     "HAS_TABLES",
+    "decode_file_gops",
+    "decode_gops_of",
     "decoded",
     "gops_of",
     "hide_first",
-    "in_fragments",
-    "of_file",
-    "of_gops",
     "pictures",
-    "with_matrix",
+    "set_display_matrix",
+    "write_fragmented",
     "write_video",
 ]
 
@@ -104,13 +104,15 @@ def gops_of(path: Path, times: npt.NDArray[np.float64] | None = None) -> list[Go
         return list(read_gops(file, times))
 
 
-def of_file(path: Path, times: npt.NDArray[np.float64] | None = None) -> npt.NDArray[np.uint8]:
+def decode_file_gops(
+    path: Path, times: npt.NDArray[np.float64] | None = None
+) -> npt.NDArray[np.uint8]:
     """The frames of these GOPs: uint8 [T, H, W, 3]."""
     with VideoFile(path) as file:
-        return of_gops(video_spec("a", file), read_gops(file, times))
+        return decode_gops_of(video_spec("a", file), read_gops(file, times))
 
 
-def of_gops(spec: FeatureSpec, gops: Iterable[Gop]) -> npt.NDArray[np.uint8]:
+def decode_gops_of(spec: FeatureSpec, gops: Iterable[Gop]) -> npt.NDArray[np.uint8]:
     """Frames of a feature's GOPs, decoded one by one: uint8 [T, H, W, 3]."""
     height, width = (n or 0 for n in spec.shape[:2])
     config = VideoConfig.from_json(spec.codec[0])
@@ -118,7 +120,7 @@ def of_gops(spec: FeatureSpec, gops: Iterable[Gop]) -> npt.NDArray[np.uint8]:
     return np.concatenate([np.empty((0, height, width, 3), np.uint8), *parts])
 
 
-def in_fragments(whole: Path, path: Path) -> Path:
+def write_fragmented(whole: Path, path: Path) -> Path:
     """Rewrite an MP4 as a fragmented one, like streams over HTTP (DASH)."""
     import av
 
@@ -132,7 +134,7 @@ def in_fragments(whole: Path, path: Path) -> Path:
     return path
 
 
-def with_matrix(path: Path, a: int, b: int, c: int, d: int) -> Path:
+def set_display_matrix(path: Path, a: int, b: int, c: int, d: int) -> Path:
     """Set the display matrix of an MP4's first track."""
     data = bytearray(path.read_bytes())
     at = data.index(b"tkhd") + 44

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 
-from tests.simulation.histories import BLOCK, tried
+from tests.simulation.histories import BLOCK, run_block
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     failures: list[str] = []
     blocks = range(options.first, options.first + options.histories, BLOCK)
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        for counts, found in pool.imap_unordered(tried, blocks):
+        for counts, found in pool.imap_unordered(run_block, blocks):
             commands.update(counts)
             failures += found
             done += BLOCK

@@ -46,7 +46,16 @@ from tests.simulation.commands import (
 )
 from tests.simulation.model import Actor, Client, Fault, Killed, Server, Step, World, current_actor
 
-__all__ = ["BLOCK", "BrokenPromiseError", "Case", "drawn", "fails", "run", "shrunk", "tried"]
+__all__ = [
+    "BLOCK",
+    "Case",
+    "GuaranteeError",
+    "failure_of",
+    "random_case",
+    "run",
+    "run_block",
+    "shortened",
+]
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,7 @@ class Case:
     is_durable: bool = True
 
 
-class BrokenPromiseError(AssertionError):
+class GuaranteeError(AssertionError):
     """A guarantee broken by a history; `steps` are its calls."""
 
     def __init__(self, what: str, case: Case, steps: Sequence[Step]) -> None:
@@ -83,7 +92,7 @@ class BrokenPromiseError(AssertionError):
 _FAULTS = tuple(Fault)
 
 
-def drawn(seed: int, commands: Sequence[str] | None = None) -> Case:
+def random_case(seed: int, commands: Sequence[str] | None = None) -> Case:
     """A random case with these commands, by default with two or three random ones."""
     rng = random.Random(f"simulation {seed}")
     in_empty = rng.random() < 0.2
@@ -225,11 +234,11 @@ class _Run:
             self.judge(actors)
             self.finish(actors)
         except AssertionError as error:
-            raise BrokenPromiseError(
+            raise GuaranteeError(
                 str(error) or traceback.format_exc(), self.case, self.world.steps
             ) from None
         except SeqRecordError:
-            raise BrokenPromiseError(traceback.format_exc(), self.case, self.world.steps) from None
+            raise GuaranteeError(traceback.format_exc(), self.case, self.world.steps) from None
         return self.world.steps
 
     def _doing(self, name: str) -> Any:
@@ -370,21 +379,21 @@ def _is_of(actor: Actor, commit: str) -> bool:
 
 
 def run(case: Case) -> list[Step]:
-    """Run a case; raises `BrokenPromiseError`."""
+    """Run a case; raises `GuaranteeError`."""
     server, history = _begun(case)
     with simulated("outside"):
         return _Run(case, server, history).run()
 
 
-def fails(case: Case) -> BrokenPromiseError | None:
+def failure_of(case: Case) -> GuaranteeError | None:
     try:
         run(case)
-    except BrokenPromiseError as failure:
+    except GuaranteeError as failure:
         return failure
     return None
 
 
-def shrunk(failure: BrokenPromiseError, most_runs: int = 400) -> BrokenPromiseError:
+def shortened(failure: GuaranteeError, most_runs: int = 400) -> GuaranteeError:
     """Shorten a failing case: fewer commands, faults and switches between actors."""
     remaining = most_runs
 
@@ -393,7 +402,7 @@ def shrunk(failure: BrokenPromiseError, most_runs: int = 400) -> BrokenPromiseEr
         if case == failure.case or remaining <= 0:
             return False
         remaining -= 1
-        if (found := fails(case)) is None:
+        if (found := failure_of(case)) is None:
             return False
         failure = found
         return True
@@ -427,13 +436,13 @@ def _without(items: tuple[Any, ...], at: int, count: int) -> tuple[Any, ...]:
 BLOCK = 50
 
 
-def tried(first: int) -> tuple[Counter[tuple[str, ...]], list[str]]:
+def run_block(first: int) -> tuple[Counter[tuple[str, ...]], list[str]]:
     """Run a block of histories from this seed; returns the counts of commands, and failures."""
     sets: Counter[tuple[str, ...]] = Counter()
     failures = []
     for seed in range(first, first + BLOCK):
-        case = drawn(seed)
+        case = random_case(seed)
         sets[tuple(sorted(case.commands))] += 1
-        if failure := fails(case):
-            failures.append(f"seed {seed}: {shrunk(failure)}")
+        if failure := failure_of(case):
+            failures.append(f"seed {seed}: {shortened(failure)}")
     return sets, failures
