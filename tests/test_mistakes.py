@@ -234,13 +234,13 @@ import json, subprocess, sys
 from functools import partial
 from pathlib import Path
 import seqrecord
-from tests.numbered import add, lengths_of
+from tests.numbered import lengths_of, write_episodes
 
 folder = Path(sys.argv[1])
 
 def write(folder, mode="create", key="a"):
     with seqrecord.SeqRecordWriter(folder, mode=mode) as writer:
-        add(writer, {key: 3})
+        write_episodes(writer, {key: 3})
 
 def failure(action):
     try:
@@ -251,7 +251,7 @@ def failure(action):
 
 write(folder)
 writer = seqrecord.SeqRecordWriter(folder, mode="append")
-add(writer, {"b": 1})
+write_episodes(writer, {"b": 1})
 with (folder / "fill").open("wb", buffering=0) as fill:
     while True:
         try:
