@@ -394,13 +394,14 @@ def check_case(path: Any, case: Case, *, seed: int = 0, kind: str = "stream") ->
         options["memory_limit"] = minimum_memory(partial(make, **options))
     loader = make(**options)
     has_state = kind in ("pipe", "stream", "node")
-    batches, at, state = list[Any](), 0, None
+    batches, states = list[Any](), dict[int, Any]()
     for _ in range(2 if kind == "pipe" else 1):  # the second epoch reads frames in memory
-        batches = []
+        batches, states = [], {}
         for batch in loader:  # all are compared later: batches must not share memory
             batches.append(batch)
-            if has_state and not rng.randrange(len(batches)):  # a uniform choice of one position
-                at, state = len(batches), loader.state_dict()
+            if has_state and not rng.randrange(len(batches)):  # the last choice is uniform
+                states[len(batches)] = loader.state_dict()
+    states.pop(len(batches), None)  # a state of the epoch's end continues with the next epoch
     yielded = [case.check(clip) for batch in batches for clip in case.clips_in(batch)]
     repeated = len(yielded) - len(set(yielded))
     assert set(yielded) <= set(case.clips)
@@ -419,9 +420,10 @@ def check_case(path: Any, case: Case, *, seed: int = 0, kind: str = "stream") ->
         assert stats["clips_incomplete"] == len(inside) - len(case.clips)
         if any(case.window(name) is not None for name in case.features):
             assert stats["clips_outside"] == len(case.starts) - len(inside)
-    if state is not None:
+    if states:
+        at = max(states)
         again = make(**options)
-        again.load_state_dict(state)
+        again.load_state_dict(states[at])
         assert equal(list(again), batches[at:])
     if kind != "map style":
         check_by_number(path, case, rng)
