@@ -188,10 +188,6 @@ class _LateMark(Mark):
 
 
 class _PutOff(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # or the first use imports torch's compiler, which takes a second
-
     def __init__(self, stream: LateStream) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._stream = stream
