@@ -465,3 +465,21 @@ def test_clients_of_different_locations_are_made_one_at_a_time() -> None:
         found = list(pool.map(lambda clients: clients.ask("file", lambda c: c), every * 2))
     assert most == 1
     assert found[:4] == found[4:]
+
+
+def test_a_root_link_is_followed_once(tmp_path: Path) -> None:
+    """A link that is changed later does not mix the files of two folders."""
+    for name in ("old", "new"):
+        (tmp_path / name / "data").mkdir(parents=True)
+        (tmp_path / name / "data/x").write_bytes(name.encode())
+    link = tmp_path / "link"
+    link.symlink_to("old")
+    storage = LocalStorage(link)
+    link.unlink()
+    link.symlink_to("new")
+    assert storage.read_whole("data/x", 10)[0] == b"old"
+    assert [entry.name for entry in storage.entries("")] == ["data"]
+    storage.put("data/y", b"y", expected=None)
+    storage.remove("data/x")
+    assert [*(tmp_path / "old/data").iterdir()] == [tmp_path / "old/data/y"]
+    assert [*(tmp_path / "new/data").iterdir()] == [tmp_path / "new/data/x"]

@@ -44,7 +44,7 @@ class LocalStorage:
 
     Files are read with `preadv` and stay open, see `open_files`. They are written under a temporary
     name, then synced and renamed. Links that point outside of the folder are not followed, and only
-    regular files are opened. If the root is a link, its target is that at the time of opening.
+    regular files are opened. A root that is a link is followed once, at opening.
     """
 
     has_conditions = True
@@ -53,7 +53,7 @@ class LocalStorage:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).absolute()
         try:
-            self._real_root = os.path.realpath(self.root)
+            self._real_root = Path(os.path.realpath(self.root))
         except ValueError as error:
             raise LocationError(f"not a path: {error}", got=repr_of(str(root))) from error
         self._opened = OpenFiles()
@@ -155,7 +155,7 @@ class LocalStorage:
         return upload
 
     def remove(self, path: str) -> None:
-        target = Path(self._real_root, check_path(path))
+        target = self._real_root / check_path(path)
         self._drop(path)
         with self._errors(path):
             for name in (with_suffix(target, NOTES), with_suffix(target, PARTIAL), target):
@@ -163,7 +163,7 @@ class LocalStorage:
 
     def _tidy(self) -> None:
         """Remove notes that remain if a kill hits between the rename and their removal."""
-        for notes in Path(self._real_root).glob(f"[!.]*/*{NOTES}"):
+        for notes in self._real_root.glob(f"[!.]*/*{NOTES}"):
             # A writer creates the notes after the partial file.
             if not with_suffix(notes.with_suffix(""), PARTIAL).exists():
                 notes.unlink(missing_ok=True)
@@ -218,9 +218,7 @@ class _Unfinished:
     def __init__(self, storage: LocalStorage, path: str, modified: float) -> None:
         self.path, self.modified = path, modified
         self._storage = storage
-        self._notes, self._partial = (
-            Path(storage._real_root, path + end) for end in (NOTES, PARTIAL)
-        )
+        self._notes, self._partial = (storage._real_root / (path + end) for end in (NOTES, PARTIAL))
 
     def checkpoints(self) -> list[tuple[int, bytes]]:
         # Notes first, because bytes are written before their note.
@@ -243,14 +241,14 @@ def _identity(about: os.stat_result) -> str:
     return f"mtime {about.st_mtime_ns}"
 
 
-def _inside(root: Path, real_root: str, path: str) -> Path:
+def _inside(root: Path, real_root: Path, path: str) -> Path:
     """Local path of a file; raises `StorageError` if that is outside of the root."""
-    target = Path(real_root)
+    target = real_root
     for name in check_path(path).split("/"):
         target /= name
         if target.is_symlink():
             real = os.path.realpath(target)
-            if os.path.commonpath([real, real_root]) != real_root:
+            if not Path(real).is_relative_to(real_root):
                 raise StorageError(
                     "a link leads out of the folder",
                     file=str(root / path),
