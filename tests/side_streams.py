@@ -146,8 +146,9 @@ class LateStream(SideStream):
             return kwargs.get("out", args[0])
         result = func(*args, **kwargs)  # its shape, for now
         assert isinstance(result, torch.Tensor), f"{func} tells the host a value"
+        self._note(result.fill_(1), is_pinned=False)  # before another thread does the work
         self.queue(lambda: result.copy_(func(*args, **kwargs)))
-        return self._note(result.fill_(1), is_pinned=False)
+        return result
 
     def _note(self, result: Any, *, is_pinned: bool) -> Any:
         for item in tree_leaves(result):

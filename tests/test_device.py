@@ -66,6 +66,23 @@ def test_a_late_stream_shows_missing_waits() -> None:
     assert (target.tolist(), stream.stalls) == ([0, 1, 2], 1)
 
 
+def test_a_late_stream_whose_work_another_thread_does_at_once() -> None:
+    """A mark of another thread may be waited for between any two steps of a call."""
+
+    class Eager(LateStream):
+        def queue(self, work: Any) -> None:
+            super().queue(work)
+            self.do(self._queued)
+
+    stream = Eager()
+    with stream.use():
+        source = torch.arange(3).pin_memory()
+        moved = source.to("cpu", torch.float64, non_blocking=True)
+        selected = torch.index_select(moved, 0, source)
+        zeros = selected.new_zeros(3)
+    assert (moved.tolist(), selected.tolist(), zeros.tolist()) == ([0, 1, 2], [0, 1, 2], [0, 0, 0])
+
+
 @pytest.mark.parametrize(
     ("device", "message"),
     [
