@@ -33,7 +33,7 @@ def frame(robot: str, episode: int, number: int) -> dict[str, Any]:
     rng = np.random.default_rng([len(robot), len(ROBOTS[robot]["cameras"]), episode, number])
     found = {name: rng.integers(0, 256, (6, 8, 3), np.uint8) for name in ROBOTS[robot]["cameras"]}
     vectors = {
-        "observation.state": rng.normal(size=3).astype(np.float32),
+        "observation.state": (rng.normal(size=3) * [1, 0, 1] + [0, 0.1, 0]).astype(np.float32),
         "action": rng.normal(size=2).astype(ROBOTS[robot]["dtype"]) + FIRST[robot],
     }
     return found | vectors | {"task": TASKS[(episode + FIRST[robot] // 3) % 3]}
@@ -243,9 +243,9 @@ def actions(robot: str) -> Any:
     return np.array([frame(robot, e, i)["action"] for e, n in lengths for i in range(n)], "f8")
 
 
-def processed(items: list[dict[str, Any]], stats: dict[str, Any], mode: str) -> Any:
-    """The actions of items after LeRobot's processor."""
-    value = np.stack([item["action"].numpy() for item in items])
+def processed(items: list[Any], stats: dict[str, Any], mode: str, name: str = "action") -> Any:
+    """Vectors of items after LeRobot's processor."""
+    value = np.stack([item[name].numpy() for item in items])
     if mode == "MEAN_STD":
         return (value - stats["mean"]) / (stats["std"] + 1e-8)
     low, high = {"MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99")}[mode]
@@ -283,6 +283,9 @@ def test_each_robot_is_normalized_by_its_own_statistics(root: Path, mode: str, d
     order = list(PlannedSampler(ours, batch_size=4))
     for items in (ours[:], ours.__getitems__(order)):
         found = processed(items, stats, mode)
+        states = ours.meta.stats["observation.state"]
+        constant = processed(items, states, mode, "observation.state")[:, 1]
+        assert np.allclose(constant, 0, atol=1e-6)
         for item, got in zip(items, found, strict=True):
             robot, number = item["dataset"], int(item["index"])
             stored = expected(number)["action"][0]

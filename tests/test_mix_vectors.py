@@ -393,6 +393,54 @@ def test_features_of_one_channel_and_channels_without_numbers(tmp_path: Path) ->
         assert (found["gap"].offset[1], found["gap"].scale[1]) == (0, 1)
 
 
+CONSTANTS = (7.5, 0.1, -1 / 3, 1e-17, 0.0, 1.7e9 + 0.1)  # merged deviations of 1e-17 and more
+SPREADS = {"<f8": ((5e6, 1e-3), (1.7e9, 20)), "<f4": ((5e6, 100), (1.7e9, 1e5))}  # UTM, Unix time
+
+
+@pytest.mark.parametrize(
+    ("scope", "mode", "dtype"),
+    [
+        ("source", "mean_std", "<f4"),
+        ("robot_type", "quantiles", "<f8"),
+        ("mix", "mean_std", "<f8"),
+        pytest.param("source", "quantiles", "<f4", marks=pytest.mark.slow),
+        pytest.param("mix", "quantiles", "<f4", marks=pytest.mark.slow),
+    ],
+)
+def test_constants_large_offsets_and_rare_values(
+    tmp_path: Path, scope: str, mode: str, dtype: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Constants become 0, large offsets keep their scale, and rare values stay small."""
+    rng, columns, both = np.random.default_rng(4), [], {}
+    for name, length in {"one": 300, "two": 500}.items():
+        column: dict[str, Any] = {str(number): np.full(length, number) for number in CONSTANTS}
+        for offset, spread in SPREADS[dtype]:
+            column[str(offset)] = offset + rng.normal(0, spread, length)
+        column["rare"] = rng.normal(0, 1e-6, length)
+        column["rare"][::200] = 0.5
+        columns.append(column)
+        values = np.stack([*column.values()], 1).astype(dtype)
+        path = tmp_path / f"{scope} {mode} {dtype} {name}"  # its own warnings
+        writer = SeqRecordWriter(path, codecs="raw", chunk_frames=64)
+        with writer, writer.episode("e", metadata={"robot_type": "arm"}) as episode:
+            for value in values:
+                episode.append({"state": value})
+        both[name] = SeqRecordIterableDataset(path, clip_len=1)
+    form: dict[str, Any] = {"normalize": scope, "normalization": mode}
+    mix = SeqRecordMix(both, weights={"one": 1, "two": 2}, batch_size=100, **form)
+    seen = np.concatenate([batch["state"][:, 0].numpy() for batch in mix])
+    few = len(CONSTANTS)
+    assert not seen[:, :few].any()
+    assert (abs(seen[:, few:-1].std(0) - (1 if mode == "mean_std" else 0.43)) < 0.15).all()
+    assert abs(seen[:, -1]).max() < (20 if mode == "mean_std" else 0.51)
+    stored = np.array(CONSTANTS, dtype).astype("f8")
+    for found in mix.normalized.values():
+        undone = found["state"].undo(np.full(few + 3, 0.5))[:few]
+        np.testing.assert_array_equal(undone, stored + 0.5)
+    warned = caplog.text.count(f"channels [{few + 2}] of feature state unscaled")
+    assert warned == (0 if mode == "mean_std" else len(mix.normalized) if scope == "source" else 1)
+
+
 def test_clips_of_drawn_lengths(root: Path, device: str | None) -> None:
     """Steps of vectors apply to each frame of a span, in batches of different lengths."""
     options: dict[str, Any] = {"windows": None, "pad": None, "features": ["action", "step"]}

@@ -374,6 +374,20 @@ def test_normalising_is_one_line() -> None:
         np.testing.assert_array_equal(tensor.numpy(), numbers)
 
 
+def test_constants_and_large_offsets() -> None:
+    """Equal numbers of many parts have no deviation; integers are not rounded to float32."""
+    times = 1_700_000_000 + np.arange(40)
+    for dtype, column in (("<i8", times), ("<f8", np.full(40, 0.1)), ("<f4", np.full(40, 1 / 3))):
+        values = column.astype(dtype)
+        parts = [of_numbers(part) for part in np.split(values, (1, 8, 15))]
+        merged = through_json(reduce(FeatureStatistics.merged, parts))
+        expected = (values - values.astype("f8").mean()) / (values.std() if dtype == "<i8" else 1)
+        for found in (merged.normalize(values), merged.normalize(torch.from_numpy(values))):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-8)
+        if dtype != "<i8":
+            assert (merged.mean[0], merged.std[0]) == (values[0], 0)
+
+
 def test_normalising_on_a_gpu_does_not_block() -> None:
     calls: list[Any] = []
 

@@ -21,7 +21,6 @@ from seqrecord.lerobot.items import STATISTICS, ImageTransforms, PlannedDataset
 from seqrecord.lerobot.mix_meta import MixMeta
 from seqrecord.lerobot.mix_planner import MixPlanner
 from seqrecord.lerobot.mix_sources import MixEpisodes, MixSource
-from seqrecord.lerobot.mix_statistics import FloatArray
 from seqrecord.lerobot.planned import Order, PlannedReader
 from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.collating import collate
@@ -31,6 +30,7 @@ from seqrecord.pipes.mixing.loader import MixLoader
 from seqrecord.pipes.mixing.mix import SeqRecordMix
 from seqrecord.pipes.mixing.sources import StoppingStrategy
 from seqrecord.processes.forks import PerProcess, cached_property
+from seqrecord.statistics.scales import FloatArray
 
 _FLAGS = ("_dim_is_pad", "_is_pad", "_is_missing", "_padding_mask")  # ends of names of masks
 

@@ -20,20 +20,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from seqrecord.errors import ClipError, located
 from seqrecord.export.lerobot_meta import QUANTILES, STATISTIC_NAMES
 from seqrecord.lerobot.mix_sources import MixSource
 from seqrecord.pipes.mixing.form import MixForm, robot_type
-from seqrecord.pipes.vectors import is_stored, stored_statistics
+from seqrecord.pipes.vectors import is_stored, stored_statistics, warn_unscaled
 from seqrecord.statistics.normalization import Normalization, WeightedChannels
+from seqrecord.statistics.scales import FloatArray, coarsest_eps, usable_scales
 from seqrecord.statistics.sketch import Sketch, mixed_moments, mixed_quantiles
 
 _NOTHING = (-1.0, 1.0, 0.0, 1.0, -1.0, -0.8, 0.0, 0.8, 1.0)  # 0 stays 0 in all modes
 _ENDS = {"MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}
 
-FloatArray = npt.NDArray[np.float64]
 Numbers = dict[str, FloatArray]
 """`STATISTIC_NAMES` of a feature, float64 [size]."""
 
@@ -124,23 +123,28 @@ class MixStatistics:
             self.entries[name] = _entry(numbers, parts)
             return
         if scope == "mix":
-            numbers = _mixture(parts, size, None)
-            self.entries[name] = _entry(numbers, parts)
-            self.fills[name] = _affine(numbers, mode)[0]
+            found = _mixture(parts, size, None)
+            fitted = _Fitted.of(found, mode, name, parts)
+            self.entries[name] = _entry(fitted.numbers, parts)
+            self.fills[name] = fitted.offset
             return
         groups = {one.source.name: _group(one, parts, scope) for one in parts}
-        own = {source: _mixture(group, size, None) for source, group in groups.items()}
+        own = {
+            source: _Fitted.of(_mixture(group, size, None), mode, name, group)
+            for source, group in groups.items()
+        }
         trivial = {
             one: np.full(size, value) for one, value in zip(STATISTIC_NAMES, _NOTHING, strict=True)
         }
-        numbers = own.get(deploy, trivial)
-        self.entries[name] = _entry(numbers, groups.get(deploy, parts))
-        offset, scale = _affine(numbers, mode)
-        self.fills[name] = offset
+        to = own[deploy] if deploy in own else _Fitted.of(trivial, mode, name, parts)
+        self.entries[name] = _entry(to.numbers, groups.get(deploy, parts))
+        self.fills[name] = to.offset
         for part in parts:
-            o, s = _affine(own[part.source.name], mode)
-            ratio = s / scale
-            step = Normalization("mean_std", o - offset * ratio, ratio, f"{deploy}'s values")
+            at = own[part.source.name]
+            ratio = at.scale / to.scale
+            step = Normalization(
+                "mean_std", at.offset - to.offset * ratio, ratio, f"{deploy}'s values"
+            )
             places = range(size) if part.channels.places is None else part.channels.places
             self.normalizations[part.source.name][name] = step.at(places)
 
@@ -199,16 +203,37 @@ def _mode(name: str, modes: Mapping[str, str]) -> str:
     return modes.get(kind, "MEAN_STD" if not modes else "IDENTITY")
 
 
-def _affine(numbers: Numbers, mode: str) -> tuple[FloatArray, FloatArray]:
-    """Offset and scale of LeRobot's normalisation; a scale of 0 becomes 1."""
-    if mode == "MEAN_STD":
-        offset, scale = numbers["mean"], numbers["std"]
-    elif mode in _ENDS:
-        low, high = (numbers[one] for one in _ENDS[mode])
-        offset, scale = (low + high) / 2, (high - low) / 2
-    else:
-        offset, scale = 0 * numbers["mean"], 0 * numbers["mean"]
-    return offset, np.where(scale > 0, scale, 1.0)
+@dataclass(frozen=True, eq=False)
+class _Fitted:
+    """Offset and scale of LeRobot's normalisation, and statistics that give both in a processor."""
+
+    numbers: Numbers
+    offset: FloatArray
+    scale: FloatArray
+
+    @classmethod
+    def of(cls, numbers: Numbers, mode: str, name: str, parts: Sequence[_Part]) -> _Fitted:
+        """Create from true statistics. A processor divides by 1e-8 where a scale is 0: those of
+        `usable_scales` replace the deviation, or both ends.
+        """
+        ends, std = _ENDS.get(mode), numbers["std"]
+        offset, scale = (numbers["mean"], std) if mode == "MEAN_STD" else (0 * std, 0 * std)
+        if ends is not None:
+            low, high = (numbers[one] for one in ends)
+            offset, scale = (low + high) / 2, (high - low) / 2
+        eps = coarsest_eps(s.dtype for part in parts for s in part.channels.statistics.sketches)
+        usable, narrow = usable_scales(
+            *(scale, std, numbers["min"], numbers["max"]),
+            eps=eps,
+            are_quantiles=mode.startswith("QUANTILE"),
+        )
+        shown = ", ".join(part.source.name for part in parts)
+        warn_unscaled(name, np.flatnonzero(narrow).tolist(), shown)
+        made = {"std": usable} if mode == "MEAN_STD" else {}
+        if ends is not None:
+            at_ends = zip(ends, (offset - usable, offset + usable), strict=True)
+            made = {one: np.where(usable == scale, numbers[one], end) for one, end in at_ends}
+        return cls(numbers | made, offset, usable)
 
 
 def _entry(numbers: Numbers, parts: Sequence[_Part]) -> dict[str, Any]:

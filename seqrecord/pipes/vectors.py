@@ -9,6 +9,7 @@ from typing import Any
 from seqrecord.engine.vectors import VectorStep
 from seqrecord.errors import ClipError, located
 from seqrecord.pipes.checks import raise_if
+from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.vector_options import Normalize, Places, VectorSizes
 from seqrecord.reading.frames import ArraySpec
@@ -37,8 +38,19 @@ def vector_steps(
             statistics = stored_statistics(selection, name)
             dataset = selection.dataset.url
             normalization = Normalization.of(statistics, one, source=dataset)
+            warn_unscaled(name, normalization.unscaled, normalization.source)
         steps[name] = normalized(steps.get(name, VectorStep(spec)), name, normalization)
     return steps
+
+
+def warn_unscaled(name: str, channels: Sequence[int], source: str) -> None:
+    """Log one warning with the channels that quantiles leave unscaled, if there are any."""
+    if channels:
+        warn_once(
+            f"quantiles leave channels {[*channels]} of feature {name} unscaled (statistics of "
+            f"{source}): two quantiles differ by less than 1e-4 of max - min, so rare values would "
+            "become thousands; mean and deviation scale them"
+        )
 
 
 def placed(

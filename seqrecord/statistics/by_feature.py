@@ -12,6 +12,7 @@ import numpy.typing as npt
 from seqrecord.errors import FormatError, SchemaError, StatisticsKeyError, located
 from seqrecord.json_object import JsonObject
 from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.statistics.scales import coarsest_eps, usable_scales
 from seqrecord.statistics.sketch import Sketch, sketch_dtype
 from seqrecord.text import repr_of, table_lines
 
@@ -122,8 +123,9 @@ class FeatureStatistics:
         """Compute `(values - mean) / std` of an array or tensor [..., C], or [...] if C is 1.
 
         The result has the type and device of `values`, and is float32, or float64 for float64
-        values. A channel with std 0, or without finite values, is divided by 1. Raises `ValueError`
-        if the last axis does not have C channels.
+        values; integers of 32 and 64 bits are subtracted in float64. A constant channel, or one
+        without finite values, is divided by 1. Raises `ValueError` if the last axis does not
+        have C channels.
         """
         if (channels := len(self.sketches)) > 1 and tuple(values.shape[-1:]) != (channels,):
             raise ValueError(
@@ -131,14 +133,16 @@ class FeatureStatistics:
                 f"{list(values.shape)}: normalize before permute"
             )
         mean = np.nan_to_num(self.mean)
-        std = np.where(np.nan_to_num(self.std) > 0, self.std, 1.0)
+        eps = coarsest_eps(sketch.dtype for sketch in self.sketches)
+        std, _ = usable_scales(self.std, self.std, self.min, self.max, eps=eps)
         if isinstance(values, np.ndarray):
-            kind = np.float64 if values.dtype == np.float64 else np.float32
-            made: npt.NDArray[Any] = (values.astype(kind) - mean.astype(kind)) / std.astype(kind)
-            return made
-        numbers = values if values.is_floating_point() else values.float()
-        numbers = numbers.float() if numbers.itemsize < np.float32().itemsize else numbers
-        return (numbers - _to_device_of(numbers, mean)).div_(_to_device_of(numbers, std))
+            exact = np.result_type(values.dtype, np.float32)
+            made = (values - mean.astype(exact)) / std.astype(exact)
+            return made if values.dtype.kind == "f" else made.astype(np.float32, copy=False)
+        is_real, is_wide = values.is_floating_point(), values.itemsize >= np.float32().itemsize
+        numbers = values if is_real and is_wide else values.double() if is_wide else values.float()
+        made = (numbers - _to_device_of(numbers, mean)).div_(_to_device_of(numbers, std))
+        return made if is_real else made.float()
 
     def merged(self, other: FeatureStatistics) -> FeatureStatistics:
         """Statistics of both inputs together, each value counted once.

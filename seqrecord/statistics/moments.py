@@ -46,6 +46,8 @@ class Moments:
         self.count = total
         self.min = more.min if self.min is None else min(self.min, more.min)
         self.max = more.max if self.max is None else max(self.max, more.max)
+        if self.min == self.max:
+            self.mean, self.std = float(self.min), 0.0  # exact, whatever the sums round to
 
 
 def moments_of(pixels: npt.NDArray[Any]) -> list[Moments]:

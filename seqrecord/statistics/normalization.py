@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from seqrecord.errors import ClipError
 from seqrecord.statistics.by_feature import FeatureStatistics
+from seqrecord.statistics.scales import FloatArray, coarsest_eps, usable_scales
 from seqrecord.statistics.sketch import Sketch, mixed_moments, mixed_quantiles
 from seqrecord.text import repr_of
 
 MODES = ("mean_std", "quantiles")
 _QUANTILES = (0.01, 0.99)  # become -1 and 1
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,13 +24,18 @@ class Normalization:
 
     `mode` names the statistics: with "mean_std", `offset` is the mean and `scale` the standard
     deviation; with "quantiles", the quantiles 0.01 and 0.99 become -1 and 1, without clipping, as
-    in LeRobot and openpi. A channel with one value only, or without finite values, has the scale 1.
+    in LeRobot and openpi.
+
+    The scale of a channel is 1 if it is constant, up to rounding, or without finite values. With
+    "quantiles" also if the two quantiles differ by less than 1e-4 of the range: `unscaled` lists
+    these channels, and loaders log a warning.
 
     Args:
         mode: "mean_std" or "quantiles".
         offset: float64 [C], one number per channel; C is 1 for one number for all channels.
         scale: float64 [C], above 0.
         source: origin of the statistics, for reports.
+        unscaled: channels with the scale 1 because their quantiles are too close together.
 
     Raises `ClipError` for other modes, shapes or numbers.
 
@@ -50,6 +53,7 @@ class Normalization:
     offset: FloatArray
     scale: FloatArray
     source: str = ""
+    unscaled: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -90,20 +94,30 @@ class Normalization:
         weights w, which sum to 1: mean `m = sum(w * mean)`, variance `sum(w * (std**2 + mean**2))
         - m**2`, and the mixture's quantiles. The number of frames of each part has no effect.
         """
-        offset, scale = np.zeros(size), np.ones(size)
+        numbers, eps = np.full((5, size), np.nan), 0.0
+        numbers[0] = 0
         for channel in range(size):
             found = [(s, part.weight) for part in parts for s in part.sketches_of(channel)]
             if found:
-                offset[channel], scale[channel] = _numbers(mode, found)
-        return cls(mode, offset, np.where(scale > 0, scale, 1.0), source)
+                numbers[:, channel] = _numbers(mode, found)
+                eps = max(eps, coarsest_eps(sketch.dtype for sketch, _ in found))
+        are_quantiles = mode == "quantiles"
+        scale, *ends = numbers[1:]
+        scale, narrow = usable_scales(scale, *ends, eps=eps, are_quantiles=are_quantiles)
+        return cls(mode, numbers[0], scale, source, tuple(np.flatnonzero(narrow).tolist()))
 
     def at(self, places: Sequence[int]) -> Normalization:
         """The normalization of the channels `places`."""
         index = list(places) if len(self.offset) > 1 else [0] * len(places)
-        return Normalization(self.mode, self.offset[index], self.scale[index], self.source)
+        unscaled = tuple(at for at, one in enumerate(index) if one in self.unscaled)
+        offset, scale = self.offset[index], self.scale[index]
+        return Normalization(self.mode, offset, scale, self.source, unscaled)
 
     def undo(self, values: Any) -> Any:
-        """Compute `values * scale + offset` of an array or a tensor [..., C]."""
+        """Compute `values * scale + offset` of an array or a tensor [..., C].
+
+        A tensor keeps its dtype: pass float64 for offsets with more than seven digits.
+        """
         offset, scale = self.offset, self.scale
         if not isinstance(values, np.ndarray):
             offset, scale = values.new_tensor(offset), values.new_tensor(scale)
@@ -145,9 +159,11 @@ def _index(places: Sequence[int], place: int) -> int | None:
     return places.index(place) if place in places else None
 
 
-def _numbers(mode: str, parts: Sequence[tuple[Sketch, float]]) -> tuple[float, float]:
-    """Offset and scale of a mixture of numbers, by weight."""
+def _numbers(mode: str, parts: Sequence[tuple[Sketch, float]]) -> tuple[float, ...]:
+    """Offset, scale, deviation, minimum and maximum of a mixture of numbers, by weight."""
+    mean, std = mixed_moments(parts)
+    low, high = min(one.min or 0 for one, _ in parts), max(one.max or 0 for one, _ in parts)
     if mode == "mean_std":
-        return mixed_moments(parts)
-    low, high = mixed_quantiles(parts, _QUANTILES)
-    return (low + high) / 2, (high - low) / 2
+        return mean, std, std, low, high
+    ends = mixed_quantiles(parts, _QUANTILES) / 2
+    return ends[0] + ends[1], ends[1] - ends[0], std, low, high

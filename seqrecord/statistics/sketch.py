@@ -192,6 +192,9 @@ def mixed_moments(parts: Sequence[tuple[Sketch, float]], zeros: float = 0.0) -> 
 
     `zeros` is the weight of further numbers, which are 0.
     """
+    ends = {end for one, _ in parts for end in (one.min, one.max)}.union({0} if zeros else ())
+    if len(ends) == 1:  # sums would round
+        return float(ends.pop() or 0), 0.0
     total = zeros + sum(weight for _, weight in parts)
     mean = sum(one.mean * weight for one, weight in parts) / total
     # Deviations from the common mean: squares of large means would cancel.

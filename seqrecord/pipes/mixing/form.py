@@ -20,6 +20,7 @@ from seqrecord.pipes.vectors import (
     placed,
     resized,
     stored_statistics,
+    warn_unscaled,
 )
 from seqrecord.statistics.normalization import MODES, Normalization, WeightedChannels
 
@@ -155,6 +156,7 @@ class MixForm:
             origin = ", ".join(f"{n} {w / total:.3g}" for n, w in weights.items())
         size = 1 if are_one else max(sizes)
         merged = Normalization.merged(parts, size, mode, f"{scope}: {origin}")
+        warn_unscaled(name, merged.unscaled, merged.source)
         for source, step in given.items():
             count = step.given.shape[0] if step.given.shape else 1
             places = step.places or tuple(range(int(count or 1)))
