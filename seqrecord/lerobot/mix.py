@@ -30,7 +30,7 @@ from seqrecord.pipes.mixing.loader import MixLoader
 from seqrecord.pipes.mixing.mix import SeqRecordMix
 from seqrecord.pipes.mixing.sources import StoppingStrategy
 from seqrecord.processes.forks import PerProcess, cached_property
-from seqrecord.statistics.scales import FloatArray
+from seqrecord.statistics.moments import FloatArray
 
 _FLAGS = ("_dim_is_pad", "_is_pad", "_is_missing", "_padding_mask")  # ends of names of masks
 

@@ -26,8 +26,8 @@ from seqrecord.export.lerobot_meta import QUANTILES, STATISTIC_NAMES
 from seqrecord.lerobot.mix_sources import MixSource
 from seqrecord.pipes.mixing.form import MixForm, robot_type
 from seqrecord.pipes.vectors import is_stored, stored_statistics, warn_unscaled
+from seqrecord.statistics.moments import FloatArray, coarsest_eps, usable_scales
 from seqrecord.statistics.normalization import Normalization, WeightedChannels
-from seqrecord.statistics.scales import FloatArray, coarsest_eps, usable_scales
 from seqrecord.statistics.sketch import Sketch, mixed_moments, mixed_quantiles
 
 _NOTHING = (-1.0, 1.0, 0.0, 1.0, -1.0, -0.8, 0.0, 0.8, 1.0)  # 0 stays 0 in all modes
@@ -213,8 +213,8 @@ class _Fitted:
 
     @classmethod
     def of(cls, numbers: Numbers, mode: str, name: str, parts: Sequence[_Part]) -> _Fitted:
-        """Create from true statistics. A processor divides by 1e-8 where a scale is 0: those of
-        `usable_scales` replace the deviation, or both ends.
+        """Create from true statistics. `usable_scales` replaces deviations or ends: a processor
+        divides by 1e-8 for a scale of 0.
         """
         ends, std = _ENDS.get(mode), numbers["std"]
         offset, scale = (numbers["mean"], std) if mode == "MEAN_STD" else (0 * std, 0 * std)

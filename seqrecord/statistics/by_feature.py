@@ -12,7 +12,7 @@ import numpy.typing as npt
 from seqrecord.errors import FormatError, SchemaError, StatisticsKeyError, located
 from seqrecord.json_object import JsonObject
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.statistics.scales import coarsest_eps, usable_scales
+from seqrecord.statistics.moments import coarsest_eps, usable_scales
 from seqrecord.statistics.sketch import Sketch, sketch_dtype
 from seqrecord.text import repr_of, table_lines
 

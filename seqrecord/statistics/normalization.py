@@ -10,7 +10,7 @@ import numpy as np
 
 from seqrecord.errors import ClipError
 from seqrecord.statistics.by_feature import FeatureStatistics
-from seqrecord.statistics.scales import FloatArray, coarsest_eps, usable_scales
+from seqrecord.statistics.moments import FloatArray, coarsest_eps, usable_scales
 from seqrecord.statistics.sketch import Sketch, mixed_moments, mixed_quantiles
 from seqrecord.text import repr_of
 
