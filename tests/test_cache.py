@@ -454,10 +454,18 @@ def test_other_files_are_kept_and_a_deleted_folder_is_recreated(cached: Cached) 
     entry = _entry_file(cached)
     rights = [stat.S_IMODE(path.stat().st_mode) for path in (cached.cache, entry)]
     assert rights == [0o700, 0o600], "only the owner may read it"
-    other = entry.with_name("note.txt")
-    other.write_text("x")
+    places = ("2023-2024", "photos/2023-2024", "x/where", "new/take1.mp4", "lost+found/1-2")
+    others = [*(cached.cache / name for name in places), entry.with_name("1-2"), entry.parent / "x"]
+    for other in others:
+        other.parent.mkdir(exist_ok=True)
+        other.write_text("x")
+    (cached.cache / "taken").write_text("unknown")
     assert cached.check(0, 6000) == 1000
-    assert other.exists()
+    _read_blocks(cached, list(range(40)))
+    assert cached.count("evictions")
+    seqrecord.clear_cache(cached.cache)
+    assert cached.check(0, 5000) == 5000
+    assert {other.read_text() for other in others} == {"x"}
     shutil.rmtree(cached.cache)
     assert cached.check(0, 5000) == 5000
     assert cached.check(0, 5000) == 0
@@ -605,6 +613,31 @@ def test_a_folder_that_cannot_be_created_is_bypassed(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     assert get(storage, PATH, 0, 100) == DATA[:100]
     assert storage.counters()["cache_failures"] == 1
+
+
+@pytest.mark.parametrize(
+    "path", ["new/take1.mp4", "new/0123456789abcdef01234567", "taken", "CACHEDIR.TAG", "where"]
+)
+def test_files_of_others_are_refused_not_removed(path: str, tmp_path: Path) -> None:
+    """A folder is a cache by its tag, not by names in it."""
+    file = tmp_path / "recordings" / path
+    file.parent.mkdir(parents=True)
+    file.write_text("Signature: 8a477f597d28d172789f06886806bc55\n")
+    put(local := LocalStorage(tmp_path / "remote"), PATH, DATA)
+    folder = tmp_path / "recordings"
+    for use in (
+        lambda: CachedStorage(local, folder, LIMIT),
+        lambda: seqrecord.cache_info(folder),
+        lambda: seqrecord.clear_cache(folder),
+    ):
+        with pytest.raises(LocationError, match=f"choose another cache_dir.*got: '{path}'"):
+            use()
+    cached = Cached(tmp_path)
+    folder.rename(cached.cache)  # after it was opened
+    assert cached.check(0, 100) == 100
+    assert cached.count("failures") == 1
+    assert [p for p in cached.cache.rglob("*") if p.is_file()] == [cached.cache / path]
+    assert (cached.cache / path).read_text().startswith("Signature")
 
 
 def test_invalid_folders_and_limits_are_refused(tmp_path: Path) -> None:

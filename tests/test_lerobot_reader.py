@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord.errors import NotFoundError, SeqRecordError, SourceError
+from seqrecord.errors import DestinationError, NotFoundError, SeqRecordError, SourceError
 from seqrecord.lerobot import LeRobotDataset, PlannedSampler, mark_dataset
 from tests.hub_stub import HubStub, without_login
 from tests.lerobot_main_stand_in import PLUGIN, Dataset, write
@@ -168,7 +168,18 @@ def test_a_mark_keeps_other_metadata(original: Path, tmp_path: Path) -> None:
         mark_dataset(original)
     after = json.loads((original / "meta/info.json").read_text())
     assert after == {**before, "storage_format": "seqrecord"}
-    assert not [*original.glob("meta/*.new")]
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    for _ in range(2):
+        mark_dataset(packed, original)
+    assert json.loads((packed / "meta/info.json").read_text()) == after
+    assert {p.name for p in packed.iterdir()} == {"meta"}
+    (packed / "meta/info.json").write_text(json.dumps(before))
+    (packed / "meta/info.new").write_text("x")
+    with pytest.raises(DestinationError, match="of another dataset"):
+        mark_dataset(packed, original)
+    mark_dataset(packed)
+    assert (packed / "meta/info.new").read_text() == "x"
     with pytest.raises(SourceError, match=r"reads v3.0 alone"):
         mark_dataset(unpack(tmp_path, "lerobot_video_v21"))
     with pytest.raises(SourceError, match=r"info.json"):

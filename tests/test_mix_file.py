@@ -258,6 +258,10 @@ FAULTY = [
         "line 4: clip_transform has an unknown.*RandomCrop",
     ),
     (A + "clip_transform: [3]", "clip_transform is not valid"),
+    (
+        A + "engine: {trace: mix.yaml}",
+        r"line 4: trace is no key of a mix file.*EngineOptions\(trace",
+    ),
     (A + "engine: {threads: 3}", "line 4: engine has an unknown key.*num_threads"),
     (A + "seed: x", "line 4: seed is not an integer"),
     (A + "weights: size", "line 4: weights is not valid.*alpha"),

@@ -367,3 +367,12 @@ def test_only_regular_files_are_read_or_replaced(storage: LocalStorage) -> None:
         storage.put(PATH, NEW, expected=expected)
     assert content(storage) == OLD
     assert secret.read_bytes() == b"secret"
+    # Nor are folders of other programs removed.
+    (storage.root / f".{PATH}.{str(expected)[:16]}.next").unlink()
+    notes = [storage.root / f".{PATH}.{name}.next/plan.txt" for name in ("abcd", "0" * 16)]
+    for each in notes:
+        each.parent.mkdir()
+        each.write_text("x")
+        os.utime(each.parent, (0, 0))
+    storage.put(PATH, NEW, expected=expected)
+    assert [each.read_text() for each in notes] == ["x", "x"]

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 
 from seqrecord import EngineOptions, NotFoundError, SeqRecordPipe, StorageError
 from seqrecord.engine.trace import Trace, trace_path
+from seqrecord.errors import DestinationError
 from tests.datasets import write_small
 
 
@@ -230,9 +231,23 @@ def test_a_full_disk_ends_the_trace_only(path: Path, caplog: pytest.LogCaptureFi
 def test_trace_paths(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="folder of the trace does not exist"):
         Trace(tmp_path / "nowhere" / "t.json")
-    with pytest.raises(StorageError, match="a folder has this name"):
+    with pytest.raises(StorageError, match="is no trace"):
         Trace(tmp_path)
     assert files(tmp_path) == []
+    thesis, link = tmp_path / "thesis.json", tmp_path / "link.json"
+    link.symlink_to(thesis)
+    os.mkfifo(tmp_path / "fifo")
+    for content in ('[\n{"ph":"M","name":"x"}]', "x"):
+        thesis.write_text(content)
+        for existing in (thesis, link, tmp_path / "fifo"):
+            with pytest.raises(DestinationError, match=r"is no trace.*choose another path"):
+                Trace(existing)
+        assert thesis.read_text() == content
+    assert files(tmp_path) == ["fifo", "link.json", "thesis.json"]
+    thesis.write_text("")  # for example by `tempfile`
+    for _ in range(2):
+        Trace(thesis).close()
+        assert events(thesis, "M")
     for rank, worker, name in (  # one file per process
         ((0, 1), None, "epoch.json"),
         ((0, 1), 0, "epoch.worker0.json"),

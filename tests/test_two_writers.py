@@ -238,6 +238,12 @@ def test_clean_removes_old_unused_files(tmp_path: Path) -> None:
     write_episodes(killed, "def")
     abandon(killed)
     (tmp_path / "index" / "0123456789abcdef-gaps.arrow").write_bytes(b"of no manifest")
+    # Other names are not given by a writer.
+    names = "index/camera.json", "edits/cuts.json", "records/copy.seqrec", "docs/a", "docs/a.notes"
+    for path in [tmp_path / name for name in names]:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"of the user")
+        used.add(path)
     unused = {path for path in tmp_path.rglob("*") if path.is_file()} - used
     assert any(path.suffix == ".partial" for path in unused)
     age(tmp_path, 3600)

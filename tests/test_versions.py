@@ -207,5 +207,9 @@ def test_an_invalid_verification_record_is_ignored(path: Path) -> None:
     for data in (b"", b"{}", b'{"time": 1, "version": "", "deep": 1}', b"\xff"):
         (path / "verified.json").write_bytes(data)
         assert seqrecord.summarize(path).verified is None
+        assert "remove it" in seqrecord.verify(path).notes[-1]
         assert seqrecord.verify(path).last_passed is None
-        assert seqrecord.verify(path).last_passed is not None
+        assert (path / "verified.json").read_bytes() == data, "it may be another program's"
+    (path / "verified.json").unlink()
+    assert seqrecord.verify(path).notes == ()
+    assert seqrecord.verify(path).last_passed is not None

@@ -422,7 +422,10 @@ def _unnamed(storage: Storage, manifests: Sequence[Manifest]) -> Iterator[_Unnee
 
 
 def _is_ours(path: str) -> bool:
-    return any(pattern.fullmatch(path) for pattern in (FILE_PATH, _CLOCK, _VERSION))
+    """Whether a writer of this package gave a file its name."""
+    if FILE_PATH.fullmatch(path):
+        return writer_of(path) is not None
+    return any(pattern.fullmatch(path) for pattern in (_CLOCK, _VERSION))
 
 
 def _mark_removed(storage: Storage, base: Base, manifest: Manifest, paths: Collection[str]) -> None:

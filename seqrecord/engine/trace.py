@@ -19,6 +19,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
+import stat
 import threading
 import weakref
 from collections import deque
@@ -29,11 +31,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from seqrecord.errors import NotFoundError, StorageError
+from seqrecord.errors import DestinationError, NotFoundError, StorageError
 
 _FLUSH = 2048  # spans in memory before a thread writes them
 _MOST_IN_MEMORY = 4  # times _FLUSH: threads then wait for the write
 _MAX_SPANS = 1_000_000  # about 130 MB
+_FIRST = re.compile(rb'(\[\n\{"ph":"M","name":"process_name".*"seqrecord \d+"\}\}.*)?', re.DOTALL)
+_FIRST_BYTES = 200
 _NOTHING = nullcontext()
 
 _as_json = json.JSONEncoder(separators=(",", ":"), default=str).encode
@@ -50,14 +54,15 @@ class Trace:
     At most `max_spans` spans are written, about 130 bytes each; later ones are counted. At most
     four times `flush` spans (8,192) are in memory; the thread that reaches `flush` (2,048) writes
     them. The file is complete JSON after each write, so a killed process loses only spans in
-    memory. An existing file is replaced. Deleting the trace and interpreter exit close it. Disabled
+    memory. An earlier trace is replaced. Deleting the trace and interpreter exit close it. Disabled
     in forked processes.
 
     Names and arguments are written to the file. They must come from this package, never from a
     user's storage options.
 
-    Raises `NotFoundError` if the folder does not exist, and `StorageError` if the file cannot be
-    created. Later errors, such as a full disk, are logged and end the trace, not the training.
+    Raises `NotFoundError` if the folder does not exist, `DestinationError` for an existing file
+    that is no trace, and `StorageError` if the file cannot be created. Later errors, such as a full
+    disk, are logged and end the trace, not the training.
     """
 
     def __init__(
@@ -163,14 +168,19 @@ class _File:
         self._inside = self._closing = False
         self._process = os.getpid()
         try:
-            if path.is_dir():
-                raise IsADirectoryError("a folder has this name")
-            path.unlink(missing_ok=True)  # an unfinished iteration may still write the old one
+            if _has_trace(path):
+                path.unlink()  # an unfinished iteration may still write it
             # Unbuffered: a fork must not write a buffer a second time.
             self._out = path.open("xb", buffering=0)
         except FileNotFoundError:
             raise NotFoundError(
                 "the folder of the trace does not exist", file=str(path.parent)
+            ) from None
+        except FileExistsError:
+            raise DestinationError(
+                "existing file is no trace of seqrecord and stays; remove it, or choose another "
+                "path for the trace",
+                file=str(path),
             ) from None
         except OSError as error:
             reason = error.strerror or error
@@ -267,6 +277,17 @@ class _File:
         while data:
             data = data[self._out.write(data) or 0 :]
         self._end += len(added)
+
+
+def _has_trace(path: Path) -> bool:
+    """Whether a file is a trace, or empty."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return False
+        with path.open("rb") as file:
+            return _FIRST.fullmatch(file.read(_FIRST_BYTES)) is not None
+    except FileNotFoundError:
+        return False
 
 
 @lru_cache(maxsize=64)

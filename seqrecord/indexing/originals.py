@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import time
@@ -197,7 +198,7 @@ def _as_content(file: ExternalFile) -> ExternalFile:
 
 @contextmanager
 def _locked(path: Path, shown: str) -> Iterator[None]:
-    with open(path, "w", opener=partial(os.open, mode=0o600)) as file:
+    with open(path, "a", opener=partial(os.open, mode=0o600)) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -240,8 +241,9 @@ class _OriginalIndex:
         make_private(folder)
         temporary.replace(self.base.with_suffix(".json"))
         kept = [folder] if note is None else [folder, self._folder(note)]  # a job may read it
+        own = re.compile(rf"{self.base.name}-[0-9a-f]{{8}}")
         for other in self.base.parent.glob(f"{self.base.name}-*"):
-            if other not in kept:
+            if other not in kept and own.fullmatch(other.name):
                 shutil.rmtree(other, ignore_errors=True)
         _logger.warning(
             "%s: indexed in %.1f s; the index is in %s and takes %s",

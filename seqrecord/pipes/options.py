@@ -487,8 +487,9 @@ class EngineOptions:
             converted by other code. Raises `ClipError` without a `device`, and with
             `frame_transform` or `resize`, which run on the host.
         trace: path for the spans of each iteration as Chrome trace event JSON, for
-            https://ui.perfetto.dev. Each iteration replaces the file. Ranks and workers write files
-            beside it: `epoch.worker0.json`.
+            https://ui.perfetto.dev. Each iteration replaces the file; a file that is no trace
+            raises `DestinationError`. Ranks and workers write files beside it:
+            `epoch.worker0.json`.
     """
 
     num_cursors: int | None = _checked(None, _integer_from(1))

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from seqrecord.errors import ConflictError, FormatError, StorageError, TransientError
+from seqrecord.errors import (
+    ConflictError,
+    DestinationError,
+    FormatError,
+    StorageError,
+    TransientError,
+)
 from seqrecord.format.text import ID, parse_json
 from seqrecord.json_object import JsonObject
 from seqrecord.storage import Storage
@@ -45,9 +51,14 @@ def read_last_verified(storage: Storage) -> LastVerified | None:
 
 
 def record_verified(storage: Storage, version: str, *, deep: bool) -> None:
-    """Record a successful `verify` of this version. Raises `StorageError` if writing fails."""
+    """Record a successful `verify` of this version.
+
+    Raises `StorageError` if writing fails, and `DestinationError` for another program's file.
+    """
     now = LastVerified(datetime.now(timezone.utc), version, deep)
-    tag = _read(storage)[1]
+    last, tag = _read(storage)
+    if tag is not None and last is None:
+        raise DestinationError("another program's file, or damaged: remove it", file=_PATH)
     with suppress(ConflictError):  # a concurrent verify
         storage.put(_PATH, json.dumps(now.to_json()).encode(), expected=tag)
 

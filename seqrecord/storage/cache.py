@@ -368,7 +368,7 @@ def _cached_datasets(folder: CacheFolder) -> dict[Path, CachedDataset]:
     """Cached data of each storage, by its folder."""
     found = {}
     for path, url in folder.places().items():
-        entries, _ = CacheFolder(path).scan()
+        entries, _ = folder.scan(path)
         found[path] = CachedDataset(url, len(entries), sum(entry.size for entry in entries))
     return found
 

@@ -18,6 +18,8 @@ Reading takes no lock; the modification time of an entry is its last use. A writ
 `taken` before it writes a byte. During adding, and so after a kill in the middle, `taken` has no
 number; after other kills it may be too large, but never too small. The size is then counted again,
 and also if space seems to be lacking, and after a reboot.
+
+The tag's text proves that a folder is a cache. Only files with the names above are removed.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ import functools
 import hashlib
 import logging
 import os
+import re
 import secrets
-import shutil
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -56,13 +58,17 @@ _UNCOUNTED_BYTES = 4 * _FOLDER_BYTES  # reserve for the cache's own files
 _SETTLED_NS = 10**8  # kernel timestamps have a resolution of some milliseconds
 
 _NEW, _WHERE, _TAKEN, _TAG = "new", "where", "taken", "CACHEDIR.TAG"
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _PIECE_BYTES = 256 << 10
 _TAG_TEXT = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"  # https://bford.info/cachedir/
     "# This folder is a cache of seqrecord: `seqrecord cache clear` empties it.\n"
 )
+_UNFINISHED = re.compile(r"[0-9a-f]{24}")
+_PLACE = re.compile(r"[0-9a-f]{40}")
+_BLOCK = re.compile(r"[0-9a-f]{40}/[^/]+\.\d+")
+_ENTRY = re.compile(r"(\d{16,})-(\d+)", re.ASCII)
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _FIRST_WAIT, _LONGEST_WAIT = 0.0005, 0.02
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
@@ -182,11 +188,15 @@ class CacheFolder:
             self._drop(entry)
         return len(entries)
 
-    def scan(self) -> tuple[list[CacheEntry], int]:
-        """All entries, least recently used first, and the size on disk of everything."""
+    def scan(self, place: Path | None = None) -> tuple[list[CacheEntry], int]:
+        """All entries, least recently used first, and the size on disk of everything.
+
+        `place` is the folder of a storage, for its data only.
+        """
         entries: list[CacheEntry] = []
         sizes: dict[int, int] = {}  # by inode
-        for folder, folders, names in os.walk(self.path):
+        for folder, folders, names in os.walk(place or self.path):
+            is_block = _BLOCK.fullmatch(os.path.relpath(folder, self.path)) is not None
             folders.sort(key=_NEW.__ne__)  # `new` first: its files may be renamed during the scan
             with contextlib.suppress(FileNotFoundError):
                 found = Path(folder).stat()
@@ -197,22 +207,28 @@ class CacheFolder:
                     path = f"{folder}/{name}"
                     found = os.lstat(path)
                     sizes[found.st_ino] = size = _on_disk(found.st_size)
-                    if (item := _range(name)) is not None:
+                    if is_block and (item := _range(name)) is not None:
                         entries.append(CacheEntry(item, path, size, found.st_mtime_ns))
         return sorted(entries, key=lambda entry: (entry.used, entry.path)), sum(sizes.values())
 
     def places(self) -> dict[Path, str]:
         """Places of the storages that may have cached data, by folder."""
-        found = self.path.glob(f"*/{_WHERE}")
+        found = [w for w in self.path.glob(f"*/{_WHERE}") if _PLACE.fullmatch(w.parent.name)]
         return {where.parent: where.read_text("utf-8", "replace") for where in found}
 
     def clear(self, folders: Sequence[Path]) -> None:
-        """Remove folders of storages, and entries under construction."""
+        """Remove data of storages, by their folders, and entries under construction."""
         with self.locked() as taken:
             taken.is_known = False
-            for folder in (*folders, self.path / _NEW):
+            for folder in folders:
+                for entry in self.scan(folder)[0]:
+                    self._remove(entry)
                 with contextlib.suppress(FileNotFoundError):
-                    shutil.rmtree(folder)
+                    (folder / _WHERE).unlink()
+                    _remove_if_empty(*folder.iterdir(), folder)
+            for path in self._unfinished():
+                path.unlink(missing_ok=True)
+            _remove_if_empty(self.path / _NEW)
 
     def locked(self) -> contextlib.AbstractContextManager[_Taken]:
         """Acquire the lock against other writers; see `_locked`."""
@@ -257,13 +273,17 @@ class CacheFolder:
     def _remove_abandoned(self) -> None:
         """Remove unfinished entries of killed processes."""
         with contextlib.suppress(FileNotFoundError):
-            for path in list((self.path / _NEW).iterdir()):
+            for path in self._unfinished():
                 fd = with_descriptor(functools.partial(os.open, path, _READ))
                 try:
                     if _try_lock(fd):
                         path.unlink()
                 finally:
                     os.close(fd)
+
+    def _unfinished(self) -> list[Path]:
+        """Entries under construction."""
+        return [p for p in (self.path / _NEW).glob("*") if _UNFINISHED.fullmatch(p.name)]
 
     def _drop(self, entry: CacheEntry) -> None:
         """Remove an entry; if that fails, ignore it from now on."""
@@ -376,8 +396,14 @@ def _name(item: ByteRange) -> str:
 
 def _range(name: str) -> ByteRange | None:
     """Byte range of an entry, from its name; `None` for other names."""
-    start, _, stop = name.partition("-")
-    return ByteRange(int(start), int(stop)) if start.isdecimal() and stop.isdecimal() else None
+    found = _ENTRY.fullmatch(name)
+    return found and ByteRange(int(found[1]), int(found[2]))
+
+
+def _remove_if_empty(*folders: Path) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 class CacheBusyError(OSError):
@@ -433,26 +459,53 @@ def check_folder(path: Path) -> bool:
         raise LocationError("the cache's folder is a file", file=str(path)) from None
     except OSError:
         return False  # missing; other errors appear, and are counted, at the first use
-    is_cache = {_TAG, _TAKEN} <= names
-    # A new disk has a `lost+found`.
-    other = names - {_TAG, _TAKEN, _NEW, "lost+found"}
-    if other and not is_cache:
+    tag = _read_tag(path)
+    if tag == _TAG_TEXT:
+        return True
+    # A new disk has a `lost+found`; a kill may leave an empty tag.
+    if other := names - {"lost+found", "" if tag else _TAG}:
+        first = path / min(other)
+        example = next((each for each in first.rglob("*") if each.is_file()), first)
         raise LocationError(
-            "this folder is not a cache and not empty",
+            "this folder is not a cache and not empty; choose another cache_dir",
             file=str(path),
             expected="an empty folder, or a path that does not exist yet",
-            got=repr_of(min(other)),
+            got=repr_of(str(example.relative_to(path))),
         )
-    return is_cache
+    return False
+
+
+def _read_tag(folder: Path) -> str:
+    """Text of the tag; empty without one."""
+    try:
+        fd = with_descriptor(lambda: os.open(folder / _TAG, _READ))
+    except FileNotFoundError:
+        return ""
+    except OSError:
+        return "unreadable"
+    try:
+        return os.read(fd, len(_TAG_TEXT) + 1).decode("ascii", "replace")
+    finally:
+        os.close(fd)
+
+
+def _write_tag(folder: Path) -> None:
+    """Write the tag, unlike `write_text` without truncating one of another process."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = with_descriptor(lambda: os.open(folder / _TAG, flags, 0o666))
+    try:
+        os.pwrite(fd, _TAG_TEXT.encode(), 0)
+    finally:
+        os.close(fd)
 
 
 def _open_taken(folder: Path) -> int:
     path = folder / _TAKEN
     try:
-        if not path.exists():
+        if _read_tag(folder) != _TAG_TEXT:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             check_folder(folder)
-            (folder / _TAG).write_text(_TAG_TEXT, "ascii")
+            _write_tag(folder)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         return with_descriptor(lambda: os.open(path, flags, 0o600))
     except OSError as error:

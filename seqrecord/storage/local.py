@@ -27,6 +27,7 @@ from seqrecord.storage.local_upload import (
     NOTES,
     PARTIAL,
     LocalUpload,
+    is_notes,
     local_errors,
     make_folder,
     read_notes,
@@ -164,8 +165,10 @@ class LocalStorage:
     def _tidy(self) -> None:
         """Remove notes that remain if a kill hits between the rename and their removal."""
         for notes in self._real_root.glob(f"[!.]*/*{NOTES}"):
+            file = notes.with_suffix("")
             # A writer creates the notes after the partial file.
-            if not with_suffix(notes.with_suffix(""), PARTIAL).exists():
+            is_left = file.exists() and not with_suffix(file, PARTIAL).exists()
+            if is_left and is_notes(notes):
                 notes.unlink(missing_ok=True)
 
     def local_path(self, path: str) -> str | None:

@@ -20,6 +20,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ _PATIENCE_SECONDS = 10.0  # the folder exists only while a small file is synced
 _POLL_SECONDS = 0.005
 _READ_ATTEMPTS = 5
 _NEXT = ".next"
+_NEW = re.compile(r"[0-9a-f]{12}")
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
@@ -74,8 +76,9 @@ def put_file(
     another writer occupies the folder for `patience` seconds.
     """
     _check(target, expected)
+    folders = re.compile(rf"\.{re.escape(target.name)}\.(none|[0-9a-f]{{16}}){_NEXT}")
     for path in target.parent.iterdir():
-        if path.name.startswith(f".{target.name}.") and path.suffix == _NEXT:
+        if folders.fullmatch(path.name):
             with contextlib.suppress(OSError):  # for example of another user
                 _remove_abandoned(path, shared)
     sync_folder(target.parent)  # first, so that an unsupported sync fails before any change
@@ -148,7 +151,8 @@ def _remove_abandoned(folder: Path, shared: bool) -> bool:
             if free is False or (is_young and (shared or free is None)):
                 return False
             for name in os.listdir(fd):  # noqa: PTH208 - by descriptor, not by name
-                os.unlink(name, dir_fd=fd)
+                if _NEW.fullmatch(name):
+                    os.unlink(name, dir_fd=fd)
             folder.rmdir()
     except FileNotFoundError:
         pass  # removed by another writer

@@ -110,6 +110,9 @@ def _step(key: str, value: Any) -> Any:
 def _engine(key: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
+    if "trace" in value:  # a file must not choose files to write
+        expected = "from_file(…, engine=EngineOptions(trace=…))"
+        raise ClipError("trace is no key of a mix file", expected=expected, got=repr_of(value))
     check_keys(f"{key} has an unknown key", value, [*inspect.signature(EngineOptions).parameters])
     return EngineOptions(**value)
 
