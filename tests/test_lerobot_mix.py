@@ -223,6 +223,9 @@ def test_split_takes_the_last_episodes_of_each_task_for_validation(root: Path) -
     assert {item["episode_index"].item() for item in train.__getitems__(order)} == {0, 1, 5}
     for item, at in zip(val[:], range(17, 26), strict=False):
         check_item(item, expected(at))
+    twice = LeRobotMixDataset(mixed(root, weights=None, repeat={"aloha": 2})).split(0.4)
+    sizes = [len(PlannedSampler(one, batch_size=1)) for one in twice]
+    assert sizes == [102 * one.num_frames // 64 for one in twice]  # of 102 clips
     with pytest.raises(ClipError, match="leaves no episode of source"):
         dataset(root, episodes=[0, 1, 5]).split(0.1)
 

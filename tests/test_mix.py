@@ -473,6 +473,30 @@ def test_intersection_ignores_windows_of_other_features(root: Root) -> None:
     assert set(batch) == {"image", "where", "dataset", "episode", "start"}
 
 
+@pytest.mark.parametrize("options", [{}, {"repeat": {"c": 3}}])
+def test_sizes_are_of_the_features_that_are_read(root: Root, options: dict[str, Any]) -> None:
+    """In an intersection, of a nested mix too, and with the phases of the mix's seed."""
+    given = {"image": [0, 1]}
+    of_b = {**given, "pose": range(5)}  # only b has poses: 19 clips, 25 without
+    plain = streams(root, "bc", windows=given, clip_len=None)
+    both = plain | {"b": stream(root, "b", windows=of_b, clip_len=None)}
+    settings: dict[str, Any] = {"batch_size": 4, "features": "intersection", "seed": 7, **options}
+    mix, same = SeqRecordMix(both, **settings), SeqRecordMix(plain, **settings)
+    assert (mix.shares, len(mix)) == (same.shares, len(same))
+    assert digests(mix) == digests(same)
+    if not options:
+        inner = SeqRecordMix(both, batch_size=1, weights="equal")
+        found = [
+            SeqRecordMix({"two": one, "a": stream(root, "a", clip_len=1)}, **settings).shares
+            for one in (inner, SeqRecordMix(plain, batch_size=1, weights="equal"))
+        ]
+        assert found[0] == found[1]
+        turned = streams(root, "ab", stride=4, rotate_phase=True)
+        phased = SeqRecordMix(turned, batch_size=2, seed=9)
+        sizes = {one.name: one.num_clips for one in phased.summarize().sources}
+        assert phased.shares == {n: Fraction(c, sum(sizes.values())) for n, c in sizes.items()}
+
+
 def test_whole_batches_alternate_if_shapes_differ(root: Root) -> None:
     sources = {name: stream(root, name) for name in ("a", "tall")}
     settings: dict[str, Any] = {"weights": {"a": 2, "tall": 1}, "batch_size": 4}

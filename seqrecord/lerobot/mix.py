@@ -335,6 +335,9 @@ class _LoaderOfOrder:
         self.has_camera_masks = loader.form.camera_padding_masks
         self._options, self._join, self._form = loader.options, loader.join, loader.form
         self._epoch_clips = loader.epoch_clips if stop is None else None
+        if self._epoch_clips is not None:  # of the selected episodes
+            every = sum(int(one.lengths.sum()) for one in sources)
+            self._epoch_clips = self._epoch_clips * numbers.num_items // every
         self._stop = loader.stop if stop is None else stop
 
     def shown(self) -> str:

@@ -62,7 +62,7 @@ class MixLoader:
     """Plans epochs of a mix and runs them. Picklable. Implements `BatchSource`.
 
     Args:
-        sources: loader and weight of each source, by name.
+        sources: loader (of `loader_in_mix`) and weight of each source, by name.
         options: arguments of the mix: batches, memory, seed, rank, device, threads, trace.
         epoch_clips: clips of an epoch over all ranks; replaces `stop`.
 
@@ -108,7 +108,6 @@ class MixLoader:
             name: SourceLoader(
                 name,
                 loader,
-                features if join == "intersection" else None,
                 options,
                 size if self.alternate else ceil(size * self.shares[name]),
                 partial(self._limit_of, name),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from operator import attrgetter
@@ -17,17 +17,17 @@ from seqrecord.pipes.checks import check, raise_if
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.loaders import EpochStream, StreamingLoader, loader_of
-from seqrecord.pipes.mixing.batches import Join
+from seqrecord.pipes.mixing.batches import Join, joined_features
 from seqrecord.pipes.mixing.form import MixForm, Scope
 from seqrecord.pipes.mixing.loader import MixLoader
-from seqrecord.pipes.mixing.sources import StoppingStrategy, agreed_clip_len
+from seqrecord.pipes.mixing.sources import StoppingStrategy, agreed_clip_len, loader_in_mix
 from seqrecord.pipes.mixing.summary import MixSummary
-from seqrecord.pipes.mixing.weights import Proportions, SourceSize, Weights
+from seqrecord.pipes.mixing.weights import Proportions, SourceSize, Weights, is_zero
 from seqrecord.pipes.options import EngineOptions, LoaderOptions, one_of
 from seqrecord.pipes.states import Clip
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.normalization import Normalization
-from seqrecord.units import MAX_INT, check_integer
+from seqrecord.units import MAX_INT, check_integer, check_seed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -113,7 +113,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         features: "union" (default) or "intersection" of the sources' features. In a union, a
             feature is 0 for clips whose source lacks it, and `<feature>_is_missing`, bool [batch],
             marks them; single-source batches have the features of their source. Features outside an
-            intersection are not read.
+            intersection are not read; sizes (`weights`, `repeat`) are of the others.
         pad_to: sizes of vectors in batches, such as `{"action": 32}`, as in
             `SeqRecordIterableDataset`, for every source with the feature; `place` is an argument of
             sources. Vectors of different sizes then mix in one batch.
@@ -173,9 +173,9 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         engine: EngineOptions | None = None,
     ) -> None:
         super().__init__()
-        datasets, epoch_clips = _weighted(
-            sources, weights=weights, alpha=alpha, repeat=repeat, choose=choose
-        )
+        one_of("union", "intersection")("features", features)
+        proportions = {"weights": weights, "alpha": alpha, "repeat": repeat, "choose": choose}
+        datasets, epoch_clips = _weighted(sources, features, check_seed(seed), proportions)
         if frames_per_batch is None:
             batch_size = check_integer("batch_size", batch_size, least=1, most=MAX_INT)
         options = LoaderOptions(
@@ -198,7 +198,6 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
             one_of("first_exhausted", "all_exhausted")("stopping_strategy", stop)
         else:
             stop = check_integer("stopping_strategy", stop, least=1, most=_MOST_BATCHES)
-        one_of("union", "intersection")("features", features)
         is_right = isinstance(alternate, bool | None)
         check("single_source_batches", alternate, is_right, "True, False or None")
         problem = "repeat and choose determine the length of an epoch"
@@ -301,30 +300,43 @@ _Datasets: TypeAlias = dict[str, tuple[ClipLoader, Fraction]]
 """Loader and weight, or share, of each single dataset by name."""
 
 
-def _weighted(sources: Any, **proportions: Any) -> tuple[_Datasets, int | None]:
+def _weighted(
+    sources: Any, join: Join, seed: int, proportions: Mapping[str, Any]
+) -> tuple[_Datasets, int | None]:
     """The datasets of all sources with a weight above 0, and the clips of an epoch, if chosen.
 
-    Raises `ClipError`.
+    Sizes are of the features that are read. Raises `ClipError`.
     """
     is_right = isinstance(sources, Mapping) and bool(sources)
     check("sources", sources, is_right, "a dict of one loader at least, by name")
     found = {name: _datasets(name, source) for name, source in sources.items()}
-    sizes = {name: _size(sources[name], some) for name, some in found.items()}
-    given = Proportions.of(sizes, **proportions)
-    drawn: _Datasets = {}
-    for source, datasets in found.items():
-        for name, (loader, share) in datasets.items():
-            raise_if(name in drawn, "two datasets of a mix have one name", "other names", name)
-            drawn[name] = loader, given.weights[source] * share
-    drawn = {name: (loader, weight) for name, (loader, weight) in drawn.items() if weight}
+    names = [name for some in found.values() for name in some]
+    for name in {name for name in names if names.count(name) > 1}:
+        raise ClipError("two datasets of a mix have one name", expected="other names", got=name)
+    given = [one for one in proportions.values() if isinstance(one, Mapping)]
+    unused = {name for one in given for name, value in one.items() if is_zero(value)}
+    loaders = {n: loader for some in found.values() for n, (loader, _) in some.items()}
+    used = {n: loaders[n] for source, some in found.items() if source not in unused for n in some}
+    features = None
+    if join == "intersection" and used:
+        features = joined_features({name: one.selection for name, one in used.items()}, join)
+    loaders |= {name: loader_in_mix(name, one, features, seed) for name, one in used.items()}
+    sizes = {n: _size(sources[n], [loaders[one] for one in some]) for n, some in found.items()}
+    of = Proportions.of(sizes, **proportions)
+    drawn = {
+        name: (loaders[name], of.weights[source] * share)
+        for source, some in found.items()
+        for name, (_, share) in some.items()
+        if of.weights[source]
+    }
     raise_if(not drawn, "a mix draws from no source", "a weight above 0", "none")
-    return drawn, given.epoch_clips
+    return drawn, of.epoch_clips
 
 
-def _size(source: StreamingLoader | SeqRecordMix, datasets: _Datasets) -> SourceSize:
+def _size(source: StreamingLoader | SeqRecordMix, loaders: Sequence[ClipLoader]) -> SourceSize:
     """The size of a source; of a nested mix, of all its datasets, or of its epoch by `choose`."""
     clips = frames = 0
-    for loader, _ in datasets.values():
+    for loader in loaders:
         clip_set = loader.selection.clip_set
         clips += loader.clips(0).num_clips
         frames += int(clip_set.dataset.contents.index.num_frames[clip_set.selected].sum())

@@ -213,9 +213,8 @@ class SourceLoader(ClipLoader):
     """Plans and executes the epochs of a source; the mix owns the batches.
 
     Args:
-        name: its name in the mix; its seed depends on the name, not on other sources.
-        loader: the clips.
-        features: the features to read, except transformed ones. Default: all.
+        name: its name in the mix.
+        loader: the clips, of `loader_in_mix`.
         mix: the options of the mix.
         batch_size: approximate number of its clips in a batch.
         limit_in: function from a rank's number of workers to the memory limit of each, in bytes.
@@ -226,26 +225,18 @@ class SourceLoader(ClipLoader):
         self,
         name: str,
         loader: ClipLoader,
-        features: Sequence[str] | None,
         mix: LoaderOptions,
         batch_size: int,
         limit_in: Callable[[int], int],
         vectors: VectorSteps,
     ) -> None:
         selection, own = loader.selection, loader.options
-        has_functions = own.frame_transform is not None or selection.draws.functions is not None
-        if features is not None and not has_functions:
-            names = [one for one in selection.dataset.features if one in features]
-            own = _of_features(own, names, selection)
-            selection = select(selection.dataset, own)
         selection = selection.with_vectors({n: vectors[n] for n in selection.made if n in vectors})
-        number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
         engine = {one: getattr(own.tuning, one) for one in ("num_cursors", "shuffle_buffer")}
         if own.frame_transform is not None:
             engine["video_decoder"] = "pyav"  # its frames are on the host
         options = replace(
             own,
-            seed=key_of(mix.seed, number) >> 1,
             batch_size=batch_size,
             engine=replace(mix.tuning, **engine),
             **{one: getattr(mix, one) for one in ("rank", "world_size", "device")},
@@ -314,6 +305,23 @@ class SourceLoader(ClipLoader):
             if segments:
                 pending[epoch] = segments
         return RemainingSource(tuple(pending.items()), max(pending, default=first - 1) + 1)
+
+
+def loader_in_mix(
+    name: str, loader: ClipLoader, features: Sequence[str] | None, seed: int
+) -> ClipLoader:
+    """The clips of a source in a mix with this seed. Its seed depends on its name, too, and not on
+    other sources. Only `features` are read, except transformed ones; `None`: all.
+    """
+    selection, options = loader.selection, loader.options
+    has_functions = options.frame_transform is not None or selection.draws.functions is not None
+    if features is not None and not has_functions:
+        names = [one for one in selection.dataset.features if one in features]
+        options = _of_features(options, names, selection)
+        steps = {one: step for one, step in selection.vectors.items() if one in names}
+        selection = select(selection.dataset, options).with_vectors(steps)
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    return ClipLoader(selection, replace(options, seed=key_of(seed, number) >> 1))
 
 
 def _of_features(options: LoaderOptions, names: list[str], selection: Selection) -> LoaderOptions:

@@ -86,6 +86,11 @@ def amount(name: str, value: Any) -> Fraction:
     return Fraction(value if isinstance(value, Rational) else str(value))
 
 
+def is_zero(value: Any) -> bool:
+    """Whether a weight, `repeat` or `choose` excludes its source, whatever its size."""
+    return isinstance(value, Real) and not value
+
+
 _SIZES: dict[str | None, Any] = {
     None: lambda size: size.clips,
     "clips": lambda size: size.clips,
