@@ -23,6 +23,10 @@ KINDS = tuple(
 """Kinds that this package assigns or uses. Datasets may have others."""
 
 PIXEL_KINDS = ("image", "depth", "disparity", "flow", "normals", "mask", "segmentation")
+VECTOR_KINDS = ("action", "state", "pose", "imu")
+MAX_VECTOR = 256  # numbers in a frame of an action, a state, a pose or IMU values
+_CHANNELS = {"image": (1, 3, 4), "flow": (2,), "normals": (3,)}  # by kind
+_LEAST_SIDE = 32  # pixels of an image whose feature has no kind and a name that implies none
 _WORDS = {  # words of feature names, by kind; the first match wins: a depth mask is a mask
     "mask": "mask masks",
     "segmentation": "seg segm segmentation segmentations semantic semantics instance instances "
@@ -298,6 +302,41 @@ def is_image(spec: Pixels, kind: str | None) -> bool:
     if kind is not None or len(spec.shape) != 3:
         return kind == "image" and spec.dtype.kind in "uif"
     return spec.dtype == np.uint8 and spec.shape[2] in (3, 4)
+
+
+def is_vector(spec: FeatureSpec) -> bool:
+    """Whether frames are an action, a state, a pose, IMU values, or similar floats.
+
+    NaN and infinities are mistakes in these features. Without a kind, frames have at most one
+    dimension.
+    """
+    if spec.value != "array" or spec.dtype.kind != "f" or not spec.is_fixed:
+        return False
+    is_meant = spec.kind in VECTOR_KINDS or (spec.kind is None and len(spec.shape) <= 1)
+    return is_meant and spec.nbytes <= MAX_VECTOR * spec.dtype.itemsize
+
+
+def doubtful_forms(schema: Schema) -> list[str]:
+    """Notes on features with pixels that are probably in a wrong form."""
+    found = []
+    for name, spec in schema.items():
+        shape = spec.shape
+        if spec.value != "array" or len(shape) not in (2, 3):
+            continue
+        turned = spec.kind or pixel_kind(name, spec.dtype, (*shape[1:], shape[0]))
+        if len(shape) == 3 and shape[0] in _CHANNELS.get(str(turned), ()) and (shape[2] or 0) > 4:
+            found.append(
+                f"feature {spec} seems to have its channels first; expected [height, width, "
+                "channels]: append value.transpose(1, 2, 0)"
+            )
+        kind = spec.kind or pixel_kind(name, spec.dtype, shape) or turned
+        is_large = shape[-1] in (1, 3, 4) and all((n or 0) >= _LEAST_SIDE for n in shape[:2])
+        if spec.dtype == np.float64 and (kind in PIXEL_KINDS or (kind is None and is_large)):
+            found.append(
+                f"feature {spec} takes 8 bytes per number; images are usually uint8, and depth or "
+                'flow float32: append value.astype("uint8") or value.astype("float32")'
+            )
+    return found
 
 
 def is_flow(name: str, spec: Pixels, kind: str | None) -> bool:

@@ -159,6 +159,29 @@ class Shifting(Recording):
             yield Block(block.num_frames, {**columns, "t": columns["t"] + (not self.features)})
 
 
+@pytest.mark.parametrize(
+    ("dtype", "times", "cuts"),
+    [
+        ("<i8", [-(2**63), 2**63 - 1, 2**63 - 2], [1, 2]),
+        ("<u8", [2**64 - 2, 2**64 - 1, 0], [2, 1]),
+        ("<f8", [-1.7e308, 1.7e308, 1.7e308], [1, 2]),
+        ("<i8", [5, 6, 7], [3]),
+    ],
+)
+def test_extreme_timestamps_are_split(
+    tmp_path: Path, dtype: str, times: list[Any], cuts: list[int]
+) -> None:
+    (tmp_path / "raw" / "a").mkdir(parents=True)
+    np.save(tmp_path / "raw" / "a" / "t.npy", np.array(times, dtype))
+    source = seqrecord.sources.FolderSource(tmp_path / "raw")
+    options: dict[str, Any] = {"kinds": {"t": "timestamp"}, "units": {"t": "s"}, "fps": 1}
+    convert(source, tmp_path / "r", workers=1, split_at_gaps=2, **options)
+    assert [len(frames) for frames in read_all(tmp_path / "r").values()] == cuts
+    convert(source, tmp_path / "whole", workers=1, **options)
+    with seqrecord.open(tmp_path / "whole") as dataset:  # the timestamps contradict the rate
+        assert dataset.episodes["a"].fps == (1 if len(cuts) == 1 else None)
+
+
 def test_sources_that_cannot_be_split(tmp_path: Path) -> None:
     cases: list[tuple[Any, Any, type[Exception], str]] = [
         (Recording(kind=None), {}, SchemaError, "needs timestamps"),
@@ -168,6 +191,7 @@ def test_sources_that_cannot_be_split(tmp_path: Path) -> None:
         (Recording(), {"split_at_gaps": float("nan")}, SourceError, "above 0"),
         (Timed(), {"in_place": True}, SourceError, "in place"),
         (Shifting(), {}, SourceError, "timestamps differ"),
+        (Shifting(), {"split_at_gaps": 60}, SourceError, "timestamps differ"),
     ]
     for number, (source, options, error, message) in enumerate(cases):
         path = tmp_path / f"{number}"

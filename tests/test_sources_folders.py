@@ -279,6 +279,26 @@ def test_varying_shapes_one_bit_masks_and_16_bit_colours(
         FolderSource(tmp_path / "src").schema()
 
 
+@pytest.mark.parametrize("ending", ["npy", "npz", "txt"])
+def test_values_of_varying_length_are_ragged(tmp_path: Path, ending: str) -> None:
+    rows = [np.arange(3.0 * n).reshape(n, 3) for n in (1, 2, 5, 0)]
+    folder = tmp_path / "run" / "points"
+    folder.mkdir(parents=True)
+    _save(tmp_path / "run" / "rgb", _images(0, 4, 2, 2, 3))
+    for number, array in enumerate(rows):
+        path = folder / f"{number:06d}.{ending}"
+        if ending == "txt":
+            np.savetxt(path, array)
+        elif len(array):
+            (np.save if ending == "npy" else np.savez)(path, array)
+        else:
+            (np.save if ending == "npy" else np.savez)(path, np.array([]))  # columns unknown
+    source = FolderSource(tmp_path)
+    assert source.schema()["points"].shape == (None, 3)
+    for frame, array in zip(_read(source), rows, strict=True):
+        np.testing.assert_array_equal(frame["points"], array)
+
+
 def test_images_are_kept_encoded(tmp_path: Path) -> None:
     _save(tmp_path / "run" / "photo", _images(0, 2, 16, 16, 3), ending="jpg")
     _save(tmp_path / "run" / "render", _images(1, 2, 4, 5, 3))

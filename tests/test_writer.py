@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,71 @@ def test_pillow_masks_are_stored_as_bools(tmp_path: Path, kind: Any, codec: str)
             np.testing.assert_array_equal(stored.view(np.uint8), mask)
         statistics = dataset.statistics["mask"]
         assert [*statistics.max, *statistics.mean] == [1, pytest.approx(mask.mean())]
+
+
+@pytest.mark.parametrize(
+    ("name", "item", "properties", "message"),
+    [
+        ("image", np.zeros((40, 50, 3)), {}, "image: float64 .* 8 bytes per number"),
+        ("front", np.zeros((40, 50, 3)), {}, "front: float64 .* 8 bytes per number"),
+        ("depth", np.zeros((4, 5)), {}, "depth: float64 .* 8 bytes per number"),
+        ("x", np.zeros((3, 4, 5), np.uint8), {}, "channels first"),
+        ("rgb", np.zeros((1, 4, 5), np.float32), {}, "channels first"),
+        ("u", np.zeros((2, 4, 5), np.float32), {"kind": "flow"}, "channels first"),
+        ("action", np.full(3, np.nan), {}, "action has NaN .* episode a, frame 1"),
+        ("speed", np.float32(np.inf), {}, "speed has NaN .* episode a, frame 1"),
+        ("pose", np.full((4, 4), np.nan), {"kind": "pose"}, "pose has NaN .* episode a, frame 1"),
+        ("depth", np.full((4, 5), np.nan, np.float32), {}, ""),
+        ("masks", np.zeros((3, 4, 5), np.uint8), {}, ""),
+        ("points", np.full((4, 3), np.nan), {"shape": (None, 3)}, ""),
+        ("x", np.zeros((4, 5, 3), np.uint8), {}, ""),
+        ("state", np.zeros(3), {}, ""),
+    ],
+)
+@pytest.mark.parametrize(
+    ("kind", "codec"), [(SeqRecordWriter, "raw"), (SeqRecordRecorder, "balanced")]
+)
+def test_probable_mistakes_are_logged_once(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    kind: Any,
+    codec: str,
+    name: str,
+    item: Any,
+    properties: Any,
+    message: str,
+) -> None:
+    features = {name: properties} if properties else None
+    with kind(tmp_path, features=features, codecs=codec) as writer:
+        for key in "ab":
+            with writer.episode(key) as episode:
+                for value in (np.zeros_like(item), item, item):
+                    episode.append({name: value})
+    found = [record.getMessage() for record in caplog.records]
+    assert len(found) == bool(message)
+    assert re.search(message, "".join(found))
+    caplog.clear()
+    with kind(tmp_path, mode="append") as writer, writer.episode("c") as episode:
+        episode.append({name: np.zeros_like(item)})
+    assert not caplog.records  # the stored form cannot change
+
+
+@KINDS
+def test_a_first_value_may_have_no_rows(tmp_path: Path, kind: Any) -> None:
+    rows = [np.zeros((n, 3), np.float32) for n in (0, 2, 0, 1)]
+    with (
+        pytest.raises(errors.SchemaError, match=r'"points": {"shape": \(None, 3\)}'),
+        kind(tmp_path / "a", features={"points": {"kind": "points"}}) as writer,
+        writer.episode("a") as episode,
+    ):
+        episode.append({"points": rows[0]})
+    shape = {"points": {"shape": (None, 3)}}
+    with kind(tmp_path / "b", features=shape) as writer, writer.episode("a") as episode:
+        for each in rows:
+            episode.append({"points": each})
+    with seqrecord.open(tmp_path / "b") as dataset:
+        read = dataset.episodes["a"]
+        assert [len(read[i]["points"]) for i in range(4)] == [0, 2, 0, 1]
 
 
 @KINDS

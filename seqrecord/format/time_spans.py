@@ -67,6 +67,12 @@ def is_plausible(step: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     return np.asarray((np.asarray(step) >= _LEAST_STEP) & (np.asarray(step) <= _MOST_STEP))
 
 
+def signed(times: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Convert timestamps [n], at least one, to int64 if they fit, otherwise to float64."""
+    fits = times.dtype.kind == "i" or (times.dtype.kind == "u" and int(times.max()) < 2**63)
+    return times.astype(np.int64 if fits else np.float64)
+
+
 def num_time_spans(num_frames: int) -> int:
     """Return how many of the distances 1, 2, 4, …, 4096 occur between frames of an episode."""
     return min(MAX_TIME_SPANS, (num_frames - 1).bit_length())
@@ -132,8 +138,7 @@ class TimeSpanCollector:
         follows = first == self._number and last - first == len(numbers) - 1
         self._is_whole &= follows and bool(np.isfinite(times).all())
         self._number = last + 1
-        whole = np.int64 if times.dtype.kind in "iu" else np.float64
-        self._pending.append(times.reshape(-1).astype(whole))
+        self._pending.append(signed(times.reshape(-1)))
         self._num_pending += len(numbers)
         if self._num_pending >= _PENDING:
             self._look()
@@ -158,6 +163,8 @@ class TimeSpanCollector:
         count = self._num_pending
         times = np.concatenate([self._tail.astype(self._pending[0].dtype), *self._pending])
         self._pending, self._num_pending = [], 0
+        if times.dtype == np.int64 and float(times.max()) - float(times.min()) >= 2.0**63:
+            self._is_whole = False  # differences overflow
         with np.errstate(over="ignore"):
             for i in range(num_time_spans(len(times))):
                 step = 1 << i

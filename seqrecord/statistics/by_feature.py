@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ _MAX_IMAGE_CHANNELS = 32  # of others; a longer last axis is a width
 _PLANES = frozenset("image depth disparity mask segmentation".split())  # noqa: SIM905 - [H, W]
 _VERSION = 1
 _SHOWN_QUANTILES = (0.01, 0.5, 0.99)
+_MOST_LISTED = 100  # episodes with NaN or infinities, per feature
 _SHOWN_CHANNELS = 8  # rows per feature in a table
 
 
@@ -40,6 +41,29 @@ def num_channels(spec: FeatureSpec) -> int | None:
     return 1 if last is None or last > most else last
 
 
+@dataclass(frozen=True)
+class NonFinite:
+    """NaN and infinities of a feature in one episode.
+
+    `frame` is the first frame with such a value, and `count` the number of values.
+    """
+
+    episode: str
+    frame: int
+    count: int
+
+
+def add_non_finite(known: list[NonFinite], more: Iterable[NonFinite]) -> None:
+    """Append places to `known`; an episode is listed once, and at most 100 are."""
+    for one in more:
+        if known and known[-1].episode == one.episode:
+            last = known[-1]
+            frame, count = min(last.frame, one.frame), last.count + one.count
+            known[-1] = NonFinite(one.episode, frame, count)
+        elif len(known) < _MOST_LISTED:
+            known.append(one)
+
+
 @dataclass(frozen=True, eq=False)
 class FeatureStatistics:
     """Statistics of one feature; arrays are [C], one number per channel of the last axis.
@@ -51,6 +75,9 @@ class FeatureStatistics:
     by a fixed seed; `num_drawn` is the size of the sample. All else uses every number of the
     `num_frames` frames.
 
+    `non_finite` lists the first 100 episodes with NaN or infinities, for an action, a state, a
+    pose, IMU values and similar floats.
+
     Example:
         seqrecord.add_statistics("records/")
         pose = seqrecord.open("records/").statistics["pose"]
@@ -59,6 +86,7 @@ class FeatureStatistics:
 
     num_frames: int
     sketches: tuple[Sketch, ...]
+    non_finite: tuple[NonFinite, ...] = ()
 
     @property
     def count(self) -> npt.NDArray[np.int64]:
@@ -162,7 +190,10 @@ class FeatureStatistics:
             sketch = one.as_dtype(dtype)
             sketch.merge(two.as_dtype(dtype))
             sketches.append(sketch)
-        return FeatureStatistics(self.num_frames + other.num_frames, tuple(sketches))
+        places = [*self.non_finite]
+        add_non_finite(places, other.non_finite)
+        num_frames = self.num_frames + other.num_frames
+        return FeatureStatistics(num_frames, tuple(sketches), tuple(places))
 
     def _reals(self, values: Sequence[float | int]) -> npt.NDArray[np.float64]:
         return np.where(self.count > 0, np.array(values, np.float64), np.nan)

@@ -9,8 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.feature_kinds import is_vector
 from seqrecord.schema import EncodedImage, FeatureSpec, Schema
-from seqrecord.statistics.by_feature import FeatureStatistics, Statistics, num_channels
+from seqrecord.statistics.by_feature import (
+    FeatureStatistics,
+    NonFinite,
+    Statistics,
+    add_non_finite,
+    num_channels,
+)
 from seqrecord.statistics.moments import moments_of
 from seqrecord.statistics.sketch import Sketch, sketch_dtype
 
@@ -40,6 +47,7 @@ class StatisticsCollector:
         }
         self._flushed: dict[str, _Feature] = {}  # frames of the episode before the last `keep`
         self._episode: dict[str, _Feature] = {}  # frames of the episode since
+        self._key = ""
         self._phase = 0.0
         self._number = 0  # frames of the episode so far
         self._kept = 0  # frames of the episode before the last `keep`
@@ -53,6 +61,7 @@ class StatisticsCollector:
         """Start an episode; discard frames of the previous one since its last `keep`."""
         self._end_episode()
         self._episode = {}
+        self._key = key
         self._phase = zlib.crc32(key.encode()) / 2**32
         self._number = self._kept = 0
 
@@ -86,7 +95,7 @@ class StatisticsCollector:
         if frames.size > len(frames) * feature.channels * FRAME_PIXELS:
             phases = (self._phase + numbers * _GOLDEN) % 1
             shares = (self._base + phases[:, None]) % 1
-        feature.add(frames, shares)
+        feature.add(frames, shares, numbers)
 
     def skip(self, count: int) -> None:
         """Count `count` frames of the episode without looking at their features."""
@@ -94,8 +103,15 @@ class StatisticsCollector:
 
     def keep(self) -> None:
         """Include the episode's frames so far, unless it is discarded later."""
+        for feature in self._episode.values():
+            feature.find_non_finite()
         _merge(self._flushed, self._episode)
         self._kept = self._number
+
+    def non_finite(self) -> dict[str, NonFinite]:
+        """NaN and infinities by feature, in the kept frames of the current episode."""
+        flushed = self._flushed.items()
+        return {name: one.non_finite[0] for name, one in flushed if one.non_finite}
 
     def discard(self) -> None:
         """Discard all frames of the episode, including kept ones."""
@@ -119,7 +135,8 @@ class StatisticsCollector:
     def _episode_feature(self, name: str) -> _Feature | None:
         """Accumulator of a feature in the episode; `None` for a feature without statistics."""
         if name not in self._episode and name in self._all:
-            self._episode[name] = _Feature(self._features[name], self._all[name].channels)
+            channels = self._all[name].channels
+            self._episode[name] = _Feature(self._features[name], channels, self._key)
         return self._episode.get(name)
 
 
@@ -139,7 +156,7 @@ class _Feature:
     Pending rows are whole frames, or pixels drawn from frames whose moments were added already.
     """
 
-    def __init__(self, spec: FeatureSpec, channels: int) -> None:
+    def __init__(self, spec: FeatureSpec, channels: int, episode: str = "") -> None:
         dtype = sketch_dtype(spec.dtype)
         assert dtype is not None, "a feature without statistics"
         self.is_whole = True  # no frame was ignored
@@ -149,9 +166,18 @@ class _Feature:
         self._sketches: list[Sketch] = []  # one per channel, made at first use
         self._pending: dict[bool, list[npt.NDArray[Any]]] = {False: [], True: []}  # by is drawn
         self._pending_values = 0
+        self.non_finite: list[NonFinite] = []
+        self._key = episode
+        self._is_vector = is_vector(spec)
+        self._unchecked: list[tuple[npt.NDArray[Any], npt.NDArray[np.int64]]] = []
 
-    def add(self, frames: npt.NDArray[Any], shares: npt.NDArray[np.float64] | None) -> None:
-        """Add the pixels of frames [n, …].
+    def add(
+        self,
+        frames: npt.NDArray[Any],
+        shares: npt.NDArray[np.float64] | None,
+        numbers: npt.NDArray[np.int64],
+    ) -> None:
+        """Add the pixels of frames [n, …] with their numbers in the episode.
 
         Quantiles use all pixels, or those at `shares` [n, pixels], positions in [0, 1) of a frame.
         """
@@ -168,6 +194,8 @@ class _Feature:
             rows = rows.take(places.ravel(), axis=0)
         elif np.shares_memory(rows, frames):
             rows = rows.copy()
+        if self._is_vector and shares is None:
+            self._unchecked.append((rows, numbers))
         self._pending[shares is not None].append(rows)
         self._pending_values += rows.size
         self._flush_if_many()
@@ -175,6 +203,7 @@ class _Feature:
     def merge(self, other: _Feature) -> None:
         """Add the contents of `other`, which must not be used afterwards."""
         self.is_whole &= other.is_whole
+        add_non_finite(self.non_finite, other.non_finite)
         self._num_frames += other._num_frames
         if other._sketches:
             for sketch, more in zip(self._channel_sketches(), other._sketches, strict=True):
@@ -187,7 +216,18 @@ class _Feature:
     def statistics(self) -> FeatureStatistics:
         self._flush()
         sketches = tuple(sketch.copy() for sketch in self._channel_sketches())
-        return FeatureStatistics(self._num_frames, sketches)
+        return FeatureStatistics(self._num_frames, sketches, tuple(self.non_finite))
+
+    def find_non_finite(self) -> None:
+        """Note the episode's frames with NaN or infinities, of the frames added since."""
+        if not self._unchecked:
+            return
+        (rows, numbers), self._unchecked = zip(*self._unchecked, strict=True), []
+        wrong = ~np.isfinite(np.concatenate([*rows])).reshape(sum(map(len, numbers)), -1)
+        if wrong.any():
+            first = np.concatenate([*numbers])[int(wrong.any(axis=1).argmax())]
+            found = NonFinite(self._key, int(first), int(wrong.sum()))
+            add_non_finite(self.non_finite, [found])
 
     def _flush_if_many(self) -> None:
         many = min(_PENDING_ROWS * self.channels, _PENDING_VALUES)
@@ -195,6 +235,7 @@ class _Feature:
             self._flush()
 
     def _flush(self) -> None:
+        self.find_non_finite()
         for drawn, pending in self._pending.items():
             if not pending:
                 continue

@@ -34,6 +34,11 @@ class _Part:
     def is_last(self) -> bool:
         return self.span.stop == self.whole.num_frames
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the episode has no gap."""
+        return len(self.span) == self.whole.num_frames
+
 
 class SplitSource:
     """The episodes of `source`, with others in place of those in `parts`, which have their keys.
@@ -113,7 +118,7 @@ class _SplitVideoSource(SplitSource):
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Any]]:
         part, source = self._parts.get(info.key), self.source
         videos: Any = source
-        if part is None:
+        if part is None or part.is_whole:
             found: dict[str, Iterator[Any]] = videos.videos(info)
             return found
         return {name: _cut(gops, part) for name, gops in videos.videos(part.whole).items()}
@@ -159,23 +164,28 @@ def split_at_gaps(
             got=", ".join(schema),
         )
     narrow = source if clock is None else _only(source, clock, episodes)
-    parts, cut, first = {}, 0, ""
+    parts: dict[str, _Part] = {}
+    cut, made, first = 0, 0, ""
     for info in episodes:
         times = own(info) if clock is None else _values(narrow, info, clock)
         size = 1.0 if clock is None else _unit_size(schema, clock, times)
-        steps = np.abs(np.diff(times).astype(np.float64)) * size
-        if not len(gaps := np.flatnonzero(steps > seconds) + 1):
-            continue
-        cut += 1
-        first = first or f"{info.key} before frame {gaps[0]}, {steps[gaps[0] - 1]:.6g} s"
+        steps = _distances(times) * size
+        if len(gaps := np.flatnonzero(steps > seconds) + 1):
+            cut, made = cut + 1, made + len(gaps) + 1
+            first = first or f"{info.key} before frame {gaps[0]}, {steps[gaps[0] - 1]:.6g} s"
         for number, (start, stop) in enumerate(pairwise([0, *gaps.tolist(), info.num_frames])):
+            if start == stop:
+                continue  # an episode without frames
             ends = None if clock is None else (times[start], times[stop - 1])
-            parts[f"{info.key}/{number}"] = _Part(info, range(start, stop), ends)
+            key = f"{info.key}/{number}" if len(gaps) else info.key
+            if key in parts:
+                raise SourceError("a part of an episode has the key of another one", episode=key)
+            parts[key] = _Part(info, range(start, stop), ends)
     note = f"split at gaps of more than {seconds:g} s: no episode has one"
-    if parts:
+    if cut:
         note = (
             f"split at gaps of more than {seconds:g} s: {counted(cut, 'episode')} into "
-            f"{len(parts)}; the first gap: {first}"
+            f"{made}; the first gap: {first}"
         )
     kind = _SplitVideoSource if hasattr(source, "videos") else SplitSource
     return kind(source, clock, parts), note
@@ -219,10 +229,21 @@ def _values(source: Source, info: EpisodeInfo, clock: str) -> npt.NDArray[Any]:
     return times
 
 
+def _distances(times: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Absolute differences of successive timestamps; no integers overflow."""
+    if times.dtype.kind in "iu":  # modulo 2**64, the larger minus the smaller is exact
+        low, high = (f(times[1:], times[:-1]).astype(np.uint64) for f in (np.minimum, np.maximum))
+        steps: npt.NDArray[np.float64] = (high - low).astype(np.float64)
+    else:
+        with np.errstate(over="ignore"):
+            steps = np.abs(np.diff(times.astype(np.float64)))
+    return steps
+
+
 def _unit_size(schema: Schema, clock: str, times: npt.NDArray[Any]) -> float:
     """The clock's unit in seconds. Raises `SchemaError` if it is unknown and implausible as s."""
     size = size_in(schema[clock].unit, "s")
-    step = float(np.median(np.abs(np.diff(times)))) if len(times) > 1 else 1.0
+    step = float(np.median(_distances(times))) if len(times) > 1 else 1.0
     if size is None and not is_plausible(step):
         raise SchemaError(
             f"the unit of timestamps is unknown; name it (--unit {clock}=ns)",

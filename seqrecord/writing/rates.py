@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from seqrecord.feature_kinds import size_in
 from seqrecord.format.footer import EpisodePart
-from seqrecord.format.time_spans import clock_of, is_plausible
+from seqrecord.format.time_spans import clock_of, is_plausible, signed
 from seqrecord.schema import Schema
 from seqrecord.text import counted
 
@@ -102,12 +102,13 @@ class RateCheck:
         if self._episode is None or not pending:
             return
         times, numbers = map(np.concatenate, zip(*pending, strict=True))
-        times = times.astype(np.int64 if times.dtype.kind in "iu" else np.float64)
+        times = signed(times)
         if self._first is None:
             self._first = times[0], int(numbers[0])
         time, number = self._first
         with np.errstate(invalid="ignore", over="ignore"):
-            passed = times - time
+            passed, rough = times - time, times.astype(np.float64) - float(time)
+            passed = np.where(np.abs(rough) < 2.0**62, passed, rough)  # integers overflow
         later, fps = numbers - number, float(self._episode.fps or 1)
         if later[-1] > 0:
             self._step = float(passed[-1]) / int(later[-1])

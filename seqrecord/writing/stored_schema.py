@@ -244,15 +244,17 @@ def check_sizes(chunk_frames: int | None, max_file_size: int | str) -> int:
 def infer_schema(frames: Sequence[Frame], described: FeatureInfo | None = None) -> Schema:
     """Features in order of appearance, each by its first value, with the properties in
     `described`."""
+    described = described or {}
     specs: dict[str, FeatureSpec] = {}
     for frame in frames:
         for name, item in frame.items():
             if name not in specs:
-                specs[name] = _inferred(name, item)
-    return _fresh(Schema(list(specs.values())), described or {})
+                specs[name] = _inferred(name, item, described.get(name, {}).get("shape"))
+    return _fresh(Schema(list(specs.values())), described)
 
 
-def _inferred(name: str, item: Any) -> FeatureSpec:
+def _inferred(name: str, item: Any, shape: Any) -> FeatureSpec:
+    """The specification of a value; `shape` is the declared one, if any."""
     if isinstance(item, str):
         return FeatureSpec(name, np.dtype("u1"), (None,), value="text")
     if isinstance(item, (bytes, bytearray, memoryview)):
@@ -264,7 +266,15 @@ def _inferred(name: str, item: Any) -> FeatureSpec:
             raise FrameError(error.message, feature=name, got=error.got) from error
         return FeatureSpec(name, header.dtype, header.shape, chain)
     array = np.asarray(plain(item, name))
-    return FeatureSpec(name, array.dtype, array.shape)
+    if shape is None and not array.size and 0 in array.shape:
+        declared = tuple(size or None for size in array.shape)
+        raise SchemaError(
+            "the first value has no rows; declare the dimension that varies",
+            feature=name,
+            expected=f'features={{"{name}": {{"shape": {declared}}}}}, or a schema',
+            got=f"{array.dtype} {list(array.shape)}",
+        )
+    return FeatureSpec(name, array.dtype, array.shape if shape is None else shape)
 
 
 def _grouped(schema: Schema, *, by_size: bool) -> Schema:

@@ -18,6 +18,7 @@ from seqrecord.errors import (
     SeqRecordError,
     located,
 )
+from seqrecord.feature_kinds import doubtful_forms
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.processes.exclusive import Exclusive, exclusive
@@ -86,7 +87,8 @@ class SeqRecordWriter:
         max_file_size: bytes, or text such as "1GiB", at which a record file is full.
         statistics: collect statistics for `Dataset.statistics`. They are not stored if some
             episodes lack them: episodes of an older dataset without statistics, or recovered ones.
-            Then run `seqrecord stats`.
+            Then run `seqrecord stats`. They also serve a warning about the first NaN or infinity
+            of an action, a state, a pose, IMU values or similar floats.
         mode: `create` a dataset in an empty place, `append` episodes to one, or `resume` an
             interrupted write of either kind. A resume also adds all ended episodes of other writers
             on the storage, even of running ones. It skips damaged record files, see
@@ -130,6 +132,7 @@ class SeqRecordWriter:
         self._chunk_frames, self._max_file_size = chunk_frames, nbytes
         self._keeps_statistics = statistics
         self._collector: StatisticsCollector | None = None
+        self._noted: set[str] = set()  # features with NaN or infinities
         self._episode: EpisodeWriter | None = None  # the last one
         self._schema: Schema | None = None  # `None`, as `_files`, until the features are known
         self._files: RecordFileWriter | None = None
@@ -284,9 +287,10 @@ class SeqRecordWriter:
 
     def _use(self, schema: Schema) -> None:
         """Set the features, with codecs and groups, and start to write."""
-        self._schema = stored_schema(
-            schema, self._codecs, self._destination.schema, self._described
-        )
+        known = self._destination.schema
+        self._schema = stored_schema(schema, self._codecs, known, self._described)
+        for note in doubtful_forms(self._schema) if known is None else ():
+            _logger.warning("%s: %s", self.url, note)
         if self._keeps_statistics:
             self._collector = StatisticsCollector(self._schema)
         self._files = RecordFileWriter(
@@ -296,6 +300,16 @@ class SeqRecordWriter:
             max_file_size=self._max_file_size,
             statistics=self._collector,
         )
+
+    def _note_non_finite(self) -> None:
+        """Log the first NaN or infinity of each feature, after the end of an episode."""
+        found = {} if self._collector is None else self._collector.non_finite()
+        for name in found.keys() - self._noted:
+            self._noted.add(name)
+            _logger.warning(
+                "%s: feature %s has NaN or infinite values, first in episode %s, frame %d",
+                *(self.url, name, found[name].episode, found[name].frame),
+            )
 
 
 class EpisodeWriter:
@@ -399,6 +413,7 @@ class EpisodeWriter:
             self._begun().end()
         self.is_open = False
         self._writer._keys.add(self.key)
+        self._writer._note_non_finite()
 
     @exclusive
     def abort(self) -> None:

@@ -18,8 +18,8 @@ import math
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -41,6 +41,10 @@ from seqrecord.sources.common.files import (
     unreadable,
 )
 from seqrecord.sources.common.limits import check_image_size
+from seqrecord.sources.common.number_files import sampled
+
+NO_ROWS = (0,)
+"""Shape of an array of no rows whose columns are unknown, such as `np.array([])`."""
 
 _FLO_MAGIC = b"PIEH"  # the float 202021.25
 _PFM = re.compile(rb"(PF|Pf)\s+(\d{1,9})\s+(\d{1,9})\s+(-?[\d.]+(?:[eE][+-]?\d+)?)\s")
@@ -84,6 +88,28 @@ def array_header(path: Path, member: str | None = None) -> ArrayHeader:
             array = _read_exr(path)
             return ArrayHeader(array.dtype, array.shape)
         return _header(stream, path)
+
+
+def arrays_form(
+    files: Sequence[Path], member: str | None = None
+) -> tuple[np.dtype[Any], tuple[int | None, ...]]:
+    """Return dtype and shape of files of one frame each, from a sample of the files.
+
+    Dimensions that differ are `None`, as is the first one if a frame has no rows. Raises
+    `SourceError` if the first file is unreadable.
+    """
+    headers = [array_header(files[0], member)]
+    for path in sampled(files)[1:]:
+        with suppress(SourceError):  # raised by the reader
+            headers.append(array_header(path, member))
+    filled = [each for each in headers if each.shape != NO_ROWS]
+    first = (filled or headers)[0]
+    alike = [each.shape for each in filled if len(each.shape) == len(first.shape)] or [NO_ROWS]
+    sizes = [{*each} for each in zip(*alike, strict=True)]
+    if len(filled) < len(headers):
+        sizes[:1] = [{0}] if sizes else []
+    shape = [size.pop() if len(size) == 1 and size != {0} else None for size in sizes]
+    return first.dtype, tuple(shape)
 
 
 def read_array(

@@ -137,7 +137,7 @@ def frames_shape(files: Sequence[Path]) -> tuple[int | None, ...]:
     including 0. Pose matrices (3x4, 4x4) have a fixed shape; empty files are frames without a pose.
     Raises `SourceError` for files that are not numeric or differ in columns.
     """
-    found = {files[place]: _frame_shape(files[place]) for place in _sampled(files)}
+    found = {path: _frame_shape(path) for path in sampled(files)}
     shapes = {*found.values()}
     filled = shapes - {_BLANK}
     if len(filled) == 1 and (len(shapes) == 1 or filled <= _POSES):
@@ -160,7 +160,7 @@ def frames_shape(files: Sequence[Path]) -> tuple[int | None, ...]:
 
 def is_numeric(files: Sequence[Path]) -> bool:
     """Return whether most of a sample of the files are numeric."""
-    found = [_shape_or_none(files[place]) for place in _sampled(files)]
+    found = [_shape_or_none(path) for path in sampled(files)]
     filled = [shape for shape in found if shape != _BLANK]
     return 2 * sum(shape is not None for shape in filled) > len(filled)
 
@@ -172,8 +172,9 @@ def _shape_or_none(path: Path) -> tuple[int, ...] | None:
         return None
 
 
-def _sampled(files: Sequence[Path]) -> list[int]:
-    return [*dict.fromkeys(i * (len(files) - 1) // _SAMPLES for i in range(_SAMPLES + 1))]
+def sampled(files: Sequence[Path]) -> list[Path]:
+    """Return a sample of the files, evenly spread, with the first and the last one."""
+    return [*dict.fromkeys(files[i * (len(files) - 1) // _SAMPLES] for i in range(_SAMPLES + 1))]
 
 
 def _frame_shape(path: Path) -> tuple[int, ...]:

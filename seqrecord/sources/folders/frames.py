@@ -13,7 +13,7 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ReferencedFile
 from seqrecord.schema import FeatureSpec, Frame, Schema
-from seqrecord.sources.common.array_files import NpyFile, read_array
+from seqrecord.sources.common.array_files import NO_ROWS, NpyFile, read_array
 from seqrecord.sources.common.embedded import embedded_value
 from seqrecord.sources.common.files import list_folder, read_bytes
 from seqrecord.sources.common.frame_names import (
@@ -289,6 +289,8 @@ def _read_frame(
             raise SourceError(f"a {ending} file among encoded images", file=str(path))
         if ending not in TEXT_ENDINGS:
             array = read_array(path, member=member)
+            if array.shape == NO_ROWS and spec.shape[:1] == (None,):
+                array = np.empty((0, *(size or 0 for size in spec.shape[1:])), spec.dtype)
         elif spec.shape[:1] != (None,):
             array = np.asarray(read_numbers(path).matrix())
         else:

@@ -16,7 +16,7 @@ from seqrecord.format.references import ExternalFile
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
-from seqrecord.sources.common.array_files import array_header
+from seqrecord.sources.common.array_files import NPZ, array_header, arrays_form
 from seqrecord.sources.common.files import is_directory, is_file, list_folder, read_bytes
 from seqrecord.sources.common.frame_names import name_specs
 from seqrecord.sources.common.images import (
@@ -334,8 +334,9 @@ class FolderSource(NumberedFrames):
             elif is_text_name(path.name):
                 dtype, shape = np.dtype("<f8"), frames_shape(files_like(path))
             else:
-                header = array_header(path, folder.member)
-                dtype, shape = header.dtype, header.shape
+                are_arrays = folder.endings <= {".npy", NPZ}
+                files = files_like(path) if are_arrays else [path]
+                dtype, shape = arrays_form(files, folder.member)
             if self.in_place:
                 codec = self._referable(path, folder)
         meaning = {"kind": kind_of_values(name, dtype, shape), **meaning}

@@ -218,7 +218,7 @@ def name_features(
 
 
 def files_like(first: Path) -> list[Path]:
-    """Return the text files of the feature whose first file is `first`."""
+    """Return the text or array files of the feature whose first file is `first`."""
     listed = look(first.parent)
     groups = (*listed.groups.values(), *listed.texts.values())
     names = next((each.names.values() for each in groups if each.first == first.name), ())
