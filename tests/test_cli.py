@@ -333,9 +333,10 @@ def test_usage_errors_are_one_line(kept_tree: Path, small: Path) -> None:
 
 def test_errors_of_commands_are_one_line() -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "/data/x")
-    raised: list[tuple[BaseException, int, str]] = [
+    raised: list[tuple[BaseException | signal.Signals, int, str]] = [
         (full, 1, "No space left on device; file: /data/x"),
         (KeyboardInterrupt(), 130, "interrupted"),
+        *((number, 128 + number, "interrupted") for number in (signal.SIGTERM, signal.SIGHUP)),
         (SeqRecordError("two\nlines"), 1, "two lines"),
     ]
     for error, code, text in raised:
@@ -349,13 +350,16 @@ def test_errors_of_commands_are_one_line() -> None:
     assert isinstance(result.exception, ZeroDivisionError), "a defect keeps its traceback"
 
 
-def failing(error: BaseException) -> Any:
-    """A command line whose only command raises an error."""
+def failing(error: BaseException | signal.Signals) -> Any:
+    """A command line whose only command raises an error, or gets a signal."""
 
     @click.command()
     @click.option("--debug", is_flag=True)
     def fail(debug: bool) -> None:
-        raise error
+        if isinstance(error, BaseException):
+            raise error
+        for _ in range(2):
+            signal.raise_signal(error)
 
     return type(main)(commands={"fail": fail})
 
@@ -430,7 +434,10 @@ main(words)
 """
 
 
-def test_ctrl_c_keeps_finished_episodes(tree: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))]
+)
+def test_a_signal_keeps_finished_episodes(number: int, tree: Path, tmp_path: Path) -> None:
     """The second episode blocks at one of its files until the signal is sent."""
     destination, waits = tmp_path / "records", tmp_path / "waits"
     [file] = tree.glob("cave/Easy/P001/depth_left/000001_*")
@@ -440,10 +447,10 @@ def test_ctrl_c_keeps_finished_episodes(tree: Path, tmp_path: Path) -> None:
     while not (waits.exists() and list(destination.glob("records/*.notes"))):
         assert process.poll() is None
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     waits.rmdir()
     _, errors = process.communicate()
-    assert process.returncode == 130, errors
+    assert process.returncode == 128 + number, errors
     assert "Traceback" not in errors
     assert errors.splitlines()[-1] == (
         "seqrecord: error: interrupted; the same command with --resume continues after the "

@@ -438,18 +438,32 @@ def test_the_fps_argument_is_for_episodes_without_fps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["files", "lerobot", "mcap"])
-def test_a_missing_record_file_is_no_error_of_the_destination(tmp_path: Path, way: str) -> None:
+def test_a_failed_or_killed_export_can_be_repeated(tmp_path: Path, way: str) -> None:
+    """A missing record file is no error of the destination, which is empty afterwards."""
     if way == "mcap":
         pytest.importorskip("rosbags", reason="pip install rosbags")
     path, out = tmp_path / "records", tmp_path / "out"
     with SeqRecordWriter(path, fps=10) as writer, writer.episode("a") as episode:
         episode.append({"x": np.int64(0)})
-    for file in (path / "records").iterdir():
-        file.unlink()
+    [file] = (path / "records").iterdir()
+    file.rename(path / "away")
     ways: dict[str, Callable[[], object]] = {
         "files": lambda: to_files(path, "a", out),
         "lerobot": lambda: to_lerobot(path, out),
         "mcap": lambda: to_mcap(path, out),
     }
-    with pytest.raises(NotFoundError, match=r"^no such file; file: .*seqrec"):
-        ways[way]()
+    folder = out if way == "lerobot" else out / "a"
+    for _ in range(2):
+        with pytest.raises(NotFoundError, match=r"^no such file; file: .*seqrec"):
+            ways[way]()
+        assert list(folder.iterdir()) == []
+        (folder / ".seqrecord-export-0a1_b2c3" / folder.name / "meta").mkdir(parents=True)  # a kill
+    (path / "away").rename(file)
+    ways[way]()
+    assert not list(folder.glob(".*"))
+    for own in (".seqrecord-export-of-mine", ".hidden"):
+        shutil.rmtree(folder)
+        (folder / own).mkdir(parents=True)
+        with pytest.raises(DestinationError, match="is not empty"):
+            ways[way]()
+        assert (folder / own).exists()

@@ -132,7 +132,7 @@ def test_recorded_times_are_kept(tmp_path: Path) -> None:
 
 def test_unsupported_exports_are_errors(records: Path, tmp_path: Path) -> None:
     to_mcap(records, tmp_path / "bags", episodes="lab", features=["pose"])
-    with pytest.raises(DestinationError, match="exists already"):
+    with pytest.raises(DestinationError, match="is not empty"):
         to_mcap(records, tmp_path / "bags", episodes="lab")
     two = np.zeros(2)
     for name, frame, match in (

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import io
+import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -27,11 +30,37 @@ PROGRAM = "seqrecord"
 
 _FAILED, _MISUSED, _INTERRUPTED = 1, 2, 130
 
+_received: list[int] = []
+"""The signal that interrupted the command."""
+
 
 class Interrupted(click.ClickException):
-    """Ctrl-C, with a message about the unfinished work."""
+    """Ctrl-C or another signal, with a message about the unfinished work."""
 
     exit_code = _INTERRUPTED
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP interrupt a command as Ctrl-C does; `nohup` still ignores SIGHUP."""
+
+    def interrupt(number: int, _: object) -> None:
+        if not _received:  # terminals and supervisors may send several
+            _received.append(number)
+            raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = [signal.SIGTERM, signal.SIGHUP] if is_main else []
+    before = [(n, signal.getsignal(n)) for n in numbers]
+    before = [(n, handler) for n, handler in before if handler == signal.SIG_DFL]
+    try:
+        for n, _ in before:
+            signal.signal(n, interrupt)
+        yield
+    finally:
+        for n, handler in before:
+            signal.signal(n, handler)
+        _received.clear()
 
 
 class Group(click.Group):
@@ -48,9 +77,9 @@ class Group(click.Group):
 class Commands(Group):
     """The root group. Prints errors as one line, `seqrecord: error: …`, and sets the exit code.
 
-    The exit code is 2 for usage errors, 130 for Ctrl-C, and 1 for other errors. Exceptions other
-    than `SeqRecordError`, `OSError` and click's are bugs: they keep their traceback. `--debug`
-    prints the traceback of all errors.
+    The exit code is 2 for usage errors, 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, and 1 for
+    other errors. Exceptions other than `SeqRecordError`, `OSError` and click's are bugs: they keep
+    their traceback. `--debug` prints the traceback of all errors.
 
     Args:
         modules: command name to module of this package, imported on demand.
@@ -72,6 +101,7 @@ class Commands(Group):
             self.add_command(getattr(module, cmd_name), cmd_name)
         return super().get_command(ctx, cmd_name)
 
+    @_interruptible()
     def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> NoReturn:
         words = list(sys.argv[1:] if args is None else args)
         for stream in (sys.stdout, sys.stderr):
@@ -109,14 +139,14 @@ def _fail(message: str, code: int, debug: bool) -> NoReturn:
     if debug:
         click.echo(without_secrets(traceback.format_exc()), err=True)
     click.echo(f"{PROGRAM}: error: {one_line(message)}", err=True)
-    sys.exit(code)
+    sys.exit(128 + _received[0] if _received else code)
 
 
 class ProgressBar:
     """A context manager with a progress bar on stderr: amount, a note such as the speed, time left.
 
-    Without a terminal it prints a line every 10 seconds. With `resumes`, the message of Ctrl-C
-    recommends `--resume`.
+    Without a terminal it prints a line every 10 seconds. With `resumes`, the message of an
+    interruption recommends `--resume`.
     """
 
     def __init__(
@@ -177,7 +207,9 @@ class ProgressBar:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
-        if self._resumes and kind is not None and issubclass(kind, KeyboardInterrupt):
+        # A signal to the process group also kills workers.
+        is_stopped = kind is not None and (_received or issubclass(kind, KeyboardInterrupt))
+        if self._resumes and is_stopped:
             raise Interrupted(
                 "interrupted; the same command with --resume continues after the finished episodes"
             ) from None

@@ -18,11 +18,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -53,6 +56,8 @@ from seqrecord.writing.convert_jobs import Meter, Progress
 from seqrecord.writing.dataset_source import DatasetSource
 
 _ENDINGS = {"png": "png", "jpeg": "jpg"}
+_PREFIX = ".seqrecord-export-"
+_UNFINISHED = re.compile(re.escape(_PREFIX) + r"[a-z0-9_]{8}")
 _MAX_PIXELS = 1 << 26  # Pillow warns of larger images
 
 
@@ -103,8 +108,10 @@ def to_files(
         for key in sorted(keys):  # parent folders first
             described = _describe(chosen, key, frames)
             with disk_errors("the episode's files", root, key):
-                folders.append(_make_folder(root, key))
-                _write_episode(chosen, key, folders[-1], described, meter)
+                folders.append(_folder(root, key))
+                with new_folder(folders[-1], "the episode's folder", DESCRIPTION, key) as new:
+                    new.mkdir()
+                    _write_episode(chosen, key, new, described, meter)
         meter.report()
         return folders
 
@@ -156,7 +163,6 @@ def _write_episode(
     dataset: Dataset, key: str, folder: Path, described: ExportedEpisode, meter: Meter
 ) -> None:
     """Write an episode's files, chunk by chunk and group by group."""
-    # First, so that files missing after an error are noticed.
     (folder / DESCRIPTION).write_text(encode_description(described), encoding="utf-8")
     _write_metadata(folder, dataset.episodes[key].metadata)
     features = dataset.features
@@ -223,8 +229,8 @@ def _write_metadata(folder: Path, metadata: dict[str, Any]) -> None:
     (folder / METADATA).write_text(f"{text}\n", encoding="utf-8")
 
 
-def _make_folder(destination: Path, key: str) -> Path:
-    """Make the episode's empty folder; keys and symbolic links cannot leave the root."""
+def _folder(destination: Path, key: str) -> Path:
+    """The episode's folder; keys and symbolic links cannot leave the root."""
     root = destination.resolve()
     names = check_key(key).split("/")
     if len(names) >= MAX_DEPTH:
@@ -253,7 +259,6 @@ def _make_folder(destination: Path, key: str) -> Path:
             expected=f"inside {root}",
             got=str(folder.resolve()),
         )
-    make_empty(folder, "the episode's folder", key)
     return folder
 
 
@@ -277,12 +282,29 @@ def disk_errors(subject: str, root: Path, episode: str | None = None) -> Iterato
         ) from error
 
 
-def make_empty(folder: Path, subject: str, episode: str | None = None) -> None:
-    """Make a folder; raises `DestinationError` if it exists and is not empty."""
+@contextmanager
+def new_folder(
+    folder: Path, subject: str, first: str, episode: str | None = None
+) -> Iterator[Path]:
+    """Provide a path for the content of an empty or new folder; the block creates it.
+
+    It is inside of a hidden folder in `folder`, which an error removes, and after a kill the next
+    export. At the end of the block the content moves to `folder`, beginning with `first`: a reader
+    of that file notices others that a kill left behind. Raises `DestinationError` if the folder is
+    not empty.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
+    left = [path for path in folder.iterdir() if _UNFINISHED.fullmatch(path.name)]
+    if len(left) < len([*folder.iterdir()]):
         raise DestinationError(
             f"{subject} is not empty; choose another place, or remove its content",
             file=str(folder),
             episode=episode,
         )
+    for path in left:
+        shutil.rmtree(path)
+    with TemporaryDirectory(prefix=_PREFIX, dir=folder) as temporary:
+        new = Path(temporary) / folder.name
+        yield new
+        for path in sorted(new.iterdir(), key=lambda path: path.name != first):
+            path.rename(folder / path.name)

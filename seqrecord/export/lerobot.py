@@ -28,7 +28,7 @@ from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.codecs.video.encoding import encode_gop
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import ClipError
-from seqrecord.export.files import disk_errors, make_empty
+from seqrecord.export.files import disk_errors, new_folder
 from seqrecord.export.lerobot_meta import (
     OWN,
     TASK,
@@ -110,9 +110,8 @@ def to_lerobot(
         keys = list(chosen.episodes)
         writer = _Writer(chosen, [chosen.episodes[keys[n]] for n in numbers], fps, progress)
         root = local_path(destination, "destination")
-        with disk_errors("the dataset", root):
-            make_empty(root, "the folder")
-            writer.write(root)
+        with disk_errors("the dataset", root), new_folder(root, "the folder", "meta") as new:
+            writer.write(new)
         return root
 
 

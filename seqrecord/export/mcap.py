@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import DestinationError, SchemaError
-from seqrecord.export.files import disk_errors
+from seqrecord.export.files import disk_errors, new_folder
 from seqrecord.feature_kinds import size_in
 from seqrecord.indexing.opening import opened
 from seqrecord.lazy import import_extra
@@ -79,7 +79,7 @@ def to_mcap(
         progress: called from this thread, several times per second.
         storage_options: for the filesystem that serves the dataset's URL.
 
-    Raises `DestinationError` if a recording exists already or an episode has no times,
+    Raises `DestinationError` if a recording's folder is not empty or an episode has no times,
     `SchemaError` for a feature without a message type (bytes, complex numbers, float16) and for two
     features with the same topic, and `MissingPackageError` without rosbags.
 
@@ -100,15 +100,11 @@ def to_mcap(
         folders = []
         for key in map(str, index.keys.take(numbers).to_pylist()):
             folder = root / key
-            if folder.exists():
-                raise DestinationError(
-                    "folder of the recording exists already", file=str(folder), episode=key
-                )
             episode = reader.episodes[key]
             times = _times(clock.episodes[key], fps)
-            with disk_errors("the recording", folder, key):
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                _write(rosbag2, store, folder, episode, topics, times, meter)
+            subject, first = "the recording's folder", "metadata.yaml"
+            with disk_errors(subject, folder, key), new_folder(folder, subject, first, key) as new:
+                _write(rosbag2, store, new, episode, topics, times, meter)
             folders.append(folder)
         meter.report()
         return folders

@@ -445,7 +445,8 @@ def _worker_processes(count: int, num_jobs: int) -> Iterator[_Processes]:
     context = multiprocessing.get_context("spawn")
     raw = context.RawArray("q", num_jobs), context.RawValue("b", 0), context.RawValue("b", 0)
     shared = _Shared(*raw)
-    pool = ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=(shared,))
+    with _interrupts_blocked():  # multiprocessing starts a process that tracks semaphores
+        pool = ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=(shared,))
     try:
         yield _Processes(pool, count, shared)
     finally:
@@ -473,11 +474,12 @@ def _unguarded_script() -> DestinationError:
 
 @contextlib.contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Hide Ctrl-C from processes started here, although it reaches the whole process group.
+    """Hide Ctrl-C and SIGHUP from processes started here, although a process group gets them.
 
-    This process sees the signal at the end of the block, and decides alone.
+    This process sees the signals at the end of the block, and decides alone.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    hidden = {signal.SIGINT, signal.SIGHUP, signal.SIGTERM}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, hidden)
     try:
         yield
     finally:
@@ -492,6 +494,7 @@ _shared: _Shared
 def _start_worker(shared: _Shared) -> None:
     global _shared
     _shared = shared
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # an executor ends workers by it
     shared.begun.value = True
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
