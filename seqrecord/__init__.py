@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from seqrecord.pipes.options import EngineOptions as EngineOptions
     from seqrecord.pipes.options import LoaderOptions as LoaderOptions
     from seqrecord.profiler.bench import bench as bench
-    from seqrecord.profiler.plan import plan as plan
     from seqrecord.reading.dataset import Dataset as Dataset
     from seqrecord.reading.episode import Episode as Episode
     from seqrecord.schema import EncodedImage as EncodedImage

@@ -17,14 +17,12 @@ if TYPE_CHECKING:
     from seqrecord.pipes.options import ClipOptions as ClipOptions
     from seqrecord.profiler.bench import BenchReport as BenchReport
     from seqrecord.profiler.bench import StepTimes as StepTimes
-    from seqrecord.profiler.plan import PlanReport as PlanReport
     from seqrecord.reading.compute_statistics import StatisticsProgress as StatisticsProgress
     from seqrecord.reading.dataset import DatasetLike as DatasetLike
     from seqrecord.reading.filters import EpisodeDescription as EpisodeDescription
     from seqrecord.reading.filters import EpisodeFilter as EpisodeFilter
     from seqrecord.reading.frames import FrameTransform as FrameTransform
     from seqrecord.reading.metadata import DamagedFile as DamagedFile
-    from seqrecord.reading.read_cost import ReadCost as ReadCost
     from seqrecord.reading.summary import ClipSummary as ClipSummary
     from seqrecord.reading.summary import FeatureSummary as FeatureSummary
     from seqrecord.reading.summary import GroupSummary as GroupSummary

@@ -1,8 +1,8 @@
 """Predicted and measured memory while frames are resident.
 
 `python -m tests.resident_memory PATH '{"clip_len": 8, …}'` opens a dataset in one process, in two
-workers of a DataLoader and in four ranks, and prints a line for each: bytes predicted by
-`seqrecord.plan` for all processes together, and bytes measured in the middle of the third epoch, in
+workers of a DataLoader and in four ranks, and prints a line for each: bytes predicted
+for all processes together, and bytes measured in the middle of the third epoch, in
 which nothing is decoded. Measured are proportional set sizes (PSS) of memory without files, minus
 the same processes' memory with a small selection.
 """
@@ -20,6 +20,8 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 import seqrecord
+from seqrecord.pipes.options import LoaderOptions
+from seqrecord.pipes.planning import predict_memory
 
 WAYS: dict[str, dict[str, Any]] = {
     "one process": {},
@@ -97,8 +99,10 @@ def main() -> None:
     for way, processes in WAYS.items():
         predicted, memory = list[int](), list[int]()
         for options in (small, clips):
-            peak = seqrecord.plan(path, **options, **processes).peak_memory
-            predicted.append(processes.get("ranks", 1) * peak)
+            ranks, workers = processes.get("ranks", 1), processes.get("workers", 0)
+            given = LoaderOptions(**options, rank=0, world_size=ranks)
+            with seqrecord.open(path) as dataset:
+                predicted.append(ranks * predict_memory(dataset, given, workers=workers))
             memory.append(memory_of(path, **processes, **options))
         taken = predicted[0] + memory[1] - memory[0]
         row = {"way": way, "predicted": predicted[1], "measured": taken}

@@ -159,6 +159,13 @@ def test_info_of_a_dataset_and_its_episodes(small: Path) -> None:
     text = run("info", small, "--clip-len", 4, "--stride", 2, "--dilation", 2).stdout
     assert "clips of 4 frames, 2 frames apart (span 7), stride 2" in text
     assert "depth_left" in text
+    options = ["--features", "image_left", "--clip-len", 4, "--batch-size"]
+    memory = [
+        json.loads(run("info", small, "--json", *options, size).stdout)["clips"]["memory_bytes"]
+        for size in (4, 32)
+    ]
+    assert 4 * 4 * 6 * 8 * 3 < memory[0] < memory[1]
+    assert "    memory       at most " in run("info", small, *options, 4).stdout
     value = json.loads(run("info", small, "--json", "--features", "step,pose").stdout)
     assert [feature["name"] for feature in value["features"]] == ["step", "pose"]
     assert (value["clips"], value["num_frames"]) == (None, 17)
@@ -287,7 +294,7 @@ WRONG_USE = [
     ("write --src {tree} --codec a=[1", "not valid JSON"),
     ("write --src {tree} --features a,,b", "not a list of names"),
     ("write --src /", "--dst is required"),
-    ("info {dataset} --stride 2", "--stride and --dilation require --clip-len"),
+    ("info {dataset} --stride 2", "--stride, --dilation and --batch-size require --clip-len"),
     ("info {dataset} --clip-len 0", "0 is not in the range"),
     ("info {dataset} --storage-option secret", "expected KEY=VALUE"),
     ("info {dataset} --storage-option a=1 --storage-option a=2", "two values for a"),

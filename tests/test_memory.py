@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
+import subprocess
+import sys
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import seqrecord
 from seqrecord import (
     EngineOptions,
     FeatureSpec,
@@ -27,6 +30,8 @@ from seqrecord import (
 )
 from seqrecord.engine.buffers import ChunkBuffers
 from seqrecord.errors import MemoryLimitError
+from seqrecord.pipes.options import LoaderOptions
+from seqrecord.pipes.planning import predict_memory
 from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard
 from seqrecord.sampling.memory import CONSUMER, FrameSizes, MemoryPlan, MemoryRequest
 from seqrecord.storage import LocalStorage, StorageWrapper
@@ -448,3 +453,72 @@ def test_a_plan_stays_within_the_limit_or_the_error_names_the_least(
             chunks = memory.max_loads + memory.max_read_ahead
             used = sizes.held(memory.num_rows) + batches * sizes.batch + chunks * chunk
             assert used <= limit
+
+
+# ---- predicted and measured
+
+_RUN = """
+import gc, json, sys, time
+import seqrecord
+
+def status(name):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith(name))
+
+path, clips = sys.argv[1], json.loads(sys.argv[2])
+for _ in seqrecord.SeqRecordPipe(path, **clips, episodes=["0"]):
+    pass  # excludes memory of libraries that a process's first epoch loads
+del _
+gc.collect()
+pipe = seqrecord.SeqRecordPipe(path, **clips)
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")
+begin = status("VmRSS")
+for number, batch in enumerate(pipe):
+    time.sleep(1.0 if number % 20 == 5 else 0.0)  # until all waiting batches are ready
+print(status("VmHWM") - begin)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory on Linux")
+@pytest.mark.parametrize("clips", [{}, {"shuffle": False}])
+def test_peak_memory(tmp_path: Path, clips: Mapping[str, Any]) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
+    with SeqRecordWriter(tmp_path / "records", codecs="balanced") as writer:
+        for number in range(10):
+            with writer.episode(str(number)) as episode:
+                for frame in range(50):
+                    episode.append({"image": image ^ np.uint8(frame)})
+    arguments = {"clip_len": 8, "batch_size": 4, "memory_limit": "200MiB", **clips}
+    with seqrecord.open(tmp_path / "records") as dataset:
+        predicted = predict_memory(dataset, LoaderOptions(**arguments))
+    command = [sys.executable, "-c", _RUN, str(tmp_path / "records"), json.dumps(arguments)]
+    runs = [subprocess.run(command, check=True, stdout=subprocess.PIPE) for _ in range(2)]
+    peaks = [int(run.stdout) for run in runs]
+    # Another process's load adds to one run's peak, or keeps its batches from being ready.
+    # The allocator and decoders' scratch buffers add a few percent to the planned buffers.
+    assert min(peaks) <= min(1.05 * predicted, 200 << 20)
+    assert 0.7 * predicted <= max(peaks)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="PSS on Linux")
+def test_memory_of_resident_frames(tmp_path: Path) -> None:
+    """In one process, two workers and four ranks; see tests/resident_memory.py."""
+    image = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
+    with SeqRecordWriter(tmp_path, codecs={"image": "png"}) as writer:
+        for number in range(20):
+            with writer.episode(str(number)) as episode:
+                for frame in range(50):
+                    episode.append({"image": image ^ np.uint8(frame)})
+    clips = {"clip_len": 8, "batch_size": 4, "memory_limit": "2GiB", "seed": 0}
+    command = [sys.executable, "-m", "tests.resident_memory", str(tmp_path), json.dumps(clips)]
+    done = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, cwd=Path(__file__).parents[1]
+    )
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["way"] for row in rows] == ["one process", "2 workers", "4 ranks"]
+    assert min(row["predicted"] for row in rows) > 1000 * image.nbytes
+    for row in rows:
+        assert row["measured"] == pytest.approx(row["predicted"], rel=0.15)

@@ -189,8 +189,10 @@ def test_memory_is_that_of_resized_frames(video: Path) -> None:
     peaks = [pipe.stats()["peak_buffer_bytes"] for pipe in (full, half)]
     assert peaks[0] == 4 * peaks[1] == FRAMES * HEIGHT * WIDTH * 4
     options["memory_limit"] = 2_500_000
-    reports = [seqrecord.plan(video, **options, resize=resize) for resize in sizes]
-    assert [report.features_resident for report in reports] == [[], names]
+    limited = [SeqRecordPipe(video, **options, resize=resize) for resize in sizes]
+    for pipe in limited:
+        list(pipe)
+    assert [pipe.stats()["features_resident"] for pipe in limited] == [[], names]
     assert half.dataset.features["image"].shape == (*HALF, 3)
     assert half.compute_statistics()["image"].count.tolist() == [FRAMES * HALF[0] * HALF[1]] * 3
 

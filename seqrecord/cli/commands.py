@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ _MIX_FILES = (".yaml", ".yml", ".json")
 )
 @click.option("--versions", is_flag=True, help="List versions of the dataset, newest first.")
 @click.option("--clip-len", type=AT_LEAST_1, help="Count the clips of this many frames.")
+@click.option("--batch-size", type=AT_LEAST_1, help="Predict the memory of a loader.")
 @click.option("--stride", type=AT_LEAST_1, help="Frames between starts of clips. [1]")
 @click.option("--dilation", type=AT_LEAST_1, help="Frames between frames of a clip. [1]")
 @feature_names("Features to show, and to require in clips.")
@@ -53,6 +55,7 @@ def info(
     episodes: bool,
     versions: bool,
     clip_len: int | None,
+    batch_size: int | None,
     stride: int | None,
     dilation: int | None,
     features: list[str] | None,
@@ -66,12 +69,21 @@ def info(
     seqrecord info records/                   the dataset
     seqrecord info records/ demo/000          one episode: frames, missing frames, metadata
     seqrecord info records/ 'demo/*'          a list of episodes; all with --episodes
-    seqrecord info records/ --clip-len 16     also the number of clips
+    seqrecord info records/ --clip-len 16     also clips; with --batch-size, memory
     seqrecord info records/ --versions        versions for seqrecord.open(PATH, version=N)
     seqrecord info mix.yaml                   sources, shares and features of a mix
     """
     if Path(path).suffix in _MIX_FILES and Path(path).is_file():
-        if key or episodes or versions or stride or dilation or features or storage_options:
+        if (
+            key
+            or episodes
+            or versions
+            or stride
+            or dilation
+            or features
+            or storage_options
+            or batch_size
+        ):
             raise click.UsageError("a mix file takes only --clip-len, --split and --json")
         _show_mix(path, clip_len, split, as_json=as_json)
         return
@@ -86,8 +98,8 @@ def info(
         rows = [version.to_json() for version in found]
         click.echo(json.dumps(rows, indent=1) if as_json else "\n".join(map(str, found)))
         return
-    if clip_len is None and (stride or dilation):
-        raise click.UsageError("--stride and --dilation require --clip-len")
+    if clip_len is None and (stride or dilation or batch_size):
+        raise click.UsageError("--stride, --dilation and --batch-size require --clip-len")
     clip = None
     if clip_len is not None:
         clip = ClipSpec(clip_len, stride=stride or 1, dilation=dilation or 1)
@@ -101,9 +113,25 @@ def info(
         summary: Summary | EpisodeSummary
         if key is None:
             summary = summarize(dataset, clip=clip)
+            if clip is not None and batch_size and summary.clips and summary.clips.num_clips:
+                nbytes = _predicted_memory(dataset, clip, batch_size)
+                clips = replace(summary.clips, batch_size=batch_size, memory_bytes=nbytes)
+                summary = replace(summary, clips=clips)
         else:
             summary = summarize_episode(dataset, key, clip=clip)
     click.echo(json.dumps(summary.to_json(), indent=1) if as_json else str(summary))
+
+
+def _predicted_memory(dataset: Dataset, clip: ClipSpec, batch_size: int) -> int:
+    """Predicted memory of a loader of these clips in one process, in bytes."""
+    # Imported late: torch takes seconds.
+    from seqrecord.pipes.options import LoaderOptions
+    from seqrecord.pipes.planning import predict_memory
+
+    options = LoaderOptions(
+        clip_len=clip.length, stride=clip.stride, dilation=clip.dilation, batch_size=batch_size
+    )
+    return predict_memory(dataset, options)
 
 
 def _show_mix(path: str, clip_len: int | None, split: str | None, *, as_json: bool) -> None:

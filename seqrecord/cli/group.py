@@ -15,7 +15,7 @@ _COMMANDS = {
     "maintenance": ("cache", "clean", "split", "stats"),
     "packing": ("index", "reindex", "write"),
     "pictures": ("view",),
-    "timing": ("bench", "plan"),
+    "timing": ("bench",),
 }
 _MODULES = {name: module for module, names in _COMMANDS.items() for name in names}
 

@@ -1,4 +1,4 @@
-"""`seqrecord bench` times a loader; `seqrecord plan` predicts reads, memory and cost."""
+"""`seqrecord bench` times a loader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from seqrecord.cli.terminal import ProgressBar
 from seqrecord.indexing.opening import open as open_dataset
 from seqrecord.pipes.options import EngineOptions
 from seqrecord.profiler.bench import bench as run_bench
-from seqrecord.profiler.plan import plan as make_plan
 
 _CLIPS = (
     click.argument("path"),
@@ -100,38 +99,4 @@ def bench(
             **options,
         )
     report = replace(report, open_seconds=opened + report.open_seconds)
-    click.echo(json.dumps(report.to_json(), indent=1) if as_json else str(report))
-
-
-@click.command()
-@_of_clips
-@click.option("--epochs", type=AT_LEAST_1, default=1, help="Number of epochs.")
-@click.option("--ranks", type=AT_LEAST_1, default=1, help="Number of training processes.")
-@click.option("--workers", type=click.IntRange(min=0), default=0, help="Workers per DataLoader.")
-@click.option("--persistent-workers", is_flag=True, help="Keep workers for all epochs.")
-@click.option(
-    "--bandwidth", type=BYTE_SIZE, help="Bytes per second of all ranks together, such as 1GB."
-)
-@click.option("--price-per-gb", type=click.FloatRange(min=0), default=0.0, help="Per 10^9 bytes.")
-@click.option("--price-per-request", type=click.FloatRange(min=0), default=0.0)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, in seconds, hours and bytes.")
-def plan(
-    path: str,
-    no_shuffle: bool,
-    num_threads: int | None,
-    cache_dir: str | None,
-    cache_limit: int | None,
-    as_json: bool,
-    storage_options: dict[str, Any] | None,
-    **options: Any,
-) -> None:
-    """Predict requests, bytes, memory and cost.
-
-    Uses the index and the plan of an epoch; reads no frames.
-    """
-    with open_dataset(
-        path, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit
-    ) as dataset:
-        engine = EngineOptions(num_threads=num_threads)
-        report = make_plan(dataset, shuffle=not no_shuffle, engine=engine, **options)
     click.echo(json.dumps(report.to_json(), indent=1) if as_json else str(report))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -149,13 +149,18 @@ class Execution:
         """Fill batches of a channel with clips `[first, last)` of the plan; see `Executor`."""
         job, resources, buffers, stats = self.job, self.resources, self.buffers, self.stats
         lower_priority(resources.niceness)  # inherited by threads started later
-        loader = loader_of(
-            ChunkLoader,
-            job,
+        plan, transform = job.plan, job.frame_transform
+        loader = ChunkLoader(
+            job.dataset,
             buffers,
+            {group.group: group.window.frame_step for group in plan.groups},
+            plan.groups[plan.leading].group,
+            None if transform is None else (transform, job.specs),
             resources.num_threads,
             stats,
-            are_resident=bool(resources.rows),
+            job.clip_frames,
+            # Resident frames have a row each, so no chunk stays open.
+            in_pieces={g.group for g in plan.groups if g.in_pieces and not resources.rows},
         )
         workers = WorkerPool(
             loader,
@@ -332,33 +337,6 @@ def _most_clips(plan: Plan) -> int:
     if plan.batches.draws is not None:
         return plan.batches.size  # in every epoch, so that buffers are kept
     return plan.first_clip(1) if plan.num_batches else 1
-
-
-_Loader = TypeVar("_Loader", bound=ChunkLoader)
-
-
-def loader_of(
-    kind: type[_Loader],
-    job: Job,
-    buffers: Buffers[Any],
-    num_threads: int,
-    stats: EngineStats,
-    *,
-    are_resident: bool,
-) -> _Loader:
-    """Create the loader of a job's plan. If frames `are_resident`, each has its own row."""
-    plan, transform = job.plan, job.frame_transform
-    return kind(
-        job.dataset,
-        buffers,
-        {group.group: group.window.frame_step for group in plan.groups},
-        plan.groups[plan.leading].group,
-        None if transform is None else (transform, job.specs),
-        num_threads,
-        stats,
-        job.clip_frames,
-        in_pieces={g.group for g in plan.groups if g.in_pieces and not are_resident},
-    )
 
 
 def _of_group(job: Job, group: int) -> Mapping[str, ArraySpec]:

@@ -19,6 +19,7 @@ from seqrecord.pipes.selecting import select
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.states import Segments
 from seqrecord.processes.forks import cached_property
+from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import clip_nbytes
 from seqrecord.sampling import (
     BatchDraws,
@@ -302,3 +303,20 @@ class EpochPlanner:
                 "%s: %s; a memory_limit%s of %d (%s) would do",
                 *(url, fitted.limited, whose, enough, format_size(enough)),
             )
+
+
+def predict_memory(dataset: Dataset, options: LoaderOptions, *, workers: int = 0) -> int:
+    """Peak memory of frames, batches and reads in flight of one rank's loaders, in bytes.
+
+    Reads no frame without a `frame_transform`. `workers` are the rank's DataLoader workers. Python,
+    torch, the training, and ready batches of a DataLoader are extra.
+
+    Raises `MemoryLimitError` if the limit is too small.
+    """
+    planner = EpochPlanner.of(select(dataset, options), options)
+    count = (options.world_size or 1) * max(1, workers)
+    plans = (planner.plan(0, Shard(index, count)) for index in range(count))
+    sizes = (
+        planner.execution_memory(plan, on_device=False, in_worker=workers > 0)[1] for plan in plans
+    )
+    return max(1, workers) * max(sizes)

@@ -296,15 +296,6 @@ class RawFrames:
                 self._check_bools(piece, rows[piece.feature])
         return nbytes
 
-    def reads(self, runs: Sequence[FrameRun]) -> Iterator[tuple[str, list[ByteRange]]]:
-        """Yield file and byte ranges of each storage call of `read` for these runs; no I/O."""
-        chunks = [list(some) for _, some in groupby(runs, key=attrgetter("chunk"))]
-        alone = [([name], some) for name in self._resized for some in chunks]
-        for names, some in [*alone, (self.specs.keys() - self._resized, runs)]:
-            pieces = self._sorted_pieces(some, dict.fromkeys(names, memoryview(b"")), exact=False)
-            for file, those in groupby(pieces, key=attrgetter("file")):
-                yield self._paths[file], _ranges_of(list(those))
-
     def _sorted_pieces(
         self, runs: Sequence[FrameRun], memories: Mapping[str, memoryview], exact: bool
     ) -> list[_PageRange]:

@@ -78,7 +78,10 @@ class GroupSummary:
 
 @dataclass(frozen=True)
 class ClipSummary:
-    """Clip counts of all episodes, without padding. `span` is in frames."""
+    """Clip counts of all episodes, without padding. `span` is in frames.
+
+    `seqrecord info --batch-size` adds the predicted peak memory of a loader in one process.
+    """
 
     length: int
     stride: int
@@ -88,6 +91,8 @@ class ClipSummary:
     num_episodes: int  # with a clip
     num_short_episodes: int  # shorter than the span
     num_incomplete: int  # clips skipped because a frame lacks a feature
+    batch_size: int | None = None
+    memory_bytes: int | None = None
 
 
 class _FeatureTotals:
@@ -310,12 +315,16 @@ def _count_clips(dataset: Dataset, spec: ClipSpec) -> ClipSummary:
 
 def _clip_lines(clips: ClipSummary, num_episodes: int) -> list[str]:
     apart = "" if clips.dilation == 1 else f", {clips.dilation} frames apart (span {clips.span})"
-    return [
+    lines = [
         f"  clips of {counted(clips.length, 'frame')}{apart}, stride {clips.stride}",
         f"    clips        {clips.num_clips:,} in {counted(clips.num_episodes, 'episode')}",
         f"    left out     {clips.num_incomplete:,}, for a frame that lacks a feature",
         f"    too short    {clips.num_short_episodes:,} of {counted(num_episodes, 'episode')}",
     ]
+    if clips.memory_bytes is not None and clips.batch_size is not None:
+        batches = f"batches of {counted(clips.batch_size, 'clip')}"
+        lines.append(f"    memory       at most {format_size(clips.memory_bytes)}, in {batches}")
+    return lines
 
 
 def _ratio(raw: int | None, stored: int) -> float | None:

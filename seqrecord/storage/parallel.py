@@ -67,7 +67,9 @@ class ParallelStorage(StorageWrapper):
                 check_wanted(file)
                 self.inner.read_ranges(path, *part)
 
-        parts = self.requests(ranges, buffers)
+        parts = plan(ranges, buffers, max_gap=self.max_gap, max_bytes=self.max_bytes)
+        if not parts:  # empty ranges: one request checks that the file exists
+            parts = [(list(ranges), list(buffers))]
         if len(parts) < 2:
             read(parts[0])
             return
@@ -76,32 +78,6 @@ class ParallelStorage(StorageWrapper):
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             for future in done:
                 future.result()
-
-    def requests(
-        self, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
-    ) -> list[ReadRequest]:
-        """The requests of a read, at least one."""
-        parts = plan(ranges, buffers, max_gap=self.max_gap, max_bytes=self.max_bytes)
-        # The request for empty ranges checks that the file exists.
-        return parts or [(list(ranges), list(buffers))]
-
-
-def layers(storage: Storage) -> Iterator[Storage]:
-    """Iterate over a storage and the storages inside it."""
-    yield storage
-    if isinstance(storage, StorageWrapper):
-        yield from layers(storage.inner)
-
-
-def parallel_of(storage: Storage) -> ParallelStorage | None:
-    """The layer that plans requests; `None` for disks and mounts, which have none."""
-    return next((each for each in layers(storage) if isinstance(each, ParallelStorage)), None)
-
-
-def requests_by_file(storage: Storage) -> int:
-    """Number of extra requests per file: 1 on the Hub, for the file's address, else 0."""
-    *_, served = layers(storage)
-    return getattr(served, "requests_by_file", 0)
 
 
 class RequestThreads:

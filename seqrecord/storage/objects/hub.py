@@ -220,7 +220,6 @@ class HubStorage(ObjectStorage):
     """
 
     bucket: HubFolder
-    requests_by_file = 1  # extra request for a file's address
     refusal = "a dataset on the Hub is read-only here"
 
     @property
