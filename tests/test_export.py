@@ -33,7 +33,7 @@ from seqrecord import (
     open_source,
 )
 from seqrecord.errors import DestinationError, NotFoundError, SchemaError, SourceError
-from seqrecord.export import to_files, to_lerobot, to_mcap
+from seqrecord.export import to_files, to_lerobot
 from seqrecord.sources import FolderSource
 from seqrecord.types import Progress
 from tests.datasets import small_frames, write_small
@@ -437,11 +437,9 @@ def test_the_fps_argument_is_for_episodes_without_fps(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("way", ["files", "lerobot", "mcap"])
+@pytest.mark.parametrize("way", ["files", "lerobot"])
 def test_a_failed_or_killed_export_can_be_repeated(tmp_path: Path, way: str) -> None:
     """A missing record file is no error of the destination, which is empty afterwards."""
-    if way == "mcap":
-        pytest.importorskip("rosbags", reason="pip install rosbags")
     path, out = tmp_path / "records", tmp_path / "out"
     with SeqRecordWriter(path, fps=10) as writer, writer.episode("a") as episode:
         episode.append({"x": np.int64(0)})
@@ -450,7 +448,6 @@ def test_a_failed_or_killed_export_can_be_repeated(tmp_path: Path, way: str) -> 
     ways: dict[str, Callable[[], object]] = {
         "files": lambda: to_files(path, "a", out),
         "lerobot": lambda: to_lerobot(path, out),
-        "mcap": lambda: to_mcap(path, out),
     }
     folder = out if way == "lerobot" else out / "a"
     for _ in range(2):

@@ -9,7 +9,7 @@ import click
 
 from seqrecord.cli.arguments import FRAME_RANGE, common, feature_names
 from seqrecord.cli.terminal import ProgressBar
-from seqrecord.export import to_files, to_hub, to_lerobot, to_mcap
+from seqrecord.export import to_files, to_hub, to_lerobot
 from seqrecord.indexing.opening import open as open_dataset
 from seqrecord.text import counted
 from seqrecord.units import format_size
@@ -23,9 +23,9 @@ from seqrecord.writing.convert_jobs import Progress
 @click.option(
     "--format",
     "kind",
-    type=click.Choice(["frames", "lerobot", "mcap"]),
+    type=click.Choice(["frames", "lerobot"]),
     default="frames",
-    help="Files per frame, a LeRobot dataset (v3.0), or rosbag2 recordings in MCAP.",
+    help="Files per frame, or a LeRobot dataset (v3.0).",
 )
 @feature_names("Features to export.")
 @click.option(
@@ -34,9 +34,7 @@ from seqrecord.writing.convert_jobs import Progress
     metavar="START:STOP[:STEP]",
     help="Frames of each episode to export; only for --format frames. [all]",
 )
-@click.option(
-    "--fps", type=float, help="For lerobot and mcap: frames per second, if episodes have none."
-)
+@click.option("--fps", type=float, help="For lerobot: frames per second, if episodes have none.")
 @click.option("--quiet", is_flag=True, help="Hide the progress bar.")
 @common
 def export(
@@ -50,19 +48,18 @@ def export(
     quiet: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
-    """Export episodes as files, LeRobot or MCAP.
+    """Export episodes as files or a LeRobot dataset.
 
     KEY is an episode, GLOB a pattern: '*' exports all episodes.
 
     \b
     --format frames     DEST/KEY/: image, npy and JSON files; `seqrecord write` reads them back
     --format lerobot    DEST: a LeRobot dataset; video is copied without decoding
-    --format mcap       DEST/KEY: a rosbag2 folder with an MCAP file
     """
     if kind != "frames" and frames is not None:
         raise click.UsageError(f"--frames requires --format frames, got {kind}")
     if kind == "frames" and fps is not None:
-        raise click.UsageError("--fps requires --format lerobot or mcap")
+        raise click.UsageError("--fps requires --format lerobot")
     with (
         open_dataset(path, storage_options=storage_options) as dataset,
         ProgressBar("frames", quiet=quiet) as bar,
@@ -76,8 +73,6 @@ def export(
         options: dict[str, Any] = {"features": features, "progress": show}
         if kind == "lerobot":
             to_lerobot(dataset, dest, episodes=episodes, fps=fps, **options)
-        elif kind == "mcap":
-            to_mcap(dataset, dest, episodes=episodes, fps=fps, **options)
         else:
             to_files(dataset, episodes, dest, frames=frames, **options)
     click.echo(f"{Path(dest)}: {counted(count, 'episode')}")

@@ -1,4 +1,4 @@
-"""Exports of datasets: files, LeRobot datasets, MCAP recordings of ROS 2, the Hugging Face Hub."""
+"""Exports of datasets: files, LeRobot datasets, the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from seqrecord.export.hub import HubPush as HubPush
     from seqrecord.export.hub import to_hub as to_hub
     from seqrecord.export.lerobot import to_lerobot as to_lerobot
-    from seqrecord.export.mcap import to_mcap as to_mcap
 
 if not TYPE_CHECKING:
     __getattr__, __dir__, __all__ = lazy(__name__)
