@@ -130,7 +130,7 @@ def shape_text(shape: Sequence[int | None]) -> str:
 
 
 def codec_text(codec: Sequence[Mapping[str, Any]]) -> str:
-    """A codec chain: `delta(-1) + zigzag + blosc(zstd, 2)`."""
+    """A codec chain: `delta(-1) + bias + blosc(zstd, 2)`."""
     return " + ".join(map(_step_text, codec)) or "raw"
 
 

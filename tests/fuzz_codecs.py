@@ -53,7 +53,7 @@ def chains(frame: npt.NDArray[Any]) -> list[tuple[CodecConfig, ...]]:
         resolve(name, frame.dtype, frame.shape, feature="x")
         for name in ("fast", "balanced", "small")
     ]
-    found += [({"id": name},) for name in ("zstd", "lz4", "zlib", "bz2", "lzma")]
+    found += [({"id": name},) for name in ("zstd", "lz4")]
     found += [
         ({"id": "blosc", "cname": cname, "clevel": 3, "shuffle": shuffle, "blocksize": blocksize},)
         for cname in ("blosclz", "lz4", "lz4hc", "zlib", "zstd")

@@ -102,7 +102,7 @@ def test_write_takes_a_default_codec_and_codecs_by_feature(tmp_path: Path) -> No
             return {name: list(spec.codec) for name, spec in dataset.features.items()}
 
     balanced, raw, fast = chains(), chains("raw"), chains("fast")
-    zlib, text = [{"id": "zlib", "level": 1}], '[{"id": "zlib", "level": 1}]'
+    zstd, text = [{"id": "zstd", "level": 1}], '[{"id": "zstd", "level": 1}]'
     jpeg = {"id": "seqrecord.image", "format": "jpeg", "quality": 90}
     assert raw == {name: [] for name in raw}
     assert chains("depth_left=raw", "image_left=jpeg") == {
@@ -111,8 +111,8 @@ def test_write_takes_a_default_codec_and_codecs_by_feature(tmp_path: Path) -> No
         "image_left": [jpeg],
     }
     assert chains("fast", "mask=raw") == {**fast, "mask": []}
-    assert chains(f"seg_left={text}", "raw") == {**raw, "seg_left": zlib}
-    assert chains(text, "mask=raw") == {**dict.fromkeys(raw, zlib), "mask": []}
+    assert chains(f"seg_left={text}", "raw") == {**raw, "seg_left": zstd}
+    assert chains(text, "mask=raw") == {**dict.fromkeys(raw, zstd), "mask": []}
     kept = chains("fast", "mask=raw", keep=True)
     images = {name: kept[name] for name in ("image_left", "image_right")}
     assert [chain[0]["format"] for chain in images.values()] == ["png", "png"]

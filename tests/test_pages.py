@@ -19,7 +19,7 @@ _ZSTD = ({"id": "zstd", "level": 1},)
 _CHAINS: list[tuple[dict[str, Any], ...]] = [
     (),
     _ZSTD,
-    ({"id": "seqrecord.zigzag"}, {"id": "lz4", "acceleration": 1}),
+    ({"id": "seqrecord.bias"}, {"id": "lz4", "acceleration": 1}),
     ({"id": "blosc", "cname": "lz4", "clevel": 1, "shuffle": 1, "blocksize": 0},),
 ]
 _DTYPES = "|b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 <u8 <f2 <f4 <f8 <c8 <c16".split()  # noqa: SIM905

@@ -230,7 +230,7 @@ def test_only_deep_sees_a_blob_that_does_not_decode(tmp_path: Path) -> None:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of one record file. Pages without a codec would reveal their frame count."""
     path = tmp_path_factory.mktemp("whole")
-    codecs = {name: [{"id": "zlib"}] for name in ("pose", "step")}
+    codecs = {name: [{"id": "zstd"}] for name in ("pose", "step")}
     write_small(path, max_file_size=1 << 30, codecs=codecs)
     return path
 

@@ -189,7 +189,7 @@ def test_footers_of_video_that_are_refused(tmp_path: Path) -> None:
     """Two features in a group, too long chunks, and an unknown codec."""
     chain = (config_of("ffv1").to_json(),)
     specs = [FeatureSpec("image", np.dtype("u1"), (HEIGHT, WIDTH, 3), chain)]
-    specs.append(FeatureSpec("state", np.dtype("u1"), (2,), ({"id": "zlib", "level": 1},)))
+    specs.append(FeatureSpec("state", np.dtype("u1"), (2,), ({"id": "zstd", "level": 1},)))
     writer = seqrecord.SeqRecordWriter(tmp_path, schema=seqrecord.Schema(specs))
     with writer, writer.episode("a") as episode:
         for image in moving(3):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import lzma
 import threading
 import warnings
-import zlib
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -49,7 +47,7 @@ Bytes = npt.NDArray[np.uint8]
 Parameters = dict[str, Collection[object]]
 """Allowed values of each parameter of a codec."""
 
-ERRORS = (ValueError, RuntimeError, OSError, EOFError, MemoryError, zlib.error, lzma.LZMAError)
+ERRORS = (ValueError, RuntimeError, OSError, EOFError, MemoryError)
 """Errors that the libraries raise on damaged or foreign blobs."""
 
 MAX_BUFFER_BYTES = 4 << 20

@@ -26,7 +26,7 @@ from seqrecord.codecs.base import (
     thread_buffer,
 )
 from seqrecord.codecs.blosc import Blosc
-from seqrecord.codecs.compressors import Bz2, Lz4, Lzma, Zlib, Zstd
+from seqrecord.codecs.compressors import Lz4, Zstd
 from seqrecord.codecs.delta import Delta, unbuffered
 from seqrecord.codecs.images import (
     FORMATS,
@@ -36,7 +36,7 @@ from seqrecord.codecs.images import (
     encode_image,
     probe,
 )
-from seqrecord.codecs.integers import Bias, SubtractGreen, Zigzag
+from seqrecord.codecs.integers import Bias, SubtractGreen
 from seqrecord.codecs.presets import CODEC_NAMES, fast_config, named_chain
 from seqrecord.codecs.video.config import VIDEO, named_video, video_config
 from seqrecord.errors import CodecError, SchemaError
@@ -44,11 +44,9 @@ from seqrecord.schema import MAX_CODECS, CodecConfig, EncodedImage
 from seqrecord.text import repr_of
 
 _FILTERS: dict[str, type[Filter]] = {
-    codec.codec_id: codec for codec in (Bias, Delta, SubtractGreen, Zigzag)
+    codec.codec_id: codec for codec in (Bias, Delta, SubtractGreen)
 }
-_COMPRESSORS: dict[str, type[Compressor]] = {
-    codec.codec_id: codec for codec in (Blosc, Bz2, Lz4, Lzma, Zlib, Zstd)
-}
+_COMPRESSORS: dict[str, type[Compressor]] = {codec.codec_id: codec for codec in (Blosc, Lz4, Zstd)}
 _PARAMETERS: dict[str, Parameters] = {
     **{name: codec.parameters for name, codec in _FILTERS.items()},
     **{name: codec.parameters for name, codec in _COMPRESSORS.items()},

@@ -1,4 +1,4 @@
-"""Integer filters: bias and zigzag for small signed numbers, green subtraction for colours."""
+"""Integer filters: bias for small signed numbers, green subtraction for colours."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Bias(Codec):  # type: ignore[misc]
     """Adds 0x80 to every byte but the top one, as one integer addition: 0x00808080.
 
     Small differences of either sign then have a top byte of 0 and other bytes near 0x80. Their byte
-    planes compress as well as after `Zigzag`, and one subtraction decodes them in place of four
-    operations.
+    planes compress as well as those of zigzag numbers, and one subtraction decodes them in place
+    of four operations.
     """
 
     codec_id = "seqrecord.bias"
@@ -51,46 +51,6 @@ register_codec(Bias)
 def _bias(dtype: np.dtype[Any]) -> np.unsignedinteger[Any]:
     value: np.unsignedinteger[Any] = dtype.type(int("80" * (dtype.itemsize - 1) or "0", 16))
     return value
-
-
-class Zigzag(Codec):  # type: ignore[misc]
-    """Maps signed integers to unsigned ones: 0, -1, 1, -2, … to 0, 1, 2, 3, …
-
-    Small differences of either sign then have zero bytes at the top.
-    """
-
-    codec_id = "seqrecord.zigzag"
-    parameters: ClassVar[Parameters] = {}
-
-    def check(self, shape: tuple[int, ...], itemsize: int) -> None:
-        """Accept any array."""
-
-    def encode(self, buf: UIntArray) -> UIntArray:
-        """Encode to a new C-contiguous array; the sign becomes the lowest bit."""
-        signed = np.array(buf, order="C", copy=True).view(f"<i{buf.dtype.itemsize}")
-        sign = np.right_shift(signed, 8 * buf.dtype.itemsize - 1)
-        np.left_shift(signed, 1, out=signed)
-        np.bitwise_xor(signed, sign, out=signed)
-        return signed.view(buf.dtype)
-
-    def decode(self, buf: UIntArray, out: UIntArray | None = None) -> UIntArray:
-        """Inverse of `encode` into `out`, which may be `buf` itself."""
-        out = output(buf, out)
-        flat = out.reshape(-1)
-        one = flat.dtype.type(1)
-        step = MAX_BUFFER_BYTES // flat.dtype.itemsize
-        temporary = thread_buffer("band", min(step, flat.size), flat.dtype)
-        for start in range(0, flat.size, step):
-            band = flat[start : start + step]
-            sign = temporary[: band.size]
-            np.bitwise_and(band, one, out=sign)
-            np.negative(sign, out=sign)
-            np.right_shift(band, one, out=band)
-            np.bitwise_xor(band, sign, out=band)
-        return out
-
-
-register_codec(Zigzag)
 
 
 class SubtractGreen(Codec):  # type: ignore[misc]

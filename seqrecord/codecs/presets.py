@@ -76,7 +76,7 @@ def fast_config(compressor: CodecConfig) -> CodecConfig:
         return {**compressor, "cname": "lz4", "clevel": 9}  # same format
     if name == "blosc":
         return {**compressor, "clevel": min(compressor.get("clevel", 5), 1)}
-    if name == "zlib" or (name == "zstd" and compressor.get("level", 0) >= 0):
+    if name == "zstd" and compressor.get("level", 0) >= 0:
         return {**compressor, "level": 1}
     return compressor
 

@@ -72,7 +72,7 @@ _CHAINS: dict[str, list[CodecConfig]] = {
     "none": [],
     "delta_y": [{"id": "seqrecord.delta", "axis": -2}],
     "delta_x_wide": [{"id": "seqrecord.delta", "axis": -1, "width": 4}],
-    "zigzag": [{"id": "seqrecord.delta", "axis": -1}, {"id": "seqrecord.zigzag"}],
+    "bias": [{"id": "seqrecord.delta", "axis": -1}, {"id": "seqrecord.bias"}],
     "green": [{"id": "seqrecord.subtract_green"}],
     "blosclz": [{"id": "blosc", "cname": "blosclz", "clevel": 9, "shuffle": 1, "blocksize": 0}],
     "blosc_lz4": [{"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 2, "blocksize": 256}],
@@ -82,13 +82,10 @@ _CHAINS: dict[str, list[CodecConfig]] = {
     "zstd": [{"id": "zstd", "level": 19}],
     "zstd_checksum": [{"id": "zstd", "level": -7, "checksum": True}],
     "lz4": [{"id": "lz4", "acceleration": 1}],
-    "zlib": [{"id": "zlib", "level": 9}],
-    "bz2": [{"id": "bz2", "level": 9}],
-    "lzma": [{"id": "lzma", "format": 1, "check": -1, "preset": 6, "filters": None}],
     "everything": [
         {"id": "seqrecord.subtract_green"},
         {"id": "seqrecord.delta", "axis": -3},
-        {"id": "seqrecord.zigzag"},
+        {"id": "seqrecord.bias"},
         {"id": "blosc", "cname": "zstd", "clevel": 1, "shuffle": 1, "blocksize": 0},
     ],
 }
