@@ -23,7 +23,7 @@ OWN += or (test_image_files and (test_refused or cut_or_gone)) or locations_and_
 # CI runs a random share of the slow tests: SLOW='--slow-share 0.34 --slow-seed COMMIT'
 SLOW :=
 
-.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot bench-training bench-niceness services demo lowest lerobot-tools test-lerobot quick test test-slow test-services test-others test-benchmarks test-torchcodec test-lowest test-all mutants simulate docs check format release clean
+.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot bench-training services demo lowest lerobot-tools test-lerobot quick test test-slow test-services test-others test-benchmarks test-torchcodec test-lowest test-all mutants simulate docs check format release clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
@@ -79,10 +79,6 @@ bench-lerobot: $(LEROBOT)/installed ## Measure against LeRobot, in bench/lerobot
 
 bench-training: $(INSTALLED) ## Train beside each loader, in bench/training; ARGS='--rows odometry/*' and so on
 	$(BIN)/python -m benchmarks.training $(BENCH)/training $(ARGS)
-
-bench-niceness: $(INSTALLED) ## Train beside loaders with thread_niceness, alone and three at a time, in bench/niceness
-	$(BIN)/python -m benchmarks.training $(BENCH)/niceness --rows 'depth/* ms/seqrecord/warm' 'act/* ms/seqrecord, resident/warm' \
-		--niceness 0 2 5 10 --together 1 3 --to benchmarks/training/niceness $(ARGS)
 
 lerobot-tools: $(LEROBOT_TOOLS)/installed $(INSTALLED) ## Let lerobot 0.6.1 load, cut, merge, extend and train on an export; 6 GB, needs Python 3.12
 	rm -rf $(LEROBOT_TOOLS)/data

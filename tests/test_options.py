@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
-import os
 import pickle
 import pydoc
 import re
 import subprocess
 import sys
-import threading
 from dataclasses import FrozenInstanceError, fields, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +30,6 @@ from seqrecord import (
     SeqRecordPipe,
     bench,
 )
-from seqrecord.errors import ResourceError
 from seqrecord.pipes.options import ClipOptions, DatasetOptions
 from seqrecord.profiler.bench import BenchOptions
 from tests.datasets import write_small
@@ -187,8 +184,6 @@ WRONG_OF_ENGINE: list[tuple[str, Any, str]] = [
     ("num_cursors", -1, "at least 1"),
     ("num_threads", 0, "at least 1"),
     ("num_threads", 1.5, "an integer"),
-    ("thread_niceness", -1, "at least 0"),
-    ("thread_niceness", 20, "at most 19"),
     ("video_decoder", "nvdec", "'pyav' or 'torchcodec'"),
 ]
 
@@ -217,53 +212,6 @@ def test_errors_name_the_invalid_argument(records: Path) -> None:
     for options in of_bench:
         with pytest.raises(ClipError, match=next(iter(options))):
             bench(records, **options)
-
-
-def niceness() -> tuple[str, int]:
-    name = threading.current_thread().name.rsplit("-", 1)[-1].split("_")[0]
-    return name, os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux has priorities of threads")
-def test_threads_have_the_niceness_of_the_engine(records: Path) -> None:
-    found: set[tuple[str, int]] = set()
-
-    def see(values: dict[str, Any], *_: Any) -> dict[str, Any]:
-        if threading.current_thread() is not threading.main_thread():
-            found.add(niceness())
-        return values
-
-    before = niceness()[1]
-    options: dict[str, Any] = {"clip_len": 4, "features": ["pose"]}
-    stream = SeqRecordIterableDataset(records, **options, frame_transform=see, clip_transform=see)
-    list(stream)
-    assert found == {("load", before), ("copy", before)}
-    for more, expected in ((3, min(before + 3, 19)), (19, 19)):
-        found.clear()
-        engine = EngineOptions(thread_niceness=more)
-        list(SeqRecordIterableDataset.from_options(records, replace(stream.options, engine=engine)))
-        list(SeqRecordMix({"a": stream}, batch_size=2, engine=engine))
-        assert found == {("load", expected), ("copy", expected)}
-    assert niceness()[1] == before, "the training thread is not changed"
-
-
-def test_unsupported_niceness_is_an_error(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "platform", "darwin")
-        EngineOptions(thread_niceness=0)
-        with pytest.raises(ClipError, match=r"engine\.thread_niceness .* Linux only") as caught:
-            EngineOptions(thread_niceness=5)
-        assert caught.value.got == "5 on darwin"
-
-    def refuse(*_: int) -> None:
-        raise PermissionError(13, "not permitted")
-
-    for action in (refuse, lambda *_: None):
-        monkeypatch.setattr(os, "setpriority", action)
-        engine = EngineOptions(thread_niceness=5)
-        with pytest.raises(ResourceError, match="refuses to lower the priority") as error:
-            list(SeqRecordIterableDataset(records, clip_len=4, features=["pose"], engine=engine))
-        assert "engine.thread_niceness=0" in str(error.value.expected)
 
 
 TORCHCODEC = EngineOptions(video_decoder="torchcodec")

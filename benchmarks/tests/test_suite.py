@@ -39,7 +39,6 @@ ROW = "benchmarks.tartanair.compare.row"
 PAGES: dict[str, tuple[Callable[[Any], str], str]] = {
     "tartanair/CLOUD.md": (cloud.page, "cloud.json"),
     "training/RESULTS.md": (training.page, "results.json"),
-    "training/niceness/RESULTS.md": (training.page, "results.json"),
     "training/DECODED_ONCE.md": (decoded_once.page, "decoded_once.json"),
     "lerobot/RESULTS.md": (lerobot.page, "results.json"),
     "lerobot/IN_PLACE.md": (in_place.page, "in_place.json"),

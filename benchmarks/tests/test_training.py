@@ -106,7 +106,7 @@ def test_cold_rows_and_parallel_trainings(folder: Path, options: argparse.Namesp
     sizes = [p.stat().st_size for p in found["originals"].rglob("*_left.png")]
     # Each sample reads the files of two frames. Reads of /proc by the meter are counted too.
     assert 2 * min(sizes) <= row["bytes_per_sample"] <= 4 * max(sizes) + 10_000
-    row = measure(job(found, "seqrecord", training="odometry", calls=10, niceness=5, together=2))
+    row = measure(job(found, "seqrecord", training="odometry", calls=10, together=2))
     assert row["steps"] > 20
     assert 0 < row["step_cpu"] < 2 * row["beside"]
     assert row["queued"] >= 0
@@ -182,9 +182,9 @@ def test_one_command_writes_rows_and_page(folder: Path, options: argparse.Namesp
 
 
 def test_variants_of_a_row(folder: Path, options: argparse.Namespace) -> None:
-    main([*command(folder, "odometry/8 ms/no loader/warm"), "--niceness", "0", "5"])
+    main([*command(folder, "odometry/8 ms/no loader/warm"), "--together", "1", "2"])
     first = json.loads((folder / "results.json").read_text())
-    assert list(first["rows"]) == [f"odometry/8 ms/no loader{n}/warm" for n in ("", " +5")]
+    assert list(first["rows"]) == [f"odometry/8 ms/no loader/warm{n}" for n in ("", " x2")]
     main([*command(folder, "odometry/25 ms/no loader/warm"), "--resume"])
     both = json.loads((folder / "results.json").read_text())
     assert both["calls"] == first["calls"]

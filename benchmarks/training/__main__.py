@@ -84,13 +84,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=20, help="measured time per row")
     cores = os.cpu_count() or 1
     parser.add_argument("--workers", type=int, default=cores, help="of loaders except seqrecord")
-    parser.add_argument("--niceness", nargs="*", type=int, default=[0], help="of our threads")
     parser.add_argument("--together", nargs="*", type=int, default=[1], help="trainings at a time")
     return parser.parse_args(arguments)
 
 
 def _jobs(suite: Suite, calls: Mapping[str, int], stack: ExitStack) -> Iterator[tuple[str, Run]]:
-    """All wanted rows; creates their data. `+5` in a name is a niceness, `x3` three trainings."""
+    """All wanted rows; creates their data. `x3` in a name means three trainings."""
     options, folder = suite.options, suite.folder
     far: Callable[[Path], dict[str, Any]] | None = None
     for training, step, name, place in names():
@@ -121,14 +120,14 @@ def _jobs(suite: Suite, calls: Mapping[str, int], stack: ExitStack) -> Iterator[
         if place == "s3":
             far = far or _s3(stack)
             job = replace(job, **far(found[form]))
-        for niceness, together in product(options.niceness, options.together):
-            more = f" +{niceness}" * bool(niceness), f" x{together}" * (together > 1)
+        for together in options.together:
+            more = f" x{together}" * (together > 1)
             yield (
-                f"{training}/{step}/{name}{more[0]}/{place}{more[1]}",
+                f"{training}/{step}/{name}/{place}{more}",
                 partial(
                     run_job,
                     "benchmarks.training.row",
-                    asdict(replace(job, niceness=niceness, together=together)),
+                    asdict(replace(job, together=together)),
                     120 + 8 * options.seconds,
                     python=options.lerobot if loader.package == "lerobot" else sys.executable,
                     environment=python_environment(folder),

@@ -32,7 +32,7 @@ Batches = Iterable[Mapping[str, Any]]
 @dataclass(frozen=True)
 class Source:
     """Location of a training's data: folders of the originals and of the loader's format, or
-    location, options and URL on S3. `niceness` applies to seqrecord's threads.
+    location, options and URL on S3.
     """
 
     originals: Path
@@ -40,7 +40,6 @@ class Source:
     location: str = ""
     options: Mapping[str, Any] | None = None
     url: str = ""
-    niceness: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +143,6 @@ def _seqrecord(
         batch_size=training.batch,
         drop_last=True,
         memory_limit=memory_limit,
-        engine=seqrecord.EngineOptions(thread_niceness=source.niceness),
     )
     if not workers:
         return pipe

@@ -42,9 +42,8 @@ class Job:
     """A row, and the location of its data.
 
     `calls` are the small calls of a step, equal in all rows; 0: a step of the network. `line` is a
-    file with the number of bytes sent by S3 so far, `line_rate` its limit per second. `niceness`
-    applies to seqrecord's threads. `together` such trainings run on the machine, and one is
-    measured; 0 for the others, which never end.
+    file with the number of bytes sent by S3 so far, `line_rate` its limit per second. `together`
+    such trainings run on the machine, and one is measured; 0 for the others, which never end.
     """
 
     training: str
@@ -61,7 +60,6 @@ class Job:
     url: str = ""
     line: str = ""
     line_rate: float = 0.0
-    niceness: int = 0
     together: int = 1
 
 
@@ -100,7 +98,7 @@ def measure(job: Job) -> dict[str, Any]:
         epochs: Any = repeat([example])
     else:
         where = job.location, job.options or None, job.url
-        source = Source(Path(job.originals), folder, *where, job.niceness)
+        source = Source(Path(job.originals), folder, *where)
         opened = loader.open(training, source, job.workers)
         for _ in range(loader.epochs_before):
             began = _whole_epoch(opened)

@@ -35,7 +35,7 @@ from seqrecord.engine.vectors import VectorSteps
 from seqrecord.engine.workers import THREAD_NAME, WorkerPool
 from seqrecord.format.index import GroupIndex
 from seqrecord.processes.forks import at_fork
-from seqrecord.processes.threads import lower_priority, start
+from seqrecord.processes.threads import start
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec, FrameTransform
 from seqrecord.sampling import Clips, Plan
@@ -98,7 +98,6 @@ class Resources:
         device: device of arenas and batches, with its number. Default: host.
         stream: stream of the device, if several executions share one.
         shared: whether the consumer sends batches to another process.
-        niceness: added to the niceness of all threads.
         decode_there: whether the device decodes video if possible; see `DeviceVideo`.
         rows: for each group of the plan, if `memory` has a row for each frame. Frames then stay in
             memory for the next iteration; see `AllFrames`.
@@ -110,7 +109,6 @@ class Resources:
     device: torch.device | None = None
     stream: SideStream | None = None
     shared: bool = False
-    niceness: int = 0
     decode_there: bool = False
     rows: Sequence[FrameRows] = ()
 
@@ -148,7 +146,6 @@ class Execution:
     ) -> None:
         """Fill batches of a channel with clips `[first, last)` of the plan; see `Executor`."""
         job, resources, buffers, stats = self.job, self.resources, self.buffers, self.stats
-        lower_priority(resources.niceness)  # inherited by threads started later
         plan, transform = job.plan, job.frame_transform
         loader = ChunkLoader(
             job.dataset,

@@ -163,7 +163,6 @@ class ClipLoader:
             device,
             stream,
             shared=in_worker,
-            niceness=tuning.thread_niceness,
             decode_there=tuning.video_decoder == "torchcodec",
             rows=rows,
         )

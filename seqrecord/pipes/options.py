@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from os import PathLike
@@ -79,14 +78,6 @@ def _check_flag(name: str, value: Any) -> bool:
 
 def _check_probability(name: str, value: Any) -> float:
     return float(check(name, value, is_probability(value), "a probability: 0 to 1"))
-
-
-def _check_niceness(name: str, value: Any) -> int:
-    niceness = check_integer(name, value, least=0, most=19)
-    if niceness and sys.platform != "linux":
-        got = f"{niceness} on {sys.platform}"
-        raise ClipError(f"{name} is available on Linux only", expected="0", got=got)
-    return niceness
 
 
 def _check_dilation(name: str, value: Any) -> int | tuple[int, ...]:
@@ -476,11 +467,6 @@ class EngineOptions:
             share of the cores: the cores of its affinity and of the container's CPU quota, divided
             by the ranks on this machine (torchrun's `LOCAL_WORLD_SIZE`, or the variables of MPI and
             Slurm) and by the workers.
-        thread_niceness: niceness, 0 to 19, added to the loader's threads relative to the iterating
-            thread; Linux only. Training steps on few cores get faster, but other busy processes can
-            starve the loader; see docs/performance.md. Raises `ClipError` on other systems,
-            `ResourceError` if the system refuses. Threads started by a `frame_transform` inherit
-            it.
         video_decoder: "pyav" (default) decodes video on the host. "torchcodec" decodes on the
             `device`, directly into its memory: on GPUs by NVDEC. Unsupported videos fall back to
             PyAV, with one log line. Pixels may differ by a few units of 255, because YUV is
@@ -495,7 +481,6 @@ class EngineOptions:
     num_cursors: int | None = _checked(None, _integer_from(1))
     shuffle_buffer: int | None = _checked(None, _integer_from(1))
     num_threads: int | None = _checked(None, _integer_from(1))
-    thread_niceness: int = _checked(0, _check_niceness)
     video_decoder: str = _checked("pyav", one_of("pyav", "torchcodec"))
     trace: str | PathLike[str] | None = _checked(
         None, lambda name, value: (local_path(value, name), value)[1]

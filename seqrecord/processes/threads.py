@@ -7,7 +7,6 @@ that uses a pool and may run while the main thread exits registers a shutdown wi
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Callable
@@ -31,29 +30,6 @@ def start(thread: threading.Thread) -> None:
             expected="a higher limit of processes and threads (ulimit -u, pids.max of a container)",
             got=f"{threading.active_count()} threads in this process",
         ) from error
-
-
-def lower_priority(niceness: int) -> None:
-    """Increase the niceness of this thread, up to 19; threads started by it inherit it.
-
-    Linux only, because niceness is per thread there. Raises `ResourceError` if the system
-    refuses.
-    """
-    if not niceness:
-        return
-    thread, got = threading.get_native_id(), "no change"
-    wanted = min(os.getpriority(os.PRIO_PROCESS, thread) + niceness, 19)
-    try:
-        os.setpriority(os.PRIO_PROCESS, thread, wanted)
-        if os.getpriority(os.PRIO_PROCESS, thread) == wanted:
-            return
-    except OSError as error:
-        got = str(error)
-    raise ResourceError(
-        "the system refuses to lower the priority of the loader's threads",
-        expected=f"niceness {wanted} of a thread; else pass engine.thread_niceness=0",
-        got=got,
-    )
 
 
 def check_room(count: int) -> None:

@@ -36,7 +36,7 @@ _MOST_BATCHES = 1 << 40  # of an epoch
 MIX_OPTIONS = (
     *("batch_size", "frames_per_batch", "drop_last", "even_batches", "seed"),
     *("memory_limit", "rank", "world_size", "device", "output"),
-    *(f"tuning.{name}" for name in ("num_threads", "thread_niceness", "video_decoder", "trace")),
+    *(f"tuning.{name}" for name in ("num_threads", "video_decoder", "trace")),
 )
 """Options of the mix; sources must not set them."""
 
@@ -141,7 +141,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         device: as in `SeqRecordIterableDataset`.
         output: as in `SeqRecordIterableDataset`.
         engine: as in `SeqRecordIterableDataset`. `num_threads` applies to each source, so that a
-            slow source can use every thread; `thread_niceness`, `trace` and `video_decoder` to the
+            slow source can use every thread; `trace` and `video_decoder` to the
             mix, except for video of sources with a `frame_transform`, which the host decodes.
             `num_cursors` and `shuffle_buffer` belong to the sources.
     """

@@ -1,17 +1,20 @@
 """Zarr arrays with bounded decoded chunks. Importing this module imports zarr.
 
 zarr's codecs allocate the size that stored bytes declare. So compressors are replaced by
-`seqrecord.codecs`, which take a limit. Other codecs are accepted only if their output cannot grow
-much.
+decoders with a limit. Other codecs are accepted only if their output cannot grow much.
 """
 
 from __future__ import annotations
 
 import asyncio
+import bz2
+import lzma
 import math
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +22,9 @@ from zarr import Array, AsyncArray
 from zarr import codecs as zarr_codecs
 from zarr.abc.codec import ArrayBytesCodec, BytesBytesCodec
 
-from seqrecord.codecs.base import Codec, Compressor
+from seqrecord.codecs.base import Bytes, Codec, check_limit
 from seqrecord.codecs.blosc import Blosc
-from seqrecord.codecs.compressors import Bz2, Lz4, Lzma, Zlib, Zstd
+from seqrecord.codecs.compressors import Lz4, Zstd
 from seqrecord.errors import SourceError
 from seqrecord.sources.common.limits import MAX_TEXT_CHUNK_BYTES
 
@@ -34,15 +37,31 @@ _GROW_LITTLE = (
 )
 
 
-class _Gzip(Zlib):
-    codec_id = "gzip"
+_LZMA_MEMORY = 128 << 20  # decoding the largest preset needs 65 MiB
 
-    def _decompressor(self) -> Any:
-        return zlib.decompressobj(wbits=31)
+_Decoder: TypeAlias = Callable[[memoryview, int], Bytes]
+"""Decodes a blob to at most a number of bytes; raises `ValueError` for more."""
 
 
-_COMPRESSORS: dict[str, type[Compressor]] = {
-    each.codec_id: each for each in (Blosc, Bz2, _Gzip, Lz4, Lzma, Zlib, Zstd)
+def _decode_stream(make: Callable[[], Any], blob: memoryview, limit: int) -> Bytes:
+    """Decode a stream of Python's standard library, which does not declare its size."""
+    decompressor = make()
+    data = decompressor.decompress(blob, limit + 1)
+    check_limit(len(data), limit)
+    if not decompressor.eof or decompressor.unused_data:
+        raise ValueError("a truncated stream, or bytes after its end")
+    return np.frombuffer(data, np.uint8)
+
+
+_STREAMS: dict[str, Callable[[], Any]] = {
+    "bz2": bz2.BZ2Decompressor,
+    "gzip": partial(zlib.decompressobj, wbits=31),
+    "lzma": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=_LZMA_MEMORY),
+    "zlib": zlib.decompressobj,
+}
+_DECODERS: dict[str, _Decoder] = {
+    **{each.codec_id: each().decoded for each in (Blosc, Lz4, Zstd)},
+    **{name: partial(_decode_stream, make) for name, make in _STREAMS.items()},
 }
 
 
@@ -71,13 +90,13 @@ class _Numcodec(Codec):  # type: ignore[misc, unused-ignore]
     def __init__(self, codec: Any, limit: int, array: Any) -> None:
         self._codec, self._limit, self._name = codec, limit, codec.codec_id
         self._dtype, self._shape = array.dtype, array.chunks
-        self._compressor = _compressor(self._name)
-        if self._compressor is None and not self._name.startswith(("vlen-", _IMAGES)):
+        self._decoder = _DECODERS.get(self._name)
+        if self._decoder is None and not self._name.startswith(("vlen-", _IMAGES)):
             _check_known(self._name)
 
     def decode(self, buf: Any, out: Any = None) -> Any:
-        if self._compressor is not None:
-            return self._compressor.decoded(_bytes(buf), self._limit)
+        if self._decoder is not None:
+            return self._decoder(_bytes(buf), self._limit)
         if self._name.startswith("vlen-"):
             _check_count(_bytes(buf), self._shape)
         if self._name.startswith(_IMAGES):  # the codec checks the image's shape
@@ -92,13 +111,13 @@ class _Numcodec(Codec):  # type: ignore[misc, unused-ignore]
 class _Bytes(BytesBytesCodec):  # type: ignore[misc, unused-ignore]
     """A Zarr 3 compressor."""
 
-    compressor: Compressor
+    decoder: _Decoder
     limit: int
     is_fixed_size = False
 
     async def _decode_single(self, chunk_bytes: Any, chunk_spec: Any) -> Any:
         data = _bytes(chunk_bytes.as_numpy_array())
-        found = await asyncio.to_thread(self.compressor.decoded, data, self.limit)
+        found = await asyncio.to_thread(self.decoder, data, self.limit)
         return chunk_spec.prototype.buffer.from_array_like(found)
 
     def compute_encoded_size(self, input_byte_length: int, chunk_spec: Any) -> int:
@@ -126,16 +145,12 @@ def _codec(codec: Any, limit: int, chunk: tuple[int, ...]) -> Any:
     if isinstance(codec, zarr_codecs.VLenUTF8Codec):
         return VLenUTF8Codec()
     name = str(codec.to_dict()["name"]).removeprefix("numcodecs.")
-    if (compressor := _compressor(name)) is not None:
-        return _Bytes(compressor, limit)
+    if (decoder := _DECODERS.get(name)) is not None:
+        return _Bytes(decoder, limit)
     if isinstance(codec, ArrayBytesCodec) and name != "bytes":
         name = f"{name} of whole arrays"
     _check_known(name)
     return codec
-
-
-def _compressor(name: str) -> Compressor | None:
-    return _COMPRESSORS[name]() if name in _COMPRESSORS else None
 
 
 def _bytes(data: Any) -> memoryview:
@@ -147,7 +162,7 @@ def _check_known(name: str) -> None:
     if name not in _GROW_LITTLE:
         raise SourceError(
             "unsupported codec: its decoded size has no bound",
-            expected=f"a codec among {', '.join(sorted({*_COMPRESSORS, *_GROW_LITTLE}))}",
+            expected=f"a codec among {', '.join(sorted({*_DECODERS, *_GROW_LITTLE}))}",
             got=name,
         )
 
