@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -150,7 +151,23 @@ def check_kinds_and_units(
             elif value is not None:
                 _check_unit(schema[name], value)
             described.setdefault(name, {})[what] = value
+    changes: Mapping[str, Any] = described
+    for name in changes:
+        check_depth(replace(schema[name], **changes[name]))
     return described
+
+
+def check_depth(spec: FeatureSpec) -> None:
+    """Raise `SchemaError` for depth with a unit in the channels of a picture."""
+    is_picture = spec.dtype == np.uint8 and len(spec.shape) == 3 and spec.shape[2] != 1
+    if spec.kind == "depth" and spec.unit is not None and spec.value == "array" and is_picture:
+        raise SchemaError(
+            "a picture with channels has no depth in a unit; store depth as uint16 or float32 "
+            "[H, W], or leave the unit out",
+            feature=spec.name,
+            expected="numbers [height, width]",
+            got=str(spec).partition(": ")[2],
+        )
 
 
 def _check_kind(spec: FeatureSpec, kind: object, *, fits: bool) -> None:

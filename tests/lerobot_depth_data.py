@@ -2,8 +2,10 @@
 
 tests/golden/sources/lerobot_depth.zip was written and read by lerobot 0.6.1. It has two datasets,
 one with a logarithmic and one with a linear scale, and `frames.npz`, lerobot's depth in metres of
-every row. To make it again, in an environment with lerobot: `python -m tests.lerobot_depth_data
-FOLDER`, then zip the folder without `stats.json` and `images/`.
+every row. lerobot_depth_images.zip has depth as TIFF images, uint16 and float32, and the depth of
+every row in both units. To make them again, in an environment with lerobot: `python -m
+tests.lerobot_depth_data FOLDER`, then zip the folder and its folder `images`, without `stats.json`
+and `images/` of datasets.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from tests.lerobot_video_data import declare_video
 
 __all__ = ["DEPTH", "INFO", "LENGTHS", "codes_of", "with_depth", "write"]
 
+IMAGE = "observation.images.depth"
 DEPTH = ("observation.images.log", "observation.images.linear")
 LENGTHS = (4, 6)
 _HEIGHT, _WIDTH = 32, 48
@@ -99,6 +103,18 @@ def write(root: Path, lengths: Sequence[int] = LENGTHS) -> list[Path]:
     return places
 
 
+def write_depth_images(root: Path, dtype: str, lengths: Sequence[int] = LENGTHS) -> None:
+    """Write depth as TIFF images by lerobot: `u2` in millimetres, `f4` in metres."""
+    names, info = ["height", "width", "channels"], {"is_depth_map": True}
+    feature = {"dtype": "image", "shape": (6, 8, 1), "names": names, "info": info}
+    y, x = np.mgrid[:6, :8]
+    recorded = [
+        [{IMAGE: (1 + x * y * 1300 + 7 * i + n).astype(dtype)[..., None]} for i in range(count)]
+        for n, count in enumerate(lengths)
+    ]
+    write_dataset(root, {IMAGE: feature}, recorded, use_videos=False)
+
+
 def main(root: Path) -> None:
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
@@ -107,6 +123,13 @@ def main(root: Path) -> None:
         read = LeRobotDataset("a/test", root=place, depth_output_unit="m")
         frames[name] = np.concatenate([read[i][name].numpy() for i in range(len(read))])
     np.savez_compressed(root / "frames.npz", **frames)
+    images: dict[str, Any] = {}
+    for dtype, unit in product(("u2", "f4"), ("mm", "m")):
+        if not (place := root / "images" / dtype).exists():
+            write_depth_images(place, dtype)
+        read = LeRobotDataset("a/test", root=place, depth_output_unit=unit)
+        images[f"{dtype} {unit}"] = np.stack([read[i][IMAGE].numpy() for i in range(len(read))])
+    np.savez_compressed(root / "images" / "frames.npz", **images)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import torch
 from benchmarks.lerobot.equal import CAMERAS, VARIANTS, write
 from seqrecord.lazy import is_installed
 from tests.lerobot_data import FEATURES, FPS, episodes, write_dataset
-from tests.lerobot_depth_data import DEPTH
+from tests.lerobot_depth_data import DEPTH, IMAGE, write_depth_images
 from tests.lerobot_depth_data import write as write_depth
 
 _FRAMES = {
@@ -135,8 +135,17 @@ def _depths(folder: Path) -> dict[str, dict[str, Any]]:
             # Exponentials are rounded differently: see `DepthScale.metres`.
             within = 1e-6 if (root.name, unit) == ("log", "m") else 0
             windows = {name: (-1, 0, 2)}
-            result = compare(root, windows, records, within=within, depth_output_unit=unit)
-            found[f"depth, {root.name}, {unit}"] = result
+            for place in (records, None):  # in place, too
+                result = compare(root, windows, place, within=within, depth_output_unit=unit)
+                found[f"depth, {root.name}, {unit}, {place is None}"] = result
+    for dtype in ("u2", "f4"):
+        root = folder / f"depth_{dtype}"
+        write_depth_images(root, dtype, (4, 6, 5))
+        records = root.with_name(f"{root.name}-records")
+        seqrecord.convert(seqrecord.open_source(root), records, workers=1, strict=True)
+        for unit in ("mm", "m"):
+            result = compare(root, {IMAGE: (-1, 0, 2)}, records, depth_output_unit=unit)
+            found[f"depth as TIFF, {dtype}, {unit}"] = result
     return found
 
 

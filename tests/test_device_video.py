@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import SeqRecordWriter
+from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.engine.device import video as device_video
@@ -316,13 +317,15 @@ def test_unsupported_streams_are_decoded_on_the_host(caplog: pytest.LogCaptureFi
     h264 = {"codec": "h264", "pixel_format": "yuv420p"}
     for codec, reason in (
         ({"codec": "ffv1", "pixel_format": "bgr0"}, "no container"),
+        ({"codec": "hevc", "pixel_format": "gray12le"}, "gray12le is not decoded"),
         ({**h264, "matrix": 1}, "color space"),
         ({**h264, "range": "full"}, "color space"),
     ):
         device_video.say_once.cache_clear()
         caplog.clear()
-        chain = ({"id": "video", **codec},)
-        spec = FeatureSpec("image", np.dtype("u1"), (HEIGHT, WIDTH, 3), codec=chain)
+        config = VideoConfig.from_json({"id": "video", **codec})
+        shape, chain = config.shape(HEIGHT, WIDTH), (config.to_json(),)
+        spec = FeatureSpec("image", config.dtype, shape, codec=chain)
         assert not DeviceVideo(spec, CPU).works
         assert reason in fallbacks(caplog)[0]
     with pytest.raises(seqrecord.ClipError, match="video_decoder"):

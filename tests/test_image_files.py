@@ -114,21 +114,48 @@ def exr_files(folder: Path) -> Read:
         yield ".exr", exr(folder / "a.exr", planes), want
 
 
-def test_datasets_have_the_values_of_the_files(tmp_path: Path) -> None:
+def png_files(folder: Path) -> Read:
+    for dtype, channels in product(("u1", "u2"), ((), (2,), (3,), (4,))):
+        pixels = values(dtype, 5, 7, *channels)
+        yield ".png", bytes(imagecodecs.png_encode(pixels)), pixels
+    bits = values("u1", 5, 9) % 2 == 1
+    yield ".png", saved(folder / "a.png", bits), bits
+
+
+FORMATS: dict[str, tuple[Callable[[Path], Read], str | None]] = {
+    "png": (png_files, None),
+    "png in jpegxl": (png_files, "jpegxl"),  # if it fits
+    "netpbm": (lambda _: netpbm_files(), None),
+    "tiff": (lambda _: tiff_files(), None),
+    "webp, bmp": (colour_files, None),
+    "rasters": (raster_files, None),
+    "exr": (exr_files, None),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_datasets_have_the_values_of_the_files(tmp_path: Path, name: str) -> None:
     """Each file is a feature of two frames."""
-    files = [*netpbm_files(), *tiff_files()]
-    files += [each for make in (colour_files, raster_files, exr_files) for each in make(tmp_path)]
+    make, codec = FORMATS[name]
+    files = [*make(tmp_path)]
+    if codec is not None:
+        files = [each for each in files if each[2].dtype != bool and each[2].shape[2:] != (2,)]
+        files = [each for each in files if each[2].dtype == "u1" or each[2].shape[2:] != (4,)]
     for number, (ending, data, _) in enumerate(files):
         folder = tmp_path / "src" / "run" / f"f{number}"
         folder.mkdir(parents=True)
         for index in range(2):
             (folder / f"{index}{ending}").write_bytes(data)
-    seqrecord.convert(open_source(tmp_path / "src"), tmp_path / "records", workers=1)
+    source = open_source(tmp_path / "src")
+    names = [f"f{number}" for number in range(len(files))]
+    codecs = None if codec is None else dict.fromkeys(names, codec)
+    report = seqrecord.convert(source, tmp_path / "records", workers=1, strict=True, codecs=codecs)
+    assert report.inventory.left_out_data == ()
     with seqrecord.open(tmp_path / "records") as dataset:
         frame = dataset.episodes["run"][1]
         for number, (ending, data, want) in enumerate(files):
-            got, name = np.asarray(frame[f"f{number}"]), f"{ending}: {data[:20]!r}"
-            np.testing.assert_array_equal(got, want, name, strict=True)
+            got, shown = np.asarray(frame[f"f{number}"]), f"{ending}: {data[:20]!r}"
+            np.testing.assert_array_equal(got, want, shown, strict=True)
 
 
 def tiff(pixels: Array, order: Any, **more: int) -> bytes:

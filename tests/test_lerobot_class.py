@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +28,7 @@ import seqrecord
 from seqrecord.errors import ClipError, MissingPackageError, SourceError
 from seqrecord.export import to_lerobot as export
 from seqrecord.lerobot import LeRobotDataset, PlannedSampler, to_lerobot
-from tests.lerobot_depth_data import DEPTH
+from tests.lerobot_depth_data import DEPTH, IMAGE
 from tests.lerobot_stand_in import install, same
 from tests.lerobot_video_data import CAMERAS, unpack
 from tests.video_data import moving
@@ -178,17 +178,29 @@ def test_tasks_other_attributes_and_converted_records(root: Path, home: Path) ->
 
 @pytest.mark.parametrize(("kind", "name"), [("log", DEPTH[0]), ("linear", DEPTH[1])])
 def test_depth(tmp_path: Path, kind: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Metres as in lerobot 0.6.1, and whole millimetres within the range of uint16."""
+    """As in lerobot 0.6.1: metres, and whole millimetres; of records and in place."""
     folder = unpack(tmp_path, "lerobot_depth")
     records = tmp_path / "records"
     seqrecord.convert(seqrecord.open_source(folder / kind), records, workers=1)
     metres = np.load(folder / "frames.npz")[name][:, None]
-    for unit, wanted in (("m", metres), ("mm", (metres * np.float32(1000)).round())):
-        ours = dataset(folder / kind, records=records, depth_output_unit=unit, cache_limit=0)
+    units = (("m", metres), ("mm", (metres * np.float32(1000)).round()))
+    for (unit, wanted), place in product(units, (records, None)):
+        ours = dataset(folder / kind, records=place, depth_output_unit=unit, cache_limit=0)
         got = torch.stack([item[name] for item in ours[:]]).numpy()
         assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
         np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-6)
     assert "each decodes its own 1 picture, from" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", ["u2", "f4"])
+def test_depth_as_tiff(tmp_path: Path, dtype: str) -> None:
+    folder = unpack(tmp_path, "lerobot_depth_images")
+    seqrecord.convert(seqrecord.open_source(folder / dtype), tmp_path / "records", workers=1)
+    with np.load(folder / "frames.npz") as frames:
+        for unit in ("mm", "m"):
+            ours = dataset(folder / dtype, records=tmp_path / "records", depth_output_unit=unit)
+            got = torch.stack([item[IMAGE] for item in ours[:]]).numpy()
+            np.testing.assert_array_equal(got, frames[f"{dtype} {unit}"], strict=True)
 
 
 @pytest.mark.parametrize("is_given", [False, True])

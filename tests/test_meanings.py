@@ -145,6 +145,27 @@ def test_kinds_and_units_of_missing_features_are_refused(tmp_path: Path) -> None
             seqrecord.convert(seqrecord.open_source(source), tmp_path / "c", **options)
 
 
+def test_a_picture_has_no_depth_in_a_unit(tmp_path: Path) -> None:
+    """Channels of 8 bits are a rendering of depth, or its bytes."""
+    source, records = tree(tmp_path / "tree", rgb=mask()), dataset(tmp_path / "b", rgb=mask())
+    given = ("--kind", "rgb=depth", "--unit", "rgb=mm")
+    messages = [
+        fail("write", "--src", source, "--dst", tmp_path / "a", "--quiet", *given),
+        fail("edit", "describe", records, *given),
+    ]
+    run("edit", "describe", records, *given[:2])
+    messages.append(fail("edit", "describe", records, *given[2:]))
+    run("edit", "describe", records, "--unit", "rgb=px", code=1)
+    features: dict[str, Any] = {"rgb": {"kind": "depth", "unit": "mm"}}
+    with pytest.raises(SchemaError) as caught:  # noqa: PT012, SIM117 - from the first frame
+        with seqrecord.SeqRecordWriter(tmp_path / "c", features=features) as writer:
+            with writer.episode("e") as episode:
+                episode.append({"rgb": mask()})
+    for message in (*messages, str(caught.value)):
+        assert "no depth in a unit; store depth as uint16 or float32 [H, W]" in message
+        assert "got: uint8" in message
+
+
 def test_wrong_uses_of_edits(tmp_path: Path) -> None:
     records = dataset(tmp_path / "a", x=np.ones(3))
     for arguments in (["--kind", "x"], ["--unit", "=m"], ["--unit", "x=m", "--unit", "x=mm"], []):

@@ -24,7 +24,7 @@ from seqrecord.sources import DepthScale, LeftOut, Source, inventory_of
 from seqrecord.writing.convert_jobs import KEPT_COST, frame_cost
 from tests.bags import png
 from tests.lerobot_data import FEATURES, episodes
-from tests.lerobot_depth_data import DEPTH, INFO, codes_of, with_depth
+from tests.lerobot_depth_data import DEPTH, IMAGE, INFO, codes_of, with_depth
 from tests.lerobot_depth_data import LENGTHS as DEPTH_LENGTHS
 from tests.lerobot_video_data import CAMERAS, LENGTHS, block_means, with_video
 from tests.lerobot_video_data import unpack as unpack_golden
@@ -565,7 +565,7 @@ NAME = DEPTH[0]
 
 
 def depth_of(source: Any, number: int, name: str = NAME) -> Any:
-    return np.stack([frame[name] for frame in source.frames(source.episodes()[number])])
+    return video_of(source, number, name)
 
 
 def test_metres_of_codes() -> None:
@@ -600,15 +600,22 @@ def test_every_row_has_its_depth(tmp_path: Path, root: Path) -> None:
     wanted = np.split(DepthScale.of(INFO).metres()[codes], np.cumsum(COUNTS)[:-1])
     for number in (2, 0, 0, 1, 2):
         np.testing.assert_array_equal(depth_of(source, number), wanted[number])
-    assert list(source.videos(source.episodes()[0])) == [VIDEO]
     np.testing.assert_array_equal(depth_of(open_source(root, features=[NAME]), 1), wanted[1])
-    seqrecord.convert(source, tmp_path / "records", workers=1)
-    with seqrecord.open(tmp_path / "records") as dataset:
-        for number, part in enumerate(parts):
-            got = dataset.episodes[f"episode_{number:06d}"][:]
-            np.testing.assert_array_equal(got[NAME], wanted[number])
-            np.testing.assert_array_equal(got[VIDEO], part)
+    seqrecord.convert(source, tmp_path / "kept", workers=1)
+    as_floats = seqrecord.convert(
+        source, tmp_path / "floats", workers=1, codecs={NAME: "balanced"}, strict=True
+    )
+    for place in (root, tmp_path / "kept", tmp_path / "floats"):  # in place, packets, metres
+        with seqrecord.open(place) as dataset:
+            found = dataset.features[NAME]
+            assert (str(found), found.kind, found.unit) == (str(spec), "depth", "m")
+            for number, part in enumerate(parts):
+                got = dataset.episodes[f"episode_{number:06d}"][:]
+                np.testing.assert_array_equal(got[NAME], wanted[number])
+                np.testing.assert_array_equal(got[VIDEO], part)
+    with seqrecord.open(tmp_path / "floats") as dataset:
         assert dataset.statistics[NAME].max[0] == pytest.approx(10.0)
+    assert f"{NAME}: codes of gray12le decoded to metres" in as_floats.inventory.notes
 
 
 def test_b_frames_and_a_linear_scale_in_ffv1(root: Path) -> None:
@@ -674,6 +681,21 @@ def test_another_size_and_fewer_frames_than_rows(root: Path) -> None:
     change_feature(root, shape=[48, 65, 1])
     with pytest.raises(SourceError, match=r"the video size differs from info\.json"):
         open_source(root).schema()
+
+
+@pytest.mark.parametrize(("dtype", "unit"), [("u2", "mm"), ("f4", "m")])
+def test_depth_as_tiff_matches_lerobot(tmp_path: Path, dtype: str, unit: str) -> None:
+    root = unpack_golden(tmp_path, "lerobot_depth_images")
+    seqrecord.convert(open_source(root / dtype), tmp_path / "records", workers=1, strict=True)
+    with seqrecord.open(tmp_path / "records") as dataset, np.load(root / "frames.npz") as frames:
+        spec = dataset.features[IMAGE]
+        assert str(spec) == f"{IMAGE}: {np.dtype(dtype).name} [6, 8]"
+        assert (spec.kind, spec.unit) == ("depth", unit)
+        rows = np.concatenate([each[:][IMAGE] for each in dataset.episodes.values()])
+        np.testing.assert_array_equal(rows[:, None], frames[f"{dtype} {unit}"])
+        assert len(np.unique(rows)) > 40
+    with pytest.raises(SourceError, match=r"cannot be read in place.*seqrecord write"):
+        seqrecord.open(root / dtype)
 
 
 def test_metres_match_lerobot_for_each_row(tmp_path: Path) -> None:

@@ -22,7 +22,13 @@ import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import SourceError
 from tests.command_line import fail, run
-from tests.video_file_data import pictures, write_fragmented, write_video
+from tests.video_file_data import (
+    decoded,
+    pictures,
+    set_display_matrix,
+    write_fragmented,
+    write_video,
+)
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -143,23 +149,22 @@ def test_frames_of_vp9_may_change_between_keyframes(tmp_path: Path) -> None:
 
 
 def test_odd_sizes(tmp_path: Path) -> None:
-    """A video to be re-encoded fails; the codec named by the error can store it."""
+    """4:2:0 does not support them."""
     odd = SMALL[:, :95, :127].copy()
     path = write(tmp_path / "a.mkv", "mjpeg", [jpegs(odd[0])], (95, 127))
-    with pytest.raises(SourceError, match="odd size") as caught:
-        seqrecord.convert(open_source(path), tmp_path / "out", workers=1)
-    error = caught.value
-    assert (error.file, error.feature) == (str(path), "image")
-    assert str(error.got).startswith("127x95 mjpeg")
-    assert "ffmpeg -i IN -c:v ffv1" in error.message
-    assert "Errno" not in str(error)
+    for codecs, most in ((None, 3), ({"image": "ffv1"}, 0)):
+        place = tmp_path / f"odd{most}"
+        seqrecord.convert(open_source(path), place, workers=1, codecs=codecs)
+        with seqrecord.open(place) as dataset:
+            [found] = dataset.episodes["a"][:]["image"]
+        assert np.abs(found.astype(int) - decoded(path)[1][0]).mean() <= most
     path = write_video(tmp_path / "b.mkv", odd, "ffv1", pixels="bgr0")
     seqrecord.convert(open_source(path), tmp_path / "records", workers=1)
     with seqrecord.open(tmp_path / "records") as dataset:
         np.testing.assert_array_equal(dataset.episodes["b"][:]["image"], odd)
     for codec in ("h264", "hevc"):  # and a writer
-        codecs = {"image": [{"id": "video", "codec": codec, "pixel_format": "yuv420p"}]}
-        writer = seqrecord.SeqRecordWriter(tmp_path / codec, codecs=codecs)
+        chains = {"image": [{"id": "video", "codec": codec, "pixel_format": "yuv420p"}]}
+        writer = seqrecord.SeqRecordWriter(tmp_path / codec, codecs=chains)
         with (
             pytest.raises(seqrecord.SeqRecordError, match=r"odd sizes.*ffv1.*127x95") as refused,
             writer,
@@ -168,6 +173,136 @@ def test_odd_sizes(tmp_path: Path) -> None:
             episode.append({"image": odd[0]})
         assert refused.value.feature == "image"
         assert "Errno" not in str(refused.value)
+
+
+# --- pixel formats, and changes of values ----------------------------------------------------
+
+
+def write_native(path: Path, codec: str, pixels: str, count: int = 3) -> Pixels:
+    """Write a video with all values of a pixel format; returns what PyAV decodes, without RGB."""
+    rng = np.random.default_rng(0)
+    with av.open(str(path), "w") as file:
+        options = {"x265-params": "log-level=none:lossless=1:pools=none:frame-threads=1"}
+        stream: Any = file.add_stream(codec, rate=30, options=options)
+        stream.height, stream.width, stream.pix_fmt = 96, 128, pixels
+        stream.codec_context.thread_count = 1
+        for number in range(count):
+            frame = av.VideoFrame(128, 96, pixels)
+            bits = max(part.bits for part in frame.format.components)
+            for plane in frame.planes:
+                values = rng.integers(0, 1 << bits, plane.buffer_size // (1 + (bits > 8)))
+                order = ">" if frame.format.is_big_endian else "<"
+                plane.update(values.astype(f"{order}u{1 + (bits > 8)}").tobytes())
+            frame.pts, frame.time_base = number, Fraction(1, 30)
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    with av.open(str(path)) as file:
+        frames: list[Any] = list(file.decode(file.streams.video[0]))
+    is_grey = pixels.startswith("gray") and pixels != "gray"
+    return np.stack([frame.to_ndarray(format=None if is_grey else "rgb24") for frame in frames])
+
+
+FORMATS = [  # encoder, container, pixel format, its video codec when packed
+    *(("ffv1", "mkv", f"gray{bits}le", "ffv1") for bits in (10, 12, 16)),
+    *(("libx265", "mp4", f"gray{bits}le", "hevc") for bits in (10, 12)),
+    ("png", "mov", "gray16be", "ffv1"),
+    *(("ffv1", "mkv", pixels, "ffv1") for pixels in ("gray", "bgr0", "yuv420p", "yuv422p10le")),
+    *(("libx265", "mp4", pixels, "hevc") for pixels in ("gray", "yuv420p10le", "yuv444p12le")),
+    ("libvpx-vp9", "webm", "yuv420p", "vp9"),
+    ("prores_ks", "mov", "yuv422p10le", "h264"),
+]
+
+
+@pytest.mark.parametrize(("encoder", "ending", "pixels", "codec"), FORMATS)
+def test_the_pixel_format_determines_dtype_and_shape(
+    tmp_path: Path, encoder: str, ending: str, pixels: str, codec: str
+) -> None:
+    path = tmp_path / f"depth.{ending}"
+    want = write_native(path, encoder, pixels)
+    source = open_source(path)
+    spec = source.schema()["image"]
+    is_grey = pixels != "gray" and pixels.startswith("gray")
+    assert spec.dtype == (np.uint16 if is_grey else np.uint8)
+    assert spec.shape == want.shape[1:]
+    assert spec.codec[0]["codec"] == codec
+    assert spec.kind == (None if is_grey else "image")
+    lossless = {"image": "ffv1"} if encoder == "prores_ks" else None
+    numbers = {"image": "balanced"}
+    places: list[Path] = []
+    for codecs in (lossless, numbers):
+        places.append(tmp_path / f"{len(places)}")
+        report = seqrecord.convert(source, places[-1], workers=1, codecs=codecs, strict=True)
+        is_rounded = not is_grey and "1" in pixels.replace("gbrp", "")
+        assert any("bits rounded to 8" in note for note in report.inventory.notes) == is_rounded
+    for place in (*places, *([path] if codec in ("hevc", "h264", "vp9") and not lossless else [])):
+        with seqrecord.open(place) as dataset:
+            np.testing.assert_array_equal(dataset.episodes["depth"][:]["image"], want, strict=True)
+
+
+CHANGES = [  # encoder, container, pixel format, whether rotated; inventory: before and why
+    ("prores_ks", "mov", "yuv422p10le", False, "prores yuv422p10le", "packets of prores"),
+    ("mjpeg", "mkv", "yuvj420p", False, "mjpeg yuvj420p", "packets of mjpeg"),
+    ("mpeg4", "mp4", "yuv420p", False, "mpeg4 yuv420p", "packets of mpeg4"),
+    ("libvpx", "webm", "yuv420p", False, "vp8 yuv420p", "packets of vp8"),
+    ("libx264", "mp4", "yuv420p", True, "h264 yuv420p", "the file rotates or mirrors them"),
+]
+
+
+@pytest.mark.parametrize(("encoder", "ending", "pixels", "is_turned", "before", "why"), CHANGES)
+def test_changed_pixels_are_in_the_inventory(
+    tmp_path: Path, encoder: str, ending: str, pixels: str, is_turned: bool, before: str, why: str
+) -> None:
+    """`--strict` refuses them, and the codec that it names changes none."""
+    path = write_video(tmp_path / f"a.{ending}", SMALL, encoder, pixels=pixels)
+    if is_turned:
+        set_display_matrix(path, -1, 0, 0, -1)
+    want = decoded(path)[1][:, ::-1, ::-1] if is_turned else decoded(path)[1]
+    if encoder != "prores_ks":  # one of them by the command line
+        with pytest.raises(SourceError, match=f"would change pixels: {why}") as caught:
+            seqrecord.convert(open_source(path), tmp_path / "out", workers=1, strict=True)
+        assert (caught.value.episode, caught.value.feature) == ("a", "image")
+        assert str(caught.value.got).startswith(f"{before}, to h264")
+        remedy = str(caught.value).partition("(--codec ")[2].partition(")")[0]
+        seqrecord.convert(open_source(path), tmp_path / "lossy", workers=1)
+    else:
+        message = fail("write", "--src", path, "--dst", tmp_path / "out", "--strict", "--quiet")
+        remedy = message.partition("(--codec ")[2].partition(")")[0]
+        run("write", "--src", path, "--dst", tmp_path / "lossy", "--quiet")
+    shown = run("info", tmp_path / "lossy").stdout
+    assert f"left out  exact pixels of image: 4 frames, {before} encoded as h264 yuv4" in shown
+    assert f": {why}" in shown
+    assert remedy == "image=ffv1"
+    assert f"--codec {remedy} keeps them" in shown
+    run("write", "--src", path, "--dst", tmp_path / "kept", "--codec", remedy, "--strict")
+    shown = run("info", tmp_path / "kept").stdout
+    assert "exact pixels" not in shown
+    assert f"image: 4 frames without loss, {before} encoded as ffv1 bgr0: {why}" in shown
+    assert ("10 bits rounded to 8" in shown) == ("10" in pixels)
+    with seqrecord.open(tmp_path / "kept") as dataset:
+        np.testing.assert_array_equal(dataset.episodes["a"][:]["image"], want)
+
+
+def test_deep_colour_is_uint16_on_request(tmp_path: Path) -> None:
+    (tmp_path / "videos").mkdir()
+    path = tmp_path / "videos/a.mkv"
+    write_native(path, "ffv1", "yuv422p10le")
+    with av.open(str(path)) as file:
+        want = [frame.to_ndarray(format="rgb48le") for frame in file.decode()]
+    run(
+        *("write", "--src", path.parent, "--dst", tmp_path / "out", "--strict"),
+        *("--source-option", "dtype=uint16"),
+    )
+    with seqrecord.open(tmp_path / "out") as dataset:
+        found = dataset.episodes["a"][:]["image"]
+        assert [*dataset.features["image"].codec] != []
+    assert (found.dtype, len(np.unique(found)) > 500) == (np.uint16, True)
+    np.testing.assert_array_equal(found, want)
+    message = fail(
+        *("index", path.parent, "--dst", tmp_path / "index", "--source-option", "dtype=uint16")
+    )
+    assert "cannot be read in place" in message
+    with pytest.raises(SourceError, match="invalid option dtype"):
+        open_source(path, dtype="uint17")
 
 
 # --- several streams -------------------------------------------------------------------------

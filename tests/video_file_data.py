@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.decoding import decode_gop
-from seqrecord.codecs.video.gops import Gop
+from seqrecord.codecs.video.gops import DecodedFrame, Gop
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.video.files import VideoFile
 from seqrecord.sources.video.streams import read_gops, video_spec
@@ -101,7 +101,8 @@ def decoded(path: Path) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.uint8]]
 def gops_of(path: Path, times: npt.NDArray[np.float64] | None = None) -> list[Gop]:
     """GOPs of a file that contain the frames at `times`, by default all."""
     with VideoFile(path) as file:
-        return list(read_gops(file, times))
+        parts = list(read_gops(file, times))
+    return [part for part in parts if isinstance(part, Gop)]
 
 
 def decode_file_gops(
@@ -112,12 +113,17 @@ def decode_file_gops(
         return decode_gops_of(video_spec("a", file), read_gops(file, times))
 
 
-def decode_gops_of(spec: FeatureSpec, gops: Iterable[Gop]) -> npt.NDArray[np.uint8]:
-    """Frames of a feature's GOPs, decoded one by one: uint8 [T, H, W, 3]."""
+def decode_gops_of(spec: FeatureSpec, parts: Iterable[Gop | DecodedFrame]) -> npt.NDArray[Any]:
+    """Frames of a feature's GOPs, decoded one by one: [T, H, W, 3], or [T, H, W] of deep grey."""
     height, width = (n or 0 for n in spec.shape[:2])
     config = VideoConfig.from_json(spec.codec[0])
-    parts = [decode_gop(gop.config or config, height, width, gop) for gop in gops]
-    return np.concatenate([np.empty((0, height, width, 3), np.uint8), *parts])
+    frames = [
+        (config.depth.decode(part.pixels) if config.depth else part.pixels)[None]
+        if isinstance(part, DecodedFrame)
+        else decode_gop(part.config or config, height, width, part)
+        for part in parts
+    ]
+    return np.concatenate([np.empty((0, *config.shape(height, width)), config.dtype), *frames])
 
 
 def write_fragmented(whole: Path, path: Path) -> Path:

@@ -20,7 +20,7 @@ from seqrecord.cli.arguments import (
     source_option,
     write_mode,
 )
-from seqrecord.cli.terminal import Command, ProgressBar
+from seqrecord.cli.terminal import ProgressBar
 from seqrecord.codecs import CODEC_NAMES
 from seqrecord.errors import SourceError
 from seqrecord.format.manifest import Manifest
@@ -42,7 +42,7 @@ from seqrecord.writing.stored_statistics import add_statistics
 _INVENTORY_LINES = 10
 
 
-@click.command(cls=Command)
+@click.command()
 @click.option(
     "--src",
     required=True,
@@ -97,7 +97,9 @@ _INVENTORY_LINES = 10
     is_flag=True,
     help="Skip episodes with broken files, and list them at the end.",
 )
-@click.option("--strict", is_flag=True, help="Fail if the inventory lists data not converted.")
+@click.option(
+    "--strict", is_flag=True, help="Fail for data not converted, and lossy changes of video."
+)
 @click.option(
     "--chunk-frames",
     type=click.IntRange(1, MAX_CHUNK_FRAMES),
@@ -211,7 +213,7 @@ def write(
     _print_damaged(report.damaged)  # not a failure: their episodes were converted again
 
 
-@click.command(cls=Command)
+@click.command()
 @click.argument("src")
 @click.option(
     "-o",
@@ -330,7 +332,7 @@ def _print_inventory(report: ConvertReport) -> None:
         click.echo(f"  {line}")
 
 
-@click.command(cls=Command)
+@click.command()
 @click.argument("path")
 @common
 def reindex(path: str, storage_options: dict[str, Any] | None) -> None:

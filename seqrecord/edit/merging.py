@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
-from seqrecord.edit.features import loses_data
 from seqrecord.errors import DestinationError, SchemaError
 from seqrecord.feature_kinds import differences
 from seqrecord.format.text import check_key
@@ -22,7 +21,7 @@ from seqrecord.writing.convert import convert
 from seqrecord.writing.convert_jobs import Progress
 from seqrecord.writing.dataset_source import DatasetSource, MergedSource
 from seqrecord.writing.destination import Destination, WriteMode
-from seqrecord.writing.stored_schema import DEFAULT_MAX_FILE_SIZE, has_same_pages
+from seqrecord.writing.stored_schema import DEFAULT_MAX_FILE_SIZE, has_same_pages, loses_data
 
 _logger = logging.getLogger("seqrecord")
 

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +121,8 @@ def _column(name: str, spec: FeatureSpec) -> LeRobotColumn:
     if spec.value != "array" or not spec.is_fixed:
         raise _impossible(spec, "LeRobot does not support bytes and varying shapes")
     shape = tuple(n or 0 for n in spec.shape) or (1,)
-    if spec.codec and spec.codec[0]["id"] == "video" and spec.codec[0]["codec"] in CONTAINED:
+    is_colour = len(shape) == len(_AXES)  # lerobot reads grey video as depth codes
+    if spec.is_video and is_colour and spec.codec[0]["codec"] in CONTAINED:
         return LeRobotColumn(name, spec, "video", shape)
     if spec.dtype == np.uint8 and len(shape) == 3 and shape[2] == 3:
         return LeRobotColumn(name, spec, "image", shape)
@@ -181,10 +181,8 @@ class LeRobotMeta:
         columns: Sequence[LeRobotColumn],
         episodes: Sequence[Episode],
         fps: Fraction,
-        splits: Mapping[str | None, int],
     ) -> None:
         self._root, self._columns, self._episodes, self._fps = root, columns, episodes, fps
-        self._splits = splits  # successive episodes of each, `None` for no split
         self._tasks: dict[str, int] = {}  # with their numbers
         self._file = RowFile(root / "meta/episodes")
         self._rows: list[dict[str, Any]] = []  # not written yet
@@ -266,7 +264,6 @@ class LeRobotMeta:
             map(len, self._episodes),
             len(self._tasks),
             robot,
-            self._splits,
         )
 
     def _stats(self, statistics: Statistics) -> dict[str, Any]:
@@ -287,7 +284,6 @@ def dataset_info(
     lengths: Iterable[int],
     num_tasks: int,
     robot_type: Any,
-    splits: Mapping[str | None, int] | None = None,
 ) -> dict[str, Any]:
     """Contents of `info.json`.
 
@@ -297,13 +293,9 @@ def dataset_info(
         lengths: the number of frames of each episode.
         num_tasks: the number of tasks.
         robot_type: name of the robot; other values become `None`.
-        splits: number of successive episodes of each split, of `None` in no split. Without a
-            split, all episodes are in `train`.
     """
     own = {TIMESTAMP: "float32"} | dict.fromkeys(OWN, "int64")
     counts = [*lengths]
-    ends = [0, *accumulate((splits or {}).values())]
-    ranges = {n: f"{a}:{b}" for n, (a, b) in zip(splits or {}, pairwise(ends), strict=True) if n}
     is_video = any(one["dtype"] == "video" for one in features.values())
     return {
         "codebase_version": "v3.0",
@@ -315,7 +307,7 @@ def dataset_info(
         "data_files_size_in_mb": _FILE_MB,
         "video_files_size_in_mb": 200,
         "fps": fps,
-        "splits": ranges or {"train": f"0:{len(counts)}"},
+        "splits": {"train": f"0:{len(counts)}"},
         "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
         "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
         if is_video

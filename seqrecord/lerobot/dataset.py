@@ -17,7 +17,7 @@ from seqrecord.clips.windows import delta_timestamps
 from seqrecord.errors import ClipError, MissingPackageError, SourceError
 from seqrecord.indexing.opening import dataset_of
 from seqrecord.lazy import import_extra
-from seqrecord.lerobot.form import channels_first, millimetres, numbers
+from seqrecord.lerobot.form import channels_first, depth_in, numbers
 from seqrecord.lerobot.items import PlannedDataset
 from seqrecord.lerobot.planned import ClipPlanner, PlannedReader
 from seqrecord.pipes.collating import collate
@@ -67,7 +67,7 @@ class LeRobotDataset(PlannedDataset):
             LeRobot's class.
         video_backend: ignored.
         records: the dataset as records of `seqrecord write`, read instead of its files: a path, a
-            URL, or an open dataset. Required for images in tables and for depth.
+            URL, or an open dataset. Required for images in tables.
         cache_limit: memory of each process for decoded frames that stay, smallest features first,
             as bytes or text such as "512MiB".
         resize: height and width of images in pixels, `{"observation.images.top": (224, 224)}`, or
@@ -122,7 +122,9 @@ class LeRobotDataset(PlannedDataset):
             for name in self.meta.camera_keys
             if name not in depths
         }
-        self._depths = {*depths}
+        self._depths = {
+            n: self.features[n]["dtype"] == "video" or dataset.features[n].unit for n in depths
+        }
         self._texts = self._find_texts()
         self.delta_indices = self._find_windows()
         self.clips = self._select(dataset, cache_limit, resize)
@@ -262,8 +264,7 @@ class LeRobotDataset(PlannedDataset):
         if name in self._images:
             return channels_first(value, return_uint8=self._images[name])
         if name in self._depths:
-            value = value.unsqueeze(-3)
-            return value if self.depth_output_unit == "m" else millimetres(value)
+            return depth_in(self.depth_output_unit, value.unsqueeze(-3), self._depths[name])
         return numbers(value)
 
     def _places(self, episode: IntArray, start: IntArray) -> dict[str, torch.Tensor]:

@@ -63,6 +63,20 @@ def numbers(value: Any) -> Any:
     return value.to(torch.float32 if value.is_floating_point() else torch.int64)
 
 
+def depth_in(unit: str, depth: torch.Tensor, stored: str | bool | None) -> torch.Tensor:
+    """Convert depth to a unit, float32, as LeRobot does.
+
+    `stored` is true for metres of a video, which become whole millimetres, and for images their
+    unit, `None` if unknown.
+    """
+    if stored is True:
+        return depth if unit == "m" else millimetres(depth)
+    depth = depth.to(torch.float32)
+    if stored in (None, unit):
+        return depth
+    return depth * 1000.0 if stored == "m" else depth / 1000.0
+
+
 def millimetres(metres: torch.Tensor) -> torch.Tensor:
     """Convert to whole millimetres, float32, as LeRobot does."""
     return (metres * 1000.0).round_().clamp_(0, 65535)

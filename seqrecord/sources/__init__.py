@@ -8,6 +8,7 @@ from seqrecord.lazy import lazy
 
 if TYPE_CHECKING:
     from seqrecord.codecs.video.decoding import describe_video as describe_video
+    from seqrecord.codecs.video.depth import DepthScale as DepthScale
     from seqrecord.codecs.video.gops import Gop as Gop
     from seqrecord.sources.base import EpisodeInfo as EpisodeInfo
     from seqrecord.sources.base import FoundSource as FoundSource
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from seqrecord.sources.inventory import unread_files as unread_files
     from seqrecord.sources.kitti import KittiSource as KittiSource
     from seqrecord.sources.lerobot.source import LeRobotSource as LeRobotSource
-    from seqrecord.sources.lerobot.videos import DepthScale as DepthScale
     from seqrecord.sources.mcap.source import McapSource as McapSource
     from seqrecord.sources.registry import format_names as format_names
     from seqrecord.sources.rlds.source import RldsSource as RldsSource

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,6 +45,7 @@ from seqrecord.writing.edit_files import check_split_name
 from seqrecord.writing.external_lists import put_copied, put_lists
 from seqrecord.writing.gaps import split_at_gaps as cut_at_gaps
 from seqrecord.writing.rates import irregular_note
+from seqrecord.writing.source_video import Change, notes_of_kept, with_changes
 from seqrecord.writing.stored_schema import (
     DEFAULT_MAX_FILE_SIZE,
     Codecs,
@@ -132,8 +133,8 @@ def convert(
             jobs. `workers` is then only the number of parallel jobs, by default the cluster's.
         skip_bad_episodes: leave out and report episodes that raise `SourceError` or cannot be
             stored.
-        strict: raise `SourceError` if the original has data that the source does not pack; see
-            `Inventory`.
+        strict: raise `SourceError` if the original has data that the source does not pack, and for
+            video that would be encoded again with loss; see `Inventory`.
         chunk_frames, max_file_size, statistics, storage_options: as for `SeqRecordWriter`.
         in_place: keep packets of video, images and arrays in the original files, and store
             references. Other features are copied. The originals must stay, and other users must
@@ -174,8 +175,9 @@ def convert(
         inventory = inventory_of(source)
     described: Mapping[str, Any] = check_kinds_and_units(schema, kinds, units)
     features = (replace(each, **described.get(each.name, {})) for each in inventory.features)
-    notes = (note for note in inventory.notes if not _is_answered(note, described))
-    inventory = replace(inventory, features=tuple(features), notes=tuple(notes))
+    notes: Iterable[str] = (note for note in inventory.notes if not _is_answered(note, described))
+    notes = (*notes, *notes_of_kept(schema))
+    inventory = replace(inventory, features=tuple(features), notes=notes)
     if split_at_gaps is not None:
         if in_place:
             raise SourceError("originals read in place cannot be split at gaps; convert them")
@@ -206,7 +208,7 @@ def convert(
             else:
                 work = frame_cost(schema, in_place=in_place)
                 kept, schema = schema, stored_schema(schema, codecs, target.schema, described)
-                check_passthrough(kept, schema)
+                check_passthrough(kept, schema, in_place=in_place)
             for note in _unknown_units(original, described, target.schema):
                 _logger.warning("%s: %s", target.storage.url, note)
                 inventory = replace(inventory, notes=(*inventory.notes, note))
@@ -232,7 +234,7 @@ def convert(
                     statistics=statistics,
                     externals=externals,
                     checksums=checksums,
-                    skip_other_sizes=not strict,
+                    strict=strict,
                 )
                 for part in cut_in_jobs(todo, work, job_bytes)
             ]
@@ -246,6 +248,7 @@ def convert(
             commit = partial(target.commit, check=check, copied=copied)
             return _report(
                 *(target, episodes, todo, written, unlisted, known, inventory, commit),
+                schema=schema,
                 inventories=inventories,
             )
         except BaseException as error:
@@ -399,6 +402,7 @@ def _report(
     inventory: Inventory,
     commit: Callable[..., Manifest],
     *,
+    schema: Schema,
     inventories: Sequence[Inventory] | None,
 ) -> ConvertReport:
     """Commit and make the report. `inventories` replace `inventory` in the dataset."""
@@ -430,8 +434,16 @@ def _report(
             *(target.storage.url, counted(len(others), "episode"), others[0].error),
         )
     codecs: Counter[tuple[str, str]] = Counter()
+    changes: Counter[Change] = Counter()
     for job in jobs:
         codecs.update(job.codecs)
+        changes.update(job.changes)
+    inventory = with_changes(inventory, changes, schema)
+    if target.finished and any(spec.is_video for spec in schema.values()):
+        note = (
+            f"changes of pixels not counted in {counted(len(target.finished), 'resumed episode')}"
+        )
+        inventory = replace(inventory, notes=(*inventory.notes, note))
     mixed = (f"{name}: {counted(n, 'episode')} in {codec}" for (name, codec), n in codecs.items())
     inventory = replace(inventory, notes=(*inventory.notes, *mixed))
     if irregular := [episode for job in jobs for episode in job.irregular]:

@@ -29,7 +29,7 @@ from seqrecord.errors import (
 from seqrecord.format.text import encode_metadata
 from seqrecord.format.time_spans import clock_of
 from seqrecord.processes.threads import check_room
-from seqrecord.schema import Schema
+from seqrecord.schema import Block, Schema
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.sources.base import blocks_of
 from seqrecord.sources.common.file_types import explained
@@ -41,6 +41,7 @@ from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
 from seqrecord.writing.rates import IrregularEpisode
 from seqrecord.writing.record_file import RecordFileWriter
+from seqrecord.writing.source_video import Change, SourceVideo
 from seqrecord.writing.stored_schema import check_fps
 
 KEPT_COST = 64  # decoded bytes of copied video take as long as one encoded byte
@@ -65,7 +66,8 @@ class JobResult:
     rate.
 
     `frames` also counts the frames of bad episodes, as far as they were read. `codecs` has the
-    number of episodes for each video feature and codec that is not the feature's.
+    number of episodes for each video feature and codec that is not the feature's, `changes` the
+    number of frames whose packets were not kept.
     """
 
     frames: int
@@ -73,6 +75,7 @@ class JobResult:
     statistics: Statistics | None
     irregular: tuple[IrregularEpisode, ...] = ()
     codecs: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    changes: Mapping[Change, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class Job:
     statistics: bool
     externals: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # see `VideoGroup`
     checksums: bool = False  # of referenced data
-    skip_other_sizes: bool = False  # of video
+    strict: bool = False  # refuse lossy changes, and video of another size
 
     @property
     def num_frames(self) -> int:
@@ -139,6 +142,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResu
 
     collector = StatisticsCollector(job.schema) if job.statistics else None
     codecs: Counter[tuple[str, str]] = Counter()
+    changes: Counter[Change] = Counter()
     copied: frozenset[str] = getattr(job.source, "copied_features", frozenset())
     # Unchecked references and copies are as fast to repeat as to note for a resume.
     is_quick = (job.externals and not job.checksums) or copied >= job.schema.active.keys()
@@ -161,11 +165,11 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResu
                 fps=check_fps(info.fps),
             )
             try:
-                with explained():
-                    own = _write_frames(files, job, info, count)
+                with explained(), located(SourceError, episode=info.key):
+                    videos = _write_frames(files, job, info, count)
             except SourceError as error:
                 is_other_size = isinstance(error, OtherSizeError)
-                if not (job.skip_bad_episodes or (job.skip_other_sizes and is_other_size)):
+                if not (job.skip_bad_episodes or (is_other_size and not job.strict)):
                     others = (
                         "to pack the other episodes, resume with skip_bad_episodes (--resume "
                         "--skip-bad-episodes)"
@@ -187,9 +191,11 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResu
                 bad.append(BadEpisode(info.key, str(error), is_other_size))
             else:
                 files.end()
-                codecs.update(own)
+                for video in videos:
+                    codecs.update(video.codecs)
+                    changes.update(video.changes)
     statistics = None if collector is None else collector.statistics()
-    return JobResult(frames, tuple(bad), statistics, tuple(files.irregular), codecs)
+    return JobResult(frames, tuple(bad), statistics, tuple(files.irregular), codecs, changes)
 
 
 def write_copy(job: Job, advance: Callable[[int], None] | None = None) -> JobResult:
@@ -206,25 +212,30 @@ def _write_frames(
     job: Job,
     info: EpisodeInfo,
     advance: Callable[[int], None],
-) -> set[tuple[str, str]]:
-    """Write an episode; returns video features and codecs that are not the feature's."""
-    count, codecs = 0, set()
+) -> list[SourceVideo]:
+    """Write an episode; returns its videos."""
+    count = 0
     with located(SourceError, episode=info.key):
         check_frames(info.num_frames)
     videos = getattr(job.source, "videos", None)
     kept = videos(info) if videos is not None else {}
+    known = job.source.schema() if kept else {}
+    found = {name: SourceVideo(known[name], job.schema[name], strict=job.strict) for name in kept}
+    decoded = {
+        name: found[name].frames(parts)
+        for name, parts in kept.items()
+        if not job.schema[name].is_video
+    }
     chunks = getattr(job.source, "chunks", None)
     with _as_source_errors():
         for chunk, times in chunks(info) if chunks is not None else ():
             files.append_chunk(chunk, times)
             advance(0)
-        for name, parts in kept.items():
-            for part in parts:
+        for name in kept.keys() - decoded.keys():
+            for part in found[name].parts(kept[name]):
                 files.append_video(name, part)
-                if part.config is not None:
-                    codecs.add((name, f"{part.config.codec} {part.config.pixel_format}"))
                 advance(0)  # so that a stop is noticed
-    has_others = len(kept) < len(job.schema.active)
+    has_others = len(kept) - len(decoded) < len(job.schema.active)
     for block in blocks_of(job.source, info):
         before, count = count, count + block.num_frames
         if count > info.num_frames:
@@ -232,8 +243,8 @@ def _write_frames(
         with _as_source_errors():
             if not block.columns and videos is None and chunks is None:
                 raise FrameError("frame without features", episode=info.key, frame=before)
-            if has_others:
-                files.append(block)
+            for each in _with_frames(block, decoded) if decoded else [block] * has_others:
+                files.append(each)
         advance(block.num_frames)
     if count != info.num_frames or count == 0:
         raise SourceError(
@@ -242,12 +253,24 @@ def _write_frames(
             expected=max(info.num_frames, 1),
             got=f"{count} or more" if count > info.num_frames else count,
         )
+    for name, frames in decoded.items():
+        if next(frames, None) is not None:
+            raise SourceError("the video has more frames than the episode", feature=name)
     timestamps = getattr(job.source, "timestamps", None)
     if info.fps is not None and timestamps is not None and clock_of(job.schema) is None:
         files.check_times(timestamps(info))
     with _as_source_errors():
         files.check_lengths()
-    return codecs
+    return [*found.values()]
+
+
+def _with_frames(block: Block, decoded: Mapping[str, Iterator[Any]]) -> Iterator[Block]:
+    """Yield the frames of a block, each with the next frame of these videos."""
+    for frame in block.frames():
+        pixels: dict[str, Any] = {name: next(each, None) for name, each in decoded.items()}
+        for name in (name for name, each in pixels.items() if each is None):
+            raise SourceError("the video has fewer frames than the episode", feature=name)
+        yield Block.of({**frame, **pixels})
 
 
 @contextlib.contextmanager

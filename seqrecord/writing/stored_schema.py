@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from seqrecord.codecs import check_codec, image_chain, probe, resolve
-from seqrecord.codecs.images import FILES
+from seqrecord.codecs.images import FILES, IMAGE
 from seqrecord.errors import CodecError, DestinationError, FrameError, SchemaError
-from seqrecord.feature_kinds import same_unit
+from seqrecord.feature_kinds import check_depth, same_unit
 from seqrecord.format.rows import MAX_CHUNK_FRAMES
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.text import repr_of
@@ -136,17 +136,30 @@ def has_same_pages(spec: FeatureSpec, stored: FeatureSpec) -> bool:
     return values and (spec.codec == stored.codec or is_passthrough(spec, stored))
 
 
-def check_passthrough(schema: Schema, stored: Schema) -> None:
-    """Raise `SchemaError` if a source's video would be stored under another codec.
+def loses_data(spec: FeatureSpec) -> bool:
+    """Whether a feature's codec is lossy."""
+    config = spec.codec[0] if spec.codec else {"id": "none"}
+    return (config["id"] == "video" and config.get("codec") != "ffv1") or (
+        config["id"] == IMAGE and config.get("format") in ("jpeg", "any")
+    )
 
-    Packets of a source's video are not encoded again.
+
+def check_passthrough(schema: Schema, stored: Schema, *, in_place: bool) -> None:
+    """Raise `SchemaError` if a source's video would be encoded with a lossy codec of the caller.
+
+    With FFV1, packets are kept, and frames that must be encoded lose nothing. With a codec other
+    than video, all frames are decoded, but not `in_place`.
     """
     for spec in schema.values():
         found = stored[spec.name]
-        if spec.is_video and not is_passthrough(spec, found):
+        if not spec.is_video or is_passthrough(spec, found):
+            continue
+        is_same = found.is_video and found.codec[0]["codec"] == spec.codec[0]["codec"]
+        if in_place or (loses_data(found) and not is_same):
             raise SchemaError(
-                "cannot change the codec of a source's video; leave the codec out, and then "
-                "convert the new dataset to encode the video again",
+                "cannot change the codec of a source's video to a lossy one, or in place; leave "
+                "the codec out, or choose a lossless one such as ffv1 or balanced. Converting the "
+                "new dataset encodes the video again",
                 feature=spec.name,
                 expected=spec.codec[0],
                 got=found.codec[0] if found.codec else "raw",
@@ -202,6 +215,8 @@ def _fresh(schema: Schema, described: FeatureInfo) -> Schema:
     _check_names("properties of an unknown feature", described, schema)
     changes: Mapping[str, Any] = described
     specs = [replace(s, added=None, **changes.get(s.name, {})) for s in schema.values()]
+    for spec in specs:
+        check_depth(spec)
     return Schema(specs)
 
 

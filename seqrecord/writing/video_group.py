@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.codecs.video.encoding import encode_gop
-from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, Gop
+from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, DecodedFrame, Gop
 from seqrecord.errors import CodecError, FrameError, located
 from seqrecord.format.references import Reference, ReferencedGops
 from seqrecord.format.rows import MAX_EPISODE_FRAMES
@@ -45,6 +45,7 @@ class VideoGroup:
         self.codec = VideoPageCodec(next(iter(self.schema.values())))
         self._place = schema.position(self.name)
         self.config = self.codec.config.encoding(self.codec.height, self.codec.width)
+        self._own = self.codec.own_config(self.config)
         self._length = ChunkLength(self.schema)
         self.begin(None)
 
@@ -101,8 +102,9 @@ class VideoGroup:
         else:
             self._end_chunk_if(len(self._present) == MAX_GOP_FRAMES)
 
-    def keep(self, video: Gop | ReferencedGops) -> None:
-        """Add encoded frames: a GOP, or references to GOPs, of which each page becomes a chunk."""
+    def keep(self, video: Gop | ReferencedGops | DecodedFrame) -> None:
+        """Add frames of a source's video: a GOP, references to GOPs, of which each page becomes a
+        chunk, or a frame to be encoded."""
         if self._has_arrays or (self._written and not self._has_gops):
             raise FrameError(
                 "cannot append video: the episode has frames of the feature, or was flushed "
@@ -111,17 +113,40 @@ class VideoGroup:
             )
         if not self._has_gops:
             self._has_gops, self._present = True, []
-        video = replace(video, config=self.codec.own_config(video.config))
         count = int(np.sum(video.num_frames))
         if self._written + self._held + count > MAX_EPISODE_FRAMES:
             raise FrameError("video has too many frames", feature=self.name)
+        if isinstance(video, DecodedFrame):
+            self._keep_frame(video.pixels)
+            return
+        video = replace(video, config=self.codec.own_config(video.config))
         if isinstance(video, Gop):
             self._keep_gop(video)
             return
         self._end_chunk_if(bool(self._present))
         self._refer(video)
 
+    def _keep_frame(self, pixels: npt.NDArray[Any]) -> None:
+        shape = self.config.shape(self.codec.height, self.codec.width)
+        dtype = np.dtype(np.uint16 if self.config.is_grey else np.uint8)
+        if (pixels.dtype, pixels.shape) != (dtype, shape):
+            raise FrameError(
+                "video of another dtype or shape",
+                feature=self.name,
+                expected=f"{dtype} {list(shape)}",
+                got=f"{pixels.dtype} {list(pixels.shape)}",
+            )
+        if not self._arrays:
+            self._end_chunk_if(bool(self._gops) and self._gops[-1].config != self._own)
+        self._present.append(True)
+        self._arrays.append(pixels)
+        assert self.config.gop is not None
+        if len(self._arrays) == self.config.gop:
+            self._end_gop()
+            self._end_chunk_if(self._held + self.config.gop > self._most)
+
     def _keep_gop(self, gop: Gop) -> None:
+        self._end_gop()
         is_full = self._held + gop.num_frames > self._most
         self._end_chunk_if(bool(self._gops) and (is_full or gop.config != self._gops[-1].config))
         self._gops.append(gop)
@@ -164,7 +189,7 @@ class VideoGroup:
     def _end_gop(self) -> None:
         if self._arrays:
             with located(CodecError, feature=self.name):
-                self._gops.append(encode_gop(self.config, self._arrays))
+                self._gops.append(replace(encode_gop(self.config, self._arrays), config=self._own))
             self._arrays = []
 
     def _end_chunk_if(self, condition: bool) -> None:

@@ -155,12 +155,7 @@ def discarding(where: Any, actor: str, history: History) -> None:
 def record(where: Any, actor: str, history: History) -> None:
     """Record episodes and discard the second one."""
     with SeqRecordRecorder(
-        where,
-        codecs="raw",
-        max_file_size=1000,
-        mode="append",
-        flush_seconds=3600,
-        timestamps=False,
+        where, codecs="raw", max_file_size=1000, mode="append", flush_seconds=3600
     ) as recorder:
         for number in range(3):
             key = f"{actor}{number}"

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from seqrecord.schema import CodecConfig
+
+if TYPE_CHECKING:
+    from seqrecord.codecs.video.depth import DepthScale
 
 VIDEO = "video"
 """Id of the codec configuration of a video feature."""
@@ -19,7 +23,10 @@ MAX_GOP_FRAMES = 256
 """Maximum visible frames of a GOP: decoding a frame requires all frames before it."""
 
 GREY16 = "gray16le"
-"""Pixel format of frames uint16 [H, W]; frames of other formats are uint8 [H, W, 3]."""
+"""Pixel format in which FFV1 encodes frames uint16 [H, W]."""
+
+DEEP_GREY = ("gray10le", "gray12le", GREY16)
+"""Pixel formats of frames uint16 [H, W], as decoded; frames of others are uint8 [H, W, 3]."""
 
 _LIMITED, _FULL = "limited", "full"
 _GOP_BYTES = 48 << 20  # decoded bytes of a default GOP, about a chunk of other images
@@ -28,8 +35,8 @@ _LEAST_GOP_FRAMES = 8  # shorter GOPs are hardly smaller than images
 
 _SUBSAMPLED = [f"{start}{chroma}p" for start in ("yuv", "yuvj") for chroma in (420, 422, 440, 444)]
 _DEEP = [f"yuv{chroma}p{bits}le" for chroma in (420, 422, 444) for bits in (10, 12)]
-_OTHERS = ["gray", "gray10le", "gray12le", "gbrp", "gbrp10le", "gbrp12le", "bgr0"]
-_PIXEL_FORMATS = frozenset([GREY16, *_OTHERS, *_SUBSAMPLED, *_DEEP])
+_OTHERS = ["gray", "gbrp", "gbrp10le", "gbrp12le", "bgr0"]
+_PIXEL_FORMATS = frozenset([*DEEP_GREY, *_OTHERS, *_SUBSAMPLED, *_DEEP])
 _MATRICES = range(15)  # H.273, MatrixCoefficients
 
 
@@ -64,6 +71,7 @@ class VideoConfig:
         range: "limited" or "full", if the stream declares none.
         quality: for encoding: lower is better. FFV1 takes none.
         gop: number of frames in each encoded GOP.
+        depth: scale of the depth codes of a deep grey video; frames are then metres, float32.
 
     Raises `ValueError` for invalid values.
     """
@@ -74,6 +82,7 @@ class VideoConfig:
     range: str | None = None
     quality: int | None = None
     gop: int | None = None
+    depth: DepthScale | None = None
 
     def __post_init__(self) -> None:
         values: Mapping[str, Any] = vars(self)  # unchecked types
@@ -86,6 +95,8 @@ class VideoConfig:
             raise ValueError(f"no pixel format {self.pixel_format!r:.50}")
         if self.pixel_format == GREY16 and self.codec != "ffv1":
             raise ValueError(f"{self.codec} does not support pixel format {GREY16}; use ffv1")
+        if self.depth is not None and not self.is_grey:
+            raise ValueError(f"depth codes do not fit pixel format {self.pixel_format}")
         if self.range not in (None, _LIMITED, _FULL):
             raise ValueError(f"no colour range {self.range!r:.50}")
         for name, allowed in (
@@ -107,11 +118,16 @@ class VideoConfig:
             raise ValueError(f"not a video configuration: {dict(config)!r:.100}")
         if missing := {"codec", "pixel_format"} - set(items):
             raise ValueError(f"video needs {', '.join(sorted(missing))}")
+        if "depth" in items:
+            from seqrecord.codecs.video.depth import DepthScale  # rarely needed
+
+            items["depth"] = DepthScale.from_json(items["depth"])
         return cls(**items)
 
     def to_json(self) -> dict[str, Any]:
         """Configuration for a schema: all values except `None`."""
-        return {"id": VIDEO} | {k: v for k, v in vars(self).items() if v is not None}
+        depth = {} if self.depth is None else {"depth": dict(vars(self.depth))}
+        return {"id": VIDEO} | {k: v for k, v in vars(self).items() if v is not None} | depth
 
     @property
     def decoding(self) -> VideoConfig:
@@ -119,20 +135,36 @@ class VideoConfig:
         return replace(self, quality=None, gop=None)
 
     @property
+    def is_grey(self) -> bool:
+        """Whether decoded frames are [H, W], of more than 8 bits."""
+        return self.pixel_format in DEEP_GREY
+
+    @property
+    def bits(self) -> int:
+        """Bits of a decoded value."""
+        found = re.search(r"(1[026])le", self.pixel_format)
+        return int(found[1]) if found else 8
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """Dtype of decoded frames."""
-        return np.dtype(np.uint16 if self.pixel_format == GREY16 else np.uint8)
+        if self.depth is not None:
+            return np.dtype(np.float32)
+        return np.dtype(np.uint16 if self.is_grey else np.uint8)
 
     def shape(self, height: int, width: int) -> tuple[int, ...]:
         """Shape of decoded frames of this height and width."""
-        return (height, width) if self.pixel_format == GREY16 else (height, width, 3)
+        return (height, width) if self.is_grey else (height, width, 3)
 
     def encoding(self, height: int, width: int) -> VideoConfig:
         """The configuration with defaults for `quality` and `gop`, for frames of this size.
 
         The default GOP takes 48 MiB decoded, with 8 to 32 frames, rounded down to a power of two.
-        For FFV1 it is 1, so that each frame can be read alone.
+        For FFV1 it is 1, so that each frame can be read alone. Deep grey is encoded as FFV1, which
+        loses nothing, and the formats `yuvj…` in limited range.
         """
+        if self.is_grey and (self.codec, self.pixel_format) != ("ffv1", GREY16):
+            return VideoConfig("ffv1", GREY16, depth=self.depth).encoding(height, width)
         gop = self.gop
         if gop is None and self.codec == "ffv1":
             gop = 1
@@ -140,9 +172,8 @@ class VideoConfig:
             fitting = max(1, _GOP_BYTES // (height * width * 3))
             gop = 1 << (min(_GOP_FRAMES, max(_LEAST_GOP_FRAMES, fitting)).bit_length() - 1)
         quality = VIDEO_CODECS[self.codec].quality if self.quality is None else self.quality
-        return VideoConfig(
-            self.codec, self.pixel_format, self.matrix, self.range, quality=quality, gop=gop
-        )
+        pixels = self.pixel_format.replace("yuvj", "yuv")
+        return replace(self, pixel_format=pixels, quality=quality, gop=gop)
 
 
 def named_video(
@@ -192,15 +223,15 @@ def video_config(
 def _check_shape(config: VideoConfig, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> None:
     """Raise `ValueError` unless dtype and shape match the video configuration."""
     found = f"{dtype.name} {list(shape)}"
-    if dtype.kind == "f" and len(shape) > 1:
+    if dtype.kind == "f" and len(shape) > 1 and config.depth is None:
         raise ValueError(
             f"video cannot store floats, got {found}: `balanced` stores them without loss; for "
             "video use integers, such as depth in mm or 1/5000 m, uint16 [H, W], with `ffv1`"
         )
     fixed = tuple(n or 0 for n in shape)
     if dtype != config.dtype or not all(fixed) or fixed != config.shape(*(*fixed, 0, 0)[:2]):
-        expected = "uint16 [H, W]" if config.pixel_format == GREY16 else "uint8 [H, W, 3]"
-        other = "" if config.pixel_format == GREY16 else ", or uint16 [H, W] in ffv1,"
+        expected = f"{config.dtype.name} [H, W{'' if config.is_grey else ', 3'}]"
+        other = "" if config.is_grey else ", or uint16 [H, W] in ffv1,"
         raise ValueError(f"video of {config.pixel_format} stores {expected}{other} not {found}")
     if max(n or 0 for n in shape[:2]) > 16384 or math.prod(n or 0 for n in shape) > 1 << 29:
         raise ValueError(f"video of {list(shape)} is too large; at most 16384 a side")

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.codecs.base import Bytes
 from seqrecord.codecs.resizing import resize_into
-from seqrecord.codecs.video.config import GREY16, VideoConfig
+from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.codecs.video.packages import colours, one_thread, packet_of, pyav, video_errors
 from seqrecord.errors import CodecError
 from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
+
+if TYPE_CHECKING:
+    from seqrecord.codecs.video.depth import DepthScale
 
 _DECODERS = {"av1": "libdav1d"}  # FFmpeg's own decoder needs a GPU
 _RANGES = {None: 0, "limited": 1, "full": 2}  # AVColorRange
@@ -32,7 +35,8 @@ _MARGIN = 64  # pixels per axis that a stream may code beyond the visible ones
 class VideoDecoder:
     """Decoder for the packets of one stream; use it from one thread at a time.
 
-    Frames of `gray16le` are uint16 [height, width]. Others are RGB, uint8 [height, width, 3], as by
+    Frames of deep grey are uint16 [height, width], or with a scale of depth metres, float32
+    [height, width]. Others are RGB, uint8 [height, width, 3], as by
     PyAV's `reformat(format="rgb24")`. Matrix and range are from the stream, else from `config`,
     else BT.601 and the limited range (full for the formats `yuvj…`).
     """
@@ -95,15 +99,17 @@ class VideoDecoder:
         that shrink and interpolates linearly along axes that grow, in the same pass for RGB. See
         `resize_into` for other frames.
         """
-        is_rgb = self._config.pixel_format != GREY16
+        is_rgb = not self._config.is_grey
         if is_rgb:
             how = colours(frame) | one_thread()
             if smooth and out.shape[:2] != self._size:
                 how |= {"height": out.shape[0], "width": out.shape[1], "interpolation": _SCALING}
             frame = self._reformatter.reformat(frame, format="rgb24", **how)
         plane, size = frame.planes[0], (frame.height, frame.width)
-        lines = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
+        lines: npt.NDArray[Any] = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
         lines = lines.view("u1" if is_rgb else "<u2")[: size[0], : size[1] * (3 if is_rgb else 1)]
+        if self._config.depth is not None:
+            lines = self._config.depth.decode(lines)
         if size == out.shape[:2]:
             np.copyto(out.reshape(lines.shape), lines)
         else:
@@ -208,7 +214,7 @@ def _take(stream: _DecoderKey) -> VideoDecoder:
 
 
 def decode_gop(config: VideoConfig, height: int, width: int, gop: Gop) -> npt.NDArray[Any]:
-    """Decode a GOP to [num_frames, height, width, 3], or without the last axis for `gray16le`.
+    """Decode a GOP to [num_frames, height, width, 3], or without the last axis for deep grey.
 
     Raises `CodecError` if the GOP is damaged.
     """
@@ -220,9 +226,17 @@ def decode_gop(config: VideoConfig, height: int, width: int, gop: Gop) -> npt.ND
 
 
 def describe_video(
-    codec: str, gop: Gop, *, matrix: int | None = None, color_range: str | None = None
-) -> tuple[tuple[int, int, int], CodecConfig]:
-    """Shape [H, W, 3] of a stream's frames, and its codec configuration.
+    codec: str,
+    gop: Gop,
+    *,
+    matrix: int | None = None,
+    color_range: str | None = None,
+    depth: DepthScale | None = None,
+) -> tuple[tuple[int, ...], CodecConfig]:
+    """Shape of a stream's frames, and its codec configuration.
+
+    Frames are uint8 [H, W, 3]; of gray10le and gray12le uint16 [H, W], or with the scale `depth`
+    metres, float32 [H, W].
 
     Decodes the first packets of `gop`, any GOP of the stream. `matrix` (H.273) and `color_range`
     ("limited", "full") are the container's, used if the stream declares none. Raises `CodecError`
@@ -231,12 +245,10 @@ def describe_video(
     context = _context(codec)
     try:
         frame = _first_frame(context, gop.packets)
-        config = VideoConfig(codec, frame.format.name, matrix, color_range)
-        if config.pixel_format == GREY16:
-            raise ValueError(f"frames of {GREY16} are not colour pictures")
+        config = VideoConfig(codec, frame.format.name, matrix, color_range, depth=depth)
     except video_errors() as error:
         raise CodecError("this video cannot be stored encoded", got=str(error)[:300]) from error
-    return (frame.height, frame.width, 3), config.to_json()
+    return config.shape(frame.height, frame.width), config.to_json()
 
 
 def form_of(codec: str, keyframe: bytes) -> tuple[int, int, str]:

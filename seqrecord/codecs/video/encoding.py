@@ -45,6 +45,8 @@ def encode_gop(config: VideoConfig, frames: Sequence[npt.NDArray[Any]] | npt.NDA
     All frames have one size. YUV uses BT.601 and the limited range, and the stream declares it.
     Raises `CodecError` if the encoder fails or is missing in this build of FFmpeg.
     """
+    if config.depth is not None and frames[0].dtype.kind == "f":
+        raise CodecError("cannot encode metres as depth codes; choose a codec such as balanced")
     height, width = frames[0].shape[:2]
     config = config.encoding(height, width)
     try:

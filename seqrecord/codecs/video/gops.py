@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
 
 from seqrecord.codecs.video.config import MAX_GOP_FRAMES as MAX_GOP_FRAMES
 from seqrecord.codecs.video.config import VideoConfig
@@ -55,9 +58,34 @@ class Gop:
             return self
         order = [n - frames.start if n in frames else -1 for n in self.order]
         stop = max(at for at, n in enumerate(order) if n != -1) + 1
-        return Gop(self.packets[:stop], tuple(order[:stop]))
+        return Gop(self.packets[:stop], tuple(order[:stop]), self.config)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all packets."""
         return sum(map(len, self.packets))
+
+
+@dataclass(frozen=True)
+class DecodedFrame:
+    """A frame of an original video whose packets cannot be stored.
+
+    Args:
+        pixels: uint8 [H, W, 3], or uint16 [H, W] or [H, W, 3]; depth codes as codes.
+        codec: the original's codec and pixel format, `prores yuv422p10le`.
+        reason: why the packets cannot be stored.
+        bits: of the original's values.
+        rounded: values that `pixels` lack: `10 bits rounded to 8`; empty for none.
+    """
+
+    pixels: npt.NDArray[Any]
+    codec: str
+    reason: str
+    bits: int = 8
+    rounded: str = ""
+
+    num_frames = 1
+
+    def cut(self, frames: range) -> DecodedFrame:  # noqa: ARG002 - as in `Gop`
+        """The frame itself."""
+        return self

@@ -281,6 +281,8 @@ def _refused(config: VideoConfig) -> str:
     """Reason why torchcodec cannot decode a configuration; empty if it can."""
     if config.codec not in CONTAINED:
         return f"no container for {config.codec}"
+    if config.is_grey:
+        return f"{config.pixel_format} is not decoded to RGB"
     # NVDEC reads the color space of the stream, with BT.601 and limited range as default; so does
     # FFmpeg if the container has none.
     if config.matrix not in (None, 2, 5, 6) or config.range not in (None, "limited"):

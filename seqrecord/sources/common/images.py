@@ -174,6 +174,8 @@ def image_format(data: bytes, path: Path) -> str:
     named = IMAGE_FORMATS.get(ending) or DECODED_FORMATS.get(ending)
     if data.startswith(_SIGNATURES.get(named or "", ())):
         return str(named)
+    if named is None and data.startswith(_SIGNATURES["tiff"]):  # LeRobot's depth in tables
+        return "tiff"
     try:
         found = format_of(data)
     except ValueError as error:

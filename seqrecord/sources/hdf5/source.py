@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs.video.gops import Gop
+from seqrecord.codecs.video.gops import DecodedFrame, Gop
 from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ExternalFile, ReferencedGops
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
@@ -114,7 +114,7 @@ class Hdf5Source(ScannedSource):
         with self._opened(info) as (one, path):
             yield from self._read(one, path)
 
-    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops]]:
+    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops | DecodedFrame]]:
         """Return the GOPs of a DROID episode's cameras; its frames omit these features."""
         schema = self.schema()
         if not any(spec.is_video for spec in schema.values()):
@@ -335,11 +335,11 @@ def _referred(dataset: Any, found: FeatureSpec, spec: FeatureSpec, path: Path) -
 
 def _gops(
     info: EpisodeInfo, spec: FeatureSpec, path: Path, *, in_place: bool
-) -> Iterator[Gop | ReferencedGops]:
+) -> Iterator[Gop | ReferencedGops | DecodedFrame]:
     with located(SourceError, episode=info.key, feature=spec.name):
         with VideoFile(path) as video:
             config, count = own_config(video, spec), 0
-            kept: Iterable[Gop | ReferencedGops] = (
+            kept: Iterable[Gop | ReferencedGops | DecodedFrame] = (
                 [read_references(video, read_table(video), config=config)]
                 if in_place
                 else read_gops(video, config=config)

@@ -42,8 +42,8 @@ _FIELD = re.compile(r"\{(\w+)(?::0([1-9])d)?\}")
 class LeRobotFeature:
     """A feature as declared by `info.json`; `dtype` may be `image`, `video` or `string`.
 
-    `depth` is the declaration of a video of depth codes, `None` for colours. `video_fps` is the
-    declared frame rate of a video.
+    `depth` is the declaration of depth, as a video of codes or images; `None` for colours.
+    `video_fps` is the declared frame rate of a video.
     """
 
     name: str
@@ -52,6 +52,14 @@ class LeRobotFeature:
     names: Any
     depth: Mapping[str, Any] | None = None
     video_fps: float | None = None
+
+    @property
+    def depth_meaning(self) -> Mapping[str, Any]:
+        """Kind and unit of images of depth; empty for colours."""
+        if self.depth is None:
+            return {}
+        unit = self.depth.get("depth_unit")
+        return {"kind": "depth", "unit": unit if unit in ("m", "mm") else None}
 
     def check_size(self, found: FeatureSpec, path: Path) -> None:
         """Raise `SourceError` if images in a file have another size than declared.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs.video.gops import Gop
+from seqrecord.codecs.video.gops import DecodedFrame, Gop
 from seqrecord.errors import SchemaError, SourceError, located
 from seqrecord.format.references import ExternalFile, ReferencedGops
 from seqrecord.processes.forks import cached_property
@@ -75,8 +75,9 @@ class LeRobotSource(Originals):
     `episode_index` (its number in this dataset), `tasks`, `robot_type`, `split`, and `names` of
     feature elements.
 
-    Packets of H.264, HEVC, AV1 and VP9 are stored unchanged. Depth videos (lerobot 0.6) are decoded
-    to metres, float32 [H, W], see `DepthScale`.
+    Packets of H.264, HEVC, AV1 and VP9 are stored unchanged. Depth of lerobot 0.6 is float32 [H, W]
+    in metres as video, see `DepthScale`, and as TIFF images uint16 [H, W] in millimetres or float32
+    [H, W] in metres.
 
     Args:
         root: folder of the dataset.
@@ -120,19 +121,10 @@ class LeRobotSource(Originals):
             yield from block.frames()
 
     def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
-        """Yield the frames in blocks of a batch of rows; with images or depth frame by frame."""
+        """Yield the frames in blocks of a batch of rows; with images frame by frame."""
         episode = self._episode(info)
         with located(SourceError, episode=info.key):
-            depths = {
-                name: video.depths(episode, self._rows.times(episode))
-                for name, video in self._videos.items()
-                if video.is_depth
-            }
-            for block in self._rows.blocks(episode):
-                for frame in block.frames() if depths else ():
-                    yield Block.of({**frame, **{name: next(each) for name, each in depths.items()}})
-                if not depths:
-                    yield block
+            yield from self._rows.blocks(episode)
 
     def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
         """Return the rows' timestamps in seconds, float64 [T]."""
@@ -185,19 +177,17 @@ class LeRobotSource(Originals):
 
     def external_files(self) -> dict[str, ExternalFile]:
         """Return the video files that GOPs may reference, by path."""
-        names = [name for name, video in self._videos.items() if not video.is_depth]
         good = [each for each in self._episodes.values() if each.error is None]
-        files = dict.fromkeys(each.videos[name].file for each in good for name in names)
+        files = dict.fromkeys(each.videos[name].file for each in good for name in self._videos)
         return external_files(self.path, [self.path / file for file in files])
 
-    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops]]:
+    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops | DecodedFrame]]:
         """Return the GOPs of an episode's video features; its frames omit these features."""
         episode = self._episode(info)
         with located(SourceError, episode=info.key):
             return {
                 name: video.gops(episode, self._rows.times(episode))
                 for name, video in self._videos.items()
-                if not video.is_depth
             }
 
     def _episode(self, info: EpisodeInfo) -> LeRobotEpisode:
@@ -306,13 +296,14 @@ class LeRobotSource(Originals):
             path, spec = self.path / file, None
             with errors.skipped(episode=episode.key, feature=feature.name):
                 if is_video:
-                    spec = read_spec(feature, path)
+                    spec = read_spec(feature, path, self.path / INFO)
                 else:
                     data = image_bytes(path, feature.name)
                     keep = self.keep_encoded
                     spec = embedded_spec(
                         feature.name, data, path, keep_encoded=keep, exif=self.exif
                     )
+                    spec = replace(spec, **feature.depth_meaning)
             if spec is not None:
                 feature.check_size(spec, path)
                 return spec

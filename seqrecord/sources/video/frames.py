@@ -133,8 +133,8 @@ class Turn:
         return (width, height) if self.is_transposed else (height, width)
 
     def frame(self, image: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the displayed frame, [H, W, C]."""
-        turned = image.transpose(1, 0, 2) if self.is_transposed else image
+        """Return the displayed frame, [H, W] or [H, W, C]."""
+        turned = image.swapaxes(0, 1) if self.is_transposed else image
         return turned[:: self.rows, :: self.columns]
 
 

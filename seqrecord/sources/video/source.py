@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs.video.gops import Gop
+from seqrecord.codecs.video.gops import DecodedFrame, Gop
 from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ExternalFile, ReferencedGops
 from seqrecord.processes.forks import cached_property
@@ -26,7 +26,7 @@ from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_f
 from seqrecord.sources.video.files import VIDEO_ENDINGS, VideoFile
 from seqrecord.sources.video.streams import own_config, read_gops, video_spec
 from seqrecord.sources.video.tables import read_references, read_table
-from seqrecord.text import counted
+from seqrecord.text import counted, repr_of
 
 _logger = logging.getLogger("seqrecord")
 
@@ -45,9 +45,10 @@ class VideoSource(Originals):
 
     Packets of H.264, HEVC, AV1 and VP9 are stored unchanged. `timestamp` is the display time,
     float64 in seconds from the first frame; with several cameras that of the first one. All cameras
-    of an episode must have the same number of frames. Rotated video, such as portrait video of
-    phones, is turned and re-encoded, with a warning. All videos of a feature have the same codec,
-    pixel format and size.
+    of an episode must have the same number of frames. Grey video of 10, 12 or 16 bits is uint16
+    [H, W], other video uint8 [H, W, 3]. Frames of other codecs, and rotated video, such as portrait
+    video of phones, are encoded again; the inventory lists them. All videos of a feature have the
+    same size and dtype.
 
     Args:
         root: folder of videos, or one file.
@@ -56,6 +57,7 @@ class VideoSource(Originals):
         in_place: reference packets instead of copying them.
         stream: number (from 0) or title of the stream to read in files with several video streams.
             By default the first one, with a warning.
+        dtype: `uint16` decodes colour video above 8 bits to uint16 [H, W, 3], from 0 to 65535.
 
     Raises `SourceError` with file and episode for inconsistent or unreadable data.
     """
@@ -63,9 +65,17 @@ class VideoSource(Originals):
     by_folder: bool = False
     in_place: bool = False
     stream: int | str | None = None
+    dtype: str = "uint8"
 
     takes_files = True
     unpickled = ("_files",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dtype not in ("uint8", "uint16"):
+            raise SourceError(
+                "invalid option dtype", expected="uint8 or uint16", got=repr_of(self.dtype, 50)
+            )
 
     def exists(self) -> bool:
         """Return whether the first files below `root` include a video."""
@@ -142,7 +152,7 @@ class VideoSource(Originals):
         """Return the files that GOPs may reference, by path."""
         return external_files(self.path, self._paths())
 
-    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops]]:
+    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops | DecodedFrame]]:
         """Return the GOPs of an episode's cameras; its frames omit these features."""
         files = self._named(info.key)
         return {
@@ -153,17 +163,17 @@ class VideoSource(Originals):
 
     def _gops(
         self, key: str, spec: FeatureSpec, files: dict[str, Path]
-    ) -> Iterator[Gop | ReferencedGops]:
+    ) -> Iterator[Gop | ReferencedGops | DecodedFrame]:
         with located(SourceError, episode=key, feature=spec.name):
             if spec.name not in files:
                 folder = next(iter(files.values())).parent
                 raise SourceError("the folder lacks a camera's video", file=str(folder))
             with VideoFile(files[spec.name], self.stream) as file:
                 config = own_config(file, spec)
-                if self.in_place:
+                if self.in_place and spec.is_video:
                     yield read_references(file, read_table(file), config=config)
                 else:
-                    yield from read_gops(file, config=config)
+                    yield from read_gops(file, config=config, is_deep=not spec.is_video)
 
     def _paths(self) -> Iterator[Path]:
         return (path for files in self._files.values() for path in files.values())
@@ -219,7 +229,7 @@ class VideoSource(Originals):
                     errors.skipped(episode=key, feature=name),
                     VideoFile(files[name], self.stream) as file,
                 ):
-                    return video_spec(name, file)
+                    return video_spec(name, file, is_deep=self.dtype == "uint16")
         assert errors.first is not None
         raise errors.first
 
@@ -232,7 +242,7 @@ FORMAT = SourceFormat(
     "videos",
     "NAME.mp4, .mov, .mkv, .webm or .avi",
     VideoSource,
-    options=("by_folder", "stream"),
+    options=("by_folder", "stream", "dtype"),
     takes_files=True,
     is_fallback=True,
     takes_urls=True,

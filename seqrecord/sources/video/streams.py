@@ -4,28 +4,28 @@ A file is cut at frames where decoding can start. Unselected frames of a GOP are
 shown: frames before an episode's first one, frames hidden by an edit list, and frames between the
 rows of a slower table. So copied packets decode to identical bits.
 
-Re-encoding happens, with a warning, in three cases: more than 256 frames between two possible
-starts (as in open GOPs, whose frames refer to frames before the keyframe), other codecs, and
-rotated video, since packets do not contain the rotation.
+Frames come decoded, and are encoded again by the writer, in three cases: more than 256 frames
+between two possible starts (as in open GOPs, whose frames refer to frames before the keyframe),
+other codecs, and rotated video, since packets do not contain the rotation.
 """
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs.video.config import VideoConfig
+from seqrecord.codecs.video.config import GREY16, VideoConfig
 from seqrecord.codecs.video.decoding import describe_video
-from seqrecord.codecs.video.encoding import encode_gop, is_odd
-from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, Gop
+from seqrecord.codecs.video.depth import DepthScale
+from seqrecord.codecs.video.encoding import is_odd
+from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, DecodedFrame, Gop
 from seqrecord.codecs.video.packages import colours, packet_of, pyav, video_errors
 from seqrecord.codecs.video.packets import PASSTHROUGH
 from seqrecord.errors import CodecError, SourceError, located
@@ -34,15 +34,15 @@ from seqrecord.schema import FeatureSpec
 from seqrecord.sources.common.specs import feature_spec
 from seqrecord.sources.video.files import VideoFile, VideoPacket
 from seqrecord.sources.video.frames import UPRIGHT, FrameForm
-from seqrecord.text import counted
-
-_logger = logging.getLogger("seqrecord")
 
 TOLERANCE = 1e-4
 """Maximum difference in seconds between a frame's time and a row's, lerobot's `tolerance_s`."""
 
 _DECODERS = {"av1": "libdav1d"}
 _HIDDEN = -1
+_BYTE, _WORD = 8, 16  # bits
+_GREY_NDIM = 2
+_DEEP = "dtype=uint16 decodes them"
 _TURNED = "the file rotates or mirrors them"
 _OTHERS = "h264"  # target for codecs that are not kept
 _LOSSLESS = ("ffv1", "huffyuv", "ffvhuff", "rawvideo", "png")
@@ -57,8 +57,11 @@ def read_gops(
     *,
     tolerance: float = TOLERANCE,
     config: VideoConfig | None = None,
-) -> Iterator[Gop]:
+    is_deep: bool = False,
+) -> Iterator[Gop | DecodedFrame]:
     """Yield the frames nearest to `times`, or all displayed frames, as GOPs in order.
+
+    Frames whose packets cannot be stored come decoded, one by one.
 
     Reads from the last possible start before the first frame up to the last frame. One GOP is in
     memory at a time.
@@ -69,6 +72,7 @@ def read_gops(
             must be less than `tolerance` away, as in lerobot.
         tolerance: seconds.
         config: the file's `own_config`.
+        is_deep: decode all frames, colour to uint16.
 
     Raises `SourceError` for rows without a frame of their own, times that are not ascending, and
     files that are truncated, damaged, or do not begin with a keyframe.
@@ -81,17 +85,14 @@ def read_gops(
             reason = ""
             for each in group:
                 packets.append(each)
-                if reason := _TURNED if is_turned else _why_not(file, packets):
+                reason = _DEEP if is_deep else _TURNED if is_turned else _why_not(file, packets)
+                if reason:
                     break
             if not reason:
                 for gop in _passed_through(file, packets, rows):
                     yield replace(gop, config=config)
                 continue
-            before = rows.taken
-            for gop in _reencoded(file, chain(packets, group), rows):
-                yield replace(gop, config=config)
-            if count := rows.taken - before:
-                _logger.warning("%s: re-encoded %s: %s", file.path, counted(count, "frame"), reason)
+            yield from _redrawn(file, chain(packets, group), rows, reason, is_deep=is_deep)
         rows.check_all()
 
 
@@ -108,25 +109,37 @@ def read_frames(
         rows.check_all()
 
 
-def video_spec(name: str, file: VideoFile) -> FeatureSpec:
-    """Return the spec of a file's frames: uint8 [H, W, 3], with the codec of the video.
+def video_spec(
+    name: str, file: VideoFile, *, depth: DepthScale | None = None, is_deep: bool = False
+) -> FeatureSpec:
+    """Return the spec of a file's frames, with the codec in which they are stored.
 
-    Decodes the first frame. Raises `SourceError` for an unsupported video.
+    The pixel format decides: uint16 [H, W] for grey above 8 bits, or with `depth` metres, float32
+    [H, W]; otherwise uint8 [H, W, 3]. With `is_deep`, colour above 8 bits is uint16 [H, W, 3],
+    without a codec. Decodes the first frame. Raises `SourceError` for an unsupported video.
     """
-    codec = stored_codec(file.codec)
-    if codec != "ffv1":
-        with located(SourceError, file=str(file.path)):
-            first = next(read_gops(file), None)
-            if first is None:
-                raise SourceError("video without frames")
-            with _source_errors():
-                shape, config = describe_video(
-                    codec, first, matrix=file.matrix, color_range=file.color_range
+    with located(SourceError, file=str(file.path)):
+        first = next(read_gops(file), None)
+        if first is None:
+            raise SourceError("video without frames")
+        with _source_errors():
+            if isinstance(first, Gop):
+                shape, codec = describe_video(
+                    *(file.codec, first),
+                    matrix=file.matrix,
+                    color_range=file.color_range,
+                    depth=depth,
                 )
-    else:  # FFV1 packets do not contain the frame size
-        shape, config = (*file.size, 3), VideoConfig(codec, "bgr0").to_json()
-    kind = pixel_kind(name, np.dtype(np.uint8), shape) or "image"
-    return feature_spec(name, np.dtype(np.uint8), shape, file.path, codec=(config,), kind=kind)
+                config = VideoConfig.from_json(codec)
+                bits = config.bits
+            else:
+                shape, config = first.pixels.shape, _config(file, first, depth)
+                bits = first.bits
+    dtype, codecs = config.dtype, [config.to_json()]
+    if is_deep and bits > _BYTE and not config.is_grey:
+        dtype, codecs = np.dtype(np.uint16), []
+    kind = pixel_kind(name, dtype, shape) or (None if config.is_grey else "image")
+    return feature_spec(name, dtype, shape, file.path, codec=tuple(codecs), kind=kind)
 
 
 class OtherSizeError(SourceError):
@@ -153,12 +166,14 @@ def own_config(file: VideoFile, spec: FeatureSpec) -> VideoConfig | None:
     Raises `OtherSizeError` for another size, and `SourceError` for an unsupported video.
     """
     check_size(file, spec)
+    if not spec.is_video:
+        return None
     known = VideoConfig.from_json(spec.codec[0]).decoding
     pixels = file.pixel_format and _stored_pixels(file, file.pixel_format)
     found: tuple[object, ...] = (file.codec, pixels, file.matrix, file.color_range)
     if found == (known.codec, known.pixel_format, known.matrix, known.range):
         return None
-    own = VideoConfig.from_json(video_spec(spec.name, file).codec[0])
+    own = VideoConfig.from_json(video_spec(spec.name, file, depth=known.depth).codec[0])
     return None if own == known else own
 
 
@@ -313,40 +328,45 @@ def _passed_through(file: VideoFile, group: list[_Wanted], rows: _RowFrames) -> 
     yield Gop(tuple(packets), tuple(order[:stop]))
 
 
-def _reencoded(file: VideoFile, packets: Iterable[_Wanted], rows: _RowFrames) -> Iterator[Gop]:
-    """Yield GOPs of the selected frames, in the file's codec if it is supported."""
-    decoded = _decoded(file, packets, rows)
-    first = next(decoded, None)
-    if first is None:
-        return
-    config = _config(file, first)
-    frames = (
-        file.turn.frame(frame.reformat(format="rgb24", **colours(frame)).to_ndarray())
-        for frame in chain((first,), decoded)
-    )
-    while some := list(islice(frames, config.gop)):
-        with _source_errors():
-            gop = encode_gop(config, some)
-        yield gop
+def _redrawn(
+    file: VideoFile, packets: Iterable[_Wanted], rows: _RowFrames, reason: str, *, is_deep: bool
+) -> Iterator[DecodedFrame]:
+    """Yield the selected frames as players show them; with `is_deep`, colour above 8 bits as
+    uint16."""
+    for frame in _decoded(file, packets, rows):
+        parts, rounded = frame.format.components, []
+        bits = max(part.bits for part in parts)
+        num_colours = sum(not part.is_alpha for part in parts)
+        if bits > _WORD:
+            raise SourceError(
+                "unsupported pixel format", expected="integers", got=frame.format.name
+            )
+        if num_colours == 1 and bits > _BYTE:
+            order = ">" if frame.format.is_big_endian else "<"
+            plane, step = frame.planes[0], len(parts)
+            lines = np.frombuffer(plane, f"{order}u2").reshape(-1, plane.line_size // 2)
+            pixels = lines[: frame.height, : frame.width * step : step].astype(np.uint16)
+        else:
+            form = "rgb48le" if is_deep else "rgb24"
+            pixels = frame.reformat(format=form, **colours(frame)).to_ndarray()
+            if bits > _BYTE and not is_deep:
+                rounded.append(f"{bits} bits rounded to 8")
+        if num_colours < len(parts):
+            rounded.append("alpha dropped")
+        codec = f"{file.codec} {frame.format.name}"
+        yield DecodedFrame(file.turn.frame(pixels), codec, reason, bits, ", ".join(rounded))
 
 
-def _config(file: VideoFile, frame: Any) -> VideoConfig:
-    """Return the encoder settings for frames like this one."""
-    codec, pixels = stored_codec(file.codec), _stored_pixels(file, frame.format.name)
+def _config(file: VideoFile, frame: DecodedFrame, depth: DepthScale | None) -> VideoConfig:
+    """Return the encoding of frames like this one."""
+    if frame.pixels.ndim == _GREY_NDIM:
+        return VideoConfig("ffv1", GREY16, depth=depth)
+    codec, pixels = stored_codec(file.codec), _stored_pixels(file, frame.codec.split()[1])
     if codec != file.codec or codec == "ffv1":
         pixels = "bgr0" if codec == "ffv1" else "yuv420p"
-    height, width = file.size
-    if codec in ("h264", "hevc") and is_odd(pixels, height, width):
-        raise SourceError(
-            f"cannot re-encode a video of odd size ({codec}, {pixels}); crop it, "
-            "`ffmpeg -i IN -vf 'crop=trunc(iw/2)*2:trunc(ih/2)*2' OUT`, or use a codec "
-            "that supports odd sizes, `ffmpeg -i IN -c:v ffv1 OUT.mkv`",
-            expected="an even height and width",
-            got=f"{width}x{height} {file.codec} {frame.format.name}",
-        )
-    with _source_errors():
-        config = VideoConfig(codec, pixels, file.matrix, file.color_range)
-        return config.encoding(*file.size)
+    if codec in ("h264", "hevc") and is_odd(pixels, *file.size):
+        pixels = "yuv444p"
+    return VideoConfig(codec, pixels, file.matrix, file.color_range)
 
 
 def _decoded(file: VideoFile, packets: Iterable[_Wanted], rows: _RowFrames) -> Iterator[Any]:
@@ -367,6 +387,7 @@ def _decoded(file: VideoFile, packets: Iterable[_Wanted], rows: _RowFrames) -> I
             packet, is_wanted = each
             is_start = is_first or packet.is_cut or packet.is_key
             coded, is_first = packet_of(file.bare_packet(packet.data, is_start)), False
+            coded.is_keyframe = packet.is_key  # FFmpeg's PNG adds other packets to the last frame
             # The decoder copies pts to the frames.
             coded.pts = len(ticks) if is_wanted else _HIDDEN
             if is_wanted:

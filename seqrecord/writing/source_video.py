@@ -1,0 +1,123 @@
+"""Video of a source: kept packets, frames to encode, and changes of pixels for the inventory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.codecs.video.config import VideoConfig
+from seqrecord.codecs.video.decoding import GopFrames
+from seqrecord.codecs.video.gops import DecodedFrame, Gop
+from seqrecord.errors import SourceError
+from seqrecord.format.inventory import Inventory, LeftOut
+from seqrecord.format.references import ReferencedGops
+from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.text import counted
+from seqrecord.writing.stored_schema import loses_data
+
+Part = Gop | ReferencedGops | DecodedFrame
+
+
+class Change(NamedTuple):
+    """Frames of a feature that are not stored as the original's packets; see `DecodedFrame`."""
+
+    feature: str
+    codec: str
+    reason: str
+    rounded: str
+
+
+class SourceVideo:
+    """The video of one feature and episode.
+
+    `spec` is the source's feature, `stored` the dataset's. `changes` counts frames. With `strict`,
+    a lossy change raises `SourceError`.
+    """
+
+    def __init__(self, spec: FeatureSpec, stored: FeatureSpec, *, strict: bool) -> None:
+        self.changes: Counter[Change] = Counter()
+        self.codecs: set[tuple[str, str]] = set()  # that are not the feature's
+        self._spec, self._stored, self._strict = spec, stored, strict
+        self._config = VideoConfig.from_json(spec.codec[0]) if spec.is_video else None
+        self._known = VideoConfig.from_json(stored.codec[0]).decoding if stored.is_video else None
+
+    def parts(self, parts: Iterable[Part]) -> Iterator[Part]:
+        """Yield what a video feature stores; packets keep their own configuration."""
+        for part in parts:
+            if isinstance(part, DecodedFrame):
+                self._count(part)
+                yield part
+                continue
+            config = part.config or self._config
+            if config is not None and config.decoding != self._known:
+                self.codecs.add((self._spec.name, f"{config.codec} {config.pixel_format}"))
+            yield replace(part, config=config)
+
+    def frames(self, parts: Iterable[Part]) -> Iterator[npt.NDArray[Any]]:
+        """Yield decoded frames, for a feature that is not stored as video."""
+        depth = None if self._config is None else self._config.depth
+        for part in parts:
+            if isinstance(part, DecodedFrame):
+                self._count(part)
+                yield part.pixels if depth is None else depth.decode(part.pixels)
+                continue
+            config = part.config or self._config
+            assert isinstance(part, Gop)
+            assert config is not None
+            height, width = (n or 0 for n in self._spec.shape[:2])
+            gop = GopFrames(config, height, width, part.packets, part.order)
+            for _ in range(part.num_frames):
+                out = np.empty(config.shape(height, width), config.dtype)
+                gop.read_into(out)
+                yield out
+
+    def _count(self, frame: DecodedFrame) -> None:
+        change = Change(self._spec.name, frame.codec, frame.reason, frame.rounded)
+        self.changes[change] += 1
+        if self._strict and loses_data(self._stored):
+            raise SourceError(
+                f"encoding the video again would change pixels: {frame.reason}; store it without "
+                f"loss (--codec {self._spec.name}=ffv1), or leave out strict (--strict)",
+                feature=self._spec.name,
+                expected="packets that can be stored, or a lossless codec",
+                got=f"{frame.codec}, to {_described(self._stored)}",
+            )
+
+
+def with_changes(inventory: Inventory, changes: Mapping[Change, int], schema: Schema) -> Inventory:
+    """Add changed pixels to an inventory: lossy ones as data left out, others as notes."""
+    left_out, notes = [*inventory.left_out], [*inventory.notes]
+    for change, count in changes.items():
+        name, stored = change.feature, schema[change.feature]
+        text = f"{change.codec} encoded as {_described(stored)}: {change.reason}"
+        if loses_data(stored):
+            text += f"; --codec {name}=ffv1 keeps them"
+            left_out.append(LeftOut(f"exact pixels of {name}", count, text, "frames"))
+        else:
+            notes.append(f"{name}: {counted(count, 'frame')} without loss, {text}")
+        if change.rounded:
+            notes.append(f"{name}: {counted(count, 'frame')} of {change.codec}: {change.rounded}")
+    return replace(inventory, left_out=tuple(left_out), notes=tuple(notes))
+
+
+def notes_of_kept(schema: Schema) -> Iterator[str]:
+    """Notes on kept video whose frames have other values than its packets."""
+    for name, spec in schema.items():
+        config = VideoConfig.from_json(spec.codec[0]) if spec.is_video else None
+        if config is not None and config.depth is not None:
+            yield f"{name}: codes of {config.pixel_format} decoded to metres"
+        elif config is not None and config.bits > 8 and not config.is_grey:
+            yield f"{name}: {config.pixel_format} decoded to uint8, {config.bits} bits rounded to 8"
+
+
+def _described(spec: FeatureSpec) -> str:
+    if not spec.is_video:
+        return f"{spec.dtype.name} arrays"
+    height, width = (n or 0 for n in spec.shape[:2])
+    config = VideoConfig.from_json(spec.codec[0]).encoding(height, width)
+    return f"{config.codec} {config.pixel_format}"
