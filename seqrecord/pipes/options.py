@@ -34,6 +34,7 @@ from seqrecord.units import MAX_INT, check_integer, check_seed, check_size, is_i
 if TYPE_CHECKING:
     import torch
 
+MOST_THREADS = 1024  # of a loader, or of all sources of a mix
 _MOST_RANKS = (1 << 31) - 1
 _OF_FRAMES = ("clip_len", "span", "windows", "pad", "reverse")
 _SHUFFLING = ("num_cursors", "shuffle_buffer")
@@ -463,7 +464,7 @@ class EngineOptions:
             stores no frames. Default: limited by `memory_limit` only, so an epoch that fits is
             fully shuffled. An epoch begins with 256 clips, and the number at most doubles in each
             round, for an early first batch. Raises `ClipError` with `shuffle=False`.
-        num_threads: threads for reading, decoding and copying, at least 1. Default: this process's
+        num_threads: threads for reading, decoding and copying, 1 to 1,024. Default: this process's
             share of the cores: the cores of its affinity and of the container's CPU quota, divided
             by the ranks on this machine (torchrun's `LOCAL_WORLD_SIZE`, or the variables of MPI and
             Slurm) and by the workers.
@@ -480,7 +481,7 @@ class EngineOptions:
 
     num_cursors: int | None = _checked(None, _integer_from(1))
     shuffle_buffer: int | None = _checked(None, _integer_from(1))
-    num_threads: int | None = _checked(None, _integer_from(1))
+    num_threads: int | None = _checked(None, _integer_from(1, MOST_THREADS))
     video_decoder: str = _checked("pyav", one_of("pyav", "torchcodec"))
     trace: str | PathLike[str] | None = _checked(
         None, lambda name, value: (local_path(value, name), value)[1]

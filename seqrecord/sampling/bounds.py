@@ -35,6 +35,7 @@ import numpy as np
 
 from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError
+from seqrecord.processes.forks import cached_property
 from seqrecord.sampling.runs import Window, cut_group
 
 ORDERS = ("clips", "sequences")
@@ -201,13 +202,13 @@ class ClipStats:
         """The window of the leading group."""
         return self.groups[self.leading].window
 
-    @property
+    @cached_property
     def largest_chunk(self) -> int:
         """Frames of the leading group's largest chunk in episodes with clips; at least 1."""
         odd = self.irregular if self.longest_irregular else 1
         return int(self.chunks[self.longest > 0].max(initial=odd))
 
-    @property
+    @cached_property
     def longest_episode(self) -> int:
         """Frames of the longest episode with clips."""
         return int(self.longest.max(initial=self.longest_irregular))

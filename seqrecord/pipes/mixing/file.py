@@ -24,6 +24,8 @@ from seqrecord.text import repr_of
 
 _WEIGHTS = ("weights", "alpha", "repeat", "choose")
 _SIZES = ("batch_size", "frames_per_batch")
+_MOST_FILES = 16  # one in the other
+_MOST_SOURCES = 1024  # each with threads of its own
 
 
 def load_mix(
@@ -118,6 +120,10 @@ def _entries(context: Context, root: YamlDict) -> dict[str, YamlDict]:
         if not isinstance(sources, YamlDict) or not sources:
             expected = "sources: with a name for each, and its location"
             raise ClipError("the mix file has no sources", expected=expected, got=repr_of(sources))
+        context.names.extend(sources)
+        if (count := len(context.names)) > _MOST_SOURCES:
+            expected = f"at most {_MOST_SOURCES:,}, with those of nested files"
+            raise ClipError("sources are too many", expected=expected, got=f"{count:,} so far")
     for name, entry in sources.items():
         with context.naming(f"line {sources.lines[name]}, source {name!r}"):
             if not isinstance(entry, YamlDict):
@@ -137,6 +143,9 @@ def _source(context: Context, name: str, entry: YamlDict, line: int) -> Any:
         if path in context.files:
             shown = " -> ".join(map(str, (*context.files, path)))
             raise ClipError("mix files contain each other", expected="no cycle", got=shown)
+        if len(context.files) == _MOST_FILES:
+            expected = f"at most {_MOST_FILES} files, one in the other"
+            raise ClipError("mix is nested too deep", expected=expected, got=str(path))
         return _load(replace(context, files=(*context.files, path)), {})
 
 

@@ -81,6 +81,7 @@ class Context:
         defaults: keys for sources without their own, by name, of this file and of outer ones.
         files: this file is the last, nested in the others.
         fallbacks: `clip_len` and `batch_size` if there are none.
+        names: of the sources of all files so far.
     """
 
     make: Callable[..., Any]
@@ -88,6 +89,7 @@ class Context:
     defaults: Mapping[str, Default]
     files: tuple[Path, ...]
     fallbacks: Mapping[str, Any] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
 
     @property
     def path(self) -> Path:
@@ -133,7 +135,8 @@ class Context:
         try:
             yield
         except SeqRecordError as error:
-            place = (lines or {}).get(error.message.split(maxsplit=1)[0].rstrip(":"))
+            key = error.message.split(maxsplit=1)[0].split(".")[0].rstrip(":")
+            place = (lines or {}).get(key)
             file = None if error.file in (None, str(self.path)) else str(self.path)
             where = ", ".join(one for one in (file, place, what) if one)
             if where:

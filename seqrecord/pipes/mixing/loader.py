@@ -130,6 +130,7 @@ class MixLoader:
         self._requests = {
             name: loader.planner.memory_request() for name, loader in self.loaders.items()
         }
+        self._limits: dict[int, tuple[int, dict[str, int]]] = {}  # by number of workers
         # The memory that batches leave is divided in this ratio.
         self._weights = {}
         for name, source in self.loaders.items():
@@ -344,11 +345,13 @@ class MixLoader:
 
     def _share_out(self, num_workers: int) -> tuple[int, dict[str, int]]:
         """See `share_out`, for each of `num_workers` workers of a rank."""
-        limit, batch = self.options.memory_limit, self._batch_bytes
-        if limit is None:
-            wanted = sum(one.wanted_limit for one in self._requests.values())
-            limit = usual_limit(wanted + (PREFETCH + CONSUMER) * batch, num_workers)
-        return share_out(limit, batch, self._requests, self._weights)
+        if num_workers not in self._limits:  # each source asks, several times
+            limit, batch = self.options.memory_limit, self._batch_bytes
+            if limit is None:
+                wanted = sum(one.wanted_limit for one in self._requests.values())
+                limit = usual_limit(wanted + (PREFETCH + CONSUMER) * batch, num_workers)
+            self._limits[num_workers] = share_out(limit, batch, self._requests, self._weights)
+        return self._limits[num_workers]
 
 
 def _summed(own: dict[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

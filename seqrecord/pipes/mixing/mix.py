@@ -23,7 +23,7 @@ from seqrecord.pipes.mixing.loader import MixLoader
 from seqrecord.pipes.mixing.sources import StoppingStrategy, agreed_clip_len, loader_in_mix
 from seqrecord.pipes.mixing.summary import MixSummary
 from seqrecord.pipes.mixing.weights import Proportions, SourceSize, Weights, is_zero
-from seqrecord.pipes.options import EngineOptions, LoaderOptions, one_of
+from seqrecord.pipes.options import MOST_THREADS, EngineOptions, LoaderOptions, one_of
 from seqrecord.pipes.states import Clip
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.normalization import Normalization
@@ -141,9 +141,9 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         device: as in `SeqRecordIterableDataset`.
         output: as in `SeqRecordIterableDataset`.
         engine: as in `SeqRecordIterableDataset`. `num_threads` applies to each source, so that a
-            slow source can use every thread; `trace` and `video_decoder` to the
-            mix, except for video of sources with a `frame_transform`, which the host decodes.
-            `num_cursors` and `shuffle_buffer` belong to the sources.
+            slow source can use every thread; at most 1,024 in all. `trace` and `video_decoder` are
+            for the mix, except for video of sources with a `frame_transform`, which the host
+            decodes. `num_cursors` and `shuffle_buffer` belong to the sources.
     """
 
     def __init__(
@@ -193,6 +193,9 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         for name in ("num_cursors", "shuffle_buffer"):
             value = getattr(options.tuning, name)
             raise_if(value is not None, f"engine.{name} is that of a source", f"no {name}", value)
+        most, threads = max(1, MOST_THREADS // len(datasets)), options.tuning.num_threads
+        problem = f"engine.num_threads is for each of {len(datasets)} sources"
+        raise_if((threads or 1) > most, problem, f"at most {most}", threads)
         stop, alternate = stopping_strategy, single_source_batches
         if isinstance(stop, str):
             one_of("first_exhausted", "all_exhausted")("stopping_strategy", stop)

@@ -6,7 +6,9 @@ Scalars are those of JSON: `null`, `true`, `false`, integers and floats. Everyth
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from seqrecord.text import repr_of
 _MOST_BYTES = 1 << 20
 _MOST_VALUES = 1 << 16  # after the expansion of aliases
 _MOST_LEVELS = 32
+_MOST_DIGITS = 40  # characters of a number
 
 _FIRST = "-.0123456789"
 _TAG = "tag:yaml.org,2002:"
@@ -43,11 +46,14 @@ def read_yaml(path: Path) -> YamlDict:
     """Read a file whose root is a mapping.
 
     Raises `ClipError` with file and line for invalid YAML, duplicate keys, keys that are not text,
-    tags, and files that are too large.
+    tags, numbers of too many digits, and files that are too large or not regular.
     """
-    with path.open("rb") as file:
-        data = file.read(_MOST_BYTES + 1)
+    with open(path, "rb", opener=_opened) as file:
+        is_regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        data = file.read(_MOST_BYTES + 1) if is_regular else b""
     try:
+        if not is_regular:
+            raise ClipError("not a regular file", expected="a file, no pipe, device or folder")
         if len(data) > _MOST_BYTES:
             raise ClipError("the file is too large", expected=f"at most {_MOST_BYTES} bytes")
         value = _Reader().value(_compose(data), 0)
@@ -63,6 +69,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: plain(one) for name, one in value.items()}
     return [plain(one) for one in value] if isinstance(value, list) else value
+
+
+def _opened(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # of a pipe, without waiting for its other end
 
 
 def _compose(data: bytes) -> yaml.Node | None:
@@ -99,8 +109,8 @@ class _Reader:
     def __init__(self) -> None:
         self._count = 0
 
-    def value(self, node: yaml.Node | None, level: int) -> Any:
-        """The value of a node at a level of nesting."""
+    def value(self, node: yaml.Node | None, level: int, key: str = "") -> Any:
+        """The value of a node at a level of nesting, below a key."""
         if node is None:
             return None
         self._count += 1
@@ -109,13 +119,16 @@ class _Reader:
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
             return self._mapping(node, level)
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
-            return [self.value(one, level + 1) for one in node.value]
+            return [self.value(one, level + 1, key) for one in node.value]
         kind = node.tag.removeprefix(_TAG)
         if isinstance(node, yaml.ScalarNode) and kind in ("str", "merge"):
             return node.value
         if isinstance(node, yaml.ScalarNode) and kind in _SCALARS:
             pattern, _, convert = _SCALARS[kind]
-            if re.fullmatch(pattern, node.value) and len(node.value) <= 1000:
+            if len(node.value) > _MOST_DIGITS:
+                problem, expected = "has a number of too many digits", f"at most {_MOST_DIGITS}"
+                raise _at(node, f"{key} {problem}".strip(), expected, f"{len(node.value)} digits")
+            if re.fullmatch(pattern, node.value):
                 return convert(node.value)
         raise _at(node, "a tag is not allowed", "plain values", node.tag)
 
@@ -134,7 +147,7 @@ class _Reader:
             if key in found:
                 first = f"{key!r}, first in line {lines[key]}"
                 raise _at(key_node, "a key appears twice", "each key once", first)
-            found[key], lines[key] = self.value(value_node, level + 1), _line(key_node)
+            found[key], lines[key] = self.value(value_node, level + 1, key), _line(key_node)
         for other in merged:  # keys of `<<`; earlier ones take precedence
             base = self.value(other, level + 1)
             if not isinstance(base, YamlDict):
