@@ -13,7 +13,7 @@ LEROBOT_PYTHON ?= python3.12
 LEROBOT_TOOLS := build/lerobot-tools
 LOWEST := build/lowest
 RELEASE := build/release
-OWN := layers or docs or messages or mutation or simulation or kill or power_loss or two_writers or leaving or stopping \
+OWN := layers or docs or messages or simulation or kill or power_loss or two_writers or leaving or stopping \
 	or hostile or fuzz or mix or subclasses or recovery or rewriting \
 	or merge or put or retrying or sequences or test_engine or test_plan or test_elastic or test_resident \
 	or test_shared_memory or test_distributed or test_rotate_phase or test_memory or test_crops or test_cache \
@@ -135,8 +135,8 @@ test-torchcodec: $(INSTALLED) ## Run the tests of decoding with torchcodec; need
 	$(BIN)/python -c 'import torchcodec.decoders'
 	$(PYTEST) --dist worksteal tests/test_device_video.py
 
-test-benchmarks: $(INSTALLED) ## Run the tests of the benchmarks, in benchmarks/tests
-	$(PYTEST) --dist worksteal -m '' $(SLOW) benchmarks/tests
+test-benchmarks: $(INSTALLED) ## Run the tests in benchmarks/tests and development/tests
+	$(PYTEST) --dist worksteal -m '' $(SLOW) benchmarks/tests development/tests
 
 # Old versions use features deprecated by later versions of Python and other packages. OWN leaves out
 # tests that use no other package in a way of their own: rules of code, killed processes, damaged files,
@@ -147,13 +147,13 @@ test-lowest: $(LOWEST)/installed ## Run one case of each fast test with the lowe
 	$(LOWEST)/apart/bin/python -m pytest -W ignore::DeprecationWarning tests/test_rerun.py tests/test_sources_zarr.py
 
 test-all: $(INSTALLED) ## Run every test
-	$(PYTEST) --dist worksteal -m '' --hypothesis-profile=many tests benchmarks/tests
+	$(PYTEST) --dist worksteal -m '' --hypothesis-profile=many tests benchmarks/tests development/tests
 
 simulate: $(INSTALLED) ## Run 100,000 histories of commands with interleaved and failing calls; ARGS='--first 100000'
 	$(BIN)/python -m tests.simulation $(ARGS)
 
-mutants: $(INSTALLED) ## Count the small changes of the code that no fast test detects; ARGS='--to tests/mutation' and so on
-	$(BIN)/python -m tests.mutation $(ARGS)
+mutants: $(INSTALLED) ## Count the small changes of the code that no fast test detects; ARGS='--to development/mutation' and so on
+	$(BIN)/python -m development.mutation $(ARGS)
 
 docs: $(INSTALLED) ## Build the documentation into build/site; a warning is an error
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -124,7 +124,7 @@ def literals() -> dict[str, str]:
 def code() -> dict[str, str]:
     """Docstrings, comments and function names of each file of tests and benchmarks."""
     found = {}
-    for folder in ("tests", "benchmarks"):
+    for folder in ("tests", "benchmarks", "development"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             if "node_modules" not in path.parts:
                 found[str(path.relative_to(ROOT))] = _of_file(path)

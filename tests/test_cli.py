@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ def test_write_and_append(tree: Path) -> None:
 
 def test_write_selects_features_and_episodes(tree: Path, tmp_path: Path) -> None:
     write_v1(tree / "cave" / "Hard" / "P000", make_frames(7, 2))
-    options = ["--features", "depth_left, image_left,pose_left", "--difficulty", "Hard"]
+    options = ["--features", "depth_left, image_left", "--features", "pose_left"]
+    options += ["--difficulty", "Hard"]
     options += ["--codec", "raw", "--codec", "depth_left=small"]
     sizes = ["--chunk-frames", 1, "--cameras", "left", "--quiet"]
     result = run("write", "--src", tree, "--dst", tmp_path / "d", *options, *sizes)
@@ -336,6 +338,26 @@ def test_usage_errors_are_one_line(kept_tree: Path, small: Path) -> None:
         assert "--help" in line
     for words, message in MISTAKES:
         assert message in fail(*words.format(tree=kept_tree, dataset=small).split())
+
+
+def test_no_option_is_ignored_if_it_is_given_twice() -> None:
+    def commands(group: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+        context = click.Context(group)
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            if isinstance(command, click.Group):
+                yield from commands(command, (*words, name))
+            else:
+                yield (*words, name), command
+
+    found = 0
+    for words, command in commands(main, ()):
+        for option in command.params:
+            if isinstance(option, click.Option) and not (option.multiple or option.is_flag):
+                name, found = option.opts[-1], found + 1
+                message = fail(*words, name, "1", name, "1", code=2)
+                assert f"{name} is given twice" in message, words
+    assert found > 50
 
 
 def test_errors_of_commands_are_one_line() -> None:

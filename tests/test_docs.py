@@ -129,10 +129,10 @@ FIGURES_OF_SPEECH = (
 
 
 def test_plain_words() -> None:
-    """In tracked text and code, except tests."""
+    """In tracked text and code, except tests and their tools."""
     listed = subprocess.check_output(["git", "ls-files", "*.md", "*.py"], cwd=ROOT, text=True)
     for path in listed.splitlines():
-        if not path.startswith("tests/") and (ROOT / path).exists():
+        if not path.startswith(("tests/", "development/")) and (ROOT / path).exists():
             text = (ROOT / path).read_text().lower()
             assert not [phrase for phrase in FIGURES_OF_SPEECH if phrase in text], path
 

@@ -32,6 +32,7 @@ from seqrecord import (
     convert,
     open_source,
 )
+from seqrecord.edit import split_episodes
 from seqrecord.errors import DestinationError, NotFoundError, SchemaError, SourceError
 from seqrecord.export import to_files, to_lerobot
 from seqrecord.sources import FolderSource
@@ -191,6 +192,14 @@ def test_a_dataset_of_every_kind(dataset: Dataset, tmp_path: Path) -> None:
         np.testing.assert_array_equal(stacked, np.stack([frame[name] for frame in frames]))
     metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
     assert metadata == {"difficulty": "Easy", "number": 0, "place": "Ürümqi"}
+
+
+def test_splits_are_kept(dataset: Dataset, tmp_path: Path) -> None:
+    split_episodes(dataset.url, [KEY], "val")
+    to_files(dataset.url, None, tmp_path / "tree")
+    convert(open_source(tmp_path / "tree"), tmp_path / "again", workers=1)
+    with seqrecord.open(tmp_path / "again") as again:
+        assert again.splits == {"val": [KEY]}
 
 
 def test_some_frames_of_some_features(dataset: Dataset, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 import seqrecord
 from seqrecord import open_source
+from seqrecord.edit import split_episodes
 from seqrecord.errors import ClipError, DestinationError, SchemaError
 from seqrecord.export import to_lerobot
 from tests.command_line import run
@@ -68,6 +69,22 @@ def test_round_trip(tmp_path: Path, records: Path) -> None:
     assert info["features"][VIDEO]["dtype"] == "video"
     keys = json.loads((out / "meta/seqrecord.json").read_text())["keys"]
     assert keys == [f"episode_{i:06d}" for i in range(3)]
+
+
+def test_splits_are_ranges(tmp_path: Path, records: Path) -> None:
+    def exported(name: str, **options: Any) -> tuple[Any, Any]:
+        meta = to_lerobot(records, tmp_path / name, **options) / "meta"
+        keys = json.loads((meta / "seqrecord.json").read_text())["keys"]
+        return json.loads((meta / "info.json").read_text())["splits"], [int(k[-1]) for k in keys]
+
+    assert exported("none") == ({"train": "0:3"}, [0, 1, 2])
+    split_episodes(records, ["episode_000002"], "train")
+    split_episodes(records, ["episode_000000"], "val")
+    assert exported("some") == ({"train": "0:1", "val": "1:2"}, [2, 0, 1])
+    some = ["episode_000000", "episode_000001"]
+    assert exported("rest", episodes=some) == ({"val": "0:1"}, [0, 1])
+    infos = open_source(tmp_path / "some").episodes()
+    assert [info.metadata.get("split") for info in infos] == ["train", "val", None]
 
 
 def test_statistics(tmp_path: Path, records: Path) -> None:

@@ -359,11 +359,17 @@ def test_overwrite_replaces_a_feature(dataset: tuple[Path, Model]) -> None:
     edit.add_feature(path, "new", some("new"), overwrite=True)  # nothing to replace
 
 
+def metadata_of(path: Path) -> dict[str, Any]:
+    with seqrecord.open(path) as dataset:
+        return {key: episode.metadata for key, episode in dataset.episodes.items()}
+
+
 def test_set_text_relabels_frames(tmp_path: Path) -> None:
     path = tmp_path / "records"
     with SeqRecordWriter(path) as writer:
         for key in "abc":
-            with writer.episode(key, metadata={"tasks": ["old"]}) as episode:
+            metadata = {"tasks": ["old"], "place": 1} if key != "b" else {"task": "old"}
+            with writer.episode(key, metadata=metadata) as episode:
                 for i in range(4):
                     frame = {"x": np.float32(i), "task": "old" if i % 2 else "older"}
                     episode.append(frame if (key, i) != ("c", 3) else {"x": np.float32(i)})
@@ -380,6 +386,18 @@ def test_set_text_relabels_frames(tmp_path: Path) -> None:
     command = ["edit", "set-metadata", str(path), "c", "a", "--text", "task=neu = ä"]
     assert "2 episodes changed" in run(*command).stdout
     assert texts() == {"a": ["neu = ä"] * 4, "b": ["old"] * 4, "c": ["neu = ä"] * 4}
+    assert metadata_of(path) == {
+        "a": {"tasks": ["neu = ä"], "place": 1},
+        "b": {"task": "old"},
+        "c": {"tasks": ["neu = ä"], "place": 1},
+    }
+    assert edit.set_text(path, "b", "task", "later") == ["b"]
+    assert metadata_of(path)["b"] == {"task": "later"}
+    edit.add_feature(path, "task", lambda e: ["old"] * len(e), overwrite=True)  # contradicts
+    assert edit.set_text(path, None, "task", "old", dry_run=True) == ["a", "b", "c"]
+    assert edit.set_text(path, None, "task", "old") == ["a", "b", "c"]
+    assert [*metadata_of(path).values()][:2] == [{"tasks": ["old"], "place": 1}, {"task": "old"}]
+    edit.set_text(path, ["a", "c"], "task", "neu")
     assert edit.set_text(path, "*", "task", "old") == ["a", "c"]
     assert edit.set_text(path, "*", "task", "old") == []
     for batch in seqrecord.SeqRecordPipe(path, clip_len=4, batch_size=3, shuffle=False):
@@ -403,7 +421,8 @@ def test_renamed_features(tmp_path: Path) -> None:
     with SeqRecordWriter(path, features=features, codecs="raw") as writer:
         for key in ("a", "b"):
             camera = {"x": {"fx": 1}, "other": {"fx": 2}} if key == "a" else {"fx": 3}
-            with writer.episode(key, metadata={"camera": camera}) as episode:
+            metadata = {"camera": camera, "names": {"x": list("abcd")}, "columns": {"y": ["e"]}}
+            with writer.episode(key, metadata=metadata) as episode:
                 for i in range(4):
                     value = np.full(4, hash_of(key, "x", i), "<f4")
                     episode.append({"x": value, "y": -value, "t": np.float64(i + i / 8)})
@@ -427,7 +446,11 @@ def test_renamed_features(tmp_path: Path) -> None:
         seqrecord.add_statistics(path)
     with seqrecord.open(path) as dataset:
         assert dataset.episodes["a"].metadata["camera"] == {"y": {"fx": 1}, "other": {"fx": 2}}
-        assert dataset.episodes["b"].metadata["camera"] == {"fx": 3}
+        assert dataset.episodes["b"].metadata == {
+            "camera": {"fx": 3},
+            "names": {"y": list("abcd")},
+            "columns": {"x": ["e"]},
+        }
         window = seqrecord.Seconds([-1.125, 0.0], timestamps="time")
         clips = seqrecord.SeqRecordPipe(dataset, windows={"x": window}, shuffle=False)
         assert len([*clips]) == 4

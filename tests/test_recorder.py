@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import io
+import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,87 @@ def test_feature_properties_and_rates_are_kept(tmp_path: Path) -> None:
         assert not dataset.statistics
 
 
+class Loop:
+    """A control loop with a clock of its own, one step of `seconds` per `append`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.passed, self.seconds = 0.0, 0.1
+        clock = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: clock() + self.passed)
+
+    def record(self, recorder: Any, key: str, frames: int = 20, **more: Any) -> None:
+        with recorder.episode(key) as episode:
+            for number in range(frames):
+                assert episode.append({"x": np.full(3, number, np.float32), **more})
+                self.passed += self.seconds
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
+    return Loop(monkeypatch)
+
+
+def test_a_loop_slower_than_its_fps_is_reported(
+    tmp_path: Path, loop: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    schema = Schema([FeatureSpec("x", np.dtype("<f4"), (3,))])
+    cases: list[dict[str, Any]] = [{}, {"timestamps": False}, {"schema": schema}]
+    for number, options in enumerate(cases):
+        path = tmp_path / f"{number}"
+        with SeqRecordRecorder(path, fps=10, **options) as recorder:
+            for key, seconds in (("even", 0.1), ("slow", 0.15), ("replay", 1e-4)):
+                loop.seconds = seconds
+                loop.record(recorder, key)
+            loop.seconds = 0.2
+            loop.record(recorder, "one", 1)
+            episode = recorder.episode("failed")
+            for _ in range(9):
+                episode.append({"x": np.zeros(3, np.float32)})
+                loop.passed += 0.2
+            episode.discard()
+        [message] = [record.getMessage() for record in caplog.records]
+        assert re.search("episode slow was recorded at 6.6.* frames per .* its fps is 10", message)
+        caplog.clear()
+        with seqrecord.open(path) as dataset:
+            assert [episode.fps for episode in dataset.episodes.values()] == [10] * 4
+            metadata = {key: episode.metadata for key, episode in dataset.episodes.items()}
+            rate = pytest.approx(1 / 0.15, rel=0.01)
+            assert metadata == {"even": {}, "slow": {"measured_fps": rate}, "replay": {}, "one": {}}
+            summary = seqrecord.summarize(path)
+        assert re.search(r"measured fps +6.\d+ in 1 episode\n", str(summary))
+        assert summary.to_json()["measured_fps"] == (rate, rate)
+
+
+def test_frames_get_a_timestamp_unless_they_have_one(tmp_path: Path, loop: Loop) -> None:
+    def names(path: Path, **options: Any) -> list[str]:
+        mode, more = options.pop("mode", "create"), options.pop("frame", {})
+        with SeqRecordRecorder(path, mode=mode, **options) as recorder:
+            loop.record(recorder, f"{mode}{options}", 3, **more)
+        with seqrecord.open(path) as dataset:
+            return list(dataset.features)
+
+    own = np.float64(5)
+    schema = Schema([FeatureSpec("x", np.dtype("<f4"), (3,))])
+    assert names(tmp_path / "a") == ["x", "timestamp"]
+    assert names(tmp_path / "a", mode="append") == ["x", "timestamp"]
+    with seqrecord.open(tmp_path / "a") as dataset:
+        spec = dataset.features["timestamp"]
+        assert (str(spec), spec.kind, spec.unit) == ("timestamp: float64 []", "timestamp", "s")
+        times = [time for e in dataset.episodes.values() for time in e[:]["timestamp"]]
+        assert (np.diff(times) > 0.09).all()
+    assert names(tmp_path / "b", timestamps=False) == ["x"]
+    assert names(tmp_path / "b", mode="append") == ["x"]  # the dataset has no such feature
+    assert names(tmp_path / "c", schema=schema) == ["x"]
+    assert names(tmp_path / "d", frame={"timestamp": own}) == ["x", "timestamp"]
+    assert names(tmp_path / "d", mode="append", frame={"timestamp": own}) == ["x", "timestamp"]
+    assert names(tmp_path / "e", frame={"log_time": own}) == ["x", "log_time"]
+    clock = {"t": {"kind": "timestamp"}}
+    assert names(tmp_path / "f", features=clock, frame={"t": own}) == ["x", "t"]
+    with seqrecord.open(tmp_path / "d") as dataset:
+        assert dataset.features["timestamp"].kind is None
+        assert dataset.episodes["create{}"][:]["timestamp"].tolist() == [5] * 3
+
+
 def png(height: int, width: int) -> EncodedImage:
     file = io.BytesIO()
     Image.fromarray(np.zeros((height, width, 3), np.uint8)).save(file, "png")
@@ -130,7 +213,7 @@ def test_a_refused_frame_does_not_end_the_episode(tmp_path: Path) -> None:
         episode.append({"x": np.full(3, 3.0), "blob": b""})
     check_recorded(tmp_path, 4)
     with seqrecord.open(tmp_path) as dataset:
-        assert set(dataset.features) == {"x", "caption", "blob", "flags", "photo"}
+        assert set(dataset.features) == {"x", "caption", "blob", "flags", "photo", "timestamp"}
         assert [dataset.episodes["a"][i]["blob"] for i in range(4)] == [b"12"] * 3 + [b""]
 
 

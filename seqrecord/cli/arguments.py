@@ -41,9 +41,14 @@ source_option = click.option(
 
 
 def feature_names(help_text: str) -> Callable[[_Function], _Function]:
-    """`--features A,B`."""
+    """`--features A,B`; repeated options are one list, `None` without any."""
     return click.option(
-        "--features", type=Parsed("names", _parse_names), metavar="A,B", help=f"{help_text} [all]"
+        "--features",
+        type=Parsed("names", _parse_names),
+        metavar="A,B",
+        multiple=True,
+        callback=lambda _ctx, _param, lists: [name for names in lists for name in names] or None,
+        help=f"{help_text} (repeatable) [all]",
     )
 
 

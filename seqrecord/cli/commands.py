@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from seqrecord.cli.arguments import AT_LEAST_1, common, feature_names
-from seqrecord.cli.terminal import ProgressBar
+from seqrecord.cli.terminal import Command, ProgressBar
 from seqrecord.clips.tables import ClipSpec
 from seqrecord.indexing.opening import open_unchecked
 from seqrecord.indexing.opening import verify as verify_dataset
@@ -32,7 +32,7 @@ from seqrecord.text import one_line
 _MIX_FILES = (".yaml", ".yml", ".json")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("path")
 @click.argument("key", required=False)
 @click.option(
@@ -168,7 +168,7 @@ def _json_lines(
     yield "]"
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("path")
 @click.option("--deep", is_flag=True, help="Also decode all frames.")
 @click.option("--threads", type=AT_LEAST_1, help="Threads. [number of cores]")

@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from seqrecord.cli.arguments import common
-from seqrecord.cli.terminal import ProgressBar
+from seqrecord.cli.terminal import Command, ProgressBar
 from seqrecord.indexing.doctor import examine
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("src")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (at most 1,000 items of a kind).")
 @click.option("--quiet", is_flag=True, help="Hide the progress bar.")

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from seqrecord.cli.arguments import common, feature_names, meanings, parse_by_feature, write_mode
-from seqrecord.cli.terminal import Group, ProgressBar
+from seqrecord.cli.terminal import Command, Group, ProgressBar
 from seqrecord.edit import (
     add_feature,
     delete_episodes,
@@ -197,7 +197,7 @@ def put_in_split(path: str, episodes: EpisodeFilter, name: str | None, **options
     _print_keys(path, changed, f"put into {name}" if name else "put into no split", options)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("sources", metavar="PATH…", nargs=-1, required=True)
 @click.option("-o", "--dst", required=True, help="Path or URL of the new dataset.")
 @click.option(

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from seqrecord.cli.arguments import FRAME_RANGE, common, feature_names
-from seqrecord.cli.terminal import ProgressBar
+from seqrecord.cli.terminal import Command, ProgressBar
 from seqrecord.export import to_files, to_hub, to_lerobot
 from seqrecord.indexing.opening import open as open_dataset
 from seqrecord.text import counted
@@ -16,7 +16,7 @@ from seqrecord.units import format_size
 from seqrecord.writing.convert_jobs import Progress
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("path")
 @click.argument("key", metavar="KEY|GLOB")
 @click.argument("dest")
@@ -78,7 +78,7 @@ def export(
     click.echo(f"{Path(dest)}: {counted(count, 'episode')}")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("path", metavar="DST")
 @click.argument("url", metavar="hf://datasets/ORG/NAME[@BRANCH]")
 @click.option("--private", is_flag=True, help="Create a private repository.")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from seqrecord.cli.arguments import AT_LEAST_1, DURATION, common, is_given
-from seqrecord.cli.terminal import Group, ProgressBar
+from seqrecord.cli.terminal import Command, Group, ProgressBar
 from seqrecord.edit import clean as remove_old
 from seqrecord.edit import rewrite_files, split_dataset
 from seqrecord.edit.cleaning import MIN_UNUSED
@@ -47,7 +47,7 @@ def clear(folder: str, location: str | None) -> None:
     click.echo(f"{folder}: {format_size(size)} freed")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("path")
 @click.option(
     "--older-than",
@@ -117,7 +117,7 @@ def clean(
     click.echo(f"{shown}: {counted(len(removed), 'file')} {would}removed")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("path")
 @click.argument("shares", metavar="NAME=SHARE…", nargs=-1, required=True)
 @click.option(
@@ -149,7 +149,7 @@ def split(path: str, shares: tuple[str, ...], **options: Any) -> None:
     click.echo(f"{parse_location(path).shown}: {counts}")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("path")
 @click.option("--recompute", is_flag=True, help="Compute the statistics again.")
 @click.option("--max-frames", type=AT_LEAST_1, help="Sample about this many frames. [all]")

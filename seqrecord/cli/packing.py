@@ -20,7 +20,7 @@ from seqrecord.cli.arguments import (
     source_option,
     write_mode,
 )
-from seqrecord.cli.terminal import ProgressBar
+from seqrecord.cli.terminal import Command, ProgressBar
 from seqrecord.codecs import CODEC_NAMES
 from seqrecord.errors import SourceError
 from seqrecord.format.manifest import Manifest
@@ -42,7 +42,7 @@ from seqrecord.writing.stored_statistics import add_statistics
 _INVENTORY_LINES = 10
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--src",
     required=True,
@@ -213,7 +213,7 @@ def write(
     _print_damaged(report.damaged)  # not a failure: their episodes were converted again
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("src")
 @click.option(
     "-o",
@@ -332,7 +332,7 @@ def _print_inventory(report: ConvertReport) -> None:
         click.echo(f"  {line}")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("path")
 @common
 def reindex(path: str, storage_options: dict[str, Any] | None) -> None:

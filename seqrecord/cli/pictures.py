@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from seqrecord.cli.arguments import AT_LEAST_1, common, feature_names, is_given
-from seqrecord.cli.terminal import ProgressBar
+from seqrecord.cli.terminal import Command, ProgressBar
 from seqrecord.errors import LocationError
 from seqrecord.storage import local_path
 from seqrecord.text import counted
@@ -19,7 +19,7 @@ _OF_RERUN = ("save", "quiet")
 _OF_PICTURES = ("start", "clip_len", "dilation", "output")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("path")
 @click.argument("key", required=False)
 @click.option(

@@ -63,8 +63,22 @@ def _interruptible() -> Iterator[None]:
         _received.clear()
 
 
+class Command(click.Command):
+    """A command that refuses an option given twice; click would ignore the first value."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        _, _, given = self.make_parser(ctx).parse_args(args=[*args])
+        for param in given:
+            is_one = isinstance(param, click.Option) and not (param.multiple or param.is_flag)
+            if is_one and given.count(param) > 1 and not ctx.resilient_parsing:
+                raise click.UsageError(f"{param.opts[-1]} is given twice; expected once", ctx)
+        return super().parse_args(ctx, args)
+
+
 class Group(click.Group):
     """A group whose commands have `--debug`; `Commands` evaluates it."""
+
+    command_class = Command
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         help_text = "Show tracebacks of errors."

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from seqrecord.cli.arguments import AT_LEAST_1, BYTE_SIZE, common, feature_names
-from seqrecord.cli.terminal import ProgressBar
+from seqrecord.cli.terminal import Command, ProgressBar
 from seqrecord.indexing.opening import open as open_dataset
 from seqrecord.pipes.options import EngineOptions
 from seqrecord.profiler.bench import bench as run_bench
@@ -46,7 +46,7 @@ def _of_clips(function: Callable[..., Any]) -> Callable[..., Any]:
     return reduce(lambda made, option: option(made), reversed(_CLIPS), function)
 
 
-@click.command()
+@click.command(cls=Command)
 @_of_clips
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="Batch device.")
 @click.option(

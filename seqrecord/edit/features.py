@@ -16,7 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from seqrecord.edit.changes import EditedDataset, open_for_edit
+from seqrecord.edit.changes import Change, EditedDataset, edit_dataset, open_for_edit
 from seqrecord.errors import ClipError, FrameError, NotFoundError, SchemaError, SourceError, located
 from seqrecord.feature_kinds import check_kinds_and_units
 from seqrecord.format.edits import Edit, Features, Relabel
@@ -49,6 +49,7 @@ from seqrecord.writing.stored_statistics import stored_statistics
 
 _logger = logging.getLogger("seqrecord")
 
+_BY_FEATURE = ("camera", "columns", "files", "names")  # entries of metadata, by feature
 _INFERRED_FROM = 32  # frames for inferring dtype and shape
 
 Values: TypeAlias = "Callable[[Episode], Iterable[Any]]"
@@ -235,9 +236,10 @@ def rename_features(
 ) -> list[FeatureSpec]:
     """Rename features, `{old name: new name}`; returns the features under their new names.
 
-    No frame is read or written, and `reindex` keeps the new names. Statistics stay. A camera of
-    this name in the metadata `camera` is renamed too. Two features may swap their names. Saved
-    states of loaders name the old features. With `dry_run` nothing is changed.
+    No frame is read or written, and `reindex` keeps the new names. Statistics stay. The metadata
+    entries `camera`, `columns`, `files` and `names` are by feature and change too. Two features may
+    swap their names. Saved states of loaders name the old features. With `dry_run` nothing is
+    changed.
 
     Raises `NotFoundError` if there is no dataset, `SchemaError` for an unknown feature, an invalid
     name or one of another feature, and `ConflictError` if another writer commits meanwhile.
@@ -262,16 +264,19 @@ def rename_features(
         return [schema[new] for new in names.values()]
 
 
-def _renamed_cameras(index: Index, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Uid and new metadata of each episode with a camera of one of these features."""
+def _renamed_entries(index: Index, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Uid and new metadata of each episode with an entry by feature for one of these features."""
     for i, text in enumerate(index.metadata):
-        if '"camera"' not in text.as_py():
+        if not any(f'"{entry}"' in text.as_py() for entry in _BY_FEATURE):
             continue
         metadata = index.episode_metadata(i)
-        camera = metadata.get("camera")
-        if isinstance(camera, dict) and not names.keys().isdisjoint(camera):
-            renamed = {names.get(name, name): value for name, value in camera.items()}
-            yield index.uid(i), encode_metadata({**metadata, "camera": renamed})
+        changed = {
+            entry: {names.get(name, name): value for name, value in found.items()}
+            for entry in _BY_FEATURE
+            if isinstance(found := metadata.get(entry), dict)
+        }
+        if not all(names.keys().isdisjoint(metadata[entry]) for entry in changed):
+            yield index.uid(i), encode_metadata({**metadata, **changed})
 
 
 def _commit_schema(
@@ -285,7 +290,7 @@ def _commit_schema(
     edits: list[Edit] = [Features(schema)]
     if names:
         before = before.renamed(names)
-        edits += [Relabel(found)] if (found := dict(_renamed_cameras(dataset.index, names))) else []
+        edits += [Relabel(found)] if (found := dict(_renamed_entries(dataset.index, names))) else []
     if known is not None:
         known = Statistics(known.num_frames, {(names or {}).get(n, n): s for n, s in known.items()})
         left = [name for name in known if name in schema]
@@ -334,9 +339,12 @@ def set_text(
 ) -> list[str]:
     """Set a text feature such as `task` to this text, on every frame of these episodes.
 
-    Returns the keys of the episodes that had another text or none in a frame. The feature is
-    replaced by a new one, with the texts of all episodes in new record files; so two edited copies
-    of a dataset have different schemas. For metadata, use `set_metadata`.
+    Returns the keys of the episodes that had another text or none in a frame, or in the metadata:
+    an entry with the feature's name becomes the text, and a list `tasks` beside the feature `task`
+    becomes a list of it. The feature is replaced by a new one, with the texts of all episodes in
+    new record files; so two edited copies of a dataset have different schemas. The metadata change
+    in a second commit; after an error between the two, repeat the call. For other metadata, use
+    `set_metadata`.
 
     Arguments and errors as for `delete_episodes`; also raises `SchemaError` if there is no such
     text feature.
@@ -370,7 +378,20 @@ def set_text(
             dry_run=dry_run,
             storage_options=storage_options,
         )
-    return list(changed.values())
+
+    def relabelled(dataset: EditedDataset) -> Change:
+        numbers = [dataset.index.positions[episode.key] for episode in chosen]
+        texts = {}
+        for i in numbers:
+            metadata = dataset.index.episode_metadata(i)
+            own: dict[str, Any] = {name: text} if isinstance(metadata.get(name), str) else {}
+            own |= {"tasks": [text]} if name == "task" and "tasks" in metadata else {}
+            if any(metadata[entry] != value for entry, value in own.items()):
+                texts[i] = encode_metadata({**metadata, **own})
+        return [*texts], [Relabel({dataset.index.uid(i): text for i, text in texts.items()})]
+
+    keys = edit_dataset(location, relabelled, dry_run, storage_options)
+    return [e.key for e in chosen if e.uid in changed or e.key in keys]
 
 
 def _inferred(episodes: Mapping[str, Episode], name: str, values: Values) -> FeatureSpec:

@@ -156,7 +156,8 @@ def _describe(dataset: Dataset, key: str, frames: Sequence[int] | slice | None) 
         plain = replace(spec, codec=(), group=0)
         features.append(ExportedFeature(plain, path, is_array, int(present.sum())))
     fps = float(dataset.contents.index.fps[dataset.contents.index.positions[key]]) or None
-    return ExportedEpisode(tuple(numbers.tolist()), tuple(features), fps)
+    split = next((name for name, keys in dataset.splits.items() if key in keys), None)
+    return ExportedEpisode(tuple(numbers.tolist()), tuple(features), fps, split)
 
 
 def _write_episode(

@@ -12,6 +12,7 @@ The layout is that of lerobot 0.6.1, see https://huggingface.co/docs/lerobot/ler
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
@@ -76,6 +77,9 @@ def to_lerobot(
     warning. Other images, uint8 [H, W, 3], become PNG in the rows, which is lossless; other
     features become columns.
 
+    Episodes are in the dataset's order; if they are in splits, split by split, since LeRobot's
+    splits are ranges, with episodes in no split at the end.
+
     Row i of an episode has the timestamp i / fps; a different feature `timestamp` becomes
     `recorded_timestamp`. The task is a text feature `task`, or the first of `tasks` in the
     episode's metadata. Statistics of an episode cover its rows, and one to eight frames of its
@@ -88,8 +92,8 @@ def to_lerobot(
     Args:
         dataset: local path or URL, or an open dataset.
         destination: a local folder, empty or new.
-        episodes: keys, a glob, or a predicate on metadata; all by default. They are numbered in the
-            dataset's order; `meta/seqrecord.json` lists their keys.
+        episodes: keys, a glob, or a predicate on metadata; all by default. `meta/seqrecord.json`
+            lists their keys in the order of their numbers.
         features: names of the features, all by default.
         fps: frames per second, if the dataset lacks it.
         progress: called from this thread, several times per second.
@@ -106,6 +110,8 @@ def to_lerobot(
     """
     with opened(dataset, storage_options=storage_options) as reader:
         numbers = reader.find_episodes(episodes).tolist()
+        splits = reader.contents.index.split[numbers].tolist()
+        numbers = [n for _, n in sorted(zip(splits, numbers, strict=True))]  # LeRobot's are ranges
         chosen = reader.select(features)
         keys = list(chosen.episodes)
         writer = _Writer(chosen, [chosen.episodes[keys[n]] for n in numbers], fps, progress)
@@ -139,7 +145,9 @@ class _Writer:
                     )
 
     def write(self, root: Path) -> None:
-        meta = LeRobotMeta(root, self._columns, self._episodes, self._fps)
+        names = {key: name for name, keys in self._reader.splits.items() for key in keys}
+        splits = Counter(names.get(episode.key) for episode in self._episodes)
+        meta = LeRobotMeta(root, self._columns, self._episodes, self._fps, splits)
         file = RowFile(root / "data")
         first = 0
         for number, episode in enumerate(self._episodes):

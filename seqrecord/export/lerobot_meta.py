@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -181,8 +182,10 @@ class LeRobotMeta:
         columns: Sequence[LeRobotColumn],
         episodes: Sequence[Episode],
         fps: Fraction,
+        splits: Mapping[str | None, int],
     ) -> None:
         self._root, self._columns, self._episodes, self._fps = root, columns, episodes, fps
+        self._splits = splits  # successive episodes of each, `None` for no split
         self._tasks: dict[str, int] = {}  # with their numbers
         self._file = RowFile(root / "meta/episodes")
         self._rows: list[dict[str, Any]] = []  # not written yet
@@ -264,6 +267,7 @@ class LeRobotMeta:
             map(len, self._episodes),
             len(self._tasks),
             robot,
+            self._splits,
         )
 
     def _stats(self, statistics: Statistics) -> dict[str, Any]:
@@ -284,6 +288,7 @@ def dataset_info(
     lengths: Iterable[int],
     num_tasks: int,
     robot_type: Any,
+    splits: Mapping[str | None, int] | None = None,
 ) -> dict[str, Any]:
     """Contents of `info.json`.
 
@@ -293,9 +298,13 @@ def dataset_info(
         lengths: the number of frames of each episode.
         num_tasks: the number of tasks.
         robot_type: name of the robot; other values become `None`.
+        splits: number of successive episodes of each split, of `None` in no split. Without a
+            split, all episodes are in `train`.
     """
     own = {TIMESTAMP: "float32"} | dict.fromkeys(OWN, "int64")
     counts = [*lengths]
+    ends = [0, *accumulate((splits or {}).values())]
+    ranges = {n: f"{a}:{b}" for n, (a, b) in zip(splits or {}, pairwise(ends), strict=True) if n}
     is_video = any(one["dtype"] == "video" for one in features.values())
     return {
         "codebase_version": "v3.0",
@@ -307,7 +316,7 @@ def dataset_info(
         "data_files_size_in_mb": _FILE_MB,
         "video_files_size_in_mb": 200,
         "fps": fps,
-        "splits": {"train": f"0:{len(counts)}"},
+        "splits": ranges or {"train": f"0:{len(counts)}"},
         "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
         "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
         if is_video

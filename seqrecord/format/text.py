@@ -19,6 +19,9 @@ MAX_METADATA_LENGTH = 1 << 20  # characters, all of them ASCII, per episode
 MAX_INTEGER_DIGITS = 1000  # parsing takes time quadratic in the digits
 MAX_JSON_DEPTH = 64  # a recursive walk never overflows the stack
 
+MEASURED_FPS = "measured_fps"
+"""Entry of an episode's metadata: the rate of a loop that was slower than the episode's fps."""
+
 _TRUNCATED = "truncated"
 
 _FREE_VALUES = 1 << 16  # enough for any schema, even with short names

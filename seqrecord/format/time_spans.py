@@ -25,7 +25,7 @@ from seqrecord.text import repr_of
 
 Reals = npt.NDArray[np.float64]
 
-_CLOCKS = ("timestamp", "log_time")
+CLOCKS = ("timestamp", "log_time")
 _LEAST_STEP, _MOST_STEP = 1e-5, 10.0  # seconds; milliseconds at 30 fps would be 33 apart
 
 MAX_TIME_SPANS = 13  # over 1, 2, 4, …, 4096 frames
@@ -53,7 +53,7 @@ def clock_of(schema: Schema) -> str | None:
     one named `timestamp` or `log_time`.
     """
     known = [n for n in timestamp_features(schema) if is_unit_of_time(schema[n].unit)]
-    usual = [name for name in _CLOCKS if name in known]
+    usual = [name for name in CLOCKS if name in known]
     return known[0] if len(known) == 1 else usual[0] if usual else None
 
 

@@ -20,6 +20,7 @@ from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
 from seqrecord.format.inventory import Inventory
 from seqrecord.format.pages import table_bytes
 from seqrecord.format.rows import num_absent
+from seqrecord.format.text import MEASURED_FPS
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.verified import LastVerified, read_last_verified
@@ -144,6 +145,8 @@ class Summary(_FeatureTotals):
     verified: LastVerified | None
     external_bytes: int = 0  # referenced in external files
     originals: tuple[str, ...] = ()  # roots of these files
+    num_slow: int = 0  # episodes recorded more slowly than their fps
+    measured_fps: tuple[float, float] | None = None  # their rates, minimum and maximum
     inventories: tuple[Inventory, ...] = ()
 
     @property
@@ -181,7 +184,12 @@ class Summary(_FeatureTotals):
             ("splits", ", ".join(splits) if self.splits else None),
             ("frames", f"{self.num_frames:,}" + ("" if several else f" in {self.groups[0]}")),
             *((f"group {group.number}", str(group)) for group in self.groups if several),
-            ("fps", self.fps and " to ".join(f"{fps:g}" for fps in sorted({*self.fps}))),
+            ("fps", self.fps and _span_text(self.fps)),
+            (
+                "measured fps",
+                self.measured_fps
+                and f"{_span_text(self.measured_fps)} in {counted(self.num_slow, 'episode')}",
+            ),
             ("record files", f"{self.num_record_files:,}, {format_size(self.record_bytes)}"),
             ("index", format_size(self.index_bytes)),
             (
@@ -211,6 +219,7 @@ def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
     index, manifest = reader.contents.index, reader.contents.manifest
     fps = index.fps[index.fps > 0]
     external_bytes = sum(int(group.external.sum(dtype=np.uint64)) for group in index.groups)
+    measured = _measured_rates(index)
     externals = reader.contents.externals
     roots: list[str] = []
     if externals is not None and (external_bytes or manifest.copied):
@@ -244,8 +253,24 @@ def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
         verified=read_last_verified(reader.contents.storage),
         external_bytes=external_bytes,
         originals=tuple(roots),
+        num_slow=len(measured),
+        measured_fps=(min(measured), max(measured)) if measured else None,
         inventories=_inventories(reader),
     )
+
+
+def _measured_rates(index: Index) -> list[float]:
+    """Rates of the episodes that a recorder found slower than their fps."""
+    import pyarrow.compute as pc  # only here: it takes long
+
+    found = pc.match_substring(index.metadata, f'"{MEASURED_FPS}":').to_pylist()
+    entries = (index.episode_metadata(number) for number, is_slow in enumerate(found) if is_slow)
+    rates = [each.get(MEASURED_FPS) for each in entries]
+    return [rate for rate in rates if isinstance(rate, (int, float))]
+
+
+def _span_text(span: tuple[float, float]) -> str:
+    return " to ".join(f"{fps:g}" for fps in sorted({*span}))
 
 
 def _inventories(reader: Dataset) -> tuple[Inventory, ...]:

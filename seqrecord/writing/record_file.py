@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -90,11 +91,15 @@ class RecordFileWriter(ChunkWriter):
         chunk_frames: int | None,
         metadata: str,
         fps: float | None = None,
+        checks_rate: bool = True,
     ) -> None:
         """Start an episode; `ChunkLength` chooses the length of chunks if `chunk_frames` is
-        `None`."""
+        `None`. Without `checks_rate`, it keeps its fps whatever its timestamps are."""
         uid = self._writer + secrets.token_hex(8)
-        self.begin_part(EpisodePart(key, uid, ordinal, None, fps, metadata), chunk_frames)
+        part = EpisodePart(key, uid, ordinal, None, fps, metadata)
+        self.begin_part(part, chunk_frames)
+        if not checks_rate:
+            self._rate.begin(replace(part, fps=None))
 
     def begin_part(self, episode: EpisodePart, chunk_frames: int | None = None) -> None:
         """Start chunks of an episode that may also have chunks in other files."""
@@ -252,9 +257,11 @@ class RecordFileWriter(ChunkWriter):
         self.flush_part(self._num_frames, self._time_spans_so_far(), is_regular=self._is_regular())
         self._statistics.keep()
 
-    def end(self) -> None:
-        """End the episode: from here on a kill does not lose it."""
+    def end(self, metadata: str | None = None) -> None:
+        """End the episode, with other `metadata` if given: from here on a kill does not lose it."""
         episode = self._begun()
+        if metadata is not None:
+            self._episode = episode = replace(episode, metadata=metadata)
         self.check_lengths()
         if not self._num_frames:
             raise FrameError("episode has no frames", episode=episode.key)

@@ -6,17 +6,22 @@ import logging
 import math
 import os
 import threading
+import time
 import weakref
+from array import array
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
-from typing import Any, get_args
+from typing import Any, Literal, get_args
+
+import numpy as np
 
 from seqrecord.errors import DestinationError, SchemaError, located
 from seqrecord.format.manifest import Manifest
-from seqrecord.format.text import check_key, encode_metadata
+from seqrecord.format.text import MEASURED_FPS, check_key, encode_metadata
+from seqrecord.format.time_spans import CLOCKS, timestamp_features
 from seqrecord.processes.exclusive import Exclusive, exclusive
 from seqrecord.processes.threads import start
 from seqrecord.schema import Block, Frame, Schema
@@ -35,9 +40,12 @@ from seqrecord.writing.stored_schema import (
     infer_schema,
 )
 from seqrecord.writing.values import plain_frame
-from seqrecord.writing.writer import SeqRecordWriter
+from seqrecord.writing.writer import STAMP, SeqRecordWriter, is_stamp
 
 DEFAULT_QUEUE_BYTES = "1GiB"
+_STAMP = CLOCKS[0]
+_SLOWER = 1.05  # a longer step, in steps of the fps, is reported
+_Clock = Literal["append", "frames", "none"]  # which times frames have
 _POLL_SECONDS = 0.1
 
 _logger = logging.getLogger("seqrecord")
@@ -79,7 +87,12 @@ class SeqRecordRecorder:
     Args:
         destination: a folder on a local disk; `seqrecord merge FOLDER -o URL` uploads it later.
         schema: the features; by default the features of the first frame.
-        fps: frames per second of episodes without their own.
+        fps: frames per second of episodes without their own. If an episode's frames were appended
+            more slowly, by more than 5 % in the median, its end logs a warning and stores the rate
+            as `measured_fps` in its metadata. The fps stays.
+        timestamps: store the time of each `append`, in seconds of `time.monotonic`, in the float64
+            feature `timestamp`; not with `schema`, and not if the first frame has a timestamp: a
+            feature of kind `timestamp`, or named `timestamp` or `log_time`.
         queue_size: limit of queued frames in memory: bytes, or text such as "1GiB".
         when_full: `spill` writes frames to a local disk once half of the queue is used, and reads
             them later; `raise` and `drop` only use memory. If there is no room, `append` raises
@@ -109,6 +122,7 @@ class SeqRecordRecorder:
         features: FeatureInfo | None = None,
         codecs: Codecs | None = None,
         fps: float | None = None,
+        timestamps: bool = True,
         queue_size: int | str = DEFAULT_QUEUE_BYTES,
         when_full: WhenFull = "spill",
         spill_folder: str | PathLike[str] | None = None,
@@ -146,7 +160,10 @@ class SeqRecordRecorder:
         self._exclusive = Exclusive("recorder", writer.url)
         self._writer = writer
         self._described = features
+        self._fps = fps
         self._schema = writer.schema  # from the first frame on
+        self._stamps = timestamps and schema is None
+        self._clock: _Clock | None = None  # from the first frame on
         self._keys = set(writer.completed_episodes)
         self._episode: RecordingEpisode | None = None  # the open one
         self._recorded = self._discarded = 0
@@ -178,7 +195,7 @@ class SeqRecordRecorder:
             )
         self._queue.put_call(QueueCall(partial(self._work.begin, key, entries, fps)))
         self._keys.add(key)
-        self._episode = RecordingEpisode(self, key)
+        self._episode = RecordingEpisode(self, key, fps or self._fps)
         return self._episode
 
     def stats(self) -> RecorderStats:
@@ -244,6 +261,19 @@ class SeqRecordRecorder:
         if self._is_closed:
             raise DestinationError("the recorder is closed", episode=key)
 
+    def _clock_for(self, frame: Frame) -> _Clock:
+        """The frames' clock; the recorder's first frame decides."""
+        if self._clock is not None:
+            return self._clock
+        known = self._schema or infer_schema([frame], self._described)
+        clocks = {*timestamp_features(known)} | (known.keys() & {*CLOCKS})
+        is_ours = clocks == {_STAMP} and _STAMP not in frame  # of an earlier recorder
+        spec = known.get(_STAMP)
+        fits = spec is None if self._schema is None else spec is not None and is_stamp(spec)
+        if self._stamps and fits and (is_ours or not clocks):
+            return "append"
+        return "frames" if clocks else "none"
+
     def _wait_for(self, task: QueueCall) -> None:
         while not task.done.wait(_POLL_SECONDS):
             self._queue.check()
@@ -255,9 +285,11 @@ class RecordingEpisode:
     Leaving its `with` block ends it, also after an error: recorded frames are kept.
     """
 
-    def __init__(self, recorder: SeqRecordRecorder, key: str) -> None:
+    def __init__(self, recorder: SeqRecordRecorder, key: str, fps: float | None) -> None:
         self.key = key
         self.num_frames = 0
+        self._fps = fps
+        self._times = array("d")  # of `append`, in seconds
         self._recorder = recorder
         self._exclusive = recorder._exclusive
 
@@ -269,18 +301,26 @@ class RecordingEpisode:
         episode continues. Raises `QueueFullError` if there is no room, and `DestinationError` after
         an error of the recording thread.
         """
+        now = time.monotonic()
         recorder = self._check_current()
+        described = recorder._described
         with located(SchemaError, episode=self.key, frame=self.num_frames):
             Block.of(frame := plain_frame(frame))  # refuses None
-            schema = recorder._schema or infer_schema([frame], recorder._described)
+            if (clock := recorder._clock_for(frame)) == "append":
+                frame = {**frame, _STAMP: np.float64(now)}
+                described = {**(described or {}), _STAMP: STAMP}
+            schema = recorder._schema or infer_schema([frame], described)
             check_names(schema, frame)
             for name, item in frame.items():  # or the writer would drop the whole episode later
                 check_value(schema[name], item)
-        recorder._schema = schema
+        if recorder._clock is None and clock == "append":
+            recorder._writer.expect_stamps(_STAMP)
+        recorder._schema, recorder._clock = schema, clock
         if not recorder._queue.put(frame):
             return False
         recorder._recorded += 1
         self.num_frames += 1
+        self._times.append(now)
         return True
 
     @exclusive
@@ -295,7 +335,7 @@ class RecordingEpisode:
             recorder._episode = None
             if not self.num_frames:
                 recorder._keys.remove(self.key)
-            task = QueueCall(recorder._work.end)
+            task = QueueCall(partial(recorder._work.end, self._slow_rate()))
             recorder._queue.put_call(task)
             if wait:
                 recorder._wait_for(task)
@@ -326,6 +366,24 @@ class RecordingEpisode:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None or self._exclusive.is_own:
             self.close()
+
+    def _slow_rate(self) -> dict[str, float]:
+        """The measured rate for the metadata, if the frames came more slowly than their fps.
+
+        Faster frames mean nothing: replays, and frames that were collected first.
+        """
+        if self._fps is None or self._recorder._clock == "frames" or len(self._times) < 2:
+            return {}
+        step = float(np.median(np.diff(np.frombuffer(self._times))))
+        if step <= _SLOWER / self._fps:
+            return {}
+        measured = float(f"{1 / step:.4g}")
+        _logger.warning(
+            "%s: episode %s was recorded at %g frames per second (median), its fps is %g; set the "
+            "fps to the rate of the loop",
+            *(self._recorder._writer.url, self.key, measured, self._fps),
+        )
+        return {MEASURED_FPS: measured}
 
     def _check_current(self) -> SeqRecordRecorder:
         self._recorder._check_open(self.key)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from seqrecord.errors import SeqRecordError
+from seqrecord.errors import FormatError, SeqRecordError
 from seqrecord.schema import Frame
 from seqrecord.writing.frame_queue import FrameQueue, QueueCall
 from seqrecord.writing.writer import EpisodeWriter, SeqRecordWriter
@@ -83,11 +83,14 @@ class RecordingThread:
         """Begin an episode."""
         self._episode = self._writer.episode(key, metadata=metadata, fps=fps)
 
-    def end(self) -> None:
-        """End the episode; drop it if it has no frames."""
+    def end(self, metadata: Mapping[str, Any] | None = None) -> None:
+        """End the episode, with these entries in addition; drop it if it has no frames."""
         episode = self._ended()
         if episode.num_frames:
-            episode.close()
+            try:
+                episode.close(metadata)
+            except FormatError:  # too long together
+                episode.close()
             self.durable_frames = self.written_frames
         else:
             episode.abort()

@@ -20,10 +20,10 @@ from seqrecord.errors import (
 )
 from seqrecord.feature_kinds import doubtful_forms
 from seqrecord.format.manifest import Manifest
-from seqrecord.format.text import check_key, encode_metadata
+from seqrecord.format.text import check_key, encode_metadata, parse_metadata
 from seqrecord.processes.exclusive import Exclusive, exclusive
 from seqrecord.reading.metadata import DamagedFile
-from seqrecord.schema import Block, EncodedImage, Frame, Schema
+from seqrecord.schema import Block, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.writing.chunking import CHUNK_BYTES, CHUNK_FRAMES
@@ -42,6 +42,9 @@ from seqrecord.writing.stored_schema import (
     stored_schema,
 )
 from seqrecord.writing.values import plain_frame
+
+STAMP: dict[str, str] = {"kind": "timestamp", "unit": "s"}
+"""Properties of a feature with the time of `append`."""
 
 _logger = logging.getLogger("seqrecord")
 
@@ -128,6 +131,7 @@ class SeqRecordWriter:
         check_codecs(codecs)
         check_descriptions(features)
         self._closed = False
+        self._stamp: str | None = None  # feature with the time of `append`
         self._described, self._codecs = features, codecs
         self._chunk_frames, self._max_file_size = chunk_frames, nbytes
         self._keeps_statistics = statistics
@@ -203,6 +207,11 @@ class SeqRecordWriter:
             text = encode_metadata(dict(metadata or {}))
         self._episode = EpisodeWriter(self, key, text, fps)
         return self._episode
+
+    def expect_stamps(self, name: str) -> None:
+        """Expect the time of `append` in seconds in the feature `name`: it decides about no fps."""
+        self._stamp = name
+        self._described = {**(self._described or {}), name: STAMP}
 
     @exclusive
     def close(self) -> Manifest:
@@ -404,13 +413,21 @@ class EpisodeWriter:
                 self._files.flush()
 
     @exclusive
-    def close(self) -> None:
-        """End the episode: from here on neither an error nor a kill loses it."""
+    def close(self, metadata: Mapping[str, Any] | None = None) -> None:
+        """End the episode: from here on neither an error nor a kill loses it.
+
+        `metadata` are more entries, for example whether the task succeeded. Raises `FormatError`
+        if they cannot be stored; the episode stays open.
+        """
         self._check_open()
+        text = None
+        if metadata:
+            with located(FormatError, episode=self.key):
+                text = encode_metadata({**parse_metadata(self._metadata), **metadata})
         with self._forget_on_error():
             if self._files is None and not self.num_frames:
                 raise FrameError("episode has no frames", episode=self.key)
-            self._begun().end()
+            self._begun().end(text)
         self.is_open = False
         self._writer._keys.add(self.key)
         self._writer._note_non_finite()
@@ -481,11 +498,17 @@ class EpisodeWriter:
             chunk_frames=writer._chunk_frames,
             metadata=self._metadata,
             fps=self._fps,
+            checks_rate=writer._stamp is None,
         )
         writer._ordinal += 1
         for frame in pending:
             self._files.append(Block.of(frame))
         return self._files
+
+
+def is_stamp(spec: FeatureSpec) -> bool:
+    """Whether a stored feature can be the time of `append`."""
+    return str(spec).endswith(": float64 []") and (spec.kind, spec.unit) == ("timestamp", "s")
 
 
 def _copied(item: Any) -> Any:

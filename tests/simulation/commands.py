@@ -155,7 +155,12 @@ def discarding(where: Any, actor: str, history: History) -> None:
 def record(where: Any, actor: str, history: History) -> None:
     """Record episodes and discard the second one."""
     with SeqRecordRecorder(
-        where, codecs="raw", max_file_size=1000, mode="append", flush_seconds=3600
+        where,
+        codecs="raw",
+        max_file_size=1000,
+        mode="append",
+        flush_seconds=3600,
+        timestamps=False,
     ) as recorder:
         for number in range(3):
             key = f"{actor}{number}"

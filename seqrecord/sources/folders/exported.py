@@ -5,6 +5,7 @@ variable dimensions, frames without a feature, and names that clash with file na
 
     {"version": 1,
      "fps": 10.0,
+     "split": "train",
      "frames": [0, 1, 2],
      "features": [
        {"name": "points", "dtype": "<f4", "shape": [null, 3],
@@ -14,7 +15,8 @@ variable dimensions, frames without a feature, and names that clash with file na
         "kind": "pose", "unit": "m", "value": "array",
         "layout": "array", "path": "pose.npy", "num_frames": 3}]}
 
-`frames` are the exported frame numbers, `fps` is frames per second or null. A feature of layout
+`frames` are the exported frame numbers, `fps` is frames per second or null, and
+`split` the episode's split or null. A feature of layout
 `frames` is a folder with one file for each frame that has it: `000002.npy`, or `.txt` for text and
 `.bin` for bytes. A feature of layout `array` is one file for all frames. Codecs and groups are not
 stored; the next conversion chooses them.
@@ -62,6 +64,7 @@ class ExportedEpisode:
     frames: tuple[int, ...]
     features: tuple[ExportedFeature, ...]
     fps: float | None = None
+    split: str | None = None
 
 
 def frame_stem(number: int) -> str:
@@ -80,6 +83,7 @@ def encode_description(episode: ExportedEpisode) -> str:
     value = {
         "version": _VERSION,
         "fps": episode.fps,
+        "split": episode.split,
         "frames": list(episode.frames),
         "features": features,
     }
@@ -101,7 +105,7 @@ def read_description(folder: Path) -> ExportedEpisode:
 
 def _parse(value: Any) -> ExportedEpisode:
     keys = ("version", "frames", "features")
-    found = JsonObject(value, keys, "a description", optional=("fps",))
+    found = JsonObject(value, keys, "a description", optional=("fps", "split"))
     found.integer("version", _VERSION, _VERSION)
     frames, fps = found.list("frames", most=_MAX_BYTES), value.get("fps")
     if not all(type(number) is int for number in frames):
@@ -113,7 +117,9 @@ def _parse(value: Any) -> ExportedEpisode:
         raise ValueError("duplicate feature")
     if fps is not None and not (type(fps) in (int, float) and 0 < fps < 1e300):
         raise ValueError("fps is not a number above 0")
-    return ExportedEpisode(tuple(frames), features, None if fps is None else float(fps))
+    if not isinstance(split := value.get("split"), (str, type(None))):
+        raise ValueError("split is not a text")
+    return ExportedEpisode(tuple(frames), features, None if fps is None else float(fps), split)
 
 
 def _feature(value: Any, num_frames: int) -> ExportedFeature:

@@ -371,16 +371,16 @@ class FolderSource(NumberedFrames):
 
     def _info(self, episode: EpisodeFolder) -> EpisodeInfo:
         metadata: dict[str, Any] = {}
-        num_frames, fps = 0, None
+        num_frames, fps, split = 0, None, None
         try:
-            num_frames, fps = self._length(episode)
+            num_frames, fps, split = self._length(episode)
             if not episode.is_exported:
                 metadata = {**self._files(episode, num_frames), **self._text_metadata(episode)}
             if episode.has_metadata:
                 metadata |= read_metadata(episode.path / METADATA)
         except SourceError:
             pass  # raised by `frames`
-        return EpisodeInfo(self._key(episode.path), num_frames, metadata, fps)
+        return EpisodeInfo(self._key(episode.path), num_frames, metadata, fps, split)
 
     def _files(self, episode: EpisodeFolder, num_frames: int) -> dict[str, Any]:
         """Return file patterns and counts of missing frames, for the metadata."""
@@ -414,12 +414,12 @@ class FolderSource(NumberedFrames):
                     sizes.add((height, width))
         return find_camera(episode.path, episode.cameras, sizes)
 
-    def _length(self, episode: EpisodeFolder) -> tuple[int, float | None]:
-        """Return number of frames and fps, from one feature; `frames` checks the others."""
+    def _length(self, episode: EpisodeFolder) -> tuple[int, float | None, str | None]:
+        """Return number of frames, from one feature (`frames` checks the others), fps and split."""
         if episode.is_exported:
             described = read_description(episode.path)
-            return len(described.frames), described.fps
-        return self._num_frames(episode) or self._rows_of(episode).num_frames, None
+            return len(described.frames), described.fps, described.split
+        return self._num_frames(episode) or self._rows_of(episode).num_frames, None, None
 
     def _num_frames(self, episode: EpisodeFolder) -> int | None:
         """Return the number of frames from files or an npy array; `None` without both."""

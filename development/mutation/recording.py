@@ -1,6 +1,6 @@
 """A plugin of pytest that records the executed lines, outcome and duration of each test.
 
-    pytest -p tests.mutation.recording
+    pytest -p development.mutation.recording
 
 `MUTATION_CODE` is the folder of `instrumenting`, `MUTATION_RECORDS` a folder that gets a file of
 JSON lines from each process of the run. The lines of a fixture with a wider scope than a test count
@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.mutation.instrumenting import read_numbers
+from development.mutation.instrumenting import read_numbers
 
 __all__ = ["packed_lines"]
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.changes import changed, changes_of
-from tests.mutation.covering import RecordedTest, spread
-from tests.mutation.drawing import draw, mutants_of, room_files
-from tests.mutation.instrumenting import instrumented
+from development.mutation.changes import changed, changes_of
+from development.mutation.covering import RecordedTest, spread
+from development.mutation.drawing import draw, mutants_of, room_files
+from development.mutation.instrumenting import instrumented
 
-MUTATION = Path(__file__).parent / "mutation"
+MUTATION = Path(__file__).parents[1] / "mutation"
 
 SOURCE = '''"""Docs."""
 from __future__ import annotations
@@ -147,6 +147,7 @@ def new_project(root: Path) -> Path:
         "seqrecord/__init__.py": "",
         "seqrecord/room/__init__.py": "",
         "seqrecord/room/module.py": MODULE,
+        "development/__init__.py": "",
         "tests/__init__.py": "",
         "tests/conftest.py": CONFTEST,
         "tests/test_module.py": TESTS,
@@ -154,7 +155,7 @@ def new_project(root: Path) -> Path:
     }.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-    shutil.copytree(MUTATION, root / "tests" / "mutation")
+    shutil.copytree(MUTATION, root / "development" / "mutation")
     who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
     for command in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "all"]):
         subprocess.run(["git", *command], cwd=root, check=True)
@@ -167,7 +168,7 @@ def test_a_complete_run(tmp_path: Path) -> None:
     root = new_project(tmp_path / "project")
     build = root / "build" / "mutants"
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    command = [sys.executable, "-m", "tests.mutation", "--rooms", "room", "--limit", "20"]
+    command = [sys.executable, "-m", "development.mutation", "--rooms", "room", "--limit", "20"]
     for times in range(2):
         done = subprocess.run(command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True)
         assert done.returncode == 0
@@ -190,7 +191,7 @@ def test_a_complete_run(tmp_path: Path) -> None:
 
 # Possible changes, by example, and the draw
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def expressions(source: str) -> dict[str, list[str]]:

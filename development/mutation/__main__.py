@@ -1,4 +1,4 @@
-"""`python -m tests.mutation`: draws mutants, tests them, and writes the report.
+"""`python -m development.mutation`: draws mutants, tests them, and writes the report.
 
 An interrupted run resumes when it is started again with the same code and settings.
 """
@@ -15,13 +15,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.mutation.covering import Covering, spread
-from tests.mutation.drawing import draw
-from tests.mutation.instrumenting import write_instrumented
-from tests.mutation.report import report
-from tests.mutation.running import preload
-from tests.mutation.trees import copy_tree, digest, project_files, restore
-from tests.mutation.trying import PATIENCE, Trial, control, identity, read_results, try_mutants
+from development.mutation.covering import Covering, spread
+from development.mutation.drawing import draw
+from development.mutation.instrumenting import write_instrumented
+from development.mutation.report import report
+from development.mutation.running import preload
+from development.mutation.trees import copy_tree, digest, project_files, restore
+from development.mutation.trying import (
+    PATIENCE,
+    Trial,
+    control,
+    identity,
+    read_results,
+    try_mutants,
+)
 
 ROOT = Path(__file__).parents[2]
 ROOMS = "engine,pipes,sampling,reading,writing,edit,export"
@@ -78,7 +85,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m development.mutation", description=__doc__)
     add = parser.add_argument
     add("--rooms", default=ROOMS, help="folders of seqrecord/, with commas between them")
     add("--count", type=int, default=100, help="mutants in each room")
@@ -103,10 +110,10 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 def record(source: Path, code: Path, records: Path, tests: Sequence[str], processes: int) -> None:
     """Run the fast tests once to record the lines of each."""
     records.mkdir()
-    path = os.pathsep.join([str(source / "tests" / "mutation" / "on_path"), str(source)])
+    path = os.pathsep.join([str(source / "development" / "mutation" / "on_path"), str(source)])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     environment |= {"MUTATION_CODE": str(code), "MUTATION_RECORDS": str(records)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutation.recording"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "development.mutation.recording"]
     command += ["-p", "no:cacheprovider", "-n", str(processes), "--dist", "loadfile", *tests]
     done = subprocess.run(command, cwd=source, env=environment, check=False)
     if done.returncode not in (0, 1):  # failing tests are excluded
@@ -122,5 +129,5 @@ def described() -> str:
 if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":  # or the order of sets differs between runs
         os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, "-m", "tests.mutation", *sys.argv[1:]])
+        os.execv(sys.executable, [sys.executable, "-m", "development.mutation", *sys.argv[1:]])
     main(sys.argv[1:])

@@ -25,7 +25,7 @@ def digest(root: Path, files: Sequence[str], tests: Sequence[str]) -> str:
     """A short hash of code and tests, without this tool, and of the selected tests."""
     value = hashlib.sha256("\n".join(tests).encode())
     for name in files:
-        if name.endswith((".py", ".toml")) and not name.startswith("tests/mutation/"):
+        if name.endswith((".py", ".toml")) and not name.startswith("development/mutation/"):
             data = (root / name).read_bytes()
             value.update(f"{name}\n{len(data)}\n".encode() + data)
     return value.hexdigest()[:12]

@@ -14,9 +14,9 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tests.mutation.changes import Change
-from tests.mutation.instrumenting import read_numbers
-from tests.mutation.recording import packed_lines
+from development.mutation.changes import Change
+from development.mutation.instrumenting import read_numbers
+from development.mutation.recording import packed_lines
 
 __all__ = ["Covering", "RecordedTest", "spread"]
 

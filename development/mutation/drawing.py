@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutation.changes import Change, changed, changes_of
+from development.mutation.changes import Change, changed, changes_of
 
 __all__ = ["Mutant", "draw", "mutants_of", "room_files"]
 

@@ -14,10 +14,10 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
-from tests.mutation.changes import changed
-from tests.mutation.covering import RecordedTest
-from tests.mutation.drawing import Mutant
-from tests.mutation.running import adopt_orphans, run_tests
+from development.mutation.changes import changed
+from development.mutation.covering import RecordedTest
+from development.mutation.drawing import Mutant
+from development.mutation.running import adopt_orphans, run_tests
 
 __all__ = ["PATIENCE", "Trial", "control", "identity", "read_results", "try_mutants"]
 
