@@ -62,8 +62,10 @@ def write_video(
     times: Sequence[int] | None = None,
     rate: int = 30,
     key_frames: Sequence[int] = (),
+    p_frames: Sequence[int] = (),
 ) -> Path:
-    """`times`: milliseconds of each frame, instead of `rate`; `key_frames`: forced keyframes."""
+    """`times`: milliseconds of each frame, instead of `rate`; `key_frames`: forced keyframes;
+    `p_frames`: frames that are not B-frames."""
     import av
 
     policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
@@ -80,6 +82,8 @@ def write_video(
             frame.time_base = Fraction(1, rate) if times is None else Fraction(1, 1000)
             if i in key_frames:
                 frame.pict_type = av.video.frame.PictureType.I
+            if i in p_frames:
+                frame.pict_type = av.video.frame.PictureType.P
             file.mux(stream.encode(frame))
         file.mux(stream.encode())
     if os.sched_getscheduler(0) != policy:

@@ -261,10 +261,24 @@ def form_of(codec: str, keyframe: bytes) -> tuple[int, int, str]:
     return frame.height, frame.width, frame.format.name
 
 
-def _context(codec: str) -> Any:
+def display_order(codec: str, packets: Iterable[bytes]) -> list[int]:
+    """Numbers of packets in the order in which a decoder displays their frames.
+
+    `packets` begin with a keyframe. Raises any of `video_errors()` if decoding fails.
+    """
+    context, order = _context(codec, strict="1"), list[int]()  # see `VideoDecoder`
+    for number, data in enumerate((*packets, None)):
+        packet = None if data is None else packet_of(data)
+        if packet is not None:
+            packet.pts = number
+        order += [frame.pts for frame in context.decode(packet)]
+    return order
+
+
+def _context(codec: str, **options: str) -> Any:
     context = pyav().CodecContext.create(_DECODERS.get(codec, codec), "r")
     context.thread_count = 1
-    context.options = {"max_pixels": str(MAX_FRAME_BYTES // 3)}
+    context.options = {"max_pixels": str(MAX_FRAME_BYTES // 3), **options}
     return context
 
 

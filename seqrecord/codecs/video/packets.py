@@ -28,12 +28,15 @@ class Start(NamedTuple):
         may_lead: decoding can begin here unless a later frame `is_broken`.
         is_broken: a leading frame: not decodable if decoding begins at the keyframe before it.
         is_hidden: the packet has no visible frame.
+        is_b: a picture that may be displayed before earlier ones: a B slice of H.264, or in HEVC a
+            picture to which no other refers.
     """
 
     is_closed: bool = False
     may_lead: bool = False
     is_broken: bool = False
     is_hidden: bool = False
+    is_b: bool = False
 
 
 class PacketFormat(ABC):
@@ -111,16 +114,23 @@ class _Nals(PacketFormat):
         """Parameter sets among NAL units."""
         return [nal for nal in units if self.kind(nal[0]) in self.sets]
 
+    @staticmethod
+    @abstractmethod
+    def is_b(nal: memoryview) -> bool:
+        """`Start.is_b` of a NAL unit with a frame."""
+
     def start(self, data: bytes) -> Start:
-        kinds = [self.kind(nal[0]) for nal in self._units(data)]
-        frame = next((kind for kind in kinds if kind in self.frames), None)
-        begins = self.needed in kinds or bool(self._sets)
-        return Start(
-            is_closed=begins and frame in self.closed,
-            may_lead=begins and frame in self.may_lead,
-            is_broken=frame in self.broken,
-            is_hidden=frame is None,
-        )
+        begins = bool(self._sets)
+        for nal in self._units(data):
+            if (kind := self.kind(nal[0])) in self.frames:
+                return Start(
+                    is_closed=begins and kind in self.closed,
+                    may_lead=begins and kind in self.may_lead,
+                    is_broken=kind in self.broken,
+                    is_b=self.is_b(nal),
+                )
+            begins = begins or kind == self.needed
+        return Start(is_hidden=True)
 
     def headers(self, data: bytes) -> bytes:
         found = []
@@ -161,6 +171,11 @@ class _H264(_Nals):
     def kind(first: int) -> int:
         return first & 31
 
+    @staticmethod
+    def is_b(nal: memoryview) -> bool:
+        # After the first byte: first_mb_in_slice 0 (bit 1), slice_type 1 (010) or 6 (00111).
+        return len(nal) > 1 and (nal[1] >> 4 == 0b1010 or nal[1] >> 2 == 0b100111)
+
     def read(self, extradata: bytes) -> list[bytes]:
         self._length_size = (extradata[4] & 3) + 1
         sequences, at = _sized(extradata, 6, extradata[5] & 31)
@@ -177,6 +192,11 @@ class _Hevc(_Nals):
     @staticmethod
     def kind(first: int) -> int:
         return (first >> 1) & 63
+
+    @staticmethod
+    def is_b(nal: memoryview) -> bool:
+        kind = nal[0] >> 1
+        return kind < 16 and not kind & 1  # a sub-layer non-reference picture
 
     def read(self, extradata: bytes) -> list[bytes]:
         self._length_size = (extradata[21] & 3) + 1

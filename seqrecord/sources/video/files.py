@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from seqrecord.codecs.video.packages import pyav, video_errors
 from seqrecord.codecs.video.packets import PASSTHROUGH, Start, packet_format
@@ -15,39 +15,18 @@ from seqrecord.processes.forks import cached_property
 from seqrecord.sources.common.files import open_file, openable, opened, unreadable
 from seqrecord.sources.video.frames import UPRIGHT, Turn, VideoForms
 from seqrecord.sources.video.mp4_boxes import check_boxes
+from seqrecord.sources.video.order import MAX_LEADING, FrameOrder, VideoPacket, marked
 
 VIDEO_ENDINGS = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi")
 """File name endings of videos, in lower case."""
 
 _CONTAINERS = "mov,matroska,avi"  # FFmpeg's formats, none that refers to other files
+_REORDERING = ("h264", "hevc")  # packets of AV1 and VP9 are in display order
 _SEEKS = 4
 _BUFFER_BYTES = 1 << 20  # read at once from a URL
 _MOST_BEFORE = 64  # bytes of container headers in front of a packet
-_MAX_LEADING = 64  # packets between a keyframe and the first one shown after it
 _UNKNOWN_MATRIX = 2
 _RANGES = {1: "limited", 2: "full"}
-
-
-class VideoPacket(NamedTuple):
-    """A packet of a container.
-
-    Args:
-        data: its bytes.
-        tick: display time of its frame, in `VideoFile.tick` seconds.
-        start: kind of random access point that it begins.
-        is_key: whether the container marks it as a keyframe.
-        is_shown: whether its frame is displayed; edit lists hide frames.
-        is_cut: whether decoding can start at it.
-        pos: offset in the file of the packet, or of its container header.
-    """
-
-    data: bytes
-    tick: int
-    start: Start
-    is_key: bool
-    is_shown: bool
-    is_cut: bool = False
-    pos: int | None = None
 
 
 class VideoFile:
@@ -95,6 +74,10 @@ class VideoFile:
             kept = self.codec in PASSTHROUGH
             self._format = packet_format(self.codec, self.extradata) if kept else None
             self.forms = VideoForms(self.codec, self._format, path) if self._format else None
+            self._order: FrameOrder | None = None
+            if self._format and self.codec in _REORDERING:
+                declared = context.has_b_frames
+                self._order = FrameOrder(self.codec, self._format, path, is_declared=declared)
         except ValueError as error:
             self.close()
             raise SourceError(f"damaged video: {error}", file=str(path)) from error
@@ -126,7 +109,7 @@ class VideoFile:
         self._from_start()
         context = self._stream.codec_context
         context.thread_count, context.thread_type = 1, "NONE"
-        for packet in islice(self._file.demux(self._stream), _MAX_LEADING):
+        for packet in islice(self._file.demux(self._stream), MAX_LEADING):
             with suppress(*video_errors()):  # raised by reading the frames
                 start = self._format and self._format.start(bytes(packet))
                 if self.forms is not None and start and (start.is_closed or start.may_lead):
@@ -143,7 +126,7 @@ class VideoFile:
 
     def ticks(self) -> list[int]:
         """Return all frames' display times in `tick` units, ascending. Reads the whole file."""
-        return sorted(packet.tick for packet in self.packets() if packet.is_shown)
+        return sorted(packet.tick for packet in marked(self._from(None)) if packet.is_shown)
 
     def count(self) -> int:
         """Return the number of displayed frames, from an MP4's tables or by reading the file."""
@@ -185,13 +168,17 @@ class VideoFile:
         """Return a packet as decoders take it; for kept codecs without container framing."""
         return self._format.bare_packet(data, is_start) if self._format else data
 
-    def packets(self, first: int | None = None) -> Iterator[VideoPacket]:
+    def packets(
+        self, first: int | None = None, *, any_order: bool = False
+    ) -> Iterator[VideoPacket]:
         """Yield packets in decoding order, from a point from which tick `first` is decodable.
 
         By default, or if no such point is found, from the beginning. The first packet is a cut
-        unless decoding is impossible even there. Only one iteration at a time.
+        unless decoding is impossible even there. `any_order` is as for `FrameOrder.proved`. Only
+        one iteration at a time.
         """
-        return _marked(self._from(first))
+        packets = marked(self._from(first))
+        return self._order.proved(packets, any_order=any_order) if self._order else packets
 
     def _from(self, first: int | None) -> Iterator[VideoPacket]:
         second = max(1, round(1 / self.tick))
@@ -278,15 +265,16 @@ class VideoFile:
                 data = bytes(packet)
                 if packet.is_corrupt:
                     raise SourceError("truncated video", file=str(self.path), offset=packet.pos)
-                if packet.pts is None:
+                tick = packet.dts if packet.pts is None else packet.pts
+                if tick is None:
                     raise SourceError("video frame without a time", file=str(self.path))
                 start = self._format.start(data) if self._format else Start()
                 is_start = start.is_closed or start.may_lead
                 if self.forms is not None and (is_start or self.codec == "vp9"):
-                    self.forms.check(data, packet.pts * self.tick, is_key=is_start)
+                    self.forms.check(data, tick * self.tick, is_key=is_start)
                 shown = not (packet.is_discard or start.is_hidden)
                 key = packet.is_keyframe
-                yield VideoPacket(data, packet.pts, start, key, shown, pos=packet.pos)
+                yield VideoPacket(data, tick, start, key, shown, pos=packet.pos)
 
     def place_of(self, packet: VideoPacket) -> tuple[int, int]:
         """Return offset and number of bytes of a packet in the file.
@@ -324,43 +312,3 @@ def _described(stream: Any) -> str:
     context, title = stream.codec_context, _title(stream)
     text = f"{context.name} {context.width}x{context.height}" if context else "unknown codec"
     return f"{title!r}, {text}" if title else text
-
-
-def _marked(packets: Iterator[VideoPacket]) -> Iterator[VideoPacket]:
-    """Set `is_cut` of packets, which may depend on the following packets.
-
-    Leading frames that are undecodable after a random access point (RASL frames of HEVC) follow it
-    but are displayed before it. Decoding can start there if there are none, and at the first packet
-    if they are dropped.
-    """
-    pending: list[VideoPacket] = []  # a possible cut and the packets after it
-    first = next(packets, None)
-    if first is None:
-        return
-    yield first._replace(is_cut=first.start.is_closed or first.start.may_lead)
-    is_dropping = first.start.may_lead
-    for packet in packets:
-        if is_dropping and packet.start.is_broken:
-            continue
-        is_dropping = is_dropping and not (packet.start.is_closed or packet.start.may_lead)
-        if pending:
-            if packet.tick < pending[0].tick and len(pending) < _MAX_LEADING:
-                pending.append(packet)
-                if packet.start.is_broken:
-                    yield from _released(pending, False)
-                continue
-            yield from _released(pending, len(pending) < _MAX_LEADING)
-        if packet.start.may_lead:
-            pending.append(packet)
-        elif packet.start.is_closed:
-            yield packet._replace(is_cut=True)
-        else:
-            yield packet
-    yield from _released(pending, True)
-
-
-def _released(pending: list[VideoPacket], is_cut: bool) -> Iterator[VideoPacket]:
-    if pending:
-        yield pending[0]._replace(is_cut=is_cut)
-        yield from pending[1:]
-    pending.clear()

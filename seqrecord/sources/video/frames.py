@@ -8,7 +8,7 @@ beside it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,9 +20,12 @@ from seqrecord.codecs.video.decoding import form_of
 from seqrecord.codecs.video.packages import video_errors
 from seqrecord.codecs.video.packets import PacketFormat
 from seqrecord.errors import SourceError
+from seqrecord.sources.common.remote import remote_files
+from seqrecord.storage import ByteRange
 
 _HEAD_BYTES = 4096  # headers are at the start of a packet
 _MOST_KNOWN = 64  # cached headers
+_REMOTE_KEYFRAMES = 8
 
 
 class FrameForm(NamedTuple):
@@ -78,14 +81,39 @@ class VideoForms:
                 form.check(form._replace(height=height, width=width), self._path, seconds)
 
     def check_keyframes(
-        self, starts: Iterable[int], sizes: Iterable[int], seconds: Iterable[float]
-    ) -> None:
-        """Like `check`, for keyframes in a local file; reads their first bytes."""
+        self, starts: Sequence[int], sizes: Sequence[int], seconds: Sequence[float]
+    ) -> bool:
+        """Like `check`, for keyframes in the file; reads their first bytes.
+
+        Returns whether decoding can start at each of them. On a URL this is checked for
+        `_REMOTE_KEYFRAMES` of them, and nothing else.
+        """
+        if (remote := remote_files(self._path)) is not None:
+            some = range(0, len(starts), -(-len(starts) // _REMOTE_KEYFRAMES) or 1)
+            ranges = [ByteRange(starts[i], starts[i] + min(sizes[i], _HEAD_BYTES)) for i in some]
+            heads = [bytearray(each.length) for each in ranges]
+            remote.read(remote.name_of(self._path), ranges, [memoryview(each) for each in heads])
+            found = [self._format.start(bytes(head)) for head in heads]
+            return all(start.is_closed or start.is_hidden for start in found)
         with self._path.open("rb", buffering=0) as file:
             for start, size, second in zip(starts, sizes, seconds, strict=True):
                 head = os.pread(file.fileno(), min(size, _HEAD_BYTES), start)
+                if self._format.start(head).is_hidden:  # long headers
+                    head = os.pread(file.fileno(), size, start)
+                if not self._format.start(head).is_closed:
+                    return False
                 if self._format.headers(head) not in self._known:
                     self.check(os.pread(file.fileno(), size, start), second, is_key=True)
+        return True
+
+    def has_b(self, starts: Sequence[int], sizes: Sequence[int]) -> bool:
+        """Return whether any of these packets in the local file has a B-frame."""
+        with self._path.open("rb", buffering=0) as file:
+            pairs = zip(starts, sizes, strict=True)
+            heads = (
+                os.pread(file.fileno(), min(size, _HEAD_BYTES), start) for start, size in pairs
+            )
+            return any(self._format.start(head).is_b for head in heads)
 
     def _first_form(self) -> FrameForm:
         if self._form is None:

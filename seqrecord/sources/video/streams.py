@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from heapq import heappop, heappush
 from itertools import chain, groupby
 from typing import Any, TypeAlias
 
@@ -32,8 +33,9 @@ from seqrecord.errors import CodecError, SourceError, located
 from seqrecord.feature_kinds import pixel_kind
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.common.specs import feature_spec
-from seqrecord.sources.video.files import VideoFile, VideoPacket
+from seqrecord.sources.video.files import VideoFile
 from seqrecord.sources.video.frames import UPRIGHT, FrameForm
+from seqrecord.sources.video.order import VideoPacket
 
 TOLERANCE = 1e-4
 """Maximum difference in seconds between a frame's time and a row's, lerobot's `tolerance_s`."""
@@ -203,6 +205,7 @@ class _RowFrames:
         self, file: VideoFile, times: npt.NDArray[np.float64] | None, tolerance: float
     ) -> None:
         self.taken = 0
+        self.decodes = False
         self._tick, self._tolerance = file.tick, tolerance
         self._times: list[float] | None = None if times is None else times.tolist()
         self._found = 0
@@ -216,14 +219,20 @@ class _RowFrames:
     @property
     def first_tick(self) -> int | None:
         """Tick from which to read: that of the first row, rounded up for safety."""
-        if self._times is None:
+        if not self._times:
             return None
         return round((self._times[0] + self._tolerance) / self._tick)
 
     @property
+    def are_all(self) -> bool:
+        """Whether all displayed frames are selected."""
+        return self._times is None
+
+    @property
     def are_complete(self) -> bool:
-        """Whether the packets of all rows were read."""
-        return self._times is not None and self._found >= len(self._times)
+        """Whether the packets of all rows were read, and `decodes` their frames."""
+        done = min(self._found, self.taken) if self.decodes else self._found
+        return self._times is not None and done >= len(self._times)
 
     def want(self, packet: VideoPacket) -> bool:
         """Return whether a packet's frame is displayed and selected; call it once per packet."""
@@ -231,8 +240,8 @@ class _RowFrames:
         self._found += is_wanted
         return is_wanted
 
-    def take(self, tick: int) -> None:
-        """Count the next frame, in display order."""
+    def take(self, tick: int) -> bool:
+        """Count the next frame, in display order, if it is selected; returns whether it is."""
         if self._last is not None and tick <= self._last:
             raise SourceError(
                 "frame times are not ascending",
@@ -240,10 +249,12 @@ class _RowFrames:
                 expected=f"more than {self._last * self._tick:.6f} s",
                 got=f"{tick * self._tick:.6f} s",
             )
-        if self._times is not None and self._row(tick) != self.taken:
-            raise self._lacking(self._times)
         self._last = tick
-        self.taken += 1
+        row = self.taken if self._times is None else self._row(tick)
+        if row is not None and self._times is not None and row != self.taken:
+            raise self._lacking(self._times)
+        self.taken += row is not None
+        return row is not None
 
     def check_all(self) -> None:
         """Raise `SourceError` if a selected frame is missing."""
@@ -278,7 +289,8 @@ class _RowFrames:
 def _packets(file: VideoFile, rows: _RowFrames) -> Iterator[_Wanted]:
     """Yield the packets up to the last row's."""
     is_first = True
-    for packet in () if rows.are_complete else file.packets(rows.first_tick):
+    packets = file.packets(rows.first_tick, any_order=rows.are_all)
+    for packet in () if rows.are_complete else packets:
         if is_first and not (packet.is_cut or packet.is_key):
             raise SourceError("the video does not begin with a keyframe")
         is_first = False
@@ -370,8 +382,13 @@ def _config(file: VideoFile, frame: DecodedFrame, depth: DepthScale | None) -> V
 
 
 def _decoded(file: VideoFile, packets: Iterable[_Wanted], rows: _RowFrames) -> Iterator[Any]:
-    """Decode the selected frames of packets in decoding order; yields in display order."""
-    ticks: list[int] = []  # of selected packets sent to the decoder
+    """Decode the selected frames of packets in decoding order; yields in display order.
+
+    If all frames are selected, the decoder's order counts and ticks are assigned in it, since some
+    containers have no display times. Otherwise frames with ticks in another order are refused.
+    """
+    sent: list[int] = []  # ticks of displayed packets
+    waiting: list[int] = []  # a heap of those without a frame so far
     with _source_errors():
         context = pyav().CodecContext.create(_DECODERS.get(file.codec, file.codec), "r")
         if file.codec not in PASSTHROUGH:
@@ -380,27 +397,34 @@ def _decoded(file: VideoFile, packets: Iterable[_Wanted], rows: _RowFrames) -> I
                 context.extradata = file.extradata
         if file.codec == "h264":
             context.options = {"strict": "1"}
-    is_first, form = True, None
+    is_first, form, rows.decodes = True, None, True
     for each in chain(packets, (None,)):
         coded = None
         if each is not None:
-            packet, is_wanted = each
+            packet, _ = each
             is_start = is_first or packet.is_cut or packet.is_key
             coded, is_first = packet_of(file.bare_packet(packet.data, is_start)), False
             coded.is_keyframe = packet.is_key  # FFmpeg's PNG adds other packets to the last frame
             # The decoder copies pts to the frames.
-            coded.pts = len(ticks) if is_wanted else _HIDDEN
-            if is_wanted:
-                ticks.append(packet.tick)
+            coded.pts = len(sent) if packet.is_shown else _HIDDEN
+            if packet.is_shown:
+                sent.append(packet.tick)
+                heappush(waiting, packet.tick)
         with _source_errors():
             frames = context.decode(coded)
         for frame in frames:
-            if frame.pts is not None and frame.pts != _HIDDEN:
-                found = FrameForm(frame.height, frame.width, frame.format.name)
-                form = form or found
-                form.check(found, file.path, ticks[frame.pts] * file.tick)
-                rows.take(ticks[frame.pts])
+            if frame.pts == _HIDDEN or (frame.pts is None and not rows.are_all):
+                continue
+            if not waiting:
+                raise SourceError("the video has more frames than packets")
+            earliest = heappop(waiting)
+            tick = earliest if rows.are_all else sent[frame.pts]
+            found = FrameForm(frame.height, frame.width, frame.format.name)
+            form = form or found
+            form.check(found, file.path, tick * file.tick)
+            if rows.take(tick):
                 yield frame
+    rows.decodes = False
 
 
 @contextmanager

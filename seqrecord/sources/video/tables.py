@@ -29,6 +29,7 @@ _ENTRY: tuple[tuple[str, Any], ...] = (
     *(("timestamp", np.int64), ("pos", np.int64), ("size", np.int64)),
     *(("is_keyframe", bool), ("is_discard", bool)),
 )
+_FIRST = 32  # packets among which B-frames are sought
 _CONVERT = "cannot read the video in place, convert it with `seqrecord write`"
 _OPEN = "open GOPs: frames refer to frames before their keyframe"
 
@@ -75,6 +76,8 @@ class PacketTable:
 def read_table(file: VideoFile) -> PacketTable:
     """Return the packet table, from the file's own tables if these suffice, else from all packets.
 
+    The file's own tables do not suffice if they contradict the packets.
+
     Raises `SourceError` if the frame size changes. On a URL this is checked by readers instead.
     """
     if entries := file.entries():
@@ -92,10 +95,8 @@ def read_table(file: VideoFile) -> PacketTable:
                 expected=f"packets up to byte {file.nbytes}",
                 got=f"{int(sizes[at])} bytes",
             )
-        if file.forms is not None and remote_files(file.path) is None:
-            where = (starts[key], sizes[key], ticks[key] * file.tick)
-            file.forms.check_keyframes(*(each.tolist() for each in where))
-        return PacketTable(ticks, ~hidden, key, key, starts, sizes)
+        if _is_true(file, key, starts, sizes, ticks):
+            return PacketTable(ticks, ~hidden, key, key, starts, sizes)
     try:
         packets = [
             (p.tick, p.is_shown, p.is_key, p.is_cut, *file.place_of(p)) for p in file.packets()
@@ -104,6 +105,21 @@ def read_table(file: VideoFile) -> PacketTable:
         file.close_raw()
     ticks, shown, key, cut, starts, sizes = np.array(packets, np.int64).reshape(-1, 6).T
     return PacketTable(ticks, shown > 0, key > 0, cut > 0, starts, sizes)
+
+
+def _is_true(file: VideoFile, key: npt.NDArray[np.bool_], *table: IntArray) -> bool:
+    """Return whether the keyframes of a table are random access points, without B-frames between.
+
+    `table` has the packets' starts, sizes and times; times of B-frames would be missing there.
+    """
+    starts, sizes, ticks = (each[key].tolist() for each in table)
+    assert file.forms is not None
+    if not key[0] or not file.forms.check_keyframes(starts, sizes, [n * file.tick for n in ticks]):
+        return False
+    if file.codec != "h264" or remote_files(file.path) is not None:
+        return True
+    first = [each[:_FIRST].tolist() for each in table[:2]]
+    return not file.forms.has_b(*first)
 
 
 def read_references(
