@@ -211,6 +211,40 @@ def test_missing_cameras_and_features(root: Path) -> None:
     assert batch["action_dim_is_pad"][~lacks].sum(1).tolist() == [34] * int((~lacks).sum())
 
 
+def test_zeros_and_single_sources_are_reported_once(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The warning names features of the source that may have the camera under another name."""
+    for name, number in (("arm", 0), ("humanoid", 1)):
+        write_robot(tmp_path / name, number, name)
+    both = sources(tmp_path, ["humanoid"]) | sources(
+        tmp_path, ["arm"], features=["top", "action"], rename={"top": "front"}
+    )
+    form: dict[str, Any] = {"batch_size": 4, "pad_to": {"action": 32}}
+    for _ in range(2):
+        SeqRecordMix(both, weights={"humanoid": 3, "arm": 1}, **form)
+    [found] = [one for one in caplog.messages if "lacks" in one]
+    head, *rows = found.split("\n  ")
+    assert "0; rename= or features=" in head
+    assert rows == [
+        "arm (25% of clips) lacks state, step, top, wrist; it has state, step, front",
+        "humanoid (75% of clips) lacks front; it has top, wrist",
+    ]
+    caplog.clear()
+    SeqRecordMix(both, features="intersection", **form)
+    SeqRecordMix(both, batch_size=4, single_source_batches=True)
+    assert not caplog.messages
+    SeqRecordMix(both, batch_size=4)
+    [found] = caplog.messages
+    assert found.endswith("\n  action: humanoid: float32 [4, 14]; arm: float32 [4, 32]")
+    caplog.clear()
+    many = {str(i): both["arm"] for i in range(30)} | {"humanoid": both["humanoid"]}
+    SeqRecordMix(many, **form)
+    [found] = [one for one in caplog.messages if "lacks" in one]
+    assert found.endswith("… 23 more")
+    assert len(found.splitlines()) == 10
+
+
 def test_own_steps_of_sources_and_nested_mixes(root: Path) -> None:
     """The steps of a source, or of an inner mix, come first; the outer mix extends its vectors."""
     normal = Normalization("mean_std", np.zeros(6), np.full(6, 2.0))

@@ -308,22 +308,29 @@ def agreed_features(
     one batch if `alternate` is false.
     """
     _check_meanings(features, sources, _unitless(formed, own_units))
-    sources = formed
-    for name in features if alternate is not True else ():
-        having = {source: one for source, one in sources.items() if name in one.made}
-        shapes = {source: _shape(one, name) for source, one in having.items()}
-        if len(set(shapes.values())) == 1 and "?" not in next(iter(shapes.values())):
-            continue
-        if alternate is None:
-            return True
-        raise ClipError(
-            "the sources of a mix disagree in a shape, so they cannot be in one batch",
-            feature=name,
-            expected="the same dtype and fixed shape in every source; or "
-            "single_source_batches=True, for batches of a single source",
-            got=_listed(shapes),
-        )
-    return bool(alternate)
+    if alternate:
+        return True
+    differing = differing_shapes(formed, features)
+    if not differing or alternate is None:
+        return bool(differing)
+    name, shapes = next(iter(differing.items()))
+    raise ClipError(
+        "the sources of a mix disagree in a shape, so they cannot be in one batch",
+        feature=name,
+        expected="the same dtype and fixed shape in every source; or "
+        "single_source_batches=True, for batches of a single source",
+        got=shapes,
+    )
+
+
+def differing_shapes(sources: Mapping[str, Selection], features: Iterable[str]) -> dict[str, str]:
+    """The features that cannot be in one batch, with the dtype and shape of each source."""
+    found: dict[str, str] = {}
+    for name in features:
+        shapes = {source: _shape(one, name) for source, one in sources.items() if name in one.made}
+        if len({*shapes.values()}) > 1 or "?" in next(iter(shapes.values())):
+            found[name] = _listed(shapes)
+    return found
 
 
 def _unitless(sources: Mapping[str, Selection], names: Collection[str] | None) -> frozenset[str]:

@@ -28,9 +28,11 @@ from seqrecord.pipes.mixing.batches import (
     MixedBatches,
     agreed_features,
     agreed_sizes,
+    differing_shapes,
     joined_features,
 )
 from seqrecord.pipes.mixing.form import MixForm
+from seqrecord.pipes.mixing.notices import warn_of_form
 from seqrecord.pipes.mixing.sources import (
     WHOLE,
     MixPlan,
@@ -123,6 +125,10 @@ class MixLoader:
         self._batches = [
             MixedBatches.of(some, features, camera_masks=masks, tasks=self.tasks) for some in alike
         ]
+        differs = self.alternate and alternate is None
+        shapes = differing_shapes(formed, features) if differs else {}
+        shown = {name: float(share) for name, share in self.shares.items()}
+        warn_of_form(self._batches, shown, shapes)
         most = size  # in clips of the greatest length
         if self.draws is not None:
             most = -(-self.draws.most_frames(size) // self.draws.most)
