@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import struct
 from collections import Counter
@@ -26,6 +27,7 @@ from seqrecord.errors import (
     StateError,
     StorageError,
 )
+from tests.command_line import run
 from tests.in_place_cases import KINDS, assert_same, check, frames_of
 from tests.lerobot_video_data import unpack
 from tests.test_source_contract import upload
@@ -188,12 +190,75 @@ def test_the_error_of_a_bad_episode_names_the_remedy(tmp_path: Path) -> None:
     _info(root, lambda value: value.update(total_frames=89))
     with pytest.raises(SourceError, match="number of rows differs") as info:
         seqrecord.open(root)
-    assert "in_place=True, skip_bad_episodes=True" in info.value.message
-    assert "resume" not in info.value.message, "there is nothing to go on with"
+    for remedy in ("episodes=", "skip_bad_episodes=True", "-o DST --skip-bad-episodes"):
+        assert remedy in info.value.message
+    with pytest.raises(SourceError, match="number of rows differs") as info:
+        seqrecord.convert(open_source(root), tmp_path / "all", in_place=True, workers=1)
+    assert "-o DST --skip-bad-episodes" in info.value.message
     done = seqrecord.convert(
         open_source(root), tmp_path / "index", in_place=True, skip_bad_episodes=True, workers=1
     )
     assert (len(done.written), [bad.key for bad in done.bad]) == (2, ["episode_000001"])
+
+
+def test_columns_that_cannot_be_read_are_left_out_and_listed(tmp_path: Path) -> None:
+    root = unpack(tmp_path, "lerobot_video_v3")
+    table = pq.read_table(root / _ROWS)
+    words = pa.array([[{"role": "user", "content": "go"}]] * len(table))
+    wide = pa.array([[0.0] * 40_000] * len(table), pa.list_(pa.float32()))
+    pq.write_table(table.append_column("words", words).append_column("wide", wide), root / _ROWS)
+    for name, dtype, shape in (("words", "language", [1]), ("wide", "float32", [40_000])):
+        feature = {"dtype": dtype, "shape": shape, "names": None}
+        _info(root, lambda v, n=name, f=feature: v["features"].update({n: f}))  # type: ignore[misc]
+    every = seqrecord.open(root)
+    left_out = {row.pattern: row.reason for row in every.inventories[0].left_out_data}
+    for name, reason in (("words", "unsupported feature"), ("wide", "more than 64 KiB a frame")):
+        assert name not in every.features
+        assert reason in left_out[f"feature {name}"]
+        with pytest.raises(SourceError, match=reason if name == "words" else "large features"):
+            seqrecord.open(root, features=[name])
+    with seqrecord.open(root, features=["observation.state"]) as dataset:
+        assert (len(dataset.episodes), [*dataset.features]) == (3, ["observation.state"])
+    source = open_source(root, features=["words"])
+    with pytest.raises(SourceError, match="unsupported feature"):
+        source.schema()
+    run("write", "--src", root, "--dst", tmp_path / "packed", "--quiet")
+    assert "wide" in seqrecord.open(tmp_path / "packed").features
+
+
+def test_a_selection_without_bad_episodes_is_read(tmp_path: Path) -> None:
+    root = unpack(tmp_path, "lerobot_video_v21")
+    video = root / f"videos/chunk-000/{_CAMERA}/episode_000001.mp4"
+    away = video.rename(tmp_path / "away.mp4")
+    bad, good = "episode_000001", ["episode_000000", "episode_000002"]
+    refused = r"1 selected episode cannot be read: episode_000001; .*episodes= .*skip_bad_episodes"
+    for selection in (None, [bad], "*1", [0, 1], lambda episode: episode.num_frames < 5):
+        with pytest.raises(SourceError, match=refused) as info:
+            _loader(root, episodes=selection)
+        assert (info.value.file, info.value.episode) == (str(video), bad)
+    with pytest.raises(SourceError, match=refused):
+        seqrecord.open(root)
+    for selection in (good, "*[02]", lambda episode: episode.key in good):
+        assert {key for b in _loader(root, episodes=selection) for key in b["episode"]} == {*good}
+    skipping = _loader(root, episodes=[bad, *good], skip_bad_episodes=True)
+    assert {key for b in pickle.loads(pickle.dumps(skipping)) for key in b["episode"]} == {*good}
+    with seqrecord.open(root, skip_bad_episodes=True) as dataset:
+        assert [*dataset.episodes] == good
+        assert str(video) in dataset.bad_episodes[bad]
+        assert len(_loader(dataset).dataset.episodes) == 2  # type: ignore[arg-type]
+    for features in (["observation.state"], ["observation.images.wrist", "observation.state"]):
+        with seqrecord.open(root, features=features) as dataset:
+            assert len(dataset.episodes[bad][:]["observation.state"]) == 4
+    assert [problem.episode for problem in seqrecord.verify(root).problems] == [bad]
+    assert seqrecord.summarize(root).num_episodes == 2
+    failed = run("index", root, "-o", tmp_path / "index", code=1)
+    assert "-o DST --skip-bad-episodes" in failed.stderr
+    assert bad in run("index", root, "-o", tmp_path / "i", "--skip-bad-episodes").stderr
+    with seqrecord.open(tmp_path / "i") as dataset:
+        assert ([*dataset.episodes], dataset.bad_episodes) == (good, {})
+    away.rename(video)
+    with seqrecord.open(root) as dataset:
+        assert {*dataset.episodes} == {bad, *good}
 
 
 def test_a_loop_of_links_is_named(tmp_path: Path) -> None:

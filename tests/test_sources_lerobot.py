@@ -650,8 +650,9 @@ def test_invalid_scales(root: Path) -> None:
     ):
         info = {**INFO, "video.use_log": value != 1e39, f"video.{name}": value}
         change_feature(root, info={key: each for key, each in info.items() if each is not None})
+        assert NAME not in open_source(root).schema()
         with pytest.raises(SourceError, match=f"video.{name}: .*without_video") as caught:
-            open_source(root).schema()
+            open_source(root, features=[NAME]).schema()
         assert caught.value.feature == NAME
         assert caught.value.file == str(root / "meta/info.json")
     assert NAME not in open_source(root, without_video=True).schema()
@@ -660,7 +661,7 @@ def test_invalid_scales(root: Path) -> None:
     ):
         change_feature(root, **{"info": None, "video_info": None, key: mark})
         with pytest.raises(SourceError, match="depth video without a valid scale"):
-            open_source(root).schema()
+            open_source(root, features=[NAME]).schema()
 
 
 def test_videos_without_depth_codes(root: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,12 @@ from seqrecord.writing.destination import WriteMode
 from seqrecord.writing.stored_statistics import add_statistics
 
 _INVENTORY_LINES = 10
+
+skip_bad_episodes = click.option(
+    "--skip-bad-episodes",
+    is_flag=True,
+    help="Skip episodes with broken files, and list them at the end.",
+)
 
 
 @click.command(cls=Command)
@@ -92,11 +98,7 @@ _INVENTORY_LINES = 10
 @source_option
 @meanings
 @click.option("--keep-encoded", is_flag=True, help="Copy PNG and JPEG images without decoding.")
-@click.option(
-    "--skip-bad-episodes",
-    is_flag=True,
-    help="Skip episodes with broken files, and list them at the end.",
-)
+@skip_bad_episodes
 @click.option(
     "--strict", is_flag=True, help="Fail for data not converted, and lossy changes of video."
 )
@@ -226,6 +228,7 @@ def write(
 @feature_names("Features to index.")
 @source_option
 @meanings
+@skip_bad_episodes
 @click.option("--strict", is_flag=True, help="Fail if the inventory lists data not indexed.")
 @click.option("--quiet", is_flag=True, help="Print errors only.")
 @common
@@ -238,6 +241,7 @@ def index(
     source_options: dict[str, Any] | None,
     kinds: tuple[str, ...],
     units: tuple[str, ...],
+    skip_bad_episodes: bool,
     strict: bool,
     quiet: bool,
     storage_options: dict[str, Any] | None,
@@ -252,17 +256,19 @@ def index(
     from seqrecord.indexing.originals import find_index, index_source
 
     if dst is None:
-        if mode != "create" or checksums or features or source_options or kinds or units or strict:
+        given = (checksums, features, source_options, kinds, units, skip_bad_episodes, strict)
+        if mode != "create" or any(given):
             options = "--append, --resume, --checksums, --features, --source-option, --kind, --unit"
-            raise click.UsageError(f"{options} and --strict require --dst")
-        if (folder := find_index(src, storage_options, workers=None)) is None:
+            raise click.UsageError(f"{options}, --skip-bad-episodes and --strict require --dst")
+        if (found := find_index(src, storage_options, workers=None)) is None:
             raise SourceError(
                 "not an original that can be indexed without --dst; pass --dst, or convert it "
                 "with `seqrecord write --src`",
                 file=parse_location(src).shown,
                 expected="a LeRobot dataset, or a folder with videos only",
             )
-        click.echo(str(folder))
+        click.echo(str(found.folder))
+        _print_bad(found.bad.reasons)
         return
     source = open_source(
         src,
@@ -279,6 +285,7 @@ def index(
             kinds=parse_by_feature(kinds, "KIND"),
             units=parse_by_feature(units, "UNIT"),
             strict=strict,
+            skip_bad_episodes=skip_bad_episodes,
             progress=bar.show_frames,
             storage_options=storage_options if is_url(dst) or not is_url(src) else None,
         )
@@ -289,6 +296,7 @@ def index(
             f"{took}; references {parse_location(src).shown}"
         )
         _print_inventory(report)
+    _print_bad({bad.key: bad.error for bad in report.bad})
 
 
 def _default_destination(src: str) -> str:
@@ -321,10 +329,14 @@ def _print_written(
         )
         click.echo(f"the dataset: {_contents(manifest)}, {size}")
         _print_inventory(report)
-    if report.bad:
-        click.echo(f"skipped {counted(len(report.bad), 'bad episode')}:", err=True)
-        for bad in report.bad:
-            click.echo(f"  {bad.key}: {one_line(bad.error)}", err=True)
+    _print_bad({bad.key: bad.error for bad in report.bad})
+
+
+def _print_bad(reasons: Mapping[str, str]) -> None:
+    if reasons:
+        click.echo(f"skipped {counted(len(reasons), 'bad episode')}:", err=True)
+    for key, error in reasons.items():
+        click.echo(f"  {key}: {one_line(error)}", err=True)
 
 
 def _print_inventory(report: ConvertReport) -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seqrecord.clips.tables import ClipSpec
-from seqrecord.errors import NotFoundError
+from seqrecord.errors import NotFoundError, SourceError
 from seqrecord.reading.dataset import Dataset, DatasetLike, open_packed, refuse_ignored
 from seqrecord.reading.externals import ExternalFiles, Originals
 from seqrecord.storage import LocalStorage, StorageLike, open_storage
 
 if TYPE_CHECKING:  # not needed by `open`
+    from seqrecord.indexing.originals import FoundIndex
     from seqrecord.reading.summary import Summary
     from seqrecord.reading.verify import VerifyProgress, VerifyReport
 
@@ -30,6 +31,7 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
     cache_limit: int | str | None = None,
     originals: Originals = None,
     tolerance: float | None = None,
+    skip_bad_episodes: bool = False,
 ) -> Dataset:
     """Open a dataset for reading. This is `seqrecord.open`.
 
@@ -55,6 +57,9 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
             indexed.
         tolerance: for a LeRobot dataset in place, the maximum difference between the times of a
             frame and its row, in seconds; default 0.1 ms. Not for datasets of record files.
+        skip_bad_episodes: leave out episodes of an original that cannot be read;
+            `Dataset.bad_episodes` has the errors. By default an original with such episodes is
+            refused. Features that cannot be read are left out unless `features` names them.
 
     Files whose values an index copied are compared once per process: see docs/in-place.md.
 
@@ -68,7 +73,7 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
             for key, episode in dataset.episodes.items():
                 print(key, episode[0:4]["pose"].shape)
     """
-    return _open(
+    dataset = _open(
         location,
         storage_options,
         tolerance,
@@ -79,6 +84,14 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
         cache_limit=cache_limit,
         originals=originals,
     )
+    if skip_bad_episodes:
+        return dataset.without_bad_episodes()
+    try:
+        dataset.contents.bad.check()
+    except BaseException:
+        dataset.close()
+        raise
+    return dataset
 
 
 def open_unchecked(
@@ -88,7 +101,8 @@ def open_unchecked(
     storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """Like `open`, without a check of originals; for summaries."""
-    return _open(location, storage_options, None, features=features, check_originals=False)
+    found = _open(location, storage_options, None, features=features, check_originals=False)
+    return found.without_bad_episodes()
 
 
 def _open(
@@ -104,6 +118,7 @@ def _open(
     originals: Originals = None,
     check_originals: bool = True,
 ) -> Dataset:
+    """Like `open`; selections of bad episodes are refused later, by `Dataset.find_episodes`."""
     options: dict[str, Any] = {
         "storage_options": storage_options,
         "cache_dir": cache_dir,
@@ -123,11 +138,16 @@ def _open(
         if version is not None:
             raise
         chosen = {} if tolerance is None else {"tolerance": tolerance}
-        folder = _index_of(location, storage_options, error, **chosen)
+        found = _index_of(location, storage_options, error, features=features, **chosen)
     refuse_ignored("an original read in place", originals=originals)
     # Its index has just been compared with the original.
     return open_packed(
-        folder, features=features, verify=verify, external_options=options, check_originals=False
+        found.folder,
+        features=features,
+        verify=verify,
+        external_options=options,
+        check_originals=False,
+        bad=found.bad,
     )
 
 
@@ -137,13 +157,15 @@ def dataset_of(
     """Return `dataset`, opened if necessary, with these features.
 
     `options` are arguments of `open`, `None` for defaults. Raises `ClipError` for an option that an
-    open dataset would ignore, and the errors of `open`.
+    open dataset would ignore, and the errors of `open`. `find_episodes` of the result raises those
+    about bad episodes.
     """
     if isinstance(dataset, Dataset):
         refuse_ignored("an open dataset", **options)
         return dataset if features is None else dataset.select(features)
     given = {name: value for name, value in options.items() if value is not None}
-    return open(dataset, features=features, **given)
+    storage_options, tolerance = given.pop("storage_options", None), given.pop("tolerance", None)
+    return _open(dataset, storage_options, tolerance, features=features, **given)
 
 
 def opened(
@@ -235,23 +257,41 @@ def verify(
         try:
             return verify(storage, **checks)
         except NotFoundError as error:
-            folder = _index_of(dataset, storage_options, error)
-    storage = LocalStorage(folder)
+            found = _index_of(dataset, storage_options, error)
+    storage = LocalStorage(found.folder)
     with closing(ExternalFiles(storage, None, {"storage_options": storage_options})) as externals:
-        return verify(storage, externals, **checks)
+        report = verify(storage, externals, **checks)
+    return replace(report, problems=(*report.problems, *found.bad.errors()))
 
 
 def _index_of(
     location: StorageLike,
     storage_options: Mapping[str, Any] | None,
     error: NotFoundError,
+    *,
+    features: Sequence[str] | None = None,
     **options: Any,
-) -> Path:
-    """Return the folder of the original's index; raise `error` if there is no original."""
+) -> FoundIndex:
+    """Return the original's index; raise `error` if there is no original.
+
+    If the index of all features lacks one of `features`, or an episode, there is one of `features`
+    alone: other features may be what cannot be read.
+    """
     # Imported late: detection of originals takes longer to import than opening a dataset.
     from seqrecord.indexing.originals import find_index
 
-    folder = find_index(location, storage_options, **options)
-    if folder is None:
+    found = None
+    try:
+        found = find_index(location, storage_options, **options)
+        if found is None:
+            raise error
+        is_enough = not found.bad.records and found.unreadable.keys().isdisjoint(features or ())
+    except SourceError:
+        if features is None:
+            raise
+        is_enough = False
+    if features is not None and not is_enough:
+        found = find_index(location, storage_options, features=tuple(features), **options)
+    if found is None:
         raise error
-    return folder
+    return found

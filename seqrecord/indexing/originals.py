@@ -2,7 +2,7 @@
 
 ::
 
-    SEQRECORD_HOME/indexes/PLACE.json      entry: the index's folder, and the original's state
+    SEQRECORD_HOME/indexes/PLACE.json      entry: folder, the original's state, unread parts
     SEQRECORD_HOME/indexes/PLACE.lock      locked during creation
     SEQRECORD_HOME/indexes/PLACE-…/        the index: a dataset whose video stays in the original
 
@@ -42,6 +42,7 @@ from seqrecord.format.references import (
     ExternalList,
 )
 from seqrecord.indexing.source_opening import open_source
+from seqrecord.reading.bad_episodes import BadEpisodes
 from seqrecord.reading.home import (
     home,
     is_private,
@@ -75,6 +76,7 @@ def index_source(
     mode: WriteMode = "create",
     checksums: bool = False,
     strict: bool = False,
+    skip_bad_episodes: bool = False,
     workers: int | None = None,
     kinds: Mapping[str, str] | None = None,
     units: Mapping[str, str] | None = None,
@@ -82,12 +84,11 @@ def index_source(
 ) -> ConvertReport:
     """Create an index of a source: video, or files, stay in place; other features are copied.
 
-    `mode`, `workers`, `kinds` and `units` are as for `convert`. Raises `SourceError` for a source
-    that cannot be read in place, and the errors of `convert`.
+    Large features that would have to be copied are left out, unless the source's `features` name
+    them. `mode`, `skip_bad_episodes`, `workers`, `kinds` and `units` are as for `convert`. Raises
+    `SourceError` for a source that cannot be read in place, and the errors of `convert`.
     """
-    if hasattr(source, "referring"):
-        source = source.referring()
-    _check_small(source)
+    source = _referring(source)
     return convert(
         source,
         destination,
@@ -98,10 +99,23 @@ def index_source(
         mode=mode,
         checksums=checksums,
         strict=strict,
+        skip_bad_episodes=skip_bad_episodes,
         workers=workers,
         progress=progress,
         storage_options=storage_options,
     )
+
+
+@dataclass(frozen=True)
+class FoundIndex:
+    """Folder of an original's index, and the parts of the original that it leaves out.
+
+    `unreadable` are features, with the reasons.
+    """
+
+    folder: Path
+    bad: BadEpisodes
+    unreadable: Mapping[str, str]
 
 
 def find_index(
@@ -110,14 +124,16 @@ def find_index(
     *,
     workers: int | None = 1,
     **options: Any,
-) -> Path | None:
-    """Return the folder of the index of the original at `location`; creates it if needed.
+) -> FoundIndex | None:
+    """Return the index of the original at `location`; creates it if needed.
 
-    If the original has new episodes, they are added; after other changes the index is recreated.
+    Episodes and features that cannot be read are left out, and recorded with the reasons. If the
+    original has new episodes, they are added; after other changes the index is recreated.
     One process creates it, others wait. `None` if there is no LeRobot dataset and no folder of
     videos.
 
-    `options` are arguments of the original's format; each combination has an index of its own.
+    `options` are `features`, and arguments of the original's format; each combination has an index
+    of its own.
     `workers=1` starts no process: scripts that open a dataset need no main guard.
 
     Raises `NotFoundError` for an original that is indexed only on request, and `SourceError` for
@@ -131,12 +147,12 @@ def find_index(
     real = place if "://" in place else os.path.realpath(place)
     fact = os.fsencode(real) + (repr(sorted(options.items())).encode() if options else b"")
     name = hashlib.sha256(fact).hexdigest()[:32]
-    folder = _found_or_made(source, name, shown, workers)
-    name_index(str(folder), shown)
-    return folder
+    found = _found_or_made(source, name, shown, workers)
+    name_index(str(found.folder), shown)
+    return found
 
 
-def _found_or_made(source: Source, name: str, shown: str, workers: int | None) -> Path:
+def _found_or_made(source: Source, name: str, shown: str, workers: int | None) -> FoundIndex:
     prepared = _OriginalIndex(source, home() / "indexes" / name, shown, workers).current()
     if prepared is not None:
         return prepared
@@ -167,16 +183,27 @@ def _source_at(
     return None
 
 
-def _check_small(source: Source) -> None:
-    """Raise `SourceError` if large features would have to be copied into the index."""
-    schema = source.schema()
+def _referring(source: Any) -> Any:
+    """Return the source as read in place, without large features that would have to be copied.
+
+    Raises `SourceError` for large features that the caller has named, and if nothing is left to
+    refer to.
+    """
+    if hasattr(source, "referring"):
+        source = source.referring()
+    schema, are_named = source.schema(), getattr(source, "features", None) is not None
     large = [
         spec.name
         for spec in schema.values()
         if not spec.may_be_referred_to
         and (spec.nbytes > MOST_COPIED or (spec.value == "array" and not spec.is_fixed))
     ]
-    if large or not any(spec.may_be_referred_to for spec in schema.values()):
+    unreadable: Mapping[str, SourceError] = getattr(source, "unreadable", {})
+    if (large and (are_named or not hasattr(source, "leaving_out"))) or not (
+        are_named or any(spec.may_be_referred_to for spec in schema.values())
+    ):
+        for error in unreadable.values():
+            raise error
         raise SourceError(
             "this original cannot be read in place: it has large features that are neither video, "
             "nor images or arrays in files of their own or parts of files; select others "
@@ -184,6 +211,10 @@ def _check_small(source: Source) -> None:
             expected="video or images, and other features of at most 64 KiB a frame",
             got=", ".join(large) or "neither",
         )
+    if not large:
+        return source
+    reason = "more than 64 KiB a frame, and not in files of its own: `seqrecord write` packs it"
+    return source.leaving_out({name: SourceError(reason, feature=name) for name in large})
 
 
 def _size_of(folder: Path) -> str:
@@ -216,25 +247,30 @@ class _OriginalIndex:
     shown: str
     workers: int | None
 
-    def updated(self) -> Path:
-        """Return the folder of the index, created or updated to the original's present state."""
+    def updated(self) -> FoundIndex:
+        """Return the index, created or updated to the original's present state."""
         note, identity = self._note(), self.source.identity()
         if note is not None and self._is_current(note, identity):
-            return self._folder(note)
+            return self._found(note)
+        self.source = _referring(self.source)
         begin, content = time.monotonic(), self._content()
         if note is not None and self._has_grown(note):
             folder = self._folder(note)
-            is_all = self._index(folder, "append")
+            report = self._index(folder, "append")
         else:
             folder = self.base.with_name(f"{self.base.name}-{secrets.token_hex(4)}")
             try:
-                is_all = self._index(folder, "create")
+                report = self._index(folder, "create")
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
         value = {"original": self.shown, "identity": identity, "content": content}
         value |= {"folder": folder.name, "size": _size_of(folder)}
-        value["left_out"] = "" if is_all else self._files()
+        bad = BadEpisodes.of(
+            (each.info, each.cause) for each in report.bad if not each.is_other_size
+        )
+        reasons = {name: str(error) for name, error in self.source.unreadable.items()}
+        value |= {"bad": json.dumps(bad.records), "unreadable": json.dumps(reasons)}
         temporary = self.base.with_suffix(".json.new")
         temporary.write_text(json.dumps(value, indent=1))
         make_private(temporary)
@@ -249,26 +285,23 @@ class _OriginalIndex:
             "%s: indexed in %.1f s; the index is in %s and takes %s",
             *(self.shown, time.monotonic() - begin, folder, format_size(int(value["size"]))),
         )
-        return folder
+        return self._found(value)
 
-    def current(self) -> Path | None:
-        """Return the folder of the index if it is up to date, else `None`."""
+    def current(self) -> FoundIndex | None:
+        """Return the index if it is up to date, else `None`."""
         if not (is_private(self.base.parent) and is_private(self.base.with_suffix(".json"))):
             return None
         note = self._note()
         if note is None or not self._is_current(note, self.source.identity()):
             return None
-        return self._folder(note)
+        return self._found(note)
 
     def _is_current(self, note: dict[str, str], identity: str) -> bool:
-        """Whether nothing has changed; after left-out episodes, in no referenced file either."""
-        left_out = note["left_out"]
-        return note["identity"] == identity and (not left_out or left_out == self._files())
+        return note["identity"] == identity
 
-    def _files(self) -> str:
-        """Return a hash of the states of all files that GOPs may reference."""
-        files = sorted(map(repr, map(_as_content, self.source.external_files().values())))
-        return hashlib.sha256("".join(files).encode()).hexdigest()
+    def _found(self, note: dict[str, str]) -> FoundIndex:
+        bad = BadEpisodes(tuple(json.loads(note["bad"])))
+        return FoundIndex(self._folder(note), bad, json.loads(note["unreadable"]))
 
     def _folder(self, note: dict[str, str]) -> Path:
         return self.base.with_name(note["folder"])
@@ -277,7 +310,7 @@ class _OriginalIndex:
         """Read the index's entry; `None` if missing or unusable."""
         with suppress(OSError, ValueError, SeqRecordError):
             found = json.loads(self.base.with_suffix(".json").read_text())
-            names = {"original", "identity", "content", "folder", "size", "left_out"}
+            names = {"original", "identity", "content", "folder", "size", "bad", "unreadable"}
             if (
                 isinstance(found, dict)
                 and found.keys() == names
@@ -319,8 +352,8 @@ class _OriginalIndex:
             return False
         return is_same
 
-    def _index(self, folder: Path, mode: WriteMode) -> bool:
-        """Index the original; returns whether no episode was left out."""
+    def _index(self, folder: Path, mode: WriteMode) -> ConvertReport:
+        """Index the original."""
         from tqdm import tqdm
 
         with tqdm(desc=f"indexing {self.shown}", unit="frame", leave=False, disable=None) as bar:
@@ -330,10 +363,14 @@ class _OriginalIndex:
                 bar.update(progress.frames - bar.n)
 
             report = index_source(
-                *(self.source, folder), progress=show, mode=mode, workers=self.workers
+                *(self.source, folder),
+                progress=show,
+                mode=mode,
+                skip_bad_episodes=True,
+                workers=self.workers,
             )
         found = report.inventory
-        level = logging.WARNING if found.left_out_data else logging.INFO
+        level = logging.WARNING if found.left_out_data or report.bad else logging.INFO
         for line in found.lines(_LOGGED_LINES):
             _logger.log(level, "%s: %s", self.shown, line)
-        return not report.bad
+        return report

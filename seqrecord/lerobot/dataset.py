@@ -172,6 +172,7 @@ class LeRobotDataset(PlannedDataset):
         self, dataset: Dataset, cache_limit: int | str, resize: Sizes | None
     ) -> SeqRecordMapDataset:
         """Select the items of the episodes as clips."""
+        dataset.contents.bad.check()  # items are numbered over all episodes
         lengths = dataset.contents.index.num_frames.astype(np.int64)
         count, total, meta = len(lengths), int(lengths.sum()), self.meta
         is_whole = (count, total) == (meta.total_episodes, meta.total_frames)

@@ -198,6 +198,8 @@ class ClipOptions:
             on keys, or a predicate. A predicate receives the metadata of an episode, a dict with
             the attributes `key`, `num_frames`, `fps` and `split`.
         split: name of a split; selects its episodes. See `seqrecord split`.
+        skip_bad_episodes: leave out selected episodes of an original that cannot be read, instead
+            of raising `SourceError`; `loader.dataset.bad_episodes` has the errors.
         clips: table of the clips to return instead of all: a dict of columns, an Arrow table or a
             pandas data frame. Columns: `episode`, keys; `start`, first frames; `weight` (optional),
             mean number of occurrences in an epoch. A weight of 2.3 means two occurrences in most
@@ -286,6 +288,7 @@ class ClipOptions:
     split: str | None = _checked(
         None, _satisfies(lambda name: isinstance(name, str), "a split's name")
     )
+    skip_bad_episodes: bool = _checked(False, _check_flag)
     clips: ClipList | None = field(default=None, repr=False)
     metadata: Sequence[str] | None = _checked(None, check_names)
     resize: Sizes | None = _checked(None, _check_resize)

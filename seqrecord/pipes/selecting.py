@@ -44,6 +44,8 @@ def select(
     Raises `ClipError` if there is no clip, or for a feature with a dtype that torch lacks.
     """
     dataset = dataset_of(location, features=options.features)
+    if options.skip_bad_episodes:
+        dataset = dataset.without_bad_episodes()
     with located(ClipError, file=dataset.url):
         if options.rename is not None:
             dataset = dataset.renamed(options.rename)

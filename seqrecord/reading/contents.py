@@ -26,6 +26,7 @@ from seqrecord.format.inventory import Inventory, read_inventories
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.statistics_file import read_statistics
 from seqrecord.processes.forks import cached_property
+from seqrecord.reading.bad_episodes import BadEpisodes
 from seqrecord.reading.chunks import ChunkReader
 from seqrecord.reading.episode import Episode
 from seqrecord.reading.externals import ExternalFiles
@@ -45,6 +46,7 @@ class Contents:
     `manifest` and `index` are a snapshot from the opening. `features` are the selected features.
     `verify` enables checksums of pages. `names` maps stored names to present ones, for renamed
     features. `externals` are the referenced files. `sizes` are (height, width) of resized features.
+    `bad` are episodes of an original that the index leaves out.
     """
 
     storage: Storage
@@ -55,6 +57,7 @@ class Contents:
     names: Mapping[str, str] = field(default_factory=dict)
     externals: ExternalFiles | None = None
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    bad: BadEpisodes = field(default_factory=BadEpisodes)
 
     def stored_name(self, feature: str) -> str:
         """Return a feature's name in the record files."""
@@ -144,8 +147,9 @@ class Contents:
         self, episodes: EpisodeFilter, split: str | None = None
     ) -> npt.NDArray[np.int64]:
         """See `Dataset.find_episodes`."""
-        splits, url = self.manifest.splits, self.storage.url
-        return find_episodes(self.index, splits, episodes, split=split, url=url)
+        self.bad.check(episodes, split)
+        splits, url, chosen = self.manifest.splits, self.storage.url, self.bad.without(episodes)
+        return find_episodes(self.index, splits, chosen, split=split, url=url)
 
     def clips(self, spec: ClipSpec, episodes: EpisodeFilter = None) -> ClipTable:
         """Return the clips of selected episodes, without clips with missing features."""

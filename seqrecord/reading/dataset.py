@@ -14,6 +14,7 @@ from seqrecord.format.index import Index
 from seqrecord.format.inventory import Inventory
 from seqrecord.format.manifest import Manifest
 from seqrecord.processes.forks import cached_property
+from seqrecord.reading.bad_episodes import BadEpisodes
 from seqrecord.reading.contents import Contents, Episodes
 from seqrecord.reading.episode import html_card
 from seqrecord.reading.externals import ExternalFiles, Originals
@@ -49,14 +50,16 @@ def open_packed(
     originals: Originals = None,
     external_options: Mapping[str, Any] | None = None,
     check_originals: bool = True,
+    bad: BadEpisodes | None = None,
 ) -> Dataset:
     """Open a dataset of record files. `seqrecord.open` also opens originals.
 
     Reads the manifest and maps the index. Record files are opened by the first read of their
     frames.
 
-    Arguments are those of `seqrecord.open`, and two more: `external_options`, the `open_storage`
-    arguments for external files, and `check_originals`, which runs `ExternalFiles.check_open`.
+    Arguments are those of `seqrecord.open`, and three more: `external_options`, the `open_storage`
+    arguments for external files; `check_originals`, which runs `ExternalFiles.check_open`; `bad`,
+    the original's episodes that are not in the dataset.
 
     Raises `NotFoundError` if the dataset, the version or one of its files is missing,
     `FormatError` for a damaged dataset and `SchemaError` for an unknown feature.
@@ -68,7 +71,11 @@ def open_packed(
         if check_originals and (manifest.copied or originals is not None):
             externals.check_open(manifest.copied.lists if manifest.copied else ())
         return Dataset(
-            storage, manifest, index, features=features, verify=verify, externals=externals
+            *(storage, manifest, index),
+            features=features,
+            verify=verify,
+            externals=externals,
+            bad=bad,
         )
     except BaseException:
         storage.close()
@@ -107,6 +114,7 @@ class Dataset:
         names: Mapping[str, str] | None = None,
         externals: ExternalFiles | None = None,
         sizes: Mapping[str, tuple[int, int]] | None = None,
+        bad: BadEpisodes | None = None,
     ) -> None:
         externals = externals or ExternalFiles(storage)
         with located(SchemaError, file=storage.url):
@@ -115,7 +123,8 @@ class Dataset:
         if sizes:
             chosen = resized_schema(chosen, sizes)
         self.contents = Contents(
-            *(storage, manifest, index, chosen, verify, names or {}, externals, sizes)
+            *(storage, manifest, index, chosen, verify, names or {}, externals, sizes),
+            bad or BadEpisodes(),
         )
         _ = self.contents.chunks  # raises for unknown codecs
 
@@ -150,6 +159,11 @@ class Dataset:
         index, names = self.contents.index, self.contents.manifest.splits
         numbers = {name: np.flatnonzero(index.split == i) for i, name in enumerate(names)}
         return {name: index.keys.take(rows).to_pylist() for name, rows in numbers.items()}
+
+    @property
+    def bad_episodes(self) -> dict[str, str]:
+        """Episodes of an original read in place that cannot be read: error by key."""
+        return self.contents.bad.reasons
 
     @property
     def statistics(self) -> Statistics:
@@ -216,8 +230,13 @@ class Dataset:
         changed = {n: spec.shape[:2] for n, spec in chosen.items() if spec.stored_shape is not None}
         return self._changed(sizes=changed)
 
+    def without_bad_episodes(self) -> Dataset:
+        """Return the dataset for `skip_bad_episodes`: selections leave bad episodes out."""
+        return self._changed(bad=self.contents.bad.skipped())
+
     def _changed(self, **changes: Any) -> Dataset:
-        of, same = self.contents, ("storage", "manifest", "index", "verify", "names", "sizes")
+        of = self.contents
+        same = ("storage", "manifest", "index", "verify", "names", "sizes", "bad")
         given = {name: getattr(of, name) for name in (*same, "externals")}
         return Dataset(**{**given, "features": list(of.features), **changes})
 
@@ -226,7 +245,8 @@ class Dataset:
     ) -> npt.NDArray[np.int64]:
         """Return the numbers of selected episodes, ascending: int64 [n].
 
-        Raises `ClipError` for an unknown key or split, or if nothing is selected.
+        Raises `ClipError` for an unknown key or split, or if nothing is selected, and `SourceError`
+        for episodes of an original that cannot be read.
         """
         return self.contents.find_episodes(episodes, split)
 
@@ -291,7 +311,7 @@ class Dataset:
         of = self.contents
         return _reopen, (
             *(of.storage, of.manifest, list(of.features), of.verify, of.names),
-            *(of.externals, of.sizes),
+            *(of.externals, of.sizes, of.bad),
         )
 
     def __repr__(self) -> str:
@@ -320,6 +340,7 @@ def _reopen(
     names: Mapping[str, str],
     externals: ExternalFiles | None,
     sizes: Mapping[str, tuple[int, int]],
+    bad: BadEpisodes,
 ) -> Dataset:
     """Open a pickled dataset in another process, without a second check of the index."""
     manifest, index = load_version(storage, manifest)
@@ -331,4 +352,5 @@ def _reopen(
         names=names,
         externals=externals,
         sizes=sizes,
+        bad=bad,
     )

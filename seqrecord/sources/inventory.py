@@ -95,6 +95,9 @@ def inventory_of(source: Source) -> Inventory:
     """
     account = getattr(source, "account", None)
     found: Account = Account("custom source without account()") if not account else account()
+    unreadable: Mapping[str, SourceError] = getattr(source, "unreadable", {})
+    left_out = [LeftOut(f"feature {n}", 1, str(e), "features") for n, e in unreadable.items()]
+    left_out += [each for each in found.left_out if not _is_one_of(each, unreadable)]
     return Inventory(
         format_of(source),
         found.reason,
@@ -109,9 +112,15 @@ def inventory_of(source: Source) -> Inventory:
             )
             for spec in source.schema().values()
         ),
-        found.left_out,
+        tuple(left_out),
         found.notes,
     )
+
+
+def _is_one_of(row: LeftOut, unreadable: Iterable[str]) -> bool:
+    """Whether a row says of an unreadable feature that it was not selected."""
+    name = row.pattern.replace("/", ".").removesuffix(".*")
+    return row.reason.startswith(NOT_SELECTED) and name.endswith(tuple(unreadable))
 
 
 def not_selected(name: str, count: int = 1, unit: str = "features", *, also: str = "") -> LeftOut:

@@ -60,6 +60,7 @@ from seqrecord.writing.stored_statistics import merged
 
 _logger = logging.getLogger("seqrecord")
 
+_SHOWN_EPISODES = 5
 _MIN_JOB_BYTES = 128 << 20  # decoded; smaller jobs are not worth a process
 
 
@@ -381,7 +382,7 @@ def _checked(
             refused = SourceError(error.message, **{"episode": info.key, **error.context()})
             if not skip_bad:
                 raise refused from error
-            bad.append(BadEpisode(info.key, str(refused)))
+            bad.append(BadEpisode(info, refused))
             continue
         if info.key in seen:
             raise SourceError("two episodes of one key", episode=info.key)
@@ -412,9 +413,10 @@ def _report(
     bad.sort(key=lambda episode: order[episode.key])
     written = tuple(key for key in order if key not in left_out)
     if not written and not target.finished:
-        raise DestinationError(
-            f"no episode could be written; the first failed with: {bad[0].error}",
-            file=target.storage.url,
+        first = bad[0].cause
+        raise SourceError(
+            f"no episode can be read; the first error: {first.message}",
+            **{"episode": bad[0].key, **first.context()},
         )
     statistics = merged([job.statistics for job in jobs])
     if known and statistics is not None and len(written) == len(episodes) and not unlisted:
@@ -424,11 +426,16 @@ def _report(
     every = (*unlisted, *bad)
     others = [episode for episode in every if episode.is_other_size]
     if count := len(every) - len(others):
-        skipped = LeftOut("bad episodes", count, "skip_bad_episodes", "episodes", False)
-        inventory = replace(inventory, left_out=(*inventory.left_out, skipped))
+        skipped = [LeftOut("bad episodes", count, "skip_bad_episodes", "episodes", False)]
+        skipped += [
+            LeftOut(f"episode {each.key}", 1, each.error, "episodes", False)
+            for each in every
+            if not each.is_other_size
+        ][:_SHOWN_EPISODES]
+        inventory = replace(inventory, left_out=(*inventory.left_out, *skipped))
     if others:
-        skipped = LeftOut("episodes", len(others), "video of another size", "episodes")
-        inventory = replace(inventory, left_out=(*inventory.left_out, skipped))
+        of_size = LeftOut("episodes", len(others), "video of another size", "episodes")
+        inventory = replace(inventory, left_out=(*inventory.left_out, of_size))
         _logger.warning(
             "%s: left out %s with video of another size; the first: %s",
             *(target.storage.url, counted(len(others), "episode"), others[0].error),

@@ -55,9 +55,22 @@ class StoppedError(SeqRecordError):
 class BadEpisode:
     """An episode that was left out, and the error."""
 
-    key: str
-    error: str
-    is_other_size: bool = False  # its video has another size than the first one
+    info: EpisodeInfo
+    cause: SourceError
+
+    @property
+    def key(self) -> str:
+        return self.info.key
+
+    @property
+    def error(self) -> str:
+        """The error as text."""
+        return str(self.cause)
+
+    @property
+    def is_other_size(self) -> bool:
+        """Whether the episode's video has another size than the first one."""
+        return isinstance(self.cause, OtherSizeError)
 
 
 @dataclass(frozen=True)
@@ -176,8 +189,8 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResu
                     )
                     if job.externals:
                         others = (
-                            "to read the other episodes in place, index them with convert(…, "
-                            "in_place=True, skip_bad_episodes=True), and open that"
+                            "to read the other episodes in place, index them (`seqrecord index "
+                            "SRC -o DST --skip-bad-episodes`), and open DST"
                         )
                     if hasattr(job.source, "parts"):  # merge
                         others = "`seqrecord edit delete` leaves the episode out of its dataset"
@@ -188,7 +201,8 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResu
                         **error.context(),
                     ) from error
                 files.drop()
-                bad.append(BadEpisode(info.key, str(error), is_other_size))
+                # A copy, which keeps no frames of the stack.
+                bad.append(BadEpisode(info, type(error)(error.message, **error.context())))
             else:
                 files.end()
                 for video in videos:

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from seqrecord.errors import ClipError
+from seqrecord.indexing.opening import dataset_of
 from seqrecord.indexing.opening import open as open_dataset
 from seqrecord.pipes.checks import check
 from seqrecord.pipes.loaders import SeqRecordIterableDataset
@@ -33,7 +34,8 @@ OF_SOURCE = tuple(
 BY_SOURCE = ("weight", "repeat", "choose")
 """Keys of a source that are arguments of the mix."""
 
-_OPEN = [n for n in inspect.signature(open_dataset).parameters if n not in ("location", "features")]
+_NOT_OPEN = ("location", "features", "skip_bad_episodes")  # arguments of the source
+_OPEN = [n for n in inspect.signature(open_dataset).parameters if n not in _NOT_OPEN]
 _APART = ("train", "val", "test")  # splits without a common episode
 
 
@@ -88,7 +90,7 @@ def _opened(context: Context, options: Mapping[str, Any]) -> Dataset:
         check(key, given.get(key), is_right, "a mapping" if kind is dict else "a text")
     if isinstance(folder := given.get("cache_dir"), str):
         given = {**given, "cache_dir": context.resolved(folder)}
-    return open_dataset(context.resolved(options["location"]), **given)
+    return dataset_of(context.resolved(options["location"]), **given)
 
 
 def _select_split(context: Context, options: dict[str, Any], splits: Any, dataset: Dataset) -> bool:

@@ -6,7 +6,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -26,7 +26,7 @@ from seqrecord.sources.common.files import (
     list_folder,
 )
 from seqrecord.sources.common.orientation import check_exif
-from seqrecord.sources.common.specs import chosen_schema
+from seqrecord.sources.common.specs import UnsupportedError, chosen_schema
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -70,6 +70,32 @@ class Originals:
         """`root` as a `Path`."""
         assert isinstance(self.root, Path)
         return self.root
+
+    @cached_property
+    def unreadable(self) -> dict[str, SourceError]:
+        """Features that `schema` leaves out because their types cannot be read, with the errors."""
+        return {}
+
+    @contextmanager
+    def unless_unreadable(self, feature: str) -> Iterator[None]:
+        """Record an `UnsupportedError` of the block in `unreadable`; raise it with `features`.
+
+        Other errors, such as those of damaged files, concern episodes.
+        """
+        try:
+            with located(SourceError, feature=feature[:100]):
+                yield
+        except UnsupportedError as error:
+            if self.features is not None:
+                raise
+            self.unreadable.setdefault(feature, error)
+
+    def leaving_out(self, unreadable: Mapping[str, SourceError]) -> Self:
+        """Return a copy without these features."""
+        kept = [name for name in self.schema() if name not in unreadable]  # type: ignore[attr-defined]
+        copy = replace(self, features=kept)
+        copy.unreadable.update({**self.unreadable, **unreadable})
+        return copy
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: v for name, v in self.__dict__.items() if name not in self.unpickled}
@@ -176,6 +202,10 @@ class ScannedSource(Originals, ABC):
         self.scan(found)
         if not found.specs and found.errors.first:
             raise found.errors.first
+        for spec in found.specs:  # readable in another episode
+            self.unreadable.pop(spec.name, None)
+        for error in () if found.specs else self.unreadable.values():
+            raise error
         return found
 
     @cached_property

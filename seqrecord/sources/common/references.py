@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord.checksum import crc32c
-from seqrecord.errors import LocationError, SourceError, located
+from seqrecord.errors import LocationError, NotFoundError, SourceError, located
 from seqrecord.format.references import (
     SAMPLED_FILES,
     ExternalFile,
@@ -44,7 +44,7 @@ def external_files(root: Path, paths: Iterable[Path]) -> dict[str, ExternalFile]
     """Return references' external files of an original at `root`, by path text.
 
     Symbolic links are resolved: the file then belongs to the link target's folder, as in local
-    snapshots of the Hugging Face Hub. Raises `NotFoundError` for missing files.
+    snapshots of the Hugging Face Hub. Missing files are left out: reading their episodes raises.
     """
     wanted = list(dict.fromkeys(paths))
     remote = remote_files(root)
@@ -52,7 +52,7 @@ def external_files(root: Path, paths: Iterable[Path]) -> dict[str, ExternalFile]
         named = {str(path): remote.name_of(path) for path in wanted}
         known = _identities(remote.storage, named.values(), remote)
         url = fixed_url_of(remote.storage)
-        return {path: ExternalFile(url, name, *known[name]) for path, name in named.items()}
+        return {p: ExternalFile(url, n, *known[n]) for p, n in named.items() if n in known}
     real_root = os.path.realpath(root if root.is_dir() else root.parent)
     root_of = lru_cache(maxsize=None)(partial(_root_of, real_root))
     by_root: dict[str, dict[str, str]] = {}
@@ -63,7 +63,7 @@ def external_files(root: Path, paths: Iterable[Path]) -> dict[str, ExternalFile]
     found: dict[str, ExternalFile] = {}
     for folder, names in by_root.items():
         known = _identities(LocalStorage(folder), names.values())
-        found |= {path: ExternalFile(folder, name, *known[name]) for path, name in names.items()}
+        found |= {p: ExternalFile(folder, n, *known[n]) for p, n in names.items() if n in known}
     return found
 
 
@@ -167,7 +167,8 @@ def parts_of(folder: str, names: Sequence[str]) -> tuple[list[int], list[FolderF
     wanted = [above + name for name in names]
     storage = LocalStorage(folder) if remote is None else remote.storage
     # Local folders are not listed again for each chunk.
-    known = _stat(storage, wanted) if remote is None else _identities(storage, wanted, remote)
+    known = {} if remote is None else _identities(storage, wanted, remote)
+    known |= _stat(storage, [name for name in wanted if name not in known])
     for path, (size, _) in known.items():
         if not size:
             raise SourceError("empty file", file=f"{storage.url}/{path}")
@@ -219,8 +220,11 @@ def identity_of_files(root: Path, paths: Iterable[Path]) -> str:
     remote = remote_files(root)
     if remote is not None and reads_commit(remote.storage):
         return hashlib.sha256(fixed_url_of(remote.storage).encode()).hexdigest()
+    paths = list(paths)
     files = external_files(root, paths)
-    facts = sorted((p, file.root, file.size, file.identity or "") for p, file in files.items())
+    facts: list[Any] = [str(path) for path in paths if str(path) not in files]
+    facts += [(p, f.root, f.path, f.size, f.identity) for p, f in files.items()]
+    facts.sort(key=repr)
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
@@ -253,7 +257,7 @@ def checksum_of_files(files: Iterable[ReferencedFile]) -> int:
 def _identities(
     storage: Storage, names: Iterable[str], remote: RemoteFiles | None = None
 ) -> dict[str, tuple[int, str | None]]:
-    """Return size and identity of files, see `identity_of`.
+    """Return size and identity of files that exist, see `identity_of`.
 
     Uses one listing per folder, cached ones of `remote` first, and one request per file otherwise.
     A listing older than a file is safe: readers then refuse the file.
@@ -273,7 +277,14 @@ def _identities(
             for entry in found:
                 if entry.identity is not None and (name := above + entry.name) in wanted:
                     known[name] = entry.size, entry.identity
-    return known | _stat(storage, [name for name in wanted if name not in known])
+
+    def look(name: str) -> tuple[int, str | None] | None:
+        with suppress(NotFoundError):
+            return identity_of(storage, name)
+        return None
+
+    others = map_files(storage, look, [name for name in wanted if name not in known])
+    return known | {name: found for name, found in others.items() if found is not None}
 
 
 def _stat(storage: Storage, names: Iterable[str]) -> dict[str, tuple[int, str | None]]:

@@ -323,7 +323,7 @@ class RemoteSource:
             raise AttributeError(name)
         with _urls_in_errors(self.files):
             method = getattr(self.source, name)
-        if name in ("features", "statistics"):  # values
+        if name in ("features", "statistics", "unreadable"):  # values
             return method
 
         def passed_on(*args: Any) -> Any:
@@ -333,7 +333,8 @@ class RemoteSource:
                 return self._each(found)
             if name == "videos":
                 return {feature: self._each(gops) for feature, gops in found.items()}
-            return replace(self, source=found) if name == "referring" else found
+            is_source = name in ("leaving_out", "referring")
+            return replace(self, source=found) if is_source else found
 
         return passed_on
 
@@ -344,7 +345,7 @@ class RemoteSource:
 
 _PASSED_ON = (
     *("account", "blocks", "content", "copied_files", "external_files", "features", "identity"),
-    *("is_whole", "referring", "statistics", "timestamps", "videos"),
+    *("is_whole", "leaving_out", "referring", "statistics", "timestamps", "unreadable", "videos"),
 )
 
 

@@ -20,6 +20,10 @@ _STATES = frozenset("qpos qvel effort state states agent_pos robot_state".split(
 _PARTS_OF_STATES = ("robot0_", "robot1_", "joint_", "cartesian_", "gripper_")
 
 
+class UnsupportedError(SourceError):
+    """A feature of a type that the source cannot read, whatever the state of its files."""
+
+
 def feature_name(path: str) -> str:
     """Convert a path to a feature name: `/camera/color/image_raw` to `camera.color.image_raw`.
 
@@ -32,12 +36,12 @@ def feature_name(path: str) -> str:
 def feature_spec(
     name: str, dtype: np.dtype[Any], shape: Sequence[int | None], path: Path, **more: Any
 ) -> FeatureSpec:
-    """Create a feature spec. Raises `SourceError` with the file if its name or dtype is invalid."""
+    """Create a feature spec. Raises `UnsupportedError` for an invalid name or dtype."""
     try:
         return FeatureSpec(name, dtype, tuple(shape), **more)
     except SchemaError as error:
         remedy = "; rename the file or its folder" if "name" in error.message else ""
-        raise SourceError(
+        raise UnsupportedError(
             f"{error.message}{remedy}",
             file=str(path),
             feature=name,

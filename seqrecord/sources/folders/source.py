@@ -256,15 +256,18 @@ class FolderSource(NumberedFrames):
                     known = codecs.get(name, codec)
                     codecs[name] = passthrough_of_both(known, codec) if codec else ()
         for name in sorted(errors.keys() - specs.keys()):
-            if name or not specs:
+            if not specs:
                 raise errors[name]
+            if name:
+                with self.unless_unreadable(name):
+                    raise errors[name]
         for spec in self._name_specs():
             if spec.name not in offered and (self.features is None or spec.name in self.features):
                 specs[spec.name] = spec
             offered.add(spec.name)
         for name in {*(self.features or ())} - offered:
             self._check_rows(name)
-        every = [*exported, *sorted(offered - {*exported})]
+        every = [n for n in (*exported, *sorted(offered - {*exported})) if n not in self.unreadable]
         names = chosen_names(every, self.features, self.path, "no such feature")
         if not self.keep_encoded:
             return Schema([specs[name] for name in names])

@@ -194,16 +194,24 @@ class Hdf5Source(ScannedSource):
         return EpisodeInfo(f"{key}/{name}", 0, {"file": file, "group": group})
 
     def _specs(self, one: Hdf5Episode, path: Path) -> Iterator[FeatureSpec]:
-        for name, dataset in one.stored.items():
-            if name in self.features if self.features else name not in one.optional:
+        for name, dataset in self._wanted(one).items():
+            with self.unless_unreadable(name):
                 yield self._spec(name, dataset, one, path)
+
+    def _wanted(self, one: Hdf5Episode) -> dict[str, Any]:
+        chosen = self.features
+        return {
+            name: dataset
+            for name, dataset in one.stored.items()
+            if (name in chosen if chosen else name not in one.optional)
+        }
 
     def _video_specs(self, one: Hdf5Episode, known: Container[str]) -> list[FeatureSpec]:
         """Return specs of videos that no earlier episode has."""
         specs = []
         for name, path in one.videos.items():
             if self._is_wanted_video(name) and name not in known:
-                with VideoFile(path) as video:
+                with self.unless_unreadable(name), VideoFile(path) as video:
                     specs.append(video_spec(name, video))
         return specs
 
@@ -237,7 +245,8 @@ class Hdf5Source(ScannedSource):
     def _read(self, one: Hdf5Episode, path: Path) -> Iterator[Frame]:
         num_frames, declared, stored = _num_frames(one), 0, 0
         readers: dict[str, Iterator[Any]] = {}
-        there = {spec.name: spec for spec in self._specs(one, path)}  # raises like schema()
+        wanted = self._wanted(one).items()  # raises like schema()
+        there = {n: self._spec(n, v, one, path) for n, v in wanted if n not in self.unreadable}
         beside = [*one.stored, *one.videos, *map(str, one.left_out)]
         orientation = Orientation(self.exif, lambda: is_alone(self.schema(), beside))
         for name, spec in self.schema().items():

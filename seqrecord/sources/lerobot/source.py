@@ -22,7 +22,7 @@ from seqrecord.sources.common.files import is_file
 from seqrecord.sources.common.orientation import Orientation, is_alone
 from seqrecord.sources.common.originals import FirstError, Originals, find_files
 from seqrecord.sources.common.references import external_files, identity_of_files
-from seqrecord.sources.common.specs import chosen_names, text_spec
+from seqrecord.sources.common.specs import UnsupportedError, chosen_names, text_spec
 from seqrecord.sources.inventory import Account
 from seqrecord.sources.lerobot.account import account_of
 from seqrecord.sources.lerobot.counts import (
@@ -147,8 +147,9 @@ class LeRobotSource(Originals):
         return True
 
     def identity(self) -> str:
-        """Return a hash that changes with any file of `meta` or table of rows."""
-        return identity_of_files(self.path, self._copied())
+        """Return a hash that changes with any file."""
+        videos = find_files(self.path / "videos", lambda _: True)
+        return identity_of_files(self.path, [*self._copied(), *videos])
 
     def copied_files(self) -> dict[str, ExternalFile]:
         """Return the files from which an index copies values: all except videos."""
@@ -260,7 +261,13 @@ class LeRobotSource(Originals):
         if chosen is None and self.without_video:
             chosen = [name for name in offered if name not in self._info.videos]
         names = chosen_names(offered, chosen, self.path / INFO, "no such feature")
-        return Schema([self._spec(offered[name]) for name in names])
+        specs = []
+        for name in names:
+            with self.unless_unreadable(name):
+                specs.append(self._spec(offered[name]))
+        if not specs:
+            raise next(iter(self.unreadable.values()))
+        return Schema(specs)
 
     def _spec(self, feature: LeRobotFeature) -> FeatureSpec:
         path = self.path / INFO
@@ -275,7 +282,7 @@ class LeRobotSource(Originals):
             kind, unit = _meaning(feature.name)
             return FeatureSpec(feature.name, np.dtype(feature.dtype), shape, kind=kind, unit=unit)
         except (SchemaError, TypeError, ValueError, SyntaxError) as error:
-            raise SourceError(
+            raise UnsupportedError(
                 f"unsupported feature; select others (--features): {error}"[:300],
                 file=str(path),
                 feature=feature.name[:100],

@@ -20,6 +20,7 @@ from seqrecord.codecs.video.gops import DecodedFrame, Gop
 from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ReferencedGops
 from seqrecord.schema import FeatureSpec
+from seqrecord.sources.common.specs import UnsupportedError
 from seqrecord.sources.lerobot.layout import LeRobotEpisode, LeRobotFeature
 from seqrecord.sources.video.files import VideoFile
 from seqrecord.sources.video.streams import check_size, own_config, read_gops, video_spec
@@ -108,12 +109,12 @@ def read_spec(feature: LeRobotFeature, path: Path, info: Path) -> FeatureSpec:
 def depth_scale(feature: LeRobotFeature, info: Path) -> DepthScale:
     """Return the scale of a depth feature, as the file `info` declares it.
 
-    Raises `SourceError` for a missing or invalid scale.
+    Raises `UnsupportedError` for a missing or invalid scale.
     """
     try:
         return DepthScale.of(feature.depth or {})
     except ValueError as error:
-        raise SourceError(
+        raise UnsupportedError(
             f"depth video without a valid scale: video.{error}; to pack the other features, select "
             "them (--features), or set without_video (--source-option without_video=true)",
             file=str(info),

@@ -33,6 +33,7 @@ _logger = logging.getLogger("seqrecord")
 LOG_TIME = "log_time"
 """Name of the feature with the frames' times."""
 
+_OF_ROS = ("/rosout", "/parameter_events")  # in every recording of all topics
 _SIDE_FILES = ("-wal", "-shm", "-journal")  # SQLite's log files
 _IMAGES = ("Image", "CompressedImage", "RawImage")  # ends of type names
 
@@ -53,8 +54,8 @@ class McapSource(Originals):
 
     Supported types: ROS 2 (CDR) Image, CompressedImage, Imu, JointState, PoseStamped, Twist,
     TwistStamped, Odometry, and String, numbers and arrays of std_msgs; Foxglove (protocol buffers
-    or JSON) RawImage and CompressedImage. Other types raise unless `map` or `features` excludes
-    them.
+    or JSON) RawImage and CompressedImage. Topics of other types are left out, and empty ones,
+    unless `map` names them.
 
     `/camera/image_raw` becomes the feature `camera.image_raw`. Messages with several values give
     several features, for example `imu.data.orientation` [x, y, z, w], `imu.data.angular_velocity`
@@ -151,7 +152,7 @@ class McapSource(Originals):
                 reason, is_data = "empty topic", False
             elif not can_read(types[topic]):
                 reason = f"no reader for {_type(types[topic])}"
-                is_data = self.map is None and self.features is None
+                is_data = self.map is None and self.features is None and topic not in _OF_ROS
             elif topic in self._offered:
                 reason, is_data = f"{NOT_SELECTED} or map=", False
             yield LeftOut(f"topic {topic}", count, reason, "messages", is_data)
@@ -241,7 +242,7 @@ class McapSource(Originals):
         else:
             chosen = {topic: feature_name(topic) for topic in self._offered}
         refused = [topic for topic in chosen if not can_read(self._offered[topic])]
-        if self.map is None and self.features is not None:
+        if self.map is None and len(refused) < len(chosen):
             chosen = {topic: name for topic, name in chosen.items() if topic not in refused}
         elif refused:
             types = (f"{topic} ({_type(self._offered[topic])})" for topic in refused)
@@ -260,7 +261,10 @@ class McapSource(Originals):
         for topic, prefix in self._prefixes.items():
             if names and not any(n == prefix or n.startswith(f"{prefix}.") for n in names):
                 continue
-            if (features := self._first(topic, prefix)) is not None:
+            features = None
+            with self.unless_unreadable(prefix):
+                features = self._first(topic, prefix)
+            if features is not None:
                 found[topic] = features
             elif self.map is not None or names:
                 raise self._refused("the selected topic has no messages", topic)

@@ -19,7 +19,13 @@ from seqrecord.sources.common.embedded import embedded_spec, embedded_value
 from seqrecord.sources.common.files import list_folder, size_of
 from seqrecord.sources.common.orientation import Orientation, is_alone
 from seqrecord.sources.common.originals import FirstError, Originals, has_file
-from seqrecord.sources.common.specs import chosen_names, feature_spec, kind_of, text_spec
+from seqrecord.sources.common.specs import (
+    UnsupportedError,
+    chosen_names,
+    feature_spec,
+    kind_of,
+    text_spec,
+)
 from seqrecord.sources.inventory import Account
 from seqrecord.sources.rlds.account import account_of
 from seqrecord.sources.rlds.layout import (
@@ -134,16 +140,20 @@ class RldsSource(Originals):
     def _chosen(self) -> tuple[RldsFeature, ...]:
         path, offered = self._folder / FEATURES, {each.name: each for each in self._features.steps}
         names = chosen_names(offered, self.features, path, "no such feature")
-        chosen = tuple(offered[name] for name in names)
-        if refused := [each for each in chosen if not each.can_be_read]:
-            readable = ", ".join(name for name, each in offered.items() if each.can_be_read)
-            raise SourceError(
-                "unsupported kinds of features; select others (--features)",
-                file=str(path),
-                expected=f"features among {readable}",
-                got=", ".join(f"{each.name} ({each.kind})" for each in refused)[:300],
-            )
-        return chosen
+        readable = ", ".join(name for name, each in offered.items() if each.can_be_read)
+        chosen = [offered[name] for name in names]
+        for each in [one for one in chosen if not one.can_be_read]:
+            chosen.remove(each)
+            with self.unless_unreadable(each.name):
+                raise UnsupportedError(
+                    "unsupported kind of feature; select others (--features)",
+                    file=str(path),
+                    expected=f"features among {readable}",
+                    got=f"{each.name} ({each.kind})"[:300],
+                )
+        if not chosen:
+            raise next(iter(self.unreadable.values()))
+        return tuple(chosen)
 
     @cached_property
     def _schema(self) -> Schema:

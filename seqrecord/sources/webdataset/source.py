@@ -249,7 +249,8 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
     def _specs(self, one: _Episode, path: Path) -> Iterator[FeatureSpec]:
         for name, each in one.fields.items():
             if self.features is None or name in self.features:
-                yield self._spec(name, each, path / each.first.name)
+                with self.unless_unreadable(name):
+                    yield self._spec(name, each, path / each.first.name)
 
     def _spec(self, name: str, one: _Field, path: Path) -> FeatureSpec:
         """Return the feature's spec from its first value."""

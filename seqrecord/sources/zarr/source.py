@@ -147,11 +147,11 @@ class ZarrSource(ScannedSource):
             with found.unless_broken(broken), _open(path) as group:
                 arrays = _arrays(group)
                 found.offered |= dict.fromkeys(arrays)
-                specs = [
-                    self._spec(name, array, path)
-                    for name, array in arrays.items()
-                    if self.features is None or name in self.features
-                ]
+                specs = []
+                for name, array in arrays.items():
+                    if self.features is None or name in self.features:
+                        with self.unless_unreadable(name):
+                            specs.append(self._spec(name, array, path))
                 found.episodes += _infos(path, group, arrays)
                 found.specs += specs
 
