@@ -17,14 +17,20 @@ import pytest
 
 import seqrecord
 from seqrecord import open_source
-from seqrecord.errors import ClipError, NotFoundError, SeqRecordError, StorageError
+from seqrecord.errors import (
+    ChecksumError,
+    ClipError,
+    NotFoundError,
+    SeqRecordError,
+    StorageError,
+)
 from seqrecord.lerobot import LeRobotDataset
 from seqrecord.reading.dataset import open_packed
 from tests.command_line import fail, run
 from tests.gcs_stub import GcsStub
 from tests.in_place_cases import frames_of, index_source
 from tests.lerobot_stand_in import install
-from tests.lerobot_video_data import unpack
+from tests.lerobot_video_data import CAMERAS, unpack
 from tests.originals import folders, hdf5, lerobot, tartanair, webdataset
 from tests.test_sources_lerobot import column, rewrite
 from tests.torch_process import run_code
@@ -308,6 +314,121 @@ def test_changed_original_in_a_bucket(tmp_path: Path, gcs: GcsStub) -> None:
     assert not [each for each in gcs.asked if each.startswith("HEAD") and "set/" in each]
     with seqrecord.open(url, storage_options=options) as dataset:
         np.testing.assert_equal(values(dataset), [rows + 1 for rows in before])
+
+
+# --- files of equal sizes and times -----------------------------------------------------------
+
+
+def replace_content(path: Path, data: bytes) -> None:
+    """Write other content of the same size; the modification time stays."""
+    before = path.stat()
+    assert len(data) == before.st_size
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_links_that_lead_elsewhere_are_noticed(tmp_path: Path) -> None:
+    """Targets of equal sizes and times; links of files, of folders, and through another link."""
+    root, away = folders(tmp_path / "original"), tmp_path / "away"
+    away.mkdir()
+    for name in ("a", "b"):
+        (root / name / "depth").rename(away / name)
+    for path in away.rglob("*.npy"):
+        os.utime(path, ns=(1, 1))
+    (away / "current").symlink_to("a")
+    (root / "a/depth").symlink_to(away / "current")
+    (root / "b/depth").mkdir()
+    for path in (away / "b").iterdir():
+        (root / "b/depth" / path.name).symlink_to(path)
+    index_source(open_source(root, **SPARSE), tmp_path / "index", workers=1)
+    depths = [np.load(away / name / "1.npy") for name in "ab"]
+    with seqrecord.open(tmp_path / "index") as dataset:
+        for key, depth in zip("ab", depths, strict=True):
+            np.testing.assert_equal(dataset.episodes[key][1]["depth"], depth)
+    (away / "current").unlink()
+    (away / "current").symlink_to("b")
+    (root / "b/depth/1.npy").unlink()
+    (root / "b/depth/1.npy").symlink_to(away / "a/1.npy")
+    with seqrecord.open(tmp_path / "index") as dataset:
+        for key in "ab":
+            with pytest.raises(StorageError, match="has changed since it was indexed") as caught:
+                _ = dataset.episodes[key][1]
+            assert str(caught.value.file).startswith(str(root / key / "depth"))
+    lerobot_root = lerobot(tmp_path / "of lerobot")
+    with seqrecord.open(lerobot_root) as dataset:
+        before = dataset.episodes["episode_000000"][:][CAMERAS[0]]
+    videos = [next(lerobot_root.glob(f"videos/{name}/*/*.mp4")) for name in CAMERAS]
+    size = max(video.stat().st_size for video in videos) + 8
+    for number, video in enumerate(videos):  # with a free box
+        rest = size - video.stat().st_size
+        data = video.read_bytes() + rest.to_bytes(4, "big") + b"free" + bytes(rest - 8)
+        (away / f"{number}.mp4").write_bytes(data)
+        os.utime(away / f"{number}.mp4", ns=(1, 1))
+        video.unlink()
+    videos[1].symlink_to(away / "1.mp4")
+    for number in (0, 1):
+        videos[0].unlink(missing_ok=True)
+        videos[0].symlink_to(away / f"{number}.mp4")
+        with seqrecord.open(lerobot_root) as dataset:
+            images = dataset.episodes["episode_000000"][:][CAMERAS[0]]
+            assert np.array_equal(images, before) == (number == 0)
+
+
+def test_new_files_are_compared_by_content(tmp_path: Path, home: Path) -> None:
+    """A file written again right after its indexing may keep its size and modification time."""
+    root = tmp_path / "videos"
+    root.mkdir()
+    write_video(root / "a.mp4", pictures(4), options={"g": "2"})
+    other = write_video(tmp_path / "b.mp4", pictures(4, 50), options={"g": "2"}).read_bytes()
+    data = (root / "a.mp4").read_bytes()
+    size = max(len(data), len(other)) + 8
+    one, two = (
+        each + (size - len(each)).to_bytes(4, "big") + b"free" + bytes(size - len(each) - 8)
+        for each in (data, other)
+    )
+    (root / "a.mp4").write_bytes(one)
+    urls, shown = [], []
+    for content in (one, one, two):
+        replace_content(root / "a.mp4", content)
+        with seqrecord.open(root) as dataset:
+            urls.append(dataset.url)
+            shown.append(dataset.episodes["a"][:]["image"])
+    assert urls[0] == urls[1] != urls[2]
+    assert np.array_equal(shown[0], shown[1])
+    assert not np.array_equal(shown[0], shown[2])
+    tree, index = indexed(tmp_path, folders)
+    seqrecord.open(index).close()
+    depth = tree / "a/depth/1.npy"
+    whole = depth.read_bytes()
+    replace_content(depth, whole[:-1] + bytes([whole[-1] ^ 1]))
+    with seqrecord.open(index) as dataset, pytest.raises(ChecksumError):
+        _ = dataset.episodes["a"][1]
+    action = (tree / "a/action.npy").read_bytes()
+    replace_content(tree / "a/action.npy", action[:-1] + bytes([action[-1] ^ 1]))
+    for place in (index, copied_index(index)):
+        with pytest.raises(StorageError, match="with the same size and modification time"):
+            seqrecord.open(place)
+
+
+def test_old_files_are_not_read_again(tmp_path: Path, home: Path) -> None:
+    root = folders(tmp_path / "original")
+    for path in root.rglob("*.*"):
+        os.utime(path, ns=(10**18, 10**18))
+    index_source(open_source(root, **SPARSE), tmp_path / "index", workers=1)
+    assert not any(b'"new"' in path.read_bytes() for path in tmp_path.glob("index/externals/*"))
+    action = root / "a/action.npy"
+    action.write_bytes(action.read_bytes())
+    index_source(open_source(root, **SPARSE), tmp_path / "again", workers=1)
+    [list_id] = [p.stem for p in tmp_path.glob("again/externals/*") if b'"new"' in p.read_bytes()]
+    with seqrecord.open(tmp_path / "again"):
+        assert (home / "trusted" / list_id).read_text() == ""  # still new
+    waited = 3 * 10**9
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "seqrecord.reading.externals.new_since", lambda _: action.stat().st_mtime_ns + waited
+        )
+        seqrecord.open(tmp_path / "again").close()
+    assert (home / "trusted" / list_id).read_text() == "settled"
 
 
 # --- a home shared by several users ------------------------------------------------------------

@@ -157,7 +157,7 @@ def test_interrupt_leaves_complete_files(tmp_path: Path, expected: str, workers:
 
 def test_bad_episodes_only(tmp_path: Path) -> None:
     source = MadeSource((3, 2), bad={0: 1, 1: 1})
-    with pytest.raises(DestinationError, match="made to fail"):
+    with pytest.raises(SourceError, match="made to fail"):
         convert(source, tmp_path / "d", workers=1, skip_bad_episodes=True)
     assert not (tmp_path / "d/manifest.json").exists()
 

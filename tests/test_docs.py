@@ -225,7 +225,16 @@ def docstrings(value: Any) -> Iterator[str]:
 def test_the_help_of_a_dataset_has_public_members_only() -> None:
     public = {name for name in vars(seqrecord.Dataset) if not name.startswith("_")}
     assert public == {
-        *("close", "episodes", "features", "find_episodes", "fingerprint", "num_frames", "schema"),
+        *(
+            "bad_episodes",
+            "close",
+            "episodes",
+            "features",
+            "find_episodes",
+            "fingerprint",
+            "num_frames",
+            "schema",
+        ),
         *("compute_statistics", "inventories", "renamed", "resized", "select", "splits"),
         *("statistics", "url", "version"),
     }

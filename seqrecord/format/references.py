@@ -161,10 +161,15 @@ def sampled_ranges(size: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class ExternalList:
-    """External files, named in pages by the list's id and a number, and samples of some."""
+    """External files, named in pages by the list's id and a number, and samples of some.
+
+    `new` has number and CRC32C of files whose modification time was too recent to prove that they
+    are unchanged, see `storage.new_since`.
+    """
 
     files: tuple[ExternalFile, ...]
     samples: tuple[Sample, ...] = ()
+    new: tuple[tuple[int, int], ...] = ()
 
     @cached_property
     def id(self) -> str:
@@ -181,6 +186,7 @@ class ExternalList:
             "roots": roots,
             "files": [[number[f.root], f.path, f.size, f.identity] for f in self.files],
             **({"samples": self.samples} if self.samples else {}),
+            **({"new": self.new} if self.new else {}),
         }
         return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
@@ -189,12 +195,14 @@ class ExternalList:
         """Inverse of `encode`. Raises `FormatError` for invalid input."""
         if (actual := _id_of(data)) != list_id:
             raise ChecksumError("a list of files does not match its name", got=actual)
-        keys, optional = ("roots", "files"), ("samples",)
+        keys, optional = ("roots", "files"), ("samples", "new")
         found = JsonObject.of_file(parse_json(data), "externals", _VERSION, keys, optional)
         roots = found.texts("roots", re.compile(r"[^\x00-\x1f\x7f]{1,4096}"), MAX_LIST_FILES)
         files = [_file(item, roots) for item in found.list("files", 1, MAX_LIST_FILES)]
         items = found.list("samples", 1, MAX_LIST_FILES) if "samples" in found.value else ()
-        return cls(tuple(files), tuple(_sample(item, len(files)) for item in items))
+        new = found.list("new", 1, MAX_LIST_FILES) if "new" in found.value else ()
+        samples = tuple(_sample(item, len(files)) for item in items)
+        return cls(tuple(files), samples, tuple(_new(item, len(files)) for item in new))
 
 
 def list_path(list_id: str) -> str:
@@ -245,6 +253,18 @@ def _sample(item: object, num_files: int) -> Sample:
         except LocationError as error:
             raise FormatError("a sample outside its folder", got=error.got) from error
     return Sample(*item)
+
+
+def _new(item: object, num_files: int) -> tuple[int, int]:
+    if (
+        not isinstance(item, list)
+        or len(item) != 2
+        or not all(type(n) is int and n >= 0 for n in item)
+        or item[0] >= num_files
+        or item[1] >= 2**32
+    ):
+        raise FormatError("an invalid checksum of a new external file", got=repr(item)[:100])
+    return item[0], item[1]
 
 
 def _is_identity(value: object) -> bool:
@@ -395,8 +415,9 @@ def named_file(page: memoryview) -> tuple[str, int]:
 
 
 def portable_checksum(page: memoryview, file: ExternalFile) -> int:
-    """Return a checksum of a page of references to `file`, independent of the file's root."""
-    known = json.dumps([file.path, file.size, file.identity]).encode()
+    """Return a checksum of a page of references to `file`, independent of the file's place."""
+    identity = file.identity and file.identity.partition(" at ")[0]
+    known = json.dumps([file.path, file.size, identity]).encode()
     return crc32c(page[16:], start=crc32c(page[:4], start=crc32c(known)))
 
 

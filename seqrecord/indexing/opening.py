@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from seqrecord.clips.tables import ClipSpec
 from seqrecord.errors import NotFoundError, SourceError
-from seqrecord.reading.dataset import Dataset, DatasetLike, open_packed, refuse_ignored
+from seqrecord.reading.dataset import (
+    Dataset,
+    DatasetLike,
+    open_packed,
+    refuse_ignored,
+    skipping_bad_episodes,
+)
 from seqrecord.reading.externals import ExternalFiles, Originals
 from seqrecord.storage import LocalStorage, StorageLike, open_storage
 
@@ -85,7 +91,7 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
         originals=originals,
     )
     if skip_bad_episodes:
-        return dataset.without_bad_episodes()
+        return skipping_bad_episodes(dataset)
     try:
         dataset.contents.bad.check()
     except BaseException:
@@ -102,7 +108,7 @@ def open_unchecked(
 ) -> Dataset:
     """Like `open`, without a check of originals; for summaries."""
     found = _open(location, storage_options, None, features=features, check_originals=False)
-    return found.without_bad_episodes()
+    return skipping_bad_episodes(found)
 
 
 def _open(

@@ -33,6 +33,7 @@ from seqrecord.errors import (
     NotFoundError,
     SeqRecordError,
     SourceError,
+    StorageError,
 )
 from seqrecord.format.manifest import read_manifest
 from seqrecord.format.references import (
@@ -42,7 +43,8 @@ from seqrecord.format.references import (
     ExternalList,
 )
 from seqrecord.indexing.source_opening import open_source
-from seqrecord.reading.bad_episodes import BadEpisodes
+from seqrecord.reading.externals import ExternalFiles
+from seqrecord.reading.filters import BadEpisodes
 from seqrecord.reading.home import (
     home,
     is_private,
@@ -254,7 +256,7 @@ class _OriginalIndex:
             return self._found(note)
         self.source = _referring(self.source)
         begin, content = time.monotonic(), self._content()
-        if note is not None and self._has_grown(note):
+        if note is not None and self._is_unchanged(note) and self._has_grown(note):
             folder = self._folder(note)
             report = self._index(folder, "append")
         else:
@@ -297,7 +299,16 @@ class _OriginalIndex:
         return self._found(note)
 
     def _is_current(self, note: dict[str, str], identity: str) -> bool:
-        return note["identity"] == identity
+        return note["identity"] == identity and self._is_unchanged(note)
+
+    def _is_unchanged(self, note: dict[str, str]) -> bool:
+        """Whether files that were new when indexed have the same content."""
+        with closing(ExternalFiles(LocalStorage(self._folder(note)))) as externals:
+            try:
+                externals.check_new()
+            except StorageError:
+                return False
+        return True
 
     def _found(self, note: dict[str, str]) -> FoundIndex:
         bad = BadEpisodes(tuple(json.loads(note["bad"])))

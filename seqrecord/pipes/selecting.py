@@ -22,7 +22,7 @@ from seqrecord.pipes.frame_arrays import FrameArrays
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.vectors import vector_steps
-from seqrecord.reading.dataset import DatasetLike
+from seqrecord.reading.dataset import DatasetLike, skipping_bad_episodes
 from seqrecord.reading.filters import check_metadata
 from seqrecord.sampling.memory import USUAL_LIMIT
 from seqrecord.sampling.sequences import COLUMNS as SEQUENCE_COLUMNS
@@ -45,7 +45,7 @@ def select(
     """
     dataset = dataset_of(location, features=options.features)
     if options.skip_bad_episodes:
-        dataset = dataset.without_bad_episodes()
+        dataset = skipping_bad_episodes(dataset)
     with located(ClipError, file=dataset.url):
         if options.rename is not None:
             dataset = dataset.renamed(options.rename)

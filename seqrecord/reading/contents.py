@@ -26,11 +26,10 @@ from seqrecord.format.inventory import Inventory, read_inventories
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.statistics_file import read_statistics
 from seqrecord.processes.forks import cached_property
-from seqrecord.reading.bad_episodes import BadEpisodes
 from seqrecord.reading.chunks import ChunkReader
 from seqrecord.reading.episode import Episode
 from seqrecord.reading.externals import ExternalFiles
-from seqrecord.reading.filters import EpisodeFilter, find_episodes, shown_keys
+from seqrecord.reading.filters import BadEpisodes, EpisodeFilter, find_episodes, shown_keys
 from seqrecord.schema import Schema
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage

@@ -14,11 +14,10 @@ from seqrecord.format.index import Index
 from seqrecord.format.inventory import Inventory
 from seqrecord.format.manifest import Manifest
 from seqrecord.processes.forks import cached_property
-from seqrecord.reading.bad_episodes import BadEpisodes
 from seqrecord.reading.contents import Contents, Episodes
 from seqrecord.reading.episode import html_card
 from seqrecord.reading.externals import ExternalFiles, Originals
-from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.reading.filters import BadEpisodes, EpisodeFilter
 from seqrecord.reading.metadata import load, load_version
 from seqrecord.reading.resizing import Sizes, resized_schema
 from seqrecord.reading.versions import open_version
@@ -230,10 +229,6 @@ class Dataset:
         changed = {n: spec.shape[:2] for n, spec in chosen.items() if spec.stored_shape is not None}
         return self._changed(sizes=changed)
 
-    def without_bad_episodes(self) -> Dataset:
-        """Return the dataset for `skip_bad_episodes`: selections leave bad episodes out."""
-        return self._changed(bad=self.contents.bad.skipped())
-
     def _changed(self, **changes: Any) -> Dataset:
         of = self.contents
         same = ("storage", "manifest", "index", "verify", "names", "sizes", "bad")
@@ -330,6 +325,11 @@ class Dataset:
             ("record files", f"{len(files):,}, {format_size(sum(file.size for file in files))}"),
         ]
         return html_card(shown_place(self.url), facts, self.features.values())
+
+
+def skipping_bad_episodes(dataset: Dataset) -> Dataset:
+    """Return the dataset for `skip_bad_episodes`: selections leave bad episodes out."""
+    return dataset._changed(bad=dataset.contents.bad.skipped())
 
 
 def _reopen(

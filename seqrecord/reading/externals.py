@@ -38,15 +38,18 @@ from seqrecord.format.references import (
     list_path,
     sampled_ranges,
 )
-from seqrecord.reading.home import is_trusted
+from seqrecord.reading.home import is_settled, is_trusted, settle
 from seqrecord.storage import (
     Storage,
     StorageLike,
     entries_of,
     expect_pages,
     fixed_url_of,
+    follow_links,
     identity_of,
     map_files,
+    modified_ns,
+    new_since,
     open_storage,
     reads_commit,
 )
@@ -60,6 +63,7 @@ FileState: TypeAlias = tuple[int, int, int]
 
 _logger = logging.getLogger("seqrecord")
 
+_BLOCK = 1 << 20
 _AGAIN = "index it again (`seqrecord index SRC -o DST`)"
 _PLACE = "give the place of the same original as originals="
 _checked: set[object] = set()  # roots on remote stores already checked by this process
@@ -121,6 +125,43 @@ class ExternalFiles:
                     self._check_root(each, root)
                 if "://" in self._store(root).url:  # listings of remote stores are requests
                     _checked.add(key)
+        if lists and self._storage.local_path("any name") is not None:
+            self.check_new()
+
+    def check_new(self) -> None:
+        """Compare files that were new when indexed with their checksums, until they are older.
+
+        Raises `StorageError` for a file that was written again and has kept size and time. Files
+        with another size or time are met when they are read.
+        """
+        for list_id in self._list_ids():
+            found = self.list(list_id)
+            if not found.new or is_settled(list_id) or not is_trusted(list_id):
+                continue
+            are_old = True
+            for number, checksum in found.new:
+                file = found.files[number]
+                store = self._store(file.root)
+                [state] = sizes_and_identities(store, [file.path]).values()
+                if state == (file.size, file.identity):
+                    self._check_checksum(store, file, checksum)
+                    are_old &= (modified_ns(file.identity) or 0) < new_since(file.root)
+            if are_old:
+                settle(list_id)
+
+    def _check_checksum(self, store: Storage, file: ExternalFile, checksum: int) -> None:
+        memory, value = memoryview(bytearray(min(file.size, _BLOCK))), 0
+        for start in range(0, file.size, _BLOCK):
+            stop = min(start + _BLOCK, file.size)
+            store.read_ranges(file.path, [ByteRange(start, stop)], [memory[: stop - start]])
+            value = crc32c(memory[: stop - start], start=value)
+        if value != checksum:
+            raise StorageError(
+                f"a file of the original has changed since it was indexed; {_AGAIN}",
+                file=f"{store.url}/{file.path}",
+                expected=f"CRC32C {checksum:08x}",
+                got=f"{value:08x}, with the same size and modification time",
+            )
 
     def _check_roots(self, lists: Iterable[ExternalList]) -> None:
         """Raise `ClipError` unless `originals` has a location for each root."""
@@ -422,6 +463,7 @@ class ExternalFiles:
         if store is None:
             store = open_storage(self._place_of(root) or root, **self._options)
             expect_pages(store)
+            follow_links(store)
             store = self._stores.setdefault(root, store)
         return store
 

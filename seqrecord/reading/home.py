@@ -13,7 +13,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from seqrecord.storage.local_upload import local_errors
@@ -72,8 +72,24 @@ def trust(list_id: str) -> None:
 
 def is_trusted(list_id: str) -> bool:
     """Return whether this user, or root, has made the list."""
+    return bool(_marks(list_id))
+
+
+def is_settled(list_id: str) -> bool:
+    """Return whether `settle` was called for a list that this user, or root, has made."""
+    return any(mark.stat().st_size for mark in _marks(list_id))
+
+
+def settle(list_id: str) -> None:
+    """Note that a list's new files have been compared after they were no longer new."""
+    for mark in _marks(list_id):
+        with suppress(OSError):  # not writable: they are compared again
+            mark.write_text("settled")
+
+
+def _marks(list_id: str) -> list[Path]:
     folders = (home() / "trusted", *_user_folders("trusted"))
-    return any(is_private(each) and _is_own(each / list_id) for each in folders)
+    return [each / list_id for each in folders if is_private(each) and _is_own(each / list_id)]
 
 
 def _is_own(path: Path) -> bool:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from seqrecord.storage.cache import clear_cache as clear_cache
     from seqrecord.storage.cache import worth_rereading as worth_rereading
     from seqrecord.storage.local import LocalStorage as LocalStorage
+    from seqrecord.storage.local import follow_links as follow_links
+    from seqrecord.storage.local import modified_ns as modified_ns
+    from seqrecord.storage.local import new_since as new_since
     from seqrecord.storage.opening import StorageLike as StorageLike
     from seqrecord.storage.opening import open_storage as open_storage
     from seqrecord.storage.parallel import RequestThreads as RequestThreads

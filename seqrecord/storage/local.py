@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import stat
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,6 +39,8 @@ from seqrecord.storage.open_files import Handle, OpenFiles, with_descriptor
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.text import repr_of
 
+_MODIFIED = "mtime "
+_NEW_NS = 2 * 10**9
 _MAX_PARTS = 512  # buffers per read; the limit of Linux is 1,024
 
 
@@ -45,10 +49,12 @@ class LocalStorage:
 
     Files are read with `preadv` and stay open, see `open_files`. They are written under a temporary
     name, then synced and renamed. Links that point outside of the folder are not followed, and only
-    regular files are opened. A root that is a link is followed once, at opening.
+    regular files are opened. A root that is a link is followed once, at opening. See `follow_links`
+    for original files.
     """
 
     has_conditions = True
+    follows_links = False
     _shared = False  # whether other machines may write too
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -75,12 +81,12 @@ class LocalStorage:
         return str(self.root)
 
     def size(self, path: str) -> int:
-        return self._stat(path).st_size
+        return self._look(path)[1].st_size
 
     def identity(self, path: str) -> tuple[int, str | None]:
-        """Size and modification time; see `identity_of`."""
-        found = self._stat(path)
-        return found.st_size, _identity(found)
+        """Size, modification time, and place if a link leads to the file; see `identity_of`."""
+        target, found = self._look(path)
+        return found.st_size, self._identity(path, target, found)
 
     def entries(self, folder: str) -> list[Entry]:
         """See `Browsable`; without links, which may point outside of the folder."""
@@ -94,18 +100,21 @@ class LocalStorage:
                     elif entry.is_file(follow_symlinks=False):
                         with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                             about = entry.stat()
-                            found.append(Entry(entry.name, False, about.st_size, _identity(about)))
+                            path = f"{folder}/{entry.name}".lstrip("/")
+                            known = self._identity(path, where / entry.name, about)
+                            found.append(Entry(entry.name, False, about.st_size, known))
         except NotFoundError:
             return []
         return sorted(found, key=lambda entry: entry.name)
 
-    def _stat(self, path: str) -> os.stat_result:
+    def _look(self, path: str) -> tuple[Path, os.stat_result]:
         self._drop(path)  # later reads must return this version or a newer one
         with self._errors(path):
-            found = self._inside(path).stat()
+            target = self._inside(path)
+            found = target.stat()
             if not stat.S_ISREG(found.st_mode):
                 raise StorageError("not a regular file", file=self._shown(path))
-            return found
+            return target, found
 
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
@@ -212,7 +221,13 @@ class LocalStorage:
         self._opened.close(path)
 
     def _inside(self, path: str) -> Path:
-        return _inside(self.root, self._real_root, path)
+        return _inside(self.root, self._real_root, path, self.follows_links)
+
+    def _identity(self, path: str, real: Path, about: os.stat_result) -> str:
+        modified = f"{_MODIFIED}{about.st_mtime_ns}"
+        if not self.follows_links or str(real) == f"{self.root}/{path}":
+            return modified
+        return f"{modified} at {hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
 
 
 class _Unfinished:
@@ -240,18 +255,51 @@ class _Unfinished:
             self._partial.unlink(missing_ok=True)
 
 
-def _identity(about: os.stat_result) -> str:
-    return f"mtime {about.st_mtime_ns}"
+def modified_ns(identity: str | None) -> int | None:
+    """Modification time of a local file in ns, by its identity; `None` for other storages."""
+    if identity is None or not identity.startswith(_MODIFIED):
+        return None
+    return int(identity.split()[1])
 
 
-def _inside(root: Path, real_root: Path, path: str) -> Path:
-    """Local path of a file; raises `StorageError` if that is outside of the root."""
+def new_since(folder: str | os.PathLike[str]) -> int:
+    """Modification time in ns from which files of a folder's disk are new.
+
+    Another write to a new file may keep its modification time: disks round it. As in git, files are
+    new for two seconds, by the clock of the disk, or of this machine if the disk cannot be written.
+    """
+    try:
+        descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o600)  # without a name
+    except (AttributeError, OSError):  # not on Linux; a read-only disk
+        return time.time_ns() - _NEW_NS
+    try:
+        return os.fstat(descriptor).st_mtime_ns - _NEW_NS
+    finally:
+        os.close(descriptor)
+
+
+def follow_links(storage: Storage) -> None:
+    """Follow links out of a local storage's folder, which then are part of files' identities.
+
+    For originals, which their user has named: trees of links (git-annex, DVC, the Hub's cache).
+    """
+    if isinstance(found := innermost(storage), LocalStorage):
+        found.follows_links = True
+
+
+def _inside(root: Path, real_root: Path, path: str, follows_links: bool) -> Path:
+    """Local path of a file, with `follows_links` the real one.
+
+    Otherwise raises `StorageError` if that is outside of the root.
+    """
     target = real_root
     for name in check_path(path).split("/"):
         target /= name
         if target.is_symlink():
             real = os.path.realpath(target)
-            if not Path(real).is_relative_to(real_root):
+            if follows_links:
+                target = Path(real)
+            elif not Path(real).is_relative_to(real_root):
                 raise StorageError(
                     "a link leads out of the folder",
                     file=str(root / path),

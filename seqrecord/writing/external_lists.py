@@ -18,7 +18,7 @@ from seqrecord.format.references import (
     list_path,
 )
 from seqrecord.reading.home import trust
-from seqrecord.sources.common.references import copied_files, samples_of
+from seqrecord.sources.common.references import checksums_of_new, copied_files, samples_of
 from seqrecord.storage import Storage
 from seqrecord.storage.url import without_commit
 from seqrecord.writing.destination import Destination
@@ -77,7 +77,7 @@ def put_lists(storage: Storage, files: Mapping[str, ExternalFile]) -> dict[str, 
     Returns a list's id and the place in it for each name of a file. The lists are trusted, as this
     user made them; see `seqrecord.open`. Raises `SourceError` for paths that cannot be stored.
     """
-    samples = samples_of(files)
+    samples, new = samples_of(files), checksums_of_new(files)
     names = [*files]
     found: dict[str, tuple[str, int]] = {}
     for begin in range(0, len(names), _FILES_OF_A_LIST):
@@ -87,7 +87,8 @@ def put_lists(storage: Storage, files: Mapping[str, ExternalFile]) -> dict[str, 
             for number, name in enumerate(some)
             for each in samples.get(name, ())
         )
-        each = ExternalList(tuple(files[name] for name in some), tuple(sampled))
+        checksums = tuple((number, new[name]) for number, name in enumerate(some) if name in new)
+        each = ExternalList(tuple(files[name] for name in some), tuple(sampled), checksums)
         for file in each.files:
             if any("\ud800" <= c <= "\udfff" for c in file.root + file.path):
                 raise SourceError(

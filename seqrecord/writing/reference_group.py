@@ -10,9 +10,10 @@ import numpy as np
 
 from seqrecord.errors import FrameError, SourceError
 from seqrecord.format.pages import Blob, PageCodec
-from seqrecord.format.references import MAX_NAMES, Reference, ReferencedFile
+from seqrecord.format.references import MAX_NAMES, FolderFile, Reference, ReferencedFile
 from seqrecord.schema import Schema
 from seqrecord.sources.common.references import checksum_of_files, parts_of, place_of
+from seqrecord.storage import modified_ns, new_since
 from seqrecord.writing.chunking import MAX_REFERENCED_BYTES, ChunkLength, StoredChunk
 
 _Placed = tuple["ReferencedFile | Blob", str, str]
@@ -127,6 +128,7 @@ class ReferenceGroup:
             sizes, parts = parts_of(places[0], names)
             found = Reference.of_frames(number, [], sizes, parts)
         else:
+            parts = []
             starts = [file.start for file in files]
             sizes = [file.stop - file.start for file in files]
             if min(sizes) < 1:
@@ -139,6 +141,12 @@ class ReferenceGroup:
                 expected=f"at most {MAX_REFERENCED_BYTES} bytes, and {MAX_NAMES} of names",
                 got=f"{found.length} bytes, and {len(found.extradata)} of names",
             )
-        if self._checksums:
-            found = replace(found, crc32c=checksum_of_files(files))
+        if self._checksums or _has_new(places[0], parts):
+            found = replace(found, crc32c=checksum_of_files(files) or 1)
         return found
+
+
+def _has_new(folder: str, parts: Sequence[FolderFile]) -> bool:
+    """Whether one of these files is too new for its modification time to prove that it stays."""
+    times = [time for part in parts if (time := modified_ns(part.identity)) is not None]
+    return bool(times) and max(times) >= new_since(folder)

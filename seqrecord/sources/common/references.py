@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,16 @@ from seqrecord.storage import (
     Storage,
     entries_of,
     fixed_url_of,
+    follow_links,
     identity_of,
     map_files,
+    modified_ns,
+    new_since,
     reads_commit,
 )
 from seqrecord.storage.base import check_path
 
+_BLOCK = 1 << 20
 _FRAME_ENDINGS = (".png", ".jpg", ".jpeg", ".npy")
 
 MOST_COPIED = 64 << 10
@@ -43,28 +47,20 @@ MOST_COPIED = 64 << 10
 def external_files(root: Path, paths: Iterable[Path]) -> dict[str, ExternalFile]:
     """Return references' external files of an original at `root`, by path text.
 
-    Symbolic links are resolved: the file then belongs to the link target's folder, as in local
-    snapshots of the Hugging Face Hub. Missing files are left out: reading their episodes raises.
+    Paths stay as given, and links in them are followed at each reading: they may lead to another
+    file later, which then has another identity. Missing files are left out: reading their episodes
+    raises.
     """
-    wanted = list(dict.fromkeys(paths))
-    remote = remote_files(root)
+    remote, wanted = remote_files(root), list(dict.fromkeys(paths))
     if remote is not None:
+        storage = remote.storage
         named = {str(path): remote.name_of(path) for path in wanted}
-        known = _identities(remote.storage, named.values(), remote)
-        url = fixed_url_of(remote.storage)
-        return {p: ExternalFile(url, n, *known[n]) for p, n in named.items() if n in known}
-    real_root = os.path.realpath(root if root.is_dir() else root.parent)
-    root_of = lru_cache(maxsize=None)(partial(_root_of, real_root))
-    by_root: dict[str, dict[str, str]] = {}
-    for path in wanted:
-        real = Path(os.path.realpath(path)) if path.is_symlink() else path
-        folder, above = root_of(real.parent)
-        by_root.setdefault(folder, {})[str(path)] = above + real.name
-    found: dict[str, ExternalFile] = {}
-    for folder, names in by_root.items():
-        known = _identities(LocalStorage(folder), names.values())
-        found |= {p: ExternalFile(folder, n, *known[n]) for p, n in names.items() if n in known}
-    return found
+    else:
+        folder = root if root.is_dir() else root.parent
+        storage = _original_folder(folder)
+        named = {str(path): path.relative_to(folder).as_posix() for path in wanted}
+    known, url = _identities(storage, named.values(), remote), fixed_url_of(storage)
+    return {p: ExternalFile(url, n, *known[n]) for p, n in named.items() if n in known}
 
 
 def copied_files(source: Any) -> dict[str, ExternalFile]:
@@ -102,6 +98,19 @@ def samples_of(files: Mapping[str, ExternalFile]) -> dict[str, list[tuple[str, i
     return found
 
 
+def checksums_of_new(files: Mapping[str, ExternalFile]) -> dict[str, int]:
+    """Return the CRC32C of files that are new by `new_since`, by name; others need none."""
+    since: dict[str, int] = {}
+    found = {}
+    for name, file in files.items():
+        if (modified := modified_ns(file.identity)) is not None:
+            if file.root not in since:
+                since[file.root] = new_since(file.root)
+            if modified >= since[file.root]:
+                found[name] = checksum_of_files([ReferencedFile(name)])
+    return found
+
+
 def _spaced(names: Sequence[str], count: int) -> Sequence[str]:
     """Return at most `count` names, evenly spaced."""
     count = min(count, len(names))
@@ -118,30 +127,14 @@ def _sample(path: Path, inside: str) -> tuple[str, int, int]:
 
 
 def external_folders(root: Path, folders: Iterable[Path]) -> dict[str, ExternalFile]:
-    """Return references' external folders of an original at `root`, by the names of `place_of`.
-
-    Folders that symbolic links among the files lead to are included.
-    """
+    """Return references' external folders of an original at `root`, by path text."""
     remote = remote_files(root)
-    if remote is not None:
-        named = {str(path): remote.name_of(path) for path in folders}
-        url = fixed_url_of(remote.storage)
-        return {path: ExternalFile(url, name, 0) for path, name in named.items()}
-    real_root = os.path.realpath(root)
-    found: dict[str, ExternalFile] = {}
-    for path in folders:
-        with os.scandir(path) as entries:
-            links = [entry.path for entry in entries if entry.is_symlink()]
-        reals = (
-            os.path.realpath(path),
-            *(str(Path(os.path.realpath(each)).parent) for each in links),
-        )
-        for real in reals:
-            if real == real_root or not _is_inside(real, real_root):
-                found[real] = ExternalFile(real, "", 0)
-            else:
-                found[real] = ExternalFile(real_root, os.path.relpath(real, real_root), 0)
-    return found
+    url = str(root) if remote is None else fixed_url_of(remote.storage)
+    names = {
+        str(path): remote.name_of(path) if remote else path.relative_to(root).as_posix()
+        for path in folders
+    }
+    return {path: ExternalFile(url, "" if n == "." else n, 0) for path, n in names.items()}
 
 
 def place_of(file: ReferencedFile) -> tuple[str, str]:
@@ -149,12 +142,7 @@ def place_of(file: ReferencedFile) -> tuple[str, str]:
     if file.stop is not None:
         return file.file, ""
     path = Path(file.file)
-    if remote_files(path) is not None:
-        return str(path.parent), path.name
-    if path.is_symlink():
-        path = Path(os.path.realpath(path))
-        return str(path.parent), path.name
-    return _real_folder(str(path.parent)), path.name
+    return str(path.parent), path.name
 
 
 def parts_of(folder: str, names: Sequence[str]) -> tuple[list[int], list[FolderFile]]:
@@ -165,7 +153,7 @@ def parts_of(folder: str, names: Sequence[str]) -> tuple[list[int], list[FolderF
     remote = remote_files(Path(folder))
     above = "" if remote is None else f"{remote.name_of(Path(folder))}/".lstrip("/")
     wanted = [above + name for name in names]
-    storage = LocalStorage(folder) if remote is None else remote.storage
+    storage = _original_folder(folder) if remote is None else remote.storage
     # Local folders are not listed again for each chunk.
     known = {} if remote is None else _identities(storage, wanted, remote)
     known |= _stat(storage, [name for name in wanted if name not in known])
@@ -191,25 +179,10 @@ def referring_schema(schema: Schema) -> Schema:
     return Schema([replace(spec, group=group(spec)) for spec in schema.values()])
 
 
-def _root_of(real_root: str, folder: Path) -> tuple[str, str]:
-    """Return the root for files in a folder, and the prefix of their names below it.
-
-    A folder outside of `real_root` is its own root.
-    """
-    real = os.path.realpath(folder)
-    if not _is_inside(real, real_root):
-        return real, ""
-    inside = os.path.relpath(real, real_root)
-    return real_root, "" if inside == "." else f"{inside}/"
-
-
-@lru_cache(maxsize=64)
-def _real_folder(path: str) -> str:
-    return os.path.realpath(path)
-
-
-def _is_inside(real: str, root: str) -> bool:
-    return os.path.commonpath([real, root]) == root
+def _original_folder(folder: str | Path) -> LocalStorage:
+    storage = LocalStorage(folder)
+    follow_links(storage)
+    return storage
 
 
 def identity_of_files(root: Path, paths: Iterable[Path]) -> str:
@@ -243,15 +216,15 @@ def checksum_of(file: str, start: int, stop: int) -> int:
 
 
 def checksum_of_files(files: Iterable[ReferencedFile]) -> int:
-    """Like `checksum_of`, for concatenated frames."""
+    """Return the CRC32C of concatenated frames."""
     value = 0
     for file in files:
         with opened(Path(file.file)) as stream:
             stream.seek(file.start)
-            value = crc32c(
-                stream.read(-1 if file.stop is None else file.stop - file.start), start=value
-            )
-    return value or 1
+            left = sys.maxsize if file.stop is None else file.stop - file.start
+            while left and (data := stream.read(min(left, _BLOCK))):
+                value, left = crc32c(data, start=value), left - len(data)
+    return value
 
 
 def _identities(

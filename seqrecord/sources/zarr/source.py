@@ -112,7 +112,7 @@ class ZarrSource(ScannedSource):
         folders = {path.parent for path in paths} if any(map(is_directory, self._buffers)) else ()
         folders = {*folders, *(folder.parent for folder in folders), *self._buffers}
         hidden = (folder / name for folder in folders for name in _HIDDEN)
-        chunks = {folder for folder in folders if {folder, folder.resolve()} & stay}
+        chunks = folders & stay
         copied = (
             path
             for path in paths
