@@ -26,6 +26,7 @@ from seqrecord.errors import (
 )
 from seqrecord.lerobot import LeRobotDataset
 from seqrecord.reading.dataset import open_packed
+from seqrecord.sources.inventory import inventory_of
 from tests.command_line import fail, run
 from tests.gcs_stub import GcsStub
 from tests.in_place_cases import frames_of, index_source
@@ -572,3 +573,45 @@ def test_messages_name_the_original_instead_of_its_index(tmp_path: Path) -> None
     for text in shown:
         assert str(root) in text
         assert str(index) not in text
+
+
+def indexed_keys(root: Path, index: Path, **options: Any) -> str:
+    source = open_source(root, **options)
+    left_out = {row.pattern for row in inventory_of(source).left_out if row.reason == "unreadable"}
+    report = index_source(source, index, workers=1, skip_bad_episodes=True)
+    return f"{len(report.written)} {len(report.bad)} {' '.join(sorted(left_out))}"
+
+
+@needs_root
+@pytest.mark.parametrize("make", [folders, lerobot])
+def test_parts_without_permission_are_left_out_and_listed(
+    make: Callable[[Path], Path], shared: Path
+) -> None:
+    """`lost+found`, a folder that cannot be entered, a file, and a link of another's process."""
+    root, uid = make(shared.parent / "set"), 4001
+    options = SPARSE if make is folders else {}
+    for path in (root.parent, root, *root.rglob("*")):
+        path.chmod(0o755)
+    count = indexed_keys(root, shared.parent / "before", **options).partition(" ")[
+        0
+    ]  # imports, too
+    (root / "lost+found").mkdir(mode=0o700)
+    (root / "private").mkdir(mode=0o744)
+    (root / "secret.bin").touch(mode=0o600)
+    (root / "work").symlink_to("/proc/1/cwd")
+    home = Path(os.environ["SEQRECORD_HOME"])
+    home.chmod(0o777)
+    indexes = shared.parent / "indexes"
+    indexes.mkdir(mode=0o777)
+    indexes.chmod(0o777)
+    found = run_as_user(uid, lambda: indexed_keys(root, indexes / "index", **options))
+    assert found == f"{count} 0 lost+found private secret.bin work"
+    if make is folders:
+        frame = root / "b/depth/3.npy"  # of the last chunk
+        frame.unlink()
+        frame.symlink_to("/proc/self/fd/777")
+        found = run_as_user(uid, lambda: indexed_keys(root, indexes / "again", **options))
+        assert found.startswith("1 1 "), "the episode alone is bad"
+    root.chmod(0o744)
+    found = run_as_user(uid, lambda: indexed_keys(root, indexes / "other", **options))
+    assert found.startswith("SourceError: no permission to list the folder or to enter it")

@@ -23,7 +23,7 @@ from seqrecord.errors import SourceError
 from seqrecord.format.inventory import Inventory, LeftOut, PackedFeature
 from seqrecord.sources.base import Source
 from seqrecord.sources.common.file_types import known_type
-from seqrecord.sources.common.files import is_file
+from seqrecord.sources.common.files import is_file, is_readable
 from seqrecord.sources.common.images import IMAGE_ENDINGS
 from seqrecord.sources.common.originals import walk
 from seqrecord.sources.common.remote import RemoteSource
@@ -43,6 +43,9 @@ __all__ = [
 
 NO_READER = "no reader"
 """Reason for files of an unknown type."""
+
+UNREADABLE = "unreadable"
+"""Reason for files and folders that this user may not read, or that links do not reach."""
 
 NOT_SELECTED = "not selected by features="
 """Reason for data excluded by the caller."""
@@ -188,8 +191,10 @@ def group_names(paths: Iterable[Path], root: Path, reason: str) -> list[LeftOut]
     largest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     found = []
     for place, (pattern, count) in enumerate(largest):
-        if reason == NO_READER and first[pattern].suffix.lower() in IMAGE_ENDINGS:
-            known: str | None = NO_FRAME
+        if reason == NO_READER and place < _TYPED and not is_readable(first[pattern]):
+            known: str | None = UNREADABLE
+        elif reason == NO_READER and first[pattern].suffix.lower() in IMAGE_ENDINGS:
+            known = NO_FRAME
         else:
             known = known_type(first[pattern]) if reason == NO_READER and place < _TYPED else None
         found.append(LeftOut(pattern, count, known or reason))

@@ -180,6 +180,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResu
             try:
                 with explained(), located(SourceError, episode=info.key):
                     videos = _write_frames(files, job, info, count)
+                    files.end()  # which reads references' last files
             except SourceError as error:
                 is_other_size = isinstance(error, OtherSizeError)
                 if not (job.skip_bad_episodes or (is_other_size and not job.strict)):
@@ -204,7 +205,6 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResu
                 # A copy, which keeps no frames of the stack.
                 bad.append(BadEpisode(info, type(error)(error.message, **error.context())))
             else:
-                files.end()
                 for video in videos:
                     codecs.update(video.codecs)
                     changes.update(video.changes)

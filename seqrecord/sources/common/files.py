@@ -7,7 +7,7 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -36,11 +36,17 @@ def find_original(path: str | os.PathLike[str]) -> Path:
         return path
     local = local_path(path, "originals")
     absolute = Path(os.path.abspath(local))  # noqa: PTH100 - resolve() would rename links
-    if not absolute.is_dir() and not absolute.is_file():
+    if not is_directory(absolute) and not is_file(absolute):
         raise SourceError(
             "no such file or folder",
             file=os.fspath(path),
             expected="a local or mounted folder, or a file",
+        )
+    if is_directory(absolute) and not is_readable(absolute):
+        raise SourceError(
+            "no permission to list the folder or to enter it",
+            file=os.fspath(path),
+            expected="both, as by `chmod u+rx`",
         )
     return absolute
 
@@ -66,7 +72,8 @@ def list_folder(folder: Path) -> Iterator[tuple[str, bool]]:
     """Yield name and whether it is a folder, for each entry except hidden ones and `JUNK`.
 
     Hidden entries include `.DS_Store` and `._000000_left.png`, metadata of macOS with an image's
-    ending.
+    ending. A folder that cannot be listed or entered, such as `lost+found`, counts as a file: no
+    reader opens it, and inventories list it.
     """
     if (files := remote_files(folder)) is not None:
         found = files.listing(folder).values()
@@ -77,11 +84,27 @@ def list_folder(folder: Path) -> Iterator[tuple[str, bool]]:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if not is_junk(name := entry.name):
-                    yield name, entry.is_dir()
+                    yield name, _is_open_folder(entry)
     except OSError as error:
         raise link_loop(folder / name) or SourceError(
             "cannot list the folder", file=str(folder), got=_reason(error)
         ) from error
+
+
+def _is_open_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir() and is_readable(Path(entry.path))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise
+        return False  # a link to a place without permission
+
+
+def is_readable(path: Path) -> bool:
+    """Return whether a local file can be read, or a local folder be listed and entered."""
+    if remote_files(path) is not None:
+        return True
+    return os.access(path, os.R_OK) and (os.access(path, os.X_OK) or not path.is_dir())
 
 
 class LinkLoopError(SourceError):
@@ -126,7 +149,7 @@ def read_bytes(path: Path, limit: int = MAX_FRAME_BYTES) -> bytes:
 def is_file(path: Path) -> bool:
     """Return whether a file exists at the path."""
     if (files := remote_files(path)) is None:
-        return path.is_file()
+        return _local(path, Path.is_file)
     entry = files.entry(path)
     return entry is not None and not entry.is_folder
 
@@ -134,9 +157,18 @@ def is_file(path: Path) -> bool:
 def is_directory(path: Path) -> bool:
     """Return whether a folder exists at the path."""
     if (files := remote_files(path)) is None:
-        return path.is_dir()
+        return _local(path, Path.is_dir)
     entry = files.entry(path)
     return entry is not None and entry.is_folder
+
+
+def _local(path: Path, ask: Callable[[Path], bool]) -> bool:
+    try:
+        return ask(path)
+    except OSError as error:
+        if os.access(path.parent, os.X_OK):
+            return False  # a link to a place without permission
+        raise unreadable(path, error) from error
 
 
 def size_of(path: Path) -> int:

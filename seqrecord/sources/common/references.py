@@ -21,7 +21,7 @@ from seqrecord.format.references import (
     sampled_ranges,
 )
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.sources.common.files import list_folder, opened
+from seqrecord.sources.common.files import is_readable, list_folder, opened
 from seqrecord.sources.common.remote import RemoteFiles, remote_files
 from seqrecord.storage import (
     LocalStorage,
@@ -70,7 +70,7 @@ def copied_files(source: Any) -> dict[str, ExternalFile]:
     """
     copied = getattr(source, "copied_files", None)
     files: dict[str, ExternalFile] = source.external_files() if copied is None else copied()
-    return {name: file for name, file in files.items() if file.size}
+    return {name: file for name, file in files.items() if file.size and is_readable(Path(name))}
 
 
 def samples_of(files: Mapping[str, ExternalFile]) -> dict[str, list[tuple[str, int, int]]]:
@@ -94,7 +94,10 @@ def samples_of(files: Mapping[str, ExternalFile]) -> dict[str, list[tuple[str, i
                 every = sorted(n for n, is_folder in list_folder(Path(name)) if not is_folder)
                 frames = [n for n in every if Path(n).suffix.lower() in _FRAME_ENDINGS]
                 inside = _spaced(frames, -(-SAMPLED_FILES // len(some)))
-            found[name] = [_sample(Path(name), each) for each in inside]
+            found[name] = []
+            for each in inside:
+                with suppress(SourceError):  # raised by reading
+                    found[name].append(_sample(Path(name), each))
     return found
 
 
@@ -148,7 +151,7 @@ def place_of(file: ReferencedFile) -> tuple[str, str]:
 def parts_of(folder: str, names: Sequence[str]) -> tuple[list[int], list[FolderFile]]:
     """Return sizes of files in a folder from `place_of`, and their entries in pages.
 
-    Raises `NotFoundError` for missing files and `SourceError` for empty ones.
+    Raises `SourceError` for missing and for empty files.
     """
     remote = remote_files(Path(folder))
     above = "" if remote is None else f"{remote.name_of(Path(folder))}/".lstrip("/")
@@ -156,7 +159,10 @@ def parts_of(folder: str, names: Sequence[str]) -> tuple[list[int], list[FolderF
     storage = _original_folder(folder) if remote is None else remote.storage
     # Local folders are not listed again for each chunk.
     known = {} if remote is None else _identities(storage, wanted, remote)
-    known |= _stat(storage, [name for name in wanted if name not in known])
+    try:
+        known |= _stat(storage, [name for name in wanted if name not in known])
+    except NotFoundError as error:
+        raise SourceError(error.message, **error.context()) from error
     for path, (size, _) in known.items():
         if not size:
             raise SourceError("empty file", file=f"{storage.url}/{path}")

@@ -132,7 +132,8 @@ class ZarrSource(ScannedSource):
             return [root]
         if is_file(root):
             return []
-        names = sorted((name for name, _ in list_folder(root)), key=natural_order)
+        found = (n for n, is_folder in list_folder(root) if is_folder or n.endswith(_ZIP))
+        names = sorted(found, key=natural_order)
         return [root / name for name in names if _is_buffer(root / name)]
 
     def scan(self, found: Scan) -> None:
