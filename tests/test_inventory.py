@@ -179,13 +179,16 @@ def test_unread_files_are_grouped_by_pattern(tmp_path: Path) -> None:
         (tmp_path / name).write_text("1")
     found = unread_files(tmp_path, lambda path: path.suffix == ".png")
     assert found == [
-        LeftOut("*.pose.txt", 5, "no reader"),
-        LeftOut("lidar/*.pcd", 4, "no reader"),
+        LeftOut("*/*.pose.txt", 5, "no reader"),
+        LeftOut("seq-01/lidar/*.pcd", 4, "no reader"),
         LeftOut("calib.yaml", 1, "no reader"),
     ]
-    assert LeftOut("rgb/*.png", 2, "x") in unread_files(tmp_path, lambda _: False, "x")
-    assert str(found[0]) == "*.pose.txt: 5 files, no reader"
+    assert LeftOut("seq-01/rgb/*.png", 2, "x") in unread_files(tmp_path, lambda _: False, "x")
+    assert str(found[0]) == "*/*.pose.txt: 5 files, no reader"
     assert str(found[-1]) == "calib.yaml: 1 file, no reader"
+    for row in found:
+        there = [p for p in tmp_path.glob(row.pattern) if p.name[0] != "."]
+        assert len(there) == row.count
 
 
 @dataclass(frozen=True)
@@ -196,6 +199,16 @@ class HalfEmpty(Recording):
 
     def schema(self) -> Schema:
         return Schema([*super().schema().values(), FeatureSpec("y", np.dtype("<f4"), (2,))])
+
+
+def test_values_that_are_not_finite_are_reported(tmp_path: Path) -> None:
+    for name, values in (("a", np.zeros((3, 2))), ("b", np.array([[0, 0], [0, np.nan], [1, 1]]))):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        np.save(tmp_path / "runs" / name / "action.npy", values)
+    report = seqrecord.convert(open_source(tmp_path / "runs"), tmp_path / "records", workers=1)
+    assert report.inventory.notes == (
+        "feature action: NaN or infinite values in 1 episode, first in episode b, frame 1",
+    )
 
 
 def test_a_requested_feature_without_any_value_is_an_error(
@@ -247,9 +260,12 @@ def test_the_inventory_of_tum(tmp_path: Path) -> None:
     (tmp_path / "evaluation.json").write_text("{}")
     assert [line for line in lines(tmp_path) if line[:7] != "feature"] == [
         f"format    tum: 2 sequences: {TumSource.expected}",
-        "left out  calibration.txt: 2 files, no reader",
+        "left out  */calibration.txt: 2 files, no reader",
         "left out  evaluation.json: 1 file, no reader",
-        "left out  rgb/*.png: 1 file, an image that belongs to no feature",
+        (
+            "left out  freiburg1_a/rgb/1305031109.000000.png: 1 file, an image that belongs to no "
+            "feature"
+        ),
         "note      4 rgb without depth",
         "note      2 depth without rgb",
         "note      2 frames without pose",
@@ -265,7 +281,7 @@ def test_the_inventory_of_tum(tmp_path: Path) -> None:
         in found.left_out
     )
     assert [each.pattern for each in found.left_out_data] == [
-        "calibration.txt", "evaluation.json", "rgb/*.png"
+        "*/calibration.txt", "evaluation.json", "freiburg1_a/rgb/1305031109.000000.png"
     ]  # fmt: skip
     assert found.features[0].place == "rgb/*"
 
@@ -281,8 +297,8 @@ def test_the_inventory_of_euroc(tmp_path: Path) -> None:
     (tmp_path / "MH_02/mav0/imu0/data.csv").write_text("#timestamp\n")
     (tmp_path / "MH_02/mav0/cam1/sensor.yaml").unlink()
     found = lines(tmp_path)
-    assert "left out  leica0/data.csv: 2 rows, no reader" in found
-    assert "left out  body.yaml: 2 files, no reader" in found
+    assert "left out  */mav0/leica0/data.csv: 2 rows, no reader" in found
+    assert "left out  */mav0/body.yaml: 2 files, no reader" in found
     assert "note      2 cam1 without frame" in found
     assert "note      imu0/data.csv is empty (1 of 2 sequences)" in found
     unknown = "note      camera cam1 unknown: no pinhole camera in its sensor.yaml"
@@ -303,8 +319,8 @@ def test_the_inventory_of_kitti(tmp_path: Path) -> None:
     (root / "sequences/11/calib.txt").unlink()
     found = lines(tmp_path)
     assert [line for line in found if line[:7] not in ("feature", "format ")] == [
-        "left out  oxts/*.txt: 1 file, no reader",
-        "left out  poses/*.txt: 1 file, no reader",
+        "left out  dataset/poses/12.txt: 1 file, no reader",
+        "left out  dataset/sequences/00/oxts/000000.txt: 1 file, no reader",
         "note      camera unknown: no P0 in calib.txt (1 of 2 sequences)",
     ]
 
@@ -349,7 +365,7 @@ def test_the_inventory_of_lerobot(tmp_path: Path, version: str) -> None:
     rates = "observation.images.front: declared frame rate 30 differs from the dataset's 10"
     assert {line for line in lines(root) if line[:7] not in ("feature", "format ")} == {
         "left out  frames.npz: 1 file, no reader",
-        "left out  x/*.png: 1 file, an image that belongs to no feature",
+        "left out  images/x/0.png: 1 file, an image that belongs to no feature",
         "left out  videos/old.mp4: 1 file, no reader",
         "left out  column torque of data/: 16 rows, not declared in meta/info.json",
         f"left out  success in {text}: 3 episodes, no reader",
@@ -398,8 +414,8 @@ def test_the_inventory_of_videos(tmp_path: Path) -> None:
     assert lines(tmp_path)[:1] == ["format    videos: 4 files *.mkv, *.mp4"]
     assert [line for line in lines(tmp_path) if "left out" in line] == [
         "left out  audio in *.mkv, *.mp4: 2 streams, no reader",
-        "left out  front.json: 2 files, no reader",
-        "left out  front.srt: 2 files, no reader",
+        "left out  */front.json: 2 files, no reader",
+        "left out  */front.srt: 2 files, no reader",
     ]
     chosen = lines(tmp_path, by_folder=True, features=["front"])
     assert "feature   front  uint8 [32, 32, 3]  image  from */front.*" in chosen

@@ -629,9 +629,9 @@ def test_the_inventory_of_tartanair(tmp_path: Path) -> None:
     }
     data = {(each.pattern, each.count) for each in found.left_out if each.is_data}
     assert data == {
-        ("depth_lcam_back/*_lcam_back_depth.png", 6),
-        ("lidar/*_lcam_front_lidar.ply", 6),
-        ("imu/vel_global.npy", 2),
+        ("house/*/*/depth_lcam_back/*_lcam_back_depth.png", 6),
+        ("house/*/*/lidar/*_lcam_front_lidar.ply", 6),
+        ("house/*/*/imu/vel_global.npy", 2),
     }
     chosen = {each.pattern for each in found.left_out if not each.is_data}
     assert {"feature imu_gyro", "feature image_rcam_front", "feature pose_lcam_front"} <= chosen
@@ -649,6 +649,6 @@ def test_imu_of_a_wrong_length_is_listed(tmp_path: Path) -> None:
     check_frames(source, 0, [{k: v for k, v in f.items() if k[:4] != "imu_"} for f in frames])
     found = inventory_of(source)
     assert {(each.pattern, each.count) for each in found.left_out} == {
-        ("imu/acc.npy", 1),
-        ("imu/gyro.npy", 1),
+        ("office/imu/acc.npy", 1),
+        ("office/imu/gyro.npy", 1),
     }

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -164,55 +164,71 @@ def unread_files(
     `root` is a file. `goes_down` gets a folder's entries (name to whether it is a folder) and
     decides whether to visit its subfolders.
     """
-    if is_file(root):
-        return []
-    paths = (
-        folder / name
-        for folder, names in walk(root, goes_down)
-        for name, is_folder in names.items()
-        if not is_folder and not is_document(name)
-    )
-    return group_names((path for path in paths if not is_taken(path)), root, reason)
+    return group_names(unread_paths(root, is_taken, goes_down), root, reason)
+
+
+def unread_paths(
+    root: Path,
+    is_taken: Callable[[Path], bool],
+    goes_down: Callable[[dict[str, bool]], bool] = lambda _: True,
+) -> Iterator[Path]:
+    """Yield the files that `unread_files` groups."""
+    for folder, names in () if is_file(root) else walk(root, goes_down):
+        for name, is_folder in names.items():
+            if not is_folder and not is_document(name) and not is_taken(folder / name):
+                yield folder / name
 
 
 def group_names(paths: Iterable[Path], root: Path, reason: str) -> list[LeftOut]:
-    """Group files below `root` by pattern, largest group first.
+    """Group files below `root` by their paths, largest group first.
 
-    `seq-01/frame-000000.pose.txt` has the pattern `*.pose.txt`, `P000/lidar/1.pcd` has
-    `lidar/*.pcd`. If `reason` is `NO_READER`, the type of a group's first file and its remedy
-    replace it where the type is recognized.
+    A group has files of one depth, ending and kind of name; where their paths differ, its pattern
+    has `*`. It finds all of them: `sparse/0/points3D.txt`, `*/lidar/*.pcd`. If `reason` is
+    `NO_READER`, the type of a group's first file and its remedy replace it where the type is
+    recognized.
     """
-    counts: Counter[str] = Counter()
-    first: dict[str, Path] = {}
+    counts: Counter[tuple[int, str]] = Counter()
+    first: dict[tuple[int, str], Path] = {}
+    common: dict[tuple[int, str], list[str]] = {}
     for path in paths:
-        pattern = _pattern(path, root)
-        counts[pattern] += 1
-        first.setdefault(pattern, path)
-    largest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        group, parts = _group(path, root), list(path.relative_to(root).parts)
+        counts[group] += 1
+        first.setdefault(group, path)
+        known = common.setdefault(group, parts)
+        if known[-1] != parts[-1]:
+            known[-1] = _numbered(path.name)
+        known[:-1] = [a if a == b else "*" for a, b in zip(known[:-1], parts[:-1], strict=True)]
+    largest = sorted(counts.items(), key=lambda item: (-item[1], common[item[0]]))
     found = []
-    for place, (pattern, count) in enumerate(largest):
-        if reason == NO_READER and place < _TYPED and not is_readable(first[pattern]):
-            known: str | None = UNREADABLE
-        elif reason == NO_READER and first[pattern].suffix.lower() in IMAGE_ENDINGS:
-            known = NO_FRAME
-        else:
-            known = known_type(first[pattern]) if reason == NO_READER and place < _TYPED else None
-        found.append(LeftOut(pattern, count, known or reason))
+    for place, (group, count) in enumerate(largest):
+        path = first[group]
+        known_as: str | None = None
+        if reason == NO_READER and place < _TYPED and not is_readable(path):
+            known_as = UNREADABLE
+        elif reason == NO_READER and path.suffix.lower() in IMAGE_ENDINGS:
+            known_as = NO_FRAME
+        elif reason == NO_READER and place < _TYPED:
+            known_as = known_type(path)
+        found.append(LeftOut("/".join(common[group]), count, known_as or reason))
     return found
 
 
-def _pattern(path: Path, root: Path) -> str:
-    """Replace a name up to its last digit by `*`; keep a parent folder without digits."""
-    stem, dot, ending = path.name.partition(".") if path.name[:1] != "." else (path.name, "", "")
+def _group(path: Path, root: Path) -> tuple[int, str]:
+    """Return depth and name of a group: the file's name, below a parent folder without digits."""
+    name, parent, depth = _numbered(path.name), path.parent, len(path.relative_to(root).parts)
+    if parent == root or any(c.isdigit() for c in parent.name):
+        return depth, name
+    return depth, f"{parent.name}/{name}"
+
+
+def _numbered(file: str) -> str:
+    """Replace a name up to its last digit by `*`."""
+    stem, dot, ending = file.partition(".") if file[:1] != "." else (file, "", "")
     # A number after the first dot belongs to the name: 1305031102.175304.png.
     while ending.partition(".")[0].isdigit():
         more, dot, ending = ending.partition(".")
         stem = f"{stem}.{more}"
-    name = _TO_LAST_NUMBER.sub("*", stem) + dot + ending
-    parent = path.parent
-    if parent == root or any(c.isdigit() for c in parent.name):
-        return name
-    return f"{parent.name}/{name}"
+    return _TO_LAST_NUMBER.sub("*", stem) + dot + ending
 
 
 def is_document(name: str) -> bool:

@@ -457,6 +457,15 @@ def _report(
         note = irregular_note(irregular)
         _logger.warning("%s: %s", target.storage.url, note)
         inventory = replace(inventory, notes=(*inventory.notes, note))
+    for name, each in () if statistics is None else statistics.items():
+        if each.non_finite:
+            place, count = each.non_finite[0], len(each.non_finite)
+            note = (
+                f"feature {name}: NaN or infinite values in {counted(count, 'episode')}, first in "
+                f"episode {place.episode}, frame {place.frame}"
+            )
+            _logger.warning("%s: %s", target.storage.url, note)
+            inventory = replace(inventory, notes=(*inventory.notes, note))
     keys = {*target.finished, *written}
     return ConvertReport(
         manifest=commit(

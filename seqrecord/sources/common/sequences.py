@@ -35,7 +35,14 @@ from seqrecord.sources.common.originals import (
 )
 from seqrecord.sources.common.specs import feature_spec
 from seqrecord.sources.common.text_tables import MAX_TABLE_BYTES
-from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
+from seqrecord.sources.inventory import (
+    NO_READER,
+    Account,
+    LeftOut,
+    group_names,
+    not_selected,
+    unread_paths,
+)
 from seqrecord.text import counted
 
 _WITHOUT_PARTNER = re.compile("_(without|before|after)_")
@@ -231,8 +238,8 @@ class SequenceSource(ScannedSource):
     def account(self) -> Account:
         """Report all sequences. Reads their lists again; broken sequences are skipped."""
         places: dict[str, str] = {}
-        counts, notes, rows, files, unselected = (Counter[str]() for _ in range(5))
-        reasons: dict[str, str] = {}
+        counts, notes, rows, unselected = (Counter[str]() for _ in range(4))
+        unread: list[Path] = []
         folders = set(self._folders.values())
         for folder in self._folders.values():
             with suppress(SourceError):
@@ -244,24 +251,22 @@ class SequenceSource(ScannedSource):
                 unselected.update(name for name in sequence.places if not self.wants(name))
                 hidden = [sequence.places[name] for name in unselected if name in sequence.places]
                 tables = self.unread_tables(folder)
-                for name, path in tables.items():
+                above = folder.relative_to(self.path)
+                where = "*/" * len(above.parts) if len(folders) > 1 else f"{above.as_posix()}/"
+                where = where.removeprefix("./")
+                for path in tables.values():
+                    name = where + path.relative_to(folder).as_posix()
                     rows[name] += len(table_lines(path, MAX_TABLE_BYTES))
                 known = {*sequence.files, *tables.values()}
-                for each in unread_files(folder, _taker(folder, known, hidden)):
-                    files[each.pattern] += each.count
-                    reasons.setdefault(each.pattern, each.reason)
-        outside = unread_files(
+                unread += unread_paths(folder, _taker(folder, known, hidden))
+        unread += unread_paths(
             self.path,
             lambda path: path.parent in folders or self.is_beside(path),
-            goes_down=lambda names: not self.is_sequence({*names}),
+            lambda names: not self.is_sequence({*names}),
         )
-        for each in outside:
-            files[each.pattern] += each.count
-            reasons.setdefault(each.pattern, each.reason)
         total = counted(len(folders), "sequence")
         left_out = [LeftOut(name, count, "no reader", "rows") for name, count in rows.items()]
-        largest = sorted(files.items(), key=lambda item: (-item[1], item[0]))
-        left_out += [LeftOut(name, count, reasons[name]) for name, count in largest]
+        left_out += group_names(unread, self.path, NO_READER)
         left_out += [
             not_selected(f"feature {name}", count, "sequences")
             for name, count in unselected.items()
