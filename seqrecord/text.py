@@ -178,6 +178,7 @@ def _parts(value: object, limit: int) -> Iterator[str]:
 
 def _step_text(config: Mapping[str, Any]) -> str:
     hidden = ("id", "width", "shuffle", "blocksize")  # minor parameters
-    values = [str(value) for key, value in config.items() if key not in hidden]
+    shown = {key: value for key, value in config.items() if key not in hidden}
+    values = [key if isinstance(value, Mapping) else str(value) for key, value in shown.items()]
     name = config["id"].removeprefix("seqrecord.")
     return f"{name}({', '.join(values)})" if values else name

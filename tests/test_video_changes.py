@@ -20,7 +20,7 @@ import av
 
 import seqrecord
 from seqrecord import open_source
-from seqrecord.errors import SourceError
+from seqrecord.errors import SchemaError, SourceError
 from tests.command_line import fail, run
 from tests.video_file_data import (
     decoded,
@@ -280,6 +280,29 @@ def test_changed_pixels_are_in_the_inventory(
     assert ("10 bits rounded to 8" in shown) == ("10" in pixels)
     with seqrecord.open(tmp_path / "kept") as dataset:
         np.testing.assert_array_equal(dataset.episodes["a"][:]["image"], want)
+
+
+def test_depth_in_a_video(tmp_path: Path) -> None:
+    """Of grey above 8 bits; colours are a rendering of depth."""
+    (tmp_path / "cameras/run").mkdir(parents=True)
+    for name, pixels in (("depth", "gray16le"), ("left_depth", "yuv420p")):
+        write_native(tmp_path / f"cameras/run/{name}.mkv", "ffv1", pixels)
+    source = open_source(tmp_path / "cameras", by_folder=True)
+    assert [(spec.kind, spec.unit) for spec in source.schema().values()][:2] == [
+        *(("depth", None), ("image", None))
+    ]
+    for number, units in enumerate((None, {"depth": "mm"})):
+        place = tmp_path / f"{number}"
+        report = seqrecord.convert(source, place, workers=1, units=units)
+        notes = [note for note in report.inventory.notes if "without a unit" in note]
+        assert notes == [
+            "feature depth: uint16 depth without a unit in the files; --unit depth=mm"
+        ] * (units is None)
+        with seqrecord.open(place) as dataset:
+            assert dataset.features["depth"].unit == (units and units["depth"])
+    options: dict[str, Any] = {"kinds": {"left_depth": "depth"}, "units": {"left_depth": "mm"}}
+    with pytest.raises(SchemaError, match="no depth in a unit"):
+        seqrecord.convert(source, tmp_path / "c", workers=1, **options)
 
 
 def test_deep_colour_is_uint16_on_request(tmp_path: Path) -> None:

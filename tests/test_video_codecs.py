@@ -247,6 +247,9 @@ REFUSED: list[tuple[str, str, tuple[int | None, ...], str]] = [
 ]
 
 
+SCALE = {"depth_min": 0.5, "depth_max": 8.0, "shift": 0.0, "use_log": True}
+
+
 def test_configurations_that_are_refused() -> None:
     for name, dtype, shape, message in REFUSED:
         with pytest.raises(ValueError, match=message):
@@ -261,11 +264,16 @@ def test_configurations_that_are_refused() -> None:
         "range": ["tv"],
         "gop": [None],
         "threads": [4],
+        "depth": [SCALE],  # of colour
     }
     configs: list[Any] = [{"id": "video"}, {"id": "video", "codec": "h264"}, {"id": "other"}]
     configs += [{**good, key: value} for key, values in wrong.items() for value in values]
+    deep = {"id": "video", "codec": "hevc", "pixel_format": "gray12le"}
+    assert VideoConfig.from_json({**deep, "depth": SCALE}).to_json() == {**deep, "depth": SCALE}
+    for depth in (4, {}, {**SCALE, "more": 1}, {**SCALE, "depth_max": 0}, {**SCALE, "use_log": 1}):
+        configs.append({**deep, "depth": depth})
     for config in configs:
-        with pytest.raises(ValueError, match=r"video|codec|pixel|colour|takes"):
+        with pytest.raises(ValueError, match=r"video|codec|pixel|colour|takes|depth|use_log"):
             VideoConfig.from_json(config)
 
 

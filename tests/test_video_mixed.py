@@ -19,10 +19,15 @@ import pytest
 import seqrecord
 from seqrecord import open_source
 from seqrecord.codecs.video.config import VideoConfig
-from seqrecord.errors import FormatError, FrameError, SourceError
+from seqrecord.codecs.video.decoding import decode_gop
+from seqrecord.codecs.video.encoding import encode_gop
+from seqrecord.codecs.video.gops import DecodedFrame, Gop
+from seqrecord.errors import FormatError, FrameError, SchemaError, SourceError
 from seqrecord.export import to_lerobot
 from seqrecord.format.references import parse_reference
 from seqrecord.format.video_pages import parse_video_page
+from seqrecord.schema import FeatureSpec
+from seqrecord.sources import EpisodeInfo
 from tests.command_line import run
 from tests.lerobot_video_data import CAMERAS, with_video
 from tests.test_device_video import MOST, NEEDS_TORCHCODEC
@@ -231,3 +236,62 @@ def test_another_dtype_is_refused() -> None:
     page = own_page(json.dumps(deep.to_json()).encode())
     with pytest.raises(FormatError, match="another dtype"):
         codec("h264").reader(memoryview(page), 4)
+
+
+class Alternating:
+    """An episode whose packets can be kept in part: each list is the frames between two cuts."""
+
+    def __init__(self, groups: list[npt.NDArray[np.uint8]]) -> None:
+        self.groups = groups
+
+    def schema(self) -> seqrecord.Schema:
+        config = VideoConfig("h264", "yuv444p")
+        spec = FeatureSpec("image", config.dtype, config.shape(48, 64), (config.to_json(),))
+        return seqrecord.Schema([spec])
+
+    def episodes(self) -> list[EpisodeInfo]:
+        return [EpisodeInfo("e", 40)]
+
+    def frames(self, info: EpisodeInfo) -> Any:
+        return ({} for _ in range(info.num_frames))
+
+    def videos(self, _: EpisodeInfo) -> Any:
+        config = VideoConfig("h264", "yuv444p")
+        parts: list[Gop | DecodedFrame] = []
+        for number, images in enumerate(self.groups):
+            if number % 2:
+                parts += [DecodedFrame(image, "h264 yuv444p", "a test") for image in images]
+            else:
+                parts.append(encode_gop(config, images))
+        return {"image": parts}
+
+
+@pytest.mark.parametrize(
+    ("stored", "most"), [("h264:pixel_format=yuv444p,gop=3", 3), ("ffv1", 0), ("balanced", 0)]
+)
+def test_kept_packets_and_encoded_frames_in_an_episode(
+    tmp_path: Path, stored: str, most: float
+) -> None:
+    groups = np.split(pictures(40), (4, 11, 18, 19, 20))
+    source = Alternating(groups)
+    report = seqrecord.convert(source, tmp_path / "out", workers=1, codecs={"image": stored})
+    lost = [each.count for each in report.inventory.left_out_data]
+    assert lost == ([sum(map(len, groups[1::2]))] if most else [])
+    with seqrecord.open(tmp_path / "out") as dataset:
+        found = np.split(dataset.episodes["e"][:]["image"], (4, 11, 18, 19, 20))
+        [again] = seqrecord.open(tmp_path / "out").episodes.values()
+        np.testing.assert_array_equal(again[17:21]["image"], np.concatenate(found)[17:21])
+    config = VideoConfig("h264", "yuv444p")
+    for number, (images, got) in enumerate(zip(groups, found, strict=True)):
+        if number % 2:
+            assert np.abs(got.astype(int) - images).mean() <= most
+        else:
+            kept = decode_gop(config, 48, 64, encode_gop(config, images))
+            np.testing.assert_array_equal(got, kept)
+    for lossy in ("av1", "jpeg"):
+        with pytest.raises(SchemaError, match="to a lossy one"):
+            seqrecord.convert(source, tmp_path / "no", workers=1, codecs={"image": lossy})
+    for wrong, difference in ((groups[:-1], "20 frames missing"), ([*groups, *groups], "too many")):
+        source.groups = wrong
+        with pytest.raises(SourceError, match=f"different numbers of frames.*{difference}"):
+            seqrecord.convert(source, tmp_path / "no", workers=1, codecs={"image": stored})

@@ -229,7 +229,7 @@ def write(
 @source_option
 @meanings
 @skip_bad_episodes
-@click.option("--strict", is_flag=True, help="Fail if the inventory lists data not indexed.")
+@click.option("--strict", is_flag=True, help="Fail for data not indexed, or video of another size.")
 @click.option("--quiet", is_flag=True, help="Print errors only.")
 @common
 def index(

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -234,7 +234,10 @@ def _write_frames(
     videos = getattr(job.source, "videos", None)
     kept = videos(info) if videos is not None else {}
     known = job.source.schema() if kept else {}
-    found = {name: SourceVideo(known[name], job.schema[name], strict=job.strict) for name in kept}
+    found = {
+        name: SourceVideo(known[name], job.schema[name], info.num_frames, strict=job.strict)
+        for name in kept
+    }
     decoded = {
         name: found[name].frames(parts)
         for name, parts in kept.items()
@@ -267,9 +270,8 @@ def _write_frames(
             expected=max(info.num_frames, 1),
             got=f"{count} or more" if count > info.num_frames else count,
         )
-    for name, frames in decoded.items():
-        if next(frames, None) is not None:
-            raise SourceError("the video has more frames than the episode", feature=name)
+    for frames in decoded.values():
+        deque(frames, 0)  # compares the number of frames
     timestamps = getattr(job.source, "timestamps", None)
     if info.fps is not None and timestamps is not None and clock_of(job.schema) is None:
         files.check_times(timestamps(info))
@@ -281,10 +283,7 @@ def _write_frames(
 def _with_frames(block: Block, decoded: Mapping[str, Iterator[Any]]) -> Iterator[Block]:
     """Yield the frames of a block, each with the next frame of these videos."""
     for frame in block.frames():
-        pixels: dict[str, Any] = {name: next(each, None) for name, each in decoded.items()}
-        for name in (name for name, each in pixels.items() if each is None):
-            raise SourceError("the video has fewer frames than the episode", feature=name)
-        yield Block.of({**frame, **pixels})
+        yield Block.of({**frame, **{name: next(each) for name, each in decoded.items()}})
 
 
 @contextlib.contextmanager

@@ -33,13 +33,16 @@ class Change(NamedTuple):
 
 
 class SourceVideo:
-    """The video of one feature and episode.
+    """The video of one feature and episode, with `num_frames` frames.
 
     `spec` is the source's feature, `stored` the dataset's. `changes` counts frames. With `strict`,
-    a lossy change raises `SourceError`.
+    a lossy change raises `SourceError`, and so does another number of frames.
     """
 
-    def __init__(self, spec: FeatureSpec, stored: FeatureSpec, *, strict: bool) -> None:
+    def __init__(
+        self, spec: FeatureSpec, stored: FeatureSpec, num_frames: int, *, strict: bool
+    ) -> None:
+        self._left = num_frames
         self.changes: Counter[Change] = Counter()
         self.codecs: set[tuple[str, str]] = set()  # that are not the feature's
         self._spec, self._stored, self._strict = spec, stored, strict
@@ -48,22 +51,21 @@ class SourceVideo:
 
     def parts(self, parts: Iterable[Part]) -> Iterator[Part]:
         """Yield what a video feature stores; packets keep their own configuration."""
-        for part in parts:
+        for part in self._counted(parts):
             if isinstance(part, DecodedFrame):
-                self._count(part)
                 yield part
                 continue
             config = part.config or self._config
             if config is not None and config.decoding != self._known:
                 self.codecs.add((self._spec.name, f"{config.codec} {config.pixel_format}"))
-            yield replace(part, config=config)
+                part = replace(part, config=config)
+            yield part
 
     def frames(self, parts: Iterable[Part]) -> Iterator[npt.NDArray[Any]]:
         """Yield decoded frames, for a feature that is not stored as video."""
         depth = None if self._config is None else self._config.depth
-        for part in parts:
+        for part in self._counted(parts):
             if isinstance(part, DecodedFrame):
-                self._count(part)
                 yield part.pixels if depth is None else depth.decode(part.pixels)
                 continue
             config = part.config or self._config
@@ -75,6 +77,19 @@ class SourceVideo:
                 out = np.empty(config.shape(height, width), config.dtype)
                 gop.read_into(out)
                 yield out
+
+    def _counted(self, parts: Iterable[Part]) -> Iterator[Part]:
+        for part in parts:
+            self._left -= int(np.sum(part.num_frames))
+            if isinstance(part, DecodedFrame):
+                self._count(part)
+            yield part
+        if self._left:  # after errors of the source
+            raise SourceError(
+                "video and episode have different numbers of frames",
+                feature=self._spec.name,
+                got=f"{abs(self._left)} frames {'too many' if self._left < 0 else 'missing'}",
+            )
 
     def _count(self, frame: DecodedFrame) -> None:
         change = Change(self._spec.name, frame.codec, frame.reason, frame.rounded)

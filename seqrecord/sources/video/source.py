@@ -134,7 +134,12 @@ class VideoSource(Originals):
             for name in sorted(cameras - {*self.schema()})
         ]
         count = counted(sum(endings.values()), "file")
-        return Account(f"{count} {names}", places, tuple(left_out))
+        notes = (
+            f"feature {name}: {spec.dtype.name} depth without a unit in the files; --unit {name}=mm"
+            for name, spec in self.schema().items()
+            if spec.kind == "depth" and spec.unit is None
+        )
+        return Account(f"{count} {names}", places, tuple(left_out), tuple(notes))
 
     def referring(self) -> VideoSource:
         """Return a copy of the source that references packets instead of copying them."""

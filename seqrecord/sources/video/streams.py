@@ -140,7 +140,9 @@ def video_spec(
     dtype, codecs = config.dtype, [config.to_json()]
     if is_deep and bits > _BYTE and not config.is_grey:
         dtype, codecs = np.dtype(np.uint16), []
-    kind = pixel_kind(name, dtype, shape) or (None if config.is_grey else "image")
+    kind = pixel_kind(name, dtype, shape)
+    if not config.is_grey and kind in (None, "depth", "disparity", "flow"):  # at most a rendering
+        kind = "image"
     return feature_spec(name, dtype, shape, file.path, codec=tuple(codecs), kind=kind)
 
 
