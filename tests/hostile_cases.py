@@ -617,6 +617,7 @@ _MANIFEST = [
     Case("edits path", _manifest_with(edits=[_small("x.json")]), "path"),
     Case("two chunk tables", _manifest(lambda v: _double(v["index"], "chunks")), "bad chunks"),
     Case("removed path", _manifest_with(removed=["a"]), "removed"),
+    Case("command", _manifest_with(command="\x1b[2J"), "command"),
     Case("commit", _manifest_with(commit="A" * 32), "bad commit"),
     Case("101 earlier commits", _manifest_with(earlier_commits=_COMMITS), "earlier_commits"),
     Case("a commit twice", _manifest(lambda v: v.update(earlier_commits=[v["commit"]])), "commit"),

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 
 import seqrecord
 from seqrecord import convert
-from seqrecord.edit import clean
+from seqrecord.edit import clean, delete_episodes, rewrite_files
 from seqrecord.errors import DestinationError, NotFoundError, SchemaError, SourceError
 from seqrecord.sources import EpisodeInfo
 from seqrecord.types import Progress
@@ -75,6 +76,37 @@ def test_the_dataset_does_not_depend_on_the_workers(
     assert frames == sorted(frames)
     assert seen[-1] == Progress(54, 54, 54 * MadeSource().schema().frame_nbytes)
     assert len(seen) < 54
+
+
+class _Repeats(ThreadPoolExecutor):
+    """Keeps its tasks."""
+
+    def submit(self, fn: Any, /, *args: Any, **options: Any) -> Any:
+        self.task = partial(fn, *args, **options)
+        return super().submit(fn, *args, **options)
+
+
+def test_a_late_duplicate_of_a_job_is_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A cluster runs a job again, after the conversion's commit and later edits."""
+    with _Repeats(1) as executor:
+        convert(MadeSource(), tmp_path, executor=executor, **SMALL)
+        [*deleted, last] = seqrecord.open(tmp_path).episodes
+        delete_episodes(tmp_path, deleted)
+        rewrite_files(tmp_path, min_unused=0.01)
+        clean(tmp_path, older_than=-1)
+        there = {*tmp_path.glob("records/*.seqrec")}
+        executor.task()
+    late = {*tmp_path.glob("records/*.seqrec")} - there
+    with seqrecord.SeqRecordWriter(tmp_path, mode="resume") as writer:
+        assert writer.completed_episodes == {last}
+    manifest = seqrecord.reindex(tmp_path)
+    assert manifest.num_episodes == 1
+    assert f"ignored {len(late)} record file" in caplog.text
+    assert all(file.name in caplog.text for file in late)
+    clean(tmp_path, older_than=-1)
+    assert {*tmp_path.glob("records/*.seqrec")} == there
 
 
 def executor_of(kind: str) -> Executor:

@@ -132,7 +132,8 @@ def test_a_late_request_is_applied(
     if raises is None:
         assert isinstance(found.value, CommitUnknownError)
         assert not isinstance(found.value, ConflictError)
-        assert "seqrecord info --json" in found.value.message
+        assert "seqrecord info --versions" in found.value.message
+        assert "--if-version" in found.value.message
     storage.land()
     check_valid(path)
     assert is_applied(path, name)

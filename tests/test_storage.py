@@ -215,17 +215,17 @@ def test_a_name_is_written_by_one_upload(tmp_path: Path) -> None:
 
 
 def test_notes_left_by_a_kill_after_the_rename_are_deleted(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    put(storage, PATH, DATA)
-    (tmp_path / f"{PATH}.notes").write_text('{"size": 1, "note": ""}\n')
+    storage, path = LocalStorage(tmp_path), f"records/00000-{'ab' * 16}.seqrec"
+    put(storage, path, DATA)
+    (tmp_path / f"{path}.notes").write_text('{"size": 1, "note": ""}\n')
     cut = storage.create("records/cut")
     cut.checkpoint(b"note")
     assert [each.path for each in storage.unfinished("records")] == ["records/cut"]
-    assert (tmp_path / f"{PATH}.notes").exists()  # reading changes nothing
+    assert (tmp_path / f"{path}.notes").exists()  # reading changes nothing
     storage.put("manifest.json", b"{}", expected=None)
-    expected = ["cut.notes", "cut.partial", Path(PATH).name]
+    expected = ["cut.notes", "cut.partial", Path(path).name]
     assert sorted(path.name for path in (tmp_path / "records").iterdir()) == sorted(expected)
-    assert get(storage, PATH) == DATA
+    assert get(storage, path) == DATA
     cut.abort()
     (tmp_path / "records/a.notes").mkdir(parents=True)  # a failed clean-up fails no put
     storage.put("other.json", b"{}", expected=None)

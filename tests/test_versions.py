@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +15,22 @@ import pytest
 import seqrecord
 from seqrecord import SeqRecordWriter
 from seqrecord.edit import (
+    add_feature,
     clean,
     delete_episodes,
+    describe_features,
+    drop_features,
+    keep_episodes,
     list_versions,
     rename_episodes,
+    rename_features,
+    restore_version,
     rewrite_files,
     set_metadata,
+    set_text,
+    split_dataset,
     split_episodes,
+    trim_episodes,
 )
 from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError
 from seqrecord.storage import LocalStorage
@@ -74,6 +86,92 @@ def test_each_version_opens_unchanged(path: Path) -> None:
     assert len(times) == 5
     assert times == sorted(times, reverse=True)
     assert seqrecord.verify(path).ok
+
+
+def test_an_earlier_version_is_restored(path: Path) -> None:
+    """As a new version; what came later is not brought back by a resume or a reindex."""
+    seqrecord.add_statistics(path)
+    first, before = version_of(path), content(path)
+    trim_episodes(path, "a", slice(1, None))
+    restore_version(path, first)
+    assert list(seqrecord.open(path).statistics) == ["x"]
+    trim_episodes(path, "a", slice(1, None))
+    add_feature(path, "y", lambda episode: np.arange(len(episode)))
+    with SeqRecordWriter(path, mode="append") as writer, writer.episode("d") as episode:
+        episode.append({"x": np.zeros(500, np.float32), "y": np.int64(3)})
+    last, after = version_of(path), content(path)
+    assert last in run("edit", "restore", path, first, "--if-version", first, code=1).stderr
+    restore_version(path, first, dry_run=True)
+    assert version_of(path) == last
+    assert "restored" in run("edit", "restore", path, first, "--if-version", last).output
+    with seqrecord.open(path) as dataset:
+        assert list(dataset.features) == ["x"]
+    [now, was, *_] = list_versions(path)
+    assert (now.base, now.command) == (last, f"restore_version(version='{first}')")
+    assert (was.id, was.command) == (last, "")
+    for _ in range(2):
+        assert content(path) == before
+        assert seqrecord.verify(path).ok
+        with SeqRecordWriter(path, mode="resume") as writer:
+            assert writer.completed_episodes == set("abc")
+        seqrecord.reindex(path)
+    restore_version(path, last)
+    assert content(path) == after
+    assert seqrecord.verify(path).ok
+    delete_episodes(path, "a")
+    rewrite_files(path, min_unused=0.01)
+    clean(path, older_than=-1)
+    with pytest.raises(NotFoundError, match="keep-versions"):
+        restore_version(path, last)
+    with pytest.raises(NotFoundError, match="unknown version"):
+        restore_version(path, "0" * 32)
+    assert content(path).keys() == set("bcd")
+
+
+def test_each_edit_is_recorded_and_checks_its_version(path: Path) -> None:
+    at: dict[str, Any] = {"if_version": version_of(path)}
+    edits: list[tuple[str, Callable[..., object]]] = [
+        ("rename_episodes(keys={'a': 'A'})", partial(rename_episodes, path, {"a": "A"})),
+        (
+            "set_metadata(episodes='A', entries={'n': 1})",
+            partial(set_metadata, path, "A", {"n": 1}),
+        ),
+        ("split_episodes(episodes='A', split='v')", partial(split_episodes, path, "A", "v")),
+        ("split_dataset(shares={'w': 1.0})", partial(split_dataset, path, {"w": 1.0})),
+        ("add_feature(name='y', codec='raw')", partial(add_feature, path, "y", texts, codec="raw")),
+        ("set_text(episodes=None, name='y', text='b')", partial(set_text, path, None, "y", "b")),
+        ("describe_features(units={'x': 'm'})", partial(describe_features, path, units={"x": "m"})),
+        ("rename_features(names={'y': 'z'})", partial(rename_features, path, {"y": "z"})),
+        ("drop_features(names=['z'])", partial(drop_features, path, ["z"])),
+        ("keep_episodes(episodes='[Ab]')", partial(keep_episodes, path, "[Ab]")),
+        ("delete_episodes(episodes=['b'])", partial(delete_episodes, path, ["b"])),
+        (
+            "trim_episodes(episodes=None, frames=slice(1, -1, None))",
+            partial(trim_episodes, path, None, slice(1, -1)),
+        ),
+    ]
+    base = command = ""
+    for number, (command, edit) in enumerate(edits):
+        if number:
+            with pytest.raises(ConflictError, match="another version") as caught:
+                edit(**at)
+            assert (caught.value.expected, caught.value.got) == (at["if_version"], version_of(path))
+        at["if_version"] = base = version_of(path)
+        assert edit(**at, storage_options={})
+        newest = list_versions(path)[0]
+        assert (newest.command, newest.base) == (command, base)
+    text = run("info", path, "--versions").output
+    assert f"    {edits[-1][0]}, of {base}" in text.splitlines()
+    assert json.loads(run("info", path, "--versions", "--json").output)[0]["command"] == command
+    rewrite_files(path, min_unused=0.01)
+    assert list_versions(path)[0].command == "rewrite_files(min_unused=0.01)"
+    with SeqRecordWriter(path, mode="append") as writer, writer.episode("d") as episode:
+        episode.append({"x": np.zeros(500, np.float32)})
+    assert list_versions(path)[0].command == ""
+
+
+def texts(episode: Any) -> Any:
+    return ["a"] * len(episode)
 
 
 def test_versions_with_other_splits(path: Path) -> None:
@@ -161,8 +259,9 @@ def test_on_the_command_line(path: Path) -> None:
     assert [row["id"] for row in rows] == [version_of(path), before]
     assert rows[0]["until"] is None
     text = run("info", path, "--versions").output.splitlines()
-    assert [line.split()[0] for line in text] == [version_of(path), before]
-    assert "3 episodes" in text[1]
+    assert [line.split()[0] for line in text[::2]] == [version_of(path), before]
+    assert text[1] == f"    delete_episodes(episodes='a'), of {before}"
+    assert "3 episodes" in text[2]
     run("clean", path, "--older-than", "0s", "--keep-versions", "1")
     assert len(content(path, before)) == 3
     run("info", path, "a", "--versions", code=2)

@@ -21,6 +21,7 @@ from seqrecord.edit import (
     merge_datasets,
     rename_episodes,
     rename_features,
+    restore_version,
     set_metadata,
     set_text,
     split_episodes,
@@ -48,6 +49,9 @@ _EPISODES = click.argument(
     "episodes", metavar="KEY…|GLOB", nargs=-1, required=True, callback=_filter
 )
 _DRY_RUN = click.option("--dry-run", is_flag=True, help="Print the changes without making them.")
+_IF_VERSION = click.option(
+    "--if-version", metavar="ID", help="Fail if the dataset is not at this version."
+)
 
 
 @click.group(cls=Group)
@@ -62,6 +66,7 @@ def edit() -> None:
 @edit.command()
 @_PATH
 @_EPISODES
+@_IF_VERSION
 @_DRY_RUN
 @common
 def delete(path: str, episodes: EpisodeFilter, **options: Any) -> None:
@@ -76,6 +81,7 @@ def delete(path: str, episodes: EpisodeFilter, **options: Any) -> None:
 @edit.command()
 @_PATH
 @_EPISODES
+@_IF_VERSION
 @_DRY_RUN
 @common
 def keep(path: str, episodes: EpisodeFilter, **options: Any) -> None:
@@ -94,6 +100,7 @@ def keep(path: str, episodes: EpisodeFilter, **options: Any) -> None:
     multiple=True,
     help="Rename a feature instead of episodes (repeatable).",
 )
+@_IF_VERSION
 @_DRY_RUN
 @common
 def rename(
@@ -130,6 +137,7 @@ def _frames(_ctx: click.Context, _param: click.Parameter, text: str) -> slice:
     callback=_frames,
     help="Frames that remain, as in a Python slice: 30:-10 removes the first 30 and the last 10.",
 )
+@_IF_VERSION
 @_DRY_RUN
 @common
 def trim(path: str, episodes: EpisodeFilter, frames: slice, **options: Any) -> None:
@@ -151,6 +159,7 @@ def trim(path: str, episodes: EpisodeFilter, frames: slice, **options: Any) -> N
 @click.option(
     "--text", metavar="NAME=TEXT", help="Set a text feature, such as task, to TEXT in all frames."
 )
+@_IF_VERSION
 @_DRY_RUN
 @common
 def set_entries(
@@ -186,6 +195,7 @@ def set_entries(
 @_PATH
 @_EPISODES
 @click.option("--name", help="Name of the split. [none: remove from the split]")
+@_IF_VERSION
 @_DRY_RUN
 @common
 def put_in_split(path: str, episodes: EpisodeFilter, name: str | None, **options: Any) -> None:
@@ -260,6 +270,7 @@ def merge(
 @click.option("--kind", help="Kind of the feature, such as depth or mask.")
 @click.option("--unit", help="Unit of the feature, such as m.")
 @click.option("--overwrite", is_flag=True, help="Replace the feature of this name.")
+@_IF_VERSION
 @_DRY_RUN
 @common
 def add(
@@ -294,6 +305,7 @@ def add(
 @edit.command()
 @_PATH
 @meanings
+@_IF_VERSION
 @_DRY_RUN
 @common
 def describe(path: str, kinds: tuple[str, ...], units: tuple[str, ...], **options: Any) -> None:
@@ -319,6 +331,7 @@ def describe(path: str, kinds: tuple[str, ...], units: tuple[str, ...], **option
 @edit.command()
 @_PATH
 @click.argument("names", metavar="NAME…", nargs=-1, required=True)
+@_IF_VERSION
 @_DRY_RUN
 @common
 def drop(path: str, names: tuple[str, ...], **options: Any) -> None:
@@ -327,6 +340,21 @@ def drop(path: str, names: tuple[str, ...], **options: Any) -> None:
     `seqrecord clean` reclaims the space.
     """
     _print_done(path, ", ".join(drop_features(path, names, **options)), "dropped", options)
+
+
+@edit.command()
+@_PATH
+@click.argument("version")
+@_IF_VERSION
+@_DRY_RUN
+@common
+def restore(path: str, version: str, **options: Any) -> None:
+    """Restore an earlier version.
+
+    `seqrecord info PATH --versions` lists them. The result is a new version.
+    """
+    restore_version(path, version, **options)
+    _print_done(path, f"version {version}", "restored", options)
 
 
 def _names_of(path: str) -> tuple[str, str]:

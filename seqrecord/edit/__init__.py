@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from seqrecord.edit.features import values_of_files as values_of_files
     from seqrecord.edit.merging import MergeReport as MergeReport
     from seqrecord.edit.merging import merge_datasets as merge_datasets
+    from seqrecord.edit.restoring import restore_version as restore_version
     from seqrecord.reading.versions import list_versions as list_versions
 
 if not TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from seqrecord.errors import FormatError
+from seqrecord.errors import ConflictError, FormatError
 from seqrecord.format.edits import Delete, Edit, Trim
 from seqrecord.format.footer import Footer
 from seqrecord.format.index import Index
@@ -24,7 +24,7 @@ from seqrecord.writing.committing import Base, read_consistent
 from seqrecord.writing.edit_files import put_edits
 from seqrecord.writing.own_files import SmallFiles, own_sizes
 
-_REFUSED = "another writer committed meanwhile; nothing was committed: try again"
+REFUSED = "another writer committed meanwhile; nothing was committed: try again"
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class EditedDataset:
             are_trimmed = any(isinstance(edit, Trim) for edit in edits)
             if is_same and not are_trimmed and version.index.schema == manifest.schema:
                 version = replace(version, statistics=manifest.statistics)
-            done = put_version(own, self.base, version, statistics, refused=_REFUSED)
+            done = put_version(own, self.base, version, statistics, refused=REFUSED)
         return done, list(sizes)
 
     def find(self, episodes: EpisodeFilter) -> list[int]:
@@ -107,9 +107,10 @@ def edit_dataset(
     make: Callable[[EditedDataset], Change],
     dry_run: bool,
     storage_options: Mapping[str, Any] | None,
+    if_version: str | None,
 ) -> list[str]:
     """Commit the change that `make` returns; returns the keys of the changed episodes."""
-    with open_for_edit(location, storage_options) as dataset:
+    with open_for_edit(location, storage_options, if_version) as dataset:
         chosen, edits = make(dataset)
         if chosen and not dry_run:
             dataset.commit(edits)
@@ -129,8 +130,24 @@ def read_existing(storage: Storage) -> EditedDataset:
 
 @contextmanager
 def open_for_edit(
-    location: str | PathLike[str], storage_options: Mapping[str, Any] | None
+    location: str | PathLike[str],
+    storage_options: Mapping[str, Any] | None,
+    if_version: str | None,
 ) -> Iterator[EditedDataset]:
     """Open the dataset at a location; its storage is closed with the block."""
     with closing(open_storage(location, storage_options)) as storage:
-        yield read_existing(storage)
+        dataset = read_existing(storage)
+        check_version(storage, dataset.manifest, if_version)
+        yield dataset
+
+
+def check_version(storage: Storage, manifest: Manifest, if_version: str | None) -> None:
+    """Raise `ConflictError` if the dataset is not at version `if_version`; `None` is any."""
+    if if_version not in (None, manifest.commit):
+        raise ConflictError(
+            "dataset has another version; nothing was changed. `seqrecord info --versions` shows "
+            "the edits since",
+            file=storage.url,
+            expected=if_version,
+            got=manifest.commit,
+        )

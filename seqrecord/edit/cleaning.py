@@ -44,7 +44,7 @@ from seqrecord.storage.ranges import ByteRange
 from seqrecord.text import counted
 from seqrecord.units import parse_size
 from seqrecord.writing.chunking import StoredChunk, page_ranges, stored_chunk
-from seqrecord.writing.committing import Base, commit, read_dataset
+from seqrecord.writing.committing import Base, commit, read_dataset, recorded
 from seqrecord.writing.edit_files import batched
 from seqrecord.writing.own_files import (
     RetiredFiles,
@@ -92,6 +92,7 @@ class _Plan:
     live: int
 
 
+@recorded
 def rewrite_files(
     location: str | PathLike[str],
     *,
@@ -283,6 +284,7 @@ def _read(
         return read()
 
 
+@recorded
 def clean(
     location: str | PathLike[str],
     *,

@@ -31,14 +31,17 @@ from seqrecord.reading.metadata import read_edits, read_footer, record_sizes
 from seqrecord.storage import Storage
 from seqrecord.text import counted, repr_of
 from seqrecord.units import check_seed
+from seqrecord.writing.committing import recorded
 from seqrecord.writing.edit_files import check_split_name, split_edits
 
 
+@recorded
 def delete_episodes(
     location: str | PathLike[str],
     episodes: EpisodeFilter,
     *,
     dry_run: bool = False,
+    if_version: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Delete episodes; returns their keys.
@@ -52,10 +55,13 @@ def delete_episodes(
         location: local path or URL of the dataset.
         episodes: keys, a glob, or a function of an episode.
         dry_run: change nothing.
+        if_version: change only this version of the dataset, its id; so an edit that is repeated
+            after a `CommitUnknownError` is not applied twice. Every edit has this argument.
         storage_options: for the filesystem that serves a URL.
 
     Raises `ClipError` if nothing is selected or nothing would remain, `NotFoundError` if there is
-    no dataset, and `ConflictError` if another writer commits meanwhile.
+    no dataset, and `ConflictError` if another writer commits meanwhile, or for another version than
+    `if_version`.
 
     Example:
         from seqrecord import edit
@@ -63,14 +69,18 @@ def delete_episodes(
         edit.delete_episodes("records/", ["demo/000", "demo/001"])
     """
 
-    return edit_dataset(location, partial(_deleted, episodes, False), dry_run, storage_options)
+    return edit_dataset(
+        location, partial(_deleted, episodes, False), dry_run, storage_options, if_version
+    )
 
 
+@recorded
 def keep_episodes(
     location: str | PathLike[str],
     episodes: EpisodeFilter,
     *,
     dry_run: bool = False,
+    if_version: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Delete all other episodes, see `delete_episodes`; returns the keys of deleted episodes.
@@ -80,14 +90,18 @@ def keep_episodes(
 
         edit.keep_episodes("records/", lambda episode: episode.num_frames >= 10)
     """
-    return edit_dataset(location, partial(_deleted, episodes, True), dry_run, storage_options)
+    return edit_dataset(
+        location, partial(_deleted, episodes, True), dry_run, storage_options, if_version
+    )
 
 
+@recorded
 def rename_episodes(
     location: str | PathLike[str],
     keys: Mapping[str, str],
     *,
     dry_run: bool = False,
+    if_version: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Rename episodes, `{old key: new key}`; returns the old keys.
@@ -122,7 +136,7 @@ def rename_episodes(
             )
         return [*new], renaming(dataset, new)
 
-    return edit_dataset(location, make, dry_run, storage_options)
+    return edit_dataset(location, make, dry_run, storage_options, if_version)
 
 
 def renaming(dataset: EditedDataset, keys: Mapping[int, str]) -> list[Edit]:
@@ -131,12 +145,14 @@ def renaming(dataset: EditedDataset, keys: Mapping[int, str]) -> list[Edit]:
     return [Delete(_copies(dataset, keys)), renamed]
 
 
+@recorded
 def set_metadata(
     location: str | PathLike[str],
     episodes: EpisodeFilter,
     entries: Mapping[str, Any],
     *,
     dry_run: bool = False,
+    if_version: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Change entries of episodes' metadata, `None` removes one; returns the changed episodes' keys.
@@ -170,15 +186,17 @@ def set_metadata(
                 texts[i] = text
         return [*texts], [Relabel({index.uid(i): text for i, text in texts.items()})]
 
-    return edit_dataset(location, make, dry_run, storage_options)
+    return edit_dataset(location, make, dry_run, storage_options, if_version)
 
 
+@recorded
 def trim_episodes(
     location: str | PathLike[str],
     episodes: EpisodeFilter,
     frames: slice,
     *,
     dry_run: bool = False,
+    if_version: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Cut frames off the start and the end of episodes; returns the changed episodes' keys.
@@ -218,7 +236,7 @@ def trim_episodes(
                 trimmed[i] = uid, (before + left.start, before + left.stop)
         return [*trimmed], [Trim(dict(trimmed.values()))]
 
-    return edit_dataset(location, make, dry_run, storage_options)
+    return edit_dataset(location, make, dry_run, storage_options, if_version)
 
 
 def _deleted(episodes: EpisodeFilter, but_these: bool, dataset: EditedDataset) -> Change:
@@ -260,6 +278,7 @@ def _unnamed(storage: Storage, named: Collection[str]) -> dict[str, Footer]:
     return found
 
 
+@recorded
 def split_dataset(
     location: str | PathLike[str],
     shares: Mapping[str, float],
@@ -267,6 +286,7 @@ def split_dataset(
     by: str = "episode",
     seed: int = 0,
     reassign: bool = False,
+    if_version: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, int]:
     """Assign episodes to named splits by their shares; returns the number of episodes per split.
@@ -302,7 +322,7 @@ def split_dataset(
             got=repr_of(entry),
         )
     seed = check_seed(seed)
-    with open_for_edit(location, storage_options) as dataset:
+    with open_for_edit(location, storage_options, if_version) as dataset:
         index, url = dataset.index, dataset.storage.url
         names = _split_names(dataset, shares)
         numbers = [names.index(name) for name in shares]
@@ -323,12 +343,14 @@ def split_dataset(
         return counts
 
 
+@recorded
 def split_episodes(
     location: str | PathLike[str],
     episodes: EpisodeFilter,
     split: str | None,
     *,
     dry_run: bool = False,
+    if_version: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Put episodes into this split, or for `None` into none; returns the changed episodes' keys.
@@ -351,7 +373,7 @@ def split_episodes(
         chosen = [i for i in found if dataset.index.split[i] != number]
         return chosen, [Split(split, tuple(dataset.index.uid(i) for i in chosen))]
 
-    return edit_dataset(location, make, dry_run, storage_options)
+    return edit_dataset(location, make, dry_run, storage_options, if_version)
 
 
 def _check_shares(shares: object) -> None:

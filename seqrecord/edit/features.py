@@ -34,6 +34,7 @@ from seqrecord.schema import Block, FeatureSpec, Schema
 from seqrecord.sources.common.array_files import NPZ, NpyFile, npz_names
 from seqrecord.statistics.by_feature import Statistics, num_channels
 from seqrecord.statistics.collecting import StatisticsCollector
+from seqrecord.writing.committing import recorded
 from seqrecord.writing.own_files import new_writer_id
 from seqrecord.writing.rates import irregular_note
 from seqrecord.writing.record_file import RecordFileWriter
@@ -56,6 +57,7 @@ Values: TypeAlias = "Callable[[Episode], Iterable[Any]]"
 """A function of an episode that returns a value for each frame, `None` for frames without one."""
 
 
+@recorded
 def add_feature(
     location: str | PathLike[str],
     name: str,
@@ -68,6 +70,7 @@ def add_feature(
     max_file_size: int | str = DEFAULT_MAX_FILE_SIZE,
     overwrite: bool = False,
     dry_run: bool = False,
+    if_version: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> FeatureSpec:
     """Add a feature to all episodes of a dataset; returns its stored specification.
@@ -98,7 +101,7 @@ def add_feature(
         edit.add_feature("records/", "step", lambda episode: np.arange(len(episode)), kind="state")
     """
     size = check_sizes(None, max_file_size)
-    with open_for_edit(location, storage_options) as dataset:
+    with open_for_edit(location, storage_options, if_version) as dataset:
         storage, manifest = dataset.storage, dataset.manifest
         if name in manifest.schema.active and not overwrite:
             raise SchemaError(
@@ -153,11 +156,13 @@ def add_feature(
         return new
 
 
+@recorded
 def drop_features(
     location: str | PathLike[str],
     names: str | Sequence[str],
     *,
     dry_run: bool = False,
+    if_version: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Drop one feature or several; returns their names.
@@ -175,7 +180,7 @@ def drop_features(
 
         edit.drop_features("records/", ["depth", "flow"])
     """
-    with open_for_edit(location, storage_options) as dataset:
+    with open_for_edit(location, storage_options, if_version) as dataset:
         before = dataset.manifest.schema
         dropped = before.select([names] if isinstance(names, str) else list(dict.fromkeys(names)))
         if len(dropped) == len(before.active):
@@ -189,12 +194,14 @@ def drop_features(
         return list(dropped)
 
 
+@recorded
 def describe_features(
     location: str | PathLike[str],
     *,
     kinds: Mapping[str, str | None] | None = None,
     units: Mapping[str, str | None] | None = None,
     dry_run: bool = False,
+    if_version: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[FeatureSpec]:
     """Change kinds or units of features; returns the changed features.
@@ -212,7 +219,7 @@ def describe_features(
 
         edit.describe_features("records/", kinds={"depth": "depth"}, units={"depth": "mm"})
     """
-    with open_for_edit(location, storage_options) as dataset:
+    with open_for_edit(location, storage_options, if_version) as dataset:
         before = dataset.manifest.schema
         with located(SchemaError, file=dataset.storage.url):
             described: Mapping[str, Any] = check_kinds_and_units(before, kinds, units)
@@ -227,11 +234,13 @@ def describe_features(
         return changed
 
 
+@recorded
 def rename_features(
     location: str | PathLike[str],
     names: Mapping[str, str],
     *,
     dry_run: bool = False,
+    if_version: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[FeatureSpec]:
     """Rename features, `{old name: new name}`; returns the features under their new names.
@@ -249,7 +258,7 @@ def rename_features(
 
         edit.rename_features("records/", {"pose": "camera_pose"})
     """
-    with open_for_edit(location, storage_options) as dataset:
+    with open_for_edit(location, storage_options, if_version) as dataset:
         before = dataset.manifest.schema
         with located(SchemaError, file=dataset.storage.url):
             before.select(list(names))
@@ -328,6 +337,7 @@ def _without(schema: Schema, names: Collection[str]) -> Iterator[FeatureSpec]:
         yield replace(spec, name=f"~{place}") if spec.name in names else spec
 
 
+@recorded
 def set_text(
     location: str | PathLike[str],
     episodes: EpisodeFilter,
@@ -335,6 +345,7 @@ def set_text(
     text: str,
     *,
     dry_run: bool = False,
+    if_version: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Set a text feature such as `task` to this text, on every frame of these episodes.
@@ -376,6 +387,7 @@ def set_text(
             spec=spec,
             overwrite=True,
             dry_run=dry_run,
+            if_version=if_version,
             storage_options=storage_options,
         )
 
@@ -390,7 +402,8 @@ def set_text(
                 texts[i] = encode_metadata({**metadata, **own})
         return [*texts], [Relabel({dataset.index.uid(i): text for i, text in texts.items()})]
 
-    keys = edit_dataset(location, relabelled, dry_run, storage_options)
+    at = None if changed else if_version  # the feature's commit made another version
+    keys = edit_dataset(location, relabelled, dry_run, storage_options, at)
     return [e.key for e in chosen if e.uid in changed or e.key in keys]
 
 

@@ -43,6 +43,7 @@ MAX_EPISODES = 2**31 - 1
 MAX_CREATED_BY_LENGTH = 200
 MAX_SPLITS = 4096
 MAX_EARLIER_COMMITS = 100
+MAX_COMMAND_LENGTH = 1000
 
 _RECORD_PATH = re.compile(r"records/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.seqrec")
 _INDEX_PATH = re.compile(r"index/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.arrow")
@@ -58,6 +59,7 @@ _CRC = re.compile(r"[0-9a-f]{8}")
 _LIST_ID = re.compile(r"[0-9a-f]{16}")
 _CONTENT = re.compile(r"[\x20-\x7e]{0,200}")
 _CREATED_BY = re.compile(rf"[\x20-\x7e]{{0,{MAX_CREATED_BY_LENGTH}}}")
+_COMMAND = re.compile(rf"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{MAX_COMMAND_LENGTH}}}")
 _END = re.compile(rb',\n "crc32c": "([0-9a-f]{8})"\n}\n')
 _END_BYTES = 26
 _KEYS = {
@@ -108,9 +110,10 @@ class Manifest:
 
     The other fields are for writers. New episodes get ordinals from `next_ordinal`. `left_out` are
     uids of complete episodes that are not in the dataset because another has the same key.
-    `removed` are paths of files to be deleted by `clean` and never recovered. `commit` is this
-    commit's id, `earlier_commits` are the preceding ids, newest first. `superseded` are paths of
-    index files of the preceding manifest that this one does not name; the next commit deletes them.
+    `removed` are paths of files to be deleted by `clean` and never recovered. `command` is the call
+    of the edit that made this version, or empty. `commit` is this commit's id, `earlier_commits`
+    are the preceding ids, newest first. `superseded` are paths of index files of the preceding
+    manifest that this one does not name; the next commit deletes them.
     """
 
     schema: Schema
@@ -128,6 +131,7 @@ class Manifest:
     next_ordinal: int = 0
     left_out: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    command: str = ""
     commit: str = field(default_factory=lambda: secrets.token_hex(16))
     earlier_commits: tuple[str, ...] = ()
     superseded: tuple[str, ...] = ()
@@ -157,6 +161,7 @@ class Manifest:
             **({} if self.copied is None else {"copied": asdict(self.copied)}),
             "left_out": list(self.left_out),
             "removed": list(self.removed),
+            **({"command": self.command} if self.command else {}),
             "commit": self.commit,
             "earlier_commits": list(self.earlier_commits),
             "superseded": list(self.superseded),
@@ -184,7 +189,8 @@ class Manifest:
                 got=repr_of(version, 50),
             )
         _check_end(data)
-        found = JsonObject(value, _KEYS, "the manifest", optional=("inventory", "copied"))
+        optional = "inventory", "copied", "command"
+        found = JsonObject(value, _KEYS, "the manifest", optional=optional)
         schema = parse_schema(value["schema"], "the manifest")
         statistics, inventory = value["statistics"], value.get("inventory")
         manifest = cls(
@@ -203,6 +209,7 @@ class Manifest:
             next_ordinal=found.integer("next_ordinal", most=MAX_ORDINAL + 1),
             left_out=found.texts("left_out", ID, _MOST_FILES),
             removed=found.texts("removed", FILE_PATH, _MOST_FILES),
+            command=found.text("command", _COMMAND) if "command" in value else "",
             commit=found.text("commit", ID),
             earlier_commits=found.texts("earlier_commits", ID, MAX_EARLIER_COMMITS),
             superseded=found.texts("superseded", _IN_INDEX, _MOST_FILES),

@@ -32,7 +32,8 @@ class DatasetVersion:
     """A version of a dataset: its id (for `seqrecord.open`), size and completeness.
 
     `until` is the time of its replacement, by the storage's clock; `None` for the current version.
-    `is_whole` is whether its record files and edits are present, judged by name.
+    `is_whole` is whether its record files and edits are present, judged by name. `base` is the
+    version that it replaced, and `command` the edit, if one made it.
 
     Example:
         newest = seqrecord.edit.list_versions("records/")[0]
@@ -44,6 +45,8 @@ class DatasetVersion:
     num_episodes: int
     num_frames: int
     is_whole: bool
+    base: str | None = None
+    command: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; times as ISO 8601."""
@@ -52,7 +55,8 @@ class DatasetVersion:
     def __str__(self) -> str:
         until = "now" if self.until is None else f"until {self.until:%Y-%m-%d %H:%M} UTC"
         held = f"{counted(self.num_episodes, 'episode')}, {counted(self.num_frames, 'frame')}"
-        return f"{self.id}  {until:<26}  {held}{'' if self.is_whole else '; files are missing'}"
+        line = f"{self.id}  {until:<26}  {held}{'' if self.is_whole else '; files are missing'}"
+        return line + (f"\n    {self.command}, of {self.base}" if self.command else "")
 
 
 def list_versions(
@@ -79,6 +83,8 @@ def list_versions(
                 manifest.num_frames,
                 all(file.path in there for file in manifest.record_files)
                 and all(file.path in there for file in manifest.edits),
+                next(iter(manifest.earlier_commits), None),
+                manifest.command,
             )
             for manifest, until in found
         ]
@@ -114,7 +120,8 @@ def open_version(storage: Storage, version: str) -> tuple[Manifest, Index]:
             got=repr_of(version, 50),
         ) from error
     try:
-        map_files(storage, storage.size, [file.path for file in manifest.record_files])
+        paths = [file.path for file in manifest.record_files]
+        map_files(storage, storage.size, [*paths, *(file.path for file in manifest.edits)])
         return load_version(storage, manifest, verify=True)
     except (NotFoundError, StateError) as error:
         raise NotFoundError(

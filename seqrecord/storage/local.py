@@ -29,7 +29,6 @@ from seqrecord.storage.local_upload import (
     NOTES,
     PARTIAL,
     LocalUpload,
-    is_notes,
     local_errors,
     make_folder,
     read_notes,
@@ -41,6 +40,7 @@ from seqrecord.text import repr_of
 
 _MODIFIED = "mtime "
 _NEW_NS = 2 * 10**9
+_RANDOM_ID = re.compile(r"[0-9a-f]{16}")
 _MAX_PARTS = 512  # buffers per read; the limit of Linux is 1,024
 
 
@@ -177,7 +177,7 @@ class LocalStorage:
             file = notes.with_suffix("")
             # A writer creates the notes after the partial file.
             is_left = file.exists() and not with_suffix(file, PARTIAL).exists()
-            if is_left and is_notes(notes):
+            if is_left and _RANDOM_ID.search(file.name):  # others are not our uploads
                 notes.unlink(missing_ok=True)
 
     def local_path(self, path: str) -> str | None:

@@ -11,7 +11,6 @@ import errno
 import json
 import logging
 import os
-import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +32,6 @@ _MAX_LINE = (1 << 26) + 1000  # characters: the largest footer, 2^25 bytes, in h
 # get larger.
 _PIECE_BYTES, _MOST_PIECE_BYTES = 128 << 10, 8 << 20
 _WAIT_SECONDS = 3e-3
-_BEGIN = b'{"size": '
 _NO_NOTE = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # malformed lines
 _REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
@@ -174,14 +172,6 @@ def local_errors(file: str, *, writing: bool = False) -> Iterator[None]:
                 expected=f"at most {descriptor_limit()} in this process",
             ) from error
         raise StorageError(error.strerror or str(error), file=file) from error
-
-
-def is_notes(path: Path) -> bool:
-    """Whether a file begins with a checkpoint; others are another program's."""
-    if not stat.S_ISREG(path.lstat().st_mode):
-        return False
-    with path.open("rb") as file:
-        return file.read(len(_BEGIN)) == _BEGIN
 
 
 def read_notes(path: Path) -> list[tuple[int, bytes]]:

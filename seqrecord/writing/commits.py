@@ -40,7 +40,7 @@ from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, open_storage
 from seqrecord.text import counted
 from seqrecord.version import CREATED_BY
-from seqrecord.writing.committing import Base, commit, read_base
+from seqrecord.writing.committing import Base, commit, loose_files, read_base, recorded
 from seqrecord.writing.own_files import SmallFiles, put_retired_note
 
 _MAX_SHOWN = 20  # episodes in one line of the log
@@ -168,6 +168,7 @@ def put_version(
     inventories: Sequence[Inventory] = (),
     created_by: str = CREATED_BY,
     refused: str = _REFUSED,
+    is_final: bool = False,
 ) -> Manifest:
     """Commit: write the index under new names, then replace the manifest in one step.
 
@@ -175,8 +176,9 @@ def put_version(
     replace the files of `version`.
 
     Record files that leave the dataset stay on the storage for readers that have them open; a note
-    records the time. The log names statistics that the new version lacks. Raises as `commit` does,
-    with the message `refused` if another writer committed first.
+    records the time, and with `is_final` that no reindex recovers them. The log names statistics
+    that the new version lacks. Raises as `commit` does, with the message `refused` if another
+    writer committed first.
     """
     storage = own.storage
     tables = {
@@ -189,8 +191,8 @@ def put_version(
         data = encode_inventories(inventories)
         version = replace(version, inventory=own.put_index("inventory.json", data))
     left = base.files.keys() - {file.path for file in version.record_files}
-    if left and (there := left & record_sizes(storage).keys()):
-        put_retired_note(own, sorted(there))
+    if left:
+        put_retired_note(own, sorted(left), is_final=is_final)
     removed = _still_there(storage, base.manifest.removed if base.manifest else ())
     manifest = Manifest(
         schema=version.index.schema,
@@ -223,6 +225,7 @@ def put_version(
     return done
 
 
+@recorded
 def reindex(
     location: str | PathLike[str],
     *,
@@ -232,7 +235,8 @@ def reindex(
 ) -> Manifest:
     """Rebuild index and manifest of a dataset from its record files alone.
 
-    The result has all complete episodes, also the complete episodes of interrupted writers. A
+    The result has all complete episodes, also the complete episodes of interrupted writers. Files
+    that a cluster wrote after the conversion's commit are ignored, and the log lists them. A
     damaged record file stays on the storage, but episodes with frames in it are left out; warnings
     name both, and `on_damaged` is called for each such file. Other warnings name record files of
     the old manifest that are missing, and edits whose commit is unknown because the manifest cannot
@@ -263,8 +267,16 @@ def _reindex(
     created_by: str,
     on_damaged: Callable[[DamagedFile], object] | None,
 ) -> Manifest:
-    removed = base.manifest.removed if base.manifest else ()
-    sizes = {path: n for path, n in record_sizes(storage).items() if path not in removed}
+    every = record_sizes(storage)
+    taken = {*base.files, *loose_files(storage, base, every)}
+    sizes = {path: n for path, n in every.items() if path in taken}
+    if ignored := [path for path in every if path not in taken]:
+        _logger.warning(
+            "%s: ignored %s, which the commit of their writer did not name, or a restoration left: "
+            "%s%s",
+            *(storage.url, counted(len(ignored), "record file"), ", ".join(ignored[:_MAX_SHOWN])),
+            ", …" if len(ignored) > _MAX_SHOWN else "",
+        )
     if not sizes:
         more = "; expected the folder of a dataset, not of originals"
         if storage.unfinished(RECORDS):

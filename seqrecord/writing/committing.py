@@ -5,11 +5,14 @@ docs/storage_details.md, "Several writers", has the rules.
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 from seqrecord.errors import (
     CommitUnknownError,
@@ -23,6 +26,7 @@ from seqrecord.format.index import Index
 from seqrecord.format.manifest import (
     INDEX,
     KEPT_VERSIONS,
+    MAX_COMMAND_LENGTH,
     MAX_EARLIER_COMMITS,
     Manifest,
     RecordFile,
@@ -34,11 +38,16 @@ from seqrecord.format.manifest import (
 )
 from seqrecord.reading.metadata import explain_missing_file, load_index
 from seqrecord.storage import Storage
-from seqrecord.writing.own_files import SmallFiles, tidy
+from seqrecord.text import repr_of
+from seqrecord.writing.own_files import WRITER_DIGITS, SmallFiles, retired_files, tidy, writer_of
 
 _logger = logging.getLogger("seqrecord")
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+_command: ContextVar[str] = ContextVar("command", default="")
+_NOT_RECORDED = {"location", "storage_options", "dry_run", "if_version", "progress", "values"}
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,21 @@ def read_base(storage: Storage, *, accept_damaged: bool = False) -> Base:
         return Base(None, tag)
 
 
+def loose_files(storage: Storage, base: Base, paths: Iterable[str]) -> list[str]:
+    """The record files that the dataset lacks and that a resume or a reindex may recover.
+
+    A writer commits once. Other files of a writer that has committed are duplicates of a job that a
+    cluster ran again, unless a note names them: they left the dataset later, for example by damage.
+    """
+    ignored = {*base.files, *(base.manifest.removed if base.manifest else ())}
+    loose = [path for path in paths if path not in ignored]
+    ended = {commit[:WRITER_DIGITS] for commit in (_ids(base.manifest) if base.manifest else ())}
+    late = {path for path in loose if writer_of(path) in ended}
+    for note in sorted(retired_files(storage), key=lambda note: note.modified) if late else ():
+        late = late | (note.files & set(loose)) if note.is_final else late - note.files
+    return [path for path in loose if path not in late]
+
+
 def read_dataset(storage: Storage) -> tuple[Base, Manifest]:
     """Read the current dataset. Raises `NotFoundError` if there is none."""
     data, tag = read_tagged(storage)
@@ -105,6 +129,28 @@ def read_indexed(storage: Storage) -> tuple[Base, Manifest, Index]:
     return read_consistent(storage, lambda base, found: (base, found, load_index(storage, found)))
 
 
+def recorded(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorate a function that edits a dataset: its commits store the call, without location."""
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def call(*args: _P.args, **options: _P.kwargs) -> _T:
+        given = {
+            name: getattr(value, "__name__", None) or repr_of(value)
+            for name, value in signature.bind(*args, **options).arguments.items()
+            if name not in _NOT_RECORDED and value is not signature.parameters[name].default
+        }
+        text = ", ".join(f"{name}={value}" for name, value in given.items())
+        command = f"{function.__name__}({text})"[:MAX_COMMAND_LENGTH]
+        before = _command.set(_command.get() or command)  # the outermost call
+        try:
+            return function(*args, **options)
+        finally:
+            _command.reset(before)
+
+    return call
+
+
 def commit(own: SmallFiles, base: Base, manifest: Manifest) -> Manifest:
     """Replace the manifest of `base`; returns the new manifest with its commit id.
 
@@ -118,6 +164,7 @@ def commit(own: SmallFiles, base: Base, manifest: Manifest) -> Manifest:
     named = {file.path for file in manifest.small_files}
     manifest = replace(
         manifest,
+        command=_command.get(),
         commit=own.commit_id,
         earlier_commits=_ids(old)[:MAX_EARLIER_COMMITS] if old else (),
         superseded=tuple(
@@ -172,10 +219,11 @@ def _resolve_outcome(
             "another writer committed first; nothing was changed", file=storage.url
         ) from error
     raise CommitUnknownError(
-        f"outcome of the commit {manifest.commit} is unknown ({error.message}); it may still "
-        "succeed. `seqrecord info --json` lists commit ids: if this id is among them, the commit "
-        "succeeded. If not, wait some minutes, check again, and repeat the command; the files of "
-        "this attempt stay until `seqrecord clean` removes them",
+        f"outcome of the commit is unknown ({error.message}); it may still succeed. It did if "
+        f"`seqrecord info --versions` lists version {manifest.commit} (`info --json` lists the "
+        "last 100 ids). If not, wait some minutes, check again, and repeat the command"
+        + (f", an edit with --if-version {base.manifest.commit}" if base.manifest else "")
+        + "; the files of this attempt stay until `seqrecord clean` removes them",
         file=storage.url,
         expected=f"commit {manifest.commit}",
         got=found and f"commit {found.commit}",

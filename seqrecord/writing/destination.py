@@ -43,7 +43,7 @@ from seqrecord.storage import Storage, Unfinished, map_files
 from seqrecord.storage.local import missing_folders, remove_empty_folders
 from seqrecord.text import counted, repr_of
 from seqrecord.writing.commits import Version, appended, edits_of, put_version, rebuilt
-from seqrecord.writing.committing import read_base
+from seqrecord.writing.committing import loose_files, read_base
 from seqrecord.writing.edit_files import put_splits
 from seqrecord.writing.own_files import SmallFiles, new_writer_id, own_sizes, tidy, writer_of
 from seqrecord.writing.recovery import recover
@@ -86,12 +86,12 @@ class Destination:
         storage = self.storage
         self._base = base = read_base(storage)
         manifest, files = base.manifest, base.files
-        ignored = {*files, *(manifest.removed if manifest else ())}
         # Unfinished files first: a file that is finished in between is then in `sizes`.
         unfinished = [] if mode == "append" else storage.unfinished(RECORDS)
         sizes = record_sizes(storage)
-        unfinished = [cut for cut in unfinished if cut.path not in ignored | sizes.keys()]
-        loose = [path for path in sizes if path not in ignored]
+        found = set(loose_files(storage, base, {*sizes, *(cut.path for cut in unfinished)}))
+        unfinished = [cut for cut in unfinished if cut.path in found - sizes.keys()]
+        loose = [path for path in sizes if path in found]
         _check_mode_fits(storage, mode, manifest, len(loose) + len(unfinished))
         if mode == "append" and loose:
             _logger.warning(

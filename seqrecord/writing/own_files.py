@@ -26,6 +26,8 @@ _NAME = re.compile(
     r"|index/([0-9a-f]{16})(?:[0-9a-f]{16})?-[a-z0-9]+\.(?:arrow|json)"
     r"|edits/\d{8,}-([0-9a-f]{16})\.json)"
 )
+WRITER_DIGITS = 16  # of an id; a commit id begins with its writer's
+_FINAL = "final"
 _LEFT = re.compile(rf"{RECORDS}/[0-9a-f]{{32}}\.left")
 
 _logger = logging.getLogger("seqrecord")
@@ -33,7 +35,7 @@ _logger = logging.getLogger("seqrecord")
 
 def new_writer_id() -> str:
     """A random id, 64 bits in hex, that a writer's files and episodes share."""
-    return secrets.token_hex(8)
+    return secrets.token_hex(WRITER_DIGITS // 2)
 
 
 def writer_of(path: str) -> str | None:
@@ -121,11 +123,15 @@ def tidy(storage: Storage, paths: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class RetiredFiles:
-    """A note of record files that left the dataset; `modified` is in seconds since 1970."""
+    """A note of record files that left the dataset; `modified` is in seconds since 1970.
+
+    `is_final` is whether they were left on purpose: nothing recovers them.
+    """
 
     path: str
     modified: float
     files: frozenset[str]
+    is_final: bool
 
 
 def is_retired_note(path: str) -> bool:
@@ -133,9 +139,10 @@ def is_retired_note(path: str) -> bool:
     return _LEFT.fullmatch(path) is not None
 
 
-def put_retired_note(own: SmallFiles, files: Sequence[str]) -> None:
+def put_retired_note(own: SmallFiles, files: Sequence[str], *, is_final: bool = False) -> None:
     """Write a note of these record files, just before the commit that leaves them out."""
-    own.put(f"{RECORDS}/{own.commit_id}.left", "".join(f"{file}\n" for file in files).encode())
+    lines = [*files, *([_FINAL] if is_final else [])]
+    own.put(f"{RECORDS}/{own.commit_id}.left", "".join(f"{line}\n" for line in lines).encode())
 
 
 def retired_files(storage: Storage) -> list[RetiredFiles]:
@@ -150,5 +157,5 @@ def retired_files(storage: Storage) -> list[RetiredFiles]:
                 continue
             lines = data.decode(errors="replace").splitlines()
             named = frozenset(line for line in lines if FILE_PATH.fullmatch(line))
-            found.append(RetiredFiles(file.path, file.modified, named))
+            found.append(RetiredFiles(file.path, file.modified, named, _FINAL in lines))
     return found

@@ -16,7 +16,7 @@ from seqrecord.format.statistics_file import encode_statistics, read_statistics
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, open_storage
 from seqrecord.writing.commits import Version
-from seqrecord.writing.committing import commit, read_indexed
+from seqrecord.writing.committing import commit, read_indexed, recorded
 from seqrecord.writing.own_files import SmallFiles
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def statistics_of(
     return None
 
 
+@recorded
 def add_statistics(
     location: str | PathLike[str],
     *,
