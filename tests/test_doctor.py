@@ -228,7 +228,11 @@ BROKEN = [
         "feature: action; expected: action: float64 [2]; got: double [3]",
     ),
     broken("column statistics", rows(column("task_index", at(0, 9))), "got: task_index 9"),
-    broken("not_finite", rows(column("action", at(3, [1.0, NAN]))), "action; got: 1 of 15 rows"),
+    broken(
+        "not_finite",
+        rows(column("action", at(3, [1.0, NAN]))),
+        "episode: episode_000000; feature: action; frame: 3; got: 1 of 15 rows",
+    ),
 ]
 WARNINGS = ("unnamed_rows", "unnamed_frames", "unnamed_file", "keyframes", "black", "frozen")
 STATISTICS: list[tuple[Callable[[Any], Any], str]] = [

@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import SeqRecordWriter, add_statistics, convert, errors, open_source
+from seqrecord import (
+    SeqRecordMapDataset,
+    SeqRecordPipe,
+    SeqRecordWriter,
+    add_statistics,
+    convert,
+    edit,
+    errors,
+    open_source,
+)
 from seqrecord.checksum import crc32c
 from seqrecord.statistics import Statistics
 from seqrecord.types import StatisticsProgress
@@ -46,6 +55,71 @@ def write(folder: Path, keys: str, **arguments: Any) -> Path:
                 for number in range(10):
                     episode.append({"x": np.full(3, ord(key) + number, np.float32)})
     return folder
+
+
+def test_episodes_with_nan_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By statistics, after appends, renames and merges, and by loaders that read such frames."""
+
+    def frame(key: str, number: int) -> dict[str, Any]:
+        is_odd = (key, number) in (("b", 2), ("b", 4), ("c", 0))
+        value = np.full(3, np.nan if is_odd else number, np.float32)
+        return {"action": value, "depth": np.full((4, 5), np.nan, np.float32)}
+
+    def places(folder: Path, statistics: Statistics | None = None) -> list[tuple[str, int, int]]:
+        found = statistics or kept(folder)
+        assert not found["depth"].non_finite
+        return [(at.episode, at.frame, at.count) for at in found["action"].non_finite]
+
+    def loaded(folder: Path, **options: Any) -> list[str]:
+        caplog.clear()
+        options |= {"clip_len": 1, "windows": {"action": [0]}}
+        for _ in range(2):
+            if "random" in folder.name:
+                clips = SeqRecordMapDataset(folder, **options)
+                assert [clips[i] for i in range(len(clips))]
+            else:
+                assert len([*SeqRecordPipe(folder, shuffle=False, **options)])
+        return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+    folder = tmp_path
+    for codecs in ("raw", "balanced"):
+        folder = tmp_path / ("random" if codecs == "balanced" else codecs)
+        for mode, keys in (("create", "ab"), ("append", "cd")):
+            with SeqRecordWriter(folder, codecs=codecs, mode=mode) as writer:  # type: ignore[arg-type]
+                for key in keys:
+                    with writer.episode(key) as episode:
+                        for number in range(6):
+                            episode.append(frame(key, number))
+        assert places(folder) == [("b", 2, 6), ("c", 0, 3)]
+        assert places(folder, computed(folder)) == places(folder)
+        text = "NaN or infinities of action: 9 values; b from frame 2 (6), c from frame 0 (3)"
+        assert text in run(folder).stdout
+        assert json.loads(run(folder, "--json").stdout)["action"]["non_finite"] == [
+            {"episode": "b", "frame": 2, "count": 6},
+            {"episode": "c", "frame": 0, "count": 3},
+        ]
+        assert loaded(folder, episodes=["a", "d"]) == []
+        [message] = loaded(folder)
+        assert "feature action has NaN or infinite values: episode b, frame 2; in" in message
+        assert "9 values; b from frame 2 (6), c from frame 0 (3)" in message
+    edit.rename_episodes(folder, {"b": "c", "c": "b"})
+    assert places(folder) == [("c", 2, 6), ("b", 0, 3)]
+    edit.merge_datasets([folder, tmp_path / "raw"], tmp_path / "all", prefixes=["x/", "y/"])
+    merged = [("x/c", 2, 6), ("x/b", 0, 3), ("y/b", 2, 6), ("y/c", 0, 3)]
+    assert places(tmp_path / "all") == merged
+    plain = SeqRecordWriter(tmp_path / "none", statistics=False)
+    with plain, plain.episode("b") as episode:
+        for number in range(6):
+            episode.append(frame("b", number))
+    [message] = loaded(tmp_path / "none")
+    assert message.endswith("episode b, frame 2; see `seqrecord stats`")
+    json_of = kept(folder).to_json()
+    assert Statistics.from_json(json_of)["action"].non_finite == kept(folder)["action"].non_finite
+    wrong: Any
+    for wrong in ([], [["a", -1, 1]], [["a", 0]], [[3, 0, 1]], {}):
+        json_of["features"]["action"]["non_finite"] = wrong
+        with pytest.raises(errors.FormatError):
+            Statistics.from_json(json_of)
 
 
 def assert_close(one: Statistics, two: Statistics) -> None:
@@ -319,7 +393,8 @@ def test_the_command(without_statistics: Path) -> None:
     assert " ".join(lines[1].split()) == "action[0] 49.5 28.866 0 0 49 98 99 0 0 200 200"
     assert lines[2].split() == ["action[1]", *["nan"] * 7, "200", "0", "0", "200"]
     assert " ".join(lines[4].split()) == "flag 0.01 0.099499 0 0 0 0 1 0 0 200 200"
-    assert len(lines) == 5
+    assert len(lines) == 6
+    assert lines[5].startswith("NaN or infinities of action: 200 values; a from frame 0 (100), b")
     for _ in range(2):  # computed and stored, then read
         assert run(without_statistics).stdout == table
         assert kept(without_statistics)

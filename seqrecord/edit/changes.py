@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from seqrecord.errors import ConflictError, FormatError
-from seqrecord.format.edits import Delete, Edit, Trim
+from seqrecord.format.edits import Delete, Edit, Rename, Trim
 from seqrecord.format.footer import Footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest, RecordFile
@@ -23,6 +23,7 @@ from seqrecord.writing.commits import put_version, rebuilt
 from seqrecord.writing.committing import Base, read_consistent
 from seqrecord.writing.edit_files import put_edits
 from seqrecord.writing.own_files import SmallFiles, own_sizes
+from seqrecord.writing.stored_statistics import stored_statistics
 
 REFUSED = "another writer committed meanwhile; nothing was committed: try again"
 
@@ -79,8 +80,19 @@ class EditedDataset:
             are_trimmed = any(isinstance(edit, Trim) for edit in edits)
             if is_same and not are_trimmed and version.index.schema == manifest.schema:
                 version = replace(version, statistics=manifest.statistics)
+            renames = [edit.keys for edit in edits if isinstance(edit, Rename)]
+            if renames and statistics is None and version.statistics is not None:
+                statistics = self._rekeyed(renames[-1])
             done = put_version(own, self.base, version, statistics, refused=REFUSED)
         return done, list(sizes)
+
+    def _rekeyed(self, keys: Mapping[str, str]) -> Statistics | None:
+        """The statistics, if they name episodes, with these new keys by uid."""
+        known = stored_statistics(self.storage, self.manifest)
+        if known is None or not any(one.non_finite for one in known.values()):
+            return None
+        places = self.index.positions
+        return known.rekeyed(lambda key: keys.get(self.index.uid(places[key]), key))
 
     def find(self, episodes: EpisodeFilter) -> list[int]:
         """Numbers of the episodes that a filter selects; see `find_episodes`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -110,7 +111,7 @@ class RowChecker:
             for name in (name for name in self._specs if name in columns and name not in wrong):
                 wrong.add(name)
                 with self._findings.caught("column", file=file, feature=name):
-                    if self._take(name, batch.column(name), file):
+                    if self._take(name, batch, file):
                         wrong.remove(name)
             self._unknown |= wrong
             if not set(_ORDER) & {*lacking}:
@@ -121,9 +122,9 @@ class RowChecker:
         found = np.concatenate([np.empty((3, 0)), *parts], axis=1)
         return found[0], found[1], found[2]
 
-    def _take(self, name: str, column: pa.Array, file: str) -> bool:
+    def _take(self, name: str, batch: pa.RecordBatch, file: str) -> bool:
         """Add a column's numbers to the moments. Returns whether all are finite."""
-        values = array_of(column, self._specs[name])
+        values = array_of(batch.column(name), self._specs[name])
         if not len(values):
             return True
         if not np.isfinite(values).all():
@@ -134,6 +135,7 @@ class RowChecker:
                 file=file,
                 feature=name,
                 got=f"{int(rows.sum())} of {len(rows)} rows",
+                **_place(batch, int(rows.argmax())),
             )
             return False
         if name in self._texts:
@@ -234,3 +236,14 @@ class RowChecker:
             )
         if len(times) == episode.length and np.isfinite(times).all() and (steps > 0).all():
             self.times[episode.index] = times
+
+
+def _place(batch: pa.RecordBatch, row: int) -> dict[str, Any]:
+    """Episode and frame of a row, if the table has their columns."""
+    names = ("episode_index", "frame_index")
+    if not {*names} <= {*batch.schema.names}:
+        return {}
+    number, frame = (number_column(batch, name)[row] for name in names)
+    if not np.isfinite([number, frame]).all():
+        return {}
+    return {"episode": f"episode_{int(number):06d}", "frame": int(frame)}

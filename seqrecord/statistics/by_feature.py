@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,14 @@ from seqrecord.json_object import JsonObject
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics.moments import coarsest_eps, usable_scales
 from seqrecord.statistics.sketch import Sketch, sketch_dtype
-from seqrecord.text import repr_of, table_lines
+from seqrecord.text import counted, repr_of, table_lines
 
 MAX_CHANNELS = 256  # of a one-dimensional feature
 _MAX_IMAGE_CHANNELS = 32  # of others; a longer last axis is a width
 _PLANES = frozenset("image depth disparity mask segmentation".split())  # noqa: SIM905 - [H, W]
 _VERSION = 1
 _SHOWN_QUANTILES = (0.01, 0.5, 0.99)
+_MOST_SHOWN = 5  # of these in a line
 _MOST_LISTED = 100  # episodes with NaN or infinities, per feature
 _SHOWN_CHANNELS = 8  # rows per feature in a table
 
@@ -172,6 +173,16 @@ class FeatureStatistics:
         made = (numbers - _to_device_of(numbers, mean)).div_(_to_device_of(numbers, std))
         return made if is_real else made.float()
 
+    def non_finite_text(self) -> str:
+        """One line about the episodes with NaN or infinities; the first five are listed."""
+        places = [
+            f"{one.episode} from frame {one.frame} ({one.count:,})"
+            for one in self.non_finite[:_MOST_SHOWN]
+        ]
+        more = "" if len(self.non_finite) <= _MOST_SHOWN else ", …"
+        count = int(self.num_nan.sum() + self.num_infinite.sum())
+        return f"{counted(count, 'value')}; {', '.join(places)}{more}"
+
     def merged(self, other: FeatureStatistics) -> FeatureStatistics:
         """Statistics of both inputs together, each value counted once.
 
@@ -261,6 +272,17 @@ class Statistics(Mapping[str, FeatureStatistics]):
             },
         )
 
+    def rekeyed(self, change: Callable[[str], str]) -> Statistics:
+        """The same statistics, of episodes with other keys."""
+        found = {
+            name: replace(
+                one,
+                non_finite=tuple(replace(at, episode=change(at.episode)) for at in one.non_finite),
+            )
+            for name, one in self.items()
+        }
+        return Statistics(self.num_frames, found, lacking=self.lacking)
+
     def missing(self, schema: Schema) -> list[str]:
         """Names of features that could have statistics but have none."""
         return [n for n, spec in schema.items() if n not in self and num_channels(spec) is not None]
@@ -291,6 +313,11 @@ class Statistics(Mapping[str, FeatureStatistics]):
                     "dtype": feature.sketches[0].dtype.str,
                     "num_frames": feature.num_frames,
                     "channels": [sketch.to_json() for sketch in feature.sketches],
+                    **(
+                        {"non_finite": [[*vars(one).values()] for one in feature.non_finite]}
+                        if feature.non_finite
+                        else {}
+                    ),
                 }
                 for name, feature in self.items()
             },
@@ -348,6 +375,11 @@ class Statistics(Mapping[str, FeatureStatistics]):
             for name, feature in self.items()
             if (feature.num_drawn < feature.count).any()
         ]
+        notes += [
+            f"NaN or infinities of {name}: {one.non_finite_text()}"
+            for name, one in self.items()
+            if one.non_finite
+        ]
         return "\n".join([*table_lines(rows, left=1), *notes])
 
 
@@ -365,6 +397,7 @@ def _summary(feature: FeatureStatistics) -> dict[str, Any]:
         "num_drawn": feature.num_drawn.tolist(),
         "num_nan": feature.num_nan.tolist(),
         "num_infinite": feature.num_infinite.tolist(),
+        "non_finite": [vars(one) for one in feature.non_finite],
         **{
             name: [None if np.isnan(number) else float(number) for number in column]
             for name, column in columns.items()
@@ -374,7 +407,8 @@ def _summary(feature: FeatureStatistics) -> dict[str, Any]:
 
 
 def _feature(value: object, num_frames: int) -> FeatureStatistics:
-    found = JsonObject(value, ("dtype", "num_frames", "channels"), "a feature's statistics")
+    keys = ("dtype", "num_frames", "channels")
+    found = JsonObject(value, keys, "a feature's statistics", optional=("non_finite",))
     channels = found.list("channels", 1, MAX_CHANNELS)
     if (name := found.value["dtype"]) not in _DTYPES:
         expected = ", ".join(_DTYPES)
@@ -383,7 +417,18 @@ def _feature(value: object, num_frames: int) -> FeatureStatistics:
         )
     dtype = np.dtype(name)
     sketches = tuple(Sketch.from_json(item, dtype) for item in channels)
-    return FeatureStatistics(found.integer("num_frames", most=num_frames), sketches)
+    places = found.list("non_finite", 1, _MOST_LISTED) if "non_finite" in found.value else []
+    non_finite = tuple(map(_place, places))
+    return FeatureStatistics(found.integer("num_frames", most=num_frames), sketches, non_finite)
+
+
+def _place(value: object) -> NonFinite:
+    if isinstance(value, list) and len(value) == 3:
+        key, frame, count = value
+        are_counts = type(frame) is int and type(count) is int and frame >= 0 and count > 0
+        if isinstance(key, str) and are_counts:
+            return NonFinite(key, frame, count)
+    raise FormatError("not a place of NaN or infinities", got=repr_of(value, 100))
 
 
 def _to_device_of(numbers: Any, values: npt.NDArray[np.float64]) -> Any:

@@ -100,7 +100,8 @@ class DatasetSource:
     def statistics(self) -> Statistics:
         """Statistics of the selected features, as far as the dataset has them."""
         known = self.reader.statistics
-        return Statistics(known.num_frames, {n: known[n] for n in self.stored if n in known})
+        own = Statistics(known.num_frames, {n: known[n] for n in self.stored if n in known})
+        return own.rekeyed(lambda key: self.prefix + key) if self.prefix else own
 
     def schema(self) -> Schema:
         """The features as this source yields them: with a codec only if frames stay encoded."""
