@@ -222,6 +222,22 @@ def docstrings(value: Any) -> Iterator[str]:
         yield inspect.getdoc(value) or ""
 
 
+def test_values_in_comments_of_examples_are_values_of_the_api() -> None:
+    """`stopping_strategy=20,  # …; or "first_exhausted"`: the docstring or type has the value."""
+    package = "\n".join(path.read_text() for path in (ROOT / "seqrecord").rglob("*.py"))
+    unknown, found = [], 0
+    for page in PAGES:
+        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
+            for name, comment in re.findall(r"\b(\w+)=[^\n]*?  # ([^\n]*)", block):
+                for value in re.findall(r'(?<!\w)"(\w+)"(?!:)', comment):
+                    found += 1
+                    near = rf'\b{name}\b.{{0,800}}(?<!\w)"{value}"'
+                    if not re.search(near, package, re.S):
+                        unknown.append(f"{page.name}: {name}={value!r}")
+    assert found, "no value in a comment"
+    assert not unknown
+
+
 def test_the_help_of_a_dataset_has_public_members_only() -> None:
     public = {name for name in vars(seqrecord.Dataset) if not name.startswith("_")}
     assert public == {
