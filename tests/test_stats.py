@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import perf_counter
+from typing import Any
 
+import numpy as np
 import pytest
 
+from seqrecord import SeqRecordIterableDataset, SeqRecordMix, SeqRecordWriter
 from seqrecord.engine.stats import EngineStats
 
 
@@ -40,6 +45,29 @@ def test_waiting_percent_of_an_epoch() -> None:
     assert report["data_wait_seconds"] == pytest.approx(3)
     assert report["epoch_seconds"] == pytest.approx(7)
     assert report["waiting_percent"] == pytest.approx(300 / 7)
+
+
+@pytest.mark.parametrize("are_mixed", [False, True])
+def test_all_time_inside_next_is_waiting(tmp_path: Path, are_mixed: bool) -> None:
+    """Also that of columns, here of copies of long metadata."""
+    metadata = {"long": list(range(20_000))}
+    writer = SeqRecordWriter(tmp_path / "d")
+    with writer, writer.episode("e", metadata=metadata) as episode:
+        for i in range(24):
+            episode.append({"x": np.float32(i)})
+    source: dict[str, Any] = {"clip_len": 1, "metadata": ["long"]}
+    loader: SeqRecordIterableDataset | SeqRecordMix
+    if are_mixed:
+        one = SeqRecordIterableDataset(tmp_path / "d", **source)
+        loader = SeqRecordMix({"one": one}, batch_size=8)
+    else:
+        loader = SeqRecordIterableDataset(tmp_path / "d", batch_size=8, **source)
+    measured, batches = 0.0, iter(loader)
+    for _ in range(3):
+        begin = perf_counter()
+        next(batches)
+        measured += perf_counter() - begin
+    assert 0.5 * measured < loader.stats()["data_wait_seconds"] <= measured
 
 
 @pytest.mark.parametrize(

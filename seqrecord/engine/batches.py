@@ -6,7 +6,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from time import perf_counter
@@ -53,6 +53,8 @@ class Batch:
     place: IntArray  # [clips], in that epoch, see `Clips`
     arrive: Callable[[], object] = do_nothing
     """Must be called by the consuming thread before it uses the features."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Result of `OpenBatch`'s `describe`."""
 
     def __len__(self) -> int:
         return len(self.episode)
@@ -172,6 +174,8 @@ class OpenBatch:
         lock: serializes allocations.
         frames: frames of each clip, if they vary between batches.
         source: source of each slot, int64[size]. Default: 0.
+        describe: makes columns of the full batch, of which it receives no features, in the thread
+            that fills the last slot; under `lock`.
     """
 
     def __init__(
@@ -181,8 +185,10 @@ class OpenBatch:
         lock: threading.Lock,
         source: IntArray | None = None,
         frames: int | None = None,
+        describe: Callable[[Batch], Mapping[str, Any]] | None = None,
     ) -> None:
-        self.missing, self.frames = size, frames
+        self.missing, self.frames, self.is_complete = size, frames, False
+        self._describe, self._columns = describe, dict[str, Any]()
         self._source = np.zeros(size, np.int64) if source is None else source
         self._episode, self._start = np.empty(size, np.int64), np.empty(size, np.int64)
         self._epoch, self._place = np.zeros(size, np.int64), np.zeros(size, np.int64)
@@ -204,11 +210,21 @@ class OpenBatch:
         self._episode[slots], self._start[slots] = clips.episode, clips.start
         self._epoch[slots], self._place[slots] = epoch, clips.place
 
+    def complete(self) -> None:
+        """Make the columns. All slots must be filled."""
+        if self._describe is not None:
+            with self._lock:
+                self._columns = {**self._describe(Batch({}, *self._of_clips))}
+        self.is_complete = True
+
     def finish(self) -> Batch:
-        """The complete batch. All slots must be filled."""
+        """The complete batch."""
         features, arrive = self.allocate().finish()
-        of_clips = self._episode, self._start, self._source, self._epoch, self._place
-        return Batch(features, *of_clips, arrive)
+        return Batch(features, *self._of_clips, arrive, self._columns)
+
+    @property
+    def _of_clips(self) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
+        return self._episode, self._start, self._source, self._epoch, self._place
 
 
 class ClosedError(Exception):
@@ -220,8 +236,7 @@ class Channel:
 
     At most `slots` batches are being filled or are ready. A producer opens a batch by number, and
     reports filled slots. Batches are delivered in order, once they are full.
-    `close`, from any thread, makes `open` and `check_open` raise `ClosedError`. `stats` counts the
-    consumer's waiting time.
+    `close`, from any thread, makes `open` and `check_open` raise `ClosedError`.
 
     Args:
         begin: creates the batch with a number; called in ascending order.
@@ -242,7 +257,7 @@ class Channel:
         self._opened = threading.Condition(self._lock)  # producers wait
         self._filled = threading.Condition(self._lock)  # the consumer waits
         self._slots = slots
-        self._stats = stats
+        self._trace = stats.trace
         self._begin = begin
         self._next = first  # the batch to open next
         self._num_runs = num_runs  # running producers
@@ -275,7 +290,11 @@ class Channel:
         """Count filled slots of an open batch, and deliver complete batches."""
         with self._lock:
             batch.missing -= count
-            while self._open and not self._open[0].missing:
+            is_full = not batch.missing
+        if is_full:
+            batch.complete()  # without the lock: other threads go on
+        with self._lock:
+            while self._open and self._open[0].is_complete:
                 self._ready.append(self._open.popleft().finish())
                 self._filled.notify()
 
@@ -296,9 +315,7 @@ class Channel:
         except ClosedError:
             raise ClipError(_ENDED) from None
         finally:
-            end = perf_counter()
-            self._stats.add_waiting(begin, end)
-            self._stats.trace.add("wait for batch", begin, end)
+            self._trace.add("wait for batch", begin, perf_counter())
 
     def _take(self) -> Batch:
         with self._lock:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.clips.frames import ClipFrames
+from seqrecord.clips.frames import ClipFrames, WindowFrames
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.calls import ClipDraws
 from seqrecord.pipes.clip_windows import FeatureWindows
@@ -67,13 +67,17 @@ class BatchColumns:
             found = windows.selected.usual.find(episode, start, frames).frames
             columns["frames"] = torch.from_numpy(found[:, :length])
         columns |= self.draws.columns(drawn, metadata, episode)
+        by_window: dict[object, WindowFrames] = {}
         for name in dict.fromkeys((*windows.padded, *windows.aged)):
-            of_window = frames.find(name, episode, start)
-            if name in windows.padded:
-                columns[f"{name}_is_pad"] = torch.from_numpy(of_window.is_pad[:, :length])
+            key = frames.windows[name].key
+            if key not in by_window:
+                by_window[key] = frames.find(name, episode, start)
+            of_window = by_window[key]
+            if name in windows.padded:  # users may change the copies
+                columns[f"{name}_is_pad"] = torch.from_numpy(of_window.is_pad[:, :length].copy())
                 num_far += of_window.num_far
             if of_window.age is not None:
-                columns[f"{name}_age"] = torch.from_numpy(of_window.age[:, :length])
+                columns[f"{name}_age"] = torch.from_numpy(of_window.age[:, :length].copy())
         if self.steps is not None and steps is not None:
             columns |= self.steps.columns(steps)
         for name, constant in self.constants.items():

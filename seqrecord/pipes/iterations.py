@@ -117,6 +117,7 @@ class Iteration:
         self._stats = EngineStats(trace=trace)
         engine = self._engine = source.start(plan, rest, batch=self._made, stats=self._stats)
         try:
+            resumed = self._stats.begun  # all time inside `next` is waiting
             for arrays in engine:
                 clips = self._waiting = source.to_clips(arrays, plan, self._made)
                 for clip in clips if source.options.output == "numpy" else ():
@@ -126,11 +127,13 @@ class Iteration:
                 while clips:
                     self.delivered += 1
                     taken = perf_counter()
+                    self._stats.add_waiting(resumed, taken)
                     try:
                         yield clips.pop()
                     finally:
+                        resumed = perf_counter()
                         if trace.is_on:
-                            trace.add("consumer", taken, perf_counter())
+                            trace.add("consumer", taken, resumed)
             engine.close()
             self.is_complete = True
         finally:

@@ -159,7 +159,8 @@ class MixedBatches:
         if frames is not None or sizes:
             form = BatchForm(frames, {n: size for n, size in sizes.items() if n in self.specs})
         build = partial(self._build, buffers, source, form)
-        return OpenBatch(len(source), build, lock, source, frames)
+        describe = partial(self._columns, batches=batches, number=number)
+        return OpenBatch(len(source), build, lock, source, frames, describe)
 
     def _build(
         self, buffers: BatchBuffers, source: IntArray, form: BatchForm | None
@@ -170,11 +171,24 @@ class MixedBatches:
                 builder.clear(name, np.flatnonzero(np.isin(source, without)))
         return builder
 
-    def to_clips(self, batch: Batch, batches: ShardBatches, number: int) -> Clip:
-        """Batch `number` of `batches` for users: features, and columns of all sources."""
+    def to_clips(self, batch: Batch) -> Clip:
+        """A batch for users: features, and columns of all sources."""
+        found: Clip = for_users(batch.features, self.nested, self.squeezed)
+        found.update(batch.columns)
+        if self.tasks is not None:
+            found[TASK_INDEX] = torch.zeros(len(batch), dtype=torch.int64, device="cpu")
+            for (one, _), some in _by_source(batch).items():
+                source, slots = self.sources[one], np.array(some)
+                texts = [found[TASK][slot] for slot in some] if TASK in found else []
+                given = source.name, source.selection, batch.episode[slots], texts
+                found[TASK_INDEX].numpy()[slots] = self.tasks.column(*given)
+        return found
+
+    def _columns(self, batch: Batch, *, batches: ShardBatches, number: int) -> dict[str, Any]:
+        """The columns of a batch, made by a thread of a source: they take longer than features."""
         frames = _frames_of(batches, number)
         draws = DrawsByPlace.of_one(batches, number)
-        size, found = len(batch), for_users(batch.features, self.nested, self.squeezed)
+        size, found = len(batch), dict[str, Any]()
         found[_DATASET] = [self.sources[number].name for number in batch.source.tolist()]
         for name, without in self.missing.items():
             found[name + _MISSING] = torch.from_numpy(np.isin(batch.source, without))
@@ -191,20 +205,10 @@ class MixedBatches:
             if name.endswith(DIM_IS_PAD) and isinstance(none, torch.Tensor):
                 without = self.missing.get(name.removesuffix(DIM_IS_PAD), [])
                 found[name][np.isin(batch.source, without)] = True
-        # Plain Python: NumPy's calls for so few numbers would each wait for the GIL.
-        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for slot, group in enumerate(zip(batch.source.tolist(), batch.epoch.tolist(), strict=True)):
-            groups[group].append(slot)
-        if self.tasks is not None:
-            found[TASK_INDEX] = torch.zeros(size, dtype=torch.int64, device="cpu")
-        for (number, epoch), some in groups.items():
-            slots, source = np.array(some), self.sources[number]
+        for (of, epoch), some in _by_source(batch).items():
+            slots, source = np.array(some), self.sources[of]
             place = batch.episode[slots], batch.start[slots], epoch, batch.place[slots]
             columns = source.columns(*place, draws)
-            if self.tasks is not None:
-                texts = [found[TASK][slot] for slot in some] if TASK in found else []
-                given = source.name, source.selection, place[0], texts
-                columns[TASK_INDEX] = torch.from_numpy(self.tasks.column(*given))
             if isinstance(found.get("dilation"), torch.Tensor):  # of a source that draws it
                 own = torch.full((len(some),), source.options.dilations[0], device="cpu")
                 columns.setdefault("dilation", own)
@@ -215,6 +219,15 @@ class MixedBatches:
                     for slot, item in zip(some, column, strict=True):
                         found[name][slot] = item
         return found
+
+
+def _by_source(batch: Batch) -> dict[tuple[int, int], list[int]]:
+    """The slots of each source and epoch."""
+    # Plain Python: NumPy's calls for so few numbers would each wait for the GIL.
+    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for slot, group in enumerate(zip(batch.source.tolist(), batch.epoch.tolist(), strict=True)):
+        groups[group].append(slot)
+    return groups
 
 
 def _entries(selection: Selection, features: Collection[str]) -> dict[str, str]:

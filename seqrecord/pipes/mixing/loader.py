@@ -329,10 +329,10 @@ class MixLoader:
         """See `BatchSource`."""
         return self._sources[0].trace()
 
-    def to_clips(self, batch: Batch, plan: MixPlan, number: int) -> list[Clip]:
+    def to_clips(self, batch: Batch, plan: MixPlan, number: int) -> list[Clip]:  # noqa: ARG002
         """See `BatchSource`."""
         which = int(batch.source[0]) if self.alternate else 0
-        return [self._batches[which].to_clips(batch, plan.batches, number)]
+        return [self._batches[which].to_clips(batch)]
 
     def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:  # noqa: ARG002
         """See `BatchSource`: of the mix, and of each source."""
