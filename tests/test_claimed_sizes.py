@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -184,6 +185,8 @@ def test_values_are_counted_before_they_are_made() -> None:
     """Brackets and commas in strings do not count."""
     text = json.dumps({"a": '[{",' * 300_000, "b\\": '\\"[\\'}).encode()
     assert parse_json(text)["b\\"] == '\\"[\\'
+    with pytest.raises(FormatError, match="compressed by gzip instead of JSON"):
+        parse_json(gzip.compress(b"{}"))
     for item in (b"[]", b"{}", b"0", b'"\\""'):
         text = b"[" + (item + b",") * MAX_JSON_VALUES + item + b"]"
         with pytest.raises(FormatError, match="too many values"):

@@ -154,6 +154,14 @@ def test_values_of_keys() -> None:
         assert repr(python_value(key, expected)) == repr(expected)
 
 
+def test_errors_show_ranges_as_in_the_file(root: Path) -> None:
+    text = "sources: {a: {location: a}}\nwindows: {image: x}\nbatch_size: 4\n"
+    with pytest.raises(SeqRecordError) as caught:
+        load(root, text)
+    assert "range(" not in str(caught.value)
+    assert "{start: 0, stop: 16}" in str(caught.value)
+
+
 def test_defaults_of_sources(root: Path) -> None:
     text = """
 sources:

@@ -504,7 +504,11 @@ def test_a_tolerance(root: Path) -> None:
     rewrite(rows, column("timestamp", at(6, 0.11)))
     assert refused(root, 1).frame == 1
     rewrite(rows, column("timestamp", lambda times: [time + 0.003 for time in times]))
-    assert refused(root, 0).frame == 0
+    error = refused(root, 0)
+    assert error.frame == 0
+    assert "seqrecord.open(…, tolerance=0.01)" in error.message
+    with pytest.raises(SourceError, match="--source-option tolerance="):
+        seqrecord.convert(open_source(root), root.parent / "i", in_place=True, workers=1)
     np.testing.assert_array_equal(video_of(open_source(root, tolerance=0.01), 0), images[:5])
 
 

@@ -107,6 +107,9 @@ def unmark_truncated(text: str) -> str:
     return encode_metadata(value)
 
 
+_GZIP = b"\x1f\x8b"
+
+
 def parse_json(text: str | bytes) -> Any:
     """Parse strict JSON text; raise `FormatError` otherwise.
 
@@ -115,6 +118,11 @@ def parse_json(text: str | bytes) -> Any:
     the text and 64 in memory.
     """
     if isinstance(text, bytes):
+        if text.startswith(_GZIP):
+            raise FormatError(
+                "compressed by gzip instead of JSON: whoever uploaded the file, or the server "
+                "(Content-Encoding), compressed it; store it as it is",
+            )
         _check_count(text)
     try:
         decoded = text if isinstance(text, str) else text.decode()

@@ -17,11 +17,12 @@ from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.sources.base import FoundSource, Source, SourceFormat
 from seqrecord.sources.common.file_types import file_type
 from seqrecord.sources.common.files import find_original, is_file, list_folder
+from seqrecord.sources.common.images import IMAGE_ENDINGS
 from seqrecord.sources.common.nested import check_nested
 from seqrecord.sources.common.originals import first_files
 from seqrecord.sources.common.remote import is_url, open_remote, remote_files
 from seqrecord.storage import StorageLike
-from seqrecord.text import repr_of
+from seqrecord.text import counted, repr_of
 
 DATASET = "seqrecord"
 """Format name of seqrecord datasets, which are detected first, on any storage."""
@@ -127,6 +128,15 @@ class _Opening:
                 self._check_options(each)
                 return source
         check_nested(self.path, only_lerobot=False)
+        images = [] if is_file(self.path) else _images(self.path)
+        if images:
+            raise SourceError(
+                "images without a folder of their feature; move them into a subfolder, which names "
+                f"it: `mkdir image; mv *{Path(images[0]).suffix} image/`",
+                file=str(self.path),
+                expected="EPISODE/FEATURE/000000.png; EPISODE may be this folder",
+                got=f"{counted(len(images), 'image')} such as {images[0]}",
+            )
         problem, tried = "no supported dataset found", "; ".join(self.tried)
         if types := _types(self.path):
             problem, tried = f"{problem}: {'; '.join(types)}", ", ".join(format_names())
@@ -228,6 +238,11 @@ def _contents(path: Path) -> str:
     names = [f"{name}/" if is_folder else name for name, is_folder in entries]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{', '.join(names[:_SHOWN])}{more}" if names else "an empty folder"
+
+
+def _images(folder: Path) -> list[str]:
+    names = (name for name, is_folder in list_folder(folder) if not is_folder)
+    return sorted(name for name in names if Path(name).suffix.lower() in IMAGE_ENDINGS)
 
 
 def _types(path: Path) -> list[str]:

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
@@ -30,6 +31,7 @@ from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.text import counted
 from seqrecord.writing.convert_jobs import (
+    OTHER_FEATURES,
     BadEpisode,
     Job,
     JobResult,
@@ -168,9 +170,12 @@ def convert(
     _check_source(source)
     if in_place:
         if not hasattr(source, "referring"):
-            raise SourceError("originals of this kind cannot be read in place; convert them")
+            raise SourceError(
+                "originals of this kind cannot be read in place; `seqrecord write --src` converts "
+                "them"
+            )
         source = source.referring()
-    with explained():
+    with explained(), _naming_features():
         schema = source.schema()
         episodes = source.episodes()
         inventory = inventory_of(source)
@@ -181,7 +186,9 @@ def convert(
     inventory = replace(inventory, features=tuple(features), notes=notes)
     if split_at_gaps is not None:
         if in_place:
-            raise SourceError("originals read in place cannot be split at gaps; convert them")
+            raise SourceError(
+                "originals read in place cannot be split at gaps; `seqrecord write` splits them"
+            )
         known_as = Schema([replace(s, **described.get(s.name, {})) for s in schema.values()])
         source, note = cut_at_gaps(source, known_as, episodes, split_at_gaps)
         episodes = source.episodes()
@@ -257,6 +264,18 @@ def convert(
             raise
         finally:
             target.release()
+
+
+@contextmanager
+def _naming_features() -> Iterator[None]:
+    """Add the remedy to an error about a single feature."""
+    try:
+        yield
+    except SourceError as error:
+        if error.feature is not None and "--features" not in error.message:
+            error.message = f"{error.message}; {OTHER_FEATURES}"
+            error.args = (error.message,)
+        raise
 
 
 def _unknown_units(

@@ -44,6 +44,7 @@ from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.source_video import Change, SourceVideo
 from seqrecord.writing.stored_schema import check_fps
 
+OTHER_FEATURES = "to leave the feature out, select the others (features=, --features)"
 KEPT_COST = 64  # decoded bytes of copied video take as long as one encoded byte
 
 
@@ -195,6 +196,8 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResu
                         )
                     if hasattr(job.source, "parts"):  # merge
                         others = "`seqrecord edit delete` leaves the episode out of its dataset"
+                    if error.feature is not None and OTHER_FEATURES not in error.message:
+                        others += f"; {OTHER_FEATURES}"
                     if format_of(job.source) == "lerobot":
                         others += "; `seqrecord doctor` lists all problems of a LeRobot dataset"
                     raise SourceError(

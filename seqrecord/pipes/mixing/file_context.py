@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.resizing import images_of
 from seqrecord.storage.url import local_path, parse_location
 
+_RANGE = re.compile(r"range\((?:(-?\d+), )?(-?\d+)(?:, (-?\d+))?\)")
 _BY_FEATURE = ("windows", "resize", "ragged", "place", "clip_transform", "pad_to", "normalize")
 
 _FIRST = ("rename", "features", "frame_transform")  # others depend on them
@@ -135,6 +137,9 @@ class Context:
         try:
             yield
         except SeqRecordError as error:
+            for name in ("expected", "got"):
+                if isinstance(text := getattr(error, name), str):
+                    setattr(error, name, _RANGE.sub(_as_yaml, text))
             key = error.message.split(maxsplit=1)[0].split(".")[0].rstrip(":")
             place = (lines or {}).get(key)
             file = None if error.file in (None, str(self.path)) else str(self.path)
@@ -148,3 +153,10 @@ class Context:
 def absolute(path: str | os.PathLike[str]) -> Path:
     """The absolute path of a mix file. Raises `LocationError` for a URL."""
     return Path(os.path.abspath(local_path(path, "mix file")))  # noqa: PTH100 - links stay
+
+
+def _as_yaml(found: re.Match[str]) -> str:
+    """Return a range of Python in the form of the file."""
+    start, stop, step = found.groups()
+    parts = {"start": start or "0", "stop": stop, "step": step}
+    return "{" + ", ".join(f"{name}: {part}" for name, part in parts.items() if part) + "}"

@@ -102,7 +102,8 @@ class AlignedMessages:
         self.clock = times.get(clock, np.empty(0, np.int64))
         if not len(self.clock):
             raise SourceError(
-                "the recording has no messages of the clock topic; choose another (clock=)",
+                "the recording has no messages of the clock topic; choose another "
+                "(--source-option clock=TOPIC)",
                 file=str(recording.paths[0]),
                 expected=clock,
                 got=", ".join(sorted(times))[:300],

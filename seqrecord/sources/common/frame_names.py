@@ -41,6 +41,7 @@ _NUMBER = re.compile(r"(?<![^_.\- ])((?:(?<![^_. ])-)?\d+)(?![^_.\- ])", re.ASCI
 _LAST = re.compile(r"(\d+)(?=\D*$)", re.ASCII)
 _SEPARATORS = re.compile(r"[_.\- ]+")
 _DECIMAL = re.compile(r"(?<![^_\- ])(-?\d+\.\d+)(?![^_\- ])", re.ASCII)
+_TIME = re.compile(r"(?<![^_\- ])(-?\d+\.\d+|\d{10,})(?![^_\- ])", re.ASCII)
 _WORD = re.compile(r"(?!(?:.*_)?(?:copy|kopie|copie|copia)(?:_|$))[a-z0-9_]*", re.IGNORECASE)
 """Words that may name a feature: neither `(1)` nor `copy`."""
 _FIRST_TIME = 10**9
@@ -204,7 +205,7 @@ def time_gaps(frames: Iterable[int | str]) -> str | None:
 def _time(frame: int | str) -> float | None:
     """Return the time in a frame's name; integers stay exact."""
     if isinstance(frame, str):
-        found = _DECIMAL.search(frame)
+        found = _TIME.search(frame)
         time: float = float(found[1]) if found else 0
     else:
         time = frame
@@ -236,7 +237,7 @@ def _in_order(names: Sequence[_Name]) -> FrameFiles:
     if not names:
         return FrameFiles({})
     usual, other = _unlike(names)
-    if names[0].numbers and other is None and not _is_time(names[0].stem):
+    if names[0].numbers and other is None and not any(_is_time(name.stem) for name in names):
         columns = [*zip(*(name.numbers for name in names), strict=True)]
         place = next((i for i, column in enumerate(columns) if len({*column}) > 1), 0)
         column = columns[place]
@@ -254,7 +255,9 @@ def _unlike(names: Sequence[_Name]) -> tuple[_Name, _Name | None]:
     """
     kinds: dict[tuple[str, ...], list[_Name]] = {}
     for name in names:
-        kinds.setdefault(name.texts if name.numbers else (), []).append(name)
+        # A time may be printed without decimals: 1000000001.png after 1000000000.5.png.
+        whole = _parsed(_DECIMAL.sub("0", name.stem)) if _is_time(name.stem) else name
+        kinds.setdefault(whole.texts if name.numbers else (), []).append(name)
     usual, *others = sorted(kinds.values(), key=len, reverse=True)
     return min(usual), min(others[0]) if others else None
 
@@ -277,8 +280,8 @@ def _place(frame: int | str) -> Any:
     """Sort key: natural order, but times by value. 1305031102.5 is after 1305031102.25."""
     if isinstance(frame, int):
         return frame
-    found = _DECIMAL.search(frame)
-    if found is None or not _is_time(frame):
+    found = _TIME.search(frame)
+    if found is None or Decimal(found[1]) < _FIRST_TIME:
         return 0, natural_order(frame)
     return 1, natural_order(frame[: found.start()]), Decimal(found[1]), natural_order(frame)
 

@@ -85,7 +85,9 @@ class Orientation:
             )
         if spec.kind in _VECTORS:
             raise SourceError(
-                "flow and normals cannot be turned by EXIF; set exif=ignore", expected="1", **facts
+                "flow and normals cannot be turned by EXIF; set --source-option exif=ignore",
+                expected="1",
+                **facts,
             )
         if self._exif == "apply":
             return found

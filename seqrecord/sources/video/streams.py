@@ -40,6 +40,11 @@ from seqrecord.sources.video.order import VideoPacket
 TOLERANCE = 1e-4
 """Maximum difference in seconds between a frame's time and a row's, lerobot's `tolerance_s`."""
 
+NO_FRAME = (
+    "the row has no frame of its own in the video; `tolerance` accepts frames at other times: "
+    "seqrecord.open(…, tolerance=0.01), or --source-option tolerance=0.01"
+)
+
 _DECODERS = {"av1": "libdav1d"}
 _HIDDEN = -1
 _BYTE, _WORD = 8, 16  # bits
@@ -282,7 +287,7 @@ class _RowFrames:
 
     def _lacking(self, times: list[float]) -> SourceError:
         return SourceError(
-            "the row has no frame of its own in the video",
+            NO_FRAME,
             frame=self.taken,
             expected=f"a frame within {self._tolerance} s of {times[self.taken]:.6f} s",
         )

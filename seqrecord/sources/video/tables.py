@@ -21,7 +21,7 @@ from seqrecord.processes.forks import cached_property
 from seqrecord.sources.common.remote import remote_files
 from seqrecord.sources.video.files import VideoFile
 from seqrecord.sources.video.frames import UPRIGHT
-from seqrecord.sources.video.streams import TOLERANCE
+from seqrecord.sources.video.streams import NO_FRAME, TOLERANCE
 
 IntArray = npt.NDArray[np.int64]
 
@@ -163,7 +163,7 @@ def _of_rows(
     if len(wrong := np.flatnonzero((away.min(0) >= tolerance) | ~is_own)):
         first = int(wrong[0])
         raise SourceError(
-            "the row has no frame of its own in the video",
+            NO_FRAME,
             frame=first,
             expected=f"a frame within {tolerance} s of {times[first]:.6f} s",
         )

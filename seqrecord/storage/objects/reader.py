@@ -28,6 +28,13 @@ def whole_of(answer: Any, file: str, limit: int) -> bytes:
     if size > limit:
         raise too_large(file, limit, size)
     data = bytes(call(file, answer.bytes))
+    if len(data) > size:
+        raise StorageError(
+            "an answer is longer than it declares, as of a server that changes content",
+            file=file,
+            expected=f"{size} bytes",
+            got=f"{len(data)} bytes",
+        )
     if len(data) != size:
         raise TransientError("an answer was cut", file=file, expected=size, got=len(data))
     return data
