@@ -466,7 +466,7 @@ def status(name):
         return next(int(line.split()[1]) << 10 for line in file if line.startswith(name))
 
 path, clips = sys.argv[1], json.loads(sys.argv[2])
-for _ in seqrecord.SeqRecordPipe(path, **clips, episodes=["0"]):
+for _ in seqrecord.SeqRecordPipe(sys.argv[3], **clips, episodes=["0"]):
     pass  # excludes memory of libraries that a process's first epoch loads
 del _
 gc.collect()
@@ -482,6 +482,27 @@ print(status("VmHWM") - begin)
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory on Linux")
+@pytest.mark.parametrize("gop", [1, 2])
+def test_memory_of_large_video_stays_within_the_limit(tmp_path: Path, gop: int) -> None:
+    """A decoder takes several times the memory of the frame that it decodes."""
+    pytest.importorskip("av")
+    image = np.random.default_rng(0).integers(0, 256, (90, 160, 3), np.uint8)
+    for name, times in (("small", 1), ("large", 12)):
+        pixels = image.repeat(times, 0).repeat(times, 1)
+        with SeqRecordWriter(tmp_path / name, codecs=f"h264:gop={gop}") as writer:
+            for number in range(3):
+                with writer.episode(str(number)) as episode:
+                    for frame in range(12):
+                        episode.append({"image": np.roll(pixels, 7 * frame, 1)})
+    clips = {"clip_len": 1, "memory_limit": "122MiB"}
+    large, small = str(tmp_path / "large"), str(tmp_path / "small")
+    command = [sys.executable, "-c", _RUN, large, json.dumps(clips), small]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    assert 40 * _MIB < int(done.stdout) <= 122 * _MIB
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory on Linux")
 @pytest.mark.parametrize("clips", [{}, {"shuffle": False}])
 def test_peak_memory(tmp_path: Path, clips: Mapping[str, Any]) -> None:
     image = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
@@ -493,7 +514,8 @@ def test_peak_memory(tmp_path: Path, clips: Mapping[str, Any]) -> None:
     arguments = {"clip_len": 8, "batch_size": 4, "memory_limit": "200MiB", **clips}
     with seqrecord.open(tmp_path / "records") as dataset:
         predicted = predict_memory(dataset, LoaderOptions(**arguments))
-    command = [sys.executable, "-c", _RUN, str(tmp_path / "records"), json.dumps(arguments)]
+    path = str(tmp_path / "records")
+    command = [sys.executable, "-c", _RUN, path, json.dumps(arguments), path]
     runs = [subprocess.run(command, check=True, stdout=subprocess.PIPE) for _ in range(2)]
     peaks = [int(run.stdout) for run in runs]
     # Another process's load adds to one run's peak, or keeps its batches from being ready.

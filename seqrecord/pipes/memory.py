@@ -71,6 +71,10 @@ def frame_sizes(selection: Selection, batch_size: int) -> FrameSizes:
         chunk = whole = max(int(nbytes.max()) for _, nbytes in sizes)
         # codecs may need room for a frame that is in no row yet
         beside = sum(spec.nbytes for spec in frames.stored.values() if not spec.is_fixed)
+        # A load reads one group. Where a cursor keeps a chunk open, its decoder is in `held`.
+        cut = {grid.group for grid in episodes.groups if grid.whole is not None}
+        decoder = max(decoder_bytes(features.values()), default=0)
+        chunk += max(decoder_bytes(s for s in features.values() if s.group not in cut), default=0)
     else:
         grid, frame = episodes.leading_grid, sum(spec.nbytes for spec in frames.arrays.values())
         staying, held = [frame], [frame + open_chunk_bytes(grid, groups, features)]
@@ -83,9 +87,11 @@ def frame_sizes(selection: Selection, batch_size: int) -> FrameSizes:
                 for some in (grid, grid.whole)
             )
         beside = sum(spec.nbytes for spec in frames.stored.values()) + frame
+        decoder = sum(decoder_bytes(features.values()))
+        chunk += decoder if episodes.leading_grid.whole is None else 0
     beside += resized_bytes(dataset, selection.clip_set.selected)
     # If all frames stay, no chunk is left open, but a load decodes a whole chunk.
-    whole = max(chunk, whole) + beside + decoder_bytes(features.values())
+    whole = max(chunk, whole + decoder) + beside
     clip = 0
     for name, spec in selection.made.items():
         tensor = 0 if spec.is_fixed or spec.value != "array" else _TENSOR_BYTES
