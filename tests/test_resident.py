@@ -193,7 +193,7 @@ def test_the_order_depends_only_on_settings(video: Path) -> None:
         assert digests(other) == epochs[number]
     # Shards change with `fixed_shards=False` or little memory.
     shards = []
-    for more in ({}, {"memory_limit": "450KiB"}):
+    for more in ({}, {"memory_limit": "475KiB"}):
         pipe = make(fixed_shards=False) if not more else make(**more)
         shards.append([frozenset(clips_of(video, pipe)) for _ in range(3)])
     assert len(set(shards[0])) == 3
@@ -309,11 +309,11 @@ def test_other_numbers_of_ranks_resume(video: Path, epoch: int, before: int, aft
 def test_a_state_needs_memory_for_its_order(video: Path) -> None:
     state = SeqRecordPipe(video, **CLIPS).state_dict()
     with pytest.raises(MemoryLimitError, match="order of the saved state"):
-        SeqRecordPipe(video, **CLIPS, memory_limit="450KiB").load_state_dict(state)
+        SeqRecordPipe(video, **CLIPS, memory_limit="475KiB").load_state_dict(state)
     with pytest.raises(StateError, match="fixed_shards"):
         SeqRecordPipe(video, **CLIPS, fixed_shards=False).load_state_dict(state)
     # A state saved with less memory resumes with more, in its order.
-    small = SeqRecordPipe(video, **CLIPS, memory_limit="450KiB")
+    small = SeqRecordPipe(video, **CLIPS, memory_limit="475KiB")
     state, whole = small.state_dict(), [digests(small) for _ in range(3)]
     pipe = resumed(SeqRecordPipe(video, **CLIPS), state)
     assert [digests(pipe) for _ in range(3)] == whole
@@ -417,7 +417,7 @@ def test_the_map_style_class_decodes_once(path: Path, given: dict[str, Any]) -> 
     assert kept.stats()["bytes_read"] == stats["bytes_read"]
 
 
-@pytest.mark.parametrize(("ranks", "options"), [(3, {}), (2, {"memory_limit": "450KiB"})])
+@pytest.mark.parametrize(("ranks", "options"), [(3, {}), (2, {"memory_limit": "475KiB"})])
 def test_resident_features_are_reported(video: Path, ranks: int, options: dict[str, Any]) -> None:
     for rank in range(ranks):
         pipe = SeqRecordPipe(video, **CLIPS, **options, rank=rank, world_size=ranks)
