@@ -199,7 +199,11 @@ BROKEN = [
     broken("unnamed_file", lambda root: shutil.copy(root / VIDEO, root / OTHER), OTHER),
     broken("unreadable", lambda root: os.truncate(root / VIDEO, 999), CAMERA_OF),
     broken("unreadable", replaced(ROWS, b"PAR1" * 99), ROWS),
-    broken("unreadable", lambda r: cut_short(r / VIDEO), f"truncated video; file: {CAMERA_OF}"),
+    broken(
+        "unreadable",
+        lambda r: cut_short(r / VIDEO),
+        f"truncated video; copy its readable part, `ffmpeg -i IN -c copy OUT`; file: {CAMERA_OF}",
+    ),
     # Times and pictures
     broken(
         "time_jump outside_file statistics",

@@ -5,6 +5,7 @@ Groups of pictures of every structure, in every container, with damaged or missi
 
 from __future__ import annotations
 
+import shutil
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -25,6 +26,7 @@ from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.sources.video.files import VideoFile
 from seqrecord.sources.video.streams import read_gops
 from seqrecord.sources.video.tables import read_table
+from tests.command_line import fail, run
 from tests.test_source_contract import upload
 from tests.video_file_data import QUIET, decode_file_gops, decoded, pictures, write_video
 
@@ -80,6 +82,12 @@ DAMAGES: dict[str, tuple[str, Changed | None]] = {
     "mkv": ("mkv", None),
     "mkv without display times": ("mkv", None),
     "avi": ("avi", None),
+    "ts": ("ts", None),
+}
+
+
+NOT_MADE = {  # FFmpeg's AVI has no HEVC; a keyframe at the start is required of other codecs
+    *(("hevc", "avi"), ("av1", "ts"), ("vp9", "ts"), ("mpeg4", "mp4 with shifted stss")),
 }
 
 
@@ -132,8 +140,8 @@ def cases() -> Iterator[Any]:
     }
     for structure in STRUCTURES:
         for damage in DAMAGES:
-            if structure.startswith("hevc") and damage == "avi":
-                continue  # FFmpeg's AVI has no HEVC
+            if (structure.split()[0], damage) in NOT_MADE:
+                continue
             marks = () if (structure, damage) in fast else pytest.mark.slow
             yield pytest.param(structure, damage, marks=marks)
 
@@ -146,7 +154,7 @@ def test_equal_to_pyav_or_refused(
     is_kept = structure != "mpeg4"
     for in_place in (False, True):
         source, out = open_source(path), tmp_path / f"{in_place}"
-        if not is_kept and (in_place or damage == "mp4 with shifted stss"):
+        if in_place and (damage == "ts" or not is_kept):
             with pytest.raises(SourceError) as caught:
                 seqrecord.convert(source, out, workers=1, in_place=in_place)
             assert caught.value.file == str(path)
@@ -160,6 +168,13 @@ def test_equal_to_pyav_or_refused(
             np.testing.assert_array_equal(found, wanted)
         else:
             assert np.abs(found.astype(int) - wanted).mean(axis=(1, 2, 3)).max() < 4
+
+
+def test_gif_is_stored_without_loss(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.gif", pictures(6)[:, :47, :63], "gif", pixels="rgb8")
+    seqrecord.convert(open_source(path), tmp_path / "out", workers=1)
+    with seqrecord.open(tmp_path / "out") as dataset:
+        np.testing.assert_array_equal(dataset.episodes["a"][:]["image"], decoded(path)[1])
 
 
 @pytest.mark.parametrize("damage", ["mp4", "mp4 without stss", "mp4 with shifted stss"])
@@ -261,3 +276,45 @@ def test_packed_b_frames_of_mpeg4(tmp_path: Path) -> None:
             target.mux(packet)
     found = decode_file_gops(tmp_path / "b.avi")
     assert np.abs(found.astype(int) - wanted).mean(axis=(1, 2, 3)).max() < 4
+
+
+@pytest.mark.parametrize("in_place", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_check_video_decodes_all_packets(tmp_path: Path, files: Files, in_place: bool) -> None:
+    path, out = tmp_path / "a.mp4", tmp_path / "out"
+    shutil.copy(files("h264 without B", "mp4")[0], path)
+    options: dict[str, Any] = {"workers": 1, "in_place": in_place}
+    seqrecord.convert(open_source(path), tmp_path / "good", check_video=True, **options)
+    assert seqrecord.verify(tmp_path / "good", check_video=True).num_frames == 18
+    with VideoFile(path) as file:
+        start, size = next(file.place_of(each) for each in file.packets() if not each.is_key)
+    data = path.read_bytes()
+    path.write_bytes(data[: start + 5] + b"\xff" * (size - 5) + data[start + size :])
+    command = ("index", path, "--dst") if in_place else ("write", "--src", path, "--dst")
+    error = fail(*command, tmp_path / "bad", "--check-video", "--quiet")
+    assert "cannot decode video packets" in error
+    seqrecord.convert(open_source(path), out, **options)
+    assert seqrecord.verify(out).ok
+    assert "cannot decode video packets" in run("verify", out, "--check-video", code=1).stdout
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_damaged_files_name_a_remedy(tmp_path: Path, files: Files, in_place: bool) -> None:
+    whole, _ = files("h264 without B", "mp4")
+    data, path = whole.read_bytes(), tmp_path / "a.mp4"
+    sizes = data.index(b"stsz") + 16
+    with VideoFile(whole) as file:
+        start, size = next(file.place_of(each) for each in file.packets() if not each.is_key)
+    for damaged, match in (
+        (data[: sizes + 64] + bytes(8) + data[sizes + 72 :], r"frames; .*ffmpeg -i IN -c copy"),
+        (data[: sizes + 68] + b"\0\xff" + data[sizes + 70 :], r"truncated.*ffmpeg -i IN -c copy"),
+        (data[:start] + bytes(size) + data[start + size :], r"cannot decode .*no empty packet"),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(SourceError, match=match) as caught:
+            seqrecord.convert(
+                *(open_source(path), tmp_path / "out"),
+                workers=1,
+                in_place=in_place,
+                check_video=True,
+            )
+        assert caught.value.file == str(path)

@@ -71,6 +71,9 @@ def meanings(function: _Function) -> _Function:
     return kind(unit(function))
 
 
+check_video = click.option("--check-video", is_flag=True, help="Decode all frames of video.")
+
+
 def write_mode(function: Callable[..., None]) -> Callable[..., None]:
     """`--resume` and `--append`, as `mode`."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from seqrecord.cli.arguments import AT_LEAST_1, common, feature_names
+from seqrecord.cli.arguments import AT_LEAST_1, check_video, common, feature_names
 from seqrecord.cli.terminal import Command, ProgressBar
 from seqrecord.clips.tables import ClipSpec
 from seqrecord.indexing.opening import open_unchecked
@@ -171,6 +171,7 @@ def _json_lines(
 @click.command(cls=Command)
 @click.argument("path")
 @click.option("--deep", is_flag=True, help="Also decode all frames.")
+@check_video
 @click.option("--threads", type=AT_LEAST_1, help="Threads. [number of cores]")
 @click.option("--quiet", is_flag=True, help="Print problems only.")
 @common
@@ -179,6 +180,7 @@ def verify(
     context: click.Context,
     path: str,
     deep: bool,
+    check_video: bool,
     threads: int | None,
     quiet: bool,
     storage_options: dict[str, Any] | None,
@@ -194,7 +196,12 @@ def verify(
             bar.show(done, progress.total_bytes, bar.speed(done))
 
         report = verify_dataset(
-            path, deep=deep, num_threads=threads, progress=show, storage_options=storage_options
+            path,
+            deep=deep,
+            check_video=check_video,
+            num_threads=threads,
+            progress=show,
+            storage_options=storage_options,
         )
     for problem in report.problems:
         click.echo(f"{type(problem).__name__}: {one_line(problem)}")

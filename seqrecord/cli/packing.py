@@ -12,6 +12,7 @@ import click
 
 from seqrecord.cli.arguments import (
     AT_LEAST_1,
+    check_video,
     common,
     feature_names,
     meanings,
@@ -127,6 +128,7 @@ skip_bad_episodes = click.option(
     help="Split an episode where its timestamps jump by more than this: KEY/0, KEY/1, … Needs a "
     "feature of kind timestamp.",
 )
+@check_video
 @click.option("--quiet", is_flag=True, help="Print errors and skipped episodes only.")
 @common
 def write(
@@ -225,6 +227,7 @@ def write(
 )
 @write_mode
 @click.option("--checksums", is_flag=True, help="Store checksums of all referenced bytes.")
+@check_video
 @feature_names("Features to index.")
 @source_option
 @meanings
@@ -237,6 +240,7 @@ def index(
     dst: str | None,
     mode: WriteMode,
     checksums: bool,
+    check_video: bool,
     features: list[str] | None,
     source_options: dict[str, Any] | None,
     kinds: tuple[str, ...],
@@ -256,10 +260,12 @@ def index(
     from seqrecord.indexing.originals import find_index, index_source
 
     if dst is None:
-        given = (checksums, features, source_options, kinds, units, skip_bad_episodes, strict)
-        if mode != "create" or any(given):
-            options = "--append, --resume, --checksums, --features, --source-option, --kind, --unit"
-            raise click.UsageError(f"{options}, --skip-bad-episodes and --strict require --dst")
+        given = (checksums, check_video, features, source_options, kinds, units)
+        if mode != "create" or any(given) or skip_bad_episodes or strict:
+            raise click.UsageError(
+                "--append, --resume, --checksums, --check-video, --features, --source-option, "
+                "--kind, --unit, --skip-bad-episodes and --strict require --dst"
+            )
         if (found := find_index(src, storage_options, workers=None)) is None:
             raise SourceError(
                 "not an original that can be indexed without --dst; pass --dst, or convert it "
@@ -282,6 +288,7 @@ def index(
             dst,
             mode=mode,
             checksums=checksums,
+            check_video=check_video,
             kinds=parse_by_feature(kinds, "KIND"),
             units=parse_by_feature(units, "UNIT"),
             strict=strict,

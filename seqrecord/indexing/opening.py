@@ -222,6 +222,7 @@ def verify(
     dataset: DatasetLike,
     *,
     deep: bool = False,
+    check_video: bool = False,
     num_threads: int | None = None,
     progress: Callable[[VerifyProgress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -241,6 +242,7 @@ def verify(
         dataset: local path or URL, or an open dataset. The current state of its storage is checked,
             through its cache if it has one.
         deep: also decode every frame of every feature.
+        check_video: also decode every frame of video.
         num_threads: default one per core.
         progress: called from the calling thread, after every chunk.
         storage_options: for the filesystem of the dataset's URL.
@@ -255,7 +257,8 @@ def verify(
     """
     from seqrecord.reading.verify import verify
 
-    checks: dict[str, Any] = {"deep": deep, "num_threads": num_threads, "progress": progress}
+    checks: dict[str, Any] = {"deep": deep, "check_video": check_video}
+    checks |= {"num_threads": num_threads, "progress": progress}
     if isinstance(dataset, Dataset):
         refuse_ignored("an open dataset", storage_options=storage_options)
         return verify(dataset.contents.storage, dataset.contents.externals, **checks)

@@ -77,6 +77,7 @@ def index_source(
     progress: Callable[[Progress], None] | None = None,
     mode: WriteMode = "create",
     checksums: bool = False,
+    check_video: bool = False,
     strict: bool = False,
     skip_bad_episodes: bool = False,
     workers: int | None = None,
@@ -87,8 +88,8 @@ def index_source(
     """Create an index of a source: video, or files, stay in place; other features are copied.
 
     Large features that would have to be copied are left out, unless the source's `features` name
-    them. `mode`, `skip_bad_episodes`, `workers`, `kinds` and `units` are as for `convert`. Raises
-    `SourceError` for a source that cannot be read in place, and the errors of `convert`.
+    them. Other arguments are as for `convert`. Raises `SourceError` for a source that cannot be
+    read in place, and the errors of `convert`.
     """
     source = _referring(source)
     return convert(
@@ -100,6 +101,7 @@ def index_source(
         codecs={name: "raw" for name, spec in source.schema().items() if not spec.codec},
         mode=mode,
         checksums=checksums,
+        check_video=check_video,
         strict=strict,
         skip_bad_episodes=skip_bad_episodes,
         workers=workers,

@@ -86,7 +86,8 @@ class VerifyReport:
 
     def __str__(self) -> str:
         found = counted(len(self.problems), "problem") if self.problems else "no problem"
-        decoded = f", {counted(self.num_frames, 'array')} decoded" if self.deep else ""
+        is_decoded = self.deep or self.num_frames
+        decoded = f", {counted(self.num_frames, 'array')} decoded" if is_decoded else ""
         pages = f"{counted(self.num_pages, 'page')} ({format_size(self.page_bytes)})"
         last = self.last_passed
         passed = "" if last is None else f"; last passed {last.shown(self.version)}"
@@ -103,6 +104,7 @@ def verify(
     externals: ExternalFiles | None = None,
     *,
     deep: bool = False,
+    check_video: bool = False,
     num_threads: int | None = None,
     progress: Callable[[VerifyProgress], None] | None = None,
 ) -> VerifyReport:
@@ -132,7 +134,8 @@ def verify(
         if index is not None:
             paths = [file.path for file in files]
             reader = ChunkReader(storage, paths, index, index.schema, externals=externals)
-            check = partial(_check_chunk, reader, index, deep)
+            names = [n for n, s in index.schema.items() if deep or (check_video and s.is_video)]
+            check = partial(_check_chunk, reader, index, frozenset(names))
         for some, counted_there in threads.map(check, _places(groups, gone), ahead):
             for each in some:
                 # An external file or a missing package affects many pages: one problem.
@@ -156,14 +159,15 @@ def verify(
         notes=tuple(notes),
         version=stored.version,
         last_passed=last_passed,
-        skipped=_skipped(deep, index),
+        skipped=_skipped(deep, check_video, index),
         **counts,
     )
 
 
-def _skipped(deep: bool, index: Index | None) -> tuple[str, ...]:
+def _skipped(deep: bool, check_video: bool, index: Index | None) -> tuple[str, ...]:
     """List the checks that this run does not make."""
-    found = [] if deep else ["decoded frames; --deep decodes every frame"]
+    which = "frames except video" if check_video else "frames"
+    found = [] if deep else [f"decoded {which}; --deep decodes every frame"]
     if index is not None and any(group.external.any() for group in index.groups):
         found.append(
             "bytes of original files, unless the index was made with --checksums; their sizes and "
@@ -331,9 +335,9 @@ def _places(groups: Sequence[GroupIndex], gone: Container[int]) -> Iterator[tupl
 
 
 def _check_chunk(
-    reader: ChunkReader, index: Index, deep: bool, place: tuple[int, int]
+    reader: ChunkReader, index: Index, decoded: Container[str], place: tuple[int, int]
 ) -> tuple[list[SeqRecordError], dict[str, int]]:
-    """Check the checksums of pages and slices, and shapes. `deep` decodes every frame.
+    """Check the checksums of pages and slices, and shapes. Decodes every frame of these features.
 
     Returns problems and counts.
     """
@@ -357,7 +361,7 @@ def _check_chunk(
                 reader.check_slices(page, data)
     for page, data in sound:
         with _collecting(problems):
-            if deep:
+            if page.feature in decoded:
                 num_frames += _decode(reader, page, data, problems)
             elif page.largest is not None:
                 reader.shapes(page, data)

@@ -101,6 +101,7 @@ def convert(
     statistics: bool = True,
     in_place: bool = False,
     checksums: bool = False,
+    check_video: bool = False,
     split_at_gaps: float | None = None,
     progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -143,6 +144,9 @@ def convert(
             references. Other features are copied. The originals must stay, and other users must
             pass their place to `seqrecord.open(originals=…)`. A kill loses unfinished record files,
             except with `checksums`.
+        check_video: decode all video whose packets are kept or referenced; an episode with a frame
+            that cannot be decoded is bad. By default damage inside packets is found when they are
+            read.
         checksums: with `in_place`, read all referenced data and store checksums, which also detect
             changes that preserve a file's size and time.
         split_at_gaps: seconds. An episode whose timestamps differ by more from one frame to the
@@ -242,6 +246,7 @@ def convert(
                     statistics=statistics,
                     externals=externals,
                     checksums=checksums,
+                    check_video=check_video,
                     strict=strict,
                 )
                 for part in cut_in_jobs(todo, work, job_bytes)

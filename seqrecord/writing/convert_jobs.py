@@ -108,6 +108,7 @@ class Job:
     externals: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # see `VideoGroup`
     checksums: bool = False  # of referenced data
     strict: bool = False  # refuse lossy changes, and video of another size
+    check_video: bool = False  # decode all kept packets
 
     @property
     def num_frames(self) -> int:
@@ -237,9 +238,9 @@ def _write_frames(
     videos = getattr(job.source, "videos", None)
     kept = videos(info) if videos is not None else {}
     known = job.source.schema() if kept else {}
+    checks = {"strict": job.strict, "decodes": job.check_video}
     found = {
-        name: SourceVideo(known[name], job.schema[name], info.num_frames, strict=job.strict)
-        for name in kept
+        name: SourceVideo(known[name], job.schema[name], info.num_frames, **checks) for name in kept
     }
     decoded = {
         name: found[name].frames(parts)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,10 +15,12 @@ import numpy.typing as npt
 from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.decoding import GopFrames
 from seqrecord.codecs.video.gops import DecodedFrame, Gop
-from seqrecord.errors import SourceError
+from seqrecord.codecs.video.packets import packet_format
+from seqrecord.errors import CodecError, SourceError, located
 from seqrecord.format.inventory import Inventory, LeftOut
 from seqrecord.format.references import ReferencedGops
 from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.sources.common.files import opened
 from seqrecord.text import counted
 from seqrecord.writing.stored_schema import loses_data
 
@@ -36,16 +40,23 @@ class SourceVideo:
     """The video of one feature and episode, with `num_frames` frames.
 
     `spec` is the source's feature, `stored` the dataset's. `changes` counts frames. With `strict`,
-    a lossy change raises `SourceError`, and so does another number of frames.
+    a lossy change raises `SourceError`, and so does another number of frames. With `decodes`, all
+    kept packets are decoded, and `CodecError` is raised if they do not contain their frames.
     """
 
     def __init__(
-        self, spec: FeatureSpec, stored: FeatureSpec, num_frames: int, *, strict: bool
+        self,
+        spec: FeatureSpec,
+        stored: FeatureSpec,
+        num_frames: int,
+        *,
+        strict: bool,
+        decodes: bool,
     ) -> None:
         self._left = num_frames
         self.changes: Counter[Change] = Counter()
         self.codecs: set[tuple[str, str]] = set()  # that are not the feature's
-        self._spec, self._stored, self._strict = spec, stored, strict
+        self._spec, self._stored, self._strict, self._decodes = spec, stored, strict, decodes
         self._config = VideoConfig.from_json(spec.codec[0]) if spec.is_video else None
         self._known = VideoConfig.from_json(stored.codec[0]).decoding if stored.is_video else None
 
@@ -59,6 +70,10 @@ class SourceVideo:
             if config is not None and config.decoding != self._known:
                 self.codecs.add((self._spec.name, f"{config.codec} {config.pixel_format}"))
                 part = replace(part, config=config)
+            if self._decodes and config is not None:
+                with located(CodecError, file=getattr(part, "file", None), feature=self._spec.name):
+                    for gop in _gops(replace(part, config=config)):
+                        self._decoder(gop).skip(gop.num_frames)
             yield part
 
     def frames(self, parts: Iterable[Part]) -> Iterator[npt.NDArray[Any]]:
@@ -71,10 +86,9 @@ class SourceVideo:
             config = part.config or self._config
             assert isinstance(part, Gop)
             assert config is not None
-            height, width = (n or 0 for n in self._spec.shape[:2])
-            gop = GopFrames(config, height, width, part.packets, part.order)
+            gop = self._decoder(replace(part, config=config))
             for _ in range(part.num_frames):
-                out = np.empty(config.shape(height, width), config.dtype)
+                out = np.empty([n or 0 for n in self._spec.shape], config.dtype)
                 gop.read_into(out)
                 yield out
 
@@ -91,6 +105,12 @@ class SourceVideo:
                 got=f"{abs(self._left)} frames {'too many' if self._left < 0 else 'missing'}",
             )
 
+    def _decoder(self, gop: Gop) -> GopFrames:
+        config = gop.config
+        assert config is not None
+        height, width = (n or 0 for n in self._spec.shape[:2])
+        return GopFrames(config, height, width, gop.packets, gop.order)
+
     def _count(self, frame: DecodedFrame) -> None:
         change = Change(self._spec.name, frame.codec, frame.reason, frame.rounded)
         self.changes[change] += 1
@@ -102,6 +122,25 @@ class SourceVideo:
                 expected="packets that can be stored, or a lossless codec",
                 got=f"{frame.codec}, to {_described(self._stored)}",
             )
+
+
+def _gops(part: Gop | ReferencedGops) -> Iterator[Gop]:
+    """Yield the groups of pictures with their packets, read from the external file."""
+    if isinstance(part, Gop):
+        yield part
+        return
+    assert part.config is not None
+    form, places = packet_format(part.config.codec, part.extradata), [*part.first, len(part.starts)]
+    with opened(Path(part.file)) as file:
+        for begin, stop in pairwise(places):
+            packets: list[bytes] = []
+            for start, size in zip(part.starts[begin:stop], part.sizes[begin:stop], strict=True):
+                file.seek(int(start))
+                packets.append(form.bare_packet(file.read(int(size)), not packets))
+            try:
+                yield Gop(tuple(packets), tuple(part.order[begin:stop].tolist()), part.config)
+            except ValueError as error:
+                raise CodecError("cannot decode video packets", got=str(error)) from error
 
 
 def with_changes(inventory: Inventory, changes: Mapping[Change, int], schema: Schema) -> Inventory:

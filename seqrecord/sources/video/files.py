@@ -17,10 +17,11 @@ from seqrecord.sources.video.frames import UPRIGHT, Turn, VideoForms
 from seqrecord.sources.video.mp4_boxes import check_boxes
 from seqrecord.sources.video.order import MAX_LEADING, FrameOrder, VideoPacket, marked
 
-VIDEO_ENDINGS = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi")
+VIDEO_ENDINGS = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".ts", ".gif")
 """File name endings of videos, in lower case."""
 
-_CONTAINERS = "mov,matroska,avi"  # FFmpeg's formats, none that refers to other files
+_CONTAINERS = "mov,matroska,avi,mpegts,gif"  # FFmpeg's formats, none that refers to other files
+COPY = "copy its readable part, `ffmpeg -i IN -c copy OUT`"
 _REORDERING = ("h264", "hevc")  # packets of AV1 and VP9 are in display order
 _SEEKS = 4
 _BUFFER_BYTES = 1 << 20  # read at once from a URL
@@ -30,7 +31,7 @@ _RANGES = {1: "limited", 2: "full"}
 
 
 class VideoFile:
-    """A video stream of an MP4, MOV, Matroska, WebM or AVI file; close it after use.
+    """A video stream of a file with one of `VIDEO_ENDINGS`; close it after use.
 
     ::
 
@@ -264,7 +265,9 @@ class VideoFile:
                     continue  # end of the stream
                 data = bytes(packet)
                 if packet.is_corrupt:
-                    raise SourceError("truncated video", file=str(self.path), offset=packet.pos)
+                    raise SourceError(
+                        f"truncated video; {COPY}", file=str(self.path), offset=packet.pos
+                    )
                 tick = packet.dts if packet.pts is None else packet.pts
                 if tick is None:
                     raise SourceError("video frame without a time", file=str(self.path))

@@ -16,7 +16,7 @@ from seqrecord.codecs.video.decoding import display_order
 from seqrecord.codecs.video.gops import MAX_GOP_PACKETS
 from seqrecord.codecs.video.packages import video_errors
 from seqrecord.codecs.video.packets import PacketFormat, Start
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
 
 _logger = logging.getLogger("seqrecord")
 
@@ -128,34 +128,37 @@ class FrameOrder:
             self._is_proved = not self._is_wrong  # the container has display times
             return group
         if self._is_wrong and not group[0].is_cut and not any_order:
-            raise self._refused("a group of pictures is too long to be ordered by decoding")
+            raise self._too_long()
         is_tried = has_b in self._tried and not self._is_wrong
         if is_tried or not group[0].is_cut or not (has_b or self._is_declared):
             return group
-        try:
-            bare = (self._format.bare_packet(p.data, i == 0) for i, p in enumerate(group))
-            order = display_order(self._codec, bare)
-        except video_errors() as error:
-            raise self._refused(str(error)[:200]) from error
-        if order == (visible if is_whole else sorted(order)):
+        with located(SourceError, file=str(self._path)):
+            try:
+                bare = (self._format.bare_packet(p.data, i == 0) for i, p in enumerate(group))
+                order = display_order(self._codec, bare)
+            except video_errors() as error:
+                raise SourceError("cannot decode the video", got=str(error)[:200]) from error
+            if is_whole and sorted(order) != visible:
+                expected = f"{len(visible)} frames"
+                raise SourceError("cannot decode all frames", expected=expected, got=len(order))
+        if order == sorted(order):
             self._tried.add(has_b)
             self._is_proved = has_b and not self._is_wrong
             return group
+        if not (is_whole or any_order):
+            raise self._too_long()
         if not self._is_wrong:
             _logger.info("%s: display times are missing; ordered by decoding", self._path)
         self._is_wrong = True
-        if is_whole and sorted(order) == visible:
-            shown = [i for i in order if group[i].is_shown]
-            for i, tick in zip(shown, sorted(group[i].tick for i in shown), strict=True):
-                group[i] = group[i]._replace(tick=tick)
-        elif is_whole or not any_order:
-            raise self._refused(f"{len(order)} of {len(visible)} frames decoded")
+        shown = [i for i in order if group[i].is_shown] if is_whole else []
+        for i, tick in zip(shown, sorted(group[i].tick for i in shown), strict=True):
+            group[i] = group[i]._replace(tick=tick)
         return group
 
-    def _refused(self, got: str) -> SourceError:
+    def _too_long(self) -> SourceError:
         return SourceError(
-            "the video has B-frames but no display times, and their order cannot be found by "
+            "the video has no display times, and a group of pictures is too long to be ordered by "
             "decoding; re-encode it, `ffmpeg -fflags +genpts -i IN -c:v libx264 OUT.mp4`",
             file=str(self._path),
-            got=got,
+            expected=f"keyframes at most {MAX_GOP_PACKETS} packets apart",
         )

@@ -23,7 +23,7 @@ from seqrecord.sources.common.originals import FirstError, Originals, find_files
 from seqrecord.sources.common.references import external_files, identity_of_files
 from seqrecord.sources.common.specs import chosen_names, feature_spec
 from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
-from seqrecord.sources.video.files import VIDEO_ENDINGS, VideoFile
+from seqrecord.sources.video.files import COPY, VIDEO_ENDINGS, VideoFile
 from seqrecord.sources.video.streams import own_config, read_gops, video_spec
 from seqrecord.sources.video.tables import read_references, read_table
 from seqrecord.text import counted, repr_of
@@ -36,7 +36,7 @@ _TIME = "timestamp"
 
 @dataclass(frozen=True)
 class VideoSource(Originals):
-    """Video files: MP4, MOV, Matroska, WebM and AVI.
+    """Video files: MP4, MOV, Matroska, WebM, AVI, MPEG-TS and GIF.
 
     ::
 
@@ -175,10 +175,22 @@ class VideoSource(Originals):
                 raise SourceError("the folder lacks a camera's video", file=str(folder))
             with VideoFile(files[spec.name], self.stream) as file:
                 config = own_config(file, spec)
+                listed, count = file.known_count(), 0
+                parts: Iterator[Gop | ReferencedGops | DecodedFrame]
                 if self.in_place and spec.is_video:
-                    yield read_references(file, read_table(file), config=config)
+                    parts = iter((read_references(file, read_table(file), config=config),))
                 else:
-                    yield from read_gops(file, config=config, is_deep=not spec.is_video)
+                    parts = read_gops(file, config=config, is_deep=not spec.is_video)
+                for part in parts:
+                    count += int(np.sum(part.num_frames))
+                    yield part
+                if listed not in (None, count):
+                    raise SourceError(
+                        f"damaged video: its tables have another number of frames; {COPY}",
+                        file=str(files[spec.name]),
+                        expected=listed,
+                        got=count,
+                    )
 
     def _paths(self) -> Iterator[Path]:
         return (path for files in self._files.values() for path in files.values())
@@ -245,7 +257,7 @@ def _is_video(path: Path) -> bool:
 
 FORMAT = SourceFormat(
     "videos",
-    "NAME.mp4, .mov, .mkv, .webm or .avi",
+    "NAME.mp4, .mov, .mkv, .webm, .avi, .ts or .gif",
     VideoSource,
     options=("by_folder", "stream", "dtype"),
     takes_files=True,

@@ -52,7 +52,7 @@ _GREY_NDIM = 2
 _DEEP = "dtype=uint16 decodes them"
 _TURNED = "the file rotates or mirrors them"
 _OTHERS = "h264"  # target for codecs that are not kept
-_LOSSLESS = ("ffv1", "huffyuv", "ffvhuff", "rawvideo", "png")
+_LOSSLESS = ("ffv1", "huffyuv", "ffvhuff", "rawvideo", "png", "gif")
 
 _Wanted: TypeAlias = "tuple[VideoPacket, bool]"
 """A packet, and whether its frame is selected."""
@@ -344,7 +344,9 @@ def _passed_through(file: VideoFile, group: list[_Wanted], rows: _RowFrames) -> 
         order[i] = number
     stop = max(i for _, i in shown) + 1  # frames refer to earlier packets only
     packets = (file.bare_packet(packet.data, i == 0) for i, (packet, _) in enumerate(group[:stop]))
-    yield Gop(tuple(packets), tuple(order[:stop]))
+    with _source_errors():  # an empty packet
+        gop = Gop(tuple(packets), tuple(order[:stop]))
+    yield gop
 
 
 def _redrawn(

@@ -19,7 +19,7 @@ from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ReferencedGops
 from seqrecord.processes.forks import cached_property
 from seqrecord.sources.common.remote import remote_files
-from seqrecord.sources.video.files import VideoFile
+from seqrecord.sources.video.files import COPY, VideoFile
 from seqrecord.sources.video.frames import UPRIGHT
 from seqrecord.sources.video.streams import NO_FRAME, TOLERANCE
 
@@ -89,7 +89,7 @@ def read_table(file: VideoFile) -> PacketTable:
         if outside.any():
             at = int(np.argmax(outside))
             raise SourceError(
-                "truncated video or invalid tables: packets outside of the file",
+                f"truncated video or invalid tables: packets outside of the file; {COPY}",
                 file=str(file.path),
                 offset=int(starts[at]),
                 expected=f"packets up to byte {file.nbytes}",
