@@ -455,6 +455,19 @@ def test_a_plan_stays_within_the_limit_or_the_error_names_the_least(
             assert used <= limit
 
 
+def test_refused_memory_names_the_limit(root: Path) -> None:
+    sizes = [0]
+
+    def refuse(frame: dict[str, Any]) -> dict[str, Any]:
+        np.empty(sizes[0], np.uint8)
+        return frame
+
+    pipe = SeqRecordPipe(root, clip_len=2, frame_transform=refuse)
+    sizes[0] = 1 << 60
+    with pytest.raises(MemoryLimitError, match=r"a smaller memory_limit .* Unable to allocate"):
+        list(pipe)
+
+
 # ---- predicted and measured
 
 _RUN = """

@@ -23,7 +23,7 @@ from seqrecord.engine.calls import Calls
 from seqrecord.engine.crops import Crop
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.vectors import NO_STEPS, VectorSteps
-from seqrecord.errors import ClipError
+from seqrecord.errors import ClipError, MemoryLimitError
 from seqrecord.processes.threads import ThreadPool
 from seqrecord.sampling.plan import Clips
 
@@ -331,6 +331,8 @@ class Channel:
         try:
             if isinstance(error, StopIteration):  # raised by a user function; not the end
                 raise ClipError("a user function raised StopIteration") from error
+            if isinstance(error, MemoryError):
+                raise no_memory(error) from error
             raise error
         finally:
             del error  # its traceback refers to this frame
@@ -372,3 +374,12 @@ class Channel:
 
 def _no_batch(number: int) -> OpenBatch:
     raise ClosedError(number)
+
+
+def no_memory(error: MemoryError) -> MemoryLimitError:
+    """The error for an allocation that the system refused."""
+    return MemoryLimitError(
+        "the system refused memory for frames or batches",
+        expected="a smaller memory_limit or batch_size, or fewer workers",
+        got=str(error) or "MemoryError",
+    )

@@ -23,7 +23,7 @@ import torch
 
 from seqrecord.clips.frames import ClipFrames
 from seqrecord.clips.tables import IntArray
-from seqrecord.engine.batches import Batch, BatchForm, Channel, ClosedError, OpenBatch
+from seqrecord.engine.batches import Batch, BatchForm, Channel, ClosedError, OpenBatch, no_memory
 from seqrecord.engine.buffers import BufferCache, BufferNeeds, Buffers, GroupRows, HostBuffers
 from seqrecord.engine.calls import DrawClips
 from seqrecord.engine.device.streams import SideStream
@@ -133,7 +133,10 @@ class Execution:
             from seqrecord.engine.device.buffers import DeviceBuffers
 
             make = partial(DeviceBuffers, stream=stream)
-        self.buffers = kept.acquire(_needs(job, resources), make)
+        try:
+            self.buffers = kept.acquire(_needs(job, resources), make)
+        except MemoryError as error:
+            raise no_memory(error) from error
         self._kept = weakref.ref(kept)
         stats.watch(job.dataset.contents.storage.counters)
 

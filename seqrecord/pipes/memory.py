@@ -8,7 +8,7 @@ from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.arrays import bytes_by_group, groups_of
 from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.selection import Selection
-from seqrecord.processes.machine import local_ranks, usable_memory
+from seqrecord.processes.machine import local_ranks, process_memory, usable_memory
 from seqrecord.reading.chunk_sizes import (
     chunk_bytes,
     decoder_bytes,
@@ -27,27 +27,30 @@ _MUCH, _TOO_MUCH = 0.5, 0.8  # of the machine's memory
 def check_machine(nbytes: int, url: str) -> None:
     """Check the memory of all ranks and workers on this machine, `nbytes` each.
 
-    Logs a warning above half of the machine's memory. Raises `MemoryLimitError` above 80 %.
+    The processes themselves (Python, torch, the model) take as much as this one at the first call.
+    Logs a warning if loaders take over half of the rest. Raises `MemoryLimitError` above 80 %.
     """
-    info = get_worker_info()
-    processes = local_ranks() * (1 if info is None else info.num_workers)
-    memory = usable_memory()
-    share = processes * nbytes / memory
-    if share <= _MUCH:
+    info, ranks = get_worker_info(), local_ranks()
+    loaders = ranks * (1 if info is None else info.num_workers)
+    processes = loaders + (0 if info is None else ranks)  # a worker's parent has no loader
+    own, memory = process_memory(), usable_memory()
+    left = max(0, memory - processes * own)
+    if loaders * nbytes <= _MUCH * left:
         return
-    each = f"{format_size(nbytes)} for each process here, {processes} in all"
-    most = int(_TOO_MUCH * memory / processes)
-    if share > _TOO_MUCH:
+    each = f"{format_size(nbytes)} for each loader here, {loaders} in all"
+    free = f"{format_size(memory)} without {processes} x {format_size(own)} of the processes"
+    most = int(_TOO_MUCH * left / loaders)
+    if loaders * nbytes > _TOO_MUCH * left:
         raise MemoryLimitError(
             "frames, batches and reads would take too much of this machine's memory",
             file=url,
-            expected=f"at most {_TOO_MUCH:.0%} of {format_size(memory)}: memory_limit={most} "
+            expected=f"at most {_TOO_MUCH:.0%} of {free}: memory_limit={most} "
             f"({format_size(most)}), fewer workers or smaller batches",
             got=each,
         )
     warn_once(
-        f"{url}: frames, batches and reads take {share:.0%} of this machine's memory: {each}; "
-        "a smaller memory_limit or fewer workers take less"
+        f"{url}: frames, batches and reads take {loaders * nbytes / left:.0%} of this machine's "
+        f"memory, {free}: {each}; a smaller memory_limit or fewer workers take less"
     )
 
 

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
+from seqrecord.processes.forks import PerProcess
+
 # Number of ranks on this machine: torchrun and Accelerate, Open MPI, MPICH and Intel MPI, MVAPICH.
 _LOCAL_RANKS = (
     "LOCAL_WORLD_SIZE",
@@ -55,6 +57,22 @@ def usable_memory(*, root: Path | None = None) -> int:
             limit = _number((_text(folder / name) or "").strip())
             limits += [limit] if limit is not None else []
     return min(limits)
+
+
+def process_memory() -> int:
+    """Bytes of this process's own memory at the first call, without files; 0 if unknown.
+
+    Memory shared with other processes, such as a forked worker's parent, counts in parts (PSS).
+    """
+    return _process_memory.get()
+
+
+def _anonymous() -> int:
+    found = re.search(r"^Pss_Anon: *(\d+) kB$", _text(Path("/proc/self/smaps_rollup")) or "", re.M)
+    return 0 if found is None else int(found[1]) << 10
+
+
+_process_memory = PerProcess(_anonymous)
 
 
 def _allowed() -> int:
