@@ -18,7 +18,10 @@ import torch
 import seqrecord
 from seqrecord import ClipError, EngineOptions, NotFoundError, SeqRecordIterableDataset, bench
 from seqrecord.errors import MemoryLimitError
-from seqrecord.profiler.bench import BenchOptions, StepTimes, advise, measure
+from seqrecord.profiler.advice import Sizes, advise
+from seqrecord.profiler.bench import BenchOptions, StepTimes, measure
+from seqrecord.reading.summary import FeatureSummary
+from seqrecord.schema import FeatureSpec
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.storage.ranges import ByteRange
 from tests.command_line import fail, run
@@ -215,40 +218,78 @@ DECODES = {**LOADS, "decode_seconds": 9.0, "fetch_seconds": 1.0}
 BY_FEATURE = {**DECODES, "decode_seconds_by_feature": {"image": 2.0, "flow": 6.0}}
 
 
+GIB = 1 << 30
+CODECS: dict[str, Any] = {
+    "image": ({"id": "zstd", "level": 3},),
+    "flow": ({"id": "zstd", "level": 3},),
+    "video": ({"id": "video", "codec": "h264"},),
+    "raw": (),
+}
+
+
+def sizes(stored: dict[str, float], raw: float = 30, disk: float = 100, memory: int = 8) -> Sizes:
+    """Features of `stored` GiB each, `raw` GiB decoded."""
+    features = {
+        name: FeatureSummary(
+            FeatureSpec(f"stored_{name}", np.dtype(np.uint8), (64, 64, 3), codec=CODECS[name]),
+            *(10, 0, int(size * GIB), int(raw * GIB)),
+        )
+        for name, size in stored.items()
+    }
+    total = sum(feature.stored_bytes for feature in features.values())
+    return Sizes(features, total, disk * GIB, memory * GIB)
+
+
+USUAL = sizes({"image": 10, "flow": 10})
 LONG_READS = {**DECODES, "fetch_seconds": 36.0}
 ADVICE: list[tuple[dict[str, Any], tuple[int, int, int], list[str]]] = [
     (DECODES, (1, 0, 30), ["the consumer is the bottleneck", "97 %"]),
     (DECODES, (2, 6, 2), ["copying to the device is the bottleneck", "80 %"]),
-    (DECODES, (9, 0, 1), ["waits for data 90 %", "Decoding", "90 %", "`seqrecord write"]),
+    (DECODES, (9, 0, 1), ["waits for data 90 %", "Decoding", "90 %", "Write smaller frames"]),
     (BY_FEATURE, (9, 0, 1), ["Decoding", "75 % of that for flow"]),
-    (BY_FEATURE, (9, 0, 1), ["`seqrecord write --codec flow=fast`"]),
+    (BY_FEATURE, (9, 0, 1), ["`seqrecord write --codec stored_flow=fast`: up to 40.0 GiB instead"]),
     (DECODES, (9, 0, 1), ["2 of 4 cores are in use"]),
-    (LONG_READS, (9, 0, 1), ["Reading", "80 %", "local disk"]),
-    ({**LONG_READS, "is_local": True}, (9, 0, 1), ["larger chunks"]),
+    (LONG_READS, (9, 0, 1), ["Reading", "80 %", "Copy the dataset (20.0 GiB) to a local disk"]),
+    ({**LONG_READS, "is_local": True}, (9, 0, 1), ["larger chunks", "--codec stored_image=small"]),
     ({**DECODES, "gather_seconds": 6.0}, (9, 0, 1), ["Copying clips into batches", "60 %"]),
     ({"batches": 50}, (9, 0, 1), ["waits for data 90 %"]),  # an engine with fewer counters
     ({"batches": 50}, (0, 0, 0), ["the consumer is the bottleneck"]),
 ]
+TOO_LARGE: list[tuple[str, Sizes, str]] = [  # the slowest feature
+    ("video", sizes({"video": 0.25}, raw=27), "A lossless codec for video takes up to 27.0 GiB"),
+    ("video", sizes({"video": 10}, raw=30, disk=20), "up to 30.0 GiB instead of 10.0 GiB: write"),
+    ("raw", sizes({"raw": 30}), "Write smaller frames"),
+    ("unknown", USUAL, "Write smaller frames"),
+]
 
 
 def test_advice() -> None:
+    times = ("waiting", "copying", "consuming")
+    options: dict[str, Any] = {"seconds": 10.0, "threads": 2, "cores": 4, "sizes": USUAL}
     for stats, step, words in ADVICE:
-        times = dict(zip(("waiting", "copying", "consuming"), step, strict=True))
-        is_local = stats.get("is_local", False)
-        options = {"median_wait": step[0], "seconds": 10.0, "threads": 2, "cores": 4}
-        [line] = advise(stats, is_local=is_local, **times, **options)  # type: ignore[arg-type]
+        options |= {"is_local": stats.get("is_local", False), **dict(zip(times, step, strict=True))}
+        [line] = advise(stats, median_wait=step[0], **options)
         assert all(word in line for word in words), line
         assert "\n" not in line
-        assert not (is_local and "local disk" in line)
-    # More memory helps if loads waited for memory.
-    bursts = ((9.0, 1, 0), (3.1, 1, 0), (2.9, 1, 1), (0.0, 1, 1), (0.0, 0, 0))
-    same: dict[str, Any] = {"waiting": 9.0, "copying": 0.0, "consuming": 9.0, "seconds": 18.0}
-    same |= {"threads": 2, "cores": 2, "is_local": True}
-    for median, throttled, more in bursts:
-        stats = {**DECODES, "loads_throttled": throttled}
+        assert not (options["is_local"] and "local disk" in line)
+    # More memory helps if loads waited for memory, and if the machine has it.
+    same: dict[str, Any] = {**options, "waiting": 9.0, "consuming": 9.0, "is_local": True}
+    bursts = [(9.0, 1, 2, 0), (3.1, 1, 2, 0), (2.9, 1, 2, 1), (0.0, 1, 4, 1), (0.0, 0, 2, 0)]
+    for median, throttled, limit, more in [*bursts, (0.0, 1, 5, 0)]:
+        stats = {**DECODES, "loads_throttled": throttled, "memory_limit": limit * GIB}
         _, *lines = advise(stats, median_wait=median, **same)
         assert len(lines) == more
-        assert all("increase `memory_limit`" in line for line in lines)
+        assert all(f"increase `memory_limit` to {2 * limit}.0 GiB" in line for line in lines)
+    # No advice without the space for it.
+    for name, limits, words in TOO_LARGE:
+        same["sizes"], stats = limits, {**DECODES, "decode_seconds_by_feature": {name: 9.0}}
+        [line] = advise(stats, median_wait=9, **same)
+        assert words in line
+        assert "--codec" not in line
+    for limits in (sizes({"image": 20}, disk=10), sizes({"video": 20})):
+        [line] = advise(LONG_READS, median_wait=9, **{**same, "sizes": limits})
+        assert "--codec" not in line
+        assert ("larger chunks" in line) == (limits.disk > limits.stored)
 
 
 def test_the_command(dataset: Path) -> None:
@@ -265,6 +306,32 @@ def test_the_command(dataset: Path) -> None:
         assert word in result.stdout
     assert not any(line.startswith("  copy to device") for line in lines)
     assert "2/2 batches" in result.stderr
+
+
+LOADER: list[tuple[list[Any], dict[str, Any]]] = [
+    (["windows={pose: {start: -1, stop: 2}}", "pad=edge"], {"pad": "edge", "num_frames": 60}),
+    (["resize={image_left: [16, 8]}", "clip_len=2"], {"resize": "{'image_left': (16, 8)}"}),
+    (["clip_len=[2, 4]", "frames_per_batch=8"], {"frames_per_batch": "8", "batch_size": None}),
+    (["engine={num_cursors: 1}", "clip_len=4"], {"num_threads": 1}),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), LOADER)
+def test_arguments_of_the_loader(dataset: Path, given: list[str], expected: dict[str, Any]) -> None:
+    options = ["--features", "image_left,pose", "--threads", 1, "--json", "--quiet"]
+    loader = [word for text in given for word in ("--loader", text)]
+    report = json.loads(run("bench", dataset, *options, *loader).stdout)
+    found = {**report, **report["settings"]}
+    assert {name: found[name] for name in expected} == expected
+    assert ("num_cursors=1" in found.get("engine", "")) == ("engine" in given[0])
+
+
+def test_wrong_arguments_of_the_loader(dataset: Path) -> None:
+    wrong = ("padd=edge: pad", "pad=both: 'before'", "pad: NAME=VALUE", "windows={a: YAML")
+    for text, _, message in (one.partition(": ") for one in wrong):
+        assert message in fail("bench", dataset, "--loader", text, code=2)
+    twice = ["--batch-size", 3, "--loader", "batch_size=2"]
+    assert "batch_size is given" in fail("bench", dataset, *twice, code=2)
 
 
 def test_the_command_as_json_and_a_trace(dataset: Path, tmp_path: Path) -> None:

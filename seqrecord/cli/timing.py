@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from functools import reduce
 from time import perf_counter
 from typing import Any
@@ -13,25 +13,59 @@ import click
 
 from seqrecord.cli.arguments import AT_LEAST_1, BYTE_SIZE, common, feature_names
 from seqrecord.cli.terminal import Command, ProgressBar
+from seqrecord.errors import ClipError
 from seqrecord.indexing.opening import open as open_dataset
-from seqrecord.pipes.options import EngineOptions
+from seqrecord.pipes.options import EngineOptions, LoaderOptions, check_option
 from seqrecord.profiler.bench import bench as run_bench
+
+
+def _parse_arguments(values: Sequence[str]) -> dict[str, Any]:
+    """Parse `NAME=VALUE` to arguments of a loader, as in a mix file."""
+    if not values:
+        return {}
+    from seqrecord.pipes.mixing.file_source import OF_PYTHON  # imports torch, which takes seconds
+    from seqrecord.pipes.mixing.file_values import check_keys, python_value
+    from seqrecord.pipes.mixing.yaml_file import yaml_value
+
+    known = {item.name for item in fields(LoaderOptions)}.difference(OF_PYTHON)
+    found: dict[str, Any] = {}
+    for text in values:
+        name, equals, value = text.partition("=")
+        if not equals or name in found:
+            problem = f"two values for {name}" if equals else f"expected NAME=VALUE, got {text!r}"
+            raise click.BadParameter(problem)
+        try:
+            check_keys("a loader has no such argument", [name], known)
+            found[name] = check_option(name, python_value(name, yaml_value(value)))
+        except ClipError as error:
+            raise click.BadParameter(str(error)) from error
+    return found
+
 
 _CLIPS = (
     click.argument("path"),
     click.option("--clip-len", type=AT_LEAST_1, help="Frames per clip. [16]"),
-    click.option("--stride", type=AT_LEAST_1, default=1, help="Frames between starts of clips."),
+    click.option("--stride", type=AT_LEAST_1, help="Frames between starts of clips. [1]"),
     click.option("--split", metavar="NAME", help="Read this split only."),
     click.option("--episodes", metavar="GLOB", help="Read episodes with matching keys only."),
     feature_names("Features to read."),
-    click.option("--batch-size", type=AT_LEAST_1, default=4, help="Clips per batch."),
+    click.option("--batch-size", type=AT_LEAST_1, help="Clips per batch. [4]"),
     click.option(
         "--memory-limit",
         type=BYTE_SIZE,
         help="Memory for frames, batches and reads in flight. [2 GiB, or more to mix batches well]",
     ),
     click.option("--no-shuffle", is_flag=True, help="Read episodes in order."),
-    click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the order."),
+    click.option("--seed", type=click.IntRange(min=0), help="Seed of the order. [0]"),
+    click.option(
+        "--loader",
+        "arguments",
+        metavar="NAME=VALUE",
+        multiple=True,
+        callback=lambda _ctx, _param, values: _parse_arguments(values),
+        help="Another argument of the loader, as in mix files (repeatable): pad=edge, "
+        "'windows={front: [-1, 0]}', 'resize=[224, 224]'.",
+    ),
     click.option("--threads", "num_threads", type=AT_LEAST_1, help="Threads. [number of cores]"),
     click.option("--cache-dir", metavar="DIR", help="Cache reads of a remote dataset in DIR."),
     click.option(
@@ -61,7 +95,6 @@ def _of_clips(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--quiet", is_flag=True, help="Hide the progress bar.")
 def bench(
     path: str,
-    batch_size: int,
     no_shuffle: bool,
     num_threads: int | None,
     device: str,
@@ -72,16 +105,28 @@ def bench(
     as_json: bool,
     quiet: bool,
     storage_options: dict[str, Any] | None,
+    arguments: dict[str, Any],
     **options: Any,
 ) -> None:
     """Time a loader and name its bottleneck.
 
     Streams one epoch, prints the waiting time of steps and suggests the first setting to change.
     """
+    tuning = {"num_threads": num_threads, "trace": trace}
+    given = {name: value for name, value in tuning.items() if value is not None}
+    engine = replace(arguments.pop("engine", None) or EngineOptions(), **given)
+    options |= {
+        "shuffle": False if no_shuffle else None,
+        "device": None if device == "cpu" else device,
+    }
+    options = {name: value for name, value in options.items() if value is not None}
+    if twice := sorted(options.keys() & arguments):
+        raise click.UsageError(f"{twice[0]} is given as an option and with --loader; expected once")
+    options |= arguments if engine == EngineOptions() else {**arguments, "engine": engine}
     with ProgressBar("batches", quiet=quiet) as bar:
 
         def show(done: int, total: int) -> None:
-            bar.show(done, total, f"{done * batch_size / max(bar.seconds, 1e-3):.0f} clips/s")
+            bar.show(done, total, f"{done / max(bar.seconds, 1e-3):.1f}/s")
 
         begin = perf_counter()
         dataset = open_dataset(
@@ -90,12 +135,8 @@ def bench(
         opened = perf_counter() - begin
         report = run_bench(
             dataset,
-            batch_size=batch_size,
-            shuffle=not no_shuffle,
-            device=None if device == "cpu" else device,
             consumer_seconds=consumer_ms / 1e3,
             progress=show,
-            engine=EngineOptions(num_threads=num_threads, trace=trace),
             **options,
         )
     report = replace(report, open_seconds=opened + report.open_seconds)

@@ -229,6 +229,7 @@ class ClipLoader:
             "times_without_frame": self._iteration.times_without_frame,
             "episodes_too_short": clips.num_short_episodes,
             **self.unused(epoch),
+            "memory_limit": self.planner.limit(1),
             **self.residency(),
         }
 

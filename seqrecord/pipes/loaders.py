@@ -162,8 +162,9 @@ class EpochStream:
           `epoch_seconds`, from the epoch's start to the last batch; `waiting_percent` of it in
           which the training waited for batches, including the first one; and the `bottleneck`, as
           text.
-        - Memory: `features_resident`, features whose frames stay in memory for later epochs;
-          `features_redecoded`, features decoded anew in every epoch.
+        - Memory: `memory_limit`, of a process without workers, in bytes; `features_resident`,
+          features whose frames stay in memory for later epochs; `features_redecoded`, features
+          decoded anew in every epoch.
         - Skipped clips: `episodes_too_short`; `clips_incomplete`, with a frame that lacks a
           feature; `clips_outside`, with a window beyond the episode; `clips_dropped` by
           `drop_last`.

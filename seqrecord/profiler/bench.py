@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from seqrecord.engine.stats import STAGES, Stage, bottleneck
+from seqrecord.engine.stats import STAGES, bottleneck
 from seqrecord.pipes.arguments import takes_arguments
 from seqrecord.processes.machine import usable_cores
+from seqrecord.profiler.advice import Sizes, advise
 from seqrecord.profiler.options import ToolOptions
 from seqrecord.reading.dataset import DatasetLike
 from seqrecord.text import counted, percent, shown_place
@@ -28,9 +29,7 @@ from seqrecord.units import check_amount, check_integer, format_size
 if TYPE_CHECKING:
     from seqrecord.pipes.loaders import SeqRecordIterableDataset
 
-_FEW_BATCHES = 10
 _ALONE = 20  # steps with one batch
-_BURSTS = 3  # ratio of mean and median wait that shows bursts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +185,7 @@ def _report(
         threads=settings["num_threads"] or cores,
         cores=cores,
         is_local=stream.dataset.contents.chunks.is_local,
+        sizes=Sizes.of(stream),
     )
     return BenchReport(
         url=stream.dataset.url,
@@ -368,96 +368,3 @@ class BenchReport:
             )
             lines.append(f"  {name:<18}{cells}{100 * times.mean / whole:7.0f} %")
         return lines
-
-
-def advise(
-    stats: Mapping[str, Any],
-    *,
-    waiting: float,
-    median_wait: float,
-    copying: float,
-    consuming: float,
-    seconds: float,
-    threads: int,
-    cores: int,
-    is_local: bool,
-) -> tuple[str, ...]:
-    """Describe the bottleneck and its remedy, and other findings; one line each.
-
-    Args:
-        stats: counters of the loader; see `SeqRecordPipe.stats`.
-        waiting, copying, consuming: seconds of a mean step: waiting for data, waiting for the copy
-            to the device, working.
-        median_wait: like `waiting`, of the median step.
-        seconds: duration of the iteration.
-        threads: threads of the loader.
-        cores: usable cores of the process.
-        is_local: whether the dataset is on a local disk.
-    """
-    step = waiting + copying + consuming or 1.0
-    lines = []
-    stage = bottleneck(stats, waiting=waiting, copying=copying, consuming=consuming)
-    if stage == "consumer":
-        lines.append(
-            f"the consumer is the bottleneck: it works {percent(consuming / step)} of the time. "
-            "No change of the loader will help."
-        )
-    elif stage == "device":
-        lines.append(
-            "copying to the device is the bottleneck: the consumer waits for it or for data "
-            f"{percent((waiting + copying) / step)} of the time. Copy fewer bytes: fewer "
-            "features, smaller frames, integers converted to floats on the device."
-        )
-    else:
-        lines.append(
-            f"the consumer waits for data {percent(waiting / step)} of the time. "
-            + _recommendation(stage, stats, seconds, threads, cores, is_local)
-        )
-        if waiting > _BURSTS * median_wait and stats.get("loads_throttled"):
-            lines.append(
-                "most steps wait little and a few wait long: increase `memory_limit`, so that the "
-                "loader runs further ahead."
-            )
-    if stats.get("batches", 0) < _FEW_BATCHES:
-        lines.append("too few batches for reliable figures: increase `max_batches`.")
-    return tuple(lines)
-
-
-def _recommendation(
-    stage: Stage,
-    stats: Mapping[str, Any],
-    seconds: float,
-    threads: int,
-    cores: int,
-    is_local: bool,
-) -> str:
-    fetching, decoding = stats.get("fetch_seconds", 0.0), stats.get("decode_seconds", 0.0)
-    if stage == "gather":
-        gathering = stats.get("gather_seconds", 0.0)
-        return (
-            f"Copying clips into batches is the bottleneck: {percent(gathering / seconds)} of the "
-            "time, limited by memory bandwidth. Copy less: fewer features, smaller frames "
-            "(`frame_transform`), a larger stride, shorter clips."
-        )
-    working = fetching + decoding or 1.0
-    if stage == "decode":
-        more = f"more threads ({threads} of {cores} cores are in use)"
-        less = "fewer features"
-        found = stats.get("decode_seconds_by_feature", {"": 0.0})
-        name = max(found, key=found.__getitem__)
-        most, codec = "", "fast"
-        if total := sum(found.values()):
-            codec = f"{name}=fast"  # a codec for all does not apply to images and video
-            most = f", {percent(found[name] / total)} of that for {name}" if len(found) > 1 else ""
-        return (
-            f"Decoding is the bottleneck: {percent(decoding / working)} of the loading threads' "
-            f"time{most}. Write with a faster codec (`seqrecord write --codec {codec}`) or smaller "
-            f"frames, or use {more if threads < cores else less}."
-        )
-    nearer = "Write it" if is_local else "Copy the dataset to a local disk, write it"
-    rate = stats.get("bytes_read", 0) / max(seconds, 1e-9) / 1e6
-    return (
-        f"Reading is the bottleneck: {percent(fetching / working)} of the loading threads' time, "
-        f"{rate:,.0f} MB/s. {nearer} with larger chunks "
-        "(`--chunk-frames`) or a stronger codec (`--codec small`), or read fewer features."
-    )

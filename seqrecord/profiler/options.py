@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from seqrecord.pipes.options import LoaderOptions
@@ -31,9 +31,14 @@ class ToolOptions(LoaderOptions):
         super().__post_init__()
 
     def settings(self, *names: str) -> dict[str, Any]:
-        """The arguments shown in a report: common ones, and `names`."""
-        keys = self.episodes
+        """The arguments shown in a report: common ones, `names`, and others as text if given."""
+        keys, common = self.episodes, (*_REPORTED, *names, "stride", "episodes")
+        others = [item for item in fields(LoaderOptions) if item.name not in common]
+        given = {item.name: (getattr(self, item.name), item.default) for item in others}
         return {
+            **{
+                name: repr_of(value) for name, (value, usual) in given.items() if value is not usual
+            },
             **{name: getattr(self, name) for name in (*_REPORTED, *names)},
             "stride": self.spec.stride,
             "episode_filter": keys if isinstance(keys, str | None) else repr_of(keys),

@@ -246,7 +246,7 @@ def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
         num_record_files=len(manifest.record_files),
         record_bytes=sum(file.size for file in manifest.record_files),
         index_bytes=sum(file.size for file in manifest.index.values()),
-        features=tuple(_feature(index, spec) for spec in reader.features.values()),
+        features=tuple(feature_summary(index, spec) for spec in reader.features.values()),
         clips=None if clip is None else _count_clips(reader, clip),
         commit=manifest.commit,
         earlier_commits=manifest.earlier_commits,
@@ -311,7 +311,8 @@ def _num_missing(index: Index, group: GroupIndex, feature: int) -> int:
     return count
 
 
-def _feature(index: Index, spec: FeatureSpec) -> FeatureSummary:
+def feature_summary(index: Index, spec: FeatureSpec) -> FeatureSummary:
+    """Counts and sizes of a feature of an index."""
     group, lengths = index.groups[spec.group], index.lengths(spec.name)
     num_missing = _num_missing(index, group, index.schema.position(spec.name))
     stored = int(lengths.sum(dtype=np.uint64))

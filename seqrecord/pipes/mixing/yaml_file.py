@@ -64,6 +64,11 @@ def read_yaml(path: Path) -> YamlDict:
     return value
 
 
+def yaml_value(text: str) -> Any:
+    """The value of a YAML text, such as `{front: [-1, 0]}`; raises `ClipError` like `read_yaml`."""
+    return plain(_Reader().value(_compose(text.encode()), 0))
+
+
 def plain(value: Any) -> Any:
     """A copy of a value with plain dicts."""
     if isinstance(value, dict):
