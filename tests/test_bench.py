@@ -281,10 +281,10 @@ def test_advice() -> None:
         assert len(lines) == more
         assert all(f"increase `memory_limit` to {2 * limit}.0 GiB" in line for line in lines)
     # No advice without the space for it.
-    for name, limits, words in TOO_LARGE:
+    for name, limits, expected in TOO_LARGE:
         same["sizes"], stats = limits, {**DECODES, "decode_seconds_by_feature": {name: 9.0}}
         [line] = advise(stats, median_wait=9, **same)
-        assert words in line
+        assert expected in line
         assert "--codec" not in line
     for limits in (sizes({"image": 20}, disk=10), sizes({"video": 20})):
         [line] = advise(LONG_READS, median_wait=9, **{**same, "sizes": limits})
