@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import itertools
+import logging
 import os
+import pickle
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -21,6 +27,7 @@ from seqrecord import convert
 from seqrecord.errors import DestinationError, SourceError
 from seqrecord.types import Progress
 from seqrecord.writing.clusters import open_cluster
+from seqrecord.writing.convert_jobs import write_copy
 from tests.made_source import MadeSource
 from tests.places import CLOUDS, Place
 from tests.services.process import wait_for
@@ -149,6 +156,142 @@ def test_a_connection_to_ray_whose_server_ends_is_retried(
     with contextlib.nullcontext() if opens else error, open_cluster("ray://host:1") as cluster:
         assert cluster.count == 2
     assert head.init.call_count == attempts
+
+
+class _FakeRay:
+    """Runs jobs in threads; the counter of frames is lost. `lost` is the error of all jobs."""
+
+    def __init__(self, lost: type[Exception] | None = None) -> None:
+        names = ("RayTaskError", "ActorDiedError", *_LOST)
+        ray_error = type("RayError", (Exception,), {})
+        self.exceptions = SimpleNamespace(
+            RayError=ray_error, **{name: type(name, (ray_error,), {}) for name in names}
+        )
+        self.lost = lost
+        self.grace_period: str | None = None
+        self.pool = ThreadPoolExecutor(2)
+
+    def init(self, *_: object, **__: object) -> contextlib.AbstractContextManager[object]:
+        self.grace_period = os.environ.get(_GRACE_PERIOD)
+        return self.pool
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 2.0}
+
+    def remote(self, *written: Any, **_: Any) -> Any:
+        return SimpleNamespace(remote=self._submit) if written else lambda _: self.remote(MagicMock)
+
+    def _submit(self, *args: Any) -> Any:
+        if not args:
+            return MagicMock()  # the counter
+        job, _ = args
+        future: Future[Any] = Future()
+        if self.lost is None:
+            future = self.pool.submit(write_copy, job)
+        else:
+            future.set_exception(self.lost("gone"))
+        return SimpleNamespace(future=lambda: future)
+
+    def wait(self, refs: list[Any], **_: object) -> tuple[list[Any], list[Any]]:
+        return refs, []
+
+    def get(self, _: object) -> object:
+        raise self.exceptions.ActorDiedError
+
+    def cancel(self, _: object) -> None:
+        raise ConnectionError
+
+
+_GRACE_PERIOD = "RAY_CLIENT_RECONNECT_GRACE_PERIOD"
+_LOST = (
+    *("WorkerCrashedError", "NodeDiedError", "OutOfMemoryError", "OwnerDiedError"),
+    *("ObjectLostError", "LocalRayletDiedError"),
+)
+
+
+@pytest.mark.parametrize("period", ["1", "20"])
+def test_a_lost_counter_of_ray_costs_progress_only(
+    period: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's server ends jobs of a killed command after a second, or the user's time."""
+    if period == "1":
+        monkeypatch.delenv(_GRACE_PERIOD, raising=False)
+    else:
+        monkeypatch.setenv(_GRACE_PERIOD, period)
+    before = os.environ.get(_GRACE_PERIOD)
+    ray = _FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    report = convert(MadeSource(), tmp_path / "d", executor="ray://host:1", **SMALL)
+    assert report.manifest.num_frames == sum(MadeSource().lengths)
+    assert (ray.grace_period, os.environ.get(_GRACE_PERIOD)) == (period, before)
+
+
+@pytest.mark.parametrize("name", [*_LOST, "ConnectionError"])
+def test_jobs_that_ray_loses_are_an_error(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = _FakeRay()
+    ray.lost = getattr(ray.exceptions, name, ConnectionError)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with pytest.raises(DestinationError, match=f"a worker died before.*{name}: gone"):
+        convert(MadeSource(), tmp_path / "d", executor="ray://host:1", **SMALL)
+
+
+class _Silent(Executor):
+    def submit(self, *_: Any, **__: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        return future
+
+
+def test_workers_without_a_result_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = itertools.count(0.0, 29.0)  # each look at it is later
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    silent = "no worker has reported .*1 job unfinished, .*made/000"
+    with (
+        caplog.at_level(logging.WARNING, "seqrecord"),
+        pytest.raises(DestinationError, match=silent),
+    ):
+        convert(MadeSource(), tmp_path / "d", executor=_Silent(), job_timeout=100)
+    assert "--job-timeout" in caplog.messages[0]
+    for executor, seconds in ((None, 1.0), (_Silent(), 0.0), (_Silent(), float("nan"))):
+        with pytest.raises(DestinationError, match="invalid job_timeout"):
+            convert(MadeSource(), tmp_path / "e", executor=executor, job_timeout=seconds)
+
+
+class _Lent(MadeSource):
+    """A source whose class a worker cannot import."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _import, ("a_module_of_the_caller",)
+
+
+def _import(name: str) -> object:
+    return importlib.import_module(name)
+
+
+class _Newer(ThreadPoolExecutor):
+    """The command has another version."""
+
+    def submit(self, write: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
+        content = pickle.dumps(args).replace(seqrecord.__version__.encode(), b"9.8.7")
+        return super().submit(write, *pickle.loads(content))
+
+
+@pytest.mark.parametrize(
+    ("source", "pool", "message"),
+    [
+        (MadeSource(), _Newer, f"another version .*expected: 9.8.7; got: {seqrecord.__version__}"),
+        (_Lent(), ThreadPoolExecutor, "cannot import .*a_module_of_the_caller"),
+    ],
+)
+def test_other_packages_on_a_worker_are_an_error(
+    source: MadeSource, pool: type[ThreadPoolExecutor], message: str, tmp_path: Path
+) -> None:
+    with pool(1) as executor, pytest.raises(DestinationError, match=message):
+        convert(source, tmp_path / "d", executor=executor)
 
 
 @slow

@@ -80,6 +80,13 @@ skip_bad_episodes = click.option(
     help="Convert on a cluster: dask://HOST:PORT or ray://HOST:PORT. Its workers need --src and "
     "--dst at the same paths. [processes on this machine]",
 )
+@click.option(
+    "--job-timeout",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="With --executor: fail after this time without progress or a result from any worker. "
+    "[warnings only]",
+)
 @write_mode
 @feature_names("Features to convert.")
 @click.option(

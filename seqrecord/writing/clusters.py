@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import threading
 import time
 import uuid
@@ -15,7 +16,14 @@ from urllib.parse import urlsplit
 
 from seqrecord.errors import DestinationError
 from seqrecord.lazy import import_extra
-from seqrecord.writing.convert_jobs import Job, JobResult, StoppedError, Workers, write_copy
+from seqrecord.writing.convert_jobs import (
+    Job,
+    JobResult,
+    PackedJob,
+    StoppedError,
+    Workers,
+    write_copy,
+)
 
 _TRIES = 4
 _WAIT_SECONDS = 1.0  # between tries
@@ -25,18 +33,20 @@ _REPORT_SECONDS = 0.5  # longer than for local workers: reports go over the netw
 class _FrameCounter:
     """Counts the frames that workers on other machines have written."""
 
+    reports = True
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._frames = 0
+        self._frames: int | None = None  # without a report since `take`
 
-    def take(self) -> int:
+    def take(self) -> int | None:
         with self._lock:
-            frames, self._frames = self._frames, 0
+            frames, self._frames = self._frames, None
         return frames
 
     def add(self, frames: int) -> None:
         with self._lock:
-            self._frames += frames
+            self._frames = (self._frames or 0) + frames
 
 
 @contextlib.contextmanager
@@ -61,7 +71,7 @@ def open_cluster(address: str) -> Iterator[Workers]:
 
 
 def _written(
-    job: Job, report: Callable[[int], None], is_wanted: Callable[[], bool] = lambda: True
+    job: PackedJob, report: Callable[[int], None], is_wanted: Callable[[], bool] = lambda: True
 ) -> JobResult:
     """Run a job on a worker: call `report` with frames, and stop once `is_wanted` returns false."""
     frames, last = 0, time.monotonic()
@@ -99,7 +109,9 @@ class _Dask(_FrameCounter, Workers):
         client.subscribe_topic(self._topic, lambda event: self.add(event[1]))
 
     def submit(self, job: Job) -> Future[JobResult]:
-        future: Future[JobResult] = self._executor.submit(_write_on_dask, job, self._topic)
+        future: Future[JobResult] = self._executor.submit(
+            _write_on_dask, PackedJob(job), self._topic
+        )
         return future
 
     def stop(self) -> None:
@@ -119,7 +131,7 @@ def _dask(address: str) -> Iterator[Workers]:
         yield _Dask(distributed, client)
 
 
-def _write_on_dask(job: Job, topic: str) -> JobResult:
+def _write_on_dask(job: PackedJob, topic: str) -> JobResult:
     worker = importlib.import_module("distributed").get_worker()
     key = worker.get_current_task()
 
@@ -133,20 +145,29 @@ def _write_on_dask(job: Job, topic: str) -> JobResult:
 # Ray
 
 
+class _LostError(Exception):
+    """Ray lost a job: its worker, node or result, or the connection."""
+
+
 class _Ray(_FrameCounter, Workers):
+    """Workers of a Ray cluster.
+
+    If a worker is lost, Ray runs its job on another one, three times by default.
+    """
+
+    broken: tuple[type[BaseException], ...] = (_LostError,)
+
     def __init__(self, ray: ModuleType) -> None:
         super().__init__()
-        lost = (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError)
-        self.broken: tuple[type[BaseException], ...] = lost
         self.count = int(ray.cluster_resources().get("CPU", 0))
         self._ray = ray
         self._refs: list[Any] = []
-        self._counter = ray.remote(num_cpus=0)(_FrameCounter).remote()
+        self._counter = ray.remote(num_cpus=0, max_restarts=-1)(_FrameCounter).remote()
         self._asked: Any = None
         self._write = ray.remote(_write_on_ray)
 
     def submit(self, job: Job) -> Future[JobResult]:
-        ref = self._write.remote(job, self._counter)
+        ref = self._write.remote(PackedJob(job), self._counter)
         self._refs.append(ref)
         future: Future[JobResult] = Future()
 
@@ -157,17 +178,22 @@ class _Ray(_FrameCounter, Workers):
         ref.future().add_done_callback(done)
         return future
 
-    def take(self) -> int:
-        if self._asked is not None and self._ray.wait([self._asked], timeout=0)[0]:
-            self.add(self._ray.get(self._asked))
-            self._asked = None
-        if self._asked is None:
-            self._asked = self._counter.take.remote()
+    def take(self) -> int | None:
+        # Ray restarts a lost counter, so it costs progress only. Futures report a lost connection.
+        with contextlib.suppress(Exception):
+            if self._asked is not None and self._ray.wait([self._asked], timeout=0)[0]:
+                asked, self._asked = self._asked, None
+                frames = self._ray.get(asked)
+                if frames is not None:
+                    self.add(frames)
+            if self._asked is None:
+                self._asked = self._counter.take.remote()
         return super().take()
 
     def stop(self) -> None:
-        for ref in self._refs:
-            self._ray.cancel(ref)
+        with contextlib.suppress(Exception):  # without a connection the jobs end anyway
+            for ref in self._refs:
+                self._ray.cancel(ref)
 
 
 @contextlib.contextmanager
@@ -185,7 +211,8 @@ def _connected(ray: ModuleType, address: str) -> Any:
     """
     for tries_left in reversed(range(_TRIES)):
         try:
-            return ray.init(address, log_to_driver=False)
+            with _short_grace_period():
+                return ray.init(address, log_to_driver=False)
         except ConnectionError as error:
             if not tries_left or not isinstance(error, ConnectionAbortedError):
                 raise _nobody(address, error) from error
@@ -193,20 +220,39 @@ def _connected(ray: ModuleType, address: str) -> Any:
     raise AssertionError("tried at least once")
 
 
-def _write_on_ray(job: Job, counter: Any) -> JobResult:
+@contextlib.contextmanager
+def _short_grace_period() -> Iterator[None]:
+    """Let Ray end the jobs of a lost client after a second instead of 30, unless the user set it.
+
+    Ray's client reads the time from the environment as it connects.
+    """
+    name = "RAY_CLIENT_RECONNECT_GRACE_PERIOD"
+    is_set = name in os.environ
+    os.environ.setdefault(name, "1")
+    try:
+        yield
+    finally:
+        if not is_set:
+            del os.environ[name]
+
+
+def _write_on_ray(job: PackedJob, counter: Any) -> JobResult:
     return _written(job, lambda frames: counter.add.remote(frames))
 
 
 def _pass_on(
     came: Future[JobResult], future: Future[JobResult], wrapper: type[BaseException]
 ) -> None:
-    """Set the outcome of Ray's future on ours, without the error that Ray wraps around a cause."""
+    """Set the outcome of Ray's future on ours.
+
+    An error of the job loses Ray's wrapper; any other one becomes `_LostError`.
+    """
     error = came.exception()
     if error is None:
         future.set_result(came.result())
     else:
         cause = getattr(error, "cause", None) if isinstance(error, wrapper) else None
-        future.set_exception(cause or error)
+        future.set_exception(cause or _LostError(f"{type(error).__name__}: {error}"))
 
 
 def _nobody(address: str, error: BaseException) -> DestinationError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import pickle
@@ -39,12 +40,17 @@ from seqrecord.sources.video.streams import OtherSizeError
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
+from seqrecord.text import counted
+from seqrecord.version import __version__
 from seqrecord.writing.rates import IrregularEpisode
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.source_video import Change, SourceVideo
 from seqrecord.writing.stored_schema import check_fps
 
 OTHER_FEATURES = "to leave the feature out, select the others (features=, --features)"
+
+_logger = logging.getLogger("seqrecord")
+
 KEPT_COST = 64  # decoded bytes of copied video take as long as one encoded byte
 
 
@@ -216,9 +222,49 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResu
     return JobResult(frames, tuple(bad), statistics, tuple(files.irregular), codecs, changes)
 
 
-def write_copy(job: Job, advance: Callable[[int], None] | None = None) -> JobResult:
+@dataclass(frozen=True)
+class PackedJob:
+    """A job for a worker, pickled as bytes beside the package's version.
+
+    A worker with another version compares the versions before it unpickles the job. Later versions
+    must keep this class and its fields, and the functions that workers run.
+    """
+
+    job: Job | bytes
+    version: str = __version__
+
+    def __reduce__(self) -> tuple[type[PackedJob], tuple[bytes, str]]:
+        return PackedJob, (self._bytes(), self.version)
+
+    def unpacked(self) -> Job:
+        """Return a copy of the job.
+
+        Raises `DestinationError` if this process has another version of the package, or lacks a
+        module or class of the job.
+        """
+        if self.version != __version__:
+            raise DestinationError(
+                "a worker has another version of seqrecord; install the same one on all workers",
+                expected=self.version,
+                got=__version__,
+            )
+        try:
+            job: Job = pickle.loads(self._bytes())  # noqa: S301 - our own
+        except (ImportError, AttributeError) as error:
+            raise DestinationError(
+                "a worker cannot import a part of its job; install the same packages on all "
+                "workers, and define a source of your own in a module that they can import",
+                got=str(error),
+            ) from error
+        return job
+
+    def _bytes(self) -> bytes:
+        return self.job if isinstance(self.job, bytes) else pickle.dumps(self.job)
+
+
+def write_copy(job: PackedJob, advance: Callable[[int], None] | None = None) -> JobResult:
     """Run `write_job` on a copy of the job, so that workers share neither source nor storage."""
-    copy: Job = pickle.loads(pickle.dumps(job))  # noqa: S301 - our own
+    copy = job.unpacked()
     try:
         return write_job(copy, advance)
     finally:
@@ -300,6 +346,7 @@ def _as_source_errors() -> Iterator[None]:
 
 
 _REPORT_SECONDS = 0.1
+_SILENT_SECONDS = 60.0  # until the first warning
 _POOL_THREADS = 2  # of a process pool, which waits for ever if one cannot start
 
 
@@ -343,6 +390,8 @@ class Workers:
     """Errors of a job whose worker is gone."""
     count: int | None = None
     """Number of parallel jobs; `None` if unknown."""
+    reports = False
+    """Whether `take` returns frames of running jobs."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -354,10 +403,10 @@ class Workers:
 
     def submit(self, job: Job) -> Future[JobResult]:
         """Start a job."""
-        return self._executor.submit(write_copy, job)
+        return self._executor.submit(write_copy, PackedJob(job))
 
     def take(self) -> int | None:
-        """Number of frames written since the last call; `None` if unknown."""
+        """Number of frames written since the last call; `None` without a report since then."""
         return None
 
     def stop(self) -> None:
@@ -377,15 +426,21 @@ def open_workers(executor: Executor | str | None) -> Iterator[Workers | None]:
 
 
 def run_jobs(
-    jobs: Sequence[Job], *, processes: int, workers: Workers | None, meter: Meter
+    jobs: Sequence[Job],
+    *,
+    processes: int,
+    workers: Workers | None,
+    meter: Meter,
+    timeout: float | None = None,
 ) -> list[JobResult]:
     """Write all jobs on `workers`, or else on `processes` processes including this one.
 
-    Returns a result for each job, in order.
+    Returns a result for each job, in order. Raises `DestinationError` after `timeout` seconds in
+    which no one of `workers` reports progress or a result.
     """
     processes = min(processes, len(jobs))
     if workers is not None:
-        written = _run_on(workers, jobs, meter)
+        written = _run_on(workers, jobs, meter, timeout)
     elif processes <= 1:
         written = [write_job(job, meter.add) for job in jobs]
     else:
@@ -395,9 +450,13 @@ def run_jobs(
     return written
 
 
-def _run_on(workers: Workers, jobs: Sequence[Job], meter: Meter) -> list[JobResult]:
+def _run_on(
+    workers: Workers, jobs: Sequence[Job], meter: Meter, timeout: float | None = None
+) -> list[JobResult]:
     """Run the jobs, the largest first to keep the last ones short."""
     futures: dict[int, Future[JobResult]] = {}
+    heard, warn_after = time.monotonic(), _SILENT_SECONDS
+    patience: float | None = None  # for running jobs after an error
     try:
         for number in sorted(range(len(jobs)), key=lambda n: jobs[n].num_frames, reverse=True):
             futures[number] = workers.submit(jobs[number])
@@ -406,38 +465,63 @@ def _run_on(workers: Workers, jobs: Sequence[Job], meter: Meter) -> list[JobResu
             done, pending = wait(pending, timeout=_REPORT_SECONDS, return_when="FIRST_COMPLETED")
             frames = workers.take()
             ended = sum(future.result().frames for future in done)
-            if new := ended if frames is None else frames:
+            if new := (frames or 0) if workers.reports else ended:
                 meter.add(new)
-    except workers.broken as error:
-        wait(futures.values())
-        workers.take()
+            if done or frames is not None:
+                heard = time.monotonic()
+                continue
+            silent = time.monotonic() - heard
+            is_over = timeout is not None and silent >= timeout
+            if is_over or silent >= warn_after:
+                text = _silence(
+                    silent, [job for n, job in enumerate(jobs) if futures[n] in pending]
+                )
+                if is_over:
+                    patience = 0.0
+                    raise DestinationError(text, file=jobs[0].storage.url)
+                remedy = "job_timeout (--job-timeout) ends such a conversion on an executor"
+                _logger.warning("%s; %s", text, remedy)
+                warn_after *= 2
+    except BaseException as error:
+        workers.stop()
+        wait([future for future in futures.values() if not future.cancel()], patience)
+        if not isinstance(error, workers.broken):
+            raise
         if not workers.has_begun:
             raise _unguarded_script() from error
         raise DestinationError(
             "a worker died before its job was done (killed, or out of memory?); fewer workers "
             "(--workers) need less memory",
             file=jobs[0].storage.url,
+            got=str(error).partition("\n")[0] or type(error).__name__,
         ) from error
-    except BaseException:
-        workers.stop()
-        wait([future for future in futures.values() if not future.cancel()])
-        raise
     written = [futures[number].result() for number in range(len(jobs))]
     meter.frames = max(meter.frames, sum(each.frames for each in written))
     return written
 
 
+def _silence(seconds: float, unfinished: Sequence[Job]) -> str:
+    return (
+        f"no worker has reported a frame or a result for {seconds:.0f} s: "
+        f"{counted(len(unfinished), 'job')} unfinished, the first begins with episode "
+        f"{unfinished[0].episodes[0][1].key}; check the workers, and their access to source and "
+        "destination"
+    )
+
+
 class _Processes(Workers):
     """Workers that are processes of this machine.
 
-    Shared memory has a frame counter for each job and a stop flag. It needs no lock, which a killed
+    Shared memory has counters for each job and a stop flag. It needs no lock, which a killed
     worker could leave locked.
     """
+
+    reports = True
 
     def __init__(self, executor: Executor, count: int, shared: _Shared) -> None:
         super().__init__(executor)
         self.count = count
-        self._shared, self._jobs, self._taken = shared, 0, 0
+        self._shared, self._jobs, self._taken = shared, 0, (0, 0)
 
     @property
     def has_begun(self) -> bool:
@@ -447,16 +531,16 @@ class _Processes(Workers):
         self._jobs += 1
         try:
             with _interrupts_blocked():
-                return self._executor.submit(_write_in_pool, self._jobs - 1, job)
+                return self._executor.submit(_write_in_pool, self._jobs - 1, PackedJob(job))
         except OSError as error:
             raise ResourceError(
                 f"no worker process can be started: {error}; raise the limit of processes and "
                 "threads, or use fewer workers",
             ) from error
 
-    def take(self) -> int:
-        before, self._taken = self._taken, sum(self._shared.frames)
-        return self._taken - before
+    def take(self) -> int | None:
+        before, self._taken = self._taken, (sum(self._shared.frames), sum(self._shared.calls))
+        return None if self._taken[1] == before[1] else self._taken[0] - before[0]
 
     def stop(self) -> None:
         self._shared.stop.value = True
@@ -467,6 +551,7 @@ class _Shared:
     """State that this process shares with its workers, as raw ctypes."""
 
     frames: Any  # int64 [jobs]: frames written
+    calls: Any  # int64 [jobs]: reports of progress, of 0 frames too
     begun: Any  # bool: whether any worker has started
     stop: Any  # bool: whether jobs should stop
 
@@ -483,8 +568,8 @@ def _worker_processes(count: int, num_jobs: int) -> Iterator[_Processes]:
     check_room(_POOL_THREADS)
     # Spawned, not forked: the parent may have threads.
     context = multiprocessing.get_context("spawn")
-    raw = context.RawArray("q", num_jobs), context.RawValue("b", 0), context.RawValue("b", 0)
-    shared = _Shared(*raw)
+    counters = context.RawArray("q", num_jobs), context.RawArray("q", num_jobs)
+    shared = _Shared(*counters, context.RawValue("b", 0), context.RawValue("b", 0))
     with _interrupts_blocked():  # multiprocessing starts a process that tracks semaphores
         pool = ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=(shared,))
     try:
@@ -547,12 +632,13 @@ def _die_with_parent() -> None:
         os._exit(1)
 
 
-def _write_in_pool(number: int, job: Job) -> JobResult:
+def _write_in_pool(number: int, job: PackedJob) -> JobResult:
     shared = _shared
 
     def advance(frames: int) -> None:
         if shared.stop.value:
             raise StoppedError("stopped")
         shared.frames[number] += frames
+        shared.calls[number] += 1
 
     return write_copy(job, advance)
