@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from seqrecord.pipes.node import SeqRecordNode as SeqRecordNode
     from seqrecord.pipes.options import EngineOptions as EngineOptions
     from seqrecord.pipes.options import LoaderOptions as LoaderOptions
+    from seqrecord.pipes.rank_check import check_ranks as check_ranks
     from seqrecord.profiler.bench import bench as bench
     from seqrecord.reading.dataset import Dataset as Dataset
     from seqrecord.reading.episode import Episode as Episode

@@ -7,6 +7,7 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordMix, SeqReco
 from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.processes.machine import usable_cores
 from seqrecord.sampling import Shard
-from tests.clip_data import names
+from tests.clip_data import names, write_numbered
 from tests.rank_jobs import PATIENCE, check_once, finish, start
 from tests.torch_process import run_code
 from tests.torch_workers import be_worker
@@ -266,77 +267,60 @@ import json, os, sys
 from pathlib import Path
 import torch.distributed as dist
 from torch.utils.data import DataLoader
-from seqrecord import SeqRecordPipe, SeqRecordIterableDataset, StateError
+import seqrecord
+from seqrecord import SeqRecordPipe, SeqRecordIterableDataset, SeqRecordError
 
-path, store, steps = sys.argv[1:]
+path, other, store = sys.argv[1:]
 rank = int(os.fork() == 0)
-dist.init_process_group("gloo", init_method=Path(store).as_uri(), rank=rank, world_size=2)
 clips = {"clip_len": 3, "features": ["id"], "batch_size": 4}
 
-def begun(data):
+def compare(name, loader):
     try:
-        next(iter(data))
-    except StateError as error:
-        return str(error)
+        seqrecord.check_ranks(loader)
+    except SeqRecordError as error:
+        print(f"{rank} {name} {error}", flush=True)
 
-def wait():
-    dist.barrier()
-
-exec(steps)
-wait()
+compare("no group", SeqRecordPipe(path, **clips, rank=rank, world_size=2))
+dist.init_process_group("gloo", init_method=Path(store).as_uri(), rank=rank, world_size=2)
+same = SeqRecordIterableDataset(path, **clips)
+compare("same", same)
+loader = DataLoader(same, batch_size=None, num_workers=1)
+assert len(list(loader)) == len(loader)
+compare("after an epoch in workers", loader)
+same.set_epoch(3, batches=4 * rank)
+compare("batch", loader)
+same.set_epoch(4 + rank)
+compare("epoch", loader)
+compare("seed", SeqRecordPipe(path, **clips, seed=rank))
+engine = seqrecord.EngineOptions(num_cursors=2 + rank)
+compare("settings", SeqRecordPipe(path, **clips, engine=engine))
+compare("dataset", SeqRecordPipe((path, other)[rank], **clips))
 dist.destroy_process_group()
 os._exit(0) if rank else os.wait()
 """
 
 
-def test_ranks_with_different_positions_are_refused(path: Path, tmp_path: Path) -> None:
-    """Different seeds, epochs or batches; no rank waits for another."""
-    steps = """
-for number, changes in enumerate(({"seed": rank}, {"memory_limit": f"{1 + rank} GiB"}, {})):
-    pipe = SeqRecordPipe(path, **clips, **changes)
-    if number == 2:
-        pipe.set_epoch(1, batches=2 + rank)
-    for turn in (1 - number % 2, number % 2):
-        if rank == turn and (error := begun(pipe)):
-            print(error, flush=True)
-        wait()
-evaluation = SeqRecordIterableDataset(path, **clips, world_size=1)
-if rank == 0:
-    for _ in range(3):
-        evaluation.set_epoch(0)
-        assert len(list(evaluation)) == len(evaluation)
-    list(SeqRecordPipe(path, clip_len=2))
-stream = SeqRecordIterableDataset(path, **clips)
-for _ in range(2):
-    list(stream)
-    wait()
-if rank == 0:
-    next(iter(stream))
-wait()
-if rank == 1:
-    stream.set_epoch(7)
-    print(begun(stream), flush=True)
-data = SeqRecordIterableDataset(path, **clips)
-data.set_epoch(3, batches=4 * rank)
-loader = DataLoader(data, batch_size=None, num_workers=1)
-assert len(list(loader)) + 4 * rank == len(loader)
-wait()
-for turn in (0, 1):
-    if turn == rank:
-        len(loader)  # raises nothing, whichever rank asks first
-        try:
-            data.set_epoch(4)
-        except StateError as error:
-            print(error, flush=True)
-    wait()
-"""
+def test_check_ranks_compares_positions_orders_and_datasets(path: Path, tmp_path: Path) -> None:
+    """A difference is an error on both ranks, and so is a rank's own error."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    found = run_code(RANKS, path, tmp_path / "store", steps)
+    other = write_numbered(tmp_path / "other", chunk_frames=8)
+    found = run_code(RANKS, path, other, tmp_path / "store")
     assert found.returncode == 0, found.stderr
-    errors = found.stdout.splitlines()
-    assert len(errors) == 4, errors
-    assert all("the ranks begin an iteration in different places" in line for line in errors)
-    assert "expected: seed=1; got: seed=0" in errors[0]
-    assert "batch=" in errors[1]
-    assert "epoch=2, batch=0; got: epoch=7" in errors[2] or "epoch=2; got: epoch=7" in errors[2]
-    assert "expected: batch=0; got: batch=4" in errors[3]
+    expected = {
+        "no group": "check_ranks compares ranks through torch.distributed; expected: torch.",
+        "batch": "ranks 0 and 1 differ in batch: .*expected: batch=0; got: batch=4",
+        "epoch": "ranks 0 and 1 differ in epoch: .*expected: epoch=4; got: epoch=5",
+        "seed": "ranks 0 and 1 differ in seed: give all ranks the same arguments, set_epoch",
+        "settings": "ranks 0 and 1 differ in num_cursors.*expected: num_cursors=2, ",
+        "dataset": "ranks 0 and 1 differ in .*digest, dataset:|ranks 0 and 1 differ in dataset",
+    }
+    lines = sorted(found.stdout.splitlines())
+    assert [line.split(" ", 1)[0] for line in lines] == ["0"] * 6 + ["1"] * 6
+    for name, message in expected.items():
+        for rank in "01":
+            [line] = [line for line in lines if line.startswith(f"{rank} {name}")]
+            assert re.search(message, line), line
+    for wrong in (1, DataLoader([1, 2])):  # type: ignore[var-annotated, arg-type]
+        with pytest.raises(ClipError, match="check_ranks compares loaders of this package"):
+            seqrecord.check_ranks(wrong)
+    seqrecord.check_ranks(SeqRecordPipe(path, clip_len=3))  # a single process

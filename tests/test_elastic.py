@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import pickle
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import zip_longest
-from multiprocessing.context import ForkContext, ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +101,13 @@ def given_by(loader: Any) -> set[Clip]:
 def test_four_then_two_then_three_ranks(path: Path, every: set[Clip]) -> None:
     first = run(path, 4, None, 3)
     second = run(path, 2, first.state, 4)
-    (source,) = second.state["rest"]["sources"]
-    assert [segment["ranks"] for _, segments in source["pending"] for segment in segments] == [4]
-    assert (second.state["batch"], second.state["sharing"]["ranks"]) == (4, 2)
+    assert [segment["ranks"] for segment in second.state["segments"]] == [4]
+    assert (second.state["batch"], second.state["ranks"]) == (4, 2)
     third = run(path, 3, second.state)
     check_epoch([first, second, third], every)
     assert third.repeated < 3
     assert third.state["epoch"] == 1
-    assert third.state["rest"] is None
+    assert third.state["segments"] == []
     # The next epoch is an ordinary one.
     fresh = [make(path, 1, 3), make(path, 1, 3)]
     fresh[0].set_epoch(1)
@@ -257,33 +254,15 @@ def test_other_numbers_of_workers(
         assert len(rest) + len(given) - len(every) < most
 
 
-class LateProcess(ForkProcess):
-    """It is started when those before it have begun to work."""
-
-    def start(self) -> None:
-        time.sleep(0.2)
-        super().start()
-
-
-class LateContext(ForkContext):
-    Process = LateProcess
-
-
-@pytest.mark.parametrize("context", [None, LateContext()], ids=["", "late"])
-def test_plain_workers_go_on_where_a_loader_without_stopped(
-    path: Path, every: set[Clip], context: Any
-) -> None:
-    """Also a worker forked after others have begun the epoch."""
+def test_plain_workers_go_on_where_a_loader_without_stopped(path: Path, every: set[Clip]) -> None:
     first = run(path, 1, None, 9)
     stream = resumed(make(path, 0, 1), first.state)
-    loader: Any = DataLoader(
-        stream, batch_size=None, num_workers=2, multiprocessing_context=context
-    )
+    loader: Any = DataLoader(stream, batch_size=None, num_workers=2)
     given = [clip for batch in loader for clip in names(batch)]
     check_epoch([first, EpochSegment(given, {}, 1, True)], every)
     assert len(loader) == 34  # of a whole epoch
     parts = [make(path, rank, 2) for rank in range(2)]
-    for part in parts:
+    for part in (*parts, stream):
         part.set_epoch(1)
     turns = zip_longest(*map(digests, parts))
     assert digests(loader) == [batch for turn in turns for batch in turn if batch]
@@ -344,30 +323,26 @@ def test_a_state_of_more_memory_goes_on_with_less_on_other_ranks(path: Path) -> 
     assert len(list(stream)) == len(make(path, 0, 3)) - 2
 
 
-def test_damaged_stages_are_refused_and_change_nothing(path: Path) -> None:
+def test_damaged_segments_are_refused_and_change_nothing(path: Path) -> None:
     state = run(path, 2, run(path, 4, None, 3).state, 2).state
     stream, other = make(path, 0, 2), make(path, 0, 2, seed=6)
     iterator = begun(other)
     before = stream.state_dict()
 
-    def changed(change: Callable[[dict[str, Any], dict[str, Any]], object]) -> State:
-        """The state, with a change of its source's remainder and first segment."""
+    def changed(change: Callable[[dict[str, Any]], object]) -> State:
+        """The state, with a change of its first segment."""
         copy: State = json.loads(json.dumps(state))
-        (source,) = copy["rest"]["sources"]
-        change(source, source["pending"][0][1][0])
+        change(copy["segments"][0])
         return copy
 
     def segment(**changes: Any) -> State:
-        return changed(lambda _, segment: segment.update(changes))
+        return changed(lambda segment: segment.update(changes))
 
     def settings(**changes: Any) -> State:
-        return changed(lambda _, segment: segment["settings"].update(changes))
-
-    def moved(source: dict[str, Any], _: object) -> None:
-        source["following"] += 1
-        source["pending"][0][0] += 1
+        return changed(lambda segment: segment["settings"].update(changes))
 
     beyond, unknown = "beyond the epoch's end", "batch that no loader has saved"
+    no_rest = {**state, "sources": [{**state["sources"][0], "rest": None}]}
     damaged: list[tuple[State, str]] = [
         (segment(batches=[40]), beyond),
         (segment(batches=[1, 1 << 60]), beyond),
@@ -375,13 +350,11 @@ def test_damaged_stages_are_refused_and_change_nothing(path: Path) -> None:
         (settings(num_cursors=(1 << 31) - 1, seed=5), "more cursors than|beyond"),
         (settings(seed=6), "segments of the saved state have different settings: seed"),
         (settings(shuffle=False), "have different settings: shuffle"),
-        (segment(by_clip=1), "another type in by_clip"),
-        ({**state, "rest": None}, "that follow each other"),
-        (changed(lambda source, _: source.update(pending=[])), "that follow each other"),
-        (changed(moved), "of other epochs"),
+        ({**state, "segments": []}, "segments that no loader has saved"),
+        (no_rest, "segments that no loader has saved"),
         ({**state, "batch": 40}, "beyond the end of its epoch"),
         ({**state, "batch": [3, 3]}, unknown),
-        ({**state, "sharing": {**state["sharing"], "worker": None}}, unknown),
+        ({**state, "worker": None}, unknown),
         (other.state_dict(), "of other settings: seed"),
     ]
     for one, message in damaged:

@@ -96,15 +96,9 @@ def test_state_is_json(path: Path) -> None:
     assert len(json.dumps(state)) < 2000
     (source,) = state.pop("sources")
     settings, request, episodes = (source.pop(k) for k in ("settings", "request", "episodes"))
-    assert source == {"left": []}
-    assert state == {
-        "version": 7,
-        "epoch": 0,
-        "batch": 1,
-        "sharing": {"ranks": 1, "workers": 1, "worker": 0},
-        "shared_arguments": {},
-        "rest": None,
-    }
+    assert source == {"rest": None}
+    place = {"epoch": 0, "batch": 1, "ranks": 1, "workers": 1, "worker": 0, "segments": []}
+    assert state == {"version": 8, **place, "shared_arguments": {}}
     assert request.pop("shapes")
     common = {"clip_len": 3, "stride": 1, "dilation": 1, "reverse": 0.0, "windows": {}, "pad": None}
     more = {"drop_last_frames": 0, "shuffle_buffer": 16, "clips": None, "fixed_shards": True}
@@ -347,23 +341,16 @@ def test_the_order_does_not_depend_on_the_machine(
 
 NO_DICTS: list[Any] = [None, [], {}, 1]
 _SEGMENTS: list[Any] = [
-    {"ranks": ranks, "batches": batches, "settings": {}, "by_clip": False}
-    for ranks, batches in [(1, []), (0, [1]), (1 << 30, [1, 1]), (1, [-1]), (1, [1.5]), (1, 1)]
+    *(None, {}, "", [1], [{}], [[]]),
+    *(
+        [{"ranks": ranks, "batches": batches, "settings": {}}]
+        for ranks, batches in [(1, []), (0, [1]), (1 << 30, [1, 1]), (1, [-1]), (1, [1.5]), (1, 1)]
+    ),
 ]
-_NO_SEGMENTS: list[Any] = [None, {}, "", [1], [{}], [[]]]
-_REST = {"epoch": 0, "left": None, "number": 1}
-_NO_RESTS: list[Any] = [1, {}, _REST, {**_REST, "sources": []}]
 _NO_SHARED: list[Any] = [None, {"shares": []}]
-_PARTS: list[Any] = [
-    *({"pending": value, "following": 0} for value in _NO_SEGMENTS),
-    *({"pending": [[0, each]], "following": 1} for each in _NO_SEGMENTS),
-    *({"pending": [[0, [segment]]], "following": 1} for segment in _SEGMENTS),
-    {"pending": [[0]], "following": 1},
-    {"pending": [], "following": None},
-    {"pending": []},
-]
+_NO_SETTINGS: list[Any] = [[], {}, 1, {"seed": 5}]
 _SOURCES: list[dict[str, Any]] = [
-    *({"left": value} for value in _NO_SEGMENTS),
+    *({"rest": value} for value in _NO_SETTINGS),
     *({name: junk} for name in ("settings", "request", "episodes") for junk in NO_DICTS),
     *(
         {"settings": {name: value}}
@@ -384,15 +371,16 @@ _SOURCES: list[dict[str, Any]] = [
 _NUMBERS: list[Any] = [-1, 1.0, "1", None, True, 1 << 63, 10**5000]
 JUNK: list[Any] = [
     *(None, [], {}, "state", {"more": 1}, {"mix_version": 2}),
-    *({"version": value} for value in (5, True, "7")),
+    *({"version": value} for value in (5, True, "8")),
     *({"epoch": value} for value in _NUMBERS),
     *({"batch": value} for value in (*_NUMBERS, 1 << 40, 16, [1], [])),
-    *({"sharing": {name: n}} for name in ("ranks", "workers", "worker") for n in _NUMBERS),
-    *({"sharing": {name: value}} for name, value in [("ranks", 0), ("ranks", 1 << 31)]),
-    *({"sharing": junk} for junk in (*NO_DICTS, {"workers": 0}, {"worker": 1})),
+    *({name: value} for name in ("ranks", "workers", "worker") for value in _NUMBERS),
+    *({name: 0} for name in ("ranks", "workers")),
+    *({name: 1} for name in ("worker",)),
+    {"ranks": 1 << 31},
+    {"workers": 2, "worker": None},
     *({"shared_arguments": junk} for junk in _NO_SHARED),
-    *({"rest": junk} for junk in _NO_RESTS),
-    *({"rest": {**_REST, "sources": [part]}} for part in _PARTS),
+    *({"segments": junk} for junk in _SEGMENTS),
     *({"sources": junk} for junk in (*NO_DICTS, [1], [{}])),
     *({"sources": change} for change in _SOURCES),
 ]

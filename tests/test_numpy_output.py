@@ -168,9 +168,10 @@ def test_refused(path: Path) -> None:
 
 
 def test_several_jax_processes_need_a_rank(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = SimpleNamespace(process_id=1, num_processes=2)
+    jax: Any = SimpleNamespace(process_index=lambda: 1, process_count=lambda: 2)
+    jax.distributed = SimpleNamespace(is_initialized=lambda: True)
     pipe = SeqRecordPipe(path, batch_size=4, **CLIPS)
-    monkeypatch.setitem(sys.modules, "jax._src.distributed", SimpleNamespace(global_state=state))
+    monkeypatch.setitem(sys.modules, "jax", jax)
     with pytest.raises(ClipError, match=r"rank=jax.process_index\(\).*JAX process 1 of 2"):
         next(iter(pipe))
     with pytest.raises(ClipError, match="JAX process 1 of 2"):

@@ -363,7 +363,9 @@ def test_a_loader(
         data = numbered(path, features=FEATURES) if by_number else data
         options: Any = {"collate_fn": seqrecord.collate, "shuffle": by_number or None}
         loader: Any = DataLoader(data, batch_size=4, num_workers=workers, **options)
-        for _ in range(2):
+        for epoch in range(2):
+            if not by_number:
+                data.set_epoch(epoch)
             found = [name for batch in loader for name in check_clip(batch, FEATURES, 3)]
             assert sorted(found) == possible_clips(FEATURES, 3)
         del loader, data

@@ -96,3 +96,73 @@ def test_no_private_name_is_read_and_nothing_is_patched() -> None:
         assert set(found_in(ast.parse(code))) == expected
     for path in FILES:
         assert set(found_in(parse(path))) == set(), path
+
+
+PACKAGE = sorted((TESTS.parent / "seqrecord").rglob("*.py"))
+OTHERS = "torch", "torchdata", "multiprocessing", "jax", "accelerate", "lightning"
+ALLOWED = {
+    "_replace",  # named tuples
+    "_exit",  # os
+    "_strip_protocol",  # fsspec: methods of its file systems
+    "_get_kwargs_from_urls",
+    "_decode_single",  # zarr: a method of its codecs
+}
+
+
+def own_names(tree: ast.Module) -> Iterator[str]:
+    """Private names that code defines: functions, classes, variables, fields and attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node):
+            yield node.attr
+
+
+def private_in(tree: ast.Module, own: set[str]) -> Iterator[str]:
+    """Private names of other packages: imports, attributes, and names in texts."""
+    others: set[str] = set()  # names imported from them
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            of = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for alias in node.names:
+                if (words := f"{of}{alias.name}".split("."))[0] in OTHERS:
+                    others.add((alias.asname or alias.name).split(".")[0])
+                    yield from filter(is_private, words)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            words = node.value.split(".")
+            is_name = words[0] in OTHERS and " " not in node.value
+            yield from filter(is_private, words) if is_name else ()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and not is_self(node):
+            root = ast.unparse(node.value).split(".")[0].split("(")[0]
+            if root in others or node.attr not in own:
+                yield node.attr
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ACCESSES:
+            for item in node.args:
+                if isinstance(item, ast.Constant) and isinstance(item.value, str):
+                    yield from {item.value} - own if is_private(item.value) else ()
+
+
+PRIVATE: dict[str, set[str]] = {
+    "import torch\ntorch.nn.x(1)": set(),
+    "import torch\ntorch._C.x": {"_C"},
+    "from torch.utils.data import get as g\ng()._mine": {"_mine"},
+    "from multiprocessing import current_process\ncurrent_process()._args": {"_args"},
+    "queue._writer.fileno()": {"_writer"},
+    "other._mine": set(),
+    "getattr(process, '_args', ())": {"_args"},
+    "import sys\nsys.modules.get('jax._src.distributed')": {"_src"},
+    "from jax._src import distributed": {"_src"},
+}
+
+
+def test_the_package_reads_no_private_name_of_other_packages() -> None:
+    for code, expected in PRIVATE.items():
+        assert set(private_in(ast.parse(code), {"_mine"})) == expected, code
+    trees = {path: parse(path) for path in PACKAGE}
+    own = {name for tree in trees.values() for name in own_names(tree)}
+    found = {(path.name, name) for path, tree in trees.items() for name in private_in(tree, own)}
+    assert {one for one in found if one[1] not in ALLOWED} == set()
+    assert {name for _, name in found} >= ALLOWED

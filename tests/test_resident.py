@@ -349,9 +349,8 @@ def test_workers(video: Path, tmp_path: Path) -> None:
     logging.getLogger("seqrecord").addHandler(handler)
 
     def epochs(**options: Any) -> list[list[tuple[str, int]]]:
-        loader: Any = DataLoader(
-            SeqRecordIterableDataset(video, **CLIPS), batch_size=None, num_workers=2, **options
-        )
+        pipe: Any = SeqRecordPipe(video, **CLIPS)
+        loader: Any = DataLoader(pipe, batch_size=None, num_workers=2, **options)
         return [clips_of(video, loader) for _ in range(3)]
 
     kept = epochs(persistent_workers=True)

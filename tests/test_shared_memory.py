@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from seqrecord import SeqRecordError, SeqRecordIterableDataset, SeqRecordPipe, SeqRecordWriter
+from seqrecord import SeqRecordError, SeqRecordPipe, SeqRecordWriter
 from seqrecord.engine.pools import SharedBufferPool, can_share
 from tests.clip_data import names
 from tests.datasets import write_small
@@ -267,9 +267,7 @@ BATCH: dict[str, Any] = {
 }
 
 
-def loader_of(
-    records: Path, kind: Any = SeqRecordIterableDataset, workers: int = 1, **options: Any
-) -> Any:
+def loader_of(records: Path, kind: Any = SeqRecordPipe, workers: int = 1, **options: Any) -> Any:
     options = {"persistent_workers": True, "num_workers": workers, **options}
     return DataLoader(kind(records, **BATCH), batch_size=None, **options)
 
@@ -296,7 +294,7 @@ def test_batches_arrive_in_place_and_may_be_kept(records: Path, context: str) ->
     assert mapped().keys() <= before
 
 
-class CountingStream(SeqRecordIterableDataset):
+class CountingPipe(SeqRecordPipe):
     """Adds the worker's number of segments and an unpooled tensor to each batch."""
 
     def __iter__(self) -> Iterator[Any]:
@@ -306,7 +304,7 @@ class CountingStream(SeqRecordIterableDataset):
 
 def test_workers_reuse_the_same_memory(records: Path) -> None:
     most = []
-    loader = loader_of(records, CountingStream)
+    loader = loader_of(records, CountingPipe)
     for batch in chain.from_iterable(loader for _ in range(6)):
         most.append(batch["segments"])
         batch["own"] += 1
@@ -325,8 +323,8 @@ def test_mappings_do_not_grow_with_epochs(most: int, tmp_path: Path) -> None:
             with writer.episode(f"{number}") as episode:
                 for _ in range(40):
                     episode.append({f"{name}": np.zeros(9, np.uint8) for name in range(3)})
-    stream = SeqRecordIterableDataset(tmp_path / "records", clip_len=4, batch_size=4)
-    loader: Any = DataLoader(stream, batch_size=None, num_workers=2, persistent_workers=True)
+    pipe: Any = SeqRecordPipe(tmp_path / "records", clip_len=4, batch_size=4)
+    loader: Any = DataLoader(pipe, batch_size=None, num_workers=2, persistent_workers=True)
     counts = []
     for _ in range(6):
         for _ in islice(loader, most):

@@ -170,7 +170,7 @@ def _rebuild(
     made = torch.from_numpy(acquire(lease)).view(dtype).as_strided(size, stride, offset)
     if is_conj:
         made = made.conj()
-    return torch._neg_view(made) if is_neg else made
+    return made.neg() if is_neg else made
 
 
 def _reduce_array(array: npt.NDArray[Any]) -> str | tuple[Any, ...]:

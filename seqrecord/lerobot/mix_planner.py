@@ -8,7 +8,7 @@ from typing import Any
 from seqrecord.clips.tables import IntArray
 from seqrecord.lerobot.planned import Order, Share, clip_numbers
 from seqrecord.pipes.mixing.loader import MixLoader
-from seqrecord.pipes.mixing.sources import WHOLE, MixPlan, SourceLoader
+from seqrecord.pipes.mixing.sources import MixPlan, SourceLoader
 
 
 class MixPlanner:
@@ -53,7 +53,7 @@ class MixPlanner:
         """The item numbers of a source from its clip `clip` on, over all its epochs."""
         first_items = self._first_items[source.name]
         while True:
-            epoch, before = source.locate(clip, plan.shard.count, WHOLE)
+            epoch, before = source.locate(clip, plan.shard.count)
             of_epoch = source.planner.plan(epoch, plan.shard)
             yield from clip_numbers(of_epoch, clip - before, first_items)
             clip = before + of_epoch.num_clips

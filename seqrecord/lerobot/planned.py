@@ -191,7 +191,7 @@ class PlannedReader:
 
     def _read(self, loader: BatchSource, share: Share, batch: int) -> Iterator[dict[str, Any]]:
         plan = loader.plan(share.epoch, share.order.shard(share.number))
-        engine = loader.start(plan, None, batch=batch, stats=self.stats)
+        engine = loader.start(plan, (), batch=batch, stats=self.stats)
         try:
             for number, made in enumerate(engine, batch):
                 [clips] = loader.to_clips(made, plan, number)

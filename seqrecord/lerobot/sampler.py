@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import chain, count, islice
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.utils.data import Sampler
 
 from seqrecord.lerobot.items import PlannedDataset
 from seqrecord.lerobot.planned import Order, PlannedIndex, Share
+from seqrecord.pipes.rank_check import compare_ranks
 from seqrecord.units import MAX_INT, check_integer, check_seed
 
 _turns = count()
@@ -46,7 +48,8 @@ class PlannedSampler(Sampler[int]):
         drop_last_frames: number of frames to skip at the end of each episode.
         memory_limit: memory of each reading process, as in `SeqRecordPipe`.
 
-    Raises `ClipError` for invalid arguments, and if no frame is left.
+    Raises `ClipError` for invalid arguments, and if no frame is left. The first iteration raises
+    `StateError` if the ranks of `torch.distributed` share the order and differ in it.
 
     Usage::
 
@@ -69,8 +72,7 @@ class PlannedSampler(Sampler[int]):
         memory_limit: int | str | None = None,
     ) -> None:
         if num_replicas is None:
-            is_one = not torch.distributed.is_available() or not torch.distributed.is_initialized()
-            num_replicas = 1 if is_one else torch.distributed.get_world_size()
+            num_replicas = _num_ranks()
         self._order = Order(
             check_seed(seed),
             shuffle,
@@ -91,6 +93,7 @@ class PlannedSampler(Sampler[int]):
         self._num_turns = self._planner.num_turns(self._loader, self._order, self._shares)
         self._is_rest_given = rank is None
         self._epoch, self._start = 0, 0
+        self._is_compared = False  # with other ranks
 
     def __len__(self) -> int:
         """The number of items of a whole epoch, also while resuming one."""
@@ -119,8 +122,16 @@ class PlannedSampler(Sampler[int]):
         unfinished.
         """
         epoch, start = self._epoch, self._start
+        if not self._is_compared and self._order.ranks == _num_ranks() > 1:
+            compare_ranks(self._position)
+            self._is_compared = True
         self._epoch, self._start = epoch + 1, 0
         return self._numbers(epoch, start)
+
+    def _position(self) -> dict[str, Any]:
+        """The position and the inputs of the order."""
+        sources = [asdict(one.state(self._order.shards)) for one in self._loader.sources]
+        return {**self.state_dict(), "order": asdict(self._order), "sources": sources}
 
     def _numbers(self, epoch: int, start: int) -> Iterator[int]:
         order, turn, count = self._order, next(_turns), self._num_turns
@@ -139,3 +150,9 @@ class PlannedSampler(Sampler[int]):
         numbers = self._planner.numbers(self._loader, share, first)
         for clip, number in enumerate(numbers, first):
             yield PlannedIndex.of(number, share, clip)
+
+
+def _num_ranks() -> int:
+    """The world size of `torch.distributed`, or 1."""
+    is_one = not torch.distributed.is_available() or not torch.distributed.is_initialized()
+    return 1 if is_one else torch.distributed.get_world_size()

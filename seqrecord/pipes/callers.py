@@ -13,8 +13,10 @@ from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
-from torch.utils.data import DataLoader, default_collate, default_convert
+from torch.utils.data import DataLoader, IterDataPipe, default_collate, default_convert
 from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper, ShardingFilter
+
+_OF_FETCHER = "__init__", "fetch"  # methods of a DataLoader's fetcher that iterate over its data
 
 
 def find_loader() -> DataLoader[Any] | None:
@@ -36,7 +38,7 @@ def find_buffering_pipe() -> str | None:
     `.batch()` and `.filter()` keep no item between two of their own.
     """
     passing = _codes(Mapper.__iter__, Batcher.__iter__, Filter.__iter__)
-    for frame, _ in walk_stack(sys._getframe()):
+    for frame, _ in walk_stack(inspect.currentframe()):
         if _of(frame, "torch.utils.data.datapipes.iter.") and frame.f_code not in passing:
             pipe = frame.f_locals.get("self")  # it has just begun and buffers nothing
             if not isinstance(pipe, ShardingFilter) or pipe.num_of_instances > 1:
@@ -59,18 +61,23 @@ def is_made_tensors(data: object) -> bool:
 def is_stateful() -> bool:
     """Whether a StatefulDataLoader is creating an iterator."""
     torchdata = sys.modules.get("torchdata.stateful_dataloader")  # imported where there is one
-    return torchdata is not None and _find(torchdata.StatefulDataLoader._get_iterator) is not None
+    if torchdata is None:
+        return False
+    kind = torchdata.StatefulDataLoader
+    return _find(kind.__iter__, kind.state_dict) is not None
 
 
 def _find_fetcher(data: object) -> Any:
     """The DataLoader's object that requests items of `data`, possibly mapped; or `None`."""
-    frames = walk_stack(sys._getframe())
-    fetcher: Any = next(
-        (f.f_locals.get("self") for f, _ in frames if _of(f, "torch.utils.data._utils.fetch")), None
-    )
+    frames = (frame for frame, _ in walk_stack(inspect.currentframe()))
+    own = (f for f in frames if _of(f, "torch.utils.data.") and f.f_code.co_name in _OF_FETCHER)
+    callers = (frame.f_locals.get("self") for frame in own)
+    fetcher: Any = next((one for one in callers if hasattr(one, "auto_collation")), None)
     if fetcher is None:
         return None
-    source = getattr(fetcher.dataset, "_datapipe", fetcher.dataset)  # of a wrapper for pickling
+    source: Any = fetcher.dataset
+    if type(source).__module__ == IterDataPipe.__module__:  # a wrapper for pickling
+        source = next(one for one in vars(source).values() if isinstance(one, IterDataPipe))
     while isinstance(source, Mapper):
         source = source.datapipe
     return fetcher if source is data else None
@@ -79,7 +86,7 @@ def _find_fetcher(data: object) -> Any:
 def _find(*methods: Callable[..., Any]) -> Any:
     """The `self` of the nearest running call of these methods."""
     codes = _codes(*methods)
-    frames = walk_stack(sys._getframe())
+    frames = walk_stack(inspect.currentframe())
     return next((frame.f_locals["self"] for frame, _ in frames if frame.f_code in codes), None)
 
 

@@ -28,7 +28,7 @@ from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.planning import EpochPlanner
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.source_orders import SourceOrder
-from seqrecord.pipes.states import Clip, RemainingEpoch, Segments, State, segments_of
+from seqrecord.pipes.states import Clip, Segments, State
 from seqrecord.sampling import DrawsByPlace, Plan, Shard, count_unused_frames
 from seqrecord.storage import local_path
 from seqrecord.text import counted
@@ -97,6 +97,13 @@ class ClipLoader:
         """See `BatchSource`."""
         return {}
 
+    @property
+    def differs_by_epoch(self) -> bool:
+        """See `BatchSource`."""
+        selection, options = self.selection, self.options
+        is_drawn = selection.draws.is_random or options.has_drawn_steps
+        return self.planner.settings.shuffle or selection.clip_set.differs_by_epoch or is_drawn
+
     def set_shuffle(self, shuffle: bool) -> None:
         """Turn shuffling on or off for the next epochs."""
         self._order = SourceOrder(self.planner.with_shuffle(bool(shuffle)))
@@ -106,7 +113,7 @@ class ClipLoader:
         """The clips of an epoch."""
         return self.planner.clips(epoch)
 
-    def plan(self, epoch: int, shard: Shard, rest: RemainingEpoch | None = None) -> Plan:
+    def plan(self, epoch: int, shard: Shard, segments: Segments = ()) -> Plan:
         """See `BatchSource`."""
         options = self.options
         if options.most_clips is None and (options.clip_lens is not None or options.draws_sizes):
@@ -115,11 +122,11 @@ class ClipLoader:
                 expected="a batch_size, or frames_per_batch; or a SeqRecordMix around the loader",
                 got=f"clip_len={options.clip_len}",
             )
-        return self.planner.plan(epoch, shard, segments_of(epoch, rest))
+        return self.planner.plan(epoch, shard, segments)
 
-    def remainder_after(self, state: State) -> RemainingEpoch | None:
+    def after_change(self, state: State) -> tuple[int, Segments]:
         """See `BatchSource`."""
-        return self._order.remainder_after(state)
+        return self._order.after_change(state)
 
     def check_place(self, state: State) -> None:
         """See `BatchSource`."""
@@ -128,11 +135,11 @@ class ClipLoader:
     # ---- execution
 
     def start(
-        self, plan: Plan, rest: RemainingEpoch | None = None, *, batch: int = 0, stats: EngineStats
+        self, plan: Plan, segments: Segments = (), *, batch: int = 0, stats: EngineStats
     ) -> Engine:
-        """Start an engine for a plan, of an epoch with this `rest`, at `batch`."""
+        """See `BatchSource`."""
         self._iteration.times_without_frame = 0
-        execution = self.execution(plan, segments_of(plan.epoch, rest), stats)
+        execution = self.execution(plan, segments, stats)
         return run_plan(execution, stats, batch=batch)
 
     def execution(

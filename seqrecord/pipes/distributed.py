@@ -62,11 +62,6 @@ class Ranks:
         _check_launcher(found)
         return found or Shard()
 
-    @property
-    def in_process_group(self) -> bool:
-        """Whether this process shares epochs with a `torch.distributed` process group."""
-        return _of_process_group() is not None and self.current().count > 1
-
     def shard(self) -> Shard:
         """The shard of this rank and worker. Shards are numbered rank by rank, worker by worker."""
         worker, workers = this_worker()
@@ -186,12 +181,12 @@ def _refuse_jax(found: Shard | None) -> None:
 
 
 def _jax_process() -> tuple[int, int]:
-    """Index and number of JAX's processes, from `jax.distributed.initialize`.
-
-    Neither imports JAX nor starts its backends, as its public functions do.
-    """
-    state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
-    return getattr(state, "process_id", 0), getattr(state, "num_processes", None) or 1
+    """Index and number of JAX's processes after `jax.distributed.initialize`, without an import."""
+    jax = sys.modules.get("jax")
+    is_initialized = getattr(getattr(jax, "distributed", None), "is_initialized", bool)
+    if jax is None or not is_initialized():  # `bool()` is false
+        return 0, 1
+    return jax.process_index(), jax.process_count()
 
 
 def _refuse_accelerate(found: Shard | None) -> None:

@@ -262,6 +262,12 @@ class AugmentationSampler:
         """Whether there is anything to draw."""
         return bool(self.crops or self._intrinsics) or self.functions is not None
 
+    @property
+    def is_random(self) -> bool:
+        """Whether the draws of a clip differ by epoch."""
+        steps = [step for crops in self.crops for step in crops.steps]
+        return self.functions is not None or any(one.num_draws or one.per_batch for one in steps)
+
     def draw(
         self,
         seed: int,

@@ -14,7 +14,7 @@ from seqrecord.pipes.collating import make_numpy
 from seqrecord.pipes.distributed import Ranks
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.source_orders import SourceOrder
-from seqrecord.pipes.states import Clip, RemainingEpoch, State
+from seqrecord.pipes.states import Clip, Segments, State
 from seqrecord.sampling import Shard
 
 
@@ -32,10 +32,11 @@ class BatchSource(Protocol):
     """Plans epochs and runs them. Picklable."""
 
     continues_epochs: bool
-    """Whether an epoch starts at the position where the last one ended.
+    """Whether an epoch starts at the position where the last one ended, as in a mix."""
 
-    Then clips left at a change of ranks or workers come in later epochs, else in the same one.
-    """
+    @property
+    def differs_by_epoch(self) -> bool:
+        """Whether order, clips or draws depend on the epoch."""
 
     @property
     def batch_size(self) -> int | None:
@@ -56,11 +57,11 @@ class BatchSource(Protocol):
     def shared_arguments(self) -> Mapping[str, Any]:
         """The arguments that determine the order beside the arguments of each source, as JSON."""
 
-    def plan(self, epoch: int, shard: Shard, rest: RemainingEpoch | None = None) -> AnyPlan:
-        """The plan of one shard of one epoch, or of the rest of it."""
+    def plan(self, epoch: int, shard: Shard, segments: Segments = ()) -> AnyPlan:
+        """The plan of one shard of one epoch, or of the rest of it after `segments`."""
 
-    def remainder_after(self, state: State) -> RemainingEpoch | None:
-        """The remaining clips if ranks or workers change at the position of a state.
+    def after_change(self, state: State) -> tuple[int, Segments]:
+        """The epoch, and its finished segments, if ranks or workers change at a state's position.
 
         Raises `StateError` for a state without the positions of all workers.
         """
@@ -68,10 +69,8 @@ class BatchSource(Protocol):
     def check_place(self, state: State) -> None:
         """Raise `StateError` for an impossible epoch, or a position beyond its end."""
 
-    def start(
-        self, plan: Any, rest: RemainingEpoch | None, *, batch: int, stats: EngineStats
-    ) -> Engine:
-        """Start an engine for a plan, of an epoch with this `rest`, at `batch`."""
+    def start(self, plan: Any, segments: Segments, *, batch: int, stats: EngineStats) -> Engine:
+        """Start an engine for a plan, of an epoch after these `segments`, at `batch`."""
 
     def to_clips(self, batch: Batch, plan: Any, number: int) -> list[Clip]:
         """Convert batch `number` of the plan to items for users; single clips in reverse order."""
@@ -101,21 +100,19 @@ class Iteration:
         """Whether its engine runs."""
         return self._engine is not None
 
-    def clips(
-        self, begin: Callable[[Iteration], tuple[AnyPlan, RemainingEpoch | None, int]]
-    ) -> Iterator[Clip]:
+    def clips(self, begin: Callable[[Iteration], tuple[AnyPlan, Segments, int]]) -> Iterator[Clip]:
         """Yield the batches, or single clips; once.
 
-        The first `next` calls `begin`, which returns the plan, the rest of its epoch, and the first
-        batch.
+        The first `next` calls `begin`, which returns the plan, the segments before it, and the
+        first batch.
         """
         source = self._source
-        plan, rest, batch = begin(self)
+        plan, segments, batch = begin(self)
         # Without `even_batches`, another rank may have had a batch more than this one has.
         self._made = self.delivered = min(batch, plan.num_batches)
         trace, self._counts = source.trace(), plan.counts
         self._stats = EngineStats(trace=trace)
-        engine = self._engine = source.start(plan, rest, batch=self._made, stats=self._stats)
+        engine = self._engine = source.start(plan, segments, batch=self._made, stats=self._stats)
         try:
             resumed = self._stats.begun  # all time inside `next` is waiting
             for arrays in engine:

@@ -85,8 +85,10 @@ class EpochStream:
     def set_epoch(self, epoch: int, batches: int = 0, batch_size: int | None = None) -> None:
         """Set the epoch, and optionally the position, of the next iteration.
 
-        Without a call, each iteration is the next epoch. A call for an epoch with a pending
-        position keeps it: a position of `load_state_dict`, or of a call with `batches`.
+        Without a call, each iteration is the next epoch. In DataLoader workers, datasets and mixes
+        need a call before each iteration but the first; a `SeqRecordPipe` does not. A call for an
+        epoch with a pending position keeps it: a position of `load_state_dict`, or of a call with
+        `batches`.
 
         Example:
             pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, batch_size=2)
@@ -102,7 +104,7 @@ class EpochStream:
                 batches.
 
         Raises `ClipError` for an invalid number. The iteration raises `StateError` if `batches`
-        exceeds the epoch.
+        exceeds the epoch, or in workers if it needs a call.
         """
         self._epochs.set_epoch(epoch, batches, batch_size)
 
@@ -141,9 +143,10 @@ class EpochStream:
         the order of the interrupted one.
 
         The number of ranks and workers may differ, also in the middle of an epoch, and so may
-        `batch_size` except for a mix: the remaining clips are then planned anew (see
-        docs/ranks.md). A torchdata `StatefulDataLoader` loads its own state, with the same number
-        of workers.
+        `batch_size`: the remaining clips are then planned anew (see docs/ranks.md). A mix continues
+        at its next epoch then, and needs the same `batch_size`. Persistent workers that run already
+        cannot get a state: make a new DataLoader. A torchdata `StatefulDataLoader` loads its own
+        state, with the same number of workers.
 
         Raises `StateError` for a state of another dataset, selection or settings, with their names,
         and `MemoryLimitError` if the state's order needs more than `memory_limit`.
@@ -176,6 +179,18 @@ class EpochStream:
           episodes in no clip.
         """
         return self._epochs.stats()
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks that share an epoch."""
+        return self._epochs.loader.ranks.current().count
+
+    def shared_position(self) -> dict[str, Any]:
+        """Return the position and the inputs of the order that all ranks share, for `check_ranks`.
+
+        With DataLoader workers it is the start of the epoch that they have begun last.
+        """
+        return self._epochs.shared_position(self._epochs.loader.ranks.shard())
 
     def _shard(self) -> Shard:
         instances, loader = find_filter() or 1, self._epochs.loader
@@ -286,6 +301,7 @@ class SeqRecordPipe(StreamingLoader, IterDataPipe[Clip]):
     def set_seed(self, seed: int) -> SeqRecordPipe:  # noqa: ARG002
         """Called by a `DataLoader` at the start of an epoch; the pipe's own `seed` stays in use."""
         self._loader.ranks.current()  # an error is better here than in a worker
+        self._epochs.announce()
         if is_stateful():
             warnings.warn(
                 "StatefulDataLoader saves neither position nor epoch of a DataPipe: it resumes by "
@@ -306,9 +322,8 @@ class SeqRecordPipe(StreamingLoader, IterDataPipe[Clip]):
 class SeqRecordIterableDataset(StreamingLoader, IterableDataset[Clip]):
     """Stream clips as an `IterableDataset`, which a `StatefulDataLoader` resumes exactly.
 
-    Arguments, clips and batches are the same as in `SeqRecordPipe`. Each epoch has another order,
-    with or without (persistent) workers. All workers of a DataLoader iterator share an epoch, also
-    if several DataLoaders iterate at the same time; see docs/ranks.md.
+    Arguments, clips and batches are the same as in `SeqRecordPipe`. With workers, call `set_epoch`
+    before each epoch, as with torch's `DistributedSampler`; see docs/ranks.md.
 
     Example:
         dataset = seqrecord.SeqRecordIterableDataset("records/", clip_len=4, batch_size=2)

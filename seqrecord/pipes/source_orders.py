@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.planning import REQUESTED, EpochPlanner, MemoryPlans
-from seqrecord.pipes.states import (
-    Episodes,
-    RemainingEpoch,
-    RemainingSource,
-    SourceState,
-    State,
-    check_same,
-    segments_of,
-)
+from seqrecord.pipes.states import Segments, SourceState, State, check_same
 from seqrecord.processes.forks import cached_property
-from seqrecord.sampling import PlanSettings, Shard
+from seqrecord.sampling import Shard
 from seqrecord.sampling.elastic import EpochSegment
+from seqrecord.text import repr_of
 
 _MAX_CURSORS = 1 << 24  # of a shard, in a saved state
 
@@ -29,34 +23,33 @@ class SourceOrder:
 
     planner: EpochPlanner
 
-    def state(self, num_shards: int, rest: RemainingSource | None) -> SourceState:
-        """The settings of the order of epochs with `num_shards` shards, and of the epochs in
-        `rest`.
-        """
-        pending, fit = () if rest is None else rest.pending, self.planner.plan_memory
-        left = tuple(fit(num_shards, *epoch).settings for epoch in pending)
-        return SourceState(fit(num_shards).settings, self.request, self._episodes, left)
+    def state(self, num_shards: int, epoch: int = 0, segments: Segments = ()) -> SourceState:
+        """The settings of the order of epochs with `num_shards` shards, and of the rest of one."""
+        fit, rest = self.planner.plan_memory, None
+        if segments:
+            rest = fit(num_shards, epoch, segments).settings
+        return SourceState(fit(num_shards).settings, self.request, self._episodes, rest)
 
-    def memory_plans_of(
-        self, state: SourceState, num_shards: int, rest: RemainingSource
-    ) -> MemoryPlans:
-        """The memory for the settings of a state, for whole epochs and for the epochs in `rest`.
+    def memory_plans_of(self, saved: SourceState, state: State) -> MemoryPlans:
+        """The memory for the settings of a state, for whole epochs and for the rest of one.
 
         Raises `MemoryLimitError` with the smallest sufficient limit if they do not fit.
         """
-        planner, left = self.planner, zip(rest.pending, state.left, strict=True)
-        return {
-            (num_shards, *epoch): planner.residency.plan_given(
-                planner.memory_request(num_shards, *epoch),
-                planner.limit(num_shards),
-                settings,
-                epoch[1],
-            )
-            for epoch, settings in (((0, ()), state.settings), *left)
-        }
+        planner, num_shards, found = self.planner, state.num_shards, MemoryPlans()
+        whole: tuple[int, Segments] = (0, ())
+        rest = (state.epoch, state.segments)
+        for settings, (epoch, segments) in ((saved.settings, whole), (saved.rest, rest)):
+            if settings is not None:
+                found[num_shards, epoch, segments] = planner.residency.plan_given(
+                    planner.memory_request(num_shards, epoch, segments),
+                    planner.limit(num_shards),
+                    settings,
+                    segments,
+                )
+        return found
 
     def check_state(
-        self, state: SourceState, rest: RemainingSource, *, any_batch_size: bool = False
+        self, state: SourceState, segments: Segments, *, any_batch_size: bool = False
     ) -> None:
         """Raise `StateError` for a state of other clips or another order, with the differences.
 
@@ -67,9 +60,10 @@ class SourceOrder:
         url, episodes = selection.dataset.url, self._episodes
         saved, is_shuffled = state.settings, planner.settings.shuffle or state.settings.shuffle
         free = {"batch_size"} if saved.shuffle else {"batch_size", "seed"}
-        segments = (segment.settings for _, segments in rest.pending for segment in segments)
+        others = [saved if state.rest is None else state.rest]
+        others += [segment.settings for segment in segments]
         problem = "segments of the saved state have different settings"
-        for other in (*state.left, *segments):
+        for other in others:
             check_same(problem, vars(saved), vars(other), set(REQUESTED) - free, url)
         now = {**self.request, **{name: getattr(planner.settings, name) for name in REQUESTED}}
         now["num_cursors"] = planner.options.tuning.num_cursors
@@ -81,16 +75,17 @@ class SourceOrder:
             free.add("seed")
         found, problem = {**state.request, **vars(saved)}, "the saved state is of other settings"
         check_same(problem, found, now, [name for name in now if name not in free], url)
-        if state.episodes.digest != episodes.digest:
-            same = state.episodes.dataset == episodes.dataset
+        if state.episodes.get("digest") != episodes["digest"]:
+            same = state.episodes.get("dataset") == episodes["dataset"]
             problem = "the saved state is of another dataset, or this one has changed: select the "
             problem += "state's episodes, if they are still the same"
             problem = "the saved state is of other episodes of this dataset" if same else problem
-            raise StateError(problem, file=url, expected=state.episodes, got=episodes)
+            expected, got = map(_described, (state.episodes, episodes))
+            raise StateError(problem, file=url, expected=expected, got=got)
 
     @property
-    def _episodes(self) -> Episodes:
-        return Episodes(**self.planner.selection.clip_set.identity)
+    def _episodes(self) -> dict[str, Any]:
+        return self.planner.selection.clip_set.identity
 
     @cached_property
     def request(self) -> dict[str, Any]:
@@ -121,27 +116,17 @@ class SourceOrder:
             **{name: value for name, value in drawn.items() if value is not None},
         }
 
-    def remainder_after(self, state: State) -> RemainingEpoch | None:
-        """See `BatchSource`: adds a segment to the epoch."""
+    def after_change(self, state: State) -> tuple[int, Segments]:
+        """See `BatchSource`: the remaining clips are planned anew."""
         if not any(state.batches):
-            return state.rest
+            return state.epoch, state.segments
         state = state.of_rank()
-        segments = segments_of(state.epoch, state.rest)
-        segment = EpochSegment(state.sharing.ranks, state.batches, _settings(state))
-        own = RemainingSource(((state.epoch, (*segments, segment)),), state.epoch + 1)
-        return RemainingEpoch(state.epoch, None, len(segments) + 1, (own,))
+        segment = EpochSegment(state.ranks, state.batches, state.settings)
+        return state.epoch, (*state.segments, segment)
 
     def check_place(self, state: State) -> None:
         """See `BatchSource`."""
-        url, settings = self.planner.selection.dataset.url, _settings(state)
-        segments, count = segments_of(state.epoch, state.rest), state.sharing.num_shards
-        if bool(segments) != (state.rest is not None) or len(state.sources[0].left) > 1:
-            raise StateError(
-                "the segments of the saved state are of other epochs",
-                file=url,
-                expected=f"epoch {state.epoch}",
-                got=", ".join(str(epoch) for epoch, _ in state.rests[0].pending),
-            )
+        url, settings = self.planner.selection.dataset.url, state.settings
         rows = settings.batch_size or 1 if settings.order == "sequences" else 1
         if (cursors := max(rows, settings.num_cursors)) > _MAX_CURSORS:
             raise StateError(
@@ -150,20 +135,19 @@ class SourceOrder:
                 expected=f"at most {_MAX_CURSORS}",
                 got=cursors,
             )
-        workers, first, most = state.sharing.workers, state.sharing.worker or 0, list[int]()
+        count, first, most = state.num_shards, state.worker or 0, list[int]()
         are_alike = self.planner.options.frames_per_batch is None
         try:  # of each worker, the shard of the last rank: none has more batches
             for worker in range(first, first + (1 if are_alike else len(state.batches))):
-                index = count - 1 if are_alike else count - workers + worker
-                last = Shard(index, count, workers)
-                plan = self.planner.plan_with(settings, state.epoch, last, segments)
+                index = count - 1 if are_alike else count - state.workers + worker
+                last = Shard(index, count, state.workers)
+                plan = self.planner.plan_with(settings, state.epoch, last, state.segments)
                 most.append(plan.num_batches)
         except ClipError as error:
             raise StateError(f"the saved state is of no epoch: {error}") from error
         state.check_batches(most * len(state.batches) if are_alike else most)
 
 
-def _settings(state: State) -> PlanSettings:
-    """The settings of the state's epoch."""
-    source = state.sources[0]
-    return source.left[0] if source.left else source.settings
+def _described(episodes: Mapping[str, Any]) -> str:
+    count, frames, digest = (repr_of(episodes.get(n)) for n in ("count", "frames", "digest"))
+    return f"{count} episodes of {frames} frames, digest {digest}"

@@ -1,12 +1,20 @@
-"""Saved states: the position and, for each dataset, the inputs of the order. Parsed from untrusted
-JSON.
+"""State: a loader's position and the inputs of the order, in memory and as JSON.
+
+The training process owns the position (`epochs`): an epoch, and its number of delivered batches.
+DataLoader workers receive it as integers (`worker_starts`). As JSON, `State` is a dict of its
+fields and `version`::
+
+    {"version": 8, "epoch": 3, "batch": 120, "ranks": 4, "workers": 1, "worker": 0,
+     "segments": [], "shared_arguments": {}, "sources": [{"settings": {…}, "request": {…}, …}]}
+
+`batch` is a list, a number for each worker, if `worker` is `None`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import lru_cache, partial
 from inspect import get_annotations
 from types import UnionType
@@ -19,15 +27,13 @@ from seqrecord.sampling.elastic import EpochSegment
 from seqrecord.text import repr_of
 from seqrecord.units import SEED_LIMIT
 
-_VERSION = 7
+_VERSION = 8
 _MAX_SHARDS = 1 << 31  # exclusive
-_MOST_PENDING = 1 << 10  # epochs of a source
 _SETTINGS = ("batch_size", "num_cursors", "block_frames", "run_frames", "first_block_frames")
 _INTEGERS = range(1 << 63)
 _BOUNDS = {
     **dict.fromkeys(_SETTINGS, range(1 << 31)),
     "seed": range(1 - SEED_LIMIT, SEED_LIMIT),
-    "number": range(1, 1 << 63),
 }
 """Valid ranges of integers by field name; `_INTEGERS` for other fields."""
 
@@ -45,87 +51,6 @@ Segments: TypeAlias = tuple[EpochSegment, ...]
 
 
 @dataclass(frozen=True)
-class RemainingSource:
-    """The remaining epochs of a dataset: consecutive partial epochs, then whole ones.
-
-    `pending` has the partial epochs with their segments, ascending, without epochs that have no
-    clip left; `following` is the first whole epoch.
-    """
-
-    pending: tuple[tuple[int, Segments], ...]
-    following: int
-
-    def segments(self, epoch: int) -> Segments:
-        """The segments of an epoch; none for a whole one."""
-        return dict(self.pending).get(epoch, ())
-
-    def is_of(self, num_settings: int) -> bool:
-        """Whether the epochs are consecutive, and match this number of settings."""
-        epochs = [epoch for epoch, _ in self.pending]
-        segments = [segment for _, some in self.pending for segment in some]
-        return (
-            len(epochs) == num_settings <= _MOST_PENDING
-            and epochs == sorted(set(epochs))
-            and epochs[-1:] in ([], [self.following - 1])
-            and all(some for _, some in self.pending)
-            and all(_is_valid_sharing(one.ranks, len(one.batches)) for one in segments)
-        )
-
-
-@dataclass(frozen=True)
-class RemainingEpoch:
-    """The remaining clips of each dataset after a change of ranks or workers.
-
-    It is change number `number`, in epoch `epoch`. In a mix, `left` batches of that epoch remained
-    in all shards together; `None` if it had not begun.
-    """
-
-    epoch: int
-    left: int | None
-    number: int
-    sources: tuple[RemainingSource, ...]
-
-
-@dataclass(frozen=True)
-class Sharing:
-    """The share of an epoch at a position: worker `worker` of `workers` on each of `ranks` ranks.
-
-    All ranks have the same position. `worker=None` stands for all workers of a rank.
-    """
-
-    ranks: int
-    workers: int
-    worker: int | None
-
-    @classmethod
-    def of(cls, shard: Shard) -> Sharing:
-        """The sharing of this process's shard: of a DataLoader worker, or of all workers."""
-        worker, workers = this_worker()
-        if shard.count % workers or shard.index % workers != worker:
-            worker, workers = 0, 1
-        return cls(shard.count // workers, workers, worker)
-
-    @property
-    def num_shards(self) -> int:
-        """The number of shards of the epoch."""
-        return self.ranks * self.workers
-
-
-@dataclass(frozen=True)
-class Episodes:
-    """The selected episodes of a source: numbers and digests."""
-
-    count: int
-    frames: int
-    digest: str
-    dataset: str  # a digest of the dataset that they are in
-
-    def __str__(self) -> str:
-        count, frames, digest = map(repr_of, (self.count, self.frames, self.digest))
-        return f"{count} episodes of {frames} frames, digest {digest}"
-
-
-@dataclass(frozen=True)
 class SourceState:
     """The inputs of the order of a dataset's clips."""
 
@@ -133,25 +58,43 @@ class SourceState:
     """Settings of whole epochs."""
     request: Json
     """Arguments beside the settings, by name: clips and features."""
-    episodes: Episodes
-    left: tuple[PlanSettings, ...] = ()
-    """Settings of each pending epoch; see `RemainingSource`."""
+    episodes: Json
+    """The selected episodes: `count`, `frames`, `digest`; and `dataset`, its fingerprint."""
+    rest: PlanSettings | None = None
+    """Settings of the rest of an epoch, after its segments."""
 
 
 @dataclass(frozen=True)
 class State:
-    """A position, and the inputs of an epoch's order."""
+    """A position, and the inputs of an epoch's order.
+
+    It is the position of worker `worker` of `workers`, on each of `ranks` ranks; `worker=None`
+    stands for all workers of a rank. `batch` is the number of delivered batches since the last of
+    `segments`. A state without `sources` is the position alone.
+    """
 
     epoch: int
     batch: int | tuple[int, ...]
-    """Delivered batches of this epoch, or of its rest: of the worker of `sharing`, or of each
-    worker.
-    """
-    sharing: Sharing
-    shared_arguments: Json
+    ranks: int
+    workers: int
+    worker: int | None
+    segments: Segments = ()
+    shared_arguments: Json = field(default_factory=dict)
     """Arguments of a mix; empty for other loaders."""
-    sources: tuple[SourceState, ...]
-    rest: RemainingEpoch | None = None
+    sources: tuple[SourceState, ...] = ()
+
+    @classmethod
+    def of(cls, shard: Shard) -> State:
+        """The start of the shard of this process: of a DataLoader worker, or of all workers."""
+        worker, workers = this_worker()
+        if shard.count % workers or shard.index % workers != worker:
+            worker, workers = 0, 1
+        return cls(0, 0, shard.count // workers, workers, worker)
+
+    @property
+    def num_shards(self) -> int:
+        """The number of shards of the epoch."""
+        return self.ranks * self.workers
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -159,40 +102,31 @@ class State:
         return self.batch if isinstance(self.batch, tuple) else (self.batch,)
 
     @property
-    def rests(self) -> tuple[RemainingSource, ...]:
-        """The remaining epochs of each source."""
-        none = RemainingSource((), 0)
-        return (none,) * len(self.sources) if self.rest is None else self.rest.sources
-
-    @property
-    def is_of_all(self) -> bool:
-        """Whether the state has the positions of all workers of a rank."""
-        return self.sharing.worker is None or self.sharing.workers == 1
+    def settings(self) -> PlanSettings:
+        """The settings of the epoch of the only source."""
+        return self.sources[0].rest or self.sources[0].settings
 
     @property
     def is_begun(self) -> bool:
         """Whether the position is inside an epoch."""
-        return any(self.batches) or self.rest is not None
+        return any(self.batches) or bool(self.segments)
 
-    def check_batches(self, most: Iterable[int]) -> None:
-        """Raise `StateError` if `batches` exceed `most`, one number for each of them."""
-        for given, number in zip(self.batches, most, strict=True):
-            _check(given <= number, "it is beyond the end of its epoch", f"at most {number}", given)
+    @property
+    def is_of_all(self) -> bool:
+        """Whether the state has the positions of all workers of a rank."""
+        return self.worker is None or self.workers == 1
 
     def of_rank(self) -> State:
         """The state of all workers of a rank; `StateError` for one worker of several."""
         problem = "it has the position of one worker of several"
         expected = "state_dict(batches=…) of the loader, in the process that has the workers"
-        _check(self.is_of_all, problem, expected, self.sharing)
-        return replace(self, sharing=replace(self.sharing, worker=None), batch=self.batches)
+        _check(self.is_of_all, problem, expected, f"worker {self.worker} of {self.workers}")
+        return replace(self, worker=None, batch=self.batches)
 
-    def next_epoch(self) -> State:
-        """The start of the next epoch: a whole one, except in a mix, which continues."""
-        start = 0 if isinstance(self.batch, int) else (0,) * len(self.batch)
-        found = replace(self, epoch=self.epoch + 1, batch=start)
-        if self.shared_arguments:
-            return found
-        return replace(found, sources=(replace(self.sources[0], left=()),), rest=None)
+    def check_batches(self, most: Iterable[int]) -> None:
+        """Raise `StateError` if `batches` exceed `most`, one number for each of them."""
+        for given, number in zip(self.batches, most, strict=True):
+            _check(given <= number, "it is beyond the end of its epoch", f"at most {number}", given)
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(json.dumps({"version": _VERSION, **asdict(self)}))
@@ -219,17 +153,18 @@ class State:
 
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
         """Yield entries that must be consistent: name, whether it is, and the expected form."""
-        sharing, worker = self.sharing, self.sharing.worker
-        is_valid = _is_valid_sharing(sharing.ranks, sharing.workers)
-        is_valid = is_valid and (worker or 0) < sharing.workers
-        yield "sharing", is_valid, f"worker < workers, fewer than {_MAX_SHARDS} in all ranks"
-        is_right = isinstance(self.batch, tuple) == (worker is None)
-        is_right = is_right and len(self.batches) == (sharing.workers if worker is None else 1)
+        has_shards = 0 < self.num_shards < _MAX_SHARDS and (self.worker or 0) < self.workers
+        yield "workers", has_shards, f"worker < workers, fewer than {_MAX_SHARDS} in all ranks"
+        number = self.workers if self.worker is None else 1
+        is_right = isinstance(self.batch, tuple) == (self.worker is None)
+        is_right = is_right and len(self.batches) == number
         yield "batch", is_right, "a number of one worker, or a list for all workers"
-        lefts = [len(source.left) for source in self.sources]
-        yield "sources", 0 < len(lefts) == len(self.rests), "at least one, and as many in rest"
-        is_right = all(map(RemainingSource.is_of, self.rests, lefts))
-        yield "rest", is_right, "epochs that follow each other, each with its segments"
+        yield "sources", bool(self.sources), "at least one"
+        rests = [source.rest is not None for source in self.sources]
+        is_right = any(self.segments) == any(rests) and (len(rests) == 1 or not any(rests))
+        sizes = [one.ranks * len(one.batches) for one in self.segments]
+        is_right = is_right and all(0 < size < _MAX_SHARDS for size in sizes)
+        yield "segments", is_right, "segments of shards, and settings of the rest"
 
 
 def _read(kind: Any, value: Any, name: str) -> Any:
@@ -246,10 +181,7 @@ def _read(kind: Any, value: Any, name: str) -> Any:
         except ClipError as error:
             raise StateError(f"the saved state's {name} make no sense: {error}") from error
     if get_origin(kind) is tuple:
-        kinds = get_args(kind)
-        kinds = kinds[:1] * len(value) if kinds[-1] is Ellipsis else kinds
-        _check(len(kinds) == len(value), f"a list of another length in {name}", len(kinds), value)
-        return tuple(_read(one, item, name) for one, item in zip(kinds, value, strict=True))
+        return tuple(_read(get_args(kind)[0], item, name) for item in value)
     if kind is int:
         bounds = _BOUNDS.get(name, _INTEGERS)
         expected, is_right = f"{bounds[0]} to {bounds[-1]}", type(value) is int and value in bounds
@@ -268,11 +200,6 @@ def _json_of(kind: Any) -> tuple[Any, str]:
 _hints = lru_cache(partial(get_annotations, eval_str=True))
 
 
-def _is_valid_sharing(ranks: int, workers: int) -> bool:
-    """Whether the number of shards is in range."""
-    return 0 < ranks * workers < _MAX_SHARDS
-
-
 def check_same(
     problem: str, saved: Json, now: Json, names: Iterable[str], url: str | None = None
 ) -> None:
@@ -289,8 +216,3 @@ def _check(is_right: bool, problem: str, expected: object = None, got: object = 
     """Raise `StateError` for an invalid state."""
     if not is_right:
         raise StateError(f"the saved state: {problem}", expected=expected, got=repr_of(got))
-
-
-def segments_of(epoch: int, rest: RemainingEpoch | None) -> Segments:
-    """The finished segments of an epoch, of the only source."""
-    return () if rest is None else rest.sources[0].segments(epoch)

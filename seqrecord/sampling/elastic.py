@@ -40,14 +40,12 @@ _MAX_CURSORS = 1 << 24  # of all shards of a segment
 class EpochSegment:
     """A finished segment: worker `w` of each rank has returned `batches[w]` batches.
 
-    A rank without workers counts as one worker. `settings` are the settings of the plan. With
-    `by_clip`, `batches` are numbers of clips, for a source of a mix.
+    A rank without workers counts as one worker. `settings` are the settings of the plan.
     """
 
     ranks: int
     batches: tuple[int, ...]
     settings: PlanSettings
-    by_clip: bool = False
 
     @property
     def num_shards(self) -> int:
@@ -125,8 +123,6 @@ class _RemainingClips:
         layout = EpochLayout.of(table, episodes, windows, settings, count, of_shares, number)
         self._layout = layout
         self._sequence, self._shares = layout.share_out(table, np.arange(count))
-        if segment.by_clip:
-            settings = replace(settings, batch_size=1)
         workers = len(segment.batches)
         batches = [
             ShardBatches.of(settings, draws, epoch, number, Shard(worker, count, workers))

@@ -20,7 +20,7 @@ from seqrecord.engine.trace import Trace
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.clip_loader import ClipLoader
-from seqrecord.pipes.distributed import Ranks
+from seqrecord.pipes.distributed import Ranks, warn_once
 from seqrecord.pipes.memory import check_machine
 from seqrecord.pipes.mixing.batches import (
     BatchBuffers,
@@ -34,7 +34,6 @@ from seqrecord.pipes.mixing.batches import (
 from seqrecord.pipes.mixing.form import MixForm
 from seqrecord.pipes.mixing.notices import warn_of_form
 from seqrecord.pipes.mixing.sources import (
-    WHOLE,
     MixPlan,
     SourceLoader,
     SourceRun,
@@ -45,7 +44,7 @@ from seqrecord.pipes.mixing.sources import (
 from seqrecord.pipes.mixing.tasks import TaskNumbers
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.source_orders import SourceOrder
-from seqrecord.pipes.states import Clip, RemainingEpoch, RemainingSource, State
+from seqrecord.pipes.states import Clip, Segments, State
 from seqrecord.reading.frames import clip_nbytes
 from seqrecord.sampling import BatchDraws, Shard, ShardBatches
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, usual_limit
@@ -54,7 +53,6 @@ from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.shares import Shares, whole_shares
 
 _MOST_SLOTS = 1 << 60
-_MOST_UNEVEN = 1 << 16  # slots of an epoch's rest in one shard, beyond twice a whole epoch's
 _OWN = ("clips", "batches", "data_wait_seconds")  # statistics of the mix alone
 _DRAWS = 0x64726177  # draws of batches
 _SALT = 0x6D6978  # the places of sources are not drawn as clips are
@@ -71,7 +69,7 @@ class MixLoader:
     Raises `ClipError` for incompatible sources, and `MemoryLimitError`.
     """
 
-    continues_epochs = True
+    continues_epochs = differs_by_epoch = True
 
     def __init__(
         self,
@@ -179,123 +177,73 @@ class MixLoader:
     # ---- plans and positions
 
     def plan(
-        self,
-        epoch: int,
-        shard: Shard,
-        rest: RemainingEpoch | None = None,
-        *,
-        workers: int | None = None,
+        self, epoch: int, shard: Shard, segments: Segments = (), *, workers: int | None = None
     ) -> MixPlan:
         """The plan of one shard of one epoch, the same on all ranks.
 
-        A rank has `workers` workers; by default the number that follows from the shards. `rest` has
-        the remaining epochs of the sources, if ranks or workers have changed in this epoch or
-        before.
+        A rank has `workers` workers; by default the number that follows from the shards. Epochs of
+        a mix have no segments.
         """
-        rest = rest if rest is not None and epoch >= rest.epoch else None
+        raise_if(bool(segments), "an epoch of a mix has segments", "none", segments)
         workers = workers or self._sources[0].planner.workers(shard.count)
         worker, size = shard.index % workers, self._unit
-        whole = self._count(
-            self._stop(shard, workers), [WHOLE] * len(self._sources), shard, workers, least=1
-        )
-        first, num_batches = epoch * whole, whole
-        if rest is not None:
-            left = whole if rest.left is None else self._left(rest, rest.left, shard, workers)
-            first = left + (epoch - rest.epoch - 1) * whole
-            if epoch == rest.epoch:
-                first, num_batches = 0, left
-        is_drawn = self.options.frames_per_batch is not None
-        is_too_long = is_drawn and num_batches > 2 * whole + _MOST_UNEVEN  # of a wrong state
-        if (first + num_batches) * size >= _MOST_SLOTS or is_too_long:
+        num_batches = self._count(shard, workers)
+        first = epoch * num_batches
+        if (first + num_batches) * size >= _MOST_SLOTS:
             raise ClipError("an epoch that no mix comes to", got=epoch)
-        change = () if rest is None or not rest.number else (rest.number,)
-        key = key_of(self.options.seed, _SALT, worker, *change)
+        key = key_of(self.options.seed, _SALT, worker)
         shares = self._places.setdefault(key, Shares(self.counts, key))
         turn, drawn, num_slots = size if self.alternate else 1, None, num_batches * size
         if self.draws is not None or self._draws_sizes:
-            key = key_of(self.options.seed, _DRAWS, epoch, *change)
+            key = key_of(self.options.seed, _DRAWS, epoch)
             drawn = ShardBatches(self.batch_size, self.draws, key, worker, workers)
             num_batches = drawn.count(num_slots)
         return MixPlan(
-            *(shard, num_batches, self.batch_size, shares, turn, first, rest, drawn, num_slots)
+            *(shard, num_batches, self.batch_size, shares, turn, first, drawn, num_slots)
         )
 
-    def _stop(self, shard: Shard, workers: int) -> StoppingStrategy:
-        """The end of an epoch; a number of batches on each rank if its clips are given."""
-        if self.epoch_clips is None:
-            return self.stop
-        return max(1, self.epoch_clips // (shard.count // workers * self.batch_size))
-
-    def _left(self, rest: RemainingEpoch, left: int, shard: Shard, workers: int) -> int:
-        """The number of batches of a shard in the epoch of `rest`, of `left` in all shards.
-
-        In the first epoch of the mix it follows from the remaining clips of the sources' first
-        epochs; in later ones, shards divide `left`.
-        """
-        stop = self._stop(shard, workers)
-        if isinstance(stop, int):
-            stop = -(-left // (shard.count // workers))
-        elif rest.epoch:
-            return left // shard.count if stop == "first_exhausted" else -(-left // shard.count)
-        return self._count(stop, rest.sources, shard, workers, least=0)
-
-    def _count(
-        self,
-        stop: StoppingStrategy,
-        rests: Sequence[RemainingSource],
-        shard: Shard,
-        workers: int,
-        *,
-        least: int,
-    ) -> int:
-        """The number of batches until sources have returned the first-epoch clips in `rests`."""
-        each = zip(self._sources, rests, self.shares.values(), strict=True)
-        slots = [
-            max(least, source.first_clip(1, shard.count, rest)) / share
-            for source, rest, share in each
-        ]
-        return count_batches(stop, slots, self._unit, shard.index % workers, workers, least)
+    def _count(self, shard: Shard, workers: int) -> int:
+        """The number of batches until sources have returned the clips of their first epochs."""
+        stop = self.stop
+        if self.epoch_clips is not None:  # a number of batches on each rank
+            stop = max(1, self.epoch_clips // (shard.count // workers * self.batch_size))
+        each = zip(self._sources, self.shares.values(), strict=True)
+        slots = [max(1, source.first_clip(1, shard.count)) / share for source, share in each]
+        return count_batches(stop, slots, self._unit, shard.index % workers, workers)
 
     def check_place(self, state: State) -> None:
         """See `BatchSource`."""
-        for source, rest in zip(self._sources, state.rests, strict=True):
-            source.check_rest(rest)
         try:
             plans = self._plans(state)
         except ClipError as error:
             raise StateError(f"the saved state is of no epoch: {error}") from error
         state.check_batches(plan.num_batches for plan in plans)
 
-    def remainder_after(self, state: State) -> RemainingEpoch:
-        """See `BatchSource`."""
+    def after_change(self, state: State) -> tuple[int, Segments]:
+        """See `BatchSource`: the remaining clips are skipped."""
         state = state.of_rank()
-        ranks, plans = state.sharing.ranks, self._plans(state)
-        given = [plan.given(batch) for plan, batch in zip(plans, state.batches, strict=True)]
-        before, left = plans[0].rest, None
-        went_on = before is not None and before.epoch == state.epoch and before.left is not None
-        if any(state.batches) or went_on:
-            pairs = zip(plans, state.batches, strict=True)
-            left = ranks * sum(plan.left(batch) for plan, batch in pairs)
-        each = zip(self._sources, plans[0].rests, state.sources, strict=True)
-        sources = tuple(
-            loader.remainder_of([int(clips[i]) for clips in given], ranks, old, saved)
-            for i, (loader, old, saved) in enumerate(each)
+        if not any(state.batches):
+            return state.epoch, ()
+        pairs = zip(self._plans(state), state.batches, strict=True)
+        left = state.ranks * sum(plan.left(batch) for plan, batch in pairs)
+        warn_once(
+            f"ranks or workers of a mix have changed in epoch {state.epoch}: it continues at epoch "
+            f"{state.epoch + 1}, without the remaining {left:,} clips"
         )
-        number = 0 if state.rest is None else state.rest.number
-        return RemainingEpoch(state.epoch, left, number + 1, sources)
+        return state.epoch + 1, ()
 
     def _plans(self, state: State) -> list[MixPlan]:
         """The plans of the workers with batches in a state."""
-        sharing, first = state.sharing, state.sharing.worker or 0
-        shards = [Shard(first + i, sharing.num_shards) for i in range(len(state.batches))]
-        return [self.plan(state.epoch, one, state.rest, workers=sharing.workers) for one in shards]
+        count, first, workers = state.num_shards, state.worker or 0, state.workers
+        shards = [Shard(first + i, count) for i in range(len(state.batches))]
+        return [self.plan(state.epoch, one, state.segments, workers=workers) for one in shards]
 
     # ---- execution
 
     def start(
-        self, plan: MixPlan, _rest: RemainingEpoch | None, *, batch: int, stats: EngineStats
+        self, plan: MixPlan, _segments: Segments, *, batch: int, stats: EngineStats
     ) -> Engine:
-        """Start an engine for a plan at `batch`; the plan has its rest."""
+        """See `BatchSource`."""
         device, in_worker = self._sources[0].find_device(), get_worker_info() is not None
         num_batches = CONSUMER + (1 if in_worker else self.prefetch)
         if device is None:

@@ -50,9 +50,8 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
     others.
 
     Each rank (with workers: each worker) draws from the sources in proportion: after every clip,
-    the number drawn from a source since the first epoch, or since a change of ranks or workers,
-    differs from its share by less than one clip. The seed determines the places of sources in a
-    batch.
+    the number drawn from a source since the first epoch differs from its share by less than one
+    clip. The seed determines the places of sources in a batch.
 
     A batch mixes sources if each feature has the same dtype, fixed shape and number of frames in
     all of them. Otherwise every batch comes from a single source, and shares are exact to less than
@@ -68,7 +67,8 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
     one raises `ClipError`. Each source has threads and arenas of its own. Memory not used by
     batches is divided by weight times bytes of a clip, and each source gets at least its minimum.
 
-    A `StatefulDataLoader` with `batch_size=None` resumes the mix exactly.
+    A `StatefulDataLoader` with `batch_size=None` resumes the mix exactly. With other ranks or
+    workers a mix continues at its next epoch. In workers, call `set_epoch` before each epoch.
 
     Raises `ClipError` for invalid weights, sources or shapes, or if a feature's kind or unit
     differs between sources; `MemoryLimitError` if the limit is too small.

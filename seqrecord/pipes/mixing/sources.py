@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from itertools import chain, pairwise
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -18,22 +17,16 @@ from seqrecord.engine.batches import Channel, OpenBatch
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.vectors import VectorSteps
-from seqrecord.errors import StateError
 from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selecting import select
 from seqrecord.pipes.selection import Selection
-from seqrecord.pipes.states import RemainingEpoch, RemainingSource, Segments, SourceState
 from seqrecord.sampling import DrawsByPlace, Plan, Shard, ShardBatches
-from seqrecord.sampling.elastic import EpochSegment
 from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.shares import Shares
 
 _EPOCHS = range(1 << 62)  # of a source
-
-WHOLE = RemainingSource((), 0)
-"""A source without any returned clip."""
 
 StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted"] | int
 """The end of an epoch; see `SeqRecordMix`."""
@@ -57,7 +50,6 @@ def count_batches(
     size: int,
     worker: int,
     workers: int,
-    least: int = 1,
 ) -> int:
     """The number of batches, of `size` slots, in an epoch of one shard; the same on all ranks.
 
@@ -69,7 +61,7 @@ def count_batches(
     if isinstance(stop, int):
         return (stop + workers - 1 - worker) // workers
     if stop == "first_exhausted":
-        return max(least, int(min(slots) // size))
+        return max(1, int(min(slots) // size))
     return int(-(-max(slots) // size))
 
 
@@ -77,9 +69,9 @@ def count_batches(
 class MixPlan:
     """The batches of one shard of one epoch: the source of each slot.
 
-    Batches are numbered over all epochs of the shard, since the last change of ranks or workers;
-    `first` is the epoch's first batch. The clips of a source are numbered over all epochs:
-    each epoch of the mix continues at the end of the last one.
+    Batches are numbered over all epochs of the shard; `first` is the epoch's first batch. The clips
+    of a source are numbered over all epochs: each epoch of the mix continues at the end of the last
+    one.
 
     `drawn` are batches with draws. If these differ in their number of clips, `first` is the epoch's
     first slot, and the epoch has `num_slots`.
@@ -91,15 +83,9 @@ class MixPlan:
     shares: Shares
     turn: int  # clips that a source gives in its turn: one, or a batch
     first: int
-    rest: RemainingEpoch | None = None
     drawn: ShardBatches | None = None
     num_slots: int = 0
     counts: ClassVar[dict[str, int]] = {}  # statistics count the clips of each source
-
-    @property
-    def rests(self) -> Sequence[RemainingSource]:
-        """The remaining epochs of each source."""
-        return [WHOLE] * len(self.shares.counts) if self.rest is None else self.rest.sources
 
     @property
     def batches(self) -> ShardBatches:
@@ -111,10 +97,10 @@ class MixPlan:
         return self.drawn is not None and self.drawn.are_drawn
 
     def left(self, batch: int) -> int:
-        """The batches from a batch to the end of the epoch; slots, if batches differ in these."""
+        """The slots from a batch to the end of the epoch."""
         if self._are_drawn:
             return self.num_slots - min(self.batches.first_clip(batch), self.num_slots)
-        return self.num_batches - batch
+        return (self.num_batches - batch) * self.batch_size
 
     def draws(self, source: int, given: int, plan: Plan) -> DrawsByPlace | None:
         """The draws for the clips of a source's plan, with `given` clips before it."""
@@ -187,15 +173,13 @@ class SourceRun:
     def fill(self, channel: Channel) -> None:
         """Execute epochs of the source, one after the other."""
         (clip, last), source, shard = self.clips, self.source, self.order.shard
-        rest = self.order.rests[self.number]
         while clip < last:
-            epoch, given = source.locate(clip, shard.count, rest)
-            segments = rest.segments(epoch)
-            plan = source.planner.plan(epoch, shard, segments)
+            epoch, given = source.locate(clip, shard.count)
+            plan = source.planner.plan(epoch, shard)
             self.stats.add(duplicate_clips=plan.num_repeated)
             self.stats.num_interleaved = plan.num_cursors
             draws = self.order.draws(self.number, given, plan)
-            execution = source.execution(plan, segments, self.stats, self.stream, draws)
+            execution = source.execution(plan, (), self.stats, self.stream, draws)
             some = clip - given, min(last - given, plan.num_clips)
             slots = partial(self.order.places, self.number, given)
             try:
@@ -243,68 +227,25 @@ class SourceLoader(ClipLoader):
         )
         super().__init__(selection, options, limit_in)
         self.name = name
-        self._left: dict[tuple[int, Segments], int] = {}  # clips of epochs that have segments
 
     def reset_counts(self) -> None:
         """Begin the statistics of an iteration."""
         self._iteration.times_without_frame = 0
 
-    def first_clip(self, epoch: int, num_shards: int, rest: RemainingSource) -> int:
-        """The number of a shard's first clip of an epoch, counted over the epochs of `rest`."""
-        for pending in rest.pending:
-            if pending not in self._left:
-                self._left[pending] = self.planner.clips(*pending).num_clips
-        left = sum(-(-self._left[one] // num_shards) for one in rest.pending if one[0] < epoch)
+    def first_clip(self, epoch: int, num_shards: int) -> int:
+        """The number of a shard's first clip of an epoch, counted over all epochs."""
         settings, clip_set = self.planner.settings, self.selection.clip_set
-        before, following = (
-            clip_set.clips_before(n, num_shards, seed=settings.seed, shuffle=settings.shuffle)
-            for n in (max(epoch, rest.following), rest.following)
+        return clip_set.clips_before(
+            epoch, num_shards, seed=settings.seed, shuffle=settings.shuffle
         )
-        return left + before - following
 
-    def check_rest(self, rest: RemainingSource) -> None:
-        """Raise `StateError` if an epoch with clips is missing between the epochs of `rest`."""
-        for (before, _), (after, _) in pairwise(rest.pending):
-            if self.first_clip(after, 1, WHOLE) > self.first_clip(before + 1, 1, WHOLE):
-                raise StateError(
-                    "the saved state skips an epoch of a source of a mix",
-                    file=self.selection.dataset.url,
-                    expected=f"epoch {before + 1} of source {self.name!r} after epoch {before}",
-                    got=f"epoch {after}",
-                )
-
-    def locate(self, clip: int, num_shards: int, rest: RemainingSource) -> tuple[int, int]:
-        """The epoch of a shard's clip, and the epoch's first clip, counted over the epochs of
-        `rest`.
-        """
-        first_clip = partial(self.first_clip, num_shards=num_shards, rest=rest)
+    def locate(self, clip: int, num_shards: int) -> tuple[int, int]:
+        """The epoch of a shard's clip, and the epoch's first clip, counted over all epochs."""
+        first_clip = partial(self.first_clip, num_shards=num_shards)
         epoch = bisect_right(_EPOCHS, clip, key=first_clip) - 1
         problem = f"source {self.name!r} of a mix has no clips: their weights are too small"
         raise_if(epoch == _EPOCHS[-1], problem, "a clip in some epoch")
         return epoch, first_clip(epoch)
-
-    def remainder_of(
-        self, given: Sequence[int], ranks: int, before: RemainingSource, state: SourceState
-    ) -> RemainingSource:
-        """The remaining epochs after each worker of a rank has returned `given` clips since
-        `before`.
-
-        The returned clips of an epoch become one more segment of it.
-        """
-        count, old = ranks * len(given), dict(before.pending)
-        settings = dict(zip(old, state.left, strict=False))  # they may be of a later rest
-        first, last = (self.locate(clips, count, before)[0] for clips in (min(given), max(given)))
-        pending: dict[int, Segments] = {}
-        for epoch in chain(range(first, last + 1), (one for one in old if one > last)):
-            begin, end = (self.first_clip(n, count, before) for n in (epoch, epoch + 1))
-            clips = tuple(min(max(begin, total), end) - begin for total in given)
-            segments = old.get(epoch, ())
-            if any(clips):
-                chosen = settings.get(epoch, state.settings)
-                segments = (*segments, EpochSegment(ranks, clips, chosen, by_clip=True))
-            if segments:
-                pending[epoch] = segments
-        return RemainingSource(tuple(pending.items()), max(pending, default=first - 1) + 1)
 
 
 def loader_in_mix(
