@@ -206,9 +206,7 @@ def test_values_that_are_not_finite_are_reported(tmp_path: Path) -> None:
         (tmp_path / "runs" / name).mkdir(parents=True)
         np.save(tmp_path / "runs" / name / "action.npy", values)
     report = seqrecord.convert(open_source(tmp_path / "runs"), tmp_path / "records", workers=1)
-    assert report.inventory.notes == (
-        "feature action: NaN or infinite values in 1 episode, first in episode b, frame 1",
-    )
+    assert report.inventory.notes == ("NaN or infinities of action: 1 value; b from frame 1 (1)",)
 
 
 def test_a_requested_feature_without_any_value_is_an_error(

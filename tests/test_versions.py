@@ -34,6 +34,7 @@ from seqrecord.edit import (
 )
 from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError
 from seqrecord.storage import LocalStorage
+from seqrecord.writing import committing
 from tests.command_line import run
 from tests.storage_doubles import FailAt, FaultyStorage, LosesResponse
 
@@ -126,6 +127,23 @@ def test_an_earlier_version_is_restored(path: Path) -> None:
     with pytest.raises(NotFoundError, match="unknown version"):
         restore_version(path, "0" * 32)
     assert content(path).keys() == set("bcd")
+
+
+def test_files_that_a_restoration_left_stay_left(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also once the list of earlier commits no longer names their writer's."""
+    monkeypatch.setattr(committing, "MAX_EARLIER_COMMITS", 1)
+    first = version_of(path)
+    files = seqrecord.open(path).contents.manifest.record_files
+    add_feature(path, "y", lambda episode: np.arange(len(episode)))
+    with SeqRecordWriter(path, mode="append") as writer, writer.episode("d") as episode:
+        episode.append({"x": np.zeros(500, np.float32), "y": np.int64(3)})
+    restore_version(path, first)
+    for number in range(2):
+        set_metadata(path, None, {"x": number})
+    assert seqrecord.reindex(path).record_files == files
+    assert list(seqrecord.open(path).features) == ["x"]
 
 
 def test_each_edit_is_recorded_and_checks_its_version(path: Path) -> None:
@@ -222,6 +240,23 @@ def test_clean_keeps_the_requested_versions(path: Path, keep: int, kept: list[st
     for number in (-1, 11):
         with pytest.raises(ValueError, match="keep_versions"):
             clean(path, older_than=0, keep_versions=number)
+
+
+def test_a_reindex_ignores_files_that_could_not_be_removed(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    delete_episodes(path, "b")
+    rewrite_files(path, min_unused=0.01)
+    fault = FailAt("remove", path=".seqrec")
+    with pytest.raises(StorageError, match="as asked"):
+        clean(FaultyStorage(LocalStorage(path), fault), older_than=-1)  # type: ignore[arg-type]
+    removed = seqrecord.open(path).contents.manifest.removed
+    assert [file for file in removed if (path / file).exists()]
+    caplog.clear()
+    before = content(path)
+    seqrecord.reindex(path)
+    assert content(path) == before
+    assert "ignored" not in caplog.text
 
 
 def test_kept_manifests_that_differ_from_their_names(path: Path) -> None:

@@ -74,16 +74,8 @@ def info(
     seqrecord info mix.yaml                   sources, shares and features of a mix
     """
     if Path(path).suffix in _MIX_FILES and Path(path).is_file():
-        if (
-            key
-            or episodes
-            or versions
-            or stride
-            or dilation
-            or features
-            or storage_options
-            or batch_size
-        ):
+        others = key, episodes, versions, stride, dilation, features, storage_options, batch_size
+        if any(others):
             raise click.UsageError("a mix file takes only --clip-len, --split and --json")
         _show_mix(path, clip_len, split, as_json=as_json)
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -49,9 +49,13 @@ _EPISODES = click.argument(
     "episodes", metavar="KEY…|GLOB", nargs=-1, required=True, callback=_filter
 )
 _DRY_RUN = click.option("--dry-run", is_flag=True, help="Print the changes without making them.")
-_IF_VERSION = click.option(
-    "--if-version", metavar="ID", help="Fail if the dataset is not at this version."
-)
+
+
+def _options(function: Callable[..., None]) -> Callable[..., None]:
+    """The options of every edit."""
+    help_text = "Fail if the dataset is not at this version."
+    if_version = click.option("--if-version", metavar="ID", help=help_text)
+    return if_version(_DRY_RUN(common(function)))
 
 
 @click.group(cls=Group)
@@ -66,9 +70,7 @@ def edit() -> None:
 @edit.command()
 @_PATH
 @_EPISODES
-@_IF_VERSION
-@_DRY_RUN
-@common
+@_options
 def delete(path: str, episodes: EpisodeFilter, **options: Any) -> None:
     """Delete episodes.
 
@@ -81,9 +83,7 @@ def delete(path: str, episodes: EpisodeFilter, **options: Any) -> None:
 @edit.command()
 @_PATH
 @_EPISODES
-@_IF_VERSION
-@_DRY_RUN
-@common
+@_options
 def keep(path: str, episodes: EpisodeFilter, **options: Any) -> None:
     """Delete all episodes except these."""
     _print_keys(path, keep_episodes(path, episodes, **options), "deleted", options)
@@ -100,9 +100,7 @@ def keep(path: str, episodes: EpisodeFilter, **options: Any) -> None:
     multiple=True,
     help="Rename a feature instead of episodes (repeatable).",
 )
-@_IF_VERSION
-@_DRY_RUN
-@common
+@_options
 def rename(
     path: str, old: str | None, new: str | None, features: tuple[str, ...], **options: Any
 ) -> None:
@@ -137,9 +135,7 @@ def _frames(_ctx: click.Context, _param: click.Parameter, text: str) -> slice:
     callback=_frames,
     help="Frames that remain, as in a Python slice: 30:-10 removes the first 30 and the last 10.",
 )
-@_IF_VERSION
-@_DRY_RUN
-@common
+@_options
 def trim(path: str, episodes: EpisodeFilter, frames: slice, **options: Any) -> None:
     """Cut frames off the start and the end of episodes.
 
@@ -159,9 +155,7 @@ def trim(path: str, episodes: EpisodeFilter, frames: slice, **options: Any) -> N
 @click.option(
     "--text", metavar="NAME=TEXT", help="Set a text feature, such as task, to TEXT in all frames."
 )
-@_IF_VERSION
-@_DRY_RUN
-@common
+@_options
 def set_entries(
     path: str,
     episodes: EpisodeFilter,
@@ -195,9 +189,7 @@ def set_entries(
 @_PATH
 @_EPISODES
 @click.option("--name", help="Name of the split. [none: remove from the split]")
-@_IF_VERSION
-@_DRY_RUN
-@common
+@_options
 def put_in_split(path: str, episodes: EpisodeFilter, name: str | None, **options: Any) -> None:
     """Assign episodes to a split.
 
@@ -270,9 +262,7 @@ def merge(
 @click.option("--kind", help="Kind of the feature, such as depth or mask.")
 @click.option("--unit", help="Unit of the feature, such as m.")
 @click.option("--overwrite", is_flag=True, help="Replace the feature of this name.")
-@_IF_VERSION
-@_DRY_RUN
-@common
+@_options
 def add(
     path: str, name: str, other: str | None, feature: str | None, files: str | None, **options: Any
 ) -> None:
@@ -305,9 +295,7 @@ def add(
 @edit.command()
 @_PATH
 @meanings
-@_IF_VERSION
-@_DRY_RUN
-@common
+@_options
 def describe(path: str, kinds: tuple[str, ...], units: tuple[str, ...], **options: Any) -> None:
     """Change kinds and units of features.
 
@@ -331,9 +319,7 @@ def describe(path: str, kinds: tuple[str, ...], units: tuple[str, ...], **option
 @edit.command()
 @_PATH
 @click.argument("names", metavar="NAME…", nargs=-1, required=True)
-@_IF_VERSION
-@_DRY_RUN
-@common
+@_options
 def drop(path: str, names: tuple[str, ...], **options: Any) -> None:
     """Drop features.
 
@@ -345,9 +331,7 @@ def drop(path: str, names: tuple[str, ...], **options: Any) -> None:
 @edit.command()
 @_PATH
 @click.argument("version")
-@_IF_VERSION
-@_DRY_RUN
-@common
+@_options
 def restore(path: str, version: str, **options: Any) -> None:
     """Restore an earlier version.
 

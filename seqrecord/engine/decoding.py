@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
@@ -35,7 +35,7 @@ from seqrecord.reading.frames import (
 
 _logger = logging.getLogger("seqrecord")
 
-_warned: set[tuple[str, str]] = set()  # URL and feature, in this process
+_warned: dict[tuple[str, str], object] = {}  # by URL and feature, in this process
 
 Transform: TypeAlias = tuple[FrameTransform, Mapping[str, ArraySpec]]
 """A frame transform, and the specs of its results."""
@@ -266,26 +266,22 @@ class ValueCheck:
     ) -> None:
         """Check the loaded frames of a group: chunks, frame numbers and rows, int64[n] each."""
         for name in self._names.get(group, ()):
-            values = out[name][rows]
-            if not np.isfinite(values).all():
-                bad = ~np.isfinite(values).reshape(len(rows), -1).all(axis=1)
-                at = int(bad.argmax())
+            are_finite = np.isfinite(out[name][rows])
+            if not are_finite.all():
+                at = int(are_finite.reshape(len(rows), -1).all(axis=1).argmin())
                 self._warn(group, name, int(chunk[at]), int(frame[at]))
 
     def _warn(self, group: int, name: str, chunk: int, frame: int) -> None:
-        assert self._dataset is not None, "a feature is checked"
         dataset = self._dataset
-        if (key := (dataset.url, name)) in _warned:
+        assert dataset is not None, "a feature is checked"
+        if _warned.setdefault((dataset.url, name), own := object()) is not own:
             return
-        _warned.add(key)
-        contents = dataset.contents
-        episode = contents.index.key(contents.index.groups[group].episode_of(chunk))
+        index = dataset.contents.index
+        episode = index.key(index.groups[group].episode_of(chunk))
         total = "; see `seqrecord stats`"
-        try:
+        with suppress(SeqRecordError):  # of damaged or replaced statistics
             if name in dataset.statistics:
                 total = f"; in the dataset {dataset.statistics[name].non_finite_text()}"
-        except SeqRecordError:  # of damaged or replaced statistics
-            pass
         _logger.warning(
             "%s: feature %s has NaN or infinite values: episode %s, frame %d%s",
             *(dataset.url, name, episode, frame, total),

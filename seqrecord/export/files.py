@@ -155,9 +155,9 @@ def _describe(dataset: Dataset, key: str, frames: Sequence[int] | slice | None) 
         taken.add(path.casefold())
         plain = replace(spec, codec=(), group=0)
         features.append(ExportedFeature(plain, path, is_array, int(present.sum())))
-    fps = float(dataset.contents.index.fps[dataset.contents.index.positions[key]]) or None
-    split = next((name for name, keys in dataset.splits.items() if key in keys), None)
-    return ExportedEpisode(tuple(numbers.tolist()), tuple(features), fps, split)
+    index = dataset.contents.index
+    split = index.split_of(index.positions[key], dataset.contents.manifest.splits)
+    return ExportedEpisode(tuple(numbers.tolist()), tuple(features), episode.fps, split)
 
 
 def _write_episode(
@@ -289,14 +289,14 @@ def new_folder(
 ) -> Iterator[Path]:
     """Provide a path for the content of an empty or new folder; the block creates it.
 
-    It is inside of a hidden folder in `folder`, which an error removes, and after a kill the next
-    export. At the end of the block the content moves to `folder`, beginning with `first`: a reader
-    of that file notices others that a kill left behind. Raises `DestinationError` if the folder is
-    not empty.
+    The path is in a hidden folder inside `folder`. An error removes the hidden folder; after a
+    kill, the next export does. At the end of the block the content moves to `folder`, `first` at
+    first: if a kill interrupts the move, readers of that file find others missing. Raises
+    `DestinationError` if the folder is not empty.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    left = [path for path in folder.iterdir() if _UNFINISHED.fullmatch(path.name)]
-    if len(left) < len([*folder.iterdir()]):
+    left = [*folder.iterdir()]
+    if not all(_UNFINISHED.fullmatch(path.name) for path in left):
         raise DestinationError(
             f"{subject} is not empty; choose another place, or remove its content",
             file=str(folder),

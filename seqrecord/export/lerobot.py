@@ -145,8 +145,9 @@ class _Writer:
                     )
 
     def write(self, root: Path) -> None:
-        names = {key: name for name, keys in self._reader.splits.items() for key in keys}
-        splits = Counter(names.get(episode.key) for episode in self._episodes)
+        index, names = self._reader.contents.index, self._reader.contents.manifest.splits
+        numbers = (index.positions[episode.key] for episode in self._episodes)
+        splits = Counter(index.split_of(number, names) for number in numbers)
         meta = LeRobotMeta(root, self._columns, self._episodes, self._fps, splits)
         file = RowFile(root / "data")
         first = 0

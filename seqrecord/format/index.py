@@ -279,6 +279,11 @@ class Index:
         """Return an episode's key."""
         return str(self.keys[episode].as_py())
 
+    def split_of(self, episode: int, names: Sequence[str]) -> str | None:
+        """Return an episode's split, of these names in the manifest; `None` for no split."""
+        number = int(self.split[episode])
+        return None if number == NO_SPLIT else names[number]
+
     def uid(self, episode: int) -> str:
         """Return an episode's uid in hexadecimal."""
         return bytes(self.uids[episode]).hex()

@@ -57,7 +57,6 @@ MAX_NAMES = 1 << 20  # bytes
 
 _MARK = 1 << 31  # set in the number of packets
 _HEAD = struct.Struct("<IQIIQI")
-HEAD_BYTES = _HEAD.size
 _TEXT = re.compile(r"[\x20-\x7e]{0,1000}")
 _VERSION = 1
 

@@ -384,10 +384,6 @@ class ExternalFiles:
         """Return the storages of all listed files."""
         return [self._store(root) for root in {file.root for file in self.all_files()}]
 
-    def storage_for(self, file: ExternalFile) -> Storage:
-        """Return the storage of a file."""
-        return self._store(file.root)
-
     def _check(self, file: ExternalFile) -> None:
         """Like `_check_same`, once per file."""
         if hash(file) not in self._seen:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError, SourceError
-from seqrecord.format.index import NO_SPLIT, Index
+from seqrecord.format.index import Index
 from seqrecord.text import counted, repr_of
 from seqrecord.units import is_integer
 
@@ -33,11 +33,10 @@ class EpisodeDescription(dict[str, Any]):
 
     def __init__(self, index: Index, splits: Sequence[str], episode: int) -> None:
         super().__init__(index.episode_metadata(episode))
-        split = int(index.split[episode])
         self.key = index.key(episode)
         self.num_frames = int(index.num_frames[episode])
         self.fps = float(index.fps[episode]) or None
-        self.split = None if split == NO_SPLIT else splits[split]
+        self.split = index.split_of(episode, splits)
 
 
 EpisodeFilter: TypeAlias = (

@@ -16,7 +16,7 @@ import pyarrow as pa
 from seqrecord.clips.grids import run_bounds
 from seqrecord.clips.tables import ClipSpec
 from seqrecord.errors import FormatError, NotFoundError
-from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
+from seqrecord.format.index import GroupIndex, Index
 from seqrecord.format.inventory import Inventory
 from seqrecord.format.pages import table_bytes
 from seqrecord.format.rows import num_absent
@@ -476,14 +476,13 @@ def summarize_episode(
         stored = int(index.lengths(name)[chunks[spec.group]].sum(dtype=np.uint64))
         features.append(EpisodeFeature(spec, int(present.sum()), stored, _runs(~present)))
     files = np.concatenate([index.groups[group].file[rows] for group, rows in chunks.items()])
-    split = int(index.split[number])
     return EpisodeSummary(
         url=dataset.url,
         key=key,
         uid=episode.uid,
         num_frames=len(episode),
         fps=episode.fps,
-        split=None if split == NO_SPLIT else manifest.splits[split],
+        split=index.split_of(number, manifest.splits),
         num_chunks=tuple(rows.stop - rows.start for rows in chunks.values()),
         record_files=tuple(manifest.record_files[n].path for n in np.unique(files)),
         num_clips=None if clip is None else contents.clips(clip, [key]).num_clips,

@@ -375,12 +375,15 @@ class Statistics(Mapping[str, FeatureStatistics]):
             for name, feature in self.items()
             if (feature.num_drawn < feature.count).any()
         ]
-        notes += [
+        return "\n".join([*table_lines(rows, left=1), *notes, *self.non_finite_notes()])
+
+    def non_finite_notes(self) -> list[str]:
+        """One line for each feature with NaN or infinities."""
+        return [
             f"NaN or infinities of {name}: {one.non_finite_text()}"
             for name, one in self.items()
             if one.non_finite
         ]
-        return "\n".join([*table_lines(rows, left=1), *notes])
 
 
 def _summary(feature: FeatureStatistics) -> dict[str, Any]:

@@ -236,7 +236,8 @@ def reindex(
     """Rebuild index and manifest of a dataset from its record files alone.
 
     The result has all complete episodes, also the complete episodes of interrupted writers. Files
-    that a cluster wrote after the conversion's commit are ignored, and the log lists them. A
+    that a cluster wrote after the conversion's commit, and files that `restore_version` left out,
+    are ignored, and the log lists them. A
     damaged record file stays on the storage, but episodes with frames in it are left out; warnings
     name both, and `on_damaged` is called for each such file. Other warnings name record files of
     the old manifest that are missing, and edits whose commit is unknown because the manifest cannot
@@ -270,10 +271,10 @@ def _reindex(
     every = record_sizes(storage)
     taken = {*base.files, *loose_files(storage, base, every)}
     sizes = {path: n for path, n in every.items() if path in taken}
-    if ignored := [path for path in every if path not in taken]:
+    removed = base.manifest.removed if base.manifest else ()
+    if ignored := sorted(every.keys() - taken.union(removed)):
         _logger.warning(
-            "%s: ignored %s, which the commit of their writer did not name, or a restoration left: "
-            "%s%s",
+            "%s: ignored %s: duplicates of a cluster's job, or left out by `edit restore`: %s%s",
             *(storage.url, counted(len(ignored), "record file"), ", ".join(ignored[:_MAX_SHOWN])),
             ", …" if len(ignored) > _MAX_SHOWN else "",
         )

@@ -94,7 +94,8 @@ def loose_files(storage: Storage, base: Base, paths: Iterable[str]) -> list[str]
     loose = [path for path in paths if path not in ignored]
     ended = {commit[:WRITER_DIGITS] for commit in (_ids(base.manifest) if base.manifest else ())}
     late = {path for path in loose if writer_of(path) in ended}
-    for note in sorted(retired_files(storage), key=lambda note: note.modified) if late else ():
+    notes = retired_files(storage) if ended and loose else []
+    for note in sorted(notes, key=lambda note: note.modified):
         late = late | (note.files & set(loose)) if note.is_final else late - note.files
     return [path for path in loose if path not in late]
 

@@ -461,6 +461,7 @@ def _report(
     splits = {info.key: info.split for info in episodes if info.split is not None}
     every = (*unlisted, *bad)
     others = [episode for episode in every if episode.is_other_size]
+    skipped, noted = [], []
     if count := len(every) - len(others):
         skipped = [LeftOut("bad episodes", count, "skip_bad_episodes", "episodes", False)]
         skipped += [
@@ -468,14 +469,13 @@ def _report(
             for each in every
             if not each.is_other_size
         ][:_SHOWN_EPISODES]
-        inventory = replace(inventory, left_out=(*inventory.left_out, *skipped))
     if others:
-        of_size = LeftOut("episodes", len(others), "video of another size", "episodes")
-        inventory = replace(inventory, left_out=(*inventory.left_out, of_size))
+        skipped.append(LeftOut("episodes", len(others), "video of another size", "episodes"))
         _logger.warning(
             "%s: left out %s with video of another size; the first: %s",
             *(target.storage.url, counted(len(others), "episode"), others[0].error),
         )
+    inventory = replace(inventory, left_out=(*inventory.left_out, *skipped))
     codecs: Counter[tuple[str, str]] = Counter()
     changes: Counter[Change] = Counter()
     for job in jobs:
@@ -483,25 +483,16 @@ def _report(
         changes.update(job.changes)
     inventory = with_changes(inventory, changes, schema)
     if target.finished and any(spec.is_video for spec in schema.values()):
-        note = (
-            f"changes of pixels not counted in {counted(len(target.finished), 'resumed episode')}"
-        )
-        inventory = replace(inventory, notes=(*inventory.notes, note))
-    mixed = (f"{name}: {counted(n, 'episode')} in {codec}" for (name, codec), n in codecs.items())
-    inventory = replace(inventory, notes=(*inventory.notes, *mixed))
+        episodes_text = counted(len(target.finished), "resumed episode")
+        noted.append(f"changes of pixels not counted in {episodes_text}")
+    noted += (f"{name}: {counted(n, 'episode')} in {codec}" for (name, codec), n in codecs.items())
+    warned = []
     if irregular := [episode for job in jobs for episode in job.irregular]:
-        note = irregular_note(irregular)
+        warned.append(irregular_note(irregular))
+    warned += () if statistics is None else statistics.non_finite_notes()
+    for note in warned:
         _logger.warning("%s: %s", target.storage.url, note)
-        inventory = replace(inventory, notes=(*inventory.notes, note))
-    for name, each in () if statistics is None else statistics.items():
-        if each.non_finite:
-            place, count = each.non_finite[0], len(each.non_finite)
-            note = (
-                f"feature {name}: NaN or infinite values in {counted(count, 'episode')}, first in "
-                f"episode {place.episode}, frame {place.frame}"
-            )
-            _logger.warning("%s: %s", target.storage.url, note)
-            inventory = replace(inventory, notes=(*inventory.notes, note))
+    inventory = replace(inventory, notes=(*inventory.notes, *noted, *warned))
     keys = {*target.finished, *written}
     return ConvertReport(
         manifest=commit(

@@ -298,8 +298,8 @@ def _write_frames(
         for chunk, times in chunks(info) if chunks is not None else ():
             files.append_chunk(chunk, times)
             advance(0)
-        for name in kept.keys() - decoded.keys():
-            for part in found[name].parts(kept[name]):
+        for name, parts in kept.items():
+            for part in found[name].parts(parts) if name not in decoded else ():
                 files.append_video(name, part)
                 advance(0)  # so that a stop is noticed
     has_others = len(kept) - len(decoded) < len(job.schema.active)

@@ -26,7 +26,6 @@ from seqrecord.errors import (
     SourceError,
     StorageError,
 )
-from seqrecord.format.index import NO_SPLIT
 from seqrecord.format.inventory import Inventory
 from seqrecord.format.manifest import MANIFEST, MAX_MANIFEST_BYTES, CopiedFiles
 from seqrecord.format.pages import PageCodec
@@ -145,7 +144,7 @@ class DatasetSource:
                 int(index.num_frames[number]),
                 index.episode_metadata(number),
                 float(index.fps[number]) or None,
-                None if index.split[number] == NO_SPLIT else splits[int(index.split[number])],
+                index.split_of(number, splits),
             )
             for number, key in enumerate(index.keys.to_pylist())
         ]

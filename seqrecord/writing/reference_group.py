@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ class ReferenceGroup:
         self._place = schema.position(self.name)
         self._codec = PageCodec(self.schema[self.name])
         self._externals, self._checksums = externals, checksums
+        self._new_since = cache(new_since)  # an earlier time includes more files
         self._chunk_length = ChunkLength(self.schema)
         self.begin(None)
 
@@ -124,11 +126,11 @@ class ReferenceGroup:
         files, places, names = zip(*frames, strict=True)
         if (number := self._externals.get(places[0])) is None:
             raise SourceError("frame in a file that the source does not list", file=files[0].file)
+        parts: Sequence[FolderFile] = ()
         if files[0].stop is None:
             sizes, parts = parts_of(places[0], names)
             found = Reference.of_frames(number, [], sizes, parts)
         else:
-            parts = []
             starts = [file.start for file in files]
             sizes = [file.stop - file.start for file in files]
             if min(sizes) < 1:
@@ -141,12 +143,7 @@ class ReferenceGroup:
                 expected=f"at most {MAX_REFERENCED_BYTES} bytes, and {MAX_NAMES} of names",
                 got=f"{found.length} bytes, and {len(found.extradata)} of names",
             )
-        if self._checksums or _has_new(places[0], parts):
+        times = [time for part in parts if (time := modified_ns(part.identity)) is not None]
+        if self._checksums or (times and max(times) >= self._new_since(places[0])):
             found = replace(found, crc32c=checksum_of_files(files) or 1)
         return found
-
-
-def _has_new(folder: str, parts: Sequence[FolderFile]) -> bool:
-    """Whether one of these files is too new for its modification time to prove that it stays."""
-    times = [time for part in parts if (time := modified_ns(part.identity)) is not None]
-    return bool(times) and max(times) >= new_since(folder)

@@ -281,7 +281,7 @@ def _inferred(name: str, item: Any, shape: Any) -> FeatureSpec:
             raise FrameError(error.message, feature=name, got=error.got) from error
         return FeatureSpec(name, header.dtype, header.shape, chain)
     array = np.asarray(plain(item, name))
-    if shape is None and not array.size and 0 in array.shape:
+    if shape is None and not array.size:
         declared = tuple(size or None for size in array.shape)
         raise SchemaError(
             "the first value has no rows; declare the dimension that varies",

@@ -23,7 +23,7 @@ from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata, parse_metadata
 from seqrecord.processes.exclusive import Exclusive, exclusive
 from seqrecord.reading.metadata import DamagedFile
-from seqrecord.schema import Block, EncodedImage, FeatureSpec, Frame, Schema
+from seqrecord.schema import Block, EncodedImage, Frame, Schema
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.writing.chunking import CHUNK_BYTES, CHUNK_FRAMES
@@ -504,11 +504,6 @@ class EpisodeWriter:
         for frame in pending:
             self._files.append(Block.of(frame))
         return self._files
-
-
-def is_stamp(spec: FeatureSpec) -> bool:
-    """Whether a stored feature can be the time of `append`."""
-    return str(spec).endswith(": float64 []") and (spec.kind, spec.unit) == ("timestamp", "s")
 
 
 def _copied(item: Any) -> Any:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +104,11 @@ def samples_of(files: Mapping[str, ExternalFile]) -> dict[str, list[tuple[str, i
 
 def checksums_of_new(files: Mapping[str, ExternalFile]) -> dict[str, int]:
     """Return the CRC32C of files that are new by `new_since`, by name; others need none."""
-    since: dict[str, int] = {}
-    found = {}
+    since, found = cache(new_since), {}
     for name, file in files.items():
-        if (modified := modified_ns(file.identity)) is not None:
-            if file.root not in since:
-                since[file.root] = new_since(file.root)
-            if modified >= since[file.root]:
-                found[name] = checksum_of_files([ReferencedFile(name)])
+        modified = modified_ns(file.identity)
+        if modified is not None and modified >= since(file.root):
+            found[name] = checksum_of_files([ReferencedFile(name)])
     return found
 
 
