@@ -359,6 +359,26 @@ def test_overwrite_replaces_a_feature(dataset: tuple[Path, Model]) -> None:
     edit.add_feature(path, "new", some("new"), overwrite=True)  # nothing to replace
 
 
+def test_set_text_ignores_episodes_that_are_removed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its two commits."""
+    path = tmp_path / "records"
+    with SeqRecordWriter(path) as writer:
+        for key in "ab":
+            with writer.episode(key, metadata={"task": "old"}) as episode:
+                episode.append({"task": "old"})
+
+    def add_feature(*given: Any, **options: Any) -> None:
+        add(*given, **options)
+        edit.delete_episodes(path, "a")
+
+    add = edit.add_feature
+    monkeypatch.setattr("seqrecord.edit.features.add_feature", add_feature)
+    assert edit.set_text(path, None, "task", "new") == ["a", "b"]
+    assert metadata_of(path) == {"b": {"task": "new"}}
+
+
 def metadata_of(path: Path) -> dict[str, Any]:
     with seqrecord.open(path) as dataset:
         return {key: episode.metadata for key, episode in dataset.episodes.items()}

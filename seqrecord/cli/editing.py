@@ -44,18 +44,10 @@ def _filter(_ctx: click.Context, _param: click.Parameter, keys: tuple[str, ...])
     return list(keys)
 
 
-_PATH = click.argument("path")
 _EPISODES = click.argument(
     "episodes", metavar="KEY…|GLOB", nargs=-1, required=True, callback=_filter
 )
 _DRY_RUN = click.option("--dry-run", is_flag=True, help="Print the changes without making them.")
-
-
-def _options(function: Callable[..., None]) -> Callable[..., None]:
-    """The options of every edit."""
-    help_text = "Fail if the dataset is not at this version."
-    if_version = click.option("--if-version", metavar="ID", help=help_text)
-    return if_version(_DRY_RUN(common(function)))
 
 
 @click.group(cls=Group)
@@ -67,9 +59,26 @@ def edit() -> None:
     """
 
 
-@edit.command()
-@_PATH
-@_EPISODES
+def _command(
+    name: str | None = None, *, episodes: bool = False
+) -> Callable[[Callable[..., None]], click.Command]:
+    """Decorate an edit of a dataset, or of episodes of it."""
+
+    def decorated(function: Callable[..., None]) -> click.Command:
+        function = _EPISODES(function) if episodes else function
+        return edit.command(name)(click.argument("path")(function))
+
+    return decorated
+
+
+def _options(function: Callable[..., None]) -> Callable[..., None]:
+    """The options of every edit."""
+    help_text = "Fail if the dataset is not at this version."
+    if_version = click.option("--if-version", metavar="ID", help=help_text)
+    return if_version(_DRY_RUN(common(function)))
+
+
+@_command(episodes=True)
 @_options
 def delete(path: str, episodes: EpisodeFilter, **options: Any) -> None:
     """Delete episodes.
@@ -80,17 +89,14 @@ def delete(path: str, episodes: EpisodeFilter, **options: Any) -> None:
     _print_keys(path, delete_episodes(path, episodes, **options), "deleted", options)
 
 
-@edit.command()
-@_PATH
-@_EPISODES
+@_command(episodes=True)
 @_options
 def keep(path: str, episodes: EpisodeFilter, **options: Any) -> None:
     """Delete all episodes except these."""
     _print_keys(path, keep_episodes(path, episodes, **options), "deleted", options)
 
 
-@edit.command()
-@_PATH
+@_command()
 @click.argument("old", metavar="[KEY|GLOB", required=False)
 @click.argument("new", metavar="NEW_KEY]", required=False)
 @click.option(
@@ -125,9 +131,7 @@ def _frames(_ctx: click.Context, _param: click.Parameter, text: str) -> slice:
     return slice(*(int(bound) if bound else None for bound in match.groups()))
 
 
-@edit.command()
-@_PATH
-@_EPISODES
+@_command(episodes=True)
 @click.option(
     "--frames",
     metavar="START:STOP",
@@ -145,9 +149,7 @@ def trim(path: str, episodes: EpisodeFilter, frames: slice, **options: Any) -> N
     _print_keys(path, trim_episodes(path, episodes, frames, **options), "trimmed", options)
 
 
-@edit.command("set-metadata")
-@_PATH
-@_EPISODES
+@_command("set-metadata", episodes=True)
 @click.option(
     "--set", "entries", metavar="NAME=VALUE", multiple=True, help="JSON or text (repeatable)."
 )
@@ -185,9 +187,7 @@ def set_entries(
     _print_keys(path, changed, "changed", options)
 
 
-@edit.command("split")
-@_PATH
-@_EPISODES
+@_command("split", episodes=True)
 @click.option("--name", help="Name of the split. [none: remove from the split]")
 @_options
 def put_in_split(path: str, episodes: EpisodeFilter, name: str | None, **options: Any) -> None:
@@ -246,8 +246,7 @@ def merge(
     )
 
 
-@edit.command()
-@_PATH
+@_command()
 @click.argument("name")
 @click.option(
     "--from", "other", metavar="DATASET", help="Copy from a dataset with the same episodes."
@@ -292,8 +291,7 @@ def add(
     _print_done(path, f"{spec}", "added", options)
 
 
-@edit.command()
-@_PATH
+@_command()
 @meanings
 @_options
 def describe(path: str, kinds: tuple[str, ...], units: tuple[str, ...], **options: Any) -> None:
@@ -316,8 +314,7 @@ def describe(path: str, kinds: tuple[str, ...], units: tuple[str, ...], **option
     _print_done(path, counted(len(changed), "feature"), "changed", options)
 
 
-@edit.command()
-@_PATH
+@_command()
 @click.argument("names", metavar="NAME…", nargs=-1, required=True)
 @_options
 def drop(path: str, names: tuple[str, ...], **options: Any) -> None:
@@ -328,8 +325,7 @@ def drop(path: str, names: tuple[str, ...], **options: Any) -> None:
     _print_done(path, ", ".join(drop_features(path, names, **options)), "dropped", options)
 
 
-@edit.command()
-@_PATH
+@_command()
 @click.argument("version")
 @_options
 def restore(path: str, version: str, **options: Any) -> None:

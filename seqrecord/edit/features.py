@@ -392,18 +392,19 @@ def set_text(
         )
 
     def relabelled(dataset: EditedDataset) -> Change:
-        numbers = [dataset.index.positions[episode.key] for episode in chosen]
-        texts = {}
-        for i in numbers:
-            metadata = dataset.index.episode_metadata(i)
+        index, texts = dataset.index, {}
+        for i in (index.positions.get(episode.key) for episode in chosen):
+            if i is None:  # another writer has removed it meanwhile
+                continue
+            metadata = index.episode_metadata(i)
             own: dict[str, Any] = {name: text} if isinstance(metadata.get(name), str) else {}
             own |= {"tasks": [text]} if name == "task" and "tasks" in metadata else {}
-            if any(metadata[entry] != value for entry, value in own.items()):
-                texts[i] = encode_metadata({**metadata, **own})
-        return [*texts], [Relabel({dataset.index.uid(i): text for i, text in texts.items()})]
+            if (new := metadata | own) != metadata:
+                texts[i] = encode_metadata(new)
+        return [*texts], [Relabel({index.uid(i): text for i, text in texts.items()})]
 
     at = None if changed else if_version  # the feature's commit made another version
-    keys = edit_dataset(location, relabelled, dry_run, storage_options, at)
+    keys = {*edit_dataset(location, relabelled, dry_run, storage_options, at)}
     return [e.key for e in chosen if e.uid in changed or e.key in keys]
 
 

@@ -268,11 +268,11 @@ class SeqRecordRecorder:
         known = self._schema or infer_schema([frame], self._described)
         clocks = {*timestamp_features(known)} | (known.keys() & {*CLOCKS})
         is_ours = clocks == {_STAMP} and _STAMP not in frame  # of an earlier recorder
-        spec = known.get(_STAMP)
-        if self._schema is None or spec is None:
-            fits = self._schema is spec
-        else:
-            fits = str(spec) == f"{_STAMP}: float64 []" and STAMP.items() <= vars(spec).items()
+        fits = _STAMP not in known
+        if self._schema is not None:
+            spec = self._schema.get(_STAMP)
+            form = spec and (spec.value, spec.dtype, spec.shape, spec.kind, spec.unit)
+            fits = form == ("array", np.float64, (), *STAMP.values())
         if self._stamps and fits and (is_ours or not clocks):
             return "append"
         return "frames" if clocks else "none"
