@@ -174,8 +174,8 @@ class OpenBatch:
         lock: serializes allocations.
         frames: frames of each clip, if they vary between batches.
         source: source of each slot, int64[size]. Default: 0.
-        describe: makes columns of the full batch, of which it receives no features, in the thread
-            that fills the last slot; under `lock`.
+        describe: makes the columns of the full batch, which has no features yet. Called under
+            `lock` by the thread that fills the last slot.
     """
 
     def __init__(

@@ -169,7 +169,7 @@ class _File:
         self._process = os.getpid()
         try:
             if _has_trace(path):
-                path.unlink()  # an unfinished iteration may still write it
+                path.unlink(missing_ok=True)  # an unfinished iteration may still write it
             # Unbuffered: a fork must not write a buffer a second time.
             self._out = path.open("xb", buffering=0)
         except FileNotFoundError:

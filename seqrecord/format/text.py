@@ -120,8 +120,9 @@ def parse_json(text: str | bytes) -> Any:
     if isinstance(text, bytes):
         if text.startswith(_GZIP):
             raise FormatError(
-                "compressed by gzip instead of JSON: whoever uploaded the file, or the server "
-                "(Content-Encoding), compressed it; store it as it is",
+                "the file is compressed by gzip, by its upload or by the server "
+                "(Content-Encoding); store it uncompressed",
+                expected="JSON",
             )
         _check_count(text)
     try:

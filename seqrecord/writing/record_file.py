@@ -94,7 +94,7 @@ class RecordFileWriter(ChunkWriter):
         checks_rate: bool = True,
     ) -> None:
         """Start an episode; `ChunkLength` chooses the length of chunks if `chunk_frames` is
-        `None`. Without `checks_rate`, it keeps its fps whatever its timestamps are."""
+        `None`. Without `checks_rate`, its fps is not compared with its timestamps."""
         uid = self._writer + secrets.token_hex(8)
         part = EpisodePart(key, uid, ordinal, None, fps, metadata)
         self.begin_part(part, chunk_frames)

@@ -61,7 +61,7 @@ class SourceVideo:
         self._known = VideoConfig.from_json(stored.codec[0]).decoding if stored.is_video else None
 
     def parts(self, parts: Iterable[Part]) -> Iterator[Part]:
-        """Yield what a video feature stores; packets keep their own configuration."""
+        """Yield the parts that a video feature stores; packets keep their own configuration."""
         for part in self._counted(parts):
             if isinstance(part, DecodedFrame):
                 yield part

@@ -103,8 +103,8 @@ class VideoGroup:
             self._end_chunk_if(len(self._present) == MAX_GOP_FRAMES)
 
     def keep(self, video: Gop | ReferencedGops | DecodedFrame) -> None:
-        """Add frames of a source's video: a GOP, references to GOPs, of which each page becomes a
-        chunk, or a frame to be encoded."""
+        """Add frames of a source's video: a GOP, references to GOPs (each page becomes a chunk),
+        or a frame to be encoded."""
         if self._has_arrays or (self._written and not self._has_gops):
             raise FrameError(
                 "cannot append video: the episode has frames of the feature, or was flushed "

@@ -185,7 +185,7 @@ class MixedBatches:
         return found
 
     def _columns(self, batch: Batch, *, batches: ShardBatches, number: int) -> dict[str, Any]:
-        """The columns of a batch, made by a thread of a source: they take longer than features."""
+        """The columns of a batch. A thread of a source makes them, as they take milliseconds."""
         frames = _frames_of(batches, number)
         draws = DrawsByPlace.of_one(batches, number)
         size, found = len(batch), dict[str, Any]()

@@ -30,7 +30,7 @@ def whole_of(answer: Any, file: str, limit: int) -> bytes:
     data = bytes(call(file, answer.bytes))
     if len(data) > size:
         raise StorageError(
-            "an answer is longer than it declares, as of a server that changes content",
+            "the answer is longer than declared; the server may change content",
             file=file,
             expected=f"{size} bytes",
             got=f"{len(data)} bytes",
