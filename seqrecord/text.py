@@ -35,6 +35,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def first_of(items: Sequence[object], most: int) -> str:
+    """`a, b, …`: the first `most` items."""
+    return ", ".join(map(str, items[:most])) + (", …" if len(items) > most else "")
+
+
 def one_line(message: object) -> str:
     """Text of `message` without line breaks."""
     return " ".join(str(message).split())

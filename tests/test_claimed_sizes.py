@@ -185,7 +185,7 @@ def test_values_are_counted_before_they_are_made() -> None:
     """Brackets and commas in strings do not count."""
     text = json.dumps({"a": '[{",' * 300_000, "b\\": '\\"[\\'}).encode()
     assert parse_json(text)["b\\"] == '\\"[\\'
-    with pytest.raises(FormatError, match="compressed by gzip.*expected: JSON"):
+    with pytest.raises(FormatError, match="compressed by gzip"):
         parse_json(gzip.compress(b"{}"))
     for item in (b"[]", b"{}", b"0", b'"\\""'):
         text = b"[" + (item + b",") * MAX_JSON_VALUES + item + b"]"

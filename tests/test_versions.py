@@ -34,9 +34,9 @@ from seqrecord.edit import (
 )
 from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError
 from seqrecord.storage import LocalStorage
-from seqrecord.writing import committing
 from tests.command_line import run
 from tests.storage_doubles import FailAt, FaultyStorage, LosesResponse
+from tests.tiny import change_manifest
 
 
 @pytest.fixture
@@ -129,19 +129,16 @@ def test_an_earlier_version_is_restored(path: Path) -> None:
     assert content(path).keys() == set("bcd")
 
 
-def test_files_that_a_restoration_left_stay_left(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_a_restoration_left_stay_left(path: Path) -> None:
     """Also once the list of earlier commits no longer names their writer's."""
-    monkeypatch.setattr(committing, "MAX_EARLIER_COMMITS", 1)
     first = version_of(path)
     files = seqrecord.open(path).contents.manifest.record_files
     add_feature(path, "y", lambda episode: np.arange(len(episode)))
     with SeqRecordWriter(path, mode="append") as writer, writer.episode("d") as episode:
         episode.append({"x": np.zeros(500, np.float32), "y": np.int64(3)})
     restore_version(path, first)
-    for number in range(2):
-        set_metadata(path, None, {"x": number})
+    set_metadata(path, None, {"x": 1})
+    change_manifest(path, lambda manifest: manifest.update(earlier_commits=[]))
     assert seqrecord.reindex(path).record_files == files
     assert list(seqrecord.open(path).features) == ["x"]
 

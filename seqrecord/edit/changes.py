@@ -91,8 +91,8 @@ class EditedDataset:
         known = stored_statistics(self.storage, self.manifest)
         if known is None or not any(one.non_finite for one in known.values()):
             return None
-        places = self.index.positions
-        return known.rekeyed(lambda key: keys.get(self.index.uid(places[key]), key))
+        new = {key: keys.get(self.index.uid(i), key) for key, i in self.index.positions.items()}
+        return known.rekeyed(lambda key: new.get(key, key))
 
     def find(self, episodes: EpisodeFilter) -> list[int]:
         """Numbers of the episodes that a filter selects; see `find_episodes`."""

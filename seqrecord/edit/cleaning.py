@@ -41,7 +41,7 @@ from seqrecord.reading.versions import kept_versions
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, open_storage, worth_rereading
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.text import counted
+from seqrecord.text import counted, first_of
 from seqrecord.units import parse_size
 from seqrecord.writing.chunking import StoredChunk, page_ranges, stored_chunk
 from seqrecord.writing.committing import Base, commit, read_dataset, recorded
@@ -372,10 +372,9 @@ def _time_of(storage: Storage) -> float:
 def _warn_of_future(storage: Storage, items: Sequence[_UnneededFile], now: float) -> None:
     if late := [item for item in items if item.modified > now]:
         _logger.warning(
-            "%s: kept %s from the future of the storage's clock: %s%s",
+            "%s: kept %s from the future of the storage's clock: %s",
             *(storage.url, counted(len(late), "file")),
-            ", ".join(f"{item.path} ({item.modified - now:,.0f} s after)" for item in late[:3]),
-            ", …" if len(late) > 3 else "",
+            first_of([f"{item.path} ({item.modified - now:,.0f} s after)" for item in late], 3),
         )
 
 

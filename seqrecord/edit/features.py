@@ -404,8 +404,8 @@ def set_text(
         return [*texts], [Relabel({index.uid(i): text for i, text in texts.items()})]
 
     at = None if changed else if_version  # the feature's commit made another version
-    keys = {*edit_dataset(location, relabelled, dry_run, storage_options, at)}
-    return [e.key for e in chosen if e.uid in changed or e.key in keys]
+    found = {*edit_dataset(location, relabelled, dry_run, storage_options, at)}
+    return [e.key for e in chosen if e.uid in changed or e.key in found]
 
 
 def _inferred(episodes: Mapping[str, Episode], name: str, values: Values) -> FeatureSpec:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError, SourceError
 from seqrecord.format.index import Index
-from seqrecord.text import counted, repr_of
+from seqrecord.text import counted, first_of, repr_of
 from seqrecord.units import is_integer
 
 _SHOWN_KEYS = 3
@@ -127,12 +127,9 @@ def check_metadata(index: Index, episodes: npt.NDArray[np.int64], names: Collect
         if missing <= seen:
             return
     if missing := missing - seen:
-        more = ", …" if len(seen) > _SHOWN_NAMES else ""
         raise ClipError(
             "no selected episode has this metadata",
-            expected=f"some of {', '.join(sorted(seen)[:_SHOWN_NAMES])}{more}"
-            if seen
-            else "nothing",
+            expected=f"some of {first_of(sorted(seen), _SHOWN_NAMES)}" if seen else "nothing",
             got=", ".join(sorted(missing)),
         )
 
@@ -194,11 +191,9 @@ class BadEpisodes:
         every = map(_parsed, self.records)
         found = [one for one in every if _is_selected(one, episodes, split)]
         if found:
-            keys = ", ".join(one.key for one in found[:_SHOWN_BAD])
-            more = ", …" if len(found) > _SHOWN_BAD else ""
-            first = found[0]
+            keys, first = first_of([one.key for one in found], _SHOWN_BAD), found[0]
             raise SourceError(
-                f"{counted(len(found), 'selected episode')} cannot be read: {keys}{more}; select "
+                f"{counted(len(found), 'selected episode')} cannot be read: {keys}; select "
                 "others (episodes= of a loader), or leave these out (skip_bad_episodes=True; for "
                 "commands `seqrecord index SRC -o DST --skip-bad-episodes`, and DST). The first "
                 f"error: {first.message}",

@@ -25,7 +25,15 @@ from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.verified import LastVerified, read_last_verified
 from seqrecord.schema import FeatureSpec
-from seqrecord.text import codec_text, counted, printable, shape_text, shown_place, table_lines
+from seqrecord.text import (
+    codec_text,
+    counted,
+    first_of,
+    printable,
+    shape_text,
+    shown_place,
+    table_lines,
+)
 from seqrecord.units import format_size
 
 _logger = logging.getLogger("seqrecord")
@@ -501,9 +509,8 @@ def _missing_text(feature: EpisodeFeature, num_frames: int) -> str:
     count = num_frames - feature.num_frames
     if count in (0, num_frames):
         return "all" if count and count == num_frames else "0"
-    runs = [str(a) if b - a == 1 else f"{a}-{b - 1}" for a, b in feature.missing[:_MAX_RUNS]]
-    more = ", …" if len(feature.missing) > _MAX_RUNS else ""
-    return f"{count:,}: {', '.join(runs)}{more}"
+    runs = [str(a) if b - a == 1 else f"{a}-{b - 1}" for a, b in feature.missing]
+    return f"{count:,}: {first_of(runs, _MAX_RUNS)}"
 
 
 @dataclass(frozen=True)

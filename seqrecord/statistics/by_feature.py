@@ -14,7 +14,7 @@ from seqrecord.json_object import JsonObject
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics.moments import coarsest_eps, usable_scales
 from seqrecord.statistics.sketch import Sketch, sketch_dtype
-from seqrecord.text import counted, repr_of, table_lines
+from seqrecord.text import counted, first_of, repr_of, table_lines
 
 MAX_CHANNELS = 256  # of a one-dimensional feature
 _MAX_IMAGE_CHANNELS = 32  # of others; a longer last axis is a width
@@ -175,13 +175,9 @@ class FeatureStatistics:
 
     def non_finite_text(self) -> str:
         """One line about the episodes with NaN or infinities; the first five are listed."""
-        places = [
-            f"{one.episode} from frame {one.frame} ({one.count:,})"
-            for one in self.non_finite[:_MOST_SHOWN]
-        ]
-        more = "" if len(self.non_finite) <= _MOST_SHOWN else ", …"
+        places = [f"{at.episode} from frame {at.frame} ({at.count:,})" for at in self.non_finite]
         count = int(self.num_nan.sum() + self.num_infinite.sum())
-        return f"{counted(count, 'value')}; {', '.join(places)}{more}"
+        return f"{counted(count, 'value')}; {first_of(places, _MOST_SHOWN)}"
 
     def merged(self, other: FeatureStatistics) -> FeatureStatistics:
         """Statistics of both inputs together, each value counted once.
@@ -426,11 +422,10 @@ def _feature(value: object, num_frames: int) -> FeatureStatistics:
 
 
 def _place(value: object) -> NonFinite:
-    if isinstance(value, list) and len(value) == 3:
-        key, frame, count = value
-        are_counts = type(frame) is int and type(count) is int and frame >= 0 and count > 0
-        if isinstance(key, str) and are_counts:
-            return NonFinite(key, frame, count)
+    if isinstance(value, list) and [type(one) for one in value] == [str, int, int]:
+        place = NonFinite(*value)
+        if place.frame >= 0 and place.count > 0:
+            return place
     raise FormatError("not a place of NaN or infinities", got=repr_of(value, 100))
 
 

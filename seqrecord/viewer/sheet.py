@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from seqrecord.text import number_text, one_line, range_text, shape_text
+from seqrecord.text import first_of, number_text, one_line, range_text, shape_text
 from seqrecord.viewer.kinds import Kind, kind_of_frames
 from seqrecord.viewer.page import (
     DIM,
@@ -261,8 +261,7 @@ def _description(known: Sequence[Array]) -> str:
     if not known:
         return "missing in all frames"
     shapes = sorted({frame.shape for frame in known})
-    shown = ", ".join(str(list(shape)) for shape in shapes[:4]) + (", …" if shapes[4:] else "")
-    text = f"{known[0].dtype.name} {shown}"
+    text = f"{known[0].dtype.name} {first_of([list(shape) for shape in shapes], 4)}"
     if known[0].dtype.kind in "biuf":
         values = np.concatenate([frame.ravel().astype(np.float64) for frame in known])
         values = values[np.isfinite(values)]

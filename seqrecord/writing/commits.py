@@ -38,7 +38,7 @@ from seqrecord.reading.metadata import (
 from seqrecord.schema import Schema
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, open_storage
-from seqrecord.text import counted
+from seqrecord.text import counted, first_of
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.committing import Base, commit, loose_files, read_base, recorded
 from seqrecord.writing.own_files import SmallFiles, put_retired_note
@@ -93,11 +93,10 @@ def rebuilt(
         error.file = f"{storage.url}/{error.file or RECORDS}"
         raise
     if new := [episode for episode in built.duplicates if episode.uid not in left_out]:
-        shown = [f"{episode.key} (uid {episode.uid})" for episode in new[:_MAX_SHOWN]]
+        shown = first_of([f"{one.key} (uid {one.uid})" for one in new], _MAX_SHOWN)
         _logger.warning(
-            "%s: skipped %s (duplicate keys): %s%s",
-            *(storage.url, counted(len(new), "episode"), ", ".join(shown)),
-            ", …" if len(new) > _MAX_SHOWN else "",
+            "%s: skipped %s (duplicate keys): %s",
+            *(storage.url, counted(len(new), "episode"), shown),
         )
     # A file of the dataset stays in it, even if it only has duplicates now.
     schema = built.index.schema
@@ -274,9 +273,8 @@ def _reindex(
     removed = base.manifest.removed if base.manifest else ()
     if ignored := sorted(every.keys() - taken.union(removed)):
         _logger.warning(
-            "%s: ignored %s: duplicates of a cluster's job, or left out by `edit restore`: %s%s",
-            *(storage.url, counted(len(ignored), "record file"), ", ".join(ignored[:_MAX_SHOWN])),
-            ", …" if len(ignored) > _MAX_SHOWN else "",
+            "%s: ignored %s: duplicates of a cluster's job, or left out by `edit restore`: %s",
+            *(storage.url, counted(len(ignored), "record file"), first_of(ignored, _MAX_SHOWN)),
         )
     if not sizes:
         more = "; expected the folder of a dataset, not of originals"
@@ -305,10 +303,9 @@ def _reindex(
             version = replace(version, copied=CopiedFiles(found))
     if base.manifest is None and version.edits:
         _logger.warning(
-            "%s: no manifest lists the committed edits; applied all %s of edits: %s%s",
+            "%s: no manifest lists the committed edits; applied all %s of edits: %s",
             *(storage.url, counted(len(version.edits), "file")),
-            ", ".join(file.path for file in version.edits[:_MAX_SHOWN]),
-            ", …" if len(version.edits) > _MAX_SHOWN else "",
+            first_of([file.path for file in version.edits], _MAX_SHOWN),
         )
     with SmallFiles(storage) as own:
         manifest = put_version(own, base, version, created_by=created_by)
@@ -324,9 +321,8 @@ def _log_lost(storage: Storage, before: Manifest, index: Index) -> None:
         keys = load_index(storage, before).positions
         if lost := [key for key in keys if key not in index.positions]:
             _logger.warning(
-                "%s: %s lost with damaged record files: %s%s",
-                *(storage.url, counted(len(lost), "episode"), ", ".join(lost[:_MAX_SHOWN])),
-                ", …" if len(lost) > _MAX_SHOWN else "",
+                "%s: %s lost with damaged record files: %s",
+                *(storage.url, counted(len(lost), "episode"), first_of(lost, _MAX_SHOWN)),
             )
 
 

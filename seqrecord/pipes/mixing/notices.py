@@ -12,6 +12,7 @@ from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.mixing.batches import MixedBatches
 from seqrecord.pipes.selection import Selection
 from seqrecord.schema import FeatureSpec
+from seqrecord.text import first_of
 
 _MOST_ROWS = 9  # under the first line
 _MOST_NAMES = 5  # in a row
@@ -42,9 +43,10 @@ def warn_of_form(
                     lacking[number].append(name)
         for number, names in lacking.items():
             source = one.sources[number]
-            row = f"{source.name} ({shares[source.name]:.0%} of clips) lacks {_short(names)}"
+            shown = first_of(names, _MOST_NAMES)
+            row = f"{source.name} ({shares[source.name]:.0%} of clips) lacks {shown}"
             other = _alike(source.selection, names, one)
-            rows.append(row + f"; it has {_short(other)}" * bool(other))
+            rows.append(row + f"; it has {first_of(other, _MOST_NAMES)}" * bool(other))
     if len(rows) > _MOST_ROWS:
         rows[_MOST_ROWS - 1 :] = [f"… {len(rows) - _MOST_ROWS + 1} more"]
     if rows:
@@ -72,8 +74,3 @@ def _alike(selection: Selection, names: Sequence[str], batches: MixedBatches) ->
 def _kind(name: str, spec: FeatureSpec) -> str:
     kind = known_kind(name, spec, spec.kind)
     return "image" if is_image(spec, kind) else kind or f"{spec.dtype.kind}{len(spec.shape)}"
-
-
-def _short(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join([*names[:_MOST_NAMES], *([f"{more} more"] if more > 0 else [])])
