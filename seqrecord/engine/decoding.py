@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
@@ -20,8 +19,7 @@ from seqrecord.clips.tables import IntArray
 from seqrecord.engine.arena import FeatureRows, Padded, clear_rows
 from seqrecord.engine.device.video import DeviceFrames
 from seqrecord.engine.stats import EngineStats
-from seqrecord.errors import ClipError, SeqRecordError
-from seqrecord.feature_kinds import is_vector
+from seqrecord.errors import ClipError
 from seqrecord.reading.chunks import Chunk, Page
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import (
@@ -32,10 +30,6 @@ from seqrecord.reading.frames import (
     check_arrays,
     mask_name,
 )
-
-_logger = logging.getLogger("seqrecord")
-
-_warned: dict[tuple[str, str], object] = {}  # by URL and feature, in this process
 
 Transform: TypeAlias = tuple[FrameTransform, Mapping[str, ArraySpec]]
 """A frame transform, and the specs of its results."""
@@ -241,48 +235,3 @@ def _as_range(frames: list[int]) -> range | list[int]:
     step: Any = frames[1] - frames[0] if len(frames) > 1 else 1
     run = range(frames[0], frames[0] + step * len(frames), step)
     return run if list(run) == frames else frames
-
-
-class ValueCheck:
-    """Checks the loaded values of features that are vectors; see `is_vector`. Thread-safe.
-
-    Logs one warning per process, dataset and feature, with the total of the stored statistics if
-    there are any. The statistics are read only then. Features that some frames lack are not
-    checked. Without a dataset, nothing is.
-    """
-
-    def __init__(self, dataset: Dataset | None) -> None:
-        self._dataset = dataset
-        self._names: dict[int, list[str]] = {}  # by group
-        if dataset is not None:
-            index = dataset.contents.index
-            for name, spec in dataset.features.items():
-                gaps = index.groups[spec.group].gaps["feature"]
-                if is_vector(spec) and not (gaps == index.schema.position(name)).any():
-                    self._names.setdefault(spec.group, []).append(name)
-
-    def check(
-        self, group: int, chunk: IntArray, frame: IntArray, out: FeatureRows, rows: IntArray
-    ) -> None:
-        """Check the loaded frames of a group: chunks, frame numbers and rows, int64[n] each."""
-        for name in self._names.get(group, ()):
-            are_finite = np.isfinite(out[name][rows])
-            if not are_finite.all():
-                at = int(are_finite.reshape(len(rows), -1).all(axis=1).argmin())
-                self._warn(group, name, int(chunk[at]), int(frame[at]))
-
-    def _warn(self, group: int, name: str, chunk: int, frame: int) -> None:
-        dataset = self._dataset
-        assert dataset is not None, "a feature is checked"
-        if _warned.setdefault((dataset.url, name), own := object()) is not own:
-            return
-        index = dataset.contents.index
-        episode = index.key(index.groups[group].episode_of(chunk))
-        total = "; see `seqrecord stats`"
-        with suppress(SeqRecordError):  # of damaged or replaced statistics
-            if name in dataset.statistics:
-                total = f"; in the dataset {dataset.statistics[name].non_finite_text()}"
-        _logger.warning(
-            "%s: feature %s has NaN or infinite values: episode %s, frame %d%s",
-            *(dataset.url, name, episode, frame, total),
-        )

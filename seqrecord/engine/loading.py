@@ -23,7 +23,7 @@ from seqrecord.clips.grids import ragged_arange, run_bounds
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.arena import FeatureRows
 from seqrecord.engine.buffers import Buffers
-from seqrecord.engine.decoding import Fetched, FrameDecoder, Transform, ValueCheck
+from seqrecord.engine.decoding import Fetched, FrameDecoder, Transform
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import AssignedLoad, Load
 from seqrecord.reading.chunks import Chunk, Page
@@ -89,7 +89,6 @@ class ChunkLoader:
         self._steps, self._leading, self._clip_frames = frame_steps, leading, clip_frames
         self._transform = transform
         self._stats = stats
-        self._values = ValueCheck(dataset) if transform is None else ValueCheck(None)
         self._decoder = FrameDecoder(dataset, leading, transform, num_threads, stats, clip_frames)
 
     def __call__(
@@ -275,7 +274,6 @@ class ChunkLoader:
             straight = self._read_raw(group, chunk, frame, out, rows)
         if stored == straight and not self._reader.raw[group].has_gaps:
             self._stats.add(frames_decoded=len(frame) if group == self._leading else 0)
-            self._values.check(group, chunk, frame, out, rows)
             return None
         try:
             for begin, stop in pairwise(run_bounds(same=chunk)):
@@ -294,7 +292,6 @@ class ChunkLoader:
             if fetched is not None:
                 self._release(fetched)
             raise
-        self._values.check(group, chunk, frame, out, rows)
         return fetched
 
     def _read_raw(

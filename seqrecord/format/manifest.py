@@ -9,7 +9,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -88,6 +88,13 @@ class IndexFile:
 
 
 @dataclass(frozen=True)
+class StatisticsFile(IndexFile):
+    """A file of statistics, and whether they list episodes with NaN or infinities."""
+
+    non_finite: bool = False
+
+
+@dataclass(frozen=True)
 class CopiedFiles:
     """External files whose values an index copied, as ids of their lists.
 
@@ -124,7 +131,7 @@ class Manifest:
     fingerprint: str
     created_by: str
     splits: tuple[str, ...] = ()
-    statistics: IndexFile | None = None
+    statistics: StatisticsFile | None = None
     edits: tuple[IndexFile, ...] = ()
     inventory: IndexFile | None = None
     copied: CopiedFiles | None = None
@@ -155,7 +162,8 @@ class Manifest:
             },
             "record_files": [asdict(file) for file in self.record_files],
             "splits": list(self.splits),
-            "statistics": None if self.statistics is None else asdict(self.statistics),
+            "statistics": self.statistics
+            and {name: value for name, value in asdict(self.statistics).items() if value},
             "edits": [asdict(file) for file in self.edits],
             **({} if self.inventory is None else {"inventory": asdict(self.inventory)}),
             **({} if self.copied is None else {"copied": asdict(self.copied)}),
@@ -202,7 +210,7 @@ class Manifest:
             fingerprint=found.text("fingerprint", _FINGERPRINT),
             created_by=found.text("created_by", _CREATED_BY),
             splits=found.texts("splits", SPLIT_NAME, MAX_SPLITS),
-            statistics=None if statistics is None else _file(statistics, _STATISTICS_PATH),
+            statistics=None if statistics is None else _statistics_file(statistics),
             edits=tuple(_file(edit, _EDIT_PATH) for edit in found.list("edits", 0, _MOST_FILES)),
             inventory=None if "inventory" not in value else _file(inventory, _STATISTICS_PATH),
             copied=None if "copied" not in value else _copied(value["copied"]),
@@ -379,9 +387,18 @@ def _record_file(value: object) -> RecordFile:
     )
 
 
-def _file(value: object, path: re.Pattern[str]) -> IndexFile:
-    found = JsonObject(value, ("path", "size", "crc32c"), "a file in the manifest")
+def _file(
+    value: object, path: re.Pattern[str], keys: Sequence[str] = ("path", "size", "crc32c")
+) -> IndexFile:
+    found = JsonObject(value, keys, "a file in the manifest")
     return IndexFile(found.text("path", path), found.integer("size"), found.text("crc32c", _CRC))
+
+
+def _statistics_file(value: object) -> StatisticsFile:
+    lists = isinstance(value, dict) and value.get("non_finite") is True
+    keys = ("path", "size", "crc32c", *["non_finite"] * lists)
+    file = _file(value, _STATISTICS_PATH, keys)
+    return StatisticsFile(file.path, file.size, file.crc32c, lists)
 
 
 def _copied(value: object) -> CopiedFiles:

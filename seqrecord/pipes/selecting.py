@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from seqrecord.clips.depth import bound
 from seqrecord.clips.tables import EpisodeTable, IntArray
 from seqrecord.clips.transforms import ClipFunction, chain_of
 from seqrecord.engine.calls import ClipFunctions
-from seqrecord.errors import ClipError, located
+from seqrecord.errors import ClipError, SeqRecordError, located
 from seqrecord.indexing.opening import dataset_of
 from seqrecord.pipes.arrays import bytes_by_group, check_tensors, in_pieces
 from seqrecord.pipes.clip_reader import ClipReader
@@ -22,7 +23,7 @@ from seqrecord.pipes.frame_arrays import FrameArrays
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.vectors import vector_steps
-from seqrecord.reading.dataset import DatasetLike, skipping_bad_episodes
+from seqrecord.reading.dataset import Dataset, DatasetLike, skipping_bad_episodes
 from seqrecord.reading.filters import check_metadata
 from seqrecord.sampling.memory import USUAL_LIMIT
 from seqrecord.sampling.sequences import COLUMNS as SEQUENCE_COLUMNS
@@ -62,7 +63,30 @@ def select(
     if left_out:
         clips = f"{found.clips.num_clips:,} clips"
         warn_once(f"{shown_place(dataset.url)}: {clips}; left out: {left_out}")
+    if options.frame_transform is None:
+        _warn_of_values(dataset, selected)
     return selection
+
+
+def _warn_of_values(dataset: Dataset, selected: IntArray) -> None:
+    """Warn of NaN and infinities that the stored statistics list for selected episodes.
+
+    The statistics are read only if they list any.
+    """
+    file, index = dataset.contents.manifest.statistics, dataset.contents.index
+    if file is None or not file.non_finite:
+        return
+    found = []
+    with suppress(SeqRecordError):  # damaged statistics; `verify` reports them
+        for name, known in dataset.statistics.items():
+            places = {at.episode: at for at in known.non_finite if name in dataset.features}
+            rows = dataset.find_episodes([*places]) if places else selected[:0]
+            if keys := {index.key(int(row)) for row in np.intersect1d(rows, selected)}:
+                chosen = tuple(at for key, at in places.items() if key in keys)
+                text = replace(known, non_finite=chosen).non_finite_text()
+                found.append(f"feature {name}: {text}")
+    if found:
+        warn_once(f"{shown_place(dataset.url)}: NaN or infinite values; {'; '.join(found)}")
 
 
 def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Selection:

@@ -22,10 +22,10 @@ from seqrecord.format.manifest import (
     IndexFile,
     Manifest,
     RecordFile,
+    StatisticsFile,
     check_record_path,
 )
 from seqrecord.format.references import EXTERNALS
-from seqrecord.format.statistics_file import encode_statistics
 from seqrecord.reading.index_building import build_index, complete_episodes
 from seqrecord.reading.metadata import (
     DamagedFile,
@@ -62,7 +62,7 @@ class Version:
     next_ordinal: int
     left_out: tuple[str, ...]
     splits: tuple[str, ...] = ()
-    statistics: IndexFile | None = None
+    statistics: StatisticsFile | None = None
     edits: tuple[IndexFile, ...] = ()
     inventory: IndexFile | None = None
     copied: CopiedFiles | None = None
@@ -184,8 +184,8 @@ def put_version(
         name: own.put_index(f"{name}.arrow", memoryview(data))
         for name, data in version.index.encode().items()
     }
-    if statistics is not None and (text := encode_statistics(statistics)) is not None:
-        version = replace(version, statistics=own.put_index("statistics.json", text))
+    if statistics is not None and (file := own.put_statistics(statistics)) is not None:
+        version = replace(version, statistics=file)
     if inventories:
         data = encode_inventories(inventories)
         version = replace(version, inventory=own.put_index("inventory.json", data))

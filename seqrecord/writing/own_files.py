@@ -17,7 +17,9 @@ from types import TracebackType
 from seqrecord.checksum import crc32c
 from seqrecord.errors import NotFoundError, StorageError, TransientError
 from seqrecord.format.footer import RECORDS
-from seqrecord.format.manifest import EDITS, FILE_PATH, INDEX, IndexFile
+from seqrecord.format.manifest import EDITS, FILE_PATH, INDEX, IndexFile, StatisticsFile
+from seqrecord.format.statistics_file import encode_statistics
+from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage
 
 _NAME = re.compile(
@@ -71,6 +73,13 @@ class SmallFiles:
     def put_index(self, name: str, data: bytes | memoryview) -> IndexFile:
         """Write a file into the index folder, with a name that ends in `name`."""
         return self.put(f"{INDEX}/{self.commit_id}-{name}", data)
+
+    def put_statistics(self, statistics: Statistics) -> StatisticsFile | None:
+        """Write a file of statistics; `None` if it would be too large."""
+        if (data := encode_statistics(statistics)) is None:
+            return None
+        file, lists = self.put_index("statistics.json", data), statistics.values()
+        return StatisticsFile(**vars(file), non_finite=any(one.non_finite for one in lists))
 
     def keep(self) -> None:
         """Keep the files from now on: a manifest may name them."""

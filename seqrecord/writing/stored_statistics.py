@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from seqrecord.errors import DestinationError, FormatError, NotFoundError
 from seqrecord.format.manifest import Manifest
-from seqrecord.format.statistics_file import encode_statistics, read_statistics
+from seqrecord.format.statistics_file import read_statistics
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, open_storage
 from seqrecord.writing.commits import Version
@@ -124,10 +124,8 @@ def add_statistics(
                 progress=progress,
             )
         statistics = Statistics(reader.num_frames, {**known, **found})
-        data = encode_statistics(statistics)
-        if data is None:
-            raise DestinationError("statistics are too large to store", file=storage.url)
         with SmallFiles(storage) as own:
-            file = own.put_index("statistics.json", data)
+            if (file := own.put_statistics(statistics)) is None:
+                raise DestinationError("statistics are too large to store", file=storage.url)
             commit(own, base, replace(manifest, statistics=file))
         return statistics
