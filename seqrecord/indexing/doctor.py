@@ -1,24 +1,31 @@
-"""Checks a LeRobot dataset before training."""
+"""Checks a LeRobot dataset, or the values of another original, before training."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from seqrecord.errors import SourceError
+from seqrecord.feature_kinds import is_vector
 from seqrecord.indexing.doctor_report import DoctorReport, Findings
 from seqrecord.indexing.doctor_rows import RowChecker
 from seqrecord.indexing.doctor_statistics import check_statistics
 from seqrecord.indexing.doctor_videos import VideoChecker
+from seqrecord.indexing.source_opening import open_source
+from seqrecord.sources.base import blocks_of
 from seqrecord.sources.common.files import find_original, is_file, json_object, read_bytes, size_of
 from seqrecord.sources.common.nested import check_nested
 from seqrecord.sources.common.originals import find_files
 from seqrecord.sources.common.parquet_tables import ParquetTable
 from seqrecord.sources.common.remote import RemoteFiles, is_url
+from seqrecord.sources.inventory import format_of
 from seqrecord.sources.lerobot.layout import (
     INFO,
     LeRobotEpisode,
@@ -51,16 +58,18 @@ def examine(
 ) -> DoctorReport:
     """Check a LeRobot dataset of version 2.0, 2.1 or 3.0.
 
-    A damaged file is a finding; the other files are still checked. For videos, only headers are
-    read if they suffice, and one keyframe a minute is decoded. Memory: the list of episodes, the
-    timestamps of episodes that deviate from the frame rate, and the data of one file.
+    Of a dataset or an original of another format, actions, states, poses and IMU values are read,
+    and NaN and infinities reported. A damaged file is a finding; the other files are still checked.
+    For videos, only headers are read if they suffice, and one keyframe a minute is decoded. Memory:
+    the list of episodes, the timestamps of episodes that deviate from the frame rate, and the data
+    of one file.
 
     Args:
         location: local path or URL.
         progress: called from the calling thread, after every file.
         storage_options: for the filesystem of the URL.
 
-    Raises `SourceError` if there is no LeRobot dataset (with a list of nested ones), or if
+    Raises `SourceError` if there is no original (with a list of nested LeRobot datasets), or if
     `meta/info.json` is unreadable. Raises `StorageError` if the storage does not answer.
     """
     files = None
@@ -72,15 +81,47 @@ def examine(
         shown = str(location)
     if not is_file(root / INFO):
         check_nested(root, only_lerobot=True)
-        raise SourceError(
-            "not a LeRobot dataset; doctor supports no other format. `seqrecord write --src SRC "
-            "--strict` reads any original, and refuses data that it cannot pack",
-            file=shown,
-            expected=INFO,
-        )
+        return _examine_values(location, Findings(root), progress, storage_options)
     report = _Examination(root, read_info(root), progress).report(shown)
     del files  # the paths needed its files until here
     return report
+
+
+def _examine_values(
+    location: StorageLike,
+    findings: Findings,
+    progress: Callable[[DoctorProgress], None] | None,
+    storage_options: Mapping[str, Any] | None,
+) -> DoctorReport:
+    source = open_source(location, storage_options=storage_options)
+    names = [name for name, spec in source.schema().items() if is_vector(spec)]
+    if names:
+        source = open_source(location, storage_options=storage_options, features=names)
+    episodes = source.episodes()
+    for done, info in enumerate(episodes, 1):
+        frame, first, counts = 0, dict[str, int](), Counter[str]()
+        with findings.caught(episode=info.key):
+            for block in blocks_of(source, info) if names else ():
+                for name in block.columns.keys() & names:
+                    bad = np.nonzero(~np.isfinite(np.asarray(block.columns[name])))[0]
+                    if len(bad):
+                        first.setdefault(name, frame + int(bad[0]))
+                        counts[name] += len(bad)
+                frame += block.num_frames
+        for name, at in first.items():
+            got = f"{counts[name]} values"
+            facts: dict[str, Any] = {"episode": info.key, "feature": name, "frame": at}
+            findings.add("not_finite", "NaN or infinities", got=got, **facts)
+        if progress is not None:
+            progress(DoctorProgress(done, len(episodes)))
+    return DoctorReport(
+        location=str(location),
+        format=format_of(source),
+        num_episodes=len(episodes),
+        num_frames=sum(info.num_frames for info in episodes),
+        findings=tuple(findings.kept),
+        counts=dict(findings.counts),
+    )
 
 
 class _Examination:
