@@ -16,7 +16,7 @@ from seqrecord.text import codec_text
 from seqrecord.types import ClipSummary
 from tests.command_line import run
 from tests.datasets import EPISODES, SmallFrame, small_frames, write_small
-from tests.tiny import change_table
+from tests.tiny import change_manifest, change_table
 
 
 def _all_frames() -> list[SmallFrame]:
@@ -163,13 +163,16 @@ def test_a_key_that_looks_like_a_glob(tmp_path: Path) -> None:
 
 def test_control_characters_of_an_episode_are_escaped(tmp_path: Path) -> None:
     nasty = "\x1b[2J\x9b\u202e\n"
-    with (
-        SeqRecordWriter(tmp_path) as writer,
-        writer.episode("a\u202eb", metadata={nasty: nasty * 30}) as episode,
-    ):
+    metadata = {nasty: nasty * 30, "measured_fps": 10**400}
+    writer = SeqRecordWriter(tmp_path)
+    with writer, writer.episode("a\u202eb", metadata=metadata) as episode:
         episode.append({"x": np.zeros(3)})
+    assert seqrecord.summarize(tmp_path).measured_fps is None
+    change_manifest(tmp_path, lambda manifest: manifest.update(command=f"add(key='{nasty[-2]}')"))
     [key] = seqrecord.open(tmp_path).episodes
-    shown = run("info", tmp_path, "--episodes").stdout + run("info", tmp_path, key).stdout
+    shown = "".join(
+        run("info", tmp_path, *more).stdout for more in (["--episodes"], [key], ["--versions"])
+    )
     lines = shown.removesuffix("\n").split("\n")
     assert all(line.isprintable() for line in lines)
     assert all(len(line) < 130 for line in lines[:3])

@@ -109,11 +109,12 @@ def test_episodes_with_nan_are_named(tmp_path: Path, caplog: pytest.LogCaptureFi
     merged = [("x/c", 2, 6), ("x/b", 0, 3), ("y/b", 2, 6), ("y/c", 0, 3)]
     assert places(tmp_path / "all") == merged
     stored = folder / json.loads((folder / "manifest.json").read_bytes())["statistics"]["path"]
-    stored.write_bytes(stored.read_bytes().replace(b'"c"', b'"C"'))  # no episode
-    sums = {"crc32c": f"{crc32c(stored.read_bytes()):08x}"}
+    stored.write_bytes(stored.read_bytes().replace(b'"c"', b'"\\u001b"'))  # no episode
+    sums = {"size": stored.stat().st_size, "crc32c": f"{crc32c(stored.read_bytes()):08x}"}
     change_manifest(folder, lambda manifest: manifest["statistics"].update(sums))
     edit.rename_episodes(folder, {"a": "e"})
-    assert places(folder) == [("C", 2, 6), ("b", 0, 3)]
+    assert places(folder) == [("\x1b", 2, 6), ("b", 0, 3)]
+    assert "\x1b" not in run(folder).stdout
     plain = SeqRecordWriter(tmp_path / "none", statistics=False)
     with plain, plain.episode("b") as episode:
         for number in range(6):

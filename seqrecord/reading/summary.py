@@ -34,7 +34,7 @@ from seqrecord.text import (
     shown_place,
     table_lines,
 )
-from seqrecord.units import format_size
+from seqrecord.units import MAX_INT, format_size
 
 _logger = logging.getLogger("seqrecord")
 
@@ -273,8 +273,8 @@ def _measured_rates(index: Index) -> list[float]:
 
     found = pc.match_substring(index.metadata, f'"{MEASURED_FPS}":').to_pylist()
     entries = (index.episode_metadata(number) for number, is_slow in enumerate(found) if is_slow)
-    rates = [each.get(MEASURED_FPS) for each in entries]
-    return [rate for rate in rates if isinstance(rate, (int, float))]
+    rates: list[Any] = [each.get(MEASURED_FPS) for each in entries]
+    return [float(rate) for rate in rates if type(rate) in (int, float) and 0 < rate < MAX_INT]
 
 
 def _span_text(span: tuple[float, float]) -> str:

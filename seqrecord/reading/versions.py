@@ -24,7 +24,7 @@ from seqrecord.format.manifest import (
 from seqrecord.format.text import ID
 from seqrecord.reading.metadata import load, load_version
 from seqrecord.storage import Storage, StorageLike, map_files, open_storage
-from seqrecord.text import counted, repr_of
+from seqrecord.text import counted, printable, repr_of
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class DatasetVersion:
         until = "now" if self.until is None else f"until {self.until:%Y-%m-%d %H:%M} UTC"
         held = f"{counted(self.num_episodes, 'episode')}, {counted(self.num_frames, 'frame')}"
         line = f"{self.id}  {until:<26}  {held}{'' if self.is_whole else '; files are missing'}"
-        return line + (f"\n    {self.command}, of {self.base}" if self.command else "")
+        return line + (f"\n    {printable(self.command)}, of {self.base}" if self.command else "")
 
 
 def list_versions(

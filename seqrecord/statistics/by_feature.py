@@ -14,7 +14,7 @@ from seqrecord.json_object import JsonObject
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics.moments import coarsest_eps, usable_scales
 from seqrecord.statistics.sketch import Sketch, sketch_dtype
-from seqrecord.text import counted, first_of, repr_of, table_lines
+from seqrecord.text import counted, first_of, printable, repr_of, table_lines
 
 MAX_CHANNELS = 256  # of a one-dimensional feature
 _MAX_IMAGE_CHANNELS = 32  # of others; a longer last axis is a width
@@ -177,7 +177,7 @@ class FeatureStatistics:
         """One line about the episodes with NaN or infinities; the first five are listed."""
         places = [f"{at.episode} from frame {at.frame} ({at.count:,})" for at in self.non_finite]
         count = int(self.num_nan.sum() + self.num_infinite.sum())
-        return f"{counted(count, 'value')}; {first_of(places, _MOST_SHOWN)}"
+        return f"{counted(count, 'value')}; {printable(first_of(places, _MOST_SHOWN))}"
 
     def merged(self, other: FeatureStatistics) -> FeatureStatistics:
         """Statistics of both inputs together, each value counted once.

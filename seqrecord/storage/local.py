@@ -40,7 +40,7 @@ from seqrecord.text import repr_of
 
 _MODIFIED = "mtime "
 _NEW_NS = 2 * 10**9
-_RANDOM_ID = re.compile(r"[0-9a-f]{16}")
+_UPLOADED = re.compile(r"[0-9a-f]{16}.*\.(seqrec|arrow|json|left|clock)$")  # with a random id
 _MAX_PARTS = 512  # buffers per read; the limit of Linux is 1,024
 
 
@@ -175,9 +175,8 @@ class LocalStorage:
         """Remove notes that remain if a kill hits between the rename and their removal."""
         for notes in self._real_root.glob(f"[!.]*/*{NOTES}"):
             file = notes.with_suffix("")
-            # A writer creates the notes after the partial file.
-            is_left = file.exists() and not with_suffix(file, PARTIAL).exists()
-            if is_left and _RANDOM_ID.search(file.name):  # others are not our uploads
+            # A writer creates the notes after the partial file; a power loss may lose only that.
+            if _UPLOADED.search(file.name) and not with_suffix(file, PARTIAL).exists():
                 notes.unlink(missing_ok=True)
 
     def local_path(self, path: str) -> str | None:
