@@ -62,7 +62,7 @@ def test_reindex_without_record_files_or_episodes(tmp_path: Path) -> None:
 
 def test_commit_keeps_two_indexes(tmp_path: Path) -> None:
     root = write_tiny(tmp_path / "dataset")
-    (root / "index" / "abc-chunks.arrow").write_bytes(b"of a commit that never was")
+    (root / "index" / f"{'0' * 16}-chunks0.arrow").write_bytes(b"of a commit that never was")
     for _ in range(3):
         reindex(root)
     files = sorted(path.name for path in (root / "index").iterdir())

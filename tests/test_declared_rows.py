@@ -157,7 +157,7 @@ def test_inventories_of_aloha_and_droid(tmp_path: Path) -> None:
     write_droid(tmp_path / "droid" / "Sat", 2)
     source = Hdf5Source(tmp_path / "droid", without_video=True)
     shown = "\n".join(lines(source))
-    assert "*-stereo.mp4: 1 file, both lenses in one frame" in shown
+    assert "/11-stereo.mp4: 1 file, both lenses in one frame" in shown
     assert "observation/controller_info/movement_enabled: 2 datasets" in shown
     assert "feature observation.image.wrist: 1 dataset, not selected" in shown
     assert "json" not in shown

@@ -271,7 +271,8 @@ class Machine:
     def fix_schema(self) -> None:
         assert self.num_frames == 1
 
-    def close(self) -> None:
+    def close(self, metadata: object = None) -> None:
+        del metadata
         self.flush()
 
     def _write(self) -> None:

@@ -316,7 +316,7 @@ def test_a_lerobot_dataset_is_read_in_place(name: str, tmp_path: Path) -> None:
             with seqrecord.open(hub.url, **options) as dataset:
                 assert len(list(seqrecord.SeqRecordPipe(dataset, clip_len=2))) == 13
             before = before or hub.counts["store"]
-        assert max(hub.of_file.values()) <= 3
+        assert max(hub.of_file.values()) <= 4  # of a video: tables, keyframes, packets
         assert hub.counts["api"] <= 10, "no file is listed alone"
         assert hub.counts["store"] == before, "another epoch reads nothing"
 

@@ -212,14 +212,15 @@ def test_clean_and_broken_edits(tmp_path: Path) -> None:
     assert verify(tmp_path).ok
     statistics = loaded(tmp_path)[0].statistics
     assert statistics is not None
-    stray = [tmp_path / "edits" / "x.json", tmp_path / "index" / "x.json"]
+    strays = [f"edits/00000001-{'0' * 16}.json", f"index/{'0' * 16}-statistics.json"]
+    stray = [tmp_path / name for name in strays]
     for path in stray:
         path.write_bytes(b"{}")
     kept = [tmp_path / "edits" / name for name in ("notes.txt", "00000-x.json")]
     kept[0].write_bytes(b"mine")
-    assert clean(tmp_path, older_than=0, dry_run=True) == ["edits/x.json", "index/x.json"]
+    assert clean(tmp_path, older_than=0, dry_run=True) == strays
     assert clean(tmp_path, older_than=3600) == []
-    assert clean(tmp_path, older_than=0) == ["edits/x.json", "index/x.json"]
+    assert clean(tmp_path, older_than=0) == strays
     assert not any(path.exists() for path in stray)
     assert all(path.exists() for path in (*kept, tmp_path / statistics.path))
     manifest = loaded(tmp_path)[0]

@@ -163,7 +163,7 @@ def test_every_path_gives_the_same(home: Path, codec: str) -> None:
     for location, options in (
         (path, {"frame_transform": dict}),
         (path, {"device": "cpu"}),
-        (path, {"memory_limit": "3MB", "engine": EngineOptions(num_cursors=1)}),
+        (path, {"memory_limit": "3.2MB", "engine": EngineOptions(num_cursors=1)}),
         (path, {"order": "sequences", "stride": 1}),
         (remote, {}),
         (pipe.dataset, {"resize": None}),
