@@ -34,11 +34,6 @@ class _Part:
     def is_last(self) -> bool:
         return self.span.stop == self.whole.num_frames
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the episode has no gap."""
-        return len(self.span) == self.whole.num_frames
-
 
 class SplitSource:
     """The episodes of `source`, with others in place of those in `parts`, which have their keys.
@@ -118,7 +113,7 @@ class _SplitVideoSource(SplitSource):
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Any]]:
         part, source = self._parts.get(info.key), self.source
         videos: Any = source
-        if part is None or part.is_whole:
+        if part is None:
             found: dict[str, Iterator[Any]] = videos.videos(info)
             return found
         return {name: _cut(gops, part) for name, gops in videos.videos(part.whole).items()}

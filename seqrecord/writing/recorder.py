@@ -43,7 +43,7 @@ from seqrecord.writing.values import plain_frame
 from seqrecord.writing.writer import STAMP, SeqRecordWriter
 
 DEFAULT_QUEUE_BYTES = "1GiB"
-_STAMP = CLOCKS[0]
+[_STAMP] = STAMP
 _SLOWER = 1.05  # a longer step, in steps of the fps, is reported
 _Clock = Literal["append", "frames", "none"]  # which times frames have
 _POLL_SECONDS = 0.1
@@ -267,13 +267,12 @@ class SeqRecordRecorder:
             return self._clock
         known = self._schema or infer_schema([frame], self._described)
         clocks = {*timestamp_features(known)} | (known.keys() & {*CLOCKS})
-        is_ours = clocks == {_STAMP} and _STAMP not in frame  # of an earlier recorder
-        fits = _STAMP not in known
-        if self._schema is not None:
-            spec = self._schema.get(_STAMP)
-            form = spec and (spec.value, spec.dtype, spec.shape, spec.kind, spec.unit)
-            fits = form == ("array", np.float64, (), *STAMP.values())
-        if self._stamps and fits and (is_ours or not clocks):
+        is_free = self._schema is None and not clocks
+        if clocks == {_STAMP} and _STAMP not in frame:  # perhaps of an earlier recorder
+            spec = known[_STAMP]
+            form = spec.dtype, spec.shape, spec.kind, spec.unit
+            is_free = form == (np.dtype("f8"), (), "timestamp", "s")
+        if self._stamps and is_free:
             return "append"
         return "frames" if clocks else "none"
 
@@ -311,13 +310,13 @@ class RecordingEpisode:
             Block.of(frame := plain_frame(frame))  # refuses None
             if (clock := recorder._clock_for(frame)) == "append":
                 frame = {**frame, _STAMP: np.float64(now)}
-                described = {**(described or {}), _STAMP: STAMP}
+                described = {**(described or {}), **STAMP}
             schema = recorder._schema or infer_schema([frame], described)
             check_names(schema, frame)
             for name, item in frame.items():  # or the writer would drop the whole episode later
                 check_value(schema[name], item)
         if recorder._clock is None and clock == "append":
-            recorder._writer.expect_stamps(_STAMP)
+            recorder._writer._expect_stamps()
         recorder._schema, recorder._clock = schema, clock
         if not recorder._queue.put(frame):
             return False

@@ -43,8 +43,8 @@ from seqrecord.writing.stored_schema import (
 )
 from seqrecord.writing.values import plain_frame
 
-STAMP: dict[str, str] = {"kind": "timestamp", "unit": "s"}
-"""Properties of a feature with the time of `append`."""
+STAMP: FeatureInfo = {"timestamp": {"kind": "timestamp", "unit": "s"}}
+"""The feature of a recorder with the time of `append`."""
 
 _logger = logging.getLogger("seqrecord")
 
@@ -131,7 +131,7 @@ class SeqRecordWriter:
         check_codecs(codecs)
         check_descriptions(features)
         self._closed = False
-        self._stamp: str | None = None  # feature with the time of `append`
+        self._is_stamped = False
         self._described, self._codecs = features, codecs
         self._chunk_frames, self._max_file_size = chunk_frames, nbytes
         self._keeps_statistics = statistics
@@ -208,10 +208,10 @@ class SeqRecordWriter:
         self._episode = EpisodeWriter(self, key, text, fps)
         return self._episode
 
-    def expect_stamps(self, name: str) -> None:
-        """Expect the time of `append` in seconds in the feature `name`: it decides about no fps."""
-        self._stamp = name
-        self._described = {**(self._described or {}), name: STAMP}
+    def _expect_stamps(self) -> None:
+        """Expect `STAMP` in all frames: it decides about no fps."""
+        self._is_stamped = True
+        self._described = {**(self._described or {}), **STAMP}
 
     @exclusive
     def close(self) -> Manifest:
@@ -498,7 +498,7 @@ class EpisodeWriter:
             chunk_frames=writer._chunk_frames,
             metadata=self._metadata,
             fps=self._fps,
-            checks_rate=writer._stamp is None,
+            checks_rate=not writer._is_stamped,
         )
         writer._ordinal += 1
         for frame in pending:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -313,9 +314,9 @@ def _weighted(
     is_right = isinstance(sources, Mapping) and bool(sources)
     check("sources", sources, is_right, "a dict of one loader at least, by name")
     found = {name: _datasets(name, source) for name, source in sources.items()}
-    names = [name for some in found.values() for name in some]
-    for name in {name for name in names if names.count(name) > 1}:
-        raise ClipError("two datasets of a mix have one name", expected="other names", got=name)
+    names = Counter(name for some in found.values() for name in some)
+    name, count = names.most_common(1)[0]
+    raise_if(count > 1, "two datasets of a mix have one name", "other names", name)
     given = [one for one in proportions.values() if isinstance(one, Mapping)]
     unused = {name for one in given for name, value in one.items() if is_zero(value)}
     loaders = {n: loader for some in found.values() for n, (loader, _) in some.items()}
