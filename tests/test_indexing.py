@@ -221,18 +221,21 @@ def test_indexes_of_other_users_and_damage_of_the_same_size_and_time(
     assert_same(content_of(index, originals=moved), expected)
 
 
-def test_links_of_files_and_folders(tmp_path: Path) -> None:
+def test_links_of_files_and_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = originals.videos(tmp_path / "original")
     for number, name in enumerate(("other/c.mp4", "more/in/d.mp4")):
         (tmp_path / name).parent.mkdir(parents=True)
         write_video(tmp_path / name, pictures(3, 60 + number))
-    (root / "c.mp4").symlink_to(tmp_path / "other/c.mp4")
     (root / "again.mp4").symlink_to(root / "a.mp4")
+    seqrecord.open(root).close()
+    assert "links lead out" not in caplog.text
+    (root / "c.mp4").symlink_to(tmp_path / "other/c.mp4")
     (root / "in").symlink_to(tmp_path / "more/in")
     with seqrecord.open(root) as dataset:
         assert [*dataset.episodes] == ["a", "again", "b", "c", "in/d"]
         for key, episode in dataset.episodes.items():
             assert np.array_equal(episode[:]["image"], decoded(root / f"{key}.mp4")[1])
+    assert f"original, for example {root}/c.mp4 to {tmp_path}/other/c.mp4" in caplog.text
     assert {*seqrecord.summarize(root).originals} == {str(root)}
     (root / "e.mp4").symlink_to(tmp_path / "none.mp4")
     with pytest.raises(SeqRecordError) as info:
@@ -240,14 +243,18 @@ def test_links_of_files_and_folders(tmp_path: Path) -> None:
     assert info.value.file == str(root / "e.mp4")
 
 
-def test_links_of_all_files(tmp_path: Path) -> None:
+def test_links_of_all_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The Hub's local snapshots consist of links into another folder."""
     root, blobs = originals.tartanair(tmp_path / "original"), tmp_path / "blobs"
     expected = packed(root, "tartanair", tmp_path / "packed")
     blobs.mkdir()
     for number, path in enumerate(sorted(filter(Path.is_file, root.rglob("*")))):
         path.symlink_to(path.rename(blobs / str(number)))
-    assert_same(content_of(indexed(root, "tartanair", tmp_path / "index")), expected)
+    index = indexed(root, "tartanair", tmp_path / "index")
+    assert_same(content_of(index), expected)
+    with pytest.raises(StorageError, match="a link leads out of the folder"):
+        content_of(index, originals=root)  # perhaps another user's archive
+    assert "links lead out of the original" in caplog.text
 
 
 def test_packing_and_episodes_that_have_come_since(tmp_path: Path) -> None:
@@ -511,6 +518,20 @@ def test_three_processes_index_once(tmp_path: Path, home: Path) -> None:
         urls = pool.map(index_of, [originals.lerobot(tmp_path)] * 3, 1)
     assert [{*urls}] == [{str(index) for index in home.glob("indexes/*-*")}]
     assert len({*urls}) == 1
+
+
+def test_large_features_that_would_be_copied_are_listed(tmp_path: Path) -> None:
+    root = originals.folders(tmp_path / "original")
+    for name in ("a", "b"):
+        (root / name / "flow").mkdir()
+        for number in range(4):
+            header = b"PIEH" + np.array([100, 100], "<i4").tobytes()
+            (root / name / "flow" / f"{number}.flo").write_bytes(header + bytes(80_000))
+    index = indexed(root, "folders", tmp_path / "index")
+    [row] = seqrecord.open(index).inventories[0].left_out_data
+    assert (row.pattern, row.reason[:27]) == ("feature flow", "more than 64 KiB a frame, a")
+    with pytest.raises(SourceError, match="flow"):
+        index_source(source_of(root, "folders"), tmp_path / "strict", workers=1, strict=True)
 
 
 @pytest.mark.skipif(not HAS_TABLES, reason="PyAV before 17 has no tables")

@@ -180,7 +180,7 @@ def test_a_mark_keeps_other_metadata(original: Path, tmp_path: Path) -> None:
         mark_dataset(packed, original)
     mark_dataset(packed)
     assert (packed / "meta/info.new").read_text() == "x"
-    with pytest.raises(SourceError, match=r"reads v3.0 alone"):
+    with pytest.raises(SourceError, match=r"reads only v3.0"):
         mark_dataset(unpack(tmp_path, "lerobot_video_v21"))
     with pytest.raises(SourceError, match=r"info.json"):
         mark_dataset(tmp_path)

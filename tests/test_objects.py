@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,11 @@ import pytest
 
 import seqrecord
 from seqrecord import EngineOptions, errors
+from seqrecord.errors import StorageError, TransientError
 from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.base import expect_pages
 from seqrecord.storage.clients import RUNTIME
+from seqrecord.storage.objects.reader import whole_of
 from tests.blobfile_pool import pool_to
 from tests.clip_data import digests
 from tests.command_line import fail, run
@@ -328,6 +331,22 @@ def test_a_server_without_ranges_is_an_error_and_sends_no_whole_file(
         storage.close()
         gc.collect()
         assert server.sent < 16 << 20
+
+
+def test_answers_of_another_length_than_declared() -> None:
+    """A cut answer is requested again; a longer one is not."""
+
+    def whole(declared: int, limit: int = 3) -> bytes:
+        answer = SimpleNamespace(meta={"size": declared}, bytes=lambda: b"abc")
+        return whole_of(answer, "file", limit)
+
+    assert whole(3) == b"abc"
+    with pytest.raises(TransientError, match="was cut"):
+        whole(4, limit=4)
+    for declared, match in ((4, "too large"), (2, "longer than declared")):
+        with pytest.raises(StorageError, match=match) as caught:
+            whole(declared)
+        assert not isinstance(caught.value, TransientError)
 
 
 def test_size_is_read_from_a_range_response(tmp_path: Path) -> None:

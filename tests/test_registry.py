@@ -149,11 +149,13 @@ def test_the_error_of_an_unknown_folder_lists_all_formats(tmp_path: Path, instal
         open_source(folder / "a.bin")
     with pytest.raises(SourceError, match="no such file or folder"):
         open_source(folder / "gone")
-    for name in "ab":
+    for name in "abcdefghi":
+        with pytest.raises(SourceError, match="no supported dataset found"):
+            open_source(folder)
         (folder / f"{name}.JPG").write_bytes(b"?")
     with pytest.raises(SourceError, match=r"move them .*`mkdir image; mv \*\.JPG") as caught:
         open_source(folder)
-    assert caught.value.got == "2 images such as a.JPG"
+    assert caught.value.got == "9 images such as a.JPG"
 
 
 def test_another_package_adds_a_format(numbers: Path, install: Install) -> None:

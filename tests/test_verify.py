@@ -163,7 +163,7 @@ def test_replaced_and_missing_record_files(dataset: Path, tmp_path: Path) -> Non
     first.symlink_to(tmp_path / "elsewhere")
     [problem] = verify(dataset).problems
     assert isinstance(problem, StorageError)
-    assert problem.message == "a link leads out of the folder"
+    assert problem.message.startswith("a link leads out of the folder")
 
 
 def test_a_broken_manifest_or_index_does_not_hide_broken_pages(dataset: Path) -> None:

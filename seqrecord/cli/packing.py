@@ -281,7 +281,7 @@ def index(
                 expected="a LeRobot dataset, or a folder with videos only",
             )
         click.echo(str(found.folder))
-        _print_bad(found.bad.reasons)
+        _print_bad(found.bad.errors)
         return
     source = open_source(
         src,
@@ -346,11 +346,11 @@ def _print_written(
     _print_bad({bad.key: bad.error for bad in report.bad})
 
 
-def _print_bad(reasons: Mapping[str, str]) -> None:
+def _print_bad(reasons: Mapping[str, object]) -> None:
     if reasons:
         click.echo(f"skipped {counted(len(reasons), 'bad episode')}:", err=True)
     for key, error in reasons.items():
-        click.echo(f"  {key}: {one_line(error)}", err=True)
+        click.echo(f"  {key}: {one_line(str(error))}", err=True)
 
 
 def _print_inventory(report: ConvertReport) -> None:

@@ -130,6 +130,7 @@ def to_hub(
         return open_storage(f"hf://datasets/{hub.repo}@{commit}", storage_options)
 
     with opened(dataset) as reader:
+        reader.contents.bad.check()
         storage, summary = reader.contents.storage, summarize(reader)
         originals = _originals(summary)
         manifest, files = _files(storage, reader.contents.manifest.commit, originals is not None)

@@ -47,7 +47,7 @@ from seqrecord.format.video_pages import (
 )
 from seqrecord.json_object import JsonObject
 from seqrecord.processes.forks import cached_property
-from seqrecord.storage.base import check_path
+from seqrecord.storage.base import LINKED, check_path
 
 EXTERNALS = "externals"  # folder of the lists
 MAX_LIST_FILES = 100_000
@@ -415,7 +415,7 @@ def named_file(page: memoryview) -> tuple[str, int]:
 
 def portable_checksum(page: memoryview, file: ExternalFile) -> int:
     """Return a checksum of a page of references to `file`, independent of the file's place."""
-    identity = file.identity and file.identity.partition(" at ")[0]
+    identity = file.identity and file.identity.partition(LINKED)[0]
     known = json.dumps([file.path, file.size, identity]).encode()
     return crc32c(page[16:], start=crc32c(page[:4], start=crc32c(known)))
 

@@ -107,46 +107,35 @@ def open_unchecked(
     storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """Like `open`, without a check of originals; for summaries."""
-    found = _open(location, storage_options, None, features=features, check_originals=False)
+    found = _open(location, storage_options, features=features, check_originals=False)
     return skipping_bad_episodes(found)
 
 
 def _open(
     location: StorageLike,
-    storage_options: Mapping[str, Any] | None,
-    tolerance: float | None,
+    storage_options: Mapping[str, Any] | None = None,
+    tolerance: float | None = None,
     *,
     features: Sequence[str] | None = None,
     version: str | None = None,
     verify: bool = True,
-    cache_dir: str | PathLike[str] | None = None,
-    cache_limit: int | str | None = None,
-    originals: Originals = None,
-    check_originals: bool = True,
+    **options: Any,
 ) -> Dataset:
-    """Like `open`; selections of bad episodes are refused later, by `Dataset.find_episodes`."""
-    options: dict[str, Any] = {
-        "storage_options": storage_options,
-        "cache_dir": cache_dir,
-        "cache_limit": cache_limit,
-    }
+    """Like `open`; selections of bad episodes are refused later, by `Dataset.find_episodes`.
+
+    `options` are more arguments of `open_packed`.
+    """
+    options["storage_options"] = storage_options
     try:
-        return open_packed(
-            location,
-            features=features,
-            version=version,
-            verify=verify,
-            originals=originals,
-            check_originals=check_originals,
-            **options,
-        )
+        return open_packed(location, features=features, version=version, verify=verify, **options)
     except NotFoundError as error:
         if version is not None:
             raise
         chosen = {} if tolerance is None else {"tolerance": tolerance}
         found = _index_of(location, storage_options, error, features=features, **chosen)
-    refuse_ignored("an original read in place", originals=originals)
+    refuse_ignored("an original read in place", originals=options.pop("originals", None))
     # Its index has just been compared with the original.
+    options.pop("check_originals", None)
     return open_packed(
         found.folder,
         features=features,
@@ -170,8 +159,7 @@ def dataset_of(
         refuse_ignored("an open dataset", **options)
         return dataset if features is None else dataset.select(features)
     given = {name: value for name, value in options.items() if value is not None}
-    storage_options, tolerance = given.pop("storage_options", None), given.pop("tolerance", None)
-    return _open(dataset, storage_options, tolerance, features=features, **given)
+    return _open(dataset, features=features, **given)
 
 
 def opened(
@@ -270,7 +258,7 @@ def verify(
     storage = LocalStorage(found.folder)
     with closing(ExternalFiles(storage, None, {"storage_options": storage_options})) as externals:
         report = verify(storage, externals, **checks)
-    return replace(report, problems=(*report.problems, *found.bad.errors()))
+    return replace(report, problems=(*report.problems, *found.bad.errors.values()))
 
 
 def _index_of(
@@ -283,24 +271,22 @@ def _index_of(
 ) -> FoundIndex:
     """Return the original's index; raise `error` if there is no original.
 
-    If the index of all features lacks one of `features`, or an episode, there is one of `features`
-    alone: other features may be what cannot be read.
+    If the index of all features lacks an episode or one of `features`, the result is an index of
+    only `features`: the episode may be readable without the others.
     """
     # Imported late: detection of originals takes longer to import than opening a dataset.
     from seqrecord.indexing.originals import find_index
 
-    found = None
     try:
         found = find_index(location, storage_options, **options)
-        if found is None:
-            raise error
-        is_enough = not found.bad.records and found.unreadable.keys().isdisjoint(features or ())
     except SourceError:
         if features is None:
             raise
-        is_enough = False
-    if features is not None and not is_enough:
-        found = find_index(location, storage_options, features=tuple(features), **options)
-    if found is None:
-        raise error
-    return found
+    else:
+        if found is None:
+            raise error
+        if not features or not (found.bad.records or found.unreadable.keys() & {*features}):
+            return found
+    own = find_index(location, storage_options, features=tuple(sorted({*features})), **options)
+    assert own is not None  # the same original
+    return own

@@ -20,7 +20,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,7 +33,6 @@ from seqrecord.errors import (
     NotFoundError,
     SeqRecordError,
     SourceError,
-    StorageError,
 )
 from seqrecord.format.manifest import read_manifest
 from seqrecord.format.references import (
@@ -70,44 +69,16 @@ _logger = logging.getLogger("seqrecord")
 _LOGGED_LINES = 10  # lines of the inventory
 
 
-def index_source(
-    source: Source,
-    destination: StorageLike,
-    *,
-    progress: Callable[[Progress], None] | None = None,
-    mode: WriteMode = "create",
-    checksums: bool = False,
-    check_video: bool = False,
-    strict: bool = False,
-    skip_bad_episodes: bool = False,
-    workers: int | None = None,
-    kinds: Mapping[str, str] | None = None,
-    units: Mapping[str, str] | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> ConvertReport:
+def index_source(source: Source, destination: StorageLike, **options: Any) -> ConvertReport:
     """Create an index of a source: video, or files, stay in place; other features are copied.
 
     Large features that would have to be copied are left out, unless the source's `features` name
-    them. Other arguments are as for `convert`. Raises `SourceError` for a source that cannot be
+    them. `options` are arguments of `convert`. Raises `SourceError` for a source that cannot be
     read in place, and the errors of `convert`.
     """
     source = _referring(source)
-    return convert(
-        source,
-        destination,
-        in_place=True,
-        kinds=kinds,
-        units=units,
-        codecs={name: "raw" for name, spec in source.schema().items() if not spec.codec},
-        mode=mode,
-        checksums=checksums,
-        check_video=check_video,
-        strict=strict,
-        skip_bad_episodes=skip_bad_episodes,
-        workers=workers,
-        progress=progress,
-        storage_options=storage_options,
-    )
+    codecs = {name: "raw" for name, spec in source.schema().items() if not spec.codec}
+    return convert(source, destination, in_place=True, codecs=codecs, **options)
 
 
 @dataclass(frozen=True)
@@ -308,12 +279,12 @@ class _OriginalIndex:
         with closing(ExternalFiles(LocalStorage(self._folder(note)))) as externals:
             try:
                 externals.check_new()
-            except StorageError:
+            except SeqRecordError:  # also for damaged lists
                 return False
         return True
 
     def _found(self, note: dict[str, str]) -> FoundIndex:
-        bad = BadEpisodes(tuple(json.loads(note["bad"])))
+        bad = BadEpisodes(json.loads(note["bad"]))
         return FoundIndex(self._folder(note), bad, json.loads(note["unreadable"]))
 
     def _folder(self, note: dict[str, str]) -> Path:

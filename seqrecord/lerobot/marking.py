@@ -35,7 +35,7 @@ def mark_dataset(root: str | PathLike[str], original: str | PathLike[str] | None
     """
     source, path = Path(original or root), Path(root) / INFO
     if read_info(source).version != 3:
-        raise SourceError("LeRobot's main branch reads v3.0 alone", file=str(source / INFO))
+        raise SourceError("LeRobot's main branch reads only v3.0", file=str(source / INFO))
     info = json.loads((source / INFO).read_text()) | {"storage_format": STORAGE_FORMAT}
     if original is not None and path.parent.exists() and not _is_marked(path):
         raise DestinationError("folder has a `meta/` of another dataset", file=str(path.parent))

@@ -146,8 +146,11 @@ class Contents:
         self, episodes: EpisodeFilter, split: str | None = None
     ) -> npt.NDArray[np.int64]:
         """See `Dataset.find_episodes`."""
-        self.bad.check(episodes, split)
-        splits, url, chosen = self.manifest.splits, self.storage.url, self.bad.without(episodes)
+        splits, url, chosen = (
+            self.manifest.splits,
+            self.storage.url,
+            self.bad.check(episodes, split),
+        )
         return find_episodes(self.index, splits, chosen, split=split, url=url)
 
     def clips(self, spec: ClipSpec, episodes: EpisodeFilter = None) -> ClipTable:

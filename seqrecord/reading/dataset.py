@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -64,9 +65,9 @@ def open_packed(
     `FormatError` for a damaged dataset and `SchemaError` for an unknown feature.
     """
     storage = open_storage(location, storage_options, cache_dir=cache_dir, cache_limit=cache_limit)
+    externals = ExternalFiles(storage, originals, external_options)
     try:
         manifest, index = load(storage) if version is None else open_version(storage, version)
-        externals = ExternalFiles(storage, originals, external_options)
         if check_originals and (manifest.copied or originals is not None):
             externals.check_open(manifest.copied.lists if manifest.copied else ())
         return Dataset(
@@ -77,6 +78,7 @@ def open_packed(
             bad=bad,
         )
     except BaseException:
+        externals.close()
         storage.close()
         raise
 
@@ -162,7 +164,7 @@ class Dataset:
     @property
     def bad_episodes(self) -> dict[str, str]:
         """Episodes of an original read in place that cannot be read: error by key."""
-        return self.contents.bad.reasons
+        return {key: str(error) for key, error in self.contents.bad.errors.items()}
 
     @property
     def statistics(self) -> Statistics:
@@ -329,7 +331,7 @@ class Dataset:
 
 def skipping_bad_episodes(dataset: Dataset) -> Dataset:
     """Return the dataset for `skip_bad_episodes`: selections leave bad episodes out."""
-    return dataset._changed(bad=dataset.contents.bad.skipped())
+    return dataset._changed(bad=replace(dataset.contents.bad, are_skipped=True))
 
 
 def _reopen(

@@ -23,7 +23,6 @@ from seqrecord.checksum import crc32c
 from seqrecord.errors import (
     ClipError,
     FormatError,
-    LocationError,
     NotFoundError,
     StorageError,
     located,
@@ -42,10 +41,10 @@ from seqrecord.reading.home import is_settled, is_trusted, settle
 from seqrecord.storage import (
     Storage,
     StorageLike,
-    entries_of,
     expect_pages,
     fixed_url_of,
     follow_links,
+    identities_of,
     identity_of,
     map_files,
     modified_ns,
@@ -131,30 +130,29 @@ class ExternalFiles:
     def check_new(self) -> None:
         """Compare files that were new when indexed with their checksums, until they are older.
 
-        Raises `StorageError` for a file that was written again and has kept size and time. Files
-        with another size or time are met when they are read.
+        Raises `StorageError` for a file that was written again with the same size and time. Files
+        with another size or time are skipped: reading them raises.
         """
         for list_id in self._list_ids():
-            found = self.list(list_id)
-            if not found.new or is_settled(list_id) or not is_trusted(list_id):
+            if is_settled(list_id) or not is_trusted(list_id):
                 continue
-            are_old = True
+            found, since, are_old = self.list(list_id), dict[str, int](), True
             for number, checksum in found.new:
                 file = found.files[number]
-                store = self._store(file.root)
-                [state] = sizes_and_identities(store, [file.path]).values()
+                if file.root not in since:  # the clock is read before the files
+                    since[file.root] = new_since(file.root)
+                store, state = self._store(file.root), None
+                with suppress(NotFoundError):
+                    state = identity_of(store, file.path)
                 if state == (file.size, file.identity):
                     self._check_checksum(store, file, checksum)
-                    are_old &= (modified_ns(file.identity) or 0) < new_since(file.root)
+                    are_old &= (modified_ns(file.identity) or 0) < since[file.root]
             if are_old:
                 settle(list_id)
 
     def _check_checksum(self, store: Storage, file: ExternalFile, checksum: int) -> None:
-        memory, value = memoryview(bytearray(min(file.size, _BLOCK))), 0
-        for start in range(0, file.size, _BLOCK):
-            stop = min(start + _BLOCK, file.size)
-            store.read_ranges(file.path, [ByteRange(start, stop)], [memory[: stop - start]])
-            value = crc32c(memory[: stop - start], start=value)
+        starts = range(0, file.size, _BLOCK)
+        value = _checksum(store, file.path, [[(n, min(n + _BLOCK, file.size))] for n in starts])
         if value != checksum:
             raise StorageError(
                 f"a file of the original has changed since it was indexed; {_AGAIN}",
@@ -189,9 +187,9 @@ class ExternalFiles:
         if reads_commit(store) and fixed_url_of(store) == root:
             return
         mine = [file for file in files.files if file.root == root and file.size]
-        now = sizes_and_identities(store, [file.path for file in mine])
+        now = identities_of(store, [file.path for file in mine])
         for file in mine:
-            self._compare(file, *now[file.path])
+            self._compare(file, *now.get(file.path, (None, None)))
         is_of_hub = without_commit(root) != root
         if not is_moved or (reads_commit(store) and is_of_hub):
             return
@@ -212,19 +210,14 @@ class ExternalFiles:
             size = store.size(path)
         except NotFoundError as error:
             raise NotFoundError(f"a file of the original is missing; {_PLACE}", **facts) from error
-        ranges = [ByteRange(*each) for each in sampled_ranges(sample.size)]
-        buffers = [memoryview(bytearray(stop - start)) for start, stop in ranges]
-        if size == sample.size:
-            store.read_ranges(path, ranges, buffers)
-        value = 0
-        for buffer in buffers:
-            value = crc32c(buffer, start=value)
-        if size != sample.size or value != sample.crc32c:
+        is_same = size == sample.size
+        value = _checksum(store, path, [sampled_ranges(size)]) if is_same else 0
+        if not is_same or value != sample.crc32c:
             raise StorageError(
                 f"the file differs from the indexed one; {_PLACE}",
                 **facts,
                 expected=f"{sample.size} bytes, CRC32C {sample.crc32c:08x} of a sample",
-                got=f"{size} bytes" + (f", {value:08x}" if size == sample.size else ""),
+                got=f"{size} bytes" + (f", {value:08x}" if is_same else ""),
             )
 
     def _list_ids(self) -> list[str]:
@@ -457,9 +450,11 @@ class ExternalFiles:
     def _store(self, root: str) -> Storage:
         store = self._stores.get(root)
         if store is None:
-            store = open_storage(self._place_of(root) or root, **self._options)
+            place = self._place_of(root)
+            store = open_storage(root if place is None else place, **self._options)
             expect_pages(store)
-            follow_links(store)
+            if place is None:  # indexed by this user, and so are the links
+                follow_links(store)
             store = self._stores.setdefault(root, store)
         return store
 
@@ -475,32 +470,18 @@ def _file_state(path: str | Path | None) -> FileState | None:
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 
+def _checksum(store: Storage, path: str, reads: Iterable[Sequence[tuple[int, int]]]) -> int:
+    """Return the CRC32C of ranges of a file; each item of `reads` has those of one call."""
+    value = 0
+    for ranges in reads:
+        buffers = [memoryview(bytearray(stop - start)) for start, stop in ranges]
+        store.read_ranges(path, [ByteRange(*each) for each in ranges], buffers)
+        for buffer in buffers:
+            value = crc32c(buffer, start=value)
+    return value
+
+
 def _bare(root: str | PathLike[str]) -> str:
     """Return a root without a commit, normalised as in indexes."""
     text = without_commit(os.fspath(root))
     return text if "://" in text else os.path.abspath(text)  # noqa: PTH100
-
-
-def sizes_and_identities(
-    store: Storage, paths: Sequence[str]
-) -> dict[str, tuple[int | None, str | None]]:
-    """Return sizes and identities of files; `None` for missing ones.
-
-    Lists each folder once if the store's listings include identities; else one request per file.
-    """
-    wanted = dict.fromkeys(paths)
-    found: dict[str, tuple[int | None, str | None]] = {}
-    with suppress(LocationError):
-        for folder in dict.fromkeys(path.rpartition("/")[0] for path in wanted):
-            above = f"{folder}/" if folder else ""
-            for entry in entries_of(store, folder):
-                if entry.identity is not None and (path := above + entry.name) in wanted:
-                    found[path] = entry.size, entry.identity
-
-    def look(path: str) -> tuple[int | None, str | None]:
-        try:
-            return identity_of(store, path)
-        except NotFoundError:
-            return None, None
-
-    return found | map_files(store, look, [path for path in wanted if path not in found])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +19,7 @@ from seqrecord.units import is_integer
 _SHOWN_KEYS = 3
 _SHOWN_BAD = 5
 _SHOWN_NAMES = 10
+_DESCRIBED = ("key", "num_frames", "fps", "split")
 
 
 class EpisodeDescription(dict[str, Any]):
@@ -134,24 +135,14 @@ def check_metadata(index: Index, episodes: npt.NDArray[np.int64], names: Collect
         )
 
 
-class _BadEpisode(EpisodeDescription):
-    """The facts of an episode that is not in an index."""
-
-    def __init__(self, facts: Mapping[str, Any]) -> None:
-        dict.__init__(self, facts["metadata"])
-        self.key, self.num_frames = facts["key"], facts["num_frames"]
-        self.fps, self.split = facts["fps"], facts["split"]
-        self.message, self.context = facts["message"], facts["context"]
-
-
 @dataclass(frozen=True)
 class BadEpisodes:
-    """The episodes that an index leaves out. `are_skipped`: the user agreed (`skip_bad_episodes`).
+    """Episodes of an original that an index leaves out; `records` are JSON objects, one for each.
 
-    `records` are JSON texts, one for each episode.
+    With `are_skipped` (`skip_bad_episodes=True`), selections may contain them.
     """
 
-    records: tuple[str, ...] = ()
+    records: Sequence[Mapping[str, Any]] = ()
     are_skipped: bool = False
 
     @classmethod
@@ -159,71 +150,56 @@ class BadEpisodes:
         """Return the record of episodes, each a source's `EpisodeInfo`, and errors."""
         facts = [
             {
-                **{n: getattr(info, n) for n in ("key", "num_frames", "fps", "split")},
+                **{name: getattr(info, name) for name in _DESCRIBED},
                 "metadata": dict(info.metadata),
                 "message": error.message,
                 "context": error.context(),
             }
             for info, error in bad
         ]
-        return cls(tuple(json.dumps(each, default=str) for each in facts))
+        return cls(json.loads(json.dumps(facts, default=str)))
 
     @property
-    def reasons(self) -> dict[str, str]:
+    def errors(self) -> dict[str, SourceError]:
         """Error by episode key."""
-        return {one.key: str(_error(one)) for one in map(_parsed, self.records)}
+        return {
+            one["key"]: SourceError(one["message"], **{"episode": one["key"], **one["context"]})
+            for one in self.records
+        }
 
-    def skipped(self) -> BadEpisodes:
-        """Return a copy whose episodes no selection refuses."""
-        return replace(self, are_skipped=True)
-
-    def errors(self) -> list[SourceError]:
-        """Return the error of each episode."""
-        return [_error(one) for one in map(_parsed, self.records)]
-
-    def check(self, episodes: EpisodeFilter = None, split: str | None = None) -> None:
+    def check(self, episodes: EpisodeFilter = None, split: str | None = None) -> EpisodeFilter:
         """Raise `SourceError` if the selection contains an episode that is left out.
 
-        Numbers count: they could be those of other episodes once all are readable.
+        Numbers count: they could select other episodes once all are readable. Returns the
+        selection, with `are_skipped` without keys of these episodes.
         """
-        if self.are_skipped:
-            return
-        every = map(_parsed, self.records)
-        found = [one for one in every if _is_selected(one, episodes, split)]
+        left_out = self.errors
+        if self.are_skipped and not (callable(episodes) or isinstance(episodes, str | None)):
+            kept: Any = [one for one in episodes if one not in left_out]
+            return kept or episodes
+        every = () if self.are_skipped else self.records
+        found = [one["key"] for one in every if _is_selected(one, episodes, split)]
         if found:
-            keys, first = first_of([one.key for one in found], _SHOWN_BAD), found[0]
+            keys, first = first_of(found, _SHOWN_BAD), left_out[found[0]]
             raise SourceError(
                 f"{counted(len(found), 'selected episode')} cannot be read: {keys}; select "
                 "others (episodes= of a loader), or leave these out (skip_bad_episodes=True; for "
                 "commands `seqrecord index SRC -o DST --skip-bad-episodes`, and DST). The first "
                 f"error: {first.message}",
-                **{"episode": first.key, **first.context},
+                **first.context(),
             )
-
-    def without(self, episodes: EpisodeFilter) -> EpisodeFilter:
-        """Return the selection without keys of episodes that are left out."""
-        if not self.records or callable(episodes) or isinstance(episodes, str | None):
-            return episodes
-        left_out = self.reasons.keys()
-        kept: Any = [one for one in episodes if one not in left_out]
-        return kept or episodes
+        return episodes
 
 
-def _parsed(record: str) -> _BadEpisode:
-    return _BadEpisode(json.loads(record))
-
-
-def _error(one: _BadEpisode) -> SourceError:
-    return SourceError(one.message, **{"episode": one.key, **one.context})
-
-
-def _is_selected(one: _BadEpisode, episodes: EpisodeFilter, split: str | None) -> bool:
-    if split is not None and one.split != split:
+def _is_selected(one: Mapping[str, Any], episodes: EpisodeFilter, split: str | None) -> bool:
+    key = one["key"]
+    if split is not None and one["split"] != split:
         return False
     if isinstance(episodes, str):
-        return one.key == episodes or fnmatch.fnmatchcase(one.key, episodes)
+        return bool(key == episodes or fnmatch.fnmatchcase(key, episodes))
     if callable(episodes):
-        return bool(episodes(one))
-    if episodes is None:
-        return True
-    return any(is_integer(each) or each == one.key for each in episodes)
+        described = EpisodeDescription.__new__(EpisodeDescription)
+        described.update(one["metadata"])
+        vars(described).update({name: one[name] for name in _DESCRIBED})
+        return bool(episodes(described))
+    return episodes is None or any(is_integer(each) or each == key for each in episodes)

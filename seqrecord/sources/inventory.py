@@ -45,7 +45,7 @@ NO_READER = "no reader"
 """Reason for files of an unknown type."""
 
 UNREADABLE = "unreadable"
-"""Reason for files and folders that this user may not read, or that links do not reach."""
+"""Reason for files and folders without read permission, and for broken links."""
 
 NOT_SELECTED = "not selected by features="
 """Reason for data excluded by the caller."""
@@ -121,9 +121,9 @@ def inventory_of(source: Source) -> Inventory:
 
 
 def _is_one_of(row: LeftOut, unreadable: Iterable[str]) -> bool:
-    """Whether a row says of an unreadable feature that it was not selected."""
-    name = row.pattern.replace("/", ".").removesuffix(".*")
-    return row.reason.startswith(NOT_SELECTED) and name.endswith(tuple(unreadable))
+    """Whether a row lists an unreadable feature as not selected."""
+    name = "." + row.pattern.replace("/", ".").replace(" ", ".").removesuffix(".*")
+    return row.reason.startswith(NOT_SELECTED) and name.endswith(tuple(f".{n}" for n in unreadable))
 
 
 def not_selected(name: str, count: int = 1, unit: str = "features", *, also: str = "") -> LeftOut:

@@ -128,8 +128,7 @@ class _Opening:
                 self._check_options(each)
                 return source
         check_nested(self.path, only_lerobot=False)
-        images = [] if is_file(self.path) else _images(self.path)
-        if images:
+        if images := _flat_images(self.path):
             raise SourceError(
                 "images without a folder of their feature; move them into a subfolder, which names "
                 f"it: `mkdir image; mv *{Path(images[0]).suffix} image/`",
@@ -240,9 +239,11 @@ def _contents(path: Path) -> str:
     return f"{', '.join(names[:_SHOWN])}{more}" if names else "an empty folder"
 
 
-def _images(folder: Path) -> list[str]:
-    names = (name for name, is_folder in list_folder(folder) if not is_folder)
-    return sorted(name for name in names if Path(name).suffix.lower() in IMAGE_ENDINGS)
+def _flat_images(path: Path) -> list[str]:
+    """Return the images of a folder if they are most of its entries."""
+    names = [] if is_file(path) else sorted(name for name, _ in list_folder(path))
+    images = [name for name in names if Path(name).suffix.lower() in IMAGE_ENDINGS]
+    return images if 2 * len(images) > len(names) else []
 
 
 def _types(path: Path) -> list[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from seqrecord.lazy import lazy
 
 if TYPE_CHECKING:
+    from seqrecord.storage.base import LINKED as LINKED
     from seqrecord.storage.base import Entry as Entry
     from seqrecord.storage.base import FileInfo as FileInfo
     from seqrecord.storage.base import Storage as Storage
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from seqrecord.storage.opening import StorageLike as StorageLike
     from seqrecord.storage.opening import open_storage as open_storage
     from seqrecord.storage.parallel import RequestThreads as RequestThreads
+    from seqrecord.storage.parallel import identities_of as identities_of
     from seqrecord.storage.parallel import map_files as map_files
     from seqrecord.storage.parallel import request_threads as request_threads
     from seqrecord.storage.ranges import ByteRange as ByteRange

@@ -16,6 +16,9 @@ from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.url import without_commit
 from seqrecord.text import repr_of
 
+LINKED = " at "
+"""In the identity of a local file that a link leads to, before the hash of its real path."""
+
 MAX_PUT_BYTES = 64 << 20  # of a file written by `Storage.put`, such as the manifest
 
 

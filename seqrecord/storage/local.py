@@ -15,6 +15,7 @@ from typing import Any
 
 from seqrecord.errors import LocationError, NotFoundError, StorageError
 from seqrecord.storage.base import (
+    LINKED,
     Entry,
     FileInfo,
     Storage,
@@ -84,7 +85,7 @@ class LocalStorage:
         return self._look(path)[1].st_size
 
     def identity(self, path: str) -> tuple[int, str | None]:
-        """Size, modification time, and place if a link leads to the file; see `identity_of`."""
+        """Size and modification time, and a hash of a linked file's place; see `identity_of`."""
         target, found = self._look(path)
         return found.st_size, self._identity(path, target, found)
 
@@ -226,7 +227,7 @@ class LocalStorage:
         modified = f"{_MODIFIED}{about.st_mtime_ns}"
         if not self.follows_links or str(real) == f"{self.root}/{path}":
             return modified
-        return f"{modified} at {hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
+        return f"{modified}{LINKED}{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
 
 
 class _Unfinished:
@@ -280,16 +281,16 @@ def new_since(folder: str | os.PathLike[str]) -> int:
 def follow_links(storage: Storage) -> None:
     """Follow links out of a local storage's folder, which then are part of files' identities.
 
-    For originals, which their user has named: trees of links (git-annex, DVC, the Hub's cache).
+    For originals that this user has indexed: trees of links (git-annex, DVC, the Hub's cache).
     """
     if isinstance(found := innermost(storage), LocalStorage):
         found.follows_links = True
 
 
 def _inside(root: Path, real_root: Path, path: str, follows_links: bool) -> Path:
-    """Local path of a file, with `follows_links` the real one.
+    """Local path of a file; the real path if `follows_links`.
 
-    Otherwise raises `StorageError` if that is outside of the root.
+    Without it, raises `StorageError` for a path outside of the root.
     """
     target = real_root
     for name in check_path(path).split("/"):
@@ -300,7 +301,7 @@ def _inside(root: Path, real_root: Path, path: str, follows_links: bool) -> Path
                 target = Path(real)
             elif not Path(real).is_relative_to(real_root):
                 raise StorageError(
-                    "a link leads out of the folder",
+                    "a link leads out of the folder; copy the file in its place",
                     file=str(root / path),
                     expected=f"inside {real_root}",
                     got=real,

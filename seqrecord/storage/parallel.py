@@ -6,14 +6,22 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from typing import TypeVar
 
+from seqrecord.errors import LocationError, NotFoundError
 from seqrecord.processes.forks import PerProcess
 from seqrecord.processes.threads import ThreadPool
-from seqrecord.storage.base import Storage, StorageWrapper, check_buffers
+from seqrecord.storage.base import (
+    Entry,
+    Storage,
+    StorageWrapper,
+    check_buffers,
+    entries_of,
+    identity_of,
+)
 from seqrecord.storage.ranges import (
     MAX_GAP,
     MAX_REQUEST_BYTES,
@@ -134,3 +142,30 @@ def map_files(
     with request_threads(min(len(paths), MAX_REQUESTS), "files") as threads:
         futures = [threads.submit(function, path) for path in paths]
         return {path: future.result() for path, future in zip(paths, futures, strict=True)}
+
+
+def identities_of(
+    storage: Storage,
+    paths: Iterable[str],
+    listing: Callable[[str], Iterable[Entry]] | None = None,
+) -> dict[str, tuple[int, str | None]]:
+    """Return size and identity of files that exist, see `identity_of`.
+
+    Lists each folder once (with `listing`, by default `entries_of`) if the storage's listings have
+    identities; else one request per file.
+    """
+    wanted, known = dict.fromkeys(paths), dict[str, tuple[int, str | None]]()
+    with suppress(LocationError):  # listing is not supported
+        for folder in dict.fromkeys(path.rpartition("/")[0] for path in wanted):
+            above = f"{folder}/" if folder else ""
+            for entry in listing(folder) if listing else entries_of(storage, folder):
+                if entry.identity is not None and (path := above + entry.name) in wanted:
+                    known[path] = entry.size, entry.identity
+
+    def look(path: str) -> tuple[int, str | None] | None:
+        with suppress(NotFoundError):
+            return identity_of(storage, path)
+        return None
+
+    others = map_files(storage, look, [path for path in wanted if path not in known])
+    return known | {path: found for path, found in others.items() if found is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,10 +19,17 @@ from seqrecord.format.references import (
     list_path,
 )
 from seqrecord.reading.home import trust
-from seqrecord.sources.common.references import checksums_of_new, copied_files, samples_of
+from seqrecord.sources.common.references import (
+    checksums_of_new,
+    copied_files,
+    link_out,
+    samples_of,
+)
 from seqrecord.storage import Storage
 from seqrecord.storage.url import without_commit
 from seqrecord.writing.destination import Destination
+
+_logger = logging.getLogger("seqrecord")
 
 _FILES_OF_A_LIST = 10_000  # keeps a list small even if names are long
 
@@ -77,6 +85,12 @@ def put_lists(storage: Storage, files: Mapping[str, ExternalFile]) -> dict[str, 
     Returns a list's id and the place in it for each name of a file. The lists are trusted, as this
     user made them; see `seqrecord.open`. Raises `SourceError` for paths that cannot be stored.
     """
+    if (out := link_out(files)) is not None:
+        _logger.warning(
+            "links lead out of the original, for example %s to %s; they are followed, also when "
+            "the index is read",
+            *out,
+        )
     samples, new = samples_of(files), checksums_of_new(files)
     names = [*files]
     found: dict[str, tuple[str, int]] = {}

@@ -36,13 +36,14 @@ def find_original(path: str | os.PathLike[str]) -> Path:
         return path
     local = local_path(path, "originals")
     absolute = Path(os.path.abspath(local))  # noqa: PTH100 - resolve() would rename links
-    if not is_directory(absolute) and not is_file(absolute):
+    is_folder = is_directory(absolute)
+    if not is_folder and not is_file(absolute):
         raise SourceError(
             "no such file or folder",
             file=os.fspath(path),
             expected="a local or mounted folder, or a file",
         )
-    if is_directory(absolute) and not is_readable(absolute):
+    if is_folder and not is_readable(absolute):
         raise SourceError(
             "no permission to list the folder or to enter it",
             file=os.fspath(path),
@@ -148,21 +149,18 @@ def read_bytes(path: Path, limit: int = MAX_FRAME_BYTES) -> bytes:
 
 def is_file(path: Path) -> bool:
     """Return whether a file exists at the path."""
-    if (files := remote_files(path)) is None:
-        return _local(path, Path.is_file)
-    entry = files.entry(path)
-    return entry is not None and not entry.is_folder
+    return _is(path, Path.is_file, is_folder=False)
 
 
 def is_directory(path: Path) -> bool:
     """Return whether a folder exists at the path."""
-    if (files := remote_files(path)) is None:
-        return _local(path, Path.is_dir)
-    entry = files.entry(path)
-    return entry is not None and entry.is_folder
+    return _is(path, Path.is_dir, is_folder=True)
 
 
-def _local(path: Path, ask: Callable[[Path], bool]) -> bool:
+def _is(path: Path, ask: Callable[[Path], bool], *, is_folder: bool) -> bool:
+    if (files := remote_files(path)) is not None:
+        entry = files.entry(path)
+        return entry is not None and entry.is_folder == is_folder
     try:
         return ask(path)
     except OSError as error:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -119,7 +120,7 @@ class NumberedFrames(Originals):
 
     def referring(self) -> Self:
         """Return a copy of the source that references images instead of copying them."""
-        return replace(self, keep_encoded=True, in_place=True)
+        return self if self.in_place else replace(self, keep_encoded=True, in_place=True)
 
 
 class FirstError:
@@ -259,13 +260,13 @@ def find_files(root: Path, fits: Callable[[Path], bool]) -> list[Path]:
     """Return `root` or all files below it that satisfy `fits`, in natural path order."""
     if is_file(root):
         return [root] if fits(root) else []
-    found = walk(root) if is_directory(root) else ()
-    return _in_order(
-        folder / name
-        for folder, names in found
-        for name, is_folder in names.items()
-        if not is_folder and fits(folder / name)
-    )
+    return _in_order(filter(fits, files_below(root)))
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield all files below a folder, in any order; nothing if the folder is missing."""
+    for above, names in walk(folder) if is_directory(folder) else ():
+        yield from (above / name for name, is_folder in names.items() if not is_folder)
 
 
 def by_key(found: Iterable[tuple[str, Path]]) -> dict[str, Path]:
@@ -320,7 +321,8 @@ def walk(
 
 
 def _in_order(paths: Iterable[Path]) -> list[Path]:
-    return sorted(paths, key=lambda path: [natural_order(part) for part in path.parts])
+    folders = lru_cache(maxsize=1024)(lambda folder: [*map(natural_order, folder.parts)])
+    return sorted(paths, key=lambda path: [*folders(path.parent), natural_order(path.name)])
 
 
 def check_depth(folder: Path, depth: int) -> None:

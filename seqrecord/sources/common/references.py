@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,12 @@ from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.sources.common.files import is_readable, list_folder, opened
 from seqrecord.sources.common.remote import RemoteFiles, remote_files
 from seqrecord.storage import (
+    LINKED,
     LocalStorage,
     Storage,
-    entries_of,
     fixed_url_of,
     follow_links,
+    identities_of,
     identity_of,
     map_files,
     modified_ns,
@@ -59,7 +60,8 @@ def external_files(root: Path, paths: Iterable[Path]) -> dict[str, ExternalFile]
     else:
         folder = root if root.is_dir() else root.parent
         storage = _original_folder(folder)
-        named = {str(path): path.relative_to(folder).as_posix() for path in wanted}
+        above = f"{folder}/".replace("//", "/")
+        named = {str(path): str(path).removeprefix(above) for path in wanted}  # fast
     known, url = _identities(storage, named.values(), remote), fixed_url_of(storage)
     return {p: ExternalFile(url, n, *known[n]) for p, n in named.items() if n in known}
 
@@ -104,12 +106,34 @@ def samples_of(files: Mapping[str, ExternalFile]) -> dict[str, list[tuple[str, i
 
 def checksums_of_new(files: Mapping[str, ExternalFile]) -> dict[str, int]:
     """Return the CRC32C of files that are new by `new_since`, by name; others need none."""
-    since, found = cache(new_since), {}
+    clock, found = cache(new_since), dict[str, int]()
     for name, file in files.items():
         modified = modified_ns(file.identity)
-        if modified is not None and modified >= since(file.root):
-            found[name] = checksum_of_files([ReferencedFile(name)])
+        if modified is not None and modified >= clock(file.root):
+            with suppress(SourceError):  # raised by reading
+                found[name] = checksum_of_files([ReferencedFile(name)])
     return found
+
+
+def link_out(files: Mapping[str, ExternalFile]) -> tuple[str, str] | None:
+    """Return the first link out of an original's folder that leads to these files, and its target.
+
+    Also looks for links inside of folders; not on remote stores.
+    """
+    for name, file in files.items():
+        is_folder = "://" not in file.root and os.path.isdir(name)  # noqa: PTH112 - never raises
+        if not is_folder and LINKED not in (file.identity or ""):
+            continue
+        paths = [name]
+        if is_folder:
+            with suppress(OSError), os.scandir(name) as entries:
+                paths += [entry.path for entry in entries if entry.is_symlink()]
+        root = os.path.realpath(file.root)
+        for path in paths:
+            real = os.path.realpath(path)
+            if os.path.commonpath([real, root]) != root:
+                return path, real
+    return None
 
 
 def _spaced(names: Sequence[str], count: int) -> Sequence[str]:
@@ -158,7 +182,8 @@ def parts_of(folder: str, names: Sequence[str]) -> tuple[list[int], list[FolderF
     # Local folders are not listed again for each chunk.
     known = {} if remote is None else _identities(storage, wanted, remote)
     try:
-        known |= _stat(storage, [name for name in wanted if name not in known])
+        others = [name for name in wanted if name not in known]
+        known |= map_files(storage, partial(identity_of, storage), others)
     except NotFoundError as error:
         raise SourceError(error.message, **error.context()) from error
     for path, (size, _) in known.items():
@@ -234,35 +259,14 @@ def checksum_of_files(files: Iterable[ReferencedFile]) -> int:
 def _identities(
     storage: Storage, names: Iterable[str], remote: RemoteFiles | None = None
 ) -> dict[str, tuple[int, str | None]]:
-    """Return size and identity of files that exist, see `identity_of`.
+    """Like `identities_of`, with cached listings of `remote`.
 
-    Uses one listing per folder, cached ones of `remote` first, and one request per file otherwise.
     A listing older than a file is safe: readers then refuse the file.
     """
     wanted = dict.fromkeys(names)
     with located(LocationError, file=storage.url):
         for name in wanted:
             check_path(name)
-    known: dict[str, tuple[int, str | None]] = {}
-    with suppress(LocationError):  # listing is not supported
-        for folder in dict.fromkeys(name.rpartition("/")[0] for name in wanted):
-            above = f"{folder}/" if folder else ""
-            if remote is None:
-                found = entries_of(storage, folder)
-            else:
-                found = [*remote.listing(remote.root / folder).values()]
-            for entry in found:
-                if entry.identity is not None and (name := above + entry.name) in wanted:
-                    known[name] = entry.size, entry.identity
-
-    def look(name: str) -> tuple[int, str | None] | None:
-        with suppress(NotFoundError):
-            return identity_of(storage, name)
-        return None
-
-    others = map_files(storage, look, [name for name in wanted if name not in known])
-    return known | {name: found for name, found in others.items() if found is not None}
-
-
-def _stat(storage: Storage, names: Iterable[str]) -> dict[str, tuple[int, str | None]]:
-    return map_files(storage, lambda name: identity_of(storage, name), names)
+    if remote is None:
+        return identities_of(storage, wanted)
+    return identities_of(storage, wanted, lambda f: remote.listing(remote.root / f).values())

@@ -252,10 +252,9 @@ class SequenceSource(ScannedSource):
                 hidden = [sequence.places[name] for name in unselected if name in sequence.places]
                 tables = self.unread_tables(folder)
                 above = folder.relative_to(self.path)
-                where = "*/" * len(above.parts) if len(folders) > 1 else f"{above.as_posix()}/"
-                where = where.removeprefix("./")
+                where = Path(*"*" * len(above.parts)) if len(folders) > 1 else above
                 for path in tables.values():
-                    name = where + path.relative_to(folder).as_posix()
+                    name = (where / path.relative_to(folder)).as_posix()
                     rows[name] += len(table_lines(path, MAX_TABLE_BYTES))
                 known = {*sequence.files, *tables.values()}
                 unread += unread_paths(folder, _taker(folder, known, hidden))

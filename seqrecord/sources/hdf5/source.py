@@ -100,7 +100,7 @@ class Hdf5Source(ScannedSource):
     def referring(self) -> Hdf5Source:
         """Return a copy of the source that references large arrays and videos instead of copying
         them."""
-        return replace(self, keep_encoded=False, in_place=True)
+        return self if self.in_place else replace(self, keep_encoded=False, in_place=True)
 
     def external_files(self) -> dict[str, ExternalFile]:
         """Return the files that frames and GOPs may reference, by path."""

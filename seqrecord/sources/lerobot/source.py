@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.common.embedded import embedded_spec
 from seqrecord.sources.common.files import is_file
 from seqrecord.sources.common.orientation import Orientation, is_alone
-from seqrecord.sources.common.originals import FirstError, Originals, find_files
+from seqrecord.sources.common.originals import FirstError, Originals, files_below
 from seqrecord.sources.common.references import external_files, identity_of_files
 from seqrecord.sources.common.specs import UnsupportedError, chosen_names, text_spec
 from seqrecord.sources.inventory import Account
@@ -148,16 +149,14 @@ class LeRobotSource(Originals):
 
     def identity(self) -> str:
         """Return a hash that changes with any file."""
-        videos = find_files(self.path / "videos", lambda _: True)
-        return identity_of_files(self.path, [*self._copied(), *videos])
+        return identity_of_files(self.path, self._files("meta", "data", "videos"))
 
     def copied_files(self) -> dict[str, ExternalFile]:
         """Return the files from which an index copies values: all except videos."""
-        return external_files(self.path, self._copied())
+        return external_files(self.path, sorted(self._files("meta", "data")))
 
-    def _copied(self) -> Iterator[Path]:
-        for folder in ("meta", "data"):
-            yield from find_files(self.path / folder, is_file)
+    def _files(self, *folders: str) -> Iterator[Path]:
+        return filter(is_file, chain.from_iterable(files_below(self.path / f) for f in folders))
 
     def content(self, before: str = "") -> str:
         """Return a number of episodes and a hash of their content, except video files.

@@ -141,16 +141,17 @@ class RldsSource(Originals):
         path, offered = self._folder / FEATURES, {each.name: each for each in self._features.steps}
         names = chosen_names(offered, self.features, path, "no such feature")
         readable = ", ".join(name for name, each in offered.items() if each.can_be_read)
-        chosen = [offered[name] for name in names]
-        for each in [one for one in chosen if not one.can_be_read]:
-            chosen.remove(each)
+        chosen = []
+        for each in map(offered.__getitem__, names):
             with self.unless_unreadable(each.name):
-                raise UnsupportedError(
-                    "unsupported kind of feature; select others (--features)",
-                    file=str(path),
-                    expected=f"features among {readable}",
-                    got=f"{each.name} ({each.kind})"[:300],
-                )
+                if not each.can_be_read:
+                    raise UnsupportedError(
+                        "unsupported kind of feature; select others (--features)",
+                        file=str(path),
+                        expected=f"features among {readable}",
+                        got=f"{each.name} ({each.kind})"[:300],
+                    )
+                chosen.append(each)
         if not chosen:
             raise next(iter(self.unreadable.values()))
         return tuple(chosen)

@@ -109,7 +109,7 @@ class TartanAirSource(Originals):
 
     def referring(self) -> TartanAirSource:
         """Return a copy of the source that references images instead of copying them."""
-        return replace(self, keep_encoded=True, in_place=True)
+        return self if self.in_place else replace(self, keep_encoded=True, in_place=True)
 
     def external_files(self) -> dict[str, ExternalFile]:
         """Return the folders of files that frames may reference, see `external_folders`."""

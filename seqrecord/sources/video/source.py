@@ -143,7 +143,7 @@ class VideoSource(Originals):
 
     def referring(self) -> VideoSource:
         """Return a copy of the source that references packets instead of copying them."""
-        return replace(self, in_place=True)
+        return self if self.in_place else replace(self, in_place=True)
 
     def is_whole(self) -> bool:
         """Return whether the folder contains nothing but videos."""

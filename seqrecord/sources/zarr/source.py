@@ -90,7 +90,7 @@ class ZarrSource(ScannedSource):
 
     def referring(self) -> ZarrSource:
         """Return a copy of the source that references large arrays instead of copying them."""
-        return replace(self, in_place=True)
+        return self if self.in_place else replace(self, in_place=True)
 
     def external_files(self) -> dict[str, ExternalFile]:
         """Return the files that frames may reference, by path."""

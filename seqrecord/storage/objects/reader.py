@@ -30,7 +30,8 @@ def whole_of(answer: Any, file: str, limit: int) -> bytes:
     data = bytes(call(file, answer.bytes))
     if len(data) > size:
         raise StorageError(
-            "the answer is longer than declared; the server may change content",
+            "the answer is longer than declared; the server must send files unchanged, without "
+            "compression",
             file=file,
             expected=f"{size} bytes",
             got=f"{len(data)} bytes",
