@@ -297,6 +297,7 @@ WRONG_USE = [
     ("write --src {tree} --features a,,b", "not a list of names"),
     ("write --src /", "--dst is required"),
     ("info {dataset} --stride 2", "--stride, --dilation and --batch-size require --clip-len"),
+    ("info {dataset} a --clip-len 2 --batch-size 2", "--batch-size cannot be combined with KEY"),
     ("info {dataset} --clip-len 0", "0 is not in the range"),
     ("info {dataset} --storage-option secret", "expected KEY=VALUE"),
     ("info {dataset} --storage-option a=1 --storage-option a=2", "two values for a"),

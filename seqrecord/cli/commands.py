@@ -92,6 +92,8 @@ def info(
         return
     if clip_len is None and (stride or dilation or batch_size):
         raise click.UsageError("--stride, --dilation and --batch-size require --clip-len")
+    if batch_size and (key or episodes):
+        raise click.UsageError("--batch-size cannot be combined with KEY or --episodes")
     clip = None
     if clip_len is not None:
         clip = ClipSpec(clip_len, stride=stride or 1, dilation=dilation or 1)
