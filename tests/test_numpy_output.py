@@ -96,7 +96,8 @@ def test_memory_is_free_after_the_last_view(path: Path, workers: int) -> None:
     if workers:
         loader = DataLoader(stream, None, collate_fn=dict, num_workers=workers)
     kept, seen = [], set()
-    for _ in range(2):  # frames of the second epoch are resident
+    for epoch in range(2):  # frames of the second epoch are resident
+        stream.set_epoch(epoch)
         for batch in loader:
             seen.add(batch["image"].ctypes.data)
             row = batch["image"][1:, ::-1, 2]

@@ -209,7 +209,10 @@ def test_resumes_a_stateful_loader(path: Path, workers: int) -> None:
         )
         return OnHost(loader, make_stream("cpu"), 3)
 
-    check_resume(make, num_epochs=2, positions=lambda n: (n // 2,))
+    def set_epoch(prefetcher: Any, number: int) -> None:
+        prefetcher.loader.dataset.set_epoch(number)
+
+    check_resume(make, num_epochs=2, positions=lambda n: (n // 2,), set_epoch=set_epoch)
 
 
 def test_state_is_of_the_last_yielded_batch(path: Path) -> None:

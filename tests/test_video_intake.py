@@ -28,7 +28,14 @@ from seqrecord.sources.video.streams import read_gops
 from seqrecord.sources.video.tables import read_table
 from tests.command_line import fail, run
 from tests.test_source_contract import upload
-from tests.video_file_data import QUIET, decode_file_gops, decoded, pictures, write_video
+from tests.video_file_data import (
+    HAS_TABLES,
+    QUIET,
+    decode_file_gops,
+    decoded,
+    pictures,
+    write_video,
+)
 
 Pixels = npt.NDArray[np.uint8]
 Changed = Callable[[bytes], bytes]
@@ -222,7 +229,7 @@ def test_b_frames_of_a_stream_that_declares_none(tmp_path: Path) -> None:
     data[end - 3] ^= 1 << 1  # bitstream_restriction_flag of the sequence parameter set
     path.write_bytes(data)
     with VideoFile(path) as file:
-        assert len(file.entries()) == len(wanted)
+        assert len(file.entries()) == (len(wanted) if HAS_TABLES else 0)
     for in_place in (False, True):
         seqrecord.convert(open_source(path), tmp_path / f"{in_place}", workers=1, in_place=in_place)
         with seqrecord.open(tmp_path / f"{in_place}") as dataset:
@@ -297,6 +304,7 @@ def test_check_video_decodes_all_packets(tmp_path: Path, files: Files, in_place:
     assert "cannot decode video packets" in run("verify", out, "--check-video", code=1).stdout
 
 
+@pytest.mark.skipif(not HAS_TABLES, reason="PyAV before 17 has no tables")
 @pytest.mark.parametrize("in_place", [False, True])
 def test_damaged_files_name_a_remedy(tmp_path: Path, files: Files, in_place: bool) -> None:
     whole, _ = files("h264 without B", "mp4")

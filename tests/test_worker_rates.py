@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 if __name__ == "__main__":
     url, options, epochs = json.loads(sys.argv[1])
-    pipe = seqrecord.SeqRecordIterableDataset(
+    pipe = seqrecord.SeqRecordPipe(
         seqrecord.open(url, storage_options=options),
         clip_len=8, stride=8, batch_size=4, memory_limit="128MiB",
     )

@@ -12,16 +12,17 @@ import multiprocessing
 import os
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
+from multiprocessing.sharedctypes import RawArray
 from typing import Any, NamedTuple
 
-import torch
+import numpy as np
 from torch.utils.data import get_worker_info
 
 from seqrecord.clips.tables import IntArray
 from seqrecord.errors import ClipError, StateError
 from seqrecord.units import MAX_INT
 
-_MOST_WORKERS = 512  # 20 KiB; torch copies from 32 KiB on with threads, which a fork lacks
+_MOST_WORKERS = 512
 
 
 class Start(NamedTuple):
@@ -69,9 +70,8 @@ class WorkerStarts:
         self.publish(Start())
 
     def _allocate(self) -> None:
-        count = _ROW + _MOST_WORKERS * _SIZE
-        self._memory = torch.zeros(count, dtype=torch.int64, device="cpu")
-        self._memory.share_memory_()  # type: ignore[no-untyped-call]
+        # No tensor: torch shares one under a lock that another thread may have during a fork.
+        self._memory: Any = RawArray("q", _ROW + _MOST_WORKERS * _SIZE)
         self._owner = self._process = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class WorkerStarts:
         self.start = start
         self.generation += 1
         self._num_loaded += is_new_state
-        self._memory.numpy()[:_ROW] = (self.generation, self._num_loaded, *start)
+        self._memory[:_ROW] = (self.generation, self._num_loaded, *map(int, start))
 
     def begun(self) -> tuple[int, int] | None:
         """The epoch and the number of workers that have begun the published start, if any has."""
@@ -121,7 +121,7 @@ class WorkerStarts:
             self._process = os.getpid()
             before = self._own_slot
             return self.start, before.generation == self.generation, before.iterations == 1
-        self.generation, num_loaded, *start = self._memory[:_ROW].tolist()
+        self.generation, num_loaded, *start = self._memory[:_ROW]
         if num_loaded != self._num_loaded:
             raise StateError(
                 "a state was loaded while persistent workers run, which cannot get it",
@@ -152,8 +152,8 @@ class WorkerStarts:
 
     @property
     def _slots(self) -> IntArray:
-        slots: IntArray = self._memory[_ROW:].view(-1, _SIZE).numpy()
-        return slots
+        values: IntArray = np.frombuffer(self._memory, np.int64)
+        return values[_ROW:].reshape(-1, _SIZE)
 
 
 def _parent() -> int:
