@@ -361,6 +361,15 @@ def test_no_option_is_ignored_if_it_is_given_twice() -> None:
     assert found > 50
 
 
+@pytest.fixture
+def heeds_hangup() -> Iterator[None]:
+    """SIGHUP is not ignored, as it is under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heeds_hangup")
 def test_errors_of_commands_are_one_line() -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "/data/x")
     raised: list[tuple[BaseException | signal.Signals, int, str]] = [

@@ -278,7 +278,7 @@ def compare(name, loader):
     try:
         seqrecord.check_ranks(loader)
     except SeqRecordError as error:
-        print(f"{rank} {name} {error}", flush=True)
+        os.write(1, f"{rank} {name} {error}\\n".encode())  # in one piece: ranks share the file
 
 compare("no group", SeqRecordPipe(path, **clips, rank=rank, world_size=2))
 dist.init_process_group("gloo", init_method=Path(store).as_uri(), rank=rank, world_size=2)
