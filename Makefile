@@ -100,7 +100,7 @@ $(LEROBOT_TOOLS)/installed: integrations/lerobot/pyproject.toml
 		-e '.[video]' -e integrations/lerobot
 	@touch $@
 
-bench: $(INSTALLED) ## Compare loaders on a rendered tree, in bench/; ARGS='--resume' and so on
+bench: $(INSTALLED) ## Compare loaders on TartanAir, audio and RGB-D, in bench/; ARGS='--resume --workload audio' and so on
 	$(BIN)/python -m benchmarks.tartanair.compare $(BENCH) $(ARGS)
 
 bench-results: $(INSTALLED) ## Write benchmarks/tartanair/RESULTS.md from the last `make bench`

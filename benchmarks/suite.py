@@ -54,7 +54,8 @@ class Suite:
         self._file = f"{name}.json"
         self.document: dict[str, Any] = {"machine": machine(), "commit": commit()}
         self.document |= {"settings": dict(settings), "rows": {}}
-        if options.resume or options.keep or options.report:
+        is_continued = options.resume or options.keep
+        if options.report or (is_continued and (self.folder / self._file).exists()):
             self._load()
 
     def _load(self) -> None:

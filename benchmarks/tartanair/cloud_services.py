@@ -13,6 +13,7 @@ import psutil
 import pyarrow as pa
 
 from benchmarks.tartanair.cloud_line import Line
+from benchmarks.timing import files_of
 from seqrecord.checksum import crc32c
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
 from seqrecord.format.manifest import IndexFile, Manifest, RecordFile
@@ -21,7 +22,7 @@ from seqrecord.schema import FeatureSpec, Schema
 from tests.fault_proxy import FaultProxy
 from tests.services import Azurite, Moto
 
-__all__ = ["FAR", "NARROW", "SERVICES", "Service", "cpu_seconds", "make_index", "serve"]
+__all__ = ["FAR", "NARROW", "SERVICES", "Service", "cpu_seconds", "make_index", "serve", "start"]
 
 SERVICES = ("azurite", "moto")
 NARROW: dict[str, Any] = {"bytes_per_second": 125e6}
@@ -35,37 +36,37 @@ class _Azurite:
     """A container of Azurite, accessed at `host` or through a line or proxy."""
 
     def __init__(self, service: Azurite) -> None:
-        self._service, self._container = service, service.new_container()
+        self.service, self.container = service, service.new_container()
         self.host = service.host
 
     def location(self, prefix: str) -> str:
-        return f"az://{self._container}/{prefix}"
+        return f"az://{self.container}/{prefix}"
 
     def options(self, host: str) -> dict[str, Any]:
         """Storage options of the package."""
-        endpoint = f"http://{host}/{self._service.account}"
-        return {"connection_string": self._service.connection_string_at(endpoint)}
+        endpoint = f"http://{host}/{self.service.account}"
+        return {"connection_string": self.service.connection_string_at(endpoint)}
 
     def store(self, host: str) -> dict[str, Any]:
         """Arguments of obstore's store: see `cloud_rows.client`."""
         return {
             "kind": "azure",
-            "bucket": self._container,
-            "account_name": self._service.account,
-            "account_key": self._service.key,
-            "endpoint": f"http://{host}/{self._service.account}",
+            "bucket": self.container,
+            "account_name": self.service.account,
+            "account_key": self.service.key,
+            "endpoint": f"http://{host}/{self.service.account}",
         }
 
     def upload(self, source: Path, prefix: str) -> None:
-        with self._service.client() as client:
+        with self.service.client() as client:
             for path, name in _files(source, prefix):
-                blob = client.get_blob_client(self._container, name)
+                blob = client.get_blob_client(self.container, name)
                 with path.open("rb") as file:
                     blob.upload_blob(file, overwrite=True, max_concurrency=_UPLOADS)
 
     def remove(self, prefix: str) -> None:
-        with self._service.client() as client:
-            container = client.get_container_client(self._container)
+        with self.service.client() as client:
+            container = client.get_container_client(self.container)
             for name in list(container.list_blob_names(name_starts_with=f"{prefix}/")):
                 container.delete_blob(name)
 
@@ -74,31 +75,31 @@ class _Moto:
     """A bucket of moto."""
 
     def __init__(self, service: Moto) -> None:
-        self._service, self._bucket = service, service.new_bucket()
+        self.service, self.bucket = service, service.new_bucket()
         self.host = service.host
 
     def location(self, prefix: str) -> str:
-        return f"s3://{self._bucket}/{prefix}"
+        return f"s3://{self.bucket}/{prefix}"
 
     def options(self, host: str) -> dict[str, Any]:
         # s3fs's names, accepted by obstore's reader too.
-        keys = {"key": self._service.key, "secret": self._service.secret}
+        keys = {"key": self.service.key, "secret": self.service.secret}
         return {**keys, "endpoint_url": f"http://{host}"}
 
     def store(self, host: str) -> dict[str, Any]:
-        return {"kind": "s3", "bucket": self._bucket, **self._service.options(f"http://{host}")}
+        return {"kind": "s3", "bucket": self.bucket, **self.service.options(f"http://{host}")}
 
     def upload(self, source: Path, prefix: str) -> None:
         for path, name in _files(source, prefix):
-            self._service.put(self._bucket, name, path.read_bytes())
+            self.service.put(self.bucket, name, path.read_bytes())
 
     def remove(self, prefix: str) -> None:
-        client = self._service.client()
+        client = self.service.client()
         pages = client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._bucket, Prefix=f"{prefix}/"
+            Bucket=self.bucket, Prefix=f"{prefix}/"
         )
         for name in [item["Key"] for page in pages for item in page.get("Contents", ())]:
-            client.delete_object(Bucket=self._bucket, Key=name)
+            client.delete_object(Bucket=self.bucket, Key=name)
 
 
 Cloud = _Azurite | _Moto
@@ -123,8 +124,13 @@ class Service:
 
 def _files(source: Path, prefix: str) -> list[tuple[Path, str]]:
     """A folder's files and their object names below `prefix`."""
-    paths = [p for p in sorted(source.rglob("*")) if p.is_file() and not p.name.startswith(".")]
+    paths = [path for path in sorted(files_of(source)) if not path.name.startswith(".")]
     return [(path, f"{prefix}/{path.relative_to(source)}") for path in paths]
+
+
+def start(name: str, folder: Path) -> Cloud:
+    """Start one of `SERVICES`, with its data in `folder`, and make a container or bucket."""
+    return _Azurite(Azurite(folder)) if name == "azurite" else _Moto(Moto(folder))
 
 
 @contextmanager
@@ -133,9 +139,8 @@ def serve(folder: Path, names: tuple[str, ...] = SERVICES) -> Iterator[dict[str,
     with ExitStack() as stack:
         services = {}
         for name in names:
-            service = Azurite(folder / name) if name == "azurite" else Moto(folder / name)
-            stack.callback(service.stop)
-            cloud = _Azurite(service) if isinstance(service, Azurite) else _Moto(service)
+            cloud = start(name, folder / name)
+            stack.callback(cloud.service.stop)
             narrow = stack.enter_context(Line(cloud.host, **NARROW))
             far = stack.enter_context(Line(cloud.host, **FAR))
             proxy = stack.enter_context(FaultProxy(cloud.host))

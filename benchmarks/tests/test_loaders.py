@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import rgbd
 from benchmarks.tartanair.compare.check import check
-from benchmarks.tartanair.compare.grid import LOADERS
-from benchmarks.tartanair.compare.recordings import Clip, Recordings
+from benchmarks.tartanair.compare.recordings import Clip
+from benchmarks.tartanair.compare.stores import STORES, Stores
+from benchmarks.tartanair.compare.workloads import AUDIO, RGBD, TARTANAIR, WORKLOADS, Workload
 from benchmarks.tartanair.generate import generate
-from benchmarks.tartanair.loaders.base import USUAL, Batch, Batches, Loader, Settings, prepared
+from benchmarks.tartanair.loaders.base import Batch, Batches, Loader, Settings, prepared
 from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
 from benchmarks.timing import run_job
 from seqrecord import SeqRecordMapDataset, SeqRecordPipe, convert
@@ -29,31 +31,44 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-SETTINGS = replace(USUAL, clip_len=3, batch_size=4, shuffle_buffer=5)
+SETTINGS = {
+    workload.name: replace(workload.base, clip_len=clip_len, batch_size=4, shuffle_buffer=5)
+    for workload, clip_len in ((TARTANAIR, 3), (AUDIO, 1), (RGBD, 3))
+}
+ROWS = [(workload, name) for workload in WORKLOADS.values() for name in workload.loaders]
 CODECS = ["raw", "fast", "balanced", "small", "kept"]
 
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with recordings in `tree`."""
-    work = tmp_path_factory.mktemp("work")
-    generate(work / "tree", episodes=[7, 9, 2, 5], height=16, width=24)
+    """A folder for each workload, with recordings in `tree`."""
+    work, episodes = tmp_path_factory.mktemp("work"), [7, 9, 2, 5]
+    generate(work / TARTANAIR.name / "tree", episodes=episodes, height=16, width=24)
+    rgbd.generate(work / RGBD.name / "tree", episodes, height=16, width=24)
+    AUDIO.generate(work / AUDIO.name / "tree", episodes)
     return work
 
 
-def problems(loader: Loader, work: Path, settings: Settings) -> list[str]:
+def problems(
+    workload: Workload, loader: Loader, work: Path, settings: Settings, stores: Stores | None = None
+) -> list[str]:
+    root = work / workload.name / "tree"
     if loader.alone:
-        places = {"root": str(work / "tree"), "work": str(work)}
-        job: dict[str, Any] = {"do": "check", "loader": loader.name, **places}
+        job: dict[str, Any] = {"do": "check", "loader": loader.name, "workload": workload.name}
+        job |= {"root": str(root), "work": str(root.parent)}
         job |= {"settings": asdict(settings), "epochs": 2}
         result = run_job("benchmarks.tartanair.compare.row", job, 60)
         return result["problems"] if "problems" in result else [result["error"]]
-    recordings = Recordings.open(work / "tree", USUAL.features)
-    folder = prepared(loader, recordings, work, settings)
+    recordings = workload.open(root, workload.base.features)
+    folder = prepared(loader, recordings, root.parent, settings)
+    if stores:
+        folder = stores.place(settings.storage, folder)
     return check(loader, recordings, folder, settings, epochs=2)
 
 
-@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize(
+    ("workload", "name"), [pytest.param(w, name, id=f"{w.name}-{name}") for w, name in ROWS]
+)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -66,11 +81,39 @@ def problems(loader: Loader, work: Path, settings: Settings) -> list[str]:
         {"features": ("depth_left", "image_left")},
     ],
 )
-def test_clips_equal_the_baseline(name: str, work: Path, changes: dict[str, Any]) -> None:
-    loader, settings = LOADERS[name], replace(SETTINGS, **changes)
+def test_clips_equal_the_baseline(
+    workload: Workload, name: str, work: Path, changes: dict[str, Any]
+) -> None:
+    loader, settings = workload.loaders[name], replace(SETTINGS[workload.name], **changes)
+    if loader.lossy:
+        settings = replace(settings, features=loader.lossy)
+    if workload is AUDIO and changes.keys() & {"stride", "features"}:
+        pytest.skip("a clip is a file with one feature")
     if reason := loader.missing() or loader.refuses(settings):
         pytest.skip(reason)
-    assert problems(loader, work, settings) == []
+    found = problems(workload, loader, work, settings)
+    if found and name == "torchaudio" and "does not load" in found[0]:
+        pytest.skip(found[0])
+    assert found == []
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("storage", STORES)
+def test_clips_from_storages(storage: str, work: Path, tmp_path: Path) -> None:
+    with Stores(tmp_path) as stores:
+        for workload in WORKLOADS.values():
+            for system in workload.systems:
+                if system.changes.get("storage") == storage:
+                    loader = workload.loaders[system.loader]
+                    if reason := loader.missing():
+                        pytest.skip(reason)
+                    settings = SETTINGS[workload.name]
+                    settings = replace(settings, storage=storage, shuffle=loader.shuffles[-1])
+                    try:
+                        found = problems(workload, loader, work, settings, stores)
+                    except RuntimeError as error:
+                        pytest.skip(str(error))
+                    assert found == [], system.label
 
 
 def test_wrong_and_missing_values_are_reported(work: Path) -> None:
@@ -95,7 +138,7 @@ def test_wrong_and_missing_values_are_reported(work: Path) -> None:
                 self.change(batch)
                 yield batch
 
-    memmap = LOADERS["memmap"]
+    memmap = TARTANAIR.loaders["memmap"]
     for change, message in (
         (flip_bit, "depth_left of"),
         (drop_clip, "clips missing"),
@@ -110,7 +153,8 @@ def test_wrong_and_missing_values_are_reported(work: Path) -> None:
         ) -> Batches:
             return Changed(memmap.open(folder, clips, settings), change)
 
-        found = problems(replace(memmap, open=open_batches), work, SETTINGS)
+        changed = replace(memmap, open=open_batches)
+        found = problems(TARTANAIR, changed, work, SETTINGS[TARTANAIR.name])
         assert any(message in problem for problem in found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import rgbd
 from benchmarks.lerobot import __main__ as lerobot
 from benchmarks.lerobot import in_place
 from benchmarks.robots import SIZES, VECTORS
@@ -25,9 +27,10 @@ from benchmarks.suite import Suite, make_parser
 from benchmarks.tartanair import cloud, order_report
 from benchmarks.tartanair.compare import __main__ as compare
 from benchmarks.tartanair.compare import results
-from benchmarks.tartanair.compare.grid import LOADERS, grid
+from benchmarks.tartanair.compare.grid import grid
 from benchmarks.tartanair.compare.recordings import Clip
 from benchmarks.tartanair.compare.row import measure
+from benchmarks.tartanair.compare.workloads import AUDIO, RGBD, TARTANAIR, WORKLOADS
 from benchmarks.tartanair.generate import generate
 from benchmarks.tartanair.loaders.base import USUAL
 from benchmarks.timing import MemoryWatch, run_job, usage
@@ -37,6 +40,7 @@ from benchmarks.training import decoded_once
 ROOT = Path(__file__).parents[2]
 ROW = "benchmarks.tartanair.compare.row"
 PAGES: dict[str, tuple[Callable[[Any], str], str]] = {
+    "tartanair/RESULTS.md": (results.page, "results.json"),
     "tartanair/CLOUD.md": (cloud.page, "cloud.json"),
     "training/RESULTS.md": (training.page, "results.json"),
     "training/DECODED_ONCE.md": (decoded_once.page, "decoded_once.json"),
@@ -54,8 +58,79 @@ def test_published_pages_match_their_results() -> None:
     assert decoded_once.headline(document) in (ROOT / "README.md").read_text()
 
 
+SYSTEMS = {
+    "The published table, and ours beside it": [
+        "**SeqRecord (iter)**",
+        "**SeqRecord (map)**",
+        "**original loader**",
+        "**ffcv, single frames**",
+        "**ffcv, clips of 16**",
+        "**SeqRecord (iter), Azure through blobfile**",
+        "`microsoft-seqrecord`, the published code's last version",
+        "`seqrecord`, with the same settings",
+        "`seqrecord`, with its defaults",
+        "`seqrecord-map`",
+        "`original`",
+        "`ffcv`",
+        "`ffcv`, clips as indices of frames",
+    ],
+    "All loaders": [
+        *("seqrecord", "seqrecord-map", "seqrecord-chain", "microsoft-seqrecord", "original"),
+        *("ffcv", "spdl", "webdataset", "dali-files", "dali-source", "tensordict", "lmdb", "hdf5"),
+        *("memmap", "zarr", "zarr-cached", "mosaic", "litdata", "grain"),
+    ],
+    "Storages, and video": [
+        *("mount", "adlfs", "obstore", "blobfile", "video, RGB alone", "seqrecord, RGB alone"),
+    ],
+    "Audio": [
+        "DataLoader, torchaudio",
+        "DataLoader, soundfile",
+        "DALI, WAV files",
+        "DALI, numbered NumPy files",
+        "DALI, external source",
+        "NumPy memmap",
+        "TensorDict memmap",
+        "WebDataset, NumPy files",
+        "WebDataset, read by DALI",
+        "HDF5",
+        "S3-compatible store, WebDataset",
+        "S3-compatible store, seqrecord",
+        "seqrecord",
+    ],
+    "RGB-D": [
+        *("original files", "LRU cache", "memmap", "LMDB", "WebDataset"),
+        *("seqrecord", "seqrecord, encoded", "seqrecord, per clip"),
+    ],
+}
+"""Every system of the published comparisons, by heading of tartanair/RESULTS.md."""
+
+
+@pytest.mark.parametrize("heading", SYSTEMS)
+def test_every_system_keeps_its_row(heading: str) -> None:
+    """With a figure, or with the reason that there is none."""
+    text = (ROOT / "benchmarks" / "tartanair" / "RESULTS.md").read_text()
+    section = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    tables = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:1] == "|"]
+    assert "not measured" not in section
+    for system in SYSTEMS[heading]:
+        rows = [cells for cells in tables if cells[0] == system]
+        assert rows, f"{system} has no row"
+        for cells in rows:
+            figures = [cell for cell in cells[1:] if re.fullmatch(r"\**\d[\d.,]*\**", cell)]
+            reasons = [cell for cell in cells[1:] if len(cell) > len("not run: ")]
+            assert figures or reasons, cells
+
+
+def test_published_rows_are_of_one_commit() -> None:
+    documents = json.loads((ROOT / "benchmarks" / "tartanair" / "results.json").read_text())
+    assert documents.keys() == WORKLOADS.keys()
+    rows = [run for each in documents.values() for runs in each["rows"].values() for run in runs]
+    (commit,) = {run["commit"] for run in rows if "commit" in run}
+    assert not commit.endswith("-dirty")
+
+
 def test_timeout_and_error_of_a_process_are_reported() -> None:
-    job = {"do": "measure", "loader": "x", "settings": {}, "root": ""}
+    job = {"do": "measure", "workload": "", "loader": "x", "settings": {}, "root": ""}
     assert run_job(ROW, job, 0.05) == {"error": "not done after 0 s"}
     error = run_job(ROW, job, 60)["error"]
     assert error.startswith("TypeError: run() missing 1 required positional argument: 'work'")
@@ -103,12 +178,13 @@ def test_results_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_grid_has_supported_settings_of_every_loader() -> None:
-    cells = grid()
-    assert len({cell.title for cell in cells}) == len(cells)
-    assert {cell.loader for cell in cells} == set(LOADERS)
-    for cell in cells:
-        assert LOADERS[cell.loader].refuses(cell.settings) == ""
-    memmap = LOADERS["memmap"]
+    for workload in WORKLOADS.values():
+        cells = grid(workload)
+        assert len({cell.title(workload.base) for cell in cells}) == len(cells)
+        assert {cell.loader for cell in cells} == set(workload.loaders)
+        for cell in cells:
+            assert workload.loaders[cell.loader].refuses(cell.settings) == ""
+    memmap = TARTANAIR.loaders["memmap"]
     assert memmap.refuses(replace(USUAL, codec="small")) == "has no codec small"
     assert memmap.refuses(replace(USUAL, shuffle="buffer")) == "cannot shuffle: buffer"
     missing = replace(memmap, needs=("no_such_package.at_all",)).missing()
@@ -135,15 +211,19 @@ def test_scaled_time_starts_at_the_first_batch(monkeypatch: pytest.MonkeyPatch) 
     assert row["clips_per_second"] == pytest.approx(100 / (0.5 + 99 * 0.05))
 
 
+@pytest.mark.timeout(600)  # five processes that import torch, two of them Lightning
 def test_comparison_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rows, their table, and their published page."""
     folder, to = tmp_path / "run", tmp_path / "to"
     to.mkdir()
     generate(folder / "tree", episodes=[20, 20], height=16, width=24)
-    rows = ["memmap shuffle=full", "original *workers=2", "seqrecord shuffle=buffer*cold"]
-    arguments = ["--max-seconds", "0.1", "--rows", *rows]
-    compare.main([str(folder), *arguments])
+    rgbd.generate(folder / RGBD.name / "tree", [20, 20], height=16, width=24)
+    AUDIO.generate(folder / AUDIO.name / "tree", [8, 8])
+    rows = ["memmap shuffle=full", "original *workers=2", "seqrecord shuffle=buffer storage=cold"]
+    arguments = [str(folder), "--max-seconds", "0.1", "--workload"]
+    compare.main([*arguments, "tartanair", "--rows", *rows])
     assert "| memmap | shuffle=full | " in capsys.readouterr().out
+    compare.main([*arguments, "audio", "rgbd", "--rows", rows[0]])
     document = json.loads((folder / "results.json").read_text())
     measured = results.measured(document)
     assert {row["title"] for row in measured} == {
@@ -158,7 +238,12 @@ def test_comparison_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "38 rendered frames with image_left, " in text
     assert "| memmap | shuffle=full | " in text.split("<details>")[0]
     assert "| seqrecord | shuffle=buffer storage=cold | " in text.split("<details>")[1]
-    assert json.loads((to / "results.json").read_text()) == document
+    assert re.search(r"\n\| NumPy memmap \| \d+\.\d \| .*%", text)  # trained by Lightning
+    assert re.search(r"\n\| memmap \| \d+\.\d \| .*%.*\| raw frames \|", text)
+    assert "NumPy memmap" in (to / "audio.svg").read_text()
+    published = json.loads((to / "results.json").read_text())
+    assert published[TARTANAIR.name] == document
+    assert published.keys() == WORKLOADS.keys()
 
 
 def test_summary_and_reasons() -> None:
@@ -177,7 +262,7 @@ def test_summary_and_reasons() -> None:
     settings |= {"cores": 2, "max_seconds": 10.0, "features": ["image_left"]}
     limits = {"copy": 10e9, "disk": None}
     document = {"machine": "a machine", "limits": limits, "settings": settings, "rows": rows}
-    text = results.page(document)
+    text = results.page({"tartanair": document})
     assert "`seqrecord` gives 123 clips a second of raw records, 0% of the machine's copy" in text
     assert "`webdataset` with 45, the dataset's own loader gives 5.3." in text
     assert "| ffcv | no package ffcv | 1 |" in text

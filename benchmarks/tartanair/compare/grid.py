@@ -10,17 +10,15 @@ from typing import Any
 
 import psutil
 
+from benchmarks.tartanair.compare.published import published_settings
 from benchmarks.tartanair.compare.recordings import Recordings
-from benchmarks.tartanair.loaders import arrays, records, streams
-from benchmarks.tartanair.loaders.base import BASELINE, USUAL, Loader, Settings
+from benchmarks.tartanair.compare.workloads import TARTANAIR, System, Workload
+from benchmarks.tartanair.loaders.base import Loader, Settings
 
-__all__ = ["LOADERS", "Cell", "differing", "grid", "refuses"]
+__all__ = ["Cell", "differing", "grid", "refuses", "system_cells"]
 
 _OURS = "seqrecord"
-_ALL = [*records.LOADERS, *arrays.LOADERS, *streams.LOADERS]
-_ALL.sort(key=lambda loader: (loader.name != BASELINE, "seqr" not in loader.name))
-LOADERS = {loader.name: loader for loader in _ALL}
-"""By name: the baseline and ours first."""
+_APART = (_OURS, "seqrecord-map", "original", "memmap", "webdataset", "ffcv", "microsoft-seqrecord")
 
 
 @dataclass(frozen=True)
@@ -30,14 +28,13 @@ class Cell:
     loader: str
     settings: Settings
 
-    @property
-    def title(self) -> str:
-        """Name of the row: the loader and all settings other than `USUAL`."""
-        return f"{self.loader} {differing(self.settings)}".rstrip()
+    def title(self, base: Settings) -> str:
+        """Name of the row: the loader and all settings that differ from `base`."""
+        return f"{self.loader} {differing(self.settings, base)}".rstrip()
 
 
-def differing(settings: Settings) -> str:
-    """Settings that differ from `USUAL`, as `name=value`, separated by spaces."""
+def differing(settings: Settings, base: Settings) -> str:
+    """Settings that differ from `base`, as `name=value`, separated by spaces."""
 
     def shown(value: Any) -> str:
         return "+".join(value) if isinstance(value, tuple) else str(value)
@@ -45,23 +42,39 @@ def differing(settings: Settings) -> str:
     return " ".join(
         f"{field.name}={shown(getattr(settings, field.name))}"
         for field in fields(Settings)
-        if getattr(settings, field.name) != getattr(USUAL, field.name)
+        if getattr(settings, field.name) != getattr(base, field.name)
     )
 
 
-def grid() -> list[Cell]:
-    """Every loader with its best shuffle: clips that do not overlap, without and with workers,
-    cold files; ours with each codec.
+def grid(workload: Workload) -> list[Cell]:
+    """Every row of a workload: its systems; of TartanAir also each loader with its best shuffle
+    (without and with workers, cold files; of a loader of each kind clips that do not overlap; ours
+    with each codec), and the cells of the published table.
     """
-    cells = []
-    for loader in LOADERS.values():
-        changes: list[Mapping[str, Any]] = [{"stride": USUAL.clip_len}, {}, {"workers": 2}]
-        changes.append({"storage": "cold"})
-        if loader.name == _OURS:
-            changes += [{"codec": codec} for codec in loader.codecs]
-        shuffled = replace(USUAL, shuffle=loader.shuffles[-1])
-        cells += [Cell(loader.name, replace(shuffled, **change)) for change in changes]
+    cells = [cell for system in workload.systems for cell in system_cells(system, workload)]
+    if workload is TARTANAIR:
+        for loader in workload.loaders.values():
+            changes: list[Mapping[str, Any]] = [{}, {"workers": 2}, {"storage": "cold"}]
+            if loader.name in _APART:
+                changes.append({"stride": workload.base.clip_len})
+            if loader.name == _OURS:
+                changes += [{"codec": codec} for codec in loader.codecs]
+            cells += [_cell(loader, workload, change) for change in changes if not loader.lossy]
+        cells += [Cell(name, settings) for name, settings in published_settings()]
     return list(dict.fromkeys(cells))
+
+
+def system_cells(system: System, workload: Workload) -> list[Cell]:
+    """The rows of a system."""
+    loader = workload.loaders[system.loader]
+    counts = workload.workers
+    return [_cell(loader, workload, {"workers": count, **system.changes}) for count in counts]
+
+
+def _cell(loader: Loader, workload: Workload, changes: Mapping[str, Any]) -> Cell:
+    """Shuffled as well as the loader can."""
+    shuffled = replace(workload.base, shuffle=loader.shuffles[-1])
+    return Cell(loader.name, replace(shuffled, **changes))
 
 
 def refuses(settings: Settings, loader: Loader, recordings: Recordings) -> str:

@@ -50,7 +50,10 @@ class Episode(NamedTuple):
 
 @dataclass(frozen=True)
 class Recordings:
-    """Frames of a TartanAir tree with all features; skips each episode's last, without flow."""
+    """Frames of a TartanAir tree with all features; skips each episode's last, without flow.
+
+    Originals of other kinds are subclasses with their own `open` and `read`.
+    """
 
     root: Path
     features: dict[str, Feature]
@@ -79,6 +82,10 @@ class Recordings:
 
         for episode in self.episodes:
             yield episode, frames(episode.num_frames)
+
+    def delivered(self, frame: Frame) -> Frame:
+        """The frame as clips contain it, after the loaders' transform."""
+        return frame
 
     @property
     def num_frames(self) -> int:

@@ -6,17 +6,19 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.tartanair.compare.check import check, clips_of, wrong_clips
-from benchmarks.tartanair.compare.grid import LOADERS
-from benchmarks.tartanair.compare.recordings import Clip, Recordings
-from benchmarks.tartanair.loaders.base import USUAL, Batch, Batches, Settings, prepared
+from benchmarks.tartanair.compare.recordings import Clip
+from benchmarks.tartanair.compare.training import train
+from benchmarks.tartanair.compare.workloads import WORKLOADS
+from benchmarks.tartanair.loaders.base import Batch, Batches, Settings, prepared
 from benchmarks.timing import answer, drop_page_cache, size_of, touch, usage, warm
 
 __all__ = ["measure", "run"]
@@ -24,29 +26,39 @@ __all__ = ["measure", "run"]
 
 def run(
     do: str,
+    workload: str,
     loader: str,
     settings: Mapping[str, Any],
     root: str,
     work: str,
-    features: Sequence[str] = USUAL.features,
+    place: str = "",
     epochs: int = 2,
     max_seconds: float = 60.0,
 ) -> dict[str, Any]:
-    """Prepare a loader's data, measure it, or check that it yields the baseline's clips."""
-    row, made = LOADERS[loader], Settings.of(settings)
-    recordings = Recordings.open(Path(root), features)
+    """Prepare a loader's data, measure it, or check that it yields the baseline's clips.
+
+    `place` is the folder for reading the prepared data, if it is another.
+    """
+    chosen, made = WORKLOADS[workload], Settings.of(settings)
+    row = chosen.loaders[loader]
+    recordings = chosen.open(Path(root), chosen.base.features)
     folder = prepared(row, recordings, Path(work), made)
     if do == "prepare":
         return {}
     if do == "check":
         return {"problems": check(row, recordings, folder, made, epochs=epochs)}
     cold = made.storage == "cold"
-    (drop_page_cache if cold else warm)(folder)
+    if cold:
+        drop_page_cache(folder)
+    elif not place:
+        warm(folder)
     clips = recordings.clips(made.clip_len, made.stride)
+    consume = train(made.training) if made.training else _drop
     began = time.perf_counter()
-    batches = row.open(folder, clips, made)
+    batches = row.open(Path(place or folder), clips, made)
+    epochs = 1 if cold else epochs
     result = measure(
-        batches, clips, epochs=1 if cold else epochs, max_seconds=max_seconds, began=began
+        batches, clips, epochs=epochs, max_seconds=max_seconds, began=began, consume=consume
     )
     needed = recordings.frame_nbytes(made.features) / recordings.frame_nbytes()
     return {**result, "settings": settings, "needed_bytes": size_of(folder) * needed}
@@ -56,27 +68,39 @@ def run(
 class Times:
     """One epoch, or its beginning: seconds of each step, and the clips of its batches."""
 
-    wait: list[float]
-    copy: list[float]
-    clips: list[int]
-    places: list[tuple[str, int]]
-    complete: bool
-    nbytes: int
+    wait: list[float] = field(default_factory=list)
+    copy: list[float] = field(default_factory=list)
+    clips: list[int] = field(default_factory=list)
+    places: list[tuple[str, int]] = field(default_factory=list)
+    complete: bool = False
+    nbytes: int = 0
 
     @property
     def steps(self) -> list[float]:
-        """Seconds of each batch: waiting for it, and copying and recording it."""
+        """Seconds of each batch: waiting for it, and copying, recording and consuming it."""
         return [sum(step) for step in zip(self.wait, self.copy, strict=True)]
 
 
+def _drop(batches: Iterator[Batch]) -> None:
+    """A consumer that keeps no batch."""
+    deque(batches, maxlen=0)
+
+
 def measure(
-    batches: Batches, clips: Sequence[Clip], *, epochs: int, max_seconds: float, began: float
+    batches: Batches,
+    clips: Sequence[Clip],
+    *,
+    epochs: int,
+    max_seconds: float,
+    began: float,
+    consume: Callable[[Iterator[Batch]], object] = _drop,
 ) -> dict[str, Any]:
     """Medians over `epochs` epochs, each cut short `max_seconds` after its first batch.
 
     `began` is when opening began, on `perf_counter`. Epochs follow one another in one process; the
-    first, which also starts workers, warms up and is not counted if there are others. Times of an
-    epoch that was cut short are scaled, see `_whole_epoch`.
+    first, which also starts workers, warms up for half of that time and is not counted if there are
+    others. Times of an epoch that was cut short are scaled, see `_whole_epoch`. `consume` takes an
+    epoch's batches; its time between them belongs to the steps, not to waiting.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     runs: list[dict[str, float]] = []
@@ -84,7 +108,9 @@ def measure(
     first_batch: float | None = None
     for _ in range(epochs):
         before, begin = usage(os.getpid()), time.perf_counter()
-        times = _timed_epoch(batches, device, max_seconds)
+        times = Times()
+        is_warm_up = epochs > 1 and not runs
+        consume(_timed_epoch(batches, device, max_seconds / (1 + is_warm_up), times))
         if not times.clips:
             return {"problems": ["no batch at all"]}
         taken = usage(os.getpid()).since(before)
@@ -104,9 +130,10 @@ def measure(
     }
 
 
-def _timed_epoch(batches: Batches, device: torch.device, max_seconds: float) -> Times:
-    """Take batches until the epoch or the time is over."""
-    times = Times([], [], [], [], complete=False, nbytes=0)
+def _timed_epoch(
+    batches: Batches, device: torch.device, max_seconds: float, times: Times
+) -> Iterator[Batch]:
+    """Yield batches on the device until the epoch or the time is over, and record their times."""
     clock = time.perf_counter
     begin = clock()
     deadline = math.inf  # from the first batch on: its own wait is not scaled
@@ -125,11 +152,11 @@ def _timed_epoch(batches: Batches, device: torch.device, max_seconds: float) -> 
         times.clips.append(len(found))
         times.nbytes += sum(t.nbytes for name, t in on_device.items() if name != "start")
         del batch  # before the next one: loaders reuse freed buffers
+        yield on_device
         times.wait.append(came - begin)
         begin = clock()
         times.copy.append(begin - came)
         del on_device  # the loader's time includes freeing its memory
-    return times
 
 
 def _to_device(batch: Batch, device: torch.device) -> Batch:

@@ -31,7 +31,16 @@ from benchmarks.tartanair.loaders.base import (
 from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
 from benchmarks.tartanair.loaders.rootless import without_roots
 
-__all__ = ["LOADERS"]
+__all__ = [
+    "LOADERS",
+    "make_memmaps",
+    "open_lmdb",
+    "open_memmaps",
+    "prepare_lmdb",
+    "read_frames",
+    "read_slices",
+    "write_arrays",
+]
 
 Arrays: TypeAlias = Mapping[str, Any]
 """Feature to array [frames, …]."""
@@ -39,7 +48,8 @@ Arrays: TypeAlias = Mapping[str, Any]
 Frames: TypeAlias = Callable[[range], Iterator[Arrays]]
 """Frames of consecutive rows, each valid until the next."""
 
-_PIECE = 16  # frames per write; Zarr's chunk length
+_PIECE = 16  # frames per write; Zarr's chunk length; frames from a video's key frame to the next
+_IMAGE, _FPS = "image_left", 25  # of the video
 _ZARR_CACHE = 1 << 30  # bytes per process
 _ZARR_BLOCK = 128  # clips
 
@@ -397,6 +407,42 @@ def read_mosaic(folder: Path, settings: Settings) -> Read:
     return read_frames(lambda *_: lambda rows: (dataset[row] for row in rows))(folder, settings)
 
 
+# ---- one H.264 video of all images
+
+
+def prepare_video(recordings: Recordings, folder: Path, _settings: Settings) -> None:
+    import av
+
+    height, width, _ = recordings.features[_IMAGE].shape
+    with av.open(str(folder / "frames.mp4"), "w") as file:
+        options = {"crf": "18", "g": str(_PIECE), "bf": "0"}
+        stream = file.add_stream("libx264", rate=_FPS, options=options)
+        stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
+        for frame in recordings.rows():
+            picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame[_IMAGE]))
+            file.mux(stream.encode(picture))
+        file.mux(stream.encode())
+
+
+def open_video(folder: Path, _names: Sequence[str]) -> Frames:
+    """Decodes from the key frame before the first row."""
+    import av
+
+    file = av.open(str(folder / "frames.mp4"))
+    stream = file.streams.video[0]
+
+    def frames(rows: range) -> Iterator[Arrays]:
+        file.seek(int(rows.start / _FPS / stream.time_base), stream=stream)
+        for frame in file.decode(stream):
+            row = round(frame.time * _FPS)
+            if row in rows:
+                yield {_IMAGE: frame.to_ndarray(format="rgb24")}
+            if row == rows[-1]:
+                break
+
+    return frames
+
+
 LOADERS = [
     Loader("original", "original", link_originals, map_style(read_originals)),
     Loader("memmap", "memmap", write_arrays(make_memmaps), map_style(read_slices(open_memmaps))),
@@ -432,4 +478,12 @@ LOADERS = [
         alone=True,
     ),
     Loader("mosaic", "mosaic", prepare_mosaic, map_style(read_mosaic), needs=("streaming",)),
+    Loader(
+        "video",
+        "video",
+        prepare_video,
+        map_style(read_frames(open_video)),
+        needs=("av",),
+        lossy=(_IMAGE,),
+    ),
 ]

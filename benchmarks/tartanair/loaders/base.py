@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
@@ -27,11 +28,13 @@ __all__ = [
     "link_originals",
     "load_features",
     "load_keys",
+    "load_remote",
     "loader_arguments",
     "map_style",
     "places",
     "prepared",
     "prepared_at",
+    "write_remote",
 ]
 
 Batch: TypeAlias = dict[str, Any]
@@ -45,6 +48,7 @@ Read: TypeAlias = Callable[[Clip], Mapping[str, Any]]
 
 BASELINE = "original"
 _RECORDINGS = "recordings.json"
+_REMOTE = "remote.json"
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,8 @@ class Settings:
     workers: int = 0
     prefetch: int = 2  # batches per worker
     codec: str = "raw"
-    storage: str = "local"  # or cold: not in the page cache
+    storage: str = "local"  # or cold: not in the page cache; others: see `compare.stores`
+    training: str = ""  # network that is trained on the batches, see `compare.training`
     seed: int = 0
 
     @classmethod
@@ -71,7 +76,7 @@ class Settings:
 
 
 USUAL = Settings()
-"""Default settings of rows."""
+"""Default settings of TartanAir's rows."""
 
 
 def link_originals(recordings: Recordings, folder: Path, _settings: Settings) -> None:
@@ -97,6 +102,7 @@ class Loader:
     needs: Sequence[str] = ()  # modules, or paths of folders
     install: str = "make install-bench"
     alone: bool = False  # needs a new process, which may be killed
+    lossy: tuple[str, ...] = ()  # its only features, which it stores with loss
 
     def missing(self) -> str:
         """Reason that this loader cannot run here; empty if it can."""
@@ -113,6 +119,8 @@ class Loader:
         """Reason that these settings are not supported; empty if they are."""
         if settings.shuffle not in self.shuffles:
             return f"cannot shuffle: {settings.shuffle}"
+        if self.lossy and set(settings.features) - set(self.lossy):
+            return f"stores {', '.join(self.lossy)} only"
         return "" if settings.codec in self.codecs else f"has no codec {settings.codec}"
 
 
@@ -132,6 +140,19 @@ def prepared(loader: Loader, recordings: Recordings, work: Path, settings: Setti
         (folder / _RECORDINGS).write_text(json.dumps([recordings.features, keys]))
 
     return once(prepared_at(loader, recordings, work, settings), make)
+
+
+def write_remote(prepared: Path, folder: Path, url: str, **settings: Any) -> None:
+    """Make `folder` refer to prepared data that was uploaded to `url`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(prepared / _RECORDINGS, folder)
+    (folder / _REMOTE).write_text(json.dumps({"url": url, **settings}))
+
+
+def load_remote(folder: Path) -> dict[str, Any]:
+    """URL and settings written by `write_remote`; empty for data in the folder itself."""
+    file = folder / _REMOTE
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def load_features(folder: Path, names: Sequence[str] | None = None) -> dict[str, Feature]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +17,39 @@ from benchmarks.tartanair.loaders.base import (
     Loader,
     Order,
     Settings,
+    load_remote,
     loader_arguments,
 )
 
-__all__ = ["LOADERS"]
+__all__ = ["LOADERS", "make_loader", "open_chain", "open_stream", "prepare_records"]
 
 
-def prepare_records(recordings: Recordings, folder: Path, settings: Settings) -> None:
+def prepare_records(
+    recordings: Recordings, folder: Path, settings: Settings, **options: Any
+) -> None:
     import seqrecord  # not in the processes of Microsoft's loader, whose package has our name
 
-    with seqrecord.SeqRecordWriter(folder / "records", codecs=settings.codec) as writer:
+    records = folder / "records"
+    with seqrecord.SeqRecordWriter(records, codecs=settings.codec, **options) as writer:
         for episode, frames in recordings.read():
             with writer.episode(episode.key) as into:
                 for frame in frames:
                     into.append(frame)
+
+
+def _open(folder: Path) -> Any:
+    """The dataset of a folder, or of the URL that it refers to."""
+    import seqrecord
+
+    remote = load_remote(folder)
+    options = remote.get("options")
+    if host := remote.get("blobfile_host"):
+        from tests.blobfile_pool import pool_to
+
+        os.environ["AZURE_STORAGE_ACCOUNT_KEY"] = remote["blobfile_key"]
+        options = {"backend": "blobfile", "get_http_pool": partial(pool_to, host)}
+    location = f"{remote['url']}/records" if remote else folder / "records"
+    return seqrecord.open(location, storage_options=options)
 
 
 def _arguments(settings: Settings) -> dict[str, Any]:
@@ -50,20 +71,27 @@ class Streaming:
         yield from self._pipe
 
 
-def open_stream(folder: Path, _clips: Sequence[Clip], settings: Settings) -> Batches:
+def open_stream(
+    folder: Path,
+    _clips: Sequence[Clip],
+    settings: Settings,
+    *,
+    frame_transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+) -> Batches:
     import seqrecord
 
     buffer: dict[str, Any] = {}
     if settings.shuffle_buffer is not None and settings.shuffle != "off":
         buffer["engine"] = seqrecord.EngineOptions(shuffle_buffer=settings.shuffle_buffer)
     pipe = seqrecord.SeqRecordPipe(
-        seqrecord.open(folder / "records"),
+        _open(folder),
         **_arguments(settings),
         **buffer,
         batch_size=settings.batch_size,
         shuffle=settings.shuffle != "off",
         memory_limit=settings.memory_limit,
         seed=settings.seed,
+        frame_transform=frame_transform,
         even_batches=False,  # every clip once, like all loaders here; workers may differ by one
     )
     if settings.workers == 0:
@@ -71,20 +99,29 @@ def open_stream(folder: Path, _clips: Sequence[Clip], settings: Settings) -> Bat
     return DataLoader(pipe, batch_size=None, **loader_arguments(settings))
 
 
-def open_chain(folder: Path, _clips: Sequence[Clip], settings: Settings) -> Batches:
+def open_chain(
+    folder: Path,
+    _clips: Sequence[Clip],
+    settings: Settings,
+    *,
+    clip_transform: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> Batches:
     """Single clips through a chain of pipes, as chains are usually written."""
     import seqrecord
 
     shuffled = settings.shuffle != "off"
     pipe: Any = seqrecord.SeqRecordPipe(
-        seqrecord.open(folder / "records"),
+        _open(folder),
         **_arguments(settings),
         shuffle=shuffled,
         seed=settings.seed,
     )
     if shuffled:  # the pipe has shuffled well: more in this buffer would only take memory
         pipe = pipe.shuffle(buffer_size=settings.batch_size)
-    pipe = pipe.sharding_filter().batch(settings.batch_size).collate(seqrecord.collate)
+    pipe = pipe.sharding_filter()
+    if clip_transform is not None:
+        pipe = pipe.map(clip_transform)
+    pipe = pipe.batch(settings.batch_size).collate(seqrecord.collate)
     return DataLoader(pipe, batch_size=None, **loader_arguments(settings))
 
 
@@ -92,7 +129,7 @@ def open_map(folder: Path, clips: Sequence[Clip], settings: Settings) -> Batches
     import seqrecord
 
     return DataLoader(
-        seqrecord.SeqRecordMapDataset(seqrecord.open(folder / "records"), **_arguments(settings)),
+        seqrecord.SeqRecordMapDataset(_open(folder), **_arguments(settings)),
         batch_size=settings.batch_size,
         sampler=Order(len(clips), settings),
         collate_fn=seqrecord.collate,
@@ -100,18 +137,19 @@ def open_map(folder: Path, clips: Sequence[Clip], settings: Settings) -> Batches
     )
 
 
+def make_loader(name: str, open_batches: Any, **changes: Any) -> Loader:
+    """A row of ours."""
+    usual: dict[str, Any] = {
+        "format": "records-{codec}",
+        "prepare": prepare_records,
+        "shuffles": ("off", "buffer"),
+        "codecs": ("raw", "fast", "balanced", "small"),
+    }
+    return Loader(name=name, open=open_batches, **{**usual, **changes})
+
+
 LOADERS = [
-    Loader(
-        name,
-        "records-{codec}",
-        prepare_records,
-        open_batches,
-        shuffles=("off", shuffle),
-        codecs=("raw", "fast", "balanced", "small"),
-    )
-    for name, open_batches, shuffle in (
-        ("seqrecord", open_stream, "buffer"),
-        ("seqrecord-map", open_map, "full"),
-        ("seqrecord-chain", open_chain, "buffer"),
-    )
+    make_loader("seqrecord", open_stream),
+    make_loader("seqrecord-map", open_map, shuffles=("off", "full")),
+    make_loader("seqrecord-chain", open_chain),
 ]

@@ -26,12 +26,22 @@ from benchmarks.tartanair.loaders.base import (
     Settings,
     load_features,
     load_keys,
+    load_remote,
     loader_arguments,
     places,
 )
 from benchmarks.tartanair.loaders.rootless import without_roots
 
-__all__ = ["LOADERS", "Window", "collate", "npy", "tar_batches", "windows"]
+__all__ = [
+    "LOADERS",
+    "DaliEpochs",
+    "Window",
+    "collate",
+    "npy",
+    "prepare_tars",
+    "tar_batches",
+    "windows",
+]
 
 Frame = dict[str, Any]
 """Feature to array, `episode` and `index`."""
@@ -132,9 +142,16 @@ def _to_windows(
     return windows(frames(), settings)
 
 
+def _tars(folder: Path) -> list[str]:
+    """The tars of a folder, or of the store that it refers to, from which curl reads."""
+    if remote := load_remote(folder):
+        return [f"pipe:curl -sfL '{url}'" for url in remote["tars"]]
+    return sorted(map(str, folder.glob("*.tar")))
+
+
 def open_tars(folder: Path, _clips: Sequence[Clip], settings: Settings) -> Batches:
     return tar_batches(
-        sorted(map(str, folder.glob("*.tar"))),
+        _tars(folder),
         settings,
         to_clips=partial(_to_windows, keys=load_keys(folder), settings=settings),
         collate=partial(collate, features=settings.features),
