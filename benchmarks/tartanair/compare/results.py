@@ -3,8 +3,8 @@
     python -m benchmarks.tartanair.compare.results FOLDER [--to FOLDER]
 
 FOLDER is the folder of `python -m benchmarks.tartanair.compare`; every figure comes from its
-results.json and those of the other workloads, such as FOLDER/audio/results.json. Constant text is
-in results_template.md.
+results.json and the other workloads' files, such as FOLDER/audio/results.json. Constant text is in
+results_template.md.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def write(folder: Path, to: Path) -> Path:
 
 
 def summarize(document: Document, path: Path) -> None:
-    """Replace the figures between `path`'s two comments by those of each loader's best row."""
+    """Write the figures of each loader's best row between the two comments of `path`."""
     best = _best(row for row in measured(document) if _is_plain(row))
     lines = [
         [
