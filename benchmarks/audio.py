@@ -217,14 +217,20 @@ class DaliTarEpochs(streams.DaliEpochs):
         return fn.decoders.numpy(encoded, dtype=types.INT16), fn.pad(info)
 
 
-_prepare_records = partial(
-    records.prepare_records, max_file_size=16 << 20
-)  # moto copies the whole file for each range
+# moto copies the whole file for each range.
+_prepare_records = partial(records.prepare_records, max_file_size=16 << 20)
 _SHARED = ("memmap", "hdf5", "tensordict", "dali-files", "dali-source", "webdataset")
 LOADERS = [
     Loader("original", "original", link_originals, map_style(read_wavs(lambda: _decode))),
     *(
-        Loader(name, "original", link_originals, map_style(read_wavs(decode)), needs=(name,))
+        Loader(
+            name,
+            "original",
+            link_originals,
+            map_style(read_wavs(decode)),
+            needs=(name,),
+            alone=name == "torchaudio",  # may fail to load
+        )
         for name, decode in (("torchaudio", _torchaudio), ("soundfile", _soundfile))
     ),
     Loader("dali-wav", "original", link_originals, DaliWavEpochs, needs=("nvidia.dali",)),
