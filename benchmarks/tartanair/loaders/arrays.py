@@ -341,6 +341,8 @@ class GrainEpochs:
         threads = grain.ReadOptions(num_threads=16, prefetch_buffer_size=16)
         batches = dataset.to_iter_dataset(threads)
         if settings.workers:
+            flags: Any = importlib.import_module("absl.flags")
+            flags.FLAGS.mark_as_parsed()  # Grain reads a flag, which needs a program of absl
             batches = batches.mp_prefetch(
                 grain.MultiprocessingOptions(settings.workers, settings.prefetch)
             )
