@@ -184,7 +184,8 @@ def _part(workload: Workload, document: Document | None) -> str:
     facts, rows, base = _facts(document), measured(document), workload.base
     about = (
         f"Data: {facts['frames']} frames in {facts['episodes']} of {facts['lengths']}, "
-        f"{facts['size']}. Batches of {base.batch_size} clips, shuffled."
+        f"{facts['size']}. Batches of {base.batch_size} clips, shuffled. CPU seconds are "
+        "scaled to an epoch."
     )
     lines = []
     for system in workload.systems:
