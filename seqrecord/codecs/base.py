@@ -60,8 +60,7 @@ class Compressor:
     """A numcodecs codec that ends a chain, with checked parameters.
 
     Blobs come from files and are not trusted. A declared size is compared with the expected one
-    before a library decodes the blob; a library without a size limit decodes in steps. A failure
-    raises an error in `ERRORS`.
+    before a library decodes the blob. A failure raises an error in `ERRORS`.
     """
 
     codec_id: ClassVar[str]

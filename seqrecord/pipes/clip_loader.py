@@ -240,15 +240,13 @@ class ClipLoader:
             **self.residency(),
         }
 
-    def residency(self, num_shards: int | None = None) -> dict[str, list[str]]:
+    def residency(self) -> dict[str, list[str]]:
         """Names of features whose frames stay in memory, and of features decoded anew in every
-        epoch.
-
-        `num_shards` is the number of shards; by default that of the last iteration, or 1.
+        epoch, by the last iteration or, before one, in a single shard.
         """
         stays = self._iteration.frames_stay
-        if stays is None or num_shards is not None:
-            stays = self.planner.plan_memory(num_shards or 1).in_memory is not None
+        if stays is None:
+            stays = self.planner.plan_memory(1).in_memory is not None
         return self.planner.residency.features(stays)
 
     def columns(

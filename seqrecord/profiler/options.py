@@ -1,4 +1,4 @@
-"""Loader arguments of `plan` and `bench`, with their defaults."""
+"""Loader arguments of `bench`, with their defaults."""
 
 from __future__ import annotations
 
