@@ -9,7 +9,7 @@ import platform
 import resource
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -19,22 +19,30 @@ import numpy as np
 
 from seqrecord.engine.stats import STAGES, bottleneck
 from seqrecord.pipes.arguments import takes_arguments
+from seqrecord.pipes.options import LoaderOptions
 from seqrecord.processes.machine import usable_cores
 from seqrecord.profiler.advice import Sizes, advise
-from seqrecord.profiler.options import ToolOptions
 from seqrecord.reading.dataset import DatasetLike
-from seqrecord.text import counted, percent, shown_place
+from seqrecord.text import counted, percent, repr_of, shown_place
 from seqrecord.units import check_amount, check_integer, format_size
 
 if TYPE_CHECKING:
     from seqrecord.pipes.loaders import SeqRecordIterableDataset
 
 _ALONE = 20  # steps with one batch
+_CLIP_LEN, _BATCH_SIZE = 16, 4
+_REPORTED = (
+    *("clip_len", "dilation", "features", "order", "shuffle", "seed", "batch_size"),
+    *("split", "pad", "drop_last", "rotate_phase", "memory_limit"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions(ToolOptions):
+class BenchOptions(LoaderOptions):
     """Arguments of `bench` in addition to the loader's.
+
+    `clip_len` defaults to 16 without `windows` and frame lists, and `batch_size` to 4 without
+    `frames_per_batch`.
 
     Args:
         consumer_seconds: duration of a simulated training step (sleep), in seconds.
@@ -43,16 +51,35 @@ class BenchOptions(ToolOptions):
         progress: called after each batch with the numbers of finished and of all batches.
     """
 
+    batch_size: int | None = _BATCH_SIZE
     consumer_seconds: float = 0.0
     step: Callable[[Any], object] | None = None
     max_batches: int | None = None
     progress: Callable[[int, int], None] | None = None
 
     def __post_init__(self) -> None:
+        if self.frames_per_batch is not None and self.batch_size == _BATCH_SIZE:
+            object.__setattr__(self, "batch_size", None)
+        if self.clip_len is None and self.windows is None and not self.lists_frames:
+            object.__setattr__(self, "clip_len", _CLIP_LEN)
         super().__post_init__()
         if self.max_batches is not None:
             check_integer("max_batches", self.max_batches, least=1)
         check_amount("consumer_seconds", self.consumer_seconds)
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments shown in a report: common ones, and others as text if given."""
+        keys, common = self.episodes, (*_REPORTED, "stride", "episodes")
+        others = [item for item in fields(LoaderOptions) if item.name not in common]
+        given = {item.name: (getattr(self, item.name), item.default) for item in others}
+        return {
+            **{
+                name: repr_of(value) for name, (value, usual) in given.items() if value is not usual
+            },
+            **{name: getattr(self, name) for name in (*_REPORTED, "consumer_seconds")},
+            "stride": self.spec.stride,
+            "episode_filter": keys if isinstance(keys, str | None) else repr_of(keys),
+        }
 
 
 @takes_arguments(BenchOptions)
@@ -94,7 +121,7 @@ def measure(
     steps = _Steps(synchronize, options)
     num_batches = min(len(stream), options.max_batches or len(stream))
     steps.run(stream, num_batches, options.progress)
-    settings = options.settings("consumer_seconds")
+    settings = options.settings()
     settings["device"] = options.device and str(options.device)
     settings["num_threads"] = options.tuning.num_threads
     return _report(stream, steps, settings, open_seconds)
