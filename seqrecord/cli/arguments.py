@@ -17,6 +17,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _FEATURE = re.compile(r"[\w.-]*", re.ASCII)  # no `:` or `[`, which begin codec settings
 
+ABOVE_0 = click.FloatRange(0, min_open=True)
 AT_LEAST_1 = click.IntRange(min=1)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from seqrecord.cli.arguments import (
+    ABOVE_0,
     AT_LEAST_1,
     check_video,
     common,
@@ -82,7 +83,7 @@ skip_bad_episodes = click.option(
 )
 @click.option(
     "--job-timeout",
-    type=click.FloatRange(0, min_open=True),
+    type=ABOVE_0,
     metavar="SECONDS",
     help="With --executor: fail after this time without progress or a result from any worker. "
     "[warnings only]",
@@ -118,7 +119,7 @@ skip_bad_episodes = click.option(
 )
 @click.option(
     "--fps",
-    type=click.FloatRange(0, min_open=True),
+    type=ABOVE_0,
     help="Frames per second, if the original has none.",
 )
 @click.option(
@@ -130,7 +131,7 @@ skip_bad_episodes = click.option(
 )
 @click.option(
     "--split-at-gaps",
-    type=click.FloatRange(0, min_open=True),
+    type=ABOVE_0,
     metavar="SECONDS",
     help="Split an episode where its timestamps jump by more than this: KEY/0, KEY/1, … Needs a "
     "feature of kind timestamp.",
