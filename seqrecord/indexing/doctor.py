@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +36,7 @@ from seqrecord.sources.lerobot.layout import (
 )
 from seqrecord.sources.lerobot.rows import number_column
 from seqrecord.sources.video.files import VIDEO_ENDINGS
+from seqrecord.statistics.by_feature import NonFinite, add_non_finite
 from seqrecord.storage import StorageLike, open_storage
 
 _MAX_INFO_BYTES = 16 << 20
@@ -99,19 +100,18 @@ def _examine_values(
         source = open_source(location, storage_options=storage_options, features=names)
     episodes = source.episodes()
     for done, info in enumerate(episodes, 1):
-        frame, first, counts = 0, dict[str, int](), Counter[str]()
+        frame, found = 0, defaultdict[str, list[NonFinite]](list)
         with findings.caught(episode=info.key):
             for block in blocks_of(source, info) if names else ():
+                numbers = np.arange(frame, frame + block.num_frames)
                 for name in block.columns.keys() & names:
-                    bad = np.nonzero(~np.isfinite(np.asarray(block.columns[name])))[0]
-                    if len(bad):
-                        first.setdefault(name, frame + int(bad[0]))
-                        counts[name] += len(bad)
+                    place = NonFinite.of(info.key, np.asarray(block.columns[name]), numbers)
+                    add_non_finite(found[name], [] if place is None else [place])
                 frame += block.num_frames
-        for name, at in first.items():
-            got = f"{counts[name]} values"
-            facts: dict[str, Any] = {"episode": info.key, "feature": name, "frame": at}
-            findings.add("not_finite", "NaN or infinities", got=got, **facts)
+        for name, places in found.items():
+            for one in places:  # at most one, of all blocks
+                facts: dict[str, Any] = {"episode": info.key, "feature": name, "frame": one.frame}
+                findings.add("not_finite", "NaN or infinities", got=f"{one.count} values", **facts)
         if progress is not None:
             progress(DoctorProgress(done, len(episodes)))
     return DoctorReport(

@@ -53,6 +53,17 @@ class NonFinite:
     frame: int
     count: int
 
+    @classmethod
+    def of(
+        cls, episode: str, frames: npt.NDArray[Any], numbers: npt.NDArray[np.int64]
+    ) -> NonFinite | None:
+        """NaN and infinities of frames [n, …] with these numbers in the episode, int64 [n]."""
+        wrong = ~np.isfinite(frames)
+        if not wrong.any():
+            return None
+        first = wrong.reshape(len(numbers), -1).any(axis=1).argmax()
+        return cls(episode, int(numbers[first]), int(wrong.sum()))
+
 
 def add_non_finite(known: list[NonFinite], more: Iterable[NonFinite]) -> None:
     """Append places to `known`; an episode is listed once, and at most 100 are."""

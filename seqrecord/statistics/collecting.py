@@ -223,10 +223,8 @@ class _Feature:
         if not self._unchecked:
             return
         (rows, numbers), self._unchecked = zip(*self._unchecked, strict=True), []
-        wrong = ~np.isfinite(np.concatenate([*rows])).reshape(sum(map(len, numbers)), -1)
-        if wrong.any():
-            first = np.concatenate([*numbers])[int(wrong.any(axis=1).argmax())]
-            found = NonFinite(self._key, int(first), int(wrong.sum()))
+        found = NonFinite.of(self._key, np.concatenate([*rows]), np.concatenate([*numbers]))
+        if found is not None:
             add_non_finite(self.non_finite, [found])
 
     def _flush_if_many(self) -> None:
