@@ -6,7 +6,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -90,6 +90,11 @@ class Originals:
             if self.features is not None:
                 raise
             self.unreadable.setdefault(feature, error)
+
+    def check_any(self, found: Sized) -> None:
+        """Raise the first error in `unreadable` if no readable feature was found."""
+        for error in () if len(found) else self.unreadable.values():
+            raise error
 
     def leaving_out(self, unreadable: Mapping[str, SourceError]) -> Self:
         """Return a copy without these features."""
@@ -205,8 +210,7 @@ class ScannedSource(Originals, ABC):
             raise found.errors.first
         for spec in found.specs:  # readable in another episode
             self.unreadable.pop(spec.name, None)
-        for error in () if found.specs else self.unreadable.values():
-            raise error
+        self.check_any(found.specs)
         return found
 
     @cached_property

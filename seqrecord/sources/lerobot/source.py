@@ -264,8 +264,7 @@ class LeRobotSource(Originals):
         for name in names:
             with self.unless_unreadable(name):
                 specs.append(self._spec(offered[name]))
-        if not specs:
-            raise next(iter(self.unreadable.values()))
+        self.check_any(specs)
         return Schema(specs)
 
     def _spec(self, feature: LeRobotFeature) -> FeatureSpec:

@@ -152,8 +152,7 @@ class RldsSource(Originals):
                         got=f"{each.name} ({each.kind})"[:300],
                     )
                 chosen.append(each)
-        if not chosen:
-            raise next(iter(self.unreadable.values()))
+        self.check_any(chosen)
         return tuple(chosen)
 
     @cached_property
