@@ -164,6 +164,28 @@ def test_selected_episodes(golden: Path) -> None:
     assert [item["index"].item() for item in other[:]] == [5, 6, 7, 8]
 
 
+def test_episodes_that_cannot_be_read(tmp_path: Path) -> None:
+    """Numbers of episodes and rows stay those of the whole dataset."""
+    whole, root = (unpack(tmp_path / name, "lerobot_video_v21") for name in ("whole", "damaged"))
+    video = root / f"videos/chunk-000/{FRONT}/episode_000001.mp4"
+    video.write_bytes(b"damaged")
+    for options in ({}, {"episodes": [1, 2]}):
+        with pytest.raises(SourceError, match=r"episode_000001; .*skip_bad_episodes=True"):
+            dataset(root, **options)
+    video.unlink()
+    rows = [*range(5), *range(9, 16)]
+    for ours in (dataset(root, episodes=[0, 2]), dataset(root, skip_bad_episodes=True)):
+        assert (len(ours), ours.num_episodes, ours.episodes) == (12, 2, [0, 2])
+        assert ours.absolute_to_relative_idx == {row: item for item, row in enumerate(rows)}
+        for item, row in enumerate(rows):
+            check(ours[item], expected(whole, row, {}, as_uint8=False))
+        order = list(PlannedSampler(ours, batch_size=2))
+        assert sorted(order) == [*range(12)]
+        assert [item["index"] for item in ours.__getitems__(order)] == [rows[i] for i in order]
+    ours = dataset(root, episodes=[1, 2], skip_bad_episodes=True)
+    assert [item["index"] for item in ours[:]] == rows[5:]
+
+
 def test_tasks_other_attributes_and_converted_records(root: Path, home: Path) -> None:
     ours = dataset(root, tolerance_s=1e-3)
     assert [ours[i]["task"] for i in (0, 60, 61)] == ["task 0", "task 1", "task 2"]

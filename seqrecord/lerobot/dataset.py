@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -72,14 +72,16 @@ class LeRobotDataset(PlannedDataset):
             as bytes or text such as "512MiB".
         resize: height and width of images in pixels, `{"observation.images.top": (224, 224)}`, or
             `(224, 224)` for all. Default: the stored size. `meta.features` keeps the stored shapes.
+        skip_bad_episodes: leave out selected episodes that cannot be read, instead of an error;
+            `episodes` lists the others then. Nothing is downloaded if there is a folder `data`.
         meta: LeRobot's metadata if already loaded, with statistics of depth in `depth_output_unit`.
 
     Attributes:
         meta: LeRobot's metadata.
         delta_indices: `delta_timestamps` in frames, or `None`.
         clips: the items as a `seqrecord.SeqRecordMapDataset`.
-        first_items: the number of the first item of each episode, int64 [all episodes]; -1 for
-            unselected episodes.
+        first_items: the number of the first item of each episode that can be read, int64
+            [episodes]; -1 for unselected episodes.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class LeRobotDataset(PlannedDataset):
         records: DatasetLike | None = None,
         cache_limit: int | str = "512MiB",
         resize: Sizes | None = None,
+        skip_bad_episodes: bool = False,
         meta: Any = None,
     ) -> None:
         login = {} if token is None else {"token": token}
@@ -115,7 +118,8 @@ class LeRobotDataset(PlannedDataset):
         if episode_filter is not None:
             episodes = self.meta.filter_episodes(episode_filter, candidates=episodes)
         self.episodes = episodes
-        dataset = self._open(root, login) if records is None else dataset_of(records)
+        how = root, login, skip_bad_episodes
+        dataset = self._open(*how) if records is None else dataset_of(records)
         self.root, self.revision = self.meta.root, self.meta.revision
         self._images = {
             name: return_uint8 and self.features[name]["dtype"] == "video"
@@ -127,16 +131,19 @@ class LeRobotDataset(PlannedDataset):
         }
         self._texts = self._find_texts()
         self.delta_indices = self._find_windows()
-        self.clips = self._select(dataset, cache_limit, resize)
+        self.clips = self._select(dataset, cache_limit, resize, skip_bad_episodes)
         resident = self.clips.stats()["features_resident"]
         self._redecoded = {*self._images, *self._depths} - {*resident}
         clips = self.clips
         self.planner = ClipPlanner(clips.dataset, clips.options, self.first_items, self._items)
         self._reader = PerProcess(partial(PlannedReader, self.planner))
 
-    def _open(self, root: str | PathLike[str] | None, login: dict[str, Any]) -> Dataset:
+    def _open(
+        self, root: str | PathLike[str] | None, login: dict[str, Any], skip_bad: bool
+    ) -> Dataset:
         """Open the dataset's files, and download them if some are missing."""
-        if not has_all_files(self.meta.root):
+        is_here = skip_bad and (self.meta.root / "data").exists()
+        if not (is_here or has_all_files(self.meta.root, self.episodes)):
             hub: Any = import_extra("huggingface_hub", _PACKAGE)
             place: dict[str, Any] = {"local_dir": root}
             if root is None:
@@ -169,31 +176,34 @@ class LeRobotDataset(PlannedDataset):
         return delta_timestamps(self.delta_timestamps, self.fps, tolerance=self.tolerance_s)
 
     def _select(
-        self, dataset: Dataset, cache_limit: int | str, resize: Sizes | None
+        self, dataset: Dataset, cache_limit: int | str, resize: Sizes | None, skip_bad: bool
     ) -> SeqRecordMapDataset:
         """Select the items of the episodes as clips."""
-        dataset.contents.bad.check()  # items are numbered over all episodes
-        lengths = dataset.contents.index.num_frames.astype(np.int64)
-        count, total, meta = len(lengths), int(lengths.sum()), self.meta
-        is_whole = (count, total) == (meta.total_episodes, meta.total_frames)
-        if not is_whole or f"episode_{count - 1:06d}" not in dataset.episodes:
+        index, bad, meta = dataset.contents.index, dataset.contents.bad.records, self.meta
+        lengths = dict(zip(index.keys.to_pylist(), index.num_frames.tolist(), strict=True))
+        lengths |= {one["key"]: one["num_frames"] for one in bad}
+        keys, total = [f"episode_{i:06d}" for i in range(len(lengths))], sum(lengths.values())
+        is_whole = (len(keys), total) == (meta.total_episodes, meta.total_frames)
+        if not is_whole or lengths.keys() != {*keys}:
             raise SourceError(
                 "the dataset contradicts its meta; `seqrecord doctor` finds the reason",
                 file=str(self.meta.root),
                 expected=f"{meta.total_frames} frames in {meta.total_episodes} episodes, numbered "
                 "from 0",
-                got=f"{total} frames in {count} episodes",
+                got=f"{total} frames in {len(keys)} episodes",
             )
-        self._length, self._begin = lengths, np.cumsum(lengths) - lengths
-        keys = None
+        self._length = np.array([lengths[key] for key in keys], np.int64)
+        self._begin = np.cumsum(self._length) - self._length
+        wanted = None
         if self.episodes is not None:
-            keys = [f"episode_{i:06d}" for i in sorted({*self.episodes}) if 0 <= i < count]
+            wanted = [keys[i] for i in sorted({*self.episodes}) if 0 <= i < len(keys)]
         deltas = (self.delta_indices or {}).items()
         windows = {name: window for name, window in deltas if name in dataset.features}
         clips = SeqRecordMapDataset(
             dataset,
             features=[n for n in dataset.features if n in self.features or n in self._texts],
-            episodes=keys,
+            episodes=wanted,
+            skip_bad_episodes=skip_bad,
             clip_len=None if windows else 1,
             windows=windows or None,
             pad="edge" if windows else None,
@@ -201,9 +211,13 @@ class LeRobotDataset(PlannedDataset):
             resize=resize,
             memory_limit=cache_limit,
         )
-        chosen = clips.clips.selected
-        self.first_items = np.full(count, -1)
-        self.first_items[chosen] = np.cumsum(lengths[chosen]) - lengths[chosen]
+        rows = clips.clips.selected
+        self._chosen = [_number(key) for key in index.keys.take(rows).to_pylist()]
+        lengths_of = self._length[self._chosen]
+        self.first_items = np.full(len(index.num_frames), -1)
+        self.first_items[rows] = np.cumsum(lengths_of) - lengths_of
+        if skip_bad and bad:
+            self.episodes = self._chosen
         return clips
 
     @property
@@ -221,8 +235,8 @@ class LeRobotDataset(PlannedDataset):
         """Item numbers by `index` of their frames; `None` if all episodes are selected."""
         if self.episodes is None:
             return None
-        owner, inside = ragged_arange(self._length[self.clips.clips.selected])
-        index = self._begin[self.clips.clips.selected][owner] + inside
+        owner, inside = ragged_arange(self._length[self._chosen])
+        index = self._begin[self._chosen][owner] + inside
         return {number: item for item, number in enumerate(index.tolist())}
 
     def __len__(self) -> int:
@@ -257,7 +271,7 @@ class LeRobotDataset(PlannedDataset):
                 )
         if "task" in batch:
             found["task"] = batch["task"]
-        episode = np.array([int(key.rpartition("_")[2]) for key in batch["episode"]])
+        episode = np.array([_number(key) for key in batch["episode"]])
         found |= self._places(episode, batch["start"].numpy())
         return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
 
@@ -305,9 +319,15 @@ def index_tolerance(tolerance_s: float) -> float | None:
     return None if tolerance_s == TOLERANCE else tolerance_s
 
 
-def has_all_files(root: Path) -> bool:
-    """Whether all files named in `meta` exist."""
-    files = set[str]()
+def has_all_files(root: Path, episodes: Collection[int] | None = None) -> bool:
+    """Whether the files of these episodes exist, by default all files named in `meta`."""
+    files, chosen = set[str](), None if episodes is None else {*episodes}
     for episode in read_episodes(root, read_info(root)):
-        files |= {episode.file, *(video.file for video in episode.videos.values())}
+        if chosen is None or episode.index in chosen:
+            files |= {episode.file, *(video.file for video in episode.videos.values())}
     return all((root / file).exists() for file in files)
+
+
+def _number(key: str) -> int:
+    """The number of an episode."""
+    return int(key.rpartition("_")[2])
