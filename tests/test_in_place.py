@@ -9,6 +9,7 @@ import shutil
 import struct
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,19 @@ def test_a_selection_without_bad_episodes_is_read(tmp_path: Path) -> None:
         seqrecord.open(root)
     for selection in (good, "*[02]", lambda episode: episode.key in good):
         assert {key for b in _loader(root, episodes=selection) for key in b["episode"]} == {*good}
+    tables: list[Any] = [("start", [0, 1], 2), ("frames", [[0, 2], [1, 2]], None)]
+    for name, rows, clip_len in tables:
+        loader: Any = partial(seqrecord.SeqRecordPipe, root, batch_size=3, clip_len=clip_len)
+        table = {"episode": [bad, good[1]], name: rows}
+        with pytest.raises(SourceError, match=refused):
+            loader(clips=table)
+        some = {column: values[1:] for column, values in table.items()}
+        for clips in (
+            loader(clips=some),  # the selection includes the table
+            loader(clips=table, episodes=good),
+            loader(clips=table, skip_bad_episodes=True),
+        ):
+            assert [key for b in clips for key in b["episode"]] == good[1:]
     skipping = _loader(root, episodes=[bad, *good], skip_bad_episodes=True)
     assert {key for b in pickle.loads(pickle.dumps(skipping)) for key in b["episode"]} == {*good}
     with seqrecord.open(root, skip_bad_episodes=True) as dataset:

@@ -254,6 +254,32 @@ def test_zarr_arrays_without_plain_frames_are_refused(tmp_path: Path) -> None:
         assert error.feature == "img"
 
 
+@pytest.mark.parametrize("kind", ["hdf5", "zarr"])
+def test_a_compressed_array_is_left_out_beside_others(tmp_path: Path, kind: str) -> None:
+    data, root = values("u1", LARGE), tmp_path / "set.zarr"
+    if kind == "zarr":
+        chunks: dict[str, Any] = {"chunks": (1, *LARGE)}
+        arrays = {"x": (data, {**chunks, "compressors": "auto"}), "y": (data, chunks)}
+        buffer(root, 3, arrays)
+    else:
+        options: dict[str, Any] = {"x": {"compression": "gzip"}, "y": {}}
+        root = hdf5(
+            tmp_path / "set/a.hdf5",
+            lambda images: [images.create_dataset(n, data=data, **o) for n, o in options.items()],
+        ).parent
+    source = open_source(root)
+    [name] = [name for name in source.schema() if name.endswith("x")]
+    report = index_source(source, tmp_path / "index", workers=2)
+    assert not report.bad
+    with seqrecord.open(tmp_path / "index") as dataset:
+        assert name not in dataset.features
+        assert f"{name[:-1]}y" in dataset.features
+        reasons = {row.pattern: row.reason for row in dataset.inventories[0].left_out_data}
+        assert "its chunks are compressed" in reasons[f"feature {name}"]
+    with pytest.raises(SourceError, match="its chunks are compressed"):
+        index_source(open_source(root, features=[name]), tmp_path / "other", workers=1)
+
+
 def test_files_stored_differently_from_the_first_are_refused(tmp_path: Path) -> None:
     root, small = tmp_path / "set", values("<f4", (40, 50))
     for name, dtype in (("a", "<f4"), ("b", ">f4")):

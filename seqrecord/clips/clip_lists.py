@@ -5,7 +5,7 @@ Errors name the row, the expected and the actual value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -107,6 +107,17 @@ def read_clip_list(
     wrong = ~((weight >= 0) & (weight <= _MOST_TIMES))
     check_rows(wrong, "has an invalid weight", lambda _: f"0 to {_MOST_TIMES}", weight)
     return episode, np.asarray(chosen, np.int64), weight
+
+
+def without_episodes(clips: ClipList, keys: Iterable[str]) -> tuple[ClipList, set[str]]:
+    """Remove the clips of these episodes; also returns which of the keys the table had."""
+    import pyarrow.compute as pc  # a slow import
+
+    columns = _columns(clips)
+    names = columns["episode"].cast(pa.string())
+    found = pc.is_in(names, value_set=pa.array(keys, pa.string()))
+    kept = {name: column.filter(pc.invert(found)) for name, column in columns.items()}
+    return kept, {*names.filter(found).to_pylist()}
 
 
 def read_frame_lists(

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from seqrecord.clips.clip_lists import without_episodes
 from seqrecord.clips.depth import bound
 from seqrecord.clips.tables import EpisodeTable, IntArray
 from seqrecord.clips.transforms import ClipFunction, chain_of
@@ -47,6 +48,7 @@ def select(
     dataset = dataset_of(location, features=options.features)
     if options.skip_bad_episodes:
         dataset = skipping_bad_episodes(dataset)
+    dataset, options = _without_bad_clips(dataset, options)
     with located(ClipError, file=dataset.url):
         if options.rename is not None:
             dataset = dataset.renamed(options.rename)
@@ -66,6 +68,17 @@ def select(
     if options.frame_transform is None:
         _warn_of_values(dataset, selected)
     return selection
+
+
+def _without_bad_clips(dataset: Dataset, options: ClipOptions) -> tuple[Dataset, ClipOptions]:
+    """Check the bad episodes of a table of clips, and remove their clips if that is allowed."""
+    bad = dataset.contents.bad
+    if options.clips is None or not bad.records:
+        return dataset, options
+    clips, listed = without_episodes(options.clips, bad.errors)
+    listed_bad = replace(bad, records=[one for one in bad.records if one["key"] in listed])
+    listed_bad.check(options.episodes, options.split)
+    return skipping_bad_episodes(dataset), replace(options, clips=clips)
 
 
 def _warn_of_values(dataset: Dataset, selected: IntArray) -> None:

@@ -25,6 +25,7 @@ from seqrecord.sources.common.files import is_directory, is_file, opened, size_o
 from seqrecord.sources.common.images import SMALL_ARRAY
 from seqrecord.sources.common.originals import find_files
 from seqrecord.sources.common.references import MOST_COPIED, external_files, external_folders
+from seqrecord.sources.common.specs import UnsupportedError
 
 _FILTERED = "its chunks are compressed or filtered"
 _PARTS = "its chunks contain only parts of frames"
@@ -38,7 +39,7 @@ _Rows = Iterator[ReferencedFile | npt.NDArray[Any]]
 def hdf5_spec(spec: FeatureSpec, dataset: Any, path: Path) -> FeatureSpec:
     """Return the spec with the codec for referenced rows; small arrays are copied.
 
-    Raises `SourceError` for a large array whose rows are not byte ranges of the file.
+    Raises `UnsupportedError` for a large array whose rows are not byte ranges of the file.
     """
     from h5py import h5d, h5t
 
@@ -160,7 +161,7 @@ def _with_codec(spec: FeatureSpec, is_big: bool, why: str, path: Path) -> Featur
     if spec.nbytes < SMALL_ARRAY or (why and spec.nbytes <= MOST_COPIED):
         return spec
     if why:
-        raise SourceError(
+        raise UnsupportedError(
             f"cannot read the array in place: {why}; pack it with "
             "`seqrecord write --src`, or exclude the feature (--features)",
             file=str(path),
