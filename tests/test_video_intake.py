@@ -252,7 +252,7 @@ def test_rows_of_packets_in_decoding_order(tmp_path: Path, files: Files) -> None
     """Of a codec that is not kept, some frames cannot be told apart without display times."""
     path, _ = files("mpeg4", "mp4 without ctts")
     for rows in ([1], [2, 3], [1, 2, 3, 4, 5]):
-        with pytest.raises(SourceError, match=r"no frame of its own|not ascending"):
+        with pytest.raises(SourceError, match=r"cannot be decoded|not ascending"):
             decode_file_gops(path, np.array(rows) / 30)
     path, wanted = files("h264", "mp4 without ctts")
     for rows in ([1], [2, 3], [9, 12]):

@@ -19,7 +19,7 @@ from seqrecord.codecs.video.packets import Start, packet_format
 from seqrecord.errors import SchemaError, SourceError
 from seqrecord.sources import VideoSource
 from seqrecord.sources.video.files import VideoFile
-from seqrecord.sources.video.streams import read_gops
+from seqrecord.sources.video.streams import read_frames, read_gops
 from tests.video_file_data import (
     HEIGHT,
     QUIET,
@@ -221,7 +221,29 @@ def test_file_without_a_keyframe_at_the_start(tmp_path: Path) -> None:
             for packet in [packet for packet in source.demux(stream) if packet.size][2:]:
                 packet.stream = copy
                 file.mux(packet)
-        assert "begin with a keyframe" in refused(headless).message
+        assert "`ffmpeg -i IN -c copy OUT`" in refused(headless).message
+
+
+@pytest.mark.parametrize(
+    ("codec", "first", "last", "read"),
+    [("libx264", 0, 12, read_gops), ("libx265", 8, 999, read_frames)],
+)
+def test_a_damaged_keyframe_is_no_matter_of_tolerance(
+    tmp_path: Path, codec: str, first: int, last: int, read: Any
+) -> None:
+    options = {"g": "10", "bf": "2", "x265-params": QUIET}
+    path = write_video(tmp_path / "a.mp4", pictures(20), codec, options=options)
+    with av.open(str(path)) as source:
+        every = [packet for packet in source.demux(source.streams.video[0]) if packet.size]
+        [_, key] = [packet for packet in every if packet.is_keyframe]
+        times = np.sort([float(packet.pts * packet.time_base) for packet in every])
+        data = bytearray(path.read_bytes())
+        last = min(last, key.size)
+        data[key.pos + first : key.pos + last] = bytes(last - first)
+    path.write_bytes(data)
+    with VideoFile(path) as file, pytest.raises(SourceError, match="cannot be decoded") as error:
+        list(read(file, times))
+    assert error.value.frame in (8, 10)  # with open GOPs also the frames before it
 
 
 def test_invalid_packets() -> None:

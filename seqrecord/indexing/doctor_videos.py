@@ -13,7 +13,7 @@ import numpy.typing as npt
 from seqrecord.indexing.doctor_report import CameraCount, Findings
 from seqrecord.sources.common.files import size_of
 from seqrecord.sources.lerobot.layout import LeRobotEpisode, LeRobotFeature
-from seqrecord.sources.video.files import VideoFile
+from seqrecord.sources.video.files import NO_KEYFRAME, VideoFile
 from seqrecord.sources.video.streams import TOLERANCE, read_frames
 from seqrecord.sources.video.tables import PacketTable, read_table
 
@@ -188,8 +188,7 @@ class VideoChecker:
         cuts = np.flatnonzero(table.is_cut[table.shown])
         if not len(cuts) or cuts[0]:
             self._findings.add(
-                "keyframes",
-                "a video does not begin with a keyframe",
+                *("keyframes", NO_KEYFRAME),
                 severity="error",
                 expected="a keyframe at frame 0",
                 got=f"one at frame {cuts[0]}" if len(cuts) else "none",

@@ -22,6 +22,10 @@ VIDEO_ENDINGS = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".ts", ".gif")
 
 _CONTAINERS = "mov,matroska,avi,mpegts,gif"  # FFmpeg's formats, none that refers to other files
 COPY = "copy its readable part, `ffmpeg -i IN -c copy OUT`"
+NO_KEYFRAME = (
+    "the video does not begin with a keyframe; copy it from the first one on, "
+    "`ffmpeg -i IN -c copy OUT`"
+)
 _REORDERING = ("h264", "hevc")  # packets of AV1 and VP9 are in display order
 _SEEKS = 4
 _BUFFER_BYTES = 1 << 20  # read at once from a URL

@@ -33,7 +33,7 @@ from seqrecord.errors import CodecError, SourceError, located
 from seqrecord.feature_kinds import pixel_kind
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.common.specs import feature_spec
-from seqrecord.sources.video.files import VideoFile
+from seqrecord.sources.video.files import NO_KEYFRAME, VideoFile
 from seqrecord.sources.video.frames import UPRIGHT, FrameForm
 from seqrecord.sources.video.order import VideoPacket
 
@@ -44,6 +44,7 @@ NO_FRAME = (
     "the row has no frame of its own in the video; `tolerance` accepts frames at other times: "
     "seqrecord.open(…, tolerance=0.01), or --source-option tolerance=0.01"
 )
+NO_PICTURE = "the row's frame cannot be decoded, or an edit list hides it"
 
 _DECODERS = {"av1": "libdav1d"}
 _HIDDEN = -1
@@ -216,6 +217,7 @@ class _RowFrames:
         self._tick, self._tolerance = file.tick, tolerance
         self._times: list[float] | None = None if times is None else times.tolist()
         self._found = 0
+        self._pending = set[int | None]()  # rows with a packet, without a frame so far
         self._last: int | None = None
         if times is not None:
             back = np.flatnonzero(~(np.diff(times) > 0))
@@ -243,8 +245,10 @@ class _RowFrames:
 
     def want(self, packet: VideoPacket) -> bool:
         """Return whether a packet's frame is displayed and selected; call it once per packet."""
-        is_wanted = packet.is_shown and (self._times is None or self._row(packet.tick) is not None)
+        row = None if self._times is None else self._row(packet.tick)
+        is_wanted = packet.is_shown and (self._times is None or row is not None)
         self._found += is_wanted
+        self._pending.add(row)
         return is_wanted
 
     def take(self, tick: int) -> bool:
@@ -261,6 +265,7 @@ class _RowFrames:
         if row is not None and self._times is not None and row != self.taken:
             raise self._lacking(self._times)
         self.taken += row is not None
+        self._pending.discard(row)
         return row is not None
 
     def check_all(self) -> None:
@@ -287,7 +292,7 @@ class _RowFrames:
 
     def _lacking(self, times: list[float]) -> SourceError:
         return SourceError(
-            NO_FRAME,
+            NO_PICTURE if self.taken in self._pending else NO_FRAME,
             frame=self.taken,
             expected=f"a frame within {self._tolerance} s of {times[self.taken]:.6f} s",
         )
@@ -299,7 +304,7 @@ def _packets(file: VideoFile, rows: _RowFrames) -> Iterator[_Wanted]:
     packets = file.packets(rows.first_tick, any_order=rows.are_all)
     for packet in () if rows.are_complete else packets:
         if is_first and not (packet.is_cut or packet.is_key):
-            raise SourceError("the video does not begin with a keyframe")
+            raise SourceError(NO_KEYFRAME)
         is_first = False
         yield packet, rows.want(packet)
         if rows.are_complete:

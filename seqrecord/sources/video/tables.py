@@ -19,9 +19,9 @@ from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ReferencedGops
 from seqrecord.processes.forks import cached_property
 from seqrecord.sources.common.remote import remote_files
-from seqrecord.sources.video.files import COPY, VideoFile
+from seqrecord.sources.video.files import COPY, NO_KEYFRAME, VideoFile
 from seqrecord.sources.video.frames import UPRIGHT
-from seqrecord.sources.video.streams import NO_FRAME, TOLERANCE
+from seqrecord.sources.video.streams import NO_FRAME, NO_PICTURE, TOLERANCE
 
 IntArray = npt.NDArray[np.int64]
 
@@ -162,8 +162,9 @@ def _of_rows(
     is_own = np.diff(frame, prepend=-1) > 0
     if len(wrong := np.flatnonzero((away.min(0) >= tolerance) | ~is_own)):
         first = int(wrong[0])
+        hidden = np.abs(table.ticks[~table.is_shown] * file.tick - times[first])
         raise SourceError(
-            NO_FRAME,
+            NO_PICTURE if (hidden < tolerance).any() else NO_FRAME,
             frame=first,
             expected=f"a frame within {tolerance} s of {times[first]:.6f} s",
         )
@@ -175,9 +176,8 @@ def _groups(file: VideoFile, table: PacketTable, wanted: IntArray) -> Referenced
     """Return the GOPs that contain the frames of these packets, in their order."""
     group = table.group[wanted]
     if len(group) and group.min() < 0:
-        no_key = "the video does not begin with a keyframe"
         unsure = f"{_CONVERT}: decoding may fail at its first keyframe"
-        raise SourceError(unsure if table.is_key[0] else no_key)
+        raise SourceError(unsure if table.is_key[0] else NO_KEYFRAME)
     if (group[1:] < group[:-1]).any():
         raise SourceError(f"{_CONVERT}: {_OPEN}")
     is_first = np.ones(len(group), bool)
