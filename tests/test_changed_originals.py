@@ -389,6 +389,7 @@ def test_new_files_are_compared_by_content(tmp_path: Path, home: Path) -> None:
         for each in (data, other)
     )
     (root / "a.mp4").write_bytes(one)
+    os.utime(root / "a.mp4", (1, 2**31 - 1))  # new, however long the indexing takes
     urls, shown = [], []
     for content in (one, one, two):
         replace_content(root / "a.mp4", content)
@@ -398,7 +399,10 @@ def test_new_files_are_compared_by_content(tmp_path: Path, home: Path) -> None:
     assert urls[0] == urls[1] != urls[2]
     assert np.array_equal(shown[0], shown[1])
     assert not np.array_equal(shown[0], shown[2])
-    tree, index = indexed(tmp_path, folders)
+    tree, index = folders(tmp_path / "original"), tmp_path / "index"
+    for path in tree.rglob("*.npy"):
+        os.utime(path, (1, 2**31 - 1))
+    index_source(open_source(tree, **SPARSE), index, workers=1)
     seqrecord.open(index).close()
     depth = tree / "a/depth/1.npy"
     whole = depth.read_bytes()

@@ -314,4 +314,4 @@ def test_a_batch_with_memory_does_not_wait_for_the_lock() -> None:
     batch = OpenBatch(1, lambda: builder, lock)
     batch.allocate()
     with ThreadPoolExecutor(1) as pool, lock:
-        assert pool.submit(batch.allocate).result(timeout=10) is builder
+        assert pool.submit(batch.allocate).result(timeout=60) is builder

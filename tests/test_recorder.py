@@ -104,12 +104,11 @@ def test_feature_properties_and_rates_are_kept(tmp_path: Path) -> None:
 
 
 class Loop:
-    """A control loop with a clock of its own, one step of `seconds` per `append`."""
+    """A control loop whose clock only its steps of `seconds` advance, one per `append`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.passed, self.seconds = 0.0, 0.1
-        clock = time.monotonic
-        monkeypatch.setattr(time, "monotonic", lambda: clock() + self.passed)
+        self.passed, self.seconds, start = 0.0, 0.1, time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: start + self.passed)
 
     def record(self, recorder: Any, key: str, frames: int = 20, **more: Any) -> None:
         with recorder.episode(key) as episode:
