@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from types import FrameType
 
 import numpy as np
 from hypothesis import example, given
@@ -80,3 +83,25 @@ def test_a_distant_slot_is_found_fast() -> None:
     assert abs(int(before[0]) - slot * 3 // 4) <= 1
     source = int(shares.sources(slot, slot + 1)[0])
     assert shares.slots(source, int(before[source]), int(before[source]) + 1).tolist() == [slot]
+
+
+def test_each_period_is_computed_once() -> None:
+    """For the threads of all sources, within a bound."""
+    counts, drawn = [3] * 20, list[int]()
+
+    def watch(frame: FrameType, event: str, arg: object) -> None:
+        if event == "call" and frame.f_code.co_name == "hash64":
+            drawn.append(frame.f_locals["key"])
+
+    shares = Shares(counts, 1)
+    threading.setprofile(watch)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            for begin in range(0, 27_000, 5400):  # 100 periods, of 54 slots for each source
+                some = range(len(counts))
+                found = list(pool.map(lambda i, a=begin: shares.slots(i, a, a + 5400), some))
+                slots = 20 * begin + np.arange(108_000)
+                assert np.array_equal(np.sort(np.concatenate(found)), slots)
+    finally:
+        threading.setprofile(None)
+    assert len(drawn) == len(set(drawn))

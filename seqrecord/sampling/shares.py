@@ -20,20 +20,26 @@ not cross periods: the slots of a source before any slot are found without count
 from __future__ import annotations
 
 import heapq
+import threading
 from collections.abc import Sequence
 from fractions import Fraction
 from math import lcm
 from numbers import Rational
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.clips.tables import IntArray
-from seqrecord.processes.forks import cached_property
+from seqrecord.processes.forks import PerProcess, cached_property
 from seqrecord.sampling.random_order import hash64, key_of
 
 _MOST = 1 << 16  # the largest denominator
 _LEAST = 1 << 10  # slots that are swapped together: so many at least
 _PASSES = 24  # of swaps
+_KEPT = 1 << 22  # slots of the periods that are kept, 2 bytes each
+
+_Sources: TypeAlias = npt.NDArray[np.uint16]
 
 
 class Shares:
@@ -47,7 +53,8 @@ class Shares:
         self._key = key
         self._repeats = -(-_LEAST // sum(counts))
         self._length = self._repeats * sum(counts)  # of a period
-        self._kept: dict[int, IntArray] = {}  # the periods that came last
+        self._kept: dict[int, _Sources] = {}  # the periods that were computed last
+        self._lock = PerProcess(threading.Lock)
 
     def __getstate__(self) -> dict[str, object]:
         kept = {name: value for name, value in vars(self).items() if name != "_base"}
@@ -58,8 +65,7 @@ class Shares:
         first, last = start // self._length, -(-stop // self._length)
         periods = [self._period(number) for number in range(first, max(last, first + 1))]
         begin = first * self._length
-        found: IntArray = np.concatenate(periods)[start - begin : stop - begin]
-        return found
+        return np.concatenate(periods)[start - begin : stop - begin].astype(np.int64)
 
     def given(self, slot: int) -> IntArray:
         """The number of each source's slots before this one; int64[sources]."""
@@ -79,30 +85,30 @@ class Shares:
         slots: IntArray = np.concatenate(found)[start - first * each : stop - first * each]
         return slots
 
-    def _period(self, number: int) -> IntArray:
+    def _period(self, number: int) -> _Sources:
         """The sources of the slots in period `number`."""
-        found = self._kept.get(number)
-        if found is None:
-            found = self._swapped(key_of(self._key, number))
-            # Any thread may ask. It replaces a dict that others may be looking at.
-            kept = list(self._kept.items())[-2:]
-            self._kept = {**dict(kept), number: found}
+        if (found := self._kept.get(number)) is None:
+            with self._lock.get():  # threads of all sources need the same periods
+                if (found := self._kept.get(number)) is None:
+                    if (len(self._kept) + 1) * self._length > max(_KEPT, 2 * self._length):
+                        del self._kept[next(iter(self._kept))]
+                    found = self._kept[number] = self._swapped(key_of(self._key, number))
         return found
 
-    def _swapped(self, key: int) -> IntArray:
+    def _swapped(self, key: int) -> _Sources:
         base = self._base
-        sources, first, last = base[0].copy(), base[1].copy(), base[2].copy()
+        sources: _Sources = base[0].copy()
+        first, last = base[1].copy(), base[2].copy()
         for number in range(_PASSES):
             at = np.arange(number % 2, self._length - 1, 2)
             drawn = hash64(key_of(key, number), at) >> np.uint64(63) == 1
             at = at[drawn & (last[at] > at) & (first[at + 1] <= at)]
             for column in (sources, first, last):
                 column[at], column[at + 1] = column[at + 1], column[at].copy()
-        swapped: IntArray = sources
-        return swapped
+        return sources
 
     @cached_property
-    def _base(self) -> tuple[IntArray, IntArray, IntArray]:
+    def _base(self) -> tuple[_Sources, IntArray, IntArray]:
         """The source, and the first and last slot of the window, for each slot of a period."""
         total = sum(self.counts)
         once = _by_deadlines(self.counts)
@@ -113,7 +119,7 @@ class Shares:
             at = np.flatnonzero(sources == source)
             number[at] = np.arange(len(at))
         first, last = _window(number, count, total)
-        return sources, first, last
+        return sources.astype(np.uint16), first, last
 
 
 def whole_shares(weights: Sequence[int | float | Fraction]) -> list[int]:
