@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +16,9 @@ import numpy as np
 import pytest
 
 from seqrecord import SeqRecordWriter
+from tests.originals import lerobot
 from tests.source_code import parse
+from tests.torch_process import run_code
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "seqrecord"
@@ -147,26 +150,37 @@ before = {*sys.modules}
 import seqrecord
 
 with seqrecord.open(sys.argv[1]) as dataset:
-    next(iter(seqrecord.SeqRecordPipe(dataset, clip_len=2, batch_size=2)))
+    pipe = seqrecord.SeqRecordPipe(dataset, clip_len=2, batch_size=2)
+    next(iter(pipe))
+    pipe.state_dict()
 print(len([name for name in {*sys.modules} - before if name.startswith("seqrecord")]))
 print(*{*sys.argv[2:]} & ({*sys.modules} - before))
 import seqrecord.cli
 """
-UNUSED = """PIL av dateutil fsspec platformdirs pyarrow.compute pyarrow.parquet torchdata urllib3
-seqrecord.reading.index_building seqrecord.reading.summary seqrecord.reading.verify"""
+UNUSED = """PIL av dateutil fsspec pandas platformdirs pyarrow.compute pyarrow.parquet torchdata
+urllib3 seqrecord.reading.index_building seqrecord.reading.summary seqrecord.reading.verify"""
 
 
 def test_a_first_batch_imports_little(tmp_path: Path) -> None:
-    """And prints nothing."""
+    """And prints nothing. Pandas is installed: pyarrow may import it."""
     path, codecs = tmp_path / "records", {"image": "balanced", "id": "raw"}
     with SeqRecordWriter(path, codecs=codecs) as writer, writer.episode("one") as episode:
         for i in range(4):
             episode.append({"image": np.full((8, 8, 3), i, np.uint8), "id": np.array([i])})
+    (tmp_path / "pandas.py").touch()
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     command = [sys.executable, "-c", LOADING, str(path), *UNUSED.split()]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     count, *rest = done.stdout.splitlines()
     assert int(count) <= 155
     assert (rest, done.stderr) == ([""], "")
+
+
+def test_originals_are_opened_without_pandas(tmp_path: Path) -> None:
+    (tmp_path / "pandas.py").touch()
+    code = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n{LOADING}"
+    done = run_code(code, lerobot(tmp_path / "original"), "pandas", "pyarrow.compute")
+    assert (done.stdout.splitlines()[1:], done.returncode) == ([""], 0)
 
 
 def private_imports(nodes: list[ast.AST]) -> Iterator[str]:

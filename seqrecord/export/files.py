@@ -99,7 +99,7 @@ def to_files(
             episodes = [episodes]  # a key may look like a glob
         numbers = reader.find_episodes(episodes)
         chosen = reader.select(features)
-        keys = chosen.contents.index.keys.take(numbers).to_pylist()
+        keys = chosen.contents.index.keys_of(numbers)
         root = local_path(destination, "destination")
         lengths = chosen.contents.index.num_frames[numbers].tolist()
         total = sum(len(_numbers(length, frames)) for length in lengths)

@@ -1,4 +1,6 @@
-"""Reads the record batch of an Arrow IPC file with a known schema, as views of its bytes.
+"""Reads the record batch of an Arrow IPC file with a known schema, as views of its bytes; and
+converts columns without pandas, which `pa.array`, `column.to_numpy` and `column.take` import where
+it is installed, in 0.4 CPU s.
 
 The messages are read one by one, since Arrow's file and stream readers trust the file. They crash
 (signal 11) if the first message is not a schema, allocate for any schema, and decompress to the
@@ -9,6 +11,7 @@ batch is read, and compressed batches are rejected.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,6 +27,8 @@ Column: TypeAlias = "npt.NDArray[Any] | pa.StringArray"
 _MAGIC = b"ARROW1\0\0"
 _HEADER, _CUSTOM_METADATA = 2, 4  # fields of Message in Arrow's Message.fbs
 _COMPRESSION = 3  # field of RecordBatch
+_KINDS = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
+_DTYPES = {pa.from_numpy_dtype(np.dtype(kind)): np.dtype(kind) for kind in _KINDS}
 
 
 def read_batch(data: memoryview, schema: pa.Schema) -> dict[str, Column]:
@@ -42,6 +47,34 @@ def read_batch(data: memoryview, schema: pa.Schema) -> dict[str, Column]:
     except (pa.ArrowException, OSError) as error:
         raise _not_arrow((str(error).splitlines() or [""])[0][:200]) from error
     return {name: _column(batch.column(i)) for i, name in enumerate(schema.names)}
+
+
+def to_numpy(column: pa.Array) -> npt.NDArray[Any]:
+    """Convert numbers without nulls, as a view of the column, or bools, as a copy."""
+    data = column.buffers()[1] or b""
+    if pa.types.is_boolean(column.type):
+        bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+        return bits[column.offset : column.offset + len(column)].view(np.bool_)
+    dtype = _DTYPES[column.type]
+    return np.frombuffer(data, dtype, len(column), column.offset * dtype.itemsize)
+
+
+def to_arrow(numbers: npt.ArrayLike, dtype: pa.DataType) -> pa.Array:
+    """Convert numbers that this type can represent to a column."""
+    given = np.asarray(numbers)
+    values = np.ascontiguousarray(given, _DTYPES[dtype])
+    fits = values.dtype == given.dtype or np.array_equal(values, given)
+    assert fits, f"numbers do not fit into a column of {dtype}"
+    return pa.Array.from_buffers(dtype, len(values), [None, pa.py_buffer(values)])
+
+
+def text_column(texts: Sequence[str]) -> pa.StringArray:
+    """Convert texts of less than 2 GiB to a column."""
+    data = [text.encode() for text in texts]
+    ends = np.zeros(len(data) + 1, np.int32)
+    np.cumsum([len(one) for one in data], dtype=np.int32, out=ends[1:])
+    buffers = [pa.py_buffer(ends), pa.py_buffer(b"".join(data))]
+    return pa.StringArray.from_buffers(len(data), *buffers)
 
 
 def _read_batch(file: pa.NativeFile, schema: pa.Schema) -> pa.RecordBatch:
@@ -114,7 +147,7 @@ def _column(column: pa.Array) -> Column:
         size = column.type.byte_width
         values = np.frombuffer(column.buffers()[1] or b"", np.uint8, len(column) * size)
         return values.reshape(len(column), size)
-    return column.to_numpy(zero_copy_only=True)
+    return to_numpy(column)
 
 
 def _not_arrow(why: str) -> FormatError:

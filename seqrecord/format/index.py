@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seqrecord.errors import FormatError, located
+from seqrecord.format.arrow import to_numpy
 from seqrecord.format.pages import ALIGNMENT, chunk_bytes
 from seqrecord.format.rows import (
     GAP_ROW,
@@ -275,6 +276,12 @@ class Index:
         by_episode = np.maximum.reduceat(group.largest_frame[:, column], group.first_chunk)
         return int(by_episode[episodes].max(initial=0))
 
+    def keys_of(self, episodes: npt.NDArray[np.int64]) -> list[str]:
+        """Return the keys of episodes."""
+        first = int(episodes.min()) if len(episodes) else 0
+        keys = self.keys[first : int(episodes.max(initial=0)) + 1].to_pylist()
+        return [keys[episode] for episode in (episodes - first).tolist()]
+
     def key(self, episode: int) -> str:
         """Return an episode's key."""
         return str(self.keys[episode].as_py())
@@ -497,7 +504,7 @@ def _checked_keys(keys: pa.StringArray) -> tuple[npt.NDArray[np.bool_], int]:
 
     too_long = pc.greater(pc.binary_length(keys), MAX_KEY_LENGTH)
     found = pc.or_(pc.match_substring_regex(keys, FORBIDDEN_IN_KEY), too_long)
-    return ~found.to_numpy(zero_copy_only=False), len(keys.unique())
+    return ~to_numpy(found), len(keys.unique())
 
 
 def _check_count(group: GroupIndex) -> None:

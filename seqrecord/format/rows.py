@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES
 from seqrecord.errors import FormatError, located
-from seqrecord.format.arrow import read_batch
+from seqrecord.format.arrow import read_batch, to_arrow
 from seqrecord.format.pages import ALIGNMENT, chunk_bytes, table_bytes
 from seqrecord.format.references import least_reference_bytes
 from seqrecord.format.time_spans import MAX_TIME_SPANS, num_time_spans, timestamp_features
@@ -382,12 +382,12 @@ def _array(column: Any, dtype: pa.DataType) -> pa.Array:
     if isinstance(column, pa.Array):
         return column
     if pa.types.is_fixed_size_list(dtype):
-        values = pa.array(np.ascontiguousarray(column).reshape(-1), dtype.value_type)
+        values = to_arrow(np.reshape(column, -1), dtype.value_type)
         return pa.FixedSizeListArray.from_arrays(values, type=dtype)
     if pa.types.is_fixed_size_binary(dtype):
         data = pa.py_buffer(np.ascontiguousarray(column))
         return pa.FixedSizeBinaryArray.from_buffers(dtype, len(column), [None, data])
-    return pa.array(np.ascontiguousarray(column), dtype)
+    return to_arrow(column, dtype)
 
 
 def decode_table(table: str, data: pa.Buffer, schema: pa.Schema) -> dict[str, Any]:

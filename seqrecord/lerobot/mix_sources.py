@@ -67,8 +67,7 @@ class MixSource:
     @cached_property
     def keys(self) -> list[str]:
         """The keys of the episodes."""
-        found: list[str] = self.dataset.contents.index.keys.take(self.rows).to_pylist()
-        return found
+        return self.dataset.contents.index.keys_of(self.rows)
 
     @cached_property
     def numbers(self) -> dict[str, int]:

@@ -107,7 +107,7 @@ class Selection:
         """The options for another process, without the function that selected episodes."""
         if not callable(options.episodes):
             return options
-        keys = self.dataset.contents.index.keys.take(self.clip_set.selected).to_pylist()
+        keys = self.dataset.contents.index.keys_of(self.clip_set.selected)
         return replace(options, episodes=keys)
 
     def drawn_frames(

@@ -151,7 +151,7 @@ def _transformed_features(
     """Determine the results of `frame_transform` with the first complete frame."""
     check_signature("frame_transform", transform, "frame")
     column = _FeatureSet(contents, tuple(contents.features.values()), contents.features, transform)
-    for key in contents.index.keys.take(rows).to_pylist():
+    for key in contents.index.keys_of(rows):
         there = np.flatnonzero(column.present(episode := Episodes(contents)[key]))
         if not len(there):
             continue
@@ -194,7 +194,7 @@ def _collect(step: int, task: _EpisodeBatch) -> tuple[_EpisodeBatch, Statistics]
     column, span = task.what, task.first_span - 1
     collector, length = StatisticsCollector(column.schema), column.span_frames
     contents = column.contents
-    for key in contents.index.keys.take(task.episodes).to_pylist():
+    for key in contents.index.keys_of(task.episodes):
         episode = Episodes(contents)[key]
         present = column.present(episode)
         collector.begin(key)

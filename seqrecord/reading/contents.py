@@ -115,7 +115,7 @@ class Contents:
         episodes in the dataset, of the episodes' positions, and of the paths of referenced files.
         """
         index = self.index
-        keys = index.keys.take(episodes).to_pylist()
+        keys = index.keys_of(episodes)
         digest = hashlib.sha256(json.dumps(keys, separators=(",", ":")).encode())
         update_digest(digest, "<i8", index.num_frames[episodes])
         for number in sorted({spec.group for spec in self.features.values()}):

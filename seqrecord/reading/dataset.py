@@ -159,7 +159,7 @@ class Dataset:
         """Episode keys of each split, by split name."""
         index, names = self.contents.index, self.contents.manifest.splits
         numbers = {name: np.flatnonzero(index.split == i) for i, name in enumerate(names)}
-        return {name: index.keys.take(rows).to_pylist() for name, rows in numbers.items()}
+        return {name: index.keys_of(rows) for name, rows in numbers.items()}
 
     @property
     def bad_episodes(self) -> dict[str, str]:

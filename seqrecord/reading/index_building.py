@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES
 from seqrecord.errors import FormatError
+from seqrecord.format.arrow import text_column
 from seqrecord.format.edits import Edits
 from seqrecord.format.footer import EpisodePart, Footer
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index, check_text
@@ -182,9 +182,9 @@ def _index_of(
     place[None] = NO_SPLIT
     index = Index(
         schema=schema,
-        keys=pa.array(keys, pa.string()),
+        keys=text_column(keys),
         uids=np.frombuffer(bytes.fromhex("".join(p.uid for p in parts)), "u1").reshape(-1, 16),
-        metadata=pa.array(metadata, pa.string()),
+        metadata=text_column(metadata),
         num_frames=np.array([part.num_frames for part in parts], np.int64),
         fps=np.array([part.fps or 0 for part in parts], np.float64),
         split=np.array([place[name] for name in splits], np.uint16),

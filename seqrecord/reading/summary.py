@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from seqrecord.clips.grids import run_bounds
 from seqrecord.clips.tables import ClipSpec
@@ -541,12 +540,10 @@ def listing_lines(
 ) -> Iterator[str]:
     """Format `list_episodes` as an aligned table with a total."""
     numbers, clips = _counts(dataset, episodes, clip)
-    frames, keys = (
-        dataset.contents.index.num_frames[numbers],
-        dataset.contents.index.keys.take(pa.array(numbers)),
-    )
+    index = dataset.contents.index
+    frames, keys = index.num_frames[numbers], index.keys_of(numbers)
     widths = [
-        max(len("episode"), *map(len, keys.to_pylist())),
+        max(len("episode"), *map(len, keys)),
         max(len("frames"), len(f"{frames.max():,}")),
         0 if clips is None else max(len("clips"), len(f"{clips.max():,}")),
     ]

@@ -60,7 +60,7 @@ def view_rerun(
         raise ClipError("every is too small", expected="1 or more", got=every)
     with opened(data, features=features, storage_options=storage_options) as dataset:
         rows = dataset.find_episodes(episodes)
-        keys = [str(key) for key in dataset.contents.index.keys.take(rows).to_pylist()]
+        keys = dataset.contents.index.keys_of(rows)
         stream = rerun.RecordingStream("seqrecord")
         if save is None:
             rerun.spawn(recording=stream)

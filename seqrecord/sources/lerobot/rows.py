@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from seqrecord.errors import SourceError, located
 from seqrecord.feature_kinds import PIXEL_KINDS
+from seqrecord.format.arrow import to_numpy
 from seqrecord.schema import Block, FeatureSpec
 from seqrecord.sources.common.embedded import embedded_value
 from seqrecord.sources.common.orientation import UPRIGHT, Orientation
@@ -249,8 +250,7 @@ def number_column(batch: pa.RecordBatch, name: str) -> npt.NDArray[Any]:
             expected="one number per row",
             got=f"{column.type} with {column.null_count} nulls",
         )
-    values: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
-    return values
+    return to_numpy(column)
 
 
 def array_of(column: pa.Array, spec: FeatureSpec) -> npt.NDArray[Any]:
@@ -267,7 +267,7 @@ def array_of(column: pa.Array, spec: FeatureSpec) -> npt.NDArray[Any]:
             size = values.type.list_size
             begin = values.offset * size
         else:
-            offsets = values.offsets.to_numpy()
+            offsets = to_numpy(values.offsets)
             begin, size = (int(offsets[0]), int(offsets[1] - offsets[0])) if len(values) else (0, 0)
             if (offsets[1:] - offsets[:-1] != size).any():
                 raise _misshapen(spec, "lists that differ in length, or nulls")
@@ -281,7 +281,7 @@ def array_of(column: pa.Array, spec: FeatureSpec) -> npt.NDArray[Any]:
         or pa.types.is_boolean(values.type)
     ):
         raise _misshapen(spec, f"{values.type} with {values.null_count} nulls")
-    array = values.to_numpy(zero_copy_only=False)
+    array = to_numpy(values)
     if array.dtype != spec.dtype:
         raise _misshapen(spec, array.dtype.name)
     return np.ascontiguousarray(array).reshape(rows, *(n or 1 for n in spec.shape))
