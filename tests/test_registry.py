@@ -29,9 +29,9 @@ from seqrecord.storage.cache import CachedStorage
 from seqrecord.storage.mounts import MountStorage
 from seqrecord.storage.objects.azure import AzureContainer
 from seqrecord.storage.objects.storage import ObjectStorage
-from seqrecord.storage.opening import StorageSettings, split_options
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.retrying import RetryingStorage
+from seqrecord.storage.settings import StorageSettings, split_options
 from tests.command_line import fail, run
 from tests.lerobot_video_data import unpack
 from tests.source_writers import write_buffer

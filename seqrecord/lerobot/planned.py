@@ -13,7 +13,7 @@ from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.distributed import this_worker, warn_once
 from seqrecord.pipes.iterations import BatchSource
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
-from seqrecord.pipes.selecting import select
+from seqrecord.pipes.planning import plan_clips
 from seqrecord.reading.dataset import Dataset
 from seqrecord.sampling import Plan, Shard
 from seqrecord.text import shown_place
@@ -124,7 +124,7 @@ class ClipPlanner:
         given = {item.name: getattr(self._options, item.name) for item in fields(ClipOptions)}
         given |= {item.name: getattr(order, item.name) for item in fields(order)[:5]}
         options = LoaderOptions(**given, even_batches=False, rank=0, world_size=order.ranks)
-        return ClipLoader(select(self._dataset, options), options)
+        return ClipLoader(plan_clips(self._dataset, options))
 
     def num_turns(self, loader: ClipLoader, order: Order, shares: Sequence[int]) -> int:
         """Shards differ by one clip at most."""

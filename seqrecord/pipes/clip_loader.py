@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -45,22 +45,14 @@ class _Iteration:
 class ClipLoader:
     """Makes the batches of a selection's epochs. Picklable. Implements `BatchSource`.
 
-    Raises `ClipError` for conflicting arguments, and `MemoryLimitError` with the smallest
-    sufficient limit.
-
-    Args:
-        limit_in: in a mix, a function from a rank's number of workers to the memory limit of each,
-            in bytes.
+    Raises `ClipError` for conflicting arguments.
     """
 
     continues_epochs = False
 
-    def __init__(
-        self,
-        selection: Selection,
-        options: LoaderOptions,
-        limit_in: Callable[[int], int] | None = None,
-    ) -> None:
+    def __init__(self, planner: EpochPlanner) -> None:
+        self.selection, self.ranks = planner.selection, planner.ranks
+        selection, options = planner.selection, planner.options
         if options.device is not None and selection.draws.functions is not None:
             raise ClipError(
                 "the functions of clip_transform are called on the host",
@@ -71,9 +63,7 @@ class ClipLoader:
         trace = options.tuning.trace
         self._trace = None if trace is None else local_path(trace, "trace").absolute()
         self._buffers = BufferCache()
-        planner = EpochPlanner.of(selection, options, limit_in)
         self._order = SourceOrder(planner)
-        self.selection, self.ranks = planner.selection, planner.ranks
         self.batch_size = options.most_clips
         self._has_sequences = options.order == "sequences"
         self._iteration = _Iteration()

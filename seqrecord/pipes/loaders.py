@@ -28,6 +28,7 @@ from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.distributed import items_with_filter
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.options import DatasetOptions, LoaderOptions
+from seqrecord.pipes.planning import plan_clips
 from seqrecord.pipes.selecting import select
 from seqrecord.pipes.states import Clip
 from seqrecord.reading.dataset import Dataset, DatasetLike
@@ -219,7 +220,7 @@ class StreamingLoader(EpochStream):
             location: local path or URL, or a dataset from `seqrecord.open`.
         """
         super().__init__()
-        self._loader = ClipLoader(select(location, options), options)
+        self._loader = ClipLoader(plan_clips(location, options))
         self._epochs = Epochs(self._loader)
 
     @classmethod

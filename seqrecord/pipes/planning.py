@@ -19,7 +19,7 @@ from seqrecord.pipes.selecting import select
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.states import Segments
 from seqrecord.processes.forks import cached_property
-from seqrecord.reading.dataset import Dataset
+from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.reading.frames import clip_nbytes
 from seqrecord.sampling import (
     BatchDraws,
@@ -91,17 +91,8 @@ class EpochPlanner:
         settings = replace(settings, batch_size=options.most_clips)
         ranks = Ranks(options.rank, options.world_size)
         planner = cls(selection, options, settings, ranks, limit_in)
-        try:
-            if limit_in is None:
-                planner.plan_memory(1)
-            return planner
-        except MemoryLimitError:
-            if selection.clip_set.excerpts is None:
-                raise
-        again = replace(options, rename=None, resize=None)
-        selection = select(selection.dataset, again, smallest_excerpts=True)
-        planner = cls(selection, options, settings, ranks)
-        planner.plan_memory(1)
+        if limit_in is None:
+            planner.plan_memory(1)
         return planner
 
     def __getstate__(self) -> dict[str, Any]:
@@ -305,6 +296,22 @@ class EpochPlanner:
             )
 
 
+def plan_clips(location: DatasetLike, options: LoaderOptions) -> EpochPlanner:
+    """Select the clips of a request, and plan their memory.
+
+    Frame lists are divided into the smallest excerpts if memory is too small for larger ones.
+    Raises the errors of `select`, and `MemoryLimitError` with the smallest sufficient limit.
+    """
+    selection = select(location, options)
+    try:
+        return EpochPlanner.of(selection, options)
+    except MemoryLimitError:
+        if selection.clip_set.excerpts is None:
+            raise
+    again = replace(options, rename=None, resize=None)  # the dataset has both
+    return EpochPlanner.of(select(selection.dataset, again, smallest_excerpts=True), options)
+
+
 def predict_memory(dataset: Dataset, options: LoaderOptions, *, workers: int = 0) -> int:
     """Peak memory of frames, batches and reads in flight of one rank's loaders, in bytes.
 
@@ -313,7 +320,7 @@ def predict_memory(dataset: Dataset, options: LoaderOptions, *, workers: int = 0
 
     Raises `MemoryLimitError` if the limit is too small.
     """
-    planner = EpochPlanner.of(select(dataset, options), options)
+    planner = plan_clips(dataset, options)
     count = (options.world_size or 1) * max(1, workers)
     plans = (planner.plan(0, Shard(index, count)) for index in range(count))
     sizes = (

@@ -26,7 +26,7 @@ from seqrecord.sources.common.file_types import known_type
 from seqrecord.sources.common.files import is_file, is_readable
 from seqrecord.sources.common.images import IMAGE_ENDINGS
 from seqrecord.sources.common.originals import walk
-from seqrecord.sources.common.remote import RemoteSource
+from seqrecord.sources.common.remote_source import RemoteSource
 from seqrecord.sources.registry import BUILT_IN
 from seqrecord.text import counted
 

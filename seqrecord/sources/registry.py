@@ -20,7 +20,8 @@ from seqrecord.sources.common.files import find_original, is_file, list_folder
 from seqrecord.sources.common.images import IMAGE_ENDINGS
 from seqrecord.sources.common.nested import check_nested
 from seqrecord.sources.common.originals import first_files
-from seqrecord.sources.common.remote import is_url, open_remote, remote_files
+from seqrecord.sources.common.remote import is_url, remote_files
+from seqrecord.sources.common.remote_source import open_remote
 from seqrecord.storage import StorageLike
 from seqrecord.text import counted, repr_of
 

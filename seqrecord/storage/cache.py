@@ -28,7 +28,7 @@ from seqrecord.storage.cache_folder import (
 )
 from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.storage.url import is_place_of, local_path, shown_place
+from seqrecord.storage.url import local_path
 from seqrecord.units import format_size, parse_size
 
 # These files are immutable, since their names have a unique id. The manifest is not.
@@ -347,6 +347,8 @@ def clear_cache(
         except seqrecord.NotFoundError:
             freed = 0
     """
+    from seqrecord.storage.places import is_place_of, shown_place  # rarely needed
+
     with _opened(cache_dir) as folder:
         cached = _cached_datasets(folder)
         if location is not None:

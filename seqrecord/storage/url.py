@@ -11,7 +11,6 @@ The name of a place has account and endpoint, but no credentials::
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -258,41 +257,16 @@ def _in_container(container: str, path: str) -> str:
     return f"{container}/{path.strip('/')}".strip("/")
 
 
-# Options that identify the place of files, with their aliases.
-_OPTIONS = ("account_name", "endpoint", "endpoint_url", "base_url", "host", "port", "org", "repo")
-_OPTION = rf"({'|'.join(_OPTIONS)})=[^&]*"
-_PLACE = re.compile(rf"(?P<url>[^?]*://[^?]*)\?(?P<options>{_OPTION}(&{_OPTION})*)")
+OF_PLACE = ("account_name", "endpoint", "endpoint_url", "base_url", "host", "port", "org", "repo")
+"""Options that identify the place of files, with their aliases."""
+
 _ALIASES = {"s3a": "s3", "gcs": "gs", "endpoint_url": "endpoint", "base_url": "endpoint"}
 
 
 def named_place(url: str, options: Mapping[str, Any]) -> str:
     """Name of the place of a URL without query, with options that identify it."""
-    words = [f"{name}={value}" for name, value in _cleaned(options).items()]
-    return _normal(url) + ("?" + "&".join(words) if words else "")
-
-
-def is_place_of(location: str | os.PathLike[str], place: str) -> bool:
-    """Whether a location, or the name of a place, refers to `place`.
-
-    A location without account or endpoint matches all of them. Raises `LocationError` for an
-    invalid location.
-    """
-    where, wanted, options = _parsed(location)
-    if where.protocol == "file":
-        return place == str(Path(where.root).absolute())
-    with contextlib.suppress(LocationError):
-        other, normalized, known = _parsed(place)
-        # A place without endpoint is at the default one, as the URL of an account is.
-        known = {"endpoint": where.options.get("endpoint", ""), **known}
-        is_same = other.protocol != "file" and wanted == normalized
-        return is_same and all(known.get(name) == options[name] for name in options)
-    return False
-
-
-def shown_place(location: str | os.PathLike[str]) -> str:
-    """A location without credentials. Raises `LocationError` if invalid."""
-    where, _, options = _parsed(location)
-    return where.shown if where.protocol in ("file", "az") else named_place(where.shown, options)
+    words = [f"{name}={value}" for name, value in place_options(options).items()]
+    return normal_url(url) + ("?" + "&".join(words) if words else "")
 
 
 def without_commit(url: str) -> str:
@@ -300,40 +274,18 @@ def without_commit(url: str) -> str:
     return re.sub(r"^(hf://datasets/[^/]+/[^/@]+)@[0-9a-f]{40}(?=/|$)", r"\1", url)
 
 
-def _parsed(place: str | os.PathLike[str]) -> tuple[Location, str, dict[str, str]]:
-    """Parse a place: location, normalized URL, and options that identify it."""
-    found = _PLACE.fullmatch(place) if isinstance(place, str) else None
-    where = parse_location(place if found is None else found["url"])
-    words = [] if found is None else found["options"].split("&")
-    options = {**where.options, **dict(word.split("=", 1) for word in words)}
-    if where.protocol == "az":
-        return where, _normal(f"az://{where.root}"), _cleaned(options)
-    return where, _normal(where.shown), _cleaned({**_url_options(where), **options})
-
-
-def _url_options(where: Location) -> dict[str, Any]:
-    """Options that an fsspec filesystem derives from the URL, but not from its path."""
-    from seqrecord.storage.objects import OBJECTS
-    from seqrecord.storage.remote import url_options
-
-    if where.protocol in OBJECTS:
-        return {}
-    with contextlib.suppress(LocationError):  # its package is missing
-        return url_options(where.protocol, where.root, where.shown)
-    return {}
-
-
-def _cleaned(options: Mapping[str, Any]) -> dict[str, str]:
+def place_options(options: Mapping[str, Any]) -> dict[str, str]:
     """Options that identify a place, under canonical names and without secrets."""
     found = {}
-    for name in _OPTIONS:
+    for name in OF_PLACE:
         if value := options.get(name):
             text = re.sub(r"^(.*?//)?.*@", r"\1", str(value).partition("?")[0])
             found[_ALIASES.get(name, name)] = text.rstrip("/")
     return found
 
 
-def _normal(url: str) -> str:
+def normal_url(url: str) -> str:
+    """A URL with a canonical scheme and without empty parts of its path."""
     scheme, _, path = url.partition("://")
     scheme = _ALIASES.get(scheme, scheme)
     return f"{scheme}://" + "/".join(part for part in path.split("/") if part)

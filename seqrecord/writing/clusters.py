@@ -1,4 +1,4 @@
-"""Runs the jobs of a conversion on a Dask or Ray cluster."""
+"""Runners of conversion jobs on an executor, or on a Dask or Ray cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Executor, Future
 from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
@@ -47,6 +47,15 @@ class _FrameCounter:
     def add(self, frames: int) -> None:
         with self._lock:
             self._frames = (self._frames or 0) + frames
+
+
+def open_workers(
+    executor: Executor | str | None,
+) -> contextlib.AbstractContextManager[Workers | None]:
+    """Runner for an executor or a cluster address while the block runs; `None` for `None`."""
+    if isinstance(executor, str):
+        return open_cluster(executor)
+    return contextlib.nullcontext(None if executor is None else Workers(executor))
 
 
 @contextlib.contextmanager

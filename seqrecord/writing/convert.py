@@ -30,6 +30,7 @@ from seqrecord.sources.inventory import inventory_of
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.text import counted
+from seqrecord.writing.clusters import open_workers
 from seqrecord.writing.convert_jobs import (
     OTHER_FEATURES,
     BadEpisode,
@@ -39,7 +40,6 @@ from seqrecord.writing.convert_jobs import (
     Progress,
     cut_in_jobs,
     frame_cost,
-    open_workers,
     run_jobs,
 )
 from seqrecord.writing.destination import Destination, WriteMode, check_mode

@@ -1,4 +1,4 @@
-"""Jobs of a conversion, and their runners: this process, a pool, an executor, or a cluster."""
+"""Jobs of a conversion, and their runners: this process, a pool, or an executor."""
 
 from __future__ import annotations
 
@@ -411,18 +411,6 @@ class Workers:
 
     def stop(self) -> None:
         """Ask running jobs to stop soon; they then fail."""
-
-
-@contextlib.contextmanager
-def open_workers(executor: Executor | str | None) -> Iterator[Workers | None]:
-    """Runner for an executor or a cluster address while the block runs; `None` for `None`."""
-    if isinstance(executor, str):
-        from seqrecord.writing.clusters import open_cluster  # only where one is used
-
-        with open_cluster(executor) as cluster:
-            yield cluster
-    else:
-        yield None if executor is None else Workers(executor)
 
 
 def run_jobs(

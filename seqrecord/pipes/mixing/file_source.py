@@ -14,7 +14,7 @@ from seqrecord.pipes.checks import check
 from seqrecord.pipes.loaders import SeqRecordIterableDataset
 from seqrecord.pipes.mixing.file_context import Context
 from seqrecord.pipes.mixing.file_values import check_keys, python_value
-from seqrecord.pipes.mixing.mix import MIX_OPTIONS
+from seqrecord.pipes.mixing.sources import MIX_OPTIONS
 from seqrecord.pipes.mixing.weights import amount
 from seqrecord.pipes.mixing.yaml_file import YamlDict, plain
 from seqrecord.pipes.options import LoaderOptions, check_option

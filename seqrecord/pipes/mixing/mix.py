@@ -21,7 +21,12 @@ from seqrecord.pipes.loaders import EpochStream, StreamingLoader, loader_of
 from seqrecord.pipes.mixing.batches import Join, joined_features
 from seqrecord.pipes.mixing.form import MixForm, Scope
 from seqrecord.pipes.mixing.loader import MixLoader
-from seqrecord.pipes.mixing.sources import StoppingStrategy, agreed_clip_len, loader_in_mix
+from seqrecord.pipes.mixing.sources import (
+    MIX_OPTIONS,
+    StoppingStrategy,
+    agreed_clip_len,
+    loader_in_mix,
+)
 from seqrecord.pipes.mixing.summary import MixSummary
 from seqrecord.pipes.mixing.weights import Proportions, SourceSize, Weights, is_zero
 from seqrecord.pipes.options import MOST_THREADS, EngineOptions, LoaderOptions, one_of
@@ -34,12 +39,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _MOST_BATCHES = 1 << 40  # of an epoch
-MIX_OPTIONS = (
-    *("batch_size", "frames_per_batch", "drop_last", "even_batches", "seed"),
-    *("memory_limit", "rank", "world_size", "device", "output"),
-    *(f"tuning.{name}" for name in ("num_threads", "video_decoder", "trace")),
-)
-"""Options of the mix; sources must not set them."""
 
 
 class SeqRecordMix(EpochStream, IterableDataset[Clip]):
@@ -388,3 +387,8 @@ def _check_source(name: str, options: LoaderOptions) -> None:
         f"a loader without {', '.join(given)}; pass them to SeqRecordMix if it has them",
         ", ".join(f"{n}={value!r}" for n, value in given.items()),
     )
+
+
+def mix_loader(mix: SeqRecordMix) -> MixLoader:
+    """The loader that plans and runs the epochs of a mix."""
+    return mix._mix

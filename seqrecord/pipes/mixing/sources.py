@@ -20,7 +20,7 @@ from seqrecord.engine.vectors import VectorSteps
 from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.options import LoaderOptions
-from seqrecord.pipes.selecting import select
+from seqrecord.pipes.planning import EpochPlanner, plan_clips
 from seqrecord.pipes.selection import Selection
 from seqrecord.sampling import DrawsByPlace, Plan, Shard, ShardBatches
 from seqrecord.sampling.random_order import key_of
@@ -30,6 +30,13 @@ _EPOCHS = range(1 << 62)  # of a source
 
 StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted"] | int
 """The end of an epoch; see `SeqRecordMix`."""
+
+MIX_OPTIONS = (
+    *("batch_size", "frames_per_batch", "drop_last", "even_batches", "seed"),
+    *("memory_limit", "rank", "world_size", "device", "output"),
+    *(f"tuning.{name}" for name in ("num_threads", "video_decoder", "trace")),
+)
+"""Options of the mix; sources must not set them."""
 
 
 def agreed_clip_len(loaders: Mapping[str, ClipLoader]) -> int | tuple[int, int]:
@@ -225,7 +232,7 @@ class SourceLoader(ClipLoader):
             engine=replace(mix.tuning, **engine),
             **{one: getattr(mix, one) for one in ("rank", "world_size", "device")},
         )
-        super().__init__(selection, options, limit_in)
+        super().__init__(EpochPlanner.of(selection, options, limit_in))
         self.name = name
 
     def reset_counts(self) -> None:
@@ -260,9 +267,10 @@ def loader_in_mix(
         names = [one for one in selection.dataset.features if one in features]
         options = _of_features(options, names, selection)
         steps = {one: step for one, step in selection.vectors.items() if one in names}
-        selection = select(selection.dataset, options).with_vectors(steps)
+        selection = plan_clips(selection.dataset, options).selection.with_vectors(steps)
     number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-    return ClipLoader(selection, replace(options, seed=key_of(seed, number) >> 1))
+    options = replace(options, seed=key_of(seed, number) >> 1)
+    return ClipLoader(EpochPlanner.of(selection, options))
 
 
 def _of_features(options: LoaderOptions, names: list[str], selection: Selection) -> LoaderOptions:

@@ -1,4 +1,4 @@
-"""Remote originals: listings, block-wise reading of files, and errors.
+"""Remote originals: listings, and block-wise reading of files.
 
 Nothing is written to a disk, except for libraries that read local files only: see
 `RemoteFiles.local_copy`.
@@ -18,18 +18,14 @@ import tempfile
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from seqrecord.checksum import Buffer
-from seqrecord.errors import LocationError, NotFoundError, SeqRecordError, SourceError, StorageError
+from seqrecord.errors import LocationError, NotFoundError, SeqRecordError, StorageError
 from seqrecord.processes.forks import PerProcess
-from seqrecord.schema import Frame, Schema
-from seqrecord.sources.base import EpisodeInfo, Source
-from seqrecord.storage import ByteRange, Entry, Storage, StorageLike, entries_of, open_storage
+from seqrecord.storage import ByteRange, Entry, Storage, StorageLike, entries_of
 
 BLOCK_BYTES = 4 << 20
 MAX_BLOCKS = 8
@@ -259,110 +255,3 @@ class LocalCopy:
 def is_url(path: StorageLike) -> TypeGuard[str]:
     """Return whether `path` is the text of a URL other than `file://`."""
     return isinstance(path, str) and "://" in path and not path.lower().startswith("file://")
-
-
-def open_remote(
-    url: str | Storage, storage_options: Mapping[str, Any] | None, find: Callable[[Path], Source]
-) -> Source:
-    """Open the source that `find` detects below a URL or in an open storage.
-
-    `find` gets the path that stands for the URL. Raises `LocationError` for an unclear URL and
-    `SourceError` if it contains nothing.
-    """
-    files = RemoteFiles(open_storage(url, storage_options))
-    path = files.root
-    try:
-        is_folder = bool(files.listing(path))
-    except LocationError:  # nothing can be listed
-        is_folder = False
-    if not is_folder and isinstance(url, str):
-        files, path = _beside(url, storage_options)
-    with _urls_in_errors(files):
-        if files.entry(path) is None:
-            raise SourceError("nothing at the URL", file=str(path), expected="a folder or a file")
-        source = find(path)
-    return RemoteSource(files, source)
-
-
-def _beside(url: str, options: Mapping[str, Any] | None) -> tuple[RemoteFiles, Path]:
-    """Return the files of a URL's parent folder, and the path of the URL's file."""
-    place, mark, query = url.partition("?")
-    above, _, name = place.rstrip("/").rpartition("/")
-    if not name or above.endswith((":/", ":")):
-        raise SourceError("nothing at the URL", file=place.rpartition("@")[2])
-    files = RemoteFiles(open_storage(above + mark + query, options))
-    return files, files.root / name
-
-
-@dataclass(frozen=True)
-class RemoteSource:
-    """A source over remote files.
-
-    It registers `files` in each process that has the source. A failed request ends the conversion,
-    since it is not an error of the episode. Errors show URLs without credentials. `_PASSED_ON`
-    lists the optional attributes that it takes from `source`.
-    """
-
-    files: RemoteFiles  # pickled first: the source's paths need it
-    source: Source
-
-    def schema(self) -> Schema:
-        with _urls_in_errors(self.files):
-            return self.source.schema()
-
-    def episodes(self) -> Sequence[EpisodeInfo]:
-        with _urls_in_errors(self.files):
-            return self.source.episodes()
-
-    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
-        with _urls_in_errors(self.files):
-            yield from self.source.frames(info)
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _PASSED_ON:
-            raise AttributeError(name)
-        with _urls_in_errors(self.files):
-            method = getattr(self.source, name)
-        if name in ("features", "statistics", "unreadable"):  # values
-            return method
-
-        def passed_on(*args: Any) -> Any:
-            with _urls_in_errors(self.files):
-                found = method(*args)
-            if name == "blocks":
-                return self._each(found)
-            if name == "videos":
-                return {feature: self._each(gops) for feature, gops in found.items()}
-            is_source = name in ("leaving_out", "referring")
-            return replace(self, source=found) if is_source else found
-
-        return passed_on
-
-    def _each(self, items: Iterable[Any]) -> Iterator[Any]:
-        with _urls_in_errors(self.files):
-            yield from items
-
-
-_PASSED_ON = (
-    *("account", "blocks", "content", "copied_files", "external_files", "features", "identity"),
-    *("is_whole", "leaving_out", "referring", "statistics", "timestamps", "unreadable", "videos"),
-)
-
-
-@contextmanager
-def _urls_in_errors(files: RemoteFiles) -> Iterator[None]:
-    """Replace paths in errors by URLs, add file types, or raise the failed request instead."""
-    from seqrecord.sources.common.file_types import explained  # which reads files by this module
-
-    try:
-        with explained():
-            yield
-    except SeqRecordError as error:
-        failure, files.failure = files.failure, None
-        if failure is not None and error is not failure:
-            raise failure from None
-        path, url = str(files.root), files.storage.url.rstrip("/")
-        for name in ("message", "file", "expected", "got"):
-            if isinstance(value := getattr(error, name), str):
-                setattr(error, name, value.replace(path, url))
-        raise

@@ -17,8 +17,8 @@ from seqrecord.storage.objects.hub import is_hub_dataset, open_hub
 from seqrecord.storage.objects.reader import ObstoreReader
 from seqrecord.storage.objects.s3 import S3Bucket
 from seqrecord.storage.objects.storage import ObjectStorage
-from seqrecord.storage.opening import StorageSettings
 from seqrecord.storage.requests import TIMEOUT_SECONDS, FsspecReader, RequestReader
+from seqrecord.storage.settings import StorageSettings
 from seqrecord.storage.url import Location
 
 __all__ = ["OBJECTS", "is_object", "open_objects"]

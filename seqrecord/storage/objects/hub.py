@@ -28,9 +28,9 @@ from seqrecord.storage.objects.http import HttpFiles, Signer
 from seqrecord.storage.objects.hub_api import Hub
 from seqrecord.storage.objects.reader import ObstoreReader
 from seqrecord.storage.objects.storage import ObjectStorage
-from seqrecord.storage.opening import StorageSettings, split_options
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.requests import TIMEOUT_SECONDS, FsspecReader, Request, RequestReader
+from seqrecord.storage.settings import StorageSettings, split_options
 from seqrecord.storage.url import Location, named_place, parse_location
 
 _ENDPOINT = "https://huggingface.co"
