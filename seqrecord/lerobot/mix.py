@@ -27,7 +27,7 @@ from seqrecord.pipes.collating import collate
 from seqrecord.pipes.loaders import SeqRecordIterableDataset
 from seqrecord.pipes.mixing.batches import agreed_features, joined_features
 from seqrecord.pipes.mixing.loader import MixLoader
-from seqrecord.pipes.mixing.mix import SeqRecordMix
+from seqrecord.pipes.mixing.mix import SeqRecordMix, mix_loader
 from seqrecord.pipes.mixing.sources import StoppingStrategy
 from seqrecord.processes.forks import PerProcess, cached_property
 from seqrecord.statistics.moments import FloatArray
@@ -99,7 +99,7 @@ class LeRobotMixDataset(PlannedDataset):
         normalization_mapping: Mapping[str, Any] | None = None,
         meta: MixMeta | None = None,
     ) -> None:
-        loader = mix._mix
+        loader = mix_loader(mix)
         self._mix = mix
         self._given: dict[str, Any] = {
             "repo_id": repo_id,
@@ -328,7 +328,7 @@ class _LoaderOfOrder:
         mix: SeqRecordMix,
         stop: StoppingStrategy | None,
     ) -> None:
-        loader = mix._mix
+        loader = mix_loader(mix)
         self._rows = {one.name: numbers.chosen_rows(one).tolist() for one in sources}
         self._sources = [*sources]
         self._counts = dict(zip(loader.loaders, loader.counts, strict=True))
@@ -391,4 +391,4 @@ class _LoaderOfOrder:
             world_size=order.ranks,
             engine=self._options.engine,
         )
-        return made._mix
+        return mix_loader(made)

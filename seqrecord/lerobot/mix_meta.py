@@ -32,7 +32,7 @@ from seqrecord.lerobot.mix_sources import (
 )
 from seqrecord.lerobot.mix_statistics import MixStatistics, are_stored
 from seqrecord.pipes.mixing.file import load_mix
-from seqrecord.pipes.mixing.mix import SeqRecordMix
+from seqrecord.pipes.mixing.mix import SeqRecordMix, mix_loader
 from seqrecord.pipes.mixing.tasks import episode_tasks
 from seqrecord.pipes.mixing.yaml_file import read_yaml
 from seqrecord.reading.frames import ArraySpec
@@ -93,7 +93,8 @@ class MixMeta:
         Raises `ClipError` for options of sources that LeRobot's items exclude, for missing
         statistics, and if no source has a frame rate; `MissingPackageError` without LeRobot.
         """
-        loaders = mix._mix.loaders
+        loader = mix_loader(mix)
+        loaders = loader.loaders
         sources = mix_sources(loaders)
         specs = {n: s for one in loaders.values() for n, s in one.selection.made.items()}
         shown = {n: s for n, s in specs.items() if s.value == "array" and n != TIMESTAMP}
@@ -109,7 +110,7 @@ class MixMeta:
         vectors = [n for n, s in shown.items() if n not in images and _is_read(n, s, sources)]
         given = {kind: str(getattr(mode, "value", mode)) for kind, mode in (modes or {}).items()}
         statistics = MixStatistics.of(
-            sources, mix._mix.form, shares, vectors, deploy=deploy, modes=given
+            sources, loader.form, shares, vectors, deploy=deploy, modes=given
         )
         entries = {**statistics.entries, **_of_images(sources, images, image_frames)}
         depths = tuple(n for n, s in shown.items() if _is_depth(s, _declared(sources, n)))

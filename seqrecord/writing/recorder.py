@@ -28,6 +28,7 @@ from seqrecord.schema import Block, Frame, Schema
 from seqrecord.storage import Storage, StorageLike, parse_location
 from seqrecord.text import repr_of
 from seqrecord.units import parse_size
+from seqrecord.writing.dataset_files import STAMP
 from seqrecord.writing.destination import WriteMode
 from seqrecord.writing.frame_queue import FrameQueue, QueueCall, WhenFull
 from seqrecord.writing.record_file import check_names, check_value
@@ -40,7 +41,7 @@ from seqrecord.writing.stored_schema import (
     infer_schema,
 )
 from seqrecord.writing.values import plain_frame
-from seqrecord.writing.writer import STAMP, SeqRecordWriter
+from seqrecord.writing.writer import SeqRecordWriter, expect_stamps
 
 DEFAULT_QUEUE_BYTES = "1GiB"
 [_STAMP] = STAMP
@@ -316,7 +317,7 @@ class RecordingEpisode:
             for name, item in frame.items():  # or the writer would drop the whole episode later
                 check_value(schema[name], item)
         if recorder._clock is None and clock == "append":
-            recorder._writer._expect_stamps()
+            expect_stamps(recorder._writer)
         recorder._schema, recorder._clock = schema, clock
         if not recorder._queue.put(frame):
             return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,17 +17,15 @@ from seqrecord.errors import (
     SeqRecordError,
     located,
 )
-from seqrecord.feature_kinds import doubtful_forms
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata, parse_metadata
 from seqrecord.processes.exclusive import Exclusive, exclusive
 from seqrecord.reading.metadata import DamagedFile
 from seqrecord.schema import Block, EncodedImage, Frame, Schema
-from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.writing.chunking import CHUNK_BYTES, CHUNK_FRAMES
+from seqrecord.writing.dataset_files import DatasetFiles
 from seqrecord.writing.destination import Destination, WriteMode, check_mode
-from seqrecord.writing.rates import irregular_note
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import (
     DEFAULT_MAX_FILE_SIZE,
@@ -38,15 +35,8 @@ from seqrecord.writing.stored_schema import (
     check_descriptions,
     check_fps,
     check_sizes,
-    infer_schema,
-    stored_schema,
 )
 from seqrecord.writing.values import plain_frame
-
-STAMP: FeatureInfo = {"timestamp": {"kind": "timestamp", "unit": "s"}}
-"""The feature of a recorder with the time of `append`."""
-
-_logger = logging.getLogger("seqrecord")
 
 
 class SeqRecordWriter:
@@ -131,24 +121,19 @@ class SeqRecordWriter:
         check_codecs(codecs)
         check_descriptions(features)
         self._closed = False
-        self._is_stamped = False
-        self._described, self._codecs = features, codecs
-        self._chunk_frames, self._max_file_size = chunk_frames, nbytes
-        self._keeps_statistics = statistics
-        self._collector: StatisticsCollector | None = None
-        self._noted: set[str] = set()  # features with NaN or infinities
         self._episode: EpisodeWriter | None = None  # the last one
-        self._schema: Schema | None = None  # `None`, as `_files`, until the features are known
-        self._files: RecordFileWriter | None = None
         self._destination = Destination(open_storage(destination, storage_options), mode)
         self._exclusive = Exclusive("writer", self.url)
-        self._keys = set(self._destination.finished)  # of episodes found, or written since
-        self._ordinal = self._destination.next_ordinal
         try:
-            if schema is not None:
-                self._use(schema)
-            elif self._destination.schema is not None:
-                self._use(self._destination.schema.active)
+            self._files = DatasetFiles(
+                self._destination,
+                schema=schema,
+                features=features,
+                codecs=codecs,
+                chunk_frames=chunk_frames,
+                max_file_size=nbytes,
+                statistics=statistics,
+            )
         except BaseException:
             self._destination.release()
             raise
@@ -161,7 +146,8 @@ class SeqRecordWriter:
     @property
     def schema(self) -> Schema | None:
         """The features with their codecs; `None` until they are known."""
-        return None if self._schema is None else self._schema.active
+        schema = self._files.schema
+        return None if schema is None else schema.active
 
     @property
     def damaged_files(self) -> tuple[DamagedFile, ...]:
@@ -176,7 +162,7 @@ class SeqRecordWriter:
         After a failed write, only episodes in finished record files; `mode="resume"` finds the
         other complete ones.
         """
-        return frozenset(self._keys if self._files is None else self._keys - self._files.at_risk)
+        return self._files.safe_keys
 
     @exclusive
     def episode(
@@ -190,12 +176,12 @@ class SeqRecordWriter:
         """
         if self._closed:
             raise DestinationError("the writer is closed", episode=key)
-        if self._files is not None:
-            self._files.check()
+        if self._files.records is not None:
+            self._files.records.check()
         if self._episode is not None and self._episode.is_open:
             raise DestinationError(f"episode {self._episode.key} has not ended", episode=key)
         check_key(key)
-        if key in self._keys:
+        if key in self._files.keys:
             raise DestinationError(
                 "episode exists already; skip the keys in writer.completed_episodes, or choose "
                 "another key",
@@ -205,13 +191,8 @@ class SeqRecordWriter:
         fps = self._fps if fps is None else check_fps(fps)
         with located(FormatError, episode=key):
             text = encode_metadata(dict(metadata or {}))
-        self._episode = EpisodeWriter(self, key, text, fps)
+        self._episode = EpisodeWriter(self._files, self._exclusive, key, text, fps)
         return self._episode
-
-    def _expect_stamps(self) -> None:
-        """Expect `STAMP` in all frames: it decides about no fps."""
-        self._is_stamped = True
-        self._described = {**(self._described or {}), **STAMP}
 
     @exclusive
     def close(self) -> Manifest:
@@ -234,14 +215,10 @@ class SeqRecordWriter:
                 episode=episode.key,
             )
         try:
-            if self._files is not None:
-                self._files.close()
-                if self._files.irregular:
-                    _logger.warning("%s: %s", self.url, irregular_note(self._files.irregular))
-            if not self._keys:
+            statistics = self._files.close()
+            if not self._files.keys:
                 raise DestinationError("no episode was written", file=self.url)
-            statistics = None if self._collector is None else self._collector.statistics()
-            return self._destination.commit(self._keys, statistics)
+            return self._destination.commit(self._files.keys, statistics)
         except BaseException as error:
             self._give_up(error)
             raise
@@ -262,14 +239,15 @@ class SeqRecordWriter:
         try:
             if self._episode is not None:
                 self._episode.abort()
-            if self._files is not None:
-                self._files.close_after_error()
+            if self._files.records is not None:
+                self._files.records.close_after_error()
         finally:
             self._give_up(error)
             self._release()
 
     def _give_up(self, error: BaseException | None) -> None:
-        self._destination.give_up(error, None if self._files is None else self._files.failure)
+        records = self._files.records
+        self._destination.give_up(error, None if records is None else records.failure)
 
     def __reduce__(self) -> tuple[object, ...]:
         return self._exclusive.__reduce__()
@@ -294,32 +272,6 @@ class SeqRecordWriter:
         self._closed = True
         self._destination.release()
 
-    def _use(self, schema: Schema) -> None:
-        """Set the features, with codecs and groups, and start to write."""
-        known = self._destination.schema
-        self._schema = stored_schema(schema, self._codecs, known, self._described)
-        for note in doubtful_forms(self._schema) if known is None else ():
-            _logger.warning("%s: %s", self.url, note)
-        if self._keeps_statistics:
-            self._collector = StatisticsCollector(self._schema)
-        self._files = RecordFileWriter(
-            self._destination.storage,
-            self._schema,
-            writer=self._destination.writer,
-            max_file_size=self._max_file_size,
-            statistics=self._collector,
-        )
-
-    def _note_non_finite(self) -> None:
-        """Log the first NaN or infinity of each feature, after the end of an episode."""
-        found = {} if self._collector is None else self._collector.non_finite()
-        for name in found.keys() - self._noted:
-            self._noted.add(name)
-            _logger.warning(
-                "%s: feature %s has NaN or infinite values, first in episode %s, frame %d",
-                *(self.url, name, found[name].episode, found[name].frame),
-            )
-
 
 class EpisodeWriter:
     """One episode being written.
@@ -327,24 +279,30 @@ class EpisodeWriter:
     If its `with` block raises, the episode is dropped, except its flushed frames.
     """
 
-    def __init__(self, writer: SeqRecordWriter, key: str, metadata: str, fps: float | None) -> None:
+    def __init__(
+        self,
+        files: DatasetFiles,
+        guard: Exclusive,
+        key: str,
+        metadata: str,
+        fps: float | None,
+    ) -> None:
         self.key = key
         self.num_frames = 0
         self.is_open = True
-        self._exclusive = writer._exclusive
-        self._writer = writer
+        self._exclusive, self._files = guard, files
         self._metadata = metadata
         self._fps = fps
         # Copies of a dataset's first frames, for the schema.
         self._pending: list[Frame] = []
         self._pending_bytes = 0
-        self._files: RecordFileWriter | None = None
+        self._records: RecordFileWriter | None = None  # from the first stored frame on
         self._failed = False
 
     @property
     def storing_seconds(self) -> float:
         """Time that the writer has waited for its storage so far, in seconds."""
-        return 0.0 if self._files is None else self._files.storing_seconds
+        return 0.0 if self._records is None else self._records.storing_seconds
 
     @exclusive
     def append(self, frame: Frame, *, fast: bool = False) -> None:
@@ -360,7 +318,7 @@ class EpisodeWriter:
         with self._forget_on_error():
             with located(SchemaError, episode=self.key, frame=self.num_frames):
                 block = Block.of(frame := plain_frame(frame))
-            if self._files is not None or self._writer._schema is not None:
+            if self._records is not None or self._files.schema is not None:
                 self._begun().append(block, fast=fast)
             else:
                 copy = {name: _copied(item) for name, item in frame.items()}
@@ -382,15 +340,15 @@ class EpisodeWriter:
         """
         self._check_open()
         with self._forget_on_error():
-            if self._files is None and self._writer._schema is None:
+            if self._records is None and self._files.schema is None:
                 raise FrameError(
                     "encoded video needs a schema: pass one to the writer",
                     episode=self.key,
                     feature=name,
                 )
-            files = self._begun()
+            records = self._begun()
             for gop in gops:
-                files.append_video(name, gop)
+                records.append_video(name, gop)
 
     @exclusive
     def fix_schema(self) -> None:
@@ -408,9 +366,9 @@ class EpisodeWriter:
         flush every few seconds rather than after each frame.
         """
         self.fix_schema()
-        if self._files is not None:
+        if self._records is not None:
             with self._forget_on_error():
-                self._files.flush()
+                self._records.flush()
 
     @exclusive
     def close(self, metadata: Mapping[str, Any] | None = None) -> None:
@@ -425,20 +383,19 @@ class EpisodeWriter:
             with located(FormatError, episode=self.key):
                 text = encode_metadata({**parse_metadata(self._metadata), **metadata})
         with self._forget_on_error():
-            if self._files is None and not self.num_frames:
+            if self._records is None and not self.num_frames:
                 raise FrameError("episode has no frames", episode=self.key)
             self._begun().end(text)
         self.is_open = False
-        self._writer._keys.add(self.key)
-        self._writer._note_non_finite()
+        self._files.end(self.key)
 
     @exclusive
     def abort(self) -> None:
         """Drop the episode, or its frames after the last flush."""
         if self.is_open:
             self.is_open = False
-            if self._files is not None and self._files.drop():
-                self._writer._keys.add(self.key)
+            if self._records is not None and self._records.drop():
+                self._files.keys.add(self.key)
 
     @exclusive
     def discard(self) -> None:
@@ -452,8 +409,8 @@ class EpisodeWriter:
         """
         if self.is_open:
             with self._forget_on_error():
-                if self._files is not None:
-                    self._files.discard()
+                if self._records is not None:
+                    self._records.discard()
             self.is_open = False
 
     def __enter__(self) -> EpisodeWriter:
@@ -484,26 +441,18 @@ class EpisodeWriter:
 
     def _begun(self) -> RecordFileWriter:
         """The record files, in which the episode has begun; infers the features if needed."""
-        if self._files is not None:
-            return self._files
-        writer, pending, self._pending = self._writer, self._pending, []
-        if writer._files is None:
-            with located(SchemaError, episode=self.key):
-                writer._use(infer_schema(pending, writer._described))
-        assert writer._files is not None
-        self._files = writer._files
-        self._files.begin(
-            self.key,
-            ordinal=writer._ordinal,
-            chunk_frames=writer._chunk_frames,
-            metadata=self._metadata,
-            fps=self._fps,
-            checks_rate=not writer._is_stamped,
-        )
-        writer._ordinal += 1
-        for frame in pending:
-            self._files.append(Block.of(frame))
-        return self._files
+        if self._records is None:
+            first, self._pending = self._pending, []
+            self._records = self._files.opened(self.key, first)
+            self._files.begin(self.key, metadata=self._metadata, fps=self._fps)
+            for frame in first:
+                self._records.append(Block.of(frame))
+        return self._records
+
+
+def expect_stamps(writer: SeqRecordWriter) -> None:
+    """Expect `STAMP` in all frames of a writer: it decides about no fps."""
+    writer._files.expect_stamps()
 
 
 def _copied(item: Any) -> Any:
