@@ -25,11 +25,12 @@ from seqrecord import (
     SeqRecordWriter,
     export,
 )
-from seqrecord.errors import ClipError, StateError
+from seqrecord.errors import ClipError, SchemaError, StateError
 from seqrecord.lerobot import LeRobotDataset
 from seqrecord.schema import Schema
 from seqrecord.storage import LocalStorage
 from tests.clip_data import digests, names, resumed
+from tests.command_line import run
 from tests.lerobot_stand_in import install
 from tests.lerobot_video_data import CAMERAS, unpack
 from tests.storage_doubles import CountingStorage
@@ -339,6 +340,72 @@ def test_in_place(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tuple(whole.shape[1:]), tuple(small.shape[1:])) == (stored[:2], size)
     first = np.frombuffer(alone["episode_000000", 0], np.uint8).reshape(2, *size, 3)[0]
     np.testing.assert_array_equal((small * 255).round().byte().permute(1, 2, 0), first)
+
+
+@pytest.mark.parametrize("codec", ["raw", "jpeg:quality=95", "h264"])
+def test_frames_resized_when_they_are_stored(home: Path, codec: str, tmp_path: Path) -> None:
+    """Equal to frames resized on reading; of video about, because FFmpeg resizes it there."""
+    path, sizes = dataset_at(home, codec), {"image": (40, 56), "labels": HALF}
+    source = seqrecord.open_source(path)
+    report = seqrecord.convert(
+        source, tmp_path / "r", codecs={"image": "raw"}, resize=sizes, workers=1
+    )
+    found = seqrecord.open(tmp_path / "r")
+    clips = SeqRecordMapDataset(path, clip_len=1, resize=sizes)
+    assert (found.features["image"].shape, found.features["image"].codec) == ((40, 56, 3), ())
+    assert found.features["seg"].codec == seqrecord.open(path).features["seg"].codec
+    for key in LENGTHS:
+        frames, expected = found.episodes[key][:], clips.dataset.episodes[key][:]
+        for name in expected.keys() - {"image"}:
+            np.testing.assert_array_equal(frames[name], expected[name])
+        brightness = (frames["image"] - expected["image"].astype(float)) @ [0.299, 0.587, 0.114]
+        assert np.abs(brightness).mean() < (2.5 if codec == "h264" else 0.001)
+    assert f"image: resized from {HEIGHT} x {WIDTH} to 40 x 56" in report.inventory.notes
+    assert found.statistics["image"].count.tolist() == [FRAMES * 40 * 56] * 3
+    camera = found.episodes["a"].metadata["camera"]
+    for name in sizes:
+        values = [camera[name][one] for one in ("fx", "fy", "cx", "cy")]
+        np.testing.assert_allclose(values, clips[0][f"{name}_intrinsics"])
+    assert camera["depth"] == CAMERA
+
+
+def test_originals_resized_when_they_are_stored(raw: Path, home: Path, tmp_path: Path) -> None:
+    """Video of LeRobot, also encoded again, and images that would be kept encoded."""
+    root = unpack(home, "lerobot_video_v3")
+    options: dict[str, Any] = {"resize": {CAMERAS[0]: (16, 24)}, "workers": 1}
+    for codec in ("raw", "h264"):
+        to = tmp_path / codec
+        seqrecord.convert(seqrecord.open_source(root), to, codecs={CAMERAS[0]: codec}, **options)
+        frames = seqrecord.open(to).episodes["episode_000002"][:]
+        whole = seqrecord.open(root).episodes["episode_000002"][:]
+        halved = area_means(whole[CAMERAS[0]])
+        assert np.abs(frames[CAMERAS[0]] - halved).mean() < 4
+        np.testing.assert_array_equal(frames[CAMERAS[1]], whole[CAMERAS[1]])
+    export.to_files(seqrecord.open(raw), ["b"], tmp_path / "files")
+    run("write", "--src", tmp_path / "files", "--dst", tmp_path / "r", "--keep-encoded",
+        "--resize", f"image={HALF[0]}x{HALF[1]}", "--codec", "raw", "--workers", 1)  # fmt: skip
+    found = seqrecord.open(tmp_path / "r")
+    assert (found.features["image"].codec, found.features["image"].shape) == ((), (*HALF, 3))
+    expected = SeqRecordMapDataset(raw, clip_len=9, episodes=["b"], resize=HALF)[0]["image"]
+    np.testing.assert_array_equal(found.episodes["b"][:]["image"], expected)
+    for values in (["image"], ["4x5", "image=3x4"], ["image=3x4", "image=3x4"], ["0x4"]):
+        resize = [text for value in values for text in ("--resize", value)]
+        run("write", "--src", raw, "--dst", tmp_path / "no", *resize, code=2)
+
+
+def test_intrinsics_per_frame_exclude_stored_sizes(tmp_path: Path) -> None:
+    image, k = np.zeros((8, 8, 3), np.uint8), np.ones(4, np.float32)
+    described: Any = {"K": {"kind": "intrinsics"}}
+    writer = SeqRecordWriter(tmp_path / "r", features=described)
+    with writer, writer.episode("a") as episode:
+        episode.append({"image": image, "K": k})
+    source = seqrecord.open_source(tmp_path / "r")
+    with pytest.raises(SchemaError, match="features without K"):
+        seqrecord.convert(source, tmp_path / "s", resize=(4, 4), workers=1)
+    without = seqrecord.open_source(tmp_path / "r", features=["image"])
+    seqrecord.convert(without, tmp_path / "s", resize=(4, 4), workers=1)
+    with pytest.raises(SchemaError, match="other features"):
+        seqrecord.convert(without, tmp_path / "s", resize=(2, 2), workers=1, mode="append")
 
 
 def test_a_state_of_other_sizes(video: Path) -> None:

@@ -176,6 +176,22 @@ def parse_by_feature(values: Sequence[str], noun: str) -> dict[str, str] | None:
     return found or None
 
 
+def parse_sizes(values: Sequence[str]) -> tuple[int, int] | dict[str, tuple[int, int]] | None:
+    """Parse repeated `FEATURE=HEIGHTxWIDTH` options, or `HEIGHTxWIDTH` for all images."""
+    found: dict[str, tuple[int, int]] = {}
+    for value in values:
+        name, _, size = value.rpartition("=")
+        sides = size.split("x")
+        if len(sides) != 2 or not all(side.isdecimal() and int(side) for side in sides):
+            raise click.BadParameter(
+                f"expected FEATURE=HEIGHTxWIDTH, or HEIGHTxWIDTH, got {value!r}"
+            )
+        if name in found or (found and "" in (name, *found)):
+            raise click.BadParameter(f"two sizes for {name or 'all images'}")
+        found[name] = int(sides[0]), int(sides[1])
+    return found.get("") or found or None
+
+
 def _parse_codec(text: str) -> Any:
     if not text.startswith("["):
         return text

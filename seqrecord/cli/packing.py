@@ -19,6 +19,7 @@ from seqrecord.cli.arguments import (
     meanings,
     parse_by_feature,
     parse_codecs,
+    parse_sizes,
     source_option,
     write_mode,
 )
@@ -136,6 +137,13 @@ skip_bad_episodes = click.option(
     help="Split an episode where its timestamps jump by more than this: KEY/0, KEY/1, … Needs a "
     "feature of kind timestamp.",
 )
+@click.option(
+    "--resize",
+    "sizes",
+    multiple=True,
+    metavar="FEATURE=HxW|HxW",
+    help="Store frames of a feature, or of all images, at this height and width (repeatable).",
+)
 @check_video
 @click.option("--quiet", is_flag=True, help="Print errors and skipped episodes only.")
 @common
@@ -152,6 +160,7 @@ def write(
     source_options: dict[str, Any] | None,
     kinds: tuple[str, ...],
     units: tuple[str, ...],
+    sizes: tuple[str, ...],
     keep_encoded: bool,
     statistics: str,
     quiet: bool,
@@ -189,8 +198,10 @@ def write(
         )
     destined = storage_options if is_url(destination) or not is_url(src) else None
     # Features of --keep-encoded have a codec: a preset for all others does not replace it.
+    resize = parse_sizes(sizes)
     chosen = parse_codecs(
-        codecs, lambda: [spec.name for spec in source.schema().values() if not spec.codec]
+        codecs,
+        lambda: [n for n, s in source.schema().items() if not s.codec or n in (resize or ())],
     )
     last = Progress(0, 0, 0)
     with ProgressBar("frames", quiet=quiet, resumes=True) as bar:
@@ -207,6 +218,7 @@ def write(
             codecs=chosen,
             kinds=parse_by_feature(kinds, "KIND"),
             units=parse_by_feature(units, "UNIT"),
+            resize=resize,
             mode=mode,
             statistics=statistics != "none",
             progress=show,

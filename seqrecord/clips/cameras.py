@@ -12,7 +12,7 @@ from seqrecord.clips.grids import IntArray
 from seqrecord.clips.transforms import CropWindows, FloatArray
 from seqrecord.errors import ClipError
 
-_INTRINSICS = ("fx", "fy", "cx", "cy")
+INTRINSICS = ("fx", "fy", "cx", "cy")
 
 
 class EpisodeCamera(NamedTuple):
@@ -38,11 +38,11 @@ class EpisodeCamera(NamedTuple):
         """
         sizes = [self.frame] * len(cameras) if frames is None else frames.tolist()
         found = [self._find(camera, *size) for camera, size in zip(cameras, sizes, strict=True)]
-        table = np.array(found, np.float64).reshape(-1, len(_INTRINSICS) + 2)
-        intrinsics: FloatArray = table[:, : len(_INTRINSICS)]
+        table = np.array(found, np.float64).reshape(-1, len(INTRINSICS) + 2)
+        intrinsics: FloatArray = table[:, : len(INTRINSICS)]
         if self.size is None:
             return intrinsics
-        sides: Any = table[:, len(_INTRINSICS) :].T  # NaN where unknown
+        sides: Any = table[:, len(INTRINSICS) :].T  # NaN where unknown
         return replace(CropWindows.whole(*sides), size=self.size).intrinsics(intrinsics)
 
     def _find(self, camera: Any, height: int | None, width: int | None) -> list[float]:
@@ -50,13 +50,13 @@ class EpisodeCamera(NamedTuple):
         if isinstance(camera, Mapping):
             own = camera.get(self.name, camera)
             camera = own if isinstance(own, Mapping) else camera
-            values = [camera.get(name) for name in _INTRINSICS]
+            values = [camera.get(name) for name in INTRINSICS]
             size = {"height": height, "width": width}
             fits = all(n is None or camera.get(side, n) == n for side, n in size.items())
             if fits and all(type(value) in (int, float) for value in values):
                 known = [camera.get(side) if n is None else n for side, n in size.items()]
                 return [n if type(n) in (int, float) else float("nan") for n in (*values, *known)]
-        return [float("nan")] * (len(_INTRINSICS) + 2)
+        return [float("nan")] * (len(INTRINSICS) + 2)
 
 
 OWN_INTRINSICS = "_intrinsics"

@@ -22,6 +22,7 @@ from seqrecord.format.rows import num_absent
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.processes.machine import usable_cores
 from seqrecord.reading.metadata import DamagedFile
+from seqrecord.reading.resizing import Sizes
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.sources.base import StoredSource
@@ -47,6 +48,7 @@ from seqrecord.writing.edit_files import check_split_name
 from seqrecord.writing.external_lists import put_copied, put_lists
 from seqrecord.writing.gaps import split_at_gaps as cut_at_gaps
 from seqrecord.writing.rates import irregular_note
+from seqrecord.writing.source_resizing import SourceResizing
 from seqrecord.writing.source_video import Change, notes_of_kept, with_changes
 from seqrecord.writing.stored_schema import (
     DEFAULT_MAX_FILE_SIZE,
@@ -56,6 +58,7 @@ from seqrecord.writing.stored_schema import (
     check_fps,
     check_passthrough,
     check_sizes,
+    is_passthrough,
     stored_schema,
 )
 from seqrecord.writing.stored_statistics import merged
@@ -104,6 +107,7 @@ def convert(
     checksums: bool = False,
     check_video: bool = False,
     split_at_gaps: float | None = None,
+    resize: Sizes | None = None,
     progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ConvertReport:
@@ -156,10 +160,15 @@ def convert(
         split_at_gaps: seconds. An episode whose timestamps differ by more from one frame to the
             next becomes several episodes, `KEY/0`, `KEY/1` and so on, with its metadata, split and
             fps. Reads all timestamps first. Not with `in_place`, and not for packed datasets.
+        resize: height and width in pixels, `{"camera": (224, 224)}` by feature, or `(224, 224)` for
+            all images: frames are resized before they are stored, as by `resize=` of the loaders.
+            Encoded images and video are decoded for it, and stored by `codecs`, not as they were.
+            The metadata `camera` follows. Not with `in_place`.
         progress: called from this thread, several times per second.
 
     Raises `SchemaError` for an unknown kind or unit, for a feature that the source lacks, and for
     `split_at_gaps` without timestamps,
+    `ClipError` for a `resize` that does not fit the features,
     `SourceError` for a broken original, `DestinationError` for a destination that does not fit
     `mode`, and `ConflictError` if another writer committed meanwhile; the episodes then stay there
     for `mode="resume"`.
@@ -198,12 +207,22 @@ def convert(
     notes: Iterable[str] = (note for note in inventory.notes if not _is_answered(note, described))
     notes = (*notes, *notes_of_kept(schema))
     inventory = replace(inventory, features=tuple(features), notes=notes)
+    known_as = Schema([replace(s, **described.get(s.name, {})) for s in schema.values()])
+    resizing = SourceResizing.of(known_as, resize)
+    if resizing is not None:
+        if in_place:
+            raise SourceError(
+                "frames of originals read in place stay as they are; the loaders resize them "
+                "(resize=), or `seqrecord write --resize` stores resized ones"
+            )
+        episodes = [replace(info, metadata=resizing.metadata(info.metadata)) for info in episodes]
+        inventory = replace(inventory, notes=(*inventory.notes, *resizing.notes))
+        schema = resizing.schema
     if split_at_gaps is not None:
         if in_place:
             raise SourceError(
                 "originals read in place cannot be split at gaps; `seqrecord write` splits them"
             )
-        known_as = Schema([replace(s, **described.get(s.name, {})) for s in schema.values()])
         source, note = cut_at_gaps(source, known_as, episodes, split_at_gaps)
         episodes = source.episodes()
         inventory = replace(inventory, notes=(*inventory.notes, note))
@@ -255,6 +274,7 @@ def convert(
                     skip_bad_episodes=skip_bad_episodes,
                     statistics=statistics,
                     externals=externals,
+                    resizing=resizing,
                     checksums=checksums,
                     check_video=check_video,
                     strict=strict,
@@ -377,7 +397,11 @@ def _schema_of(
     """
     if there is not None or isinstance(codecs, str):
         return stored_schema(schema, codecs, there, described)
-    own = {name: spec.codec for name, spec in dataset.items()}
+    own = {
+        name: spec.codec
+        for name, spec in dataset.items()
+        if spec.shape == schema[name].shape or not is_passthrough(spec, spec)
+    }
     if codecs is not None:
         return stored_schema(schema, {**own, **codecs}, None, described)
     groups = {

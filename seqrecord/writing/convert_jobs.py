@@ -44,6 +44,7 @@ from seqrecord.text import counted
 from seqrecord.version import __version__
 from seqrecord.writing.rates import IrregularEpisode
 from seqrecord.writing.record_file import RecordFileWriter
+from seqrecord.writing.source_resizing import SourceResizing
 from seqrecord.writing.source_video import Change, SourceVideo
 from seqrecord.writing.stored_schema import check_fps
 
@@ -111,6 +112,7 @@ class Job:
     max_file_size: int
     skip_bad_episodes: bool
     statistics: bool
+    resizing: SourceResizing | None = None
     externals: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # see `VideoGroup`
     checksums: bool = False  # of referenced data
     strict: bool = False  # refuse lossy changes, and video of another size
@@ -285,13 +287,14 @@ def _write_frames(
     kept = videos(info) if videos is not None else {}
     known = job.source.schema() if kept else {}
     checks = {"strict": job.strict, "decodes": job.check_video}
+    resized = {} if job.resizing is None else job.resizing.resized
     found = {
         name: SourceVideo(known[name], job.schema[name], info.num_frames, **checks) for name in kept
     }
     decoded = {
         name: found[name].frames(parts)
         for name, parts in kept.items()
-        if not job.schema[name].is_video
+        if name in resized or not job.schema[name].is_video
     }
     chunks = getattr(job.source, "chunks", None)
     with _as_source_errors():
@@ -311,7 +314,7 @@ def _write_frames(
             if not block.columns and videos is None and chunks is None:
                 raise FrameError("frame without features", episode=info.key, frame=before)
             for each in _with_frames(block, decoded) if decoded else [block] * has_others:
-                files.append(each)
+                files.append(each if job.resizing is None else job.resizing.block(each))
         advance(block.num_frames)
     if count != info.num_frames or count == 0:
         raise SourceError(

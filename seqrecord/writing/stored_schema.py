@@ -121,13 +121,14 @@ def stored_schema(
 def is_passthrough(spec: FeatureSpec, stored: FeatureSpec) -> bool:
     """Whether frames stay encoded on the way to a feature that is `stored` so.
 
-    Images and video of the same codec do, whatever their quality.
+    Images and video of the same codec and shape do, whatever their quality.
     """
 
     def decoding(codec: Sequence[CodecConfig]) -> list[dict[str, Any]]:
         return [{k: v for k, v in each.items() if k not in ("quality", "gop")} for each in codec]
 
-    return _is_encoded(spec) and decoding(spec.codec) == decoding(stored.codec)
+    is_same = spec.shape == stored.shape and decoding(spec.codec) == decoding(stored.codec)
+    return is_same and _is_encoded(spec)
 
 
 def has_same_pages(spec: FeatureSpec, stored: FeatureSpec) -> bool:
