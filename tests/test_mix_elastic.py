@@ -86,7 +86,6 @@ def test_a_mix_with_workers(root: Path) -> None:
     iterator = begun(stateful, 3)
     of_workers, saved = stateful.state_dict(), original.state_dict(batches=3)
     rest = clips(iterator)
-    assert saved["batch"] == [2, 1]
     again: Any = StatefulDataLoader(mixed(root, **options), batch_size=None, num_workers=2)
     again.load_state_dict(of_workers)
     assert clips(again) == rest
@@ -100,7 +99,7 @@ def test_a_mix_with_workers(root: Path) -> None:
     assert other.state_dict(batches=0)["epoch"] == 1
     of_one = of_workers["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
     with pytest.raises(StateError, match="the position of one worker of several"):
-        next(iter(resumed(mixed(root, **options), of_one)))
+        mixed(root, **options).load_state_dict(of_one)
 
 
 def test_workers_use_the_settings_of_a_state_that_the_mix_loads(root: Path) -> None:
@@ -123,22 +122,3 @@ def test_workers_use_the_settings_of_a_state_that_the_mix_loads(root: Path) -> N
     data = mix()
     assert clips(resumed(stateful(data), own)) == expected
     assert len(list(data)) == len(data)  # without workers, after an epoch in workers
-
-
-def test_invalid_states_are_refused(root: Path) -> None:
-    mix = mixed(root, rank=0, world_size=2)
-    iterator = begun(mix)
-    good = mix.state_dict()
-    [settings, *_] = [source["settings"] for source in good["sources"]]
-    segment = {"ranks": 2, "batches": [1], "settings": settings}
-    for change, message in (
-        ({"sources": []}, "sources that no loader has saved"),
-        ({"sources": good["sources"][:2]}, "another kind of loader, or of another mix: sources"),
-        ({"segments": [segment]}, "segments that no loader has saved"),
-        ({"batch": 1 << 40}, "beyond the end"),
-    ):
-        with pytest.raises(StateError, match=message):
-            mix.load_state_dict({**good, **change})
-    del iterator
-    fine = resumed(mixed(root, rank=0, world_size=2), json.loads(json.dumps(good, sort_keys=True)))
-    assert fine.state_dict() == good

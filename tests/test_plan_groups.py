@@ -210,7 +210,7 @@ def test_remaining_clips_are_planned_with_the_same_windows(case: Case, batches: 
     if not plans:
         return
     most = max(plan.num_batches for plan in plans)
-    segment = EpochSegment(len(shards), (min(batches, most),), case.settings)
+    segment = EpochSegment(len(shards), 1, min(batches, most), 1, case.settings)
     options: Any = {"epoch": case.epoch, "windows": case.windows}
     rest = find_remaining(case.table, case.episodes, [segment], **options)
     every, remaining = (

@@ -1,9 +1,11 @@
-"""Remaining clips of an epoch after the number of shards changes, against executed plans."""
+"""Remaining clips of an epoch after the number of shards changes, against plans."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from seqrecord import ClipSpec, StateError
+from seqrecord import ClipError, ClipSpec, StateError
 from seqrecord.clips.chosen import ChosenClips
 from seqrecord.clips.tables import ClipTable, EpisodeTable, enumerate_clips
-from seqrecord.sampling import EpochPlan, PlanSettings, Shard
-from seqrecord.sampling.elastic import EpochSegment, find_remaining
+from seqrecord.sampling import EpochPlan, Plan, PlanSettings, SequencePlan, Shard, ShuffledPlan
+from seqrecord.sampling.elastic import EpochSegment, find_remaining, items_of_workers
+from seqrecord.sampling.sequences import sequence_settings
 from tests.clip_cases import episode_table
 from tests.plan_cases import LAYOUTS, Engine, Request, requests
 
@@ -24,31 +27,39 @@ SETTINGS = PlanSettings(num_cursors=3, block_frames=8, batch_size=4)
 
 
 def plans_of(
-    table: ClipTable, episodes: EpisodeTable, segment: EpochSegment, *, epoch: int, number: int
-) -> list[EpochPlan]:
-    """Plans of all shards of a segment."""
+    table: ClipTable, episodes: EpisodeTable, segment: EpochSegment, *, epoch: int, number: int = 0
+) -> list[Plan]:
+    """Plans of all shards of a segment, rank by rank."""
+    kind: Any = SequencePlan if segment.settings.order == "sequences" else EpochPlan
+    if segment.settings.resident and epoch and not number:
+        kind = ShuffledPlan
+    ranks = [Shard(i, segment.ranks) for i in range(segment.ranks)]
+    shards = [shard for rank in ranks for shard in rank.divided(segment.workers)]
     given: Any = {"epoch": epoch, "segment": number}
-    return [
-        EpochPlan(table, episodes, segment.settings, shard=Shard(i, segment.num_shards), **given)
-        for i in range(segment.num_shards)
-    ]
+    return [kind(table, episodes, segment.settings, shard=shard, **given) for shard in shards]
 
 
-def batches_of(plan: EpochPlan, segment: EpochSegment) -> int:
-    """Number of a shard's delivered batches."""
-    return min(segment.batches[plan.shard.index % len(segment.batches)], plan.num_batches)
+def turns(most: Sequence[int], batches: int, size: int) -> list[int]:
+    """Items of workers that return batches in turn, each at most so many items."""
+    items = [0] * len(most)
+    for worker in cycle(range(len(most))):
+        if not batches or items == [*most]:
+            return items
+        if items[worker] < most[worker]:
+            items[worker], batches = min(items[worker] + size, most[worker]), batches - 1
+    raise AssertionError
 
 
-def delivered_clips(
-    plans: list[EpochPlan], segment: EpochSegment, episodes: EpisodeTable, spec: ClipSpec
-) -> Clips:
-    """Delivered clips of the shards; each plan is checked."""
-    found: Clips = Counter()
-    for plan in plans:
-        engine = Engine.of(plan, episodes, spec).finish()
-        assert len(engine.clips) == plan.num_clips
-        found.update(engine.clips[: plan.first_clip(batches_of(plan, segment))])
-    return found
+def delivered(plans: Sequence[Plan], segment: EpochSegment) -> tuple[Clips, bool]:
+    """Delivered clips of all shards, and whether they are all."""
+    most, found = [plan.num_batches for plan in plans], Clips()
+    ranks = [most[i : i + segment.workers] for i in range(0, len(most), segment.workers)]
+    given = [n for rank in ranks for n in turns(rank, segment.batch, segment.batch_size)]
+    for plan, batch in zip(plans, given, strict=True):
+        clips = plan.merged(0, plan.num_rounds, loads=False).clips
+        every = zip(clips.episode.tolist(), clips.start.tolist(), strict=True)
+        found.update([*every][: plan.first_clip(batch)])
+    return found, given == most
 
 
 def clips_of(table: ClipTable) -> Clips:
@@ -56,49 +67,45 @@ def clips_of(table: ClipTable) -> Clips:
     return Counter(zip(*(column.tolist() for column in columns), strict=True))
 
 
-@st.composite
-def chains(draw: st.DrawFn, first: PlanSettings) -> list[EpochSegment]:
-    """Segments after the first may have other settings."""
-    found = []
-    for number in range(draw(st.integers(1, 3))):
-        settings = first
-        if number:
-            settings = replace(first, **draw(st.fixed_dictionaries(LAYOUTS)))
-        batches = draw(st.lists(st.integers(0, 12), min_size=1, max_size=3))
-        found.append(EpochSegment(draw(st.integers(1, 3)), tuple(batches), settings))
-    return found
-
-
-@given(st.data(), requests())
-def test_no_clip_is_lost_or_repeated(data: st.DataObject, request: Request) -> None:
-    case, epoch = request.case, request.epoch
-    table, episodes, every = case.table, case.episodes, set(case.clips())
-    earlier: Clips = Counter()
-    over = list[EpochSegment]()
-    for number, segment in enumerate(data.draw(chains(request.settings))):
-        size, most = segment.settings.batch_size or 1, table.num_clips // segment.num_shards
-        if not number and segment.settings.drop_last and most < size:
-            return  # refused
-        plans = plans_of(table, episodes, segment, epoch=epoch, number=number)
-        workers = len(segment.batches)
-        has = [max(plan.num_batches for plan in plans[i::workers]) for i in range(workers)]
-        segment = replace(segment, batches=tuple(map(min, segment.batches, has)))
-        found = delivered_clips(plans, segment, episodes, case.spec)
-        repeated = sum(plan.num_repeated for plan in plans)
-        assert found.total() - len(found) <= repeated < max(segment.num_shards, 1)
+@given(st.data(), requests(), st.sampled_from(["clips", "sequences", "resident"]))
+def test_no_clip_is_lost_or_repeated(data: st.DataObject, request: Request, kind: str) -> None:
+    """Later segments may have other settings."""
+    case, epoch, every = request.case, request.epoch, set(request.case.clips())
+    table, earlier, repeated, over = case.table, Clips(), 0, list[EpochSegment]()
+    for number in range(data.draw(st.integers(1, 3))):
+        layout = data.draw(st.fixed_dictionaries(LAYOUTS)) if number else {}
+        settings = replace(request.settings, resident=kind == "resident", **layout)
+        if kind == "sequences":
+            settings = sequence_settings(replace(settings, order=kind), case.spec.stride)
+        few = st.integers(1, 3)
+        ranks, workers, size = (data.draw(few) for _ in range(3))
+        segment = EpochSegment(ranks, workers, data.draw(st.integers(0, 12)), size, settings)
+        try:
+            plans = plans_of(table, case.episodes, segment, epoch=epoch, number=number)
+        except ClipError:
+            assert settings.drop_last
+            return
+        most = [-(-plan.num_batches // segment.batch_size) for plan in plans]
+        of_ranks = np.reshape(most, (segment.ranks, -1)).sum(axis=1)
+        segment = replace(segment, batch=min(segment.batch, int(of_ranks.max())))
+        found, is_over = delivered(plans, segment)
+        # Of sequences, a duplicate that evens out batches counts for its own shard only.
+        repeated += sum(plan.num_repeated for plan in plans)
+        allowed = repeated if kind == "sequences" else 0
+        assert found.total() - len(found) <= repeated
         over.append(segment)
-        table = find_remaining(case.table, episodes, over, epoch=epoch)
+        table = find_remaining(case.table, case.episodes, over, epoch=epoch)
         remaining = clips_of(table)
         assert list(remaining) == sorted(remaining), "not in canonical order"
-        assert not set(earlier) & set(found), "repeated in a later segment"
-        assert not set(remaining) & (set(found) | set(earlier)), "remaining, and delivered"
-        assert set(remaining.values()) <= {1}
+        assert len(set(earlier) & set(found)) <= allowed, "repeated in a later segment"
         earlier += found
-        if all(batches_of(plan, segment) == plan.num_batches for plan in plans):
+        assert len(set(remaining) & set(earlier)) <= allowed, "remaining, and delivered"
+        assert set(remaining.values()) <= {1}
+        assert is_over or set(remaining) | set(earlier) == every
+        if is_over:
             assert not remaining
-            assert segment.settings.drop_last or set(earlier) == every
-            break
-        assert set(remaining) | set(earlier) == every
+            assert settings.drop_last or set(earlier) == every
+            return
 
 
 @given(
@@ -120,39 +127,26 @@ def test_clips_listed_several_times(
     listed = ChosenClips.of(episode, start, times.astype(np.float64))
     table = listed.table(spec, np.arange(3), listed.most)
     settings = replace(SETTINGS, shuffle=shuffle, batch_size=2)
-    segment = EpochSegment(ranks, (0,) * workers, settings)
-    plans = plans_of(table, episodes, segment, epoch=0, number=0)
-    most = min(batches, plans[-1].num_batches)
-    segment = replace(segment, batches=(most, *[max(0, most - 1)] * (workers - 1)))
-    given = delivered_clips(plans, segment, episodes, spec)
+    segment = EpochSegment(ranks, workers, batches, 1, settings)
+    plans = plans_of(table, episodes, segment, epoch=0)
+    segment = replace(segment, batch=min(batches, sum(p.num_batches for p in plans[:workers])))
+    found, _ = delivered(plans, segment)
     rest = find_remaining(table, episodes, [segment], epoch=0)
     remaining, every = clips_of(rest), clips_of(table)
     in_order = zip(*map(np.ndarray.tolist, rest.locate(np.arange(rest.num_clips))), strict=True)
     assert [*in_order] == sorted(remaining.elements())
-    assert not rest.num_clips or not every - (given + remaining), "lost"
-    assert (given + remaining - every).total() <= sum(plan.num_repeated for plan in plans)
+    assert not rest.num_clips or not every - (found + remaining), "lost"
+    assert (found + remaining - every).total() <= sum(plan.num_repeated for plan in plans)
     # Its plan reads no frame that was freed.
     plan = EpochPlan(rest, episodes, settings, segment=1)
     assert Counter(Engine.of(plan, episodes, spec).finish().clips) == remaining
-
-
-def test_many_shards_are_processed_in_groups() -> None:
-    episodes = episode_table([97, 300, 41, 222] * 5, [8, 16, 8, 4] * 5)
-    table = enumerate_clips(ClipSpec(5), episodes, np.arange(20))
-    segment = EpochSegment(7, (9, 8), SETTINGS)
-    whole = find_remaining(table, episodes, [segment], epoch=3)
-    parted = find_remaining(table, episodes, [segment], epoch=3, at_once=100)
-    assert whole.num_clips == table.num_clips - 7 * (9 + 8) * 4
-    for name in ("episode", "first_start", "count"):
-        assert (getattr(whole, name) == getattr(parted, name)).all()
 
 
 def test_remaining_clips_are_pieces_and_a_round_of_single_clips() -> None:
     episodes = episode_table([20_000] * 8, [8] * 8)
     table = enumerate_clips(ClipSpec(16), episodes, np.arange(8))
     settings = replace(SETTINGS, num_cursors=8, run_frames=None)
-    segment = EpochSegment(4, (1000,), settings)
-    rest = find_remaining(table, episodes, [segment], epoch=0)
+    rest = find_remaining(table, episodes, [EpochSegment(4, 1, 1000, 1, settings)], epoch=0)
     assert rest.num_clips == table.num_clips - 4 * 1000 * 4
     pieces = rest.count > 8
     assert pieces.sum() <= 4 * 8 + 8  # one per cursor, which may have several episodes
@@ -163,14 +157,25 @@ def test_impossible_segments_are_refused() -> None:
     episodes = episode_table([100], [8])
     table = enumerate_clips(ClipSpec(3), episodes, np.arange(1))
     # A finished epoch has no remaining clips, not even those dropped by `drop_last`.
-    over = EpochSegment(2, (12,), replace(SETTINGS, drop_last=True))
+    over = EpochSegment(2, 1, 12, 1, replace(SETTINGS, drop_last=True))
     assert find_remaining(table, episodes, [over], epoch=0).num_clips == 0
-    many = replace(SETTINGS, num_cursors=1 << 30)
-    for segment, message in (
-        (EpochSegment(2, (11, 3), SETTINGS), "beyond the epoch's end"),
-        (EpochSegment(2, (1 << 62,), SETTINGS), "beyond the epoch's end"),
-        (EpochSegment(1 << 30, (1,), SETTINGS), "more cursors than can be planned"),
-        (EpochSegment(1 << 20, (1,), many), "more cursors than can be"),
+    many = replace(SETTINGS, num_cursors=1 << 30, batch_size=1 << 30)
+    for place, settings, message in (
+        ((2, 2, 15), SETTINGS, "beyond the end of its epoch"),
+        ((2, 1, 1 << 62), SETTINGS, "beyond the end of its epoch"),
+        ((1 << 30, 1, 1), SETTINGS, "shards or cursors than can be planned"),
+        ((1 << 20, 1, 1), many, "shards or cursors than can be planned"),
+        ((1, 1, 1), replace(many, order="sequences"), "shards or cursors than can be planned"),
     ):
         with pytest.raises(StateError, match=message):
-            find_remaining(table, episodes, [segment], epoch=0)
+            find_remaining(table, episodes, [EpochSegment(*place, 1, settings)], epoch=0)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(0, 50), st.integers(1, 4))
+def test_workers_take_turns(most: list[int], batches: int, size: int) -> None:
+    total = sum(-(-items // size) for items in most)
+    assert items_of_workers(most, batches, size, spare=50) == turns(most, batches, size)
+    for spare in (0, 1):
+        if batches > total + spare:
+            with pytest.raises(StateError, match=f"at most {total} batches"):
+                items_of_workers(most, batches, size, spare=spare)

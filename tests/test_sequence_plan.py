@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import example, given
-from hypothesis import strategies as st
 
-from seqrecord import ClipError, ClipSpec, StateError
+from seqrecord import ClipError, ClipSpec
 from seqrecord.clips.tables import enumerate_clips
 from seqrecord.sampling import (
     ClipStats,
@@ -22,7 +21,7 @@ from seqrecord.sampling import (
     count_unused_frames,
     resident_bounds,
 )
-from seqrecord.sampling.sequences import remaining_sequences, sequence_settings
+from seqrecord.sampling.sequences import sequence_settings
 from tests.clip_cases import Case, cases, episode_table
 from tests.plan_cases import Engine, Request, requests
 
@@ -184,46 +183,6 @@ def test_chunks_are_read_twice_only_where_a_sequence_is_cut(request: Request) ->
         chunks.update(run(request, plan)[0].chunks)
     if not sum(plan.num_repeated for plan in plans):
         assert chunks.total() - len(chunks) <= sum(plan.num_cut for plan in plans)
-
-
-@given(requests(), st.data())
-def test_remaining_clips_for_other_shards(request: Request, data: st.DataObject) -> None:
-    plans = plans_of(request)
-    if not plans:
-        return
-    most = max(plan.num_batches for plan in plans)
-    batches = np.array([min(data.draw(st.integers(0, most)), plan.num_batches) for plan in plans])
-    before: set[tuple[int, int]] = set()
-    own: Counter[tuple[int, int]] = Counter()
-    for plan, number in zip(plans, batches.tolist(), strict=True):
-        engine, _ = run(request, plan)
-        before.update(engine.clips[: plan.first_clip(number)])
-        own.update(engine.clips)
-    case, chosen = request.case, settings_of(request)
-    is_over = all(plan.num_batches == n for plan, n in zip(plans, batches.tolist(), strict=True))
-    rest = remaining_sequences(case.table, chosen, batches, epoch=request.epoch, segment=0)
-    clips = list(zip(*(c.tolist() for c in rest.locate(np.arange(len(rest)))), strict=True))
-    assert clips == sorted(set(clips))
-    again = set(clips) & before
-    assert len(again) <= sum(plan.num_repeated for plan in plans)
-    assert all(own[clip] > 1 for clip in again)
-    if is_over:
-        assert not clips
-    else:
-        assert set(clips) | before == set(case.clips())
-    shards = [Shard(index, request.num_shards + 1) for index in range(request.num_shards + 1)]
-    others = [
-        SequencePlan(rest, case.episodes, chosen, epoch=request.epoch, shard=shard, segment=1)
-        for shard in shards
-    ]
-    together = [clip for plan in others for clip in run(request, plan)[0].clips]
-    repeated, dropped = (
-        sum(getattr(plan, name) for plan in others) for name in ("num_repeated", "num_dropped")
-    )
-    assert len(together) == len(clips) + repeated - dropped
-    assert set(together) <= set(clips)
-    with pytest.raises(StateError, match="more batches than it has"):
-        remaining_sequences(case.table, chosen, batches * 0 + most + 1, epoch=0, segment=0)
 
 
 @given(cases())

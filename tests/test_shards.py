@@ -26,7 +26,6 @@ from seqrecord.sampling import (
     shard_frames,
 )
 from seqrecord.sampling.bounds import resident_bounds
-from seqrecord.sampling.elastic import EpochSegment, find_remaining
 from seqrecord.sampling.fixed_shards import shuffled
 from seqrecord.sampling.runs import Cuts, Runs, cut_group, shares_of
 from tests.clip_cases import Case, cases, grid_of
@@ -301,21 +300,6 @@ def test_loads_contain_the_frames_of_the_shard(
         for clip in each_clip(each):
             assert {(clip[0], frame) for frame in case.frames(clip[1])} <= loaded & rows
     assert clips_of(plan, index)[skip:] == clips[number:]
-
-
-@given(cases(), SETTINGS, st.integers(1, 4), st.data())
-def test_remaining_clips_of_a_shuffled_epoch(
-    case: Case, settings: PlanSettings, ranks: int, data: st.DataObject
-) -> None:
-    plans = [plan_of(case, settings, 2, Shard(i, ranks)) for i in range(ranks)]
-    batches = min(max(plan.num_batches for plan in plans), data.draw(st.integers(0, 12)))
-    segment = EpochSegment(ranks, (batches,), settings)
-    rest = find_remaining(case.table, case.episodes, [segment], epoch=2)
-    remaining = set(case.clips())
-    for plan in plans:
-        remaining -= set(clips_of(plan)[: plan.first_clip(min(batches, plan.num_batches))])
-    places = rest.locate(np.arange(rest.num_clips))
-    assert list(zip(*map(np.ndarray.tolist, places), strict=True)) == sorted(remaining)
 
 
 def test_the_order_of_a_shuffle_is_that_of_version_1() -> None:

@@ -41,7 +41,7 @@ class Order:
     def shard(self, share: int) -> Shard:
         """The shard of the batches i with `i % shards == share`."""
         worker, rank = divmod(share, self.ranks)
-        return Shard(rank * self.workers + worker, self.shards)
+        return Shard(rank * self.workers + worker, self.shards, self.workers)
 
 
 @dataclass(frozen=True)

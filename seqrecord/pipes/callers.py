@@ -14,7 +14,9 @@ from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader, IterDataPipe, default_collate, default_convert
-from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper, ShardingFilter
+from torch.utils.data.datapipes import iter as torch_pipes
+
+from seqrecord.errors import ClipError
 
 _OF_FETCHER = "__init__", "fetch"  # methods of a DataLoader's fetcher that iterate over its data
 
@@ -25,25 +27,34 @@ def find_loader() -> DataLoader[Any] | None:
     return loader
 
 
-def find_filter() -> int | None:
-    """The number of instances of the `.sharding_filter()` behind this pipe that is calling."""
-    found = _find(ShardingFilter.__iter__, ShardingFilter.__len__)
-    return None if found is None else int(found.num_of_instances)
-
-
 def find_buffering_pipe() -> str | None:
     """The class name of a torch pipe behind this one that may buffer or skip items.
 
     Its consumer has then received fewer items than this pipe has returned. `.map()`, `.collate()`,
-    `.batch()` and `.filter()` keep no item between two of their own.
+    `.batch()` and `.filter()` keep no item between two of their own. A `.sharding_filter()` passes
+    all items from now on, because ranks and workers have shards of their own.
+
+    Raises `ClipError` for a `.sharding_filter()` behind pipes that may have other sources.
     """
-    passing = _codes(Mapper.__iter__, Batcher.__iter__, Filter.__iter__)
+    passing, found = (
+        _codes(
+            torch_pipes.Mapper.__iter__, torch_pipes.Batcher.__iter__, torch_pipes.Filter.__iter__
+        ),
+        list[str](),
+    )
     for frame, _ in walk_stack(inspect.currentframe()):
         if _of(frame, "torch.utils.data.datapipes.iter.") and frame.f_code not in passing:
             pipe = frame.f_locals.get("self")  # it has just begun and buffers nothing
-            if not isinstance(pipe, ShardingFilter) or pipe.num_of_instances > 1:
-                return type(pipe).__name__
-    return None
+            if not isinstance(pipe, torch_pipes.ShardingFilter):
+                found.append(type(pipe).__name__)
+            elif {*found} <= {torch_pipes.Shuffler.__name__}:
+                pipe.apply_sharding(1, 0)  # type: ignore[no-untyped-call]
+            else:
+                raise ClipError(
+                    f"a .sharding_filter() behind {found[-1]} would leave out clips of each shard",
+                    expected="no .sharding_filter(): ranks and workers get shards of their own",
+                )
+    return found[0] if found else None
 
 
 def is_batched_again(data: object) -> bool:
@@ -78,7 +89,7 @@ def _find_fetcher(data: object) -> Any:
     source: Any = fetcher.dataset
     if type(source).__module__ == IterDataPipe.__module__:  # a wrapper for pickling
         source = next(one for one in vars(source).values() if isinstance(one, IterDataPipe))
-    while isinstance(source, Mapper):
+    while isinstance(source, torch_pipes.Mapper):
         source = source.datapipe
     return fetcher if source is data else None
 

@@ -30,6 +30,7 @@ from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.source_orders import SourceOrder
 from seqrecord.pipes.states import Clip, Segments, State
 from seqrecord.sampling import DrawsByPlace, Plan, Shard, count_unused_frames
+from seqrecord.sampling.elastic import EpochSegment
 from seqrecord.storage import local_path
 from seqrecord.text import counted
 
@@ -96,7 +97,8 @@ class ClipLoader:
 
     def set_shuffle(self, shuffle: bool) -> None:
         """Turn shuffling on or off for the next epochs."""
-        self._order = SourceOrder(self.planner.with_shuffle(bool(shuffle)))
+        if bool(shuffle) != self.planner.settings.shuffle:
+            self._order = SourceOrder(self.planner.with_shuffle(bool(shuffle)))
         self.planner.plan_memory(1)
 
     def clips(self, epoch: int) -> ClipTable:
@@ -114,13 +116,14 @@ class ClipLoader:
             )
         return self.planner.plan(epoch, shard, segments)
 
-    def after_change(self, state: State) -> tuple[int, Segments]:
-        """See `BatchSource`."""
-        return self._order.after_change(state)
-
-    def check_place(self, state: State) -> None:
-        """See `BatchSource`."""
-        self._order.check_place(state)
+    def after_change(self, state: State) -> State:
+        """See `BatchSource`: the remaining clips are planned anew."""
+        if not state.batch:
+            return state
+        [source] = state.sources
+        place = state.ranks, state.workers, state.batch, state.batch_size
+        segment = EpochSegment(*place, source.rest or source.settings)
+        return State(state.epoch, segments=(*state.segments, segment))
 
     # ---- execution
 

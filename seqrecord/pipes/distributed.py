@@ -6,15 +6,14 @@ import logging
 import multiprocessing
 import os
 import sys
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import torch.distributed
 from torch.utils.data import get_worker_info
 
-from seqrecord.errors import ClipError, StateError
+from seqrecord.errors import ClipError
 from seqrecord.processes.machine import usable_cores
 from seqrecord.sampling import Shard
 
@@ -65,36 +64,7 @@ class Ranks:
     def shard(self) -> Shard:
         """The shard of this rank and worker. Shards are numbered rank by rank, worker by worker."""
         worker, workers = this_worker()
-        return self.worker_shards(workers)[worker]
-
-    def worker_shards(self, num_workers: int) -> list[Shard]:
-        """The shards of this rank's workers."""
-        rank = self.current()
-        first, count = rank.index * num_workers, rank.count * num_workers
-        return [Shard(first + i, count, num_workers) for i in range(num_workers)]
-
-    def shard_with_filter(self, num_instances: int) -> Shard:
-        """The shard of a pipe before a `.sharding_filter()` with `num_instances` instances.
-
-        A DataLoader sets the filter's instances: its workers, times the ranks if
-        `torch.distributed` is initialized; or does not set them.
-
-        Raises `ClipError` if the filter distributes to other ranks than the explicit ones.
-        """
-        rank, (_, workers) = self.current(), this_worker()
-        if num_instances == 1:
-            return self.shard()
-        if num_instances == workers:
-            return rank
-        if self.given is not None and num_instances != self.given.count * workers:
-            raise ClipError(
-                "a .sharding_filter() distributes to the ranks of torch.distributed, not to the "
-                "given ones",
-                expected=f"{self.given.count} ranks; leave the filter out: without one, ranks and "
-                "workers get shards of their own",
-                got=f"{num_instances // workers} ranks",
-            )
-        return Shard()
+        return self.current().divided(workers)[worker]
 
     def _find(self) -> Shard | None:
         return _of_process_group() or self._received() or _of_environment(os.environ)
@@ -103,38 +73,6 @@ class Ranks:
         """The rank received from the process that started this one."""
         parent = multiprocessing.parent_process()
         return self._sent if parent is not None and parent.pid in self._senders else None
-
-
-def items_with_filter(num_items: int) -> int | None:
-    """The number of an epoch's items that a `.sharding_filter()` leaves for this rank's workers.
-
-    `None` without `torch.distributed`: the filter then distributes to workers only. A DataLoader
-    numbers the first worker of each rank, then the second worker of each rank, and so on: together,
-    the workers of rank r of n get every n-th item from r on.
-    """
-    rank = _of_process_group()
-    return None if rank is None else len(range(rank.index, num_items, rank.count))
-
-
-def batches_of_workers(most: Sequence[int], batches: int) -> list[int]:
-    """The number of batches that each DataLoader worker has returned, of `batches` together.
-
-    Worker i has at most `most[i]` batches. Workers take turns, without exhausted ones.
-
-    Raises `StateError` if `batches` exceeds the sum.
-    """
-    if batches > sum(most):
-        raise StateError(
-            "a position is beyond the end of its epoch",
-            expected=f"at most {sum(most)} batches",
-            got=f"batches={batches}",
-        )
-    rounds = range(max(most) + 1)
-    whole = bisect_right(rounds, batches, key=lambda n: sum(min(n, m) for m in most)) - 1
-    given = [min(whole, m) for m in most]
-    for worker in [i for i, m in enumerate(most) if m > whole][: batches - sum(given)]:
-        given[worker] += 1
-    return given
 
 
 def worker_threads() -> int:

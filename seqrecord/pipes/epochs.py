@@ -15,49 +15,38 @@ from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, SeqRecordError, StateError
 from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.iterations import AnyPlan, BatchSource, Iteration
-from seqrecord.pipes.places import (
-    continues,
-    find_place,
-    items_given,
-    restore_settings,
-    state_at,
-    use_settings,
-)
-from seqrecord.pipes.states import Clip, Segments, State
-from seqrecord.pipes.worker_starts import Start, WorkerStarts
+from seqrecord.pipes.states import Clip, Segments, State, check_same
+from seqrecord.pipes.worker_starts import WorkerStarts
 from seqrecord.processes.forks import check_fork
 from seqrecord.sampling import Shard
+from seqrecord.sampling.elastic import items_of_workers
 from seqrecord.units import MAX_INT, check_integer
 
 
 class Epochs:
     """A loader's consecutive epochs, and the position in them. Picklable.
 
-    The position is two integers: the epoch, and its number of delivered batches. Every iteration of
-    this process is the epoch after the last one begun, complete or not; only `load` and
-    `set_epoch(batches=…)` start inside an epoch. One iteration runs at a time: a new one ends the
-    engine of the last. For DataLoader workers see `worker_starts`.
+    Every iteration of this process is the epoch after the last one begun, complete or not; only
+    `load` and `set_epoch(batches=…)` start inside an epoch. One iteration runs at a time: a new one
+    ends the engine of the last. For DataLoader workers see `worker_starts`.
     """
 
     def __init__(self, loader: BatchSource) -> None:
         self.loader = loader
-        self._start = Start()  # of the position's epoch; a plain one once the epoch was begun
-        self._is_begun = False  # this epoch, by an iteration of this process or by workers
+        self._position = State()  # where the next iteration begins, or the last one began
+        self._is_begun = False  # the position, by an iteration of this process or by workers
         self._num_workers = 0  # that have begun it
-        self._place: State | None = None  # in this epoch, of the iteration that was made last
-        self._buffering_pipe: str | None = None  # behind this iteration
-        self._loaded: State | None = None  # the state that was loaded last
         self._is_assigned = False  # this worker its next epoch, by a call in it
+        self._buffering_pipe: str | None = None  # behind this iteration
         self._made: Iteration | None = None  # the iteration that was made last
         self._last: Iteration | None = None  # the last one begun
-        self._workers = WorkerStarts()
-        self._followed = 0  # the generation of the start that workers have begun last
+        self._workers = WorkerStarts(self._position)
 
     def __getstate__(self) -> dict[str, Any]:
         self._follow_workers()
-        copied = {**self.__dict__, "_place": self._delivered, "_made": None, "_last": None}
+        copied = {**self.__dict__, "_position": self._current, "_made": None, "_last": None}
         if self._is_over:
-            copied |= {"_is_begun": False, "_start": self._start.following, "_place": None}
+            copied |= {"_is_begun": False, "_position": self._position.following}
         if get_spawning_popen() is None:
             del copied["_workers"]
         return copied
@@ -65,8 +54,7 @@ class Epochs:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if "_workers" not in state:
-            self._workers, self._followed = WorkerStarts(), 0
-            self._workers.publish(self._next)
+            self._workers = WorkerStarts(self._next)
 
     @property
     def current(self) -> int:
@@ -76,7 +64,7 @@ class Epochs:
         """
         self._follow_workers()
         is_open = self._last is not None and self._last.is_open
-        return self._start.epoch + (self._is_begun and not is_open)
+        return self._position.epoch + (self._is_begun and not is_open)
 
     def iterate(self, shard: Shard, buffering_pipe: str | None = None) -> Iterator[Clip]:
         """Return the batches of one epoch, or the rest of the loaded one.
@@ -84,14 +72,20 @@ class Epochs:
         The first `next` begins the epoch. `buffering_pipe` is the class of a pipe behind this one
         that buffers items.
 
-        Raises `StateError` if the loaded state is in the middle of an epoch of other shards,
-        without the positions of all of them; and in a worker, if the order depends on an epoch that
-        was not set. In a DataLoader worker the first `next` raises it, because a worker with
-        persistent siblings would otherwise die.
+        Raises `StateError` in a worker if the order depends on an epoch that was not set. There the
+        first `next` raises it, because a worker with persistent siblings would otherwise die.
         """
         try:
             self._buffering_pipe = buffering_pipe
-            self._find_iteration(State.of(shard))
+            if self._last is not None:
+                self._last.end()  # its memory must be free before the next one's is taken
+            if self._workers.in_worker:
+                self._take_start()
+            else:
+                self._follow_workers()
+                self._go_to(self._next)
+            if buffering_pipe is not None and self._position.batch and not self._position.is_saved:
+                raise _not_the_chains(buffering_pipe, "set_epoch() without batches")
         except SeqRecordError as error:
             if get_worker_info() is None:
                 raise
@@ -99,41 +93,32 @@ class Epochs:
         self._made = iteration = Iteration(self.loader)
         return iteration.clips(partial(self._begin, shard))
 
-    def _find_iteration(self, own: State) -> None:
-        """Go to the place of a new iteration."""
-        if self._last is not None:
-            self._last.end()  # its memory must be free before the next one's is taken
-        if self._workers.in_worker:
-            self._take_start()
-        else:
-            self._follow_workers()
-            if self._is_begun:
-                self._go_to(self._start.following)
-        if self._buffering_pipe is not None and self._start.batches:
-            raise _not_the_chains(self._buffering_pipe, "set_epoch() without batches")
-        self._place = self._place_for(own)
-        loaded = self._loaded if self._start.is_loaded else None
-        if loaded is not None and continues(self.loader, loaded, own):
-            use_settings(self.loader, loaded)
-
     def _begin(self, shard: Shard, iteration: Iteration) -> tuple[AnyPlan, Segments, int]:
-        """Begin an iteration: return its plan, the segments before it, and its first batch."""
+        """Begin an iteration: return its plan, the segments before it, and its first batch.
+
+        Inside an epoch, worker 0 continues the shard whose turn is next, because a DataLoader
+        requests its batch first, and so on.
+        """
         if self._made is not iteration:
             raise ClipError("this iteration was ended: another one has begun")
-        own = State.of(shard)
-        # Without a place, `set_epoch` was called since the iteration was made.
-        place = self._place or self._place_for(own)
-        self._last, self._is_assigned = None, False
-        self._start, self._place, self._is_begun = Start(place.epoch), place, True
-        self._num_workers = 0
-        if self._workers.in_worker:
-            self._workers.begin(place.epoch)
-        self._workers.publish(self._next)
-        moved = (place.worker or 0) - (own.worker or 0)
-        shard = replace(shard, index=shard.index + moved)
-        plan = self.loader.plan(place.epoch, shard, place.segments)
+        own, workers = shard.index % shard.workers, shard.workers
+        position = self._continued(self._position, shard.rank, workers)
+        batch, worker = position.batch, own if position.worker is None else position.worker
+        if position.worker is None and batch:
+            given, most = self._given(position, shard.rank)
+            behind = [i for i, n in enumerate(given) if n < min(most[i], max(given))]
+            worker = (own + behind[0] if behind else own) % workers
+            batch = given[worker]
+        shard = shard.rank.divided(workers)[worker]
+        plan = self.loader.plan(position.epoch, shard, position.segments)
+        alone = worker if workers > 1 else None
+        self._position = replace(position, batch=batch, batch_size=1, worker=alone, sources=())
+        self._is_begun, self._num_workers, self._is_assigned = True, 0, False
         self._last = iteration
-        return plan, place.segments, place.batches[0]
+        if self._workers.in_worker:
+            self._workers.begin(position.epoch)
+        self._workers.publish(self._next)
+        return plan, position.segments, batch
 
     def set_epoch(self, epoch: int, batches: int = 0, batch_size: int | None = None) -> None:
         """Set epoch and position of the next iteration; a running one does not change.
@@ -141,14 +126,14 @@ class Epochs:
         A pending position in this epoch stays if `batches` is 0. The call also applies to an
         iteration that was created but not begun.
         """
-        start = _checked(epoch, batches, batch_size)
+        start = _placed(
+            State(check_integer("epoch", epoch, least=0, most=MAX_INT)), batches, batch_size
+        )
         self._follow_workers()
-        if batches or epoch != self._start.epoch or self._is_begun:
-            made = None if self._is_begun else self._made
+        if batches or epoch != self._position.epoch or self._is_begun:
             self._go_to(start)
-            self._made = made
         self._is_assigned = get_worker_info() is not None  # for this worker's next iteration
-        self._workers.publish(self._start._replace(is_set=True))
+        self._workers.publish(self._position, is_set=True)
 
     def announce(self) -> None:
         """Called by torch when a DataLoader around a pipe begins an iteration, once or twice, and
@@ -156,9 +141,8 @@ class Epochs:
         """
         if not current_process().daemon:
             self._follow_workers()
-            start = self._next._replace(is_automatic=True)
-            if start != self._workers.start:
-                self._workers.publish(start)
+            if self._next != self._workers.start:
+                self._workers.publish(self._next)
 
     def state(
         self,
@@ -187,41 +171,28 @@ class Epochs:
             raise _not_the_chains(
                 self._buffering_pipe, "the state after set_epoch(), between epochs"
             )
-        if batches is not None:
-            return self._state_after(shard, _checked(self._start.epoch, batches, batch_size))
-        if self._num_workers and not self._workers.in_worker:
+        if batches is None and self._num_workers:
             raise StateError(
                 "the position is in a DataLoader's worker processes",
                 expected="state_dict(batches=…), with the batches that the training has taken in "
                 "this epoch; or a torchdata StatefulDataLoader around a SeqRecordIterableDataset "
                 "or mix",
-                got=f"state_dict() while workers run, or have run, epoch {self._start.epoch}",
+                got=f"state_dict() while workers run, or have run, epoch {self._position.epoch}",
             )
-        place = self._delivered
-        if self._loaded is not None and self._start.is_loaded and place is None:
-            return self._loaded.to_json()
-        own = State.of(shard) if place is None else replace(place, segments=(), batch=0)
-        if self._is_over and not at_end and get_worker_info() is None:
-            place = self._place_for(own, self._start.following)
-        return state_at(self.loader, place or self._place_for(own)).to_json()
+        if batches is None and self._position.is_saved:
+            return self._position.to_json()
+        position = self._here(shard)
+        is_over = self._is_over and not at_end and get_worker_info() is None
+        if batches is not None:
+            position = _placed(replace(position, worker=None), batches, batch_size)
+            given, most = self._given(position, shard.rank)
+            is_over = given == most
+        return self._to_json(position.following if is_over else position)
 
     def shared_position(self, shard: Shard) -> dict[str, Any]:
         """The position as JSON; with workers, the start of the epoch that they have begun last."""
         self._follow_workers()
-        return self._state_after(shard, self._start) if self._num_workers else self.state(shard)
-
-    def _state_after(self, shard: Shard, after: Start) -> dict[str, Any]:
-        """See `state`."""
-        workers = max(1, self._num_workers)
-        own = State(0, 0, shard.count, workers, None if workers > 1 else 0)
-        place = self._place or self._place_for(own, self._start._replace(batches=0))
-        place = replace(own, epoch=place.epoch, segments=place.segments)
-        after = after._replace(epoch=place.epoch)
-        given, most = items_given(self.loader, after, place.segments, workers)
-        if given == most:
-            place, given = replace(place, epoch=place.epoch + 1, segments=()), [0] * workers
-        batch = tuple(given) if workers > 1 else given[0]
-        return state_at(self.loader, replace(place, batch=batch)).to_json()
+        return self._to_json(self._here(shard)) if self._num_workers else self.state(shard)
 
     def load(self, state: Mapping[str, Any], shard: Shard) -> None:
         """Load a position: the next iteration starts after the delivered batches.
@@ -233,99 +204,143 @@ class Epochs:
         Raises `StateError` for an invalid state, or a state of another dataset or other settings,
         and `MemoryLimitError` if its settings do not fit; the position then stays unchanged.
         """
-        saved = State.parse(state)
-        restore_settings(self.loader, saved, shard.count)
-        self._go_to(Start(saved.epoch, is_loaded=True))
-        self._loaded = saved
-        if get_worker_info() is not None:
-            self._is_assigned = True
-            if self._workers.in_worker and not self._differs_from_set(saved.epoch):
-                self._workers.begin(saved.epoch)  # also if the state is at an epoch's end
-        self._workers.publish(self._start._replace(is_set=True), is_new_state=True)
+        saved, loader, in_worker = State.parse(state), self.loader, get_worker_info() is not None
+        if not in_worker:
+            saved.check_of_rank()
+        found = {**saved.shared_arguments, "sources": len(saved.sources)}
+        now = {**loader.shared_arguments(), "sources": len(loader.sources)}
+        problem = "the saved state is of another kind of loader, or of another mix"
+        check_same(problem, found, now, {**now, **found})
+        pairs = [*zip(loader.sources, saved.sources, strict=True)]
+        for source, one in pairs:
+            source.check(one, saved.segments, any_batch_size=not loader.continues_epochs)
+        if self._has_batches_of(saved):
+            fit = saved.num_shards == shard.count
+            plans = [source.memory_plans(one, saved, fit=fit) for source, one in pairs]
+            for (source, _), of_source in zip(pairs, plans, strict=True):
+                source.planner.keep(of_source)
+        self._go_to(saved)
+        self._is_assigned = in_worker
+        if self._workers.in_worker and not self._differs_from_set():
+            self._workers.begin(saved.epoch)  # also if the state is at an epoch's end
+        self._workers.publish(saved, is_set=True, is_new_state=True)
 
     def stats(self) -> dict[str, Any]:
         """Statistics of the last iteration, with its bottleneck as text."""
         done = EngineStats().report() if self._last is None else self._last.report()
-        return self.loader.stats(done, self._start.epoch)
+        return self.loader.stats(done, self._position.epoch)
 
     @property
-    def _next(self) -> Start:
+    def _next(self) -> State:
         """The start of the next iteration."""
-        return self._start.following if self._is_begun else self._start
+        return self._position.following if self._is_begun else self._position
 
     @property
-    def _delivered(self) -> State | None:
-        """The position after the delivered batches."""
-        place, last = self._place, self._last if self._is_begun else None
-        return place if place is None or last is None else replace(place, batch=last.delivered)
+    def _running(self) -> Iteration | None:
+        """The iteration of this process that has begun the position."""
+        return self._last if self._is_begun and not self._num_workers else None
+
+    @property
+    def _current(self) -> State:
+        """The position after the batches that this process has delivered."""
+        run = self._running
+        return self._position if run is None else replace(self._position, batch=run.delivered)
 
     @property
     def _is_over(self) -> bool:
         """Whether an iteration of this process has finished the position's epoch."""
-        is_here = self._is_begun and not self._num_workers
-        return is_here and self._last is not None and self._last.is_complete
+        return self._running is not None and self._running.is_complete
 
-    def _go_to(self, start: Start) -> None:
-        """Go to a start of an epoch."""
-        check_integer("epoch", start.epoch, most=MAX_INT)
-        self._start, self._is_begun, self._num_workers, self._place = start, False, 0, None
-        self._made, self._is_assigned = None, False
+    def _go_to(self, position: State) -> None:
+        """Go to the start of the next iteration."""
+        self._position, self._is_begun, self._num_workers = position, False, 0
+        self._is_assigned = False
 
-    def _place_for(self, own: State, start: Start | None = None) -> State:
-        """The position of an iteration of these workers. See `find_place`."""
-        start = start or self._start
-        return find_place(self.loader, self._loaded, start, own, is_assigned=self._is_assigned)
+    def _here(self, shard: Shard) -> State:
+        """The current position, for the ranks and workers that have begun it or would begin it."""
+        if self._is_begun and not self._num_workers:
+            return self._current
+        workers = self._num_workers or shard.workers
+        return self._continued(self._position, shard.rank, workers)
+
+    def _continued(self, position: State, rank: Shard, workers: int) -> State:
+        """A position with these ranks and workers; see `BatchSource.after_change`."""
+        is_inside = position.is_saved and (position.batch or position.segments)
+        is_same = (position.ranks, position.workers) == (rank.count, workers)
+        if is_inside and not (is_same and self._has_batches_of(position)):
+            position.check_of_rank()
+            position = self.loader.after_change(position)
+        return replace(position, ranks=rank.count, workers=workers)
+
+    def _given(self, position: State, rank: Shard) -> tuple[list[int], list[int]]:
+        """The numbers of items that each worker of a rank has returned at a position, and has."""
+        shards = rank.divided(position.workers)
+        plans = [self.loader.plan(position.epoch, one, position.segments) for one in shards]
+        most = [plan.num_batches for plan in plans]
+        is_even = self.loader.options.even_batches or rank.count == 1
+        spare = 0 if is_even else position.workers  # batches of other ranks
+        return items_of_workers(most, position.batch, position.batch_size, spare=spare), most
+
+    def _has_batches_of(self, state: State) -> bool:
+        """Whether a state counts batches of the loader's size."""
+        sizes = [source.planner.settings.batch_size for source in self.loader.sources]
+        return sizes == [source.settings.batch_size for source in state.sources]
+
+    def _to_json(self, position: State) -> dict[str, Any]:
+        """A position with the inputs of the order."""
+        place = position.num_shards, position.epoch, position.segments
+        sources = tuple(source.state(*place) for source in self.loader.sources)
+        arguments = self.loader.shared_arguments()
+        return replace(position, shared_arguments=arguments, sources=sources).to_json()
 
     # ---- with worker processes
 
     def _follow_workers(self) -> None:
         """In the training process, go to the published start if workers have begun it."""
-        if self._workers.in_worker or self._followed == self._workers.generation:
-            return
-        if (begun := self._workers.begun()) is not None:
-            epoch, num_workers = begun
-            self._go_to(self._workers.start._replace(epoch=epoch))
+        if (begun := self._workers.follow()) is not None:
+            start, num_workers = begun
+            self._go_to(start)
             self._is_begun, self._num_workers = True, num_workers
-            self._followed = self._workers.generation
 
     def _take_start(self) -> None:
         """In a worker process, go to the start that the training process has set."""
         check_fork()
-        start, is_used, is_second = self._workers.take()
+        is_used, is_second = self._workers.take()
+        epoch = self._workers.start.epoch
         if self._is_assigned:
-            if self._differs_from_set(self._start.epoch):
+            if self._differs_from_set():
                 self._is_assigned = False  # the next iteration has the epoch that was set
                 raise StateError(
                     "set_epoch and a state loaded in workers have different epochs",
-                    expected=f"set_epoch({self._start.epoch}) before this iteration",
-                    got=f"set_epoch({start.epoch})",
+                    expected=f"set_epoch({self._position.epoch}) before this iteration",
+                    got=f"set_epoch({epoch})",
                 )
-        elif is_used and not start.is_automatic and self.loader.differs_by_epoch:
+        elif is_used and self.loader.differs_by_epoch:
             raise StateError(
                 "an iteration in DataLoader workers needs its epoch",
                 expected="set_epoch(epoch) of the dataset before each iteration over the "
                 "DataLoader; with Lightning a Callback whose on_train_epoch_end(trainer, module) "
                 "calls set_epoch(trainer.current_epoch + 1); or a SeqRecordPipe, which counts",
-                got=f"a second iteration of epoch {start.epoch}",
+                got=f"a second iteration of epoch {epoch}",
             )
         else:
-            self._go_to(start)
+            self._go_to(self._workers.start)
         if is_second:
             _warn_of_new_workers(self.loader)
 
-    def _differs_from_set(self, epoch: int) -> bool:
+    def _differs_from_set(self) -> bool:
         """In a worker, whether the training process has called `set_epoch` with another epoch."""
         start = self._workers.start
-        return start.is_set and not start.is_loaded and start.epoch != epoch
+        is_set = self._workers.is_set and not start.is_saved
+        return is_set and start.epoch != self._position.epoch
 
 
-def _checked(epoch: int, batches: int, batch_size: int | None) -> Start:
-    """A start from arguments, checked."""
-    return Start(
-        check_integer("epoch", epoch, least=0, most=MAX_INT),
-        check_integer("batches", batches, least=0, most=MAX_INT),
-        1 if batch_size is None else check_integer("batch_size", batch_size, least=1, most=MAX_INT),
-    )
+def _placed(position: State, batches: int, batch_size: int | None) -> State:
+    """The position behind a number of batches in its epoch; arguments are checked."""
+    batch = check_integer("batches", batches, least=0, most=MAX_INT)
+    size = 1 if batch_size is None else batch_size
+    size = check_integer("batch_size", size, least=1, most=(1 << 31) - 1)
+    return replace(position, batch=batch, batch_size=size)
 
 
 def _not_the_chains(buffering_pipe: str, remedy: str) -> StateError:

@@ -60,14 +60,8 @@ class BatchSource(Protocol):
     def plan(self, epoch: int, shard: Shard, segments: Segments = ()) -> AnyPlan:
         """The plan of one shard of one epoch, or of the rest of it after `segments`."""
 
-    def after_change(self, state: State) -> tuple[int, Segments]:
-        """The epoch, and its finished segments, if ranks or workers change at a state's position.
-
-        Raises `StateError` for a state without the positions of all workers.
-        """
-
-    def check_place(self, state: State) -> None:
-        """Raise `StateError` for an impossible epoch, or a position beyond its end."""
+    def after_change(self, state: State) -> State:
+        """The position of a state inside an epoch on other ranks, workers or batch sizes."""
 
     def start(self, plan: Any, segments: Segments, *, batch: int, stats: EngineStats) -> Engine:
         """Start an engine for a plan, of an epoch after these `segments`, at `batch`."""

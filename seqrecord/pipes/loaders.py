@@ -17,7 +17,6 @@ from seqrecord.errors import ClipError
 from seqrecord.pipes.arguments import init_takes_arguments
 from seqrecord.pipes.callers import (
     find_buffering_pipe,
-    find_filter,
     find_loader,
     is_batched_again,
     is_made_tensors,
@@ -25,7 +24,6 @@ from seqrecord.pipes.callers import (
 )
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.clip_reader import ClipReader
-from seqrecord.pipes.distributed import items_with_filter
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.options import DatasetOptions, LoaderOptions
 from seqrecord.pipes.planning import plan_clips
@@ -64,16 +62,10 @@ class EpochStream:
         Inside a DataLoader worker: of this worker. Called by a DataLoader: of all its workers
         together.
         """
-        loader, instances, batches = find_loader(), find_filter(), self._epochs.loader
-        epoch, shards = self._epochs.current, [self._shard()]
-        if loader is not None and instances == 1:
-            # The filter does not have ranks and workers yet, or only in the workers.
-            items = items_with_filter(batches.plan(epoch, Shard()).num_batches)
-            if items is not None:
-                return items
-        in_worker = get_worker_info() is not None
-        if loader is not None and loader.num_workers and instances is None and not in_worker:
-            shards = batches.ranks.worker_shards(loader.num_workers)
+        loader, batches, epoch = find_loader(), self._epochs.loader, self._epochs.current
+        shards = [self._shard()]
+        if loader is not None and loader.num_workers and get_worker_info() is None:
+            shards = batches.ranks.current().divided(loader.num_workers)
         return sum(batches.plan(epoch, shard).num_batches for shard in shards)
 
     def __getitem__(self, number: object) -> NoReturn:
@@ -191,17 +183,10 @@ class EpochStream:
 
         With DataLoader workers it is the start of the epoch that they have begun last.
         """
-        return self._epochs.shared_position(self._epochs.loader.ranks.shard())
+        return self._epochs.shared_position(self._shard())
 
     def _shard(self) -> Shard:
-        instances, loader = find_filter() or 1, self._epochs.loader
-        if instances > 1 and loader.options.order == "sequences":
-            raise ClipError(
-                "a .sharding_filter() leaves out batches, so that rows would not follow an episode",
-                expected='no .sharding_filter() behind order="sequences": ranks and workers get '
-                "shards of their own without one",
-            )
-        return loader.ranks.shard_with_filter(instances)
+        return self._epochs.loader.ranks.shard()
 
 
 class StreamingLoader(EpochStream):
@@ -282,10 +267,9 @@ class SeqRecordPipe(StreamingLoader, IterDataPipe[Clip]):
     The order is a function of the dataset, the arguments, the epoch and the shard alone. Each
     iteration is the next epoch, and one iteration runs at a time. Use a `DataLoader` with
     `batch_size=None`, with or without workers. Ranks and workers get shards with the same number of
-    batches (see `even_batches`). A `.sharding_filter()` behind the pipe selects from the whole
-    epoch instead: every worker then reads and decodes it. Batches of workers are shared
-    memory on Linux, read in place by the receiving process. Speed needs no workers: each has an
-    arena of its own.
+    batches (see `even_batches`). A `.sharding_filter()` behind the pipe is not
+    needed and has no effect. Batches of workers are shared memory on Linux, read in place by the
+    receiving process. Speed needs no workers: each has an arena of its own.
 
     Skipped clips (incomplete, or in episodes that are too short) are counted in `repr` and
     `stats()`, and in one warning of the logger `seqrecord`.

@@ -42,8 +42,11 @@ from seqrecord.units import format_size, parse_size
 REQUESTED = ("shuffle", "seed", "batch_size", "drop_last", "even_batches", "rotate_phase", "order")
 """Settings of plans that are arguments; memory determines the others."""
 
-MemoryPlans: TypeAlias = dict[tuple[int, int, Segments], MemoryPlan]
-"""By number of shards, epoch and segments; epoch 0 and no segments stand for all whole epochs."""
+MemoryPlans: TypeAlias = dict[tuple[int, int, Segments], MemoryPlan | PlanSettings]
+"""By number of shards, epoch and segments; epoch 0 and no segments stand for all whole epochs.
+
+Settings of a saved state whose memory was not computed yet have no plan.
+"""
 
 _MOST_TOGETHER = 32  # single clips that are made at once,
 _MOST_BYTES_TOGETHER = 1 << 20  # … which are small
@@ -170,11 +173,19 @@ class EpochPlanner:
         Raises `MemoryLimitError` if the limit is too small.
         """
         key = num_shards, epoch if segments else 0, segments
-        if key not in self._memory_plans:
-            request = self.memory_request(num_shards, epoch, segments)
-            plan = self.residency.plan_memory(request, self.limit(num_shards), segments)
-            self._memory_plans[key] = plan
-        return self._memory_plans[key]
+        found = self._memory_plans.get(key)
+        if not isinstance(found, MemoryPlan):
+            found = self._memory_plans[key] = self.fit(found, *key)
+        return found
+
+    def fit(
+        self, settings: PlanSettings | None, num_shards: int, epoch: int, segments: Segments
+    ) -> MemoryPlan:
+        """The memory for the settings of a saved state, or for the best ones; see `plan_memory`."""
+        request, limit = self.memory_request(num_shards, epoch, segments), self.limit(num_shards)
+        if settings is None:
+            return self.residency.plan_memory(request, limit, segments)
+        return self.residency.plan_given(request, limit, settings, segments)
 
     def execution_memory(
         self, plan: Plan, segments: Segments = (), *, on_device: bool, in_worker: bool
@@ -203,7 +214,7 @@ class EpochPlanner:
         return memory, fitted.nbytes(memory), rows
 
     def keep(self, plans: MemoryPlans) -> None:
-        """Use these settings and memory from now on."""
+        """Use these settings from now on."""
         self._memory_plans.update(plans)
 
     def memory_request(

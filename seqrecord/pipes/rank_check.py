@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from seqrecord.errors import ClipError, SeqRecordError, StateError
 from seqrecord.pipes.loaders import EpochStream
-from seqrecord.text import repr_of
+from seqrecord.pipes.states import check_same
 
 
 def check_ranks(loader: object, group: Any = None) -> None:
@@ -57,25 +57,21 @@ def compare_ranks(position: Callable[[], Mapping[str, Any]], group: Any = None) 
         own = {"error": str(error)}
     gathered: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, own, group)
-    for rank, other in enumerate(gathered):
-        if differ := list(_differences(gathered[0], other)):
-            raise StateError(
-                f"ranks 0 and {rank} differ in {', '.join(name for name, *_ in differ)}: give all "
-                "ranks the same arguments, set_epoch and state",
-                expected=", ".join(f"{name}={repr_of(one)}" for name, one, _ in differ),
-                got=", ".join(f"{name}={repr_of(one)}" for name, _, one in differ),
-            )
-    if "error" in own:
-        raise StateError(f"no rank has a position to compare: {own['error']}")
+    failed = [f"rank {i}: {one['error']}" for i, one in enumerate(gathered) if "error" in one]
+    if failed:
+        raise StateError(f"ranks without a position to compare: {'; '.join(failed)}")
+    first, *others = map(_entries, gathered)
+    for rank, other in enumerate(others, 1):
+        problem = f"all ranks need the same arguments, set_epoch and state; 0 and {rank} differ in"
+        check_same(problem, first, other, {**first, **other})
 
 
-def _differences(one: Any, other: Any, name: str = "state") -> Iterator[tuple[str, Any, Any]]:
-    """Name and both values of each difference."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in {**one, **other}:
-            yield from _differences(one.get(key), other.get(key), key)
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        for pair in zip(one, other, strict=True):
-            yield from _differences(*pair, name)
-    elif one != other:
-        yield name, one, other
+def _entries(value: Any, name: str = "") -> dict[str, Any]:
+    """The entries of JSON by path."""
+    if isinstance(value, list):
+        parts = {f"{name}[{i}]": item for i, item in enumerate(value)}
+    elif isinstance(value, dict):
+        parts = {f"{name}.{key}" if name else key: item for key, item in value.items()}
+    else:
+        return {name: value}
+    return {path: one for part, item in parts.items() for path, one in _entries(item, part).items()}

@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from seqrecord.errors import ClipError, StateError
+from seqrecord.errors import StateError
 from seqrecord.pipes.planning import REQUESTED, EpochPlanner, MemoryPlans
 from seqrecord.pipes.states import Segments, SourceState, State, check_same
 from seqrecord.processes.forks import cached_property
-from seqrecord.sampling import Shard
-from seqrecord.sampling.elastic import EpochSegment
+from seqrecord.sampling import PlanSettings
 from seqrecord.text import repr_of
-
-_MAX_CURSORS = 1 << 24  # of a shard, in a saved state
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,27 +27,20 @@ class SourceOrder:
             rest = fit(num_shards, epoch, segments).settings
         return SourceState(fit(num_shards).settings, self.request, self._episodes, rest)
 
-    def memory_plans_of(self, saved: SourceState, state: State) -> MemoryPlans:
-        """The memory for the settings of a state, for whole epochs and for the rest of one.
+    def memory_plans(self, saved: SourceState, state: State, *, fit: bool) -> MemoryPlans:
+        """The settings of a state by their place in `EpochPlanner`: for whole epochs and its rest.
 
-        Raises `MemoryLimitError` with the smallest sufficient limit if they do not fit.
+        With `fit` also their memory. Raises `MemoryLimitError` with the smallest sufficient limit.
         """
-        planner, num_shards, found = self.planner, state.num_shards, MemoryPlans()
-        whole: tuple[int, Segments] = (0, ())
-        rest = (state.epoch, state.segments)
-        for settings, (epoch, segments) in ((saved.settings, whole), (saved.rest, rest)):
-            if settings is not None:
-                found[num_shards, epoch, segments] = planner.residency.plan_given(
-                    planner.memory_request(num_shards, epoch, segments),
-                    planner.limit(num_shards),
-                    settings,
-                    segments,
-                )
-        return found
+        places: dict[tuple[int, int, Segments], PlanSettings]
+        places = {(state.num_shards, 0, ()): saved.settings}
+        if saved.rest is not None:
+            places[state.num_shards, state.epoch, state.segments] = saved.rest
+        if not fit:
+            return {**places}
+        return {place: self.planner.fit(one, *place) for place, one in places.items()}
 
-    def check_state(
-        self, state: SourceState, segments: Segments, *, any_batch_size: bool = False
-    ) -> None:
+    def check(self, state: SourceState, segments: Segments, *, any_batch_size: bool) -> None:
         """Raise `StateError` for a state of other clips or another order, with the differences.
 
         Allowed differences: settings derived from memory and defaults, the dataset's location, and
@@ -60,10 +50,8 @@ class SourceOrder:
         url, episodes = selection.dataset.url, self._episodes
         saved, is_shuffled = state.settings, planner.settings.shuffle or state.settings.shuffle
         free = {"batch_size"} if saved.shuffle else {"batch_size", "seed"}
-        others = [saved if state.rest is None else state.rest]
-        others += [segment.settings for segment in segments]
         problem = "segments of the saved state have different settings"
-        for other in others:
+        for other in (state.rest or saved, *(segment.settings for segment in segments)):
             check_same(problem, vars(saved), vars(other), set(REQUESTED) - free, url)
         now = {**self.request, **{name: getattr(planner.settings, name) for name in REQUESTED}}
         now["num_cursors"] = planner.options.tuning.num_cursors
@@ -115,37 +103,6 @@ class SourceOrder:
             "fixed_shards": options.fixed_shards,
             **{name: value for name, value in drawn.items() if value is not None},
         }
-
-    def after_change(self, state: State) -> tuple[int, Segments]:
-        """See `BatchSource`: the remaining clips are planned anew."""
-        if not any(state.batches):
-            return state.epoch, state.segments
-        state = state.of_rank()
-        segment = EpochSegment(state.ranks, state.batches, state.settings)
-        return state.epoch, (*state.segments, segment)
-
-    def check_place(self, state: State) -> None:
-        """See `BatchSource`."""
-        url, settings = self.planner.selection.dataset.url, state.settings
-        rows = settings.batch_size or 1 if settings.order == "sequences" else 1
-        if (cursors := max(rows, settings.num_cursors)) > _MAX_CURSORS:
-            raise StateError(
-                "a saved state has more cursors than can be planned",
-                file=url,
-                expected=f"at most {_MAX_CURSORS}",
-                got=cursors,
-            )
-        count, first, most = state.num_shards, state.worker or 0, list[int]()
-        are_alike = self.planner.options.frames_per_batch is None
-        try:  # of each worker, the shard of the last rank: none has more batches
-            for worker in range(first, first + (1 if are_alike else len(state.batches))):
-                index = count - 1 if are_alike else count - state.workers + worker
-                last = Shard(index, count, state.workers)
-                plan = self.planner.plan_with(settings, state.epoch, last, state.segments)
-                most.append(plan.num_batches)
-        except ClipError as error:
-            raise StateError(f"the saved state is of no epoch: {error}") from error
-        state.check_batches(most * len(state.batches) if are_alike else most)
 
 
 def _described(episodes: Mapping[str, Any]) -> str:

@@ -1,41 +1,38 @@
 """State: a loader's position and the inputs of the order, in memory and as JSON.
 
 The training process owns the position (`epochs`): an epoch, and its number of delivered batches.
-DataLoader workers receive it as integers (`worker_starts`). As JSON, `State` is a dict of its
-fields and `version`::
+The rest of a position follows from the plan. As JSON, `State` is a dict of its fields and
+`version`::
 
-    {"version": 8, "epoch": 3, "batch": 120, "ranks": 4, "workers": 1, "worker": 0,
-     "segments": [], "shared_arguments": {}, "sources": [{"settings": {…}, "request": {…}, …}]}
-
-`batch` is a list, a number for each worker, if `worker` is `None`.
+    {"version": 9, "epoch": 3, "batch": 120, "batch_size": 1, "ranks": 4, "workers": 1,
+     "worker": null, "segments": [], "shared_arguments": {}, "sources": [{"settings": {…}, …}]}
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import lru_cache, partial
 from inspect import get_annotations
 from types import UnionType
 from typing import Any, TypeAlias, get_args, get_origin
 
 from seqrecord.errors import ClipError, StateError
-from seqrecord.pipes.distributed import this_worker
-from seqrecord.sampling import PlanSettings, Shard
+from seqrecord.sampling import PlanSettings
 from seqrecord.sampling.elastic import EpochSegment
 from seqrecord.text import repr_of
-from seqrecord.units import SEED_LIMIT
+from seqrecord.units import MAX_INT, SEED_LIMIT
 
-_VERSION = 8
-_MAX_SHARDS = 1 << 31  # exclusive
-_SETTINGS = ("batch_size", "num_cursors", "block_frames", "run_frames", "first_block_frames")
-_INTEGERS = range(1 << 63)
+_VERSION = 9
+_FRAMES = ("block_frames", "run_frames", "first_block_frames")
 _BOUNDS = {
-    **dict.fromkeys(_SETTINGS, range(1 << 31)),
+    **dict.fromkeys(("batch_size", *_FRAMES), range(1, 1 << 31)),
+    **dict.fromkeys(("num_cursors", "num_shares", "ranks"), range(1, 1 << 24)),
+    "workers": range(1, 1 << 16),
     "seed": range(1 - SEED_LIMIT, SEED_LIMIT),
 }
-"""Valid ranges of integers by field name; `_INTEGERS` for other fields."""
+"""Valid ranges of integers by field name; others are not negative."""
 
 Clip: TypeAlias = dict[str, Any]
 """A clip: feature name to tensor [frames, …], or list of tensors; `episode` a key, `start` an int.
@@ -66,30 +63,24 @@ class SourceState:
 
 @dataclass(frozen=True)
 class State:
-    """A position, and the inputs of an epoch's order.
+    """A position, and, if saved, the inputs of the order.
 
-    It is the position of worker `worker` of `workers`, on each of `ranks` ranks; `worker=None`
-    stands for all workers of a rank. `batch` is the number of delivered batches since the last of
-    `segments`. A state without `sources` is the position alone.
+    `batch` batches of `batch_size` items were delivered since the last of `segments`: by all
+    `workers` of each of `ranks` ranks together, which take turns; or by `worker` alone.
     """
 
-    epoch: int
-    batch: int | tuple[int, ...]
-    ranks: int
-    workers: int
-    worker: int | None
+    epoch: int = 0
+    batch: int = 0
+    batch_size: int = 1
+    ranks: int = 0
+    """0: the ranks and workers of the next iteration."""
+    workers: int = 0
+    worker: int | None = None
+    """One of several workers, with a state of its own from a StatefulDataLoader."""
     segments: Segments = ()
     shared_arguments: Json = field(default_factory=dict)
     """Arguments of a mix; empty for other loaders."""
     sources: tuple[SourceState, ...] = ()
-
-    @classmethod
-    def of(cls, shard: Shard) -> State:
-        """The start of the shard of this process: of a DataLoader worker, or of all workers."""
-        worker, workers = this_worker()
-        if shard.count % workers or shard.index % workers != worker:
-            worker, workers = 0, 1
-        return cls(0, 0, shard.count // workers, workers, worker)
 
     @property
     def num_shards(self) -> int:
@@ -97,36 +88,20 @@ class State:
         return self.ranks * self.workers
 
     @property
-    def batches(self) -> tuple[int, ...]:
-        """`batch` as a tuple."""
-        return self.batch if isinstance(self.batch, tuple) else (self.batch,)
+    def is_saved(self) -> bool:
+        """Whether it has the inputs of the order."""
+        return bool(self.sources)
 
     @property
-    def settings(self) -> PlanSettings:
-        """The settings of the epoch of the only source."""
-        return self.sources[0].rest or self.sources[0].settings
+    def following(self) -> State:
+        """The start of the next epoch."""
+        return State(min(self.epoch + 1, MAX_INT), ranks=self.ranks, workers=self.workers)
 
-    @property
-    def is_begun(self) -> bool:
-        """Whether the position is inside an epoch."""
-        return any(self.batches) or bool(self.segments)
-
-    @property
-    def is_of_all(self) -> bool:
-        """Whether the state has the positions of all workers of a rank."""
-        return self.worker is None or self.workers == 1
-
-    def of_rank(self) -> State:
-        """The state of all workers of a rank; `StateError` for one worker of several."""
+    def check_of_rank(self) -> None:
+        """Raise `StateError` for one worker of several."""
         problem = "it has the position of one worker of several"
         expected = "state_dict(batches=…) of the loader, in the process that has the workers"
-        _check(self.is_of_all, problem, expected, f"worker {self.worker} of {self.workers}")
-        return replace(self, worker=None, batch=self.batches)
-
-    def check_batches(self, most: Iterable[int]) -> None:
-        """Raise `StateError` if `batches` exceed `most`, one number for each of them."""
-        for given, number in zip(self.batches, most, strict=True):
-            _check(given <= number, "it is beyond the end of its epoch", f"at most {number}", given)
+        _check(self.worker is None, problem, expected, f"worker {self.worker} of {self.workers}")
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(json.dumps({"version": _VERSION, **asdict(self)}))
@@ -147,32 +122,19 @@ class State:
         _check(version == _VERSION and type(version) is int, "another version", _VERSION, version)
         entries = {name: value for name, value in saved.items() if name != "version"}
         state: State = _read(cls, entries, "itself")
-        for name, is_right, expected in state._rules():
-            _check(is_right, f"{name} that no loader has saved", expected, getattr(state, name))
+        _check(state.is_saved, "sources that no loader has saved", "at least one", state.sources)
+        is_right = state.worker is None or state.worker < state.workers > 1
+        _check(is_right, "worker that no loader has saved", "worker < workers", state.worker)
         return state
-
-    def _rules(self) -> Iterator[tuple[str, bool, str]]:
-        """Yield entries that must be consistent: name, whether it is, and the expected form."""
-        has_shards = 0 < self.num_shards < _MAX_SHARDS and (self.worker or 0) < self.workers
-        yield "workers", has_shards, f"worker < workers, fewer than {_MAX_SHARDS} in all ranks"
-        number = self.workers if self.worker is None else 1
-        is_right = isinstance(self.batch, tuple) == (self.worker is None)
-        is_right = is_right and len(self.batches) == number
-        yield "batch", is_right, "a number of one worker, or a list for all workers"
-        yield "sources", bool(self.sources), "at least one"
-        rests = [source.rest is not None for source in self.sources]
-        is_right = any(self.segments) == any(rests) and (len(rests) == 1 or not any(rests))
-        sizes = [one.ranks * len(one.batches) for one in self.segments]
-        is_right = is_right and all(0 < size < _MAX_SHARDS for size in sizes)
-        yield "segments", is_right, "segments of shards, and settings of the rest"
 
 
 def _read(kind: Any, value: Any, name: str) -> Any:
     """Convert JSON to the type of a field's annotation; `StateError` for invalid JSON."""
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    kind = next((one for one in kinds if isinstance(value, _json_of(one)[0])), kinds[0])
-    types, called = _json_of(kind)
-    _check(isinstance(value, types), f"another type in {name}", called, value)
+    kind = next((one for one in kinds if isinstance(value, _json_of(one))), kinds[0])
+    _check(
+        isinstance(value, _json_of(kind)), f"another type in {name}", _json_of(kind).__name__, value
+    )
     if isinstance(kind, type) and is_dataclass(kind):
         hints = _hints(kind)
         _check(value.keys() == hints.keys(), f"other entries in {name}", [*hints], [*value])
@@ -183,18 +145,16 @@ def _read(kind: Any, value: Any, name: str) -> Any:
     if get_origin(kind) is tuple:
         return tuple(_read(get_args(kind)[0], item, name) for item in value)
     if kind is int:
-        bounds = _BOUNDS.get(name, _INTEGERS)
+        bounds = _BOUNDS.get(name, range(MAX_INT + 1))
         expected, is_right = f"{bounds[0]} to {bounds[-1]}", type(value) is int and value in bounds
         _check(is_right, f"a number out of range in {name}", expected, value)
-    return dict(value) if isinstance(value, Mapping) else value
+    return value
 
 
-def _json_of(kind: Any) -> tuple[Any, str]:
-    """The JSON types of an annotation, and their name in errors."""
-    if get_origin(kind) is tuple:
-        return (list, tuple), "a list"
+def _json_of(kind: Any) -> Any:
+    """The JSON type of an annotation."""
     is_dict = get_origin(kind) is Mapping or is_dataclass(kind)
-    return (Mapping, "a dict") if is_dict else (kind, kind.__name__)
+    return dict if is_dict else list if get_origin(kind) is tuple else kind
 
 
 _hints = lru_cache(partial(get_annotations, eval_str=True))

@@ -251,11 +251,6 @@ class Cursors(CursorSchedule):
         self._stop = self.first_clips(np.array([[index]]))[0]
         self._end_runs(np.minimum(self._run_last_clip, self._stop[self._cursor] - 1))
 
-    def lead_blocks(self, begin: IntArray, end: IntArray) -> Blocks:
-        """The leading group's blocks of clips `[begin, end)`, int64[cursors] each, as round 0."""
-        clips, apart = np.stack((begin, end)), self._apart[self._leading]
-        return self._blocks(self._leading, self._rows(clips, 0, apart=apart))
-
     def first_clips(self, rounds: IntArray) -> IntArray:
         """See `CursorSchedule`."""
         clips = self._find(rounds, snap=False)

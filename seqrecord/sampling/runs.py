@@ -341,6 +341,16 @@ class Shard:
                 got=f"index {self.index} of {self.count}",
             )
 
+    @property
+    def rank(self) -> Shard:
+        """The shard that the workers of this rank divide."""
+        return Shard(self.index // self.workers, self.count // self.workers)
+
+    def divided(self, workers: int) -> list[Shard]:
+        """The shards of the workers of a rank, this shard."""
+        first, count = self.index * workers, self.count * workers
+        return [Shard(first + i, count, workers) for i in range(workers)]
+
 
 class CursorShares(NamedTuple):
     """The shares of the cursors of some shards: clips `[start, stop)`, int64[shards, cursors] each.

@@ -38,15 +38,14 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.grids import frame_keys
 from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
-from seqrecord.errors import ClipError, StateError
+from seqrecord.errors import ClipError
 from seqrecord.sampling.bounds import ClipStats, PlanSettings, cursor_bounds
 from seqrecord.sampling.cursors import Blocks, CursorSchedule
 from seqrecord.sampling.epoch import check_drop_last, key_of_segment
 from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.sampling.random_order import key_of, permutation
-from seqrecord.sampling.runs import Runs, Window, concatenated_pieces
+from seqrecord.sampling.runs import Runs, Window
 
 COLUMNS = ("is_first", "is_last")
 """Extra columns of batches."""
@@ -78,7 +77,7 @@ class SequencePlan(Plan):
     def _lay_out(self, table: ClipTable, segment: int) -> None:
         settings, shard, size = self.settings, self.shard, self._batch_size
         shards = np.array([shard.index, shard.count - 1])
-        runs, starts, stops = _rows_of(table, settings, shards, shard.count, self.epoch, segment)
+        runs, starts, stops = rows_of(table, settings, shards, shard.count, self.epoch, segment)
         start, stop, lengths = starts[0], stops[0], stops - starts
         total, full = int(lengths[0].sum()), int(lengths[0].min())
         self.num_repeated = 0
@@ -196,37 +195,7 @@ def count_unused_frames(table: ClipTable, num_frames: IntArray) -> int:
     return int(num_frames[table.selected].sum()) - used
 
 
-def remaining_sequences(
-    table: ClipTable, settings: PlanSettings, batches: IntArray, *, epoch: int, segment: int
-) -> ClipTable:
-    """The clips of `table` that remain after each shard's first `batches`, int64[shards].
-
-    A duplicate that only evens out batches counts as returned by the clip's own shard. If every
-    shard has returned its last batch, nothing remains, not even clips dropped by `drop_last`.
-    The rest of a sequence is a sequence.
-
-    Raises `StateError` if `batches` exceeds the epoch.
-    """
-    count = len(batches)
-    runs, start, stop = _rows_of(table, settings, np.arange(count), count, epoch, segment)
-    lengths = stop - start
-    most = lengths.min(axis=1) if settings.drop_last else lengths.max(axis=1)
-    if settings.even_batches:
-        most[:] = most.min() if settings.drop_last else most.max()
-    if batches.max() > most.max(initial=0):
-        raise StateError(
-            "a shard of an epoch has given more batches than it has",
-            expected=f"at most {int(most.max())}",
-            got=int(batches.max()),
-        )
-    begin = np.minimum(start + batches[:, None], stop).ravel()
-    if (batches >= most).all():  # a shard may have ended before others
-        begin = stop.ravel()
-    left = runs.slices(begin, stop.ravel())[0]
-    return concatenated_pieces(table, frame_keys(left.episode, left.first_start), left.count)
-
-
-def _rows_of(
+def rows_of(
     table: ClipTable, settings: PlanSettings, shards: IntArray, count: int, epoch: int, segment: int
 ) -> tuple[Runs, IntArray, IntArray]:
     """The ordered clips of all episodes, and the bounds of rows.

@@ -17,7 +17,7 @@ from seqrecord.engine.buffers import BufferNeeds
 from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import STAGES, EngineStats, bottleneck
 from seqrecord.engine.trace import Trace
-from seqrecord.errors import ClipError, StateError
+from seqrecord.errors import ClipError
 from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.distributed import Ranks, warn_once
@@ -47,6 +47,7 @@ from seqrecord.pipes.source_orders import SourceOrder
 from seqrecord.pipes.states import Clip, Segments, State
 from seqrecord.reading.frames import clip_nbytes
 from seqrecord.sampling import BatchDraws, Shard, ShardBatches
+from seqrecord.sampling.elastic import items_of_workers
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, usual_limit
 from seqrecord.sampling.mix_memory import share_out
 from seqrecord.sampling.random_order import key_of
@@ -176,18 +177,14 @@ class MixLoader:
 
     # ---- plans and positions
 
-    def plan(
-        self, epoch: int, shard: Shard, segments: Segments = (), *, workers: int | None = None
-    ) -> MixPlan:
+    def plan(self, epoch: int, shard: Shard, segments: Segments = ()) -> MixPlan:
         """The plan of one shard of one epoch, the same on all ranks.
 
-        A rank has `workers` workers; by default the number that follows from the shards. Epochs of
-        a mix have no segments.
+        Epochs of a mix have no segments.
         """
         raise_if(bool(segments), "an epoch of a mix has segments", "none", segments)
-        workers = workers or self._sources[0].planner.workers(shard.count)
-        worker, size = shard.index % workers, self._unit
-        num_batches = self._count(shard, workers)
+        workers, size = shard.workers, self._unit
+        worker, num_batches = shard.index % workers, self._count(shard)
         first = epoch * num_batches
         if (first + num_batches) * size >= _MOST_SLOTS:
             raise ClipError("an epoch that no mix comes to", got=epoch)
@@ -202,41 +199,27 @@ class MixLoader:
             *(shard, num_batches, self.batch_size, shares, turn, first, drawn, num_slots)
         )
 
-    def _count(self, shard: Shard, workers: int) -> int:
+    def _count(self, shard: Shard) -> int:
         """The number of batches until sources have returned the clips of their first epochs."""
-        stop = self.stop
+        stop, workers = self.stop, shard.workers
         if self.epoch_clips is not None:  # a number of batches on each rank
             stop = max(1, self.epoch_clips // (shard.count // workers * self.batch_size))
         each = zip(self._sources, self.shares.values(), strict=True)
         slots = [max(1, source.first_clip(1, shard.count)) / share for source, share in each]
         return count_batches(stop, slots, self._unit, shard.index % workers, workers)
 
-    def check_place(self, state: State) -> None:
-        """See `BatchSource`."""
-        try:
-            plans = self._plans(state)
-        except ClipError as error:
-            raise StateError(f"the saved state is of no epoch: {error}") from error
-        state.check_batches(plan.num_batches for plan in plans)
-
-    def after_change(self, state: State) -> tuple[int, Segments]:
+    def after_change(self, state: State) -> State:
         """See `BatchSource`: the remaining clips are skipped."""
-        state = state.of_rank()
-        if not any(state.batches):
-            return state.epoch, ()
-        pairs = zip(self._plans(state), state.batches, strict=True)
-        left = state.ranks * sum(plan.left(batch) for plan, batch in pairs)
+        shards = Shard(0, state.ranks).divided(state.workers)
+        plans = [self.plan(state.epoch, one) for one in shards]
+        most = [plan.num_batches for plan in plans]
+        given = items_of_workers(most, state.batch, state.batch_size)
+        left = state.ranks * sum(plan.left(n) for plan, n in zip(plans, given, strict=True))
         warn_once(
             f"ranks or workers of a mix have changed in epoch {state.epoch}: it continues at epoch "
             f"{state.epoch + 1}, without the remaining {left:,} clips"
         )
-        return state.epoch + 1, ()
-
-    def _plans(self, state: State) -> list[MixPlan]:
-        """The plans of the workers with batches in a state."""
-        count, first, workers = state.num_shards, state.worker or 0, state.workers
-        shards = [Shard(first + i, count) for i in range(len(state.batches))]
-        return [self.plan(state.epoch, one, state.segments, workers=workers) for one in shards]
+        return state.following
 
     # ---- execution
 
