@@ -10,7 +10,7 @@ import pytest
 from seqrecord import SeqRecordPipe
 from tests.clip_data import write_numbered
 from tests.rank_jobs import CLIPS, PATIENCE, check_equal, check_once, finish, free_address, start
-from tests.test_elastic import run
+from tests.test_elastic import Job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE + 50)]
 
@@ -26,7 +26,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_torchrun(path: str, tmp_path: Path) -> None:
-    segment, state = run(Path(path), 2, None, 3), tmp_path / "state.json"
+    segment, state = Job(2, 3).run(Path(path)), tmp_path / "state.json"
     state.write_text(json.dumps(segment.state))
     job = ["-m", "tests.rank_jobs.torchrun", path, str(state)]
     found = finish([start([*TORCHRUN, "3", *job])])
