@@ -238,7 +238,6 @@ class _Writer:
             _timed(shown, delay),
             tick=Fraction(1, 1) / self._fps / _TICKS,
             duration=_TICKS,
-            options={"movflags": "faststart"},
         )
 
     def _has_own_times(self) -> bool:
