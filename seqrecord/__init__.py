@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from seqrecord.sources import Source as Source
     from seqrecord.sources import TartanAirSource as TartanAirSource
     from seqrecord.statistics.normalization import Normalization as Normalization
-    from seqrecord.storage import cache_info as cache_info
-    from seqrecord.storage import clear_cache as clear_cache
     from seqrecord.version import __version__ as __version__
     from seqrecord.viewer import view as view
     from seqrecord.viewer import view_rerun as view_rerun

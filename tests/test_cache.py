@@ -463,8 +463,6 @@ def test_other_files_are_kept_and_a_deleted_folder_is_recreated(cached: Cached) 
     assert cached.check(0, 6000) == 1000
     _read_blocks(cached, list(range(40)))
     assert cached.count("evictions")
-    seqrecord.clear_cache(cached.cache)
-    assert cached.check(0, 5000) == 5000
     assert {other.read_text() for other in others} == {"x"}
     shutil.rmtree(cached.cache)
     assert cached.check(0, 5000) == 5000
@@ -525,9 +523,9 @@ def test_the_space_of_a_killed_writer_is_freed(tmp_path: Path) -> None:
     assert list((cached.cache / "new").iterdir()) == []
 
 
-@pytest.mark.parametrize("is_cleared", [False, True])
-def test_a_running_writer_is_undisturbed_unless_the_cache_is_cleared(
-    is_cleared: bool, tmp_path: Path
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_running_writer_is_undisturbed_unless_the_cache_is_removed(
+    is_removed: bool, tmp_path: Path
 ) -> None:
     writer, other, third = Cached(tmp_path), Cached(tmp_path), Cached(tmp_path)
 
@@ -546,15 +544,15 @@ def test_a_running_writer_is_undisturbed_unless_the_cache_is_cleared(
     worker.start()
     assert worker.pid is not None
     assert os.WIFSTOPPED(os.waitpid(worker.pid, os.WUNTRACED)[1])
-    if is_cleared:
-        seqrecord.clear_cache(tmp_path / "cache")
+    if is_removed:
+        shutil.rmtree(tmp_path / "cache")
     else:
         assert third.check(3_900_000, 3_900_100) == 100, "not stored yet"
         _read_blocks(other, list(range(30)))
     os.kill(worker.pid, signal.SIGCONT)
     worker.join()
     assert worker.exitcode == 0
-    if is_cleared:
+    if is_removed:
         assert entries(other.cache) == {}
         assert other.check(0, 1000) == 1000
     else:
@@ -625,13 +623,8 @@ def test_files_of_others_are_refused_not_removed(path: str, tmp_path: Path) -> N
     file.write_text("Signature: 8a477f597d28d172789f06886806bc55\n")
     put(local := LocalStorage(tmp_path / "remote"), PATH, DATA)
     folder = tmp_path / "recordings"
-    for use in (
-        lambda: CachedStorage(local, folder, LIMIT),
-        lambda: seqrecord.cache_info(folder),
-        lambda: seqrecord.clear_cache(folder),
-    ):
-        with pytest.raises(LocationError, match=f"choose another cache_dir.*got: '{path}'"):
-            use()
+    with pytest.raises(LocationError, match=f"choose another cache_dir.*got: '{path}'"):
+        CachedStorage(local, folder, LIMIT)
     cached = Cached(tmp_path)
     folder.rename(cached.cache)  # after it was opened
     assert cached.check(0, 100) == 100

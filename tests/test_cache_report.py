@@ -1,16 +1,14 @@
-"""Shared, locked and read-only caches; info and clear, by Python and by commands."""
+"""Shared, locked, read-only and removed caches; arguments; names of places."""
 
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import multiprocessing
 import os
 import shutil
 import signal
 import stat
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +18,7 @@ import fsspec
 import pytest
 
 import seqrecord
-from seqrecord.errors import LocationError, NotFoundError
+from seqrecord.errors import LocationError
 from seqrecord.storage import CachedStorage, LocalStorage, Storage, StorageWrapper, open_storage
 from seqrecord.storage.cache_folder import CacheFolder
 from seqrecord.storage.ranges import ByteRange
@@ -122,18 +120,6 @@ def _damage(root: Path) -> None:
     entry.write_bytes(data)
 
 
-def test_clearing_a_locked_cache_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Cached(tmp_path).check(0, 10_000)
-    now = time.monotonic
-    with CacheFolder(tmp_path / "cache").locked():
-        assert seqrecord.cache_info(tmp_path / "cache").entries == 1, "looking needs no lock"
-        monkeypatch.setattr(time, "monotonic", lambda: 100 * now())  # ten seconds pass quickly
-        with pytest.raises(seqrecord.StorageError, match=r"cannot be used.*locked by another"):
-            seqrecord.clear_cache(tmp_path / "cache")
-
-
 def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
     """The parent's thread adds data during the fork."""
     cached = Cached(tmp_path, patience=60.0)
@@ -183,12 +169,9 @@ def test_a_cache_on_a_read_only_disk_is_read(
         for _ in range(3):
             assert cached.check(0, 10_000) == 0
             assert cached.check(5000, 20_000) == 10_000
-        assert seqrecord.cache_info(tmp_path / "cache").entries == 1
     assert cached.count("hits") == 3
     assert cached.count("failures") == cached.count("busy") == 0
     assert not caplog.text
-    with pytest.raises(seqrecord.StorageError, match="Read-only"):
-        seqrecord.clear_cache(tmp_path / "cache")
     cached.storage.close()
     assert contents(tmp_path / "cache") == before
 
@@ -349,107 +332,14 @@ def test_places_with_the_same_url_do_not_mix(tmp_path: Path) -> None:
     for _ in range(2):
         for number, storage in enumerate(storages):
             assert get(storage, PATH) == b"%d" % number * 100
-    assert [cached.url for cached in seqrecord.cache_info(tmp_path / "cache").datasets] == places
+    assert {where.read_text() for where in (tmp_path / "cache").glob("*/where")} == {*places}
 
 
-_PLACES = (
-    f"{_ONE}/b/x",
-    f"{_ONE}/other/b/x",
-    "https://two.blob.core.usgovcloudapi.net/b/x",
-    "az://b/x?account_name=one&endpoint=http://127.0.0.1:9/one",
-    "az://b/x?account_name=two",
-    "s3://b/x",
-    "s3://b/x?endpoint=http://h:1",
-    "s3://b/x?endpoint=http://h:2/b",
-    "s3://OTHER/b/x",
-    "s3://b/x y",
-    "s3://b/x%20y",
-    "gs://b/x",
-    "http://h:1/b/x",
-    "http://h:2/b/x",
-    "memory://b/x",
-    "github://main/b/x?org=o&repo=one",
-    "github://main/b/x?org=o&repo=two",
-    "/data/b/x",
-    "/b/x",
-)
-
-
-_CLEARED: dict[str, list[str]] = {
-    "s3://b/x": ["s3://b/x", "s3://b/x?endpoint=http://h:1", "s3://b/x?endpoint=http://h:2/b"],
-    "s3a://b//x/": ["s3://b/x", "s3://b/x?endpoint=http://h:1", "s3://b/x?endpoint=http://h:2/b"],
-    "s3://b/x?endpoint=http://h:1": ["s3://b/x?endpoint=http://h:1"],
-    "s3://b/x y": ["s3://b/x y"],
-    "s3://x": [],
-    "gs://b/x": ["gs://b/x"],
-    "az://b/x": [_PLACES[0], *_PLACES[2:5]],
-    "az://other/b/x": [_PLACES[1]],
-    "abfs://b@one.dfs.core.windows.net/x": [_PLACES[0]],
-    f"{_ONE}/b/x?sv=1&sig=S3CRET": [_PLACES[0]],
-    "blobfile+az://one/b/x": [_PLACES[0], _PLACES[3]],
-    "blobfile+az://two/b/x": [_PLACES[2], _PLACES[4]],
-    "http://h:1/b/x": ["http://h:1/b/x"],
-    "http://u:S3CRET@h:2/b/x/": ["http://h:2/b/x"],
-    "http://h/b/x": [],
-    "memory://b/x": ["memory://b/x"],
-    "github://o:one@main/b/x": ["github://main/b/x?org=o&repo=one"],
-    "/b/x": ["/b/x"],
-    "file:///data/b/x": ["/data/b/x"],
-    "hf://b/x": [],
-}
-
-
-def test_no_other_dataset_is_cleared(tmp_path: Path) -> None:
-    local = LocalStorage(tmp_path / "data")
-    put(local, PATH, b"x" * 100)
-    for location, cleared in _CLEARED.items():
-        for place in _PLACES:
-            get(CachedStorage(_At(local, place), tmp_path / "cache", "64MiB"), PATH)
-        if cleared:
-            assert seqrecord.storage.clear_cache(tmp_path / "cache", location) > 0
-        else:
-            with pytest.raises(NotFoundError, match="no data of this dataset"):
-                seqrecord.storage.clear_cache(tmp_path / "cache", location)
-        remaining = {
-            cached.url for cached in seqrecord.storage.cache_info(tmp_path / "cache").datasets
-        }
-        assert set(_PLACES) - remaining == set(cleared), location
-
-
-# Info and clear
-
-
-def test_cache_info_and_clearing_one_dataset(remote: str, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    fill(remote, cache)
-    fill(CountingStorage(LocalStorage(tmp_path / "dataset")), cache)
-    info = seqrecord.cache_info(cache)
-    first, second = info.datasets
-    assert (first.url, second.url) == (str(tmp_path / "dataset"), remote)
-    assert info.entries == first.entries + second.entries > 6
-    assert info.size > first.size + second.size > 8 * 4096
-    assert info.oldest_use is not None
-    assert info.latest_use is not None
-    assert info.oldest_use <= info.latest_use
-    text = run("cache", "info", cache).output
-    assert str(cache) in text
-    assert remote in text
-    found = json.loads(run("cache", "info", "--json", cache).output)
-    assert found == json.loads(json.dumps(info.to_json()))
-    assert found["datasets"][1]["url"] == remote
-    assert "freed" in run("cache", "clear", cache, remote + "/").output
-    [remaining] = seqrecord.cache_info(cache).datasets
-    assert remaining.url == first.url
-    with pytest.raises(NotFoundError, match="no data of this dataset"):
-        seqrecord.clear_cache(cache, remote)
-    assert seqrecord.clear_cache(cache, tmp_path / "dataset") == remaining.size
-
-
-def test_a_cache_in_use_is_cleared(remote: str, tmp_path: Path) -> None:
+def test_a_cache_in_use_is_removed(remote: str, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     options = ["--cache-dir", cache, "--cache-limit", "16MiB", "--features", "pose"]
     run("bench", remote, "--clip-len", 2, "--quiet", *options)
-    assert seqrecord.cache_info(cache).entries > 0
+    assert entries(cache)
 
     def poses() -> list[bytes]:
         frames = dataset.select(["pose"]).episodes["alpha/Easy/P001"].read(range(3))
@@ -457,25 +347,10 @@ def test_a_cache_in_use_is_cleared(remote: str, tmp_path: Path) -> None:
 
     with seqrecord.open(remote, cache_dir=cache, cache_limit="16MiB") as dataset:
         before = poses()
-        run("cache", "clear", cache)
-        info = seqrecord.cache_info(cache)
-        assert (info.entries, info.datasets, info.oldest_use) == (0, (), None)
-        assert {path.name for path in cache.iterdir()} == {"CACHEDIR.TAG", "taken"}
+        shutil.rmtree(cache)
         assert poses() == before
+        assert entries(cache)
         assert dataset.contents.storage.counters()["cache_failures"] == 0
-
-
-def test_folders_without_a_cache_are_kept(tmp_path: Path) -> None:
-    for command in ("info", "clear"):
-        folder = tmp_path / command
-        assert "no cache" in run("cache", command, folder, code=1).stderr
-        assert not folder.exists()
-        folder.mkdir()
-        assert "no cache" in run("cache", command, folder, code=1).stderr
-        assert list(folder.iterdir()) == []
-        (folder / "thesis.tex").write_text("x")
-        assert "not empty" in run("cache", command, folder, code=1).stderr
-        assert [path.name for path in folder.iterdir()] == ["thesis.tex"]
 
 
 @pytest.mark.parametrize("place", CLOUDS, indirect=True)

@@ -143,7 +143,6 @@ _TAKES_A_LOCATION: list[Use] = [
     lambda path: seqrecord.bench(path, clip_len=2),
 ]
 _TAKES_A_PATH: list[Use] = [
-    *(seqrecord.cache_info, seqrecord.clear_cache),
     lambda path: seqrecord.open(SIGNED, cache_dir=path, cache_limit="1GiB"),
     lambda path: seqrecord.export.to_files("dataset", "alpha/Easy/P000", path),
     lambda path: seqrecord.EngineOptions(trace=path),
@@ -152,8 +151,8 @@ _COMMANDS = [
     *(f"{name} {{}}" for name in ("info", "verify", "reindex", "clean", "view", "bench")),
     *("export {} walk out", "export dataset alpha/Easy/P000 {}"),
     *("write --src {}", "write --src source --dst {}"),
-    *("view dataset -o {}", "bench dataset --trace {}", "cache info {}"),
-    *("cache clear {}", "bench memory://box --cache-limit 1GiB --cache-dir {}"),
+    *("view dataset -o {}", "bench dataset --trace {}"),
+    "bench memory://box --cache-limit 1GiB --cache-dir {}",
 ]
 
 

@@ -12,7 +12,7 @@ _COMMANDS = {
     "doctor": ("doctor",),
     "editing": ("edit", "merge"),
     "exporting": ("export", "push"),
-    "maintenance": ("cache", "clean", "split", "stats"),
+    "maintenance": ("clean", "split", "stats"),
     "packing": ("index", "reindex", "write"),
     "pictures": ("view",),
     "timing": ("bench",),

@@ -1,4 +1,4 @@
-"""Maintenance commands: `seqrecord cache`, `clean`, `split` and `stats`."""
+"""Maintenance commands: `seqrecord clean`, `split` and `stats`."""
 
 from __future__ import annotations
 
@@ -9,42 +9,16 @@ from typing import Any
 import click
 
 from seqrecord.cli.arguments import AT_LEAST_1, DURATION, common, is_given
-from seqrecord.cli.terminal import Command, Group, ProgressBar
+from seqrecord.cli.terminal import Command, ProgressBar
 from seqrecord.edit import clean as remove_old
 from seqrecord.edit import rewrite_files, split_dataset
 from seqrecord.edit.cleaning import MIN_UNUSED
 from seqrecord.format.manifest import KEPT_VERSIONS
 from seqrecord.indexing.opening import open as open_dataset
-from seqrecord.storage import cache_info, clear_cache, parse_location
+from seqrecord.storage import parse_location
 from seqrecord.text import counted
 from seqrecord.units import format_size
 from seqrecord.writing.stored_statistics import add_statistics
-
-
-@click.group(cls=Group)
-def cache() -> None:
-    """Show or empty the cache of remote datasets.
-
-    DIR is the `cache_dir` of `seqrecord.open`, or the `--cache-dir` of a command.
-    """
-
-
-@cache.command()
-@click.argument("folder", metavar="DIR")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes.")
-def info(folder: str, as_json: bool) -> None:
-    """List cached datasets with size and last use."""
-    found = cache_info(folder)
-    click.echo(json.dumps(found.to_json(), indent=1) if as_json else str(found))
-
-
-@cache.command()
-@click.argument("folder", metavar="DIR")
-@click.argument("location", metavar="[URL]", required=False)
-def clear(folder: str, location: str | None) -> None:
-    """Empty the cache, or remove one dataset from it."""
-    size = clear_cache(folder, location)
-    click.echo(f"{folder}: {format_size(size)} freed")
 
 
 @click.command(cls=Command)

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from seqrecord.storage.base import identity_of as identity_of
     from seqrecord.storage.base import reads_commit as reads_commit
     from seqrecord.storage.cache import CachedStorage as CachedStorage
-    from seqrecord.storage.cache import CacheInfo as CacheInfo
-    from seqrecord.storage.cache import cache_info as cache_info
-    from seqrecord.storage.cache import clear_cache as clear_cache
     from seqrecord.storage.cache import worth_rereading as worth_rereading
     from seqrecord.storage.local import LocalStorage as LocalStorage
     from seqrecord.storage.local import follow_links as follow_links

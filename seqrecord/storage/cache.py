@@ -1,21 +1,17 @@
-"""A storage with a cache on local disk, and functions to inspect and clear such caches."""
+"""A storage with a cache on local disk."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
-from seqrecord.errors import LocationError, NotFoundError, StorageError
+from seqrecord.errors import LocationError
 from seqrecord.processes.forks import PerProcess
 from seqrecord.storage.base import Storage, StorageWrapper, check_buffers, has_fixed_files
 from seqrecord.storage.cache_folder import (
@@ -255,146 +251,3 @@ def _checked_limit(limit: int | str) -> int:
             "cache_limit is too small", expected=f"at least {format_size(MIN_LIMIT)}", got=limit
         )
     return size
-
-
-_REPORT_PATIENCE_SECONDS = 10.0  # longer, for interactive use
-
-
-@dataclass(frozen=True, order=True)
-class CachedDataset:
-    """Cached data of one storage: number of entries, and bytes on disk."""
-
-    url: str
-    entries: int
-    size: int
-
-
-@dataclass(frozen=True)
-class CacheInfo:
-    """Contents of a cache.
-
-    Attributes:
-        path: the cache's folder.
-        size: bytes on disk, with the cache's index.
-        entries: number of cached byte ranges.
-        oldest_use: time in UTC of the least recent use of an entry; `None` for an empty cache.
-        latest_use: time in UTC of the most recent use.
-        datasets: storages with cached data.
-    """
-
-    path: str
-    size: int
-    entries: int
-    oldest_use: datetime | None
-    latest_use: datetime | None
-    datasets: tuple[CachedDataset, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON; times are in ISO 8601."""
-        return {
-            **asdict(self),
-            "oldest_use": self.oldest_use and self.oldest_use.isoformat(timespec="seconds"),
-            "latest_use": self.latest_use and self.latest_use.isoformat(timespec="seconds"),
-        }
-
-    def __str__(self) -> str:
-        lines = [f"{self.path}: {format_size(self.size)} in {_entries(self.entries)}"]
-        if self.oldest_use is not None and self.latest_use is not None:
-            lines.append(f"used from {_minute(self.oldest_use)} to {_minute(self.latest_use)} UTC")
-        lines += [
-            f"  {dataset.url}: {format_size(dataset.size)} in {_entries(dataset.entries)}"
-            for dataset in self.datasets
-        ]
-        return "\n".join(lines)
-
-
-def cache_info(cache_dir: str | os.PathLike[str]) -> CacheInfo:
-    """Contents of the cache in a folder, also while other processes use it.
-
-    Raises `NotFoundError` if the folder is not a cache.
-
-    Example:
-        try:
-            print(seqrecord.cache_info("cache/"))
-        except seqrecord.NotFoundError:
-            print("no cache yet")
-    """
-    with _opened(cache_dir) as folder:
-        entries, size = folder.scan()
-        cached = _cached_datasets(folder)
-        return CacheInfo(
-            path=str(folder.path),
-            size=size,
-            entries=len(entries),
-            oldest_use=_time(entries[0].used) if entries else None,
-            latest_use=_time(entries[-1].used) if entries else None,
-            datasets=tuple(sorted(each for each in cached.values() if each.entries)),
-        )
-
-
-def clear_cache(
-    cache_dir: str | os.PathLike[str], location: str | os.PathLike[str] | None = None
-) -> int:
-    """Remove all cached data, or that of the dataset at `location`; returns the bytes freed.
-
-    A location without account and endpoint matches datasets of that name in all of them; use the
-    URL in `cache_info` to choose one. Processes that use the cache continue, and read the data
-    again. Raises `NotFoundError` if the folder is not a cache, or has no data of that dataset.
-
-    Example:
-        try:
-            freed = seqrecord.clear_cache("cache/", "az://datasets/records")
-        except seqrecord.NotFoundError:
-            freed = 0
-    """
-    from seqrecord.storage.places import is_place_of, shown_place  # rarely needed
-
-    with _opened(cache_dir) as folder:
-        cached = _cached_datasets(folder)
-        if location is not None:
-            found = {at: each for at, each in cached.items() if is_place_of(location, each.url)}
-            if not any(each.entries for each in found.values()):
-                raise NotFoundError(
-                    "the cache has no data of this dataset",
-                    file=str(folder.path),
-                    expected=", ".join(each.url for each in cached.values() if each.entries)[:500]
-                    or "an empty cache",
-                    got=shown_place(location),
-                )
-            cached = found
-        folder.clear(list(cached))
-        return sum(each.size for each in cached.values())
-
-
-def _cached_datasets(folder: CacheFolder) -> dict[Path, CachedDataset]:
-    """Cached data of each storage, by its folder."""
-    found = {}
-    for path, url in folder.places().items():
-        entries, _ = folder.scan(path)
-        found[path] = CachedDataset(url, len(entries), sum(entry.size for entry in entries))
-    return found
-
-
-@contextlib.contextmanager
-def _opened(cache_dir: str | os.PathLike[str]) -> Iterator[CacheFolder]:
-    path = local_path(cache_dir, "the cache's folder").absolute()
-    if not check_folder(path):
-        raise NotFoundError("no cache here", file=str(path))
-    try:
-        yield CacheFolder(path, patience=_REPORT_PATIENCE_SECONDS)
-    except StorageError:
-        raise
-    except OSError as error:
-        raise StorageError(f"the cache cannot be used: {error}", file=str(path)) from error
-
-
-def _time(nanoseconds: int) -> datetime:
-    return datetime.fromtimestamp(nanoseconds / 1e9, timezone.utc)
-
-
-def _minute(time: datetime) -> str:
-    return time.strftime("%Y-%m-%d %H:%M")
-
-
-def _entries(number: int) -> str:
-    return f"{number:,} {'entry' if number == 1 else 'entries'}"

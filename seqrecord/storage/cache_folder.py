@@ -5,7 +5,7 @@
     CACHEDIR.TAG                            marks the folder as a cache for backup programs
     taken                                   upper bound of the bytes used; locked by adders
     new/<random>                            an entry under construction, locked by its writer
-    <digest>/where                          the place of a storage; <digest> is its hash
+    <digest>/where                          place of a storage, for readers; <digest> is its hash
     <digest>/<path>.<block>/<start>-<stop>  an entry: a byte range of a file
 
 An entry has one byte range of one file, with checksums; integers are little-endian::
@@ -63,10 +63,9 @@ _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _PIECE_BYTES = 256 << 10
 _TAG_TEXT = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"  # https://bford.info/cachedir/
-    "# This folder is a cache of seqrecord: `seqrecord cache clear` empties it.\n"
+    "# This folder is a cache of seqrecord. It may be removed at any time.\n"
 )
 _UNFINISHED = re.compile(r"[0-9a-f]{24}")
-_PLACE = re.compile(r"[0-9a-f]{40}")
 _BLOCK = re.compile(r"[0-9a-f]{40}/[^/]+\.\d+")
 _ENTRY = re.compile(r"(\d{16,})-(\d+)", re.ASCII)
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -171,7 +170,7 @@ class CacheFolder:
             for item, data, path, fd in files:
                 _write_entry(fd, _label(key, item), data)
                 self._note_use(fd)
-                # The folder is gone if the cache was cleared meanwhile.
+                # The folder is gone if the cache was removed meanwhile.
                 with contextlib.suppress(FileNotFoundError):
                     path.replace(self._block(key, item.start) / _name(item))
         finally:
@@ -188,14 +187,11 @@ class CacheFolder:
             self._drop(entry)
         return len(entries)
 
-    def scan(self, place: Path | None = None) -> tuple[list[CacheEntry], int]:
-        """All entries, least recently used first, and the size on disk of everything.
-
-        `place` is the folder of a storage, for its data only.
-        """
+    def scan(self) -> tuple[list[CacheEntry], int]:
+        """All entries, least recently used first, and the size on disk of everything."""
         entries: list[CacheEntry] = []
         sizes: dict[int, int] = {}  # by inode
-        for folder, folders, names in os.walk(place or self.path):
+        for folder, folders, names in os.walk(self.path):
             is_block = _BLOCK.fullmatch(os.path.relpath(folder, self.path)) is not None
             folders.sort(key=_NEW.__ne__)  # `new` first: its files may be renamed during the scan
             with contextlib.suppress(FileNotFoundError):
@@ -210,25 +206,6 @@ class CacheFolder:
                     if is_block and (item := _range(name)) is not None:
                         entries.append(CacheEntry(item, path, size, found.st_mtime_ns))
         return sorted(entries, key=lambda entry: (entry.used, entry.path)), sum(sizes.values())
-
-    def places(self) -> dict[Path, str]:
-        """Places of the storages that may have cached data, by folder."""
-        found = [w for w in self.path.glob(f"*/{_WHERE}") if _PLACE.fullmatch(w.parent.name)]
-        return {where.parent: where.read_text("utf-8", "replace") for where in found}
-
-    def clear(self, folders: Sequence[Path]) -> None:
-        """Remove data of storages, by their folders, and entries under construction."""
-        with self.locked() as taken:
-            taken.is_known = False
-            for folder in folders:
-                for entry in self.scan(folder)[0]:
-                    self._remove(entry)
-                with contextlib.suppress(FileNotFoundError):
-                    (folder / _WHERE).unlink()
-                    _remove_if_empty(*folder.iterdir(), folder)
-            for path in self._unfinished():
-                path.unlink(missing_ok=True)
-            _remove_if_empty(self.path / _NEW)
 
     def locked(self) -> contextlib.AbstractContextManager[_Taken]:
         """Acquire the lock against other writers; see `_locked`."""
@@ -398,12 +375,6 @@ def _range(name: str) -> ByteRange | None:
     """Byte range of an entry, from its name; `None` for other names."""
     found = _ENTRY.fullmatch(name)
     return found and ByteRange(int(found[1]), int(found[2]))
-
-
-def _remove_if_empty(*folders: Path) -> None:
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
 
 
 class CacheBusyError(OSError):

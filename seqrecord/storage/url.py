@@ -257,35 +257,24 @@ def _in_container(container: str, path: str) -> str:
     return f"{container}/{path.strip('/')}".strip("/")
 
 
-OF_PLACE = ("account_name", "endpoint", "endpoint_url", "base_url", "host", "port", "org", "repo")
-"""Options that identify the place of files, with their aliases."""
-
+# Options that identify the place of files, with their aliases.
+_OPTIONS = ("account_name", "endpoint", "endpoint_url", "base_url", "host", "port", "org", "repo")
 _ALIASES = {"s3a": "s3", "gcs": "gs", "endpoint_url": "endpoint", "base_url": "endpoint"}
 
 
 def named_place(url: str, options: Mapping[str, Any]) -> str:
-    """Name of the place of a URL without query, with options that identify it."""
-    words = [f"{name}={value}" for name, value in place_options(options).items()]
-    return normal_url(url) + ("?" + "&".join(words) if words else "")
+    """Name of the place of a URL without query, with options that identify it, without secrets."""
+    scheme, _, path = url.partition("://")
+    place = f"{_ALIASES.get(scheme, scheme)}://" + "/".join(filter(None, path.split("/")))
+    found = {}
+    for name in _OPTIONS:
+        if value := options.get(name):
+            text = re.sub(r"^(.*?//)?.*@", r"\1", str(value).partition("?")[0])
+            found[_ALIASES.get(name, name)] = text.rstrip("/")
+    return place + "?" * bool(found) + "&".join(f"{name}={text}" for name, text in found.items())
 
 
 def without_commit(url: str) -> str:
     """URL of a dataset on the Hub without its commit; other URLs unchanged."""
     return re.sub(r"^(hf://datasets/[^/]+/[^/@]+)@[0-9a-f]{40}(?=/|$)", r"\1", url)
 
-
-def place_options(options: Mapping[str, Any]) -> dict[str, str]:
-    """Options that identify a place, under canonical names and without secrets."""
-    found = {}
-    for name in OF_PLACE:
-        if value := options.get(name):
-            text = re.sub(r"^(.*?//)?.*@", r"\1", str(value).partition("?")[0])
-            found[_ALIASES.get(name, name)] = text.rstrip("/")
-    return found
-
-
-def normal_url(url: str) -> str:
-    """A URL with a canonical scheme and without empty parts of its path."""
-    scheme, _, path = url.partition("://")
-    scheme = _ALIASES.get(scheme, scheme)
-    return f"{scheme}://" + "/".join(part for part in path.split("/") if part)
