@@ -200,9 +200,10 @@ def test_wrong_requests(dataset: Path, tmp_path: Path) -> None:
             bench(dataset, **options)
     with pytest.raises(NotFoundError):
         bench(tmp_path)
-    for arguments in ([tmp_path], [dataset, "--clip-len", 400], [dataset, "--memory-limit", "1KB"]):
+    little = ["--loader", "memory_limit=1KB"]
+    for arguments in ([tmp_path], [dataset, "--clip-len", 400], [dataset, *little]):
         fail("bench", *arguments, "--quiet")
-    assert "not a size" in fail("bench", dataset, "--memory-limit", "much", code=2)
+    assert "not a size" in fail("bench", dataset, "--loader", "memory_limit=much", code=2)
 
 
 def test_step_times() -> None:
@@ -293,9 +294,10 @@ def test_advice() -> None:
 
 
 def test_the_command(dataset: Path) -> None:
-    options = ["--clip-len", 4, "--batch-size", 2, "--features", "image_left,flow", "--stride", 2]
-    options += ["--memory-limit", "1GB", "--no-shuffle", "--seed", 3]
-    result = run("bench", dataset, *options, "--threads", 1, "--max-batches", 2, "--consumer-ms", 5)
+    options: list[Any] = ["--clip-len", 4, "--batch-size", 2, "--features", "image_left,flow"]
+    for text in ("stride=2", "memory_limit=1GB", "shuffle=false", "engine={num_threads: 1}"):
+        options += ["--loader", text]
+    result = run("bench", dataset, *options, "--max-batches", 2, "--consumer-ms", 5)
     lines = result.stdout.splitlines()
     assert lines[0].startswith(f"{dataset}: 2 batches, 4 clips in ")
     [waiting] = [line for line in lines if line.startswith("  waiting for data ")]
@@ -312,13 +314,13 @@ LOADER: list[tuple[list[Any], dict[str, Any]]] = [
     (["windows={pose: {start: -1, stop: 2}}", "pad=edge"], {"pad": "edge", "num_frames": 60}),
     (["resize={image_left: [16, 8]}", "clip_len=2"], {"resize": "{'image_left': (16, 8)}"}),
     (["clip_len=[2, 4]", "frames_per_batch=8"], {"frames_per_batch": "8", "batch_size": None}),
-    (["engine={num_cursors: 1}", "clip_len=4"], {"num_threads": 1}),
+    (["engine={num_cursors: 1, num_threads: 1}", "clip_len=4"], {"num_threads": 1}),
 ]
 
 
 @pytest.mark.parametrize(("given", "expected"), LOADER)
 def test_arguments_of_the_loader(dataset: Path, given: list[str], expected: dict[str, Any]) -> None:
-    options = ["--features", "image_left,pose", "--threads", 1, "--json", "--quiet"]
+    options = ["--features", "image_left,pose", "--json", "--quiet"]
     loader = [word for text in given for word in ("--loader", text)]
     report = json.loads(run("bench", dataset, *options, *loader).stdout)
     found = {**report, **report["settings"]}

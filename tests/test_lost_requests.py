@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord.edit import clean, delete_episodes, merge_datasets, split_dataset
+from seqrecord.edit import clean, delete_episodes, merge_datasets, split_episodes
 from seqrecord.errors import AccessError, CommitUnknownError, ConflictError, NotFoundError
 from seqrecord.format.manifest import MANIFEST, read_manifest
 from seqrecord.storage import LocalStorage
@@ -189,7 +189,7 @@ def test_a_base_older_than_the_recorded_commit_ids(path: Path) -> None:
 
     def many() -> None:
         for number in range(102):
-            split_dataset(path, {"a": 0.5 if number % 2 else 1.0}, reassign=True)
+            split_episodes(path, None, "a" if number % 2 else "b")
 
     storage: Any = LosesResponse(LocalStorage(path), now=True, meanwhile=many)
     with pytest.raises(CommitUnknownError):

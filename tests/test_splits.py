@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import ClipError, NotFoundError, SeqRecordPipe, SeqRecordWriter
-from seqrecord.edit import split_dataset
+from seqrecord.edit import split_dataset, split_episodes
 from seqrecord.types import EpisodeDescription
 from tests.clip_data import LENGTHS, names
 from tests.command_line import fail, run
@@ -72,7 +72,8 @@ def test_episodes_stay_in_their_splits_after_an_append(tmp_path: Path) -> None:
     assert split_dataset(path, shares) == {"train": 30, "val": 10}
     after = splits_of(path)
     assert {key: after[key] for key in before} == before
-    split_dataset(path, shares, seed=7, reassign=True)
+    split_episodes(path, None, None)
+    split_dataset(path, shares, seed=7)
     assert Counter(splits_of(path).values()) == {"train": 30, "val": 10}
     assert splits_of(path) != after
     # Remaining episodes have no split, and episodes of another split do not change.
@@ -80,7 +81,8 @@ def test_episodes_stay_in_their_splits_after_an_append(tmp_path: Path) -> None:
     assert split_dataset(path, {"val": 0.1}) == {"val": 2}
     assert Counter(splits_of(path).values()) == {"val": 2, None: 18}
     assert split_dataset(path, {"train": 0.5}) == {"val": 2, "train": 9}
-    assert split_dataset(path, {"train": 0.0}, reassign=True) == {"val": 2, "train": 0}
+    split_episodes(path, [k for k, name in splits_of(path).items() if name == "train"], None)
+    assert split_dataset(path, {"train": 0.0}) == {"val": 2, "train": 0}
 
 
 def test_episodes_of_a_scene_are_in_one_split(tmp_path: Path) -> None:
@@ -102,7 +104,8 @@ def thirty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(st.lists(st.just(0.0) | st.floats(0.2, 1), min_size=3, max_size=3), st.integers(0, 5))
 def test_shares_are_met_within_one_episode(thirty: Path, parts: list[float], seed: int) -> None:
     shares = {f"s{i}": part / max(1.0, sum(parts)) for i, part in enumerate(parts)}
-    found = split_dataset(thirty, shares, seed=seed, reassign=True)
+    split_episodes(thirty, None, None)
+    found = split_dataset(thirty, shares, seed=seed)
     for name, share in shares.items():
         assert abs(found[name] - share * 30) < 1.5, "each of three splits may take one more"
 
@@ -173,8 +176,9 @@ def test_the_command(tmp_path: Path) -> None:
     output = run("split", path, "train=0.9", "val=0.1").stdout
     assert "train 9 episodes, val 1 episode\n" in output
     assert "train 9" in run("info", path).stdout
-    assert "lacks the entry" in fail("split", path, "train=1", "--by", "room", "--reassign")
+    assert "lacks the entry" in fail("split", path, "train=1", "--by", "room")
     line = fail("split", path, "train", code=2)
     assert "expected NAME=SHARE such as train=0.9, got 'train'" in line
-    output = run("split", path, "val=1", "--reassign").stdout
-    assert output.endswith("train 9 episodes, val 1 episode\n")
+    run("edit", "split", path, "*")
+    output = run("split", path, "val=1").stdout
+    assert output.endswith(" val 10 episodes\n")

@@ -124,20 +124,6 @@ def _parse_names(text: str) -> list[str]:
     return names
 
 
-def _parse_range(text: str) -> slice:
-    try:
-        numbers = [int(part) if part else None for part in text.split(":")]
-        if len(numbers) in (2, 3) and numbers[2:] != [0]:
-            return slice(*numbers)
-    except ValueError:
-        pass
-    raise ValueError(f"{text!r} is not a range of frames; write START:STOP or START:STOP:STEP")
-
-
-FRAME_RANGE = Parsed("range", _parse_range)
-"""`START:STOP` or `START:STOP:STEP`, as in Python slices."""
-
-
 def parse_codecs(
     values: Sequence[str], features: Callable[[], Sequence[str]]
 ) -> str | dict[str, Any] | None:

@@ -43,8 +43,6 @@ _MIX_FILES = (".yaml", ".yml", ".json")
 @click.option("--versions", is_flag=True, help="List versions of the dataset, newest first.")
 @click.option("--clip-len", type=AT_LEAST_1, help="Count the clips of this many frames.")
 @click.option("--batch-size", type=AT_LEAST_1, help="Predict the memory of a loader.")
-@click.option("--stride", type=AT_LEAST_1, help="Frames between starts of clips. [1]")
-@click.option("--dilation", type=AT_LEAST_1, help="Frames between frames of a clip. [1]")
 @feature_names("Features to show, and to require in clips.")
 @click.option("--split", help="Split of a mix file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes.")
@@ -56,8 +54,6 @@ def info(
     versions: bool,
     clip_len: int | None,
     batch_size: int | None,
-    stride: int | None,
-    dilation: int | None,
     features: list[str] | None,
     split: str | None,
     as_json: bool,
@@ -74,8 +70,7 @@ def info(
     seqrecord info mix.yaml                   sources, shares and features of a mix
     """
     if Path(path).suffix in _MIX_FILES and Path(path).is_file():
-        others = key, episodes, versions, stride, dilation, features, storage_options, batch_size
-        if any(others):
+        if any((key, episodes, versions, features, storage_options, batch_size)):
             raise click.UsageError("a mix file takes only --clip-len, --split and --json")
         _show_mix(path, clip_len, split, as_json=as_json)
         return
@@ -90,13 +85,11 @@ def info(
         rows = [version.to_json() for version in found]
         click.echo(json.dumps(rows, indent=1) if as_json else "\n".join(map(str, found)))
         return
-    if clip_len is None and (stride or dilation or batch_size):
-        raise click.UsageError("--stride, --dilation and --batch-size require --clip-len")
+    if batch_size and clip_len is None:
+        raise click.UsageError("--batch-size requires --clip-len")
     if batch_size and (key or episodes):
         raise click.UsageError("--batch-size cannot be combined with KEY or --episodes")
-    clip = None
-    if clip_len is not None:
-        clip = ClipSpec(clip_len, stride=stride or 1, dilation=dilation or 1)
+    clip = None if clip_len is None else ClipSpec(clip_len)
     with open_unchecked(path, features=features, storage_options=storage_options) as dataset:
         is_key = key is not None and key in dataset.contents.index.positions
         if episodes or (key is not None and not is_key and set(key) & set("*?[")):
@@ -107,8 +100,8 @@ def info(
         summary: Summary | EpisodeSummary
         if key is None:
             summary = summarize(dataset, clip=clip)
-            if clip is not None and batch_size and summary.clips and summary.clips.num_clips:
-                nbytes = _predicted_memory(dataset, clip, batch_size)
+            if clip_len and batch_size and summary.clips and summary.clips.num_clips:
+                nbytes = _predicted_memory(dataset, clip_len, batch_size)
                 clips = replace(summary.clips, batch_size=batch_size, memory_bytes=nbytes)
                 summary = replace(summary, clips=clips)
         else:
@@ -116,16 +109,13 @@ def info(
     click.echo(json.dumps(summary.to_json(), indent=1) if as_json else str(summary))
 
 
-def _predicted_memory(dataset: Dataset, clip: ClipSpec, batch_size: int) -> int:
+def _predicted_memory(dataset: Dataset, clip_len: int, batch_size: int) -> int:
     """Predicted memory of a loader of these clips in one process, in bytes."""
     # Imported late: torch takes seconds.
     from seqrecord.pipes.options import LoaderOptions
     from seqrecord.pipes.planning import predict_memory
 
-    options = LoaderOptions(
-        clip_len=clip.length, stride=clip.stride, dilation=clip.dilation, batch_size=batch_size
-    )
-    return predict_memory(dataset, options)
+    return predict_memory(dataset, LoaderOptions(clip_len=clip_len, batch_size=batch_size))
 
 
 def _show_mix(path: str, clip_len: int | None, split: str | None, *, as_json: bool) -> None:
@@ -166,7 +156,6 @@ def _json_lines(
 @click.argument("path")
 @click.option("--deep", is_flag=True, help="Also decode all frames.")
 @check_video
-@click.option("--threads", type=AT_LEAST_1, help="Threads. [number of cores]")
 @click.option("--quiet", is_flag=True, help="Print problems only.")
 @common
 @click.pass_context
@@ -175,7 +164,6 @@ def verify(
     path: str,
     deep: bool,
     check_video: bool,
-    threads: int | None,
     quiet: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
@@ -193,7 +181,6 @@ def verify(
             path,
             deep=deep,
             check_video=check_video,
-            num_threads=threads,
             progress=show,
             storage_options=storage_options,
         )

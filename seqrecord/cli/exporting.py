@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from seqrecord.cli.arguments import FRAME_RANGE, common, feature_names
+from seqrecord.cli.arguments import common, feature_names
 from seqrecord.cli.terminal import Command, ProgressBar
 from seqrecord.export import to_files, to_hub, to_lerobot
 from seqrecord.indexing.opening import open as open_dataset
@@ -28,12 +28,6 @@ from seqrecord.writing.convert_jobs import Progress
     help="Files per frame, or a LeRobot dataset (v3.0).",
 )
 @feature_names("Features to export.")
-@click.option(
-    "--frames",
-    type=FRAME_RANGE,
-    metavar="START:STOP[:STEP]",
-    help="Frames of each episode to export; only for --format frames. [all]",
-)
 @click.option("--fps", type=float, help="For lerobot: frames per second, if episodes have none.")
 @click.option("--quiet", is_flag=True, help="Hide the progress bar.")
 @common
@@ -43,7 +37,6 @@ def export(
     dest: str,
     kind: str,
     features: list[str] | None,
-    frames: slice | None,
     fps: float | None,
     quiet: bool,
     storage_options: dict[str, Any] | None,
@@ -56,8 +49,6 @@ def export(
     --format frames     DEST/KEY/: image, npy and JSON files; `seqrecord write` reads them back
     --format lerobot    DEST: a LeRobot dataset; video is copied without decoding
     """
-    if kind != "frames" and frames is not None:
-        raise click.UsageError(f"--frames requires --format frames, got {kind}")
     if kind == "frames" and fps is not None:
         raise click.UsageError("--fps requires --format lerobot")
     with (
@@ -74,7 +65,7 @@ def export(
         if kind == "lerobot":
             to_lerobot(dataset, dest, episodes=episodes, fps=fps, **options)
         else:
-            to_files(dataset, episodes, dest, frames=frames, **options)
+            to_files(dataset, episodes, dest, **options)
     click.echo(f"{Path(dest)}: {counted(count, 'episode')}")
 
 
@@ -83,7 +74,6 @@ def export(
 @click.argument("url", metavar="hf://datasets/ORG/NAME[@BRANCH]")
 @click.option("--private", is_flag=True, help="Create a private repository.")
 @click.option("--tag", help="Tag of the commit.")
-@click.option("--message", metavar="TEXT", help="Message of the commit.")
 @click.option("--license", metavar="ID", help="License in the card: mit, … [unchanged]")
 @click.option("--replace", is_flag=True, help="Overwrite another dataset or a later version.")
 @click.option("--replace-card", is_flag=True, help="Overwrite a README.md not written by push.")

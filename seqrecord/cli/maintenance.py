@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from seqrecord.cli.arguments import AT_LEAST_1, DURATION, common, is_given
+from seqrecord.cli.arguments import DURATION, common, is_given
 from seqrecord.cli.terminal import Command, ProgressBar
 from seqrecord.edit import clean as remove_old
 from seqrecord.edit import rewrite_files, split_dataset
@@ -101,12 +101,11 @@ def clean(
     help="Keep episodes together that have the same value of this metadata entry.",
 )
 @click.option("--seed", type=int, default=0, help="Seed of the random assignment.")
-@click.option("--reassign", is_flag=True, help="Also reassign episodes of these splits.")
 @common
 def split(path: str, shares: tuple[str, ...], **options: Any) -> None:
     """Assign episodes to splits at random.
 
-    Episodes of these splits keep their split unless --reassign is set.
+    Episodes of these splits keep their split; `seqrecord edit split` removes them from it.
     Example: seqrecord split records/ train=0.9 val=0.1
     """
     wanted = {}
@@ -126,8 +125,6 @@ def split(path: str, shares: tuple[str, ...], **options: Any) -> None:
 @click.command(cls=Command)
 @click.argument("path")
 @click.option("--recompute", is_flag=True, help="Compute the statistics again.")
-@click.option("--max-frames", type=AT_LEAST_1, help="Sample about this many frames. [all]")
-@click.option("--threads", "num_threads", type=AT_LEAST_1, help="Threads. [number of cores]")
 @click.option("--split", metavar="NAME", help="Compute statistics of this split.")
 @click.option("--dry-run", is_flag=True, help="Print without storing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -141,7 +138,6 @@ def stats(
     as_json: bool,
     quiet: bool,
     storage_options: dict[str, Any] | None,
-    **options: Any,
 ) -> None:
     """Print or compute statistics of features.
 
@@ -152,17 +148,14 @@ def stats(
     with open_dataset(path, storage_options=storage_options) as dataset:
         schema, found = dataset.features, dataset.statistics
         computes = recompute or found.lacking is not None or split is not None
-        if options["max_frames"] is not None and not computes:
-            raise click.UsageError(
-                "--max-frames has no effect: the dataset has statistics; add --recompute"
-            )
         if computes:
             with ProgressBar("frames", quiet=quiet) as bar:
-                options["progress"] = bar.show_frames
                 if dry_run or split is not None:
-                    found = dataset.compute_statistics(split=split, **options)
+                    found = dataset.compute_statistics(split=split, progress=bar.show_frames)
                 else:
-                    found = add_statistics(path, storage_options=storage_options, **options)
+                    found = add_statistics(
+                        path, progress=bar.show_frames, storage_options=storage_options
+                    )
     click.echo(json.dumps(found.summary(), indent=1) if as_json else str(found))
     if missing := found.missing(schema):
         click.echo(f"no statistics of {', '.join(missing)}; use --recompute", err=True)

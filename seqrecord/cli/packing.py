@@ -95,9 +95,6 @@ skip_bad_episodes = click.option(
     "--cameras", type=click.Choice([*CAMERAS, "both"]), help="Cameras, for TartanAir. [both]"
 )
 @click.option(
-    "--difficulty", type=click.Choice(["Easy", "Hard"]), help="Difficulty, for TartanAir. [both]"
-)
-@click.option(
     "--map",
     "places",
     multiple=True,
@@ -155,7 +152,6 @@ def write(
     mode: WriteMode,
     features: list[str] | None,
     cameras: str | None,
-    difficulty: str | None,
     places: tuple[str, ...],
     source_options: dict[str, Any] | None,
     kinds: tuple[str, ...],
@@ -174,7 +170,6 @@ def write(
     destination = dst or _default_destination(src)
     named: dict[str, Any] = {
         "cameras": CAMERAS if cameras == "both" else cameras and (cameras,),
-        "difficulty": difficulty,
         "map": parse_by_feature(places, "PATH"),
     }
     others = source_options or {}

@@ -16,7 +16,7 @@ from seqrecord.viewer import view as draw_view
 
 _FORMATS = (".png", ".jpg", ".webp", ".svg", ".pdf")
 _OF_RERUN = ("save", "quiet")
-_OF_PICTURES = ("start", "clip_len", "dilation", "output")
+_OF_PICTURES = ("start", "clip_len", "output")
 
 
 @click.command(cls=Command)
@@ -34,7 +34,6 @@ _OF_PICTURES = ("start", "clip_len", "dilation", "output")
     type=AT_LEAST_1,
     help=f"Frames of the clip. [{DEFAULT_CLIP_LEN}, or fewer at the end of the episode]",
 )
-@click.option("--dilation", type=AT_LEAST_1, default=1, help="Frames between frames of the clip.")
 @feature_names("Features to plot, in order.")
 @click.option(
     "--rerun",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
-from functools import reduce
 from time import perf_counter
 from typing import Any
 
@@ -42,47 +41,21 @@ def _parse_arguments(values: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-_CLIPS = (
-    click.argument("path"),
-    click.option("--clip-len", type=AT_LEAST_1, help="Frames per clip. [16]"),
-    click.option("--stride", type=AT_LEAST_1, help="Frames between starts of clips. [1]"),
-    click.option("--split", metavar="NAME", help="Read this split only."),
-    click.option("--episodes", metavar="GLOB", help="Read episodes with matching keys only."),
-    feature_names("Features to read."),
-    click.option("--batch-size", type=AT_LEAST_1, help="Clips per batch. [4]"),
-    click.option(
-        "--memory-limit",
-        type=BYTE_SIZE,
-        help="Memory for frames, batches and reads in flight. [2 GiB, or more to mix batches well]",
-    ),
-    click.option("--no-shuffle", is_flag=True, help="Read episodes in order."),
-    click.option("--seed", type=click.IntRange(min=0), help="Seed of the order. [0]"),
-    click.option(
-        "--loader",
-        "arguments",
-        metavar="NAME=VALUE",
-        multiple=True,
-        callback=lambda _ctx, _param, values: _parse_arguments(values),
-        help="Another argument of the loader, as in mix files (repeatable): pad=edge, "
-        "'windows={front: [-1, 0]}', 'resize=[224, 224]'.",
-    ),
-    click.option("--threads", "num_threads", type=AT_LEAST_1, help="Threads. [number of cores]"),
-    click.option("--cache-dir", metavar="DIR", help="Cache reads of a remote dataset in DIR."),
-    click.option(
-        "--cache-limit", type=BYTE_SIZE, help="Maximum size of the cache, such as 200GiB."
-    ),
-    common,
-)
-
-
-def _of_clips(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a loader."""
-    return reduce(lambda made, option: option(made), reversed(_CLIPS), function)
-
-
 @click.command(cls=Command)
-@_of_clips
+@click.argument("path")
+@click.option("--clip-len", type=AT_LEAST_1, help="Frames per clip. [16]")
+@feature_names("Features to read.")
+@click.option("--batch-size", type=AT_LEAST_1, help="Clips per batch. [4]")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="Batch device.")
+@click.option(
+    "--loader",
+    "arguments",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=lambda _ctx, _param, values: _parse_arguments(values),
+    help="Another argument of the loader, as in mix files (repeatable): stride=4, pad=edge, "
+    "'windows={front: [-1, 0]}', 'resize=[224, 224]', 'engine={num_threads: 2}'.",
+)
 @click.option(
     "--consumer-ms",
     type=click.FloatRange(min=0, max=1e6),
@@ -91,12 +64,14 @@ def _of_clips(function: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--max-batches", type=AT_LEAST_1, help="Stop after this many batches. [all]")
 @click.option("--trace", metavar="FILE", help="Write a trace for https://ui.perfetto.dev.")
+@click.option("--cache-dir", metavar="DIR", help="Cache reads of a remote dataset in DIR.")
+@click.option("--cache-limit", type=BYTE_SIZE, help="Maximum size of the cache, such as 200GiB.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, in seconds and bytes.")
 @click.option("--quiet", is_flag=True, help="Hide the progress bar.")
+@common
 def bench(
     path: str,
-    no_shuffle: bool,
-    num_threads: int | None,
+    arguments: dict[str, Any],
     device: str,
     consumer_ms: float,
     trace: str | None,
@@ -105,24 +80,19 @@ def bench(
     as_json: bool,
     quiet: bool,
     storage_options: dict[str, Any] | None,
-    arguments: dict[str, Any],
     **options: Any,
 ) -> None:
     """Time a loader and name its bottleneck.
 
     Streams one epoch, prints the waiting time of steps and suggests the first setting to change.
     """
-    tuning = {"num_threads": num_threads, "trace": trace}
-    given = {name: value for name, value in tuning.items() if value is not None}
-    engine = replace(arguments.pop("engine", None) or EngineOptions(), **given)
-    options |= {
-        "shuffle": False if no_shuffle else None,
-        "device": None if device == "cpu" else device,
-    }
+    options["device"] = None if device == "cpu" else device
     options = {name: value for name, value in options.items() if value is not None}
     if twice := sorted(options.keys() & arguments):
         raise click.UsageError(f"{twice[0]} is given as an option and with --loader; expected once")
-    options |= arguments if engine == EngineOptions() else {**arguments, "engine": engine}
+    options |= arguments
+    if trace is not None:
+        options["engine"] = replace(options.get("engine") or EngineOptions(), trace=trace)
     with ProgressBar("batches", quiet=quiet) as bar:
 
         def show(done: int, total: int) -> None:

@@ -204,8 +204,8 @@ def trim_episodes(
     `frames` are the remaining frames of each episode, like `episode[30:-10]`: half-open bounds,
     which may be `None`, or negative to count from the end; no step. Readers that open the dataset
     afterwards number the remaining frames from 0. No record file is rewritten: trimmed frames keep
-    their bytes until `rewrite_files`, and those in a chunk with remaining frames also afterwards.
-    Timestamps keep their values. Statistics are removed as by `delete_episodes`.
+    their bytes until `rewrite_files`, and beyond it in a chunk with remaining frames. Timestamps
+    keep their values. Statistics are removed as by `delete_episodes`.
 
     Other arguments and errors as for `delete_episodes`; also raises `ClipError` for a step, and for
     an episode without remaining frames.
@@ -285,15 +285,14 @@ def split_dataset(
     *,
     by: str = "episode",
     seed: int = 0,
-    reassign: bool = False,
     if_version: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, int]:
     """Assign episodes to named splits by their shares; returns the number of episodes per split.
 
     Shares add up to 1 at most; remaining episodes are in no split. Episodes already in one of the
-    splits stay there, so that validation data is never trained on later; `reassign` draws them
-    again. Episodes in other splits stay there, and do not count.
+    splits stay there, so that validation data is never trained on later; `split_episodes` removes
+    them from it. Episodes in other splits stay there, and do not count.
 
     Args:
         location: local path or URL of the dataset.
@@ -301,7 +300,6 @@ def split_dataset(
         by: `episode`, or an entry of the metadata: episodes with an equal entry, for example of the
             same scene, get the same split.
         seed: of the random order.
-        reassign: draw all episodes in these splits again.
         storage_options: for the filesystem that serves a URL.
 
     Raises `ClipError` for invalid shares or names, for an episode without the entry, and for too
@@ -327,9 +325,8 @@ def split_dataset(
         names = _split_names(dataset, shares)
         numbers = [names.index(name) for name in shares]
         old = index.split.astype(np.int64)
-        kept = np.isin(old, numbers) & (not reassign)
         units = _split_units(index, by, url)
-        new = assign_splits(old, kept, units, numbers, list(shares.values()), seed)
+        new = assign_splits(old, units, numbers, list(shares.values()), seed)
         counts = {name: int((new == number).sum()) for number, name in enumerate(names)}
         if empty := [name for name, share in shares.items() if share and not counts[name]]:
             raise ClipError(  # readers refuse empty splits
@@ -413,7 +410,6 @@ def _split_units(index: Index, by: str, url: str) -> list[str]:
 
 def assign_splits(
     old: npt.NDArray[np.int64],
-    kept: npt.NDArray[np.bool_],
     units: Sequence[str],
     numbers: Sequence[int],
     shares: Sequence[float],
@@ -421,12 +417,12 @@ def assign_splits(
 ) -> npt.NDArray[np.int64]:
     """The split of each episode: a number in `numbers`, another old number, or `NO_SPLIT`.
 
-    `old` are the splits before, and `kept` the episodes that stay: both [episodes]. Units, sets of
+    `old` are the splits before, [episodes]; episodes in one of these splits stay. Units, sets of
     episodes with equal text in `units`, are shuffled by the seed; each goes to the split that lacks
     most episodes. Returns int64 [episodes].
     """
     new: npt.NDArray[np.int64] = old.copy()
-    new[np.isin(old, numbers) & ~kept] = NO_SPLIT
+    kept = np.isin(old, numbers)
     members: dict[str, list[int]] = {}
     chosen: dict[str, int] = {}  # splits of units with a kept episode
     for episode, unit in enumerate(units):

@@ -67,7 +67,6 @@ def to_files(
     destination: str | PathLike[str],
     *,
     features: Sequence[str] | None = None,
-    frames: Sequence[int] | slice | None = None,
     progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[Path]:
@@ -82,17 +81,16 @@ def to_files(
         episodes: a key, several, a glob, or a predicate on metadata; `None` for all.
         destination: a local folder; each episode gets a folder below it, named by its key.
         features: names of the features, all by default.
-        frames: frame numbers within each episode in ascending order, or a slice; all by default.
         progress: called from this thread, several times per second.
         storage_options: for the filesystem that serves the dataset's URL.
 
-    Raises `ClipError` for an unknown episode or frame and for an empty selection, and
-    `DestinationError` if an episode's folder is not empty or cannot be written.
+    Raises `ClipError` for an unknown episode and for an empty selection, and `DestinationError` if
+    an episode's folder is not empty or cannot be written.
 
     Example:
         from seqrecord import export
 
-        folders = export.to_files("records/", None, "files/", features=["image"], frames=range(3))
+        folders = export.to_files("records/", None, "files/", features=["image"])
     """
     with opened(dataset, storage_options=storage_options) as reader:
         if isinstance(episodes, str) and episodes in reader.episodes:
@@ -101,12 +99,11 @@ def to_files(
         chosen = reader.select(features)
         keys = chosen.contents.index.keys_of(numbers)
         root = local_path(destination, "destination")
-        lengths = chosen.contents.index.num_frames[numbers].tolist()
-        total = sum(len(_numbers(length, frames)) for length in lengths)
+        total = int(chosen.contents.index.num_frames[numbers].sum())
         meter = Meter(total, chosen.features.frame_nbytes, progress)
         folders = []
         for key in sorted(keys):  # parent folders first
-            described = _describe(chosen, key, frames)
+            described = _describe(chosen, key)
             with disk_errors("the episode's files", root, key):
                 folders.append(_folder(root, key))
                 with new_folder(folders[-1], "the episode's folder", DESCRIPTION, key) as new:
@@ -116,31 +113,14 @@ def to_files(
         return folders
 
 
-def _numbers(length: int, frames: Sequence[int] | slice | None) -> Sequence[int]:
-    """The selected frame numbers of an episode with `length` frames."""
-    if frames is None or isinstance(frames, slice):
-        return range(length)[frames or slice(None)]
-    return frames
-
-
-def _describe(dataset: Dataset, key: str, frames: Sequence[int] | slice | None) -> ExportedEpisode:
+def _describe(dataset: Dataset, key: str) -> ExportedEpisode:
     """Description of an episode's files: features, paths, frames.
 
     No two paths are the same, even on a filesystem that ignores case.
     """
     episode = dataset.episodes[key]
-    chosen = _numbers(len(episode), frames)
-    is_inside = all(0 <= frame < len(episode) for frame in chosen)
-    if not len(chosen) or not is_inside or list(chosen) != sorted(set(chosen)):
-        raise ClipError(
-            "invalid frame numbers",
-            episode=key,
-            expected=f"ascending, from 0 to {len(episode) - 1}",
-            got=str(chosen)[:100],
-        )
     taken = {name.casefold() for name in (*JUNK, METADATA, DESCRIPTION)}
-    numbers = np.array(chosen, np.int64)
-    numbers = numbers[np.any([episode.present(name)[numbers] for name in dataset.features], axis=0)]
+    numbers = np.flatnonzero(np.any([episode.present(name) for name in dataset.features], axis=0))
     if not len(numbers):
         raise ClipError("none of the frames has any of the features", episode=key)
     features = []

@@ -83,7 +83,6 @@ def to_hub(
     *,
     private: bool = False,
     tag: str | None = None,
-    message: str | None = None,
     license: str | None = None,  # noqa: A002 - as the Hub calls it
     replace: bool = False,
     replace_card: bool = False,
@@ -105,7 +104,6 @@ def to_hub(
         url: `hf://datasets/ORG/NAME`, or `hf://datasets/ORG/NAME@BRANCH`.
         private: create a private repository. An existing one must be private already.
         tag: a tag for the commit, for readers of `hf://datasets/ORG/NAME@TAG`.
-        message: commit message.
         license: for the card, by the Hub's identifiers such as `cc-by-4.0`; by default the
             license of the previous card.
         replace: also replace a different dataset, or a later version of this one.
@@ -146,10 +144,8 @@ def to_hub(
             raise ConflictError("tag names another commit", file=shown, got=tag)
         commit = parent
         if sent or removed:
-            message = message or f"Push {_content(manifest)}"
-            commit = _pushed(
-                hub, parent, sent, removed, message, partial(_is_version, at, manifest)
-            )
+            is_ours = partial(_is_version, at, manifest)
+            commit = _pushed(hub, parent, sent, removed, f"Push {_content(manifest)}", is_ours)
             with closing(at(commit)) as there:
                 _check_whole(there, files)
         if tag is not None and tagged is None:

@@ -1,1 +1,1 @@
-"""Loader timing: `bench` measures a loader, `plan` predicts requests, bytes and memory."""
+"""Loader timing: `bench` measures a loader."""
