@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from seqrecord.reading.summary import FeatureSummary as FeatureSummary
     from seqrecord.reading.summary import GroupSummary as GroupSummary
     from seqrecord.reading.summary import Summary as Summary
-    from seqrecord.reading.verified import LastVerified as LastVerified
     from seqrecord.reading.verify import VerifyProgress as VerifyProgress
     from seqrecord.reading.verify import VerifyReport as VerifyReport
     from seqrecord.reading.versions import DatasetVersion as DatasetVersion

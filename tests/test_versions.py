@@ -1,4 +1,4 @@
-"""Earlier versions of a dataset, and the time of its last verification."""
+"""Earlier versions of a dataset."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ from seqrecord.edit import (
 from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError
 from seqrecord.storage import LocalStorage
 from tests.command_line import run
-from tests.storage_doubles import FailAt, FaultyStorage, LosesResponse
+from tests.numbered import contents
+from tests.storage_doubles import FailAt, FaultyStorage
 from tests.tiny import change_manifest
 
 
@@ -299,48 +300,8 @@ def test_on_the_command_line(path: Path) -> None:
     run("info", path, "a", "--versions", code=2)
 
 
-# Last verification
-
-
-def test_a_report_has_the_last_passed_verification(path: Path) -> None:
-    first = seqrecord.verify(path)
-    assert (first.ok, first.last_passed, first.version) == (True, None, version_of(path))
-    assert "verified " in run("info", path).output
-    delete_episodes(path, "a")
-    assert "an earlier version" in str(seqrecord.summarize(path))
-    second = seqrecord.verify(path, deep=True)
-    assert second.last_passed is not None
-    assert (second.last_passed.version, second.last_passed.deep) == (first.version, False)
-    file = next(file for file in (path / "records").iterdir() if file.suffix == ".seqrec")
-    file.write_bytes(file.read_bytes()[:-1])
-    third = seqrecord.verify(path)
-    assert not third.ok
-    assert third.last_passed == seqrecord.summarize(path).verified
-    assert third.last_passed is not None
-    assert third.last_passed.deep
-    assert "UTC, all frames decoded" in run("verify", path, code=1).output
-
-
-def test_verification_passes_without_write_access(path: Path) -> None:
-    """With a note, unless another process recorded the same."""
-    for error in (None, ConflictError("another")):
-        storage = FaultyStorage(LocalStorage(path), FailAt("put", error=error))
-        report = seqrecord.verify(storage)
-        assert report.ok
-        assert ["cannot record" in note for note in report.notes] == [True] * (error is None)
-    # Without conditional writes, as on the Hugging Face Hub, a new file may be a commit.
-    report = seqrecord.verify(LosesResponse(LocalStorage(path), now=True, has_conditions=False))
-    assert (report.ok, report.notes) == (True, ())
-    assert not (path / "verified.json").exists()
-
-
-def test_an_invalid_verification_record_is_ignored(path: Path) -> None:
-    for data in (b"", b"{}", b'{"time": 1, "version": "", "deep": 1}', b"\xff"):
-        (path / "verified.json").write_bytes(data)
-        assert seqrecord.summarize(path).verified is None
-        assert "remove it" in seqrecord.verify(path).notes[-1]
-        assert seqrecord.verify(path).last_passed is None
-        assert (path / "verified.json").read_bytes() == data, "it may be another program's"
-    (path / "verified.json").unlink()
-    assert seqrecord.verify(path).notes == ()
-    assert seqrecord.verify(path).last_passed is not None
+def test_verification_writes_nothing(path: Path) -> None:
+    before = contents(path)
+    report = seqrecord.verify(FaultyStorage(LocalStorage(path), FailAt("put")), deep=True)
+    assert (report.ok, report.notes, report.version) == (True, (), version_of(path))
+    assert contents(path) == before

@@ -222,9 +222,7 @@ def verify(
     replaced by one built from the record files, so that pages are still checked. Memory: the index,
     the index built from the record files, and a chunk per thread.
 
-    A run without problems is recorded in `verified.json` beside the manifest, and shown by
-    `summarize` and later runs. Storages without conditional writes (fsspec) skip that. Nothing else
-    is written.
+    Nothing is written.
 
     Args:
         dataset: local path or URL, or an open dataset. The current state of its storage is checked,

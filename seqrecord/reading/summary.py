@@ -22,7 +22,6 @@ from seqrecord.format.rows import num_absent
 from seqrecord.format.text import MEASURED_FPS
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.filters import EpisodeFilter
-from seqrecord.reading.verified import LastVerified, read_last_verified
 from seqrecord.schema import FeatureSpec
 from seqrecord.text import (
     codec_text,
@@ -123,7 +122,6 @@ class Summary(_FeatureTotals):
     """Summary of a dataset. Sizes are in bytes, lengths of episodes in frames.
 
     `commit` is the id of its last commit, `earlier_commits` are the preceding ids, newest first.
-    `verified` is the last `verify` without problems, if known.
 
     Example:
         summary = seqrecord.summarize("records/")
@@ -149,7 +147,6 @@ class Summary(_FeatureTotals):
     clips: ClipSummary | None
     commit: str
     earlier_commits: tuple[str, ...]
-    verified: LastVerified | None
     external_bytes: int = 0  # referenced in external files
     originals: tuple[str, ...] = ()  # roots of these files
     num_slow: int = 0  # episodes recorded more slowly than their fps
@@ -175,7 +172,6 @@ class Summary(_FeatureTotals):
             "raw_bytes": self.raw_bytes,
             "ratio": self.ratio,
             "clips": None if self.clips is None else vars(self.clips),
-            "verified": self.verified and self.verified.to_json(),
             "inventories": [each.to_json() for each in self.inventories],
         }
 
@@ -207,7 +203,6 @@ class Summary(_FeatureTotals):
             ),
             ("fingerprint", self.fingerprint),
             ("written by", self.created_by),
-            ("verified", None if self.verified is None else self.verified.shown(self.commit)),
         ]
         rows = _table(
             self.features,
@@ -257,7 +252,6 @@ def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
         clips=None if clip is None else _count_clips(reader, clip),
         commit=manifest.commit,
         earlier_commits=manifest.earlier_commits,
-        verified=read_last_verified(reader.contents.storage),
         external_bytes=external_bytes,
         originals=tuple(roots),
         num_slow=len(measured),

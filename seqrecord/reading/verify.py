@@ -39,7 +39,6 @@ from seqrecord.reading.metadata import (
     read_footer,
     record_sizes,
 )
-from seqrecord.reading.verified import LastVerified, read_last_verified, record_verified
 from seqrecord.storage import Storage, request_threads
 from seqrecord.text import counted, shown_place
 from seqrecord.units import format_size
@@ -57,8 +56,8 @@ class VerifyProgress:
 class VerifyReport:
     """Result of `verify`. `notes` are remarks, not problems.
 
-    `version` is the checked version, empty without a readable manifest. `last_passed` is the last
-    earlier run without problems, if known. `skipped` are checks that this run did not make.
+    `version` is the checked version, empty without a readable manifest. `skipped` are checks that
+    this run did not make.
 
     Example:
         report = seqrecord.verify("records/", deep=True)
@@ -76,7 +75,6 @@ class VerifyReport:
     problems: tuple[SeqRecordError, ...]
     notes: tuple[str, ...]
     version: str
-    last_passed: LastVerified | None
     skipped: tuple[str, ...] = ()
 
     @property
@@ -89,12 +87,10 @@ class VerifyReport:
         is_decoded = self.deep or self.num_frames
         decoded = f", {counted(self.num_frames, 'array')} decoded" if is_decoded else ""
         pages = f"{counted(self.num_pages, 'page')} ({format_size(self.page_bytes)})"
-        last = self.last_passed
-        passed = "" if last is None else f"; last passed {last.shown(self.version)}"
         return (
             f"{shown_place(self.url)}: {found} found; "
             f"{counted(self.num_record_files, 'record file')}, "
-            f"{counted(self.num_chunks, 'chunk')}, {pages} checked{decoded}{passed}"
+            f"{counted(self.num_chunks, 'chunk')}, {pages} checked{decoded}"
             + "".join(f"\nnot checked: {each}" for each in self.skipped)
         )
 
@@ -115,8 +111,7 @@ def verify(
     if any(isinstance(problem, NotFoundError) for problem in stored.problems):
         stored = _read_metadata(storage, externals)  # a writer may have committed meanwhile
     files, index, problems = stored.record_files, stored.index, stored.problems
-    notes, last_passed = _notes(storage, files), read_last_verified(storage)
-    ahead = 2 * num_threads + 1
+    notes, ahead = _notes(storage, files), 2 * num_threads + 1
     with request_threads(num_threads, "verify") as threads:
         found = list(threads.map(partial(_check_file, storage, index), files, ahead))
         for file in found:
@@ -146,11 +141,6 @@ def verify(
             counts.update(counted_there)
             if progress is not None:
                 progress(VerifyProgress(counts["page_bytes"], total))
-    if stored.version and not problems and storage.has_conditions:  # fsspec cannot put atomically
-        try:
-            record_verified(storage, stored.version, deep=deep)
-        except StorageError as error:
-            notes.append(f"{storage.url}: cannot record the successful check: {error.message}")
     return VerifyReport(
         url=storage.url,
         deep=deep,
@@ -158,7 +148,6 @@ def verify(
         problems=tuple(problems),
         notes=tuple(notes),
         version=stored.version,
-        last_passed=last_passed,
         skipped=_skipped(deep, check_video, index),
         **counts,
     )
