@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from seqrecord import export as export
     from seqrecord import sources as sources
     from seqrecord import statistics as statistics
-    from seqrecord import storage as storage
     from seqrecord import types as types
     from seqrecord.clips.depth import DepthToMeters as DepthToMeters
     from seqrecord.clips.tables import ClipSpec as ClipSpec
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from seqrecord.clips.windows import Latest as Latest
     from seqrecord.clips.windows import Seconds as Seconds
     from seqrecord.clips.windows import delta_timestamps as delta_timestamps
-    from seqrecord.engine.device.prefetch import prefetch_to_device as prefetch_to_device
     from seqrecord.errors import ClipError as ClipError
     from seqrecord.errors import FormatError as FormatError
     from seqrecord.errors import NotFoundError as NotFoundError

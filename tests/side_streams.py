@@ -21,7 +21,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from seqrecord.engine.device.prefetch import map_tensors
 from seqrecord.engine.device.streams import Mark, SideStream, find_device, side_stream, streams_of
 
 __all__ = [
@@ -68,7 +67,11 @@ def device_of(kind: str) -> Iterator[str]:
 
 def on_host(item: Any) -> Any:
     """An item with its tensors on the host."""
-    return map_tensors(item, torch.Tensor.cpu)
+    if isinstance(item, torch.Tensor):
+        return item.cpu()
+    if isinstance(item, dict):
+        return {name: on_host(value) for name, value in item.items()}
+    return [on_host(value) for value in item] if isinstance(item, list) else item
 
 
 class LateStream(SideStream):

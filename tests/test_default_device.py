@@ -59,9 +59,6 @@ LOADERS: dict[str, Callable[[Path], Any]] = {
     "crops": lambda path: by_index(path, clip_transform=seqrecord.CenterCrop((4, 5))),
     "steps": lambda path: by_index(path, reverse=0.5),
     "mix": mixed,
-    "to a device": lambda path: seqrecord.prefetch_to_device(
-        SeqRecordPipe(path, **CLIPS, batch_size=4), "cpu"
-    ),
     "device argument": lambda path: SeqRecordPipe(path, **CLIPS, batch_size=4, device="cpu"),
 }
 

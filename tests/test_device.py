@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord import ClipError, prefetch_to_device
+from seqrecord import ClipError
 from seqrecord.engine.batches import OpenBatch
 from seqrecord.engine.device.streams import (
     CudaStream,
@@ -93,7 +93,7 @@ def test_a_late_stream_whose_work_another_thread_does_at_once() -> None:
 )
 def test_no_such_device(device: Any, message: str) -> None:
     with pytest.raises(ClipError, match=message):
-        prefetch_to_device([], device)
+        find_device(device)
 
 
 class FakeCuda:

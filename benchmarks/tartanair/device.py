@@ -5,7 +5,7 @@
 Renders and packs a tree unless FOLDER has them. Each row runs in its own process:
 
 - `copies`: pinned batches in memory, copied whole, two at a time; nothing is read;
-- `prefetch`: `prefetch_to_device` around a pipe, which copies whole batches;
+- `batches`: whole batches of a pipe, pinned and copied by torch;
 - `pipe`: `SeqRecordPipe(device=…)`, which copies each frame once and gathers on the device.
 
 The consumer reads one byte of every page on the device, and waits for it at the end of each epoch.
@@ -116,12 +116,21 @@ def _copies(pipe: seqrecord.SeqRecordPipe, device: str) -> Callable[[], Batches]
     if torch.device(device).type == "cuda":
         batches = [{name: v.pin_memory() for name, v in batch.items()} for batch in batches]
     source = [batches[index % len(batches)] for index in range(len(pipe))]
-    return lambda: seqrecord.prefetch_to_device(source, device)
+    return lambda: _moved(source, device)
+
+
+def _moved(batches: Batches, device: str) -> Batches:
+    is_gpu = torch.device(device).type == "cuda"
+    for batch in batches:
+        features = {name: value for name, value in batch.items() if _is_feature(value)}
+        if is_gpu:
+            features = {n: v if v.is_pinned() else v.pin_memory() for n, v in features.items()}
+        yield {name: value.to(device, non_blocking=True) for name, value in features.items()}
 
 
 _ROWS: dict[str, Callable[[seqrecord.SeqRecordPipe, str], Callable[[], Batches]]] = {
     "copies": _copies,
-    "prefetch": lambda pipe, device: lambda: seqrecord.prefetch_to_device(pipe, device),
+    "batches": lambda pipe, device: lambda: _moved(pipe, device),
     "pipe": lambda pipe, _: lambda: pipe,
 }
 

@@ -57,8 +57,7 @@ class ClipLoader:
         if options.device is not None and selection.draws.functions is not None:
             raise ClipError(
                 "the functions of clip_transform are called on the host",
-                expected="no device, and seqrecord.prefetch_to_device around the loader; or crops "
-                "and flips alone",
+                expected="no device, and Tensor.to(device) of batches; or crops and flips alone",
                 got=f"device={options.device}",
             )
         trace = options.tuning.trace
@@ -315,8 +314,8 @@ class ClipLoader:
         if device.type != "cpu" and get_worker_info() is not None:
             raise ClipError(
                 "a DataLoader worker cannot deliver tensors on a device",
-                expected="num_workers=0, for this loader has threads of its own, or "
-                "seqrecord.prefetch_to_device around the DataLoader",
+                expected="num_workers=0, for this loader has threads of its own; or no device, "
+                "DataLoader(…, pin_memory=True), and Tensor.to(device, non_blocking=True)",
                 got=device,
             )
         return find_device(device)

@@ -34,7 +34,6 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.errors import ClipError
-from seqrecord.processes.forks import PerProcess
 
 _ALIGNMENT = 64  # bytes; a cache line, enough for any dtype
 _MOST_UNDER_WAY = 2  # pending buffers, in addition to acquired ones
@@ -189,27 +188,11 @@ class CudaStream(SideStream):
 _Maker: TypeAlias = Callable[[torch.device], SideStream]
 
 _make: dict[str, _Maker] = {"cuda": CudaStream}
-_lasting = PerProcess(dict[tuple[_Maker, torch.device], SideStream])
 
 
 def side_stream(device: torch.device) -> SideStream:
     """Create a stream for a device from `find_device`."""
-    return _maker(device)(device)
-
-
-def lasting_stream(device: torch.device) -> SideStream:
-    """Return the process-wide stream of a device.
-
-    For objects created each epoch: torch does not reuse the memory of one stream in another.
-    """
-    make, streams = _maker(device), _lasting.get()
-    if (found := streams.get((make, device))) is None:
-        found = streams.setdefault((make, device), make(device))
-    return found
-
-
-def _maker(device: torch.device) -> _Maker:
-    return _make.get(device.type, DirectStream)
+    return _make.get(device.type, DirectStream)(device)
 
 
 @contextmanager
@@ -334,7 +317,6 @@ class StagingBuffer:
         with torch.inference_mode(False):  # other threads must be able to write to it
             self._memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=pin)
         self._used = 0
-        self._kept: list[torch.Tensor] = []
 
     @property
     def nbytes(self) -> int:
@@ -345,27 +327,19 @@ class StagingBuffer:
         """Size of a buffer for pieces of these sizes, in bytes."""
         return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
 
-    def carve(self, nbytes: int) -> torch.Tensor:
-        """Return the next piece, uint8 [nbytes]."""
-        begin, self._used = self._used, self._used + self.room([nbytes])
-        assert self._used <= self.nbytes, "the pieces fit into the buffer"
-        return self._memory[begin : begin + nbytes]
-
     def array(
         self, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> tuple[torch.Tensor, npt.NDArray[Any]]:
         """Return the next piece as a tensor, uint8 [nbytes], and as a writable array."""
-        piece = self.carve(int(np.prod(shape)) * dtype.itemsize)
+        nbytes = int(np.prod(shape)) * dtype.itemsize
+        begin, self._used = self._used, self._used + self.room([nbytes])
+        assert self._used <= self.nbytes, "the pieces fit into the buffer"
+        piece = self._memory[begin : begin + nbytes]
         return piece, piece.numpy().view(dtype).reshape(shape)
-
-    def keep(self, source: torch.Tensor) -> None:
-        """Keep a reference to other memory that is copied from, until the buffer is reused."""
-        self._kept.append(source)
 
     def clear(self) -> None:
         """Start again from the beginning."""
         self._used = 0
-        self._kept.clear()
 
 
 class _Copied(NamedTuple):
