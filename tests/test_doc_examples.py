@@ -121,7 +121,11 @@ PAGES = [
         "docs/loaders.md",
         {"tartanair-records": "tartanair"},
         {"DataLoader": DataLoader},
-        {'device="cuda"': 'device="cpu"', '(loader, "cuda")': '(loader, "cpu")'},
+        {
+            'device="cuda"': 'device="cpu"',
+            '.to("cuda"': '.to("cpu"',
+            "pin_memory=True": "pin_memory=False",
+        },
     ),
     Page("docs/rgbd.md", has_torch=False),
     Page(
