@@ -52,7 +52,7 @@ def same(got: Frame | QueueCall | None, expected: Frame) -> None:
 def put(queue: FrameQueue, *frames: Frame, limit: int = LIMIT) -> None:
     """Put frames one by one, each after the thread has spilled half of the memory."""
     for each in frames:
-        assert queue.put(each)
+        queue.put(each)
         wait_for(lambda: queue.stats.queued_bytes <= limit // 2)
 
 
@@ -73,7 +73,7 @@ def test_spilled_frames_keep_their_order_and_time(
     sizes: list[int], takes: list[int], file_bytes: int
 ) -> None:
     now, expected = 5.0, 0
-    queue = FrameQueue(500_000, "spill", file_bytes=file_bytes, clock=lambda: now)
+    queue = FrameQueue(500_000, file_bytes=file_bytes, clock=lambda: now)
     with contextlib.closing(queue):
         for number, size in enumerate(sizes):
             now = 5.0 + number
@@ -99,7 +99,7 @@ def spilled_files(folder: Path) -> list[int]:
 
 def test_spill_files_are_deleted_with_their_frames(tmp_path: Path) -> None:
     """Spills five times the memory."""
-    queue = FrameQueue(LIMIT, "spill", tmp_path, file_bytes=LIMIT)
+    queue = FrameQueue(LIMIT, tmp_path, file_bytes=LIMIT)
     put(queue, *map(frame, range(40)))
     assert queue.stats.total_spilled_frames >= 32
     assert queue.stats.spilled_bytes >= 32 * NBYTES
@@ -129,7 +129,7 @@ def test_spill_files_are_deleted_with_their_frames(tmp_path: Path) -> None:
     assert queue.take(1) is last
     queue.close()
     for forget in (lambda queue: queue.fail(OSError()), FrameQueue.close):
-        queue = FrameQueue(LIMIT, "spill", tmp_path)
+        queue = FrameQueue(LIMIT, tmp_path)
         put(queue, *map(frame, range(20)))
         assert spilled_files(tmp_path)
         forget(queue)
@@ -143,7 +143,7 @@ def test_a_failed_spill_is_logged_once_and_retried(
 ) -> None:
     folder = tmp_path / "spill"
     folder.mkdir()
-    queue = FrameQueue(6 * NBYTES, "spill", folder)
+    queue = FrameQueue(6 * NBYTES, folder)
     folder.rmdir()  # files cannot be created there
     for number in range(5):
         queue.put(frame(number))
@@ -161,7 +161,7 @@ def test_a_failed_spill_is_logged_once_and_retried(
 
 def test_discarding_while_frames_are_spilled_and_taken(tmp_path: Path, thorough: bool) -> None:
     """Counts bytes once and keeps the order for any interleaving of the threads."""
-    queue = FrameQueue(6 * NBYTES, "spill", tmp_path, file_bytes=2 * NBYTES)
+    queue = FrameQueue(6 * NBYTES, tmp_path, file_bytes=2 * NBYTES)
     tasks = [QueueCall(lambda: None) for _ in range(100 if thorough else 20)]
     taken: list[Any] = []
 

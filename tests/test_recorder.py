@@ -220,7 +220,7 @@ def test_append_does_not_block(tmp_path: Path, gate: CreateGate, gated: Storage)
     """Frames arrive while the thread is blocked; arrays may be reused at once."""
     array = np.zeros(100)
     schema = Schema([FeatureSpec("x", np.dtype(np.float64), (100,))])
-    with SeqRecordRecorder(gated, schema=schema, when_full="raise", chunk_frames=1) as recorder:
+    with SeqRecordRecorder(gated, schema=schema, chunk_frames=1) as recorder:
         with recorder.episode("a") as episode:
             for number in range(50):
                 array[:] = number
@@ -256,26 +256,23 @@ def test_frames_beyond_the_queue_are_spilled(
     check_recorded(tmp_path / "d", 24)
 
 
-@pytest.mark.parametrize("when_full", ["raise", "drop"])
-def test_a_full_queue(tmp_path: Path, gate: CreateGate, gated: Storage, when_full: Any) -> None:
+def test_a_full_queue(tmp_path: Path, gate: CreateGate, gated: Storage) -> None:
+    spill = tmp_path / "spill"
+    spill.mkdir()
     recorder = SeqRecordRecorder(
-        gated, schema=LARGE, queue_size=4 * NBYTES, when_full=when_full, chunk_frames=1
+        gated, schema=LARGE, queue_size=4 * NBYTES, spill_folder=spill, chunk_frames=1
     )
-    taken: list[bool] = []
+    spill.rmdir()  # no file can be created there
     with recorder, recorder.episode("a") as episode:
-        for number in range(10):
-            try:
-                taken.append(episode.append(large(number)))
-            except QueueFullError:
-                assert when_full == "raise"
-                taken.append(False)
-        stats = recorder.stats()
+        for number in range(3):
+            episode.append(large(number))
+        for number in range(3, 10):
+            with pytest.raises(QueueFullError):
+                episode.append(large(number))
+        assert recorder.stats().recorded_frames == 3
         gate.opened.set()
         wait_for(lambda: recorder.stats().queued_bytes == 0)
-        assert episode.append(large(3)), "written frames free memory"
-    assert taken == [number < 3 for number in range(10)]
-    assert stats.recorded_frames == 3
-    assert stats.dropped_frames == (7 if when_full == "drop" else 0)
+        episode.append(large(3))  # written frames free memory
     check_recorded(tmp_path / "d", 4)
 
 
@@ -383,7 +380,6 @@ def test_discard_does_not_block(tmp_path: Path, gate: CreateGate, gated: Storage
 def test_wrong_arguments(tmp_path: Path, memory_url: str) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"queue_size": "many"}, "queue_size"),
-        ({"when_full": "wait"}, "unknown when_full"),
         ({"flush_seconds": 0}, "invalid flush_seconds"),
         ({"flush_seconds": float("nan")}, "invalid flush_seconds"),
         ({"spill_folder": "/no/such/folder"}, "cannot spill there"),

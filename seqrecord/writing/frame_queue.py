@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,6 @@ import numpy.typing as npt
 from seqrecord.errors import DestinationError, QueueFullError, StorageError
 from seqrecord.processes.threads import start
 from seqrecord.schema import EncodedImage, Frame
-
-WhenFull = Literal["spill", "raise", "drop"]
 
 _BATCH_BYTES = 32 << 20  # of frames per spill
 _BATCH_FRAMES = 1024
@@ -39,14 +37,12 @@ _logger = logging.getLogger("seqrecord")
 
 @dataclass(frozen=True)
 class QueueStats:
-    """Waiting frames and bytes, in memory and on disk; spilled and dropped frames since the
-    start."""
+    """Waiting frames and bytes, in memory and on disk; spilled frames since the start."""
 
     queued_frames: int
     queued_bytes: int  # in memory
     spilled_bytes: int  # on the disk
     total_spilled_frames: int
-    dropped_frames: int
 
 
 class QueueCall:
@@ -100,18 +96,15 @@ class _QueuedFrame:
 class FrameQueue:
     """Frames for another thread, in order. `put` copies a frame and does not wait.
 
-    At most `limit` bytes of frames are in memory. With `when_full="spill"`, a thread writes the
-    newest frames to files in `folder` while more than half of `limit` is used. The files have no
-    names, so a kill leaves none, and each is removed after its frames were read.
-
-    If memory is full, `raise` and `spill` raise `QueueFullError`, the latter only if the disk is
-    slower than the frames; `drop` counts and drops the frame.
+    At most `limit` bytes of frames are in memory. A thread writes the newest frames to files in
+    `folder` while more than half of `limit` is used. The files have no names, so a kill leaves
+    none, and each is removed after its frames were read. If the disk is slower than the frames,
+    memory gets full: `put` then raises `QueueFullError`.
     """
 
     def __init__(
         self,
         limit: int,
-        when_full: WhenFull,
         folder: str | PathLike[str] | None = None,
         *,
         file_bytes: int = FILE_BYTES,
@@ -120,39 +113,34 @@ class FrameQueue:
         self.put_at = 0.0  # time of `put` of the frame that was taken last
         self._clock = clock
         self._limit = limit
-        self._when_full = when_full
         self._folder, self._file_bytes = folder, file_bytes
         self._pool = FrameBuffers(limit // 4)
         self._condition = threading.Condition()
         self._entries: deque[_QueuedFrame | QueueCall] = deque()
         self._resident: deque[_QueuedFrame] = deque()  # in memory, not being spilled; oldest first
         self._bytes = 0
-        self._frames = self._spilled_bytes = self._total_spilled = self._dropped = 0
+        self._frames = self._spilled_bytes = self._total_spilled = 0
         self._is_closed = False
         self._failure: BaseException | None = None
         self._spill_failure: OSError | None = None
         self._taken: _QueuedFrame | None = None
         self._discarded: list[_QueuedFrame] = []  # closing their files may take a while
-        self._thread: threading.Thread | None = None
-        if when_full == "spill":
-            try:
-                _SpillFile(folder)  # fail now if the folder takes no files
-            except OSError as error:
-                raise DestinationError(
-                    f"cannot spill there: {error.strerror}", file=str(folder or "")
-                ) from error
-            self._thread = threading.Thread(target=self._spill, name="seqrecord-spill", daemon=True)
-            start(self._thread)
+        try:
+            _SpillFile(folder)  # fail now if the folder takes no files
+        except OSError as error:
+            raise DestinationError(
+                f"cannot spill there: {error.strerror}", file=str(folder or "")
+            ) from error
+        self._thread = threading.Thread(target=self._spill, name="seqrecord-spill", daemon=True)
+        start(self._thread)
 
     @property
     def stats(self) -> QueueStats:
         with self._condition:
-            return QueueStats(
-                self._frames, self._bytes, self._spilled_bytes, self._total_spilled, self._dropped
-            )
+            return QueueStats(self._frames, self._bytes, self._spilled_bytes, self._total_spilled)
 
-    def put(self, frame: Frame) -> bool:
-        """Copy a frame into the queue; returns whether the queue has it now.
+    def put(self, frame: Frame) -> None:
+        """Copy a frame into the queue.
 
         Raises `QueueFullError` if there is no room, and `DestinationError` after `fail`.
         """
@@ -162,9 +150,6 @@ class FrameQueue:
             self.check()
             now = self._clock()
             if self._bytes + cost > self._limit:
-                if self._when_full == "drop":
-                    self._dropped += 1
-                    return False
                 raise self._full(cost)
             self._bytes += cost  # reserved before the copy
         try:
@@ -177,13 +162,12 @@ class FrameQueue:
             raise
         with self._condition:
             if self._failure is not None:
-                return False
+                return  # the next call raises
             entry = _QueuedFrame(now, fields, nbytes, memory)
             self._frames += 1
             self._entries.append(entry)
             self._resident.append(entry)
             self._condition.notify_all()
-        return True
 
     def put_call(self, task: QueueCall) -> None:
         """Add a call after the frames so far. Raises `DestinationError` after `fail`."""
@@ -245,7 +229,7 @@ class FrameQueue:
             self._is_closed = True
             self._forget_all()
             self._condition.notify_all()
-        if wait and self._thread is not None:
+        if wait:
             self._thread.join()
 
     @property

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from seqrecord.text import repr_of
 from seqrecord.units import parse_size
 from seqrecord.writing.dataset_files import STAMP
 from seqrecord.writing.destination import WriteMode
-from seqrecord.writing.frame_queue import FrameQueue, QueueCall, WhenFull
+from seqrecord.writing.frame_queue import FrameQueue, QueueCall
 from seqrecord.writing.record_file import check_names, check_value
 from seqrecord.writing.recording_thread import RecordingThread
 from seqrecord.writing.stored_schema import (
@@ -58,8 +58,7 @@ class RecorderStats:
 
     A kill keeps the first `durable_frames` of the `written_frames`. `queued_frames` wait to be
     written, `queued_bytes` in memory and `spilled_bytes` on disk. `total_spilled_frames` were on
-    disk at some time. `dropped_frames` found the queue full and are lost. Frames of discarded
-    episodes only count as `discarded_frames`.
+    disk at some time. Frames of discarded episodes only count as `discarded_frames`.
     """
 
     recorded_frames: int  # that `append` took
@@ -69,7 +68,6 @@ class RecorderStats:
     queued_bytes: int
     spilled_bytes: int
     total_spilled_frames: int
-    dropped_frames: int
     discarded_frames: int
 
 
@@ -94,10 +92,9 @@ class SeqRecordRecorder:
         timestamps: store the time of each `append`, in seconds of `time.monotonic`, in the float64
             feature `timestamp`; not with `schema`, and not if the first frame has a timestamp: a
             feature of kind `timestamp`, or named `timestamp` or `log_time`.
-        queue_size: limit of queued frames in memory: bytes, or text such as "1GiB".
-        when_full: `spill` writes frames to a local disk once half of the queue is used, and reads
-            them later; `raise` and `drop` only use memory. If there is no room, `append` raises
-            `QueueFullError`; with `drop` it counts the frame as dropped, and the episode has a gap.
+        queue_size: limit of queued frames in memory: bytes, or text such as "1GiB". Once half of it
+            is used, frames are spilled: written to a local disk and read later. If that disk is too
+            slow as well, `append` raises `QueueFullError`.
         spill_folder: folder for spilled frames, by default the system's temporary folder. The files
             have no names, so a kill leaves none.
         flush_seconds: time between flushes. Each flush ends a chunk, so chunks get shorter.
@@ -125,7 +122,6 @@ class SeqRecordRecorder:
         fps: float | None = None,
         timestamps: bool = True,
         queue_size: int | str = DEFAULT_QUEUE_BYTES,
-        when_full: WhenFull = "spill",
         spill_folder: str | PathLike[str] | None = None,
         flush_seconds: float = 1.0,
         chunk_frames: int | None = None,
@@ -134,7 +130,7 @@ class SeqRecordRecorder:
         mode: WriteMode = "create",
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        limit = _check_arguments(queue_size, when_full, flush_seconds)
+        limit = _check_arguments(queue_size, flush_seconds)
         _check_local(destination)
         writer = SeqRecordWriter(
             destination,
@@ -150,7 +146,7 @@ class SeqRecordRecorder:
         )
         with ExitStack() as undo:
             undo.callback(writer.abort)
-            self._queue = queue = FrameQueue(limit, when_full, spill_folder)
+            self._queue = queue = FrameQueue(limit, spill_folder)
             undo.callback(queue.close)
             self._work = RecordingThread(writer, queue, flush_seconds)
             self._thread = threading.Thread(
@@ -297,8 +293,8 @@ class RecordingEpisode:
         self._exclusive = recorder._exclusive
 
     @exclusive
-    def append(self, frame: Frame) -> bool:
-        """Copy a frame into the queue; returns false if it was dropped.
+    def append(self, frame: Frame) -> None:
+        """Copy a frame into the queue.
 
         Raises `FrameError` for a frame that does not fit the features; it is not recorded, and the
         episode continues. Raises `QueueFullError` if there is no room, and `DestinationError` after
@@ -319,12 +315,10 @@ class RecordingEpisode:
         if recorder._clock is None and clock == "append":
             expect_stamps(recorder._writer)
         recorder._schema, recorder._clock = schema, clock
-        if not recorder._queue.put(frame):
-            return False
+        recorder._queue.put(frame)
         recorder._recorded += 1
         self.num_frames += 1
         self._times.append(now)
-        return True
 
     @exclusive
     def close(self, *, wait: bool = True) -> None:
@@ -419,16 +413,12 @@ def _check_local(destination: StorageLike) -> None:
         )
 
 
-def _check_arguments(queue_size: int | str, when_full: str, flush_seconds: float) -> int:
+def _check_arguments(queue_size: int | str, flush_seconds: float) -> int:
     """Check the arguments; returns the bytes of the queue."""
     try:
         limit = parse_size(queue_size)
     except ValueError as error:
         raise DestinationError(f"queue_size: {error}", got=repr_of(queue_size, 100)) from None
-    if when_full not in get_args(WhenFull):
-        raise DestinationError(
-            "unknown when_full", expected="spill, raise or drop", got=repr_of(when_full, 50)
-        )
     if not 0 < flush_seconds < math.inf:
         raise DestinationError(
             "invalid flush_seconds", expected="seconds, more than 0", got=flush_seconds
