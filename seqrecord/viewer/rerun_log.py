@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import ClipError, DestinationError
+from seqrecord.errors import DestinationError
 from seqrecord.feature_kinds import size_in
 from seqrecord.indexing.opening import opened
 from seqrecord.lazy import import_extra
@@ -25,7 +25,6 @@ def view_rerun(
     data: DatasetLike,
     episodes: EpisodeFilter = None,
     *,
-    every: int = 1,
     features: Sequence[str] | None = None,
     save: str | PathLike[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -33,7 +32,7 @@ def view_rerun(
 ) -> int:
     """Show episodes in the Rerun viewer, in sequence on one timeline. Returns the number of frames.
 
-    Timeline `frame` counts the frames shown; `seconds` exists if all episodes have fps. Each
+    Timeline `frame` counts frames; `seconds` exists if all episodes have fps. Each
     feature is an entity: images; depth as depth images in meters; flow in Middlebury colors; masks
     and segmentations as labels; poses as transforms; scalars and short vectors as plots; text as a
     log; other features as tensors. The type depends on the kind in the schema, or on name and shape
@@ -46,18 +45,15 @@ def view_rerun(
     Args:
         data: path or URL of a dataset, or an open dataset.
         episodes: keys, a glob or a function, as for loaders. Default: all.
-        every: show every n-th frame.
         features: names of features. Default: all.
         save: write a `.rrd` file instead of starting the viewer, which needs a display.
         progress: called after each frame with the number of frames shown and in total.
         storage_options: options of the filesystem, if `data` is a URL.
 
     At most 32 frames are in memory. Raises `MissingPackageError` without rerun-sdk, `ClipError` for
-    arguments out of range and missing episodes, `DestinationError` if the file cannot be written.
+    missing episodes, `DestinationError` if the file cannot be written.
     """
     rerun = import_extra("rerun", "this requires Rerun, the extra `rerun`: pip install rerun-sdk")
-    if every < 1:
-        raise ClipError("every is too small", expected="1 or more", got=every)
     with opened(data, features=features, storage_options=storage_options) as dataset:
         rows = dataset.find_episodes(episodes)
         keys = dataset.contents.index.keys_of(rows)
@@ -72,7 +68,7 @@ def view_rerun(
                     f"cannot write the file: {error}", file=fspath(save)
                 ) from error
         try:
-            return _Log(rerun, stream, dataset).show(keys, every, progress)
+            return _Log(rerun, stream, dataset).show(keys, progress)
         finally:
             stream.flush()
             stream.disconnect()
@@ -86,22 +82,20 @@ class _Log:
         self._frame, self._seconds = 0, 0.0
         self._longest: dict[str, float] = {}  # length of flow at full color, by feature
 
-    def show(
-        self, keys: Sequence[str], every: int, progress: Callable[[int, int], None] | None
-    ) -> int:
+    def show(self, keys: Sequence[str], progress: Callable[[int, int], None] | None) -> int:
         episodes = [self._dataset.episodes[key] for key in keys]
         timed = all(episode.fps for episode in episodes)
-        total = sum(len(range(0, len(episode), every)) for episode in episodes)
+        total = sum(map(len, episodes))
         for episode in episodes:
-            for _ in self._episode(episode, every, episode.fps if timed else None):
+            for _ in self._episode(episode, episode.fps if timed else None):
                 if progress is not None:
                     progress(self._frame, total)
         return self._frame
 
-    def _episode(self, episode: Episode, every: int, fps: float | None) -> Iterator[None]:
+    def _episode(self, episode: Episode, fps: float | None) -> Iterator[None]:
         """Log an episode frame by frame."""
         self._longest.clear()
-        numbers = range(0, len(episode), every)
+        numbers = range(len(episode))
         values = {name: values_in_order(episode, name, numbers) for name in episode.features}
         self._set_time(fps)
         text = "".join(f"\n{name}: {value}" for name, value in episode.metadata.items())
@@ -114,7 +108,7 @@ class _Log:
                 else:
                     self._log(_entity(name, spec), self._rerun.Clear(recursive=False))
             self._frame += 1
-            self._seconds += every / fps if fps else 0.0
+            self._seconds += 1 / fps if fps else 0.0
             yield
 
     def _set_time(self, fps: float | None) -> None:
