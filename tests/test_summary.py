@@ -113,24 +113,12 @@ def test_json_and_text(small: Path) -> None:
 
 
 def test_an_episode_against_its_frames(small: Path) -> None:
-    dataset, summaries = seqrecord.open(small), []
-    for number, (key, count) in enumerate(EPISODES.items()):
-        frames = small_frames(number, count)
+    dataset = seqrecord.open(small)
+    for key, count in EPISODES.items():
         summary = json.loads(run("info", small, key, "--clip-len", 3, "--json").stdout)
-        summaries.append(summary)
-        assert summary["num_frames"] == len(frames)
-        assert summary["num_chunks"] == [-(-len(frames) // 4)]
-        assert (summary["uid"], summary["fps"]) == (dataset.episodes[key].uid, None)
+        assert (summary["num_frames"], summary["fps"]) == (count, None)
         assert summary["num_clips"] == dataset.contents.clips(ClipSpec(3), [key]).num_clips
         assert summary["metadata"] == dataset.episodes[key].metadata
-        for feature in summary["features"]:
-            missing = [i for i, frame in enumerate(frames) if feature["name"] not in frame]
-            assert [i for run in feature["missing"] for i in range(*run)] == missing
-            assert feature["num_frames"] == len(frames) - len(missing)
-    assert sum(s["stored_bytes"] for s in summaries) == summarize(dataset).stored_bytes
-    files = {path for summary in summaries for path in summary["record_files"]}
-    assert files == {file.path for file in dataset.contents.manifest.record_files}
-    assert len(summaries[0]["record_files"]) > 1
 
 
 def test_episodes_are_listed_row_by_row(tmp_path: Path) -> None:

@@ -18,12 +18,11 @@ from seqrecord.indexing.opening import verify as verify_dataset
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.summary import (
-    EpisodeSummary,
+    EpisodeRow,
     Summary,
     list_episodes,
     listing_lines,
     summarize,
-    summarize_episode,
 )
 from seqrecord.reading.verify import VerifyProgress
 from seqrecord.reading.versions import list_versions
@@ -63,7 +62,7 @@ def info(
 
     \b
     seqrecord info records/                   the dataset
-    seqrecord info records/ demo/000          one episode: frames, missing frames, metadata
+    seqrecord info records/ demo/000          one episode: frames, rate, split, metadata
     seqrecord info records/ 'demo/*'          a list of episodes; all with --episodes
     seqrecord info records/ --clip-len 16     also clips; with --batch-size, memory
     seqrecord info records/ --versions        versions for seqrecord.open(PATH, version=N)
@@ -97,7 +96,7 @@ def info(
             for line in make_lines(dataset, [key] if key and is_key else key, clip=clip):
                 click.echo(line)
             return
-        summary: Summary | EpisodeSummary
+        summary: Summary | EpisodeRow
         if key is None:
             summary = summarize(dataset, clip=clip)
             if clip_len and batch_size and summary.clips and summary.clips.num_clips:
@@ -105,7 +104,7 @@ def info(
                 clips = replace(summary.clips, batch_size=batch_size, memory_bytes=nbytes)
                 summary = replace(summary, clips=clips)
         else:
-            summary = summarize_episode(dataset, key, clip=clip)
+            summary = next(list_episodes(dataset, [key], clip=clip))
     click.echo(json.dumps(summary.to_json(), indent=1) if as_json else str(summary))
 
 

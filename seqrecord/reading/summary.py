@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.grids import run_bounds
 from seqrecord.clips.tables import ClipSpec
 from seqrecord.errors import FormatError, NotFoundError
 from seqrecord.format.index import GroupIndex, Index
@@ -26,7 +24,6 @@ from seqrecord.schema import FeatureSpec
 from seqrecord.text import (
     codec_text,
     counted,
-    first_of,
     printable,
     shape_text,
     shown_place,
@@ -37,7 +34,6 @@ from seqrecord.units import MAX_INT, format_size
 _logger = logging.getLogger("seqrecord")
 
 _MAX_METADATA = 100  # characters in a line; `info DATA KEY` and JSON are complete
-_MAX_RUNS = 4  # of missing frames in a line of text; JSON is complete
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,8 @@ class FeatureSummary:
         return _ratio(self.raw_bytes, self.stored_bytes)
 
     def to_json(self) -> dict[str, Any]:
-        return _json_of(self, ratio=self.ratio)
+        counts = {name: value for name, value in vars(self).items() if name != "spec"}
+        return {**self.spec.to_json(), **counts, "ratio": self.ratio}
 
 
 @dataclass(frozen=True)
@@ -102,23 +99,8 @@ class ClipSummary:
     memory_bytes: int | None = None
 
 
-class _FeatureTotals:
-    """Totals over features."""
-
-    features: tuple[Any, ...]
-
-    @property
-    def stored_bytes(self) -> int:
-        """Size of the features' pages in bytes."""
-        return sum(feature.stored_bytes for feature in self.features)
-
-    def to_json(self) -> dict[str, Any]:
-        features = [feature.to_json() for feature in self.features]
-        return {**vars(self), "stored_bytes": self.stored_bytes, "features": features}
-
-
 @dataclass(frozen=True)
-class Summary(_FeatureTotals):
+class Summary:
     """Summary of a dataset. Sizes are in bytes, lengths of episodes in frames.
 
     `commit` is the id of its last commit, `earlier_commits` are the preceding ids, newest first.
@@ -154,6 +136,11 @@ class Summary(_FeatureTotals):
     inventories: tuple[Inventory, ...] = ()
 
     @property
+    def stored_bytes(self) -> int:
+        """Size of the features' pages in bytes."""
+        return sum(feature.stored_bytes for feature in self.features)
+
+    @property
     def raw_bytes(self) -> int | None:
         """Size of the decoded features in bytes; `None` if unknown for one."""
         known = [f.raw_bytes for f in self.features if f.raw_bytes is not None]
@@ -167,7 +154,9 @@ class Summary(_FeatureTotals):
 
     def to_json(self) -> dict[str, Any]:
         return {
-            **super().to_json(),
+            **vars(self),
+            "features": [feature.to_json() for feature in self.features],
+            "stored_bytes": self.stored_bytes,
             "groups": [vars(group) for group in self.groups],
             "raw_bytes": self.raw_bytes,
             "ratio": self.ratio,
@@ -204,16 +193,13 @@ class Summary(_FeatureTotals):
             ("fingerprint", self.fingerprint),
             ("written by", self.created_by),
         ]
-        rows = _table(
-            self.features,
-            ("raw", "stored", "ratio", "missing"),
-            lambda feature: (*_sizes(feature), f"{feature.num_missing:,}"),
-        )
+        rows = _table(self.features)
         if len(self.features) > 1:
             rows.append(("total", *[""] * (len(rows[0]) - 5), *_sizes(self), ""))
         clips = [] if self.clips is None else ["", *_clip_lines(self.clips, self.num_episodes)]
         origins = [f"  {line}" for each in self.inventories for line in ("", *each.lines())]
-        return "\n".join([shown_place(self.url), *_lines(facts, rows), *clips, *origins])
+        table = ["", *(f"  {line}" for line in table_lines(rows, left=4))]
+        return "\n".join([shown_place(self.url), *_lines(facts), *table, *clips, *origins])
 
 
 def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
@@ -367,17 +353,13 @@ def _sizes(summary: Summary | FeatureSummary) -> tuple[str, str, str]:
     )
 
 
-def _lines(facts: Iterable[tuple[str, str | None]], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Format facts that are not `None`, then a table whose first four columns are text."""
-    yield from (f"  {name:<13} {value}" for name, value in facts if value is not None)
-    yield ""
-    yield from (f"  {line}" for line in table_lines(rows, left=4))
+def _lines(facts: Iterable[tuple[str, str | None]]) -> Iterator[str]:
+    """Format facts that are not `None`."""
+    return (f"  {name:<13} {value}" for name, value in facts if value is not None)
 
 
-def _table(
-    features: Sequence[Any], heads: Sequence[str], cells: Callable[[Any], Sequence[str]]
-) -> list[tuple[str, ...]]:
-    """Return table rows: headings, then a row for each feature. `cells` gives the last columns.
+def _table(features: Sequence[FeatureSummary]) -> list[tuple[str, ...]]:
+    """Return table rows: headings, then a row for each feature.
 
     The first columns are dtype, shape and codec; group, kind and unit if they differ or exist.
     """
@@ -393,117 +375,8 @@ def _table(
     kinds, units = [spec.kind or "" for spec in specs], [spec.unit or "" for spec in specs]
     columns += [column for column in (("kind", kinds), ("unit", units)) if any(column[1])]
     each = zip(features, *(texts for _, texts in columns), strict=True)
-    rows = [(*texts, *cells(feature)) for feature, *texts in each]
-    return [(*(name for name, _ in columns), *heads), *rows]
-
-
-def _json_of(feature: FeatureSummary | EpisodeFeature, **more: Any) -> dict[str, Any]:
-    counts = {name: value for name, value in vars(feature).items() if name != "spec"}
-    return {**feature.spec.to_json(), **counts, **more}
-
-
-@dataclass(frozen=True)
-class EpisodeFeature:
-    """One feature of an episode. `stored_bytes` is the size of its pages.
-
-    `missing` are runs `[start, stop)` of frames without the feature.
-    """
-
-    spec: FeatureSpec
-    num_frames: int  # with the feature
-    stored_bytes: int
-    missing: tuple[tuple[int, int], ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return _json_of(self)
-
-
-@dataclass(frozen=True)
-class EpisodeSummary(_FeatureTotals):
-    """Summary of one episode. `num_clips` is `None` unless requested."""
-
-    url: str
-    key: str
-    uid: str
-    num_frames: int
-    fps: float | None
-    split: str | None
-    num_chunks: tuple[int, ...]  # of each group of features
-    record_files: tuple[str, ...]
-    num_clips: int | None
-    features: tuple[EpisodeFeature, ...]
-    metadata: dict[str, Any]
-
-    def __str__(self) -> str:
-        chunks = " and ".join(f"{count:,}" for count in self.num_chunks)
-        facts = [
-            ("dataset", shown_place(self.url)),
-            ("uid", self.uid),
-            ("frames", f"{self.num_frames:,} in {chunks} chunk{'s' * (chunks != '1')}"),
-            ("fps", None if self.fps is None else f"{self.fps:g}"),
-            ("split", self.split),
-            ("clips", None if self.num_clips is None else f"{self.num_clips:,}"),
-            ("stored", format_size(self.stored_bytes)),
-            ("record files", ", ".join(self.record_files)),
-        ]
-        rows = _table(
-            self.features,
-            ("stored", "missing"),
-            lambda each: (format_size(each.stored_bytes), _missing_text(each, self.num_frames)),
-        )
-        metadata = json.dumps(self.metadata, indent=1, ensure_ascii=False).splitlines()
-        metadata = [f"  {printable(line)}" for line in metadata]
-        return "\n".join([printable(self.key), *_lines(facts, rows), "", "  metadata", *metadata])
-
-
-def summarize_episode(
-    dataset: Dataset, key: str, *, clip: ClipSpec | None = None
-) -> EpisodeSummary:
-    """Count an episode's frames, chunks, bytes and, with `clip`, its clips.
-
-    Covers the features selected in `dataset`. Raises `ClipError` for an unknown key.
-    """
-    [number] = dataset.find_episodes([key]).tolist()
-    contents, episode = dataset.contents, dataset.episodes[key]
-    index, manifest = contents.index, contents.manifest
-    chunks = {
-        group: table.rows_of(number)
-        for group, table in enumerate(index.groups)
-        if any(name in dataset.features for name in table.schema)
-    }
-    features = []
-    for name, spec in dataset.features.items():
-        present = episode.present(name)
-        stored = int(index.lengths(name)[chunks[spec.group]].sum(dtype=np.uint64))
-        features.append(EpisodeFeature(spec, int(present.sum()), stored, _runs(~present)))
-    files = np.concatenate([index.groups[group].file[rows] for group, rows in chunks.items()])
-    return EpisodeSummary(
-        url=dataset.url,
-        key=key,
-        uid=episode.uid,
-        num_frames=len(episode),
-        fps=episode.fps,
-        split=index.split_of(number, manifest.splits),
-        num_chunks=tuple(rows.stop - rows.start for rows in chunks.values()),
-        record_files=tuple(manifest.record_files[n].path for n in np.unique(files)),
-        num_clips=None if clip is None else contents.clips(clip, [key]).num_clips,
-        features=tuple(features),
-        metadata=episode.metadata,
-    )
-
-
-def _runs(flags: npt.NDArray[np.bool_]) -> tuple[tuple[int, int], ...]:
-    """Return the runs `[start, stop)` of true values."""
-    at = np.flatnonzero(flags)
-    return tuple((int(at[a]), int(at[b - 1]) + 1) for a, b in pairwise(run_bounds(at)))
-
-
-def _missing_text(feature: EpisodeFeature, num_frames: int) -> str:
-    count = num_frames - feature.num_frames
-    if count in (0, num_frames):
-        return "all" if count and count == num_frames else "0"
-    runs = [str(a) if b - a == 1 else f"{a}-{b - 1}" for a, b in feature.missing]
-    return f"{count:,}: {first_of(runs, _MAX_RUNS)}"
+    rows = [(*texts, *_sizes(one), f"{one.num_missing:,}") for one, *texts in each]
+    return [(*(name for name, _ in columns), "raw", "stored", "ratio", "missing"), *rows]
 
 
 @dataclass(frozen=True)
@@ -512,11 +385,24 @@ class EpisodeRow:
 
     key: str
     num_frames: int
+    fps: float | None
+    split: str | None
     num_clips: int | None
     metadata: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))
+
+    def __str__(self) -> str:
+        facts = [
+            ("frames", f"{self.num_frames:,}"),
+            ("fps", None if self.fps is None else f"{self.fps:g}"),
+            ("split", self.split),
+            ("clips", None if self.num_clips is None else f"{self.num_clips:,}"),
+        ]
+        metadata = json.dumps(self.metadata, indent=1, ensure_ascii=False).splitlines()
+        metadata = [f"  {printable(line)}" for line in metadata]
+        return "\n".join([printable(self.key), *_lines(facts), "", "  metadata", *metadata])
 
 
 def list_episodes(
@@ -573,11 +459,13 @@ def _counts(
 def _rows(
     dataset: Dataset, numbers: npt.NDArray[np.int64], clips: npt.NDArray[np.int64] | None
 ) -> Iterator[EpisodeRow]:
-    index = dataset.contents.index
+    index, manifest = dataset.contents.index, dataset.contents.manifest
     for place, number in enumerate(numbers.tolist()):
         yield EpisodeRow(
             key=index.key(number),
             num_frames=int(index.num_frames[number]),
+            fps=float(index.fps[number]) or None,
+            split=index.split_of(number, manifest.splits),
             num_clips=None if clips is None else int(clips[place]),
             metadata=index.episode_metadata(number),
         )
