@@ -22,7 +22,6 @@ from tests.lerobot_data import FEATURES
 from tests.lerobot_data import episodes as lerobot_episodes
 from tests.lerobot_tools import CAMERA, described, export
 from tests.lerobot_video_data import CAMERAS, with_video
-from tests.test_source_contract import upload
 from tests.test_sources_lerobot import unpack
 from tests.test_video_streams import CASES, FRAMES, made
 from tests.video_file_data import decoded, gops_of, pictures
@@ -118,43 +117,6 @@ def test_statistics(tmp_path: Path, records: Path) -> None:
     assert described(export(tmp_path / "golden")) == golden
 
 
-def test_statistics_of_lerobot_are_kept(tmp_path: Path, records: Path, memory_url: str) -> None:
-    """Of the exported version, on disk and at a URL, and of version 2.1, which stores statistics
-    by episode."""
-
-    def write(source: Any, name: str, code: int = 0) -> str:
-        command = ("write", "--src", source, "--dst", tmp_path / name, "--statistics", "source")
-        return str(run(*command, code=code).output)
-
-    out = to_lerobot(records, tmp_path / "out")
-    want = seqrecord.open(records).statistics
-    changed = json.loads((out / "meta/stats.json").read_text())
-    changed["action"]["mean"] = [0.5, 0.25]
-    (out / "meta/stats.json").write_text(json.dumps(changed))
-    old = unpack(tmp_path, "v21")
-    lines = []
-    for number, frames in enumerate(lerobot_episodes()):
-        actions = np.stack([frame["action"] for frame in frames])
-        numbers = {n: getattr(actions, n)(0).tolist() for n in ("mean", "std", "min", "max")}
-        stats = {"action": {**numbers, "count": [len(actions)]}}
-        lines.append(json.dumps({"episode_index": number, "stats": stats}))
-    (old / "meta/episodes_stats.jsonl").write_text("\n".join(lines))
-    upload(out, memory_url)
-    means: dict[Any, Any] = {out: [0.5, 0.25], memory_url: [0.5, 0.25], old: want["action"].mean}
-    for number, (source, mean) in enumerate(means.items()):
-        write(source, f"records-{number}")
-        got = seqrecord.open(tmp_path / f"records-{number}").statistics
-        np.testing.assert_allclose(got["action"].mean, mean)
-        np.testing.assert_allclose(got["action"].std, want["action"].std)
-        np.testing.assert_array_equal(got["action"].max, want["action"].max)
-        assert np.isnan(got["action"].quantile(0.5)).all()
-        assert (VIDEO in got) == (source != old)
-    partial = {"mean": [1, 2], "min": [0, 0], "max": [3, 3], "count": [9]}
-    for bad in (partial, {**partial, "std": [1]}):  # a key is missing, or an element
-        (old / "meta/episodes_stats.jsonl").write_text(json.dumps({"stats": {"action": bad}}))
-        assert "feature: action" in write(old, "x", 1)
-
-
 def test_command_exports_selected_episodes_and_features(tmp_path: Path, records: Path) -> None:
     out = tmp_path / "out"
     command = ("export", records, "*[02]", out, "--format", "lerobot")
@@ -167,7 +129,6 @@ def test_command_exports_selected_episodes_and_features(tmp_path: Path, records:
     actions = [f["action"] for number in (0, 2) for f in lerobot_episodes()[number]]
     np.testing.assert_allclose(stats["action"]["mean"], np.mean(actions, 0))
     assert "the folder is not empty" in run(*command, code=1).output
-    run(*command, "--frames", "0:2", code=2)
     run("export", records, "a", out, "--fps", "3", code=2)
 
 

@@ -122,10 +122,10 @@ skip_bad_episodes = click.option(
 )
 @click.option(
     "--statistics",
-    type=click.Choice(["auto", "all", "source", "none"]),
+    type=click.Choice(["auto", "all", "none"]),
     default="auto",
     help="Statistics to store. auto: features that are decoded anyway; all: also decode copied "
-    "video and images; source: copy the ones of LeRobot's meta/.",
+    "video and images.",
 )
 @click.option(
     "--split-at-gaps",
@@ -186,11 +186,6 @@ def write(
         **named,
         **others,
     )
-    given = getattr(source, "statistics", None) if statistics == "source" else None
-    if statistics == "source" and given is None:
-        raise click.UsageError(
-            "--statistics source: the original has no statistics; use auto or all"
-        )
     destined = storage_options if is_url(destination) or not is_url(src) else None
     # Features of --keep-encoded have a codec: a preset for all others does not replace it.
     resize = parse_sizes(sizes)
@@ -221,8 +216,6 @@ def write(
             **options,
         )
         took = f"{bar.seconds:.1f} s ({bar.speed(last.raw_bytes)})"
-    if statistics == "source":
-        add_statistics(destination, given=given, storage_options=destined)
     if statistics == "all":
         with ProgressBar("frames for statistics", quiet=quiet) as bar:
             add_statistics(

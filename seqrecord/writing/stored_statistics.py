@@ -70,9 +70,7 @@ def add_statistics(
     location: str | PathLike[str],
     *,
     only_lacking: bool = False,
-    given: Statistics | None = None,
     max_frames: int | None = None,
-    num_threads: int | None = None,
     progress: Callable[[StatisticsProgress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Statistics:
@@ -82,14 +80,11 @@ def add_statistics(
         location: local path or URL of the dataset.
         only_lacking: keep existing statistics, and read only features without any, such as video
             and images that a conversion did not decode. Without such a feature, nothing changes.
-        given: statistics to store without reading frames, for example from
-            `LeRobotSource(…).statistics`; they replace the statistics of the same features.
-        max_frames, num_threads, progress: as for `Dataset.compute_statistics`.
+        max_frames, progress: as for `Dataset.compute_statistics`.
         storage_options: for the filesystem that serves a URL.
 
-    Raises the errors of `Dataset.compute_statistics` and `seqrecord.open`, `DestinationError` if
-    `given` has another number of frames, `FormatError` if it has other features, and
-    `ConflictError` if a writer commits meanwhile; then nothing was changed.
+    Raises the errors of `Dataset.compute_statistics` and `seqrecord.open`, and `ConflictError` if
+    a writer commits meanwhile; then nothing was changed.
 
     Example:
         statistics = seqrecord.add_statistics("records/", max_frames=100)
@@ -101,28 +96,12 @@ def add_statistics(
     with closing(open_storage(location, storage_options)) as storage:
         base, manifest, index = read_indexed(storage)
         reader = Dataset(storage, manifest, index)
-        keeps = only_lacking or given is not None
-        known = reader.statistics if keeps else Statistics(0, {})
+        known = reader.statistics if only_lacking else Statistics(0, {})
         missing = known.missing(reader.features)
-        if given is not None:
-            if given.num_frames != reader.num_frames:
-                raise DestinationError(
-                    "given statistics have another number of frames than the dataset",
-                    file=storage.url,
-                    expected=reader.num_frames,
-                    got=given.num_frames,
-                )
-            given.check(reader.features)
-            found = given
-        elif known and not missing:
+        if known and not missing:
             return known
-        else:
-            chosen = reader.select(missing) if known else reader
-            found = chosen.compute_statistics(
-                max_frames=max_frames,
-                num_threads=num_threads,
-                progress=progress,
-            )
+        chosen = reader.select(missing) if known else reader
+        found = chosen.compute_statistics(max_frames=max_frames, progress=progress)
         statistics = Statistics(reader.num_frames, {**known, **found})
         with SmallFiles(storage) as own:
             if (file := own.put_statistics(statistics)) is None:

@@ -43,10 +43,8 @@ from seqrecord.sources.lerobot.layout import (
     read_texts,
 )
 from seqrecord.sources.lerobot.rows import EpisodeRows, NumberedTexts, image_bytes
-from seqrecord.sources.lerobot.stats import own_statistics
 from seqrecord.sources.lerobot.videos import LeRobotVideos, depth_scale, read_spec
 from seqrecord.sources.video.streams import TOLERANCE
-from seqrecord.statistics.by_feature import Statistics
 
 _DERIVED = ("frame_index", "episode_index", "index", "task_index")
 """Columns that are not packed: a row's position, or a number that stands for a text."""
@@ -105,12 +103,6 @@ class LeRobotSource(Originals):
 
     def schema(self) -> Schema:
         return self._schema
-
-    @property
-    def statistics(self) -> Statistics:
-        """The dataset's own statistics, without quantiles. Raises `SourceError` if it has none."""
-        num_frames = sum(info.num_frames for info in self.episodes())
-        return own_statistics(self.path, self._info, self.schema(), num_frames)
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         if not self._episodes:
