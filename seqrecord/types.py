@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from seqrecord.pipes.options import ClipOptions as ClipOptions
     from seqrecord.profiler.bench import BenchReport as BenchReport
     from seqrecord.profiler.bench import StepTimes as StepTimes
-    from seqrecord.reading.compute_statistics import StatisticsProgress as StatisticsProgress
     from seqrecord.reading.dataset import DatasetLike as DatasetLike
     from seqrecord.reading.filters import EpisodeDescription as EpisodeDescription
     from seqrecord.reading.filters import EpisodeFilter as EpisodeFilter
@@ -27,12 +26,11 @@ if TYPE_CHECKING:
     from seqrecord.reading.summary import FeatureSummary as FeatureSummary
     from seqrecord.reading.summary import GroupSummary as GroupSummary
     from seqrecord.reading.summary import Summary as Summary
-    from seqrecord.reading.verify import VerifyProgress as VerifyProgress
     from seqrecord.reading.verify import VerifyReport as VerifyReport
     from seqrecord.reading.versions import DatasetVersion as DatasetVersion
+    from seqrecord.units import Progress as Progress
     from seqrecord.writing.convert import ConvertReport as ConvertReport
     from seqrecord.writing.convert_jobs import BadEpisode as BadEpisode
-    from seqrecord.writing.convert_jobs import Progress as Progress
     from seqrecord.writing.recorder import RecorderStats as RecorderStats
     from seqrecord.writing.recorder import RecordingEpisode as RecordingEpisode
     from seqrecord.writing.writer import EpisodeWriter as EpisodeWriter

@@ -1,12 +1,14 @@
 """Checks and parsing of arguments: integers, seeds, sizes in bytes, durations in seconds.
 
-Errors name the argument, the expected values and the given value.
+Errors name the argument, the expected values and the given value. `Progress` is what functions
+report to a `progress` argument.
 """
 
 from __future__ import annotations
 
 import operator
 import re
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -22,6 +24,16 @@ for _power, _prefix in enumerate("KMGTP", start=1):
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 _SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a function is, in the unit that it names. `total` includes bad episodes."""
+
+    done: int
+    total: int
+    raw_bytes: int = 0
+    """Decoded bytes of the frames so far; 0 if it counts none."""
 
 
 def parse_size(size: int | str) -> int:

@@ -24,6 +24,7 @@ from seqrecord.reading.summary import FeatureSummary
 from seqrecord.schema import FeatureSpec
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.storage.ranges import ByteRange
+from seqrecord.types import Progress
 from tests.command_line import fail, run
 from tests.datasets import HEIGHT, WIDTH, write_small
 
@@ -36,12 +37,12 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_epoch(dataset: Path) -> None:
-    seen: list[tuple[int, int]] = []
+    seen: list[Progress] = []
     names = ["image_left", "range"]
     options: dict[str, Any] = {"clip_len": 4, "batch_size": 3, "features": names}
-    report = bench(dataset, **options, progress=lambda *progress: seen.append(progress))
+    report = bench(dataset, **options, progress=seen.append)
     assert (report.num_batches, report.num_clips, report.num_frames) == (5, 14, 56)
-    assert seen == [(i, 5) for i in range(1, 6)]
+    assert seen == [Progress(i, 5) for i in range(1, 6)]
     with seqrecord.open(dataset, features=names) as records:
         clips = [
             episode.read(range(start, start + 4))

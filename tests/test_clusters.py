@@ -53,7 +53,7 @@ def _converts(folder: Path, cluster: str) -> None:
     report = convert(source, folder, executor=cluster, progress=seen.append, max_file_size="1MB")
     assert report.manifest.num_frames == 73
     assert seqrecord.verify(folder, deep=True).ok
-    frames = [progress.frames for progress in seen]
+    frames = [progress.done for progress in seen]
     assert frames == sorted(frames)
     assert frames[-1] == 73
     assert len(set(frames) - {0, 73}) > 4  # progress within jobs
@@ -74,7 +74,7 @@ def _an_interrupt_stops_the_jobs(folder: Path, cluster: str) -> None:
     source = MadeSource((3, 4, 100_000), delay=0.01)
 
     def interrupt(progress: Progress) -> None:
-        if progress.frames > 20:
+        if progress.done > 20:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -164,7 +164,7 @@ def test_jobs_of_a_killed_worker_are_done_by_another(tmp_path: Path, dask: str) 
         pids = list(client.run(os.getpid).values())
 
         def kill(progress: Progress) -> None:
-            if progress.frames and pids:
+            if progress.done and pids:
                 os.kill(pids[0], signal.SIGKILL)
                 pids.clear()
 

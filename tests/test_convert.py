@@ -72,7 +72,7 @@ def test_the_dataset_does_not_depend_on_the_workers(
     assert report.written == tuple(info.key for info in MadeSource().episodes())
     assert (report.skipped, report.bad) == ((), ())
     check(tmp_path, MadeSource())
-    frames = [p.frames for p in seen]
+    frames = [p.done for p in seen]
     assert frames == sorted(frames)
     assert seen[-1] == Progress(54, 54, 54 * MadeSource().schema().frame_nbytes)
     assert len(seen) < 54
@@ -177,7 +177,7 @@ def test_interrupt_leaves_complete_files(tmp_path: Path, expected: str, workers:
     before = multiprocessing.active_children()
 
     def interrupt(progress: Progress) -> None:
-        if progress.frames > 26 if workers == 1 else endless.is_endless():
+        if progress.done > 26 if workers == 1 else endless.is_endless():
             raise KeyboardInterrupt
 
     source = MadeSource() if workers == 1 else endless

@@ -175,7 +175,7 @@ def test_a_dataset_of_every_kind(dataset: Dataset, tmp_path: Path) -> None:
     seen: list[Progress] = []
     folders = to_files(dataset, None, tmp_path / "tree", progress=seen.append)
     assert folders == [tmp_path / "tree" / key for key in dataset.episodes]
-    assert (seen[-1].frames, seen[-1].total_frames) == (dataset.num_frames, dataset.num_frames)
+    assert (seen[-1].done, seen[-1].total) == (dataset.num_frames, dataset.num_frames)
     convert(open_source(tmp_path / "tree"), tmp_path / "again", workers=2)
     with seqrecord.open(tmp_path / "again") as again:
         assert same(again, dataset)
@@ -206,7 +206,7 @@ def test_some_features(dataset: Dataset, tmp_path: Path) -> None:
     names, tree = ["note", "step", "mask", "depth_left"], tmp_path / "tree"
     seen: list[Progress] = []
     [folder] = to_files(dataset, KEY, tree, features=names, progress=seen.append)
-    assert (seen[-1].frames, seen[-1].total_frames) == (11, 11)
+    assert (seen[-1].done, seen[-1].total) == (11, 11)
     numbered = {f"depth_left/{n:06d}.npy" for n in range(11)}
     assert {*files_in(folder)} > {*numbered, "step.npy", "note/000006.npy"}
     assert np.load(folder / "step.npy").tolist() == [*range(11)]

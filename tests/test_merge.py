@@ -62,7 +62,7 @@ def test_all_episodes_with_their_edits(parts: tuple[Path, Path], tmp_path: Path)
     assert not made.parent.exists()
     seen: list[Progress] = []
     assert merge_datasets(parts, made, progress=seen.append) == report
-    assert (seen[-1].frames, seen[-1].total_frames) == (18, 18)
+    assert (seen[-1].done, seen[-1].total) == (18, 18)
     assert (report.num_episodes, report.num_frames) == (6, 18)
     assert report.num_bytes > 6 * 12_000
     check(made, expected)
@@ -283,7 +283,7 @@ def test_a_merge_that_failed_is_resumed(parts: tuple[Path, Path], tmp_path: Path
     assert state(made / "records") == before
     seen: list[Progress] = []
     merge_datasets(parts, made, mode="resume", progress=seen.append)
-    assert 0 < seen[-1].total_frames < 18
+    assert 0 < seen[-1].total < 18
     assert before.items() <= state(made / "records").items()
     check(made, {**content(parts[0]), **content(parts[1])})
     assert split_of(made, "val") == {"e0", "e5"}

@@ -102,7 +102,6 @@ PACKAGE = sorted((TESTS.parent / "seqrecord").rglob("*.py"))
 OTHERS = "seqrecord", "torch", "torchdata", "multiprocessing", "jax", "accelerate", "lightning"
 ALLOWED = {
     "_replace",  # named tuples
-    "_fields",
     "_exit",  # os
     "_strip_protocol",  # fsspec: methods of its file systems
     "_get_kwargs_from_urls",

@@ -14,6 +14,7 @@ import pytest
 
 import seqrecord
 from seqrecord.errors import ClipError, DestinationError
+from seqrecord.types import Progress
 from seqrecord.viewer import view_rerun
 from tests.command_line import run
 
@@ -94,10 +95,10 @@ def read(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 def test_all_episodes_are_on_one_timeline(records: Path, tmp_path: Path) -> None:
     path = tmp_path / "all.rrd"
-    reports: list[tuple[int, int]] = []
+    reports: list[Progress] = []
     count = sum(LENGTHS.values())
-    assert view_rerun(records, save=path, progress=lambda *done: reports.append(done)) == count
-    assert reports == [(number, count) for number in range(1, count + 1)]
+    assert view_rerun(records, save=path, progress=reports.append) == count
+    assert reports == [Progress(number, count) for number in range(1, count + 1)]
     rows = read(path)
     whole = [(key, number) for key, length in LENGTHS.items() for number in range(length)]
     assert [row["frame"] for row in rows["image"]] == list(range(len(whole)))

@@ -19,6 +19,7 @@ from seqrecord import NotFoundError, SeqRecordWriter, edit, open_source
 from seqrecord.errors import ChecksumError, ConflictError
 from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import LocalStorage
+from seqrecord.types import Progress
 from tests import command_line
 from tests.datasets import flip
 from tests.storage_doubles import DamagesOnce
@@ -224,9 +225,9 @@ def test_several_commits_and_another_writer(dataset: tuple[Path, Model]) -> None
     model = without(model, "y")
     total = set(edit.rewrite_files(path, min_unused=0.001, dry_run=True).rewritten)
     assert len(total) > 3
-    seen: list[edit.CopyProgress] = []
+    seen: list[Progress] = []
 
-    def show(progress: edit.CopyProgress) -> None:
+    def show(progress: Progress) -> None:
         seen.append(progress)
         if len(seen) == 3:
             model.update(write(path, {"late": 2}, ["x", "s"], mode="append"))
@@ -240,7 +241,7 @@ def test_several_commits_and_another_writer(dataset: tuple[Path, Model]) -> None
     check(path, model)
     report = edit.rewrite_files(path, min_unused=0.001, commit_bytes=1, progress=seen.append)
     assert not total & named(path)
-    assert (seen[-1].copied_bytes, seen[-1].total_bytes) == (report.copied_bytes,) * 2
+    assert (seen[-1].done, seen[-1].total) == (report.copied_bytes,) * 2
     check(path, model)
 
 

@@ -17,7 +17,7 @@ from seqrecord import FormatError, NotFoundError, SeqRecordWriter, StorageError,
 from seqrecord.errors import ChecksumError, CodecError
 from seqrecord.format.pages import aligned, chunk_bytes
 from seqrecord.storage import LocalStorage
-from seqrecord.types import VerifyProgress
+from seqrecord.types import Progress
 from tests.datasets import flip, nth_chunk, write_small
 from tests.storage_doubles import DamagesOnce
 from tests.tiny import (
@@ -54,7 +54,7 @@ def _pages(dataset: Path) -> list[tuple[Path, int, int, str, str]]:
 
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_sound_dataset(small: Path, deep: bool) -> None:
-    seen: list[VerifyProgress] = []
+    seen: list[Progress] = []
     report = verify(small, deep=deep, progress=seen.append)
     assert report.ok
     assert (report.problems, report.notes) == ((), ())
@@ -66,10 +66,10 @@ def test_a_sound_dataset(small: Path, deep: bool) -> None:
     assert (report.num_chunks, report.num_pages) == (6, len(pages))
     assert report.page_bytes == sum(stop - start for _, start, stop, *_ in pages)
     assert report.num_frames == (9 * 17 - 3 - 3 - 3 if deep else 0)
-    done = [progress.page_bytes for progress in seen]
+    done = [progress.done for progress in seen]
     assert done == sorted(done)
     assert len(seen) == 6
-    assert done[-1] == seen[-1].total_bytes == report.page_bytes
+    assert done[-1] == seen[-1].total == report.page_bytes
     assert "no problem" in str(report)
 
 

@@ -23,7 +23,7 @@ from seqrecord import (
 )
 from seqrecord.checksum import crc32c
 from seqrecord.statistics import Statistics
-from seqrecord.types import StatisticsProgress
+from seqrecord.types import Progress
 from tests import command_line
 from tests.datasets import EPISODES, flip, small_frames, small_schema, write_small
 from tests.made_source import MadeSource
@@ -284,7 +284,7 @@ def test_damaged_and_invalid_files_are_refused(tmp_path: Path) -> None:
 def test_computed_statistics_match_the_frames(
     small: Path, tmp_path: Path, num_threads: int
 ) -> None:
-    reports: list[StatisticsProgress] = []
+    reports: list[Progress] = []
     with seqrecord.open(small) as reader:
         got = reader.compute_statistics(num_threads=num_threads, progress=reports.append)
     convert(open_source(small), tmp_path / "d", codecs={"photo": "balanced"}, workers=1)
@@ -293,11 +293,9 @@ def test_computed_statistics_match_the_frames(
     assert got.num_frames == sum(EPISODES.values())
     assert set(got) == set(small_schema())
     assert got["flow"].num_frames == got.num_frames - len(EPISODES)  # their last frame lacks it
-    frames = [progress.frames for progress in reports]
+    frames = [progress.done for progress in reports]
     assert frames == sorted(frames)
-    assert (
-        frames[-1] == reports[0].total_frames == got.num_frames
-    )  # frames without a feature count too
+    assert frames[-1] == reports[0].total == got.num_frames  # frames without a feature count too
 
 
 def test_statistics_of_selected_features_and_after_a_transform(small: Path) -> None:

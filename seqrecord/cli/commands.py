@@ -24,7 +24,6 @@ from seqrecord.reading.summary import (
     listing_lines,
     summarize,
 )
-from seqrecord.reading.verify import VerifyProgress
 from seqrecord.reading.versions import list_versions
 from seqrecord.text import one_line
 
@@ -171,16 +170,11 @@ def verify(
     Prints one line per problem, and the skipped checks. The exit code is 1 if there is a problem.
     """
     with ProgressBar("bytes", scale=True, quiet=quiet) as bar:
-
-        def show(progress: VerifyProgress) -> None:
-            done = progress.page_bytes
-            bar.show(done, progress.total_bytes, bar.speed(done))
-
         report = verify_dataset(
             path,
             deep=deep,
             check_video=check_video,
-            progress=show,
+            progress=bar,
             storage_options=storage_options,
         )
     for problem in report.problems:

@@ -34,10 +34,6 @@ def doctor(
     is an error, 0 if there are only warnings.
     """
     with ProgressBar("files", quiet=quiet) as bar:
-        report = examine(
-            src,
-            progress=lambda at: bar.show(at.files, at.total_files, ""),
-            storage_options=storage_options,
-        )
+        report = examine(src, progress=bar, storage_options=storage_options)
     click.echo(json.dumps(report.to_json(), indent=1) if as_json else str(report))
     context.exit(0 if report.ok else 1)

@@ -237,8 +237,7 @@ def merge(
             )
         before[found[0]] = prefix
     with ProgressBar("frames", quiet=quiet, resumes=True) as bar:
-        options["progress"] = lambda at: bar.show(at.frames, at.total_frames, "")
-        report = merge_datasets(sources, dst, prefixes=before, **options)
+        report = merge_datasets(sources, dst, prefixes=before, progress=bar, **options)
     would = "would have " if options["dry_run"] else ""
     click.echo(
         f"{parse_location(dst).shown}: {would}{counted(report.num_episodes, 'episode')}, "

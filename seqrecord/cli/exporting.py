@@ -13,7 +13,6 @@ from seqrecord.export import to_files, to_hub, to_lerobot
 from seqrecord.indexing.opening import open as open_dataset
 from seqrecord.text import counted
 from seqrecord.units import format_size
-from seqrecord.writing.convert_jobs import Progress
 
 
 @click.command(cls=Command)
@@ -53,15 +52,11 @@ def export(
         raise click.UsageError("--fps requires --format lerobot")
     with (
         open_dataset(path, storage_options=storage_options) as dataset,
-        ProgressBar("frames", quiet=quiet) as bar,
+        ProgressBar("frames", speed=True, quiet=quiet) as bar,
     ):
-
-        def show(progress: Progress) -> None:
-            bar.show(progress.frames, progress.total_frames, bar.speed(progress.raw_bytes))
-
         episodes = [key] if key in dataset.episodes else key
         count = len(dataset.find_episodes(episodes))
-        options: dict[str, Any] = {"features": features, "progress": show}
+        options: dict[str, Any] = {"features": features, "progress": bar}
         if kind == "lerobot":
             to_lerobot(dataset, dest, episodes=episodes, fps=fps, **options)
         else:

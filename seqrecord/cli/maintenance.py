@@ -77,7 +77,7 @@ def clean(
     report = None
     if not no_rewrite:
         with ProgressBar("bytes", scale=True, quiet=quiet) as bar:
-            report = rewrite_files(path, min_unused=min_unused, progress=bar.show_copied, **options)
+            report = rewrite_files(path, min_unused=min_unused, progress=bar, **options)
     if report is not None and report.rewritten and not options["dry_run"]:
         removed += remove()
     for name in removed:
@@ -151,11 +151,9 @@ def stats(
         if computes:
             with ProgressBar("frames", quiet=quiet) as bar:
                 if dry_run or split is not None:
-                    found = dataset.compute_statistics(split=split, progress=bar.show_frames)
+                    found = dataset.compute_statistics(split=split, progress=bar)
                 else:
-                    found = add_statistics(
-                        path, progress=bar.show_frames, storage_options=storage_options
-                    )
+                    found = add_statistics(path, progress=bar, storage_options=storage_options)
     click.echo(json.dumps(found.summary(), indent=1) if as_json else str(found))
     if missing := found.missing(schema):
         click.echo(f"no statistics of {', '.join(missing)}; use --recompute", err=True)

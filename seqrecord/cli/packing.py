@@ -38,7 +38,6 @@ from seqrecord.text import counted, one_line
 from seqrecord.units import format_size
 from seqrecord.writing.commits import reindex as rebuild
 from seqrecord.writing.convert import ConvertReport, convert
-from seqrecord.writing.convert_jobs import Progress
 from seqrecord.writing.destination import WriteMode
 from seqrecord.writing.stored_statistics import add_statistics
 
@@ -193,15 +192,7 @@ def write(
         codecs,
         lambda: [n for n, s in source.schema().items() if not s.codec or n in (resize or ())],
     )
-    last = Progress(0, 0, 0)
-    with ProgressBar("frames", quiet=quiet, resumes=True) as bar:
-
-        def show(progress: Progress) -> None:
-            nonlocal last
-            last = progress
-            done, total = progress.frames, progress.total_frames
-            bar.show(done, total, bar.speed(progress.raw_bytes) + ", committing" * (done == total))
-
+    with ProgressBar("frames", speed=True, quiet=quiet, resumes=True) as bar:
         report = convert(
             source,
             destination,
@@ -211,17 +202,17 @@ def write(
             resize=resize,
             mode=mode,
             statistics=statistics != "none",
-            progress=show,
+            progress=bar,
             storage_options=destined,
             **options,
         )
-        took = f"{bar.seconds:.1f} s ({bar.speed(last.raw_bytes)})"
+        frames, took = bar.last.done, f"{bar.seconds:.1f} s ({bar.speed})"
     if statistics == "all":
         with ProgressBar("frames for statistics", quiet=quiet) as bar:
             add_statistics(
-                destination, only_lacking=True, progress=bar.show_frames, storage_options=destined
+                destination, only_lacking=True, progress=bar, storage_options=destined
             )
-    _print_written(parse_location(destination).shown, report, last.frames, took, quiet)
+    _print_written(parse_location(destination).shown, report, frames, took, quiet)
     _print_damaged(report.damaged)  # not a failure: their episodes were converted again
 
 
@@ -301,7 +292,7 @@ def index(
             units=parse_by_feature(units, "UNIT"),
             strict=strict,
             skip_bad_episodes=skip_bad_episodes,
-            progress=bar.show_frames,
+            progress=bar,
             storage_options=storage_options if is_url(dst) or not is_url(src) else None,
         )
         took = f"{bar.seconds:.1f} s"

@@ -75,11 +75,7 @@ def view(
     if rerun:
         shared = {name: options[name] for name in ("features", "storage_options")}
         with ProgressBar("frames", quiet=quiet) as bar:
-
-            def show(done: int, total: int) -> None:
-                bar.show(done, total, "")
-
-            frames = view_rerun(path, key, save=save, progress=show, **shared)
+            frames = view_rerun(path, key, save=save, progress=bar, **shared)
         click.echo(f"{save or 'shown'}: {counted(frames, 'frame')}")
         return
     target = local_path(output, "the image")

@@ -18,13 +18,10 @@ import click
 
 from seqrecord.errors import SeqRecordError
 from seqrecord.text import one_line, without_secrets
+from seqrecord.units import Progress
 
 if TYPE_CHECKING:
     from tqdm import tqdm
-
-    from seqrecord.edit import CopyProgress
-    from seqrecord.reading.compute_statistics import StatisticsProgress
-    from seqrecord.writing.convert_jobs import Progress
 
 PROGRAM = "seqrecord"
 
@@ -157,16 +154,25 @@ def _fail(message: str, code: int, debug: bool) -> NoReturn:
 
 
 class ProgressBar:
-    """A context manager with a progress bar on stderr: amount, a note such as the speed, time left.
+    """A context manager with a progress bar on stderr: amount, perhaps the speed, time left.
 
-    Without a terminal it prints a line every 10 seconds. With `resumes`, the message of an
-    interruption recommends `--resume`.
+    It is the `progress` of a function. Without a terminal it prints a line every 10 seconds. With
+    `resumes`, the function commits at its end, and the message of an interruption recommends
+    `--resume`. With `scale`, the unit is bytes.
     """
 
     def __init__(
-        self, unit: str, *, scale: bool = False, quiet: bool = False, resumes: bool = False
+        self,
+        unit: str,
+        *,
+        scale: bool = False,
+        speed: bool = False,
+        quiet: bool = False,
+        resumes: bool = False,
     ) -> None:
         self._unit, self._scale, self._quiet, self._resumes = unit, scale, quiet, resumes
+        self._has_speed = speed or scale
+        self.last = Progress(0, 0)
         self._begin = time.perf_counter()
         self._bar: tqdm[NoReturn] | None = None
 
@@ -175,29 +181,29 @@ class ProgressBar:
         """Seconds since the start of the command."""
         return time.perf_counter() - self._begin
 
-    def show(self, done: int, total: int, note: str) -> None:
+    @property
+    def speed(self) -> str:
+        """Mean speed so far, as text."""
+        nbytes, seconds = self.last.raw_bytes, max(self.seconds, 1e-3)
+        if self._scale:
+            nbytes = self.last.done
+        elif not nbytes:
+            return f"{self.last.done / seconds:.1f}/s"
+        return f"{nbytes / seconds / 1e6:.0f} MB/s"
+
+    def __call__(self, progress: Progress) -> None:
         """Update the bar; the first call displays it."""
+        self.last = progress
         if self._quiet:
             return
         if self._bar is None:
-            self._bar = self._make(total)
-        self._bar.set_postfix_str(note, refresh=False)
-        self._bar.update(done - self._bar.n)
-        if done == total:  # work after it, such as a commit, takes time
+            self._bar = self._make(progress.total)
+        is_done = progress.done == progress.total  # work after it, such as a commit, takes time
+        notes = [self.speed] * self._has_speed + ["committing"] * (is_done and self._resumes)
+        self._bar.set_postfix_str(", ".join(notes), refresh=False)
+        self._bar.update(progress.done - self._bar.n)
+        if is_done:
             self._bar.refresh()
-
-    def show_frames(self, progress: StatisticsProgress | Progress) -> None:
-        """Update the bar with the number of processed frames."""
-        self.show(progress.frames, progress.total_frames, "")
-
-    def show_copied(self, progress: CopyProgress) -> None:
-        """Update the bar with the number of copied bytes."""
-        done = progress.copied_bytes
-        self.show(done, progress.total_bytes, self.speed(done))
-
-    def speed(self, nbytes: int) -> str:
-        """Mean speed so far, as text, of `nbytes` processed bytes."""
-        return f"{nbytes / max(self.seconds, 1e-3) / 1e6:.0f} MB/s"
 
     def _make(self, total: int) -> tqdm[NoReturn]:
         from tqdm import tqdm

@@ -93,11 +93,7 @@ def bench(
     options |= arguments
     if trace is not None:
         options["engine"] = replace(options.get("engine") or EngineOptions(), trace=trace)
-    with ProgressBar("batches", quiet=quiet) as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.show(done, total, f"{done / max(bar.seconds, 1e-3):.1f}/s")
-
+    with ProgressBar("batches", speed=True, quiet=quiet) as bar:
         begin = perf_counter()
         dataset = open_dataset(
             path, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit
@@ -106,7 +102,7 @@ def bench(
         report = run_bench(
             dataset,
             consumer_seconds=consumer_ms / 1e3,
-            progress=show,
+            progress=bar,
             **options,
         )
     report = replace(report, open_seconds=opened + report.open_seconds)

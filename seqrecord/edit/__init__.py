@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from seqrecord.lazy import lazy
 
 if TYPE_CHECKING:
-    from seqrecord.edit.changes import CopyProgress as CopyProgress
     from seqrecord.edit.cleaning import RewriteReport as RewriteReport
     from seqrecord.edit.cleaning import clean as clean
     from seqrecord.edit.cleaning import rewrite_files as rewrite_files

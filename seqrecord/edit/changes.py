@@ -102,14 +102,6 @@ class EditedDataset:
         return found
 
 
-@dataclass(frozen=True)
-class CopyProgress:
-    """Bytes of record files copied or linked so far, and in total."""
-
-    copied_bytes: int
-    total_bytes: int
-
-
 Change: TypeAlias = tuple[Sequence[int], list[Edit]]
 """Numbers of the changed episodes, and the edits."""
 

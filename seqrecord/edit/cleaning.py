@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.edit.changes import CopyProgress, read_existing
+from seqrecord.edit.changes import read_existing
 from seqrecord.errors import ChecksumError, ConflictError, located
 from seqrecord.format.edits import Edits
 from seqrecord.format.footer import RECORDS, EpisodePart, Footer
@@ -42,7 +42,7 @@ from seqrecord.schema import Schema
 from seqrecord.storage import Storage, open_storage, worth_rereading
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.text import counted, first_of
-from seqrecord.units import parse_size
+from seqrecord.units import Progress, parse_size
 from seqrecord.writing.chunking import StoredChunk, page_ranges, stored_chunk
 from seqrecord.writing.committing import Base, commit, read_dataset, recorded
 from seqrecord.writing.edit_files import batched
@@ -100,7 +100,7 @@ def rewrite_files(
     max_file_size: int | str = DEFAULT_MAX_FILE_SIZE,
     commit_bytes: int | str = _COMMIT_BYTES,
     dry_run: bool = False,
-    progress: Callable[[CopyProgress], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> RewriteReport:
     """Rewrite record files without deleted episodes, trimmed frames and dropped features.
@@ -156,7 +156,7 @@ def rewrite_files(
             nonlocal copied
             copied += nbytes
             if progress is not None:
-                progress(CopyProgress(copied, total))
+                progress(Progress(copied, total))
 
         for batch in batched([] if dry_run else plans, lambda plan: plan.live, most_bytes):
             if dataset.manifest.commit != manifest.commit:
@@ -186,7 +186,7 @@ def rewrite_files(
             if batch[-1] is not plans[-1]:
                 dataset = read_existing(storage)
         if written and progress is not None:
-            progress(CopyProgress(total, total))  # with padding
+            progress(Progress(total, total))  # with padding
         paths, dead = tuple(plan.path for plan in plans), sum(plan.dead for plan in plans)
         return RewriteReport(paths, tuple(written), dead, total)
 

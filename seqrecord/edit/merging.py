@@ -17,8 +17,8 @@ from seqrecord.reading.dataset import Dataset, open_packed
 from seqrecord.schema import FeatureSpec
 from seqrecord.storage import StorageLike, open_storage, parse_location
 from seqrecord.text import codec_text
+from seqrecord.units import Progress
 from seqrecord.writing.convert import convert
-from seqrecord.writing.convert_jobs import Progress
 from seqrecord.writing.dataset_source import DatasetSource, MergedSource
 from seqrecord.writing.destination import Destination, WriteMode
 from seqrecord.writing.stored_schema import DEFAULT_MAX_FILE_SIZE, has_same_pages, loses_data

@@ -52,7 +52,8 @@ from seqrecord.sources.folders.exported import (
 )
 from seqrecord.sources.folders.tree import MAX_METADATA_BYTES, METADATA
 from seqrecord.storage import local_path
-from seqrecord.writing.convert_jobs import Meter, Progress
+from seqrecord.units import Progress
+from seqrecord.writing.convert_jobs import Meter
 from seqrecord.writing.dataset_source import DatasetSource
 
 _ENDINGS = {"png": "png", "jpeg": "jpg"}

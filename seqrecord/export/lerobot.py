@@ -49,7 +49,8 @@ from seqrecord.schema import FeatureSpec
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import local_path
-from seqrecord.writing.convert_jobs import Meter, Progress
+from seqrecord.units import Progress
+from seqrecord.writing.convert_jobs import Meter
 from seqrecord.writing.dataset_source import DatasetSource
 
 _logger = logging.getLogger("seqrecord")

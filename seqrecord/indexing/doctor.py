@@ -6,7 +6,6 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,23 +37,16 @@ from seqrecord.sources.lerobot.rows import number_column
 from seqrecord.sources.video.files import VIDEO_ENDINGS
 from seqrecord.statistics.by_feature import NonFinite, add_non_finite
 from seqrecord.storage import StorageLike, open_storage
+from seqrecord.units import Progress
 
 _MAX_INFO_BYTES = 16 << 20
 _RANGE = ("episode_index", "dataset_from_index", "dataset_to_index", "length")
 
 
-@dataclass(frozen=True)
-class DoctorProgress:
-    """Progress of `examine`, in files."""
-
-    files: int
-    total_files: int
-
-
 def examine(
     location: StorageLike,
     *,
-    progress: Callable[[DoctorProgress], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> DoctorReport:
     """Check a LeRobot dataset of version 2.0, 2.1 or 3.0.
@@ -91,7 +83,7 @@ def examine(
 def _examine_values(
     location: StorageLike,
     findings: Findings,
-    progress: Callable[[DoctorProgress], None] | None,
+    progress: Callable[[Progress], None] | None,
     storage_options: Mapping[str, Any] | None,
 ) -> DoctorReport:
     source = open_source(location, storage_options=storage_options)
@@ -113,7 +105,7 @@ def _examine_values(
                 facts: dict[str, Any] = {"episode": info.key, "feature": name, "frame": one.frame}
                 findings.add("not_finite", "NaN or infinities", got=f"{one.count} values", **facts)
         if progress is not None:
-            progress(DoctorProgress(done, len(episodes)))
+            progress(Progress(done, len(episodes)))
     return DoctorReport(
         location=str(location),
         format=format_of(source),
@@ -126,7 +118,7 @@ def _examine_values(
 
 class _Examination:
     def __init__(
-        self, root: Path, info: LeRobotInfo, progress: Callable[[DoctorProgress], None] | None
+        self, root: Path, info: LeRobotInfo, progress: Callable[[Progress], None] | None
     ) -> None:
         self._root, self._info, self._progress = root, info, progress
         self._findings = Findings(root)
@@ -156,7 +148,7 @@ class _Examination:
             nonlocal done
             done += 1
             if self._progress is not None:
-                self._progress(DoctorProgress(done, total))
+                self._progress(Progress(done, total))
 
         for file, mine in tables.items():
             if self._is_there(file, mine, None):

@@ -19,11 +19,12 @@ from seqrecord.reading.dataset import (
 )
 from seqrecord.reading.externals import ExternalFiles, Originals
 from seqrecord.storage import LocalStorage, StorageLike, open_storage
+from seqrecord.units import Progress
 
 if TYPE_CHECKING:  # not needed by `open`
     from seqrecord.indexing.originals import FoundIndex
     from seqrecord.reading.summary import Summary
-    from seqrecord.reading.verify import VerifyProgress, VerifyReport
+    from seqrecord.reading.verify import VerifyReport
 
 
 def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
@@ -212,7 +213,7 @@ def verify(
     deep: bool = False,
     check_video: bool = False,
     num_threads: int | None = None,
-    progress: Callable[[VerifyProgress], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> VerifyReport:
     """Read a whole dataset and report all problems.
@@ -230,7 +231,7 @@ def verify(
         deep: also decode every frame of every feature.
         check_video: also decode every frame of video.
         num_threads: default one per core.
-        progress: called from the calling thread, after every chunk.
+        progress: called from the calling thread after every chunk, in bytes of pages.
         storage_options: for the filesystem of the dataset's URL.
 
     Raises `NotFoundError` if there is no dataset, and `StorageError` if its manifest is unreadable

@@ -59,9 +59,8 @@ from seqrecord.sources.registry import OptionError
 from seqrecord.storage import LocalStorage, Storage, StorageLike, open_storage, parse_location
 from seqrecord.storage.url import without_commit
 from seqrecord.text import name_index
-from seqrecord.units import format_size
+from seqrecord.units import Progress, format_size
 from seqrecord.writing.convert import ConvertReport, convert
-from seqrecord.writing.convert_jobs import Progress
 from seqrecord.writing.destination import WriteMode
 
 _logger = logging.getLogger("seqrecord")
@@ -343,8 +342,8 @@ class _OriginalIndex:
         with tqdm(desc=f"indexing {self.shown}", unit="frame", leave=False, disable=None) as bar:
 
             def show(progress: Progress) -> None:
-                bar.total = progress.total_frames
-                bar.update(progress.frames - bar.n)
+                bar.total = progress.total
+                bar.update(progress.done - bar.n)
 
             report = index_source(
                 *(self.source, folder),

@@ -24,7 +24,7 @@ from seqrecord.processes.machine import usable_cores
 from seqrecord.profiler.advice import Sizes, advise
 from seqrecord.reading.dataset import DatasetLike
 from seqrecord.text import counted, percent, repr_of, shown_place
-from seqrecord.units import check_amount, check_integer, format_size
+from seqrecord.units import Progress, check_amount, check_integer, format_size
 
 if TYPE_CHECKING:
     from seqrecord.pipes.loaders import SeqRecordIterableDataset
@@ -48,14 +48,14 @@ class BenchOptions(LoaderOptions):
         consumer_seconds: duration of a simulated training step (sleep), in seconds.
         step: training step, called with each batch, instead of the sleep.
         max_batches: stop after this many batches. Default: the whole epoch.
-        progress: called after each batch with the numbers of finished and of all batches.
+        progress: called after each batch, in batches.
     """
 
     batch_size: int | None = _BATCH_SIZE
     consumer_seconds: float = 0.0
     step: Callable[[Any], object] | None = None
     max_batches: int | None = None
-    progress: Callable[[int, int], None] | None = None
+    progress: Callable[[Progress], None] | None = None
 
     def __post_init__(self) -> None:
         if self.frames_per_batch is not None and self.batch_size == _BATCH_SIZE:
@@ -150,7 +150,7 @@ class _Steps:
         self,
         stream: SeqRecordIterableDataset,
         num_batches: int,
-        progress: Callable[[int, int], None] | None,
+        progress: Callable[[Progress], None] | None,
     ) -> None:
         batches, full = iter(stream), None
         asked = first = perf_counter()
@@ -171,7 +171,7 @@ class _Steps:
                 self.alone_clips, full = clips, batch
             self.clip_bytes += _nbytes(list(batch.values()))
             if progress is not None:
-                progress(len(self.clips), num_batches)
+                progress(Progress(len(self.clips), num_batches))
             asked = perf_counter()
         if isinstance(batches, Generator):
             batches.close()  # ends its threads

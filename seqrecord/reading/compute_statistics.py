@@ -30,20 +30,12 @@ from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics.by_feature import Statistics, num_channels
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import request_threads
-from seqrecord.units import check_integer
+from seqrecord.units import Progress, check_integer
 
 _SPAN_BYTES = 32 << 20  # decoded frames of one feature in a thread
 _SPAN_FRAMES = 1024  # maximum; a power of two, like the frames in a chunk
 _TASK_FRAMES = 4096
 _GOLDEN = 0.6180339887498949
-
-
-@dataclass(frozen=True)
-class StatisticsProgress:
-    """Number of frames processed for all features, and the total."""
-
-    frames: int
-    total_frames: int
 
 
 def compute_statistics(
@@ -54,7 +46,7 @@ def compute_statistics(
     frame_transform: FrameTransform | None = None,
     max_frames: int | None = None,
     num_threads: int | None = None,
-    progress: Callable[[StatisticsProgress], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> Statistics:
     """See `Dataset.compute_statistics`."""
     check_integer("max_frames", 1 if max_frames is None else max_frames, least=1)
@@ -80,7 +72,7 @@ def compute_statistics(
             found[at] = found[at].merged(part) if at in found else part
             done += task.num_frames
             if progress is not None:
-                progress(StatisticsProgress(done // len(columns), total))
+                progress(Progress(done // len(columns), total))
     features = {name: one for part in found.values() for name, one in part.items()}
     return Statistics(total, features)
 

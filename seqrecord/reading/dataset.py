@@ -26,10 +26,9 @@ from seqrecord.schema import Schema
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
 from seqrecord.text import shown_place
-from seqrecord.units import format_size
+from seqrecord.units import Progress, format_size
 
 if TYPE_CHECKING:
-    from seqrecord.reading.compute_statistics import StatisticsProgress
     from seqrecord.reading.frames import FrameTransform
 
 _SHOWN_KEYS = 3  # in a notebook
@@ -255,7 +254,7 @@ class Dataset:
         frame_transform: FrameTransform | None = None,
         max_frames: int | None = None,
         num_threads: int | None = None,
-        progress: Callable[[StatisticsProgress], None] | None = None,
+        progress: Callable[[Progress], None] | None = None,
     ) -> Statistics:
         """Compute statistics by reading the frames. `seqrecord.add_statistics` stores them.
 
@@ -270,7 +269,7 @@ class Dataset:
             max_frames: approximate number of frames per feature, spread evenly; default all.
             num_threads: default one per core. Each thread needs 32 MiB for decoded frames, or more
                 for a larger frame.
-            progress: called from the calling thread.
+            progress: called from the calling thread, in frames processed for all features.
 
         Raises `ClipError` for unknown episodes or an unknown split, and if `max_frames` or
         `num_threads` is below 1. Errors of reading and of `frame_transform` are passed on.

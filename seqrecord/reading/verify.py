@@ -41,15 +41,7 @@ from seqrecord.reading.metadata import (
 )
 from seqrecord.storage import Storage, request_threads
 from seqrecord.text import counted, shown_place
-from seqrecord.units import format_size
-
-
-@dataclass(frozen=True)
-class VerifyProgress:
-    """Progress of `verify`, in bytes of pages."""
-
-    page_bytes: int
-    total_bytes: int
+from seqrecord.units import Progress, format_size
 
 
 @dataclass(frozen=True)
@@ -102,7 +94,7 @@ def verify(
     deep: bool = False,
     check_video: bool = False,
     num_threads: int | None = None,
-    progress: Callable[[VerifyProgress], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> VerifyReport:
     """Like `seqrecord.verify`, for the dataset in `storage` with its external files."""
     num_threads = num_threads or usable_cores()
@@ -140,7 +132,7 @@ def verify(
                     reported.add((each.message, each.file))
             counts.update(counted_there)
             if progress is not None:
-                progress(VerifyProgress(counts["page_bytes"], total))
+                progress(Progress(counts["page_bytes"], total))
     return VerifyReport(
         url=storage.url,
         deep=deep,

@@ -18,6 +18,7 @@ from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.schema import FeatureSpec
+from seqrecord.units import Progress
 from seqrecord.viewer.kinds import MOST_CURVES, flow_colours, kind_of
 
 
@@ -27,7 +28,7 @@ def view_rerun(
     *,
     features: Sequence[str] | None = None,
     save: str | PathLike[str] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> int:
     """Show episodes in the Rerun viewer, in sequence on one timeline. Returns the number of frames.
@@ -47,7 +48,7 @@ def view_rerun(
         episodes: keys, a glob or a function, as for loaders. Default: all.
         features: names of features. Default: all.
         save: write a `.rrd` file instead of starting the viewer, which needs a display.
-        progress: called after each frame with the number of frames shown and in total.
+        progress: called after each frame, in frames.
         storage_options: options of the filesystem, if `data` is a URL.
 
     At most 32 frames are in memory. Raises `MissingPackageError` without rerun-sdk, `ClipError` for
@@ -82,14 +83,14 @@ class _Log:
         self._frame, self._seconds = 0, 0.0
         self._longest: dict[str, float] = {}  # length of flow at full color, by feature
 
-    def show(self, keys: Sequence[str], progress: Callable[[int, int], None] | None) -> int:
+    def show(self, keys: Sequence[str], progress: Callable[[Progress], None] | None) -> int:
         episodes = [self._dataset.episodes[key] for key in keys]
         timed = all(episode.fps for episode in episodes)
         total = sum(map(len, episodes))
         for episode in episodes:
             for _ in self._episode(episode, episode.fps if timed else None):
                 if progress is not None:
-                    progress(self._frame, total)
+                    progress(Progress(self._frame, total))
         return self._frame
 
     def _episode(self, episode: Episode, fps: float | None) -> Iterator[None]:

@@ -31,6 +31,7 @@ from seqrecord.sources.inventory import inventory_of
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.text import counted
+from seqrecord.units import Progress
 from seqrecord.writing.clusters import open_workers
 from seqrecord.writing.convert_jobs import (
     OTHER_FEATURES,
@@ -38,7 +39,6 @@ from seqrecord.writing.convert_jobs import (
     Job,
     JobResult,
     Meter,
-    Progress,
     cut_in_jobs,
     frame_cost,
     run_jobs,

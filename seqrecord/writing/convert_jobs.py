@@ -41,6 +41,7 @@ from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
 from seqrecord.text import counted
+from seqrecord.units import Progress
 from seqrecord.version import __version__
 from seqrecord.writing.rates import IrregularEpisode
 from seqrecord.writing.record_file import RecordFileWriter
@@ -351,15 +352,6 @@ def _as_source_errors() -> Iterator[None]:
 _REPORT_SECONDS = 0.1
 _SILENT_SECONDS = 60.0  # until the first warning
 _POOL_THREADS = 2  # of a process pool, which waits for ever if one cannot start
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Progress of a conversion or an export. `total_frames` includes bad episodes."""
-
-    frames: int
-    total_frames: int
-    raw_bytes: int  # decoded bytes of the frames so far
 
 
 @dataclass

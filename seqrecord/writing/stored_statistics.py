@@ -8,19 +8,17 @@ from contextlib import closing
 from dataclasses import replace
 from functools import reduce
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from seqrecord.errors import DestinationError, FormatError, NotFoundError
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.statistics_file import read_statistics
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, open_storage
+from seqrecord.units import Progress
 from seqrecord.writing.commits import Version
 from seqrecord.writing.committing import commit, read_indexed, recorded
 from seqrecord.writing.own_files import SmallFiles
-
-if TYPE_CHECKING:
-    from seqrecord.reading.compute_statistics import StatisticsProgress
 
 _logger = logging.getLogger("seqrecord")
 
@@ -71,7 +69,7 @@ def add_statistics(
     *,
     only_lacking: bool = False,
     max_frames: int | None = None,
-    progress: Callable[[StatisticsProgress], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Statistics:
     """Compute a dataset's statistics and store them in place of the old ones.
