@@ -331,9 +331,7 @@ def test_the_backend_is_the_chosen_or_the_fastest_installed(
         (AZURE, {"backend": "obstore", **key}, "ObstoreReader"),
         (AZURE, {"backend": "urllib3", **key}, "FsspecReader"),
         (AZURE, {}, "ObstoreReader"),
-        ("blobfile+az://acme/box/path", {}, "FsspecReader"),
         ("az://acme/box/path", {"backend": "blobfile"}, "FsspecReader"),
-        ("blobfile+az://acme/box/path", {"backend": "obstore"}, "ObstoreReader"),
     ):
         storage = azure(open_storage(url, options))
         account = account_of(storage)

@@ -35,8 +35,6 @@ LOCATIONS: list[tuple[str | Path, str, str]] = [
     ("abfs://box@account.dfs.core.windows.net/", "az", "box"),
     ("az://box@account.dfs.core.windows.net/path", "az", "box/path"),
     ("az://container", "az", "container"),
-    ("blobfile+az://account/box/path", "az", "box/path"),
-    ("blobfile+az://account/box", "az", "box"),
     ("memory://a/b", "memory", "a/b"),
     ("s3://bucket/key", "s3", "bucket/key"),
     ("http://host:8000/a/b", "http", "http://host:8000/a/b"),
@@ -66,12 +64,15 @@ def test_azure_urls_name_the_account_and_its_service() -> None:
         assert where.options == {"account_name": "acme", "endpoint": f"https://acme.{service}"}
         assert where.shown == url
         assert url.startswith("az:") or parse_location(url, backend="blobfile") == where
-    for where in (
-        parse_location("az://acme/box/path", backend="blobfile"),
-        parse_location("blobfile+az://acme/box/path"),
-    ):
-        assert (where.options, where.backend) == ({"account_name": "acme"}, "blobfile")
-        assert (where.protocol, where.root) == ("az", "box/path")
+    where = parse_location("az://acme/box/path", backend="blobfile")
+    assert (where.protocol, where.root, where.options) == (
+        *("az", "box/path"),
+        {"account_name": "acme"},
+    )
+    for url in ("az://account", "az:///container/path"):
+        with pytest.raises(LocationError) as info:
+            parse_location(url, backend="blobfile")
+        assert info.value.expected == "az://ACCOUNT/CONTAINER/PATH"
 
 
 UNCLEAR: list[tuple[Any, str]] = [
@@ -83,9 +84,6 @@ UNCLEAR: list[tuple[Any, str]] = [
     ("file://otherhost/data", "file:///path"),
     ("az:///path", "az://CONTAINER/PATH"),
     (f"az://container/path?sig={SECRET}", r"\? or #"),
-    ("blobfile+az://account", "ACCOUNT/CONTAINER/PATH"),
-    ("blobfile+az:///container/path", "ACCOUNT/CONTAINER/PATH"),
-    (f"blobfile+az://account/container/path?sig={SECRET}", r"\? or #"),
     ("abfs://container/path", "CONTAINER@ACCOUNT"),
     ("abfs://box@account.blob.core.windows.net/path", "CONTAINER@ACCOUNT"),
     ("abfs://box@account.dfs.example.com/path", "CONTAINER@ACCOUNT"),

@@ -57,8 +57,7 @@ def _opened(location: StorageLike, options: dict[str, Any]) -> Storage:
             raise LocationError("an open storage takes no storage_options", file=location.url)
         return location
     where = parse_location(location, backend=options.get("backend"))
-    # Options take precedence over a backend in the URL.
-    settings, rest = split_options({"backend": where.backend, **options}, where.shown)
+    settings, rest = split_options(options, where.shown)
     return (_local if where.protocol == "file" else _remote)(where, settings, rest)
 
 

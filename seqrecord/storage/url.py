@@ -32,13 +32,12 @@ _HOST = re.compile(
 _ANY_HOST = re.compile(rf".*\.{_CLOUD}", re.IGNORECASE)
 _HTTPS = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PATH"
 _ABFS = "abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"
-_BLOBFILE = "blobfile+az"
 _BUCKETS = ("s3", "s3a", "gs", "gcs")
 _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<rest>.*)", re.DOTALL)
 _SCHEME = re.compile(r"\s*(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://")  # of two letters or more
 _KNOWN = (
-    r"abfss?|adl|az|blobfile\+az|dbfs|file|ftps?|gc?s|gcs|github|hdfs|hf|https?|memory|oci|oss|r2|"
-    r"s3[an]?|sftp|smb|ssh|wasbs?|webdavs?"
+    r"abfss?|adl|az|dbfs|file|ftps?|gc?s|gcs|github|hdfs|hf|https?|memory|oci|oss|r2|s3[an]?|sftp|"
+    r"smb|ssh|wasbs?|webdavs?"
 )
 # Malformed URLs: `http:/…`, `http:…`, `http//…`, `http;//…`, `user:password@host`, `host?sig=…`.
 _BROKEN = re.compile(
@@ -59,7 +58,6 @@ class Location:
         root: path in it; `CONTAINER/PATH` for Azure.
         shown: URL without credentials.
         options: storage options in the URL.
-        backend: backend in the URL's scheme.
 
     `root` and `options` may contain credentials, so `repr` omits them.
     """
@@ -68,7 +66,6 @@ class Location:
     root: str = field(repr=False)
     shown: str
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    backend: str | None = None
 
 
 def parse_location(location: str | os.PathLike[str], *, backend: str | None = None) -> Location:
@@ -77,9 +74,8 @@ def parse_location(location: str | os.PathLike[str], *, backend: str | None = No
     Local: a path or `file:///path`. Azure: `https://ACCOUNT.blob.core.windows.net/CONTAINER/PATH`,
     optionally with a SAS as its query, `abfs[s]://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH`,
     `az://CONTAINER/PATH` with the account from `storage_options` or the environment, and blobfile's
-    `az://ACCOUNT/CONTAINER/PATH` if `backend` is `"blobfile"` or the scheme is `blobfile+az`.
-    Without PATH, the whole container. Other URLs go to fsspec: `memory://`, `s3://`, `gs://`,
-    `http://`.
+    `az://ACCOUNT/CONTAINER/PATH` if `backend` is `"blobfile"`. Without PATH, the whole container.
+    Other URLs go to fsspec: `memory://`, `s3://`, `gs://`, `http://`.
 
     Path objects cannot represent URLs, since `pathlib` drops one of two slashes. Path objects with
     `SCHEME:/` inside, and texts that begin with it, are refused.
@@ -138,14 +134,15 @@ def parse_location(location: str | os.PathLike[str], *, backend: str | None = No
             expected=f"{scheme}://BUCKET/PATH, with the credential in storage_options",
             got=f"{scheme}://…@{host}{parts.path}",
         )
-    if scheme == _BLOBFILE or (scheme == "az" and backend == "blobfile"):
-        return _blobfile(parts, shown)
     if scheme == "az":
-        if not parts.netloc:
-            raise LocationError(
-                "an az:// URL without container", expected="az://CONTAINER/PATH", got=shown
-            )
-        return Location("az", _in_container(parts.netloc, parts.path), shown)
+        first, path = parts.netloc, parts.path.strip("/")
+        has_account = backend == "blobfile"
+        if not first or (has_account and not path):
+            expected = f"az://{'ACCOUNT/' * has_account}CONTAINER/PATH"
+            raise LocationError("an az:// URL without container", expected=expected, got=shown)
+        if has_account:
+            return Location("az", path, shown, {"account_name": first})
+        return Location("az", _in_container(first, path), shown)
     rest = text.split("://", 1)[1]
     return Location(scheme, f"{scheme}://{rest}" if scheme in ("http", "https") else rest, shown)
 
@@ -235,17 +232,6 @@ def _https(parts: SplitResult, shown: str) -> Location:
     return Location("az", path, shown, options)
 
 
-def _blobfile(parts: SplitResult, shown: str) -> Location:
-    account, path = parts.netloc, parts.path.strip("/")
-    if not account or not path:
-        raise LocationError(
-            "an unclear URL for blobfile",
-            expected=f"{_BLOBFILE}://ACCOUNT/CONTAINER/PATH, or {_HTTPS}",
-            got=shown,
-        )
-    return Location("az", path, shown, {"account_name": account}, "blobfile")
-
-
 def _account(host: re.Match[str]) -> dict[str, Any]:
     """Account name and blob service, from the host name of an account."""
     zone = host["zone"] or ""
@@ -277,4 +263,3 @@ def named_place(url: str, options: Mapping[str, Any]) -> str:
 def without_commit(url: str) -> str:
     """URL of a dataset on the Hub without its commit; other URLs unchanged."""
     return re.sub(r"^(hf://datasets/[^/]+/[^/@]+)@[0-9a-f]{40}(?=/|$)", r"\1", url)
-

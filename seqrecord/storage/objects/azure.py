@@ -112,7 +112,7 @@ class AzureContainer(Bucket):
                 file=shown,
                 expected="https://ACCOUNT.blob.core.windows.net/CONTAINER/PATH, or "
                 "az://CONTAINER/PATH with storage_options={'account_name': …} or "
-                "AZURE_STORAGE_ACCOUNT_NAME, or blobfile+az://ACCOUNT/CONTAINER/PATH",
+                "AZURE_STORAGE_ACCOUNT_NAME",
             )
         if in_options.get("account", account) != account:
             both = f"{account}, and {in_options['account']} in storage_options"
