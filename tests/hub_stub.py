@@ -297,7 +297,7 @@ class _Handler(_Sending):
         elif not hub.exists:
             self.send(404, b"", {"X-Error-Code": "RepoNotFound"})
         elif self.command == "POST" and (
-            found := re.fullmatch(rf"/api/datasets/{repo}/(branch|tag|preupload|commit)/(.+)", path)
+            found := re.fullmatch(rf"/api/datasets/{repo}/(branch|preupload|commit)/(.+)", path)
         ):
             getattr(self, f"_{found[1]}")(found[2], body)
         elif path == f"/datasets/{repo}.git/info/lfs/objects/batch":
@@ -392,16 +392,8 @@ class _Handler(_Sending):
 
     def _branch(self, branch: str, body: bytes) -> None:
         start = json.loads(body or b"{}").get("startingPoint", "main")
-        self._point(branch, self.server.branches.get(start, start))
-
-    def _tag(self, revision: str, body: bytes) -> None:
-        if (sha := self._commit_of(revision)) is not None:
-            self._point(json.loads(body)["tag"], sha)
-
-    def _point(self, name: str, sha: str) -> None:
-        """Create a branch or tag at that commit."""
-        exists = name in self.server.branches
-        self.server.branches.setdefault(name, sha)
+        exists = branch in self.server.branches
+        self.server.branches.setdefault(branch, self.server.branches.get(start, start))
         self._json({}, status=409 if exists else 200)
 
     def _preupload(self, revision: str, body: bytes) -> None:

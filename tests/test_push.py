@@ -92,22 +92,21 @@ def _card(hub: HubStub, revision: str = "main") -> str:
 
 
 def test_a_pushed_dataset_reads_back_equal(hub: HubStub, records: Path) -> None:
-    done = _push(records, hub, private=True, tag="v1", license="mit")
+    done = _push(records, hub, private=True, license="mit")
     head = hub.branches["main"]
     assert done.url == f"{hub.url}@{head}"
     assert set(done.sent) == _paths(records) | {"README.md"}
     assert done.sent_bytes == sum(len(hub.read(path)) for path in done.sent)
     assert (done.removed, done.is_card_kept) == ((), False)
-    assert (hub.is_private, len(hub.messages), hub.branches["v1"]) == (True, 1, head)
+    assert (hub.is_private, len(hub.messages)) == (True, 1)
     for path in _paths(records):
         assert hub.read(path) == (records / path).read_bytes()
-    for url in (hub.url, f"{hub.url}@v1"):
-        np.testing.assert_equal(_read_pushed(hub, url), read_all(records))
+    np.testing.assert_equal(_read_pushed(hub, hub.url), read_all(records))
     assert not hub.leaked, "the LFS store gets no token"
 
 
 def test_the_card(hub: HubStub, records: Path) -> None:
-    """An edited card is kept."""
+    """An edited card is kept until it is removed."""
     import huggingface_hub
 
     _push(records, hub, license="cc-by-4.0")
@@ -135,17 +134,19 @@ def test_the_card(hub: HubStub, records: Path) -> None:
     assert done.is_card_kept
     assert "README.md" not in done.sent
     assert _card(hub) == edited
-    assert _push(records, hub, replace_card=True).sent == ("README.md",)
+    files = hub.commits[hub.branches["main"]]
+    hub.add_commit({path: data for path, data in files.items() if path != "README.md"})
+    assert _push(records, hub).sent == ("README.md",)
     assert "3 episodes" in _card(hub)
-    assert "kitchen" not in _card(hub)
 
 
 def test_pushing_a_grown_dataset_sends_only_new_files(hub: HubStub, records: Path) -> None:
-    _push(records, hub, tag="v1")
+    _push(records, hub)
     first, before = read_all(records), len(hub.uploads)
     old = _paths(records)
-    assert _push(records, hub).sent == ()
-    assert _push(records, hub, tag="v1").url == f"{hub.url}@{hub.branches['v1']}"
+    hub.branches["v1"] = hub.branches["main"]  # a tag
+    done = _push(records, hub)
+    assert (done.sent, done.url) == ((), f"{hub.url}@{hub.branches['v1']}")
     assert (len(hub.messages), len(hub.uploads)) == (1, before), "no changes to push"
     _append(records, "two")
     done = _push(records, hub)
@@ -157,9 +158,6 @@ def test_pushing_a_grown_dataset_sends_only_new_files(hub: HubStub, records: Pat
     assert set(hub.commits[hub.branches["v1"]]) >= set(done.removed)
     np.testing.assert_equal(_read_pushed(hub), read_all(records))
     np.testing.assert_equal(_read_pushed(hub, f"{hub.url}@v1"), first)
-    with pytest.raises(ConflictError) as info:
-        _push(records, hub, tag="v1")
-    assert info.value.got == "v1"
 
 
 def test_another_branch(hub: HubStub, records: Path) -> None:
@@ -211,10 +209,9 @@ def test_a_push_that_fails_in_the_middle_is_resumed(hub: HubStub, records: Path)
 @pytest.mark.usefixtures("impatient")
 def test_rate_limits_lost_responses_and_concurrent_commits(hub: HubStub, records: Path) -> None:
     hub.limit, hub.lost = (8, 0.2), 1
-    _push(records, hub, tag="v1")
+    _push(records, hub)
     hub.limit = None
     assert len(hub.messages) == 1
-    assert hub.branches["v1"] == hub.branches["main"]
     np.testing.assert_equal(_read_pushed(hub), read_all(records))
     # A concurrent commit
     _append(records, "three")
@@ -314,13 +311,12 @@ def test_an_index_of_several_originals(hub: HubStub, tmp_path: Path) -> None:
 def test_the_command(hub: HubStub, records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
     monkeypatch.setenv("HF_TOKEN", "hf_S3CRET")
-    words = ("push", records, hub.url, "--private", "--tag", "v1", "--license", "mit")
-    done = run(*words)
-    assert f"{hub.url}@{hub.branches['v1']}" in done.stdout
+    done = run("push", records, hub.url, "--private", "--license", "mit")
+    assert f"{hub.url}@{hub.branches['main']}" in done.stdout
     assert "license: mit" in _card(hub)
     assert "nothing new" in run("push", records, hub.url).stdout
     (hub.folder / "README.md").write_text("mine")
     hub.commit()
     done = run("push", records, hub.url)
-    assert "--replace-card" in done.stderr
+    assert "README.md kept" in done.stderr
     assert "hf://datasets/ORG/NAME" in fail("push", records, "records/")

@@ -68,10 +68,8 @@ def export(
 @click.argument("path", metavar="DST")
 @click.argument("url", metavar="hf://datasets/ORG/NAME[@BRANCH]")
 @click.option("--private", is_flag=True, help="Create a private repository.")
-@click.option("--tag", help="Tag of the commit.")
 @click.option("--license", metavar="ID", help="License in the card: mit, … [unchanged]")
 @click.option("--replace", is_flag=True, help="Overwrite another dataset or a later version.")
-@click.option("--replace-card", is_flag=True, help="Overwrite a README.md not written by push.")
 @common
 def push(path: str, url: str, **options: Any) -> None:
     """Push a dataset to the Hugging Face Hub.
@@ -84,6 +82,4 @@ def push(path: str, url: str, **options: Any) -> None:
     removed = f", {len(done.removed)} removed" if done.removed else ""
     click.echo(f"{done.url}: {f'{sent} pushed{removed}' if done.sent else 'nothing new'}")
     if done.is_card_kept:
-        click.echo(
-            "README.md kept: it was not written by push; --replace-card overwrites it", err=True
-        )
+        click.echo("README.md kept: it was not written by push", err=True)

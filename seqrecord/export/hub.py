@@ -82,10 +82,8 @@ def to_hub(
     url: str,
     *,
     private: bool = False,
-    tag: str | None = None,
     license: str | None = None,  # noqa: A002 - as the Hub calls it
     replace: bool = False,
-    replace_card: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> HubPush:
     """Push a dataset to a dataset repository on the Hub.
@@ -97,25 +95,22 @@ def to_hub(
     on a URL, or an index of one, the index is pushed.
 
     The commit includes a dataset card, `README.md`: features, sizes, and code for reading. A card
-    that somebody else wrote or edited is kept.
+    that somebody else wrote or edited is kept; remove it to get a new one.
 
     Args:
         dataset: a local path, the URL of an original, or an open dataset of either.
         url: `hf://datasets/ORG/NAME`, or `hf://datasets/ORG/NAME@BRANCH`.
         private: create a private repository. An existing one must be private already.
-        tag: a tag for the commit, for readers of `hf://datasets/ORG/NAME@TAG`.
         license: for the card, by the Hub's identifiers such as `cc-by-4.0`; by default the
             license of the previous card.
         replace: also replace a different dataset, or a later version of this one.
-        replace_card: replace any other card.
         storage_options: `token` and `endpoint`, by default from the environment.
 
     Raises before sending: `DestinationError` for an index of local files and for a public
-    repository with `private`; `ConflictError` if the branch has another dataset or a later version,
-    or the tag names another commit; `LocationError` for any other URL, and for a dataset that is
-    not local; `AccessError` for a token without permission. Raises afterwards: `ConflictError` if
-    somebody else commits meanwhile, and `StorageError` if the commit lacks files, for example
-    because of a `.gitignore`.
+    repository with `private`; `ConflictError` if the branch has another dataset or a later version;
+    `LocationError` for any other URL, and for a dataset that is not local; `AccessError` for a
+    token without permission. Raises afterwards: `ConflictError` if somebody else commits meanwhile,
+    and `StorageError` if the commit lacks files, for example because of a `.gitignore`.
 
     Example (needs a token of the Hub)::
 
@@ -133,23 +128,18 @@ def to_hub(
         originals = _originals(summary)
         manifest, files = _files(storage, reader.contents.manifest.commit, originals is not None)
         parent = _prepared(hub, private=private)
-        tagged = None if tag is None else _commit_of(hub, tag)
         with closing(at(parent)) as there:
             known, removed = _known(there, manifest, files, replace=replace)
-            card = _new_card(there, shown, summary, originals, license, is_forced=replace_card)
+            card = _new_card(there, shown, summary, originals, license)
         if card:
             files[_CARD] = card
         sent = {path: file for path, file in files.items() if path not in known}
-        if tagged is not None and (sent or removed or tagged != parent):
-            raise ConflictError("tag names another commit", file=shown, got=tag)
         commit = parent
         if sent or removed:
             is_ours = partial(_is_version, at, manifest)
             commit = _pushed(hub, parent, sent, removed, f"Push {_content(manifest)}", is_ours)
             with closing(at(commit)) as there:
                 _check_whole(there, files)
-        if tag is not None and tagged is None:
-            _put_tag(hub, tag, commit)
     return HubPush(
         f"hf://datasets/{hub.repo}@{commit}",
         tuple(sorted(sent)),
@@ -230,13 +220,6 @@ def _prepared(hub: Hub, *, private: bool) -> str:
     return commit
 
 
-def _commit_of(hub: Hub, tag: str) -> str | None:
-    try:
-        return hub.head(tag)[0]
-    except NotFoundError:
-        return None
-
-
 def _known(
     there: Storage, manifest: Manifest, files: Collection[str], *, replace: bool
 ) -> tuple[set[str], list[str]]:
@@ -279,23 +262,17 @@ def _new_card(
     summary: Summary,
     originals: _Originals,
     license: str | None,  # noqa: A002
-    *,
-    is_forced: bool,
 ) -> bytes | None:
     """The new card; empty if unchanged, `None` if another card is kept."""
-    try:
+    data = b""
+    with suppress(NotFoundError):
         data, _ = there.read_whole(_CARD, _MAX_CARD_BYTES)
-    except NotFoundError:
-        data, is_ours = b"", True
-    else:
         found = _MARKED.fullmatch(data.decode(errors="replace"))
-        is_ours = found is not None and found[2] == _hash(found[1])
-    if not is_ours and not is_forced:
-        return None
-    chosen = license
-    if chosen is None and is_ours and data:
-        chosen = _hub_module().DatasetCard(data.decode()).data.license
-    card = _card(url, summary, originals, chosen).encode()
+        if found is None or found[2] != _hash(found[1]):
+            return None
+        if license is None:
+            license = _hub_module().DatasetCard(data.decode()).data.license  # noqa: A001
+    card = _card(url, summary, originals, license).encode()
     return b"" if card == data else card
 
 
@@ -384,9 +361,3 @@ def _check_whole(there: Storage, files: Mapping[str, Path | bytes]) -> None:
             file=there.url,
             expected=lacking[0],
         )
-
-
-def _put_tag(hub: Hub, tag: str, commit: str) -> None:
-    hub.retried(partial(hub.change, "create_tag", tag=tag, revision=commit, exist_ok=True))
-    if _commit_of(hub, tag) != commit:
-        raise ConflictError("somebody else created this tag meanwhile", file=hub.shown(""), got=tag)

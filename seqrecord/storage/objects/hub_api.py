@@ -152,9 +152,9 @@ class Hub:
                     self._commit = self.head()[0]
         return self._commit
 
-    def head(self, revision: str | None = None) -> tuple[str, bool]:
-        """Current commit of a revision, and whether the repository is private."""
-        url = f"{self._api}/revision/{quote(revision or self.revision, safe='')}"
+    def head(self) -> tuple[str, bool]:
+        """Current commit of the revision, and whether the repository is private."""
+        url = f"{self._api}/revision/{quote(self.revision, safe='')}"
         found = self._get_json(url, {})[0]
         sha = found.get("sha") if isinstance(found, dict) else None
         if not isinstance(sha, str) or not _COMMIT.fullmatch(sha):
