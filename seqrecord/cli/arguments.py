@@ -132,34 +132,34 @@ def parse_codecs(
     `features` returns the features without a codec of their own. It is called only if needed.
     """
     bare: list[str] = []
-    named: dict[str, Any] = {}
+    named: list[str] = []
     for value in values:
-        name, equals, codec = value.partition("=")
-        if not equals or not _FEATURE.fullmatch(name):  # jpeg:quality=90, or JSON
-            bare.append(value)
-        elif name in named:
-            raise click.BadParameter(f"two codecs for {name}; expected one")
-        else:
-            named[name] = _parse_codec(codec)
+        name, equals, _ = value.partition("=")
+        is_named = equals and _FEATURE.fullmatch(name)  # not jpeg:quality=90, or JSON
+        (named if is_named else bare).append(value)
     if len(bare) > 1:
         raise click.BadParameter(f"two codecs for all features: {' and '.join(bare)}; expected one")
     others = _parse_codec(bare[0]) if bare else None
-    if not named and not isinstance(others, list):
+    by_name = {n: _parse_codec(codec) for n, codec in parse_pairs(named, "FEATURE=CODEC").items()}
+    if not by_name and not isinstance(others, list):
         return others
-    return {**dict.fromkeys(features() if bare else (), others), **named}
+    return {**dict.fromkeys(features() if bare else (), others), **by_name}
 
 
-def parse_by_feature(values: Sequence[str], noun: str) -> dict[str, str] | None:
-    """Parse repeated `FEATURE=VALUE` options to a dict; `None` without options."""
+def parse_pairs(
+    values: Sequence[str], expected: str, *, are_secret: bool = False
+) -> dict[str, str]:
+    """Parse repeated `NAME=VALUE` options; `expected` is their form for errors."""
     found: dict[str, str] = {}
     for value in values:
         name, equals, text = value.partition("=")
-        if not equals or not name or (noun == "PATH" and not text):
-            raise click.BadParameter(f"expected FEATURE={noun}, got {value!r}")
+        if not equals or not name:
+            got = "" if are_secret else f", got {value!r}"
+            raise click.BadParameter(f"expected {expected}{got}")
         if name in found:
-            raise click.BadParameter(f"two {noun.lower()}s for {name}")
+            raise click.BadParameter(f"two values for {name}; expected one")
         found[name] = text
-    return found or None
+    return found
 
 
 def parse_sizes(values: Sequence[str]) -> tuple[int, int] | dict[str, tuple[int, int]] | None:
@@ -190,15 +190,15 @@ def _parse_codec(text: str) -> Any:
 def parse_options(values: Sequence[str]) -> dict[str, Any] | None:
     """Parse `KEY=VALUE` options. JSON numbers, `true`, `false` and `null` are converted."""
     options: dict[str, Any] = {}
-    for value in values:
-        key, equals, text = value.partition("=")
-        if not key or not equals:
-            raise click.BadParameter("expected KEY=VALUE")  # without the text: it may be a secret
-        if key in options:
-            raise click.BadParameter(f"two values for {key}")
-        try:
-            parsed = json.loads(text)
-        except ValueError:
-            parsed = text
+    for key, text in parse_pairs(values, "KEY=VALUE", are_secret=True).items():
+        parsed = json_or_text(text)
         options[key] = text if isinstance(parsed, (list, dict)) else parsed
     return options or None
+
+
+def json_or_text(text: str) -> Any:
+    """The value of JSON, or the text if it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,7 +9,14 @@ from typing import Any
 
 import click
 
-from seqrecord.cli.arguments import common, feature_names, meanings, parse_by_feature, write_mode
+from seqrecord.cli.arguments import (
+    common,
+    feature_names,
+    json_or_text,
+    meanings,
+    parse_pairs,
+    write_mode,
+)
 from seqrecord.cli.terminal import Command, Group, ProgressBar
 from seqrecord.edit import (
     add_feature,
@@ -119,8 +125,7 @@ def rename(
     if old is not None and new is not None:
         _print_keys(path, rename_episodes(path, {old: new}, **options), "renamed", options)
         return
-    names = parse_by_feature(features, "NEW") or {}
-    renamed = rename_features(path, names, **options)
+    renamed = rename_features(path, parse_pairs(features, "OLD=NEW"), **options)
     _print_done(path, ", ".join(spec.name for spec in renamed) or "nothing", "renamed", options)
 
 
@@ -170,18 +175,17 @@ def set_entries(
 
     Other entries are unchanged.
     """
-    wanted: dict[str, Any] = dict.fromkeys(remove)
-    for entry in entries:
-        name, value = _entry(entry)
-        if name in wanted:
-            raise click.UsageError(f"two values for {name}; expected one")
-        wanted[name] = _value(value)
+    values = {name: json_or_text(one) for name, one in parse_pairs(entries, "NAME=VALUE").items()}
+    if twice := values.keys() & {*remove}:
+        raise click.UsageError(f"two values for {min(twice)}; expected one")
+    wanted = {**dict.fromkeys(remove), **values}
     if bool(wanted) == (text is not None):
         raise click.UsageError(
             "expected --set NAME=VALUE and --remove NAME, or only --text NAME=TEXT"
         )
     if text is not None:
-        changed = set_text(path, episodes, *_entry(text), **options)
+        [entry] = parse_pairs([text], "NAME=TEXT").items()
+        changed = set_text(path, episodes, *entry, **options)
     else:
         changed = set_metadata(path, episodes, wanted, **options)
     _print_keys(path, changed, "changed", options)
@@ -304,8 +308,8 @@ def describe(path: str, kinds: tuple[str, ...], units: tuple[str, ...], **option
             "nothing to change; expected --kind FEATURE=KIND or --unit FEATURE=UNIT"
         )
     given = [
-        {name: text or None for name, text in (parse_by_feature(values, noun) or {}).items()}
-        for values, noun in ((kinds, "KIND"), (units, "UNIT"))
+        {name: text or None for name, text in parse_pairs(values, form).items()}
+        for values, form in ((kinds, "FEATURE=KIND"), (units, "FEATURE=UNIT"))
     ]
     changed = describe_features(path, kinds=given[0], units=given[1], **options)
     for spec in changed:
@@ -340,20 +344,6 @@ def _names_of(path: str) -> tuple[str, str]:
     """The path of a dataset and its last part: its two names in an option."""
     bare = path.rstrip("/")
     return bare, bare.rpartition("/")[2]
-
-
-def _entry(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise click.UsageError(f"expected NAME=VALUE, got {text!r}")
-    return name, value
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _print_keys(path: str, keys: list[str], done: str, options: Mapping[str, Any]) -> None:

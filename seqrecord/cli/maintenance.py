@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from seqrecord.cli.arguments import DURATION, common, is_given
+from seqrecord.cli.arguments import DURATION, common, is_given, parse_pairs
 from seqrecord.cli.terminal import Command, ProgressBar
 from seqrecord.edit import clean as remove_old
 from seqrecord.edit import rewrite_files, split_dataset
@@ -108,16 +108,12 @@ def split(path: str, shares: tuple[str, ...], **options: Any) -> None:
     Episodes of these splits keep their split; `seqrecord edit split` removes them from it.
     Example: seqrecord split records/ train=0.9 val=0.1
     """
-    wanted = {}
-    for text in shares:
-        name, _, share = text.partition("=")
-        if name in wanted:
-            raise click.UsageError(f"two shares for {name}; expected one")
-        try:
-            wanted[name] = float(share)
-        except ValueError:
-            raise click.UsageError(f"expected NAME=SHARE such as train=0.9, got {text!r}") from None
-    found = split_dataset(path, wanted, **options)
+    wanted = parse_pairs(shares, form := "NAME=SHARE such as train=0.9")
+    try:
+        given = {name: float(share) for name, share in wanted.items()}
+    except ValueError as error:
+        raise click.UsageError(f"expected {form}: {error}") from None
+    found = split_dataset(path, given, **options)
     counts = ", ".join(f"{name} {counted(count, 'episode')}" for name, count in found.items())
     click.echo(f"{parse_location(path).shown}: {counts}")
 

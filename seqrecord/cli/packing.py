@@ -17,8 +17,8 @@ from seqrecord.cli.arguments import (
     common,
     feature_names,
     meanings,
-    parse_by_feature,
     parse_codecs,
+    parse_pairs,
     parse_sizes,
     source_option,
     write_mode,
@@ -169,7 +169,7 @@ def write(
     destination = dst or _default_destination(src)
     named: dict[str, Any] = {
         "cameras": CAMERAS if cameras == "both" else cameras and (cameras,),
-        "map": parse_by_feature(places, "PATH"),
+        "map": parse_pairs(places, "FEATURE=PATH") or None,
     }
     others = source_options or {}
     if twice := sorted(others.keys() & (named.keys() | {"features", "format", "keep_encoded"})):
@@ -197,8 +197,8 @@ def write(
             source,
             destination,
             codecs=chosen,
-            kinds=parse_by_feature(kinds, "KIND"),
-            units=parse_by_feature(units, "UNIT"),
+            kinds=parse_pairs(kinds, "FEATURE=KIND"),
+            units=parse_pairs(units, "FEATURE=UNIT"),
             resize=resize,
             mode=mode,
             statistics=statistics != "none",
@@ -209,9 +209,7 @@ def write(
         frames, took = bar.last.done, f"{bar.seconds:.1f} s ({bar.speed})"
     if statistics == "all":
         with ProgressBar("frames for statistics", quiet=quiet) as bar:
-            add_statistics(
-                destination, only_lacking=True, progress=bar, storage_options=destined
-            )
+            add_statistics(destination, only_lacking=True, progress=bar, storage_options=destined)
     _print_written(parse_location(destination).shown, report, frames, took, quiet)
     _print_damaged(report.damaged)  # not a failure: their episodes were converted again
 
@@ -288,8 +286,8 @@ def index(
             mode=mode,
             checksums=checksums,
             check_video=check_video,
-            kinds=parse_by_feature(kinds, "KIND"),
-            units=parse_by_feature(units, "UNIT"),
+            kinds=parse_pairs(kinds, "FEATURE=KIND"),
+            units=parse_pairs(units, "FEATURE=UNIT"),
             strict=strict,
             skip_bad_episodes=skip_bad_episodes,
             progress=bar,

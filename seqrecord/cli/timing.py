@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from seqrecord.cli.arguments import AT_LEAST_1, BYTE_SIZE, common, feature_names
+from seqrecord.cli.arguments import AT_LEAST_1, BYTE_SIZE, common, feature_names, parse_pairs
 from seqrecord.cli.terminal import Command, ProgressBar
 from seqrecord.errors import ClipError
 from seqrecord.indexing.opening import open as open_dataset
@@ -28,11 +28,7 @@ def _parse_arguments(values: Sequence[str]) -> dict[str, Any]:
 
     known = {item.name for item in fields(LoaderOptions)}.difference(OF_PYTHON)
     found: dict[str, Any] = {}
-    for text in values:
-        name, equals, value = text.partition("=")
-        if not equals or name in found:
-            problem = f"two values for {name}" if equals else f"expected NAME=VALUE, got {text!r}"
-            raise click.BadParameter(problem)
+    for name, value in parse_pairs(values, "NAME=VALUE").items():
         try:
             check_keys("a loader has no such argument", [name], known)
             found[name] = check_option(name, python_value(name, yaml_value(value)))
