@@ -23,6 +23,7 @@ from seqrecord.errors import SchemaError, SourceError
 from seqrecord.schema import Block
 from seqrecord.sources import EpisodeInfo
 from tests import command_line
+from tests.test_source_contract import upload
 from tests.tiny import read_all
 
 _TIMES = {
@@ -200,12 +201,23 @@ def test_sources_that_cannot_be_split(tmp_path: Path) -> None:
         assert not (path / "manifest.json").exists()
 
 
-def test_command_line(tmp_path: Path) -> None:
-    folder = tmp_path / "raw"
+def _folders(folder: Path) -> Path:
     for key, times in _TIMES.items():
         (folder / key).mkdir(parents=True)
         np.save(folder / key / "t.npy", np.array(times))
         np.save(folder / key / "x.npy", np.arange(len(times), dtype="<i4"))
+    return folder
+
+
+def test_an_original_at_a_url_is_split(tmp_path: Path, memory_url: str) -> None:
+    source = seqrecord.open_source(upload(_folders(tmp_path / "raw"), memory_url))
+    options: dict[str, Any] = {"kinds": {"t": "timestamp"}, "units": {"t": "s"}}
+    convert(source, tmp_path / "r", workers=1, split_at_gaps=0.5, **options)
+    assert list(read_all(tmp_path / "r")) == ["a/0", "a/1", "a/2", "b", "c/0", "c/1"]
+
+
+def test_command_line(tmp_path: Path) -> None:
+    folder = _folders(tmp_path / "raw")
     write = ["write", "--src", folder, "--dst", tmp_path / "r", "--kind", "t=timestamp", "--unit"]
     output = command_line.run(*write, "t=s", "--split-at-gaps", 0.5, "--workers", 1).output
     assert "2 episodes into 5" in output

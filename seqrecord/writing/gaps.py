@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from seqrecord.format.time_spans import clock_of, is_plausible
 from seqrecord.schema import Block, Frame, Schema
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.sources.base import blocks_of
+from seqrecord.sources.common.remote_source import narrowed
 from seqrecord.sources.inventory import format_of
 from seqrecord.text import counted, repr_of
 
@@ -186,18 +187,15 @@ def split_at_gaps(
     return kind(source, clock, parts), note
 
 
-def _only(source: Any, clock: str, episodes: Sequence[EpisodeInfo]) -> Source:
+def _only(source: Source, clock: str, episodes: Sequence[EpisodeInfo]) -> Source:
     """The source with only its timestamps, if it has the same episodes then."""
-    whole: Source = source
-    if not is_dataclass(source) or not hasattr(source, "features"):
-        return whole
     try:
-        narrow: Any = replace(cast("Any", source), features=(clock,))
+        narrow = narrowed(source, [clock])
         listed = [(info.key, info.num_frames) for info in narrow.episodes()]
         is_same = listed == [(info.key, info.num_frames) for info in episodes]
-        return narrow if is_same and [*narrow.schema()] == [clock] else whole
+        return narrow if is_same and [*narrow.schema()] == [clock] else source
     except (SourceError, SchemaError):
-        return whole
+        return source
 
 
 def _values(source: Source, info: EpisodeInfo, clock: str) -> npt.NDArray[Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from seqrecord.errors import LocationError, SeqRecordError, SourceError
 from seqrecord.schema import Frame, Schema
@@ -96,6 +96,16 @@ class RemoteSource:
     def _each(self, items: Iterable[Any]) -> Iterator[Any]:
         with _urls_in_errors(self.files):
             yield from items
+
+
+def narrowed(source: Source, features: Sequence[str]) -> Source:
+    """Return a source with these features; the same one if it has no argument `features`."""
+    if isinstance(source, RemoteSource):
+        return replace(source, source=narrowed(source.source, features))
+    whole: Any = source
+    if is_dataclass(whole) and hasattr(whole, "features"):
+        whole = replace(cast("Any", whole), features=tuple(features))
+    return cast("Source", whole)
 
 
 _PASSED_ON = (
