@@ -255,12 +255,19 @@ class Engine:
         _close(self._channel, self._schedulers, None)
 
 
-def run_plan(execution: Execution, stats: EngineStats, *, batch: int = 0) -> Engine:
-    """Create an engine for the batches of a plan, from number `batch` on."""
+def run_plan(
+    execution: Execution,
+    stats: EngineStats,
+    *,
+    batch: int = 0,
+    describe: Callable[[Batch], Mapping[str, Any]] | None = None,
+) -> Engine:
+    """Create an engine for the batches of a plan, from number `batch` on. See `OpenBatch`."""
     plan, memory = execution.job.plan, execution.resources.memory
     first = min(batch, plan.num_batches)
     job = execution.job
-    begin = partial(_begin, job, execution.buffers, threading.Lock(), first, memory.together)
+    make = partial(OpenBatch, lock=threading.Lock(), describe=describe)
+    begin = partial(_begin, job, execution.buffers, make, first, memory.together)
     number = first if memory.together == 1 else 0
     channel = Channel(memory.prefetch, stats, begin, number)
     clips = plan.first_clip(first), plan.num_clips
@@ -289,7 +296,7 @@ def _slots(first: int, together: int, clips: Clips, number: int) -> tuple[IntArr
 def _begin(
     job: Job,
     buffers: Buffers[Any],
-    lock: threading.Lock,
+    make: Callable[..., OpenBatch],
     first: int,
     together: int,
     number: int,
@@ -303,7 +310,7 @@ def _begin(
         size = min(together, plan.num_batches - begin) if number else 1
     form = job.form(number)
     frames = None if form is None else form.frames
-    return OpenBatch(size, partial(buffers.begin_batch, size, form), lock, frames=frames)
+    return make(size, partial(buffers.begin_batch, size, form), frames=frames)
 
 
 def _needs(job: Job, resources: Resources) -> BufferNeeds:

@@ -132,7 +132,8 @@ class ClipLoader:
         """See `BatchSource`."""
         self._iteration.times_without_frame = 0
         execution = self.execution(plan, segments, stats)
-        return run_plan(execution, stats, batch=batch)
+        describe = partial(self._columns_of, plan)
+        return run_plan(execution, stats, batch=batch, describe=describe)
 
     def execution(
         self,
@@ -198,7 +199,7 @@ class ClipLoader:
         all. In a worker process they stay rows of shared memory, which is sent without a copy; each
         tensor of its own would take file descriptors.
         """
-        columns = self.columns(batch.episode, batch.start, plan.epoch, batch.place, plan.draws)
+        columns = {**batch.columns}
         nested, squeezed = self.selection.nested, self.selection.squeezed
         features: dict[str, Any] = for_users(batch.features, nested, squeezed)
         if self.batch_size is not None:
@@ -265,6 +266,10 @@ class ClipLoader:
         columns, num_far = selection.columns.of(episode, start, frames, drawn)
         self._iteration.times_without_frame += num_far
         return columns
+
+    def _columns_of(self, plan: Plan, batch: Batch) -> dict[str, Any]:
+        """The columns of a batch. The executing thread makes them, beside the consumer's steps."""
+        return self.columns(batch.episode, batch.start, plan.epoch, batch.place, plan.draws)
 
     def unused(self, epoch: int) -> dict[str, int]:
         """Frames of the selected episodes in no clip, for sequences without windows."""
