@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from seqrecord import SeqRecordIterableDataset, SeqRecordMix, SeqRecordWriter
 from seqrecord.engine.stats import EngineStats
+from seqrecord.engine.trace import Trace
+from seqrecord.pipes.iterations import Iteration
 
 
 def test_counters_add_up_over_threads() -> None:
@@ -47,27 +48,50 @@ def test_waiting_percent_of_an_epoch() -> None:
     assert report["waiting_percent"] == pytest.approx(300 / 7)
 
 
-@pytest.mark.parametrize("are_mixed", [False, True])
-def test_all_time_inside_next_is_waiting(tmp_path: Path, are_mixed: bool) -> None:
-    """Also that of columns, here of copies of long metadata."""
-    metadata = {"long": list(range(20_000))}
-    writer = SeqRecordWriter(tmp_path / "d")
-    with writer, writer.episode("e", metadata=metadata) as episode:
-        for i in range(24):
-            episode.append({"x": np.float32(i)})
-    source: dict[str, Any] = {"clip_len": 1, "metadata": ["long"]}
-    loader: SeqRecordIterableDataset | SeqRecordMix
-    if are_mixed:
-        one = SeqRecordIterableDataset(tmp_path / "d", **source)
-        loader = SeqRecordMix({"one": one}, batch_size=8)
-    else:
-        loader = SeqRecordIterableDataset(tmp_path / "d", batch_size=8, **source)
-    measured, batches = 0.0, iter(loader)
-    for _ in range(3):
-        begin = perf_counter()
-        next(batches)
-        measured += perf_counter() - begin
-    assert 0.5 * measured < loader.stats()["data_wait_seconds"] <= measured
+class SlowSource:
+    """A source of three batches, and its engine; each call passes seconds of a clock."""
+
+    options = SimpleNamespace(output="torch")
+
+    def __init__(self, clock: list[float]) -> None:
+        self.clock = clock
+
+    def trace(self) -> Trace:
+        return Trace()
+
+    def begin(self, _: Iteration) -> Any:
+        self.clock[0] += 8
+        return SimpleNamespace(num_batches=3, counts={}), (), 0
+
+    def start(self, *_: Any, **__: Any) -> SlowSource:
+        self.clock[0] += 4
+        return self
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(3):
+            self.clock[0] += 2
+            yield number
+
+    def to_clips(self, number: int, *_: Any) -> list[Any]:
+        self.clock[0] += 1
+        return [{"number": number}]
+
+    def close(self) -> None:
+        self.clock[0] += 0.5
+
+    def drop(self) -> None:
+        """Nothing is left to end."""
+
+
+def test_all_time_inside_next_is_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    source: Any = SlowSource(clock)
+    iteration = Iteration(source)
+    for _ in iteration.clips(source.begin):
+        clock[0] += 100
+    report, inside = iteration.report(), 8 + 4 + 3 * (2 + 1) + 0.5
+    assert (report["data_wait_seconds"], report["epoch_seconds"]) == (inside, inside + 300)
 
 
 @pytest.mark.parametrize(

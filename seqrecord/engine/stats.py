@@ -55,7 +55,7 @@ class EngineStats:
     waiting_for_loads_seconds: float = 0.0  # by the scheduler, for frames
     waiting_for_consumer_seconds: float = 0.0  # by the scheduler, for a free batch
     data_wait_seconds: float = 0.0  # by the consumer
-    epoch_seconds: float = 0.0  # from the start to the last delivery
+    epoch_seconds: float = 0.0  # from the start on
     device_seconds: float = 0.0  # duration of copies to the device
     decode_seconds_by_feature: dict[str, float] = field(default_factory=dict)
     trace: Trace = field(default_factory=Trace, repr=False, compare=False)
@@ -77,10 +77,12 @@ class EngineStats:
                 counters[name] += amount
 
     def add_waiting(self, begin: float, end: float) -> None:
-        """Count waiting time of the consumer, between two values of `perf_counter`."""
-        with self._lock.get():
-            self.data_wait_seconds += end - begin
-            self.epoch_seconds = end - self.begun
+        """Count waiting time of the consumer, between two values of `perf_counter`.
+
+        For the consumer only: a lock that other threads take would be more waiting.
+        """
+        self.data_wait_seconds += end - begin
+        self.epoch_seconds = end - self.begun
 
     def add_decoding(self, seconds: Mapping[str, float]) -> None:
         """Add decoding seconds by feature."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from time import perf_counter
 from typing import Any, Protocol
 
 from seqrecord.engine.batches import Batch
@@ -100,15 +100,15 @@ class Iteration:
         The first `next` calls `begin`, which returns the plan, the segments before it, and the
         first batch.
         """
-        source = self._source
+        source, begun = self._source, time.perf_counter()
         plan, segments, batch = begin(self)
         # Without `even_batches`, another rank may have had a batch more than this one has.
         self._made = self.delivered = min(batch, plan.num_batches)
         trace, self._counts = source.trace(), plan.counts
-        self._stats = EngineStats(trace=trace)
+        self._stats = EngineStats(trace=trace, begun=begun)
         engine = self._engine = source.start(plan, segments, batch=self._made, stats=self._stats)
         try:
-            resumed = self._stats.begun  # all time inside `next` is waiting
+            resumed = begun  # all time inside `next` is waiting
             for arrays in engine:
                 clips = self._waiting = source.to_clips(arrays, plan, self._made)
                 for clip in clips if source.options.output == "numpy" else ():
@@ -117,15 +117,16 @@ class Iteration:
                 self._made += len(clips)
                 while clips:
                     self.delivered += 1
-                    taken = perf_counter()
+                    taken = time.perf_counter()
                     self._stats.add_waiting(resumed, taken)
                     try:
                         yield clips.pop()
                     finally:
-                        resumed = perf_counter()
+                        resumed = time.perf_counter()
                         if trace.is_on:
                             trace.add("consumer", taken, resumed)
             engine.close()
+            self._stats.add_waiting(resumed, time.perf_counter())
             self.is_complete = True
         finally:
             engine.drop()

@@ -155,7 +155,7 @@ class EpochStream:
           chunks, and `loads_throttled` by memory; `requests`, `retries` and other counts of the
           storage.
         - Time: seconds of work and of waiting in each stage, for decoding also by feature;
-          `epoch_seconds`, from the epoch's start to the last batch; `waiting_percent` of it in
+          `epoch_seconds`, from the first `next` on; `waiting_percent` of it in
           which the training waited for batches, including the first one; and the `bottleneck`, as
           text.
         - Memory: `memory_limit`, of a process without workers, in bytes; `features_resident`,
