@@ -419,17 +419,13 @@ def test_settings_of_many_episodes_are_found_quickly(spec: ClipSpec, shuffle: bo
     assert time.thread_time() - began < 1
 
 
-@pytest.mark.parametrize(("frame_bytes", "wanted"), [(32 << 10, 512), (8, 4096), (1 << 20, 64)])
-def test_unshuffled_rounds_of_small_frames_are_large(frame_bytes: int, wanted: int) -> None:
-    """About 16 MiB or 4,096 clips if memory allows, at least a batch."""
-    table, episodes = dataset((100,) * 200, ClipSpec(4))
-    stats = ClipStats.of(table, episodes)
-    settings = PlanSettings(shuffle=False, batch_size=64)
-    for frames in (20_000, 1000, 100):
-        buffered = frames * frame_bytes
-        sizes = FrameSizes((frame_bytes,), 0, 0)
-        found = MemoryRequest(stats, settings, sizes).default_settings(buffered, 2 * buffered)
-        most = min(wanted, frames)
-        assert most // 2 <= found.block_frames <= most * 5 // 4
-        assert frames < wanted or found.block_frames >= 64
+@pytest.mark.parametrize(("batch_size", "wanted"), [(None, 32), (64, 64)])
+def test_unshuffled_rounds_are_a_batch_or_32_clips(batch_size: int | None, wanted: int) -> None:
+    """If memory allows."""
+    stats = ClipStats.of(*dataset((100,) * 200, ClipSpec(4)))
+    settings = PlanSettings(shuffle=False, batch_size=batch_size)
+    request = MemoryRequest(stats, settings, FrameSizes((8,), 0, 0))
+    for frames in (20_000, 1000, 40):
+        found = request.default_settings(8 * frames, 16 * frames)
+        assert min(wanted, frames) // 2 <= found.block_frames <= wanted
         assert resident_bounds(stats, found)[0] <= frames

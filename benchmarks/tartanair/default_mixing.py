@@ -122,7 +122,7 @@ def measured(
         ]
         figures.append([n for one in found for n in (one.episodes, one.neighbours)])
         resident = [group.max_resident_frames for group in plan.groups]
-        nbytes = max(nbytes, fitted.nbytes(fitted.memory(resident, fixed=True)))
+        nbytes = max(nbytes, fitted.nbytes(fitted.memory(resident)))
     mean = np.mean(figures, axis=0).tolist()
     reading = read / epochs / int(lengths.sum())
     return Mixing(fitted.settings, mean[0], mean[2], mean[1], mean[3], reading, nbytes)

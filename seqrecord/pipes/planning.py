@@ -200,9 +200,8 @@ class EpochPlanner:
         if fitted.in_memory is not None:
             rows = self.residency.rows(plan.shard, segments, fitted.settings)
         own_batches = not on_device and self.limit_in is None  # on the host, and not of a mix
-        is_fixed = all(spec.is_fixed for spec in selection.frames.arrays.values())
         frames = [group.max_resident_frames for group in plan.groups]
-        memory = fitted.memory(frames, fixed=is_fixed and own_batches)
+        memory = fitted.memory(frames)
         if in_worker and selection.dataset.contents.chunks.is_local:
             # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
             memory = replace(memory, prefetch=1)
@@ -249,7 +248,7 @@ class EpochPlanner:
         """The greatest memory of any epoch with `num_shards` shards, in bytes."""
         fitted = self.plan_memory(num_shards)
         held = resident_bounds(self.clip_stats(), fitted.settings)
-        return fitted.nbytes(fitted.memory(held, fixed=True))
+        return fitted.nbytes(fitted.memory(held))
 
     def decodes_once(self, num_workers: int) -> bool:
         """Whether persistent workers would decode each frame once for all epochs."""

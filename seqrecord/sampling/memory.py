@@ -18,38 +18,33 @@ from seqrecord.sampling.sequences import sequence_settings
 from seqrecord.text import counted
 from seqrecord.units import format_size
 
-PREFETCH = 2  # batches that are filled or wait, where memory allows
-MOST_PREFETCH = 6  # … of small ones
-MORE_SHARE = 8  # a fraction of 1/8 of the arenas' bytes for batches beyond `PREFETCH`,
-MORE_BYTES = 256 << 20  # and no more than so many: an epoch's first batches are fresh memory
+PREFETCH = 2  # batches that are filled or wait: one is ready while the next one is filled. 6 of
+# tiny batches: 0.18 ms a batch, as with 2 (0.19)
 CONSUMER = 2  # batches that the consumer has: the one in its hands and the one it drops for it
-MAX_LOADS = 16  # chunks read and decoded at a time, where they take no more than
-LOADS_SHARE = 8  # one part in eight of the limit
-AHEAD = 1.5  # times the frames in use, so that loads of the next round have room
-MOST_AHEAD = 2.0  # … if memory is left: then the whole next round may be loaded, for which
-# `MemoryRequest.default_settings` leaves room for where it chooses larger blocks than the smallest
-STAYING = 24  # bytes beside a frame that stays: whether it is there, and the order of clips
+MAX_LOADS = 16  # chunks read and decoded at a time. Without: 302 MiB for 58 (32x32, batches of 1),
+LOADS_SHARE = 8  # and at most one part in eight of the limit. A half: blocks of 64 clips for 256
+AHEAD = 1.5  # times the frames in use. 1.0: 80 of 100 loads of the next round wait for room, not 0
 USUAL_LIMIT = 2 << 30  # bytes of a process, where `memory_limit` is not given, or more to mix well
 MOST_OF_RANK = 8 << 30  # … but at most for all workers of a rank together
+_STAYING = 3 * 8  # bytes beside a frame that stays: hash, place and number of a clip in a shuffle
 
-USUAL_CURSORS = 32
-LEAST_CURSORS = 2  # whatever that reads twice: with one, a batch is of one episode
-ENOUGH_CURSORS = 12  # for a batch to be mixed, or as many as it has clips
-ENOUGH_EPISODES = 0.95  # … of a batch's number in a full shuffle of the epoch
-MOST_OF_A_BLOCK = 8  # clips of a batch, which dealing keeps apart
-CLOSE = 1.15  # clips of a batch for each cursor, from which on blocks must be long enough for them
+# Figures: cases of benchmarks.tartanair.default_mixing, with the value and without it or with the
+# other one. "Episodes" are those of a batch, compared with a full shuffle of the shard.
+LEAST_CURSORS = 2  # 1: 33 % of the episodes for 60 % (video, GOP 50, 8 shards, batches of 4)
+ENOUGH_CURSORS = 12  # for a batch, or as many as it has clips. 1: 95 % of the episodes for 119 %
+ENOUGH_EPISODES = 0.95  # 0: 13 episodes in a batch for 32 (400 short ones, 8 shards)
+MOST_OF_A_BLOCK = 8  # clips of a batch, which dealing keeps apart. 32: 7.3 episodes for 8.0
+CLOSE = 1.15  # clips of a batch for each cursor, from which on blocks must be long enough for them.
+# 1.0: 7.9 episodes for 8.9 (ten episodes, batches of 32, 1,000 frames in memory)
 REREAD_BY_CURSORS = 0.031  # fraction of frames that dividing the epoch among cursors may read twice
-REREAD = 0.035  # … and further cuts of runs
-MOST_REREAD = 0.10  # by cursors, where a batch needs more of them
-MOST_REREAD_IN_MANY = 0.20  # … in more shards than `MANY_SHARDS`
+REREAD = 0.035  # … and cuts of runs. Without cuts 52 % of the pairs of a batch come together again
+# in the next epoch, for 7 % (one episode of 20,000 frames; by chance 2.6 %)
+MOST_REREAD = 0.10  # by cursors, where a batch needs more. 0.031: 3.8 episodes for 7.6
+MOST_REREAD_IN_MANY = 0.20  # … in many shards. 0.10: 7.2 episodes for 14.9 (256 shards)
 MANY_SHARDS = 64
-MOST_DECODED = 0.045  # … for video decoded from a keyframe
-LEAST_RUN_FRAMES = 512
-LEAST_BLOCK = 32  # clips of an unshuffled epoch, so that a round is worth its trouble
-IN_ORDER_BYTES = 16 << 20  # … or more, of so many bytes of frames: a round takes as long with few
-MOST_IN_ORDER = 1 << 12  # … but no more clips, of tiny frames
-FIRST_ROUND = 256  # clips of an epoch's first round
-MOST_CLIPS = 1 << 17  # of a round, which is planned at once
+LEAST_BLOCK = 32  # clips of an unshuffled round. 1: five times the CPU time of tiny single clips
+FIRST_ROUND = 256  # clips of an epoch's first round. Without: 15,348 before the first batch
+MOST_CLIPS = 1 << 17  # of a round, which is planned at once: 9 MB. Without: 136 MB for a million
 
 
 @dataclass(frozen=True)
@@ -120,16 +115,15 @@ class MemoryPlan:
         """The number of batches that fit at once into the bytes that `memory` leaves, at most
         `most`.
         """
-        taken = self.sizes.held(memory.num_rows)
-        taken += (memory.prefetch - self.prefetch) * self.sizes.batch
-        left = self.max_arena - taken - memory.max_read_ahead * self.sizes.chunk
+        left = self.max_arena - self.sizes.held(memory.num_rows)
+        left -= memory.max_read_ahead * self.sizes.chunk
         more = left // max(1, (memory.prefetch + CONSUMER) * self.sizes.batch)
         return max(1, min(most, 1 + more))
 
-    def memory(self, frames: Sequence[int], *, fixed: bool) -> Memory:
+    def memory(self, frames: Sequence[int]) -> Memory:
         """The limits for a plan with at most `frames` frames of each group in memory.
 
-        `fixed`: frames have fixed shapes and are in host memory.
+        Arenas have room for the loads of the next round, which are at most as many.
         """
         if self.in_memory is not None:
             return self.in_memory
@@ -137,13 +131,10 @@ class MemoryPlan:
         if self.resident is not None:  # an epoch of less than a block may need a little more
             held = tuple(map(max, held, self.resident))
         nbytes = max(1, self.sizes.held(held))
-        left = self.max_arena - int(nbytes * AHEAD)
-        more = self._more_batches(left) if fixed else 0
-        least = min(self._divide(held, nbytes, 0)[1], MAX_LOADS // 2)
-        while more and self._divide(held, nbytes, more)[1] < least:
-            more -= 1
-        rows, ahead = self._divide(held, nbytes, more)
-        return Memory(rows, self.prefetch + more, self.max_loads, ahead)
+        most = max(nbytes, min(self.max_arena, 2 * nbytes))
+        rows = tuple(number * most // nbytes for number in held)
+        ahead = (self.max_arena - self.sizes.held(rows)) // max(1, self.sizes.chunk)
+        return Memory(rows, self.prefetch, self.max_loads, max(0, min(MAX_LOADS, ahead)))
 
     def with_all(self, num_frames: int) -> MemoryPlan:
         """A copy with a row for each of `num_frames` frames of each group, which then stay in
@@ -153,31 +144,12 @@ class MemoryPlan:
         """
         sizes = self.sizes.of_staying
         rows = (max(1, num_frames),) * len(sizes.frames)
-        left = self.max_arena - sizes.held(rows) - STAYING * sum(rows)
+        left = self.max_arena - sizes.held(rows) - _STAYING * sum(rows)
         left += self.max_loads * self.sizes.chunk
         loads = min(self.max_loads, left // max(1, sizes.chunk))
         if not num_frames or loads < 1:
             return self
-        prefetch = self.prefetch + self._more_batches(left - loads * sizes.chunk)
-        return replace(self, sizes=sizes, in_memory=Memory(rows, prefetch, loads, 0))
-
-    def _divide(self, held: Sequence[int], nbytes: int, more: int) -> tuple[tuple[int, ...], int]:
-        """Rows of arenas for `held` frames of each group, `nbytes` together, and the number of
-        chunks read ahead, beside `more` batches.
-        """
-        max_arena = self.max_arena - more * self.sizes.batch
-        most = max(nbytes, min(max_arena, int(nbytes * MOST_AHEAD)))
-        rows = tuple(number * most // nbytes for number in held)
-        left = max_arena - self.sizes.held(rows)
-        return rows, max(0, min(MAX_LOADS, left // max(1, self.sizes.chunk)))
-
-    def _more_batches(self, left: int) -> int:
-        """The number of batches beside `prefetch` that may be filled or wait, if arenas leave
-        `left` bytes.
-        """
-        room = min(self.max_arena // MORE_SHARE, left, MORE_BYTES)
-        most = room // max(1, self.sizes.batch) if self.prefetch >= PREFETCH else 0
-        return max(0, min(MOST_PREFETCH - self.prefetch, most))
+        return replace(self, sizes=sizes, in_memory=Memory(rows, self.prefetch, loads, 0))
 
 
 def usual_limit(wanted: int, num_workers: int = 1) -> int:
@@ -304,21 +276,23 @@ class MemoryRequest:
         stats, settings, num_shards = self.stats, self.settings, self.num_shards
         spec, span, sizes = stats.spec, stats.window.span, _block_sizes(stats)
         if not settings.shuffle:
-            enough = bisect_left(sizes, self._clips_in_order * spec.stride)
+            least = max(settings.batch_size or 1, LEAST_BLOCK)
+            enough = bisect_left(sizes, least * spec.stride)
             tried = sizes[: enough + 1][::-1]  # the sufficient one, then smaller ones
-            fits = (n for n in tried if self._by_cursor(n) <= max_held)
-            return _one_cursor(settings, next(fits, 1))
+            return _one_cursor(
+                settings, next((n for n in tried if self._by_cursor(n) <= max_held), 1)
+            )
         given, whole = self.num_cursors, stats.whole_block()
+        block = stats.whole_block(num_shards)
         buffer = min(self.shuffle_buffer or MOST_CLIPS, MOST_CLIPS)
         share = -(-stats.num_clips // num_shards)
-        if given is None and share <= min(FIRST_ROUND, buffer):
-            for block in (whole, stats.whole_block(num_shards)):
-                if self._by_cursor(block) <= max_held:
-                    return _one_cursor(settings, block)
+        fits = self._by_cursor(block) <= max_held
+        if given is None and share <= min(FIRST_ROUND, buffer) and fits:
+            return _one_cursor(settings, block)
 
         cursors = shares = given or 1
         if given is None:
-            wanted = min(max(2 * (settings.batch_size or 1), USUAL_CURSORS), buffer)
+            wanted = min(2 * max(settings.batch_size or 1, ENOUGH_CURSORS), buffer)
             if spec.stride >= span:  # else chunks wait for clips of later rounds
                 wanted = min(wanted, max(LEAST_CURSORS, buffer * spec.stride // sizes[0]))
             wanted = max(1, min(wanted, max_held // self._by_cursor(sizes[0])))
@@ -326,9 +300,9 @@ class MemoryRequest:
             # Where a batch has several clips of a cursor, rather fewer cursors with longer blocks.
             for fewer, _ in self._ways_to_mix:
                 number = min(cursors, fewer)
-                block = self._block_to_mix(number)
-                if number * self._by_cursor(block) <= max_held:
-                    cursors = shares = max(number, cursors if block == sizes[0] else 0)
+                length = self._block_to_mix(number)
+                if number * self._by_cursor(length) <= max_held:
+                    cursors = shares = max(number, cursors if length == sizes[0] else 0)
                     break
             if stats.in_memory:  # … not closer to each other than two clips
                 shares = 1 if num_shards == 1 else shares
@@ -357,10 +331,10 @@ class MemoryRequest:
         # The first that does not fit, in steps of which each halves the rest.
         count = bisect_left(sizes, True, key=lambda tried: not has_room(tried))
         size = sizes[count - 1] if count else 1
-        left, cut = REREAD - stats.reread(shares, num_shards), stats.reread_by_one(num_shards) > 0
-        run = max(LEAST_RUN_FRAMES, round(cut * stats.cut_frames / left)) if left > 0.001 else None
-        if usual >= stats.longest_episode:  # cursors are in episodes of their own without cuts
-            run = None
+        left, run = REREAD - stats.reread(shares, num_shards), None
+        if usual < stats.longest_episode and left > 0:  # else cursors are in different episodes
+            cut = stats.cut_frames if stats.reread_by_one(num_shards) else 0
+            run = max(usual, round(cut / left))
         chosen = replace(
             settings,
             num_cursors=cursors,
@@ -370,7 +344,6 @@ class MemoryRequest:
             num_shares=shares if stats.in_memory else None,
         )
         # A round of a whole shard reads nothing twice, and has more episodes than too few cursors.
-        block = stats.whole_block(num_shards)
         is_better = given is None and cursors < self._episodes_per_shard and share <= buffer
         if is_better and self._by_cursor(block) <= max_held:
             return _one_cursor(settings, block)
@@ -485,19 +458,6 @@ class MemoryRequest:
             return 1
         return min(-(-size // cursors), MOST_OF_A_BLOCK) * self.stats.window.span
 
-    @property
-    def _clips_in_order(self) -> int:
-        """The approximate number of clips in a round of an unshuffled epoch.
-
-        It has no effect on the order, and a batch waits for its own loads only. With video,
-        decoding takes far longer than a round, so rounds are short and keep few frames.
-        """
-        least, frame = max(self.settings.batch_size or 1, LEAST_BLOCK), sum(self.sizes.frames)
-        if self.stats.keyframes:
-            return least
-        most = IN_ORDER_BYTES // max(1, frame * self.stats.spec.stride)
-        return max(least, min(most, MOST_IN_ORDER))
-
     def _affordable_cursors(self, wanted: int) -> int:
         """The number of cursors, at most `wanted`, that repeated reads allow."""
         stats, num_shards = self.stats, self.num_shards
@@ -513,7 +473,6 @@ class MemoryRequest:
         whole = whole if whole <= wanted else 0
         share = MOST_REREAD if num_shards <= MANY_SHARDS else MOST_REREAD_IN_MANY
         if stats.keyframes:  # shorter shares than that could not begin at keyframes
-            share = MOST_DECODED
             shortest = 2 * -(-stats.most_keyframes // stats.spec.stride) + 1
             wanted = max(1, min(wanted, stats.num_clips // (num_shards * shortest)))
         affordable = max(within(REREAD_BY_CURSORS), min(enough, within(share)), LEAST_CURSORS)
