@@ -49,8 +49,6 @@ class ClipLoader:
     Raises `ClipError` for conflicting arguments.
     """
 
-    continues_epochs = False
-
     def __init__(self, planner: EpochPlanner) -> None:
         self.selection, self.ranks = planner.selection, planner.ranks
         selection, options = planner.selection, planner.options

@@ -31,16 +31,9 @@ class AnyPlan(Protocol):
 class BatchSource(Protocol):
     """Plans epochs and runs them. Picklable."""
 
-    continues_epochs: bool
-    """Whether an epoch starts at the position where the last one ended, as in a mix."""
-
     @property
     def differs_by_epoch(self) -> bool:
         """Whether order, clips or draws depend on the epoch."""
-
-    @property
-    def batch_size(self) -> int | None:
-        """Clips of a batch; `None` for single clips."""
 
     @property
     def options(self) -> LoaderOptions:

@@ -45,7 +45,7 @@ class EpochStream:
     # Not in a class of pipes, whose `__iter__` torch wraps: for each clip that takes longer than
     # a small clip takes otherwise.
     def __iter__(self) -> Iterator[Clip]:
-        size = self._epochs.loader.batch_size
+        size = self._epochs.loader.options.most_clips
         if size is not None and is_batched_again(self):
             raise ClipError(
                 "a DataLoader makes batches of batches: both have a batch_size",
@@ -142,7 +142,8 @@ class EpochStream:
         state, with the same number of workers.
 
         Raises `StateError` for a state of another dataset, selection or settings, with their names,
-        and `MemoryLimitError` if the state's order needs more than `memory_limit`.
+        and `MemoryLimitError` if the state's order needs more than `memory_limit`. The iteration
+        raises `StateError` for a position beyond its epoch.
         """
         self._epochs.load(state_dict, self._shard())
 

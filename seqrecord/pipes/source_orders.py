@@ -40,25 +40,24 @@ class SourceOrder:
             return {**places}
         return {place: self.planner.fit(one, *place) for place, one in places.items()}
 
-    def check(self, state: SourceState, segments: Segments, *, any_batch_size: bool) -> None:
+    def check(self, state: SourceState, segments: Segments) -> None:
         """Raise `StateError` for a state of other clips or another order, with the differences.
 
-        Allowed differences: settings derived from memory and defaults, the dataset's location, and
-        speed, threads and memory of reading.
+        Allowed differences: settings derived from memory and defaults, the batch size, the
+        dataset's location, and speed, threads and memory of reading.
         """
         planner, selection = self.planner, self.planner.selection
         url, episodes = selection.dataset.url, self._episodes
         saved, is_shuffled = state.settings, planner.settings.shuffle or state.settings.shuffle
-        free = {"batch_size"} if saved.shuffle else {"batch_size", "seed"}
+        requested = [name for name in REQUESTED if name != "batch_size"]
+        compared = [name for name in requested if saved.shuffle or name != "seed"]
         problem = "segments of the saved state have different settings"
         for other in (state.rest or saved, *(segment.settings for segment in segments)):
-            check_same(problem, vars(saved), vars(other), set(REQUESTED) - free, url)
-        now = {**self.request, **{name: getattr(planner.settings, name) for name in REQUESTED}}
+            check_same(problem, vars(saved), vars(other), compared, url)
+        now = {**self.request, **{name: getattr(planner.settings, name) for name in requested}}
         now["num_cursors"] = planner.options.tuning.num_cursors
         chosen = ("num_cursors", "shuffle_buffer")
         free = {name for name in chosen if now[name] is None or not is_shuffled}
-        if any_batch_size:
-            free.add("batch_size")
         if not is_shuffled and not selection.clip_set.differs_by_epoch:
             free.add("seed")
         found, problem = {**state.request, **vars(saved)}, "the saved state is of other settings"

@@ -70,7 +70,7 @@ class MixLoader:
     Raises `ClipError` for incompatible sources, and `MemoryLimitError`.
     """
 
-    continues_epochs = differs_by_epoch = True
+    differs_by_epoch = True
 
     def __init__(
         self,
