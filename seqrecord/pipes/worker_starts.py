@@ -12,27 +12,21 @@ import multiprocessing
 import os
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.sharedctypes import RawArray
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch.utils.data import get_worker_info
 
 from seqrecord.clips.tables import IntArray
 from seqrecord.errors import ClipError, StateError
+from seqrecord.pipes.distributed import this_worker
 from seqrecord.pipes.states import State
 
 _MOST_WORKERS = 512
 _ROW = 6  # generation, loaded states, epoch, batch, batch_size, is_set
 
-
-class _Slot(NamedTuple):
-    """The last iteration that a worker of this number has begun."""
-
-    generation: int = 0
-    parent: int = 0
-    num_workers: int = 0
-    epoch: int = 0
-    iterations: int = 0
+_GENERATION, _PARENT, _NUM_WORKERS, _EPOCH, _ITERATIONS = range(5)
+"""Columns of slots: the last iteration that a worker of this number has begun."""
 
 
 class WorkerStarts:
@@ -48,7 +42,7 @@ class WorkerStarts:
 
     def _allocate(self) -> None:
         # No tensor: torch shares one under a lock that another thread may have during a fork.
-        self._memory: Any = RawArray("q", _ROW + _MOST_WORKERS * len(_Slot()))
+        self._memory: Any = RawArray("q", _ROW + _MOST_WORKERS * (_ITERATIONS + 1))
         self._owner = self._process = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -80,12 +74,13 @@ class WorkerStarts:
         it; once.
         """
         slots = self._slots
-        begun = slots[(slots[:, 0] == self._generation) & (slots[:, 1] == os.getpid())]
-        if self.in_worker or self._followed == self._generation or not len(begun):
+        is_begun = slots[:, _GENERATION] == self._generation
+        begun = slots[is_begun & (slots[:, _PARENT] == os.getpid())].tolist()
+        if self.in_worker or self._followed == self._generation or not begun:
             return None
-        self._followed, slot = self._generation, _Slot(*begun[0].tolist())
-        is_own = slot.epoch != self.start.epoch  # of a StatefulDataLoader's state
-        return State(slot.epoch) if is_own else self.start, slot.num_workers
+        self._followed, (*_, num_workers, epoch, _) = self._generation, begun[0]
+        is_own = epoch != self.start.epoch  # of a StatefulDataLoader's state
+        return State(epoch) if is_own else self.start, num_workers
 
     def take(self) -> tuple[bool, bool]:
         """In a worker, set `start` to that of its next iteration: whether the worker has begun it
@@ -105,31 +100,33 @@ class WorkerStarts:
                     got="the DataLoader of before",
                 )
             self.start, self.is_set = State(*place), bool(is_set)
-        before = self._own_slot()
-        return before.generation == self._generation, is_new and before.iterations == 1
+        slot = self._slot
+        is_used = slot[_GENERATION] == self._generation
+        return bool(is_used), is_new and bool(slot[_ITERATIONS] == 1)
 
     def begin(self, epoch: int) -> None:
         """In a worker: the taken start is begun, with this epoch."""
-        before, info = self._own_slot(), get_worker_info()
-        assert info is not None
-        slot = self._slots[info.id]
-        slot[1:] = (_parent(), info.num_workers, epoch, before.iterations + 1)
-        slot[0] = self._generation  # last: it makes the others valid
+        _, num_workers = this_worker()
+        slot = self._slot
+        slot[_PARENT:] = (_parent(), num_workers, epoch, slot[_ITERATIONS] + 1)
+        slot[_GENERATION] = self._generation  # last: it makes the others valid
 
-    def _own_slot(self) -> _Slot:
-        """This worker's slot; an unused one if another process has started the last worker."""
-        info = get_worker_info()
-        assert info is not None
-        if info.num_workers > _MOST_WORKERS:
+    @property
+    def _slot(self) -> IntArray:
+        """This worker's slot; emptied if another process has started the last worker."""
+        number, num_workers = this_worker()
+        if num_workers > _MOST_WORKERS:
             expected = f"at most {_MOST_WORKERS}"
-            raise ClipError("too many workers", expected=expected, got=info.num_workers)
-        slot = _Slot(*self._slots[info.id].tolist())
-        return slot if slot.parent == _parent() else _Slot()
+            raise ClipError("too many workers", expected=expected, got=num_workers)
+        slot = self._slots[number]
+        if slot[_PARENT] != _parent():
+            slot[:] = 0
+        return slot
 
     @property
     def _slots(self) -> IntArray:
         values: IntArray = np.frombuffer(self._memory, np.int64)
-        return values[_ROW:].reshape(-1, len(_Slot()))
+        return values[_ROW:].reshape(-1, _ITERATIONS + 1)
 
 
 def _parent() -> int:
