@@ -118,7 +118,7 @@ class WorkerStarts:
         if num_workers > _MOST_WORKERS:
             expected = f"at most {_MOST_WORKERS}"
             raise ClipError("too many workers", expected=expected, got=num_workers)
-        slot = self._slots[number]
+        slot: IntArray = self._slots[number]
         if slot[_PARENT] != _parent():
             slot[:] = 0
         return slot
