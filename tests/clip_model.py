@@ -26,6 +26,7 @@ from seqrecord import (
     ClipError,
     FeatureSpec,
     Latest,
+    Next,
     Schema,
     Seconds,
     SeqRecordIterableDataset,
@@ -157,14 +158,14 @@ class Case:
         stride: int = self.options.get("stride", usual)
         return stride
 
-    def latest(self, name: str) -> Latest | None:
+    def nearest(self, name: str) -> Latest | Next | None:
         window = (self.options.get("windows") or {}).get(name)
-        return window if isinstance(window, Latest) else None
+        return window if isinstance(window, (Latest, Next)) else None
 
     def window(self, name: str) -> Any:
         """The requested window: `None`, offsets or `Seconds`."""
-        latest = self.latest(name)
-        return latest.window if latest else (self.options.get("windows") or {}).get(name)
+        nearest = self.nearest(name)
+        return nearest.window if nearest else (self.options.get("windows") or {}).get(name)
 
     def offsets(self, name: str, episode: int, dilation: int) -> list[int]:
         """Frame offsets of a feature from the clip's start."""
@@ -200,15 +201,21 @@ class Case:
         last = LENGTHS[episode] - 1
         return [min(max(frame, 0), last) for frame in self.wanted(name, episode, start, dilation)]
 
+    def step(self, name: str) -> int:
+        """Direction to another frame's value: 1 for `Next`."""
+        return 1 if isinstance(self.nearest(name), Next) else -1
+
     def age(self, name: str, episode: int, frame: int) -> int | None:
-        """Frames since the newest one with the feature; `None` if there is none."""
+        """Frames to the nearest one with the feature in its direction; `None` if there is none."""
         at = name, episode, frame
         if at not in self._ages:
-            latest, most = self.latest(name), 0
-            if latest:
-                most = LENGTHS[episode] if latest.max_age is None else latest.max_age
-            ages = range(min(most, frame) + 1)
-            found = (age for age in ages if name in stored_frame(episode, frame - age))
+            nearest, most, step = self.nearest(name), 0, self.step(name)
+            if nearest:
+                limit = nearest.max_wait if isinstance(nearest, Next) else nearest.max_age
+                most = LENGTHS[episode] if limit is None else limit
+            room = frame if step < 0 else LENGTHS[episode] - 1 - frame
+            ages = range(min(most, room) + 1)
+            found = (age for age in ages if name in stored_frame(episode, frame + step * age))
             self._ages[at] = next(found, None)
         return self._ages[at]
 
@@ -224,7 +231,7 @@ class Case:
         return self.fits_inside(episode, start, dilation) and all(
             self.age(name, episode, frame) is not None
             for name in self.features
-            if not ((latest := self.latest(name)) and latest.unknown)
+            if not ((nearest := self.nearest(name)) and nearest.unknown)
             for frame in self.frames(name, episode, start, dilation)
         )
 
@@ -267,12 +274,15 @@ class Case:
                 assert clip[f"{name}_is_pad"].tolist() == is_pad, name
                 expected.add(f"{name}_is_pad")
             ages = [self.age(name, episode, frame) for frame in frames]
-            if self.latest(name):
-                assert clip[f"{name}_age"].dtype == torch.int64
-                assert clip[f"{name}_age"].tolist() == [-1 if a is None else a for a in ages]
-                expected.add(f"{name}_age")
+            if self.nearest(name):
+                column = f"{name}_{'age' if self.step(name) < 0 else 'wait'}"
+                assert clip[column].dtype == torch.int64
+                assert clip[column].tolist() == [-1 if a is None else a for a in ages]
+                expected.add(column)
             want = [
-                SPARSE[name] if age is None else stored_frame(episode, frame - age)[name]
+                SPARSE[name]
+                if age is None
+                else stored_frame(episode, frame + self.step(name) * age)[name]
                 for frame, age in zip(frames, ages, strict=True)
             ]
             expected |= self.check_values(name, clip, want)
@@ -285,7 +295,7 @@ class Case:
 
     def check_values(self, name: str, clip: Mapping[str, Any], want: list[Any]) -> set[str]:
         """Compare a feature's frames; returns the names of its additional entries."""
-        is_alone = self.window(name) is self.latest(name) is None
+        is_alone = self.window(name) is self.nearest(name) is None
         is_fixed = name not in RAGGED or isinstance(self.form(name), tuple)
         if self.options.get("squeeze_time") and is_alone and is_fixed:
             is_array = isinstance(clip[name], (torch.Tensor, np.ndarray))

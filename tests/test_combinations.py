@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import seqrecord
-from seqrecord import CenterCrop, EngineOptions, HorizontalFlip, Latest, RandomCrop, Seconds
+from seqrecord import CenterCrop, EngineOptions, HorizontalFlip, Latest, Next, RandomCrop, Seconds
 from tests.clip_model import FEATURES, GROUPS, IMAGES, SPARSE, Case, check_case, write_all
 
 PLAIN: dict[str, Any] = {"clip_len": 3, "features": ["image", "flow", "id"]}
@@ -81,6 +81,21 @@ CASES: dict[str, dict[str, Any]] = {
             "text": Latest([1, 6]),
             "force": Latest(),
         },
+        "pad": "edge",
+    },
+    "next, or zeros": {
+        "clip_len": 3,
+        "windows": dict.fromkeys(SPARSE, Next(max_wait=2, unknown="zeros")),
+    },
+    "next and latest, least memory": {
+        "clip_len": 2,
+        "windows": {"gps": Next(), "text": Next(max_wait=5), "force": Latest()},
+        "features": [*SPARSE, "id"],
+        "memory_limit": "least",
+    },
+    "next in windows": {
+        "clip_len": 2,
+        "windows": {"gps": Next([-4, 0]), "image": [0], "text": Next([-6, 1]), "force": Next()},
         "pad": "edge",
     },
     "sequence rows": {**PLAIN, "order": "sequences", "pad": "edge", "clip_len": 5},
@@ -165,7 +180,10 @@ def random_case(rng: random.Random, *, rated: bool = False) -> Case:
     for name in SPARSE:
         if name in options["features"] and maybe(0.9):
             age, unknown = rng.choice([None, 2, 40]), rng.choice([None, "zeros"])
-            windows[name] = Latest(windows.get(name), max_age=age, unknown=unknown)
+            window = windows.get(name)
+            windows[name] = Latest(window, max_age=age, unknown=unknown)
+            if maybe(0.5):
+                windows[name] = Next(window, max_wait=age, unknown=unknown)
     if windows:
         options["windows"] = windows
     if maybe(0.5):

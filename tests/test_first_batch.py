@@ -129,18 +129,25 @@ starts = st.tuples(st.integers(0, 2), st.integers(0, 30))  # of three runs
     st.lists(starts, max_size=12),
     st.lists(st.tuples(starts, st.integers(1, 6)), max_size=8),
     st.tuples(st.integers(-9, 9), st.integers(1, 9), st.integers(1, 3)),
+    st.sampled_from(((0, 0), (5, 0), (0, 5))),
     st.sampled_from((0, (1 << 23) - 1, MAX_OWNERS - 3)),
 )
-@example([(0, 1), (0, 0)], [((0, 0), 1)], (-5, 2, 1), 0)  # before the episode's start
-@example([(0, 29), (0, 30)], [((0, 30), 6)], (9, 1, 1), 0)  # after its end
+@example([(0, 1), (0, 0)], [((0, 0), 1)], (-5, 2, 1), (0, 0), 0)  # before the episode's start
+@example([(0, 29), (0, 30)], [((0, 30), 6)], (9, 1, 1), (0, 0), 0)  # after its end
+@example([(0, 30)], [((0, 31), 1)], (9, 1, 1), (5, 0), 0)  # and back from there
+@example([(0, 0)], [((0, 4), 1)], (-9, 1, 1), (0, 5), 0)  # ahead from the start
 def test_first_clip_that_uses_each_load(
     clips: list[tuple[int, int]],
     loads: list[tuple[tuple[int, int], int]],
     window: tuple[int, int, int],
+    reach: tuple[int, int],
     first_run: int,
 ) -> None:
-    """Each frame from a clip's first to last counts; outside frames are clamped to the episode."""
-    (offset, span, step), last = window, NUM_FRAMES - 1
+    """Each frame from a clip's first to last counts; outside frames are clamped to the episode, and
+    values may be `reach` frames away.
+    """
+    (offset, span, step), last, (back, ahead) = window, NUM_FRAMES - 1, reach
+    step = 1 if any(reach) else step
     rows = [(run, first, min(count, (last - first) // step + 1)) for (run, first), count in loads]
     expected = []
     for run, first, count in rows:
@@ -148,8 +155,8 @@ def test_first_clip_that_uses_each_load(
             number
             for number, (other, start) in enumerate(clips)
             if other == run
-            and min(max(start + offset, 0), last) <= first + (count - 1) * step
-            and min(max(start + offset + span - 1, 0), last) >= first
+            and min(max(start + offset, 0), last) - back <= first + (count - 1) * step
+            and min(max(start + offset + span - 1, 0), last) + ahead >= first
         )
         expected.append(next(uses, len(clips)))
     run, start = np.array(clips, np.int64).reshape(-1, 2).T
@@ -158,7 +165,7 @@ def test_first_clip_that_uses_each_load(
     found = first_uses(
         Loads(owner, first_run + owner, of_loads, of_loads, first, count),
         Clips(run, first_run + run, none, start, none, none, none),
-        Window(offset, span, step, 1),
+        Window(offset - back, span + back + ahead, step, 1, *reach),
         np.array([NUM_FRAMES]),
     )
     assert found.tolist() == expected

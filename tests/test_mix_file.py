@@ -18,6 +18,7 @@ from seqrecord import (
     EngineOptions,
     HorizontalFlip,
     Latest,
+    Next,
     RandomResizedCrop,
     Seconds,
     SeqRecordIterableDataset,
@@ -128,6 +129,7 @@ VALUES: list[tuple[str, Any, Any]] = [
     ),
     ("windows", {"a": {"latest": None, "max_age": 3}}, {"a": Latest(max_age=3)}),
     ("windows", {"a": {"latest": {"stop": 2}}}, {"a": Latest(range(2))}),
+    ("windows", {"a": {"next": None, "max_wait": 3}}, {"a": Next(max_wait=3)}),
     ("engine", {"num_threads": 2}, EngineOptions(num_threads=2)),
     ("clip_transform", {"CenterCrop": 4}, CenterCrop(4)),
     (

@@ -24,6 +24,7 @@ from seqrecord import (
     EngineOptions,
     Latest,
     LoaderOptions,
+    Next,
     Seconds,
     SeqRecordIterableDataset,
     SeqRecordMapDataset,
@@ -50,7 +51,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 def test_state_of_other_windows_is_refused(path: Path, records: Dataset) -> None:
     latest = {"clip_len": 2, "features": ["gps"], "windows": {"gps": Latest()}}
-    others = [Latest(max_age=3), Latest(unknown="zeros"), Latest([0, 1])]
+    others = [Latest(max_age=3), Latest(unknown="zeros"), Latest([0, 1]), Next()]
     cases: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
         (path, ASKED, {"windows": {**WINDOWS, "id": range(15)}}, "windows"),
         (path, ASKED, {"pad": None}, "pad"),
@@ -195,9 +196,13 @@ def test_bad_windows(records: Dataset, tmp_path: Path) -> None:
             assert got is None or caught.value.got == got
             assert got != "gbs" or caught.value.expected == ", ".join(FEATURES)
     ages: list[dict[str, Any]] = [{"max_age": age} for age in (-1, 1.5, True, 1 << 31)]
-    for latest in [*ages, {"unknown": "mask"}, {"unknown": np.zeros(2)}]:
-        with pytest.raises(ClipError, match=f"{next(iter(latest))} of Latest") as caught:
-            Latest(**latest)
+    wrong = [*ages, {"unknown": "mask"}, {"unknown": np.zeros(2)}]
+    cases: list[tuple[Any, dict[str, Any]]] = [(Latest, each) for each in wrong]
+    for kind, arguments in [*cases, (Next, {"max_wait": -1})]:
+        with pytest.raises(
+            ClipError, match=f"{next(iter(arguments))} of {kind.__name__}"
+        ) as caught:
+            kind(**arguments)
         assert caught.value.got is not None
 
     taken: dict[str, dict[str, Any]] = {

@@ -41,7 +41,7 @@ class FrameLists:
     start: IntArray
     places: IntArray
     pads = False
-    lookback = 0
+    reach = (0, 0)
 
     @classmethod
     def of(

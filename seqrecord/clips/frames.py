@@ -14,13 +14,16 @@ with the times -0.1, 0 and 0.1::
     times                 0.09   0.19   0.29
     frames                1      2      3
 
-`LatestWindow`: for each frame of another window, the last frame at or before it that has the
-feature. Examples are a GPS at 1 Hz, or a text stored only when it changes::
+`NearestWindow`: for each frame of another window, the last frame at or before it that has the
+feature, or the next one at or behind it. Examples are a GPS at 1 Hz, or a text stored only when it
+changes::
 
     frame        0 1 2 3 4 5 6 7 8 9
     measured         g       g g
-    source           2 2 2 2 6 7 7 7     the frame with the value
+    latest           2 2 2 2 6 7 7 7     the frame with the value
     age              0 1 2 3 0 0 1 2     in frames
+    next         2 2 2 6 6 6 6 7
+    wait         2 1 0 3 2 1 0 0         in frames
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ class WindowFrames(NamedTuple):
     num_far: int = 0
     """Number of padded frames inside the episode (no frame near the time)."""
     age: IntArray | None = None
-    """int64[n, T], for `LatestWindow`: age of the values in frames, -1 if missing."""
+    """int64[n, T], for `NearestWindow`: distance of the values in frames, -1 if missing."""
 
 
 class ClipSteps(NamedTuple):
@@ -87,7 +90,7 @@ class OffsetWindow:
     rate: IntArray | None = None
     most: int | None = None
     pads = False
-    lookback = 0
+    reach = (0, 0)
 
     @classmethod
     def of(cls, offsets: Iterable[int], most: int | None = None) -> OffsetWindow:
@@ -156,7 +159,7 @@ class TimedWindow:
     first: int
     last: int
     clock: Clock
-    lookback = 0
+    reach = (0, 0)
 
     @property
     def length(self) -> int:
@@ -225,17 +228,22 @@ class TimedWindow:
 
 
 @dataclass(frozen=True, eq=False)
-class LatestWindow:
+class NearestWindow:
     """For each frame of `window`, the last frame at or before it that has the feature.
 
-    `missing` are the frames without the feature. Values are at most `most` frames old; `None`
-    allows any age. With `has_unknown`, clips may contain frames without a value.
+    With `ahead`, it is the next one at or behind it.
+
+    `missing` are the frames without the feature, and `is_open`, bool[runs], whether an end of the
+    episode, and no value, is where a run of them looks for one. Values are at most `most` frames
+    away; `None` allows any distance. With `has_unknown`, clips may contain frames without a value.
     """
 
     window: OffsetWindow | TimedWindow
     missing: MissingFrames
+    is_open: npt.NDArray[np.bool_]
     most: int | None = None
     has_unknown: bool = False
+    ahead: bool = False
 
     @property
     def length(self) -> int:
@@ -249,7 +257,7 @@ class LatestWindow:
 
     @property
     def frame_offsets(self) -> IntArray:
-        """Offsets of frames of `window`, before looking back."""
+        """Offsets of frames of `window`, before looking for values."""
         return self.window.frame_offsets
 
     def frame_offsets_at(self, rate: int) -> IntArray:
@@ -262,23 +270,26 @@ class LatestWindow:
         return self.window.pads
 
     @property
-    def lookback(self) -> int:
-        """Largest age of a value in frames."""
+    def reach(self) -> tuple[int, int]:
+        """Largest distance of a value in frames, before and behind."""
         missing = self.missing
-        ages = (missing.stop - missing.start)[missing.start > 0]
-        oldest = int(ages.max(initial=0))
-        return oldest if self.most is None else min(oldest, self.most)
+        furthest = int((missing.stop - missing.start)[~self.is_open].max(initial=0))
+        furthest = furthest if self.most is None else min(furthest, self.most)
+        return (0, furthest) if self.ahead else (furthest, 0)
 
     @property
     def unknown(self) -> MissingFrames:
-        """Frames without a value, or with an outdated one; none if `has_unknown`."""
+        """Frames without a value, or with one too far away; none if `has_unknown`."""
         if self.has_unknown:
             return MissingFrames.none()
-        if self.most is None:
-            return self.missing.subset(self.missing.start == 0)
-        start = self.missing.start
-        late = replace(self.missing, start=np.where(start == 0, 0, start + self.most))
-        return late.subset(late.start < late.stop)
+        missing, is_open, most = self.missing, self.is_open, self.most
+        if most is None:
+            return missing.subset(is_open)
+        if self.ahead:
+            found = replace(missing, stop=np.where(is_open, missing.stop, missing.stop - most))
+        else:
+            found = replace(missing, start=np.where(is_open, missing.start, missing.start + most))
+        return found.subset(found.start < found.stop)
 
     def find(self, episode: IntArray, start: IntArray, frames: ClipFrames) -> WindowFrames:
         """See `ClipFrames.find`."""
@@ -287,13 +298,14 @@ class LatestWindow:
         if not len(missing):
             return asked._replace(age=np.zeros_like(of_clips))
         lacks, run = missing.find(episode[:, None], of_clips)
-        first = missing.start[run]
-        age = np.where(lacks, of_clips - first + 1, 0)
-        is_unknown = lacks & (first == 0)
+        to_value = missing.stop[run] - of_clips if self.ahead else of_clips - missing.start[run] + 1
+        age = np.where(lacks, to_value, 0)
+        is_unknown = lacks & self.is_open[run]
         if self.most is not None:
             is_unknown |= age > self.most
         age[is_unknown] = UNKNOWN
-        return asked._replace(frames=of_clips - np.maximum(age, 0), age=age)
+        step = np.maximum(age, 0)
+        return asked._replace(frames=of_clips + step if self.ahead else of_clips - step, age=age)
 
 
 class ClipWindow(Protocol):
@@ -304,8 +316,8 @@ class ClipWindow(Protocol):
         """Whether clips may contain frames outside their episode."""
 
     @property
-    def lookback(self) -> int:
-        """Number of frames before a clip's frames that may be read for it."""
+    def reach(self) -> tuple[int, int]:
+        """Number of frames before and behind a clip's frames that may be read for it."""
 
     @property
     def length(self) -> int:
@@ -368,7 +380,7 @@ class ClipFrames:
     def has_unknown(self, feature: str) -> bool:
         """Whether clips may contain frames without a value of the feature (zeros)."""
         window = self.windows.get(feature)
-        return isinstance(window, LatestWindow) and window.has_unknown
+        return isinstance(window, NearestWindow) and window.has_unknown
 
     def at(self, place: IntArray) -> ClipFrames:
         """The same windows, for clips at these places in the epoch, int64[n]."""

@@ -1,4 +1,4 @@
-"""The argument `windows`: frame offsets, `Seconds` or `Latest` by feature."""
+"""The argument `windows`: frame offsets, `Seconds`, `Latest` or `Next` by feature."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -233,7 +233,38 @@ def delta_timestamps(
 
 
 @dataclass(frozen=True)
-class Latest:
+class Nearest:
+    """A window whose frames may take the value of another frame: base of `Latest` and `Next`."""
+
+    window: Iterable[int] | Seconds | None = None
+    _: KW_ONLY
+    unknown: str | None = None
+
+    limit: ClassVar[str]
+    """Name of the field with the largest distance in frames."""
+
+    def __post_init__(self) -> None:
+        name = f"{self.limit} of {type(self).__name__}"
+        if self.most is not None:
+            most = check_integer(name, self.most, least=0, most=_FURTHEST - 1)
+            object.__setattr__(self, self.limit, most)
+        mode: Any = self.unknown  # may be an array
+        if mode is not None and not (isinstance(mode, str) and mode == "zeros"):
+            raise ClipError(
+                f"unknown of {type(self).__name__} is not valid",
+                expected="None or 'zeros'",
+                got=repr_of(mode, 100),
+            )
+
+    @property
+    def most(self) -> int | None:
+        """Largest distance in frames between a frame and its value; `None` for any."""
+        most: int | None = getattr(self, self.limit)
+        return most
+
+
+@dataclass(frozen=True)
+class Latest(Nearest):
     """A window that fills frames without a value with the last value before them.
 
     For features that not every frame has, such as a GPS at 1 Hz, or a text stored only when it
@@ -260,28 +291,50 @@ class Latest:
         age = next(iter(pipe))["state_age"]  # int64 [2, 2]
     """
 
-    window: Iterable[int] | Seconds | None = None
     _: KW_ONLY
     max_age: int | None = None
-    unknown: str | None = None
 
-    def __post_init__(self) -> None:
-        if self.max_age is not None:
-            age = check_integer("max_age of Latest", self.max_age, least=0, most=_FURTHEST - 1)
-            object.__setattr__(self, "max_age", age)
-        mode: Any = self.unknown  # may be an array
-        if mode is not None and not (isinstance(mode, str) and mode == "zeros"):
-            raise ClipError(
-                "unknown of Latest is not valid",
-                expected="None or 'zeros'",
-                got=repr_of(mode, 100),
-            )
+    limit = "max_age"
 
 
-Windows: TypeAlias = Mapping[str, Iterable[int] | Seconds | Latest]
+@dataclass(frozen=True)
+class Next(Nearest):
+    """A window that fills frames without a value with the next value behind them.
+
+    The mirror of `Latest`, for what is to come: the next instruction, the next change of a gripper.
+    `<feature>_wait`, int64 [T], is the time to each value in frames, 0 for a value of the frame
+    itself.
+
+    The loader keeps the feature's group in memory for as many frames as the window looks ahead, see
+    `Latest`. Cannot be combined with `frame_transform`.
+
+    Args:
+        window: frame offsets from the clip's start, or `Seconds`. Default: the `clip_len` frames of
+            the clip.
+        max_wait: longest time to a value in frames. Default: unlimited.
+        unknown: for clips with a frame behind the last value, or further than `max_wait` before the
+            next one: `None` drops these clips and counts them; "zeros" fills in zeros or empty
+            texts, with wait -1.
+
+    Raises `ClipError` if `max_wait` is not a number of frames, or `unknown` is another value.
+
+    Example:
+        pipe = seqrecord.SeqRecordPipe(
+            "records/", clip_len=4, windows={"state": seqrecord.Next([0, 1])}, batch_size=2
+        )
+        wait = next(iter(pipe))["state_wait"]  # int64 [2, 2]
+    """
+
+    _: KW_ONLY
+    max_wait: int | None = None
+
+    limit = "max_wait"
 
 
-def check_windows(windows: Any) -> dict[str, tuple[int, ...] | Seconds | Latest]:
+Windows: TypeAlias = Mapping[str, Iterable[int] | Seconds | Nearest]
+
+
+def check_windows(windows: Any) -> dict[str, tuple[int, ...] | Seconds | Nearest]:
     """Check the argument `windows` and convert offsets to tuples of integers.
 
     Raises `ClipError` for other types, empty windows, and offsets that are not integers.
@@ -294,9 +347,9 @@ def check_windows(windows: Any) -> dict[str, tuple[int, ...] | Seconds | Latest]
             expected='a dict such as {"image": [-1, 0], "action": range(16)}',
             got=repr_of(windows),
         )
-    found: dict[str, tuple[int, ...] | Seconds | Latest] = {}
+    found: dict[str, tuple[int, ...] | Seconds | Nearest] = {}
     for name, window in windows.items():
-        if not isinstance(window, Latest):
+        if not isinstance(window, Nearest):
             found[name] = _checked_frames(name, window)
         elif window.window is None:
             found[name] = window
@@ -327,7 +380,7 @@ def _checked_frames(name: str, window: Any) -> tuple[int, ...] | Seconds:
         raise ClipError(
             "a window is not valid",
             feature=name,
-            expected="frame offsets such as [-1, 0] or range(16), Seconds or Latest",
+            expected="frame offsets such as [-1, 0] or range(16), Seconds, Latest or Next",
             got=repr_of(window, 100),
         ) from None
     most = max(map(abs, offsets), default=0)

@@ -448,9 +448,9 @@ def first_uses(loads: Loads, clips: Clips, window: Window, num_frames: IntArray)
     place = place[order]
     first = loads.first - window.offset
     last = first + (loads.count - 1) * window.frame_step
-    # Windows that extend beyond an episode use its first or last frame.
-    begins = loads.first == 0
-    ends = last + window.offset == num_frames[loads.episode] - 1
+    # Windows that extend beyond an episode use its first or last frame, and look around from there.
+    begins = loads.first <= window.ahead
+    ends = last + window.offset + window.back >= num_frames[loads.episode] - 1
     least = np.where(begins, 0, first - window.span + 1)
     most = np.where(ends, MAX_FRAMES, last)
     low = np.searchsorted(place, search_keys(loads.run, least))

@@ -13,13 +13,13 @@ from seqrecord.clips.frames import (
     ClipFrames,
     ClipUse,
     ClipWindow,
-    LatestWindow,
     MissingFrames,
+    NearestWindow,
     OffsetWindow,
     offset_range,
 )
 from seqrecord.clips.tables import ClipSpec, ClipTable, IntArray, enumerate_clips
-from seqrecord.clips.windows import Seconds, describe_offsets
+from seqrecord.clips.windows import Next, Seconds, describe_offsets
 from seqrecord.errors import ClipError
 from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.distributed import warn_once
@@ -37,14 +37,15 @@ class FeatureWindows:
         selected: the windows of the dataset's features.
         frames: the frames of each feature, before any draw.
         padded: features with a column `<feature>_is_pad`.
-        aged: features with a column `<feature>_age`.
+        distant: features with a column of distances, and its name: `<feature>_age` or
+            `<feature>_wait`.
         alone: features without a window.
     """
 
     selected: SelectedWindows
     frames: ClipFrames
     padded: Sequence[str]
-    aged: Sequence[str]
+    distant: Mapping[str, str]
     alone: Sequence[str]
 
     def of_groups(self, stride: int) -> list[Window]:
@@ -59,9 +60,9 @@ class FeatureWindows:
         for _, windows in sorted(groups.items()):
             held = [w.frame_offsets * dilation for w in windows for dilation in selected.dilations]
             is_even = all(isinstance(w, OffsetWindow) and w.rate is None for w in windows)
-            reach = max(window.lookback for window in windows)
+            back, ahead = (max(each) for each in zip(*(w.reach for w in windows), strict=True))
             pad = any(selected.pads) or not is_even
-            found.append(Window.around(held, stride, pad=pad, reach=reach))
+            found.append(Window.around(held, stride, pad=pad, reach=(back, ahead)))
         return found
 
 
@@ -107,7 +108,7 @@ class SelectedWindows:
         most = None if options.span is None else options.most_frames
         offsets = OffsetWindow.of(np.arange(options.frames_of_span) * step, most)
         self._others: OffsetWindow | FrameLists = excerpts or offsets
-        self._latest = options.latest
+        self._nearest = options.nearest
         self._windows = {**own, **self._known(own)}
         self._rates = range(int(self._rate.max(initial=0)) + 1)
         if self.is_transformed and excerpts is None:  # it needs all features, of every window
@@ -144,25 +145,31 @@ class SelectedWindows:
             for name in names
             if (any(self.pads) and (self._all_have or name in self.requested)) or found[name].pads
         ]
-        aged = [name for name in names if isinstance(found[name], LatestWindow)]
+        near = {n: window for n in names if isinstance(window := found[n], NearestWindow)}
+        distant = {n: f"{n}_{'wait' if window.ahead else 'age'}" for n, window in near.items()}
         alone = [name for name, window in found.items() if window is self._others]
-        return FeatureWindows(self, self._frames(found), padded, aged, alone)
+        return FeatureWindows(self, self._frames(found), padded, distant, alone)
 
-    def _known(self, own: Mapping[str, Any]) -> dict[str, LatestWindow]:
-        """The windows of features with `Latest`."""
-        if self._latest and self.is_transformed:
+    def _known(self, own: Mapping[str, Any]) -> dict[str, NearestWindow]:
+        """The windows of features with `Latest` or `Next`."""
+        if self._nearest and self.is_transformed:
             raise ClipError(
-                "Latest does not go with frame_transform, which needs whole frames",
-                expected="clip_transform, or no Latest",
-                got=", ".join(self._latest),
+                "Latest and Next do not go with frame_transform, which needs whole frames",
+                expected="clip_transform, or neither Latest nor Next",
+                got=", ".join(self._nearest),
             )
-        _check_features(self._latest, self.dataset.features)
-        found = {}
-        for name, asked in self._latest.items():
+        _check_features(self._nearest, self.dataset.features)
+        found, num_frames = {}, self.dataset.contents.episode_table.num_frames
+        for name, asked in self._nearest.items():
             missing = self.dataset.contents.missing_frames([name])
             missing = missing.subset(np.isin(missing.episode, self._selected))
-            window, has_unknown = own.get(name, self._others), asked.unknown is not None
-            found[name] = LatestWindow(window, missing, asked.max_age, has_unknown)
+            ahead = isinstance(asked, Next)
+            is_open = missing.stop == num_frames[missing.episode] if ahead else missing.start == 0
+            found[name] = NearestWindow(
+                *(own.get(name, self._others), missing, is_open, asked.most),
+                has_unknown=asked.unknown is not None,
+                ahead=ahead,
+            )
         return found
 
     def _frames(self, windows: Mapping[str, ClipWindow]) -> ClipFrames:
@@ -216,16 +223,16 @@ class SelectedWindows:
     def missing(self, features: Sequence[str]) -> MissingFrames:
         """The frames that lack any of these stored features, which share a window.
 
-        With `Latest`: frames without any value so far.
+        With `Latest` or `Next`: frames without any value in that direction.
         """
         window = self.stored.windows[features[0]]
-        if isinstance(window, LatestWindow):
+        if isinstance(window, NearestWindow):
             return window.unknown
         return self.dataset.contents.missing_frames(features)
 
     def describe(self) -> dict[str, str]:
         """Windows as text by feature, without default windows: offsets of each rate, or times, and
-        the greatest age.
+        the greatest distance.
         """
         found = {}
         for name, asked in sorted(self.requested.items()):
@@ -235,9 +242,9 @@ class SelectedWindows:
                 window = self._windows[name]
                 every = (describe_offsets(window.frame_offsets_at(rate)) for rate in self._rates)
                 found[name] = "; ".join(dict.fromkeys(every))
-        for name, latest in sorted(self._latest.items()):
+        for name, asked in sorted(self._nearest.items()):
             frames = found.get(name, "clip_len")
-            found[name] = f"{frames}, max_age={latest.max_age}, unknown={latest.unknown}"
+            found[name] = f"{frames}, {asked.limit}={asked.most}, unknown={asked.unknown}"
         return found
 
 

@@ -68,7 +68,7 @@ class BatchColumns:
             columns["frames"] = torch.from_numpy(found[:, :length])
         columns |= self.draws.columns(drawn, metadata, episode)
         by_window: dict[object, WindowFrames] = {}
-        for name in dict.fromkeys((*windows.padded, *windows.aged)):
+        for name in dict.fromkeys((*windows.padded, *windows.distant)):
             key = frames.windows[name].key
             if key not in by_window:
                 by_window[key] = frames.find(name, episode, start)
@@ -77,7 +77,7 @@ class BatchColumns:
                 columns[f"{name}_is_pad"] = torch.from_numpy(of_window.is_pad[:, :length].copy())
                 num_far += of_window.num_far
             if of_window.age is not None:
-                columns[f"{name}_age"] = torch.from_numpy(of_window.age[:, :length].copy())
+                columns[windows.distant[name]] = torch.from_numpy(of_window.age[:, :length].copy())
         if self.steps is not None and steps is not None:
             columns |= self.steps.columns(steps)
         for name, constant in self.constants.items():

@@ -12,7 +12,7 @@ import numpy as np
 from seqrecord.clips.clip_lists import ClipList, lists_frames
 from seqrecord.clips.tables import MAX_SETTING, ClipSpec
 from seqrecord.clips.transforms import ClipTransform, chain_of, checked_size, is_probability
-from seqrecord.clips.windows import Latest, Windows, check_windows
+from seqrecord.clips.windows import Nearest, Windows, check_windows
 from seqrecord.errors import ClipError
 from seqrecord.pipes.arrays import Ragged, check_ragged
 from seqrecord.pipes.checks import are_names, check, check_names
@@ -176,9 +176,9 @@ class ClipOptions:
             offsets or seconds: `{"image": [-1, 0], "action": range(16), "imu": Seconds(-0.5, 0)}`.
             Seconds use the episode's frames per second, or its timestamps. `{"gps":
             Latest(max_age=60)}` returns the newest value at or before each frame, for features that
-            some frames lack. A feature without a window has `clip_len` frames; without `clip_len`,
-            the frame `start` alone. Each feature is read for its own window only. With
-            `frame_transform`, windows apply to the arrays that it returns.
+            some frames lack, and `Next` the next one. A feature without a window has `clip_len`
+            frames; without `clip_len`, the frame `start` alone. Each feature is read for its own
+            window only. With `frame_transform`, windows apply to the arrays that it returns.
         squeeze_time: remove the frame axis of features without a window, which have one frame:
             [batch, …] instead of [batch, 1, …], and a text instead of a list of one text. Requires
             `clip_len` 1 or `None`. Features of variable shape without padding and results of
@@ -335,7 +335,7 @@ class ClipOptions:
             raise ClipError(
                 "several dilations, reverse, span, and a drawn clip_len are for clips of clip_len "
                 "frames",
-                expected="no windows, but for Latest()",
+                expected="no windows, but for Latest() and Next()",
                 got=self._drawn_steps,
             )
         taken = {"stride": self.stride not in (None, 1), "drop_last_frames": self.drop_last_frames}
@@ -411,14 +411,14 @@ class ClipOptions:
     def own_windows(self) -> dict[str, Any]:
         """Offsets or `Seconds` of the features with a window of their own."""
         windows = (self.windows or {}).items()
-        found = {name: w.window if isinstance(w, Latest) else w for name, w in windows}
+        found = {name: w.window if isinstance(w, Nearest) else w for name, w in windows}
         return {name: window for name, window in found.items() if window is not None}
 
     @property
-    def latest(self) -> dict[str, Latest]:
-        """The features with the newest value in each frame."""
+    def nearest(self) -> dict[str, Nearest]:
+        """The features with the newest or the next value in each frame."""
         windows = (self.windows or {}).items()
-        return {name: window for name, window in windows if isinstance(window, Latest)}
+        return {name: window for name, window in windows if isinstance(window, Nearest)}
 
     @property
     def _usual_stride(self) -> int:

@@ -201,8 +201,7 @@ class CursorSchedule(ABC):
 
     def _used_until(self, group: int, row: IntArray, start: IntArray) -> IntArray:
         """The frame behind the last one used by clips with these starts."""
-        stop = start + (self._windows[group].offset + self._windows[group].span)
-        return np.clip(stop, 1, self._num_frames[row], out=stop)
+        return self._windows[group].stop(start, self._num_frames[row] - 1)
 
     def _end_runs(self, last_clip: IntArray) -> None:
         """Set the last clip of each row's run, int64[rows], and the last used frame."""

@@ -81,8 +81,7 @@ def used_frames(runs: Runs, episodes: EpisodeTable, window: Window) -> tuple[Int
     each.
     """
     last = episodes.num_frames[runs.episode] - 1
-    stop = np.clip(runs.last_start + (window.offset + window.span), 1, last + 1)
-    return window.begin(runs.first_start, last), stop
+    return window.begin(runs.first_start, last), window.stop(runs.last_start, last)
 
 
 def _united(
@@ -169,8 +168,7 @@ class ShuffledPlan(EpochPlan):
         grid, window = self._episodes.groups[group], self._windows[group]
         grid = grid if grid.whole is None else grid.whole
         last = self._episodes.num_frames[episode] - 1
-        begin = window.begin(start, last)
-        stop = np.clip(start + (window.offset + window.span), 1, last + 1)
+        begin, stop = window.begin(start, last), window.stop(start, last)
         first_place = grid.place(episode, begin)
         row, inside = ragged_arange(grid.place(episode, stop - 1) - first_place + 1)
         keys = frame_keys(episode[row], first_place[row] + inside)

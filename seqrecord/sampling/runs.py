@@ -47,16 +47,17 @@ class Window:
 
     A clip at frame `s` uses `length` of the frames `s + offset`, `s + offset + frame_step`, …,
     which span `span` frames from the first to the last. Frames outside the episode count as its
-    first or last frame; with such windows `frame_step` is 1. Clips may look back by `reach` further
-    frames, which `offset` and `span` include. `length` is 0 if frames are not evenly spaced, or
-    differ between features.
+    first or last frame; with such windows `frame_step` is 1. From these frames, clips may look back
+    by `back` further frames, and ahead by `ahead`, which `offset` and `span` include. `length` is 0
+    if frames are not evenly spaced, or differ between features.
     """
 
     offset: int
     span: int
     frame_step: int
     length: int
-    reach: int = 0
+    back: int = 0
+    ahead: int = 0
 
     @classmethod
     def of(cls, spec: ClipSpec) -> Window:
@@ -65,7 +66,7 @@ class Window:
 
     @classmethod
     def around(
-        cls, offsets: Sequence[IntArray], stride: int, *, pad: bool, reach: int = 0
+        cls, offsets: Sequence[IntArray], stride: int, *, pad: bool, reach: tuple[int, int] = (0, 0)
     ) -> Window:
         """The window of features with these frame offsets, int64[T] each.
 
@@ -74,12 +75,12 @@ class Window:
             stride: frames between clip starts.
             pad: clips may use frames outside the episode, or any frames between the first and the
                 last.
-            reach: frames to look back; only with `pad`.
+            reach: frames to look back, and ahead; only with `pad`.
         """
         every = np.unique(np.concatenate(offsets))
-        first, last = int(every[0]) - reach, int(every[-1])
+        first, last = int(every[0]) - reach[0], int(every[-1]) + reach[1]
         if pad:
-            return cls(first, last - first + 1, 1, 0, reach)
+            return cls(first, last - first + 1, 1, 0, *reach)
         step = int(np.gcd.reduce(every - first, initial=stride))
         even = np.arange(len(offsets[0])) * (every[1] - every[0] if len(every) > 1 else 1) + first
         same = all(np.array_equal(one, even) for one in offsets)
@@ -87,10 +88,15 @@ class Window:
 
     def begin(self, start: IntArray, last: IntArray) -> IntArray:
         """The first frame that each clip uses, int64[n], by its start and its episode's last."""
-        if not self.offset and not self.reach:
+        if not self.offset and not self.back:
             return start
-        found: IntArray = np.clip(start + (self.offset + self.reach), 0, last)
-        return np.maximum(found - self.reach, 0) if self.reach else found
+        found: IntArray = np.clip(start + (self.offset + self.back), 0, last)
+        return np.maximum(found - self.back, 0) if self.back else found
+
+    def stop(self, start: IntArray, last: IntArray) -> IntArray:
+        """The frame behind the last one that each clip uses, like `begin`."""
+        found: IntArray = np.clip(start + (self.offset + self.span - self.ahead), 1, last + 1)
+        return np.minimum(found + self.ahead, last + 1) if self.ahead else found
 
 
 @dataclass(frozen=True, eq=False)

@@ -250,7 +250,7 @@ def _has_frames(column: str) -> bool:
     """Whether a column of tensors has a value for each frame of a clip."""
     if column.endswith(DIM_IS_PAD):
         return False
-    return column == "frames" or column.endswith(("_is_pad", "_age"))
+    return column == "frames" or column.endswith(("_is_pad", "_age", "_wait"))
 
 
 def _frames_of(batches: ShardBatches, number: int) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any
 from seqrecord.clips import transforms
 from seqrecord.clips.depth import DepthToMeters
 from seqrecord.clips.transforms import CropStep
-from seqrecord.clips.windows import Latest, Seconds
+from seqrecord.clips.windows import Latest, Next, Seconds
 from seqrecord.errors import ClipError
 from seqrecord.pipes.options import EngineOptions
 from seqrecord.text import repr_of
@@ -45,16 +45,18 @@ def _windows(key: str, value: Any) -> Any:
 
 
 def _window(name: str, value: Any) -> Any:
-    """A window: offsets, `{start, stop, step}`, `{seconds, tolerance, …}` or `{latest, …}`."""
+    """A window: offsets, `{start, stop, step}`, `{seconds, …}`, `{latest, …}` or `{next, …}`."""
     if not isinstance(value, Mapping):
         return value
-    if "latest" in value:
-        check_keys(f"{name} has an unknown key", value, ("latest", "max_age", "unknown"))
-        options = {one: value[one] for one in value if one != "latest"}
-        return Latest(_window(name, value["latest"]), **options)
+    for key, kind in (("latest", Latest), ("next", Next)):
+        if key in value:
+            check_keys(f"{name} has an unknown key", value, (key, kind.limit, "unknown"))
+            options: dict[str, Any] = {one: value[one] for one in value if one != key}
+            return kind(_window(name, value[key]), **options)
     if "seconds" in value:
         return _seconds(name, dict(value))
-    check_keys(f"{name} has an unknown key", value, ("start", "stop", "step", "seconds", "latest"))
+    keys = ("start", "stop", "step", "seconds", "latest", "next")
+    check_keys(f"{name} has an unknown key", value, keys)
     numbers: list[Any] = [value.get("start", 0), value.get("stop"), value.get("step", 1)]
     if any(type(one) is not int for one in numbers) or numbers[2] == 0:
         raise ClipError(
