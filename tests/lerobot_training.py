@@ -8,9 +8,11 @@ Needs a Python with lerobot and the plug-in of integrations/lerobot. `check FOLD
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -196,11 +198,32 @@ def train(
         return result
 
     lerobot_train.update_policy = update_policy
+    if any("sample_weighting" in argument for argument in arguments):
+        _let_act_weight_samples()
     if order is not None:
         numbers_in_order = json.loads(Path(order).read_text())
         lerobot_train.EpisodeAwareSampler = lambda *_, **__: numbers_in_order
     sys.argv = ["lerobot-train", *arguments]
     lerobot_train.main()
+
+
+def _let_act_weight_samples() -> None:
+    """Give ACT a loss for each sample, as SmolVLA and pi0 have."""
+    import torch
+    from lerobot.policies.act.modeling_act import ACTPolicy
+
+    theirs = ACTPolicy.forward
+
+    def forward(self: Any, batch: dict[str, Any], reduction: str = "mean") -> Any:
+        loss, more = theirs(self, batch)
+        if reduction == "mean":
+            return loss, more
+        count = len(batch["index"])
+        parts = {n: v for n, v in batch.items() if isinstance(v, torch.Tensor)}
+        each = ({n: v[i : i + 1] for n, v in parts.items()} for i in range(count))
+        return torch.stack([theirs(self, one)[0] for one in each]), more
+
+    ACTPolicy.forward = forward
 
 
 class _PeakMemory:
@@ -305,6 +328,83 @@ def check(folder: Path) -> None:
     taken = [i for steps in planned for step in steps for i in step["indices"]]
     assert len(taken) == len(set(taken)) == 2 * 6 * 2
     _report("two processes: the losses are equal; the plan repeats no frame")
+    run(folder, "two-ended", *two[1:], "--steps=3", ranks=2, reader="1")
+    rests = run(folder, "two-resumed", "--steps=6", ranks=2, reader="1", resume="two-ended")
+    assert [losses(rest) for rest in rests] == [losses(steps)[3:] for steps in planned]
+    _report("two processes, resumed from step 3: the losses of steps 4 to 6 are equal")
+    _check_fields()
+    _check_options(folder)
+
+
+def _check_fields() -> None:
+    """Check that the table of options lacks no field of LeRobot's configurations about data."""
+    from dataclasses import fields
+
+    from lerobot.configs.default import DatasetConfig
+    from lerobot.configs.train import TrainPipelineConfig
+
+    options: Any = importlib.import_module("lerobot_policy_seqrecord.options").OPTIONS
+
+    others = [
+        "dataset",
+        "policy",
+        "reward_model",
+        "env",
+        "output_dir",
+        "job_name",
+        "cudnn_deterministic",
+        "steps",
+        "log_freq",
+        "save_checkpoint",
+        "save_freq",
+        "use_policy_training_preset",
+        "optimizer",
+        "scheduler",
+        "wandb",
+        "peft",
+        "save_checkpoint_to_hub",
+        "checkpoint_path",
+    ]
+    known = {name.partition("=")[0] for name in options}
+    known |= {name.partition(".")[0] for name in known if not name.startswith("dataset")}
+    names = [f"dataset.{one.name}" for one in fields(DatasetConfig)]
+    names += [one.name for one in fields(TrainPipelineConfig) if one.name not in others]
+    assert not {*names} - known, {*names} - known
+    _report(f"{len(names)} options of lerobot-train are in the table")
+
+
+def _check_options(folder: Path) -> None:
+    """Check that options have the same effect as in LeRobot: losses and evaluations are equal."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    index, count = np.arange(sum(_LENGTHS)), len(_LENGTHS)
+    table: dict[str, Any] = {"index": index, "episode_index": np.repeat(np.arange(count), _LENGTHS)}
+    table["progress_sparse"] = np.random.default_rng(0).uniform(0, 1, len(index))
+    pq.write_table(pa.table(table), folder / "progress.parquet")
+    common = ["--steps=6", "--batch_size=2", "--num_workers=0", "--save_checkpoint=false"]
+    common += ["--dataset.video_backend=pyav", "--dataset.image_transforms.enable=true"]
+    common += ["--dataset.use_imagenet_stats=false", "--dataset.eval_split=0.3", "--eval_steps=3"]
+    common += ["--max_eval_samples=7"]
+    weighted = ["--sample_weighting.type=rabc"]
+    weighted += [f"--sample_weighting.progress_path={folder / 'progress.parquet'}"]
+    weighted += ["--dataset.episodes=[0,1,3]"]
+    found = {}
+    for name, options in (
+        ("theirs", {"reader": "0"}),
+        ("class", {"reader": "class"}),
+        ("planned", {"reader": "1"}),
+        ("mix", {"mix": "mix.yaml"}),
+    ):
+        more = [] if name == "mix" else weighted
+        (steps,) = run(folder, f"options-{name}", *common, *more, **options)  # type: ignore[arg-type]
+        log = (folder / f"options-{name}.log").read_text()
+        found[name] = losses(steps), re.findall(r"step \d+: eval_loss=[0-9.]+", log)
+        assert len(found[name][1]) == 2, log[-2000:]
+    assert found["class"] == found["theirs"]
+    taken = [i for indices, _ in found["planned"][0] for i in indices]
+    assert all(i < sum(_LENGTHS[:2]) for i in taken), taken  # episode 3 is held out
+    _report(f"options: equal losses and evaluations {found['class'][1]}; the plan follows them")
 
 
 def check_mix(folder: Path) -> None:

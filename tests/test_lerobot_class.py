@@ -29,6 +29,7 @@ from seqrecord.errors import ClipError, MissingPackageError, SourceError
 from seqrecord.export import to_lerobot as export
 from seqrecord.lerobot import LeRobotDataset, PlannedSampler, to_lerobot
 from tests.lerobot_depth_data import DEPTH, IMAGE
+from tests.lerobot_language_data import BINDINGS, annotate
 from tests.lerobot_stand_in import install, same
 from tests.lerobot_video_data import CAMERAS, unpack
 from tests.video_data import moving
@@ -196,6 +197,58 @@ def test_tasks_other_attributes_and_converted_records(root: Path, home: Path) ->
     seqrecord.convert(seqrecord.open_source(root), home / "converted", workers=1)
     other = dataset(root, records=home / "converted")
     assert all(same(ours[number], other[number]) for number in (0, 60, 101, 258))
+
+
+def test_language_columns(home: Path, tmp_path: Path) -> None:
+    """Items have the lists of the tables, with timestamps of float32; loops have texts."""
+    root = unpack(tmp_path, "lerobot_video_v3")
+    annotate(root)
+    tables = [pq.read_table(path) for path in sorted(root.rglob("data/**/*.parquet"))]
+    rows = pa.concat_tables(tables).to_pylist()
+    for one in (one for row in rows for one in row["language_persistent"]):
+        one["timestamp"] = float(np.float32(one["timestamp"]))
+    names = ("language_persistent", "language_events")
+    windows = {"observation.state": [-0.1, 0.0]}
+    ours = dataset(root, delta_timestamps=windows)
+    sampler = PlannedSampler(ours, batch_size=4)
+    loader = DataLoader(ours, 4, sampler=sampler, collate_fn=list)
+    items = [item for batch in loader for item in batch]
+    assert sorted(int(item["index"]) for item in items) == [*range(len(ours))]
+    for item in [*items, *ours[:]]:
+        wanted = rows[int(item["index"])]
+        assert [item[name] for name in names] == [wanted[name] for name in names]
+    with pytest.raises(ClipError, match="windows of no such features"):
+        dataset(root, delta_timestamps={names[1]: [0.0]})
+
+    windowed = {
+        "subtask": seqrecord.Latest([-1, 0], unknown="zeros"),
+        "interjection": seqrecord.Next(max_wait=3, unknown="zeros"),
+    }
+    with seqrecord.open(root, language=BINDINGS) as opened:
+        pipe = seqrecord.SeqRecordPipe(
+            opened, features=[*windowed], windows=windowed, metadata=names[:1], pad="edge"
+        )
+        clips = [*pipe]
+        keys = [*opened.episodes]
+        frames = {
+            key: [opened.episodes[key][i] for i in range(n)]
+            for key, n in zip(keys, (5, 4, 7), strict=True)
+        }
+    assert len(clips) == len(rows)
+    for clip in clips:
+        own, start = frames[clip["episode"]], int(clip["start"])
+        assert clip["subtask"] == [own[max(start + i, 0)].get("subtask", "") for i in (-1, 0)]
+        texts = [frame.get("interjection", "") for frame in own[start : start + 4]]
+        wait = next((i for i, text in enumerate(texts) if text), -1)
+        assert clip["interjection_wait"].tolist() == [wait]
+        assert clip["interjection"] == [texts[wait] if wait >= 0 else ""]
+        number = sum((5, 4, 7)[: keys.index(clip["episode"])])
+        assert clip[names[0]] == rows[number][names[0]]
+    seqrecord.convert(seqrecord.open_source(root), home / "language", workers=1)
+    other = dataset(root, records=home / "language", delta_timestamps=windows)
+    assert [other[3][name] for name in names] == [rows[3][name] for name in names]
+    with pytest.raises(ClipError, match="language cannot be combined with a dataset of record"):
+        seqrecord.open(home / "language", language=BINDINGS)
 
 
 @pytest.mark.parametrize(("kind", "name"), [("log", DEPTH[0]), ("linear", DEPTH[1])])

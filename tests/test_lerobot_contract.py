@@ -8,7 +8,7 @@ import inspect
 import json
 import sys
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -113,7 +113,7 @@ def test_the_sampler_gets_batch_size_workers_and_ranks(
     made = LeRobotDataset("a/test", unpack(tmp_path, "lerobot_video_v3"))
     monkeypatch.setattr(lerobot.training, "make_train_eval_datasets", lambda _: (made, None))
     assert installed()
-    cfg = SimpleNamespace(batch_size=2, num_workers=2, resume=False)
+    cfg = SimpleNamespace(batch_size=2, num_workers=2, resume=False, **options_of())
     assert lerobot.training.make_train_eval_datasets(cfg) == (made, None)
     sampler = lerobot.training.EpisodeAwareSampler(
         [0], [9], seed=3, drop_n_last_frames=1, shuffle=True
@@ -125,6 +125,19 @@ def test_the_sampler_gets_batch_size_workers_and_ranks(
 
 DATASET: dict[str, Any] = {"repo_id": "robots", "root": None, "streaming": False}
 DATASET |= {"use_imagenet_stats": True, "eval_split": 0.0, "episodes": None}
+DATASET |= {
+    "revision": None,
+    "repo_type": "dataset",
+    "video_backend": "pyav",
+    "depth_output_unit": "mm",
+}
+
+
+def options_of(**dataset: Any) -> dict[str, Any]:
+    """Options of a training that this plug-in reads."""
+    job = SimpleNamespace(is_remote=False)
+    dataset = {**DATASET, **dataset}
+    return {"dataset": SimpleNamespace(**dataset), "sample_weighting": None, "job": job}
 
 
 SLOW_NUMBERS = [(2, 3, 1), (2, 2, 2), (4, 1, 1)]
@@ -146,7 +159,7 @@ class Training:
         self.set(self.state, "num_processes", ranks)
         cfg = SimpleNamespace(batch_size=batch_size, num_workers=workers, resume=step > 0)
         cfg.checkpoint_path, cfg.trainable_config = folder, SimpleNamespace()
-        cfg.dataset = SimpleNamespace(**DATASET)
+        vars(cfg).update(options_of())
         self.script.make_train_eval_datasets(cfg)
         sampler = self.script.EpisodeAwareSampler(seed=3)
         if cfg.resume:
@@ -225,10 +238,6 @@ def mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lerobot: Any) -> Path:
     [text] = RECORDED["calls"]["LeRobotDatasetMetadata"]
 
     def make_dataset(cfg: Any) -> Any:
-        cfg.dataset = SimpleNamespace(
-            **vars(cfg.dataset), revision=None, repo_type="dataset", video_backend="pyav",
-            depth_output_unit="mm",
-        )  # fmt: skip
         cfg.tolerance_s, names = 1e-4, {**vars(lerobot.factory), "cfg": cfg}
         meta = eval(text, names)
         times = {"observation.state": [0.0, 1 / meta.fps]}
@@ -276,7 +285,6 @@ def test_a_training_on_a_mix(
         ("\nweights: wrong", {}, "weights"),
         ("\nnormalize: source", {}, "the statistics of one robot.*SEQRECORD_LEROBOT_DEPLOY"),
         ("\nnormalize: source", {"SEQRECORD_LEROBOT_DEPLOY": "three"}, "no such source"),
-        ("streaming", {}, "--dataset.streaming=false"),
     ],
 )  # fmt: skip
 def test_mistakes_in_settings_of_a_training_on_a_mix(
@@ -290,13 +298,70 @@ def test_mistakes_in_settings_of_a_training_on_a_mix(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    if change == "streaming":
-        monkeypatch.setitem(DATASET, change, True)
-    else:
-        mix.write_text(mix.read_text() + change)
+    mix.write_text(mix.read_text() + change)
     training = Training(lerobot, None, monkeypatch)
     with pytest.raises(SystemExit, match=text):
         assert installed() and training.run(None, 0, 1, 2, 0, 1)  # noqa: PT018 - either may end it
+
+
+GIVEN: dict[str, dict[str, Any]] = {
+    "dataset.repo_type": {"repo_type": "bucket"},
+    "dataset.root": {"root": "lerobot/"},
+    "dataset.revision": {"revision": "v3.0"},
+    "dataset.video_backend": {},
+    "dataset.streaming": {"streaming": True},
+    "sample_weighting.type=rabc": {},
+    "job.target": {},
+}
+"""Options that do not work in all modes: values of `cfg.dataset`."""
+
+
+def test_options_have_the_documented_effects(
+    installed: Any, lerobot: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """docs/from-lerobot.md has the table of the plug-in, and `check_options` follows it."""
+    del installed, lerobot
+    options = importlib.import_module("lerobot_policy_seqrecord.options")
+    text = (PLUGIN.parents[1] / "docs/from-lerobot.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `--")]
+    shown = {
+        name.strip("`-"): tuple(effects) for cell, *effects in rows for name in cell.split("`, `")
+    }
+    assert shown == options.OPTIONS
+    monkeypatch.setattr(sys, "argv", ["lerobot-train", ""])
+    for name, effects in options.OPTIONS.items():
+        partial = [effect for effect in effects if effect in (options.IGNORED, options.REFUSED)]
+        assert bool(partial) == (name in GIVEN), name
+    for (name, dataset), mode in product(GIVEN.items(), options.MODES):
+        cfg = SimpleNamespace(**options_of(**dataset))
+        if name.startswith("sample_weighting"):
+            cfg.sample_weighting = SimpleNamespace(type="rabc")
+        cfg.job.is_remote = name == "job.target"
+        sys.argv[1] = f"--{name}=torchcodec" if name.endswith("backend") else ""
+        effect = options.OPTIONS[name][options.MODES.index(mode)]
+        caplog.clear()
+        if effect == options.REFUSED:
+            with pytest.raises(seqrecord.ClipError, match=f"--{name} does not go with seqrecord"):
+                options.check_options(cfg, mode)
+            continue
+        options.check_options(cfg, mode)
+        assert (f"--{name} is ignored" in caplog.text) == (effect == options.IGNORED), (name, mode)
+
+
+def test_refused_options_end_the_training(
+    lerobot: Any, installed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place of a training by LeRobot's reader, and of a job elsewhere."""
+    monkeypatch.setenv("SEQRECORD_LEROBOT", "1")
+    training = Training(lerobot, None, monkeypatch)
+    assert installed()
+    monkeypatch.setitem(DATASET, "streaming", True)
+    with pytest.raises(SystemExit, match=r"SEQRECORD_LEROBOT=1: --dataset\.streaming does"):
+        training.run(None, 0, 1, 2, 0, 1)
+    cfg = SimpleNamespace(**options_of(streaming=False))
+    cfg.job.is_remote = True
+    with pytest.raises(SystemExit, match=r"--job\.target does not go with seqrecord"):
+        lerobot.training.submit_to_hf(cfg)
 
 
 def test_our_class_has_the_contracts_signature_and_attributes() -> None:
@@ -306,6 +371,6 @@ def test_our_class_has_the_contracts_signature_and_attributes() -> None:
         names = {word.arg: word for word in call.keywords if word.arg}
         inspect.signature(LeRobotDataset).bind(*call.args, **names)
     source = inspect.getsource(LeRobotDataset)
-    optional = {"hf_dataset", "repo_id_to_index"}  # used behind hasattr or in unreached code
+    optional = {"repo_id_to_index"}  # in unreached code
     for name in set(RECORDED["asked"]["dataset"]) - optional:
         assert hasattr(LeRobotDataset, name) or f"self.{name} =" in source, name

@@ -15,8 +15,10 @@ from torch.utils.data import DataLoader
 
 import seqrecord
 from seqrecord.errors import ClipError
-from seqrecord.lerobot import LeRobotMixDataset, PlannedSampler
+from seqrecord.lerobot import LeRobotDataset, LeRobotMixDataset, PlannedSampler
+from tests.lerobot_depth_data import DEPTH
 from tests.lerobot_stand_in import install
+from tests.lerobot_video_data import unpack
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 ROBOTS: dict[str, dict[str, Any]] = {
@@ -388,3 +390,32 @@ def test_windows_of_a_source_are_kept(root: Path) -> None:
     item = LeRobotMixDataset(mix, delta_timestamps=WINDOWS)[38]
     stored = [frame("so101", 0, i)["action"] for i in (0, 2, 4, 6)]
     assert np.array_equal(item["action"], np.array(stored, np.float32))
+
+
+@pytest.mark.parametrize("unit", ["mm", "m"])
+def test_depth_equals_that_of_each_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: str
+) -> None:
+    """Videos with different scales, by number and in the planned order."""
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    folder, depth = unpack(tmp_path, "lerobot_depth"), "observation.images.depth"
+    kinds = {name.rpartition(".")[2]: name for name in DEPTH}
+    sources = {
+        kind: seqrecord.SeqRecordIterableDataset(folder / kind, clip_len=1, rename={name: depth})
+        for kind, name in kinds.items()
+    }
+    mix = seqrecord.SeqRecordMix(sources, weights={"log": 1, "linear": 1}, batch_size=2)
+    times = {depth: [-0.1, 0.0]}
+    ours = LeRobotMixDataset(mix, depth_output_unit=unit, delta_timestamps=times)
+    wanted = []
+    for kind, name in kinds.items():
+        options: Any = {"depth_output_unit": unit, "delta_timestamps": {name: times[depth]}}
+        wanted += [item[name] for item in LeRobotDataset("a/b", folder / kind, **options)[:]]
+    assert len(ours) == len(wanted) == 20
+    sampler = islice(PlannedSampler(ours, batch_size=2), 20)
+    for item in [*ours[:], *ours.__getitems__([*sampler])]:
+        assert torch.equal(item[depth], wanted[int(item["index"])])
+    assert ours.meta.features[depth]["shape"] == (32, 48, 1)
+    mean = float(np.mean([item.numpy()[1] for item in wanted])) / {"mm": 1000, "m": 1}[unit]
+    assert np.shape(ours.meta.stats[depth]["mean"]) == (1, 1, 1)  # in metres: LeRobot rescales them
+    assert float(ours.meta.stats[depth]["mean"][0, 0, 0]) == pytest.approx(mean, rel=0.01)

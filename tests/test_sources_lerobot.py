@@ -26,6 +26,7 @@ from tests.bags import png
 from tests.lerobot_data import FEATURES, episodes
 from tests.lerobot_depth_data import DEPTH, IMAGE, INFO, codes_of, with_depth
 from tests.lerobot_depth_data import LENGTHS as DEPTH_LENGTHS
+from tests.lerobot_language_data import ANNOTATED, annotate, random_rows
 from tests.lerobot_video_data import CAMERAS, LENGTHS, block_means, with_video
 from tests.lerobot_video_data import unpack as unpack_golden
 from tests.source_faults import check_refused, frames_of
@@ -719,3 +720,76 @@ def test_metres_match_lerobot_for_each_row(tmp_path: Path) -> None:
             assert wanted.min() == pytest.approx(0.01, abs=1e-6)
             assert wanted.max() == 8
             assert np.abs(np.diff(wanted, axis=0)).max() > 0.05  # distinguishes neighbouring frames
+
+
+# --- language columns --------------------------------------------------------------------------
+
+
+def of_first(root: Path, **options: Any) -> list[Any]:
+    """The frames of the first episode, with texts of `options`."""
+    return frames_of(open_source(root, language=options), 0)
+
+
+RESOLVED: list[tuple[str, list[str | None]]] = [
+    ("active_at(t, style=subtask)", [None, "reach", "reach", "grasp", "grasp"]),
+    ("active_at(t, style='subtask', role=user)", [None] * 5),
+    ("nth_prev(t, style=subtask)", [None, None, None, "reach", "reach"]),
+    ("nth_next(t, style=subtask)", ["reach", "grasp", "grasp", None, None]),
+    ("nth_next(t, style=subtask, offset=2)", ["grasp", None, None, None, None]),
+    ("emitted_at(t, style=memory)", [None, None, "reached", None, None]),
+    ("emitted_at(t, style=interjection)", [None, "wait", None, None, None]),
+    ("emitted_at(style=vqa, camera=observation.images.wrist)", [None, None, None, "right", None]),
+]
+
+
+def annotated(folder: Path) -> Path:
+    root = unpack(folder)
+    annotate(root, lambda number, own: ANNOTATED if number == 0 else random_rows(number, own))
+    return root
+
+
+def test_language_columns(tmp_path: Path) -> None:
+    root = annotated(tmp_path)
+    source = open_source(root, language={f"text{i}": text for i, (text, _) in enumerate(RESOLVED)})
+    frames = frames_of(source, 0)
+    for i, (text, expected) in enumerate(RESOLVED):
+        assert [frame.get(f"text{i}") for frame in frames] == expected, text
+    persistent, events = ANNOTATED
+    as_float32 = [{**one, "timestamp": float(np.float32(one["timestamp"]))} for one in persistent]
+    assert source.episodes()[0].metadata["language_persistent"] == as_float32
+    assert [json.loads(frame["language_events"] or "[]") for frame in frames] == events
+    said = of_first(root, said="emitted_at(t, tool_name=say)")
+    assert ["said" in frame for frame in said] == [False, True, False, False, False]
+    assert json.loads(said[1]["said"]) == events[1][1]["tool_calls"]
+    assert not any(one.is_data for one in inventory_of(source).left_out)
+
+
+LANGUAGE_REFUSED = [
+    ("active_at(t, style=task_aug)", "several rows of language match"),
+    ("active_at(t)", "not a resolver.*expected: a style among subtask, plan"),
+    ("active_at(t, style=vqa)", "not a resolver.*expected: a style among subtask, plan"),
+    ("emitted_at(t, style=song)", "not a resolver.*expected: a style among"),
+    ("active_at(t, style=subtask, offset=2)", "not a resolver.*expected: keys style, role"),
+    ("nth_prev(t, style=subtask, offset=0)", "not a resolver.*expected: an offset"),
+    ("active_at(t, subtask)", "not a resolver.*expected: keys"),
+    ("activeat(t, style=subtask)", "not a resolver"),
+]
+
+
+def test_resolvers_that_are_refused(tmp_path: Path) -> None:
+    root = annotated(tmp_path)
+    for text, match in LANGUAGE_REFUSED:
+        with pytest.raises(SourceError, match=match):
+            of_first(root, said=text)
+    with pytest.raises(SourceError, match="names a feature of the dataset"):
+        of_first(root, action=RESOLVED[0][0])
+    with pytest.raises(SourceError, match="language is not valid"):
+        open_source(root, language="{")
+    rewrite(root / ROWS, column("language_persistent", at(3, [])))
+    source = open_source(root)
+    with pytest.raises(SourceError, match="frames of an episode have different persistent rows"):
+        frames_of(source, 0)
+    assert frames_of(source, 1)
+    plain = unpack(tmp_path / "plain")
+    with pytest.raises(SourceError, match="the dataset has no language_persistent"):
+        of_first(plain, said=RESOLVED[0][0])

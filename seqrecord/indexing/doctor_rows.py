@@ -83,7 +83,7 @@ class RowChecker:
         """Return the numeric features in the rows."""
         specs = {}
         for name, each in self._info.features.items():
-            if each.dtype in ("image", "video", "string"):
+            if each.dtype in ("image", "video", "string", "language"):
                 continue
             shape = () if each.shape == (1,) else each.shape
             try:

@@ -46,7 +46,7 @@ def check_statistics(
         facts = {"file": file, "feature": name}
         if name in _INDEX_COLUMNS:
             facts["severity"] = "warning"
-        if name not in named and feature.dtype != "string":
+        if name not in named and feature.dtype not in ("string", "language"):
             findings.add("statistics", "a feature without statistics", **facts)
         elif name in stored:
             _compare(stored[name], found[name], findings, **facts)

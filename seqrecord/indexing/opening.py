@@ -38,6 +38,7 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
     cache_limit: int | str | None = None,
     originals: Originals = None,
     tolerance: float | None = None,
+    language: Mapping[str, str] | None = None,
     skip_bad_episodes: bool = False,
 ) -> Dataset:
     """Open a dataset for reading. This is `seqrecord.open`.
@@ -64,6 +65,8 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
             indexed.
         tolerance: for a LeRobot dataset in place, the maximum difference between the times of a
             frame and its row, in seconds; default 0.1 ms. Not for datasets of record files.
+        language: for a LeRobot dataset in place, text features by resolvers of its language
+            columns: `{"subtask": "active_at(t, style=subtask)"}`, see `LeRobotSource`.
         skip_bad_episodes: leave out episodes of an original that cannot be read;
             `Dataset.bad_episodes` has the errors. By default an original with such episodes is
             refused. Features that cannot be read are left out unless `features` names them.
@@ -72,8 +75,9 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
 
     Raises `NotFoundError` if there is neither dataset nor original, and if the version or a file is
     missing. Raises `FormatError` for a damaged dataset, `SourceError` for a damaged original, or
-    for `tolerance` with an original that is not a LeRobot dataset. Raises `ClipError` for
-    `originals` with an original, and `SchemaError` for an unknown feature.
+    for `tolerance` or `language` with an original that is not a LeRobot dataset. Raises `ClipError`
+    for `originals` with an original and `language` without one, and `SchemaError` for an unknown
+    feature.
 
     Example:
         with seqrecord.open("records/", features=["pose"]) as dataset:
@@ -84,6 +88,7 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
         location,
         storage_options,
         tolerance,
+        language,
         features=features,
         version=version,
         verify=verify,
@@ -116,6 +121,7 @@ def _open(
     location: StorageLike,
     storage_options: Mapping[str, Any] | None = None,
     tolerance: float | None = None,
+    language: Mapping[str, str] | None = None,
     *,
     features: Sequence[str] | None = None,
     version: str | None = None,
@@ -128,12 +134,18 @@ def _open(
     """
     options["storage_options"] = storage_options
     try:
-        return open_packed(location, features=features, version=version, verify=verify, **options)
+        packed = open_packed(location, features=features, version=version, verify=verify, **options)
     except NotFoundError as error:
         if version is not None:
             raise
-        chosen = {} if tolerance is None else {"tolerance": tolerance}
+        given: dict[str, Any] = {"tolerance": tolerance, "language": language}
+        chosen = {name: value for name, value in given.items() if value is not None}
         found = _index_of(location, storage_options, error, features=features, **chosen)
+    else:
+        if language is not None:
+            packed.close()
+        refuse_ignored("a dataset of record files", language=language)
+        return packed
     refuse_ignored("an original read in place", originals=options.pop("originals", None))
     # Its index has just been compared with the original.
     options.pop("check_originals", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from os import PathLike
@@ -25,6 +26,7 @@ from seqrecord.pipes.loaders import SeqRecordMapDataset
 from seqrecord.processes.forks import PerProcess, cached_property
 from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.reading.resizing import Sizes
+from seqrecord.sources.lerobot.language import EVENTS, PERSISTENT
 from seqrecord.sources.lerobot.layout import (
     number_columns,
     read_episodes,
@@ -167,7 +169,7 @@ class LeRobotDataset(PlannedDataset):
         """`delta_timestamps` in frames."""
         if self.delta_timestamps is None:
             return None
-        columns = {column for column, _ in self._texts.values()}
+        columns = {PERSISTENT, EVENTS, *(column for column, _ in self._texts.values())}
         known = [name for name in self.features if name not in columns]
         if wrong := [name for name in self.delta_timestamps if name not in known]:
             raise ClipError(
@@ -209,6 +211,7 @@ class LeRobotDataset(PlannedDataset):
             pad="edge" if windows else None,
             squeeze_time=True,
             resize=resize,
+            metadata=[PERSISTENT] if PERSISTENT in self.features else None,
             memory_limit=cache_limit,
         )
         rows = clips.clips.selected
@@ -245,6 +248,11 @@ class LeRobotDataset(PlannedDataset):
     def _read(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
         return self._items(collate(self.clips.__getitems__(numbers)))
 
+    def _task_numbers(self) -> list[int]:
+        (_, numbers_of), dataset = self._texts["task"], self.clips.dataset.select(["task"])
+        keys = self.clips.dataset.contents.index.keys.take(self.clips.clips.selected).to_pylist()
+        return [numbers_of[text] for key in keys for text in dataset.episodes[key][:]["task"]]
+
     def _counted(self) -> Mapping[str, int]:
         return self.clips.stats()
 
@@ -271,6 +279,8 @@ class LeRobotDataset(PlannedDataset):
                 )
         if "task" in batch:
             found["task"] = batch["task"]
+        if EVENTS in found:
+            found[EVENTS] = [json.loads(text) if text else [] for text in found[EVENTS]]
         episode = np.array([_number(key) for key in batch["episode"]])
         found |= self._places(episode, batch["start"].numpy())
         return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
@@ -49,6 +51,10 @@ class PlannedDataset(TorchDataset[dict[str, Any]]):
         """Read items by number."""
 
     @abstractmethod
+    def _task_numbers(self) -> list[int]:
+        """The task number of each item."""
+
+    @abstractmethod
     def _counted(self) -> Mapping[str, int]:
         """`STATISTICS` of items read by number in this process."""
 
@@ -63,6 +69,11 @@ class PlannedDataset(TorchDataset[dict[str, Any]]):
         """`meta.features`."""
         features: dict[str, dict[str, Any]] = self.meta.features
         return features
+
+    @property
+    def hf_dataset(self) -> Any:
+        """LeRobot's table, with the column `task_index` only, for samples of an evaluation."""
+        return SimpleNamespace(data=pa.table({"task_index": self._task_numbers()}))
 
     def __getitem__(self, number: int | slice) -> Any:
         """Return an item by number, or the items of a slice."""

@@ -16,7 +16,7 @@ import torch
 from seqrecord.clips.windows import delta_timestamps as windows_in_frames
 from seqrecord.errors import ClipError
 from seqrecord.export.lerobot_meta import TASK, TIMESTAMP
-from seqrecord.lerobot.form import channels_first, millimetres, numbers
+from seqrecord.lerobot.form import channels_first, depth_in, numbers
 from seqrecord.lerobot.items import STATISTICS, ImageTransforms, PlannedDataset
 from seqrecord.lerobot.mix_meta import MixMeta
 from seqrecord.lerobot.mix_planner import MixPlanner
@@ -113,7 +113,13 @@ class LeRobotMixDataset(PlannedDataset):
         self.repo_id, self.depth_output_unit = repo_id, depth_output_unit
         self.image_transforms, self.delta_timestamps = image_transforms, delta_timestamps
         if meta is None:
-            meta = MixMeta.of(mix, repo_id, deploy=deploy, modes=normalization_mapping)
+            meta = MixMeta.of(
+                mix,
+                repo_id,
+                deploy=deploy,
+                modes=normalization_mapping,
+                depth_output_unit=depth_output_unit,
+            )
         self.made = meta
         sources = self.made.sources
         self.meta, self.delta_indices = self.made.theirs, None
@@ -178,7 +184,7 @@ class LeRobotMixDataset(PlannedDataset):
         for some in by_task.values():
             count = len(some) - math.ceil(len(some) * share)
             kept, held_out = kept + some[:count], held_out + some[count:]
-        if lacking := {name for name, _ in by_task} - {self._source_of(n) for n in kept}:
+        if lacking := {name for name, _ in by_task} - {self._source_of(n).name for n in kept}:
             raise ClipError(
                 f"eval_split={share:g} leaves no episode of source {min(lacking)!r}",
                 expected="a smaller share, or more episodes for each task",
@@ -190,8 +196,8 @@ class LeRobotMixDataset(PlannedDataset):
             LeRobotMixDataset(self._mix, **given, episodes=held_out),
         )
 
-    def _source_of(self, episode: int) -> str:
-        return next(s.name for s in reversed(self.sources) if s.first_episode <= episode)
+    def _source_of(self, episode: int) -> MixSource:
+        return next(s for s in reversed(self.sources) if s.first_episode <= episode)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_mix": None}  # whose ranks are others; only `split` needs it
@@ -272,11 +278,22 @@ class LeRobotMixDataset(PlannedDataset):
         if name in self._images:
             return channels_first(value, return_uint8=self._images[name])
         if name in self.made.depths:
-            value = value.unsqueeze(-3)
-            return value if self.depth_output_unit == "m" else millimetres(value)
+            return depth_in(self.depth_output_unit, value.unsqueeze(-3), self.made.depths[name])
         if isinstance(value, list):
             return ["" if text is None else text for text in value]
         return numbers(value)
+
+    def _task_numbers(self) -> list[int]:
+        found: list[int] = []
+        for number in self._numbers.chosen.tolist():
+            source = self._source_of(number)
+            count, texts = int(self._numbers.lengths[number]), list[str | None]()
+            if TASK in source.dataset.features:
+                key = source.keys[number - source.first_episode]
+                texts = source.dataset.select([TASK]).episodes[key][:][TASK]
+            first = self.made.first_tasks[number]
+            found += [self.made.tasks.get(one or first, -1) for one in texts or [None] * count]
+        return found
 
     def _counted(self) -> Mapping[str, int]:
         each = [one.stats.get().report() for one in self._readers]

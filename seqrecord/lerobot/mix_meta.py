@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -42,6 +42,7 @@ _logger = logging.getLogger("seqrecord")
 
 _AXES = ["height", "width", "channels"]
 _CHANNELS = (1, 3, 4)
+_DEPTH_FRAMES = 100  # of each source, for statistics
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +53,7 @@ class MixMeta:
         theirs: LeRobot's `LeRobotDatasetMetadata`.
         sources: the sources, without a policy's windows.
         images: the names of images, uint8 [H, W, C].
-        depths: the names of depth maps, float [H, W] in metres.
+        depths: depth maps [H, W] by name: their unit, or `True` for metres of a video.
         tasks: number of each task, by text.
         first_tasks: the first task of each episode.
         statistics: statistics of vectors, and steps of sources.
@@ -61,7 +62,7 @@ class MixMeta:
     theirs: Any
     sources: Sequence[MixSource]
     images: tuple[str, ...]
-    depths: tuple[str, ...]
+    depths: Mapping[str, str | bool | None]
     tasks: Mapping[str, int]
     first_tasks: Sequence[str]
     statistics: MixStatistics
@@ -75,6 +76,7 @@ class MixMeta:
         deploy: str | None = None,
         modes: Mapping[str, Any] | None = None,
         image_frames: int = 0,
+        depth_output_unit: str = "mm",
     ) -> MixMeta:
         """Make the metadata of a mix; its files are in `SEQRECORD_HOME`.
 
@@ -89,6 +91,7 @@ class MixMeta:
             modes: LeRobot's normalisation of each type of feature, such as `{"ACTION": "MIN_MAX"}`.
                 Default: MEAN_STD.
             image_frames: frames of each source to decode for statistics of images; 0: none.
+            depth_output_unit: unit of the statistics of depth, "m" or "mm".
 
         Raises `ClipError` for options of sources that LeRobot's items exclude, for missing
         statistics, and if no source has a frame rate; `MissingPackageError` without LeRobot.
@@ -107,13 +110,14 @@ class MixMeta:
             )
         images = tuple(name for name, spec in shown.items() if _is_image(spec))
         shares = {name: float(share) for name, share in mix.shares.items()}
+        depths = {n: _unit(s) for n in shown if (s := _declared(sources, n)) and _is_depth(s)}
         vectors = [n for n, s in shown.items() if n not in images and _is_read(n, s, sources)]
         given = {kind: str(getattr(mode, "value", mode)) for kind, mode in (modes or {}).items()}
         statistics = MixStatistics.of(
             sources, loader.form, shares, vectors, deploy=deploy, modes=given
         )
         entries = {**statistics.entries, **_of_images(sources, images, image_frames)}
-        depths = tuple(n for n, s in shown.items() if _is_depth(s, _declared(sources, n)))
+        entries |= _of_images(sources, depths, _DEPTH_FRAMES, 1)
         texts = [each for source in sources for each in source_tasks(source)]
         distinct = sorted({text for episode in texts for text in episode})
         tasks = {text: number for number, text in enumerate(distinct)}
@@ -131,7 +135,7 @@ class MixMeta:
                 "meta/episodes/chunk-000/file-000.parquet": _parquet(_table(episodes, texts)),
             }
         )
-        theirs = read_metadata("mm", repo_id, folder)
+        theirs = read_metadata(depth_output_unit, repo_id, folder)
         for name in images:  # LeRobot sets those of ImageNet
             theirs.stats.setdefault(name, {})
         first = [episode[0] if episode else "" for episode in texts]
@@ -147,7 +151,7 @@ def _is_read(name: str, spec: ArraySpec, sources: Sequence[MixSource]) -> bool:
 
 
 def _of_images(
-    sources: Sequence[MixSource], images: Sequence[str], count: int
+    sources: Sequence[MixSource], images: Collection[str], count: int, most: int = 255
 ) -> dict[str, dict[str, Any]]:
     """Statistics of images: stored ones, or of `count` frames of each source, merged."""
     found: dict[str, Any] = {}
@@ -161,7 +165,7 @@ def _of_images(
             if name in known:
                 before = found.get(name)
                 found[name] = known[name] if before is None else before.merged(known[name])
-    return {name: described_statistics(one, None) for name, one in found.items()}
+    return {name: described_statistics(one, None, most) for name, one in found.items()}
 
 
 def _table(episodes: MixEpisodes, tasks: Sequence[Sequence[str]]) -> pa.Table:
@@ -211,9 +215,12 @@ def _is_image(spec: ArraySpec) -> bool:
     return spec.dtype == "uint8" and len(spec.shape) == 3 and spec.shape[-1] in _CHANNELS
 
 
-def _is_depth(spec: ArraySpec, declared: FeatureSpec | None) -> bool:
-    is_map = spec.dtype.kind == "f" and len(spec.shape) == 2
-    return is_map and declared is not None and declared.kind == "depth"
+def _is_depth(spec: FeatureSpec) -> bool:
+    return spec.kind == "depth" and len(spec.shape) == 2 and spec.dtype.kind in "fu"
+
+
+def _unit(spec: FeatureSpec) -> str | bool | None:
+    return True if spec.is_video else spec.unit
 
 
 def _entry(
@@ -221,12 +228,14 @@ def _entry(
     spec: ArraySpec,
     sources: Sequence[MixSource],
     images: Sequence[str],
-    depths: Sequence[str],
+    depths: Mapping[str, str | bool | None],
 ) -> dict[str, Any]:
     """The entry of a feature in `info.json`."""
     if name in images or name in depths:
         shape = [*spec.shape] if name in images else [*spec.shape, 1]
-        info = {"is_depth_map": name in depths}
+        info: dict[str, Any] = {"is_depth_map": name in depths}
+        if (unit := depths.get(name)) is not None:
+            info["depth_unit"] = "m" if unit is True else unit
         return {"dtype": "video", "shape": shape, "names": _AXES, "info": info}
     known = []
     for source in sources:

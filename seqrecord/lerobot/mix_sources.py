@@ -10,7 +10,7 @@ import numpy as np
 
 from seqrecord.clips.grids import ragged_arange
 from seqrecord.clips.tables import IntArray
-from seqrecord.clips.windows import Latest
+from seqrecord.clips.windows import Nearest
 from seqrecord.engine.vectors import VectorSteps
 from seqrecord.errors import ClipError, located
 from seqrecord.export.lerobot_meta import TIMESTAMP
@@ -21,6 +21,7 @@ from seqrecord.pipes.selection import Selection
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.dataset import Dataset
 from seqrecord.schema import FeatureSpec
+from seqrecord.sources.lerobot.language import EVENTS
 from seqrecord.statistics.normalization import Normalization
 
 COMPUTED = ("episode_index", "frame_index", "index", "task_index", "dataset")
@@ -183,8 +184,10 @@ def mix_sources(loaders: Mapping[str, ClipLoader]) -> list[MixSource]:
         dataset = selection.dataset
         with located(ClipError, file=dataset.url):
             _check(name, loader.options)
-        if len(clocks) > 1:  # clocks that do not make one column
-            dataset = dataset.select([one for one in dataset.features if one != TIMESTAMP])
+        # Clocks that do not make one column; lists of rows, which LeRobot's batches leave out.
+        left_out = {EVENTS, TIMESTAMP} if len(clocks) > 1 else {EVENTS}
+        if left_out & dataset.features.keys():
+            dataset = dataset.select([one for one in dataset.features if one not in left_out])
         rows = selection.clip_set.selected
         found.append(MixSource(name, dataset, loader.options, rows, episode, selection))
         episode += len(rows)
@@ -211,9 +214,9 @@ def _options(
 ) -> LoaderOptions:
     windows: dict[str, Any] = {one: deltas[one] for one in features if one in deltas}
     for feature, window in (own.windows or {}).items():
-        if isinstance(window, Latest) and window.window is None and feature in windows:
+        if isinstance(window, Nearest) and window.window is None and feature in windows:
             windows[feature] = replace(window, window=windows[feature])
-        elif feature in windows or isinstance(window, Latest):
+        elif feature in windows or isinstance(window, Nearest):
             windows[feature] = window
         elif feature in features:
             raise ClipError(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
-from seqrecord.errors import ClipError
 from seqrecord.lerobot import LeRobotMixDataset
 from seqrecord.lerobot.mix_meta import MixMeta, open_mix
 
@@ -30,14 +28,9 @@ class MixDatasets:
     def make(self, cfg: Any) -> tuple[LeRobotMixDataset, LeRobotMixDataset | None]:
         """The datasets for training and evaluation; replaces `make_train_eval_datasets`.
 
-        `--dataset.repo_id` is a label, `--dataset.root` is ignored, and `--dataset.episodes` are
-        numbers in the mix. `--dataset.eval_split` holds out the last episodes of each task of each
-        source.
+        `--dataset.repo_id` is a label, and `--dataset.episodes` are numbers in the mix.
+        `--dataset.eval_split` holds out the last episodes of each task of each source.
         """
-        if cfg.dataset.streaming:
-            raise ClipError("a mix is read in order", expected="--dataset.streaming=false")
-        if cfg.dataset.root is not None:
-            logging.warning(f"--dataset.root={cfg.dataset.root} is ignored: the mix has locations")
         mix = open_mix(self._path)
         meta = MixMeta.of(
             mix,
@@ -45,6 +38,7 @@ class MixDatasets:
             deploy=self._deploy,
             modes=getattr(cfg.trainable_config, "normalization_mapping", None),
             image_frames=0 if cfg.dataset.use_imagenet_stats else _IMAGE_FRAMES,
+            depth_output_unit=cfg.dataset.depth_output_unit,
         )
 
         def dataset(repo_id: str, **options: Any) -> LeRobotMixDataset:

@@ -13,6 +13,7 @@ from typing import Any
 
 from lerobot_policy_seqrecord.contract import check
 from lerobot_policy_seqrecord.mixed import MixDatasets
+from lerobot_policy_seqrecord.options import check_options
 from lerobot_policy_seqrecord.progress import Progress, ResumedSampler, has_order
 from seqrecord.errors import SeqRecordError
 
@@ -78,14 +79,23 @@ def _replace(training: Any, *, with_order: bool, mix: str | None) -> None:
         training.make_train_eval_datasets = datasets_of.make
     make, save = training.make_train_eval_datasets, training.save_checkpoint
     made: dict[str, Any] = {}
+    mode = "mix" if mix is not None else "1" if with_order else "class"
+    where = f"{VARIABLE}={mode}" if mix is None else f"{MIX}={mix}"
+
+    def check_given(cfg: Any) -> None:
+        try:
+            check_options(cfg, mode)
+        except SeqRecordError as error:
+            sys.exit(f"{where}: {error}")
 
     def make_train_eval_datasets(cfg: Any) -> Any:
+        check_given(cfg)
         try:
             datasets = make(cfg)
         except SeqRecordError as error:
             if mix is None:
                 raise
-            sys.exit(f"{MIX}={mix}: {error}")
+            sys.exit(f"{where}: {error}")
         made.update(cfg=cfg, dataset=datasets[0])
         if cfg.resume and not with_order:
             _check_order(cfg.checkpoint_path, with_order)
@@ -110,11 +120,11 @@ def _replace(training: Any, *, with_order: bool, mix: str | None) -> None:
 
     def save_checkpoint(checkpoint_dir: Path, step: int, *args: Any, **options: Any) -> None:
         save(checkpoint_dir, step, *args, **options)
-        if "sampler" in made:  # none where LeRobot streams
-            numbers = step, options["batch_size"], options["num_processes"]
-            made["sampler"].progress_at(*numbers).write(checkpoint_dir)
+        numbers = step, options["batch_size"], options["num_processes"]
+        made["sampler"].progress_at(*numbers).write(checkpoint_dir)
 
     training.make_train_eval_datasets = make_train_eval_datasets
+    training.submit_to_hf = check_given
     if with_order:
         training.EpisodeAwareSampler = sampler
         training.save_checkpoint = save_checkpoint

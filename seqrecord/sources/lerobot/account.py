@@ -13,6 +13,7 @@ from seqrecord.sources.common.parquet_tables import ParquetTable
 from seqrecord.sources.common.remote import remote_files
 from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
 from seqrecord.sources.lerobot.counts import frames_in_files
+from seqrecord.sources.lerobot.language import PERSISTENT
 from seqrecord.sources.lerobot.layout import (
     EPISODES,
     EPISODES_STATS,
@@ -42,6 +43,7 @@ def account_of(
     *,
     derived: Collection[str],
     numbered: Mapping[str, str],
+    language: Mapping[str, object],
 ) -> Account:
     """Return the account of a dataset.
 
@@ -51,6 +53,7 @@ def account_of(
     Args:
         derived: columns that the dataset does not store, since they follow from a frame's position.
         numbered: index column by text feature.
+        language: resolver by text feature.
     """
     good = [each for each in episodes if each.error is None]
     num_frames = sum(each.length for each in good)
@@ -75,8 +78,8 @@ def account_of(
         shown = f"features {', '.join(positions)}"
         reason = "follows from the frame's position"
         left_out.append(LeftOut(shown, len(positions), reason, "features", is_data=False))
-    offered = dict.fromkeys([*info.features, *numbered])
-    hidden = {*derived, *numbered.values()} - {*numbered}
+    offered = dict.fromkeys([*info.features, *numbered, *language])
+    hidden = {PERSISTENT, *derived, *numbered.values()} - {*numbered}
     for name in offered:
         if name not in schema and name not in hidden:
             also = " or without_video="
@@ -92,6 +95,8 @@ def account_of(
         if name not in _USED and not name.startswith(_USED_GROUPS)
     ]
     notes = _notes(info)
+    if PERSISTENT in info.features:
+        notes.append(f"{PERSISTENT}: in the metadata of episodes")
     for name in info.videos:
         if name in schema:
             places = frames_in_files(episodes, lambda each: each.videos[name].file)  # noqa: B023
@@ -102,7 +107,7 @@ def account_of(
                     LeftOut(f"frames of {name}", extra, "outside of all episodes", "frames")
                 )
     reason = f"{INFO} of LeRobot v{info.version}, {counted(len(episodes), 'episode')}"
-    return Account(reason, _places(schema, info, numbered), tuple(left_out), tuple(notes))
+    return Account(reason, _places(schema, info, numbered, language), tuple(left_out), tuple(notes))
 
 
 def _extra_frames(root: Path, listed: Mapping[str, int]) -> int:
@@ -121,7 +126,12 @@ def _columns(root: Path, episodes: Collection[LeRobotEpisode]) -> list[str]:
     return []
 
 
-def _places(schema: Schema, info: LeRobotInfo, numbered: Mapping[str, str]) -> dict[str, str]:
+def _places(
+    schema: Schema,
+    info: LeRobotInfo,
+    numbered: Mapping[str, str],
+    language: Mapping[str, object],
+) -> dict[str, str]:
     def place(name: str) -> str:
         if name in info.videos:
             inside = f"{name}/*" if info.version == 3 else f"*/{name}"
@@ -129,7 +139,7 @@ def _places(schema: Schema, info: LeRobotInfo, numbered: Mapping[str, str]) -> d
         if name in numbered:
             texts = SUBTASKS if name == "subtask" else TASKS[info.version]
             return f"data/*/*.parquet, column {numbered[name]}; {texts}"
-        return f"data/*/*.parquet, column {name}"
+        return f"data/*/*.parquet, {language.get(name, f'column {name}')}"
 
     return {name: place(name) for name in schema}
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +20,7 @@ from seqrecord.schema import Block, FeatureSpec
 from seqrecord.sources.common.embedded import embedded_value
 from seqrecord.sources.common.orientation import UPRIGHT, Orientation
 from seqrecord.sources.common.parquet_tables import ParquetTable, python_values
+from seqrecord.sources.lerobot.language import EVENTS, Resolver, Rows, rows_of_frames
 from seqrecord.sources.lerobot.layout import LeRobotEpisode
 from seqrecord.text import repr_of
 
@@ -38,6 +41,8 @@ class EpisodeRows:
 
     Consecutive episodes of a file are read in one pass: a row group may span the whole file, and
     its rows are decodable only from its start.
+
+    `language` are the features of resolvers, and `persistent` returns an episode's persistent rows.
     """
 
     def __init__(
@@ -48,8 +53,11 @@ class EpisodeRows:
         *,
         num_rows: Mapping[str, int] | None = None,
         orientation: Orientation = UPRIGHT,
+        language: Mapping[str, Resolver] | None = None,
+        persistent: Callable[[LeRobotEpisode], Rows] = lambda _: None,
     ) -> None:
         self._orientation = orientation
+        self._language, self._persistent = language or {}, persistent
         self._root, self._schema, self._numbered = root, schema, texts
         self._num_rows = num_rows or {}  # by file, from `meta`
         has_images = any(spec.kind in PIXEL_KINDS for spec in schema.values())
@@ -71,9 +79,12 @@ class EpisodeRows:
         file = self._in_file(episode)
         with located(SourceError, file=str(file.path)):
             begin, times = file.rows_of(episode)
+            persistent = self._persistent(episode)
+            stamps = times.astype(np.float32).tolist()
             count = 0
             for batch in self._rows(file, begin, begin + len(times)):
-                yield from self._blocks(batch, file.path, count)
+                texts = self._texts(batch, stamps[count : count + batch.num_rows], persistent)
+                yield from self._blocks(batch, file.path, count, texts)
                 count += batch.num_rows
 
     def times(self, episode: LeRobotEpisode) -> npt.NDArray[np.float64]:
@@ -90,11 +101,31 @@ class EpisodeRows:
                 self._episodes = {episode.file: _Episodes(path, self._num_rows.get(episode.file))}
         return self._episodes[episode.file]
 
-    def _blocks(self, batch: pa.RecordBatch, path: Path, first: int) -> Iterator[Block]:
+    def _texts(
+        self, batch: pa.RecordBatch, times: list[float], persistent: Rows
+    ) -> dict[str, list[str | None]]:
+        """The texts of language columns and resolvers, by feature."""
+        found: dict[str, list[str | None]] = {}
+        has_events = EVENTS in batch.schema.names
+        events = rows_of_frames(batch.column(EVENTS), EVENTS) if has_events else None
+        if events is not None and EVENTS in self._schema:
+            found[EVENTS] = [
+                "" if rows == [] else json.dumps(rows, ensure_ascii=False) for rows in events
+            ]
+        for name, resolver in self._language.items():
+            with located(SourceError, feature=name):
+                found[name] = resolver.texts(times, persistent, events)
+        return found
+
+    def _blocks(
+        self, batch: pa.RecordBatch, path: Path, first: int, texts: Mapping[str, list[str | None]]
+    ) -> Iterator[Block]:
         columns: dict[str, Any] = {}
         images: dict[str, pa.Array] = {}
         for name, spec in self._schema.items():
-            if name in self._numbered:
+            if name in texts:
+                columns[name] = texts[name]
+            elif name in self._numbered:
                 columns[name] = _numbered_texts(batch, name, self._numbered[name])
             elif spec.value == "text":
                 columns[name] = _texts(batch.column(name), spec)
@@ -104,13 +135,14 @@ class EpisodeRows:
                 columns[name] = array_of(batch.column(name), spec)
         block = Block(batch.num_rows, columns)
         if not images:
-            yield block
+            yield from _complete(block, self._language)
             return
         for row, others in enumerate(block.frames()):
             frame: dict[str, Any] = {}
             for name, spec in self._schema.items():
                 if name not in images:
-                    frame[name] = others[name]
+                    if others[name] is not None:
+                        frame[name] = others[name]
                     continue
                 with located(SourceError, feature=name, frame=first + row):
                     frame[name] = embedded_value(
@@ -140,6 +172,8 @@ class EpisodeRows:
 
     def _opened(self, file: _Episodes, first: int) -> Iterator[pa.RecordBatch]:
         stands_for = {name: each.column for name, each in self._numbered.items()}
+        for name, resolver in self._language.items():
+            stands_for[name] = EVENTS if resolver.is_of_events else _ORDER[0]
         features = [stands_for.get(name, name) for name in self._schema]
         columns = [*dict.fromkeys(features)] or [*_ORDER[:1]]
         numbers = {
@@ -299,6 +333,18 @@ def _numbered_texts(batch: pa.RecordBatch, feature: str, numbered: NumberedTexts
                 got=f"{column} {number}",
             )
     return [texts[number] for number in numbers]
+
+
+def _complete(block: Block, sparse: Mapping[str, Any]) -> Iterator[Block]:
+    """Divide a block into blocks without the features that are `None` in some frames."""
+    if not sparse:
+        yield block
+        return
+    lacks = [{n for n in sparse if block.columns[n][i] is None} for i in range(block.num_frames)]
+    ends = [i for i in range(1, block.num_frames) if lacks[i] != lacks[i - 1]]
+    for begin, end in pairwise([0, *ends, block.num_frames]):
+        kept = ((name, each) for name, each in block.columns.items() if name not in lacks[begin])
+        yield Block(end - begin, {name: each[begin:end] for name, each in kept})
 
 
 def _texts(column: pa.Array, spec: FeatureSpec) -> list[str]:

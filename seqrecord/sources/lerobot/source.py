@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,14 @@ from seqrecord.sources.lerobot.counts import (
     frames_in_files,
     limits_in_videos,
 )
+from seqrecord.sources.lerobot.language import (
+    EVENTS,
+    PERSISTENT,
+    Resolver,
+    Rows,
+    parse_resolvers,
+    persistent_rows,
+)
 from seqrecord.sources.lerobot.layout import (
     INFO,
     LeRobotEpisode,
@@ -48,6 +57,8 @@ from seqrecord.sources.video.streams import TOLERANCE
 
 _DERIVED = ("frame_index", "episode_index", "index", "task_index")
 """Columns that are not packed: a row's position, or a number that stands for a text."""
+
+_NO_FEATURES = {*_DERIVED, PERSISTENT}
 
 _AXES = {"height", "width", "channel", "channels"}
 
@@ -74,6 +85,10 @@ class LeRobotSource(Originals):
     `episode_index` (its number in this dataset), `tasks`, `robot_type`, `split`, and `names` of
     feature elements.
 
+    Of lerobot's language columns, `language_persistent` is in an episode's metadata;
+    `language_events` is a text feature, each frame's list as JSON, empty without events. `language`
+    adds text features, see `Resolver`: their frames lack a text if no row matches.
+
     Packets of H.264, HEVC, AV1 and VP9 are stored unchanged. Depth of lerobot 0.6 is float32 [H, W]
     in metres as video, see `DepthScale`, and as TIFF images uint16 [H, W] in millimetres or float32
     [H, W] in metres.
@@ -86,6 +101,8 @@ class LeRobotSource(Originals):
         tolerance: each row gets the frame nearest to its timestamp, which must be less than
             `tolerance` seconds away, as in lerobot.
         in_place: reference video packets instead of copying them.
+        language: expressions of lerobot's recipes by text feature, for example
+            `{"subtask": "active_at(t, style=subtask)"}`, also as JSON.
         exif: `apply` or `ignore` the EXIF orientation of images.
 
     Raises `SourceError` with file, episode and feature for inconsistent or unreadable data.
@@ -94,8 +111,13 @@ class LeRobotSource(Originals):
     without_video: bool = False
     tolerance: float = TOLERANCE
     in_place: bool = False
+    language: Mapping[str, str | Resolver] | str = field(default_factory=dict)
 
     unpickled = ("_episodes", "_rows", "_videos")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "language", parse_resolvers(self.language))
 
     def exists(self) -> bool:
         """Return whether `root` has `meta/info.json`."""
@@ -129,6 +151,7 @@ class LeRobotSource(Originals):
             *(self.path, self._info, self._episodes.values(), self.schema()),
             derived=_DERIVED,
             numbered=self._numbered,
+            language=self._resolvers,
         )
 
     def referring(self) -> LeRobotSource:
@@ -189,6 +212,8 @@ class LeRobotSource(Originals):
         if episode.error is not None:
             facts = {**episode.error.context(), "episode": info.key}
             raise SourceError(episode.error.message, **facts) from episode.error
+        if isinstance(error := self._persistent.get(episode.index), SourceError):
+            raise error
         if not episode.length:
             file = str(self.path / episode.file)
             raise SourceError("episode without frames", file=file, episode=info.key)
@@ -216,7 +241,31 @@ class LeRobotSource(Originals):
         num_rows = frames_in_files(self._episodes.values(), lambda each: each.file)
         names = self._info.features
         orientation = Orientation(self.exif, lambda: is_alone(schema, names))
-        return EpisodeRows(*(self.path, columns, texts), num_rows=num_rows, orientation=orientation)
+        return EpisodeRows(
+            *(self.path, columns, texts),
+            num_rows=num_rows,
+            orientation=orientation,
+            language={n: each for n, each in self._resolvers.items() if n in schema},
+            persistent=self._persistent_of,
+        )
+
+    def _persistent_of(self, episode: LeRobotEpisode) -> Rows:
+        found = self._persistent.get(episode.index)
+        return None if isinstance(found, SourceError) else found
+
+    @property
+    def _resolvers(self) -> Mapping[str, Resolver]:
+        return self.language  # type: ignore[return-value]
+
+    @cached_property
+    def _persistent(self) -> dict[int, Rows | SourceError]:
+        """Persistent rows of each episode, by number."""
+        found: dict[int, Rows | SourceError] = {}
+        files = {each.file for each in self._episodes.values() if each.error is None}
+        for file in sorted(files) if PERSISTENT in self._info.features else ():
+            with suppress(SourceError):  # raised by reading the rows
+                found |= persistent_rows(self.path / file)
+        return found
 
     def _texts(self, column: str) -> dict[int, str]:
         texts = read_texts(self.path, self._info, column)
@@ -244,10 +293,12 @@ class LeRobotSource(Originals):
 
     @cached_property
     def _schema(self) -> Schema:
-        replaced = {*_DERIVED, *self._numbered.values()}
+        replaced = {*_NO_FEATURES, *self._numbered.values()}
         offered = {n: each for n, each in self._info.features.items() if n not in replaced}
         # Text features, stored as numbers in the rows.
         offered |= {n: LeRobotFeature(n, "string", (1,), None) for n in self._numbered}
+        self._check_language(offered)
+        offered |= {n: LeRobotFeature(n, "language", (1,), None) for n in self.language}
         chosen = self.features
         if chosen is None and self.without_video:
             chosen = [name for name in offered if name not in self._info.videos]
@@ -259,6 +310,20 @@ class LeRobotSource(Originals):
         self.check_any(specs)
         return Schema(specs)
 
+    def _check_language(self, offered: Collection[str]) -> None:
+        """Raise `SourceError` for a resolver without its column, or with the name of a feature."""
+        for name, resolver in self._resolvers.items():
+            column = EVENTS if resolver.is_of_events else PERSISTENT
+            if name in offered or column not in self._info.features:
+                raise SourceError(
+                    "language names a feature of the dataset"
+                    if name in offered
+                    else f"the dataset has no {column}",
+                    file=str(self.path / INFO),
+                    feature=name[:100],
+                    got=str(resolver),
+                )
+
     def _spec(self, feature: LeRobotFeature) -> FeatureSpec:
         path = self.path / INFO
         try:
@@ -266,7 +331,7 @@ class LeRobotSource(Originals):
                 depth_scale(feature, path)
             if feature.dtype in ("image", "video"):
                 return self._first_spec(feature)
-            if feature.dtype == "string":
+            if feature.dtype in ("string", "language"):
                 return text_spec(feature.name, path)
             shape = () if feature.shape == (1,) else feature.shape
             kind, unit = _meaning(feature.name)
@@ -315,6 +380,8 @@ class LeRobotSource(Originals):
                 metadata["split"] = name
         if names := self._names:
             metadata["names"] = names
+        if (rows := self._persistent_of(episode)) is not None:
+            metadata[PERSISTENT] = rows
         return EpisodeInfo(episode.key, max(episode.length, 1), metadata, fps=self._info.fps)
 
     @cached_property
@@ -344,6 +411,6 @@ FORMAT = SourceFormat(
     "lerobot",
     "meta/info.json and data/chunk-000/*.parquet",
     LeRobotSource,
-    options=("without_video", "tolerance", "exif"),
+    options=("without_video", "tolerance", "exif", "language"),
     takes_urls=True,
 )
