@@ -7,17 +7,20 @@
 Needs a Python with lerobot. Writes datasets into FOLDER by lerobot and reads them by PyAV, as
 `make test-lerobot` does; with lerobot 0.3.3 they are v2.1. Compares all items: with and without
 windows, of selected episodes, as uint8 and as float32; numbers of all dtypes, images in tables;
-with lerobot 0.6 depth, in millimetres and in metres.
+with lerobot 0.6 depth, in millimetres and in metres, and language columns: lists of items, and
+the texts of resolvers against lerobot's renderer.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.lerobot.equal import CAMERAS, VARIANTS, write
@@ -25,6 +28,7 @@ from seqrecord.lazy import is_installed
 from tests.lerobot_data import FEATURES, FPS, episodes, write_dataset
 from tests.lerobot_depth_data import DEPTH, IMAGE, write_depth_images
 from tests.lerobot_depth_data import write as write_depth
+from tests.lerobot_language_data import BINDINGS, annotate_by_lerobot
 
 _FRAMES = {
     **dict.fromkeys(CAMERAS, range(-2, 2)),
@@ -149,6 +153,91 @@ def _depths(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+def _rendered(root: Path, count: int) -> dict[str, Any]:
+    """Compare the texts of resolvers with lerobot's renderer on `count` random rows."""
+    from lerobot.configs.recipe import MessageTurn, TrainingRecipe
+    from lerobot.datasets.language_render import render_sample
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset as Theirs
+
+    import seqrecord
+
+    turn: dict[str, Any] = {"role": "assistant", "stream": "low_level", "target": True}
+    recipes = {
+        name: TrainingRecipe(
+            [MessageTurn(content=f"${{{name}}}", if_present=name, tool_calls_from=name, **turn)],
+            BINDINGS | dict.fromkeys(("vqa", "vqa_query"), BINDINGS["vqa_wrist"]),
+        )
+        for name in BINDINGS
+    }
+    theirs = Theirs("a/test", root, video_backend="pyav")
+    compared, present, differ = 0, Counter[str](), []
+    with seqrecord.open(root, language=BINDINGS) as opened:
+        keys = [*opened.episodes]
+        reader = opened.select([*BINDINGS])
+        for number in np.random.default_rng(0).choice(len(theirs), count, replace=False).tolist():
+            row = theirs.hf_dataset[number]
+            ours = reader.episodes[keys[int(row["episode_index"])]][int(row["frame_index"])]
+            for name, recipe in recipes.items():
+                rendered = render_sample(
+                    recipe=recipe,
+                    persistent=row["language_persistent"],
+                    events=row["language_events"],
+                    t=row["timestamp"].item(),
+                    sample_idx=number,
+                )
+                wanted = None
+                if rendered is not None:
+                    (message,) = rendered["messages"]
+                    wanted = message.get("tool_calls", message["content"])
+                    present[name] += 1
+                got = ours.get(name)
+                got = json.loads(got) if got is not None and isinstance(wanted, list) else got
+                compared += 1
+                if got != wanted:
+                    differ.append((name, got, number))
+    return {"compared": compared, "present": present, "differ": differ}
+
+
+def _languages(folder: Path) -> dict[str, dict[str, Any]]:
+    shutil.copytree(folder / VARIANTS[0], folder / "language")
+    annotate_by_lerobot(folder / "language", folder / "staging")
+    features = {"observation.state": {"dtype": "float32", "shape": (2,), "names": None}}
+    camera = {"dtype": "video", "shape": (32, 48, 3), "names": ["height", "width", "channels"]}
+    recorded = (
+        [{"observation.state": np.zeros(2, "f4"), "camera": np.zeros((32, 48, 3), "u1")}] * length
+        for length in (400, 350, 500)
+    )
+    write_dataset(folder / "long", features | {"camera": camera}, recorded)
+    annotate_by_lerobot(folder / "long", folder / "long_staging")
+    return {
+        "language": compare(folder / "language", _FRAMES),
+        "language, resolvers": _rendered(folder / "long", 1000),
+    }
+
+
+def _round_trip(root: Path) -> dict[str, Any]:
+    """Compare lerobot's items of a dataset, and of its export from records."""
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset as Theirs
+
+    import seqrecord
+    from seqrecord.export import to_lerobot
+
+    records, back = (root.with_name(f"{root.name}-{end}") for end in ("packed", "back"))
+    seqrecord.convert(seqrecord.open_source(root), records, workers=1)
+    to_lerobot(records, back)
+    one, two = (Theirs("a/test", path, video_backend="pyav") for path in (root, back))
+    compared, differ = 0, []
+    for number in range(max(len(one), len(two))):
+        was, now = one[number], two[number]
+        for name in {**was, **now}:
+            compared += 1
+            if not _same(now.get(name), was.get(name), 0):
+                differ.append((name, number))
+    if one.meta.info["splits"] != two.meta.info["splits"]:
+        differ.append(("splits", 0))
+    return {"compared": compared, "differ": differ}
+
+
 def main(folder: Path) -> None:
     """Run the command; the exit status is 1 if anything differs."""
     import seqrecord
@@ -160,6 +249,17 @@ def main(folder: Path) -> None:
     found["tables"] = compare(folder / "tables", _OF_TABLES, folder / "records")
     if is_installed("lerobot.configs.video"):
         found |= _depths(folder)
+        found |= _languages(folder)
+        names = [
+            VARIANTS[0],  # of others, GOPs with hidden frames are encoded again
+            "tables",
+            "language",
+            "depth/log",
+            "depth/linear",
+            "depth_u2",
+            "depth_f4",
+        ]
+        found |= {f"{name}, exported": _round_trip(folder / name) for name in names}
     for name, result in found.items():
         sys.stdout.write(json.dumps({"dataset": name, **result}) + "\n")
     sys.exit(any(result["differ"] for result in found.values()))

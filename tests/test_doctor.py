@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import seqrecord
 from seqrecord.errors import AccessError, SourceError
 from seqrecord.indexing.doctor import examine
 from seqrecord.indexing.doctor_report import DoctorReport
@@ -378,3 +379,82 @@ def test_a_url_and_a_failing_storage(root: Path, memory_url: str) -> None:
     with pytest.raises(AccessError) as caught:
         examine(FaultyStorage(open_storage(memory_url), fault))
     assert caught.value is refused, "not a finding"
+
+
+# ---- quality of demonstrations
+
+
+def demonstrations(folder: Path) -> tuple[Path, dict[str, dict[str, Any]]]:
+    """Six recordings, four of which deviate: still, jerky, ends elsewhere, with a gap and NaN."""
+    rng = np.random.default_rng(0)
+    recorded: dict[str, dict[str, Any]] = {}
+    for name in ("one", "two", "still", "jerky", "elsewhere", "gap"):
+        state = np.linspace([0, 1, 5], [1, 0, 5], 30) + rng.normal(0, 0.001, (30, 3)) * [1, 1, 0]
+        time, action = np.arange(30) / 10, rng.normal(size=(30, 2)).clip(-2, 2)
+        if name == "still":
+            state[5:25] = state[5]
+        elif name == "jerky":
+            state[::2, :2] += 0.3
+            action[7] = 50
+        elif name == "elsewhere":
+            state[:, 0] *= -2
+        elif name == "gap":
+            time[20:] += 3
+            action[3, 1] = np.nan
+        recorded[name] = {"state": state, "action": action, "time": time}
+    schema = seqrecord.Schema(
+        [
+            seqrecord.FeatureSpec("state", np.dtype("f8"), (3,), kind="state"),
+            seqrecord.FeatureSpec("action", np.dtype("f8"), (2,), kind="action"),
+            seqrecord.FeatureSpec("time", np.dtype("f8"), (), kind="timestamp", unit="s"),
+        ]
+    )
+    with seqrecord.SeqRecordWriter(folder, schema=schema) as writer:
+        for name, columns in recorded.items():
+            with writer.episode(name) as episode:
+                for frame in range(30):
+                    episode.append({one: values[frame] for one, values in columns.items()})
+    return folder, recorded
+
+
+def test_quality_of_each_episode(tmp_path: Path) -> None:
+    root, recorded = demonstrations(tmp_path / "records")
+    table = tmp_path / "quality.parquet"
+    text = run("doctor", root, "--quiet", "--quality", table, "--json").stdout
+    found = {row["episode"]: row for row in json.loads(text)}
+    rows = pq.read_table(table).to_pylist()
+    assert rows == [*found.values()]
+    assert [row["rank"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    chosen = [row["episode"] for row in rows if row["gap"] < 1]
+    assert len(seqrecord.SeqRecordPipe(root, clip_len=1, episodes=chosen)) == 150
+    shown = run("doctor", root, "--quiet", "--quality", table).stdout.splitlines()
+    assert [line.split()[0] for line in shown] == ["episode", *found]
+    every = {n: np.concatenate([one[n] for one in recorded.values()]) for n in ("state", "action")}
+    mean, std = ({n: f(v, axis=0) for n, v in every.items()} for f in (np.nanmean, np.nanstd))
+    std["state"][2] = 1  # constant
+    scaled = {
+        name: {n: (one[n] - mean[n]) / std[n] for n in every} for name, one in recorded.items()
+    }
+    middle = np.median([one["state"][-1] for one in scaled.values()], axis=0)
+    for name, one in scaled.items():
+        steps = abs(np.diff(one["state"], axis=0)).max(1)
+        expected = {
+            "frames": 30,
+            "seconds": recorded[name]["time"][-1],
+            "still": (steps <= 0.01).mean(),
+            "jerk": np.sqrt((np.diff(one["state"], 3, axis=0) ** 2).mean()),
+            "state_outlier": abs(one["state"]).max(),
+            "action_outlier": np.nanmax(abs(one["action"])),
+            "final_pose": np.sqrt(((one["state"][-1] - middle) ** 2).mean()),
+            "gap": np.diff(recorded[name]["time"]).max(),
+            "not_finite": int(name == "gap"),
+        }
+        for column_name, value in expected.items():
+            assert found[name][column_name] == pytest.approx(value), (name, column_name)
+    worst = {
+        "still": "still", "jerk": "jerky", "action_outlier": "jerky", "final_pose": "elsewhere",
+        "gap": "gap", "not_finite": "gap",
+    }  # fmt: skip
+    for column_name, name in worst.items():
+        assert max(found, key=lambda key: found[key][column_name]) == name
+    assert {found[name]["rank"] for name in ("one", "two")} == {5, 6}

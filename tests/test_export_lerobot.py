@@ -15,14 +15,23 @@ import pytest
 import seqrecord
 from seqrecord import open_source
 from seqrecord.edit import split_episodes
-from seqrecord.errors import ClipError, DestinationError, SchemaError
+from seqrecord.errors import ClipError, CodecError, DestinationError, SchemaError
 from seqrecord.export import to_lerobot
 from tests.command_line import run
 from tests.lerobot_data import FEATURES
 from tests.lerobot_data import episodes as lerobot_episodes
+from tests.lerobot_language_data import annotate
 from tests.lerobot_tools import CAMERA, described, export
 from tests.lerobot_video_data import CAMERAS, with_video
+<<<<<<< HEAD
+=======
+from tests.lerobot_video_data import unpack as unpack_golden
+from tests.source_faults import frames_of
+from tests.test_source_contract import upload
+>>>>>>> b81719cb (Export of language columns, depth and encoded video to LeRobot; doctor --quality)
 from tests.test_sources_lerobot import unpack
+from tests.test_sources_mcap import recording
+from tests.test_sources_mcap import write as write_bag
 from tests.test_video_streams import CASES, FRAMES, made
 from tests.video_file_data import decoded, gops_of, pictures
 
@@ -70,7 +79,115 @@ def test_round_trip(tmp_path: Path, records: Path) -> None:
     assert keys == [f"episode_{i:06d}" for i in range(3)]
 
 
-def test_splits_are_ranges(tmp_path: Path, records: Path) -> None:
+def test_language_columns_come_back(tmp_path: Path) -> None:
+    root = unpack(tmp_path)
+    annotate(root)
+    before = open_source(root)
+    seqrecord.convert(before, tmp_path / "records", workers=1)
+    after = open_source(to_lerobot(tmp_path / "records", tmp_path / "out"))
+    infos = list(zip(before.episodes(), after.episodes(), strict=True))
+    for number, (one, two) in enumerate(infos):
+        assert two.metadata["language_persistent"] == one.metadata["language_persistent"]
+        for was, now in zip(frames_of(before, number), frames_of(after, number), strict=True):
+            assert json.loads(now["language_events"] or "[]") == json.loads(
+                was["language_events"] or "[]"
+            )
+    info = json.loads((tmp_path / "out/meta/info.json").read_text())
+    declared = json.loads((root / "meta/info.json").read_text())
+    for name in ("language_persistent", "language_events"):
+        assert info["features"][name] == declared["features"][name]
+
+
+@pytest.mark.parametrize("kind", ["log", "linear", "u2", "f4"])
+def test_depth_comes_back(tmp_path: Path, kind: str) -> None:
+    """As the same packets of a video, and as TIFF."""
+    is_video = kind in ("log", "linear")
+    golden = "lerobot_depth" if is_video else "lerobot_depth_images"
+    before = open_source(unpack_golden(tmp_path, golden) / kind)
+    seqrecord.convert(before, tmp_path / "records", workers=1)
+    after: Any = open_source(to_lerobot(tmp_path / "records", tmp_path / "out"))
+    [name] = [n for n, spec in before.schema().items() if spec.kind == "depth"]
+    assert str(after.schema()[name]) == str(before.schema()[name])
+    assert (after.schema()[name].kind, after.schema()[name].unit) == (
+        "depth",
+        before.schema()[name].unit,
+    )
+    for number, (one, two) in enumerate(zip(before.episodes(), after.episodes(), strict=True)):
+        if is_video:
+            assert [*after.videos(two)[name]] == [*before.videos(one)[name]]  # type: ignore[attr-defined]
+            continue
+        for was, now in zip(frames_of(before, number), frames_of(after, number), strict=True):
+            np.testing.assert_array_equal(now[name], was[name])
+    root = tmp_path / golden / kind
+    paths = (root / "meta/info.json", tmp_path / "out/meta/info.json")
+    was, now = (json.loads(path.read_text())["features"][name] for path in paths)
+    assert (now["dtype"], now["shape"]) == (was["dtype"], was["shape"])
+    for key in was.get("info") or {}:
+        if key.startswith("video.depth") or key in ("is_depth_map", "video.shift", "video.use_log"):
+            assert now["info"][key] == was["info"][key], key
+
+
+def test_images_become_video_on_request(tmp_path: Path, records: Path) -> None:
+    out = tmp_path / "out"
+    run(
+        "export",
+        records,
+        "-o",
+        out,
+        "--format",
+        "lerobot",
+        "--video",
+        "h264:quality=0,gop=4",
+        "--quiet",
+    )
+    info = json.loads((out / "meta/info.json").read_text())
+    feature = info["features"]["observation.image"]
+    assert (feature["dtype"], feature["info"]["video.codec"]) == ("video", "h264")
+    before, after = all_frames(records), open_source(out)
+    seqrecord.convert(after, tmp_path / "again", workers=1)
+    for was, now in zip(before, all_frames(tmp_path / "again"), strict=True):
+        np.testing.assert_array_equal(now[VIDEO], was[VIDEO])  # copied
+        assert now["observation.image"].shape == was["observation.image"].shape
+        assert (
+            np.corrcoef(now["observation.image"].ravel(), was["observation.image"].ravel())[0, 1]
+            > 0.5
+        )
+    for wrong in ("ffv1", "mpeg", "h264:gop=0"):
+        with pytest.raises(CodecError, match="video cannot be"):
+            to_lerobot(records, tmp_path / "wrong", video=wrong)
+    run("export", records, "*", tmp_path / "files", "--video", "h264", code=2)
+    run("export", records, "*", code=2)
+
+
+def test_a_bag_becomes_a_dataset_in_one_step(tmp_path: Path) -> None:
+    (tmp_path / "bag").mkdir()
+    write_bag(tmp_path / "bag", recording(), "mcap")
+    command = (
+        "export",
+        tmp_path / "bag",
+        "-o",
+        tmp_path / "lr/one",
+        "--format",
+        "lerobot",
+        "--quiet",
+    )
+    source = open_source(tmp_path / "bag")
+    seqrecord.convert(source, tmp_path / "records", workers=1)
+    wanted = to_lerobot(tmp_path / "records", tmp_path / "two")
+    run(*command)
+    more = ("--source-option", "clock=/none")
+    assert "no such clock topic" in run(*command, *more, code=1).output
+    one, two = open_source(tmp_path / "lr/one"), open_source(wanted)
+    for was, now in zip(frames_of(two, 0), frames_of(one, 0), strict=True):
+        assert was.keys() == now.keys()
+        for name, value in was.items():
+            np.testing.assert_array_equal(now[name], value)
+    assert [path.name for path in (tmp_path / "lr").iterdir()] == ["one"]
+
+
+def test_splits_are_ranges(tmp_path: Path, records: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Episodes keep their numbers if those of each split are consecutive."""
+
     def exported(name: str, **options: Any) -> tuple[Any, Any]:
         meta = to_lerobot(records, tmp_path / name, **options) / "meta"
         keys = json.loads((meta / "seqrecord.json").read_text())["keys"]
@@ -79,11 +196,15 @@ def test_splits_are_ranges(tmp_path: Path, records: Path) -> None:
     assert exported("none") == ({"train": "0:3"}, [0, 1, 2])
     split_episodes(records, ["episode_000002"], "train")
     split_episodes(records, ["episode_000000"], "val")
-    assert exported("some") == ({"train": "0:1", "val": "1:2"}, [2, 0, 1])
+    assert exported("some") == ({"val": "0:1", "train": "2:3"}, [0, 1, 2])
     some = ["episode_000000", "episode_000001"]
     assert exported("rest", episodes=some) == ({"val": "0:1"}, [0, 1])
     infos = open_source(tmp_path / "some").episodes()
-    assert [info.metadata.get("split") for info in infos] == ["train", "val", None]
+    assert [info.metadata.get("split") for info in infos] == ["val", None, "train"]
+    assert "not consecutive" not in caplog.text
+    split_episodes(records, ["episode_000000", "episode_000002"], "train")
+    assert exported("moved") == ({"train": "0:2"}, [0, 2, 1])
+    assert "splits are not consecutive episodes" in caplog.text
 
 
 def test_statistics(tmp_path: Path, records: Path) -> None:

@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
 
-from seqrecord.cli.arguments import common
+from seqrecord.cli.arguments import ABOVE_0, common
 from seqrecord.cli.terminal import Command, ProgressBar
 from seqrecord.indexing.doctor import examine
+from seqrecord.indexing.quality import STILL, measure
 
 
 @click.command(cls=Command)
 @click.argument("src")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (at most 1,000 items of a kind).")
+@click.option(
+    "--quality",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="In place of checks, rank episodes by quality, and write the numbers (Parquet).",
+)
+@click.option(
+    "--still",
+    type=ABOVE_0,
+    default=STILL,
+    show_default=True,
+    metavar="X",
+    help="With --quality: least movement of a step, in standard deviations.",
+)
 @click.option("--quiet", is_flag=True, help="Hide the progress bar.")
 @common
 @click.pass_context
@@ -22,6 +39,8 @@ def doctor(
     context: click.Context,
     src: str,
     as_json: bool,
+    quality: Path | None,
+    still: float,
     quiet: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
@@ -32,7 +51,17 @@ def doctor(
     wrong statistics, and skipped checks. Of other formats and of datasets, reports NaN and
     infinities in actions, states, poses and IMU values. Writes nothing. The exit code is 1 if there
     is an error, 0 if there are only warnings.
+
+    --quality measures each episode's vectors and times instead: length, share without motion, jerk,
+    outliers, last pose, gaps in time, NaN. It reads no images, and judges nothing.
     """
+    if quality is not None:
+        with ProgressBar("episodes", quiet=quiet) as bar:
+            found = measure(src, still=still, progress=bar, storage_options=storage_options)
+        found.write(quality)
+        rows = [asdict(one) for one in found.episodes]
+        click.echo(json.dumps(rows, indent=1) if as_json else str(found))
+        return
     with ProgressBar("files", quiet=quiet) as bar:
         report = examine(src, progress=bar, storage_options=storage_options)
     click.echo(json.dumps(report.to_json(), indent=1) if as_json else str(report))

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
 
-from seqrecord.cli.arguments import common, feature_names
+from seqrecord.cli.arguments import common, feature_names, source_option
 from seqrecord.cli.terminal import Command, ProgressBar
+from seqrecord.errors import NotFoundError, SourceError
 from seqrecord.export import to_files, to_hub, to_lerobot
 from seqrecord.indexing.opening import open as open_dataset
+from seqrecord.indexing.source_opening import open_source
+from seqrecord.reading.dataset import Dataset
 from seqrecord.text import counted
 from seqrecord.units import format_size
+from seqrecord.writing.convert import convert
 
 
 @click.command(cls=Command)
 @click.argument("path")
-@click.argument("key", metavar="KEY|GLOB")
-@click.argument("dest")
+@click.argument("key", metavar="[KEY|GLOB]", required=False)
+@click.argument("dest", required=False)
+@click.option("--output", "-o", metavar="DEST", help="Destination, in place of the last argument.")
 @click.option(
     "--format",
     "kind",
@@ -28,40 +36,84 @@ from seqrecord.units import format_size
 )
 @feature_names("Features to export.")
 @click.option("--fps", type=float, help="For lerobot: frames per second, if episodes have none.")
+@click.option("--video", metavar="CODEC", help="For lerobot: encode images (h264, av1, …).")
+@source_option
 @click.option("--quiet", is_flag=True, help="Hide the progress bar.")
 @common
 def export(
     path: str,
-    key: str,
-    dest: str,
+    key: str | None,
+    dest: str | None,
+    output: str | None,
     kind: str,
     features: list[str] | None,
     fps: float | None,
+    video: str | None,
+    source_options: dict[str, Any] | None,
     quiet: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
     """Export episodes as files or a LeRobot dataset.
 
-    KEY is an episode, GLOB a pattern: '*' exports all episodes.
+    KEY is an episode, GLOB a pattern; '*', the default with -o, exports all episodes. PATH is a
+    dataset, or an original such as a bag, which is packed beside DEST first and removed at the end.
 
     \b
     --format frames     DEST/KEY/: image, npy and JSON files; `seqrecord write` reads them back
     --format lerobot    DEST: a LeRobot dataset; video is copied without decoding
     """
-    if kind == "frames" and fps is not None:
-        raise click.UsageError("--fps requires --format lerobot")
+    if output is not None and dest is None:
+        key, dest = key or "*", output
+    if key is None or dest is None or output not in (None, dest):
+        raise click.UsageError("expected PATH KEY|GLOB DEST, or PATH [KEY|GLOB] -o DEST")
+    for name, given in (("fps", fps), ("video", video)):
+        if kind == "frames" and given is not None:
+            raise click.UsageError(f"--{name} requires --format lerobot")
+    how: dict[str, Any] = {"storage_options": storage_options, "options": source_options}
     with (
-        open_dataset(path, storage_options=storage_options) as dataset,
+        _opened_or_packed(
+            path, Path(dest).absolute().parent, features, quiet=quiet, **how
+        ) as dataset,
         ProgressBar("frames", speed=True, quiet=quiet) as bar,
     ):
         episodes = [key] if key in dataset.episodes else key
         count = len(dataset.find_episodes(episodes))
         options: dict[str, Any] = {"features": features, "progress": bar}
         if kind == "lerobot":
-            to_lerobot(dataset, dest, episodes=episodes, fps=fps, **options)
+            to_lerobot(dataset, dest, episodes=episodes, fps=fps, video=video, **options)
         else:
             to_files(dataset, episodes, dest, **options)
     click.echo(f"{Path(dest)}: {counted(count, 'episode')}")
+
+
+@contextmanager
+def _opened_or_packed(
+    path: str,
+    beside: Path,
+    features: list[str] | None,
+    *,
+    storage_options: dict[str, Any] | None,
+    options: dict[str, Any] | None,
+    quiet: bool,
+) -> Iterator[Dataset]:
+    """Open a dataset; an original that is not read in place is packed into a temporary folder."""
+    dataset = None
+    if options is None:
+        with suppress(NotFoundError, SourceError):
+            dataset = open_dataset(path, storage_options=storage_options)
+    if dataset is not None:
+        with dataset:
+            yield dataset
+        return
+    source = open_source(
+        path, storage_options=storage_options, features=features, **(options or {})
+    )
+    beside.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".seqrecord-", dir=beside) as folder:
+        with ProgressBar("frames", speed=True, quiet=quiet) as bar:
+            convert(source, Path(folder) / "records", progress=bar)
+        with open_dataset(Path(folder) / "records") as packed:
+            yield packed
 
 
 @click.command(cls=Command)

@@ -34,10 +34,12 @@ from seqrecord.export.lerobot_meta import (
     OWN,
     TASK,
     TIMESTAMP,
+    LeRobotColumn,
     LeRobotMeta,
     RowFile,
     collector,
     file_name,
+    language_array,
     plan_columns,
 )
 from seqrecord.format.video_pages import parse_video_page
@@ -46,6 +48,7 @@ from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.reading.episode import Episode
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.schema import FeatureSpec
+from seqrecord.sources.lerobot.language import PERSISTENT
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import local_path
@@ -68,6 +71,7 @@ def to_lerobot(
     episodes: EpisodeFilter = None,
     features: Sequence[str] | None = None,
     fps: float | None = None,
+    video: str | None = None,
     progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -75,11 +79,14 @@ def to_lerobot(
 
     H.264, HEVC, AV1 and VP9 video is copied packet by packet into an MP4 file per episode and
     camera; groups of pictures with frames that are decoded but not shown are encoded again, with a
-    warning. Other images, uint8 [H, W, 3], become PNG in the rows, which is lossless; other
-    features become columns.
+    warning. Other images, uint8 [H, W, 3], become PNG in the rows, which is lossless, or with
+    `video` are encoded; other features become columns. Depth in m or mm is a video of LeRobot's
+    codes if it is one, and otherwise TIFF in the rows: float32 or uint16 [H, W, 1].
+    `language_events`, and `language_persistent` of the episodes' metadata, become LeRobot's
+    language columns.
 
-    Episodes are in the dataset's order; if they are in splits, split by split, since LeRobot's
-    splits are ranges, with episodes in no split at the end.
+    Episodes, and LeRobot's `index` of frames, are in the dataset's order. Since LeRobot's splits
+    are ranges, episodes of a split that are not consecutive are moved, with a warning.
 
     Row i of an episode has the timestamp i / fps; a different feature `timestamp` becomes
     `recorded_timestamp`. The task is a text feature `task`, or the first of `tasks` in the
@@ -97,12 +104,15 @@ def to_lerobot(
             lists their keys in the order of their numbers.
         features: names of the features, all by default.
         fps: frames per second, if the dataset lacks it.
+        video: codec for images that are no video: "h264", "av1", …, with options as for
+            `--codec`, such as "h264:quality=20". Not lossless.
         progress: called from this thread, several times per second.
         storage_options: for the filesystem that serves the dataset's URL.
 
     Raises `DestinationError` for a folder that is not empty, `SchemaError` for a feature that
     LeRobot does not support (bytes, complex numbers, varying shapes, reserved names), and
-    `ClipError` for an episode with frames that lack a feature, or without a frame rate.
+    `ClipError` for an episode with frames that lack a feature, or without a frame rate, and
+    `CodecError` for an invalid `video`.
 
     Example:
         from seqrecord import export
@@ -112,10 +122,17 @@ def to_lerobot(
     with opened(dataset, storage_options=storage_options) as reader:
         numbers = reader.find_episodes(episodes).tolist()
         splits = reader.contents.index.split[numbers].tolist()
-        numbers = [n for _, n in sorted(zip(splits, numbers, strict=True))]  # LeRobot's are ranges
+        first = {split: place for place, split in reversed([*enumerate(splits)])}
+        order = sorted(range(len(numbers)), key=lambda place: (first[splits[place]], place))
+        if order != [*range(len(numbers))]:
+            _logger.warning(
+                "%s: splits are not consecutive episodes, so numbers of episodes and frames differ",
+                reader.url,
+            )
         chosen = reader.select(features)
         keys = list(chosen.episodes)
-        writer = _Writer(chosen, [chosen.episodes[keys[n]] for n in numbers], fps, progress)
+        episodes_in_order = [chosen.episodes[keys[numbers[place]]] for place in order]
+        writer = _Writer(chosen, episodes_in_order, fps, progress, video)
         root = local_path(destination, "destination")
         with disk_errors("the dataset", root), new_folder(root, "the folder", "meta") as new:
             writer.write(new)
@@ -129,12 +146,21 @@ class _Writer:
         episodes: Sequence[Episode],
         fps: float | None,
         progress: Callable[[Progress], None] | None,
+        video: str | None,
     ) -> None:
         self._reader, self._episodes = reader, episodes
         self._fps = _rate(episodes, fps)
-        self._columns = [*plan_columns(reader.features, self._has_own_times())]
+        self._columns = [
+            *plan_columns(
+                reader.features,
+                keeps_times=self._has_own_times(),
+                has_persistent=any(PERSISTENT in episode.metadata for episode in episodes),
+                video=video,
+            )
+        ]
         self._meter = Meter(sum(map(len, episodes)), reader.features.frame_nbytes, progress)
-        self._read = [each.feature for each in self._columns if not each.is_video]
+        own = [each.feature for each in self._columns if not each.is_video]
+        self._read = [name for name in own if name != PERSISTENT]
         for episode in episodes:
             for name in reader.features:
                 if not (present := episode.present(name)).all():
@@ -159,7 +185,7 @@ class _Writer:
             tasks = self._write_rows(file, meta, collected, episode, number, first)
             for each in self._columns:
                 if each.is_video:
-                    self._write_video(root, each.feature, episode, number)
+                    self._write_video(root, each, episode, number)
             self._collect_video_statistics(collected, episode)
             collected.skip(len(episode))
             collected.keep()
@@ -185,6 +211,7 @@ class _Writer:
         step = max(1, min(4096, _STEP_BYTES // max(1, frame_bytes)))
         tasks: dict[str, None] = {}
         default = _default_task(episode)
+        persistent = self._persistent(episode)
         for start in range(0, len(episode), step):
             numbers = range(start, min(start + step, len(episode)))
             arrays = episode.read(numbers, features=self._read) if self._read else {}
@@ -193,9 +220,11 @@ class _Writer:
             tasks.update(dict.fromkeys(texts))
             columns = {}
             for each in self._columns:
-                if not each.is_video and each.name != TASK:
+                if each.name == PERSISTENT:
+                    columns[each.name] = persistent.take(pa.array(np.zeros(len(frames), np.int64)))
+                elif not each.is_video and each.name != TASK:
                     columns[each.name] = each.array(arrays[each.feature])
-                    if each.dtype != "string":
+                    if each.has_numbers:
                         collected.add_frames(each.name, arrays[each.feature], frames)
             own = [
                 frames,
@@ -211,6 +240,14 @@ class _Writer:
             self._meter.add(len(numbers))
         return list(tasks)
 
+    def _persistent(self, episode: Episode) -> pa.Array:
+        """The persistent rows of an episode, with times from its first frame on."""
+        rows, begin = episode.metadata.get(PERSISTENT) or [], 0.0
+        if rows and TIMESTAMP in self._reader.features:
+            begin = float(np.ravel(episode.read([0], features=[TIMESTAMP])[TIMESTAMP])[0])
+        moved = [row | {"timestamp": row["timestamp"] - begin} for row in rows]
+        return language_array([moved], PERSISTENT)
+
     def _collect_video_statistics(self, collected: StatisticsCollector, episode: Episode) -> None:
         names = {each.feature: each.name for each in self._columns if each.is_video}
         count = max(1, min(_SAMPLED, _SAMPLED_IN_ALL // len(self._episodes), len(episode)))
@@ -220,13 +257,18 @@ class _Writer:
             for feature, name in names.items():
                 collected.add_frames(name, images[feature], sampled)
 
-    def _write_video(self, root: Path, name: str, episode: Episode, number: int) -> None:
-        spec = self._reader.features[name]
-        path = root / f"videos/{name}/{file_name(number)}.mp4"
+    def _write_video(
+        self, root: Path, column: LeRobotColumn, episode: Episode, number: int
+    ) -> None:
+        name, spec = column.feature, column.spec
+        path = root / f"videos/{column.name}/{file_name(number)}.mp4"
         path.parent.mkdir(parents=True, exist_ok=True)
         gops: list[Gop] = []
-        for count, data in DatasetSource(self._reader).pages(name, episode.key):
-            gops += _gops(data, count, name)
+        if self._reader.features[name].is_video:
+            for count, data in DatasetSource(self._reader).pages(name, episode.key):
+                gops += _gops(data, count, name)
+        else:
+            gops += self._encoded(column, episode)
         config = gops[0].config or VideoConfig.from_json(spec.codec[0])
         shown = _alike(gops, config, spec, f"{episode.key}, {name}")
         # Frames are decoded up to this many packets before they are shown.
@@ -240,6 +282,14 @@ class _Writer:
             tick=Fraction(1, 1) / self._fps / _TICKS,
             duration=_TICKS,
         )
+
+    def _encoded(self, column: LeRobotColumn, episode: Episode) -> Iterator[Gop]:
+        config = VideoConfig.from_json(column.spec.codec[0])
+        size = config.encoding(*column.shape[:2]).gop or 1
+        for start in range(0, len(episode), size):
+            numbers = range(start, min(start + size, len(episode)))
+            frames = episode.read(numbers, features=[column.feature])[column.feature]
+            yield encode_gop(config, frames)
 
     def _has_own_times(self) -> bool:
         """Whether the dataset's timestamps differ from i / fps."""

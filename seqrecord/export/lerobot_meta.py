@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -15,11 +15,12 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from seqrecord.codecs.video.config import VideoConfig
+from seqrecord.codecs.video.config import VideoConfig, named_video
 from seqrecord.codecs.video.container import CONTAINED
-from seqrecord.errors import SchemaError
+from seqrecord.errors import CodecError, SchemaError
 from seqrecord.reading.episode import Episode
-from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.schema import CodecConfig, FeatureSpec, Schema
+from seqrecord.sources.lerobot.language import EVENTS, PERSISTENT, Rows
 from seqrecord.statistics.by_feature import FeatureStatistics, Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 
@@ -57,6 +58,10 @@ class LeRobotColumn:
         return self.spec.name
 
     @property
+    def has_numbers(self) -> bool:
+        return self.dtype not in ("string", "language")
+
+    @property
     def is_video(self) -> bool:
         return self.dtype == "video"
 
@@ -64,14 +69,19 @@ class LeRobotColumn:
     def is_picture(self) -> bool:
         return self.dtype in ("image", "video")
 
+    @property
+    def is_depth(self) -> bool:
+        return self.is_picture and len(self.spec.shape) == 2
+
     def described(self, names: Any, fps: Fraction) -> dict[str, Any]:
         """Entry of the column in `info.json`; lerobot's tools compare every field."""
         known = names or (_AXES if self.is_picture else None)
         found = {"dtype": self.dtype, "shape": list(self.shape), "names": known}
+        info: dict[str, Any] = {}
         if self.is_video:
             height, width, channels = self.shape
             config = VideoConfig.from_json(self.spec.codec[0])
-            found["info"] = {
+            info = {
                 "video.height": height,
                 "video.width": width,
                 "video.codec": config.codec,
@@ -81,7 +91,11 @@ class LeRobotColumn:
                 "has_audio": False,
                 "is_depth_map": False,
             }
-        return found
+            if config.depth is not None:
+                info |= {f"video.{name}": value for name, value in vars(config.depth).items()}
+        if self.is_depth:
+            info |= {"is_depth_map": True, "depth_unit": self.spec.unit}
+        return found | ({"info": info} if info else {})
 
     def array(self, values: Any) -> pa.Array:
         """Arrow column of frames [rows, *shape], or of a list of texts."""
@@ -89,7 +103,9 @@ class LeRobotColumn:
             return pa.array(values, pa.string())
         if self.dtype == "image":
             kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-            return pa.array([{"bytes": _png(image), "path": None} for image in values], kind)
+            return pa.array([{"bytes": _encoded(image), "path": None} for image in values], kind)
+        if self.dtype == "language":
+            return language_array([json.loads(text) if text else [] for text in values], EVENTS)
         array = np.ascontiguousarray(values)
         column = pa.array(array.reshape(-1))
         if self.shape == (1,):
@@ -102,29 +118,59 @@ class LeRobotColumn:
         return column
 
 
-def plan_columns(features: Schema, keeps_times: bool) -> Iterator[LeRobotColumn]:
-    """The columns for these features; `keeps_times` adds a column for the feature `timestamp`.
+def plan_columns(
+    features: Schema, *, keeps_times: bool, has_persistent: bool, video: str | None
+) -> Iterator[LeRobotColumn]:
+    """The columns for these features.
+
+    Args:
+        features: the features.
+        keeps_times: adds a column for the feature `timestamp`.
+        has_persistent: adds the column `language_persistent`, of the episodes' metadata.
+        video: codec in which images become video; `None` leaves them images.
 
     Raises `SchemaError` for a feature that LeRobot does not support.
     """
     for name, spec in features.items():
+        is_image = spec.dtype == np.uint8 and len(spec.shape) == 3 and spec.shape[2] == 3
         if name != TIMESTAMP:
+            if video is not None and is_image and not spec.is_video and spec.is_fixed:
+                spec = replace(spec, codec=_video_codec(video, spec))
             yield _column(name, spec)
         elif keeps_times:
             yield _column(_RECORDED, spec)
+    if has_persistent:
+        spec = FeatureSpec(PERSISTENT, np.dtype(np.uint8), (None,), value="text")
+        yield LeRobotColumn(PERSISTENT, spec, "language", (1,))
+
+
+def _video_codec(video: str, spec: FeatureSpec) -> tuple[CodecConfig, ...]:
+    try:
+        codec = named_video(video, spec.dtype, spec.shape)
+        if codec is None or codec[0]["codec"] not in CONTAINED:
+            raise ValueError(f"expected one of {', '.join(CONTAINED)}")
+    except ValueError as error:
+        raise CodecError(f"video cannot be {video!r:.50}: {error}") from error
+    return codec
 
 
 def _column(name: str, spec: FeatureSpec) -> LeRobotColumn:
-    if name in (*OWN, _RECORDED) and spec.name == name:
+    if name in (*OWN, _RECORDED, PERSISTENT) and spec.name == name:
         raise _impossible(spec, "LeRobot reserves the name; choose other features")
     if spec.value == "text":
-        return LeRobotColumn(name, spec, "string", (1,))
+        return LeRobotColumn(name, spec, "language" if name == EVENTS else "string", (1,))
     if spec.value != "array" or not spec.is_fixed:
         raise _impossible(spec, "LeRobot does not support bytes and varying shapes")
     shape = tuple(n or 0 for n in spec.shape) or (1,)
     is_colour = len(shape) == len(_AXES)  # lerobot reads grey video as depth codes
-    if spec.is_video and is_colour and spec.codec[0]["codec"] in CONTAINED:
+    is_contained = spec.is_video and spec.codec[0]["codec"] in CONTAINED
+    if is_contained and is_colour:
         return LeRobotColumn(name, spec, "video", shape)
+    if spec.kind == "depth" and spec.unit in ("m", "mm") and len(shape) == 2:
+        if is_contained and "depth" in spec.codec[0]:
+            return LeRobotColumn(name, spec, "video", (*shape, 1))
+        if spec.dtype in (np.uint16, np.float32):
+            return LeRobotColumn(name, spec, "image", (*shape, 1))
     if spec.dtype == np.uint8 and len(shape) == 3 and shape[2] == 3:
         return LeRobotColumn(name, spec, "image", shape)
     if spec.dtype.kind == "c" or len(shape) > _MOST_DIMENSIONS or 0 in shape:
@@ -138,10 +184,28 @@ def _impossible(spec: FeatureSpec, why: str) -> SchemaError:
     return SchemaError(f"feature cannot be exported: {why}", feature=spec.name, got=str(spec))
 
 
-def _png(image: Any) -> bytes:
+def _encoded(image: Any) -> bytes:
+    """An image as PNG, or depth as TIFF, as in lerobot."""
     stream = io.BytesIO()
-    Image.fromarray(image).save(stream, "png", compress_level=1)
+    if image.ndim == 2:
+        Image.fromarray(image).save(stream, "tiff")
+    else:
+        Image.fromarray(image).save(stream, "png", compress_level=1)
     return stream.getvalue()
+
+
+def language_array(frames: Sequence[Rows], name: str) -> pa.Array:
+    """Arrow column of a language column; tool calls are JSON, as `datasets.Json` stores them."""
+    times = [("timestamp", pa.float32())] if name == PERSISTENT else []
+    texts = [(one, pa.string()) for one in ("role", "content", "style")]
+    calls = ("tool_calls", pa.list_(pa.string()))
+    kind = pa.list_(pa.struct([*texts, *times, ("camera", pa.string()), calls]))
+
+    def stored(row: dict[str, Any]) -> dict[str, Any]:
+        calls = row["tool_calls"]
+        return row | {"tool_calls": calls and [json.dumps(one) for one in calls]}
+
+    return pa.array([rows and [stored(row) for row in rows] for rows in frames], kind)
 
 
 class RowFile:
@@ -271,14 +335,15 @@ class LeRobotMeta:
         )
 
     def _stats(self, statistics: Statistics) -> dict[str, Any]:
-        """Statistics in lerobot's format: images per channel [3, 1, 1] from 0 to 1, arrays [last
-        axis]."""
+        """Statistics in lerobot's format: images per channel [3, 1, 1] from 0 to 1, depth [1, 1, 1]
+        in its unit, arrays [last axis]."""
         found = {}
         pictures = {each.name for each in self._columns if each.is_picture}
+        depths = {each.name for each in self._columns if each.is_depth}
         shapes = {each.name: each.shape for each in self._columns}
         for name, stats in statistics.items():
             last = None if name in pictures else shapes.get(name, (1,))[-1]
-            found[name] = described_statistics(stats, last)
+            found[name] = described_statistics(stats, last, 1 if name in depths else 255)
         return found
 
 
@@ -328,11 +393,15 @@ def dataset_info(
     }
 
 
-def described_statistics(stats: FeatureStatistics, last: int | None) -> dict[str, Any]:
-    """Entry of a feature in `stats.json`, of arrays [last], or of images [3, 1, 1] from 0 to 1."""
+def described_statistics(
+    stats: FeatureStatistics, last: int | None, most: int = 255
+) -> dict[str, Any]:
+    """Entry of a feature in `stats.json`, of arrays [last], or of images [C, 1, 1] from 0 to `most`
+    as from 0 to 1.
+    """
     values = [stats.min, stats.max, stats.mean, stats.std, *stats.quantile(QUANTILES)]
     if last is None:
-        lists = [(value / 255).reshape(-1, 1, 1).tolist() for value in values]
+        lists = [(value / most).reshape(-1, 1, 1).tolist() for value in values]
     else:
         lists = [np.broadcast_to(value, last).tolist() for value in values]
     return {**dict(zip(STATISTIC_NAMES, lists, strict=True)), "count": [stats.num_frames]}
@@ -369,8 +438,9 @@ def collector(columns: Sequence[LeRobotColumn]) -> StatisticsCollector:
     specs = [FeatureSpec(TIMESTAMP, np.dtype(np.float32), ())]
     specs += [FeatureSpec(name, np.dtype(np.int64), ()) for name in OWN]
     for each in columns:
-        if each.dtype != "string":
-            specs.append(FeatureSpec(each.name, each.spec.dtype, each.spec.shape))
+        if each.has_numbers:
+            kind = "depth" if each.is_depth else None
+            specs.append(FeatureSpec(each.name, each.spec.dtype, each.spec.shape, kind=kind))
     return StatisticsCollector(Schema(specs))
 
 
