@@ -23,12 +23,8 @@ from tests.lerobot_data import episodes as lerobot_episodes
 from tests.lerobot_language_data import annotate
 from tests.lerobot_tools import CAMERA, described, export
 from tests.lerobot_video_data import CAMERAS, with_video
-<<<<<<< HEAD
-=======
 from tests.lerobot_video_data import unpack as unpack_golden
 from tests.source_faults import frames_of
-from tests.test_source_contract import upload
->>>>>>> b81719cb (Export of language columns, depth and encoded video to LeRobot; doctor --quality)
 from tests.test_sources_lerobot import unpack
 from tests.test_sources_mcap import recording
 from tests.test_sources_mcap import write as write_bag

@@ -89,7 +89,7 @@ def export(
 @contextmanager
 def _opened_or_packed(
     path: str,
-    beside: Path,
+    dest: str,
     features: list[str] | None,
     *,
     storage_options: dict[str, Any] | None,
@@ -108,6 +108,7 @@ def _opened_or_packed(
     source = open_source(
         path, storage_options=storage_options, features=features, **(options or {})
     )
+    beside = Path(dest).absolute().parent
     beside.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".seqrecord-", dir=beside) as folder:
         with ProgressBar("frames", speed=True, quiet=quiet) as bar:

@@ -331,7 +331,7 @@ class LeRobotSource(Originals):
                 depth_scale(feature, path)
             if feature.dtype in ("image", "video"):
                 return self._first_spec(feature)
-            if feature.dtype in ("string", "language"):
+            if feature.dtype == "string" or feature.name in (EVENTS, *self.language):
                 return text_spec(feature.name, path)
             shape = () if feature.shape == (1,) else feature.shape
             kind, unit = _meaning(feature.name)
