@@ -71,9 +71,7 @@ def export(
             raise click.UsageError(f"--{name} requires --format lerobot")
     how: dict[str, Any] = {"storage_options": storage_options, "options": source_options}
     with (
-        _opened_or_packed(
-            path, Path(dest).absolute().parent, features, quiet=quiet, **how
-        ) as dataset,
+        _opened_or_packed(path, dest, features, quiet=quiet, **how) as dataset,
         ProgressBar("frames", speed=True, quiet=quiet) as bar,
     ):
         episodes = [key] if key in dataset.episodes else key
