@@ -29,7 +29,7 @@ from benchmarks.tartanair.loaders.base import prepared_at
 from benchmarks.timing import Result, commit, once, run_job
 
 _ROW = "benchmarks.tartanair.compare.row"
-_START = 40  # seconds until a row's first batch
+_START = 120  # seconds until a row's first batch
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -124,6 +124,8 @@ def measure_one(
         except RuntimeError as error:  # of a service that cannot run here
             return {"error": str(error)}
     result = run_job(_ROW, {**job, "do": "measure"}, _START + 10 * options.max_seconds)
+    if "error" in result and settings.storage in STORES:
+        stores.stop()  # the service is still busy with the requests of the killed process
     return {**result, "loader": cell.loader, "commit": commit()}
 
 

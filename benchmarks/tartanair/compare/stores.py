@@ -34,7 +34,14 @@ class Stores:
         return self
 
     def __exit__(self, *_exception: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop all services and delete their files; the next row starts its own again."""
         self._stack.close()
+        self._clouds.clear()
+        self._uploaded.clear()
+        self._mounts.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def place(self, storage: str, prepared: Path) -> Path:
