@@ -121,11 +121,7 @@ PAGES = [
         "docs/loaders.md",
         {"tartanair-records": "tartanair"},
         {"DataLoader": DataLoader},
-        {
-            'device="cuda"': 'device="cpu"',
-            '.to("cuda"': '.to("cpu"',
-            "pin_memory=True": "pin_memory=False",
-        },
+        {'device="cuda"': 'device="cpu"', '(loader, "cuda")': '(loader, "cpu")'},
     ),
     Page("docs/rgbd.md", has_torch=False),
     Page(

@@ -78,8 +78,8 @@ skip_bad_episodes = click.option(
 @click.option(
     "--executor",
     metavar="URL",
-    help="Convert on a Dask cluster: dask://HOST:PORT. Its workers need --src and --dst at the "
-    "same paths. [processes on this machine]",
+    help="Convert on a cluster: dask://HOST:PORT or ray://HOST:PORT. Its workers need --src and "
+    "--dst at the same paths. [processes on this machine]",
 )
 @click.option(
     "--job-timeout",

@@ -1,13 +1,14 @@
-"""Runs the jobs of a conversion on an executor, or on a Dask cluster."""
+"""Runners of conversion jobs on an executor, or on a Dask or Ray cluster."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future
 from types import ModuleType
 from typing import Any
@@ -24,7 +25,28 @@ from seqrecord.writing.convert_jobs import (
     write_copy,
 )
 
+_TRIES = 4
+_WAIT_SECONDS = 1.0  # between tries
 _REPORT_SECONDS = 0.5  # longer than for local workers: reports go over the network
+
+
+class _FrameCounter:
+    """Counts the frames that workers on other machines have written."""
+
+    reports = True
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._frames: int | None = None  # without a report since `take`
+
+    def take(self) -> int | None:
+        with self._lock:
+            frames, self._frames = self._frames, None
+        return frames
+
+    def add(self, frames: int) -> None:
+        with self._lock:
+            self._frames = (self._frames or 0) + frames
 
 
 def open_workers(
@@ -38,77 +60,215 @@ def open_workers(
 
 @contextlib.contextmanager
 def open_cluster(address: str) -> Iterator[Workers]:
-    """Connect to `dask://HOST:PORT`; the connection ends with the block.
+    """Connect to `dask://HOST:PORT` or `ray://HOST:PORT`; the connection ends with the block.
 
     Raises `DestinationError` for another kind of address, for an address without an answer, and for
-    a cluster without workers. Raises `MissingPackageError` without the package `distributed`.
+    a cluster without workers. Raises `MissingPackageError` if the cluster's package is not
+    installed.
     """
-    parts = urlsplit(address)
-    if parts.scheme != "dask" or not parts.netloc:
-        raise DestinationError("invalid cluster address", expected="dask://HOST:PORT", got=address)
-    remedy = "Dask clusters need distributed, the extra `dask`: pip install distributed"
-    distributed = import_extra("distributed", remedy)
-    try:
-        client = distributed.Client(f"tcp://{parts.netloc}", set_as_default=False)
-    except (OSError, TimeoutError) as error:
+    scheme = urlsplit(address).scheme
+    if scheme not in _OPENING or not urlsplit(address).netloc:
         raise DestinationError(
-            "no cluster answers at this address", got=f"{address}: {error}"
-        ) from error
-    with client:
-        cluster = _Dask(distributed, client)
+            "invalid cluster address",
+            expected="dask://HOST:PORT or ray://HOST:PORT",
+            got=address,
+        )
+    with _OPENING[scheme](address) as cluster:
         if not cluster.count:
             raise DestinationError("the cluster has no workers", got=address)
         yield cluster
 
 
-class _Dask(Workers):
-    """Workers of a Dask cluster, and the frames that they have written.
-
-    If a worker is lost, Dask runs its job on another one, three times by default. Dask releases
-    jobs of cancelled futures, and running jobs check for it.
-    """
-
-    reports = True
-
-    def __init__(self, distributed: ModuleType, client: Any) -> None:
-        super().__init__(client.get_executor(pure=False))
-        killed = distributed.scheduler.KilledWorker
-        self.broken: tuple[type[BaseException], ...] = (killed, CancelledError)
-        self.count = sum(client.nthreads().values())
-        self._lock = threading.Lock()
-        self._frames: int | None = None  # without a report since `take`
-        self._topic = f"seqrecord-{uuid.uuid4().hex}"
-        client.subscribe_topic(self._topic, lambda event: self._add(event[1]))
-
-    def submit(self, job: Job) -> Future[JobResult]:
-        return self._executor.submit(_write_on_dask, PackedJob(job), self._topic)
-
-    def take(self) -> int | None:
-        with self._lock:
-            frames, self._frames = self._frames, None
-        return frames
-
-    def _add(self, frames: int) -> None:
-        with self._lock:
-            self._frames = (self._frames or 0) + frames
-
-
-def _write_on_dask(job: PackedJob, topic: str) -> JobResult:
-    """Run a job on a worker: report frames, and stop once nobody waits for the job."""
-    worker = importlib.import_module("distributed").get_worker()
-    key = worker.get_current_task()
+def _written(
+    job: PackedJob, report: Callable[[int], None], is_wanted: Callable[[], bool] = lambda: True
+) -> JobResult:
+    """Run a job on a worker: call `report` with frames, and stop once `is_wanted` returns false."""
     frames, last = 0, time.monotonic()
 
     def advance(count: int) -> None:
         nonlocal frames, last
         frames += count
         if time.monotonic() - last >= _REPORT_SECONDS:
-            task = worker.state.tasks.get(key)
-            if task is None or task.state != "executing":
+            if not is_wanted():
                 raise StoppedError("stopped")
-            worker.log_event(topic, frames)
+            report(frames)
             frames, last = 0, time.monotonic()
 
     written = write_copy(job, advance)
-    worker.log_event(topic, frames)
+    report(frames)
     return written
+
+
+# Dask
+
+
+class _Dask(_FrameCounter, Workers):
+    """Workers of a Dask cluster.
+
+    If a worker is lost, Dask runs its job on another one, three times by default.
+    """
+
+    def __init__(self, distributed: ModuleType, client: Any) -> None:
+        super().__init__()
+        killed = distributed.scheduler.KilledWorker
+        self.broken: tuple[type[BaseException], ...] = (killed, CancelledError)
+        self.count = sum(client.nthreads().values())
+        self._executor = client.get_executor(pure=False)
+        self._topic = f"seqrecord-{uuid.uuid4().hex}"
+        client.subscribe_topic(self._topic, lambda event: self.add(event[1]))
+
+    def submit(self, job: Job) -> Future[JobResult]:
+        future: Future[JobResult] = self._executor.submit(
+            _write_on_dask, PackedJob(job), self._topic
+        )
+        return future
+
+    def stop(self) -> None:
+        """Do nothing: Dask releases jobs of cancelled futures, and jobs check for it."""
+
+
+@contextlib.contextmanager
+def _dask(address: str) -> Iterator[Workers]:
+    remedy = "Dask clusters need distributed, the extra `dask`: pip install distributed"
+    distributed = import_extra("distributed", remedy)
+    place = f"tcp://{urlsplit(address).netloc}"
+    try:
+        client = distributed.Client(place, set_as_default=False)
+    except (OSError, TimeoutError) as error:
+        raise _nobody(address, error) from error
+    with client:
+        yield _Dask(distributed, client)
+
+
+def _write_on_dask(job: PackedJob, topic: str) -> JobResult:
+    worker = importlib.import_module("distributed").get_worker()
+    key = worker.get_current_task()
+
+    def is_wanted() -> bool:
+        task = worker.state.tasks.get(key)
+        return task is not None and task.state == "executing"
+
+    return _written(job, lambda frames: worker.log_event(topic, frames), is_wanted)
+
+
+# Ray
+
+
+class _LostError(Exception):
+    """Ray lost a job: its worker, node or result, or the connection."""
+
+
+class _Ray(_FrameCounter, Workers):
+    """Workers of a Ray cluster.
+
+    If a worker is lost, Ray runs its job on another one, three times by default.
+    """
+
+    broken: tuple[type[BaseException], ...] = (_LostError,)
+
+    def __init__(self, ray: ModuleType) -> None:
+        super().__init__()
+        self.count = int(ray.cluster_resources().get("CPU", 0))
+        self._ray = ray
+        self._refs: list[Any] = []
+        self._counter = ray.remote(num_cpus=0, max_restarts=-1)(_FrameCounter).remote()
+        self._asked: Any = None
+        self._write = ray.remote(_write_on_ray)
+
+    def submit(self, job: Job) -> Future[JobResult]:
+        ref = self._write.remote(PackedJob(job), self._counter)
+        self._refs.append(ref)
+        future: Future[JobResult] = Future()
+
+        def done(came: Future[JobResult]) -> None:
+            if not future.cancelled():
+                _pass_on(came, future, self._ray.exceptions.RayTaskError)
+
+        ref.future().add_done_callback(done)
+        return future
+
+    def take(self) -> int | None:
+        # Ray restarts a lost counter, so it costs progress only. Futures report a lost connection.
+        with contextlib.suppress(Exception):
+            if self._asked is not None and self._ray.wait([self._asked], timeout=0)[0]:
+                asked, self._asked = self._asked, None
+                frames = self._ray.get(asked)
+                if frames is not None:
+                    self.add(frames)
+            if self._asked is None:
+                self._asked = self._counter.take.remote()
+        return super().take()
+
+    def stop(self) -> None:
+        with contextlib.suppress(Exception):  # without a connection the jobs end anyway
+            for ref in self._refs:
+                self._ray.cancel(ref)
+
+
+@contextlib.contextmanager
+def _ray(address: str) -> Iterator[Workers]:
+    ray = import_extra("ray", "Ray clusters need ray, the extra `ray`: pip install 'ray[client]'")
+    with _connected(ray, address):
+        yield _Ray(ray)
+
+
+def _connected(ray: ModuleType, address: str) -> Any:
+    """Connect to Ray; the connection ends with its `with` block.
+
+    Ray's head starts a server for each client. On a busy or freshly started head that server may
+    end at once with `ConnectionAbortedError`; then connect again.
+    """
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            with _short_grace_period():
+                return ray.init(address, log_to_driver=False)
+        except ConnectionError as error:
+            if not tries_left or not isinstance(error, ConnectionAbortedError):
+                raise _nobody(address, error) from error
+            time.sleep(_WAIT_SECONDS)
+    raise AssertionError("tried at least once")
+
+
+@contextlib.contextmanager
+def _short_grace_period() -> Iterator[None]:
+    """Let Ray end the jobs of a lost client after a second instead of 30, unless the user set it.
+
+    Ray's client reads the time from the environment as it connects.
+    """
+    name = "RAY_CLIENT_RECONNECT_GRACE_PERIOD"
+    is_set = name in os.environ
+    os.environ.setdefault(name, "1")
+    try:
+        yield
+    finally:
+        if not is_set:
+            del os.environ[name]
+
+
+def _write_on_ray(job: PackedJob, counter: Any) -> JobResult:
+    return _written(job, lambda frames: counter.add.remote(frames))
+
+
+def _pass_on(
+    came: Future[JobResult], future: Future[JobResult], wrapper: type[BaseException]
+) -> None:
+    """Set the outcome of Ray's future on ours.
+
+    An error of the job loses Ray's wrapper; any other one becomes `_LostError`.
+    """
+    error = came.exception()
+    if error is None:
+        future.set_result(came.result())
+    else:
+        cause = getattr(error, "cause", None) if isinstance(error, wrapper) else None
+        future.set_exception(cause or _LostError(f"{type(error).__name__}: {error}"))
+
+
+def _nobody(address: str, error: BaseException) -> DestinationError:
+    return DestinationError("no cluster answers at this address", got=f"{address}: {error}")
+
+
+_OPENING: dict[str, Callable[[str], contextlib.AbstractContextManager[Workers]]] = {
+    "dask": _dask,
+    "ray": _ray,
+}

@@ -136,10 +136,10 @@ def convert(
         workers: number of processes, by default one per core; 1 runs in this process. Processes are
             spawned, so a script must call `convert` below `if __name__ == "__main__":`, or
             `DestinationError` is raised.
-        executor: runs the jobs instead: an executor, or the address `dask://HOST:PORT` of a cluster
-            that shares source and destination. With an executor, `progress` advances by whole jobs,
-            and an interrupt waits for running jobs. `workers` is then only the number of parallel
-            jobs, by default the cluster's.
+        executor: runs the jobs instead: an executor, or the address `dask://HOST:PORT` or
+            `ray://HOST:PORT` (Ray's client server) of a cluster that shares source and destination.
+            With an executor, `progress` advances by whole jobs, and an interrupt waits for running
+            jobs. `workers` is then only the number of parallel jobs, by default the cluster's.
         job_timeout: seconds without progress or a result from any worker of `executor`, after
             which `DestinationError` is raised. By default there are only warnings, the first after
             60 s. Executors other than cluster addresses report results only.
