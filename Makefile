@@ -23,7 +23,7 @@ OWN += or (test_image_files and (test_refused or cut_or_gone)) or locations_and_
 # CI runs a random share of the slow tests: SLOW='--slow-share 0.34 --slow-seed COMMIT'
 SLOW :=
 
-.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot bench-training services demo lowest lerobot-tools test-lerobot quick test test-slow test-services test-others test-benchmarks test-lowest test-all mutants simulate docs check format release clean
+.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot bench-training services demo lowest lerobot-tools test-lerobot quick test test-slow test-services test-others test-benchmarks test-torchcodec test-lowest test-all mutants simulate docs check format release clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
@@ -130,6 +130,10 @@ test-services: $(INSTALLED) ## Run the tests that need Azurite, moto, nginx or a
 # Tests that wait and tests that compute overlap in one run.
 test-others: $(INSTALLED) ## Run the tests that `make test` leaves out: slow tests and tests of services
 	$(PYTEST) --dist worksteal -m 'slow or service' $(SLOW)
+
+test-torchcodec: $(INSTALLED) ## Run the tests of decoding with torchcodec; needs FFmpeg's libraries
+	$(BIN)/python -c 'import torchcodec.decoders'
+	$(PYTEST) --dist worksteal tests/test_device_video.py
 
 test-benchmarks: $(INSTALLED) ## Run the tests in benchmarks/tests and development/tests
 	$(PYTEST) --dist worksteal -m '' $(SLOW) benchmarks/tests development/tests

@@ -341,6 +341,16 @@ def other_process() -> Iterator[Callable[..., Any]]:
         yield lambda function, *args: pool.submit(function, *args).result(100)
 
 
+@pytest.fixture(scope="session")
+def torchcodec() -> Any:
+    """The decoder class of torchcodec, whose import takes a second. Skips without torchcodec."""
+    try:
+        from torchcodec.decoders import VideoDecoder
+    except (ImportError, RuntimeError, OSError):
+        pytest.skip("torchcodec cannot be imported")
+    return VideoDecoder
+
+
 @pytest.fixture
 def container(azurite: Azurite) -> str:
     """An empty container."""

@@ -184,6 +184,7 @@ WRONG_OF_ENGINE: list[tuple[str, Any, str]] = [
     ("num_cursors", -1, "at least 1"),
     ("num_threads", 0, "at least 1"),
     ("num_threads", 1.5, "an integer"),
+    ("video_decoder", "nvdec", "'pyav' or 'torchcodec'"),
 ]
 
 
@@ -213,6 +214,7 @@ def test_errors_name_the_invalid_argument(records: Path) -> None:
             bench(records, **options)
 
 
+TORCHCODEC = EngineOptions(video_decoder="torchcodec")
 WITHOUT_EFFECT: list[tuple[dict[str, Any], str, str]] = [
     ({"shuffle": False, "engine": EngineOptions(num_cursors=4)}, "engine.num_cursors", "or no num"),
     ({"shuffle": False, "engine": EngineOptions(shuffle_buffer=4)}, "shuffle_buffer", "or no shuf"),
@@ -225,6 +227,12 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], str, str]] = [
         "a stride above 1",
     ),
     ({"drop_last": True, "even_batches": False}, "drop_last", "a batch_size, or even_batches=True"),
+    ({"engine": TORCHCODEC}, "video_decoder", "a device too"),
+    (
+        {"engine": TORCHCODEC, "device": "cpu", "frame_transform": dict},
+        "frame_transform",
+        "no frame_transform; or no video_decoder",
+    ),
 ]
 
 
@@ -254,12 +262,18 @@ def test_arguments_without_effect_are_refused(records: Path) -> None:
     assert starts == [*range(8), *range(6)]
 
 
-def test_a_source_sets_no_option_of_the_mix(records: Path) -> None:
-    engine = EngineOptions(num_threads=2)
-    source = SeqRecordIterableDataset(records, clip_len=4, device="cpu", engine=engine)
+def test_video_decoders_are_options_of_the_mix(records: Path) -> None:
+    def source(**changes: Any) -> SeqRecordIterableDataset:
+        return SeqRecordIterableDataset(records, clip_len=4, features=["image_left"], **changes)
+
     with pytest.raises(ClipError, match="source 'a' of a mix sets options of the mix") as caught:
-        SeqRecordMix({"a": source}, batch_size=2)
-    assert caught.value.got == "device='cpu', engine.num_threads=2"
+        SeqRecordMix({"a": source(device="cpu", engine=TORCHCODEC)}, batch_size=2)
+    assert caught.value.got == "device='cpu', engine.video_decoder='torchcodec'"
+    with pytest.raises(ClipError, match="video_decoder"):
+        SeqRecordMix({"a": source()}, batch_size=2, engine=TORCHCODEC)
+    sources = {"a": source(), "b": source(frame_transform=dict)}
+    mix = SeqRecordMix(sources, batch_size=2, device="cpu", engine=TORCHCODEC)
+    assert len(next(iter(mix))["start"]) == 2
 
 
 def test_sources_of_a_mix_keep_their_number_of_cursors(records: Path) -> None:

@@ -25,7 +25,7 @@ from seqrecord import (
     SeqRecordWriter,
     export,
 )
-from seqrecord.errors import SchemaError, StateError
+from seqrecord.errors import ClipError, SchemaError, StateError
 from seqrecord.lerobot import LeRobotDataset
 from seqrecord.schema import Schema
 from seqrecord.storage import LocalStorage
@@ -413,6 +413,9 @@ def test_a_state_of_other_sizes(video: Path) -> None:
     with pytest.raises(StateError, match="other settings: shapes"):
         SeqRecordPipe(video, **CLIPS).load_state_dict(state)
     assert len(digests(resumed(SeqRecordPipe(video, **CLIPS, resize=SIZES), state)))
+    engine = EngineOptions(video_decoder="torchcodec")
+    with pytest.raises(ClipError, match="resize are for frames of the host"):
+        SeqRecordPipe(video, **CLIPS, resize=HALF, device="cpu", engine=engine)
 
 
 def test_errors(tmp_path: Path) -> None:

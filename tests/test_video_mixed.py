@@ -30,6 +30,7 @@ from seqrecord.schema import FeatureSpec
 from seqrecord.sources import EpisodeInfo
 from tests.command_line import run
 from tests.lerobot_video_data import CAMERAS, with_video
+from tests.test_device_video import MOST, NEEDS_TORCHCODEC
 from tests.test_references import _PAGE as REFERENCE
 from tests.test_sources_lerobot import at, column, rewrite
 from tests.test_sources_lerobot import unpack as unpack_rows
@@ -73,14 +74,17 @@ def check(dataset: Any, wanted: list[npt.NDArray[np.uint8]]) -> None:
     dataset = dataset if isinstance(dataset, seqrecord.Dataset) else seqrecord.open(dataset)
     for episode, images in zip(dataset.episodes.values(), wanted, strict=True):
         np.testing.assert_array_equal(episode[:][VIDEO], images)
-    settings: dict[str, Any] = {"clip_len": 2, "features": [VIDEO], "batch_size": 4}
-    for device in (None, "cpu"):
-        for batch in seqrecord.SeqRecordPipe(dataset, **settings, device=device):
-            for key, start, clip in zip(
-                batch["episode"], batch["start"], batch[VIDEO], strict=True
-            ):
-                images = wanted[KEYS.index(key)][start : start + 2]
-                np.testing.assert_array_equal(clip.numpy(), images)
+    check_batches(dataset, wanted)
+
+
+def check_batches(
+    data: Any, wanted: list[npt.NDArray[np.uint8]], most: int = 0, **more: Any
+) -> None:
+    pipe = seqrecord.SeqRecordPipe(data, clip_len=2, features=[VIDEO], batch_size=4, **more)
+    for batch in pipe:
+        for key, start, clip in zip(batch["episode"], batch["start"], batch[VIDEO], strict=True):
+            images = wanted[KEYS.index(key)][start : start + 2]
+            assert np.abs(clip.numpy().astype(int) - images).max() <= most
 
 
 @pytest.mark.usefixtures("home")
@@ -161,6 +165,15 @@ def test_episodes_of_another_size_are_skipped_and_counted(
     findings = json.loads(run("doctor", root, "--quiet", "--json", code=1).stdout)["findings"]
     found = [each["severity"] for each in findings if each["kind"] == "stream"]
     assert found == ["warning", "error"]
+
+
+@NEEDS_TORCHCODEC
+def test_device_decodes_each_codec(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root, wanted = lerobot_v3(tmp_path)
+    seqrecord.convert(open_source(root), tmp_path / "packed", workers=1)
+    engine = seqrecord.EngineOptions(video_decoder="torchcodec")
+    check_batches(tmp_path / "packed", wanted, MOST, device="cpu", engine=engine)
+    assert not [each for each in caplog.messages if "decoding on the host" in each]
 
 
 # ---- bytes

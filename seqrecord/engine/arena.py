@@ -175,6 +175,8 @@ def clear_rows(spec: FeatureSpec, target: FeatureRows, first: int, count: int) -
     elif spec.value != "array":
         for row in range(first, first + count):
             rows.put(row, "" if spec.value == "text" else b"")
+    elif spec.is_fixed:  # of a device
+        rows.clear(first, count)
     else:
         rows.make(first, [tuple(size or 0 for size in spec.shape)] * count)
 

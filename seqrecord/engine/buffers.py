@@ -33,6 +33,7 @@ from seqrecord.engine.pools import BufferPool, batch_pools, view_of
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.vectors import NO_STEPS, VectorStep, VectorSteps
 from seqrecord.reading.frames import ArraySpec
+from seqrecord.schema import FeatureSpec
 
 _SCATTERED = 64 << 10  # bytes per clip and feature; larger ones get a call each
 _COPY_BYTES = 4 << 20  # minimum per call, if several threads copy
@@ -60,6 +61,7 @@ class BufferNeeds:
     num_batches: int  # in use at the same time
     device: torch.device | None = None  # with its number; `None`: host
     shared: bool = False  # batches are sent to another process
+    decoded_there: tuple[FeatureSpec, ...] = ()  # videos for the device to decode
     most_frames: int | None = None  # of a batch, if frames of clips vary between batches
 
 

@@ -40,6 +40,7 @@ from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec, FrameTransform
 from seqrecord.sampling import Clips, Plan
 from seqrecord.sampling.memory import CONSUMER, Memory
+from seqrecord.schema import FeatureSpec
 
 _PATIENCE = 1.0  # seconds; see `Scheduler.close`
 
@@ -97,6 +98,7 @@ class Resources:
         device: device of arenas and batches, with its number. Default: host.
         stream: stream of the device, if several executions share one.
         shared: whether the consumer sends batches to another process.
+        decode_there: whether the device decodes video if possible; see `DeviceVideo`.
         rows: for each group of the plan, if `memory` has a row for each frame. Frames then stay in
             memory for the next iteration; see `AllFrames`.
     """
@@ -107,6 +109,7 @@ class Resources:
     device: torch.device | None = None
     stream: SideStream | None = None
     shared: bool = False
+    decode_there: bool = False
     rows: Sequence[FrameRows] = ()
 
 
@@ -320,6 +323,9 @@ def _needs(job: Job, resources: Resources) -> BufferNeeds:
         GroupRows(_of_group(job, group.group), num_rows, rows.digest if rows else "")
         for group, num_rows, rows in zip_longest(plan.groups, memory.num_rows, resources.rows)
     )
+    video: tuple[FeatureSpec, ...] = ()
+    if resources.decode_there and resources.device is not None and job.frame_transform is None:
+        video = tuple(spec for spec in job.dataset.features.values() if spec.is_video)
     return BufferNeeds(
         groups,
         job.made,
@@ -328,6 +334,7 @@ def _needs(job: Job, resources: Resources) -> BufferNeeds:
         memory.prefetch + CONSUMER,  # in the channel, and the consumer's last two
         resources.device,
         resources.shared,
+        video,
         plan.batches.most_frames,
     )
 

@@ -210,7 +210,7 @@ class ChunkLoader:
             return True
         group = item.load.group
         if group in self._videos:
-            return True
+            return not self._buffers.needs.decoded_there  # devices have few decoders
         return item.nbytes > _MUCH and not self._reader.raw[group].specs
 
     def is_compact(self, load: Load) -> bool:

@@ -281,6 +281,7 @@ class _Writer:
             _timed(shown, delay),
             tick=Fraction(1, 1) / self._fps / _TICKS,
             duration=_TICKS,
+            options={"movflags": "faststart"},
         )
 
     def _encoded(self, column: LeRobotColumn, episode: Episode) -> Iterator[Gop]:

@@ -14,7 +14,7 @@ replaces the feature's, for packets of another codec or pixel format.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -113,8 +113,16 @@ class VideoPageCodec:
             )
         return config.decoding
 
-    def reader(self, page: memoryview, count: int) -> VideoReader:
-        """Parse the table of a page of `count` frames."""
+    def reader(
+        self,
+        page: memoryview,
+        count: int,
+        make: Callable[[VideoPageCodec, memoryview, VideoTable], Any] | None = None,
+    ) -> Any:
+        """Parse the table of a page of `count` frames and return a `VideoReader`.
+
+        `make` creates another reader with the same methods.
+        """
         table = parse_video_page(page, count, self.spec.name)
         if table.config is not None and table.config.dtype != self.config.dtype:
             raise FormatError(
@@ -124,7 +132,7 @@ class VideoPageCodec:
                 expected=self.config.dtype,
                 got=table.config.pixel_format,
             )
-        return VideoReader(self, page, table)
+        return (make or VideoReader)(self, page, table)
 
 
 class VideoReader:

@@ -153,13 +153,15 @@ class ClipLoader:
         self._iteration.frames_stay = bool(rows)
         if not on_device and self.planner.limit_in is None:
             check_machine(nbytes, self.selection.dataset.url)
+        tuning = self.options.tuning
         resources = Resources(
             memory,
-            self.options.tuning.num_threads or worker_threads(),
+            tuning.num_threads or worker_threads(),
             self._buffers,
             device,
             stream,
             shared=in_worker,
+            decode_there=tuning.video_decoder == "torchcodec",
             rows=rows,
         )
         return Execution(self.job(plan, draws), resources, stats)

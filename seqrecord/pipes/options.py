@@ -471,6 +471,11 @@ class EngineOptions:
             share of the cores: the cores of its affinity and of the container's CPU quota, divided
             by the ranks on this machine (torchrun's `LOCAL_WORLD_SIZE`, or the variables of MPI and
             Slurm) and by the workers.
+        video_decoder: "pyav" (default) decodes video on the host. "torchcodec" decodes on the
+            `device`, directly into its memory: on GPUs by NVDEC. Unsupported videos fall back to
+            PyAV, with one log line. Pixels may differ by a few units of 255, because YUV is
+            converted by other code. Raises `ClipError` without a `device`, and with
+            `frame_transform` or `resize`, which run on the host.
         trace: path for the spans of each iteration as Chrome trace event JSON, for
             https://ui.perfetto.dev. Each iteration replaces the file; a file that is no trace
             raises `DestinationError`. Ranks and workers write files beside it:
@@ -480,6 +485,7 @@ class EngineOptions:
     num_cursors: int | None = _checked(None, _integer_from(1))
     shuffle_buffer: int | None = _checked(None, _integer_from(1))
     num_threads: int | None = _checked(None, _integer_from(1, MOST_THREADS))
+    video_decoder: str = _checked("pyav", one_of("pyav", "torchcodec"))
     trace: str | PathLike[str] | None = _checked(
         None, lambda name, value: (local_path(value, name), value)[1]
     )
@@ -619,6 +625,17 @@ class LoaderOptions(ClipOptions):
                 "NumPy arrays are in host memory",
                 expected="no device, and jax.device_put of the batches; or output='torch'",
                 got=f"output='numpy' device={self.device}",
+            )
+        decoder = f"engine.video_decoder={self.tuning.video_decoder!r}"
+        if self.tuning.video_decoder != "pyav" and self.device is None:
+            expected = "a device too, such as device='cuda'; or no video_decoder"
+            raise ClipError(f"{decoder} decodes on a device", expected=expected, got="no device")
+        is_on_host = self.frame_transform is not None or self.resize is not None
+        if self.tuning.video_decoder != "pyav" and is_on_host:
+            raise ClipError(
+                f"{decoder}, but frame_transform and resize are for frames of the host",
+                expected="no resize and no frame_transform; or no video_decoder",
+                got=f"device={self.device}, and both",
             )
 
     @property

@@ -429,7 +429,8 @@ class ChunkReader:
     def _video_reader(self, page: Page, data: memoryview) -> VideoReader:
         reader: VideoReader | None = page.memo.get("video")
         if reader is None:
-            reader = self._video[page.feature].reader(data, page.num_present)
+            make = page.memo.get("open_video")  # a device has its own reader
+            reader = self._video[page.feature].reader(data, page.num_present, make)
             page.memo["video"] = reader
         return reader
 

@@ -29,19 +29,20 @@ class TimedPacket(NamedTuple):
 
 
 def mux_mp4(
-    file: str,
+    file: str | io.BytesIO,
     codec: str,
     size: tuple[int, int],
     first: Sequence[Bytes | bytes],
     packets: Iterable[TimedPacket],
     *,
     tick: Fraction,
-    duration: int,
+    duration: int = 1,
+    options: dict[str, str],
 ) -> None:
     """Write an MP4 file with one video stream.
 
     Args:
-        file: its path.
+        file: a path, or memory.
         codec: a name in `CONTAINED`.
         size: height and width.
         first: packets of the first group of pictures, in order, from which FFmpeg derives the
@@ -49,6 +50,7 @@ def mux_mp4(
         packets: all packets in decoding order, with ascending `dts`, at most `pts`.
         tick: duration of a tick in seconds.
         duration: of each frame, in ticks.
+        options: for FFmpeg's muxer.
 
     Raises `CodecError` if the packets cannot be muxed.
     """
@@ -56,7 +58,7 @@ def mux_mp4(
     try:
         with (
             av.open(_bare(codec, size, first), format=_RAW.get(codec, "ivf")) as bare,
-            av.open(file, "w", format="mp4", options={"movflags": "faststart"}) as out,
+            av.open(file, "w", format="mp4", options=options) as out,
         ):
             stream = out.add_stream_from_template(bare.streams.video[0], opaque=True)
             stream.time_base = tick

@@ -41,6 +41,7 @@ from seqrecord.engine.device.streams import (
     side_stream,
     upload,
 )
+from seqrecord.engine.device.video import DeviceFrames, DeviceVideo
 from seqrecord.engine.intrinsics import IntrinsicsChange, changed_intrinsics
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.vectors import NO_STEPS, VectorStep, VectorSteps, bits_of
@@ -64,8 +65,15 @@ class DeviceArena:
     a list of texts.
     """
 
-    def __init__(self, specs: Mapping[str, ArraySpec], num_rows: int, staging: Staging) -> None:
+    def __init__(
+        self,
+        specs: Mapping[str, ArraySpec],
+        num_rows: int,
+        staging: Staging,
+        video: Mapping[str, DeviceVideo] | None = None,
+    ) -> None:
         self.specs = dict(specs)
+        self._video = {n: decodes for n, decodes in (video or {}).items() if n in specs}
         self.num_rows = num_rows
         self.is_read: npt.NDArray[np.bool_] = np.zeros(num_rows, np.bool_)  # see `Arena`
         self.stream = stream = staging.stream
@@ -96,13 +104,21 @@ class DeviceArena:
 
     @contextmanager
     def stage(self, rows: npt.NDArray[np.int64]) -> Iterator[FeatureRows]:
-        """Context with host memory for frames of rows; it is copied to the device afterwards."""
-        arrays: dict[str, Any] = {}
+        """Context with host memory for frames of rows, which are copied to the device afterwards.
+
+        For video decoded by the device, the rows themselves.
+        """
+        arrays: dict[str, Any] = {
+            name: DeviceFrames(video, self._frames(name), rows)
+            for name, video in self._video.items()
+            if video.works
+        }
+        staged = {name: spec for name, spec in self.specs.items() if name not in arrays}
         stored: dict[str, torch.Tensor | list[Any]] = {}
         count = len(rows)
-        fixed = [spec.nbytes * count for spec in self.specs.values() if spec.is_fixed]
+        fixed = [spec.nbytes * count for spec in staged.values() if spec.is_fixed]
         with self._staging.acquire(fixed) as buffer:
-            for name, spec in self.specs.items():
+            for name, spec in staged.items():
                 if spec.is_fixed:
                     shape: Any = (count, *spec.shape)
                     memory, arrays[name] = buffer.array(shape, spec.dtype)
@@ -114,6 +130,12 @@ class DeviceArena:
                     stored[name] = arrays[name] = FreshRows(count, spec.dtype)
             yield arrays
             self._store(rows, stored)
+
+    def _frames(self, feature: str) -> torch.Tensor:
+        """Rows of a feature with a fixed shape, as bytes, [rows, …]."""
+        whole = self._rows[feature].view(torch.uint8)
+        frames: torch.Tensor = whole.view(self.num_rows, *self.specs[feature].shape)
+        return frames
 
     def _store(
         self, rows: npt.NDArray[np.int64], staged: Mapping[str, torch.Tensor | list[Any]]
@@ -316,6 +338,8 @@ class DeviceBuffers:
     """Buffers on a device; see `seqrecord.engine.buffers.Buffers`.
 
     Frames are decoded into staging memory, copied and gathered by a side stream; see `DeviceArena`.
+    Videos in `needs.decoded_there` are decoded by the device into their rows if possible; see
+    `DeviceVideo`.
 
     Batches use torch's allocator, which detects the deletion of a tensor's last view, in Python or
     in the graph of a backward pass. They are allocated on the side stream, so that freed memory is
@@ -330,8 +354,9 @@ class DeviceBuffers:
         self.chunks = ChunkBuffers()
         self.stream = self._stream = stream or side_stream(needs.device)
         staging = Staging(self._stream)
+        self._video = {spec.name: DeviceVideo(spec, self._stream) for spec in needs.decoded_there}
         self.arenas: Sequence[DeviceArena] = [
-            DeviceArena(group.specs, group.num_rows, staging) for group in needs.groups
+            DeviceArena(group.specs, group.num_rows, staging, self._video) for group in needs.groups
         ]
         self._taken = QueueLimit(CONSUMER - 1)
         self._stats = EngineStats()
@@ -365,6 +390,8 @@ class DeviceBuffers:
     def end(self) -> None:
         """See `Buffers`; waits for the copies, for their times."""
         self._note_copies(wait=True)
+        for video in self._video.values():
+            video.end_decoders()
 
     def _note_copies(self, *, wait: bool = False) -> None:
         """Count and trace finished copies; with `wait`, all copies."""

@@ -34,7 +34,7 @@ StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted"] | int
 MIX_OPTIONS = (
     *("batch_size", "frames_per_batch", "drop_last", "even_batches", "seed"),
     *("memory_limit", "rank", "world_size", "device", "output"),
-    *(f"tuning.{name}" for name in ("num_threads", "trace")),
+    *(f"tuning.{name}" for name in ("num_threads", "video_decoder", "trace")),
 )
 """Options of the mix; sources must not set them."""
 
@@ -224,6 +224,8 @@ class SourceLoader(ClipLoader):
         selection, own = loader.selection, loader.options
         selection = selection.with_vectors({n: vectors[n] for n in selection.made if n in vectors})
         engine = {one: getattr(own.tuning, one) for one in ("num_cursors", "shuffle_buffer")}
+        if own.frame_transform is not None:
+            engine["video_decoder"] = "pyav"  # its frames are on the host
         options = replace(
             own,
             batch_size=batch_size,
