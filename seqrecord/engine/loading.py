@@ -1,6 +1,7 @@
 """Loads frames of chunks into their rows.
 
-Raw features are read directly into rows. Pages of other features are read into memory and decoded::
+Frames in the frame cache are read from there. Of the others, raw features are read directly into
+rows; pages of other features are read into memory and decoded::
 
     raw         chunk ------------------> rows
     others      chunk --> memory -------> rows
@@ -38,10 +39,10 @@ _MUCH = 128 << 10  # bytes of encoded frames that make a partial load worthwhile
 class BegunLoad:
     """A partial load: its open chunk, and the remaining frames by index in the load.
 
-    `left` has int64[n] arrays in decoding order.
+    `left` has int64[n] arrays in decoding order; none if all frames were in the frame cache.
     """
 
-    fetched: Fetched
+    fetched: Fetched | None
     left: Sequence[IntArray]
 
 
@@ -88,6 +89,7 @@ class ChunkLoader:
         self._buffers = buffers
         self._steps, self._leading, self._clip_frames = frame_steps, leading, clip_frames
         self._transform = transform
+        self._cached = dataset.contents.cached_frames if transform is None else None
         self._stats = stats
         self._decoder = FrameDecoder(dataset, leading, transform, num_threads, stats, clip_frames)
 
@@ -120,6 +122,9 @@ class ChunkLoader:
         of all frames. `finish` loads the remaining frames.
         """
         chunk, frame = self._frames([load])
+        if self.is_cached(load):
+            self([load], target, rows)
+            return BegunLoad(None, ())
         fetched = self._take(load) or self._read_chunk(load)
         try:
             first = self._first_part(load, fetched, frame, needed)
@@ -135,10 +140,13 @@ class ChunkLoader:
 
     def finish(self, load: Load, target: Any, rows: IntArray, begun: BegunLoad) -> None:
         """Complete a partial load."""
+        if begun.fetched is None:
+            return
         chunk, frame = self._frames([load])
         for some in begun.left:
             if len(some):
                 begun = self._go_on(begun, some, load.group, chunk, frame, target, rows)
+        assert begun.fetched is not None, "its chunk was read"
         self._keep(load, begun.fetched)
         self._stats.add(loads=1)
 
@@ -192,6 +200,12 @@ class ChunkLoader:
         fetched = self._load(group, chunk, frame, out, rows, None)
         if fetched is not None:
             self._release(fetched)
+
+    def is_cached(self, load: Load) -> bool:
+        """Whether all frames of a load seem to be in the frame cache."""
+        if self._cached is None or load.group not in self._cached.features:
+            return False
+        return self._cached.covers(load.group, *self._frames([load]))
 
     def joins(self, load: Load) -> bool:
         """Whether small loads like this one should share a thread."""
@@ -267,11 +281,19 @@ class ChunkLoader:
         `fetched` is released when another chunk is read, and on errors.
         """
         stored = {spec.name for spec in self._reader.features.values() if spec.group == group}
-        straight: set[str] = set()
+        there = self._read_cached(group, chunk, frame, out, rows, fetched)
+        straight = {name for name, found in there.items() if found.all()}
+        if there.keys() == stored:  # each of the others lacks a feature
+            some = ~np.logical_and.reduce([*there.values()])
+            chunk, frame, rows = chunk[some], frame[some], rows[some]
+            there = {name: found[some] for name, found in there.items()}
+            if not len(frame):
+                return fetched
         # From remote storage, raw pages are read together with the other pages.
         may_read = self.is_local or stored == self._reader.raw[group].specs.keys()
         if self._transform is None and fetched is None and may_read:
-            straight = self._read_raw(group, chunk, frame, out, rows)
+            straight |= self._read_raw(group, chunk, frame, out, rows, straight)
+            self._add_cached(there, straight, chunk, frame, out, rows)
         if stored == straight and not self._reader.raw[group].has_gaps:
             self._stats.add(frames_decoded=len(frame) if group == self._leading else 0)
             return None
@@ -288,6 +310,8 @@ class ChunkLoader:
                 if self._transform is not None:
                     fetched = self._with_others(fetched, frame[some])
                 self._decode(fetched, frame[some], out, rows[some])
+                added = {n: found[some] for n, found in there.items() if n not in straight}
+                self._add_cached(added, added, chunk[some], frame[some], out, rows[some])
         except BaseException:
             if fetched is not None:
                 self._release(fetched)
@@ -301,10 +325,11 @@ class ChunkLoader:
         frame: IntArray,
         out: FeatureRows,
         rows: IntArray,
+        without: Collection[str] = (),
     ) -> set[str]:
-        """Read raw features directly into rows; returns the names of these features."""
+        """Read raw features directly into rows, `without` some; returns their names."""
         raw, table = self._reader.raw[group], self._dataset.contents.index.groups[group]
-        targets = {name: out[name] for name in raw.specs}
+        targets = {name: out[name] for name in raw.specs if name not in without}
         if not targets:
             return set()
         begin = perf_counter()
@@ -315,12 +340,56 @@ class ChunkLoader:
         except Exception as error:
             if chunk[0] != chunk[-1]:
                 for a, b in pairwise(run_bounds(same=chunk)):  # find the wrong chunk
-                    self._read_raw(group, chunk[a:b], frame[a:b], out, rows[a:b])
+                    self._read_raw(group, chunk[a:b], frame[a:b], out, rows[a:b], without)
             # If each chunk alone is right, name the first.
             self._decoder.name(error, self._reader.chunk_at(group, int(chunk[0])))
             raise
         self._note_fetch(begin, nbytes, chunk)
         return set(targets)
+
+    def _read_cached(
+        self,
+        group: int,
+        chunk: IntArray,
+        frame: IntArray,
+        out: FeatureRows,
+        rows: IntArray,
+        fetched: Fetched | None,
+    ) -> dict[str, npt.NDArray[np.bool_]]:
+        """Read frames that are in the frame cache; returns which, bool[n], of each feature.
+
+        `fetched` is released on errors, for example if an original has changed.
+        """
+        found: dict[str, npt.NDArray[np.bool_]] = {}
+        if self._cached is None or not len(frame):
+            return found
+        begin = perf_counter()
+        try:
+            for name in self._cached.features.get(group, ()):
+                found[name] = self._cached.read(name, chunk, frame, out[name], rows)
+        except Exception as error:
+            self._decoder.name(error, self._reader.chunk_at(group, int(chunk[0])))
+            if fetched is not None:
+                self._release(fetched)
+            raise
+        count = sum(int(np.count_nonzero(some)) for some in found.values())
+        self._stats.add(frames_from_cache=count, fetch_seconds=perf_counter() - begin)
+        return found
+
+    def _add_cached(
+        self,
+        there: Mapping[str, npt.NDArray[np.bool_]],
+        names: Collection[str],
+        chunk: IntArray,
+        frame: IntArray,
+        out: FeatureRows,
+        rows: IntArray,
+    ) -> None:
+        """Add decoded frames of these features to the frame cache if they are not `there`."""
+        for name in there.keys() & names:
+            assert self._cached is not None, "it was asked"
+            new = ~there[name]
+            self._cached.add(name, chunk[new], frame[new], out[name], rows[new])
 
     def _read(self, chunk: Chunk, pages: Sequence[Page], without: Collection[str] = ()) -> Fetched:
         """Read pages of a chunk into memory, except features in `without`."""

@@ -101,6 +101,7 @@ class WorkerPool:
         self._channel = channel
         self._left = False
         self._fetching: dict[Load, Future[Fetched]] = {}
+        self._not_fetched: set[Load] = set()  # known to need no fetch
         ahead = self.num_read_ahead
         self._ahead = threading.BoundedSemaphore(ahead) if ahead else None
         self._loaders = ThreadPool(num_loaders, f"{THREAD_NAME}-load")
@@ -183,6 +184,7 @@ class WorkerPool:
         first = some[0]
         load, rows = first.load, np.concatenate([item.rows for item in some])
         fetching, before = self._fetching.pop(load, None), None
+        self._not_fetched.discard(load)
         if is_piece := load.group in self._loader.in_pieces:
             before = self._before.get((load.group, load.cursor))
         loads = [item.load for item in some]
@@ -206,7 +208,12 @@ class WorkerPool:
             self._fetching[load] = self._loaders.submit(self._run, self._loader.fetch, load)
 
     def _can_fetch(self, load: Load) -> bool:
-        return load not in self._fetching and self._loader.begins_chunk(load)
+        if load in self._fetching or load in self._not_fetched:
+            return False
+        if self._loader.begins_chunk(load) and not self._loader.is_cached(load):
+            return True
+        self._not_fetched.add(load)
+        return False
 
     def wait(self, loads: Iterable[Future[None]]) -> None:
         """Wait for loads. Raises the error of the first failed one."""

@@ -415,9 +415,14 @@ def named_file(page: memoryview) -> tuple[str, int]:
 
 def portable_checksum(page: memoryview, file: ExternalFile) -> int:
     """Return a checksum of a page of references to `file`, independent of the file's place."""
+    return crc32c(portable_bytes(page, file))
+
+
+def portable_bytes(page: memoryview, file: ExternalFile) -> bytes:
+    """Return bytes that identify the content of a page of references to `file`, at any place."""
     identity = file.identity and file.identity.partition(LINKED)[0]
     known = json.dumps([file.path, file.size, identity]).encode()
-    return crc32c(page[16:], start=crc32c(page[:4], start=crc32c(known)))
+    return b"".join((known, page[:4], page[16:]))
 
 
 def least_reference_bytes(count: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -76,6 +76,7 @@ class LeRobotDataset(PlannedDataset):
             `(224, 224)` for all. Default: the stored size. `meta.features` keeps the stored shapes.
         skip_bad_episodes: leave out selected episodes that cannot be read, instead of an error;
             `episodes` lists the others then. Nothing is downloaded if there is a folder `data`.
+        frame_cache, frame_cache_limit: a folder for decoded frames, as for `SeqRecordPipe`.
         meta: LeRobot's metadata if already loaded, with statistics of depth in `depth_output_unit`.
 
     Attributes:
@@ -106,6 +107,8 @@ class LeRobotDataset(PlannedDataset):
         cache_limit: int | str = "512MiB",
         resize: Sizes | None = None,
         skip_bad_episodes: bool = False,
+        frame_cache: str | PathLike[str] | None = None,
+        frame_cache_limit: int | str | None = None,
         meta: Any = None,
     ) -> None:
         login = {} if token is None else {"token": token}
@@ -133,7 +136,13 @@ class LeRobotDataset(PlannedDataset):
         }
         self._texts = self._find_texts()
         self.delta_indices = self._find_windows()
-        self.clips = self._select(dataset, cache_limit, resize, skip_bad_episodes)
+        loading: dict[str, Any] = {
+            "memory_limit": cache_limit,
+            "resize": resize,
+            "frame_cache": frame_cache,
+            "frame_cache_limit": frame_cache_limit,
+        }
+        self.clips = self._select(dataset, skip_bad_episodes, loading)
         resident = self.clips.stats()["features_resident"]
         self._redecoded = {*self._images, *self._depths} - {*resident}
         clips = self.clips
@@ -178,7 +187,7 @@ class LeRobotDataset(PlannedDataset):
         return delta_timestamps(self.delta_timestamps, self.fps, tolerance=self.tolerance_s)
 
     def _select(
-        self, dataset: Dataset, cache_limit: int | str, resize: Sizes | None, skip_bad: bool
+        self, dataset: Dataset, skip_bad: bool, options: Mapping[str, Any]
     ) -> SeqRecordMapDataset:
         """Select the items of the episodes as clips."""
         index, bad, meta = dataset.contents.index, dataset.contents.bad.records, self.meta
@@ -210,9 +219,8 @@ class LeRobotDataset(PlannedDataset):
             windows=windows or None,
             pad="edge" if windows else None,
             squeeze_time=True,
-            resize=resize,
             metadata=[PERSISTENT] if PERSISTENT in self.features else None,
-            memory_limit=cache_limit,
+            **options,
         )
         rows = clips.clips.selected
         self._chosen = [_number(key) for key in index.keys.take(rows).to_pylist()]

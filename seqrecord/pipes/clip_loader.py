@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +33,10 @@ from seqrecord.pipes.states import Clip, Segments, State
 from seqrecord.sampling import DrawsByPlace, Plan, Shard, count_unused_frames
 from seqrecord.sampling.elastic import EpochSegment
 from seqrecord.storage import local_path
-from seqrecord.text import counted
+from seqrecord.text import counted, shown_place
+from seqrecord.units import format_size
+
+_logger = logging.getLogger("seqrecord")
 
 
 @dataclass
@@ -41,6 +45,8 @@ class _Iteration:
 
     frames_stay: bool | None = None
     times_without_frame: int = 0
+    stats: EngineStats | None = None
+    is_noted: bool = False  # that every epoch decodes its frames
 
 
 class ClipLoader:
@@ -151,6 +157,7 @@ class ClipLoader:
             plan, segments, on_device=on_device, in_worker=in_worker
         )
         self._iteration.frames_stay = bool(rows)
+        self._note_decoding(plan.shard.count, stats)
         if not on_device and self.planner.limit_in is None:
             check_machine(nbytes, self.selection.dataset.url)
         tuning = self.options.tuning
@@ -165,6 +172,30 @@ class ClipLoader:
             rows=rows,
         )
         return Execution(self.job(plan, draws), resources, stats)
+
+    def _note_decoding(self, num_shards: int, stats: EngineStats) -> None:
+        """Log once, as a second epoch begins, that each epoch decodes its frames again."""
+        last, self._iteration.stats = self._iteration.stats, stats
+        dataset, transform = self.selection.dataset, self.selection.frames.transform
+        cache, iteration = dataset.contents.frame_cache, self._iteration
+        if last is None or not last.frames_decoded or iteration.frames_stay or iteration.is_noted:
+            return
+        from seqrecord.reading.frame_cache import is_costly
+
+        is_filled = cache is not None and cache.is_filling
+        if is_filled or transform is not None or not any(map(is_costly, dataset.features.values())):
+            return
+        iteration.is_noted = True
+        remedies = ["frame_cache= decodes them once per dataset"]
+        if cache is not None:
+            remedies = ["a larger frame_cache_limit"]
+        if self.planner.limit_in is None and (limit := self.planner.limit_to_stay(num_shards)):
+            remedies.insert(0, f"memory_limit={limit} ({format_size(limit)}) keeps them in memory")
+        count = max(last.frames_decoded, last.video_frames_decoded)
+        _logger.info(
+            "%s: each epoch decodes frames again, %d in the last one; %s",
+            *(shown_place(dataset.url), count, ", or ".join(remedies)),
+        )
 
     def job(self, plan: Plan, draws: DrawsByPlace | None = None) -> Job:
         """The dataset, frames and results of a plan's clips; in a mix, with the `draws` of its

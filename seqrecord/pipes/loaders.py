@@ -151,6 +151,7 @@ class EpochStream:
         """Return statistics of the last iteration of this process.
 
         - Work: `bytes_read`; `frames_decoded`, without frames kept from earlier iterations;
+          `frames_from_cache`, read from `frame_cache`, for each feature;
           `video_frames_decoded`, including reference frames; `clips`; `batches`; `device_bytes`,
           copied to a device; `peak_buffer_bytes`, the greatest size of decoded frames; `loads` of
           chunks, and `loads_throttled` by memory; `requests`, `retries` and other counts of the
@@ -391,12 +392,12 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
         return self._read(numbers) if len(numbers) else []
 
     def stats(self) -> dict[str, Any]:
-        """Return statistics of this process: `bytes_read`; `frames_decoded`;
+        """Return statistics of this process: `bytes_read`; `frames_decoded`; `frames_from_cache`;
         `video_frames_decoded`, including reference frames; and `features_resident`, features whose
         frames stay in memory once read.
         """
         report, names = self._reader.stats.get().report(), ("bytes_read", "frames_decoded")
-        found = {name: report[name] for name in (*names, "video_frames_decoded")}
+        found = {n: report[n] for n in (*names, "frames_from_cache", "video_frames_decoded")}
         return {**found, "features_resident": self._reader.resident}
 
     def __repr__(self) -> str:

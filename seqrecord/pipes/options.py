@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from os import PathLike
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 MOST_THREADS = 1024  # of a loader, or of all sources of a mix
 _MOST_RANKS = (1 << 31) - 1
 _OF_FRAMES = ("clip_len", "span", "windows", "pad", "reverse")
+_CACHE = "SEQRECORD_FRAME_CACHE"  # environment variable
 _SHUFFLING = ("num_cursors", "shuffle_buffer")
 
 
@@ -217,6 +219,15 @@ class ClipOptions:
             `frame_transform`, `clip_transform` and `loader.dataset` receive resized frames. If the
             episode's metadata has a `camera`, batches have `<feature>_intrinsics` of the resized
             frame, float64 [batch, 4]; features of kind `intrinsics` follow, too.
+        frame_cache: folder on a local disk where decoded frames are kept, for later epochs,
+            processes and trainings: of video, encoded images and resized features, if all have one
+            shape. Frames that are missing there are decoded. It changes no frame, order, state or
+            memory, and its errors are warnings. Also used by `SeqRecordMapDataset`. Not
+            with a `frame_transform`. Default: the environment variable `SEQRECORD_FRAME_CACHE`. See
+            docs/performance.md.
+        frame_cache_limit: greatest size of that folder, as bytes or text such as "200GiB". Frames
+            of other trainings that were not used since this loader was created make room. Required
+            with `frame_cache`. Default: `SEQRECORD_FRAME_CACHE_LIMIT`.
         frame_transform: function called once for each decoded frame with a dict of arrays. It
             returns the arrays that make up clips, with the same dtypes and shapes for every frame.
             Texts are `str` and `bytes`, also in results under the names of text features. It runs
@@ -292,6 +303,10 @@ class ClipOptions:
     clips: ClipList | None = field(default=None, repr=False)
     metadata: Sequence[str] | None = _checked(None, check_names)
     resize: Sizes | None = _checked(None, _check_resize)
+    frame_cache: str | PathLike[str] | None = _checked(
+        None, lambda name, value: (local_path(value, name), value)[1]
+    )
+    frame_cache_limit: int | str | None = _checked(None, check_size)
     frame_transform: FrameTransform | None = _checked(None, _satisfies(callable, "a function"))
     deterministic_transform: bool = _checked(False, _check_flag)
     clip_transform: ClipTransform | None = _checked(None, _passes(chain_of))
@@ -359,6 +374,13 @@ class ClipOptions:
     def dilations(self) -> tuple[int, ...]:
         """The dilations to draw from, in ascending order, or the only one."""
         return (self.dilation,) if isinstance(self.dilation, int) else tuple(self.dilation)
+
+    @property
+    def frame_cache_settings(self) -> tuple[str | PathLike[str] | None, int | str | None]:
+        """Folder and limit of the frame cache, or else those of the environment."""
+        if self.frame_cache is self.frame_cache_limit is None:
+            return os.environ.get(_CACHE) or None, os.environ.get(f"{_CACHE}_LIMIT") or None
+        return self.frame_cache, self.frame_cache_limit
 
     @property
     def lists_frames(self) -> bool:

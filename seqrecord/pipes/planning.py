@@ -244,6 +244,13 @@ class EpochPlanner:
         wanted = max(self.memory_request(number).wanted_limit for number in {1, num_shards})
         return usual_limit(wanted, self.workers(num_shards))
 
+    def limit_to_stay(self, num_shards: int) -> int | None:
+        """A memory limit with which all frames stay, in bytes; `None` if they never do."""
+        settings = replace(self.plan_memory(num_shards).settings, resident=self.settings.shuffle)
+        request = self.memory_request(num_shards)
+        frames = self.residency.frames(num_shards, (), settings) if request.frames_in_memory else 0
+        return replace(request, frames_in_memory=frames).limit_to_stay if frames else None
+
     def most_bytes(self, num_shards: int) -> int:
         """The greatest memory of any epoch with `num_shards` shards, in bytes."""
         fitted = self.plan_memory(num_shards)

@@ -24,7 +24,7 @@ from seqrecord.pipes.frame_arrays import FrameArrays
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.vectors import vector_steps
-from seqrecord.reading.dataset import Dataset, DatasetLike, skipping_bad_episodes
+from seqrecord.reading.dataset import Dataset, DatasetLike, cached_in, skipping_bad_episodes
 from seqrecord.reading.filters import check_metadata
 from seqrecord.sampling.memory import USUAL_LIMIT
 from seqrecord.sampling.sequences import COLUMNS as SEQUENCE_COLUMNS
@@ -46,6 +46,10 @@ def select(
     Raises `ClipError` if there is no clip, or for a feature with a dtype that torch lacks.
     """
     dataset = dataset_of(location, features=options.features)
+    if (cache := options.frame_cache_settings) != (None, None):
+        from seqrecord.reading.frame_cache import FrameCache  # most loaders have none
+
+        dataset = cached_in(dataset, FrameCache.of(*cache))
     if options.skip_bad_episodes:
         dataset = skipping_bad_episodes(dataset)
     dataset, options = _without_bad_clips(dataset, options)

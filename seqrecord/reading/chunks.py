@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,13 @@ from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordEr
 from seqrecord.format.index import GroupIndex, Index
 from seqrecord.format.manifest import MANIFEST
 from seqrecord.format.pages import ALIGNMENT, PageCodec, aligned, slice_sums, table_bytes
-from seqrecord.format.references import named_file, parse_reference, portable_checksum
+from seqrecord.format.references import (
+    Reference,
+    named_file,
+    parse_reference,
+    portable_bytes,
+    portable_checksum,
+)
 from seqrecord.format.video_pages import (
     VideoPageCodec,
     VideoReader,
@@ -134,7 +141,7 @@ class ChunkReader:
         externals: ExternalFiles | None = None,
     ) -> None:
         self.verify = verify
-        self._externals = externals or ExternalFiles(storage)
+        self.externals = externals or ExternalFiles(storage)
         self.features = features
         self._storage, self._index = storage, index
         self._has_path = storage.local_path(MANIFEST) is not None
@@ -152,7 +159,7 @@ class ChunkReader:
     def is_local(self) -> bool:
         """Whether everything is on local disks. Requests to other storages are slow."""
         refers = any(group.external.any() for group in self._index.groups)
-        return self._has_path and not (refers and self._externals.are_remote())
+        return self._has_path and not (refers and self.externals.are_remote())
 
     def chunk_at(self, group: int, row: int, episode: int | None = None) -> Chunk:
         """Return the chunk at a row of a group's table. `episode` avoids a search."""
@@ -271,19 +278,38 @@ class ChunkReader:
 
     def _resolved(self, page: Page, data: memoryview, memory: npt.NDArray[np.uint8]) -> memoryview:
         """Read the referenced packets and return the page with them."""
-        try:
-            count = None if page.feature in self._video else page.num_present
-            reference = parse_reference(data, page.external, page.feature, count)
-        except FormatError as error:
-            raise self._located(page, error) from error.__cause__
-        page.memo["reference"] = reference
-        packets = self._externals.read(reference, memory)
+        reference = page.memo["reference"] = self._reference(page, data)
+        packets = self.externals.read(reference, memory)
         video = self._video.get(page.feature)
         try:
             codec = None if video is None else video.config.codec
             return reference.page(packets, codec)
         except (ChecksumError, FormatError) as error:
-            raise error.located(**self._externals.place_of(reference)) from error.__cause__
+            raise error.located(**self.externals.place_of(reference)) from error.__cause__
+
+    def _reference(self, page: Page, data: memoryview) -> Reference:
+        count = None if page.feature in self._video else page.num_present
+        try:
+            return parse_reference(data, page.external, page.feature, count)
+        except FormatError as error:
+            raise self._located(page, error) from error.__cause__
+
+    def identity(self, group: int, row: int, feature: str) -> tuple[bytes, Reference | None]:
+        """Return bytes that identify the content of a page, also in a changed dataset.
+
+        Also returns its reference to an external file, if it has one; the page is read for this.
+        """
+        table = self._index.groups[group]
+        if not table.external[row]:
+            place = row, table.schema.position(feature)
+            facts = int(table.page_crc32c[place]), int(table.page_length[place])
+            uid = self._index.uid(table.episode_of(row))
+            return json.dumps([uid, *facts, int(table.num_frames[row])]).encode(), None
+        [page] = (p for p in self.pages(self.chunk_at(group, row)) if p.feature == feature)
+        [data] = self.read([page], resolve=False)
+        reference = self._reference(page, data)
+        file = self.externals.file_of(reference.list_id, reference.file)
+        return file.root.encode() + portable_bytes(data, file), reference
 
     def portable_checksums(
         self, table: GroupIndex, rows: npt.NDArray[np.int64]
@@ -310,7 +336,7 @@ class ChunkReader:
             ranges = [ByteRange(a, b) for a, b in zip(starts.tolist(), ends, strict=True)]
             self._storage.read_ranges(path, ranges, buffers)
             for row, page in zip(some.tolist(), buffers, strict=True):
-                sums[row] = portable_checksum(page, self._externals.file_of(*named_file(page)))
+                sums[row] = portable_checksum(page, self.externals.file_of(*named_file(page)))
         return sums
 
     def check_slices(self, page: Page, data: memoryview) -> None:
@@ -492,5 +518,5 @@ class ChunkReader:
         if reference is None:
             return raw.located(error, page.chunk.row, page.feature)
         at, error.offset = error.offset or 0, None
-        error.located(**self._externals.place_of(reference, at), feature=page.feature)
+        error.located(**self.externals.place_of(reference, at), feature=page.feature)
         return error.located(**raw.place_of(page.chunk.row))

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,9 @@ from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage
 from seqrecord.text import repr_of, shown_place
 
+if TYPE_CHECKING:
+    from seqrecord.reading.frame_cache import CachedFrames, FrameCache
+
 _EPISODES_AT_ONCE = 1 << 12  # episodes hashed together
 
 
@@ -45,7 +48,8 @@ class Contents:
     `manifest` and `index` are a snapshot from the opening. `features` are the selected features.
     `verify` enables checksums of pages. `names` maps stored names to present ones, for renamed
     features. `externals` are the referenced files. `sizes` are (height, width) of resized features.
-    `bad` are episodes of an original that the index leaves out.
+    `bad` are episodes of an original that the index leaves out. `frame_cache` has decoded frames,
+    for loaders.
     """
 
     storage: Storage
@@ -57,6 +61,7 @@ class Contents:
     externals: ExternalFiles | None = None
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     bad: BadEpisodes = field(default_factory=BadEpisodes)
+    frame_cache: FrameCache | None = None
 
     def stored_name(self, feature: str) -> str:
         """Return a feature's name in the record files."""
@@ -71,6 +76,15 @@ class Contents:
             verify=self.verify,
             externals=self.externals,
         )
+
+    @cached_property
+    def cached_frames(self) -> CachedFrames | None:
+        """The frames in the cache, if there is one."""
+        if self.frame_cache is None:
+            return None
+        from seqrecord.reading.frame_cache import CachedFrames  # most datasets have none
+
+        return CachedFrames(self.frame_cache, self.index, self.chunks)
 
     @cached_property
     def statistics(self) -> Statistics:

@@ -29,6 +29,7 @@ from seqrecord.text import shown_place
 from seqrecord.units import Progress, format_size
 
 if TYPE_CHECKING:
+    from seqrecord.reading.frame_cache import FrameCache
     from seqrecord.reading.frames import FrameTransform
 
 _SHOWN_KEYS = 3  # in a notebook
@@ -115,6 +116,7 @@ class Dataset:
         externals: ExternalFiles | None = None,
         sizes: Mapping[str, tuple[int, int]] | None = None,
         bad: BadEpisodes | None = None,
+        frame_cache: FrameCache | None = None,
     ) -> None:
         externals = externals or ExternalFiles(storage)
         with located(SchemaError, file=storage.url):
@@ -124,7 +126,7 @@ class Dataset:
             chosen = resized_schema(chosen, sizes)
         self.contents = Contents(
             *(storage, manifest, index, chosen, verify, names or {}, externals, sizes),
-            bad or BadEpisodes(),
+            *(bad or BadEpisodes(), frame_cache),
         )
         _ = self.contents.chunks  # raises for unknown codecs
 
@@ -232,7 +234,7 @@ class Dataset:
 
     def _changed(self, **changes: Any) -> Dataset:
         of = self.contents
-        same = ("storage", "manifest", "index", "verify", "names", "sizes", "bad")
+        same = ("storage", "manifest", "index", "verify", "names", "sizes", "bad", "frame_cache")
         given = {name: getattr(of, name) for name in (*same, "externals")}
         return Dataset(**{**given, "features": list(of.features), **changes})
 
@@ -307,7 +309,7 @@ class Dataset:
         of = self.contents
         return _reopen, (
             *(of.storage, of.manifest, list(of.features), of.verify, of.names),
-            *(of.externals, of.sizes, of.bad),
+            *(of.externals, of.sizes, of.bad, of.frame_cache),
         )
 
     def __repr__(self) -> str:
@@ -333,6 +335,11 @@ def skipping_bad_episodes(dataset: Dataset) -> Dataset:
     return dataset._changed(bad=replace(dataset.contents.bad, are_skipped=True))
 
 
+def cached_in(dataset: Dataset, cache: FrameCache) -> Dataset:
+    """Return the dataset with a cache of decoded frames, for loaders."""
+    return dataset._changed(frame_cache=cache)
+
+
 def _reopen(
     storage: Storage,
     manifest: Manifest,
@@ -342,6 +349,7 @@ def _reopen(
     externals: ExternalFiles | None,
     sizes: Mapping[str, tuple[int, int]],
     bad: BadEpisodes,
+    frame_cache: FrameCache | None,
 ) -> Dataset:
     """Open a pickled dataset in another process, without a second check of the index."""
     manifest, index = load_version(storage, manifest)
@@ -354,4 +362,5 @@ def _reopen(
         externals=externals,
         sizes=sizes,
         bad=bad,
+        frame_cache=frame_cache,
     )

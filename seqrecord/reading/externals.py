@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate, pairwise
 from os import PathLike
@@ -249,13 +249,7 @@ class ExternalFiles:
                 expected=f"at most {file.size}",
                 got=item.stop,
             )
-        if hash(file) not in self._seen:
-            self._check_allowed(reference.list_id, file)
-        path = self._path(file)
-        before = _file_state(path)
-        self._check(file)
-        if before is not None:
-            before = self._states.setdefault(file, before)  # state at the first read
+        path, before = self._begin(reference.list_id, file)
         ranges, buffers = [item], [data]
         if not reference.is_video:
             sizes = reference.sizes.tolist()
@@ -265,21 +259,51 @@ class ExternalFiles:
         self._read_unchanged(file, path, before, ranges, buffers)
         return whole
 
-    def _read_parts(self, reference: Reference, folder: ExternalFile, data: memoryview) -> None:
-        """Read whole files of a folder into consecutive ranges of `data`."""
+    def check(self, reference: Reference) -> None:
+        """Check the files of a page as `read` does, without reading them."""
+        file = self.file_of(reference.list_id, reference.file)
+        if reference.parts:
+            is_remote = self._store(file.root).local_path(file.path) is None
+            for part, _ in self._parts(reference, file):
+                (self._check if is_remote else self._check_same)(part)
+        else:
+            path, before = self._begin(reference.list_id, file)
+            self._check_unchanged(file, path, before)
+
+    def _begin(
+        self, list_id: str, file: ExternalFile
+    ) -> tuple[str | Path | None, FileState | None]:
+        """Check a file; returns the path of a local one, and its state at the first read."""
+        if hash(file) not in self._seen:
+            self._check_allowed(list_id, file)
+        path = self._path(file)
+        before = _file_state(path)
+        self._check(file)
+        if before is not None:
+            before = self._states.setdefault(file, before)
+        return path, before
+
+    def _parts(
+        self, reference: Reference, folder: ExternalFile
+    ) -> Iterator[tuple[ExternalFile, slice]]:
+        """Yield the files of a folder, with their ranges in the page."""
         if folder.size:
             raise FormatError(
                 "a page refers to files in a folder that is a file",
                 file=f"{folder.root}/{folder.path}",
             )
+        self._check_allowed(reference.list_id, folder)
         above, root = f"{folder.path}/" if folder.path else "", folder.root
-        wanted = {}
         spans = zip(reference.offsets.tolist(), reference.sizes.tolist(), strict=True)
         for part, (start, size) in zip(reference.parts, spans, strict=True):
             file = ExternalFile(root, above + part.name, size, part.identity)
-            wanted[file.path] = file, data[start : start + size]
-        self._check_allowed(reference.list_id, folder)
-        store = self._store(root)
+            yield file, slice(start, start + size)
+
+    def _read_parts(self, reference: Reference, folder: ExternalFile, data: memoryview) -> None:
+        """Read whole files of a folder into consecutive ranges of `data`."""
+        parts = self._parts(reference, folder)
+        wanted = {file.path: (file, data[span]) for file, span in parts}
+        store = self._store(folder.root)
 
         def read(path: str) -> None:
             file, part = wanted[path]
@@ -315,14 +339,19 @@ class ExternalFiles:
         try:
             self._store(file.root).read_ranges(file.path, ranges, buffers)
         finally:
-            if before is not None and before != (now := _file_state(path)):
-                raise StorageError(
-                    "a file of the original changed while it was read; wait until it is complete, "
-                    f"and open the dataset again, or {_AGAIN}",
-                    file=f"{self._store(file.root).url}/{file.path}",
-                    expected=f"{before[0]} bytes, changed at {before[1]} ns",
-                    got="no file" if now is None else f"{now[0]} bytes, changed at {now[1]} ns",
-                )
+            self._check_unchanged(file, path, before)
+
+    def _check_unchanged(
+        self, file: ExternalFile, path: str | Path | None, before: FileState | None
+    ) -> None:
+        if before is not None and before != (now := _file_state(path)):
+            raise StorageError(
+                "a file of the original changed while it was read; wait until it is complete, and "
+                f"open the dataset again, or {_AGAIN}",
+                file=f"{self._store(file.root).url}/{file.path}",
+                expected=f"{before[0]} bytes, changed at {before[1]} ns",
+                got="no file" if now is None else f"{now[0]} bytes, changed at {now[1]} ns",
+            )
 
     def file_of(self, list_id: str, number: int) -> ExternalFile:
         """Return the file with a number in a list."""

@@ -47,12 +47,12 @@ def resized_schema(schema: Schema, sizes: Sizes) -> Schema:
 
 def images_of(schema: Schema) -> list[str]:
     """Names of the features that one size for all images applies to."""
-    return [name for name, spec in schema.items() if _is_smooth(spec)]
+    return [name for name, spec in schema.items() if is_smooth(spec)]
 
 
 def resize_frame(spec: FeatureSpec, frame: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
     """Resize a stored frame into `out`, which has the shape of `spec`."""
-    resize_into(frame, out, smooth=_is_smooth(spec))
+    resize_into(frame, out, smooth=is_smooth(spec))
 
 
 def temporary_frame(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -63,7 +63,8 @@ def temporary_frame(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[A
     return thread_buffer("stored", count, dtype).reshape(shape)
 
 
-def _is_smooth(spec: FeatureSpec) -> bool:
+def is_smooth(spec: FeatureSpec) -> bool:
+    """Whether resizing interpolates the frames of a feature."""
     return is_image(spec, known_kind(spec.name, spec, spec.kind))
 
 

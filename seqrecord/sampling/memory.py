@@ -235,6 +235,14 @@ class MemoryRequest:
         return min(self._held_to_mix) + self.sizes.beside_arena(1, 1)
 
     @property
+    def limit_to_stay(self) -> int:
+        """A memory limit with which `frames_in_memory` frames stay, in bytes."""
+        sizes = self.sizes.of_staying
+        rows = (self.frames_in_memory,) * len(sizes.frames)
+        beside = self.sizes.beside_arena(PREFETCH, 0) + sizes.chunk
+        return sizes.held(rows) + STAYING * sum(rows) + beside
+
+    @property
     def wanted_limit(self) -> int:
         """A memory limit that mixes batches well and prefetches `PREFETCH` of them, in bytes.
 

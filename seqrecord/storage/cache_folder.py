@@ -6,7 +6,7 @@
     taken                                   upper bound of the bytes used; locked by adders
     new/<random>                            an entry under construction, locked by its writer
     <digest>/where                          place of a storage, for readers; <digest> is its hash
-    <digest>/<path>.<block>/<start>-<stop>  an entry: a byte range of a file
+    <digest>/<path>.<block>/<start>-<stop>  an entry: a byte range of a file, or a file of slots
 
 An entry has one byte range of one file, with checksums; integers are little-endian::
 
@@ -96,15 +96,23 @@ class CacheFolder:
 
     Adding keeps the size on disk within `limit` bytes by evicting the least recently used entries.
     Processes may use one folder with different limits; each enforces its own. On a read-only disk
-    entries are readable and nothing changes.
+    entries are readable and nothing changes. Entries used since `keep_since`, in nanoseconds of
+    `time.time_ns`, are not evicted. `is_full` is set if a file of `open_slots` did not fit.
 
     Safe for threads, processes and forks: no file stays open. Methods raise `OSError` for disk
     errors. Methods that add raise `CacheBusyError` if another process has the lock for `patience`
     seconds, and `CacheReadOnlyError`.
     """
 
-    def __init__(self, path: Path, limit: int = MIN_LIMIT, *, patience: float = 0.0) -> None:
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        limit: int = MIN_LIMIT,
+        *,
+        patience: float = 0.0,
+        keep_since: float = float("inf"),
+    ) -> None:
+        self.path, self._keep_since, self.is_full = path, keep_since, False
         self._limit, self._patience = limit - _UNCOUNTED_BYTES, patience
         # Smaller entries in a small cache, so that evictions are not all or nothing.
         self._entry_bytes = min(_BLOCK_BYTES, max(_MIN_ENTRY_BYTES, limit // 8))
@@ -180,6 +188,42 @@ class CacheFolder:
                 os.close(fd)
         return evicted
 
+    def slots_path(self, key: CacheKey, size: int) -> Path:
+        """Path of the file that `open_slots` opens."""
+        return self._block(key, 0) / _name(ByteRange(0, size))
+
+    def open_slots(self, key: CacheKey, size: int) -> int | None:
+        """Open the only entry of a key, a file of `size` bytes written in place, zeros at first.
+
+        Returns a descriptor, which the caller closes; `None` if the file does not fit. The caller
+        checks what it reads: others may write at the same time.
+        """
+        path = self.slots_path(key, size)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                fd = with_descriptor(lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC))
+                if os.fstat(fd).st_size == size:
+                    return fd
+                os.close(fd)
+            with self.locked() as taken:
+                if not self._make_room(taken, _on_disk(size) + 3 * _FOLDER_BYTES)[0]:
+                    self.is_full = True
+                    return None
+                self._make_folders(taken, key, ByteRange(0, size))
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+                fd = with_descriptor(lambda: os.open(path, flags, 0o600))
+                taken.bytes += _on_disk(size)
+                try:
+                    os.ftruncate(fd, size)
+                except BaseException:
+                    os.close(fd)
+                    raise
+                return fd
+        except OSError as error:
+            if error.errno in _READ_ONLY and self.path.exists():
+                raise CacheReadOnlyError(error.errno, error.strerror, str(path)) from error
+            raise
+
     def forget(self, key: CacheKey, ranges: Sequence[ByteRange]) -> int:
         """Remove cached ranges of a file; returns the number of removed entries."""
         entries = {entry for item in ranges for entry in self._overlapping(key, item)}
@@ -217,7 +261,7 @@ class CacheFolder:
         while not taken.is_known or taken.bytes + needed > self._limit:
             if needed > self._limit:
                 return False, evicted
-            if taken.is_known and self._oldest:
+            if taken.is_known and self._oldest and self._oldest[0].used < self._keep_since:
                 given_back = self._remove(self._oldest.popleft(), unless_used=True)
                 taken.bytes -= given_back
                 evicted += given_back > 0

@@ -1,0 +1,336 @@
+"""Decoded frames on a local disk, for later epochs, processes and trainings.
+
+A file of a `CacheFolder` has the frames of one feature in one chunk; integers are little-endian::
+
+    place   what decoding depends on beside the page: shapes, codec, versions of libraries
+    path    digest of the page: of the episode's uid and the page's checksum
+    file    CRC32C of each frame of the chunk, before trimming │ to 4 KiB │ the frames
+
+A frame is written before its CRC32C; 0 or another value means that it is absent. So processes that
+are killed, or fill the same file, need no lock. Entries stay valid when a dataset is appended to,
+edited or indexed again. Frames that are absent are decoded: the cache changes no value, order or
+state, and its errors fail no read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.checksum import crc32c
+from seqrecord.clips.grids import IntArray, run_bounds
+from seqrecord.codecs.images import IMAGE
+from seqrecord.errors import ClipError, LocationError
+from seqrecord.format.index import Index
+from seqrecord.format.references import Reference
+from seqrecord.reading.chunks import ChunkReader
+from seqrecord.reading.resizing import is_smooth
+from seqrecord.schema import FeatureSpec
+from seqrecord.storage.cache_folder import (
+    MIN_LIMIT,
+    CacheBusyError,
+    CacheFolder,
+    CacheKey,
+    CacheReadOnlyError,
+)
+from seqrecord.storage.open_files import with_descriptor
+from seqrecord.storage.url import local_path
+from seqrecord.units import format_size, parse_size
+
+_REVISION = 1  # of this package's decoding and resizing: raise it if pixels change
+_PACKAGES = ("av", "imagecodecs", "numcodecs", "numpy", "pillow")
+_IMAGES = ("png", "jpeg", "any", "jpegxl")  # decoding others costs less than writing
+_PATIENCE_SECONDS = 1.0  # for the lock of the folder
+_PAUSE_SECONDS = 600.0  # without adding, if the folder is full
+_ALIGNMENT = 4096
+_MOST_PAGES = 1 << 12  # whose keys are remembered
+
+_T = TypeVar("_T")
+_Bools = npt.NDArray[np.bool_]
+_logger = logging.getLogger("seqrecord")
+
+
+class _Frames(NamedTuple):
+    """Frames `[first, first + number)` of a file with `total` frames of `nbytes` bytes."""
+
+    key: CacheKey
+    total: int
+    nbytes: int
+    first: int
+    number: int
+
+    @property
+    def size(self) -> int:
+        """Size of the file."""
+        return self._head + self.total * self.nbytes
+
+    @property
+    def start(self) -> int:
+        """Position of the first of the frames."""
+        return self._head + self.first * self.nbytes
+
+    @property
+    def _head(self) -> int:
+        return -(-4 * self.total // _ALIGNMENT) * _ALIGNMENT
+
+    def sums_in(self, fd: int) -> npt.NDArray[np.uint32]:
+        """Stored checksums of the frames; 0 for absent ones."""
+        sums = np.zeros(self.number, "<u4")
+        os.preadv(fd, [sums.view(np.uint8).data], 4 * self.first)
+        return sums
+
+
+class FrameCache:
+    """A folder on a local disk with decoded frames of any datasets, up to a limit in bytes.
+
+    Thread-safe and picklable; copies count as one user of the folder. Frames that were not used
+    since `since`, a time in nanoseconds, make room for others; default: now. If none is left,
+    nothing is added for ten minutes.
+
+    Errors of the disk are logged once and end the use of the folder, or only its filling.
+    """
+
+    def __init__(self, path: Path, limit: int, since: int | None = None) -> None:
+        self.path, self.limit = path, limit
+        self._since = time.time_ns() if since is None else since
+        options: dict[str, Any] = {"patience": _PATIENCE_SECONDS, "keep_since": self._since}
+        self._folder = CacheFolder(path, limit, **options)
+        self._is_used = self._is_filled = True
+        self._paused_until = 0.0
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str] | None, limit: int | str | None) -> FrameCache:
+        """The cache of these arguments.
+
+        Raises `ClipError` for an invalid limit, and unless both are given.
+        """
+        if path is None or limit is None:
+            raise ClipError(
+                "frame_cache and frame_cache_limit, or the environment variables "
+                "SEQRECORD_FRAME_CACHE and SEQRECORD_FRAME_CACHE_LIMIT, must be set together",
+                got=path or limit,
+            )
+        try:
+            nbytes = parse_size(limit)
+        except ValueError as error:
+            raise ClipError(f"frame_cache_limit: {error}") from None
+        if nbytes < MIN_LIMIT:
+            expected = f"at least {format_size(MIN_LIMIT)}"
+            raise ClipError("frame_cache_limit is too small", expected=expected, got=limit)
+        return cls(local_path(path, "frame_cache").absolute(), nbytes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrameCache, (self.path, self.limit, self._since)
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether frames are added: not after errors, nor while the folder is full."""
+        return self._is_used and self._is_filled and time.monotonic() >= self._paused_until
+
+    def read(self, file: _Frames, out: memoryview) -> _Bools:
+        """Read frames into `out`; returns which were there, bool[frames]."""
+        return self._try(partial(self._read, file, out), np.zeros(file.number, np.bool_))
+
+    def covers(self, file: _Frames) -> bool:
+        """Whether all frames are there, without a look at them."""
+        return self._try(partial(self._covers, file), otherwise=False)
+
+    def add(self, file: _Frames, data: memoryview) -> None:
+        """Add frames, unless they do not fit."""
+        if self.is_filling:
+            self._try(partial(self._add, file, data), None, is_adding=True)
+            if self._folder.is_full:
+                self._folder.is_full = False
+                self._paused_until = time.monotonic() + _PAUSE_SECONDS
+
+    def _read(self, file: _Frames, out: memoryview) -> _Bools:
+        with self._opened(file) as fd:
+            sums = file.sums_in(fd)
+            found: _Bools = sums != 0
+            if found.any() and os.preadv(fd, [out], file.start) == len(out):
+                for i in np.flatnonzero(found).tolist():
+                    frame = out[i * file.nbytes : (i + 1) * file.nbytes]
+                    found[i] = (crc32c(frame) or 1) == sums[i]
+                with contextlib.suppress(OSError):  # read-only disk
+                    os.utime(fd)
+                return found
+        return np.zeros(file.number, np.bool_)
+
+    def _covers(self, file: _Frames) -> bool:
+        with self._opened(file) as fd:
+            return bool(file.sums_in(fd).all())
+
+    def _add(self, file: _Frames, data: memoryview) -> None:
+        fd = self._folder.open_slots(file.key, file.size)
+        if fd is None:
+            return
+        try:
+            size = file.nbytes
+            frames = (data[at : at + size] for at in range(0, len(data), size))
+            sums = np.array([crc32c(frame) or 1 for frame in frames], "<u4")
+            for part, at in ((data, file.start), (sums.view(np.uint8).data, 4 * file.first)):
+                while part:
+                    written = os.pwrite(fd, part, at)
+                    part, at = part[written:], at + written
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def _opened(self, file: _Frames) -> Iterator[int]:
+        """A file for reading; an empty one if there is none."""
+        path: Path | str = self._folder.slots_path(file.key, file.size)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            fd = with_descriptor(lambda: os.open(path, flags))
+        except (FileNotFoundError, NotADirectoryError):
+            fd = os.open(os.devnull, flags)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _try(self, do: Callable[[], _T], otherwise: _T, *, is_adding: bool = False) -> _T:
+        if not self._is_used:
+            return otherwise
+        try:
+            return do()
+        except CacheBusyError:
+            return otherwise
+        except (OSError, LocationError) as error:
+            was_filled, self._is_filled = self._is_filled, False
+            is_ours = isinstance(error, OSError) and self._folder.path.is_dir()
+            self._is_used &= is_adding and is_ours
+            if was_filled and not isinstance(error, CacheReadOnlyError):
+                what = "not filled any more" if self._is_used else "not used"
+                _logger.warning("%s: the frame cache is %s: %s", self.path, what, error)
+            return otherwise
+
+
+class CachedFrames:
+    """The frames of a dataset in a cache. Thread-safe.
+
+    Of video, encoded images and resized features, if all frames have the same shape and no feature
+    of their group is missing in any. External files are checked as if they were read.
+    """
+
+    def __init__(self, cache: FrameCache, index: Index, reader: ChunkReader) -> None:
+        self._cache, self._index, self._reader = cache, index, reader
+        self.features: dict[int, list[str]] = {}
+        """Names of the features of each group that has any."""
+        self._places: dict[str, str] = {}
+        self._known: dict[tuple[int, int, str], tuple[CacheKey, Reference | None]] = {}
+        for name, spec in reader.features.items():
+            if is_costly(spec) and not reader.raw[spec.group].has_gaps:
+                self.features.setdefault(spec.group, []).append(name)
+                self._places[name] = _place(spec)
+
+    def covers(self, group: int, chunk: IntArray, frame: IntArray) -> bool:
+        """Whether all features of these frames of a group seem to be there."""
+        names = self.features.get(group, [])
+        if names != [name for name, s in self._reader.features.items() if s.group == group]:
+            return False
+        return all(
+            self._cache.covers(file)
+            for name in names
+            for _, file in self._runs(name, chunk, frame, frame, is_checked=True)
+        )
+
+    def read(
+        self, name: str, chunk: IntArray, frame: IntArray, out: npt.NDArray[Any], rows: IntArray
+    ) -> _Bools:
+        """Read frames into rows of `out`; returns which were there, bool[n].
+
+        `chunk` are rows of the chunk table, `frame` numbers in the episode; int64[n] each.
+        """
+        found = np.zeros(len(frame), np.bool_)
+        for some, file in self._runs(name, chunk, frame, rows):
+            found[some] = self._cache.read(file, _bytes(out, rows, some))
+        return found
+
+    def add(
+        self, name: str, chunk: IntArray, frame: IntArray, out: npt.NDArray[Any], rows: IntArray
+    ) -> None:
+        """Add decoded frames, from rows of `out`."""
+        if self._cache.is_filling:
+            for some, file in self._runs(name, chunk, frame, rows, is_checked=True):
+                self._cache.add(file, _bytes(out, rows, some))
+
+    def _runs(
+        self,
+        name: str,
+        chunk: IntArray,
+        frame: IntArray,
+        rows: IntArray,
+        *,
+        is_checked: bool = False,
+    ) -> list[tuple[slice, _Frames]]:
+        """Runs of consecutive frames and rows, as slices, and their places in the cache."""
+        spec, runs = self._reader.features[name], []
+        table = self._index.groups[spec.group]
+        first = frame - table.first_frame[chunk]
+        for begin, stop in pairwise(run_bounds(frame, rows, same=chunk)):
+            key, reference = self._page(spec.group, int(chunk[begin]), name)
+            if reference is not None and not is_checked:
+                self._reader.externals.check(reference)
+            total = int(table.num_frames[chunk[begin]])
+            file = _Frames(key, total, spec.nbytes, int(first[begin]), stop - begin)
+            runs.append((slice(begin, stop), file))
+        return runs
+
+    def _page(self, group: int, row: int, name: str) -> tuple[CacheKey, Reference | None]:
+        """The key of a page, and its reference to an external file, if any."""
+        if (found := self._known.get((group, row, name))) is None:
+            if len(self._known) >= _MOST_PAGES:
+                self._known.clear()
+            page, reference = self._reader.identity(group, row, name)
+            found = CacheKey(self._places[name], hashlib.sha256(page).hexdigest()), reference
+            self._known[group, row, name] = found
+        return found
+
+
+def is_costly(spec: FeatureSpec) -> bool:
+    """Whether decoding frames, of a fixed shape, costs several times as much as writing them."""
+    is_image = any(c["id"] == IMAGE and c.get("format") in _IMAGES for c in spec.codec)
+    is_costly = spec.is_video or is_image or spec.stored_shape not in (None, spec.shape)
+    return is_costly and spec.is_fixed and spec.value == "array"
+
+
+def _place(spec: FeatureSpec) -> str:
+    """Text of everything that determines decoded frames, beside their page."""
+    stored = spec.stored
+    facts = {
+        "dtype": spec.dtype.str,
+        "shape": spec.shape,
+        "stored": stored.shape,
+        "smooth": is_smooth(spec),
+        "codec": stored.codec,
+        "revision": _REVISION,
+        "libraries": {package: _version(package) for package in _PACKAGES},
+    }
+    return "decoded frames " + json.dumps(facts, sort_keys=True, default=dict)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _bytes(out: npt.NDArray[Any], rows: IntArray, some: slice) -> memoryview:
+    """Memory of consecutive rows."""
+    first, count = int(rows[some.start]), some.stop - some.start
+    return out[first : first + count].reshape(-1).view(np.uint8).data
