@@ -89,7 +89,8 @@ class ChunkLoader:
         self._buffers = buffers
         self._steps, self._leading, self._clip_frames = frame_steps, leading, clip_frames
         self._transform = transform
-        self._cached = dataset.contents.cached_frames if transform is None else None
+        is_on_host = transform is None and not buffers.needs.decoded_there
+        self._cached = dataset.contents.cached_frames if is_on_host else None
         self._stats = stats
         self._decoder = FrameDecoder(dataset, leading, transform, num_threads, stats, clip_frames)
 

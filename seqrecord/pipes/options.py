@@ -223,8 +223,8 @@ class ClipOptions:
             processes and trainings: of video, encoded images and resized features, if all have one
             shape. Frames that are missing there are decoded. It changes no frame, order, state or
             memory, and its errors are warnings. Also used by `SeqRecordMapDataset`. Not
-            with a `frame_transform`. Default: the environment variable `SEQRECORD_FRAME_CACHE`. See
-            docs/performance.md.
+            with a `frame_transform`, nor for video decoded on a `device`. Default: the environment
+            variable `SEQRECORD_FRAME_CACHE`. See docs/performance.md.
         frame_cache_limit: greatest size of that folder, as bytes or text such as "200GiB". Frames
             of other trainings that were not used since this loader was created make room. Required
             with `frame_cache`. Default: `SEQRECORD_FRAME_CACHE_LIMIT`.

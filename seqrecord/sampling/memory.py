@@ -240,7 +240,7 @@ class MemoryRequest:
         sizes = self.sizes.of_staying
         rows = (self.frames_in_memory,) * len(sizes.frames)
         beside = self.sizes.beside_arena(PREFETCH, 0) + sizes.chunk
-        return sizes.held(rows) + STAYING * sum(rows) + beside
+        return sizes.held(rows) + _STAYING * sum(rows) + beside
 
     @property
     def wanted_limit(self) -> int:
