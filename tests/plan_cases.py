@@ -98,6 +98,7 @@ class Engine:
         self.groups = [Group(plan, number, rows) for number, rows in enumerate(chunks)]
         self.clips: list[tuple[int, int]] = []
         self.places: list[tuple[int, int]] = []  # (batch, slot)
+        self.samples: list[int] = []
 
     @classmethod
     def of(cls, plan: Plan, episodes: EpisodeTable, spec: ClipSpec) -> Engine:
@@ -139,6 +140,7 @@ class Engine:
                     assert group.held[run][frame] == episode
             self.clips.append((episode, start))
             self.places.append((batch, slot))
+        self.samples += clips.sample.tolist()
         for group, todo in zip(self.groups, work.groups, strict=True):
             group.free(todo.frees)
 

@@ -142,7 +142,7 @@ def test_frame_counts_of_windows_and_clip_lists(dataset: Path, batch_size: int |
     report = bench(dataset, windows={"pose": [0]}, squeeze_time=True, **options)
     assert report.num_frames == report.num_clips == 20
     clips = {"episode": ["a/Easy", "b/Easy"], "frames": [[3, 8], [0, 5]]}
-    assert bench(dataset, clips=clips, **options).num_frames == 4
+    assert bench(dataset, samples=clips, **options).num_frames == 4
     assert BenchOptions().clip_len == BenchOptions(pad="edge").clip_len == 16
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
+from seqrecord.clips.frames import COPIES
 from seqrecord.clips.grids import (
     MAX_FRAMES,
     MAX_OWNERS,
@@ -27,14 +28,15 @@ from seqrecord.clips.tables import (
 )
 from seqrecord.format.manifest import MAX_EPISODES
 from seqrecord.format.rows import MAX_EPISODE_FRAMES
-from seqrecord.sampling.runs import Runs, concatenated_pieces
+from seqrecord.sampling.runs import Runs, remaining_table
 from tests.clip_cases import Case, cases, episode_table
 
 ALL_64 = np.uint64(2**64 - 1)
 
 
 def located(table: ClipTable) -> list[tuple[int, int]]:
-    episode, start = table.locate(np.arange(table.num_clips))
+    episode, start, sample, _ = table.locate(np.arange(table.num_clips))
+    assert (sample // COPIES).tolist() == [*range(table.num_clips)]
     return list(zip(episode.tolist(), start.tolist(), strict=True))
 
 
@@ -157,17 +159,20 @@ def test_limits_of_datasets_and_plans_fit_into_keys() -> None:
     assert MAX_EPISODES <= MAX_OWNERS
     assert MAX_EPISODE_FRAMES <= MAX_FRAMES
     zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
-    assert Runs(1, zero, zero, one, zero + MAX_OWNERS - 1).num_clips == 1
+    assert Runs(1, zero, zero, one, zero + MAX_OWNERS - 1, zero).num_clips == 1
     with pytest.raises(ClipError, match="more runs") as caught:
-        Runs(1, zero, zero, one, zero + MAX_OWNERS)
+        Runs(1, zero, zero, one, zero + MAX_OWNERS, zero)
     assert (caught.value.expected, caught.value.got) == ("at most 2147483648", 2147483649)
 
 
 def test_pieces_of_two_episodes_are_not_joined() -> None:
-    """Their keys are consecutive."""
+    """Nor pieces between which a sample is left out."""
     zero = np.zeros(0, np.int64)
     table = ClipTable(ClipSpec(1, stride=1 << 30), zero, zero, zero, zero)
-    first = frame_keys(np.array([0, 0, 1]), np.array([0, 1 << 31, 0]))
-    found = concatenated_pieces(table, first, np.array([2, 2, 1]))
-    columns = (found.episode, found.first_start, found.count)
-    assert [column.tolist() for column in columns] == [[0, 1], [0, 0], [4, 1]]
+    pieces = [(1, 4 << 30, 1, 0, 4), (0, 2 << 30, 2, 0, 2), (0, 0, 2, 0, 0), (1, 5 << 30, 1, 0, 6)]
+    given = np.array(pieces, np.int64).T * np.array([[1], [1], [1], [1], [COPIES]])
+    left = Runs(1 << 30, *given)
+    found = remaining_table(table, left)
+    columns = (found.episode, found.first_start, found.count, found.first_sample // COPIES)
+    starts = [0, 4 << 30, 5 << 30]
+    assert [column.tolist() for column in columns] == [[0, 1, 1], starts, [4, 1, 1], [0, 4, 6]]

@@ -176,7 +176,10 @@ def test_clips_have_their_frames(path: Path, case: dict[str, Any]) -> None:
         {"ragged": "pad"},
         {"ragged": "nested"},
         {"stride": 3, "rotate_phase": True},
-        {"clips": {"episode": ["set/0", "set/3"], "start": [3, 4], "weight": [2, 3.4]}, "span": 6},
+        {
+            "samples": {"episode": ["set/0", "set/3"], "start": [3, 4], "repeat": [2, 3.4]},
+            "span": 6,
+        },
     ],
     ids=lambda more: next(iter(more)),
 )
@@ -443,7 +446,7 @@ def test_errors(path: Path) -> None:
         ({**two, "order": "sequences"}, "sequences"),
         ({"clip_len": 2, "span": 4, "batch_size": 2, "order": "sequences"}, "sequences"),
         ({**two, "span": 4}, "span"),
-        ({"clips": {"episode": ["set/0"], "frames": [[0, 1]]}, "span": 4}, "span"),
+        ({"samples": {"episode": ["set/0"], "frames": [[0, 1]]}, "span": 4}, "span"),
         ({**two, "clip_transform": lambda clip, _: clip}, "clips of one shape"),
         ({"clip_len": 2, **RESIZED}, "single clips"),
         ({"clip_len": 2, "batch_size": 2, "order": "sequences", **RESIZED}, "sequences"),
@@ -569,7 +572,7 @@ def test_chosen_clips_and_phases(path: Path) -> None:
     expected = fitting()
     listed = [("set/0", 19), ("set/3", 17), ("set/3", 3)]
     table = {"episode": [key for key, _ in listed], "start": [start for _, start in listed]}
-    pipe = SeqRecordPipe(path, **STEPS, batch_size=2, clips=table)
+    pipe = SeqRecordPipe(path, **STEPS, batch_size=2, samples=table)
     assert drawn(pipe).keys() == set(listed[1:])  # frame 22 of set/0 lacks flow, whatever is drawn
     assert expected["set/3", 17] == {2, 5}  # not 1, for frame 20 lacks flow
     turns = SeqRecordPipe(path, **STEPS, batch_size=3, stride=3, rotate_phase=True)

@@ -164,7 +164,7 @@ def test_first_clip_that_uses_each_load(
     none, of_loads = np.zeros_like(run), np.zeros_like(owner)
     found = first_uses(
         Loads(owner, first_run + owner, of_loads, of_loads, first, count),
-        Clips(run, first_run + run, none, start, none, none, none),
+        Clips(run, first_run + run, none, start, none, none, none, none),
         Window(offset - back, span + back + ahead, step, 1, *reach),
         np.array([NUM_FRAMES]),
     )
@@ -174,7 +174,7 @@ def test_first_clip_that_uses_each_load(
 def test_first_uses_of_many_clips_are_fast() -> None:
     many, zero = np.arange(200_000), np.zeros(200_000, np.int64)
     loads = Loads(zero, zero, zero, zero, many, zero + 1)
-    clips = Clips(zero, zero, zero, many, zero, zero, zero)
+    clips = Clips(zero, zero, zero, many, zero, zero, zero, many)
     begin = time.thread_time()
     uses = first_uses(loads, clips, Window(0, 4, 1, 4), np.array([1 << 20]))
     assert time.thread_time() - begin < 2

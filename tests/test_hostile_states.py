@@ -35,10 +35,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def mixed(root: Path, world_size: int = 1) -> SeqRecordMix:
     """The epochs of `b` and `c` differ in length."""
-    chosen = {"episode": ["e/0", "e/1", "e/0"], "start": [4, 0, 7], "weight": [1.5, 3.2, 0.3]}
+    chosen = {"episode": ["e/0", "e/1", "e/0"], "start": [4, 0, 7], "repeat": [1.5, 3.2, 0.3]}
     sources = {
         "a": SeqRecordIterableDataset(root / "a", clip_len=3),
-        "b": SeqRecordIterableDataset(root / "b", clip_len=3, clips=chosen),
+        "b": SeqRecordIterableDataset(root / "b", clip_len=3, samples=chosen),
         "c": SeqRecordIterableDataset(root / "c", clip_len=3, stride=4, rotate_phase=True),
     }
     weights = {"a": 3, "b": 2, "c": 1}

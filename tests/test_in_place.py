@@ -246,12 +246,12 @@ def test_a_selection_without_bad_episodes_is_read(tmp_path: Path) -> None:
         loader: Any = partial(seqrecord.SeqRecordPipe, root, batch_size=3, clip_len=clip_len)
         table = {"episode": [bad, good[1]], name: rows}
         with pytest.raises(SourceError, match=refused):
-            loader(clips=table)
+            loader(samples=table)
         some = {column: values[1:] for column, values in table.items()}
         for clips in (
-            loader(clips=some),  # the selection includes the table
-            loader(clips=table, episodes=good),
-            loader(clips=table, skip_bad_episodes=True),
+            loader(samples=some),  # the selection includes the table
+            loader(samples=table, episodes=good),
+            loader(samples=table, skip_bad_episodes=True),
         ):
             assert [key for b in clips for key in b["episode"]] == good[1:]
     skipping = _loader(root, episodes=[bad, *good], skip_bad_episodes=True)

@@ -147,15 +147,15 @@ LISTED = {
     "frames": [[(7 * i) % 23, (11 * i + 5) % 23, (3 * i + 1) % 23] for i in range(40)],
 }
 PAIRS = {"episode": ["set/3"] * 39, "frames": [[i, i + 1] for i in range(39)]}
-WEIGHTED = {"episode": ["set/0", "set/3"], "start": [3, 9], "weight": [3, 2]}
+WEIGHTED = {"episode": ["set/0", "set/3"], "start": [3, 9], "repeat": [3, 2]}
 CASES: dict[str, dict[str, Any]] = {  # besides the random requests
     "sequences": {"clip_len": 4, "stride": 4, "order": "sequences", "batch_size": 2},
     "windows": {"windows": {"image": [-2, 0], "id": range(8)}, "pad": "edge"},
-    "lists": {"clips": LISTED},
-    "pairs": {"clips": PAIRS},
-    "lists of one feature": {"clips": LISTED, "features": ["id"]},
-    "lists in order": {"clips": LISTED, "shuffle": False},
-    "weights": {"clip_len": 2, "clips": WEIGHTED},
+    "lists": {"samples": LISTED},
+    "pairs": {"samples": PAIRS},
+    "lists of one feature": {"samples": LISTED, "features": ["id"]},
+    "lists in order": {"samples": LISTED, "shuffle": False},
+    "weights": {"clip_len": 2, "samples": WEIGHTED},
 }
 
 

@@ -55,12 +55,12 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"episodes": ["set/00"]}, ClipError, f"expected: the keys of {KEYS}; got: set/00"),
     ({"episodes": "other/*"}, ClipError, f"expected: some of the keys of {KEYS}; got: 'other/"),
     ({"features": ["images"]}, SchemaError, "no such feature; file: .*; .* got: images"),
-    ({"clips": {"episode": ["set/0"]}}, ClipError, "clips lacks a column: start; "),
-    ({"clips": {**CLIP, "score": [1]}}, ClipError, "unknown column: score; "),
+    ({"samples": {"episode": ["set/0"]}}, ClipError, "samples lacks a column: start; "),
+    ({"samples": {**CLIP, "score": [None]}}, ClipError, "no values for batches in column score; "),
     (
-        {"clips": {**CLIP, "start": [0, 1]}},
+        {"samples": {**CLIP, "start": [0, 1]}},
         ClipError,
-        "clips is not a table: .*length 1 but got length 2",
+        "samples is not a table: .*length 1 but got length 2",
     ),
 ]
 STATES: list[tuple[dict[str, Any], str]] = [

@@ -196,10 +196,10 @@ def test_ranks_give_all_clips_and_equal_counts(root: Root) -> None:
 
 def test_sources_with_different_settings(root: Root) -> None:
     """A rotated phase, weights of clips, and no shuffle."""
-    table = {"episode": ["e/0", "e/1", "e/1"], "start": [4, 0, 7], "weight": [1, 2, 0.5]}
+    table = {"episode": ["e/0", "e/1", "e/1"], "start": [4, 0, 7], "repeat": [1, 2, 0.5]}
     sources = {
         "a": stream(root, "a", stride=4, rotate_phase=True),
-        "b": stream(root, "b", clips=table),
+        "b": stream(root, "b", samples=table),
         "c": stream(root, "c", shuffle=False),
     }
 
@@ -216,10 +216,10 @@ def test_sources_with_different_settings(root: Root) -> None:
 
 def test_source_iterated_alone_gives_the_same_clips(root: Root) -> None:
     """Weighted clips of an epoch depend on the seed, which differs in a mix."""
-    table = {"episode": ["e/2"] * 30, "start": list(range(30)), "weight": [0.5] * 30}
+    table = {"episode": ["e/2"] * 30, "start": list(range(30)), "repeat": [0.5] * 30}
     found = []
     for alone in (True, False):
-        sources = {**streams(root, "b"), "a": stream(root, "a", clips=table)}
+        sources = {**streams(root, "b"), "a": stream(root, "a", samples=table)}
         mix = SeqRecordMix(sources, weights={"a": 1, "b": 1}, batch_size=4, stopping_strategy=7)
         assert not alone or list(sources["a"])
         found.append(list(run(mix)))

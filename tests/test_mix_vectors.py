@@ -331,7 +331,7 @@ def test_task_numbers(root: Path, tmp_path: Path) -> None:
             seen.add(task)
     assert len(seen) >= 4
     lists = {"episode": ["arm/1", "arm/0"], "frames": [[9, 2], [4, 0]]}
-    pairs = SeqRecordIterableDataset(root / "arm", clips=lists, rename={"top": "camera"})
+    pairs = SeqRecordIterableDataset(root / "arm", samples=lists, rename={"top": "camera"})
     for batch in SeqRecordMix({"arm": pairs}, batch_size=1, number_tasks=True):
         assert {batch["episode"][0]: int(batch["task_index"][0])} in ({"arm/0": 0}, {"arm/1": 1})
 

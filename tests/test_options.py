@@ -218,7 +218,7 @@ TORCHCODEC = EngineOptions(video_decoder="torchcodec")
 WITHOUT_EFFECT: list[tuple[dict[str, Any], str, str]] = [
     ({"shuffle": False, "engine": EngineOptions(num_cursors=4)}, "engine.num_cursors", "or no num"),
     ({"shuffle": False, "engine": EngineOptions(shuffle_buffer=4)}, "shuffle_buffer", "or no shuf"),
-    ({"clips": {"start": [0]}, "drop_last_frames": 1}, "clips has", "no drop_last_frames"),
+    ({"samples": {"start": [0]}, "drop_last_frames": 1}, "samples has", "no drop_last_frames"),
     ({"rotate_phase": True}, "rotate_phase", "a stride above 1, or no rotate_phase"),
     ({"rotate_phase": True, "stride": 1}, "rotate_phase", "a stride above 1"),
     (

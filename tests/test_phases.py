@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord import ClipSpec
-from seqrecord.clips.chosen import ChosenClips
 from seqrecord.clips.grids import ChunkGrid
+from seqrecord.clips.samples import SampleTable
 from seqrecord.clips.tables import EpisodeTable, enumerate_clips
 from seqrecord.sampling import EpochPlan, Phases, PlanSettings
 from seqrecord.sampling.random_order import clips_before, times_in_epoch
@@ -113,16 +113,16 @@ def test_phases_of_a_large_dataset_are_fast(stride: int) -> None:
 
 def test_repetitions_are_the_weight_rounded_down_or_up() -> None:
     weight = np.array([0.0, 0.25, 1.0, 2.5, 7.0, 0.999])
-    chosen = ChosenClips.of(np.zeros(6, np.int64), np.arange(6), weight)
+    chosen = SampleTable.of(np.zeros(6, np.int64), np.arange(6), weight)
     times = np.array([times_in_epoch(chosen, seed=3, epoch=epoch) for epoch in range(2000)])
     assert (times >= np.floor(weight)).all()
     assert (times <= np.ceil(weight)).all()
     assert np.abs(times.mean(axis=0) - weight).max() < 0.03
     assert (times == times_in_epoch(chosen, seed=4, epoch=0)).all(axis=1).mean() < 0.6
     assert chosen.differs_by_epoch
-    assert not chosen.subset(np.array([True, False, True, False, True, False])).differs_by_epoch
+    assert not chosen.take(np.array([0, 2, 4])).differs_by_epoch
     # Clips of equal weight appear in all combinations.
-    chosen = ChosenClips.of(np.zeros(5, np.int64), np.arange(5), np.full(5, 0.4))
+    chosen = SampleTable.of(np.zeros(5, np.int64), np.arange(5), np.full(5, 0.4))
     found = Counter(
         tuple(times_in_epoch(chosen, seed=0, epoch=epoch).tolist()) for epoch in range(2000)
     )
@@ -143,7 +143,7 @@ def test_weighted_clips_before_an_epoch_match_counting(
     weights: list[float], seed: int, num_shards: int, first: int
 ) -> None:
     count = len(weights)
-    chosen = ChosenClips.of(np.zeros(count, np.int64), np.arange(count), np.array(weights))
+    chosen = SampleTable.of(np.zeros(count, np.int64), np.arange(count), np.array(weights))
     before = clips_before(chosen, first, num_shards, seed=seed)
     assert first or before == 0
     for epoch in range(first, first + 6):
@@ -160,7 +160,7 @@ def test_sparse_clips_of_a_long_episode_read_few_chunks() -> None:
         np.array([100_000]), (ChunkGrid(np.array([16]), np.zeros(1, np.int64)),)
     )
     spec = ClipSpec(4)
-    chosen = ChosenClips.of(np.zeros(100, np.int64), np.arange(100) * 1000)
+    chosen = SampleTable.of(np.zeros(100, np.int64), np.arange(100) * 1000)
     table = chosen.table(spec, np.arange(1), chosen.most)
     plan = EpochPlan(table, episodes, PlanSettings(num_cursors=4, run_frames=None))
     loads = [work.groups[0].loads for work in plan.rounds()]
@@ -176,7 +176,7 @@ def test_peak_memory_counts_frames_between_distant_clips() -> None:
         ChunkGrid(np.array([100]), np.zeros(1, np.int64), 1),
     )
     episodes = EpisodeTable(np.array([60 * count]), grids)
-    chosen = ChosenClips.of(np.zeros(count, np.int64), 60 * np.arange(count))
+    chosen = SampleTable.of(np.zeros(count, np.int64), 60 * np.arange(count))
     table = chosen.table(ClipSpec(1), np.arange(1), chosen.most)
     settings = PlanSettings(
         num_cursors=1, block_frames=480, first_block_frames=480, run_frames=None, shuffle=False

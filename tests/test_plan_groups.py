@@ -214,7 +214,7 @@ def test_remaining_clips_are_planned_with_the_same_windows(case: Case, batches: 
     options: Any = {"epoch": case.epoch, "windows": case.windows}
     rest = find_remaining(case.table, case.episodes, [segment], **options)
     every, remaining = (
-        {*zip(*map(np.ndarray.tolist, table.locate(np.arange(table.num_clips))), strict=True)}
+        {*zip(*map(np.ndarray.tolist, table.locate(np.arange(table.num_clips))[:2]), strict=True)}
         for table in (case.table, rest)
     )
     for plan in plans:

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec, StateError
-from seqrecord.clips.chosen import ChosenClips
+from seqrecord.clips.samples import SampleTable
 from seqrecord.clips.tables import ClipTable, EpisodeTable, enumerate_clips
 from seqrecord.sampling import EpochPlan, Plan, PlanSettings, SequencePlan, Shard, ShuffledPlan
 from seqrecord.sampling.elastic import EpochSegment, find_remaining, items_of_workers
@@ -22,7 +22,9 @@ from seqrecord.sampling.sequences import sequence_settings
 from tests.clip_cases import episode_table
 from tests.plan_cases import LAYOUTS, Engine, Request, requests
 
-Clips = Counter[tuple[int, int]]
+Clips = Counter[tuple[int, int, int]]
+"""Episode, start and sample of each clip."""
+
 SETTINGS = PlanSettings(num_cursors=3, block_frames=8, batch_size=4)
 
 
@@ -57,20 +59,22 @@ def delivered(plans: Sequence[Plan], segment: EpochSegment) -> tuple[Clips, bool
     given = [n for rank in ranks for n in turns(rank, segment.batch, segment.batch_size)]
     for plan, batch in zip(plans, given, strict=True):
         clips = plan.merged(0, plan.num_rounds, loads=False).clips
-        every = zip(clips.episode.tolist(), clips.start.tolist(), strict=True)
+        columns = clips.episode, clips.start, clips.sample
+        every = zip(*(column.tolist() for column in columns), strict=True)
         found.update([*every][: plan.first_clip(batch)])
     return found, given == most
 
 
 def clips_of(table: ClipTable) -> Clips:
-    columns = table.locate(np.arange(table.num_clips))
+    columns = table.locate(np.arange(table.num_clips))[:3]
     return Counter(zip(*(column.tolist() for column in columns), strict=True))
 
 
 @given(st.data(), requests(), st.sampled_from(["clips", "sequences", "resident"]))
 def test_no_clip_is_lost_or_repeated(data: st.DataObject, request: Request, kind: str) -> None:
     """Later segments may have other settings."""
-    case, epoch, every = request.case, request.epoch, set(request.case.clips())
+    case, epoch, every = request.case, request.epoch, set(clips_of(request.case.table))
+    assert [clip[:2] for clip in clips_of(case.table)] == case.clips()
     table, earlier, repeated, over = case.table, Clips(), 0, list[EpochSegment]()
     for number in range(data.draw(st.integers(1, 3))):
         layout = data.draw(st.fixed_dictionaries(LAYOUTS)) if number else {}
@@ -124,7 +128,7 @@ def test_clips_listed_several_times(
 ) -> None:
     episodes, spec = episode_table([60, 54, 70], [8, 5, 64]), ClipSpec(3)
     episode, start, times = np.array(chosen, np.int64).T
-    listed = ChosenClips.of(episode, start, times.astype(np.float64))
+    listed = SampleTable.of(episode, start, times.astype(np.float64))
     table = listed.table(spec, np.arange(3), listed.most)
     settings = replace(SETTINGS, shuffle=shuffle, batch_size=2)
     segment = EpochSegment(ranks, workers, batches, 1, settings)
@@ -133,13 +137,16 @@ def test_clips_listed_several_times(
     found, _ = delivered(plans, segment)
     rest = find_remaining(table, episodes, [segment], epoch=0)
     remaining, every = clips_of(rest), clips_of(table)
-    in_order = zip(*map(np.ndarray.tolist, rest.locate(np.arange(rest.num_clips))), strict=True)
+    located = rest.locate(np.arange(rest.num_clips))[:3]
+    in_order = zip(*map(np.ndarray.tolist, located), strict=True)
     assert [*in_order] == sorted(remaining.elements())
     assert not rest.num_clips or not every - (found + remaining), "lost"
     assert (found + remaining - every).total() <= sum(plan.num_repeated for plan in plans)
     # Its plan reads no frame that was freed.
     plan = EpochPlan(rest, episodes, settings, segment=1)
-    assert Counter(Engine.of(plan, episodes, spec).finish().clips) == remaining
+    engine = Engine.of(plan, episodes, spec).finish()
+    pairs = zip(engine.clips, engine.samples, strict=True)
+    assert Counter((*clip, sample) for clip, sample in pairs) == remaining
 
 
 def test_remaining_clips_are_pieces_and_a_round_of_single_clips() -> None:

@@ -202,10 +202,10 @@ def test_the_order_depends_only_on_settings(video: Path) -> None:
 
 def test_weighted_clips_and_clips_of_a_device(video: Path) -> None:
     # Weighted clips stay in one process only.
-    clips = {"episode": list(LENGTHS), "start": [1] * 6, "weight": [0.5, 2.5, 1.5, 3, 0.2, 4.1]}
+    clips = {"episode": list(LENGTHS), "start": [1] * 6, "repeat": [0.5, 2.5, 1.5, 3, 0.2, 4.1]}
     several: list[tuple[dict[str, Any], bool]] = [({}, True), ({"rank": 0, "world_size": 2}, False)]
     for ranks, kept in several:
-        pipe = SeqRecordPipe(video, **CLIPS, clips=clips, **ranks)
+        pipe = SeqRecordPipe(video, **CLIPS, samples=clips, **ranks)
         decoded = []
         for _ in range(4):
             clips_of(video, pipe)

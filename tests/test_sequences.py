@@ -213,7 +213,7 @@ def test_invalid_options_are_errors_at_once(path: Path, tmp_path: Path) -> None:
         ({"batch_size": None}, "needs a batch_size"),
         ({"engine": EngineOptions(num_cursors=4)}, "takes no engine.num_cursors"),
         ({"engine": EngineOptions(shuffle_buffer=4)}, "takes no engine.shuffle_buffer"),
-        ({"clips": {"episode": ["set/0"], "start": [0]}}, "takes no clips"),
+        ({"samples": {"episode": ["set/0"], "start": [0]}}, "takes no samples"),
         ({"clip_len": 2**20, "dilation": 2**20}, "stride of a clip is out of range"),
     ]
     for settings, message in several:

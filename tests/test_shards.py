@@ -38,7 +38,8 @@ def shares(
 ) -> list[tuple[IntArray, IntArray]]:
     """Begins and ends of the cursors of the last three shards."""
     number = np.arange(len(counts))
-    runs = Runs(1, number, np.zeros_like(number), np.array(counts, np.int64), number)
+    zero = np.zeros_like(number)
+    runs = Runs(1, number, zero, np.array(counts, np.int64), number, zero)
     chunks = ChunkGrid(np.full(len(runs), chunk), np.zeros(len(runs), np.int64))
     found = []
     for i in range(num_shards - 3, num_shards):
@@ -89,14 +90,14 @@ def test_cursors_of_small_cases(
 )
 def test_clips_snap_to_the_first_of_their_chunk_and_run(offset: int, expected: list[int]) -> None:
     """Starts 1, 3, 5, 7 in chunks of 4 frames, and 8, 10 in chunks of 6; 12 frames each."""
-    columns = np.array([(0, 1, 4, 0), (1, 8, 2, 1)]).T
+    columns = np.array([(0, 1, 4, 0, 0), (1, 8, 2, 1, 4)]).T
     cuts = Cuts(grid_of([[4] * 3, [6] * 2]), np.array([11, 11]), offset)
     assert Runs(2, *columns).snap(np.arange(6), cuts).tolist() == expected
 
 
 def test_slices_have_separate_runs() -> None:
     # Clips 0 to 3 and 4 to 5 of a run, and 6 to 8 of another.
-    runs = Runs(2, *np.array([(0, 1, 4, 0), (0, 11, 2, 0), (1, 0, 3, 1)]).T)
+    runs = Runs(2, *np.array([(0, 1, 4, 0, 0), (0, 11, 2, 0, 9), (1, 0, 3, 1, 20)]).T)
     made, owner = runs.slices(np.array([1, 3, 3, 8]), np.array([3, 3, 7, 9]))
     rows = zip(owner, made.run, made.episode, made.first_start, made.count, strict=True)
     assert [tuple(map(int, row)) for row in rows] == [

@@ -108,10 +108,10 @@ def test_phases_and_chosen_clips(records: Dataset) -> None:
     with pytest.raises(
         ClipError, match="without a complete clip in its episode, in row 2"
     ) as caught:
-        SeqRecordPipe(records, clips=chosen, **settings)
+        SeqRecordPipe(records, samples=chosen, **settings)
     assert (caught.value.expected, caught.value.got) == ("1 to 16", 18)
     case = Case({**settings, "pad": "edge"})
-    padded = SeqRecordPipe(records, clips=chosen, **case.options)
+    padded = SeqRecordPipe(records, samples=chosen, **case.options)
     assert sorted(map(case.check, padded)) == [(0, 5), (3, 8)]  # frame 18 of lab/0 has no flow
 
 
@@ -370,7 +370,7 @@ def test_listed_clips_with_several_frame_rates(records: Dataset) -> None:
 
     def listed(starts: list[int], **more: Any) -> list[tuple[int, int]]:
         clips = {"episode": keys, "start": starts}
-        dataset = SeqRecordMapDataset(records, **options, clips=clips, **more)
+        dataset = SeqRecordMapDataset(records, **options, samples=clips, **more)
         return [case.check(dataset[i]) for i in range(len(dataset))]
 
     assert listed([6, 3, 14]) == [(0, 6), (3, 3), (3, 14)]

@@ -173,7 +173,9 @@ def main() -> None:
         ("100-clip buffer over sequential", buffered(table.num_clips, 100, 0)),
         ("full permutation", rng.permutation(table.num_clips)),
     ):
-        _print_row(name, [batch_quality(*table.locate(positions), sizes, table.spec.span)])
+        clips = table.locate(positions)
+        quality = batch_quality(clips.episode, clips.start, sizes, table.spec.span)
+        _print_row(name, [quality])
 
     for name, settings in _grid(table, episodes, args.batch_size, args.max_frames):
         found = measure(table, episodes, settings, epochs=args.epochs)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from seqrecord.clips.frames import ClipFrames, WindowFrames
+from seqrecord.clips.frames import ClipFrames, ClipKeys, WindowFrames
 from seqrecord.clips.grids import ChunkGrid, IntArray, frame_keys, split_keys
 from seqrecord.clips.tables import EpisodeTable
 from seqrecord.processes.forks import cached_property
@@ -27,11 +27,11 @@ from seqrecord.processes.forks import cached_property
 
 @dataclass(frozen=True, eq=False)
 class FrameLists:
-    """Frame lists of n clips, and the excerpts they refer to. Implements `ClipWindow`.
+    """Frame lists of n samples, and the excerpts they refer to. Implements `ClipWindow`.
 
     Excerpt `i` contains the frames `frames[first[i]:first[i + 1]]` of `episode[i]`, a row of the
-    index; both ascend. Clip `j` belongs to `excerpt[j]`, starts at `start[j]` and has the frames at
-    `places[j]`, int64[T]. Clips are sorted by excerpt and start.
+    index; both ascend. Sample `j` belongs to `excerpt[j]`, starts at `start[j]` and has the frames
+    at `places[j]`, int64[T]. Samples are sorted by excerpt and start.
     """
 
     episode: IntArray
@@ -49,8 +49,8 @@ class FrameLists:
     ) -> tuple[FrameLists, IntArray]:
         """Build excerpts of at most `most` frames (or the frames of one clip).
 
-        `episode`, int64[n], and `frames`, int64[n, T], list clips in any order. Also returns the
-        index of each clip in these arrays, int64[n].
+        `episode`, int64[n], and `frames`, int64[n, T], list samples in any order. Also returns the
+        index of each sample in these arrays, int64[n].
         """
         order = np.lexsort((frames.max(axis=1), frames.min(axis=1), episode))
         episode, frames = episode[order], frames[order]
@@ -83,10 +83,9 @@ class FrameLists:
         """Episode rows and frames of places, in arrays of the same shape."""
         return self.episode[excerpt], self.frames[self.first[excerpt] + places]
 
-    def frames_of(self, excerpt: IntArray, start: IntArray) -> IntArray:
-        """Frames of clips in the user's order, int64[n, T]."""
-        places = self.places[self._clips(excerpt, start)]
-        return self.stored(excerpt[:, None], places)[1]
+    def frames_of(self, row: IntArray) -> IntArray:
+        """Frames of samples by row, in the user's order, int64[n, T]."""
+        return self.stored(self.excerpt[row][:, None], self.places[row])[1]
 
     def table(self, episodes: EpisodeTable) -> EpisodeTable:
         """The excerpts as episodes, with the chunks that contain their frames.
@@ -131,17 +130,10 @@ class FrameLists:
         """`frame_offsets`; independent of the frame rate."""
         return self.frame_offsets
 
-    def find(self, excerpt: IntArray, start: IntArray, _frames: ClipFrames) -> WindowFrames:
+    def find(self, clips: ClipKeys, _frames: ClipFrames) -> WindowFrames:
         """See `ClipFrames.find`; returns places."""
-        places = self.places[self._clips(excerpt, start)]
+        places = self.places[clips.row]
         return WindowFrames(places, np.zeros(places.shape, np.bool_))
-
-    def _clips(self, excerpt: IntArray, start: IntArray) -> IntArray:
-        return np.searchsorted(self._keys, frame_keys(excerpt, start))
-
-    @cached_property
-    def _keys(self) -> IntArray:
-        return frame_keys(self.excerpt, self.start)
 
 
 def _divided(episode: IntArray, frames: IntArray, most: int) -> IntArray:

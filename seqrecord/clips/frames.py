@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,33 @@ from seqrecord.processes.forks import cached_property
 
 UNKNOWN = -1
 """Age of a missing value."""
+
+COPIES = 1 << 20
+"""Most copies of a row of samples in an epoch."""
+
+
+class ClipKeys(NamedTuple):
+    """n clips of an epoch; int64[n] each."""
+
+    episode: IntArray
+    """Row of the index; for lists of frames, number of the excerpt."""
+    start: IntArray
+    """First frame, or origin of the windows."""
+    sample: IntArray
+    """Unique in an epoch: `COPIES` times the row of the table of samples, plus the number of the
+    copy of this row.
+    """
+    place: IntArray
+    """Number in the order of all shards and segments of an epoch."""
+
+    @property
+    def row(self) -> IntArray:
+        """Row of the table of samples, which is in canonical order."""
+        return self.sample // COPIES
+
+    def take(self, chosen: Any) -> ClipKeys:
+        """The clips of an index, a mask or a slice."""
+        return ClipKeys(*(column[chosen] for column in self))
 
 
 class WindowFrames(NamedTuple):
@@ -73,8 +100,8 @@ class ClipSteps(NamedTuple):
     """int64[n]: the frames of each clip, if drawn for its batch."""
 
 
-DrawSteps: TypeAlias = Callable[[IntArray, IntArray, "IntArray | None"], ClipSteps]
-"""Draws steps for clips: episode rows, starts, and places in the epoch if known, int64[n] each."""
+DrawSteps: TypeAlias = Callable[[ClipKeys], ClipSteps]
+"""Draws steps for clips."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,11 +144,12 @@ class OffsetWindow:
         found: IntArray = self.offsets[rate if len(self.offsets) > 1 else 0]
         return found
 
-    def find(self, episode: IntArray, start: IntArray, frames: ClipFrames) -> WindowFrames:
+    def find(self, clips: ClipKeys, frames: ClipFrames) -> WindowFrames:
         """See `ClipFrames.find`."""
+        episode, start, *_ = clips
         offsets = self.offsets[0 if self.rate is None else self.rate[episode]]
         if frames.draw is not None:
-            dilation, is_reversed, positions, _ = frames.draw(episode, start, frames.place)
+            dilation, is_reversed, positions, _ = frames.draw(clips)
             if positions is not None:
                 offsets = offsets[positions] * dilation[:, None]
             else:
@@ -180,12 +208,13 @@ class TimedWindow:
         """`frame_offsets`; independent of the frame rate."""
         return self.frame_offsets
 
-    def find(self, episode: IntArray, start: IntArray, _frames: ClipFrames) -> WindowFrames:
+    def find(self, clips: ClipKeys, _frames: ClipFrames) -> WindowFrames:
         """See `ClipFrames.find`.
 
         Raises `ClipError` if a frame is further than `tolerance` from its time, unless `pads`; and
         if the distances of timestamps contradict the index.
         """
+        episode, start, *_ = clips
         shape = len(start), len(self.times)
         found = WindowFrames(np.zeros(shape, np.int64), np.zeros(shape, bool))
         num_far = 0
@@ -291,13 +320,13 @@ class NearestWindow:
             found = replace(missing, start=np.where(is_open, missing.start, missing.start + most))
         return found.subset(found.start < found.stop)
 
-    def find(self, episode: IntArray, start: IntArray, frames: ClipFrames) -> WindowFrames:
+    def find(self, clips: ClipKeys, frames: ClipFrames) -> WindowFrames:
         """See `ClipFrames.find`."""
-        asked = self.window.find(episode, start, frames)
+        asked = self.window.find(clips, frames)
         missing, of_clips = self.missing, asked.frames
         if not len(missing):
             return asked._replace(age=np.zeros_like(of_clips))
-        lacks, run = missing.find(episode[:, None], of_clips)
+        lacks, run = missing.find(clips.episode[:, None], of_clips)
         to_value = missing.stop[run] - of_clips if self.ahead else of_clips - missing.start[run] + 1
         age = np.where(lacks, to_value, 0)
         is_unknown = lacks & self.is_open[run]
@@ -334,7 +363,7 @@ class ClipWindow(Protocol):
     def frame_offsets_at(self, rate: int, /) -> IntArray:
         """`frame_offsets` of episodes with one frame rate."""
 
-    def find(self, episode: IntArray, start: IntArray, frames: ClipFrames, /) -> WindowFrames:
+    def find(self, clips: ClipKeys, frames: ClipFrames, /) -> WindowFrames:
         """See `ClipFrames.find`."""
 
 
@@ -350,16 +379,14 @@ class ClipFrames:
     """Frames of each feature in clips.
 
     `num_frames`, int64, has the length of each episode (all rows of the index). With `draw`, clips
-    have the frames `s + offsets * dilation`, in reverse order if drawn so; `place`, int64[n], are
-    the clips' places in the epoch. With `excerpts`, episodes and frames are excerpts and places;
-    `stored` maps them to the index.
+    have the frames `s + offsets * dilation`, in reverse order if drawn so. With `excerpts`,
+    episodes and frames are excerpts and places; `stored` maps them to the index.
     """
 
     windows: Mapping[str, ClipWindow]
     num_frames: IntArray
     draw: DrawSteps | None = None
     excerpts: FrameMapping | None = None
-    place: IntArray | None = None
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -382,16 +409,9 @@ class ClipFrames:
         window = self.windows.get(feature)
         return isinstance(window, NearestWindow) and window.has_unknown
 
-    def at(self, place: IntArray) -> ClipFrames:
-        """The same windows, for clips at these places in the epoch, int64[n]."""
-        return self if self.draw is None else replace(self, place=place)
-
-    def find(self, feature: str, episode: IntArray, start: IntArray) -> WindowFrames:
-        """Frames of a feature in clips, in the order of the batch.
-
-        Clips are given by episode rows and starts, int64[n] each.
-        """
-        return self.windows[feature].find(episode, start, self)
+    def find(self, feature: str, clips: ClipKeys) -> WindowFrames:
+        """Frames of a feature in clips, in the order of the batch."""
+        return self.windows[feature].find(clips, self)
 
 
 _FAR = 1 << 60  # frames; beyond any episode and clip

@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips.frames import (
+    COPIES,
+    ClipKeys,
     ClipUse,
     MissingFrames,
     Starts,
@@ -147,10 +149,12 @@ class ClipTable:
     """Clips of selected episodes in canonical order: by episode, then by start.
 
     Run `i` contains `count[i]` clips of `episode[i]`, which start at `first_start[i]` and every
-    `spec.stride` frames after it; int64[runs] each. `selected`, int64, are the selected episodes in
-    ascending order. `num_short_episodes` of them are too short for a clip. `num_incomplete` clips
-    were dropped because a frame lacks a requested feature, `num_outside` because a window extends
-    beyond the episode.
+    `spec.stride` frames after it; int64[runs] each. Their samples are `first_sample[i]` and every
+    `COPIES` after it, see `ClipKeys`: `samples`, ascending, or by default rows counted from 0.
+
+    `selected`, int64, are the selected episodes in ascending order. `num_short_episodes` of them
+    are too short for a clip. `num_incomplete` clips were dropped because a frame lacks a requested
+    feature, `num_outside` because a window extends beyond the episode.
     """
 
     spec: ClipSpec
@@ -161,10 +165,14 @@ class ClipTable:
     num_short_episodes: int = 0
     num_incomplete: int = 0
     num_outside: int = 0
+    samples: IntArray | None = None
     offsets: IntArray = field(init=False)  # position of each run's first clip
+    first_sample: IntArray = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offsets", np.cumsum(self.count) - self.count)
+        first = self.offsets * COPIES if self.samples is None else self.samples
+        object.__setattr__(self, "first_sample", first)
 
     @cached_property
     def num_clips(self) -> int:
@@ -234,6 +242,23 @@ class ClipTable:
             num_outside=sum(table.num_outside for table in tables),
         )
 
+    def joined(
+        self, episode: IntArray, start: IntArray, count: IntArray, sample: IntArray
+    ) -> ClipTable:
+        """The table with these runs instead, int64[n] each, in canonical order; joins adjacent
+        ones.
+        """
+        other = start[1:] != (start + count * self.spec.stride)[:-1]
+        other |= (sample[1:] != (sample + count * COPIES)[:-1]) | (episode[1:] != episode[:-1])
+        opens = np.flatnonzero(np.append(True, other)[: len(start)])
+        return replace(
+            self,
+            episode=episode[opens],
+            first_start=start[opens],
+            count=np.add.reduceat(count, opens) if len(opens) else count,
+            samples=sample[opens],
+        )
+
     def has(self, episode: IntArray, start: IntArray) -> npt.NDArray[np.bool_]:
         """Whether clips are in the table, by episode rows and starts; [n] each.
 
@@ -251,8 +276,8 @@ class ClipTable:
         )
         return found
 
-    def locate(self, positions: IntArray) -> tuple[IntArray, IntArray]:
-        """Episode and start, int64[n] each, of clips at canonical positions, int64[n].
+    def locate(self, positions: IntArray) -> ClipKeys:
+        """The clips at canonical positions, int64[n], which are their places too.
 
         Raises `IndexError` for a position outside `[0, num_clips)`.
         """
@@ -260,7 +285,9 @@ class ClipTable:
             raise IndexError(f"position of a clip outside [0, {self.num_clips})")
         run = np.searchsorted(self.offsets, positions, side="right") - 1
         step = positions - self.offsets[run]
-        return self.episode[run], self.first_start[run] + step * self.spec.stride
+        start = self.first_start[run] + step * self.spec.stride
+        sample = self.first_sample[run] + step * COPIES
+        return ClipKeys(self.episode[run], start, sample, positions)
 
     def first_starts(self, episode: IntArray, start: IntArray) -> IntArray:
         """First start of each clip's run; int64[n] each."""

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from seqrecord.clips.frames import ClipKeys
 from seqrecord.clips.grids import run_bounds
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.arena import RaggedFrames
@@ -46,18 +47,16 @@ class Batch:
     """
 
     features: dict[str, torch.Tensor | RaggedFrames | list[list[Any]]]
-    episode: IntArray  # [clips], row of the index of the clip's source
-    start: IntArray  # [clips], first frame
+    clips: ClipKeys  # in the epoch of the clip's source
     source: IntArray  # [clips], number of the source
     epoch: IntArray  # [clips], of the source
-    place: IntArray  # [clips], in that epoch, see `Clips`
     arrive: Callable[[], object] = do_nothing
     """Must be called by the consuming thread before it uses the features."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Result of `OpenBatch`'s `describe`."""
 
     def __len__(self) -> int:
-        return len(self.episode)
+        return len(self.source)
 
 
 class Copy(NamedTuple):
@@ -190,8 +189,8 @@ class OpenBatch:
         self.missing, self.frames, self.is_complete = size, frames, False
         self._describe, self._columns = describe, dict[str, Any]()
         self._source = np.zeros(size, np.int64) if source is None else source
-        self._episode, self._start = np.empty(size, np.int64), np.empty(size, np.int64)
-        self._epoch, self._place = np.zeros(size, np.int64), np.zeros(size, np.int64)
+        self._epoch, *clips = np.zeros((1 + len(ClipKeys._fields), size), np.int64)
+        self._clips = ClipKeys(*clips)
         self._begin = begin
         self._builder: BatchBuilder[Any] | None = None
         self._lock = lock
@@ -207,24 +206,25 @@ class OpenBatch:
 
     def name(self, slots: IntArray, clips: Clips, epoch: int) -> None:
         """Record the origin of the clips in slots, int64[n]."""
-        self._episode[slots], self._start[slots] = clips.episode, clips.start
-        self._epoch[slots], self._place[slots] = epoch, clips.place
+        self._epoch[slots] = epoch
+        for column, named in zip(self._clips, clips.keys, strict=True):
+            column[slots] = named
 
     def complete(self) -> None:
         """Make the columns. All slots must be filled."""
         if self._describe is not None:
             with self._lock:
-                self._columns = {**self._describe(Batch({}, *self._of_clips))}
+                self._columns = {**self._describe(Batch({}, *self._origin))}
         self.is_complete = True
 
     def finish(self) -> Batch:
         """The complete batch."""
         features, arrive = self.allocate().finish()
-        return Batch(features, *self._of_clips, arrive, self._columns)
+        return Batch(features, *self._origin, arrive, self._columns)
 
     @property
-    def _of_clips(self) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
-        return self._episode, self._start, self._source, self._epoch, self._place
+    def _origin(self) -> tuple[ClipKeys, IntArray, IntArray]:
+        return self._clips, self._source, self._epoch
 
 
 class ClosedError(Exception):

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from seqrecord.clips.frames import ClipKeys
 from seqrecord.clips.tables import IntArray
 from seqrecord.clips.transforms import ClipFunction
 from seqrecord.engine.crops import Crop
@@ -230,7 +231,5 @@ class ClipDraws:
     calls: Calls | None = None
 
 
-DrawClips: TypeAlias = Callable[[IntArray, IntArray, Sequence[Any], IntArray], ClipDraws]
-"""Draws for clips: episode rows and first frames, int64[n] each; their `ClipRows`, for the sizes of
-frames; and their places in the epoch, int64[n].
-"""
+DrawClips: TypeAlias = Callable[[ClipKeys, Sequence[Any]], ClipDraws]
+"""Draws for clips, with their `ClipRows`, for the sizes of frames."""

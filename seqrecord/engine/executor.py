@@ -177,7 +177,7 @@ class Executor:
         if opened.frames is not None:
             sources = [replace(one, rows=one.rows[:, : opened.frames]) for one in sources]
         if self._draw is not None:
-            drawn = self._draw(clips.episode, clips.start, sources, clips.place)
+            drawn = self._draw(clips.keys, sources)
             sources = [replace(source, crop=drawn.crop) for source in sources]
         copies = self._copies.begin()
         begin = perf_counter()

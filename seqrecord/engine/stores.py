@@ -77,8 +77,7 @@ class ArenaRows:
     def source(self, start: int, stop: int) -> ClipRows[Any]:
         """Rows of the clips `[start, stop)`."""
         clips = self.clips.rows(start, stop)
-        frames = self.clip_frames.at(clips.place)
-        found = frames.find(self.features[0], clips.episode, clips.start)
+        found = self.clip_frames.find(self.features[0], clips.keys)
         origin, first, number = (
             column[start:stop, None] for column in (self.origin, self.first, self.number)
         )

@@ -62,7 +62,7 @@ class LeRobotMixDataset(PlannedDataset):
 
     Args:
         mix: the mix. Its batch size, seed, ranks and device are ignored; its sources have no
-            `clip_len` above 1, no dilation and no `clips`.
+            `clip_len` above 1, no dilation and no `samples`.
         repo_id: a name, for messages and checkpoints.
         episodes: numbers of episodes in the mix. Default: all.
         image_transforms: function called with each image.

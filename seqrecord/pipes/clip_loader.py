@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from seqrecord.clips.frames import ClipFrames
-from seqrecord.clips.tables import ClipTable, IntArray
+from seqrecord.clips.frames import ClipFrames, ClipKeys
+from seqrecord.clips.tables import ClipTable
 from seqrecord.engine.arena import for_users
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import BufferCache
@@ -272,35 +272,22 @@ class ClipLoader:
         return self.planner.residency.features(stays)
 
     def columns(
-        self,
-        episode: IntArray,
-        start: IntArray,
-        epoch: int,
-        place: IntArray,
-        draws: DrawsByPlace | None = None,
+        self, clips: ClipKeys, epoch: int, draws: DrawsByPlace | None = None
     ) -> dict[str, Any]:
-        """The columns of n clips beside features, each a list or a tensor.
+        """The columns of clips of an epoch beside features, each a list or a tensor.
 
-        Args:
-            episode: episode rows, int64[n].
-            start: starts, int64[n].
-            epoch: number of the epoch.
-            place: places in the epoch, int64[n].
-            draws: draws of the batch.
+        `draws` are those of the batch.
         """
         selection, drawn = self.selection, ClipDraws()
-        frames = selection.windows.frames
         if selection.draws.is_any:
-            drawn = self._draw_of(epoch, draws)(episode, start, (), place)
-        if selection.steps is not None:
-            frames = self._drawn_frames(epoch, draws).at(place)
-        columns, num_far = selection.columns.of(episode, start, frames, drawn)
+            drawn = self._draw_of(epoch, draws)(clips, ())
+        columns, num_far = selection.columns.of(clips, self._drawn_frames(epoch, draws), drawn)
         self._iteration.times_without_frame += num_far
         return columns
 
     def _columns_of(self, plan: Plan, batch: Batch) -> dict[str, Any]:
         """The columns of a batch. The executing thread makes them, beside the consumer's steps."""
-        return self.columns(batch.episode, batch.start, plan.epoch, batch.place, plan.draws)
+        return self.columns(batch.clips, plan.epoch, plan.draws)
 
     def unused(self, epoch: int) -> dict[str, int]:
         """Frames of the selected episodes in no clip, for sequences without windows."""

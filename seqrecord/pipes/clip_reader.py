@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from seqrecord.clips.frames import ClipFrames
+from seqrecord.clips.frames import ClipFrames, ClipKeys
 from seqrecord.clips.grids import frame_keys, run_bounds, split_keys
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.adjacent import divide
@@ -113,11 +113,11 @@ class ClipReader:
         if selection.draws.is_any or selection.steps is not None:
             # From torch's global generator, which a sampler draws the numbers from.
             seed = int(torch.randint(1 << 62, (), device="cpu"))
-        place = selection.clip_set.locate(numbers)
+        clips = selection.clip_set.locate(numbers)
         frames = selection.drawn_frames(seed, 0)
-        found, drawn = self._read(seed, *place, frames)
+        found, drawn = self._read(seed, clips, frames)
         features = squeeze(found, selection.squeezed)
-        columns, _ = selection.columns.of(*place, frames, drawn)
+        columns, _ = selection.columns.of(clips, frames, drawn)
 
         def batch() -> dict[str, Any]:
             return {**for_users(features, selection.nested), **columns}
@@ -128,12 +128,9 @@ class ClipReader:
 
         return ClipSequence(len(numbers), batch, single)
 
-    def example(self, episode: IntArray, start: IntArray) -> dict[str, Any]:
-        """The features of one clip, as arguments of clip functions: arrays [frames, …] or lists.
-
-        `episode` and `start` are the clip's episode row and start, int64[1] each.
-        """
-        features, _ = self._read(0, episode, start, self._selection.drawn_frames(0, 0))
+    def example(self, clip: ClipKeys) -> dict[str, Any]:
+        """The features of one clip, as arguments of clip functions: arrays [frames, …] or lists."""
+        features, _ = self._read(0, clip, self._selection.drawn_frames(0, 0))
         return {name: as_arrays(clips[0]) for name, clips in for_users(features, ()).items()}
 
     def _divided(self, name: str, values: torch.Tensor | RaggedFrames | list[Any]) -> Any:
@@ -144,16 +141,16 @@ class ClipReader:
         return list(map(nested, clips)) if name in self._selection.nested else clips
 
     def _read(
-        self, seed: int, episode: IntArray, start: IntArray, frames: ClipFrames
+        self, seed: int, clips: ClipKeys, frames: ClipFrames
     ) -> tuple[dict[str, Any], ClipDraws]:
         """Return the features of n clips as a batch, and their random parameters."""
-        selection, count = self._selection, len(episode)
+        selection, count = self._selection, len(clips.start)
         buffers = self._buffers_for(count)
         builder, threads = buffers.begin_batch(count), CallThreads(self._num_threads.get())
         sources: list[ClipRows[Arena]] = []
         used: list[tuple[_FeatureSet, Arena]] = []
-        found = [frames.find(names[0], episode, start).frames for names in self._alike]
-        keys = [frame_keys(*frames.stored(episode[:, None], some)) for some in found]
+        found = [frames.find(names[0], clips).frames for names in self._alike]
+        keys = [frame_keys(*frames.stored(clips.episode[:, None], some)) for some in found]
         for one in self._sets:
             if one.in_memory is not None:
                 own = {number: keys[number] for number in one.features}
@@ -176,7 +173,7 @@ class ClipReader:
                 sources.append(ClipRows(arena, some.reshape(keys[number].shape), kept))
         if not selection.draws.is_any:
             threads = CallThreads(1)  # copying takes less time than starting threads
-        drawn = selection.draws.draw(seed, 0, episode, start, sources)
+        drawn = selection.draws.draw(seed, 0, clips, sources)
         if drawn.crop is not None:
             sources = [replace(source, crop=drawn.crop) for source in sources]
         builder.gather(np.arange(count), sources, threads, drawn.calls, selection.vectors)

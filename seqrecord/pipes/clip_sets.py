@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from seqrecord.clips.chosen import ChosenClips
-from seqrecord.clips.clip_lists import read_clip_list, read_frame_lists
 from seqrecord.clips.frame_lists import FrameLists
+from seqrecord.clips.frames import ClipKeys
+from seqrecord.clips.sample_tables import read_frame_lists, read_samples, table_columns
+from seqrecord.clips.samples import SampleTable
 from seqrecord.clips.tables import ClipSpec, ClipTable, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_windows import SelectedWindows
@@ -31,12 +33,11 @@ class ClipSet:
         spec: length, stride and dilation.
         windows: the frames of each feature.
         selected: rows of the selected episodes, int64[n].
-        clips: all clips: of every phase with `rotate_phase`, and as often as each can come with
-            weights.
+        clips: all clips: of every phase with `rotate_phase`, and as often as each sample can come.
         phases: the phases of `rotate_phase`.
-        chosen: the clips of the argument `clips` that lack no feature.
-        excerpts: the used frames of each episode, if `clips` lists frames. Plans take excerpts for
-            episodes, and places in them for frames and starts.
+        samples: the samples of the argument `samples` that lack no feature.
+        excerpts: the used frames of each episode, if `samples` lists frames. Plans take excerpts
+            for episodes, and places in them for frames and starts.
     """
 
     spec: ClipSpec
@@ -44,7 +45,7 @@ class ClipSet:
     selected: IntArray
     clips: ClipTable
     phases: Phases | None = None
-    chosen: ChosenClips | None = None
+    samples: SampleTable | None = None
     excerpts: FrameLists | None = None
     _last: dict[tuple[int, int], ClipTable] = field(default_factory=dict, repr=False)
 
@@ -54,11 +55,11 @@ class ClipSet:
         spec = options.spec
         if options.lists_frames:
             found = cls.of_lists(options, dataset, selected)
+        elif options.samples is not None:
+            found = cls._of_starts(options, dataset, selected)
         else:
             windows = SelectedWindows(options, dataset, selected)
-            if options.clips is not None:
-                found = cls._of_starts(options, windows, selected)
-            elif isinstance(options, LoaderOptions) and options.rotate_phase:
+            if isinstance(options, LoaderOptions) and options.rotate_phase:
                 every = windows.enumerate(replace(spec, stride=1))
                 found = cls(spec, windows, selected, every, Phases.of(every, spec.stride))
             else:
@@ -77,28 +78,37 @@ class ClipSet:
     ) -> ClipSet:
         """The clips of a table of frame lists, in excerpts of at most `most` frames."""
         index, missing = dataset.contents.index, dataset.contents.missing_frames()
-        selected, excerpts, chosen, lacking = read_frame_lists(
-            options.clips, index.keys, index.num_frames, missing, selected, most
+        columns, keys = table_columns(options.samples), index.keys
+        selected, excerpts, samples, lacking = read_frame_lists(
+            columns, keys, index.num_frames, missing, selected, most
         )
         windows = SelectedWindows(options, dataset, selected, excerpts)
         rows, spec = np.arange(len(excerpts)), options.spec
-        table = chosen.table(spec, rows, chosen.most, num_incomplete=lacking)
-        return cls(spec, windows, selected, table, None, chosen, excerpts)
+        table = samples.table(spec, rows, samples.most, num_incomplete=lacking)
+        return cls(spec, windows, selected, table, None, samples, excerpts)
 
     @classmethod
-    def _of_starts(
-        cls, options: ClipOptions, windows: SelectedWindows, selected: IntArray
-    ) -> ClipSet:
+    def _of_starts(cls, options: ClipOptions, dataset: Dataset, selected: IntArray) -> ClipSet:
         """The clips of a table of starts that lack no feature."""
-        index, spec = windows.dataset.contents.index, options.spec
-        listed = read_clip_list(options.clips, index.keys, index.num_frames, windows.extents)
-        found = ChosenClips.of(*listed)
-        found = found.subset(np.isin(found.episode, selected))
-        selected = np.unique(found.episode)
-        whole = windows.enumerate(spec, selected).has(found.episode, found.start)
-        chosen, lacking = found.subset(whole), int((~whole).sum())
-        table = chosen.table(spec, selected, chosen.most, num_incomplete=lacking)
-        return cls(spec, windows, selected, table, chosen=chosen)
+        index, spec = dataset.contents.index, options.spec
+        columns, dilations = table_columns(options.samples), None
+        if "dilation" in columns:
+            dilations = np.unique(columns["dilation"]).tolist()
+        windows = SelectedWindows(options, dataset, selected, dilations=dilations)
+        listed = read_samples(columns, index.keys, index.num_frames, windows.extents)
+        every = SampleTable.of(*listed)
+        every = every.take(np.flatnonzero(np.isin(every.episode, selected)))
+        selected = np.unique(every.episode)
+        whole = np.zeros(len(every), np.bool_)
+        for some in [windows.dilations] if dilations is None else [(one,) for one in dilations]:
+            mine = np.arange(len(every))
+            if dilations is not None:
+                mine = np.flatnonzero(every.columns["dilation"] == some)
+            complete = windows.enumerate(spec, selected, some)
+            whole[mine] = complete.has(every.episode[mine], every.start[mine])
+        samples, lacking = every.take(np.flatnonzero(whole)), int((~whole).sum())
+        table = samples.table(spec, selected, samples.most, num_incomplete=lacking)
+        return cls(spec, windows, selected, table, samples=samples)
 
     @property
     def dataset(self) -> Dataset:
@@ -108,13 +118,13 @@ class ClipSet:
     @property
     def differs_by_epoch(self) -> bool:
         """Whether epochs have different clips."""
-        by_weight = self.chosen is not None and self.chosen.differs_by_epoch
-        return by_weight or self.phases is not None
+        by_samples = self.samples is not None and self.samples.differs_by_epoch
+        return by_samples or self.phases is not None
 
     @property
     def repeats(self) -> bool:
         """Whether an epoch may contain a clip twice."""
-        return self.chosen is not None and self.chosen.repeats
+        return self.samples is not None and self.samples.repeats
 
     @cached_property
     def typical(self) -> ClipTable:
@@ -128,10 +138,10 @@ class ClipSet:
         if self.phases is not None:
             epoch = self.phases.of_epoch(epoch, seed=seed, shuffle=shuffle)
         if (found := self._last.get((epoch, seed))) is None:
-            if self.chosen is not None:
-                times = times_in_epoch(self.chosen, seed=seed, epoch=epoch)
+            if self.samples is not None:
+                times = times_in_epoch(self.samples, seed=seed, epoch=epoch)
                 lacking, selected = self.clips.num_incomplete, self.clips.selected
-                found = self.chosen.table(self.spec, selected, times, num_incomplete=lacking)
+                found = self.samples.table(self.spec, selected, times, num_incomplete=lacking)
             else:
                 found = self.windows.enumerate(replace(self.spec, phase=epoch))
             self._last.clear()
@@ -142,22 +152,21 @@ class ClipSet:
         """The number of clips in each of `num_shards` equal shards of all epochs before one."""
         if self.phases is not None:
             return self.phases.clips_before(epoch, num_shards, seed=seed, shuffle=shuffle)
-        if self.chosen is not None:
-            return clips_before(self.chosen, epoch, num_shards, seed=seed)
+        if self.samples is not None:
+            return clips_before(self.samples, epoch, num_shards, seed=seed)
         return epoch * -(-self.clips.num_clips // num_shards)
 
-    def locate(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
-        """Episode rows and starts, int64[n] each, of clips by their numbers.
-
-        Numbers follow the canonical order, or the table `clips`.
-        """
-        if self.chosen is not None:
-            numbers = self.chosen.as_listed[numbers]
+    def locate(self, numbers: IntArray) -> ClipKeys:
+        """Clips by their numbers, int64[n], in canonical order, or in the order of `samples`."""
+        if self.samples is not None:
+            numbers = self.samples.as_listed[numbers]
         return self.clips.locate(numbers)
 
     def of_dilations(self) -> list[ClipTable]:
-        """For each dilation, if there are several, the clips of stride 1 that lack no feature."""
-        some = self.windows.dilations if len(self.windows.dilations) > 1 else ()
+        """For each dilation, if some are drawn, the clips of stride 1 that lack no feature."""
+        listed = () if self.samples is None else self.samples.columns
+        is_drawn = len(self.windows.dilations) > 1 and "dilation" not in listed
+        some = self.windows.dilations if is_drawn else ()
         return [self.windows.enumerate(ClipSpec(1), dilations=[one]) for one in some]
 
     @cached_property
@@ -193,15 +202,22 @@ class ClipSet:
         return self.dataset.contents.identity(self.selected)
 
     @cached_property
-    def chosen_digest(self) -> str | None:
-        """A hash of the chosen clips and their weights."""
-        if self.chosen is None:
+    def samples_digest(self) -> str | None:
+        """A hash of the table of samples."""
+        if self.samples is None:
             return None
-        chosen, digest, episode = self.chosen, hashlib.sha256(), self.chosen.episode
+        samples, digest = self.samples, hashlib.sha256()
+        frames, episode = samples.start, samples.episode
         if self.excerpts is not None:  # the same wherever episodes are divided
-            update_digest(digest, "<i8", self.excerpts.frames_of(episode, chosen.start), episode)
+            frames = self.excerpts.frames_of(np.arange(len(samples)))
             episode = self.excerpts.episode[episode]
         place = np.searchsorted(self.selected, episode)
-        update_digest(digest, "<i8", chosen.row, place, chosen.start)
-        update_digest(digest, "<f8", chosen.weight)
+        update_digest(digest, "<i8", samples.row, place, frames)
+        update_digest(digest, "<f8", samples.repeat)
+        for name, column in sorted(samples.columns.items()):
+            if isinstance(column, np.ndarray):
+                digest.update(f"{name} {column.dtype} {column.shape}".encode())
+                update_digest(digest, column.dtype.newbyteorder("<").str, column)
+            else:
+                digest.update(json.dumps([name, column.to_pylist()]).encode())
         return digest.hexdigest()

@@ -75,6 +75,7 @@ class SelectedWindows:
     Args:
         selected: rows of the selected episodes.
         excerpts: the frames of clips that are lists of frames.
+        dilations: the dilations of samples, ascending. Default: those of `options`.
 
     Attributes:
         requested: offsets and seconds of the argument `windows`.
@@ -90,9 +91,11 @@ class SelectedWindows:
         dataset: Dataset,
         selected: IntArray,
         excerpts: FrameLists | None = None,
+        dilations: Sequence[int] | None = None,
     ) -> None:
         self.dataset, self._selected, self._excerpts = dataset, selected, excerpts
-        self.dilations = options.dilations if options.has_drawn_steps else (1,)
+        drawn = options.dilations if options.has_drawn_steps else (1,)
+        self.dilations = drawn if dilations is None else tuple(dilations)
         self._all_have = options.clip_len is not None
         self.pads = options.pad in ("edge", "before"), options.pad in ("edge", "after")
         self._drop_last = options.drop_last_frames

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.clips.frames import ClipFrames, WindowFrames
-from seqrecord.clips.tables import IntArray
+from seqrecord.clips.frames import ClipFrames, ClipKeys, WindowFrames
+from seqrecord.clips.samples import SampleTable
 from seqrecord.engine.calls import ClipDraws
+from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_windows import FeatureWindows
 from seqrecord.pipes.draws import AugmentationSampler, ClipEpisodes, StepSampler
 
@@ -25,53 +26,54 @@ DIM_IS_PAD = "_dim_is_pad"
 class BatchColumns:
     """Makes the columns of batches beside features. Picklable.
 
-    `metadata` has the names of metadata entries that become columns, `constants` the columns that
-    are the same for all clips.
+    `samples` is the table of samples, `metadata` has the names of metadata entries that become
+    columns, and `constants` the columns that are the same for all clips.
     """
 
     episodes: ClipEpisodes
     windows: FeatureWindows
     draws: AugmentationSampler
     steps: StepSampler | None
+    samples: SampleTable | None
     metadata: tuple[str, ...] = ()
     constants: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
     def of(
-        self, episode: IntArray, start: IntArray, frames: ClipFrames, drawn: ClipDraws
+        self, clips: ClipKeys, frames: ClipFrames, drawn: ClipDraws
     ) -> tuple[dict[str, Any], int]:
         """The columns of n clips, each a list or a tensor, and the number of window times without a
         frame nearby.
 
         Columns: `episode`, a list of keys; `start`, int64[n]; random parameters;
         `<feature>_is_pad`, bool[n, T]; `<feature>_age`, int64[n, T]; `<feature>_dim_is_pad`,
-        bool[n, size]; and lists of metadata, `None` if an episode lacks an entry.
+        bool[n, size]; columns of the table of samples; and lists of metadata, `None` if an episode
+        lacks an entry.
 
         Args:
-            episode: episode rows, int64[n].
-            start: starts, int64[n].
+            clips: the clips.
             frames: the frames of each feature.
             drawn: the random parameters.
         """
-        metadata, windows, num_far = self.episodes.of(episode), self.windows, 0
+        metadata, windows, num_far = self.episodes.of(clips.episode), self.windows, 0
         steps, length = None, None
         if frames.draw is not None:
-            steps = frames.draw(episode, start, frames.place)
-            if steps.num_frames is not None and len(start):  # equal in a batch
+            steps = frames.draw(clips)
+            if steps.num_frames is not None and len(metadata):  # equal in a batch
                 length = int(steps.num_frames[0])
         columns: dict[str, Any] = {"episode": [one.key for one in metadata]}
-        listed = self.episodes.frames(episode, start)
-        columns["start"] = torch.from_numpy(start if listed is None else listed.min(axis=1))
+        listed = self.episodes.frames(clips)
+        columns["start"] = torch.from_numpy(clips.start if listed is None else listed.min(axis=1))
         if listed is not None:
             columns["frames"] = torch.from_numpy(listed)
         elif self.steps is not None and self.steps.span is not None:
-            found = windows.selected.usual.find(episode, start, frames).frames
+            found = windows.selected.usual.find(clips, frames).frames
             columns["frames"] = torch.from_numpy(found[:, :length])
-        columns |= self.draws.columns(drawn, metadata, episode)
+        columns |= self.draws.columns(drawn, metadata, clips.episode)
         by_window: dict[object, WindowFrames] = {}
         for name in dict.fromkeys((*windows.padded, *windows.distant)):
             key = frames.windows[name].key
             if key not in by_window:
-                by_window[key] = frames.find(name, episode, start)
+                by_window[key] = frames.find(name, clips)
             of_window = by_window[key]
             if name in windows.padded:  # users may change the copies
                 columns[f"{name}_is_pad"] = torch.from_numpy(of_window.is_pad[:, :length].copy())
@@ -84,4 +86,17 @@ class BatchColumns:
             columns[name] = torch.from_numpy(np.tile(constant, (len(metadata), 1)))
         for name in self.metadata:  # users may change the copy
             columns[name] = [deepcopy(one.metadata[name]) for one in metadata]
-        return columns, num_far
+        return {**columns, **self._own(clips, columns)}, num_far
+
+    def _own(self, clips: ClipKeys, others: Mapping[str, Any]) -> dict[str, Any]:
+        """The columns of the table of samples."""
+        if self.samples is None:
+            return {}
+        found: dict[str, Any] = {}
+        for name in self.samples.own:
+            if name in others:
+                problem = "a column of samples has the name of another column of batches"
+                raise ClipError(problem, expected="another name", got=name)
+            values = self.samples.values(name, clips)
+            found[name] = values if isinstance(values, list) else torch.from_numpy(values)
+        return found

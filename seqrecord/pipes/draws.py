@@ -15,7 +15,8 @@ import torch
 
 from seqrecord.clips.cameras import EpisodeCamera, known_cameras
 from seqrecord.clips.frame_lists import FrameLists
-from seqrecord.clips.frames import ClipSteps
+from seqrecord.clips.frames import ClipKeys, ClipSteps
+from seqrecord.clips.samples import SampleTable
 from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.clips.transforms import Camera, CropWindows, HorizontalFlip
 from seqrecord.engine.batches import ClipRows
@@ -80,28 +81,27 @@ class ClipEpisodes:
         """The key of the episode in this row of the index."""
         return self.dataset.contents.index.key(row)
 
-    def frames(self, episode: IntArray, start: IntArray) -> IntArray | None:
+    def frames(self, clips: ClipKeys) -> IntArray | None:
         """The frames of clips from frame lists, int64[n, T]; `None` for other clips."""
-        return None if self.excerpts is None else self.excerpts.frames_of(episode, start)
+        return None if self.excerpts is None else self.excerpts.frames_of(clips.row)
 
-    def starts(self, episode: IntArray, start: IntArray) -> IntArray:
+    def starts(self, clips: ClipKeys) -> IntArray:
         """The first frames of clips in their stored episodes, int64[n]."""
-        frames = self.frames(episode, start)
-        return start if frames is None else frames.min(axis=1)
+        frames = self.frames(clips)
+        return clips.start if frames is None else frames.min(axis=1)
 
-    def numbers(
-        self, episode: IntArray, start: IntArray, place: IntArray | None = None
-    ) -> IntArray:
-        """Numbers of clips by the rows of their episodes, their starts and their places in the
-        epoch; int64[n] each."""
-        if (frames := self.frames(episode, start)) is not None:
+    def numbers(self, clips: ClipKeys) -> IntArray:
+        """Numbers of clips, int64[n], which depend on the keys of episodes and the starts, and on
+        the samples if an epoch repeats clips."""
+        start = clips.start
+        if (frames := self.frames(clips)) is not None:
             start = np.zeros_like(start)
             for number, frame in enumerate(frames.T):
                 drawn = hash64(key_of(_FRAMES, number), start + frame) >> np.uint64(8)
                 start = drawn.astype(np.int64)
-        numbers = np.array([one.number for one in self.of(episode)], np.int64) + start
-        if self.repeats and place is not None:
-            numbers += (hash64(key_of(_COPIES), place) >> np.uint64(8)).astype(np.int64)
+        numbers = np.array([one.number for one in self.of(clips.episode)], np.int64) + start
+        if self.repeats:
+            numbers += (hash64(key_of(_COPIES), clips.sample) >> np.uint64(8)).astype(np.int64)
         return numbers
 
     def _find(self, row: int) -> EpisodeMetadata:
@@ -272,30 +272,30 @@ class AugmentationSampler:
         self,
         seed: int,
         epoch: int,
-        episode: IntArray,
-        start: IntArray,
+        clips: ClipKeys,
         sources: Sequence[ClipRows[Any]] = (),
-        place: IntArray | None = None,
         *,
         sequences: ClipTable | None = None,
         draw_at: DrawAt | None = None,
     ) -> ClipDraws:
-        """Draw parameters for n clips by episode row and start, int64[n] each.
+        """Draw parameters for n clips.
 
         The draw depends only on seed, epoch, the episode's key and a frame: the clip's first frame,
         or the first frame of the clip's row in `sequences`, so that all clips of a row get the
-        same. If an epoch repeats clips, it also depends on their `place` in the epoch, int64[n]. If
-        frame sizes vary, windows depend on the sizes of the episodes' frames, measured in `sources`
-        at first. `draw_at` makes the draws of the batch of clips, by their places.
+        same. If an epoch repeats clips, it also depends on their samples. If frame sizes vary,
+        windows depend on the sizes of the episodes' frames, measured in `sources` at first.
+        `draw_at` makes the draws of the batch of clips, by their places.
         """
         if not self.is_any:
             return ClipDraws()
-        first = start if sequences is None else sequences.first_starts(episode, start)
-        numbers, calls = self._episodes.numbers(episode, first, place), None
-        episode, start = self._episodes.rows(episode), self._episodes.starts(episode, start)
+        named = clips
+        if sequences is not None:
+            named = clips._replace(start=sequences.first_starts(clips.episode, clips.start))
+        numbers, calls = self._episodes.numbers(named), None
+        episode, start = self._episodes.rows(clips.episode), self._episodes.starts(clips)
         draw_batch = None
-        if draw_at is not None and place is not None and len(place):
-            draw_batch = partial(draw_at, place)
+        if draw_at is not None and len(start):
+            draw_batch = partial(draw_at, clips.place)
         parts: dict[str, tuple[ClipCrops, CropWindows]] = {}
         for camera in self._cameras:
             camera.learn(episode, start, sources)
@@ -360,6 +360,7 @@ class StepSampler:
         whole: for each of several dilations, the complete clips of stride 1.
         clip_len: greatest number of frames of a clip.
         span: number of frames to draw a clip's frames from; `None` if clips have no gaps.
+        samples: the table of samples.
     """
 
     dilations: Sequence[int]
@@ -368,37 +369,39 @@ class StepSampler:
     episodes: ClipEpisodes
     clip_len: int
     span: int | None
+    samples: SampleTable | None
 
     def draw(
         self,
         seed: int,
         epoch: int,
-        episode: IntArray,
-        start: IntArray,
-        place: IntArray | None = None,
+        clips: ClipKeys,
         *,
         frames_at: Callable[[IntArray], IntArray] | None = None,
     ) -> ClipSteps:
-        """Draw for n clips by episode row, start and place in the epoch, int64[n] each.
+        """Draw for n clips, unless their table of samples has the dilation and the direction.
 
         The draw depends only on seed, epoch, the episode's key and the start, and on the number of
         frames. All dilations with which the clip is complete are equally likely, and so are all
         sets of frames. `frames_at` returns the number of frames of clips by their places, if it is
         drawn for each batch.
         """
-        numbers = self.episodes.numbers(episode, start, place)
+        numbers, known = self.episodes.numbers(clips), self.samples
         shares = [
             (hash64(key_of(_SALT, seed, epoch, i), numbers) >> np.uint64(11)) * 2.0**-53
             for i in range(2)
         ]
-        dilation = np.full(len(start), self.dilations[0])
-        if len(self.dilations) > 1:
-            fits = np.stack([table.has(episode, start) for table in self.whole], axis=1)
-            count = np.cumsum(fits, axis=1)
+        dilation, is_reversed = np.full(len(numbers), self.dilations[0]), shares[1] < self.reverse
+        if known is not None and "dilation" in known.columns:
+            dilation = known.columns["dilation"][clips.row]
+        elif len(self.dilations) > 1:
+            fits = [table.has(clips.episode, clips.start) for table in self.whole]
+            count = np.cumsum(np.stack(fits, axis=1), axis=1)
             chosen = (shares[0] * count[:, -1]).astype(np.int64)
             dilation = np.array(self.dilations)[np.argmax(count > chosen[:, None], axis=1)]
-        is_reversed = shares[1] < self.reverse
-        num_frames = None if frames_at is None or place is None else frames_at(place)
+        if known is not None and "reverse" in known.columns:
+            is_reversed = known.columns["reverse"][clips.row]
+        num_frames = None if frames_at is None else frames_at(clips.place)
         if num_frames is None and self.span is None:
             return ClipSteps(dilation, is_reversed)
         key = key_of(_SALT, seed, epoch, _POSITIONS)
@@ -429,9 +432,9 @@ class StepSampler:
 
     def columns(self, steps: ClipSteps) -> dict[str, torch.Tensor]:
         """Columns of drawn parameters: `dilation`, int64[n], and `reversed`, bool[n]."""
-        columns = {}
-        if len(self.dilations) > 1:
+        columns, listed = {}, () if self.samples is None else self.samples.columns
+        if len(self.dilations) > 1 or "dilation" in listed:
             columns["dilation"] = torch.from_numpy(steps.dilation)
-        if self.reverse:
+        if self.reverse or "reverse" in listed:
             columns["reversed"] = torch.from_numpy(steps.is_reversed)
         return columns

@@ -61,9 +61,9 @@ class FrameArrays:
         problem = "ragged does not go with frame_transform, which gives frames of one shape"
         raise_if(options.ragged != "list", problem, 'ragged="list"', repr_of(options.ragged, 100))
         transform, windows = bound(options.frame_transform, dataset.features), found.windows.stored
-        episode, start = clips.locate(np.zeros(1, np.int64))
-        place = windows.find(next(iter(windows.windows)), episode, start).frames[:, 0]
-        row, frame = (int(numbers[0]) for numbers in windows.stored(episode, place))
+        first = clips.locate(np.zeros(1, np.int64))
+        place = windows.find(next(iter(windows.windows)), first).frames[:, 0]
+        row, frame = (int(numbers[0]) for numbers in windows.stored(first.episode, place))
         key = dataset.contents.index.key(row)
         try:
             arrays, unchanged = _transformed(transform, dataset.episodes[key][frame], stored)

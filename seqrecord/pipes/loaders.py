@@ -322,8 +322,7 @@ class SeqRecordIterableDataset(StreamingLoader, IterableDataset[Clip]):
 class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
     """Clips by number, for map-style training: `dataset[i]` is a clip as in `SeqRecordPipe`.
 
-    Clips are numbered episode by episode, front to back, or in the order of the
-    argument `clips`, a table of episodes and starts.
+    Clips are numbered episode by episode, front to back, or in the order of the table `samples`.
     Random access decodes a frame again for every clip that contains it: streaming is much faster.
 
     With `collate_fn=seqrecord.collate`, a `DataLoader` requests the clips of a batch together:
@@ -346,12 +345,12 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
         """
         self._options = options
         self._selection = select(location, options)
-        chosen = self._selection.clip_set.chosen
-        if chosen is not None and (chosen.weight != 1).any():
+        samples = self._selection.clip_set.samples
+        if samples is not None and (samples.repeat != 1).any():
             raise ClipError(
-                "SeqRecordMapDataset gives each clip once",
+                "SeqRecordMapDataset gives each sample once",
                 file=self.dataset.url,
-                expected="clips without weights; a sampler can weigh them",
+                expected="samples without repeat; a sampler can weigh them",
             )
         self._reader = ClipReader(self._selection, options.memory_limit)
 

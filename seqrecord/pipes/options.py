@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from seqrecord.clips.clip_lists import ClipList, lists_frames
+from seqrecord.clips.sample_tables import SamplesLike, column_names
+from seqrecord.clips.samples import OF_CLIPS
 from seqrecord.clips.tables import MAX_SETTING, ClipSpec
 from seqrecord.clips.transforms import ClipTransform, chain_of, checked_size, is_probability
 from seqrecord.clips.windows import Nearest, Windows, check_windows
@@ -24,6 +26,7 @@ from seqrecord.pipes.vector_options import (
     check_pad_to,
     check_place,
 )
+from seqrecord.processes.forks import cached_property
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameTransform
 from seqrecord.reading.resizing import Sizes
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
 
 MOST_THREADS = 1024  # of a loader, or of all sources of a mix
 _MOST_RANKS = (1 << 31) - 1
-_OF_FRAMES = ("clip_len", "span", "windows", "pad", "reverse")
+_OF_FRAMES = ("clip_len", "span", "windows", "pad")
 _CACHE = "SEQRECORD_FRAME_CACHE"  # environment variable
 _SHUFFLING = ("num_cursors", "shuffle_buffer")
 
@@ -130,6 +133,12 @@ def _check_episodes(name: str, value: Any) -> Any:
     return check(name, value, is_right, expected)
 
 
+def _check_samples(name: str, value: Any) -> Any:
+    """Return a table; a path of a Parquet file as a `Path`."""
+    is_path = isinstance(value, (str, PathLike))
+    return Path(local_path(value, name)) if is_path else value
+
+
 def _check_fields(options: Any, of: str = "") -> None:
     """Check a dataclass's fields, and store each as a Python value; `of` prefixes names."""
     for item in fields(options):
@@ -190,7 +199,7 @@ class ClipOptions:
             "before": only before the first frame. "after": only behind the last frame. Each feature
             with a window (with `clip_len`: every feature) gets a mask `<feature>_is_pad`, bool [T].
         drop_last_frames: number of frames at the end of each episode at which no clip starts.
-            Default: 0. Excludes `clips`.
+            Default: 0. Excludes `samples`.
         features: names of the features to read. Default: all. Clips are skipped if one of their
             frames lacks a requested feature.
         rename: new names by stored names, such as `{"image_left": "image"}`; `features` uses stored
@@ -202,14 +211,19 @@ class ClipOptions:
         split: name of a split; selects its episodes. See `seqrecord split`.
         skip_bad_episodes: leave out selected episodes of an original that cannot be read, instead
             of raising `SourceError`; `loader.dataset.bad_episodes` has the errors.
-        clips: table of the clips to return instead of all: a dict of columns, an Arrow table or a
-            pandas data frame. Columns: `episode`, keys; `start`, first frames; `weight` (optional),
-            mean number of occurrences in an epoch. A weight of 2.3 means two occurrences in most
-            epochs and three in the others, as the seed decides. `episodes` filters the table;
-            `stride` must be 1. Instead of `start`, `frames` lists the frames of each clip, such as
-            `[3, 41]`, in any order and of equal length for all clips. Then `clip_len` must be
-            `None`; batches have the column `frames`, int64 [batch, T], and `start` is the earliest
-            frame.
+        samples: table of the samples of an epoch, a clip for each row: a dict of columns, a table
+            of Arrow, pandas or Polars, or the path of a Parquet file. Columns: `episode`, keys;
+            `start`, first frames, or `frames`. `frames` lists the frames of each clip, such as
+            `[3, 41]`, in any order and of equal length for all clips; then `clip_len` must be
+            `None`, batches have the column `frames`, int64 [batch, T], and `start` is the earliest
+            frame. `episodes` filters the table; `stride` must be 1.
+
+            Optional columns: `repeat`, mean number of occurrences in an epoch, 1 by default: 2.3
+            means two occurrences in most epochs and three in the others, as the seed decides;
+            `dilation` and `reverse`, integers and booleans, the frames of each clip. Batches have
+            every other column: numbers as a tensor [batch], texts as a list, lists of numbers of
+            one length as a tensor [batch, length]. Rows may be equal, or differ only in these
+            columns.
         metadata: names of metadata entries of episodes that become columns: the value for a clip, a
             list of values for a batch. `None` if an episode lacks the entry.
         resize: height and width in pixels: `{"camera": (224, 224)}` by feature, or `(224, 224)` for
@@ -300,7 +314,7 @@ class ClipOptions:
         None, _satisfies(lambda name: isinstance(name, str), "a split's name")
     )
     skip_bad_episodes: bool = _checked(False, _check_flag)
-    clips: ClipList | None = field(default=None, repr=False)
+    samples: SamplesLike | None = _checked(None, _check_samples, repr=False)
     metadata: Sequence[str] | None = _checked(None, check_names)
     resize: Sizes | None = _checked(None, _check_resize)
     frame_cache: str | PathLike[str] | None = _checked(
@@ -328,7 +342,8 @@ class ClipOptions:
             )
         if self.clip_len is None and self.windows is None and not self.lists_frames:
             raise ClipError("neither clip_len nor windows is given", expected="one, or both")
-        if self.clip_len is None and self.dilation != 1:
+        has_dilation = self.dilation != 1 or self._columns & {"dilation", "frames"} == {"dilation"}
+        if self.clip_len is None and has_dilation:
             raise ClipError(
                 "dilation is that of clip_len", expected="clip_len too", got=self.dilation
             )
@@ -356,9 +371,12 @@ class ClipOptions:
         taken = {"stride": self.stride not in (None, 1), "drop_last_frames": self.drop_last_frames}
         if self.lists_frames:
             taken |= {name: getattr(self, name) for name in _OF_FRAMES}
-        if self.clips is not None and (given := [name for name in taken if taken[name]]):
+        is_dilated, has_frames = self.dilation != 1, self.lists_frames
+        taken["dilation"] = is_dilated and (has_frames or "dilation" in self._columns)
+        taken["reverse"] = self.reverse > 0 and (has_frames or "reverse" in self._columns)
+        if self.samples is not None and (given := [name for name in taken if taken[name]]):
             expected = f"no {', '.join(given)}"
-            raise ClipError("clips has the starts, or the frames of each clip", expected=expected)
+            raise ClipError("samples has the starts, or the frames of each clip", expected=expected)
 
     @property
     def spec(self) -> ClipSpec:
@@ -375,6 +393,10 @@ class ClipOptions:
         """The dilations to draw from, in ascending order, or the only one."""
         return (self.dilation,) if isinstance(self.dilation, int) else tuple(self.dilation)
 
+    @cached_property
+    def _columns(self) -> frozenset[str]:
+        return column_names(self.samples)
+
     @property
     def frame_cache_settings(self) -> tuple[str | PathLike[str] | None, int | str | None]:
         """Folder and limit of the frame cache, or else those of the environment."""
@@ -384,8 +406,8 @@ class ClipOptions:
 
     @property
     def lists_frames(self) -> bool:
-        """Whether `clips` lists the frames of each clip."""
-        return lists_frames(self.clips)
+        """Whether `samples` lists the frames of each clip."""
+        return "frames" in self._columns
 
     @property
     def clip_lens(self) -> tuple[int, int] | None:
@@ -409,6 +431,7 @@ class ClipOptions:
     def has_drawn_steps(self) -> bool:
         """Whether frames, dilation or direction are drawn for each clip."""
         is_drawn = self.clip_lens is not None or self.span is not None
+        is_drawn |= not self._columns.isdisjoint(OF_CLIPS)
         return is_drawn or len(self.dilations) > 1 or self.reverse > 0
 
     @property
@@ -533,8 +556,8 @@ class LoaderOptions(ClipOptions):
             sequences: ends of episodes, and gaps left by skipped clips. `stride` defaults to
             `clip_len * dilation`: clips do not overlap, and frames behind the last whole clip are
             skipped and counted. `shuffle` shuffles episodes. Requires `batch_size`; excludes
-            `clips` and the engine's `num_cursors` and `shuffle_buffer`. Each DataLoader worker has
-            rows of its own: batch i continues batch i - num_workers. Parameters drawn by a
+            `samples` and the engine's `num_cursors` and `shuffle_buffer`. Each DataLoader worker
+            has rows of its own: batch i continues batch i - num_workers. Parameters drawn by a
             `clip_transform` are the same for all clips of a sequence.
         shuffle: shuffled order (default); if false, episode by episode, front to back.
         seed: seed of the order and of every random draw, an integer of which 64 bits count.
@@ -694,7 +717,7 @@ class LoaderOptions(ClipOptions):
         if self.batch_size is None:
             expected = "the number of rows in a batch; a mix has no sequences"
             raise ClipError('order="sequences" needs a batch_size', expected=expected)
-        taken = {"clips": self.clips}
+        taken = {"samples": self.samples}
         taken |= {f"engine.{name}": getattr(self.tuning, name) for name in _SHUFFLING}
         if given := [name for name in taken if taken[name] is not None]:
             names = " and ".join(given)

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from seqrecord.clips.clip_lists import without_episodes
 from seqrecord.clips.depth import bound
+from seqrecord.clips.frames import ClipKeys
+from seqrecord.clips.sample_tables import without_episodes
 from seqrecord.clips.tables import EpisodeTable, IntArray
 from seqrecord.clips.transforms import ClipFunction, chain_of
 from seqrecord.engine.calls import ClipFunctions
@@ -75,14 +76,14 @@ def select(
 
 
 def _without_bad_clips(dataset: Dataset, options: ClipOptions) -> tuple[Dataset, ClipOptions]:
-    """Check the bad episodes of a table of clips, and remove their clips if that is allowed."""
+    """Check the bad episodes of a table of samples, and remove them if that is allowed."""
     bad = dataset.contents.bad
-    if options.clips is None or not bad.records:
+    if options.samples is None or not bad.records:
         return dataset, options
-    clips, listed = without_episodes(options.clips, bad.errors)
+    samples, listed = without_episodes(options.samples, bad.errors)
     listed_bad = replace(bad, records=[one for one in bad.records if one["key"] in listed])
     listed_bad.check(options.episodes, options.split)
-    return skipping_bad_episodes(dataset), replace(options, clips=clips)
+    return skipping_bad_episodes(dataset), replace(options, samples=samples)
 
 
 def _warn_of_values(dataset: Dataset, selected: IntArray) -> None:
@@ -122,11 +123,12 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
             clip_episodes,
             options.most_frames or 1,
             options.span,
+            found.samples,
         )
     windows = found.windows.of_features({n: s.mask_of for n, s in frames.arrays.items()})
     check_tensors(frames.arrays)
     first = found.clips.locate(np.zeros(1, np.int64))
-    draws = AugmentationSampler(cameras, frames.arrays, dataset, clip_episodes, first[0])
+    draws = AugmentationSampler(cameras, frames.arrays, dataset, clip_episodes, first.episode)
     selection = Selection(
         found,
         windows,
@@ -147,7 +149,7 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
                 got=f"clip_len={options.clip_len}, clip_transform={repr_of(transform, 100)}",
             )
         functions = tuple(bound(function, dataset.features) for function in functions)
-        selection = _with_functions(selection, functions, *first)
+        selection = _with_functions(selection, functions, first)
     if steps_of_vectors := vector_steps(
         selection, options.place, options.pad_to, options.normalize
     ):
@@ -167,11 +169,11 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
 
 
 def _with_functions(
-    selection: Selection, functions: tuple[ClipFunction, ...], episode: IntArray, start: IntArray
+    selection: Selection, functions: tuple[ClipFunction, ...], first: ClipKeys
 ) -> Selection:
-    """Add functions, called here with the clip at this episode row and start, int64[1]."""
-    clip, clip_episodes = ClipReader(selection, 0).example(episode, start), selection.clip_episodes
-    place = int(clip_episodes.rows(episode)[0]), int(clip_episodes.starts(episode, start)[0])
+    """Add functions, called here with the first clip."""
+    clip, clip_episodes = ClipReader(selection, 0).example(first), selection.clip_episodes
+    place = int(clip_episodes.rows(first.episode)[0]), int(clip_episodes.starts(first)[0])
     found = ClipFunctions.of(functions, selection.dataset, clip, *place, selection.made)
     made = {n: replace(spec, shape=spec.shape[1:]) for n, spec in found.made.items()}
     check_tensors(made)

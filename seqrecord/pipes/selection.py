@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from seqrecord.clips.frames import ClipFrames
+from seqrecord.clips.frames import ClipFrames, ClipKeys
 from seqrecord.clips.tables import EpisodeTable, IntArray
 from seqrecord.engine.vectors import VectorSteps
 from seqrecord.pipes.clip_sets import ClipSet
@@ -132,6 +132,7 @@ class Selection:
             self.windows,
             self.draws,
             self.steps,
+            self.clip_set.samples,
             self.metadata,
             {name + DIM_IS_PAD: mask for name, mask in masks.items() if mask is not None},
         )
@@ -139,9 +140,9 @@ class Selection:
     @cached_property
     def column_kinds(self) -> dict[str, Any]:
         """The columns of an empty batch: names, dtypes and shapes."""
-        none = np.zeros(0, np.int64)
-        drawn = self.draws.draw(0, 0, none, none)
-        return self.columns.of(none, none, self.drawn_frames(0, 0), drawn)[0]
+        none = ClipKeys(*np.zeros((len(ClipKeys._fields), 0), np.int64))
+        drawn = self.draws.draw(0, 0, none)
+        return self.columns.of(none, self.drawn_frames(0, 0), drawn)[0]
 
     def describe(self, more: str = "") -> str:
         """The number of clips, `more`, and a line with dtype and shape for each feature."""

@@ -98,7 +98,7 @@ class SourceOrder:
             "features": sorted(map(stored, selection.dataset.features)),
             "shapes": {stored(name): str(spec) for name, spec in sorted(arrays.items())},
             "shuffle_buffer": options.tuning.shuffle_buffer,
-            "clips": selection.clip_set.chosen_digest,
+            "samples": selection.clip_set.samples_digest,
             "fixed_shards": options.fixed_shards,
             **{name: value for name, value in drawn.items() if value is not None},
         }

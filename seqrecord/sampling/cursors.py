@@ -36,9 +36,9 @@ class Blocks:
     """The blocks of some rounds, with the frames that they need of one group; int64[n] each.
 
     Row `i` is the part of a block in one run, or in one row of it. Its `count` clips start at
-    `first` and then every stride; `clip` is the number of the first one over all runs. In this run,
-    the cursor has the frames `[held, loaded_before)` at first and `[held, loaded)` after its loads.
-    The end of the round frees `[held, kept)`.
+    `first` and then every stride; `clip` is the number of the first one over all runs, `sample` its
+    sample. In this run, the cursor has the frames `[held, loaded_before)` at first and `[held,
+    loaded)` after its loads. The end of the round frees `[held, kept)`.
     """
 
     round: IntArray
@@ -46,6 +46,7 @@ class Blocks:
     run: IntArray
     episode: IntArray
     clip: IntArray
+    sample: IntArray
     first: IntArray
     count: IntArray
     held: IntArray
@@ -187,6 +188,7 @@ class CursorSchedule(ABC):
             runs.run[row],
             runs.episode[row],
             clip=begin,
+            sample=runs.samples(row, begin),
             first=first,
             count=end - begin,
             held=held,

@@ -20,14 +20,13 @@ from itertools import chain
 
 import numpy as np
 
-from seqrecord.clips.grids import frame_keys, ragged_arange
 from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import StateError
 from seqrecord.sampling.batches import BatchDraws, ShardBatches
 from seqrecord.sampling.bounds import PlanSettings
 from seqrecord.sampling.epoch import EpochLayout
 from seqrecord.sampling.fixed_shards import shuffled
-from seqrecord.sampling.runs import Runs, Shard, Window, concatenated_pieces
+from seqrecord.sampling.runs import Runs, Shard, Window, remaining_table
 from seqrecord.sampling.sequences import rows_of
 
 _MAX_CURSORS = 1 << 24  # of all shards of a segment, …
@@ -114,13 +113,7 @@ def find_remaining(
         for clips in given:
             is_left[clips] = False
         edges = np.flatnonzero(np.diff(is_left, prepend=False, append=False))
-        rows, _ = sequence.slices(edges[::2], edges[1::2])
-        first, length = frame_keys(rows.episode, rows.first_start), rows.count
-        if table.repeats:  # then rows may overlap: clip by clip
-            owner, inside = ragged_arange(length)
-            first = first[owner] + table.spec.stride * inside
-            length = np.ones(len(first), np.int64)
-        table = concatenated_pieces(table, first, length)
+        table = remaining_table(table, sequence.slices(edges[::2], edges[1::2])[0])
     return table
 
 
@@ -178,9 +171,9 @@ def _given_of_cursors(
         if taken > before[index]:
             blocks = cursors.blocks(index, index + 1)[layout.episodes.leading]
             blocks, position = layout.in_order(blocks, index * cursors.count + blocks.cursor)
-            row, at = layout.deal(blocks, position, cursors.count)
-            clip = blocks.clip[row] + (at - blocks.first[row]) // table.spec.stride
-            yield (clip + shift[blocks.cursor[row]])[: taken - before[index]]
+            row, inside = layout.deal(blocks, position, cursors.count)
+            clip = blocks.clip[row] + inside + shift[blocks.cursor[row]]
+            yield clip[: taken - before[index]]
 
     return sequence, chain.from_iterable(of_shard(one) for one in shards if given[one.index])
 

@@ -44,6 +44,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.clips.frames import COPIES
 from seqrecord.clips.grids import ragged_arange
 from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError
@@ -116,14 +117,13 @@ class EpochPlan(Plan):
 
     def _clips(self, blocks: Blocks, position: IntArray) -> Clips:
         first = int(self._before[blocks.round[0]]) if len(blocks) else 0
-        row, start = self._layout.deal(blocks, position, self.num_cursors)
+        row, inside = self._layout.deal(blocks, position, self.num_cursors)
         clip = np.arange(first, min(first + len(row), self.num_clips))
-        row, start = row[: len(clip)], start[: len(clip)]
-        batch, slot = self.batches.find(clip)
-        place = self._places(clip)
-        return Clips(
-            blocks.cursor[row], blocks.run[row], blocks.episode[row], start, batch, slot, place
-        )
+        row, inside = row[: len(clip)], inside[: len(clip)]
+        of_blocks = blocks.cursor[row], blocks.run[row], blocks.episode[row]
+        start = blocks.first[row] + inside * self._spec.stride
+        sample = blocks.sample[row] + inside * COPIES
+        return Clips(*of_blocks, start, *self.batches.find(clip), self._places(clip), sample)
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +221,8 @@ class EpochLayout:
     def deal(
         self, blocks: Blocks, position: IntArray, num_cursors: int
     ) -> tuple[IntArray, IntArray]:
-        """The clips of whole rounds in emitted order: rows of `blocks`, and starts; int64[n] each.
+        """The clips of whole rounds in emitted order: rows of `blocks`, and numbers in the rows;
+        int64[n] each.
 
         `blocks` are sorted by round, by `position` of the block in it, int64[rows], and by place in
         the block. If batches have more clips than there are cursors, consecutive clips of a cursor
@@ -229,9 +230,8 @@ class EpochLayout:
         """
         stride, size = self.stats.spec.stride, self.settings.batch_size or 1
         row, inside = ragged_arange(blocks.count)
-        start = blocks.first[row] + inside * stride
         if not self.settings.shuffle or not len(row):
-            return row, start
+            return row, inside
         new = np.diff(blocks.round, prepend=-1) != 0
         new |= np.diff(position, prepend=-1) != 0
         first = np.flatnonzero(new)  # row of each block
@@ -252,7 +252,7 @@ class EpochLayout:
             number[few] = _one_by_one(name[block[few]], block[few], place[few], apart, size)
         time = (number * num_cursors + position[row] << _TIME_BITS) // size_of
         order = np.lexsort((time, blocks.round[row]))
-        return row[order], start[order]
+        return row[order], inside[order]
 
 
 def key_of_segment(settings: PlanSettings, epoch: int, segment: int) -> int:

@@ -150,10 +150,10 @@ class ShuffledPlan(EpochPlan):
         """See `Plan`."""
         number = np.arange(start * _ROUND, min(stop * _ROUND, self.num_clips))
         row, first = self._mine.find(self._order[number])
-        episode = self._mine.episode[row]
+        episode, sample = self._mine.episode[row], self._mine.samples(row, self._order[number])
         batch, slot = self.batches.find(number)
         place = self._places(number)
-        clips = Clips(np.zeros_like(number), episode, episode, first, batch, slot, place)
+        clips = Clips(np.zeros_like(number), episode, episode, first, batch, slot, place, sample)
         groups = range(len(self._windows)) if loads else ()
         return Round(start, clips, tuple(self._needed(group, episode, first) for group in groups))
 

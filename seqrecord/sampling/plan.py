@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.clips.frames import ClipKeys
 from seqrecord.clips.grids import ragged_arange
 from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray
 from seqrecord.processes.forks import cached_property
@@ -68,8 +69,7 @@ class Clips(_Columns):
 
     Clip `i` consists of the frames of each group's window at `start[i]`, from run `run[i]` of
     cursor `cursor[i]`, and goes to slot `slot[i]` of batch `batch[i]` of the epoch. With
-    `batch_size=None` every clip is a batch. `place` is unique among all shards and segments of an
-    epoch.
+    `batch_size=None` every clip is a batch. `place` and `sample` are those of `ClipKeys`.
     """
 
     run: IntArray
@@ -78,6 +78,12 @@ class Clips(_Columns):
     batch: IntArray
     slot: IntArray
     place: IntArray
+    sample: IntArray
+
+    @property
+    def keys(self) -> ClipKeys:
+        """The clips for functions of clips."""
+        return ClipKeys(self.episode, self.start, self.sample, self.place)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

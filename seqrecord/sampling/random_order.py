@@ -16,17 +16,17 @@ with 10 starts::
     epoch 3, phase 1      s       s       s
     epoch 4 …           every phase again, in a new order
 
-A clip of weight 2.3 comes twice or three times: on average three times in three of ten epochs.
-Systematic sampling (W. G. Madow, "On the Theory of Systematic Sampling, II", Annals of Mathematical
-Statistics 1949) chooses the extra clips of an epoch by the seed: the fractions of the weights are
-laid out on a line, in an order drawn for the epoch and from an offset drawn in [0, 1). A clip that
-reaches an integer comes once more::
+A sample with `repeat` 2.3 comes twice or three times: on average three times in three of ten
+epochs. Systematic sampling (W. G. Madow, "On the Theory of Systematic Sampling, II", Annals of
+Mathematical Statistics 1949) chooses the extra samples of an epoch by the seed: the fractions of
+`repeat` are laid out on a line, in an order drawn for the epoch and from an offset drawn in [0, 1).
+A sample that reaches an integer comes once more::
 
-    weights 2.3, 0.8, 0.5, 1.4      0         |1                  |2
+    repeat 2.3, 0.8, 0.5, 1.4       0         |1                  |2
     order 2, 0, 3, 1; from 0.4          [  2  )[ 0 )[  3 )[   1   )
 
-So the size of an epoch is the sum of the weights, rounded down or up, and the number of clips in
-all earlier epochs has a closed form.
+So the size of an epoch is the sum of `repeat`, rounded down or up, and the number of clips in all
+earlier epochs has a closed form.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.chosen import ChosenClips
+from seqrecord.clips.samples import SampleTable
 from seqrecord.clips.tables import ClipTable, IntArray
 
 _GAMMA = 0x9E3779B97F4A7C15
@@ -149,12 +149,12 @@ def typical_table(every: ClipTable, stride: int) -> ClipTable:
     )
 
 
-def times_in_epoch(chosen: ChosenClips, *, seed: int, epoch: int) -> IntArray:
-    """The multiplicity of each clip in an epoch: its weight rounded down or up; int64[n]."""
-    times, fractions = chosen.least, _fractions(chosen)
+def times_in_epoch(samples: SampleTable, *, seed: int, epoch: int) -> IntArray:
+    """The multiplicity of each sample in an epoch: `repeat` rounded down or up; int64[n]."""
+    times, fractions = samples.least, _fractions(samples)
     some = np.flatnonzero(fractions)
     key = key_of(seed, _WEIGHTS, epoch)
-    some = some[np.argsort(hash64(key, chosen.row[some]), kind="stable")]
+    some = some[np.argsort(hash64(key, samples.row[some]), kind="stable")]
     stop = np.cumsum(fractions[some], dtype=np.uint64)
     stop += np.uint64(_offset(_sum(fractions) % _ONE, seed, epoch))
     # It may wrap: 2**64 is a multiple of `_ONE`.
@@ -163,10 +163,10 @@ def times_in_epoch(chosen: ChosenClips, *, seed: int, epoch: int) -> IntArray:
     return times
 
 
-def clips_before(chosen: ChosenClips, epoch: int, num_shards: int, *, seed: int) -> int:
+def clips_before(samples: SampleTable, epoch: int, num_shards: int, *, seed: int) -> int:
     """The number of clips in each of `num_shards` equal shards of all earlier epochs."""
-    whole, rest = divmod(_sum(_fractions(chosen)), _ONE)
-    fewest = int(chosen.least.sum()) + whole
+    whole, rest = divmod(_sum(_fractions(samples)), _ONE)
+    fewest = int(samples.least.sum()) + whole
     longer = _longer_before(rest, seed, epoch)
     return (epoch - longer) * -(-fewest // num_shards) + longer * -(-(fewest + 1) // num_shards)
 
@@ -174,7 +174,7 @@ def clips_before(chosen: ChosenClips, epoch: int, num_shards: int, *, seed: int)
 def _offset(rest: int, seed: int, epoch: int) -> int:
     """The offset of the line, in [0, 1) as fraction, uniform over all epochs.
 
-    `rest` is the fraction of the sum of weights.
+    `rest` is the fraction of the sum of `repeat`.
     """
     drawn = key_of(seed, _WEIGHTS, epoch, 0) >> (64 - _BITS)
     if _longer_before(rest, seed, epoch + 1) > _longer_before(rest, seed, epoch):
@@ -190,9 +190,9 @@ def _longer_before(rest: int, seed: int, epoch: int) -> int:
     return (epoch * rest + (key_of(seed, _WEIGHTS) >> (64 - _BITS))) // _ONE
 
 
-def _fractions(chosen: ChosenClips) -> npt.NDArray[np.uint64]:
-    """The fractions of the weights, exactly; uint64[n] below `_ONE`."""
-    fractions: npt.NDArray[np.uint64] = ((chosen.weight % 1) * _ONE).astype(np.uint64)
+def _fractions(samples: SampleTable) -> npt.NDArray[np.uint64]:
+    """The fractions of `repeat`, exactly; uint64[n] below `_ONE`."""
+    fractions: npt.NDArray[np.uint64] = ((samples.repeat % 1) * _ONE).astype(np.uint64)
     return fractions
 
 

@@ -35,7 +35,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seqrecord.clips.grids import MAX_OWNERS, ChunkGrid, ragged_arange, split_keys
+from seqrecord.clips.frames import COPIES
+from seqrecord.clips.grids import MAX_OWNERS, ChunkGrid, ragged_arange
 from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.sampling.random_order import hash64, key_of, permutation
@@ -167,8 +168,9 @@ class Runs:
     """Runs in the order of cursors.
 
     Row `i` has `count[i]` clips of `episode[i]`, from `first_start[i]` on every `stride` frames, in
-    run `run[i]`. A run with incomplete clips has several rows, and frames loaded for one row stay
-    for the next one. Columns are int64[n]; `run` is ascending.
+    run `run[i]`: the samples from `first_sample[i]` on, see `ClipTable`. A run with incomplete
+    clips has several rows, and frames loaded for one row stay for the next one. Columns are
+    int64[n]; `run` is ascending.
 
     Raises `ClipError` for a run number of 2^31 or more, because it exceeds a frame's key.
     """
@@ -178,6 +180,7 @@ class Runs:
     first_start: IntArray
     count: IntArray
     run: IntArray
+    first_sample: IntArray
     first_clip: IntArray = field(init=False)  # clips before the row
     num_clips: int = field(init=False)
 
@@ -195,7 +198,8 @@ class Runs:
     def of(cls, table: ClipTable) -> Runs:
         """The clips in canonical order, one run for each episode."""
         run = np.cumsum(np.diff(table.episode, prepend=table.episode[:1]) != 0)
-        return cls(table.spec.stride, table.episode, table.first_start, table.count, run)
+        columns = table.episode, table.first_start, table.count, run, table.first_sample
+        return cls(table.spec.stride, *columns)
 
     def __len__(self) -> int:
         return len(self.episode)
@@ -209,6 +213,11 @@ class Runs:
         """Row and start, int64[n] each, of clips numbered over all rows."""
         row = np.searchsorted(self.first_clip, clips, side="right") - 1
         return row, self.first_start[row] + (clips - self.first_clip[row]) * self.stride
+
+    def samples(self, row: IntArray, clips: IntArray) -> IntArray:
+        """Sample of clips in these rows, numbered over all rows; int64[n] each."""
+        found: IntArray = self.first_sample[row] + (clips - self.first_clip[row]) * COPIES
+        return found
 
     def snap(self, clips: IntArray, cuts: Cuts) -> IntArray:
         """Move clips back, within their rows, to the first clip that uses no frame before its
@@ -239,7 +248,8 @@ class Runs:
         row, start = self.find(bounds)
         run = self.run[row] + np.searchsorted(cuts, bounds, side="right")
         count = np.diff(bounds, append=self.num_clips)
-        return Runs(self.stride, self.episode[row], start, count, run)
+        sample = self.samples(row, bounds)
+        return Runs(self.stride, self.episode[row], start, count, run, sample)
 
     def slices(self, starts: IntArray, stops: IntArray) -> tuple[Runs, IntArray]:
         """The clips `[starts[i], stops[i])` as new runs, and the slice of each row.
@@ -255,30 +265,22 @@ class Runs:
         end = np.minimum(self.first_clip[row] + self.count[row], stops[owner])
         new = (np.diff(owner, prepend=-1) != 0) | (np.diff(self.run[row], prepend=-1) != 0)
         start = self.first_start[row] + (begin - self.first_clip[row]) * self.stride
-        runs = Runs(self.stride, self.episode[row], start, end - begin, np.cumsum(new) - 1)
-        return runs, owner
+        columns = start, end - begin, np.cumsum(new) - 1, self.samples(row, begin)
+        return Runs(self.stride, self.episode[row], *columns), owner
 
     def ordered(self, number: IntArray) -> Runs:
         """The runs sorted by `number`, int64[runs]."""
         row = np.argsort(number[self.run], kind="stable")
         run = np.cumsum(np.diff(self.run[row], prepend=self.run[row[:1]]) != 0)
-        return Runs(self.stride, self.episode[row], self.first_start[row], self.count[row], run)
+        columns = self.episode[row], self.first_start[row], self.count[row]
+        return Runs(self.stride, *columns, run, self.first_sample[row])
 
 
-def concatenated_pieces(table: ClipTable, first: IntArray, count: IntArray) -> ClipTable:
-    """The clips of some pieces of a table: `count[i]` clips from key `first[i]` on.
-
-    int64[n] each, in any order; keys are the `grids` keys of clip starts. Adjacent pieces are
-    joined.
-    """
-    order = np.argsort(first, kind="stable")
-    first, count = first[order], count[order]
-    episode, start = split_keys(first)
-    behind = start + count * table.spec.stride
-    other = (start[1:] != behind[:-1]) | (episode[1:] != episode[:-1])
-    opens = np.flatnonzero(np.append(True, other)[: len(first)])
-    count = np.add.reduceat(count, opens) if len(opens) else count
-    return replace(table, episode=episode[opens], first_start=start[opens], count=count)
+def remaining_table(table: ClipTable, left: Runs) -> ClipTable:
+    """The clips of a table that are in some runs of it, in any order. Adjacent runs are joined."""
+    order = np.argsort(left.first_sample)
+    columns = left.episode, left.first_start, left.count, left.first_sample
+    return table.joined(*(column[order] for column in columns))
 
 
 def merged(one: IntArray, other: IntArray) -> IntArray:

@@ -144,9 +144,8 @@ class SequencePlan(Plan):
 
     def _clips(self, blocks: Blocks, position: IntArray) -> Clips:
         batch, place = blocks.round, self._places(self._before[blocks.round] + position)
-        return Clips(
-            blocks.cursor, blocks.run, blocks.episode, blocks.first, batch, position, place
-        )
+        columns = blocks.cursor, blocks.run, blocks.episode, blocks.first, batch, position, place
+        return Clips(*columns, blocks.sample)
 
 
 class _Rows(CursorSchedule):

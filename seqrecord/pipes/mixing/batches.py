@@ -180,7 +180,7 @@ class MixedBatches:
             for (one, _), some in _by_source(batch).items():
                 source, slots = self.sources[one], np.array(some)
                 texts = [found[TASK][slot] for slot in some] if TASK in found else []
-                given = source.name, source.selection, batch.episode[slots], texts
+                given = source.name, source.selection, batch.clips.episode[slots], texts
                 found[TASK_INDEX].numpy()[slots] = self.tasks.column(*given)
         return found
 
@@ -207,8 +207,7 @@ class MixedBatches:
                 found[name][np.isin(batch.source, without)] = True
         for (of, epoch), some in _by_source(batch).items():
             slots, source = np.array(some), self.sources[of]
-            place = batch.episode[slots], batch.start[slots], epoch, batch.place[slots]
-            columns = source.columns(*place, draws)
+            columns = source.columns(batch.clips.take(slots), epoch, draws)
             if isinstance(found.get("dilation"), torch.Tensor):  # of a source that draws it
                 own = torch.full((len(some),), source.options.dilations[0], device="cpu")
                 columns.setdefault("dilation", own)

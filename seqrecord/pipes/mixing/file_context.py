@@ -114,7 +114,7 @@ class Context:
             value = self.defaults[key].value_for(options, dataset)
             if value or not isinstance(value, dict):
                 options[key] = value
-        if not {"windows", "clip_len", "clips"} & options.keys():
+        if not {"windows", "clip_len", "samples"} & options.keys():
             # A frame alone, if the source has no feature with a window.
             length = 1 if "windows" in self.defaults else self.fallbacks.get("clip_len")
             options |= {} if length is None else {"clip_len": length}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import ClipError
@@ -77,6 +78,8 @@ def make_source(context: Context, options: dict[str, Any]) -> SeqRecordIterableD
     if not is_in_split:
         dataset.close()
         return None
+    if isinstance(path := of_source.get("samples"), Path):
+        of_source["samples"] = context.resolved(str(path))
     return SeqRecordIterableDataset(dataset, **of_source)
 
 

@@ -1,4 +1,4 @@
-"""The argument `clips`: tables of clips with their first frame or with a list of frames."""
+"""The argument `samples`: tables of clips with a first frame or a list of frames, and columns."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given
@@ -126,7 +128,7 @@ def numbered(path: Path) -> Dataset:
 
 
 def options_of(clips: Any, **settings: Any) -> dict[str, Any]:
-    usual: dict[str, Any] = {"features": ["image", "id"], "clips": clips}
+    usual: dict[str, Any] = {"features": ["image", "id"], "samples": clips}
     if isinstance(clips, dict) and "start" in clips:
         usual["clip_len"] = 4
     return {**usual, **settings}
@@ -208,7 +210,7 @@ def test_duplicate_clip_fits_into_the_lowest_memory(
     """A block may end between two copies of a clip and then includes the clip's frames."""
     path = write_numbered(tmp_path / "records", chunk_frames=1)
     clips = {"episode": ["set/0"] * 6, "start": [4, 5, 5, 9, 10, 10]}
-    options: dict[str, Any] = {"clips": clips, "features": ["id"], "shuffle": False}
+    options: dict[str, Any] = {"samples": clips, "features": ["id"], "shuffle": False}
     options |= {"clip_len": 4} if windows is None else {"windows": windows}
     make = partial(SeqRecordPipe, path, **options)
     assert [clip["start"] for clip in make(memory_limit=minimum_memory(make))] == clips["start"]
@@ -246,8 +248,149 @@ def test_map_dataset_keeps_the_order_of_the_list(numbered: Dataset) -> None:
             assert dataset[1]["frames"].tolist() == [21, 2]
     flow = SeqRecordMapDataset(numbered, **options_of(STARTS, features=["flow"]))
     assert [names(flow[i])[0] for i in range(len(flow))] == [LISTED[0], *LISTED[2:]]
-    with pytest.raises(ClipError, match="gives each clip once"):
-        SeqRecordMapDataset(numbered, clip_len=4, clips={**STARTS, "weight": WEIGHTS})
+    with pytest.raises(ClipError, match="gives each sample once"):
+        SeqRecordMapDataset(numbered, clip_len=4, samples={**STARTS, "repeat": WEIGHTS})
+
+
+def labelled(clips: dict[str, Any], copies: int = 3) -> dict[str, Any]:
+    """A table with several rows of each clip, which differ in their columns."""
+    table = {name: column * copies for name, column in clips.items()}
+    rows = np.arange(len(table["episode"]))
+    return {
+        **table,
+        "row": rows,
+        "weight": np.sqrt(rows).astype("f4"),
+        "label": [f"Ürümqi {row}" * (row % 3) for row in rows],
+        "pair": np.stack((rows, -rows), axis=1).astype("i2"),
+        "flag": rows % 2 == 0,
+    }
+
+
+def rows_of(batch: dict[str, Any], table: dict[str, Any], listed: list[Clip]) -> list[int]:
+    """Rows of a batch's samples, after a check of their frames and columns."""
+    rows: list[int] = batch["row"].tolist()
+    assert frames_of(batch) == [listed[row % len(listed)] for row in rows]
+    for name in ("weight", "pair", "flag"):
+        column = np.asarray(batch[name])
+        assert column.dtype == table[name].dtype
+        assert np.array_equal(column, table[name][rows])
+    assert batch["label"] == [table["label"][row] for row in rows]
+    return rows
+
+
+@EACH
+def test_columns_come_with_their_samples(
+    numbered: Dataset, tmp_path: Path, clips: dict[str, Any], listed: list[Clip]
+) -> None:
+    table, check = labelled(clips), partial(rows_of, table=labelled(clips), listed=listed)
+    every, path = [*range(len(table["row"]))], tmp_path / "samples.parquet"
+    arrow = pa.table({n: c.tolist() if n == "pair" else c for n, c in table.items()})
+    arrow = arrow.set_column(
+        arrow.column_names.index("pair"),
+        "pair",
+        pa.array([*table["pair"]], pa.list_(pa.int16(), 2)),
+    )
+    pq.write_table(arrow, path, row_group_size=5)
+    length: dict[str, Any] = {"clip_len": 4} if clips is STARTS else {}
+    for form in (table, arrow, path, str(path)):
+        pipe = make(numbered, form, **length)
+        for _ in range(2):
+            assert sorted(row for batch in pipe for row in check(batch)) == every
+    for more in ({"output": "numpy"}, {"device": "cpu"}, {"memory_limit": "24KiB"}):
+        pipe = make(numbered, table, **more)
+        assert sorted(row for batch in pipe for row in check(batch)) == every, more
+    assert sorted(clip["row"].item() for clip in make(numbered, table, batch_size=None)) == every
+    dataset = SeqRecordMapDataset(numbered, **options_of(table))
+    assert check(seqrecord.collate(dataset.__getitems__(every))) == every
+    assert [dataset[i]["label"] for i in every] == table["label"]
+
+
+@EACH
+def test_mixes_and_workers_keep_columns(
+    numbered: Dataset, clips: dict[str, Any], listed: list[Clip]
+) -> None:
+    table = labelled(clips)
+    stream = SeqRecordIterableDataset(numbered, **options_of(table, batch_size=2))
+    loader: Any = DataLoader(stream, batch_size=None, num_workers=2)
+    rows = [row for batch in loader for row in rows_of(batch, table, listed)]
+    assert sorted(rows) == [*range(len(table["row"]))]
+    sources = {
+        "a": SeqRecordIterableDataset(numbered, **options_of(table)),
+        "b": SeqRecordIterableDataset(
+            numbered, features=["image", "id"], clip_len=len(listed[0][1])
+        ),
+    }
+    mixed: dict[str, Any] = {"weights": {"a": 1, "b": 1}, "batch_size": 4, "stopping_strategy": 9}
+    found = Counter[int]()
+    for batch in SeqRecordMix(sources, **mixed):
+        mine = np.array(batch["dataset"]) == "a"
+        assert all((label is None) != a for label, a in zip(batch["label"], mine, strict=True))
+        assert not batch["row"][~mine].any()
+        part = {
+            name: [v for v, a in zip(value, mine, strict=True) if a]
+            if isinstance(value, list)
+            else value[torch.from_numpy(mine)]
+            for name, value in batch.items()
+        }
+        found.update(rows_of(part, table, listed))
+    assert found.total() > len(listed)
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize("limit", [None, "24KiB"])
+@EACH
+def test_equal_clips_keep_their_columns_on_other_ranks(
+    numbered: Dataset, clips: dict[str, Any], listed: list[Clip], limit: str | None, epoch: int
+) -> None:
+    """Samples that differ only in their columns come once each, also after changes of ranks."""
+    table = labelled(clips)
+    repeat = 1 + np.arange(len(table["row"])) % 2
+    expected = Counter({row: int(times) for row, times in enumerate(repeat)})
+    settings: dict[str, Any] = {"even_batches": False, "memory_limit": limit, "batch_size": 2}
+    found, states = Counter[int](), list[dict[str, Any]]()
+    for ranks, batches in ((3, 2), (1, 3), (2, None)):
+        last = states[-1:]
+        for rank in range(ranks):
+            own = {**settings, "rank": rank, "world_size": ranks}
+            pipe = make(numbered, {**table, "repeat": repeat}, **own)
+            pipe.set_epoch(epoch)
+            for state in last:
+                pipe.load_state_dict(state)
+            rows = (row for batch in islice(pipe, batches) for row in rows_of(batch, table, listed))
+            found.update(rows)
+            states.append(pipe.state_dict())
+    assert found == expected
+
+
+def test_rows_have_dilations_and_directions(numbered: Dataset) -> None:
+    """Windows are planned for the largest dilation; incomplete clips are skipped by their own."""
+    listed = [("set/3", 21, 3, True), ("set/3", 21, 1, False), ("set/0", 13, 3, False)]
+    listed += [("set/3", 17, 1, True), ("set/3", 19, 2, True), ("set/3", 21, 3, False)]
+    names = ("episode", "start", "dilation", "reverse")
+    table: dict[str, Any] = dict(zip(names, map(list, zip(*listed, strict=True)), strict=True))
+    wanted = Counter(listed)
+    del wanted["set/0", 13, 3, False]  # frame 22 of set/0 lacks flow
+    del wanted["set/3", 17, 1, True]  # and frame 20 of set/3
+    settings: list[dict[str, Any]] = [{}, {"shuffle": False}, {"memory_limit": "24KiB"}]
+    for more in (*settings, {"pad": "edge"}):
+        rows = {**table, "row": [*range(6)]}
+        pipe = make(numbered, rows, features=["id", "flow"], **{"clip_len": 4, **more})
+        found = Counter[tuple[str, int, int, bool]]()
+        for batch in pipe:
+            columns = (batch[name].tolist() for name in ("row", "dilation", "reversed", "id"))
+            for row, dilation, is_reversed, frames in zip(*columns, strict=True):
+                _, start, *steps = listed[row]
+                assert steps == [dilation, is_reversed]
+                numbers = [start + i * dilation for i in range(4)]
+                assert [n for _, n in frames] == (numbers[::-1] if is_reversed else numbers)
+                found[listed[row]] += 1
+        assert found == wanted
+        assert pipe.stats()["clips_incomplete"] == 2
+    dataset = SeqRecordMapDataset(numbered, clip_len=4, features=["id"], samples=table)
+    assert dataset[0]["id"][:, 1].tolist() == [30, 27, 24, 21]
+    for name in ("dilation", "reverse"):
+        with pytest.raises(ClipError, match=f"samples has.*no {name}"):
+            make(numbered, table, **{name: 1 if name == "reverse" else 2})
 
 
 def test_clips_without_a_feature_are_skipped_and_counted(numbered: Dataset) -> None:
@@ -259,14 +402,14 @@ def test_clips_without_a_feature_are_skipped_and_counted(numbered: Dataset) -> N
     pipe = make(numbered, clips, features=["flow", "id"])
     assert clips_of(pipe) == [("set/0", (4, 2))]
     assert pipe.stats()["clips_incomplete"] == 2
-    with pytest.raises(ClipError, match="no listed clip"):
+    with pytest.raises(ClipError, match="no sample belongs"):
         make(numbered, {**clips, "frames": [[1, 20], [22, 2], [39, 1]]}, features=["flow"])
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_weight_is_the_number_of_copies_of_a_clip(numbered: Dataset, shuffle: bool) -> None:
     given: dict[str, Any] = {"seed": 5, "shuffle": shuffle}
-    pipe = make(numbered, {**STARTS, "weight": WEIGHTS}, **given)
+    pipe = make(numbered, {**STARTS, "repeat": WEIGHTS}, **given)
     epochs = []
     for _ in range(10):
         count = pipe.num_clips
@@ -276,7 +419,7 @@ def test_weight_is_the_number_of_copies_of_a_clip(numbered: Dataset, shuffle: bo
         times = {epoch[name] for epoch in epochs}
         assert {int(np.floor(weight)), int(np.ceil(weight))} == times
     assert any(epoch != epochs[0] for epoch in epochs)
-    assert Counter(clips_of(make(numbered, {**STARTS, "weight": WEIGHTS}, **given))) == epochs[0]
+    assert Counter(clips_of(make(numbered, {**STARTS, "repeat": WEIGHTS}, **given))) == epochs[0]
 
 
 @pytest.mark.parametrize(
@@ -290,7 +433,7 @@ def test_weight_is_the_number_of_copies_of_a_clip(numbered: Dataset, shuffle: bo
 def test_resumes_after_any_batch(
     numbered: Dataset, clips: dict[str, Any], weight: list[float], more: dict[str, Any]
 ) -> None:
-    listed = {**clips, "weight": weight}
+    listed = {**clips, "repeat": weight}
     check_resume(
         lambda: make(numbered, listed, seed=1, **more),
         num_epochs=2,
@@ -303,7 +446,7 @@ def test_state_of_another_list_is_refused(numbered: Dataset) -> None:
     others: list[tuple[Any, list[Any]]] = [
         (
             STARTS,
-            [{**STARTS, "start": [*STARTS["start"][:-1], 3]}, {**STARTS, "weight": [1] * 5 + [2]}],
+            [{**STARTS, "start": [*STARTS["start"][:-1], 3]}, {**STARTS, "repeat": [1] * 5 + [2]}],
         ),
         (FRAMES, [{**FRAMES, "frames": last}]),
     ]
@@ -313,7 +456,7 @@ def test_state_of_another_list_is_refused(numbered: Dataset) -> None:
         state = pipe.state_dict()
         make(numbered, clips).load_state_dict(state)
         for other in refused:
-            with pytest.raises(StateError, match="other settings: clips"):
+            with pytest.raises(StateError, match="other settings: samples"):
                 make(numbered, other).load_state_dict(state)
         least = {"episode": clips["episode"], "start": [0] * len(clips["episode"])}
         for other in (least, None):
@@ -330,7 +473,7 @@ def test_ranks_workers_and_mixes_divide_a_list(numbered: Dataset) -> None:
         loader: Any = DataLoader(stream, batch_size=None, num_workers=2)
         assert Counter(clips_of(loader)) == Counter(PAIRS)
         del stream, loader
-    a = SeqRecordIterableDataset(numbered, features=["image", "id", "flow"], clips=FRAMES)
+    a = SeqRecordIterableDataset(numbered, features=["image", "id", "flow"], samples=FRAMES)
     b = SeqRecordIterableDataset(numbered, features=["image", "id"], clip_len=2)
     for batch in SeqRecordMix({"a": a, "b": b}, batch_size=4, features="intersection"):
         for i, (name, (key, start)) in enumerate(zip(batch["dataset"], names(batch), strict=True)):
@@ -340,7 +483,11 @@ def test_ranks_workers_and_mixes_divide_a_list(numbered: Dataset) -> None:
 
 def test_resumes_with_another_number_of_ranks(numbered: Dataset) -> None:
     weights = [3, 1, 1, 2, 1, 1, 2, 1]
-    settings: dict[str, Any] = {"clips": {**FRAMES, "weight": weights}, "batch_size": 2, "seed": 3}
+    settings: dict[str, Any] = {
+        "samples": {**FRAMES, "repeat": weights},
+        "batch_size": 2,
+        "seed": 3,
+    }
     found, states = [], []
     for rank in range(2):
         pipe = make(numbered, **settings, rank=rank, world_size=2)
@@ -452,7 +599,7 @@ def test_copies_of_a_clip_have_independent_random_values(
     functions = [] if num_workers else [note]
     pipe = make(
         numbered,
-        {**{name: column[:2] for name, column in clips.items()}, "weight": [40, 1]},
+        {**{name: column[:2] for name, column in clips.items()}, "repeat": [40, 1]},
         features=["image"],
         batch_size=8,
         clip_transform=[RandomCrop((2, 2)), HorizontalFlip(0.5), *functions],
@@ -468,7 +615,7 @@ def test_copies_of_a_clip_have_independent_random_values(
 
 
 def test_copies_in_a_mix_and_after_a_resume(numbered: Dataset) -> None:
-    chosen: dict[str, Any] = {"episode": ["set/3"], "start": [5], "weight": [24]}
+    chosen: dict[str, Any] = {"episode": ["set/3"], "start": [5], "repeat": [24]}
     settings = options_of(chosen, features=["image"], clip_transform=RandomCrop((2, 2)))
     mix = SeqRecordMix({"a": SeqRecordIterableDataset(numbered, **settings)}, batch_size=8)
     assert len({tuple(crop) for batch in mix for crop in batch["crop"].tolist()}) > 1
@@ -482,11 +629,20 @@ def test_copies_in_a_mix_and_after_a_resume(numbered: Dataset) -> None:
 
 ONE: dict[str, Any] = {"episode": ["set/0"], "start": [0]}
 BAD: list[tuple[Any, str]] = [
-    ([("set/0", 1)], "clips is not a table"),
-    ("set/0", "clips is not a table"),
+    ([("set/0", 1)], "samples is not a table"),
+    ("set/0", "samples is not a table.*set/0"),
+    (7, "samples is not a table"),
     ({"episode": ["set/0"]}, "lacks a column: start.*got: episode"),
-    ({**ONE, "score": [1]}, "unknown column: score"),
-    ({**ONE, "start": [0, 1]}, r"clips is not a table: .*length 1 but got length 2"),
+    ({**ONE, "score": [None]}, "no values for batches in column score.*got: null"),
+    ({**ONE, "score": pa.array([0], pa.timestamp("s"))}, "expected: numbers, texts, or lists"),
+    ({"episode": ["set/0"] * 2, "start": [0, 0], "score": [1.0, None]}, "no score in row 1"),
+    ({"episode": ["set/0"] * 2, "start": [0, 0], "pair": [[1, 2], [1]]}, "column pair, in row 1"),
+    ({**ONE, "dilation": [0]}, "invalid dilation, in row 0.*got: 0"),
+    ({"episode": ["set/0"] * 2, "start": [0, 9], "dilation": [1, 5]}, "in row 1.*0 to 7.*got: 9"),
+    ({**ONE, "reverse": [1]}, "no flags in column reverse"),
+    ({**ONE, "image": [1]}, "a feature has the name of a batch's extra column"),
+    ({**ONE, "dilation": [1], "reversed": [1], "reverse": [True]}, "another column.*got: reversed"),
+    ({**ONE, "start": [0, 1]}, r"samples is not a table: .*length 1 but got length 2"),
     ({"episode": ["set/0", None], "start": [0, 0]}, "no episode in row 1"),
     ({"episode": ["set/0", "set/9"], "start": [0, 0]}, "unknown episode, in row 1.*'set/9'"),
     ({**ONE, "episode": [0]}, "no keys in column episode.*int64"),
@@ -495,27 +651,28 @@ BAD: list[tuple[Any, str]] = [
     ({**ONE, "start": [-1]}, "in row 0.*0 to 19.*got: -1"),
     ({**ONE, "episode": ["set/2"]}, "an episode with at least 4 frames"),
     ({**ONE, "start": np.array([2**63], "u8")}, "in row 0.*0 to 19"),
-    ({**ONE, "weight": [-0.5]}, "weight.*row 0.*got: -0.5"),
-    ({**ONE, "weight": [float("nan")]}, "weight.*row 0.*nan"),
-    ({**ONE, "weight": [1e9]}, "weight.*row 0"),
-    ({**ONE, "weight": ["1"]}, "no numbers in column weight"),
-    ({**ONE, "weight": [0.0]}, "no clip has all of its frames"),
+    ({**ONE, "repeat": [-0.5]}, "invalid repeat.*row 0.*got: -0.5"),
+    ({**ONE, "repeat": [float("nan")]}, "invalid repeat.*row 0.*nan"),
+    ({**ONE, "repeat": [1e9]}, "invalid repeat.*row 0"),
+    ({**ONE, "repeat": ["1"]}, "no numbers in column repeat"),
+    ({**ONE, "repeat": [0.0]}, "no clip has all of its frames"),
     ({"episode": [], "start": []}, "no rows"),
-    ({"episode": [["a"], 3], "start": [0, 0]}, "clips is not a table"),
-    ({**ONE, "start": [10**30]}, "clips is not a table"),
+    ({"episode": [["a"], 3], "start": [0, 0]}, "samples is not a table"),
+    ({**ONE, "start": [10**30]}, "samples is not a table"),
     (pa.table([["set/0"], [0], [1]], ["episode", "start", "start"]), "duplicate column names"),
     ({**ONE, "frames": [[1, 2]]}, "start, beside frames"),
     ({"frames": [1]}, "no lists of frames in column frames"),
     ({"frames": [[0.5, 1.0]]}, "no lists of frames"),
     ({"frames": [[1, 23]]}, "in row 0.*set/0.*0 to 22"),
     ({"frames": [[-1, 2]]}, "in row 0.*set/0.*0 to 22"),
-    ({"frames": [[]]}, "no frames, in row 0"),
+    ({"frames": [[]]}, "an empty list in column frames, in row 0"),
     ({"frames": [[1, None]]}, "nulls"),
+    ({"frames": [[1, 2]], "dilation": [2]}, "dilation, beside frames"),
     ({"frames": [None]}, "no lists of frames in column frames"),
-    ({"episode": ["set/0"] * 2, "frames": [[1, 2], [1]]}, "different lengths, in row 1"),
+    ({"episode": ["set/0"] * 2, "frames": [[1, 2], [1]]}, "column frames, in row 1"),
     ({"episode": ["set/9"], "frames": [[1, 2]]}, "unknown episode, in row 0"),
     ({"episode": [], "frames": []}, "no rows"),
-    ({"frames": np.zeros((1, 0), int)}, "not a table|no frames, in row 0"),
+    ({"frames": np.zeros((1, 0), int)}, "not a table|empty list"),
     ({"frames": np.zeros((1, 2, 2), int)}, "not a table"),
 ]
 
@@ -527,8 +684,8 @@ def test_wrong_lists_are_refused(numbered: Dataset) -> None:
             clips = {"episode": ["set/0"], **clips}
             length = {} if "frames" in clips else length
         with pytest.raises(ClipError, match=match):
-            SeqRecordPipe(numbered, clips=clips, **length)
-    with pytest.raises(ClipError, match="clips has the starts"):
+            SeqRecordPipe(numbered, samples=clips, **length)
+    with pytest.raises(ClipError, match="samples has the starts"):
         make(numbered, STARTS, stride=2)
     several: list[dict[str, Any]] = [
         {"clip_len": 2},
