@@ -180,10 +180,13 @@ def _given_of_cursors(
 
 def _batches_of_shards(segment: EpochSegment, most: IntArray) -> IntArray:
     """The number of batches that each shard has returned, of at most `most`; int64[shards] each."""
-    spare = 0 if segment.settings.even_batches else segment.workers
-    ranks = most.reshape(segment.ranks, segment.workers).tolist()
-    batches = segment.batch, segment.batch_size
-    return np.concatenate([items_of_workers(one, *batches, spare=spare) for one in ranks])
+    ranks, batches = (
+        most.reshape(segment.ranks, segment.workers),
+        (segment.batch, segment.batch_size),
+    )
+    turns = (-(-ranks // segment.batch_size)).sum(axis=1)
+    others = zip(ranks.tolist(), (turns.max() - turns).tolist(), strict=True)
+    return np.concatenate([items_of_workers(one, *batches, spare=spare) for one, spare in others])
 
 
 def _is_shuffled(settings: PlanSettings, epoch: int, number: int) -> bool:
