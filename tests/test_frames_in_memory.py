@@ -84,7 +84,7 @@ def check_epoch(loader: Any, *, length: int = 3) -> None:
         {"clip_len": 1, "stride": 4, "rotate_phase": True},
         {"order": "sequences", "batch_size": 3},
         {"rank": 1, "world_size": 3, "num_cursors": 2},
-        {"clips": {"episode": ["set/3", "set/0", "set/3"], "start": [30, 2, 9]}},
+        {"samples": {"episode": ["set/3", "set/0", "set/3"], "start": [30, 2, 9]}},
         {"clip_transform": lambda clip, _: {"last": clip["image"][-1]}},
     ],
     ids=lambda options: ",".join(options),

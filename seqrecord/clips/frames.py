@@ -65,6 +65,11 @@ class ClipKeys(NamedTuple):
         """Row of the table of samples, which is in canonical order."""
         return self.sample // COPIES
 
+    @classmethod
+    def zeros(cls, count: int) -> ClipKeys:
+        """Arrays for `count` clips."""
+        return cls(*np.zeros((4, count), np.int64))
+
     def take(self, chosen: Any) -> ClipKeys:
         """The clips of an index, a mask or a slice."""
         return ClipKeys(*(column[chosen] for column in self))

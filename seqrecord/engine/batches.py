@@ -189,8 +189,7 @@ class OpenBatch:
         self.missing, self.frames, self.is_complete = size, frames, False
         self._describe, self._columns = describe, dict[str, Any]()
         self._source = np.zeros(size, np.int64) if source is None else source
-        self._epoch, *clips = np.zeros((1 + len(ClipKeys._fields), size), np.int64)
-        self._clips = ClipKeys(*clips)
+        self._epoch, self._clips = np.zeros(size, np.int64), ClipKeys.zeros(size)
         self._begin = begin
         self._builder: BatchBuilder[Any] | None = None
         self._lock = lock

@@ -8,8 +8,6 @@ from functools import partial
 from itertools import repeat
 from typing import Any, TypeVar
 
-import numpy as np
-
 from seqrecord.clips.frames import ClipFrames, ClipKeys
 from seqrecord.clips.tables import EpisodeTable, IntArray
 from seqrecord.engine.vectors import VectorSteps
@@ -140,7 +138,7 @@ class Selection:
     @cached_property
     def column_kinds(self) -> dict[str, Any]:
         """The columns of an empty batch: names, dtypes and shapes."""
-        none = ClipKeys(*np.zeros((len(ClipKeys._fields), 0), np.int64))
+        none = ClipKeys.zeros(0)
         drawn = self.draws.draw(0, 0, none)
         return self.columns.of(none, self.drawn_frames(0, 0), drawn)[0]
 
