@@ -43,7 +43,7 @@ REQUESTS_PER_SECOND = 400.0  # per file; Azure's limit is about 500 per blob
 _LONGEST_WAIT = 8.0  # so that a recovered server is used soon
 _POLL_SECONDS = 0.25
 _OTHER_CAUSES = 3  # earlier errors in a message, beside the last one
-PATIENCE_SECONDS = 5.0  # before the first warning, and between warnings
+_PATIENCE_SECONDS = 5.0  # before the first warning, and between warnings
 
 _logger = logging.getLogger("seqrecord")
 
@@ -60,7 +60,7 @@ class Retrier:
     `DeadlineError` with the number of attempts, the last error and up to three earlier ones. The
     duration of an attempt is up to its client.
 
-    A request that fails for `patience` seconds is logged as a warning, and so is its later
+    A request that fails for 5 seconds is logged as a warning, and so is its later
     success; only one of many simultaneous failures is logged.
 
     Each attempt waits for the `quota` first; this time does not count for the deadline.
@@ -78,14 +78,13 @@ class Retrier:
         *,
         quota: Quota | None = None,
         max_retry_after: float = MAX_RETRY_AFTER,
-        patience: float = PATIENCE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] | None = None,
         draw: Callable[[], float] = random.random,
     ) -> None:
         if not deadline >= 0:
             raise ValueError(f"a deadline of {deadline} seconds")
-        self.deadline, self.quota, self._patience = deadline, quota, patience
+        self.deadline, self.quota = deadline, quota
         self._max_retry_after = max_retry_after
         self.clock, self._sleep, self._draw = clock, sleep, draw
         self._state = PerProcess(_State)
@@ -133,7 +132,7 @@ class Retrier:
             if left <= 0:
                 break
             self.check_server_delay(asked, file=file)
-            if now - start >= self._patience and state.may_warn(now, self._patience):
+            if now - start >= _PATIENCE_SECONDS and state.may_warn(now):
                 _logger.warning("%s: %s; tried again for %.0f s more", file, cause, left)
             state.count("retries")
             wait = max(asked, min(asked + backoff * (1 + self._draw()) / 2, left))
@@ -158,7 +157,7 @@ class Retrier:
                 expected=f"at most {self._max_retry_after:.0f} s; try again later, or wait longer "
                 f"with the storage option max_retry_after={asked:.0f}",
             )
-        if asked >= 1 and self._state.get().may_warn(self.clock(), self._patience):
+        if asked >= 1 and self._state.get().may_warn(self.clock()):
             _logger.warning("%s: the server asks to wait %.0f s; waiting", file, asked)
 
     def sleep(self, seconds: float, *, file: str, closed: threading.Event | None = None) -> None:
@@ -360,10 +359,10 @@ class _State:
         with self._lock:
             self.counts[name] += 1
 
-    def may_warn(self, now: float, patience: float) -> bool:
+    def may_warn(self, now: float) -> bool:
         """Whether another warning is due; if so, records it as given."""
         with self._lock:
-            due = self._warned is None or now - self._warned >= patience
+            due = self._warned is None or now - self._warned >= _PATIENCE_SECONDS
             self._warned = now if due else self._warned
             return due
 
