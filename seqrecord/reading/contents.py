@@ -160,11 +160,8 @@ class Contents:
         self, episodes: EpisodeFilter, split: str | None = None
     ) -> npt.NDArray[np.int64]:
         """See `Dataset.find_episodes`."""
-        splits, url, chosen = (
-            self.manifest.splits,
-            self.storage.url,
-            self.bad.check(episodes, split),
-        )
+        chosen = self.bad.check(episodes, split)
+        splits, url = self.manifest.splits, self.storage.url
         return find_episodes(self.index, splits, chosen, split=split, url=url)
 
     def clips(self, spec: ClipSpec, episodes: EpisodeFilter = None) -> ClipTable:

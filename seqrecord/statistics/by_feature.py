@@ -24,6 +24,7 @@ _SHOWN_QUANTILES = (0.01, 0.5, 0.99)
 _MOST_SHOWN = 5  # of these in a line
 _MOST_LISTED = 100  # episodes with NaN or infinities, per feature
 _SHOWN_CHANNELS = 8  # rows per feature in a table
+_LAST_COLUMNS = ("max", "NaN", "infinite", "numbers", "frames")  # after the quantiles
 
 
 def num_channels(spec: FeatureSpec) -> int | None:
@@ -352,20 +353,7 @@ class Statistics(Mapping[str, FeatureStatistics]):
     def __str__(self) -> str:
         """A table with a row per channel; a note gives the sample size of drawn quantiles."""
         quantiles = [f"{share:.0%}" for share in _SHOWN_QUANTILES]
-        rows: list[Sequence[str]] = [
-            (
-                "feature",
-                "mean",
-                "std",
-                "min",
-                *quantiles,
-                "max",
-                "NaN",
-                "infinite",
-                "numbers",
-                "frames",
-            )
-        ]
+        rows: list[Sequence[str]] = [("feature", "mean", "std", "min", *quantiles, *_LAST_COLUMNS)]
         for name, feature in self.items():
             columns = [feature.mean, feature.std, feature.min]
             columns += [*feature.quantile(_SHOWN_QUANTILES), feature.max]

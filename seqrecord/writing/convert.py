@@ -285,9 +285,7 @@ def convert(
             written = run_jobs(
                 jobs, processes=processes, workers=runner, meter=meter, timeout=job_timeout
             )
-            chosen = getattr(
-                source, "features", None
-            )  # a user's own source may have any value there
+            chosen = getattr(source, "features", None)  # any value in a user's own source
             requested = chosen if isinstance(chosen, list | tuple) else ()
             check = partial(_check_values, requested=requested, shown=target.storage.url)
             commit = partial(target.commit, check=check, copied=copied)
