@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import json
@@ -177,6 +178,21 @@ def public_object(path: str) -> Any:
     for name in path.split(".")[1:]:
         value = getattr(value, name)
     return value
+
+
+def test_messages_of_the_page_about_imperfect_datasets_exist() -> None:
+    texts = [
+        node.value
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    page = (ROOT / "docs/lerobot-imperfect.md").read_text()
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    messages = [text for row in rows for text in re.findall(r"`([^`]+)`", row[1])]
+    assert len(messages) > 8
+    for message in messages:
+        assert any(message in text for text in texts), message
 
 
 def test_public_names() -> None:

@@ -227,6 +227,16 @@ def test_columns_that_cannot_be_read_are_left_out_and_listed(tmp_path: Path) -> 
     assert "wide" in seqrecord.open(tmp_path / "packed").features
 
 
+@pytest.mark.parametrize("data", [b"", b"no video"])
+def test_a_video_that_is_empty_or_no_video_is_a_bad_episode(tmp_path: Path, data: bytes) -> None:
+    root = unpack(tmp_path, "lerobot_video_v21")
+    (root / f"videos/chunk-000/{_CAMERA}/episode_000001.mp4").write_bytes(data)
+    with pytest.raises(SourceError, match="1 selected episode cannot be read: episode_000001"):
+        seqrecord.open(root)
+    found = seqrecord.open(root, skip_bad_episodes=True)
+    assert (len(found.episodes), [*found.bad_episodes]) == (2, ["episode_000001"])
+
+
 def test_a_selection_without_bad_episodes_is_read(tmp_path: Path) -> None:
     root = unpack(tmp_path, "lerobot_video_v21")
     video = root / f"videos/chunk-000/{_CAMERA}/episode_000001.mp4"

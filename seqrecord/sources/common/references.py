@@ -50,8 +50,8 @@ def external_files(root: Path, paths: Iterable[Path]) -> dict[str, ExternalFile]
     """Return references' external files of an original at `root`, by path text.
 
     Paths stay as given, and links in them are followed at each reading: they may lead to another
-    file later, which then has another identity. Missing files are left out: reading their episodes
-    raises.
+    file later, which then has another identity. Missing and empty files are left out: reading their
+    episodes raises.
     """
     remote, wanted = remote_files(root), list(dict.fromkeys(paths))
     if remote is not None:
@@ -63,7 +63,9 @@ def external_files(root: Path, paths: Iterable[Path]) -> dict[str, ExternalFile]
         above = f"{folder}/".replace("//", "/")
         named = {str(path): str(path).removeprefix(above) for path in wanted}  # fast
     known, url = _identities(storage, named.values(), remote), fixed_url_of(storage)
-    return {p: ExternalFile(url, n, *known[n]) for p, n in named.items() if n in known}
+    return {
+        p: ExternalFile(url, n, *known[n]) for p, n in named.items() if n in known and known[n][0]
+    }
 
 
 def copied_files(source: Any) -> dict[str, ExternalFile]:
