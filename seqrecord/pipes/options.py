@@ -399,7 +399,7 @@ class ClipOptions:
 
     @property
     def frame_cache_settings(self) -> tuple[str | PathLike[str] | None, int | str | None]:
-        """Folder and limit of the frame cache, or else those of the environment."""
+        """Folder and limit of the frame cache; by default from the environment."""
         if self.frame_cache is self.frame_cache_limit is None:
             return os.environ.get(_CACHE) or None, os.environ.get(f"{_CACHE}_LIMIT") or None
         return self.frame_cache, self.frame_cache_limit
