@@ -7,15 +7,19 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
+from operator import le
 from pathlib import Path
-from typing import NamedTuple
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from seqrecord import SeqRecordWriter
+import seqrecord
+from seqrecord import SeqRecordPipe, SeqRecordWriter
 from tests.originals import lerobot
 from tests.source_code import parse
 from tests.torch_process import run_code
@@ -169,6 +173,52 @@ def test_originals_are_opened_without_pandas(tmp_path: Path) -> None:
     code = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n{LOADING}"
     done = run_code(code, lerobot(tmp_path / "original"), "pandas", "pyarrow.compute")
     assert (done.stdout.splitlines()[1:], done.returncode) == ([""], 0)
+
+
+class Calls:
+    """Functions of the package that are called in a `with` block, in all new threads, and pairs of
+    modules of which one calls the other."""
+
+    def __init__(self) -> None:
+        self.functions: set[CodeType] = set()
+        self.pairs: set[tuple[str, str]] = set()
+
+    def __enter__(self) -> Calls:
+        threading.setprofile(self._note)
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+    def _note(self, frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
+            self.functions.add(frame.f_code)
+            caller = "" if frame.f_back is None else frame.f_back.f_code.co_filename
+            if caller.startswith(str(PACKAGE)) and caller != frame.f_code.co_filename:
+                self.pairs.add((caller, frame.f_code.co_filename))
+
+
+def test_preparation_goes_one_way(path: Path) -> None:
+    """From options over the selection and the plan to the loader, with few functions."""
+    options: dict[str, Any] = {"clip_len": 4, "batch_size": 4}
+    next(iter(SeqRecordPipe(path, **options)))  # imports
+    with seqrecord.open(path) as dataset, Calls() as made:
+        pipe = SeqRecordPipe(dataset, **options)
+    assert {pair for pair in made.pairs if pair[::-1] in made.pairs} == set()
+    with Calls() as by_path:
+        SeqRecordPipe(path, **options)
+    with Calls() as first:
+        batches = iter(pipe)
+        next(batches)
+    for _ in range(3):
+        next(batches)
+    with Calls() as steady:
+        next(batches)
+    counts = [len(calls.functions) for calls in (made, by_path, first, steady)]
+    assert all(map(le, counts, (335, 550, 595, 31))), counts
+    assert len({code.co_filename for code in steady.functions}) <= 12
 
 
 def private_imports(nodes: list[ast.AST]) -> Iterator[str]:

@@ -333,7 +333,7 @@ def enumerate_clips(
         offsets = np.arange(spec.length) * spec.dilation
         uses = [ClipUse(offsets, missing or MissingFrames.none())]
     num_frames = episodes.num_frames[selected]
-    before, after = offset_range(use.offsets for use in uses)
+    before, after = offset_range([use.offsets for use in uses])
     before, after = 0 if pads[0] else before, max(0 if pads[1] else after, drop_last)
     first_start = spec.phase + max(0, -((spec.phase - before) // spec.stride)) * spec.stride
     possible = _num_starts(num_frames - after - first_start, spec.stride)

@@ -124,7 +124,7 @@ class SelectedWindows:
         self._reach = np.zeros((len(self._rates), 2), np.int64)
         for rate in self._rates:
             windows = self.stored.windows.values()
-            reach = offset_range(w.frame_offsets_at(rate) * self.dilations[0] for w in windows)
+            reach = offset_range([w.frame_offsets_at(rate) * self.dilations[0] for w in windows])
             self._reach[rate] = np.where(self.pads, 0, reach)
         self._reach[:, 1] = np.maximum(self._reach[:, 1], self._drop_last)
         self.span = 1 + int(self._reach.sum(axis=1).min())

@@ -77,7 +77,8 @@ def frame_sizes(selection: Selection, batch_size: int) -> FrameSizes:
         # A load reads one group. Where a cursor keeps a chunk open, its decoder is in `held`.
         cut = {grid.group for grid in episodes.groups if grid.whole is not None}
         decoder = max(decoder_bytes(features.values()), default=0)
-        chunk += max(decoder_bytes(s for s in features.values() if s.group not in cut), default=0)
+        others = [spec for spec in features.values() if spec.group not in cut]
+        chunk += max(decoder_bytes(others), default=0)
     else:
         grid, frame = episodes.leading_grid, sum(spec.nbytes for spec in frames.arrays.values())
         staying, held = [frame], [frame + open_chunk_bytes(grid, groups, features)]

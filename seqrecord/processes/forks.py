@@ -5,6 +5,7 @@ A lock that another thread has acquired during a fork stays locked in the child 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -51,13 +52,9 @@ else:
     class cached_property(functools.cached_property):  # noqa: N801 - name of the standard library
         """The version of Python 3.12, without the lock that all instances of a class share."""
 
-        def __get__(self, instance: object, owner: type | None = None) -> Any:
-            if instance is None:
-                return self
-            found = instance.__dict__
-            if self.attrname not in found:
-                found[self.attrname] = self.func(instance)
-            return found[self.attrname]
+        def __init__(self, func: Callable[[Any], Any]) -> None:
+            super().__init__(func)
+            self.lock = contextlib.nullcontext()
 
 
 _before: list[BaseException] = []  # errors of hooks before a fork in progress

@@ -326,11 +326,10 @@ class MemoryRequest:
 
         def has_room(tried: int) -> bool:
             held = self._by_cursor(tried)
-            ahead = self.sizes.held(_brought(stats, _most_readahead(first, tried, usual)))
             return cursors * held <= max_held and (
                 tried <= self._block_to_mix(cursors)
                 or (
-                    cursors * (held + ahead) <= max_arena
+                    2 * cursors * held <= max_arena
                     and cursors * tried <= buffer * spec.stride
                     and tried < 2 * longest
                 )
@@ -497,32 +496,6 @@ def _one_cursor(settings: PlanSettings, block: int) -> PlanSettings:
     return replace(
         settings, num_cursors=1, block_frames=block, run_frames=None, first_block_frames=block
     )
-
-
-def _most_readahead(first: int, size: int, usual: int) -> int:
-    """The greatest number of frames of a block that is loaded while the largest one is in memory.
-
-    A cursor has `usual` frames in all, a first block of `first` and full ones of `size` frames.
-    Full blocks have equal lengths; if there is only one, its predecessor is in memory.
-    """
-    width, before = first, 0
-    while width < size:
-        before, width = before + width, 2 * width
-    if usual <= before + size:
-        return width // 2
-    return -(-(usual - before) // -(-(usual - before) // size))
-
-
-def _brought(stats: ClipStats, block_frames: int) -> list[int]:
-    """The number of frames of each group that a block of `block_frames` loads.
-
-    The leading group's chunks end at blocks; in other groups the last chunk may extend further.
-    """
-    return [
-        (block_frames + (0 if i == stats.leading else group.largest_chunk))
-        // group.window.frame_step
-        for i, group in enumerate(stats.groups)
-    ]
 
 
 def _block_sizes(stats: ClipStats) -> list[int]:
