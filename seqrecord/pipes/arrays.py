@@ -136,8 +136,8 @@ _LEAST_FRAMES = 4
 
 
 def in_pieces(table: EpisodeTable, features: Schema) -> EpisodeTable:
-    """The episodes with long chunks of video in pieces, see `ChunkGrid.in_pieces`, and with those
-    of raw features marked, of which single frames are read: texts beside them are short."""
+    """The episodes with long chunks of video in pieces, see `ChunkGrid.in_pieces`, and with
+    chunks of raw features marked, of which single frames are read: texts beside them are short."""
     groups = list(table.groups)
     for place, grid in enumerate(groups):
         stored = [spec for spec in features.values() if spec.group == grid.group]
