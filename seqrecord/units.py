@@ -123,11 +123,10 @@ def check_amount(name: str, value: object) -> None:
         raise ClipError(f"{name} is not a finite number", expected=">= 0", got=repr_of(value, 100))
 
 
-def check_size(name: str, value: Any, *, least: int = 0) -> Any:
-    """Returns a size as it was given; raises `ClipError` unless it has `least` bytes or more."""
+def check_size(name: str, value: Any) -> Any:
+    """Returns a size as it was given; raises `ClipError` if it is invalid."""
     try:
-        if parse_size(value) < least:
-            raise ValueError(f"must be at least {least}")
+        parse_size(value)
     except ValueError as error:
         expected = 'bytes, or text such as "2GiB"'
         raise ClipError(f"{name}: {error}", expected=expected, got=repr_of(value)) from None

@@ -38,9 +38,9 @@ def usable_cores(*, environ: Mapping[str, str] | None = None, root: Path | None 
     return max(1, min(_allowed(), share))
 
 
-def local_ranks(*, environ: Mapping[str, str] | None = None) -> int:
+def local_ranks() -> int:
     """Number of ranks on this machine, from the same environment as `usable_cores`."""
-    return _ranks(os.environ if environ is None else environ)[0]
+    return _ranks(os.environ)[0]
 
 
 def usable_memory(*, root: Path | None = None) -> int:
