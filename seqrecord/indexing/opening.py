@@ -52,8 +52,7 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
         features: names of the features to read; default all. No bytes of others are read.
         version: id of an earlier version, from `Dataset.version` or `seqrecord info --versions`;
             default the current version.
-        verify: check the checksum of every page read. If false, a single frame is read alone,
-            without its page.
+        verify: check the checksum of every page read.
         storage_options: for the filesystem of `location`.
         cache_dir: local folder with a cache of a remote dataset. Processes may share it. Default
             none.

@@ -16,7 +16,7 @@ from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordError
 from seqrecord.format.index import GroupIndex, Index
 from seqrecord.format.manifest import MANIFEST
-from seqrecord.format.pages import ALIGNMENT, PageCodec, aligned, slice_sums, table_bytes
+from seqrecord.format.pages import ALIGNMENT, PageCodec, aligned, slice_sums
 from seqrecord.format.references import (
     Reference,
     named_file,
@@ -358,33 +358,6 @@ class ChunkReader:
                 got=f"{int(stored[at]):08x}",
             )
             raise self._located(page, error)
-
-    def read_frame(self, page: Page, frame: int) -> Any:
-        """Read and decode one frame alone, without checksums. Neither raw nor video."""
-        codec, spec = self._codecs[page.feature], self.features[page.feature]
-        count, position = page.num_present, int(page.positions(frame))
-        try:
-            size = table_bytes(spec, count)
-            if size > page.stop - page.start:
-                raise FormatError("a page is too short for its table", got=page.stop - page.start)
-            table = self._read_part(page, 0, size)
-            start, stop = codec.blob_range(count, position, table)
-            if page.start + stop > page.stop:
-                raise FormatError("a frame is outside its page", offset=start, got=(start, stop))
-            shape = codec.shape_of(count, position, table)
-            self._check_largest(page, [shape], is_whole=False)
-            out = np.empty(shape, spec.dtype)
-            codec.decode_blob(self._read_part(page, start, stop), out)
-        except (CodecError, FormatError) as error:
-            raise self._located(page, error) from error.__cause__
-        return self.value(page, out, frame)
-
-    def _read_part(self, page: Page, start: int, stop: int) -> memoryview:
-        data = np.empty(stop - start, np.uint8).data
-        if stop > start:
-            item = ByteRange(page.start + start, page.start + stop)
-            self._storage.read_ranges(page.chunk.path, [item], [data])
-        return data
 
     def _verify(self, page: Page, data: memoryview) -> None:
         actual, place = crc32c(data), ByteRange(page.start, page.stop)

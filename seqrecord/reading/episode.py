@@ -170,15 +170,8 @@ class Episode:
 
         `inside` are the frames, counted from the chunk's start.
         """
-        reader, whole, runs = self._reader, [], run_bounds(inside, places)
-        for page in pages:
-            spec = reader.features[page.feature]
-            is_alone = len(places) == 1 and not (reader.verify or spec.is_video or page.external)
-            if not is_alone or spec.is_raw or spec.stored_shape is not None:
-                whole.append(page)
-            else:
-                arrays[page.feature][int(places[0])] = reader.read_frame(page, int(inside[0]))
-        for page, data in zip(whole, reader.read(whole), strict=True):
+        reader, runs = self._reader, run_bounds(inside, places)
+        for page, data in zip(pages, reader.read(pages), strict=True):
             target = arrays[page.feature]
             if isinstance(target, list):
                 for frame, place in zip(inside.tolist(), places.tolist(), strict=True):
