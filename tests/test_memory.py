@@ -388,14 +388,14 @@ def test_chunk_buffers_grow_only_if_none_is_large_enough() -> None:
 def test_a_division_of_memory_stays_within_the_limit(limit: int, frames: int, batch: int) -> None:
     sizes = FrameSizes((1000,), 20_000, batch)
     plan = MemoryPlan(PlanSettings(), sizes, limit, prefetch=2, max_loads=1)
-    made, of_all = plan.memory((frames,)), plan.with_all(frames).in_memory
+    made, of_all = plan.memory((frames,)), plan.with_all([frames]).in_memory
     assert of_all is not None
     most = limit + sizes.beside_arena(2, 1)
     together = plan.clips_at_once(made, 100) - 1  # more batches of a clip each
     assert plan.nbytes(made) + together * (made.prefetch + CONSUMER) * batch <= most
     assert plan.nbytes(of_all) <= most
     # Each resident frame takes a few bytes more.
-    assert plan.with_all(limit // 1001).in_memory is None
+    assert plan.with_all([limit // 1001]).in_memory is None
 
 
 @given(

@@ -27,6 +27,7 @@ from seqrecord.sampling import (
 )
 from seqrecord.sampling.bounds import resident_bounds
 from seqrecord.sampling.fixed_shards import shuffled
+from seqrecord.sampling.memory import FrameSizes, MemoryRequest
 from seqrecord.sampling.runs import Cuts, Runs, cut_group, shares_of
 from tests.clip_cases import Case, cases, grid_of
 
@@ -285,7 +286,7 @@ def test_loads_contain_the_frames_of_the_shard(
         for episode, begin, stop in zip(*(column.tolist() for column in frames), strict=True)
         for frame in range(begin, stop)
     }
-    assert len(rows) == frames.num_frames == most
+    assert (len(rows),) == (frames.num_frames,) == most
     assert most <= shard_frames(case.table, case.episodes, [window], settings, count)[1]
     plan = plan_of(case, settings, data.draw(st.integers(1, 3)), shard)
     clips = clips_of(plan)
@@ -306,3 +307,60 @@ def test_loads_contain_the_frames_of_the_shard(
 def test_the_order_of_a_shuffle_is_that_of_version_1() -> None:
     order = shuffled(PlanSettings(seed=7), 2, Shard(1, 3), 6)
     assert order.tolist() == [0, 2, 1, 5, 3, 4]
+
+
+def in_batch(counts: IntArray, size: int) -> float:
+    """Expected number of episodes in a batch of a full shuffle, from the clips of each episode."""
+    total = counts.sum() - np.arange(size)
+    without = np.maximum(total - counts[:, None], 0) / total
+    return float((1 - without.prod(axis=1)).sum())
+
+
+@pytest.mark.parametrize(
+    ("episodes", "num_shards", "size", "length", "least"),
+    [
+        ([gops(400, 32)] * 50, 8, 8, 1, 1.0),
+        ([gops(400, 32)] * 50, 8, 8, 16, 1.0),
+        ([gops(400, 32)] * 50, 8, 32, 16, 0.8),  # more cuts would decode over a tenth twice
+        ([gops(60, 2)] * 200, 4, 8, 1, 1.0),
+        ([gops(400, 40)] * 50, 8, 8, 16, 1.0),
+        ([gops(600, 250)] * 30, 8, 16, 16, 0.95),
+        ([gops(100, 50)] * 60, 8, 8, 16, 0.9),
+        (IRREGULAR * 3, 4, 8, 16, 1.0),
+        ([gops(n, 2) for n in (20, 30, 900, 50, 40, 400, 1100, 25)] * 3, 4, 8, 4, 1.0),
+        ([gops(n, 2) for n in [20] * 90 + [1000] * 10], 4, 8, 16, 1.0),
+    ],
+)
+def test_shards_of_resident_frames_have_many_episodes(
+    episodes: list[list[int]], num_shards: int, size: int, length: int, least: float
+) -> None:
+    """A batch has nearly as many as in a shuffle of the dataset, or of evenly cut shards."""
+    table, spec = table_of(episodes), ClipSpec(length)
+    clips = enumerate_clips(spec, table, np.arange(len(episodes)))
+    num_frames = int(table.num_frames.sum())
+    request = MemoryRequest(
+        ClipStats.of(clips, table),
+        PlanSettings(batch_size=size, even_batches=False),
+        FrameSizes((1,), 1, size * length),
+        num_shards,
+        frames_in_memory=(num_frames,),
+    )
+    settings = request.plan_memory(1 << 30).settings
+    begins = [np.repeat(np.cumsum([0, *each[:-1]]), each) for each in episodes]
+    found, decoded, every = [], 0, list[tuple[int, int]]()
+    for index in range(num_shards):
+        mine = clips_of(EpochPlan(clips, table, settings, shard=Shard(index, num_shards)))
+        every += mine
+        found.append(in_batch(np.bincount([episode for episode, _ in mine]), size))
+        last = {  # frame of each group of pictures, which is decoded up to it
+            (episode, int(begins[episode][frame])): frame
+            for episode, start in sorted(mine)
+            for frame in range(start, start + length)
+        }
+        decoded += sum(frame + 1 - begin for (_, begin), frame in last.items())
+    assert sorted(every) == list(zip(*map(list, clips.locate(np.arange(len(every)))), strict=True))
+    assert decoded <= 1.1 * num_frames
+    full = in_batch(np.bincount([episode for episode, _ in every]), size)
+    most = min(len(episodes), sum(map(len, episodes)) // num_shards)
+    even = most * (1 - (1 - 1 / most) ** size)
+    assert np.mean(found) >= least * min(0.85 * full, 0.95 * even)

@@ -38,6 +38,7 @@ class Case:
     batch_sizes: tuple[int, ...]
     are_raw: bool = False
     pieces: int | None = None  # maximum frames per piece of video that is decoded in pieces
+    stays: bool = False  # in memory, as small frames do
 
 
 RGB = 3 * PIXELS
@@ -50,6 +51,8 @@ CASES = (
     Case("five, uneven", ABANDONEDFACTORY * 2, (8, 1024), (FIVE, POSE), (1, 2, 4, 6, 8, 12, 16)),
     Case("video, GOP 50", (100,) * 60, (50,), (RGB,), (4, 8, 16), pieces=32),
     Case("video, GOP 250", (600,) * 30, (250,), (RGB,), (4, 8, 16, 32), pieces=32),
+    Case("video, GOP 50, stays", (100,) * 60, (50,), (RGB,), (4, 8, 16), pieces=32, stays=True),
+    Case("video, GOP 2, stays", (400,) * 50, (32,), (RGB // 6,), (8, 32), pieces=32, stays=True),
 )
 
 
@@ -60,6 +63,7 @@ class Mixing:
     settings: PlanSettings
     episodes: float
     full_episodes: float
+    all_episodes: float  # of a full shuffle of the dataset
     neighbours: float
     full_neighbours: float
     reading: float
@@ -93,7 +97,8 @@ def measured(
     chunk = stored if case.are_raw else stored // 2
     sizes = FrameSizes(case.frames, chunk, batch_size * SPAN * sum(case.frames))
     stats, asked = ClipStats.of(table, episodes), PlanSettings(seed=seed, batch_size=batch_size)
-    frames_in_memory = int(lengths.sum()) if max(case.frames) < 1 << 16 else 0
+    stays = case.stays or max(case.frames) < 1 << 16
+    frames_in_memory = (-(-int(lengths.sum()) // num_shards) * stays,) * len(case.frames)
     request = MemoryRequest(stats, asked, sizes, num_shards, frames_in_memory=frames_in_memory)
     wanted = max(
         MemoryRequest(stats, asked, sizes, number).wanted_limit for number in (1, num_shards)
@@ -125,7 +130,8 @@ def measured(
         nbytes = max(nbytes, fitted.nbytes(fitted.memory(resident)))
     mean = np.mean(figures, axis=0).tolist()
     reading = read / epochs / int(lengths.sum())
-    return Mixing(fitted.settings, mean[0], mean[2], mean[1], mean[3], reading, nbytes)
+    every = sum(1 - (1 - part) ** batch_size for part in (lengths / lengths.sum()).tolist())
+    return Mixing(fitted.settings, mean[0], mean[2], every, mean[1], mean[3], reading, nbytes)
 
 
 def _grids(case: Case) -> Iterator[ChunkGrid]:
@@ -141,8 +147,9 @@ def _grids(case: Case) -> Iterator[ChunkGrid]:
 def main() -> None:
     print(
         "| frames | shards | batch | chosen | episodes per batch | … of a full shuffle "
-        "| overlapping neighbours | … of a full shuffle | read / distinct | GiB | good |\n"
-        "|---|---|---|---|---|---|---|---|---|---|---|"
+        "| … of the whole dataset's shuffle | overlapping neighbours | … of a full shuffle "
+        "| read / distinct | GiB | good |\n"
+        "|---|---|---|---|---|---|---|---|---|---|---|---|"
     )
     for case, num_shards, batch_size in _all():
         found = measured(case, batch_size, num_shards, epochs=3)
@@ -150,6 +157,7 @@ def main() -> None:
         print(
             f"| {case.name} | {num_shards} | {batch_size} | {chosen.num_cursors} cursors, "
             f"blocks of {chosen.block_frames} | {found.episodes:.2f} | {found.full_episodes:.2f} "
+            f"| {found.all_episodes:.2f} "
             f"| {found.neighbours:.2f} | {found.full_neighbours:.2f} | {found.reading:.3f} "
             f"| {found.nbytes / 2**30:.2f} | {'yes' if found.is_good(num_shards) else 'no'} |"
         )

@@ -19,7 +19,7 @@ from seqrecord.sampling.memory import MemoryPlan, MemoryRequest
 from seqrecord.schema import FeatureSpec
 from seqrecord.units import format_size
 
-_MAX_SHARES = 1 << 24  # arrays of 128 MiB; only a damaged state has more
+_MAX_CURSORS = 1 << 24  # arrays of 128 MiB; only a damaged state has more
 _SMALL = 64 << 10  # bytes of a frame: to copy a larger one costs more than to read it alone
 
 
@@ -83,18 +83,20 @@ class Residency:
 
     def frames(
         self, num_shards: int, segments: Segments, settings: PlanSettings | None = None
-    ) -> int:
-        """The number of frames of a shard that may stay; an estimate for several shards without
-        `settings`.
+    ) -> tuple[int, ...]:
+        """The numbers of frames of each group of a shard that may stay; an estimate for several
+        shards without `settings`.
 
         If shards get other clips in every epoch, each would decode nearly all frames: then only
         small ones stay.
         """
         is_fixed = self._has_fixed_shards(num_shards, segments, settings)
         found = self.in_memory[self.keeps_decoded and (is_fixed or num_shards == 1)]
-        if num_shards == 1 or not found or not is_fixed:
-            return found
-        return -(-found // num_shards) if settings is None else self._most(num_shards, settings)
+        if num_shards > 1 and found and is_fixed:
+            if settings is not None:
+                return self._most(num_shards, settings)
+            found = -(-found // num_shards)
+        return (found,) * len(self.selection.episodes.groups)
 
     def plan_memory(self, request: MemoryRequest, limit: int, segments: Segments) -> MemoryPlan:
         """The best settings within a limit, in bytes, for the shards of a request."""
@@ -106,7 +108,7 @@ class Residency:
             most = self._most(num_shards, settings)
             fitted = replace(fitted, sizes=request.sizes, in_memory=None).with_all(most)
         if fitted.in_memory is None:
-            return replace(request, frames_in_memory=0).plan_memory(limit)
+            return replace(request, frames_in_memory=()).plan_memory(limit)
         return replace(fitted, settings=settings)
 
     def plan_given(
@@ -120,7 +122,7 @@ class Residency:
         fitted = replace(request, frames_in_memory=frames).plan_given(settings, limit)
         if settings.resident and fitted.in_memory is None:
             sizes = request.sizes.of_staying
-            least = sizes.held((frames,) * len(sizes.frames)) + sizes.beside_arena(1, 1)
+            least = sizes.held(frames) + sizes.beside_arena(1, 1)
             raise MemoryLimitError(
                 "memory_limit is too small for the order of the saved state, in which all frames "
                 "stay in memory",
@@ -165,15 +167,15 @@ class Residency:
         may_be = self.fixed_shards or not self.settings.shuffle
         return may_be and (settings is None or settings.resident == settings.shuffle)
 
-    def _most(self, num_shards: int, settings: PlanSettings) -> int:
-        """Greatest frame count of a group in any shard; for very many shares, an upper bound."""
-        if num_shards * max(settings.num_cursors, settings.num_shares or 1) > _MAX_SHARES:
-            return self.in_memory[True]
+    def _most(self, num_shards: int, settings: PlanSettings) -> tuple[int, ...]:
+        """Greatest frame counts of groups in any shard; for very many cursors, upper bounds."""
+        if num_shards * settings.num_cursors > _MAX_CURSORS:
+            return (self.in_memory[True],) * len(self.selection.episodes.groups)
         return self._shard_frames(num_shards, settings)[1]
 
     def _shard_frames(
         self, num_shards: int, settings: PlanSettings, shard: Shard | None = None
-    ) -> tuple[list[Intervals], int]:
+    ) -> tuple[list[Intervals], tuple[int, ...]]:
         """See `shard_frames`."""
         shards = None if shard is None else np.array([shard.index])
         table, episodes = self.selection.clip_set.clips, self.selection.episodes

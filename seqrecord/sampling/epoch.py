@@ -40,6 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +54,15 @@ from seqrecord.sampling.bounds import BlockSizes, ClipStats, PlanSettings, curso
 from seqrecord.sampling.cursors import Blocks, Cursors
 from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.sampling.random_order import hash64, key_of
-from seqrecord.sampling.runs import CursorShares, Cuts, Runs, Window, shares_of, shuffle_runs
+from seqrecord.sampling.runs import (
+    CursorShares,
+    Cuts,
+    Runs,
+    Window,
+    shares_of,
+    shuffle_runs,
+    spread_runs,
+)
 
 _RUNS, _CURSORS, _CLIPS = range(3)  # purposes of random numbers
 
@@ -165,15 +174,17 @@ class EpochLayout:
     def share_out(self, table: ClipTable, shards: IntArray) -> tuple[Runs, CursorShares]:
         """The ordered runs, and the cursors' shares of `shards`."""
         settings, runs = self.settings, Runs.of(table)
-        if settings.shuffle:
-            anywhere = self.num_shards == 1 and settings.num_shares is not None
-            runs = shuffle_runs(
-                runs,
-                settings.run_frames,
-                Cuts.of(runs.episode, self.episodes, self.windows, anywhere=anywhere),
-                key_of(self.key, _RUNS),
-                num_shares=self.num_shards * settings.shares,
-            )
+        key, frames_stay = key_of(self.key, _RUNS), settings.num_shares is not None
+        if settings.shuffle and len(runs):
+            anywhere = self.num_shards == 1 and frames_stay
+            cut = partial(Cuts.of, runs.episode, self.episodes, self.windows)
+            if frames_stay and not anywhere:  # a chunk of two shards is read twice
+                length = settings.run_frames
+                runs = spread_runs(runs, length, cut(kept=length or 0), key)
+            else:
+                num_shares = self.num_shards * settings.shares
+                cuts = cut(anywhere=anywhere)
+                runs = shuffle_runs(runs, settings.run_frames, cuts, key, num_shares=num_shares)
         cuts = Cuts.of(runs.episode, self.episodes, self.windows)
         return runs, shares_of(
             runs,

@@ -56,9 +56,9 @@ def shard_frames(
     settings: PlanSettings,
     num_shards: int,
     shards: IntArray | None = None,
-) -> tuple[list[Intervals], int]:
+) -> tuple[list[Intervals], tuple[int, ...]]:
     """The frames of each group used in epoch 0 by the first of `shards`, and the greatest number of
-    frames of a group in any of them.
+    frames of each group in any of them.
 
     `shards` are shard numbers, int64; by default all.
     """
@@ -67,13 +67,13 @@ def shard_frames(
     runs, shares = layout.share_out(table, shards)
     mine, share = runs.slices(shares.start.ravel(), shares.stop.ravel())
     shard = share // max(1, shares.start.shape[1])
-    found, most = [], 0
+    found, most = [], []
     for grid, window in zip(episodes.groups, windows, strict=True):
         used = _united(shard, mine.episode, *used_frames(mine, episodes, window), grid.whole)
         counts = np.bincount(used[0], used[3] - used[2], len(shards))
-        most = max(most, int(counts.max(initial=0)))
+        most.append(int(counts.max(initial=0)))
         found.append(Intervals(*(column[used[0] == 0] for column in used[1:])))
-    return found, most
+    return found, tuple(most)
 
 
 def used_frames(runs: Runs, episodes: EpisodeTable, window: Window) -> tuple[IntArray, IntArray]:

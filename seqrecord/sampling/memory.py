@@ -33,6 +33,7 @@ _STAYING = 3 * 8  # bytes beside a frame that stays: hash, place and number of a
 LEAST_CURSORS = 2  # 1: 33 % of the episodes for 60 % (video, GOP 50, 8 shards, batches of 4)
 ENOUGH_CURSORS = 12  # for a batch, or as many as it has clips. 1: 95 % of the episodes for 119 %
 ENOUGH_EPISODES = 0.95  # 0: 13 episodes in a batch for 32 (400 short ones, 8 shards)
+ENOUGH_OF_ALL = 0.85  # … of the dataset in a batch of a shard whose frames stay; else it is logged
 MOST_OF_A_BLOCK = 8  # clips of a batch, which dealing keeps apart. 32: 7.3 episodes for 8.0
 CLOSE = 1.15  # clips of a batch for each cursor, from which on blocks must be long enough for them.
 # 1.0: 7.9 episodes for 8.9 (ten episodes, batches of 32, 1,000 frames in memory)
@@ -42,6 +43,7 @@ REREAD = 0.035  # … and cuts of runs. Without cuts 52 % of the pairs of a batc
 MOST_REREAD = 0.10  # by cursors, where a batch needs more. 0.031: 3.8 episodes for 7.6
 MOST_REREAD_IN_MANY = 0.20  # … in many shards. 0.10: 7.2 episodes for 14.9 (256 shards)
 MANY_SHARDS = 64
+CUTS_PER_CLIP = 3  # of runs in a shard whose frames stay. 1: 6.2 episodes for 6.7 (50, 8 shards)
 LEAST_BLOCK = 32  # clips of an unshuffled round. 1: five times the CPU time of tiny single clips
 FIRST_ROUND = 256  # clips of an epoch's first round. Without: 15,348 before the first batch
 MOST_CLIPS = 1 << 17  # of a round, which is planned at once: 9 MB. Without: 136 MB for a million
@@ -136,18 +138,18 @@ class MemoryPlan:
         ahead = (self.max_arena - self.sizes.held(rows)) // max(1, self.sizes.chunk)
         return Memory(rows, self.prefetch, self.max_loads, max(0, min(MAX_LOADS, ahead)))
 
-    def with_all(self, num_frames: int) -> MemoryPlan:
-        """A copy with a row for each of `num_frames` frames of each group, which then stay in
-        memory.
+    def with_all(self, frames: Sequence[int]) -> MemoryPlan:
+        """A copy with a row for each of `frames` frames of each group, which then stay in memory.
 
         Reduces the number of loads at a time if necessary. Unchanged if the frames do not fit.
         """
-        sizes = self.sizes.of_staying
-        rows = (max(1, num_frames),) * len(sizes.frames)
+        if not any(frames):
+            return self
+        sizes, rows = self.sizes.of_staying, tuple(max(1, count) for count in frames)
         left = self.max_arena - sizes.held(rows) - _STAYING * sum(rows)
         left += self.max_loads * self.sizes.chunk
         loads = min(self.max_loads, left // max(1, sizes.chunk))
-        if not num_frames or loads < 1:
+        if loads < 1:
             return self
         return replace(self, sizes=sizes, in_memory=Memory(rows, self.prefetch, loads, 0))
 
@@ -165,8 +167,8 @@ class MemoryRequest:
     """The memory needs of clips, in each of `num_shards` shards of an epoch.
 
     Chooses the last six of `settings`, with `num_cursors` and `shuffle_buffer` as bounds unless
-    `None`. `frames_in_memory` frames may stay in memory if they all fit. Errors have `url`, and
-    `what` as the user of the memory.
+    `None`. `frames_in_memory` frames of each group may stay in memory if they all fit. Errors have
+    `url`, and `what` as the user of the memory.
     """
 
     stats: ClipStats
@@ -175,7 +177,7 @@ class MemoryRequest:
     num_shards: int = 1
     num_cursors: int | None = None
     shuffle_buffer: int | None = None
-    frames_in_memory: int = 0
+    frames_in_memory: tuple[int, ...] = ()
     url: str = ""
     what: str = "these clips"
 
@@ -196,6 +198,8 @@ class MemoryRequest:
             stats = replace(self.stats, in_memory=found.in_memory is not None)
             request = replace(self, stats=stats)
             fitted = request.default_settings(max_held, arena)
+            if stats.in_memory and self.num_shards > 1 and fitted.shuffle:
+                fitted = replace(fitted, run_frames=self._run_of_shards, num_shares=1)
             limited, of_memory = None, False
             if self.num_cursors is None:
                 limited, of_memory = replace(request, settings=fitted).mixing_limit(max_held)
@@ -298,24 +302,22 @@ class MemoryRequest:
         if given is None and share <= min(FIRST_ROUND, buffer) and fits:
             return _one_cursor(settings, block)
 
-        cursors = shares = given or 1
+        cursors = given or 1
         if given is None:
             wanted = min(2 * max(settings.batch_size or 1, ENOUGH_CURSORS), buffer)
             if spec.stride >= span:  # else chunks wait for clips of later rounds
                 wanted = min(wanted, max(LEAST_CURSORS, buffer * spec.stride // sizes[0]))
             wanted = max(1, min(wanted, max_held // self._by_cursor(sizes[0])))
-            cursors = shares = min(wanted, self._affordable_cursors(wanted))
+            cursors = min(wanted, self._affordable_cursors(wanted))
             # Where a batch has several clips of a cursor, rather fewer cursors with longer blocks.
             for fewer, _ in self._ways_to_mix:
                 number = min(cursors, fewer)
                 length = self._block_to_mix(number)
                 if number * self._by_cursor(length) <= max_held:
-                    cursors = shares = max(number, cursors if length == sizes[0] else 0)
+                    cursors = max(number, cursors if length == sizes[0] else 0)
                     break
-            if stats.in_memory:  # … not closer to each other than two clips
-                shares = 1 if num_shards == 1 else shares
-                most = min(wanted, share * spec.stride // (2 * span))
-                cursors = shares * max(1, most // shares)
+            if stats.in_memory:  # anywhere, but not closer to each other than two clips
+                cursors = max(1, min(wanted, share * spec.stride // (2 * span)))
 
         usual = -(-share * spec.stride // cursors) + span  # frames that a cursor walks
         longest = -(-whole // (num_shards * cursors))
@@ -338,7 +340,7 @@ class MemoryRequest:
         # The first that does not fit, in steps of which each halves the rest.
         count = bisect_left(sizes, True, key=lambda tried: not has_room(tried))
         size = sizes[count - 1] if count else 1
-        left, run = REREAD - stats.reread(shares, num_shards), None
+        left, run = REREAD - stats.reread(cursors, num_shards), None
         if usual < stats.longest_episode and left > 0:  # else cursors are in different episodes
             cut = stats.cut_frames if stats.reread_by_one(num_shards) else 0
             run = max(usual, round(cut / left))
@@ -348,7 +350,7 @@ class MemoryRequest:
             block_frames=size,
             run_frames=run,
             first_block_frames=min(first, size),
-            num_shares=shares if stats.in_memory else None,
+            num_shares=1 if stats.in_memory else None,
         )
         # A round of a whole shard reads nothing twice, and has more episodes than too few cursors.
         is_better = given is None and cursors < self._episodes_per_shard and share <= buffer
@@ -362,6 +364,8 @@ class MemoryRequest:
         `(None, False)` if they do.
         """
         stats, settings, num_shards = self.stats, self.settings, self.num_shards
+        if settings.num_shares is not None and num_shards > 1:
+            return self._limit_of_shards, False
         cursors, enough = settings.num_cursors, self._enough_cursors
         in_one_round = settings.first_block_frames >= stats.whole_block(num_shards)
         is_apart = settings.block_frames >= self._apart(cursors)
@@ -426,11 +430,41 @@ class MemoryRequest:
         return [n * self._by_cursor(block) for n, block in ways]
 
     @property
+    def _run_of_shards(self) -> int | None:
+        """The number of frames per cut of runs if frames stay in several shards.
+
+        A shard has `CUTS_PER_CLIP` cuts for each clip of a batch, or as many as episodes, as far
+        as these decode at most `MOST_REREAD` twice.
+        """
+        stats, num_shards = self.stats, self.num_shards
+        again = max(0, stats.window.span - stats.spec.stride)  # frames that two runs share
+        behind = 0 if stats.cuts_anywhere else max(stats.keyframes, stats.largest_chunk) // 2
+        left = MOST_REREAD * stats.num_frames - (num_shards - 1) * (again + behind)
+        size = self.settings.batch_size or ENOUGH_CURSORS
+        cuts = num_shards * min(stats.num_episodes, CUTS_PER_CLIP * size)
+        cuts = min(cuts, int(left / again)) if again else cuts
+        return stats.num_frames // cuts if cuts > 0 else None
+
+    @property
+    def _limit_of_shards(self) -> str | None:
+        """The reason if batches of shards whose frames stay have few of all episodes."""
+        stats, num_shards, size = self.stats, self.num_shards, self.settings.batch_size
+        size, run = size or ENOUGH_CURSORS, self.settings.run_frames or stats.num_frames
+        runs = stats.num_episodes + stats.num_frames // max(run, stats.keyframes)
+        some = min(stats.num_episodes, max(1, runs // num_shards))
+        found, full = (_episodes_in_batch(number, size) for number in (some, stats.num_episodes))
+        if found >= ENOUGH_OF_ALL * full:
+            return None
+        return (
+            f"each of {num_shards} shards has clips of about {some} of {stats.num_episodes} "
+            f"episodes: {found:.1f} in a batch of {size}, where a shuffle of all has {full:.1f}"
+        )
+
+    @property
     def _episodes_per_shard(self) -> float:
         """Expected number of episodes in a batch of a fully shuffled shard."""
         episodes = 1 + (self.stats.num_episodes - 1) / self.num_shards
-        size = self.settings.batch_size or 1
-        return episodes * (1 - (1 - 1 / episodes) ** size)
+        return _episodes_in_batch(episodes, self.settings.batch_size or 1)
 
     @property
     def _enough_cursors(self) -> int:
@@ -438,7 +472,7 @@ class MemoryRequest:
         shuffle.
         """
         size, episodes = self.settings.batch_size or ENOUGH_CURSORS, max(1, self.stats.num_episodes)
-        found = ENOUGH_EPISODES * episodes * (1 - (1 - 1 / episodes) ** size)
+        found = ENOUGH_EPISODES * _episodes_in_batch(episodes, size)
         enough = max(min(size, ENOUGH_CURSORS), ceil(found))
         return min(enough, -(-self.stats.num_clips // self.num_shards))
 
@@ -489,6 +523,11 @@ class MemoryRequest:
         """The greatest bytes of frames per cursor with blocks of this length; at least 1."""
         tried = replace(self.settings, block_frames=block_frames, first_block_frames=block_frames)
         return max(1, self.sizes.held(cursor_bounds(self.stats, tried)))
+
+
+def _episodes_in_batch(episodes: float, size: int) -> float:
+    """Expected number of episodes in a batch of `size` clips of episodes of one length."""
+    return episodes * (1 - (1 - 1 / episodes) ** size)
 
 
 def _one_cursor(settings: PlanSettings, block: int) -> PlanSettings:

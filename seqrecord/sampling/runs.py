@@ -41,6 +41,8 @@ from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.sampling.random_order import hash64, key_of, permutation
 
+_PLACE_BITS = 20  # fraction of the distance between the parts of a run
+
 
 @dataclass(frozen=True)
 class Window:
@@ -123,17 +125,21 @@ class Cuts:
         windows: Sequence[Window],
         *,
         anywhere: bool = False,
+        kept: int = 0,
     ) -> Cuts:
         """Cuts of rows of these episodes, int64[rows], with the windows of the table's groups.
 
-        Cutting `anywhere` costs nothing if all loaded frames stay in memory.
+        Cutting `anywhere` costs nothing if all loaded frames stay in memory. Raw chunks of at most
+        `kept` frames are not cut.
         """
         place = cut_group(episodes)
         grid = episodes.groups[place]
         grid = grid if grid.whole is None else grid.whole
         if grid.by_frame or anywhere:
             size = grid.chunk_frames
-            grid = replace(grid, chunk_frames=np.where(size > windows[place].span, 1, size))
+            grid = replace(
+                grid, chunk_frames=np.where(size > max(kept, windows[place].span), 1, size)
+            )
         last = episodes.num_frames[episode] - 1
         return cls(grid.take(episode), last, windows[place].offset, grid.rows is not None)
 
@@ -328,6 +334,39 @@ def shuffle_runs(
     if not even:
         number[runs.run[np.searchsorted(runs.first_clip, cuts[0])]] = -1
     return runs.ordered(number)
+
+
+def spread_runs(runs: Runs, run_frames: int | None, places: Cuts, key: int) -> Runs:
+    """The same clips in shorter runs, so that equal shares have clips of many episodes.
+
+    There is a cut per `run_frames` frames: it divides a run evenly, at chunks, see `Cuts`. The
+    parts of a run are at even distances in the sequence, in an order drawn from `key`::
+
+        runs            |------A------|------B------|--C--|
+        in 3 shares     |-A2-|-B1-|-A1-|-B3-|--C--|-A3-|-B2-|
+    """
+    length = max(1, (run_frames or runs.num_clips * runs.stride) // runs.stride)
+    clips = np.bincount(runs.run, runs.count).astype(np.int64)
+    ends = np.cumsum(clips)
+    number = (ends - 1) // length - (ends - clips) // length  # of cuts
+    owner, inside = ragged_arange(number)
+    wanted = (ends - clips)[owner] + clips[owner] * (inside + 1) // (number[owner] + 1)
+    begin, end = places.chunks(*runs.find(wanted))
+    half = (end - begin) // (2 * runs.stride)
+    cuts = runs.snap(np.minimum(wanted + half, ends[owner] - 1), places)
+    parts = runs.cut(np.unique(cuts[cuts > (ends - clips)[owner]]))
+
+    first = parts.first_clip[np.diff(parts.run, prepend=-1) != 0]
+    whole = runs.run[runs.find(first)[0]]  # of each part
+    count = np.bincount(whole)
+    rank = np.empty(len(whole), np.int64)
+    drawn = hash64(key_of(key, 1), np.arange(len(whole)))
+    rank[np.lexsort((drawn, whole))] = ragged_arange(count)[1]
+    offset = hash64(key_of(key, 0), whole) >> np.uint64(64 - _PLACE_BITS)
+    place = ((rank << _PLACE_BITS) + offset.astype(np.int64)) / count[whole]
+    number = np.empty(len(whole), np.int64)
+    number[np.argsort(place, kind="stable")] = np.arange(len(whole))
+    return parts.ordered(number)
 
 
 @dataclass(frozen=True)
