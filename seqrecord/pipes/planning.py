@@ -246,10 +246,13 @@ class EpochPlanner:
 
     def limit_to_stay(self, num_shards: int) -> int | None:
         """A memory limit with which all frames stay, in bytes; `None` if they never do."""
-        settings = replace(self.plan_memory(num_shards).settings, resident=self.settings.shuffle)
         request = self.memory_request(num_shards)
-        frames = self.residency.frames(num_shards, (), settings) if request.frames_in_memory else 0
-        return replace(request, frames_in_memory=frames).limit_to_stay if frames else None
+        if not any(request.frames_in_memory):
+            return None
+        settings = request.plan_memory(1 << 62).settings  # of frames that stay
+        settings = replace(settings, resident=self.settings.shuffle)
+        frames = self.residency.frames(num_shards, (), settings)
+        return replace(request, frames_in_memory=frames).limit_to_stay if any(frames) else None
 
     def most_bytes(self, num_shards: int) -> int:
         """The greatest memory of any epoch with `num_shards` shards, in bytes."""

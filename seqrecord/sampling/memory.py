@@ -242,9 +242,8 @@ class MemoryRequest:
     def limit_to_stay(self) -> int:
         """A memory limit with which `frames_in_memory` frames stay, in bytes."""
         sizes = self.sizes.of_staying
-        rows = (self.frames_in_memory,) * len(sizes.frames)
         beside = self.sizes.beside_arena(PREFETCH, 0) + sizes.chunk
-        return sizes.held(rows) + _STAYING * sum(rows) + beside
+        return sizes.held(self.frames_in_memory) + _STAYING * sum(self.frames_in_memory) + beside
 
     @property
     def wanted_limit(self) -> int:
