@@ -582,6 +582,58 @@ def test_any_list(each: Dataset, data: st.DataObject) -> None:
         assert found == sorted(wanted)
 
 
+@given(st.data())
+def test_any_table_on_changing_ranks(each: Dataset, data: st.DataObject) -> None:
+    """Each row as often as the table states, with its columns, whatever rows are equal."""
+    length = data.draw(st.integers(1, 4))
+    steps = data.draw(st.sampled_from([(1,), (1, 2), (3, 2, 1)]))
+    possible = [
+        (key, start, step)
+        for step in steps
+        for key, start in possible_clips(["id"], length, 1, step)
+    ]
+    few = st.lists(st.sampled_from(possible), min_size=1, max_size=4).flatmap(st.sampled_from)
+    rows = data.draw(st.lists(st.one_of(few, st.sampled_from(possible)), min_size=1, max_size=20))
+    times = data.draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows)))
+    if not any(times):
+        times[0] = 1
+    key, start, dilation = map(list, zip(*rows, strict=True))
+    table: dict[str, Any] = {"episode": key, "start": start, "repeat": times}
+    table["row"] = [*range(len(rows))]
+    if steps != (1,):
+        table |= {"dilation": dilation, "reverse": [row % 2 > 0 for row in table["row"]]}
+    settings: dict[str, Any] = {
+        "clip_len": length,
+        "features": ["id"],
+        "batch_size": data.draw(st.integers(1, 4)),
+        "shuffle": data.draw(st.booleans()),
+        "memory_limit": data.draw(st.sampled_from([None, 20_000])),
+        "seed": data.draw(st.integers(0, 99)),
+        "even_batches": False,
+    }
+    epoch, state, found = data.draw(st.integers(0, 2)), dict[str, Any](), Counter[int]()
+    few_ranks = st.tuples(st.integers(1, 3), st.integers(0, 3))
+    for ranks, batches in (*data.draw(st.lists(few_ranks, max_size=3)), (1, None)):
+        states = []
+        for rank in range(ranks):
+            pipe = make(each, table, **settings, rank=rank, world_size=ranks)
+            pipe.set_epoch(epoch)
+            if state:
+                pipe.load_state_dict(state)
+            for batch in islice(pipe, batches):
+                for row, ids in zip(batch["row"].tolist(), batch["id"].tolist(), strict=True):
+                    frames = [start[row] + i * dilation[row] for i in range(length)]
+                    is_reversed = steps != (1,) and row % 2
+                    wanted = frames[::-1] if is_reversed else frames
+                    assert ids == [[int(key[row][4:]), frame] for frame in wanted]
+                    found[row] += 1
+            states.append(pipe.state_dict())
+        state = min(states, key=lambda one: one["epoch"])
+        if state["epoch"] > epoch:
+            break
+    assert found == Counter(dict(enumerate(times)))
+
+
 @pytest.mark.parametrize("clips", [STARTS, FRAMES], ids=TABLES)
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_copies_of_a_clip_have_independent_random_values(
