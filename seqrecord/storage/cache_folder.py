@@ -198,10 +198,10 @@ class CacheFolder:
         Returns a descriptor, which the caller closes; `None` if the file does not fit. The caller
         checks what it reads: others may write at the same time.
         """
-        path = self.slots_path(key, size)
+        path, flags = self.slots_path(key, size), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             with contextlib.suppress(FileNotFoundError):
-                fd = with_descriptor(lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC))
+                fd = with_descriptor(lambda: os.open(path, flags))
                 if os.fstat(fd).st_size == size:
                     return fd
                 os.close(fd)
@@ -210,8 +210,7 @@ class CacheFolder:
                     self.is_full = True
                     return None
                 self._make_folders(taken, key, ByteRange(0, size))
-                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-                fd = with_descriptor(lambda: os.open(path, flags, 0o600))
+                fd = with_descriptor(lambda: os.open(path, flags | os.O_CREAT, 0o600))
                 taken.bytes += _on_disk(size)
                 try:
                     os.ftruncate(fd, size)
