@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from seqrecord.errors import SchemaError, located
 from seqrecord.feature_kinds import doubtful_forms
@@ -21,11 +22,12 @@ STAMP: FeatureInfo = {"timestamp": {"kind": "timestamp", "unit": "s"}}
 _logger = logging.getLogger("seqrecord")
 
 
+@dataclass(eq=False)
 class DatasetFiles:
     """Begins episodes in the record files of a destination, once the features are known.
 
-    Without a `schema`, and in a new dataset, the frames of the first episode determine the
-    features. Other arguments are those of `SeqRecordWriter`.
+    `use` sets the features; otherwise the frames of the first episode determine them. The first
+    fields are arguments of `SeqRecordWriter`.
 
     Attributes:
         schema: the features; `None` until they are known.
@@ -33,31 +35,22 @@ class DatasetFiles:
         keys: keys of complete episodes: found at the destination, or written since.
     """
 
-    def __init__(
-        self,
-        destination: Destination,
-        *,
-        schema: Schema | None,
-        features: FeatureInfo | None,
-        codecs: Codecs | None,
-        chunk_frames: int | None,
-        max_file_size: int,
-        statistics: bool,
-    ) -> None:
-        self.schema: Schema | None = None
-        self.records: RecordFileWriter | None = None
-        self.keys = set(destination.finished)
-        self._destination, self._url = destination, destination.storage.url
-        self._described, self._codecs = features, codecs
-        self._chunk_frames, self._max_file_size = chunk_frames, max_file_size
-        self._keeps_statistics, self._is_stamped = statistics, False
-        self._collector: StatisticsCollector | None = None
+    destination: Destination
+    features: FeatureInfo | None
+    codecs: Codecs | None
+    chunk_frames: int | None
+    max_file_size: int
+    statistics: bool
+    schema: Schema | None = None
+    records: RecordFileWriter | None = None
+    _is_stamped: bool = False
+    _collector: StatisticsCollector | None = None
+
+    def __post_init__(self) -> None:
+        self.keys = {*self.destination.finished}
+        self._url = self.destination.storage.url
         self._noted: set[str] = set()  # features with NaN or infinities
-        self._ordinal = destination.next_ordinal
-        if schema is not None:
-            self._use(schema)
-        elif destination.schema is not None:
-            self._use(destination.schema.active)
+        self._ordinal = self.destination.next_ordinal
 
     @property
     def safe_keys(self) -> frozenset[str]:
@@ -67,13 +60,13 @@ class DatasetFiles:
     def expect_stamps(self) -> None:
         """Expect `STAMP` in all frames: it decides about no fps."""
         self._is_stamped = True
-        self._described = {**(self._described or {}), **STAMP}
+        self.features = {**(self.features or {}), **STAMP}
 
     def opened(self, key: str, first: Sequence[Frame]) -> RecordFileWriter:
         """The record files. The `first` frames, of this episode, determine unknown features."""
         if self.records is None:
             with located(SchemaError, episode=key):
-                self._use(infer_schema(first, self._described))
+                self.use(infer_schema(first, self.features))
         assert self.records is not None
         return self.records
 
@@ -83,7 +76,7 @@ class DatasetFiles:
         self.records.begin(
             key,
             ordinal=self._ordinal,
-            chunk_frames=self._chunk_frames,
+            chunk_frames=self.chunk_frames,
             metadata=metadata,
             fps=fps,
             checks_rate=not self._is_stamped,
@@ -109,18 +102,18 @@ class DatasetFiles:
                 _logger.warning("%s: %s", self._url, irregular_note(self.records.irregular))
         return None if self._collector is None else self._collector.statistics()
 
-    def _use(self, schema: Schema) -> None:
+    def use(self, schema: Schema) -> None:
         """Set the features, with codecs and groups, and start to write."""
-        known = self._destination.schema
-        self.schema = stored_schema(schema, self._codecs, known, self._described)
+        known = self.destination.schema
+        self.schema = stored_schema(schema, self.codecs, known, self.features)
         for note in doubtful_forms(self.schema) if known is None else ():
             _logger.warning("%s: %s", self._url, note)
-        if self._keeps_statistics:
+        if self.statistics:
             self._collector = StatisticsCollector(self.schema)
         self.records = RecordFileWriter(
-            self._destination.storage,
+            self.destination.storage,
             self.schema,
-            writer=self._destination.writer,
-            max_file_size=self._max_file_size,
+            writer=self.destination.writer,
+            max_file_size=self.max_file_size,
             statistics=self._collector,
         )

@@ -126,14 +126,12 @@ class SeqRecordWriter:
         self._exclusive = Exclusive("writer", self.url)
         try:
             self._files = DatasetFiles(
-                self._destination,
-                schema=schema,
-                features=features,
-                codecs=codecs,
-                chunk_frames=chunk_frames,
-                max_file_size=nbytes,
-                statistics=statistics,
+                self._destination, features, codecs, chunk_frames, nbytes, statistics
             )
+            if schema is None and self._destination.schema is not None:
+                schema = self._destination.schema.active
+            if schema is not None:
+                self._files.use(schema)
         except BaseException:
             self._destination.release()
             raise
