@@ -181,8 +181,9 @@ def test_impossible_segments_are_refused() -> None:
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(0, 50), st.integers(1, 4))
 def test_workers_take_turns(most: list[int], batches: int, size: int) -> None:
     total = sum(-(-items // size) for items in most)
-    assert items_of_workers(most, batches, size, spare=50) == turns(most, batches, size)
-    for spare in (0, 1):
-        if batches > total + spare:
-            with pytest.raises(StateError, match=f"at most {total} batches"):
-                items_of_workers(most, batches, size, spare=spare)
+    assert items_of_workers(most, batches, size, others=True) == turns(most, batches, size)
+    if batches > total:
+        with pytest.raises(StateError, match=f"at most {total} batches"):
+            items_of_workers(most, batches, size)
+    else:
+        assert items_of_workers(most, batches, size) == turns(most, batches, size)

@@ -277,9 +277,8 @@ class Epochs:
         shards = rank.divided(position.workers)
         plans = [self.loader.plan(position.epoch, one, position.segments) for one in shards]
         most = [plan.num_batches for plan in plans]
-        is_even = self.loader.options.even_batches or rank.count == 1
-        spare = 0 if is_even else position.workers  # batches of other ranks
-        return items_of_workers(most, position.batch, position.batch_size, spare=spare), most
+        others = rank.count > 1 and not self.loader.options.even_batches
+        return items_of_workers(most, position.batch, position.batch_size, others=others), most
 
     def _has_batches_of(self, state: State) -> bool:
         """Whether a state counts batches of the loader's size."""

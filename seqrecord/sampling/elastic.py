@@ -49,18 +49,17 @@ class EpochSegment:
 
 
 def items_of_workers(
-    most: Sequence[int], batches: int, batch_size: int = 1, *, spare: int = 0
+    most: Sequence[int], batches: int, batch_size: int = 1, *, others: bool = False
 ) -> list[int]:
     """The number of items that each worker of a rank has returned, in `batches` batches of
     `batch_size` items together.
 
-    Worker `i` has at most `most[i]` items. Workers take turns, without exhausted ones. Other ranks
-    may have up to `spare` batches more.
+    Worker `i` has at most `most[i]` items. Workers take turns, without exhausted ones.
 
-    Raises `StateError` if no rank has so many batches.
+    Raises `StateError` if they have fewer batches, unless `others`, other ranks, may have more.
     """
     turns = [-(-items // batch_size) for items in most]
-    if batches > sum(turns) + spare:
+    if batches > sum(turns) and not others:
         raise StateError(
             "a position is beyond the end of its epoch",
             expected=f"at most {sum(turns)} batches",
@@ -180,13 +179,11 @@ def _given_of_cursors(
 
 def _batches_of_shards(segment: EpochSegment, most: IntArray) -> IntArray:
     """The number of batches that each shard has returned, of at most `most`; int64[shards] each."""
-    ranks, batches = (
-        most.reshape(segment.ranks, segment.workers),
-        (segment.batch, segment.batch_size),
-    )
-    turns = (-(-ranks // segment.batch_size)).sum(axis=1)
-    others = zip(ranks.tolist(), (turns.max() - turns).tolist(), strict=True)
-    return np.concatenate([items_of_workers(one, *batches, spare=spare) for one, spare in others])
+    ranks, size = most.reshape(segment.ranks, segment.workers), segment.batch_size
+    longest = ranks[np.argmax((-(-ranks // size)).sum(axis=1))]
+    items_of_workers(longest.tolist(), segment.batch, size)  # it has so many, or raises
+    found = [items_of_workers(one, segment.batch, size, others=True) for one in ranks.tolist()]
+    return np.concatenate(found)
 
 
 def _is_shuffled(settings: PlanSettings, epoch: int, number: int) -> bool:
