@@ -171,7 +171,7 @@ class Epochs:
             raise _not_the_chains(
                 self._buffering_pipe, "the state after set_epoch(), between epochs"
             )
-        if batches is None and self._num_workers:
+        if batches is None and self._num_workers and not self._workers.in_worker:
             raise StateError(
                 "the position is in a DataLoader's worker processes",
                 expected="state_dict(batches=…), with the batches that the training has taken in "
