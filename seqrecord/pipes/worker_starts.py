@@ -73,6 +73,8 @@ class WorkerStarts:
         """In the training process, the published start and the number of workers that have begun
         it; once.
         """
+        if not self.in_worker and self._owner != os.getpid():  # a rank, with a copy
+            self.publish(self.start, is_set=self.is_set)
         slots = self._slots
         is_begun = slots[:, _GENERATION] == self._generation
         begun = slots[is_begun & (slots[:, _PARENT] == os.getpid())].tolist()
