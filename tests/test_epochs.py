@@ -101,7 +101,7 @@ def test_state_is_json(path: Path) -> None:
     assert state == {"version": 9, **place, "segments": [], "shared_arguments": {}}
     assert request.pop("shapes")
     common = {"clip_len": 3, "stride": 1, "dilation": 1, "reverse": 0.0, "windows": {}, "pad": None}
-    more = {"drop_last_frames": 0, "shuffle_buffer": 16, "clips": None, "fixed_shards": True}
+    more = {"drop_last_frames": 0, "shuffle_buffer": 16, "samples": None, "fixed_shards": True}
     assert request == {**common, **more, "features": ["flow", "id", "image", "note"]}
     assert episodes.pop("digest")
     assert episodes == {"count": 4, "frames": 75, "dataset": pipe.dataset.fingerprint}
