@@ -115,6 +115,7 @@ def open_chain(
         **_arguments(settings),
         shuffle=shuffled,
         seed=settings.seed,
+        even_batches=False,  # each clip once: a sharding_filter passes all clips of a worker
     )
     if shuffled:  # the pipe has shuffled well: more in this buffer would only take memory
         pipe = pipe.shuffle(buffer_size=settings.batch_size)
