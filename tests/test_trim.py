@@ -281,3 +281,18 @@ def test_versions_and_states(whole: Path, tmp_path: Path) -> None:
     with seqrecord.open(other) as dataset:
         identities.append(dataset.contents.identity(np.arange(3)))
     assert len({str(each) for each in identities}) == 4
+
+
+def test_identity_covers_missing_frames(tmp_path: Path) -> None:
+    """Also of equal pages; other episodes have no effect."""
+    value, found = np.zeros(2, np.float32), list[str]()
+    for number, lacking in enumerate([{"b": 0}, {"b": 2}, {"a": 3, "b": 0}]):
+        with SeqRecordWriter(tmp_path / str(number), codecs="raw") as writer:
+            for key, frame in lacking.items():
+                with writer.episode(key) as episode:
+                    for i in range(4):
+                        episode.append({"x": value} | ({} if i == frame else {"y": value}))
+        with seqrecord.open(tmp_path / str(number)) as dataset:
+            row = np.array([dataset.contents.index.positions["b"]])
+            found.append(dataset.contents.identity(row)["digest"])
+    assert found[0] == found[2] != found[1]

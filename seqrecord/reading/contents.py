@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -129,12 +128,15 @@ class Contents:
         episodes in the dataset, of the episodes' positions, and of the paths of referenced files.
         """
         index = self.index
-        keys = index.keys_of(episodes)
-        digest = hashlib.sha256(json.dumps(keys, separators=(",", ":")).encode())
+        keys = "\n".join(index.keys_of(episodes))  # which have no line breaks
+        digest = hashlib.sha256(keys.encode())
         update_digest(digest, "<i8", index.num_frames[episodes])
         for number in sorted({spec.group for spec in self.features.values()}):
             group = index.groups[number]
             columns = [group.schema.position(n) for n in group.schema if n in self.features]
+            places = [index.schema.position(n) for n in group.schema if n in self.features]
+            gaps = group.gaps[np.isin(group.gaps["feature"], places)]
+            gap_chunk = gaps["chunk"].astype(np.int64)
             for some in np.array_split(episodes, 1 + len(episodes) // _EPISODES_AT_ONCE):
                 owner, place = ragged_arange(group.num_chunks[some])
                 chunks = group.first_chunk[some][owner] + place
@@ -144,11 +146,14 @@ class Contents:
                 first = group.first_frame[group.first_chunk[some]]
                 if (first < 0).any():  # of trimmed episodes
                     update_digest(digest, "<i4", first)
-        for number, name in enumerate(sorted(self.features, key=self.stored_name)):
-            gaps = self.missing_frames([name])
-            gaps = gaps.subset(np.isin(gaps.episode, episodes))
-            place = np.searchsorted(episodes, gaps.episode)
-            update_digest(digest, "<i8", np.full(len(gaps), number), place, gaps.start, gaps.stop)
+                chunk = group.first_chunk[some]
+                begin, end = np.searchsorted(gap_chunk, (chunk, chunk + group.num_chunks[some]))
+                owner, place = ragged_arange(end - begin)
+                if len(owner):
+                    rows = gaps[begin[owner] + place]
+                    feature = np.searchsorted(places, rows["feature"])
+                    of_rows = rows["chunk"] - chunk[owner], feature, rows["word"], rows["present"]
+                    update_digest(digest, "<u8", end - begin, *of_rows)
         return {
             "count": len(episodes),
             "frames": int(index.num_frames[episodes].sum()),
