@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections import Counter
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -487,3 +489,23 @@ def test_every_codec_and_location(tmp_path: Path, place: str, codecs: tuple[str,
         for _ in range(2):
             assert sorted(digests(pipe)) == sorted(first)
             assert pipe.stats()["frames_decoded"] == pipe.stats()["bytes_read"] == 0
+
+
+def test_no_load_is_planned_where_all_used_frames_are_in_memory(video: Path) -> None:
+    """Although some frames are in no clip."""
+    pipe, calls = SeqRecordPipe(video, clip_len=4, stride=9, batch_size=5), Counter[str]()
+    for _ in pipe:
+        pass
+
+    def watch(frame: FrameType, event: str, arg: object) -> None:
+        if event == "call":
+            calls[frame.f_code.co_name] += 1
+
+    threading.setprofile(watch)
+    try:
+        for _ in pipe:
+            pass
+    finally:
+        threading.setprofile(None)
+    assert calls["merged"]
+    assert not calls["_needed"]

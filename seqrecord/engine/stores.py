@@ -192,8 +192,7 @@ class AllFrames:
         self._counts = {n: int(np.count_nonzero(asked)) for n, asked in self._asked.items()}
         self._used: dict[int, npt.NDArray[np.bool_]] = {}  # by clips of the plan
         for place, group in enumerate(plan.groups):
-            if group.group in chunks:
-                self._used[group.group] = used_rows(plan, place, rows[place])
+            self._used[group.group] = used_rows(plan, place, rows[place])
 
     @property
     def nbytes(self) -> int:
@@ -201,7 +200,7 @@ class AllFrames:
 
     def rounds(self, plan: Plan, start: int, stop: int | None = None) -> Iterator[Round]:
         for begin, end in plan.spans(start, stop):
-            is_full = all(self._counts[n] == rows.num_rows for n, rows in self._rows.items())
+            is_full = all(self._asked[n][: len(used)][used].all() for n, used in self._used.items())
             yield plan.merged(begin, end, loads=not is_full)
 
     def place(self, waiting: list[PendingLoad]) -> list[AssignedLoad]:
