@@ -121,7 +121,7 @@ PAGES = [
         "docs/loaders.md",
         {"tartanair-records": "tartanair"},
         {"DataLoader": DataLoader},
-        {'device="cuda"': 'device="cpu"', '(loader, "cuda")': '(loader, "cpu")'},
+        {'device="cuda"': 'device="cpu"', 'to("cuda"': 'to("cpu"', "pin_memory=True": ""},
     ),
     Page("docs/rgbd.md", has_torch=False),
     Page(
@@ -141,6 +141,9 @@ PAGES = [
     Page("docs/ranks.md", {"records": "robot"}, {"DataLoader": DataLoader, "tqdm": tqdm}),
     Page(
         "docs/mixing.md", dict.fromkeys(("bridge-records", "droid-records", "own-records"), "robot")
+    ),
+    Page(
+        "docs/performance.md", {"robot-records": "robot"}, instead={"/nvme/frames": "cached-frames"}
     ),
     Page("docs/reference/loaders.md", {"records": "robot"}),
     Page("docs/reference/data.md", {"records": "tartanair"}),
