@@ -28,7 +28,7 @@ COMPUTED = ("episode_index", "frame_index", "index", "task_index", "dataset")
 """Columns of items that are not read."""
 
 _OF_SOURCE = ("shuffle", "rotate_phase")
-_ALONE = {"clips": None, "dilation": 1, "reverse": 0.0}  # options that windows of a policy exclude
+_ALONE = {"samples": None, "dilation": 1, "reverse": 0.0}  # options excluded by windows of a policy
 
 
 @dataclass(frozen=True, eq=False)
