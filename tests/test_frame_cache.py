@@ -228,6 +228,18 @@ def test_entries_survive_changes_of_the_dataset(name: str, video: Path, tmp_path
     assert decoded(loader) == new
 
 
+def test_unchecked_frames_do_not_enter(tmp_path: Path) -> None:
+    """Of a dataset that is opened with `verify=False`: other trainings trust the entries."""
+    path, cache = write(tmp_path / "records", "raw"), tmp_path / "cache"
+    damaged = shutil.copytree(path, tmp_path / "damaged")
+    [file] = (damaged / "records").iterdir()
+    data = bytearray(file.read_bytes())
+    data[data.index(pictures(LENGTHS["a"], 0)[0].tobytes())] ^= 128
+    file.write_bytes(data)
+    list(cached(seqrecord.open(damaged, verify=False), cache))
+    assert outcome(cached(path, cache)) == outcome(plain(path))
+
+
 def test_originals_in_place_are_checked(tmp_path: Path, home: Path) -> None:
     """Entries survive a new index; a file replaced by another of equal size is noticed."""
     root, cache = tmp_path / "videos", tmp_path / "cache"

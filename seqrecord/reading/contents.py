@@ -78,8 +78,8 @@ class Contents:
 
     @cached_property
     def cached_frames(self) -> CachedFrames | None:
-        """The frames in the cache, if there is one."""
-        if self.frame_cache is None:
+        """The frames in the cache, if there is one; others trust them, so pages are checked."""
+        if self.frame_cache is None or not self.verify:
             return None
         from seqrecord.reading.frame_cache import CachedFrames  # most datasets have none
 
