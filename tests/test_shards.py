@@ -27,7 +27,7 @@ from seqrecord.sampling import (
 )
 from seqrecord.sampling.bounds import resident_bounds
 from seqrecord.sampling.fixed_shards import shuffled
-from seqrecord.sampling.memory import FrameSizes, MemoryRequest
+from seqrecord.sampling.memory import MOST_REREAD, FrameSizes, MemoryRequest
 from seqrecord.sampling.runs import Cuts, Runs, cut_group, shares_of
 from tests.clip_cases import Case, cases, grid_of
 
@@ -181,8 +181,9 @@ def test_few_frames_are_decoded_twice(
             shard = Shard(index, num_shards)
             plan = EpochPlan(clips, table, settings, shard=shard, windows=[window])
             decoded += num_decoded(plan, episodes)
-    # On average: one cursor of each shard except the first begins between keyframes.
-    assert 1 <= decoded / (4 * table.num_frames.sum()) <= 1.05
+    # By cursors; and one cursor of each shard except the first begins between keyframes.
+    most = 1.05 if num_shards == 1 or len(episodes) > 5 else 1 + MOST_REREAD + 0.015
+    assert 1 <= decoded / (4 * table.num_frames.sum()) <= most
 
 
 def test_cuts_between_distant_clips_cost_nothing_with_any_shards() -> None:
