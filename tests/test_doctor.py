@@ -417,6 +417,16 @@ def demonstrations(folder: Path) -> tuple[Path, dict[str, dict[str, Any]]]:
     return folder, recorded
 
 
+def test_quality_replaces_no_other_file(tmp_path: Path) -> None:
+    root, _ = demonstrations(tmp_path / "records")
+    mine = tmp_path / "mine.parquet"
+    pq.write_table(pa.table({"episode": ["mine"]}), mine)
+    before = mine.read_bytes()
+    for path in (mine, tmp_path, tmp_path / "absent" / "quality.parquet"):
+        assert "--quality" in run("doctor", root, "--quality", path, code=1).output
+    assert mine.read_bytes() == before
+
+
 def test_quality_of_each_episode(tmp_path: Path) -> None:
     root, recorded = demonstrations(tmp_path / "records")
     table = tmp_path / "quality.parquet"

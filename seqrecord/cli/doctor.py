@@ -12,7 +12,7 @@ import click
 from seqrecord.cli.arguments import ABOVE_0, common
 from seqrecord.cli.terminal import Command, ProgressBar
 from seqrecord.indexing.doctor import examine
-from seqrecord.indexing.quality import STILL, measure
+from seqrecord.indexing.quality import STILL, check_replaceable, measure
 
 
 @click.command(cls=Command)
@@ -56,6 +56,7 @@ def doctor(
     outliers, last pose, gaps in time, NaN. It reads no images, and judges nothing.
     """
     if quality is not None:
+        check_replaceable(quality)
         with ProgressBar("episodes", quiet=quiet) as bar:
             found = measure(src, still=still, progress=bar, storage_options=storage_options)
         found.write(quality)

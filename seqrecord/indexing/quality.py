@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,6 +93,23 @@ class Quality:
         lines = table_lines([names, *rows], left=1)
         rest = len(self.episodes) - _SHOWN
         return "\n".join([*lines, *([f"and {rest:,} episodes that deviate less"] * (rest > 0))])
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise `SourceError` unless `Quality.write` can create this file or replace an earlier one."""
+    import pyarrow.parquet as pq
+
+    if not path.exists() and path.absolute().parent.is_dir():
+        return
+    names: list[str] = []
+    with contextlib.suppress(OSError, ValueError):
+        names = pq.read_schema(path).names
+    if names != [one.name for one in fields(EpisodeQuality)]:
+        raise SourceError(
+            "neither a new file in a folder nor an earlier table of --quality",
+            file=str(path),
+            expected="another path for --quality",
+        )
 
 
 def measure(

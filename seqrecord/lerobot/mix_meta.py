@@ -194,7 +194,7 @@ def _rate(sources: Sequence[MixSource]) -> float:
     if not known:
         raise ClipError(
             "LeRobot needs a frame rate, and no source of the mix has one",
-            expected="frames per second: `seqrecord edit describe DATASET --fps 30`",
+            expected="frames per second: `seqrecord write --src SRC --dst DST --fps 30`",
         )
     if len({*rates.values()}) > 1:
         _logger.warning(
