@@ -515,8 +515,8 @@ def test_peak_memory(tmp_path: Path, clips: Mapping[str, Any]) -> None:
     runs = [subprocess.run(command, check=True, stdout=subprocess.PIPE) for _ in range(2)]
     peaks = [int(run.stdout) for run in runs]
     # Another process's load adds to one run's peak, or keeps its batches from being ready.
-    # The allocator and decoders' scratch buffers add a few percent to the planned buffers.
-    assert min(peaks) <= min(1.05 * predicted, 200 << 20)
+    # The allocator and decoders' scratch buffers add up to 12 MB to the planned buffers.
+    assert min(peaks) <= min(predicted + (14 << 20), 200 << 20)
     assert 0.7 * predicted <= max(peaks)
 
 
