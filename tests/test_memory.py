@@ -367,7 +367,7 @@ def test_the_least_memory_counts_decoded_frames(root: Path, tmp_path: Path) -> N
 
 
 def test_chunk_buffers_grow_only_if_none_is_large_enough() -> None:
-    chunks = ChunkBuffers()
+    chunks = ChunkBuffers(2)
     small, large = chunks.acquire(10), chunks.acquire(100)
     for _ in range(2):
         chunks.release(large)
@@ -499,15 +499,19 @@ def test_memory_of_large_video_stays_within_the_limit(tmp_path: Path, gop: int) 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory on Linux")
-@pytest.mark.parametrize("clips", [{}, {"shuffle": False}])
-def test_peak_memory(tmp_path: Path, clips: Mapping[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("clips", "limit"),
+    [({}, 200 << 20), ({"shuffle": False}, 200 << 20), ({}, 120 << 20)],
+    ids=["shuffled", "in order", "with one load at a time"],
+)
+def test_peak_memory(tmp_path: Path, clips: Mapping[str, Any], limit: int) -> None:
     image = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
     with SeqRecordWriter(tmp_path / "records", codecs="balanced") as writer:
         for number in range(10):
             with writer.episode(str(number)) as episode:
                 for frame in range(50):
                     episode.append({"image": image ^ np.uint8(frame)})
-    arguments = {"clip_len": 8, "batch_size": 4, "memory_limit": "200MiB", **clips}
+    arguments = {"clip_len": 8, "batch_size": 4, "memory_limit": limit, **clips}
     with seqrecord.open(tmp_path / "records") as dataset:
         predicted = predict_memory(dataset, LoaderOptions(**arguments))
     path = str(tmp_path / "records")
@@ -515,8 +519,8 @@ def test_peak_memory(tmp_path: Path, clips: Mapping[str, Any]) -> None:
     runs = [subprocess.run(command, check=True, stdout=subprocess.PIPE) for _ in range(2)]
     peaks = [int(run.stdout) for run in runs]
     # Another process's load adds to one run's peak, or keeps its batches from being ready.
-    # The allocator and decoders' scratch buffers add up to 12 MB to the planned buffers.
-    assert min(peaks) <= min(predicted + (14 << 20), 200 << 20)
+    # The allocator and decoders' scratch buffers add a few percent to the planned buffers.
+    assert min(peaks) <= min(1.05 * predicted, 200 << 20)
     assert 0.7 * predicted <= max(peaks)
 
 

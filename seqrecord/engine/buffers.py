@@ -7,6 +7,7 @@ touching new memory is expensive.
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import threading
 from bisect import bisect_left, insort
@@ -33,6 +34,7 @@ from seqrecord.engine.pools import BufferPool, batch_pools, view_of
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.vectors import NO_STEPS, VectorStep, VectorSteps
 from seqrecord.reading.frames import ArraySpec
+from seqrecord.sampling.memory import MAX_LOADS
 from seqrecord.schema import FeatureSpec
 
 _SCATTERED = 64 << 10  # bytes per clip and feature; larger ones get a call each
@@ -63,12 +65,18 @@ class BufferNeeds:
     shared: bool = False  # batches are sent to another process
     decoded_there: tuple[FeatureSpec, ...] = ()  # videos for the device to decode
     most_frames: int | None = None  # of a batch, if frames of clips vary between batches
+    num_chunks: int = MAX_LOADS  # stored chunks that the memory plan counts
 
 
 class ChunkBuffers:
-    """Arrays for stored chunks, one per load in progress. They grow as needed."""
+    """Arrays for stored chunks, one per load in progress. They grow as needed.
 
-    def __init__(self) -> None:
+    More than `most_idle` loads may be in progress while arenas have no memory yet. Later loads keep
+    so many arrays.
+    """
+
+    def __init__(self, most_idle: int) -> None:
+        self._most_idle = most_idle
         self._lock = threading.Lock()
         self._idle: list[npt.NDArray[np.uint8]] = []  # ascending size
 
@@ -80,7 +88,9 @@ class ChunkBuffers:
                 return self._idle.pop(fitting)
             if self._idle:  # before allocating the next: both would exceed the limit
                 self._idle.pop()
-        return np.empty(nbytes, np.uint8)
+        # Not np.empty: the allocator would keep the memory of a deleted array.
+        memory = mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return np.frombuffer(memory, np.uint8, nbytes)
 
     @property
     def largest(self) -> int:
@@ -90,6 +100,8 @@ class ChunkBuffers:
     def release(self, buffer: npt.NDArray[np.uint8]) -> None:
         with self._lock:
             insort(self._idle, buffer, key=len)
+            if len(self._idle) > self._most_idle:
+                del self._idle[0]
 
 
 def shapes_of(needs: BufferNeeds, form: BatchForm) -> dict[str, tuple[int, ...]]:
@@ -147,7 +159,7 @@ class HostBuffers:
 
     def __init__(self, needs: BufferNeeds) -> None:
         self.needs, self.is_fresh = needs, True
-        self.chunks = ChunkBuffers()
+        self.chunks = ChunkBuffers(needs.num_chunks)
         self.arenas: Sequence[Arena] = [
             Arena(group.specs, group.num_rows) for group in needs.groups
         ]

@@ -336,6 +336,7 @@ def _needs(job: Job, resources: Resources) -> BufferNeeds:
         resources.shared,
         video,
         plan.batches.most_frames,
+        memory.max_loads + memory.max_read_ahead,
     )
 
 

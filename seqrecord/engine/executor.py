@@ -245,9 +245,7 @@ class _RoundLoads:
         self._store, self._workers = store, workers
         self.assigned: list[AssignedLoad] = []  # all loads
         self._idle: list[AssignedLoad] = []  # not started, in order of use
-        self._loading: list[Loading] = []
-        self._uses: list[int] = []
-        self._waited = 0
+        self._loading: list[Loading] = []  # not waited for, in order of use
 
     def place(self, waiting: list[PendingLoad]) -> None:
         """Assign rows to loads. Loads without room remain in `waiting`."""
@@ -274,19 +272,16 @@ class _RoundLoads:
 
     def _add(self, started: Sequence[Loading]) -> None:
         if started:
-            # Earlier loads are complete or resident: none is waited for twice.
-            rest = sorted([*self._loading[self._waited :], *started], key=_by_use)
-            self._loading[self._waited :] = rest
-            self._uses = [item.first_use for item in self._loading]
+            self._loading = sorted([*self._loading, *started], key=_by_use)
 
     def wait(self, stop: int | None = None) -> None:
         """Wait for loads: all, or the ones needed by clips before `stop`."""
         needed = len(self._loading)
         if stop is not None:
-            needed = bisect_left(self._uses, stop, lo=self._waited)
-        if needed > self._waited:
-            self._workers.wait(item.done for item in self._loading[self._waited : needed])
-            self._waited = needed
+            needed = bisect_left(self._loading, stop, key=_by_use)
+        if needed:
+            self._workers.wait(item.done for item in self._loading[:needed])
+            del self._loading[:needed]  # the result of a begun load refers to its chunk
 
 
 def _by_use(item: AssignedLoad | Loading) -> int:
