@@ -137,6 +137,15 @@ def test_cache_of_any_content_changes_nothing(
     check(device="cpu", is_read=lambda count: count >= 0)
 
 
+def test_a_pipe_in_place_of_an_entry_is_not_waited_for(video: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    expected = outcome(cached(video, cache))
+    for entry in entries(cache):
+        entry.unlink()
+        os.mkfifo(entry)
+    assert outcome(cached(video, cache)) == expected
+
+
 def test_every_loader_uses_it(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache: dict[str, Any] = {"frame_cache": tmp_path / "cache", "frame_cache_limit": "1GiB"}
     some: dict[str, Any] = {"clip_len": 3, "features": ["image"], "resize": {"image": HALF}}

@@ -192,7 +192,7 @@ class FrameCache:
     def _opened(self, file: _Frames) -> Iterator[int]:
         """A file for reading; an empty one if there is none."""
         path: Path | str = self._folder.slots_path(file.key, file.size)
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe fails
         try:
             fd = with_descriptor(lambda: os.open(path, flags))
         except (FileNotFoundError, NotADirectoryError):
