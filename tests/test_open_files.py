@@ -74,9 +74,9 @@ def limit_with_headroom(descriptors: int) -> int:
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, list[str]]:
-    """A folder of 400 files, each with its number as text."""
+    """A folder of files, more than any limit here allows, each with its number as text."""
     (tmp_path / "files").mkdir()
-    names = [f"{number:04}" for number in range(400)]
+    names = [f"{number:04}" for number in range(limit_with_headroom(400))]
     for name in names:
         (tmp_path / "files" / name).write_text(name)
     return tmp_path / "files", names
