@@ -449,7 +449,7 @@ def test_quality_of_each_episode(tmp_path: Path) -> None:
     for name, one in scaled.items():
         steps = abs(np.diff(one["state"], axis=0)).max(1)
         expected = {
-            "frames": 30,
+            "num_frames": 30,
             "seconds": recorded[name]["time"][-1],
             "still": (steps <= 0.01).mean(),
             "jerk": np.sqrt((np.diff(one["state"], 3, axis=0) ** 2).mean()),

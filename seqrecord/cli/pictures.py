@@ -1,4 +1,4 @@
-"""`seqrecord view`: plot a clip, or show episodes in the Rerun viewer."""
+"""`seqrecord view`: plot a clip or a quality table, or show episodes in the Rerun viewer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,20 @@ from seqrecord.cli.terminal import Command, ProgressBar
 from seqrecord.errors import LocationError
 from seqrecord.storage import local_path
 from seqrecord.text import counted
-from seqrecord.viewer import DEFAULT_CLIP_LEN, view_rerun
+from seqrecord.viewer import DEFAULT_CLIP_LEN, view_quality, view_rerun
 from seqrecord.viewer import view as draw_view
 
 _FORMATS = (".png", ".jpg", ".webp", ".svg", ".pdf")
-_OF_RERUN = ("save", "quiet")
-_OF_PICTURES = ("start", "clip_len", "output")
+_VIEWS = {
+    "save": ("rerun",),
+    "quiet": ("rerun",),
+    "start": ("clip",),
+    "clip_len": ("clip",),
+    "key": ("clip", "rerun"),
+    "storage_options": ("clip", "rerun"),
+    "output": ("clip", "quality"),
+}
+"""For parameters that some views lack: the views that have them."""
 
 
 @click.command(cls=Command)
@@ -34,7 +42,10 @@ _OF_PICTURES = ("start", "clip_len", "output")
     type=AT_LEAST_1,
     help=f"Frames of the clip. [{DEFAULT_CLIP_LEN}, or fewer at the end of the episode]",
 )
-@feature_names("Features to plot, in order.")
+@feature_names("Features (or columns) to plot, in order.")
+@click.option(
+    "--quality", is_flag=True, help="Plot the table of `doctor --quality`: PATH is its file."
+)
 @click.option(
     "--rerun",
     is_flag=True,
@@ -56,22 +67,25 @@ def view(
     /,
     path: str,
     key: str | None,
+    quality: bool,
     rerun: bool,
     save: str | None,
     quiet: bool,
     output: str,
     **options: Any,
 ) -> None:
-    """Plot a clip, or open the Rerun viewer.
+    """Plot a clip or a quality table, or open the Rerun viewer.
 
     KEY is an episode, by default the first. Plots require matplotlib.
     """
-    for name in _OF_PICTURES if rerun else _OF_RERUN:
-        if is_given(context, name):
-            option = f"--{name.replace('_', '-')}"
-            raise click.UsageError(
-                f"{option} {'cannot be combined with' if rerun else 'requires'} --rerun"
-            )
+    if rerun and quality:
+        raise click.UsageError("--rerun cannot be combined with --quality")
+    chosen = "rerun" if rerun else "quality" if quality else "clip"
+    problem = "requires --rerun" if chosen == "clip" else f"cannot be combined with --{chosen}"
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if chosen not in _VIEWS.get(name, chosen) and is_given(context, name):
+            raise click.UsageError(f"{parameter.get_error_hint(context)} {problem}")
     if rerun:
         shared = {name: options[name] for name in ("features", "storage_options")}
         with ProgressBar("frames", quiet=quiet) as bar:
@@ -86,5 +100,7 @@ def view(
             expected=" or ".join(_FORMATS),
             got=ending,
         )
-    draw_view(path, key, **options).savefig(target, dpi=150, format=ending[1:])
+    names = options["features"]
+    figure = view_quality(path, names) if quality else draw_view(path, key, **options)
+    figure.savefig(target, dpi=150, format=ending[1:])
     click.echo(str(target))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class EpisodeQuality:
         episode: its key.
         rank: 1 for the episode that deviates most: by the mean of its places in the columns below,
             `seconds` by its ratio to the median.
-        frames: their number.
+        num_frames: its length in frames.
         seconds: duration by the timestamps, or by the frame rate.
         still: share of steps in which no value of the state moves by more than a threshold.
         jerk: root mean square of the state's third differences.
@@ -49,12 +49,12 @@ class EpisodeQuality:
         final_pose: root mean square distance of the last state from the median of all last states.
         gap: longest time between two frames in seconds.
         not_finite: number of NaN and infinities.
-        error: why the episode cannot be read.
+        error: why the episode cannot be read; empty if it can.
     """
 
     episode: str
     rank: int
-    frames: int
+    num_frames: int
     seconds: float | None = None
     still: float | None = None
     jerk: float | None = None
@@ -63,7 +63,7 @@ class EpisodeQuality:
     final_pose: float | None = None
     gap: float | None = None
     not_finite: int = 0
-    error: str | None = None
+    error: str = ""
 
 
 _RANKED = ("still", "jerk", "state_outlier", "action_outlier", "final_pose", "gap", "not_finite")
@@ -76,16 +76,17 @@ class Quality:
     episodes: tuple[EpisodeQuality, ...]
 
     def write(self, path: str | PathLike[str]) -> None:
-        """Write a Parquet table with a column for each number."""
+        """Write a Parquet table with a column for each number; NaN if it is unknown."""
         import pyarrow as pa
         import pyarrow.parquet as pq  # here, since it takes long to import
 
         names = [one.name for one in fields(EpisodeQuality)]
-        rows = [asdict(one) for one in self.episodes]
-        kinds = {"episode": pa.string(), "error": pa.string()}
-        kinds |= dict.fromkeys(("rank", "frames", "not_finite"), pa.int64())
-        schema = pa.schema([(name, kinds.get(name, pa.float64())) for name in names])
-        pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
+        columns = {name: [getattr(one, name) for one in self.episodes] for name in names}
+        whole = ("episode", "error", "rank", "num_frames", "not_finite")
+        table = {
+            name: one if name in whole else np.array(one, "f8") for name, one in columns.items()
+        }
+        pq.write_table(pa.table(table), path)
 
     def __str__(self) -> str:
         names = [one.name for one in fields(EpisodeQuality)]
@@ -245,9 +246,9 @@ def _greatest(values: FloatArray) -> float | None:
 
 def _ranked(found: Sequence[EpisodeQuality]) -> list[EpisodeQuality]:
     """The episodes by rank: unreadable ones first."""
-    known = [one for one in found if one.error is None]
+    known = [one for one in found if not one.error]
     columns = [[getattr(one, name) for one in known] for name in _RANKED]
-    lengths = [one.seconds or one.frames for one in known]
+    lengths = [one.seconds or one.num_frames for one in known]
     middle = float(np.median(lengths)) if lengths else 1.0
     columns.append([abs(np.log(max(one, 1e-9) / max(middle, 1e-9))) for one in lengths])
     places = np.zeros(len(known))
@@ -256,7 +257,7 @@ def _ranked(found: Sequence[EpisodeQuality]) -> list[EpisodeQuality]:
         numbers = np.where(np.isnan(numbers), -np.inf, numbers)
         places += np.searchsorted(np.sort(numbers), numbers)  # episodes that deviate less
     order = np.argsort(-places, kind="stable").tolist()
-    every = [one for one in found if one.error is not None] + [known[i] for i in order]
+    every = [one for one in found if one.error] + [known[i] for i in order]
     return [replace(one, rank=rank) for rank, one in enumerate(every, 1)]
 
 

@@ -78,7 +78,7 @@ def view(
         figure = seqrecord.view("records/", start=10, clip_len=8, features=["image", "depth"])
         figure.savefig("clip.png")
     """
-    import_extra("matplotlib", "plots require matplotlib, the extra `view`: pip install matplotlib")
+    import_matplotlib()
     if max_columns < 1:
         raise ClipError("max_columns is too small", expected="1 or more", got=max_columns)
     if isinstance(data, Mapping):
@@ -95,6 +95,11 @@ def view(
         return _view_episode(_find(dataset, episode), spec, features, max_columns)
 
 
+def import_matplotlib() -> None:
+    """Raise `MissingPackageError` without matplotlib."""
+    import_extra("matplotlib", "plots require matplotlib, the extra `view`: pip install matplotlib")
+
+
 def _find(dataset: Dataset, key: str | None) -> Episode:
     key = next(iter(dataset.episodes)) if key is None else key
     dataset.find_episodes([key])
@@ -108,7 +113,7 @@ def _view_episode(
     max_columns: int,
 ) -> Figure:
     numbers = _numbers(episode, *clip)
-    columns = [numbers[i] for i in _spread(len(numbers), max_columns)]
+    columns = [numbers[i] for i in spread(len(numbers), max_columns)]
     strips = {}
     for name, feature in episode.features.select(features).items():
         kind = feature.kind or name
@@ -185,7 +190,7 @@ def _view_clip(
     first = int(clip.get("start", 0)) if start is None else start
     step = int(columns.get("dilation", dilation))
     numbers = range(first, first + ClipSpec(length, dilation=step).span, step)
-    shown = _spread(length, max_columns)
+    shown = spread(length, max_columns)
     strips: dict[str, tuple[Frames, str, None]] = {}
     for name in every:
         values = [*whole[name], *[None] * (length - len(whole[name]))]
@@ -247,7 +252,7 @@ def _draw(
     )
 
 
-def _spread(count: int, most: int) -> list[int]:
+def spread(count: int, most: int) -> list[int]:
     """Up to `most` evenly spaced numbers below `count`, including the first and the last."""
     if count <= most:
         return list(range(count))
