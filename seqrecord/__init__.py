@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from seqrecord.pipes.loaders import SeqRecordPipe as SeqRecordPipe
     from seqrecord.pipes.mixing.mix import SeqRecordMix as SeqRecordMix
     from seqrecord.pipes.node import SeqRecordNode as SeqRecordNode
+    from seqrecord.pipes.option_values import FrameCache as FrameCache
+    from seqrecord.pipes.option_values import FrameTransform as FrameTransform
     from seqrecord.pipes.options import EngineOptions as EngineOptions
     from seqrecord.pipes.options import LoaderOptions as LoaderOptions
     from seqrecord.pipes.rank_check import check_ranks as check_ranks

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from seqrecord.reading.dataset import DatasetLike as DatasetLike
     from seqrecord.reading.filters import EpisodeDescription as EpisodeDescription
     from seqrecord.reading.filters import EpisodeFilter as EpisodeFilter
-    from seqrecord.reading.frames import FrameTransform as FrameTransform
+    from seqrecord.reading.frames import FrameFunction as FrameFunction
     from seqrecord.reading.metadata import DamagedFile as DamagedFile
     from seqrecord.reading.summary import ClipSummary as ClipSummary
     from seqrecord.reading.summary import FeatureSummary as FeatureSummary

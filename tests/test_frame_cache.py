@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 import seqrecord
 from seqrecord import (
     EngineOptions,
+    FrameCache,
     SeqRecordIterableDataset,
     SeqRecordMapDataset,
     SeqRecordMix,
@@ -68,7 +69,7 @@ def plain(path: Any, **more: Any) -> SeqRecordPipe:
 
 
 def cached(path: Any, cache: Path, limit: int | str = "1GiB", **more: Any) -> SeqRecordPipe:
-    return plain(path, frame_cache=cache, frame_cache_limit=limit, **more)
+    return plain(path, frame_cache=FrameCache(cache, limit), **more)
 
 
 def outcome(loader: Any, epochs: int = 1) -> list[Any]:
@@ -147,7 +148,7 @@ def test_a_pipe_in_place_of_an_entry_is_not_waited_for(video: Path, tmp_path: Pa
 
 
 def test_every_loader_uses_it(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache: dict[str, Any] = {"frame_cache": tmp_path / "cache", "frame_cache_limit": "1GiB"}
+    cache: dict[str, Any] = {"frame_cache": FrameCache(tmp_path / "cache", "1GiB")}
     some: dict[str, Any] = {"clip_len": 3, "features": ["image"], "resize": {"image": HALF}}
     alone = [digest(clip) for clip in SeqRecordPipe(path, **some)]
     by_number = SeqRecordMapDataset(path, **some, memory_limit=0)
@@ -279,9 +280,7 @@ def test_lerobot_class(
     options: dict[str, Any] = {"cache_limit": 0, "resize": (24, 32)}
     plain = LeRobotDataset("a/test", root, **options)
     for count in (2 * len(plain), 0):
-        ours = LeRobotDataset(
-            "a/test", root, **options, frame_cache=cache, frame_cache_limit="1GiB"
-        )
+        ours = LeRobotDataset("a/test", root, **options, frame_cache=FrameCache(cache, "1GiB"))
         for i in range(len(plain)):
             for name in CAMERAS:
                 np.testing.assert_array_equal(ours[i][name], plain[i][name])
@@ -407,7 +406,7 @@ def test_killed_at_each_write(video: Path, tmp_path: Path, thorough: bool) -> No
         def fill(cache: Path = cache) -> None:
             clips = SeqRecordMapDataset(
                 path, **some, resize=SIZES, memory_limit=0,
-                frame_cache=cache, frame_cache_limit="1GiB",
+                frame_cache=FrameCache(cache, "1GiB"),
             )  # fmt: skip
             _ = [clips[i] for i in range(len(clips))]
 
@@ -426,15 +425,14 @@ def test_killed_at_each_write(video: Path, tmp_path: Path, thorough: bool) -> No
 
 
 def test_errors(video: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for given, text in (
-        ({"frame_cache": tmp_path}, "must be set together"),
-        ({"frame_cache_limit": "1GiB"}, "must be set together"),
-        ({"frame_cache": tmp_path, "frame_cache_limit": "much"}, "frame_cache_limit"),
-        ({"frame_cache": tmp_path, "frame_cache_limit": 1000}, "too small"),
-        ({"frame_cache": "az://a/b", "frame_cache_limit": "1GiB"}, "frame_cache"),
+    for folder, limit, text in (
+        (tmp_path, "much", "limit of a FrameCache"),
+        (tmp_path, 1000, "too small"),
+        ("az://a/b", "1GiB", "folder of a FrameCache"),
+        (3, "1GiB", "folder of a FrameCache"),
     ):
         with pytest.raises(seqrecord.SeqRecordError, match=text):
-            SeqRecordPipe(video, clip_len=1, **given)
+            FrameCache(folder, limit)  # type: ignore[arg-type]
     monkeypatch.setenv("SEQRECORD_FRAME_CACHE", str(tmp_path / "c"))
     with pytest.raises(ClipError, match="SEQRECORD_FRAME_CACHE_LIMIT"):
         SeqRecordPipe(video, clip_len=1)
@@ -463,4 +461,4 @@ def test_a_line_names_the_remedies_of_repeated_decoding(
     assert lines(plain(video, features=["id"])) == []
     assert lines(cached(video, tmp_path / "cache")) == []
     [line] = lines(cached(video, tmp_path / "small", 1 << 20, resize=None))
-    assert "larger frame_cache_limit" in line
+    assert "larger limit of frame_cache" in line

@@ -16,6 +16,7 @@ from seqrecord import (
     CenterCrop,
     DepthToMeters,
     EngineOptions,
+    FrameCache,
     HorizontalFlip,
     Latest,
     Next,
@@ -147,6 +148,7 @@ VALUES: list[tuple[str, Any, Any]] = [
         [{"DepthToMeters": "d"}, {"DepthToMeters": {"features": ["d", "e"], "unit": "mm"}}],
         [DepthToMeters("d"), DepthToMeters("d", "e", unit="mm")],
     ),
+    ("frame_cache", {"folder": "f", "limit": "1GiB"}, FrameCache("f", "1GiB")),
 ]
 
 
@@ -272,6 +274,7 @@ FAULTY = [
         A + "engine: {trace: mix.yaml}",
         r"line 4: trace is no key of a mix file.*EngineOptions\(trace",
     ),
+    (A + "frame_cache: {folder: f}", "line 4: frame_cache lacks a value.*folder, limit"),
     (A + "engine: {threads: 3}", "line 4: engine has an unknown key.*num_threads"),
     (A + "engine: {num_threads: 1025}", "line 4: engine.num_threads is too large.*1024"),
     (
@@ -420,7 +423,12 @@ def test_locations(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     text = f"""
 sources:
   lerobot: {{location: ../lerobot_v3, features: [action]}}
-  b: {{location: ~/b, features: [pose], rename: {{pose: action}}}}
+  b:
+    location: ~/b
+    features: [pose, image]
+    rename: {{pose: action}}
+    frame_cache: {{folder: frames, limit: 1GiB}}
+    resize: {{image: [3, 4]}}
   url: {{location: "file://{root}/b", features: [where], open: {{verify: false}}}}
 clip_len: 2
 batch_size: 4
@@ -430,4 +438,5 @@ batch_size: 4
     monkeypatch.chdir(tmp_path)
     mix = SeqRecordMix.from_file("mixes/mix.yaml")
     assert {source.location for source in mix.summarize().sources} >= {str(root / "b")}
-    assert set(next(iter(mix))["dataset"]) <= {"lerobot", "b", "url"}
+    assert {*(name for batch in mix for name in batch["dataset"])} == {"lerobot", "b", "url"}
+    assert any((tmp_path / "mixes/frames").iterdir())

@@ -162,6 +162,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("drop_last_frames", -1, "at least 0"),
     ("pad", "middle", "'edge' or 'before' or 'after'"),
     ("frame_transform", "resize", "a function"),
+    ("frame_cache", "/nvme/frames", 'seqrecord.FrameCache(folder, "200GiB")'),
     ("rotate_phase", None, "True or False"),
     ("shuffle", 1, "True or False"),
     ("engine", {"num_threads": 2}, "seqrecord.EngineOptions(…)"),

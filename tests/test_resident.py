@@ -22,6 +22,7 @@ import seqrecord
 from seqrecord import (
     DepthToMeters,
     EngineOptions,
+    FrameTransform,
     SeqRecordIterableDataset,
     SeqRecordMix,
     SeqRecordPipe,
@@ -245,8 +246,8 @@ def scaled(frame: dict[str, Any]) -> dict[str, Any]:
 @OF_VIDEO
 def test_results_of_a_transform(path: Path) -> None:
     for is_declared in (False, True):
-        given: dict[str, Any] = {"deterministic_transform": is_declared}
-        pipe = SeqRecordPipe(path, **CLIPS, frame_transform=scaled, **given)
+        transform = FrameTransform(scaled, deterministic=is_declared)
+        pipe = SeqRecordPipe(path, **CLIPS, frame_transform=transform)
         for epoch in range(3):
             for batch in pipe:
                 clips = [frames_of(path)[key]["image"][i : i + 4] for key, i in names(batch)]
@@ -257,8 +258,9 @@ def test_results_of_a_transform(path: Path) -> None:
         SeqRecordPipe(
             path,
             **CLIPS,
-            frame_transform=lambda frame: {"image": frame["image"] * rng.random()},
-            deterministic_transform=True,
+            frame_transform=FrameTransform(
+                lambda frame: {"image": frame["image"] * rng.random()}, deterministic=True
+            ),
         )
 
 
@@ -403,7 +405,7 @@ def test_residency_depends_on_the_size_of_frames(tmp_path: Path) -> None:
 )
 def test_the_map_style_class_decodes_once(path: Path, given: dict[str, Any]) -> None:
     if "frame_transform" in given:
-        given = {**given, "deterministic_transform": True}
+        given = {**given, "frame_transform": FrameTransform(scaled, deterministic=True)}
     kept = seqrecord.SeqRecordMapDataset(path, **given)
     uncached = seqrecord.SeqRecordMapDataset(path, **given, memory_limit=0)
     order = np.random.default_rng(0).permutation(len(kept)).tolist()

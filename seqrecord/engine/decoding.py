@@ -24,14 +24,14 @@ from seqrecord.reading.chunks import Chunk, Page
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import (
     ArraySpec,
-    FrameTransform,
+    FrameFunction,
     add_place,
     apply_transform,
     check_arrays,
     mask_name,
 )
 
-Transform: TypeAlias = tuple[FrameTransform, Mapping[str, ArraySpec]]
+Transform: TypeAlias = tuple[FrameFunction, Mapping[str, ArraySpec]]
 """A frame transform, and the specs of its results."""
 
 
@@ -158,7 +158,7 @@ class FrameDecoder:
         frames: IntArray,
         out: FeatureRows,
         rows: IntArray,
-        transform: FrameTransform,
+        transform: FrameFunction,
         specs: Mapping[str, ArraySpec],
     ) -> int:
         """Returns the number of transformed frames."""

@@ -37,7 +37,7 @@ from seqrecord.format.index import GroupIndex
 from seqrecord.processes.forks import at_fork
 from seqrecord.processes.threads import start
 from seqrecord.reading.dataset import Dataset
-from seqrecord.reading.frames import ArraySpec, FrameTransform
+from seqrecord.reading.frames import ArraySpec, FrameFunction
 from seqrecord.sampling import Clips, Plan
 from seqrecord.sampling.memory import CONSUMER, Memory
 from seqrecord.schema import FeatureSpec
@@ -68,7 +68,7 @@ class Job:
     specs: Mapping[str, ArraySpec]
     made: Mapping[str, ArraySpec]
     lengths: Mapping[str, int]
-    frame_transform: FrameTransform | None = None
+    frame_transform: FrameFunction | None = None
     draw: DrawClips | None = None
     vectors: VectorSteps = field(default_factory=dict)
     sizes: Callable[[int], Mapping[str, tuple[int, int]]] | None = None

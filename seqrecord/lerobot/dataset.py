@@ -23,6 +23,7 @@ from seqrecord.lerobot.items import PlannedDataset
 from seqrecord.lerobot.planned import ClipPlanner, PlannedReader
 from seqrecord.pipes.collating import collate
 from seqrecord.pipes.loaders import SeqRecordMapDataset
+from seqrecord.pipes.option_values import FrameCache
 from seqrecord.processes.forks import PerProcess, cached_property
 from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.reading.resizing import Sizes
@@ -76,7 +77,7 @@ class LeRobotDataset(PlannedDataset):
             `(224, 224)` for all. Default: the stored size. `meta.features` keeps the stored shapes.
         skip_bad_episodes: leave out selected episodes that cannot be read, instead of an error;
             `episodes` lists the others then. Nothing is downloaded if there is a folder `data`.
-        frame_cache, frame_cache_limit: a folder for decoded frames, as for `SeqRecordPipe`.
+        frame_cache: folder for decoded frames, as for `SeqRecordPipe`.
         meta: LeRobot's metadata if already loaded, with statistics of depth in `depth_output_unit`.
 
     Attributes:
@@ -107,8 +108,7 @@ class LeRobotDataset(PlannedDataset):
         cache_limit: int | str = "512MiB",
         resize: Sizes | None = None,
         skip_bad_episodes: bool = False,
-        frame_cache: str | PathLike[str] | None = None,
-        frame_cache_limit: int | str | None = None,
+        frame_cache: FrameCache | None = None,
         meta: Any = None,
     ) -> None:
         login = {} if token is None else {"token": token}
@@ -140,7 +140,6 @@ class LeRobotDataset(PlannedDataset):
             "memory_limit": cache_limit,
             "resize": resize,
             "frame_cache": frame_cache,
-            "frame_cache_limit": frame_cache_limit,
         }
         self.clips = self._select(dataset, skip_bad_episodes, loading)
         resident = self.clips.stats()["features_resident"]

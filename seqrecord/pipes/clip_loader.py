@@ -188,7 +188,7 @@ class ClipLoader:
         iteration.is_noted = True
         remedies = ["frame_cache= decodes them once per dataset"]
         if cache is not None:
-            remedies = ["a larger frame_cache_limit"]
+            remedies = ["a larger limit of frame_cache"]
         if self.planner.limit_in is None and (limit := self.planner.limit_to_stay(num_shards)):
             remedies.insert(0, f"memory_limit={limit} ({format_size(limit)}) keeps them in memory")
         count = max(last.frames_decoded, last.video_frames_decoded)

@@ -15,11 +15,12 @@ from seqrecord.engine.calls import text_spec
 from seqrecord.pipes.arrays import ragged_arrays
 from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.clip_sets import ClipSet
+from seqrecord.pipes.option_values import FrameTransform
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import (
     ArraySpec,
-    FrameTransform,
+    FrameFunction,
     add_place,
     apply_transform,
     first_frame,
@@ -46,7 +47,7 @@ class FrameArrays:
     arrays: Mapping[str, ArraySpec]
     nested: frozenset[str] = frozenset()
     unchanged: frozenset[str] = frozenset()
-    transform: FrameTransform | None = None
+    transform: FrameFunction | None = None
     is_deterministic: bool = True
 
     @classmethod
@@ -60,7 +61,9 @@ class FrameArrays:
             return cls(stored, arrays, nested)
         problem = "ragged does not go with frame_transform, which gives frames of one shape"
         raise_if(options.ragged != "list", problem, 'ragged="list"', repr_of(options.ragged, 100))
-        transform, windows = bound(options.frame_transform, dataset.features), found.windows.stored
+        given = options.frame_transform
+        given = given if isinstance(given, FrameTransform) else FrameTransform(given)
+        transform, windows = bound(given.function, dataset.features), found.windows.stored
         first = clips.locate(np.zeros(1, np.int64))
         place = windows.find(next(iter(windows.windows)), first).frames[:, 0]
         row, frame = (int(numbers[0]) for numbers in windows.stored(first.episode, place))
@@ -70,7 +73,7 @@ class FrameArrays:
         except Exception as error:
             add_place(error, "frame_transform", file=dataset.url, episode=key, frame=frame)
             raise
-        may_stay = options.deterministic_transform or isinstance(transform, DepthToMeters)
+        may_stay = given.deterministic or isinstance(transform, DepthToMeters)
         return cls(stored, arrays, frozenset(), unchanged, transform, may_stay)
 
 
@@ -87,7 +90,7 @@ def _stored_arrays(dataset: Dataset, episodes: IntArray) -> dict[str, ArraySpec]
 
 
 def _transformed(
-    transform: FrameTransform, frame: Mapping[str, Any], stored: Mapping[str, ArraySpec]
+    transform: FrameFunction, frame: Mapping[str, Any], stored: Mapping[str, ArraySpec]
 ) -> tuple[dict[str, ArraySpec], frozenset[str]]:
     """The arrays that `frame_transform` returns, and the features that it leaves unchanged.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from os import PathLike
@@ -19,6 +18,7 @@ from seqrecord.clips.windows import Nearest, Windows, check_windows
 from seqrecord.errors import ClipError
 from seqrecord.pipes.arrays import Ragged, check_ragged
 from seqrecord.pipes.checks import are_names, check, check_names
+from seqrecord.pipes.option_values import FrameCache, FrameTransform
 from seqrecord.pipes.vector_options import (
     Normalize,
     Places,
@@ -28,7 +28,7 @@ from seqrecord.pipes.vector_options import (
 )
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.filters import EpisodeFilter
-from seqrecord.reading.frames import FrameTransform
+from seqrecord.reading.frames import FrameFunction
 from seqrecord.reading.resizing import Sizes
 from seqrecord.sampling.bounds import ORDERS
 from seqrecord.storage import local_path
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 MOST_THREADS = 1024  # of a loader, or of all sources of a mix
 _MOST_RANKS = (1 << 31) - 1
 _OF_FRAMES = ("clip_len", "span", "windows", "pad")
-_CACHE = "SEQRECORD_FRAME_CACHE"  # environment variable
 _SHUFFLING = ("num_cursors", "shuffle_buffer")
 
 
@@ -60,6 +59,12 @@ def _checked(default: Any, check: _Check, **more: Any) -> Any:
 def _satisfies(is_right: Callable[[Any], bool], expected: str) -> _Check:
     """Make a check from a predicate."""
     return lambda name, value: check(name, value, is_right(value), expected)
+
+
+def _is_a(kind: type, arguments: str) -> _Check:
+    """Make a check for a value of a class of the package."""
+    expected = f"seqrecord.{kind.__name__}({arguments})"
+    return _satisfies(lambda value: isinstance(value, kind), expected)
 
 
 def one_of(*texts: str) -> _Check:
@@ -233,22 +238,20 @@ class ClipOptions:
             `frame_transform`, `clip_transform` and `loader.dataset` receive resized frames. If the
             episode's metadata has a `camera`, batches have `<feature>_intrinsics` of the resized
             frame, float64 [batch, 4]; features of kind `intrinsics` follow, too.
-        frame_cache: folder on a local disk where decoded frames are kept, for later epochs,
-            processes and trainings: of video, encoded images and resized features, if all have one
-            shape. Frames that are missing there are decoded. It changes no frame, order, state or
-            memory, and its errors are warnings. Also used by `SeqRecordMapDataset`. Not
-            with a `frame_transform`, nor for video decoded on a `device`. Default: the environment
-            variable `SEQRECORD_FRAME_CACHE`. See docs/performance.md.
-        frame_cache_limit: greatest size of that folder, as bytes or text such as "200GiB". Frames
-            of other trainings that were not used since this loader was created make room. Required
-            with `frame_cache`. Default: `SEQRECORD_FRAME_CACHE_LIMIT`.
+        frame_cache: `FrameCache("/nvme/frames", "200GiB")`: a folder on a local disk where decoded
+            frames are kept, for later epochs, processes and trainings: of video, encoded images and
+            resized features, if all have one shape. Frames that are missing there are decoded. It
+            changes no frame, order, state or memory, and its errors are warnings. Also used by
+            `SeqRecordMapDataset`. Not with a `frame_transform`, nor for video decoded on a
+            `device`. Default: the environment variables `SEQRECORD_FRAME_CACHE` and
+            `SEQRECORD_FRAME_CACHE_LIMIT`. See docs/performance.md.
         frame_transform: function called once for each decoded frame with a dict of arrays. It
             returns the arrays that make up clips, with the same dtypes and shapes for every frame.
             Texts are `str` and `bytes`, also in results under the names of text features. It runs
             in several threads, and twice for the first frame when the loader is created: random
-            results raise `ClipError`.
-        deterministic_transform: declares that `frame_transform` always returns the same for a
-            frame. Its results may then stay in memory; see `memory_limit`.
+            results raise `ClipError`. `FrameTransform(function, deterministic=True)` declares that
+            the result for a frame is always the same: results may then stay in memory, see
+            `memory_limit`.
         clip_transform: `RandomCrop`, `CenterCrop`, `RandomResizedCrop`, `Resize`, `BatchResize`,
             `HorizontalFlip`, a function, or a list of these, applied in order. All frames of a clip
             share one crop window, and only the window is copied or resized. Windows are drawn from
@@ -317,12 +320,11 @@ class ClipOptions:
     samples: SamplesLike | None = _checked(None, _check_samples, repr=False)
     metadata: Sequence[str] | None = _checked(None, check_names)
     resize: Sizes | None = _checked(None, _check_resize)
-    frame_cache: str | PathLike[str] | None = _checked(
-        None, lambda name, value: (local_path(value, name), value)[1]
+    frame_cache: FrameCache | None = _checked(None, _is_a(FrameCache, 'folder, "200GiB"'))
+    frame_transform: FrameFunction | FrameTransform | None = _checked(
+        None,
+        _satisfies(lambda one: callable(one) or isinstance(one, FrameTransform), "a function"),
     )
-    frame_cache_limit: int | str | None = _checked(None, check_size)
-    frame_transform: FrameTransform | None = _checked(None, _satisfies(callable, "a function"))
-    deterministic_transform: bool = _checked(False, _check_flag)
     clip_transform: ClipTransform | None = _checked(None, _passes(chain_of))
     ragged: Ragged = _checked("list", _passes(check_ragged))
     place: Places | None = _checked(None, check_place)
@@ -396,13 +398,6 @@ class ClipOptions:
     @cached_property
     def _columns(self) -> frozenset[str]:
         return column_names(self.samples)
-
-    @property
-    def frame_cache_settings(self) -> tuple[str | PathLike[str] | None, int | str | None]:
-        """Folder and limit of the frame cache; by default from the environment."""
-        if self.frame_cache is self.frame_cache_limit is None:
-            return os.environ.get(_CACHE) or None, os.environ.get(f"{_CACHE}_LIMIT") or None
-        return self.frame_cache, self.frame_cache_limit
 
     @property
     def lists_frames(self) -> bool:
@@ -629,9 +624,7 @@ class LoaderOptions(ClipOptions):
     device: str | torch.device | None = _checked(None, _passes(_check_device))
     rank: int | None = _checked(None, _integer_from(0))
     world_size: int | None = _checked(None, _integer_from(1, _MOST_RANKS))
-    engine: EngineOptions | None = _checked(
-        None, _satisfies(lambda one: isinstance(one, EngineOptions), "seqrecord.EngineOptions(…)")
-    )
+    engine: EngineOptions | None = _checked(None, _is_a(EngineOptions, "…"))
 
     def __post_init__(self) -> None:
         super().__post_init__()

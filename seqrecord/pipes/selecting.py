@@ -22,6 +22,7 @@ from seqrecord.pipes.clip_sets import ClipSet
 from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.draws import AugmentationSampler, ClipEpisodes, StepSampler
 from seqrecord.pipes.frame_arrays import FrameArrays
+from seqrecord.pipes.option_values import FrameCache
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.vectors import vector_steps
@@ -29,6 +30,7 @@ from seqrecord.reading.dataset import Dataset, DatasetLike, cached_in, skipping_
 from seqrecord.reading.filters import check_metadata
 from seqrecord.sampling.memory import USUAL_LIMIT
 from seqrecord.sampling.sequences import COLUMNS as SEQUENCE_COLUMNS
+from seqrecord.storage import local_path
 from seqrecord.text import repr_of, shown_place
 from seqrecord.units import format_size, parse_size
 
@@ -47,10 +49,11 @@ def select(
     Raises `ClipError` if there is no clip, or for a feature with a dtype that torch lacks.
     """
     dataset = dataset_of(location, features=options.features)
-    if (cache := options.frame_cache_settings) != (None, None):
-        from seqrecord.reading.frame_cache import FrameCache  # most loaders have none
+    if (cache := options.frame_cache or FrameCache.from_environment()) is not None:
+        from seqrecord.reading.frame_cache import FrameFolder  # most loaders have none
 
-        dataset = cached_in(dataset, FrameCache.of(*cache))
+        folder = local_path(cache.folder, "frame_cache").absolute()
+        dataset = cached_in(dataset, FrameFolder(folder, parse_size(cache.limit)))
     if options.skip_bad_episodes:
         dataset = skipping_bad_episodes(dataset)
     dataset, options = _without_bad_clips(dataset, options)

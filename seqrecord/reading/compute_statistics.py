@@ -20,7 +20,7 @@ from seqrecord.reading.episode import Episode
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import (
     ArraySpec,
-    FrameTransform,
+    FrameFunction,
     add_place,
     apply_transform,
     check_arrays,
@@ -43,7 +43,7 @@ def compute_statistics(
     *,
     episodes: EpisodeFilter = None,
     split: str | None = None,
-    frame_transform: FrameTransform | None = None,
+    frame_transform: FrameFunction | None = None,
     max_frames: int | None = None,
     num_threads: int | None = None,
     progress: Callable[[Progress], None] | None = None,
@@ -84,7 +84,7 @@ class _FeatureSet:
     contents: Contents
     read: tuple[FeatureSpec, ...]
     schema: Schema
-    transform: FrameTransform | None = None
+    transform: FrameFunction | None = None
     arrays: Mapping[str, ArraySpec] | None = None
 
     @property
@@ -138,7 +138,7 @@ class _FeatureSet:
 
 
 def _transformed_features(
-    contents: Contents, rows: npt.NDArray[np.int64], transform: FrameTransform
+    contents: Contents, rows: npt.NDArray[np.int64], transform: FrameFunction
 ) -> _FeatureSet:
     """Determine the results of `frame_transform` with the first complete frame."""
     check_signature("frame_transform", transform, "frame")

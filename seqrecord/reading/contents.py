@@ -35,7 +35,7 @@ from seqrecord.storage import Storage
 from seqrecord.text import repr_of, shown_place
 
 if TYPE_CHECKING:
-    from seqrecord.reading.frame_cache import CachedFrames, FrameCache
+    from seqrecord.reading.frame_cache import CachedFrames, FrameFolder
 
 _EPISODES_AT_ONCE = 1 << 12  # episodes hashed together
 
@@ -60,7 +60,7 @@ class Contents:
     externals: ExternalFiles | None = None
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     bad: BadEpisodes = field(default_factory=BadEpisodes)
-    frame_cache: FrameCache | None = None
+    frame_cache: FrameFolder | None = None
 
     def stored_name(self, feature: str) -> str:
         """Return a feature's name in the record files."""

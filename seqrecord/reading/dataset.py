@@ -29,8 +29,8 @@ from seqrecord.text import shown_place
 from seqrecord.units import Progress, format_size
 
 if TYPE_CHECKING:
-    from seqrecord.reading.frame_cache import FrameCache
-    from seqrecord.reading.frames import FrameTransform
+    from seqrecord.reading.frame_cache import FrameFolder
+    from seqrecord.reading.frames import FrameFunction
 
 _SHOWN_KEYS = 3  # in a notebook
 
@@ -116,7 +116,7 @@ class Dataset:
         externals: ExternalFiles | None = None,
         sizes: Mapping[str, tuple[int, int]] | None = None,
         bad: BadEpisodes | None = None,
-        frame_cache: FrameCache | None = None,
+        frame_cache: FrameFolder | None = None,
     ) -> None:
         externals = externals or ExternalFiles(storage)
         with located(SchemaError, file=storage.url):
@@ -253,7 +253,7 @@ class Dataset:
         *,
         episodes: EpisodeFilter = None,
         split: str | None = None,
-        frame_transform: FrameTransform | None = None,
+        frame_transform: FrameFunction | None = None,
         max_frames: int | None = None,
         num_threads: int | None = None,
         progress: Callable[[Progress], None] | None = None,
@@ -335,7 +335,7 @@ def skipping_bad_episodes(dataset: Dataset) -> Dataset:
     return dataset._changed(bad=replace(dataset.contents.bad, are_skipped=True))
 
 
-def cached_in(dataset: Dataset, cache: FrameCache) -> Dataset:
+def cached_in(dataset: Dataset, cache: FrameFolder) -> Dataset:
     """Return the dataset with a cache of decoded frames, for loaders."""
     return dataset._changed(frame_cache=cache)
 
@@ -349,7 +349,7 @@ def _reopen(
     externals: ExternalFiles | None,
     sizes: Mapping[str, tuple[int, int]],
     bad: BadEpisodes,
-    frame_cache: FrameCache | None,
+    frame_cache: FrameFolder | None,
 ) -> Dataset:
     """Open a pickled dataset in another process, without a second check of the index."""
     manifest, index = load_version(storage, manifest)

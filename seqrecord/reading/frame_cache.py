@@ -33,22 +33,19 @@ import numpy.typing as npt
 from seqrecord.checksum import crc32c
 from seqrecord.clips.grids import IntArray, run_bounds
 from seqrecord.codecs.images import IMAGE
-from seqrecord.errors import ClipError, LocationError
+from seqrecord.errors import LocationError
 from seqrecord.format.index import Index
 from seqrecord.format.references import Reference
 from seqrecord.reading.chunks import ChunkReader
 from seqrecord.reading.resizing import is_smooth
 from seqrecord.schema import FeatureSpec
 from seqrecord.storage.cache_folder import (
-    MIN_LIMIT,
     CacheBusyError,
     CacheFolder,
     CacheKey,
     CacheReadOnlyError,
 )
 from seqrecord.storage.open_files import with_descriptor
-from seqrecord.storage.url import local_path
-from seqrecord.units import format_size, parse_size
 
 _REVISION = 1  # of this package's decoding and resizing: raise it if pixels change
 _PACKAGES = ("av", "imagecodecs", "numcodecs", "numpy", "pillow")
@@ -93,7 +90,7 @@ class _Frames(NamedTuple):
         return sums
 
 
-class FrameCache:
+class FrameFolder:
     """A folder on a local disk with decoded frames of any datasets, up to a limit in bytes.
 
     Thread-safe and picklable; copies count as one user of the folder. Frames that were not used
@@ -111,29 +108,8 @@ class FrameCache:
         self._is_used = self._is_filled = True
         self._paused_until = 0.0
 
-    @classmethod
-    def of(cls, path: str | os.PathLike[str] | None, limit: int | str | None) -> FrameCache:
-        """The cache of these arguments.
-
-        Raises `ClipError` for an invalid limit, and unless both are given.
-        """
-        if path is None or limit is None:
-            raise ClipError(
-                "frame_cache and frame_cache_limit, or the environment variables "
-                "SEQRECORD_FRAME_CACHE and SEQRECORD_FRAME_CACHE_LIMIT, must be set together",
-                got=path or limit,
-            )
-        try:
-            nbytes = parse_size(limit)
-        except ValueError as error:
-            raise ClipError(f"frame_cache_limit: {error}") from None
-        if nbytes < MIN_LIMIT:
-            expected = f"at least {format_size(MIN_LIMIT)}"
-            raise ClipError("frame_cache_limit is too small", expected=expected, got=limit)
-        return cls(local_path(path, "frame_cache").absolute(), nbytes)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return FrameCache, (self.path, self.limit, self._since)
+        return FrameFolder, (self.path, self.limit, self._since)
 
     @property
     def is_filling(self) -> bool:
@@ -226,7 +202,7 @@ class CachedFrames:
     of their group is missing in any. External files are checked as if they were read.
     """
 
-    def __init__(self, cache: FrameCache, index: Index, reader: ChunkReader) -> None:
+    def __init__(self, cache: FrameFolder, index: Index, reader: ChunkReader) -> None:
         self._cache, self._index, self._reader = cache, index, reader
         self.features: dict[int, list[str]] = {}
         """Names of the features of each group that has any."""

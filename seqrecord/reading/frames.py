@@ -16,7 +16,7 @@ from seqrecord.reading.trials import check_signature, repeatable
 from seqrecord.schema import ValueKind
 from seqrecord.text import repr_of
 
-FrameTransform: TypeAlias = "Callable[[dict[str, Any]], Mapping[str, npt.ArrayLike | str | bytes]]"
+FrameFunction: TypeAlias = "Callable[[dict[str, Any]], Mapping[str, npt.ArrayLike | str | bytes]]"
 """Maps a frame's values (arrays, `str`, `bytes`) to the values of clips, with the same dtypes and
 shapes for every frame.
 """
@@ -86,7 +86,7 @@ def arrays_by_name(what: str, result: Any) -> dict[str, Any]:
     return dict(result)
 
 
-def apply_transform(transform: FrameTransform, frame: dict[str, Any]) -> dict[str, Any]:
+def apply_transform(transform: FrameFunction, frame: dict[str, Any]) -> dict[str, Any]:
     """Apply `transform` to a frame; returns arrays, `str` and `bytes` by name.
 
     Raises `ClipError` for another result.
@@ -97,7 +97,7 @@ def apply_transform(transform: FrameTransform, frame: dict[str, Any]) -> dict[st
     }
 
 
-def first_frame(transform: FrameTransform, frame: Mapping[str, Any]) -> dict[str, Any]:
+def first_frame(transform: FrameFunction, frame: Mapping[str, Any]) -> dict[str, Any]:
     """Apply `transform` to a copy of the first frame, with more checks.
 
     Also raises `ClipError` for a wrong signature, and for random results: each frame is transformed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,13 @@ from seqrecord.pipes.mixing.file_values import check_keys, python_value
 from seqrecord.pipes.mixing.sources import MIX_OPTIONS
 from seqrecord.pipes.mixing.weights import amount
 from seqrecord.pipes.mixing.yaml_file import YamlDict, plain
+from seqrecord.pipes.option_values import FrameCache
 from seqrecord.pipes.options import LoaderOptions, check_option
 from seqrecord.reading.dataset import Dataset
 from seqrecord.text import repr_of
 from seqrecord.units import check_integer
 
-OF_PYTHON = ("frame_transform", "deterministic_transform")
+OF_PYTHON = ("frame_transform",)
 """Arguments of a source that a file cannot have."""
 
 _OF_MIX = (*MIX_OPTIONS, "order")  # a mix has no sequences
@@ -80,6 +81,8 @@ def make_source(context: Context, options: dict[str, Any]) -> SeqRecordIterableD
         return None
     if isinstance(path := of_source.get("samples"), Path):
         of_source["samples"] = context.resolved(str(path))
+    if isinstance(cache := of_source.get("frame_cache"), FrameCache):
+        of_source["frame_cache"] = replace(cache, folder=context.resolved(str(cache.folder)))
     return SeqRecordIterableDataset(dataset, **of_source)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from seqrecord.clips import transforms
@@ -12,6 +13,7 @@ from seqrecord.clips.depth import DepthToMeters
 from seqrecord.clips.transforms import CropStep
 from seqrecord.clips.windows import Latest, Next, Seconds
 from seqrecord.errors import ClipError
+from seqrecord.pipes.option_values import FrameCache
 from seqrecord.pipes.options import EngineOptions
 from seqrecord.text import repr_of
 
@@ -110,17 +112,28 @@ def _step(key: str, value: Any) -> Any:
 
 
 def _engine(key: str, value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    if "trace" in value:  # a file must not choose files to write
+    if isinstance(value, Mapping) and "trace" in value:  # a file must not choose files to write
         expected = "from_file(…, engine=EngineOptions(trace=…))"
         raise ClipError("trace is no key of a mix file", expected=expected, got=repr_of(value))
-    check_keys(f"{key} has an unknown key", value, [*inspect.signature(EngineOptions).parameters])
-    return EngineOptions(**value)
+    return _made(EngineOptions, key, value)
+
+
+def _made(make: Callable[..., Any], key: str, value: Any) -> Any:
+    """A value of the package from a mapping with its arguments; others are of Python."""
+    if not isinstance(value, Mapping):
+        return value
+    parameters = [*inspect.signature(make).parameters]
+    check_keys(f"{key} has an unknown key", value, parameters)
+    try:
+        return make(**value)
+    except TypeError:
+        expected = f"values for {', '.join(parameters)}"
+        raise ClipError(f"{key} lacks a value", expected=expected, got=repr_of(value)) from None
 
 
 _CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "windows": _windows,
     "clip_transform": _transform,
     "engine": _engine,
+    "frame_cache": partial(_made, FrameCache),
 }
