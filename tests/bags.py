@@ -20,6 +20,7 @@ __all__ = [
     "IMU",
     "JOINTS",
     "STORE",
+    "camera_info",
     "compressed",
     "image",
     "imu",
@@ -87,6 +88,30 @@ def joints(names: Sequence[str], position: Sequence[float], effort: Sequence[flo
     return message(
         JOINTS, header(), list(names), np.array(position, float), np.zeros(0), np.array(effort)
     )
+
+
+def camera_info(
+    size: tuple[int, int],
+    k: Sequence[float],
+    p: Sequence[float] = (0,) * 4,
+    *,
+    skew: float = 0,
+    binning: int = 0,
+    roi: Sequence[int] = (0, 0, 0, 0),
+    time: int = 0,
+) -> Any:
+    """sensor_msgs/CameraInfo of (height, width), with fx, fy, cx, cy of K and P."""
+    (fx, fy, cx, cy), (px, py, pcx, pcy) = k, p
+    matrices = (
+        np.array([fx, skew, cx, 0, fy, cy, 0, 0, 1.0]),
+        np.eye(3).reshape(-1),
+        np.array([px, 0, pcx, 0, 0, py, pcy, 0, 0, 0, 1.0, 0]),
+    )
+    region = message("sensor_msgs/msg/RegionOfInterest", *roi, False)
+    coefficients = np.array([0.1, -0.2, 0.001, 0.002, 0.0])
+    name = "sensor_msgs/msg/CameraInfo"
+    values = (*size, "plumb_bob", coefficients, *matrices, binning, binning, region)
+    return message(name, header(time), *values)
 
 
 def png(pixels: npt.NDArray[Any]) -> bytes:

@@ -27,6 +27,7 @@ from seqrecord.sources.inventory import inventory_of
 from tests.bags import (
     IMAGE,
     STORE,
+    camera_info,
     compressed,
     header,
     image,
@@ -276,7 +277,8 @@ def test_poses_speeds_and_missing_values(tmp_path: Path) -> None:
 
     point, turn = [1.0, 2.0, 3.0], [0.0, 0.0, 0.6, 0.8]
     pose = made("Pose", made("Point", *point), made("Quaternion", *turn))
-    twist = made("Twist", made("Vector3", 1, 2, 3), made("Vector3", 4, 5, 6))
+    vectors = made("Vector3", 1, 2, 3), made("Vector3", 4, 5, 6)
+    twist, wrench = made("Twist", *vectors), made("Wrench", *vectors)
     odometry = message(
         *("nav_msgs/msg/Odometry", header(), "base"),
         made("PoseWithCovariance", pose, np.arange(36.0)),
@@ -287,17 +289,97 @@ def test_poses_speeds_and_missing_values(tmp_path: Path) -> None:
         ("/cmd_vel", START, twist),
         ("/stamped", START, made("TwistStamped", header(), twist)),
         ("/odom", START, odometry),
+        ("/force", START, made("WrenchStamped", header(), wrench)),
     ]
-    [frame] = frames_of(open_source(write_mcap(tmp_path / "a.mcap", messages), clock="/pose"))
+    source = open_source(write_mcap(tmp_path / "a.mcap", messages), clock="/pose")
+    [frame] = frames_of(source)
     assert frame["pose"].tolist() == frame["odom.pose"].tolist() == point + turn
     for name in ("cmd_vel", "stamped", "odom.twist"):
         assert frame[name].tolist() == [1, 2, 3, 4, 5, 6]
+    assert (frame["force.force"].tolist(), frame["force.torque"].tolist()) == ([1, 2, 3], [4, 5, 6])
+    meanings = {name: (spec.kind, spec.unit) for name, spec in source.schema().items()}
+    assert meanings["odom.pose"] == ("pose", "m")
+    assert meanings["odom.twist"] == (None, None)
+    assert meanings["force.torque"] == ("state", "Nm")
+    assert "/odom: covariances are not packed" in inventory_of(source).notes
     messages = [("/imu", START + i, imu([1.0] * 10, oriented=i != 1)) for i in range(3)]
     frames = frames_of(open_source(write_mcap(tmp_path / "b.mcap", messages)))
     assert ["imu.orientation" in frame for frame in frames] == [True, False, True]
     messages = [("/j", START, joints(["a"], [1.0]))]
     [frame] = frames_of(open_source(write_mcap(tmp_path / "c.mcap", messages, definitions=False)))
     assert [*frame] == ["j.position", "log_time"]
+
+
+K, P = (7.0, 7.5, 3.5, 2.5), (6.0, 6.5, 3.25, 2.25)
+FRONT, RECTIFIED = "/front/image_raw/compressed", "/front/image_rect_color"
+INFO = "/front/camera_info"
+
+
+def filmed(*cameras: Any) -> list[tuple[str, int, Any]]:
+    """Two images for each CameraInfo."""
+    return [
+        (topic, START + 100 * MS * i + delay, each)
+        for i, camera in enumerate(cameras)
+        for delay, (topic, each) in enumerate((
+            (INFO, camera),
+            (FRONT, compressed(png(pictures(1, i)[0]), "rgb8; png compressed bgr8")),
+            (RECTIFIED, image(pictures(1, i)[0], "rgb8")),
+        ))
+    ]  # fmt: skip
+
+
+def test_cameras_of_images(tmp_path: Path) -> None:
+    """Constant ones are metadata and reach a batch; `intrinsics=frames` gives features."""
+    moving = [camera_info((6, 8), (7.0 + i, *K[1:]), P, time=i) for i in range(3)]
+    still = [camera_info((6, 8), K, P, time=i) for i in range(3)]
+    write_bag(tmp_path / "bags" / "a", filmed(*still))
+    front, rectified = "front.image_raw.compressed", "front.image_rect_color"
+    seqrecord.convert(open_source(tmp_path / "bags", clock=FRONT), tmp_path / "records")
+    crop = seqrecord.RandomCrop((6, 8))
+    pipe = seqrecord.SeqRecordPipe(
+        tmp_path / "records", clip_len=3, batch_size=1, clip_transform=crop
+    )
+    [batch] = pipe
+    assert batch[f"{front}_intrinsics"].tolist() == [[*K]]
+    assert batch[f"{rectified}_intrinsics"].tolist() == [[*P]]
+    camera = pipe.dataset.episodes["a"].metadata["camera"]
+    assert camera[front] == {
+        **dict(zip(("fx", "fy", "cx", "cy"), K, strict=True)), "width": 8, "height": 6,
+        "distortion_model": "plumb_bob", "distortion_coefficients": [0.1, -0.2, 0.001, 0.002, 0.0],
+    }  # fmt: skip
+    assert camera[rectified].keys() == {"fx", "fy", "cx", "cy", "width", "height"}
+    path = write_mcap(tmp_path / "moving.mcap", filmed(*moving))
+    with pytest.raises(SourceError, match=r"camera changes.*intrinsics=frames.*front.image_raw"):
+        frames_of(open_source(path, clock=FRONT))
+    source = open_source(path, clock=FRONT, intrinsics="frames")
+    spec = source.schema()[f"{front}_intrinsics"]
+    assert (spec.shape, spec.kind, spec.unit) == ((4,), "intrinsics", "px")
+    frames = frames_of(source)
+    assert [f[f"{front}_intrinsics"].tolist() for f in frames] == [
+        [7.0 + i, *K[1:]] for i in (0, 1, 2)
+    ]
+    assert [f[f"{rectified}_intrinsics"].tolist() for f in frames] == [[*P]] * 3
+    assert "camera" not in source.episodes()[0].metadata
+
+
+@pytest.mark.parametrize(
+    ("camera", "reason"),
+    [
+        (camera_info((6, 8), (0,) * 4), "K is 0"),
+        (camera_info((12, 16), K), r"camera of [12, 16], image of [6, 8]"),
+        (camera_info((6, 8), K, binning=2), "unsupported camera: K before binning of pixels"),
+        (camera_info((6, 8), K, roi=(1, 0, 6, 7)), "K of a sensor with a region of interest"),
+        (camera_info((6, 8), K, skew=0.5), "unsupported camera: K with the skew 0.5"),
+    ],
+)
+def test_unknown_cameras(tmp_path: Path, camera: Any, reason: str) -> None:
+    source = open_source(write_mcap(tmp_path / "a.mcap", filmed(camera)), clock=FRONT)
+    frames_of(source)
+    metadata = source.episodes()[0].metadata
+    assert "front.image_raw.compressed" not in metadata.get("camera", {})
+    assert reason in metadata["camera_unknown"]["front.image_raw.compressed"]
+    notes = inventory_of(source).notes
+    assert any("camera of front.image_raw.compressed unknown in 1 episode" in n for n in notes)
 
 
 def test_joints_in_another_order(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ class AlignedMessages:
     def __init__(
         self, recording: Recording, topics: Sequence[str], clock: str, how: str, tolerance: int
     ) -> None:
-        times = recording.times()
+        times, self._path = recording.times(), recording.paths[-1]
         self.clock = times.get(clock, np.empty(0, np.int64))
         if not len(self.clock):
             raise SourceError(
@@ -142,13 +142,15 @@ class AlignedMessages:
         }
 
     def frames(
-        self, recording: Recording, read: Callable[[str, bytes, Path], Any]
+        self,
+        messages: Iterator[tuple[str, bytes, Path]],
+        read: Callable[[str, bytes, Path], Any],
     ) -> Iterator[dict[str, Any]]:
         """Yield frames as dicts from topic to the result of `read`, called once per message.
 
-        Memory: at most the messages within the tolerance of a frame.
+        `messages` are all of the topics. Memory: at most the messages within the tolerance of a
+        frame.
         """
-        stream = recording.messages(list(self.picks))
         counts = dict.fromkeys(self.picks, -1)
         wanted = {t: iter(np.unique(picks[picks != NONE])) for t, picks in self.picks.items()}
         following = {topic: next(numbers, None) for topic, numbers in wanted.items()}
@@ -160,11 +162,11 @@ class AlignedMessages:
                 if pick == NONE:
                     continue
                 while pick not in read_ahead[topic]:
-                    message = next(stream, None)
+                    message = next(messages, None)
                     if message is None:
                         raise SourceError(
                             "fewer messages than the file's index lists",
-                            file=str(recording.paths[-1]),
+                            file=str(self._path),
                             got=f"no more of {topic}",
                         )
                     name, data, path = message

@@ -33,21 +33,22 @@ class Encoded:
     data: bytes
 
 
-Value: TypeAlias = "npt.NDArray[Any] | Encoded | str"
-
-
 @dataclass(frozen=True)
-class Message:
-    """The values of a message by feature name suffix, which may be empty.
+class Value:
+    """A value of a message. `names` are those of the elements along the last axis, if known.
 
-    `kind` is the kind of all values, `units` has units by suffix. `names` are the elements' names
-    of 1-dimensional arrays, if the message has them.
+    `camera` is the camera of intrinsics, in the form of the metadata `camera`.
     """
 
-    values: dict[str, Value]
+    data: npt.NDArray[Any] | Encoded | str
     kind: str | None = None
-    units: Mapping[str, str] = field(default_factory=dict)
+    unit: str | None = None
     names: tuple[str, ...] = ()
+    camera: Mapping[str, Any] = field(default_factory=dict)
+
+
+Message: TypeAlias = "dict[str, Value]"
+"""The values of a message by feature name suffix, which may be empty."""
 
 
 def can_read(topic: Topic) -> bool:
@@ -141,13 +142,11 @@ def _image(message: Any) -> Message:
         step=message.step,
         big_endian=bool(message.is_bigendian),
     )
-    return Message({"": image}, "image", _depth_units(message.encoding))
+    return {"": Value(image, "image", _DEPTH_UNITS.get(message.encoding))}
 
 
-def _depth_units(encoding: str) -> dict[str, str]:
-    """Return the unit of a depth image of this encoding, by REP 118."""
-    unit = {"16UC1": "mm", "32FC1": "m"}.get(encoding)
-    return {} if unit is None else {"": unit}
+_DEPTH_UNITS = {"16UC1": "mm", "32FC1": "m"}
+"""Units of depth images by encoding, by REP 118."""
 
 
 def _compressed_image(message: Any) -> Message:
@@ -156,49 +155,87 @@ def _compressed_image(message: Any) -> Message:
         if not message.format.startswith("16UC1"):
             raise ValueError(f"unsupported quantized depth: {message.format[:80]}")
         data = data[12:]  # a header used by quantized depth only
-        return Message({"": Encoded(data)}, "depth", {"": "mm"})
-    return Message({"": Encoded(data)}, "image")
+        return {"": Value(Encoded(data), "depth", "mm")}
+    return {"": Value(Encoded(data), "image")}
+
+
+def _camera_info(message: Any) -> Message:
+    """Return the intrinsics of raw images, and of `rectified` ones; none if uncalibrated (K = 0).
+
+    https://github.com/ros2/common_interfaces/blob/rolling/sensor_msgs/msg/CameraInfo.msg. Region of
+    interest and binning are those of a sensor, K refers to all its pixels.
+    """
+    roi = message.roi
+    crop = (roi.x_offset, roi.y_offset, roi.width or message.width, roi.height or message.height)
+    if max(message.binning_x, message.binning_y) > 1:
+        raise ValueError("unsupported camera: K before binning of pixels")
+    if crop != (0, 0, message.width, message.height):
+        raise ValueError("unsupported camera: K of a sensor with a region of interest")
+    found: Message = {}
+    raw = {
+        "distortion_model": message.distortion_model,
+        "distortion_coefficients": _own(message, "d").tolist(),
+    }
+    for suffix, matrix, more in (("", "k", raw), ("rectified", "p", {})):
+        (fx, skew, cx), (_, fy, cy) = _own(message, matrix).reshape(3, -1)[:2, :3].tolist()
+        if skew:
+            raise ValueError(f"unsupported camera: {matrix.upper()} with the skew {skew}")
+        if fx and fy:
+            camera = {"fx": fx, "fy": fy, "cx": cx, "cy": cy}
+            size = {"width": message.width, "height": message.height}
+            values = np.array([*camera.values()], "<f8")
+            found[suffix] = Value(values, "intrinsics", "px", camera={**camera, **size, **more})
+    return found
+
+
+def _own(message: Any, name: str) -> Any:
+    """Return a field whose name is in capitals in ROS 1."""
+    return getattr(message, name) if hasattr(message, name) else getattr(message, name.upper())
 
 
 def _imu(message: Any) -> Message:
-    values: dict[str, Value] = {
-        name: _numbers(getattr(message, name))
-        for name in ("orientation", "angular_velocity", "linear_acceleration")
+    units = {"orientation": None, "angular_velocity": "rad/s", "linear_acceleration": "m/s^2"}
+    return {
+        name: Value(_numbers(getattr(message, name)), "imu", unit)
+        for name, unit in units.items()
         if getattr(message, f"{name}_covariance")[0] != -1  # -1: not measured
     }
-    units = {"angular_velocity": "rad/s", "linear_acceleration": "m/s^2"}
-    return Message(values, "imu", units)
 
 
 def _joint_state(message: Any) -> Message:
     names = tuple(message.name)
-    values: dict[str, Value] = {}
+    values: Message = {}
     for name in ("position", "velocity", "effort"):
         value = getattr(message, name)
         if len(value):
-            values[name] = value.astype("<f8")
+            values[name] = Value(value.astype("<f8"), "state", names=names)
             if len(value) != len(names):
                 raise ValueError(f"{name}: {len(value)} values for {len(names)} joints")
-    return Message(values, "state", names=names)
+    return values
 
 
 def _pose(message: Any) -> Message:
     pose = message.pose
-    return Message({"": _numbers(pose.position, pose.orientation)}, "pose", {"": "m"})
+    return {"": Value(_numbers(pose.position, pose.orientation), "pose", "m")}
 
 
 def _twist(message: Any) -> Message:
-    return Message({"": _numbers(message.linear, message.angular)})
+    return {"": Value(_numbers(message.linear, message.angular))}
 
 
 def _odometry(message: Any) -> Message:
-    pose = _pose(message.pose).values[""]
-    twist = _twist(message.twist.twist).values[""]
-    return Message({"pose": pose, "twist": twist}, "pose", {"pose": "m"})
+    return {"pose": _pose(message.pose)[""], "twist": _twist(message.twist.twist)[""]}
+
+
+def _wrench(message: Any) -> Message:
+    return {
+        "force": Value(_numbers(message.force), "state", "N"),
+        "torque": Value(_numbers(message.torque), "state", "Nm"),
+    }
 
 
 def _text(message: Any) -> Message:
-    return Message({"": message.data}, "text")
+    return {"": Value(message.data, "text")}
 
 
 def _numbers(*parts: Any) -> npt.NDArray[np.float64]:
@@ -207,7 +244,7 @@ def _numbers(*parts: Any) -> npt.NDArray[np.float64]:
 
 
 def _scalar(dtype: str) -> Callable[[Any], Message]:
-    return lambda message: Message({"": np.array(message.data, dtype)})
+    return lambda message: {"": Value(np.array(message.data, dtype))}
 
 
 def _multi_array(message: Any) -> Message:
@@ -218,8 +255,10 @@ def _multi_array(message: Any) -> Message:
         raise ValueError("unsupported array with an offset")
     if shape and math.prod(shape) != len(values):
         raise ValueError(f"expected an array of shape {shape}, got {len(values)} numbers")
-    return Message({"": values.astype(values.dtype.newbyteorder("<")).reshape(shape or -1)})
+    return {"": Value(values.astype(values.dtype.newbyteorder("<")).reshape(shape or -1))}
 
+
+CAMERA_INFO = "sensor_msgs/msg/CameraInfo"
 
 _NUMBERS = "Int8 Int16 Int32 Int64 UInt8 UInt16 UInt32 UInt64 Float32 Float64".split()  # noqa: SIM905
 """The number types of std_msgs, named like dtypes."""
@@ -227,11 +266,14 @@ _NUMBERS = "Int8 Int16 Int32 Int64 UInt8 UInt16 UInt32 UInt64 Float32 Float64".s
 ROS_TYPES: dict[str, Callable[[Any], Message]] = {
     "sensor_msgs/msg/Image": _image,
     "sensor_msgs/msg/CompressedImage": _compressed_image,
+    CAMERA_INFO: _camera_info,
     "sensor_msgs/msg/Imu": _imu,
     "sensor_msgs/msg/JointState": _joint_state,
     "geometry_msgs/msg/PoseStamped": _pose,
     "geometry_msgs/msg/Twist": _twist,
     "geometry_msgs/msg/TwistStamped": lambda message: _twist(message.twist),
+    "geometry_msgs/msg/Wrench": _wrench,
+    "geometry_msgs/msg/WrenchStamped": lambda message: _wrench(message.wrench),
     "nav_msgs/msg/Odometry": _odometry,
     "std_msgs/msg/String": _text,
     "std_msgs/msg/Bool": _scalar("?"),
@@ -260,13 +302,13 @@ def decode_foxglove(
     found = _json(data) if numbers is None else _protobuf(memoryview(data), numbers)
     image = found.get("data", b"")
     if type_name == "foxglove.CompressedImage":
-        return Message({"": Encoded(bytes(image))}, "image")
+        return {"": Value(Encoded(bytes(image)), "image")}
     sizes = {name: found.get(name, 0) for name in ("width", "height", "step")}
     if not all(isinstance(size, int) for size in sizes.values()):
         raise ValueError(f"expected integer sizes, got {sizes}"[:200])
     encoding = str(found.get("encoding", ""))
     array = pixels(memoryview(image), encoding=encoding, big_endian=False, **sizes)
-    return Message({"": array}, "image", _depth_units(encoding))
+    return {"": Value(array, "image", _DEPTH_UNITS.get(encoding))}
 
 
 def field_numbers(descriptors: bytes, type_name: str) -> dict[int, str]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.clips.cameras import OWN_INTRINSICS
 from seqrecord.errors import SourceError, located
 from seqrecord.feature_kinds import pixel_kind
 from seqrecord.processes.forks import cached_property
@@ -25,7 +26,15 @@ from seqrecord.sources.common.originals import FirstError, Originals, has_file
 from seqrecord.sources.common.specs import check_like_first, feature_name, feature_spec, text_spec
 from seqrecord.sources.inventory import NOT_SELECTED, Account, LeftOut, group_names, unread_files
 from seqrecord.sources.mcap.bags import BAG_ENDINGS, Recording, Topic, find_recordings
-from seqrecord.sources.mcap.messages import READABLE, Encoded, Message, can_read, decoder
+from seqrecord.sources.mcap.messages import (
+    CAMERA_INFO,
+    READABLE,
+    Encoded,
+    Message,
+    Value,
+    can_read,
+    decoder,
+)
 from seqrecord.text import counted, repr_of
 
 _logger = logging.getLogger("seqrecord")
@@ -36,6 +45,10 @@ LOG_TIME = "log_time"
 _OF_ROS = ("/rosout", "/parameter_events")  # in every recording of all topics
 _SIDE_FILES = ("-wal", "-shm", "-journal")  # SQLite's log files
 _IMAGES = ("Image", "CompressedImage", "RawImage")  # ends of type names
+_TRANSPORTS = ("compressed", "compressedDepth")  # last parts of topics of image_transport
+_INTRINSICS = ("constant", "frames")
+_SAME_CAMERA = slice(12, None)  # bytes of a CameraInfo after its time
+_COVARIANCES = ("/Imu", "/Odometry")  # ends of type names
 
 
 @dataclass(frozen=True)
@@ -52,10 +65,13 @@ class McapSource(Originals):
     lacks the topic. The episode's metadata counts messages by topic (`topics`: `messages`, `used`,
     `dropped`, `frames_without`), and the total of dropped messages is logged.
 
-    Supported types: ROS 2 (CDR) Image, CompressedImage, Imu, JointState, PoseStamped, Twist,
-    TwistStamped, Odometry, and String, numbers and arrays of std_msgs; Foxglove (protocol buffers
-    or JSON) RawImage and CompressedImage. Topics of other types are left out, and empty ones,
-    unless `map` names them.
+    Supported types: ROS 2 (CDR) Image, CompressedImage, CameraInfo, Imu, JointState, PoseStamped,
+    Twist(Stamped), Wrench(Stamped), Odometry, and String, numbers and arrays of std_msgs; Foxglove
+    (protocol buffers or JSON) RawImage and CompressedImage. Topics of other types are left out, and
+    empty ones, unless `map` names them.
+
+    The CameraInfo beside an image (`/front/camera_info` for `/front/image_raw`) is its `camera` in
+    the metadata: intrinsics, size and distortion, for `/front/image_rect…` from `P`.
 
     `/camera/image_raw` becomes the feature `camera.image_raw`. Messages with several values give
     several features, for example `imu.data.orientation` [x, y, z, w], `imu.data.angular_velocity`
@@ -71,6 +87,8 @@ class McapSource(Originals):
         map: topics by feature name, `{"image": "/camera/image_raw"}`; other topics are not read.
         align: `nearest` or `last`.
         tolerance: seconds.
+        intrinsics: `constant`: `camera` in the metadata; a camera that changes is an error.
+            `frames`: a feature `<image>_intrinsics` float64 [4], fx, fy, cx, cy in pixels.
         exif: `apply` or `ignore` the EXIF orientation of images.
 
     Raises `SourceError` with file and episode for inconsistent or unreadable data.
@@ -80,16 +98,18 @@ class McapSource(Originals):
     map: Mapping[str, str] | None = None
     align: str = "nearest"
     tolerance: float = 0.1
+    intrinsics: str = "constant"
 
     takes_files = True
     unpickled = ("_recordings", "_episodes", "_times")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.align not in ALIGNMENTS:
-            raise SourceError(
-                "invalid align", expected=" or ".join(ALIGNMENTS), got=repr_of(self.align, 50)
-            )
+        for name, values in (("align", ALIGNMENTS), ("intrinsics", _INTRINSICS)):
+            if (value := getattr(self, name)) not in values:
+                raise SourceError(
+                    f"invalid {name}", expected=" or ".join(values), got=repr_of(value, 50)
+                )
         given: object = self.tolerance
         if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < 1e9:
             raise SourceError(
@@ -113,8 +133,8 @@ class McapSource(Originals):
                 raise SourceError("no such episode", file=str(path))
             recording = self._recordings[info.key]
             aligned = self._aligned(recording)
-            read = self._reader(recording)
-            for row, values in enumerate(aligned.frames(recording, read)):
+            messages, read = self._messages(recording), self._reader(recording)
+            for row, values in enumerate(aligned.frames(messages, read)):
                 frame: dict[str, Any] = {LOG_TIME: np.array(aligned.clock[row], "<i8")}
                 for each in values.values():
                     frame |= each
@@ -133,7 +153,7 @@ class McapSource(Originals):
             f"{reason} of messages",
             places,
             (*self._unread_topics(), *self._unread_records(), *self._unread_files()),
-            tuple(self._dropped()),
+            (*self._dropped(), *self._assumed()),
         )
 
     def _unread_topics(self) -> Iterator[LeftOut]:
@@ -145,7 +165,7 @@ class McapSource(Originals):
                 counts.update(self._times.get(recording.key, {}))
                 types |= recording.topics
         for topic, count in sorted(counts.items()):
-            if topic in self._topics:
+            if topic in self._topics or topic in self._cameras:
                 continue
             reason, is_data = "missing in the first recording", True
             if not count:
@@ -153,6 +173,8 @@ class McapSource(Originals):
             elif not can_read(types[topic]):
                 reason = f"no reader for {_type(types[topic])}"
                 is_data = self.map is None and self.features is None and topic not in _OF_ROS
+            elif types[topic].type == CAMERA_INFO:
+                reason, is_data = "the camera of no packed image", False
             elif topic in self._offered:
                 reason, is_data = f"{NOT_SELECTED} or map=", False
             yield LeftOut(f"topic {topic}", count, reason, "messages", is_data)
@@ -183,6 +205,18 @@ class McapSource(Originals):
             if without := sum(n["frames_without"] for n in each):
                 yield f"{without:,} frames lack {topic}"
 
+    def _assumed(self) -> Iterator[str]:
+        for topic in self._topics:
+            if self._offered[topic].type.endswith(_COVARIANCES):
+                yield f"{topic}: covariances are not packed"
+        unknown = Counter(
+            (name, reason)
+            for info in self._episodes
+            for name, reason in info.metadata.get("camera_unknown", {}).items()
+        )
+        for (name, reason), count in sorted(unknown.items()):
+            yield f"camera of {name} unknown in {counted(count, 'episode')}: {reason}"
+
     @cached_property
     def _times(self) -> dict[str, dict[str, int]]:
         """Number of messages by recording and topic."""
@@ -206,7 +240,7 @@ class McapSource(Originals):
                     expected=READABLE,
                     got=f"{topic} ({_type(offered[topic])})",
                 )
-            decoders[topic] = decoder(offered[topic], path)
+            decoders[topic] = _per_image(decoder(offered[topic], path), self._cameras.get(topic))
         beside = [text for topic in offered.values() for text in (topic.name, topic.type)]
         orientation = Orientation(self.exif, lambda: is_alone(self.schema(), beside))
         return lambda topic, data, file: self._topics[topic].frame(
@@ -240,7 +274,11 @@ class McapSource(Originals):
             if unknown := [topic for topic in chosen if topic not in self._offered]:
                 raise self._refused("no such topic", ", ".join(unknown))
         else:
-            chosen = {topic: feature_name(topic) for topic in self._offered}
+            chosen = {
+                name: feature_name(name)
+                for name, topic in self._offered.items()
+                if topic.type != CAMERA_INFO
+            }
         refused = [topic for topic in chosen if not can_read(self._offered[topic])]
         if self.map is None and len(refused) < len(chosen):
             chosen = {topic: name for topic, name in chosen.items() if topic not in refused}
@@ -268,6 +306,9 @@ class McapSource(Originals):
                 found[topic] = features
             elif self.map is not None or names:
                 raise self._refused("the selected topic has no messages", topic)
+        for topic in self._cameras_of(found) if self.intrinsics == "frames" else ():
+            if (features := self._first(topic, "", self._cameras_of(found)[topic])) is not None:
+                found[topic] = features
         offered = [spec.name for each in found.values() for spec in each.specs.values()]
         if twice := sorted({name for name in offered if offered.count(name) > 1}):
             raise self._refused(
@@ -278,13 +319,16 @@ class McapSource(Originals):
             raise self._refused("no such feature", ", ".join(unknown))
         return {topic: features for topic, features in found.items() if features.specs}
 
-    def _first(self, topic: str, prefix: str) -> _TopicFeatures | None:
+    def _first(
+        self, topic: str, prefix: str, images: Mapping[str, str] | None = None
+    ) -> _TopicFeatures | None:
         """Return features from the first readable message; `None` if there is no message."""
         errors = FirstError()
         for recording in self._recordings.values():
             with errors.skipped(episode=recording.key):
                 for _, data, path in recording.messages([topic]):
-                    message = decoder(recording.topics[topic], path)(data, path)
+                    decode = _per_image(decoder(recording.topics[topic], path), images)
+                    message = decode(data, path)
                     how = {"keep_encoded": self.keep_encoded, "exif": self.exif}
                     return _TopicFeatures(prefix, message, path, self.features or None, **how)
         if errors.first is not None:
@@ -296,6 +340,82 @@ class McapSource(Originals):
         specs = {spec.name: spec for each in self._topics.values() for spec in each.specs.values()}
         specs[LOG_TIME] = FeatureSpec(LOG_TIME, np.dtype("<i8"), (), kind="timestamp", unit="ns")
         return Schema([specs[name] for name in self.features or specs])
+
+    # --- cameras ----------------------------------------------------------------------------
+
+    @cached_property
+    def _cameras(self) -> dict[str, dict[str, str]]:
+        return self._cameras_of(self._topics)
+
+    def _cameras_of(self, topics: Mapping[str, _TopicFeatures]) -> dict[str, dict[str, str]]:
+        """Return the CameraInfo topics of images: feature to its suffix in `Message`.
+
+        Images and their camera are beside each other: `/front/image_raw`, `/front/image_rect_color`
+        or `/front/image_raw/compressed`, and `/front/camera_info`, as in image_transport.
+        """
+        found: dict[str, dict[str, str]] = {}
+        for topic, features in topics.items():
+            above, _, last = topic.rpartition("/")
+            if last in _TRANSPORTS:
+                above, _, last = above.rpartition("/")
+            info = self._offered.get(f"{above}/camera_info")
+            is_camera = info is not None and info.type == CAMERA_INFO and can_read(info)
+            if self._offered[topic].type.endswith(_IMAGES) and is_camera:
+                suffix = "rectified" if last.startswith("image_rect") else ""
+                for spec in features.specs.values():
+                    found.setdefault(f"{above}/camera_info", {})[spec.name] = suffix
+        return {topic: images for topic, images in found.items() if topic not in self._prefixes}
+
+    def _camera_metadata(self, recording: Recording) -> dict[str, Any]:
+        """Return `camera` from the first messages of a recording, and `camera_unknown`: reasons."""
+        found: dict[str, Any] = {}
+        unknown: dict[str, str] = {}
+        for topic, images in self._cameras.items():
+            reason, message = "no message", dict[str, Value]()
+            try:
+                for _, data, path in recording.messages([topic]):
+                    message, reason = decoder(recording.topics[topic], path)(data, path), "K is 0"
+                    break
+            except SourceError as error:
+                reason = str(error.got or error.message)
+            for name, suffix in images.items():
+                if suffix not in message:
+                    unknown[name] = f"{topic}: {reason}"
+                    continue
+                camera, shape = message[suffix].camera, self.schema()[name].shape
+                found[name] = camera
+                if shape[:2] != (size := (camera["height"], camera["width"])):
+                    unknown[name] = f"{topic}: camera of {list(size)}, image of {list(shape[:2])}"
+                    del found[name]
+        return {k: v for k, v in (("camera", found), ("camera_unknown", unknown)) if v}
+
+    def _messages(self, recording: Recording) -> Iterator[tuple[str, bytes, Path]]:
+        """Yield the messages of features. Raises `SourceError` if a camera of the metadata changes.
+
+        A message is decoded only if its bytes differ from those of the message before.
+        """
+        known = {}
+        if self.intrinsics == "constant":
+            known = self._camera_metadata(recording).get("camera", {})
+        cameras = {t: i for t, i in self._cameras.items() if not known.keys().isdisjoint(i)}
+        last: dict[str, bytes] = {}
+        for topic, data, path in recording.messages([*self._topics, *cameras]):
+            if topic not in cameras:
+                yield topic, data, path
+            elif last.get(topic) != data[_SAME_CAMERA]:
+                message = decoder(recording.topics[topic], path)(data, path)
+                for name, suffix in cameras[topic].items():
+                    camera = message[suffix].camera if suffix in message else {}
+                    if name in known and camera != known[name]:
+                        raise SourceError(
+                            "the camera changes within the recording; --source-option "
+                            "intrinsics=frames packs intrinsics per frame",
+                            file=str(path),
+                            feature=name,
+                            expected=f"{known[name]}, the first message of {topic}"[:300],
+                            got=str(camera)[:300],
+                        )
+                last[topic] = data[_SAME_CAMERA]
 
     # --- the clock --------------------------------------------------------------------------
 
@@ -325,13 +445,13 @@ class McapSource(Originals):
         for recording in self._recordings.values():
             try:
                 aligned = self._aligned(recording)
+                topics = {topic: aligned.counts(topic) for topic in self._topics}
+                found.append(self._info(recording, aligned, topics))
             except SourceError as error:
                 found.append(EpisodeInfo(recording.key, 1, {"error": error.message}))
                 continue
-            topics = {topic: aligned.counts(topic) for topic in self._topics}
             dropped += sum(each["dropped"] for each in topics.values())
             total += sum(each["messages"] for each in topics.values())
-            found.append(self._info(recording, aligned, topics))
         if dropped:
             _logger.warning(
                 "%s: %d of %d messages dropped: frames are at the times of %s, with "
@@ -343,12 +463,13 @@ class McapSource(Originals):
     def _info(
         self, recording: Recording, aligned: AlignedMessages, topics: dict[str, dict[str, int]]
     ) -> EpisodeInfo:
-        others = {t: n for t, n in aligned.num_messages.items() if t not in topics and n}
+        taken = {*topics, *self._cameras}
+        others = {t: n for t, n in aligned.num_messages.items() if t not in taken and n}
         names = {
-            spec.name: list(each.names)
+            each.specs[suffix].name: list(names)
             for each in self._topics.values()
-            for spec in each.specs.values()
-            if each.names
+            for suffix, names in each.names.items()
+            if suffix in each.specs
         }
         metadata: dict[str, Any] = {
             "files": [path.name for path in recording.paths],
@@ -360,6 +481,8 @@ class McapSource(Originals):
             metadata["topics_not_read"] = others
         if names:
             metadata["names"] = names
+        if self.intrinsics == "constant":
+            metadata |= self._camera_metadata(recording)
         return EpisodeInfo(recording.key, len(aligned.clock), metadata, fps=aligned.fps)
 
     def _refused(self, message: str, got: str) -> SourceError:
@@ -383,25 +506,24 @@ class _TopicFeatures:
         wanted: Container[str] | None,
         **how: Any,
     ) -> None:
-        self.names = message.names
+        self.names = {suffix: value.names for suffix, value in message.items() if value.names}
         self.specs: dict[str, FeatureSpec] = {}
-        for suffix, value in message.values.items():
-            name = f"{prefix}.{suffix}" if suffix else prefix
+        for suffix, value in message.items():
+            name = f"{prefix}.{suffix}".strip(".") if suffix else prefix
             if wanted is not None and name not in wanted:
                 continue
-            if isinstance(value, Encoded):
-                spec = embedded_spec(name, value.data, path, **how)
-                if message.kind == "depth":
-                    spec = replace(spec, kind="depth", unit=message.units.get(suffix))
-            elif isinstance(value, str):
+            data, kind, unit = value.data, value.kind, value.unit
+            if isinstance(data, Encoded):
+                spec = embedded_spec(name, data.data, path, **how)
+                if kind == "depth":
+                    spec = replace(spec, kind="depth", unit=unit)
+            elif isinstance(data, str):
                 spec = text_spec(name, path)
             else:
-                kind, unit = message.kind, message.units.get(suffix)
                 if kind == "image":
-                    kind = pixel_kind(name, value.dtype, value.shape) or kind
+                    kind = pixel_kind(name, data.dtype, data.shape) or kind
                     unit = unit if kind == "depth" else None
-                meaning = {"kind": kind, "unit": unit}
-                spec = feature_spec(name, value.dtype, value.shape, path, **meaning)
+                spec = feature_spec(name, data.dtype, data.shape, path, kind=kind, unit=unit)
             self.specs[suffix] = spec
 
     def frame(
@@ -413,39 +535,57 @@ class _TopicFeatures:
         shape or set of names.
         """
         frame: dict[str, npt.NDArray[Any] | EncodedImage | str] = {}
-        order = self._order(message, path)
         for suffix, spec in self.specs.items():
-            value = message.values.get(suffix)
-            if isinstance(value, Encoded):
-                frame[spec.name] = embedded_value(value.data, spec, path, orientation)
-            elif isinstance(value, str):
-                frame[spec.name] = value
-            elif value is not None:
-                check_like_first("the message", value.dtype, value.shape, spec, path)
-                frame[spec.name] = value if order is None else value[order]
+            if (value := message.get(suffix)) is None:
+                continue
+            data = value.data
+            if isinstance(data, Encoded):
+                frame[spec.name] = embedded_value(data.data, spec, path, orientation)
+            elif isinstance(data, str):
+                frame[spec.name] = data
+            else:
+                order = self._order(value, suffix, path)
+                check_like_first("the message", data.dtype, data.shape, spec, path)
+                frame[spec.name] = data if order is None else data[..., order]
         return frame
 
-    def _order(self, message: Message, path: Path) -> list[int] | None:
+    def _order(self, value: Value, suffix: str, path: Path) -> list[int] | None:
         """Return indices that reorder named elements like the first message; `None` if equal."""
-        if message.names == self.names:
+        known, names = self.names.get(suffix, ()), value.names
+        if names == known:
             return None
-        places = {name: i for i, name in enumerate(message.names)}
-        if places.keys() != {*self.names} or len(places) != len(message.names):
+        places = {name: i for i, name in enumerate(names)}
+        if places.keys() != {*known} or len(places) != len(names):
             raise SourceError(
-                "the message has other joints than the first one",
+                f"the message has other {'joints' if value.kind == 'state' else 'columns'} than "
+                "the first one",
                 file=str(path),
-                feature=next((spec.name for spec in self.specs.values()), None),
-                expected=", ".join(self.names)[:200],
-                got=", ".join(message.names)[:200],
+                feature=self.specs[suffix].name,
+                expected=", ".join(known)[:200],
+                got=", ".join(names)[:200],
             )
-        return [places[name] for name in self.names]
+        return [places[name] for name in known]
+
+
+def _per_image(
+    decode: Callable[[bytes, Path], Message], images: Mapping[str, str] | None
+) -> Callable[[bytes, Path], Message]:
+    """Turn a decoder of CameraInfo into one of intrinsics by image; `None`: another message."""
+    if images is None:
+        return decode
+
+    def per_image(data: bytes, path: Path) -> Message:
+        message = decode(data, path)
+        return {f"{n}{OWN_INTRINSICS}": message[s] for n, s in images.items() if s in message}
+
+    return per_image
 
 
 FORMAT = SourceFormat(
     "mcap",
     "NAME.mcap, or a rosbag2 folder: metadata.yaml with .mcap or .db3 files",
     McapSource,
-    options=("clock", "map", "align", "tolerance", "exif"),
+    options=("clock", "map", "align", "tolerance", "intrinsics", "exif"),
     takes_files=True,
     takes_urls=True,
 )
