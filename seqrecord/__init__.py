@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from seqrecord.errors import SeqRecordError as SeqRecordError
     from seqrecord.errors import StateError as StateError
     from seqrecord.errors import StorageError as StorageError
-    from seqrecord.indexing.opening import open as open  # noqa: A004 - as `gzip.open`
-    from seqrecord.indexing.opening import summarize as summarize
-    from seqrecord.indexing.opening import verify as verify
     from seqrecord.indexing.source_opening import open_source as open_source
     from seqrecord.pipes.collating import collate as collate
     from seqrecord.pipes.loaders import SeqRecordIterableDataset as SeqRecordIterableDataset
@@ -51,6 +48,9 @@ if TYPE_CHECKING:
     from seqrecord.profiler.bench import bench as bench
     from seqrecord.reading.dataset import Dataset as Dataset
     from seqrecord.reading.episode import Episode as Episode
+    from seqrecord.reading.opening import open as open  # noqa: A004 - as `gzip.open`
+    from seqrecord.reading.opening import summarize as summarize
+    from seqrecord.reading.opening import verify as verify
     from seqrecord.schema import EncodedImage as EncodedImage
     from seqrecord.schema import FeatureSpec as FeatureSpec
     from seqrecord.schema import Schema as Schema

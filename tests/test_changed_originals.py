@@ -27,7 +27,7 @@ from seqrecord.errors import (
 )
 from seqrecord.lerobot import LeRobotDataset
 from seqrecord.reading.dataset import open_packed
-from seqrecord.sources.inventory import inventory_of
+from seqrecord.sources import inventory_of
 from tests.command_line import fail, run
 from tests.gcs_stub import GcsStub
 from tests.in_place_cases import frames_of, index_source

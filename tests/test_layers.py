@@ -21,7 +21,7 @@ import pytest
 import seqrecord
 from seqrecord import SeqRecordPipe, SeqRecordWriter
 from tests.originals import lerobot
-from tests.source_code import parse
+from tests.source_code import closure, imported_names, lines_of_code, parse, re_exports
 from tests.torch_process import run_code
 
 ROOT = Path(__file__).parents[1]
@@ -29,15 +29,18 @@ PACKAGE = ROOT / "seqrecord"
 
 
 BASE = "loose modules"
-WITHOUT_TORCH = ("writing", "edit", "export")
+WITHOUT_TORCH = ("writing", "sources", "indexing", "edit", "export")
 
 
-def floors() -> dict[str, int]:
-    """Room to floor, from CONTRIBUTING.md's table."""
+def rooms() -> dict[str, tuple[int, str]]:
+    """Room to floor and part, from CONTRIBUTING.md's table."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    rows = re.findall(r"^\| (\d) \| ([^|]+) \|", text, re.MULTILINE)
-    found = {name: int(floor) for floor, names in rows for name in re.findall(r"`(\w+)`", names)}
-    return {BASE: -1} | found
+    rows = re.findall(r"^\| (\d) \| ([^|]+) \| ([^|]+) \|", text, re.MULTILINE)
+    return {BASE: (-1, "core")} | {
+        name: (int(floor), part)
+        for floor, names, part in rows
+        for name in re.findall(r"`(\w+)`", names)
+    }
 
 
 def room_of(name: str) -> str:
@@ -79,6 +82,10 @@ FILES = sorted(
 class File(NamedTuple):
     imports: set[str]
     private_imports: list[str]
+    imported: set[str]
+    imported_at_start: set[str]
+    re_exports: dict[str, str]
+    lines: int
 
 
 @pytest.fixture(scope="module")
@@ -86,16 +93,27 @@ def files() -> dict[Path, File]:
     """Imports of each file. Syntax trees are not kept: they would slow down garbage collection."""
     found = {}
     for path in PACKAGE.rglob("*.py"):
-        nodes = imports_and_calls(parse(path))
-        found[path] = File(imports(path, nodes), [*private_imports(nodes)])
+        tree = parse(path)
+        nodes = imports_and_calls(tree)
+        found[path] = File(
+            imports(path, nodes),
+            [*private_imports(nodes)],
+            imported_names(tree, in_functions=True),
+            imported_names(tree, in_functions=False),
+            re_exports(name_of(path), tree) if path.name == "__init__.py" else {},
+            lines_of_code(path.read_text(), tree),
+        )
     return found
 
 
 def test_imports_point_down_and_torch_is_imported_from_the_engine_up(
     files: dict[Path, File],
 ) -> None:
-    """Every room has a floor. Writing and inspecting datasets does not import torch."""
-    floor = floors()
+    """Every room has a floor; the core imports no area. Writing and inspecting datasets does not
+    import torch.
+    """
+    floor = {name: floor for name, (floor, _) in rooms().items()}
+    core = {name for name, (_, part) in rooms().items() if part == "core"}
     assert {room_of(name_of(path)) for path in FILES} == set(floor)
     for path in FILES:
         own = room_of(name_of(path))
@@ -110,6 +128,7 @@ def test_imports_point_down_and_torch_is_imported_from_the_engine_up(
             elif name.split(".")[0] == "seqrecord":
                 assert other is not None, f"{path} imports the package root"
                 assert floor[other] < floor[own], f"{path} imports {other}"
+                assert own not in core or other in core, f"{path} imports the area of {other}"
 
 
 def test_modules_import_each_other_in_one_direction(files: dict[Path, File]) -> None:
@@ -117,6 +136,28 @@ def test_modules_import_each_other_in_one_direction(files: dict[Path, File]) -> 
     modules = {name_of(path): path for path in FILES}
     graph = {name: files[path].imports & {*modules} for name, path in modules.items()}
     TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+WRITER_AND_LOADER = "seqrecord.writing.writer", "seqrecord.pipes.loaders"
+
+
+@pytest.mark.parametrize(
+    ("in_functions", "most_modules", "most_lines"),
+    [(False, 181, 29_200), (True, 207, 33_900)],  # goal without functions: 140 and 24,500
+)
+def test_writer_and_loader_import_few_modules(
+    files: dict[Path, File], in_functions: bool, most_modules: int, most_lines: int
+) -> None:
+    """The code that `SeqRecordWriter` and `SeqRecordPipe` import, with or without that of calls."""
+    modules = {name_of(path): files[path] for path in FILES}
+    lazy = {name: of for file in modules.values() for name, of in file.re_exports.items()}
+    imported = {
+        name: {lazy.get(n, n) for n in (file.imported if in_functions else file.imported_at_start)}
+        for name, file in modules.items()
+    }
+    found = closure(WRITER_AND_LOADER, imported)
+    assert len(found) <= most_modules
+    assert sum(modules[name].lines for name in found) <= most_lines
 
 
 WRITING = "seqrecord.cli.packing, seqrecord.writing.writer"

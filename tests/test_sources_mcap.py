@@ -22,8 +22,7 @@ from mcap.writer import CompressionType, IndexType
 import seqrecord
 from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import McapSource
-from seqrecord.sources.inventory import inventory_of
+from seqrecord.sources import McapSource, inventory_of
 from tests.bags import (
     IMAGE,
     STORE,

@@ -18,7 +18,7 @@ import pytest
 import seqrecord
 from seqrecord import convert, open_source
 from seqrecord.errors import AccessError, SourceError, StorageError
-from seqrecord.sources.common.remote import RemoteFiles, remote_files
+from seqrecord.originals.remote import RemoteFiles, remote_files
 from seqrecord.storage import open_storage
 from seqrecord.storage.base import StorageWrapper
 from tests.bags import write_bag

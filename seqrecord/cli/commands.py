@@ -13,10 +13,10 @@ import click
 from seqrecord.cli.arguments import AT_LEAST_1, check_video, common, feature_names
 from seqrecord.cli.terminal import Command, ProgressBar
 from seqrecord.clips.tables import ClipSpec
-from seqrecord.indexing.opening import open_unchecked
-from seqrecord.indexing.opening import verify as verify_dataset
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.reading.opening import open_unchecked
+from seqrecord.reading.opening import verify as verify_dataset
 from seqrecord.reading.summary import (
     EpisodeRow,
     Summary,

@@ -36,8 +36,8 @@ from seqrecord.edit import (
     values_of_files,
 )
 from seqrecord.edit.features import spec_of_dataset
-from seqrecord.indexing.opening import opened
 from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.reading.opening import opened
 from seqrecord.storage import parse_location
 from seqrecord.text import counted
 from seqrecord.units import format_size

@@ -14,9 +14,9 @@ from seqrecord.cli.arguments import common, feature_names, source_option
 from seqrecord.cli.terminal import Command, ProgressBar
 from seqrecord.errors import NotFoundError, SourceError
 from seqrecord.export import to_files, to_hub, to_lerobot
-from seqrecord.indexing.opening import open as open_dataset
 from seqrecord.indexing.source_opening import open_source
 from seqrecord.reading.dataset import Dataset
+from seqrecord.reading.opening import open as open_dataset
 from seqrecord.text import counted
 from seqrecord.units import format_size
 from seqrecord.writing.convert import convert

@@ -14,7 +14,7 @@ from seqrecord.edit import clean as remove_old
 from seqrecord.edit import rewrite_files, split_dataset
 from seqrecord.edit.cleaning import MIN_UNUSED
 from seqrecord.format.manifest import KEPT_VERSIONS
-from seqrecord.indexing.opening import open as open_dataset
+from seqrecord.reading.opening import open as open_dataset
 from seqrecord.storage import parse_location
 from seqrecord.text import counted
 from seqrecord.units import format_size

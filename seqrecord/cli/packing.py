@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from seqrecord.areas import DATASET, FORMATS
 from seqrecord.cli.arguments import (
     ABOVE_0,
     AT_LEAST_1,
@@ -29,9 +30,8 @@ from seqrecord.errors import SourceError
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.rows import MAX_CHUNK_FRAMES
 from seqrecord.indexing.source_opening import open_source
+from seqrecord.originals.remote import is_url
 from seqrecord.reading.metadata import DamagedFile
-from seqrecord.sources.common.remote import is_url
-from seqrecord.sources.registry import BUILT_IN, DATASET
 from seqrecord.sources.tartanair.layout import CAMERAS
 from seqrecord.storage import parse_location
 from seqrecord.text import counted, one_line
@@ -61,7 +61,7 @@ skip_bad_episodes = click.option(
     "--format",
     "source_format",
     metavar="NAME",
-    help=f"Format of the original: {', '.join((DATASET, *BUILT_IN))}, or a plug-in's format. "
+    help=f"Format of the original: {', '.join((DATASET, *FORMATS))}, or a plug-in's format. "
     "[detected]",
 )
 @click.option("--dst", metavar="PATH", help="Path or URL of the dataset. [SRC-records]")

@@ -13,9 +13,9 @@ import click
 from seqrecord.cli.arguments import AT_LEAST_1, BYTE_SIZE, common, feature_names, parse_pairs
 from seqrecord.cli.terminal import Command, ProgressBar
 from seqrecord.errors import ClipError
-from seqrecord.indexing.opening import open as open_dataset
 from seqrecord.pipes.options import EngineOptions, LoaderOptions, check_option
 from seqrecord.profiler.bench import bench as run_bench
+from seqrecord.reading.opening import open as open_dataset
 
 
 def _parse_arguments(values: Sequence[str]) -> dict[str, Any]:

@@ -24,12 +24,12 @@ from seqrecord.format.footer import EpisodePart
 from seqrecord.format.index import Index
 from seqrecord.format.text import encode_metadata
 from seqrecord.format.time_spans import is_timestamp
-from seqrecord.indexing.opening import opened
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.index_building import complete_episodes
 from seqrecord.reading.metadata import read_edits
+from seqrecord.reading.opening import opened
 from seqrecord.schema import Block, FeatureSpec, Schema
 from seqrecord.sources.common.array_files import NPZ, NpyFile, npz_names
 from seqrecord.statistics.by_feature import Statistics, num_channels

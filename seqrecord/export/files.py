@@ -36,11 +36,11 @@ from PIL import Image
 from seqrecord.codecs.images import image_format
 from seqrecord.errors import ClipError, DestinationError, SeqRecordError
 from seqrecord.format.text import check_key
-from seqrecord.indexing.opening import opened
+from seqrecord.originals.files import JUNK, is_junk
 from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.reading.opening import opened
 from seqrecord.schema import EncodedImage, FeatureSpec
-from seqrecord.sources.common.files import JUNK, is_junk
 from seqrecord.sources.common.originals import MAX_DEPTH
 from seqrecord.sources.folders.exported import (
     DESCRIPTION,

@@ -43,8 +43,8 @@ from seqrecord.format.manifest import (
     read_tagged,
 )
 from seqrecord.format.references import EXTERNALS
-from seqrecord.indexing.opening import opened
 from seqrecord.reading.dataset import DatasetLike
+from seqrecord.reading.opening import opened
 from seqrecord.reading.summary import Summary, summarize
 from seqrecord.storage import Storage, map_files, open_storage, parse_location
 from seqrecord.storage.objects.hub import hub_branch

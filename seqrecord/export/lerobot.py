@@ -43,10 +43,10 @@ from seqrecord.export.lerobot_meta import (
     plan_columns,
 )
 from seqrecord.format.video_pages import parse_video_page
-from seqrecord.indexing.opening import opened
 from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.reading.episode import Episode
 from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.reading.opening import opened
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.lerobot.language import PERSISTENT
 from seqrecord.statistics.by_feature import Statistics

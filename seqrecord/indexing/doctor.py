@@ -18,13 +18,13 @@ from seqrecord.indexing.doctor_rows import RowChecker
 from seqrecord.indexing.doctor_statistics import check_statistics
 from seqrecord.indexing.doctor_videos import VideoChecker
 from seqrecord.indexing.source_opening import open_source
-from seqrecord.sources.base import blocks_of
-from seqrecord.sources.common.files import find_original, is_file, json_object, read_bytes, size_of
+from seqrecord.originals.files import find_original, is_file, json_object, read_bytes, size_of
+from seqrecord.originals.inventory import format_of
+from seqrecord.originals.protocol import blocks_of
+from seqrecord.originals.remote import RemoteFiles, is_url
 from seqrecord.sources.common.nested import check_nested
 from seqrecord.sources.common.originals import find_files
 from seqrecord.sources.common.parquet_tables import ParquetTable
-from seqrecord.sources.common.remote import RemoteFiles, is_url
-from seqrecord.sources.inventory import format_of
 from seqrecord.sources.lerobot.layout import (
     INFO,
     LeRobotEpisode,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import SeqRecordError
-from seqrecord.sources.common.remote import remote_files
+from seqrecord.originals.remote import remote_files
 from seqrecord.text import counted, number_text, one_line, printable, table_lines
 
 SKIPPED = (

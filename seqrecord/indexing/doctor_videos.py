@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.indexing.doctor_report import CameraCount, Findings
-from seqrecord.sources.common.files import size_of
+from seqrecord.originals.files import size_of
 from seqrecord.sources.lerobot.layout import LeRobotEpisode, LeRobotFeature
 from seqrecord.sources.video.files import NO_KEYFRAME, VideoFile
 from seqrecord.sources.video.streams import TOLERANCE, read_frames

@@ -42,6 +42,9 @@ from seqrecord.format.references import (
     ExternalList,
 )
 from seqrecord.indexing.source_opening import open_source
+from seqrecord.originals.files import LinkLoopError
+from seqrecord.originals.protocol import Source
+from seqrecord.originals.references import MOST_COPIED
 from seqrecord.reading.externals import ExternalFiles
 from seqrecord.reading.filters import BadEpisodes
 from seqrecord.reading.home import (
@@ -51,10 +54,8 @@ from seqrecord.reading.home import (
     make_private,
     private_folder,
 )
-from seqrecord.sources import Source
-from seqrecord.sources.common.files import LinkLoopError
+from seqrecord.reading.opening import FoundIndex
 from seqrecord.sources.common.nested import NestedError
-from seqrecord.sources.common.references import MOST_COPIED
 from seqrecord.sources.registry import OptionError
 from seqrecord.storage import LocalStorage, Storage, StorageLike, open_storage, parse_location
 from seqrecord.storage.url import without_commit
@@ -78,18 +79,6 @@ def index_source(source: Source, destination: StorageLike, **options: Any) -> Co
     source = _referring(source)
     codecs = {name: "raw" for name, spec in source.schema().items() if not spec.codec}
     return convert(source, destination, in_place=True, codecs=codecs, **options)
-
-
-@dataclass(frozen=True)
-class FoundIndex:
-    """Folder of an original's index, and the parts of the original that it leaves out.
-
-    `unreadable` are features, with the reasons.
-    """
-
-    folder: Path
-    bad: BadEpisodes
-    unreadable: Mapping[str, str]
 
 
 def find_index(

@@ -15,8 +15,8 @@ from seqrecord.errors import SourceError
 from seqrecord.feature_kinds import size_in
 from seqrecord.format.time_spans import clock_of
 from seqrecord.indexing.source_opening import open_source
+from seqrecord.originals.protocol import EpisodeInfo, Source, blocks_of
 from seqrecord.schema import Schema
-from seqrecord.sources.base import EpisodeInfo, Source, blocks_of
 from seqrecord.statistics.moments import (
     FloatArray,
     Moments,

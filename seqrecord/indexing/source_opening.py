@@ -6,10 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from seqrecord.areas import DATASET
 from seqrecord.errors import SourceError
-from seqrecord.sources.base import Source
-from seqrecord.sources.common.remote import is_url
-from seqrecord.sources.registry import DATASET, OptionError, open_original
+from seqrecord.originals.protocol import Source
+from seqrecord.originals.remote import is_url
+from seqrecord.sources.registry import OptionError, open_original
 from seqrecord.storage import StorageLike
 
 

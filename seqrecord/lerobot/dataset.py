@@ -16,7 +16,6 @@ from seqrecord.clips.grids import ragged_arange
 from seqrecord.clips.tables import IntArray
 from seqrecord.clips.windows import delta_timestamps
 from seqrecord.errors import ClipError, MissingPackageError, SourceError
-from seqrecord.indexing.opening import dataset_of
 from seqrecord.lazy import import_extra
 from seqrecord.lerobot.form import channels_first, depth_in, numbers
 from seqrecord.lerobot.items import PlannedDataset
@@ -26,6 +25,7 @@ from seqrecord.pipes.loaders import SeqRecordMapDataset
 from seqrecord.pipes.option_values import FrameCache
 from seqrecord.processes.forks import PerProcess, cached_property
 from seqrecord.reading.dataset import Dataset, DatasetLike
+from seqrecord.reading.opening import dataset_of
 from seqrecord.reading.resizing import Sizes
 from seqrecord.sources.lerobot.language import EVENTS, PERSISTENT
 from seqrecord.sources.lerobot.layout import (

@@ -15,7 +15,6 @@ from seqrecord.clips.tables import EpisodeTable, IntArray
 from seqrecord.clips.transforms import ClipFunction, chain_of
 from seqrecord.engine.calls import ClipFunctions
 from seqrecord.errors import ClipError, SeqRecordError, located
-from seqrecord.indexing.opening import dataset_of
 from seqrecord.pipes.arrays import bytes_by_group, check_tensors, in_pieces
 from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.clip_sets import ClipSet
@@ -28,6 +27,7 @@ from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.vectors import vector_steps
 from seqrecord.reading.dataset import Dataset, DatasetLike, cached_in, skipping_bad_episodes
 from seqrecord.reading.filters import check_metadata
+from seqrecord.reading.opening import dataset_of
 from seqrecord.sampling.memory import USUAL_LIMIT
 from seqrecord.sampling.sequences import COLUMNS as SEQUENCE_COLUMNS
 from seqrecord.storage import local_path

@@ -10,17 +10,17 @@ if TYPE_CHECKING:
     from seqrecord.codecs.video.decoding import describe_video as describe_video
     from seqrecord.codecs.video.depth import DepthScale as DepthScale
     from seqrecord.codecs.video.gops import Gop as Gop
-    from seqrecord.sources.base import EpisodeInfo as EpisodeInfo
-    from seqrecord.sources.base import FoundSource as FoundSource
-    from seqrecord.sources.base import Source as Source
-    from seqrecord.sources.base import SourceFormat as SourceFormat
+    from seqrecord.format.inventory import Inventory as Inventory
+    from seqrecord.format.inventory import LeftOut as LeftOut
+    from seqrecord.originals.inventory import Account as Account
+    from seqrecord.originals.inventory import inventory_of as inventory_of
+    from seqrecord.originals.protocol import EpisodeInfo as EpisodeInfo
+    from seqrecord.originals.protocol import FoundSource as FoundSource
+    from seqrecord.originals.protocol import Source as Source
+    from seqrecord.originals.protocol import SourceFormat as SourceFormat
     from seqrecord.sources.euroc import EurocSource as EurocSource
     from seqrecord.sources.folders.source import FolderSource as FolderSource
     from seqrecord.sources.hdf5.source import Hdf5Source as Hdf5Source
-    from seqrecord.sources.inventory import Account as Account
-    from seqrecord.sources.inventory import Inventory as Inventory
-    from seqrecord.sources.inventory import LeftOut as LeftOut
-    from seqrecord.sources.inventory import inventory_of as inventory_of
     from seqrecord.sources.inventory import unread_files as unread_files
     from seqrecord.sources.kitti import KittiSource as KittiSource
     from seqrecord.sources.lerobot.source import LeRobotSource as LeRobotSource

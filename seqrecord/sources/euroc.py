@@ -25,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.base import SourceFormat
+from seqrecord.originals.files import is_directory, is_file, list_folder, read_bytes
+from seqrecord.originals.protocol import SourceFormat
 from seqrecord.sources.common.aligning import NONE, align, sample_bounds
-from seqrecord.sources.common.files import is_directory, is_file, list_folder, read_bytes
 from seqrecord.sources.common.sequences import (
     Column,
     Images,

@@ -1,41 +1,27 @@
-"""Inventories: a source's report on its original, packed and not packed.
-
-::
-
-    class MySource:
-        def schema(self): …
-        def episodes(self): …
-        def frames(self, info): …
-        def account(self):  # optional
-            left_out = unread_files(self.root, lambda path: path.suffix == ".png")
-            return Account("folders with *.png", {"image": "*/image/*.png"}, tuple(left_out))
-"""
+"""Data of an original that is not packed, by pattern: rows of a source's `Account`."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from seqrecord.errors import SourceError
-from seqrecord.format.inventory import Inventory, LeftOut, PackedFeature
-from seqrecord.sources.base import Source
-from seqrecord.sources.common.file_types import known_type
-from seqrecord.sources.common.files import is_file, is_readable
+from seqrecord.format.inventory import Inventory, LeftOut
+from seqrecord.originals.file_types import known_type
+from seqrecord.originals.files import is_file, is_readable
+from seqrecord.originals.inventory import NOT_SELECTED, Account, not_selected
 from seqrecord.sources.common.images import IMAGE_ENDINGS
 from seqrecord.sources.common.originals import walk
-from seqrecord.sources.common.remote_source import RemoteSource
-from seqrecord.sources.registry import BUILT_IN
 from seqrecord.text import counted
 
 __all__ = [
+    "NOT_SELECTED",
     "Account",
     "Inventory",
     "LeftOut",
     "group_names",
-    "inventory_of",
     "is_document",
     "not_selected",
     "unread_files",
@@ -47,9 +33,6 @@ NO_READER = "no reader"
 UNREADABLE = "unreadable"
 """Reason for files and folders without read permission, and for broken links."""
 
-NOT_SELECTED = "not selected by features="
-"""Reason for data excluded by the caller."""
-
 NO_FRAME = "an image that belongs to no feature"
 """Reason for images outside of all features."""
 
@@ -59,76 +42,6 @@ _DOCUMENTS = frozenset(
     "readme license licence copying citation changelog authors thumbs desktop".split()  # noqa: SIM905
 )
 _DOCUMENT_ENDINGS = frozenset((".md", ".rst", ".pdf", ".html", ".bib", ".sha256", ".md5"))
-
-
-@dataclass(frozen=True)
-class Account:
-    """A source's report on its original, returned by its optional method `account()`.
-
-    Args:
-        reason: evidence for the format: "2 folders with image_left/ and pose_left.txt".
-        places: path or pattern of each feature in the original.
-        left_out: data that is not packed, grouped by pattern.
-        notes: assumptions and irregularities.
-
-    Example:
-        from seqrecord.sources import Account, LeftOut
-
-        left_out = (LeftOut("lidar/*.pcd", 120, "no reader"),)
-        account = Account("3 folders with rgb/", {"rgb": "*/rgb/*.png"}, left_out)
-    """
-
-    reason: str
-    places: Mapping[str, str] = field(default_factory=dict)
-    left_out: tuple[LeftOut, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def inventory_of(source: Source) -> Inventory:
-    """Return the inventory of any source. Without `account()` it lists the features only.
-
-    Errors of the source's methods propagate.
-
-    Example:
-        import seqrecord as sr
-        from seqrecord.sources import inventory_of
-
-        inventory = inventory_of(sr.open_source("records/"))
-        print(inventory.format, [feature.name for feature in inventory.features])
-    """
-    account = getattr(source, "account", None)
-    found: Account = Account("custom source without account()") if not account else account()
-    unreadable: Mapping[str, SourceError] = getattr(source, "unreadable", {})
-    left_out = [LeftOut(f"feature {n}", 1, str(e), "features") for n, e in unreadable.items()]
-    left_out += [each for each in found.left_out if not _is_one_of(each, unreadable)]
-    return Inventory(
-        format_of(source),
-        found.reason,
-        tuple(
-            PackedFeature(
-                spec.name,
-                spec.dtype.name if spec.value == "array" else spec.value,
-                spec.shape if spec.value == "array" else (),
-                spec.kind,
-                spec.unit,
-                found.places.get(spec.name, ""),
-            )
-            for spec in source.schema().values()
-        ),
-        tuple(left_out),
-        found.notes,
-    )
-
-
-def _is_one_of(row: LeftOut, unreadable: Iterable[str]) -> bool:
-    """Whether a row lists an unreadable feature as not selected."""
-    name = "." + row.pattern.replace("/", ".").replace(" ", ".").removesuffix(".*")
-    return row.reason.startswith(NOT_SELECTED) and name.endswith(tuple(f".{n}" for n in unreadable))
-
-
-def not_selected(name: str, count: int = 1, unit: str = "features", *, also: str = "") -> LeftOut:
-    """Report a feature or field excluded by `features=`, or by the argument `also`."""
-    return LeftOut(name, count, NOT_SELECTED + also, unit, is_data=False)
 
 
 def left_out_by_pattern(counts: Counter[tuple[str, str, bool]], unit: str) -> list[LeftOut]:
@@ -235,14 +148,3 @@ def is_document(name: str) -> bool:
     """Return whether a file name is that of documentation, such as `README.md`."""
     stem, _, ending = name.lower().partition(".")
     return stem in _DOCUMENTS or f".{ending}" in _DOCUMENT_ENDINGS
-
-
-def format_of(source: Source) -> str:
-    """Return the format name of a source, or its class name for other packages' sources."""
-    if isinstance(source, RemoteSource):
-        source = source.source
-    if (name := getattr(source, "format_name", None)) is not None:
-        return str(name)
-    module = type(source).__module__
-    names = {f"seqrecord.sources.{of}": name for name, of in BUILT_IN.items()}
-    return names.get(module, type(source).__name__)

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
+from seqrecord.originals.files import is_file, list_folder, read_bytes
+from seqrecord.originals.protocol import SourceFormat
 from seqrecord.schema import FeatureSpec
-from seqrecord.sources.base import SourceFormat
-from seqrecord.sources.common.files import is_file, list_folder, read_bytes
 from seqrecord.sources.common.images import IMAGE_ENDINGS, image_header
 from seqrecord.sources.common.sequences import (
     Column,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,37 +12,18 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
+from seqrecord.areas import DATASET, FORMATS, load_entry
 from seqrecord.errors import SeqRecordError, SourceError
-from seqrecord.sources.base import FoundSource, Source, SourceFormat
-from seqrecord.sources.common.file_types import file_type
-from seqrecord.sources.common.files import find_original, is_file, list_folder
+from seqrecord.originals.file_types import file_type
+from seqrecord.originals.files import find_original, is_file, list_folder
+from seqrecord.originals.protocol import FoundSource, Source, SourceFormat
+from seqrecord.originals.remote import is_url, remote_files
+from seqrecord.originals.remote_source import open_remote
 from seqrecord.sources.common.images import IMAGE_ENDINGS
 from seqrecord.sources.common.nested import check_nested
 from seqrecord.sources.common.originals import first_files
-from seqrecord.sources.common.remote import is_url, remote_files
-from seqrecord.sources.common.remote_source import open_remote
 from seqrecord.storage import StorageLike
 from seqrecord.text import counted, repr_of
-
-DATASET = "seqrecord"
-"""Format name of seqrecord datasets, which are detected first, on any storage."""
-
-
-BUILT_IN: Mapping[str, str] = {
-    "tartanair": "tartanair.source",
-    "lerobot": "lerobot.source",
-    "mcap": "mcap.source",
-    "rlds": "rlds.source",
-    "hdf5": "hdf5.source",
-    "zarr": "zarr.source",
-    "tum": "tum",
-    "euroc": "euroc",
-    "kitti": "kitti",
-    "videos": "video.source",
-    "webdataset": "webdataset.source",
-    "folders": "folders.source",  # the last one: errors list formats in this order
-}
-"""Built-in formats: name to module below `seqrecord.sources`, imported at first use."""
 
 ENTRY_POINTS = "seqrecord.sources"
 """Entry point group for formats of other packages."""
@@ -84,7 +64,7 @@ def format_names() -> list[str]:
 
         print(format_names())
     """
-    return [DATASET, *BUILT_IN, *sorted(point.name for point in _points())]
+    return [DATASET, *FORMATS, *sorted(point.name for point in _points())]
 
 
 @dataclass
@@ -111,7 +91,7 @@ class _Opening:
         return source
 
     def find(self) -> Source:
-        formats = [*map(_built_in, BUILT_IN), *self._added()]
+        formats = [*map(_built_in, FORMATS), *self._added()]
         for is_fallback in (False, True):
             if is_fallback:
                 check_nested(self.path, only_lerobot=True)
@@ -181,7 +161,7 @@ class _Opening:
 
 
 def _format(name: str) -> SourceFormat:
-    if name in BUILT_IN:
+    if name in FORMATS:
         return _built_in(name)
     points = [point for point in _points() if point.name == name]
     if len(points) > 1:
@@ -205,13 +185,12 @@ def _points() -> list[EntryPoint]:
 @functools.lru_cache(maxsize=1)
 def _entry_points(_changes: tuple[tuple[str, int], ...]) -> list[EntryPoint]:
     """Read the entry points; cached until `sys.path` or one of its folders changes."""
-    own = (DATASET, *BUILT_IN)
+    own = (DATASET, *FORMATS)
     return [point for point in entry_points(group=ENTRY_POINTS) if point.name not in own]
 
 
 def _built_in(name: str) -> SourceFormat:
-    module = importlib.import_module(f"seqrecord.sources.{BUILT_IN[name]}")
-    found: SourceFormat = module.FORMAT
+    found: SourceFormat = load_entry(f"seqrecord.sources.{FORMATS[name]}:FORMAT")
     return found
 
 

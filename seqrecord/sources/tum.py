@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.sources.base import SourceFormat
+from seqrecord.originals.files import is_file, opened
+from seqrecord.originals.protocol import SourceFormat
 from seqrecord.sources.common.aligning import associate, sample_bounds
-from seqrecord.sources.common.files import is_file, opened
 from seqrecord.sources.common.sequences import (
     Column,
     Images,

@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from seqrecord.errors import DestinationError
 from seqrecord.feature_kinds import size_in
-from seqrecord.indexing.opening import opened
 from seqrecord.lazy import import_extra
 from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.reading.opening import opened
 from seqrecord.schema import FeatureSpec
 from seqrecord.units import Progress
 from seqrecord.viewer.kinds import MOST_CURVES, flow_colours, kind_of

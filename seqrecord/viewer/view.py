@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from seqrecord.clips.tables import ClipSpec
 from seqrecord.errors import ClipError, SchemaError
-from seqrecord.indexing.opening import opened
 from seqrecord.lazy import import_extra
 from seqrecord.reading.dataset import Dataset, DatasetLike, refuse_ignored
 from seqrecord.reading.episode import Episode, values_in_order
+from seqrecord.reading.opening import opened
 from seqrecord.text import repr_of
 from seqrecord.units import is_integer
 from seqrecord.viewer.kinds import kind_of, kind_of_frames

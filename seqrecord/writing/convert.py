@@ -20,14 +20,13 @@ from seqrecord.format.manifest import CopiedFiles, Manifest
 from seqrecord.format.references import ExternalFile
 from seqrecord.format.rows import num_absent
 from seqrecord.format.text import check_key, encode_metadata
+from seqrecord.originals.file_types import explained
+from seqrecord.originals.inventory import inventory_of
+from seqrecord.originals.protocol import EpisodeInfo, Source, StoredSource
 from seqrecord.processes.machine import usable_cores
 from seqrecord.reading.metadata import DamagedFile
 from seqrecord.reading.resizing import Sizes
 from seqrecord.schema import Schema
-from seqrecord.sources import EpisodeInfo, Source
-from seqrecord.sources.base import StoredSource
-from seqrecord.sources.common.file_types import explained
-from seqrecord.sources.inventory import inventory_of
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.text import counted

@@ -29,14 +29,12 @@ from seqrecord.errors import (
 )
 from seqrecord.format.text import encode_metadata
 from seqrecord.format.time_spans import clock_of
+from seqrecord.originals.file_types import explained
+from seqrecord.originals.inventory import format_of
+from seqrecord.originals.limits import check_frames
+from seqrecord.originals.protocol import EpisodeInfo, OtherSizeError, Source, blocks_of
 from seqrecord.processes.threads import check_room
 from seqrecord.schema import Block, Schema
-from seqrecord.sources import EpisodeInfo, Source
-from seqrecord.sources.base import blocks_of
-from seqrecord.sources.common.file_types import explained
-from seqrecord.sources.common.limits import check_frames
-from seqrecord.sources.inventory import format_of
-from seqrecord.sources.video.streams import OtherSizeError
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage

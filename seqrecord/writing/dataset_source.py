@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
+from seqrecord.areas import DATASET
 from seqrecord.errors import (
     CodecError,
     ConflictError,
@@ -32,12 +33,11 @@ from seqrecord.format.pages import PageCodec
 from seqrecord.format.references import EXTERNALS, MAX_LIST_BYTES
 from seqrecord.format.text import parse_json
 from seqrecord.format.time_spans import timestamp_features
+from seqrecord.originals.inventory import Account, not_selected
+from seqrecord.originals.protocol import EpisodeInfo
 from seqrecord.reading.chunks import Chunk, Page
 from seqrecord.reading.dataset import Dataset, open_packed
 from seqrecord.schema import Block, EncodedImage, FeatureSpec, Frame, Schema
-from seqrecord.sources import Account, EpisodeInfo
-from seqrecord.sources.inventory import not_selected
-from seqrecord.sources.registry import DATASET
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
 from seqrecord.text import counted

@@ -18,13 +18,13 @@ from seqrecord.format.references import (
     Sample,
     list_path,
 )
-from seqrecord.reading.home import trust
-from seqrecord.sources.common.references import (
+from seqrecord.originals.references import (
     checksums_of_new,
     copied_files,
     link_out,
     samples_of,
 )
+from seqrecord.reading.home import trust
 from seqrecord.storage import Storage
 from seqrecord.storage.url import without_commit
 from seqrecord.writing.destination import Destination

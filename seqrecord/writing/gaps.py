@@ -14,11 +14,10 @@ from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SchemaError, SourceError
 from seqrecord.feature_kinds import size_in
 from seqrecord.format.time_spans import clock_of, is_plausible
+from seqrecord.originals.inventory import format_of
+from seqrecord.originals.protocol import EpisodeInfo, Source, blocks_of
+from seqrecord.originals.remote_source import narrowed
 from seqrecord.schema import Block, Frame, Schema
-from seqrecord.sources import EpisodeInfo, Source
-from seqrecord.sources.base import blocks_of
-from seqrecord.sources.common.remote_source import narrowed
-from seqrecord.sources.inventory import format_of
 from seqrecord.text import counted, repr_of
 
 

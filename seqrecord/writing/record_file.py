@@ -18,9 +18,9 @@ from seqrecord.format.pages import Blob, PageCodec, check_fits
 from seqrecord.format.references import ReferencedGops
 from seqrecord.format.rows import MAX_EPISODE_FRAMES, may_be_references
 from seqrecord.format.time_spans import TimeSpanCollector, timestamp_features
+from seqrecord.originals.references import checksum_of
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import Block, EncodedImage, FeatureSpec, Schema
-from seqrecord.sources.common.references import checksum_of
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
 from seqrecord.writing.chunking import EncodedColumn, FrameGroup, StoredChunk

@@ -12,8 +12,8 @@ import numpy as np
 from seqrecord.errors import FrameError, SourceError
 from seqrecord.format.pages import Blob, PageCodec
 from seqrecord.format.references import MAX_NAMES, FolderFile, Reference, ReferencedFile
+from seqrecord.originals.references import checksum_of_files, parts_of, place_of
 from seqrecord.schema import Schema
-from seqrecord.sources.common.references import checksum_of_files, parts_of, place_of
 from seqrecord.storage import modified_ns, new_since
 from seqrecord.writing.chunking import MAX_REFERENCED_BYTES, ChunkLength, StoredChunk
 

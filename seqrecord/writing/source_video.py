@@ -19,8 +19,8 @@ from seqrecord.codecs.video.packets import packet_format
 from seqrecord.errors import CodecError, SourceError, located
 from seqrecord.format.inventory import Inventory, LeftOut
 from seqrecord.format.references import ReferencedGops
+from seqrecord.originals.files import opened
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.sources.common.files import opened
 from seqrecord.text import counted
 from seqrecord.writing.stored_schema import loses_data
 

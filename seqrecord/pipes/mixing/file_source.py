@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import ClipError
-from seqrecord.indexing.opening import dataset_of
-from seqrecord.indexing.opening import open as open_dataset
 from seqrecord.pipes.checks import check
 from seqrecord.pipes.loaders import SeqRecordIterableDataset
 from seqrecord.pipes.mixing.file_context import Context
@@ -21,6 +19,8 @@ from seqrecord.pipes.mixing.yaml_file import YamlDict, plain
 from seqrecord.pipes.option_values import FrameCache
 from seqrecord.pipes.options import LoaderOptions, check_option
 from seqrecord.reading.dataset import Dataset
+from seqrecord.reading.opening import dataset_of
+from seqrecord.reading.opening import open as open_dataset
 from seqrecord.text import repr_of
 from seqrecord.units import check_integer
 

@@ -30,8 +30,7 @@ import numpy.typing as npt
 from seqrecord.codecs.npy import npy_header
 from seqrecord.errors import SourceError, StorageError, located
 from seqrecord.lazy import import_extra
-from seqrecord.schema import MAX_FRAME_BYTES
-from seqrecord.sources.common.files import (
+from seqrecord.originals.files import (
     check_array,
     first_line,
     on_disk,
@@ -40,7 +39,8 @@ from seqrecord.sources.common.files import (
     read_values,
     unreadable,
 )
-from seqrecord.sources.common.limits import check_image_size
+from seqrecord.originals.limits import check_image_size
+from seqrecord.schema import MAX_FRAME_BYTES
 from seqrecord.sources.common.number_files import sampled
 
 NO_ROWS = (0,)

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from seqrecord.errors import SourceError
 from seqrecord.feature_kinds import pixel_kind
+from seqrecord.originals.files import first_line
 from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec
-from seqrecord.sources.common.files import first_line
 from seqrecord.sources.common.images import (
     decode_image,
     encoded_header,

@@ -31,11 +31,11 @@ from seqrecord.codecs.exif import (
 from seqrecord.codecs.images import IMAGE, ImageHeader, probe
 from seqrecord.codecs.images import image_format as format_of
 from seqrecord.errors import SourceError, located
+from seqrecord.originals.file_types import type_of
+from seqrecord.originals.files import first_line, opened
+from seqrecord.originals.limits import check_image_size
 from seqrecord.processes.forks import PerProcess
 from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
-from seqrecord.sources.common.file_types import type_of
-from seqrecord.sources.common.files import first_line, opened
-from seqrecord.sources.common.limits import check_image_size
 from seqrecord.sources.common.netpbm import (
     NETPBM,
     NETPBM_HEADER_BYTES,

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.common.files import is_directory, is_file, list_folder, read_bytes
+from seqrecord.originals.files import is_directory, is_file, list_folder, read_bytes
 from seqrecord.text import counted
 
 _LEROBOT_INFO = "meta/info.json"

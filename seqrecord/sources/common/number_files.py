@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.common.files import read_bytes
+from seqrecord.originals.files import read_bytes
 
 TEXT_ENDINGS = frozenset((".txt", ".csv", ".tsv"))
 """File name endings, in lower case."""

@@ -15,10 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from seqrecord.errors import SourceError, located
-from seqrecord.processes.forks import cached_property
-from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.sources.base import EpisodeInfo
-from seqrecord.sources.common.files import (
+from seqrecord.originals.files import (
     find_original,
     find_root,
     is_directory,
@@ -26,6 +23,9 @@ from seqrecord.sources.common.files import (
     link_loop,
     list_folder,
 )
+from seqrecord.originals.protocol import EpisodeInfo
+from seqrecord.processes.forks import cached_property
+from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.sources.common.orientation import check_exif
 from seqrecord.sources.common.specs import UnsupportedError, chosen_schema
 

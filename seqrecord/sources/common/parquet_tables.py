@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.common.files import openable, unreadable
+from seqrecord.originals.files import openable, unreadable
 
 _ROWS_NOT_LISTED = 1 << 20
 _BATCH_BYTES = 256 << 20  # of texts and images decoded at a time

@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
 from seqrecord.feature_kinds import size_in
+from seqrecord.originals.files import read_bytes
+from seqrecord.originals.protocol import EpisodeInfo
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame
-from seqrecord.sources.base import EpisodeInfo
 from seqrecord.sources.common.embedded import embedded_value
-from seqrecord.sources.common.files import read_bytes
 from seqrecord.sources.common.images import image_header, passthrough_codec
 from seqrecord.sources.common.number_files import table_lines
 from seqrecord.sources.common.orientation import Orientation, shape_of

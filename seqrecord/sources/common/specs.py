@@ -12,8 +12,8 @@ import numpy as np
 
 from seqrecord.errors import SchemaError, SourceError
 from seqrecord.feature_kinds import pixel_kind
+from seqrecord.originals.files import check_array
 from seqrecord.schema import MAX_NAME_LENGTH, FeatureSpec, Schema
-from seqrecord.sources.common.files import check_array
 from seqrecord.sources.common.images import passthrough_of_both
 
 _STATES = frozenset("qpos qvel effort state states agent_pos robot_state".split())  # noqa: SIM905

@@ -20,11 +20,11 @@ from seqrecord.checksum import crc32c
 from seqrecord.codecs.images import IMAGE
 from seqrecord.errors import SourceError
 from seqrecord.format.references import ExternalFile, ReferencedFile
+from seqrecord.originals.files import is_directory, is_file, opened, size_of, unreadable
+from seqrecord.originals.references import MOST_COPIED, external_files, external_folders
 from seqrecord.schema import FeatureSpec
-from seqrecord.sources.common.files import is_directory, is_file, opened, size_of, unreadable
 from seqrecord.sources.common.images import SMALL_ARRAY
 from seqrecord.sources.common.originals import find_files
-from seqrecord.sources.common.references import MOST_COPIED, external_files, external_folders
 from seqrecord.sources.common.specs import UnsupportedError
 
 _FILTERED = "its chunks are compressed or filtered"

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.common.files import read_bytes
+from seqrecord.originals.files import read_bytes
 from seqrecord.text import counted
 
 MAX_TABLE_BYTES = 1 << 30

@@ -33,8 +33,8 @@ from typing import Any
 
 from seqrecord.errors import FormatError, SeqRecordError, SourceError
 from seqrecord.json_object import JsonObject
+from seqrecord.originals.files import read_bytes
 from seqrecord.schema import FeatureSpec
-from seqrecord.sources.common.files import read_bytes
 
 DESCRIPTION = "seqrecord.json"
 ENDINGS = {"text": ".txt", "bytes": ".bin"}

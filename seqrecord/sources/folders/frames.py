@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ReferencedFile
+from seqrecord.originals.files import list_folder, read_bytes
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.common.array_files import NO_ROWS, NpyFile, read_array
 from seqrecord.sources.common.embedded import embedded_value
-from seqrecord.sources.common.files import list_folder, read_bytes
 from seqrecord.sources.common.frame_names import (
     FRAME_NAME,
     FRAME_NUMBER,

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
+from seqrecord.originals.file_types import file_type, known_type
+from seqrecord.originals.files import read_bytes
 from seqrecord.sources.common.array_files import NPZ, array_header, npz_names, read_array
-from seqrecord.sources.common.file_types import file_type, known_type
-from seqrecord.sources.common.files import read_bytes
 from seqrecord.sources.common.number_files import NumberTable, count_rows, read_numbers
 from seqrecord.sources.common.specs import feature_name
 

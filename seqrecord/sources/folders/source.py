@@ -13,11 +13,12 @@ import numpy as np
 
 from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ExternalFile
+from seqrecord.originals.files import is_directory, is_file, list_folder, read_bytes
+from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
+from seqrecord.originals.references import external_files, external_folders, referring_schema
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
-from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.common.array_files import NPZ, array_header, arrays_form
-from seqrecord.sources.common.files import is_directory, is_file, list_folder, read_bytes
 from seqrecord.sources.common.frame_names import name_specs
 from seqrecord.sources.common.images import (
     IMAGE_ENDINGS,
@@ -30,7 +31,6 @@ from seqrecord.sources.common.images import (
 from seqrecord.sources.common.number_files import frames_shape
 from seqrecord.sources.common.orientation import Orientation, is_alone, shape_of
 from seqrecord.sources.common.originals import NumberedFrames, find_files, key_of
-from seqrecord.sources.common.references import external_files, external_folders, referring_schema
 from seqrecord.sources.common.specs import chosen_names, feature_name, feature_spec, widened
 from seqrecord.sources.folders.account import EpisodeFiles, account_of, encoding_notes, gap_notes
 from seqrecord.sources.folders.encodings import kind_of_values, known_meaning

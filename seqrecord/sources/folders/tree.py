@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from seqrecord.errors import SourceError, located
+from seqrecord.originals.files import json_object, list_folder, read_bytes
 from seqrecord.sources.common.array_files import NPZ, RASTER_ENDINGS, npz_names
-from seqrecord.sources.common.files import json_object, list_folder, read_bytes
 from seqrecord.sources.common.frame_names import FrameFiles, escaped, files_by_feature, time_gaps
 from seqrecord.sources.common.images import IMAGE_ENDINGS, IMAGE_FORMATS
 from seqrecord.sources.common.number_files import TEXT_ENDINGS, is_numeric

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.common.files import first_line
+from seqrecord.originals.files import first_line
 from seqrecord.sources.hdf5.files import datasets, is_hdf5_name, load_h5py, text_of
 from seqrecord.sources.hdf5.layouts import (
     AUXILIARY,

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from seqrecord.codecs.images import SIGNATURES
 from seqrecord.errors import SeqRecordError, SourceError, located
 from seqrecord.lazy import import_extra
+from seqrecord.originals.files import first_line, openable
 from seqrecord.schema import MAX_FEATURES
 from seqrecord.sources.common.embedded import read_rows
-from seqrecord.sources.common.files import first_line, openable
 
 _ENDINGS = (".hdf5", ".h5")
 _MAX_DEPTH = 16  # nested groups; stops at links to a group above

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
-from seqrecord.sources.common.files import is_directory, json_object, list_folder, read_bytes
+from seqrecord.originals.files import is_directory, json_object, list_folder, read_bytes
 from seqrecord.sources.common.originals import natural_order
 from seqrecord.sources.common.specs import frame_rate
 from seqrecord.sources.hdf5.files import (

@@ -15,15 +15,15 @@ import numpy.typing as npt
 from seqrecord.codecs.video.gops import DecodedFrame, Gop
 from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ExternalFile, ReferencedGops
+from seqrecord.originals.files import is_file
+from seqrecord.originals.limits import check_decoded, check_frames
+from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
+from seqrecord.originals.references import external_files, referring_schema
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
-from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.common.embedded import embedded_spec, embedded_value, read_rows
-from seqrecord.sources.common.files import is_file
 from seqrecord.sources.common.images import image_format
-from seqrecord.sources.common.limits import check_decoded, check_frames
 from seqrecord.sources.common.orientation import Orientation, is_alone
 from seqrecord.sources.common.originals import Scan, ScannedSource, find_files, has_file, key_of
-from seqrecord.sources.common.references import external_files, referring_schema
 from seqrecord.sources.common.specs import check_spec, feature_spec, kind_of, text_spec
 from seqrecord.sources.common.stored_rows import check_stored_alike, hdf5_rows, hdf5_spec
 from seqrecord.sources.hdf5.account import Hdf5Account, check_total

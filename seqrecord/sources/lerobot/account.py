@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from seqrecord.errors import SourceError
+from seqrecord.originals.files import is_file
+from seqrecord.originals.remote import remote_files
 from seqrecord.schema import Schema
-from seqrecord.sources.common.files import is_file
 from seqrecord.sources.common.parquet_tables import ParquetTable
-from seqrecord.sources.common.remote import remote_files
 from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
 from seqrecord.sources.lerobot.counts import frames_in_files
 from seqrecord.sources.lerobot.language import PERSISTENT

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from seqrecord.errors import SourceError, located
+from seqrecord.originals.files import is_file, json_object, read_bytes
 from seqrecord.schema import FeatureSpec
-from seqrecord.sources.common.files import is_file, json_object, read_bytes
 from seqrecord.sources.common.originals import find_files
 from seqrecord.sources.common.parquet_tables import ParquetTable, python_values
 from seqrecord.sources.common.specs import frame_rate

@@ -16,14 +16,14 @@ import numpy.typing as npt
 from seqrecord.codecs.video.gops import DecodedFrame, Gop
 from seqrecord.errors import SchemaError, SourceError, located
 from seqrecord.format.references import ExternalFile, ReferencedGops
+from seqrecord.originals.files import is_file
+from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
+from seqrecord.originals.references import external_files, identity_of_files
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import Block, FeatureSpec, Frame, Schema
-from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.common.embedded import embedded_spec
-from seqrecord.sources.common.files import is_file
 from seqrecord.sources.common.orientation import Orientation, is_alone
 from seqrecord.sources.common.originals import FirstError, Originals, files_below
-from seqrecord.sources.common.references import external_files, identity_of_files
 from seqrecord.sources.common.specs import UnsupportedError, chosen_names, text_spec
 from seqrecord.sources.inventory import Account
 from seqrecord.sources.lerobot.account import account_of

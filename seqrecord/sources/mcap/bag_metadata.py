@@ -13,7 +13,7 @@ from typing import Any
 
 from seqrecord.errors import SourceError
 from seqrecord.lazy import import_extra
-from seqrecord.sources.common.files import first_line, read_bytes
+from seqrecord.originals.files import first_line, read_bytes
 
 METADATA = "metadata.yaml"
 _ROOT = "rosbag2_bagfile_information"

@@ -19,9 +19,8 @@ import numpy.typing as npt
 
 from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.lazy import import_extra
-from seqrecord.processes.forks import cached_property
-from seqrecord.sources.common.file_types import file_type
-from seqrecord.sources.common.files import (
+from seqrecord.originals.file_types import file_type
+from seqrecord.originals.files import (
     first_line,
     is_file,
     on_disk,
@@ -29,6 +28,7 @@ from seqrecord.sources.common.files import (
     read_bytes,
     size_of,
 )
+from seqrecord.processes.forks import cached_property
 from seqrecord.sources.common.originals import by_key, find_files, key_of, natural_order
 from seqrecord.sources.mcap.bag_metadata import METADATA, read_metadata
 

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from seqrecord.clips.cameras import OWN_INTRINSICS
 from seqrecord.errors import SourceError, located
 from seqrecord.feature_kinds import pixel_kind
+from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
-from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.common.aligning import ALIGNMENTS, AlignedMessages
 from seqrecord.sources.common.embedded import embedded_spec, embedded_value
 from seqrecord.sources.common.orientation import Orientation, is_alone

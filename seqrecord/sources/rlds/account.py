@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqrecord.sources.base import EpisodeInfo
-from seqrecord.sources.common.files import size_of
+from seqrecord.originals.files import size_of
+from seqrecord.originals.protocol import EpisodeInfo
 from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
 from seqrecord.sources.rlds.layout import (
     FEATURES,

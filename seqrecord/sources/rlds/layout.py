@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
+from seqrecord.originals.files import is_file, list_folder, read_bytes
 from seqrecord.schema import MAX_FRAME_BYTES
-from seqrecord.sources.common.files import is_file, list_folder, read_bytes
 from seqrecord.sources.common.specs import feature_name
 from seqrecord.sources.rlds.tfrecord import Values
 from seqrecord.text import counted, repr_of

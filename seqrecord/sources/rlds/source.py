@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from seqrecord.errors import SourceError, located
+from seqrecord.originals.files import list_folder, size_of
+from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
-from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.common.embedded import embedded_spec, embedded_value
-from seqrecord.sources.common.files import list_folder, size_of
 from seqrecord.sources.common.orientation import Orientation, is_alone
 from seqrecord.sources.common.originals import FirstError, Originals, has_file
 from seqrecord.sources.common.specs import (

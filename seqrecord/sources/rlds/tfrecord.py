@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from seqrecord.checksum import crc32c
 from seqrecord.errors import SourceError
-from seqrecord.sources.common.files import open_file, read_values, size_of, unreadable
+from seqrecord.originals.files import open_file, read_values, size_of, unreadable
 from seqrecord.sources.mcap.protobuf import BYTES, FIXED32, VARINT, Span, fields, varints
 
 _Span = TypeVar("_Span", bound=Span)

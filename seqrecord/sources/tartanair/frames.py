@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ReferencedFile
+from seqrecord.originals.files import is_file, list_folder, read_bytes
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.common.array_files import read_array
-from seqrecord.sources.common.files import is_file, list_folder, read_bytes
 from seqrecord.sources.common.orientation import Orientation
 from seqrecord.sources.common.text_tables import rows_of, table
 from seqrecord.sources.tartanair.layout import IMU_ROWS, PixelFiles, Size, check_rgb

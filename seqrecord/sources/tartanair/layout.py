@@ -28,9 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
+from seqrecord.originals.files import check_array, read_bytes
 from seqrecord.schema import CodecConfig, FeatureSpec
 from seqrecord.sources.common.array_files import array_header, read_array
-from seqrecord.sources.common.files import check_array, read_bytes
 from seqrecord.sources.common.images import decode_image, image_header, kept_config
 from seqrecord.sources.common.orientation import Orientation, shape_of
 

@@ -12,14 +12,14 @@ import numpy as np
 
 from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ExternalFile
+from seqrecord.originals.files import is_file
+from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
+from seqrecord.originals.references import external_files, external_folders, referring_schema
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
-from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.common.array_files import array_header
-from seqrecord.sources.common.files import is_file
 from seqrecord.sources.common.images import load_imagecodecs
 from seqrecord.sources.common.originals import FirstError, Originals, find_files
-from seqrecord.sources.common.references import external_files, external_folders, referring_schema
 from seqrecord.sources.common.specs import chosen_names
 from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
 from seqrecord.sources.tartanair.frames import (

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from seqrecord.sources.common.files import list_folder
+from seqrecord.originals.files import list_folder
 from seqrecord.sources.common.originals import by_key, check_depth, has_file, key_of
 from seqrecord.sources.folders.exported import DESCRIPTION
 from seqrecord.sources.tartanair.layout import LAYOUTS, PixelFiles, TartanAirLayout

@@ -11,8 +11,8 @@ from typing import Any
 from seqrecord.codecs.video.packages import pyav, video_errors
 from seqrecord.codecs.video.packets import PASSTHROUGH, Start, packet_format
 from seqrecord.errors import SourceError, located
+from seqrecord.originals.files import open_file, openable, opened, unreadable
 from seqrecord.processes.forks import cached_property
-from seqrecord.sources.common.files import open_file, openable, opened, unreadable
 from seqrecord.sources.video.frames import UPRIGHT, Turn, VideoForms
 from seqrecord.sources.video.mp4_boxes import check_boxes
 from seqrecord.sources.video.order import MAX_LEADING, FrameOrder, VideoPacket, marked

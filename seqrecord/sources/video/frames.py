@@ -20,7 +20,7 @@ from seqrecord.codecs.video.decoding import form_of
 from seqrecord.codecs.video.packages import video_errors
 from seqrecord.codecs.video.packets import PacketFormat
 from seqrecord.errors import SourceError
-from seqrecord.sources.common.remote import remote_files
+from seqrecord.originals.remote import remote_files
 from seqrecord.storage import ByteRange
 
 _HEAD_BYTES = 4096  # headers are at the start of a packet

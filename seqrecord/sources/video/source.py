@@ -15,12 +15,12 @@ import numpy.typing as npt
 from seqrecord.codecs.video.gops import DecodedFrame, Gop
 from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ExternalFile, ReferencedGops
+from seqrecord.originals.files import is_file
+from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
+from seqrecord.originals.references import external_files, identity_of_files
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
-from seqrecord.sources.base import EpisodeInfo, SourceFormat
-from seqrecord.sources.common.files import is_file
 from seqrecord.sources.common.originals import FirstError, Originals, find_files, has_file, key_of
-from seqrecord.sources.common.references import external_files, identity_of_files
 from seqrecord.sources.common.specs import chosen_names, feature_spec
 from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
 from seqrecord.sources.video.files import COPY, VIDEO_ENDINGS, VideoFile

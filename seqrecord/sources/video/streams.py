@@ -31,6 +31,7 @@ from seqrecord.codecs.video.packages import colours, packet_of, pyav, video_erro
 from seqrecord.codecs.video.packets import PASSTHROUGH
 from seqrecord.errors import CodecError, SourceError, located
 from seqrecord.feature_kinds import pixel_kind
+from seqrecord.originals.protocol import OtherSizeError
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.common.specs import feature_spec
 from seqrecord.sources.video.files import NO_KEYFRAME, VideoFile
@@ -150,10 +151,6 @@ def video_spec(
     if not config.is_grey and kind in (None, "depth", "disparity", "flow"):  # at most a rendering
         kind = "image"
     return feature_spec(name, dtype, shape, file.path, codec=tuple(codecs), kind=kind)
-
-
-class OtherSizeError(SourceError):
-    """A video whose frames have another size than the first one's."""
 
 
 def check_size(file: VideoFile, spec: FeatureSpec) -> None:

@@ -17,8 +17,8 @@ from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS
 from seqrecord.codecs.video.packets import PASSTHROUGH
 from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ReferencedGops
+from seqrecord.originals.remote import remote_files
 from seqrecord.processes.forks import cached_property
-from seqrecord.sources.common.remote import remote_files
 from seqrecord.sources.video.files import COPY, NO_KEYFRAME, VideoFile
 from seqrecord.sources.video.frames import UPRIGHT
 from seqrecord.sources.video.streams import NO_FRAME, NO_PICTURE, TOLERANCE

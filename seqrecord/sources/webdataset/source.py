@@ -18,11 +18,12 @@ import numpy as np
 
 from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ExternalFile, ReferencedFile
+from seqrecord.originals.files import is_file, is_junk, opened
+from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
+from seqrecord.originals.references import external_files, referring_schema
 from seqrecord.schema import FeatureSpec, Frame, Schema
-from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.common.array_files import decode_array
 from seqrecord.sources.common.embedded import embedded_spec, embedded_value
-from seqrecord.sources.common.files import is_file, is_junk, opened
 from seqrecord.sources.common.frame_names import (
     FRAME_NAME,
     FRAME_NUMBER,
@@ -42,7 +43,6 @@ from seqrecord.sources.common.originals import (
     has_file,
     key_of,
 )
-from seqrecord.sources.common.references import external_files, referring_schema
 from seqrecord.sources.common.specs import (
     check_spec,
     feature_name,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from seqrecord.errors import SeqRecordError, SourceError
+from seqrecord.originals.files import first_line
 from seqrecord.schema import MAX_FRAME_BYTES
-from seqrecord.sources.common.files import first_line
 
 _MAX_HEADER = 1 << 20  # bytes of a header, whatever the file declares
 _MAX_NAME = 4096

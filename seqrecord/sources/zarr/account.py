@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
-from seqrecord.sources.common.files import first_line, is_file, open_file
+from seqrecord.originals.files import first_line, is_file, open_file
+from seqrecord.originals.remote import remote_files
 from seqrecord.sources.common.originals import walk
-from seqrecord.sources.common.remote import remote_files
 from seqrecord.sources.inventory import (
     NOT_SELECTED,
     LeftOut,

@@ -26,7 +26,7 @@ from seqrecord.codecs.base import Bytes, Codec, check_limit
 from seqrecord.codecs.blosc import Blosc
 from seqrecord.codecs.compressors import Lz4, Zstd
 from seqrecord.errors import SourceError
-from seqrecord.sources.common.limits import MAX_TEXT_CHUNK_BYTES
+from seqrecord.originals.limits import MAX_TEXT_CHUNK_BYTES
 
 _MOST_GROWTH, _EXTRA = 8, 64 << 10  # growth by filters, and bytes for headers
 _IMAGES = "imagecodecs_"

@@ -25,15 +25,15 @@ import numpy.typing as npt
 
 from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError, StorageError, located
 from seqrecord.format.references import ExternalFile
+from seqrecord.originals.files import first_line, is_directory, is_file, list_folder
+from seqrecord.originals.limits import MAX_CHUNK_BYTES, check_frames
+from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
+from seqrecord.originals.references import external_files, referring_schema
+from seqrecord.originals.remote import remote_files
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
-from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.common.embedded import read_rows
-from seqrecord.sources.common.files import first_line, is_directory, is_file, list_folder
-from seqrecord.sources.common.limits import MAX_CHUNK_BYTES, check_frames
 from seqrecord.sources.common.originals import Scan, ScannedSource, find_files, natural_order
-from seqrecord.sources.common.references import external_files, referring_schema
-from seqrecord.sources.common.remote import remote_files
 from seqrecord.sources.common.specs import check_spec, feature_spec, kind_of, text_spec
 from seqrecord.sources.common.stored_rows import (
     check_stored_alike,

@@ -20,9 +20,9 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore, ZipStore
 
 from seqrecord.errors import NotFoundError
-from seqrecord.sources.common.files import open_file, regular
-from seqrecord.sources.common.limits import MAX_CHUNK_BYTES
-from seqrecord.sources.common.remote import RemoteFiles
+from seqrecord.originals.files import open_file, regular
+from seqrecord.originals.limits import MAX_CHUNK_BYTES
+from seqrecord.originals.remote import RemoteFiles
 from seqrecord.storage import ByteRange
 
 MAX_VALUE_BYTES = MAX_CHUNK_BYTES + (1 << 20)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from seqrecord.errors import SourceError
 from seqrecord.format.inventory import Inventory
 from seqrecord.format.manifest import CopiedFiles
 from seqrecord.schema import Block, Frame, Schema
@@ -179,6 +180,10 @@ class SourceFormat:
     takes_files: bool = False
     is_fallback: bool = False
     takes_urls: bool = False
+
+
+class OtherSizeError(SourceError):
+    """A video whose frames have another size than the first one's. `convert` skips the episode."""
 
 
 def blocks_of(source: Source, info: EpisodeInfo) -> Iterator[Block]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seqrecord.areas import IN_PLACE, load_entry
 from seqrecord.clips.tables import ClipSpec
 from seqrecord.errors import NotFoundError, SourceError
 from seqrecord.reading.dataset import (
@@ -18,11 +20,11 @@ from seqrecord.reading.dataset import (
     skipping_bad_episodes,
 )
 from seqrecord.reading.externals import ExternalFiles, Originals
+from seqrecord.reading.filters import BadEpisodes
 from seqrecord.storage import LocalStorage, StorageLike, open_storage
 from seqrecord.units import Progress
 
 if TYPE_CHECKING:  # not needed by `open`
-    from seqrecord.indexing.originals import FoundIndex
     from seqrecord.reading.summary import Summary
     from seqrecord.reading.verify import VerifyReport
 
@@ -103,6 +105,18 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
         dataset.close()
         raise
     return dataset
+
+
+@dataclass(frozen=True)
+class FoundIndex:
+    """Folder of an original's index, and the parts of the original that it leaves out.
+
+    `unreadable` are features, with the reasons.
+    """
+
+    folder: Path
+    bad: BadEpisodes
+    unreadable: Mapping[str, str]
 
 
 def open_unchecked(
@@ -284,9 +298,7 @@ def _index_of(
     If the index of all features lacks an episode or one of `features`, the result is an index of
     only `features`: the episode may be readable without the others.
     """
-    # Imported late: detection of originals takes longer to import than opening a dataset.
-    from seqrecord.indexing.originals import find_index
-
+    find_index: Callable[..., FoundIndex | None] = load_entry(IN_PLACE)
     try:
         found = find_index(location, storage_options, **options)
     except SourceError:

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
+from seqrecord.originals.remote import remote_files
 from seqrecord.schema import MAX_FRAME_BYTES
-from seqrecord.sources.common.remote import remote_files
 from seqrecord.storage import local_path
 from seqrecord.storage.open_files import with_descriptor
 from seqrecord.text import repr_of

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from seqrecord.errors import LocationError, SeqRecordError, SourceError
+from seqrecord.originals.file_types import explained
+from seqrecord.originals.protocol import EpisodeInfo, Source
+from seqrecord.originals.remote import RemoteFiles
 from seqrecord.schema import Frame, Schema
-from seqrecord.sources.base import EpisodeInfo, Source
-from seqrecord.sources.common.file_types import explained
-from seqrecord.sources.common.remote import RemoteFiles
 from seqrecord.storage import Storage, open_storage
 
 

@@ -21,9 +21,9 @@ from seqrecord.format.references import (
     ReferencedFile,
     sampled_ranges,
 )
+from seqrecord.originals.files import is_readable, list_folder, opened
+from seqrecord.originals.remote import RemoteFiles, remote_files
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.sources.common.files import is_readable, list_folder, opened
-from seqrecord.sources.common.remote import RemoteFiles, remote_files
 from seqrecord.storage import (
     LINKED,
     LocalStorage,

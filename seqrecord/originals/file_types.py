@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.common.files import is_file, open_file, size_of
+from seqrecord.originals.files import is_file, open_file, size_of
 
 _HEAD = 512
 

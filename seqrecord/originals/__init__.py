@@ -1,0 +1,1 @@
+"""Originals: the protocol of sources, their inventories, and access to their files."""
