@@ -35,7 +35,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Value:
-    """A value of a message. `names` are those of the elements along the last axis, if known.
+    """A value of a message. `names` name the elements along the last axis, if known.
 
     `camera` is the camera of intrinsics, in the form of the metadata `camera`.
     """
@@ -162,8 +162,8 @@ def _compressed_image(message: Any) -> Message:
 def _camera_info(message: Any) -> Message:
     """Return the intrinsics of raw images, and of `rectified` ones; none if uncalibrated (K = 0).
 
-    https://github.com/ros2/common_interfaces/blob/rolling/sensor_msgs/msg/CameraInfo.msg. Region of
-    interest and binning are those of a sensor, K refers to all its pixels.
+    https://github.com/ros2/common_interfaces/blob/rolling/sensor_msgs/msg/CameraInfo.msg: K refers
+    to all pixels of the sensor, before a region of interest and binning.
     """
     roi = message.roi
     crop = (roi.x_offset, roi.y_offset, roi.width or message.width, roi.height or message.height)

@@ -392,7 +392,7 @@ class McapSource(Originals):
     def _messages(self, recording: Recording) -> Iterator[tuple[str, bytes, Path]]:
         """Yield the messages of features. Raises `SourceError` if a camera of the metadata changes.
 
-        A message is decoded only if its bytes differ from those of the message before.
+        A message is decoded only if its bytes differ from the message before.
         """
         known = {}
         if self.intrinsics == "constant":
