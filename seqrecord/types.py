@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from seqrecord.clips.transforms import ClipFunction as ClipFunction
     from seqrecord.clips.transforms import ClipTransform as ClipTransform
+    from seqrecord.clips.transforms import VaryingClipFunction as VaryingClipFunction
     from seqrecord.pipes.mixing.summary import MixFeatureSummary as MixFeatureSummary
     from seqrecord.pipes.mixing.summary import MixSourceSummary as MixSourceSummary
     from seqrecord.pipes.mixing.summary import MixSummary as MixSummary

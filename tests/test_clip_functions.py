@@ -6,10 +6,10 @@ import itertools
 import pickle
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -164,6 +164,75 @@ def test_clips_by_number(path: Path) -> None:
         assert batch["motion"].data_ptr() == first[0]["motion"].data_ptr()  # contiguous
 
 
+class Prompt:
+    """Values from a clip's columns, an array of varying length and a text among them."""
+
+    example: ClassVar[dict[str, Any]] = {"tokens": np.zeros((4, 2), np.int16), "prompt": "x" * 30}
+    made: ClassVar[dict[str, Any]] = {}
+
+    def __call__(self, clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
+        if self.made:
+            return self.made
+        drawn = generator.integers(9)
+        assert not clip["pose_is_pad"].flags.writeable
+        return {
+            **clip,
+            "real": ~clip["pose_is_pad"],
+            "numbers": np.array([clip["start"], clip["weight"], *clip["pair"]]),
+            "prompt": f"{clip['label']}, {clip['episode']} {clip['start']}",
+            "tokens": np.full((clip["start"] % 5, 2), clip["start"], np.int16),
+            "drawn": drawn + clip["pose"],
+        }
+
+
+def check_prompts(batch: dict[str, Any]) -> Iterator[int]:
+    """Compares a batch's results of `Prompt` with its columns; yields the rows of the table."""
+    assert torch.equal(batch["real"], ~batch["pose_is_pad"])
+    for i, (key, start) in enumerate(names(batch)):
+        row = batch["weight"][i].item()
+        assert batch["numbers"][i].tolist() == [start, row, row, -row]
+        assert batch["label"][i] == f"é{row}"
+        assert batch["prompt"][i] == f"é{row}, {key} {start}"
+        assert torch.equal(batch["tokens"][i], torch.full((start % 5, 2), start, dtype=torch.int16))
+        yield row
+
+
+@pytest.mark.parametrize("chain", [[Prompt()], [RandomCrop((4, 6), features=["image"]), Prompt()]])
+def test_functions_receive_the_columns_of_their_sample(path: Path, chain: Any) -> None:
+    """Masks, place and table; results are texts, and arrays of varying length."""
+    count, rows = 9, np.arange(9)
+    table = {
+        "episode": [f"set/{i % 3}" for i in rows],
+        "start": rows // 3,
+        "weight": rows,
+        "pair": np.stack((rows, -rows), axis=1),
+        "label": [f"é{i}" for i in rows],
+    }
+    options: dict[str, Any] = {
+        "clip_len": 3,
+        "windows": {"pose": [-2, 0, 9]},
+        "pad": "edge",
+        "samples": table,
+        "clip_transform": chain,
+        "features": ["image", "pose"],
+    }
+    pipe = SeqRecordPipe(path, batch_size=4, **options)
+    assert "tokens: int16 [?, 2]" in repr(pipe)
+    for _ in range(2):
+        assert sorted(row for batch in pipe for row in check_prompts(batch)) == [*rows]
+    for clip in SeqRecordPipe(path, **options):
+        assert clip["prompt"].endswith(f"{clip['episode']} {clip['start']}")
+        assert clip["tokens"].tolist() == [[clip["start"]] * 2] * (clip["start"] % 5)
+    mapped = SeqRecordMapDataset(path, **options)
+    batch = seqrecord.collate(mapped.__getitems__([*range(count)]))
+    assert [*check_prompts(batch)] == [*rows]
+    stream = SeqRecordIterableDataset(path, batch_size=2, **options)
+    loader: Any = DataLoader(stream, batch_size=None, num_workers=1)
+    assert sorted(row for batch in loader for row in check_prompts(batch)) == [*rows]
+    mix = seqrecord.SeqRecordMix({"a": SeqRecordIterableDataset(path, **options)}, batch_size=3)
+    assert sorted(row for batch in mix for row in check_prompts(batch)) == [*rows]
+
+
 # ---- errors
 
 
@@ -216,11 +285,26 @@ def test_invalid_results_and_writes_of_functions_are_refused(path: Path) -> None
         *(({"x": np.array([item])}, "torch has no such dtype") for item in ("text", None)),
         ({"x": [np.zeros(2), np.zeros(3)]}, "not an array"),
         *(({name: np.zeros(3)}, "a batch's extra column") for name in ("start", "crop")),
+        ({"x": "text"}, "unknown size; .*VaryingClipFunction"),
     ]
     for result, message in results:
         for loader in (SeqRecordPipe, SeqRecordMapDataset):
             with pytest.raises(ClipError, match=message):
                 loader(path, clip_len=3, clip_transform=lambda *_, result=result: result)
+
+    long = {"tokens": np.zeros((5, 2), np.int16)}
+    for made, message in (
+        (long, r"not fit its example; .*int16 \[\?, 2\] of at most 16 bytes.*int16 \[5, 2\]"),
+        ({"tokens": np.zeros((1, 2))}, r"not fit its example; .*float64 \[1, 2\]"),
+        ({"tokens": 3}, "not fit its example"),
+        ({"prompt": "é" * 16}, "or than its example; .*32 bytes"),
+        ({"prompt": b""}, "another type"),
+        ({"start": 3}, "a batch's extra column"),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Prompt, "made", made)
+            with pytest.raises(ClipError, match=message):
+                SeqRecordPipe(path, clip_len=3, clip_transform=Prompt())
 
     def writes(clip: dict[str, Any], _: np.random.Generator) -> Any:
         clip["image"] += 1

@@ -16,7 +16,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -137,7 +137,39 @@ class CropStep(ABC):
 ClipFunction: TypeAlias = (
     "Callable[[dict[str, Any], np.random.Generator], Mapping[str, npt.ArrayLike]]"
 )
-"""Maps the arrays of a clip, [frames, …] by feature, to arrays of the batch; see `chain_of`."""
+"""Maps a clip, arrays [frames, …] by feature and the columns of its sample, to values of the batch;
+see `chain_of`.
+"""
+
+
+@runtime_checkable
+class VaryingClipFunction(Protocol):
+    """A `ClipFunction` with texts, or arrays of varying length, in its results.
+
+    `example` has the largest of them by name: an array [most, …], whose first axis may be shorter
+    in a result, or a text, of at most as many bytes. A batch has a list of tensors or texts, one
+    per clip. The example determines the memory for them.
+
+    Example:
+        class Tokens:
+            example = {"tokens": np.zeros(32, np.int64), "prompt": "x" * 100}
+
+            def __call__(self, clip, generator):
+                prompt = f"episode {clip['episode']} from frame {clip['start']}"
+                return {"tokens": np.array([*prompt.encode()]), "prompt": prompt}
+
+        pipe = seqrecord.SeqRecordPipe(
+            "records/", clip_len=4, batch_size=2, clip_transform=Tokens()
+        )
+        batch = next(iter(pipe))  # batch["tokens"]: two tensors; batch["prompt"]: two texts
+    """
+
+    example: Mapping[str, npt.ArrayLike]
+
+    def __call__(
+        self, clip: dict[str, Any], generator: np.random.Generator, /
+    ) -> Mapping[str, npt.ArrayLike]: ...
+
 
 CropSteps: TypeAlias = "CropStep | Sequence[CropStep]"
 

@@ -262,6 +262,7 @@ class HostBatchBuilder:
                 n: view_of(whole, self._shapes[n]) for n, whole in self._buffers.items()
             }
         self._variable: dict[str, PackedFrames] = {}
+        self._results: dict[str, list[Any]] = {}  # of functions, of varying length, for each clip
         self._texts: dict[str, list[Any]] = {}  # a list for each clip
         for name, spec in specs.items():
             if spec.value != "array":
@@ -321,6 +322,9 @@ class HostBatchBuilder:
             if name in self._texts:
                 features[name] = self._texts[name]
             elif name in self._variable:
+                for frames in self._results.get(name, ()):
+                    for frame in frames:
+                        self._variable[name].append(frame)
                 features[name] = self._variable[name].finish(self.size)
             else:
                 shape = None if self._shapes is None else self._shapes[name]
@@ -412,6 +416,8 @@ class HostBatchBuilder:
         for name, texts in calls.make(number, clip, out, vectors).items():
             if name in self._texts:
                 self._texts[name][slot] = texts
+            elif name in self._variable:
+                self._results.setdefault(name, [()] * self.size)[slot] = texts
 
 
 def _views(source: ClipRows[Arena], clip: int) -> Iterator[tuple[str, Any]]:

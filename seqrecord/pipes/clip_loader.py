@@ -17,7 +17,7 @@ from seqrecord.clips.tables import ClipTable
 from seqrecord.engine.arena import for_users
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import BufferCache
-from seqrecord.engine.calls import ClipDraws, DrawClips
+from seqrecord.engine.calls import DrawClips
 from seqrecord.engine.device.streams import SideStream, find_device
 from seqrecord.engine.engine import Engine, Execution, Job, Resources, run_plan
 from seqrecord.engine.stats import EngineStats
@@ -210,7 +210,7 @@ class ClipLoader:
             selection.made,
             selection.lengths,
             selection.frames.transform,
-            self._draw_of(plan.epoch, draws) if selection.draws.is_any else None,
+            self._draw_of(plan.epoch, draws),
             selection.vectors,
             partial(_sizes_in, selection, plan) if self.options.draws_sizes else None,
         )
@@ -278,9 +278,8 @@ class ClipLoader:
 
         `draws` are those of the batch.
         """
-        selection, drawn = self.selection, ClipDraws()
-        if selection.draws.is_any:
-            drawn = self._draw_of(epoch, draws)(clips, ())
+        selection, seed = self.selection, self.planner.settings.seed
+        drawn = selection.draws.draw(seed, epoch, clips, **self._draw_settings(epoch, draws))
         columns, num_far = selection.columns.of(clips, self._drawn_frames(epoch, draws), drawn)
         self._iteration.times_without_frame += num_far
         return columns
@@ -318,16 +317,18 @@ class ClipLoader:
         frames_at = draws.frames if draws is not None and is_drawn else None
         return self.selection.drawn_frames(self.planner.settings.seed, epoch, frames_at)
 
-    def _draw_of(self, epoch: int, draws: DrawsByPlace | None) -> DrawClips:
-        """Sampler of an epoch's random parameters; clips of a sequence share them."""
+    def _draw_of(self, epoch: int, draws: DrawsByPlace | None) -> DrawClips | None:
+        """Sampler of an epoch's random parameters."""
+        if not self.selection.draws.is_any:
+            return None
+        settings, seed = self._draw_settings(epoch, draws), self.planner.settings.seed
+        frames = self._drawn_frames(epoch, draws)
+        return partial(self.selection.draw, seed, epoch, frames=frames, **settings)
+
+    def _draw_settings(self, epoch: int, draws: DrawsByPlace | None) -> dict[str, Any]:
+        """Arguments of an epoch's draws; clips of a sequence share them."""
         sequences = self.clips(epoch) if self._has_sequences else None
-        return partial(
-            self.selection.draws.draw,
-            self.planner.settings.seed,
-            epoch,
-            sequences=sequences,
-            draw_at=None if draws is None else draws.draw,
-        )
+        return {"sequences": sequences, "draw_at": None if draws is None else draws.draw}
 
     def find_device(self) -> torch.device | None:
         """The device with its number, or `None`; call it in the thread that begins an iteration."""

@@ -128,10 +128,15 @@ class ClipReader:
 
         return ClipSequence(len(numbers), batch, single)
 
-    def example(self, clip: ClipKeys) -> dict[str, Any]:
-        """The features of one clip, as arguments of clip functions: arrays [frames, …] or lists."""
-        features, _ = self._read(0, clip, self._selection.drawn_frames(0, 0))
-        return {name: as_arrays(clips[0]) for name, clips in for_users(features, ()).items()}
+    def example(self, clip: ClipKeys) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The features of one clip, as arguments of clip functions: arrays [frames, …] or lists;
+        and the columns of a batch with this clip.
+        """
+        frames = self._selection.drawn_frames(0, 0)
+        features, drawn = self._read(0, clip, frames)
+        columns, _ = self._selection.columns.of(clip, frames, drawn)
+        values = {name: as_arrays(clips[0]) for name, clips in for_users(features, ()).items()}
+        return values, columns
 
     def _divided(self, name: str, values: torch.Tensor | RaggedFrames | list[Any]) -> Any:
         """Split a feature of a batch into clips."""
@@ -173,7 +178,7 @@ class ClipReader:
                 sources.append(ClipRows(arena, some.reshape(keys[number].shape), kept))
         if not selection.draws.is_any:
             threads = CallThreads(1)  # copying takes less time than starting threads
-        drawn = selection.draws.draw(seed, 0, clips, sources)
+        drawn = selection.draw(seed, 0, clips, sources, frames=frames)
         if drawn.crop is not None:
             sources = [replace(source, crop=drawn.crop) for source in sources]
         builder.gather(np.arange(count), sources, threads, drawn.calls, selection.vectors)

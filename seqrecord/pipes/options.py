@@ -266,13 +266,18 @@ class ClipOptions:
             episode.
 
             Functions come after crops and flips. A function is called once for each clip with a
-            dict of read-only arrays [clip_len, …], valid during the call (a list of arrays for a
-            feature of variable shape, a list of texts for a text feature), and a
-            `numpy.random.Generator` seeded by seed, epoch and clip. It returns the arrays of the
-            batch, each with at least one axis and with the same dtype and shape for every clip, or
-            lists of texts. It runs in several threads, and twice for the first clip when the loader
-            is created: a function that uses a global generator (`torch`, `numpy.random` or
-            `random`), or whose results differ, raises `ClipError`. Functions exclude a `device`.
+            dict and a `numpy.random.Generator` seeded by seed, epoch and clip. The dict has
+            read-only arrays [clip_len, …], valid during the call (a list of arrays for a feature of
+            variable shape, a list of texts for a text feature), and the clip's values of all
+            columns of the batch: `episode`, `start`, masks `<feature>_is_pad`, columns of
+            `samples`, metadata. A function returns the arrays of the batch, each with at least one
+            axis and with the same dtype and shape for every clip, or lists of texts for a text
+            feature. Unchanged columns in the result are ignored, others under the name of a column
+            are an error. Other texts and arrays of varying length require an example of the
+            largest, see `seqrecord.types.VaryingClipFunction`. It runs in several threads, and
+            twice for the first clip when the loader is created: a function that uses a global
+            generator (`torch`, `numpy.random` or `random`), or whose results differ, raises
+            `ClipError`. Functions exclude a `device`.
         ragged: form of features of variable shape, except texts. "list" (default): a list of
             tensors, one per frame. "pad": one tensor of the size of the largest frame in the
             selected episodes, filled with zeros, and `<feature>_mask`, bool [clip_len, length],

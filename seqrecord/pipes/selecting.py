@@ -142,7 +142,10 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
         steps,
         draws.made,
         windows.frames.lengths,
+        metadata,
     )
+    _check_names(selection, ())
+    check_metadata(dataset.contents.index, found.selected, metadata)
     if functions:
         if options.clip_lens is not None or options.draws_sizes:
             raise ClipError(
@@ -161,14 +164,14 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
     if isinstance(options, LoaderOptions) and options.order == "sequences":
         reserved += SEQUENCE_COLUMNS
     own = {n for n, spec in dataset.features.items() if spec.kind == "intrinsics"}
-    _check_names(selection, metadata, [name for name in reserved if name not in own])
-    check_metadata(dataset.contents.index, found.selected, metadata)
-    made, squeezed = selection.made, frozenset[str]()
+    _check_names(selection, [name for name in reserved if name not in own])
+    called, made = selection.draws.functions, selection.made
+    squeezed = frozenset[str]() if called is None else called.single
     if options.squeeze_time and not functions:
         fixed = {n for n, spec in made.items() if spec.is_fixed or spec.value != "array"}
         squeezed = frozenset(fixed.intersection(windows.alone))
     nested = frozenset(n for n in frames.nested if n in made and not made[n].is_fixed)
-    return replace(selection, metadata=metadata, nested=nested, squeezed=squeezed)
+    return replace(selection, nested=nested, squeezed=squeezed)
 
 
 def _with_functions(
@@ -177,7 +180,7 @@ def _with_functions(
     """Add functions, called here with the first clip."""
     clip, clip_episodes = ClipReader(selection, 0).example(first), selection.clip_episodes
     place = int(clip_episodes.rows(first.episode)[0]), int(clip_episodes.starts(first)[0])
-    found = ClipFunctions.of(functions, selection.dataset, clip, *place, selection.made)
+    found = ClipFunctions.of(functions, selection.dataset, *clip, *place, selection.made)
     made = {n: replace(spec, shape=spec.shape[1:]) for n, spec in found.made.items()}
     check_tensors(made)
     lengths = {n: int(spec.shape[0] or 0) for n, spec in found.made.items()}
@@ -224,9 +227,10 @@ def _divided(
     return divided
 
 
-def _check_names(selection: Selection, metadata: Sequence[str], reserved: Sequence[str]) -> None:
+def _check_names(selection: Selection, reserved: Sequence[str]) -> None:
     """Raise `ClipError` if two entries of a batch have one name."""
-    taken = (*selection.column_kinds, *reserved)
+    metadata = selection.metadata
+    taken = (*replace(selection, metadata=()).column_kinds, *reserved)
     if wrong := [name for name in selection.made if name in taken]:
         names = ", ".join(f"'{name}': 'my_{name}'" for name in wrong)
         raise ClipError(

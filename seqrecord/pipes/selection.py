@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 from seqrecord.clips.frames import ClipFrames, ClipKeys
 from seqrecord.clips.tables import EpisodeTable, IntArray
+from seqrecord.engine.batches import ClipRows
+from seqrecord.engine.calls import ClipDraws
 from seqrecord.engine.vectors import VectorSteps
 from seqrecord.pipes.clip_sets import ClipSet
 from seqrecord.pipes.clip_windows import FeatureWindows
@@ -120,6 +122,31 @@ class Selection:
             return self.windows.frames
         draw = partial(self.steps.draw, seed, epoch, frames_at=frames_at)
         return replace(self.windows.frames, draw=draw)
+
+    def draw(
+        self,
+        seed: int,
+        epoch: int,
+        clips: ClipKeys,
+        sources: Sequence[ClipRows[Any]],
+        *,
+        frames: ClipFrames,
+        **settings: Any,
+    ) -> ClipDraws:
+        """Draw parameters for clips, and add their columns for functions of clips.
+
+        `settings` are arguments of `AugmentationSampler.draw`.
+        """
+        drawn = self.draws.draw(seed, epoch, clips, sources, **settings)
+        if drawn.calls is None:
+            return drawn
+        columns, _ = self._given_columns.of(clips, frames, drawn)
+        return replace(drawn, calls=drawn.calls.with_columns(columns))
+
+    @cached_property
+    def _given_columns(self) -> BatchColumns:
+        """The columns for functions of clips, which come before placement."""
+        return replace(self.columns, constants={})
 
     @cached_property
     def columns(self) -> BatchColumns:

@@ -139,6 +139,11 @@ def unchanged_values(
     return frozenset(kept)
 
 
+def size_of_text(value: str) -> int:
+    """Bytes of a text in UTF-8."""
+    return len(value.encode(errors="surrogatepass"))
+
+
 def check_text(what: str, name: str, value: Any, spec: ArraySpec) -> None:
     """Raise `ClipError` if a text has another type, or is larger than its reserved memory."""
     kind = str if spec.value == "text" else bytes
@@ -149,10 +154,10 @@ def check_text(what: str, name: str, value: Any, spec: ArraySpec) -> None:
             expected=kind.__name__,
             got=type(value).__name__,
         )
-    size = len(value.encode(errors="surrogatepass") if isinstance(value, str) else value)
+    size = size_of_text(value) if isinstance(value, str) else len(value)
     if size > (spec.largest or 0):
         raise ClipError(
-            f"{what} returns a longer text than any frame of this feature",
+            f"{what} returns a longer text than any frame of this feature, or than its example",
             feature=name,
             expected=f"at most {spec.largest} bytes, the reserved memory",
             got=f"{size} bytes",
@@ -164,9 +169,12 @@ def check_arrays(
     of: str,
     arrays: Mapping[str, Any],
     specs: Mapping[str, ArraySpec],
-    check_texts: Callable[[str, str, Any, ArraySpec], None] = check_text,
+    check_varying: Callable[[str, str, Any, ArraySpec], None] = check_text,
 ) -> None:
-    """Raise `ClipError` unless a function's results match `specs`, from its first result."""
+    """Raise `ClipError` unless a function's results match `specs`, from its first result.
+
+    `check_varying` checks texts and arrays of a variable shape.
+    """
     if arrays.keys() != specs.keys():
         raise ClipError(
             f"{what} returns other features than for the first {of}",
@@ -174,8 +182,8 @@ def check_arrays(
             got=", ".join(arrays),
         )
     for name, spec in specs.items():
-        if spec.value != "array":
-            check_texts(what, name, arrays[name], spec)
+        if not spec.is_fixed:
+            check_varying(what, name, arrays[name], spec)
             continue
         array = np.asarray(arrays[name])
         if (got := ArraySpec(array.dtype, array.shape)) != spec:
