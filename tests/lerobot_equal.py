@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.lerobot.equal import CAMERAS, VARIANTS, write
+from benchmarks.lerobot.equal import CAMERAS, VARIANTS, encode_again, write
 from seqrecord.lazy import is_installed
 from tests.lerobot_data import FEATURES, FPS, episodes, write_dataset
 from tests.lerobot_depth_data import DEPTH, IMAGE, write_depth_images
@@ -250,8 +250,12 @@ def main(folder: Path) -> None:
     if is_installed("lerobot.configs.video"):
         found |= _depths(folder)
         found |= _languages(folder)
+        shutil.copytree(folder / VARIANTS[0], folder / "between keyframes")
+        for path in (folder / "between keyframes").rglob("*.mp4"):
+            encode_again(path, g="100", bf="0")  # exports encode the end of an episode of B-frames
         names = [
-            VARIANTS[0],  # of others, GOPs with hidden frames are encoded again
+            VARIANTS[0],
+            "between keyframes",
             "tables",
             "language",
             "depth/log",

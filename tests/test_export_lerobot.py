@@ -18,7 +18,7 @@ from seqrecord.edit import split_episodes
 from seqrecord.errors import ClipError, CodecError, DestinationError, SchemaError
 from seqrecord.export import to_lerobot
 from tests.command_line import run
-from tests.lerobot_data import FEATURES
+from tests.lerobot_data import FEATURES, FPS
 from tests.lerobot_data import episodes as lerobot_episodes
 from tests.lerobot_language_data import annotate
 from tests.lerobot_tools import CAMERA, described, export
@@ -272,20 +272,27 @@ def test_video_packets_are_copied_to_a_new_file(tmp_path: Path, case: str, fps: 
     assert gops_of(copy) == gops_of(path)
 
 
-def test_hidden_frames_are_not_exported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The second episode begins two frames after a keyframe."""
+@pytest.mark.parametrize("b_frames", ["0", "3"])
+def test_episodes_between_keyframes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, b_frames: str
+) -> None:
+    """Later episodes begin after the only keyframe; B-frames of the second need a later frame."""
     root = unpack(tmp_path)
-    options = {"g": "100", "bf": "0", "x264-params": "scenecut=0"}
+    options = {"g": "100", "bf": b_frames, "x264-params": "scenecut=0:b-adapt=0"}
     images = with_video(root, ROWS, options=options, forced=False)
     seqrecord.convert(open_source(root), tmp_path / "records", workers=1)
     with caplog.at_level(logging.WARNING):
         out = to_lerobot(tmp_path / "records", tmp_path / "out", features=[VIDEO])
-    assert f"episode_000001, {VIDEO}: re-encoded 3 frames" in caplog.text
-    assert "episode_000000" not in caplog.text
+    encoded = [f"episode_{i:06d}, {VIDEO}: re-encoded" in caplog.text for i in range(3)]
+    assert encoded == [False, b_frames == "3", False]
+    [table] = (out / "meta/episodes").rglob("*.parquet")
+    begins = pq.read_table(table)[f"videos/{VIDEO}/from_timestamp"].to_numpy() * FPS
+    ends = np.cumsum(ROWS)
+    np.testing.assert_allclose(begins, [0, 0 if encoded[1] else ends[0], ends[1]])
     seqrecord.convert(open_source(out), tmp_path / "again", workers=1)
-    got = [frames[VIDEO] for frames in all_frames(tmp_path / "again")]
-    np.testing.assert_array_equal(got[0], images[:5])
-    assert np.abs(got[1].astype(int) - images[5:8]).mean() < 4
+    for got, end, lossy in zip(all_frames(tmp_path / "again"), ends, encoded, strict=True):
+        expected = images[end - len(got[VIDEO]) : end].astype(int)
+        assert abs(got[VIDEO].astype(int) - expected).max() < 60 * lossy + 1
 
 
 def write(path: Path, frames: list[dict[str, Any]], fps: float | None = 10, **options: Any) -> Path:

@@ -90,7 +90,7 @@ def write(folder: Path) -> None:
     for variant, hidden in (("b_frames", 0), ("hidden", _HIDDEN)):
         shutil.copytree(folder / "own", folder / variant)
         for path in (folder / variant).rglob("*.mp4"):
-            _encode_again(path, hidden)
+            encode_again(path, hidden)
 
 
 def _frames(episode: int) -> Iterator[dict[str, Any]]:
@@ -108,14 +108,14 @@ def _frames(episode: int) -> Iterator[dict[str, Any]]:
         }
 
 
-def _encode_again(path: Path, hidden: int) -> None:
+def encode_again(path: Path, hidden: int = 0, **options: str) -> None:
     """Reencode as H.264: B-frames, a keyframe every eight frames, `hidden` leading frames."""
     import av
 
     with av.open(str(path)) as file:
         images = [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]
     images = [255 - images[0]] * hidden + images
-    options = {"g": "8", "bf": "3", "crf": "10", "x264-params": "b-adapt=0:scenecut=0"}
+    options = {"g": "8", "bf": "3", "crf": "10", "x264-params": "b-adapt=0:scenecut=0"} | options
     with av.open(str(path), "w") as file:
         stream: Any = file.add_stream("libx264", rate=FPS, options=options)
         stream.height, stream.width = images[0].shape[:2]

@@ -14,20 +14,22 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.container import TimedPacket, mux_mp4
-from seqrecord.codecs.video.decoding import decode_gop
+from seqrecord.codecs.video.decoding import decode_gop, display_order
 from seqrecord.codecs.video.encoding import encode_gop
 from seqrecord.codecs.video.gops import Gop
+from seqrecord.codecs.video.packages import video_errors
 from seqrecord.errors import ClipError
 from seqrecord.export.files import disk_errors, new_folder
 from seqrecord.export.lerobot_meta import (
@@ -78,12 +80,13 @@ def to_lerobot(
     """Write episodes as a LeRobot dataset of version 3.0; returns its folder.
 
     H.264, HEVC, AV1 and VP9 video is copied packet by packet into an MP4 file per episode and
-    camera; groups of pictures with frames that are decoded but not shown are encoded again, with a
-    warning. Other images, uint8 [H, W, 3], become PNG in the rows, which is lossless, or with
-    `video` are encoded; other features become columns. Depth in m or mm is a video of LeRobot's
-    codes if it is one, and otherwise TIFF in the rows: float32 or uint16 [H, W, 1].
-    `language_events`, and `language_persistent` of the episodes' metadata, become LeRobot's
-    language columns.
+    camera. If an episode begins between two keyframes, its file begins at the keyframe before, and
+    its `from_timestamp` is above 0. Groups of pictures with other frames that are decoded but not
+    shown are encoded again, with a warning. Other images, uint8 [H, W, 3], become PNG in the rows,
+    which is lossless, or with `video` are encoded; other features become columns. Depth in m or mm
+    is a video of LeRobot's codes if it is one, and otherwise TIFF in the rows: float32 or uint16
+    [H, W, 1]. `language_events`, and `language_persistent` of the episodes' metadata, become
+    LeRobot's language columns.
 
     Episodes, and LeRobot's `index` of frames, are in the dataset's order. Since LeRobot's splits
     are ranges, episodes of a split that are not consecutive are moved, with a warning.
@@ -183,13 +186,15 @@ class _Writer:
             collected = collector(self._columns)
             collected.begin(episode.key)
             tasks = self._write_rows(file, meta, collected, episode, number, first)
-            for each in self._columns:
-                if each.is_video:
-                    self._write_video(root, each, episode, number)
+            before = {
+                each.name: self._write_video(root, each, episode, number)
+                for each in self._columns
+                if each.is_video
+            }
             self._collect_video_statistics(collected, episode)
             collected.skip(len(episode))
             collected.keep()
-            meta.add(tasks, file.number, first, collected.statistics())
+            meta.add(tasks, file.number, first, before, collected.statistics())
             first += len(episode)
         file.close()
         is_all = len(self._episodes) == len(self._reader.episodes)
@@ -257,9 +262,8 @@ class _Writer:
             for feature, name in names.items():
                 collected.add_frames(name, images[feature], sampled)
 
-    def _write_video(
-        self, root: Path, column: LeRobotColumn, episode: Episode, number: int
-    ) -> None:
+    def _write_video(self, root: Path, column: LeRobotColumn, episode: Episode, number: int) -> int:
+        """Write an episode's video; returns the number of frames before the episode's first."""
         name, spec = column.feature, column.spec
         path = root / f"videos/{column.name}/{file_name(number)}.mp4"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -270,9 +274,9 @@ class _Writer:
         else:
             gops += self._encoded(column, episode)
         config = gops[0].config or VideoConfig.from_json(spec.codec[0])
-        shown = _alike(gops, config, spec, f"{episode.key}, {name}")
+        shown, before = _alike(gops, config, spec, f"{episode.key}, {name}")
         # Frames are decoded up to this many packets before they are shown.
-        delay = max(at - frame for gop in shown for at, frame in enumerate(gop.order))
+        delay = max(at - frame for one in shown for at, frame in enumerate(one.order))
         mux_mp4(
             str(path),
             config.codec,
@@ -283,6 +287,7 @@ class _Writer:
             duration=_TICKS,
             options={"movflags": "faststart"},
         )
+        return before
 
     def _encoded(self, column: LeRobotColumn, episode: Episode) -> Iterator[Gop]:
         config = VideoConfig.from_json(column.spec.codec[0])
@@ -334,29 +339,58 @@ def _gops(data: memoryview, count: int, feature: str) -> Iterator[Gop]:
         yield Gop(tuple(packets[start:stop]), tuple(order), table.config)
 
 
-def _timed(gops: Sequence[Gop], delay: int) -> Iterator[TimedPacket]:
-    """Packets of GOPs without hidden frames; frame i is shown at i frame periods."""
+class _Shown(NamedTuple):
+    """Packets of a GOP, with the display position of each one's frame."""
+
+    packets: Sequence[bytes]
+    order: Sequence[int]
+
+
+def _timed(gops: Sequence[_Shown], delay: int) -> Iterator[TimedPacket]:
+    """Packets of GOPs; frame i is shown at i frame periods."""
     first = 0
     for gop in gops:
         for place, (data, shown) in enumerate(zip(gop.packets, gop.order, strict=True)):
             pts, dts = (first + shown) * _TICKS, (first + place - delay) * _TICKS
             yield TimedPacket(data, pts, dts, place == 0)
-        first += gop.num_frames
+        first += len(gop.packets)
 
 
-def _alike(gops: Sequence[Gop], config: VideoConfig, spec: FeatureSpec, where: str) -> list[Gop]:
-    """The GOPs in one configuration without hidden frames; others are encoded again, with a warning
-    about `where`."""
+def _alike(
+    gops: Sequence[Gop], config: VideoConfig, spec: FeatureSpec, where: str
+) -> tuple[list[_Shown], int]:
+    """The GOPs in one configuration, and the number of frames before the first one of the episode.
+
+    GOPs of another configuration, and with other hidden frames than those before the first one, are
+    encoded again, with a warning about `where`.
+    """
     feature = VideoConfig.from_json(spec.codec[0])
     height, width = (n or 0 for n in spec.shape[:2])
-    found, count = [], 0
+    found, count = list[_Shown](), 0
     for gop in gops:
         own = gop.config or feature
-        if -1 in gop.order or own != config:
+        shown: _Shown | None = None
+        if own == config and -1 not in gop.order:
+            shown = _Shown(gop.packets, gop.order)
+        elif own == config and not found:
+            shown = _from_keyframe(gop, own.codec)
+        if shown is None:
             count += gop.num_frames
             gop = encode_gop(config, decode_gop(own, height, width, gop))
-        found.append(gop)
+            shown = _Shown(gop.packets, gop.order)
+        found.append(shown)
     if count:
         reason = "their GOPs have hidden frames, or another codec"
         _logger.warning("%s: re-encoded %d frames (%s)", where, count, reason)
-    return found
+    return found, len(found[0].packets) - gops[0].num_frames
+
+
+def _from_keyframe(gop: Gop, codec: str) -> _Shown | None:
+    """A GOP with its hidden frames shown, or `None` if some are not before the visible ones."""
+    order: list[int] = []
+    with suppress(*video_errors()):  # `decode_gop` raises a better error
+        order = display_order(codec, gop.packets)
+    visible = [gop.order[packet] for packet in order][-gop.num_frames :]
+    if len(order) < len(gop.packets) or visible != [*range(gop.num_frames)]:
+        return None
+    return _Shown(gop.packets, np.argsort(order).tolist())

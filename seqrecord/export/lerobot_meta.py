@@ -260,8 +260,16 @@ class LeRobotMeta:
         """Number of a task; new tasks get the next number."""
         return self._tasks.setdefault(task, len(self._tasks))
 
-    def add(self, tasks: Sequence[str], file: int, first_row: int, statistics: Statistics) -> None:
-        """Add the next episode: tasks, number of its data file, first row, statistics."""
+    def add(
+        self,
+        tasks: Sequence[str],
+        file: int,
+        first_row: int,
+        before: Mapping[str, int],
+        statistics: Statistics,
+    ) -> None:
+        """Add the next episode: tasks, number of its data file, first row, frames in its videos
+        before its first, statistics."""
         number, length = self._num_rows, len(self._episodes[self._num_rows])
         row: dict[str, Any] = {
             "episode_index": number,
@@ -272,11 +280,11 @@ class LeRobotMeta:
             "dataset_from_index": first_row,
             "dataset_to_index": first_row + length,
         }
-        for name in (column.name for column in self._columns if column.is_video):
+        for name, begin in before.items():
             row[f"videos/{name}/chunk_index"] = number // _FILES_PER_CHUNK
             row[f"videos/{name}/file_index"] = number % _FILES_PER_CHUNK
-            row[f"videos/{name}/from_timestamp"] = 0.0
-            row[f"videos/{name}/to_timestamp"] = length / float(self._fps)
+            row[f"videos/{name}/from_timestamp"] = begin / float(self._fps)
+            row[f"videos/{name}/to_timestamp"] = (begin + length) / float(self._fps)
         for name, stats in self._stats(statistics).items():
             row |= {f"stats/{name}/{key}": value for key, value in stats.items()}
         self._rows.append(row)
