@@ -248,6 +248,22 @@ def test_the_next_epoch_reuses_the_memory(
     assert growth < BESIDE + 2 * 12 * FRAME  # two batches not needed before
 
 
+def test_a_writer_has_one_copy_of_a_raw_chunk(tmp_path: Path) -> None:
+    schema = Schema([FeatureSpec("image", np.dtype("u1"), SHAPE)])
+    frame = np.zeros(SHAPE, np.uint8)
+    options: dict[str, Any] = {"codecs": "raw", "chunk_frames": 32, "statistics": False}
+    numbers = iter(range(3))
+
+    def write() -> None:
+        with SeqRecordWriter(tmp_path / str(next(numbers)), schema=schema, **options) as writer:
+            for key in ("one", "two"):
+                with writer.episode(key) as episode:
+                    for _ in range(40):
+                        episode.append({"image": frame})
+
+    check_taken(write, 32 * FRAME + BESIDE)
+
+
 def test_invalid_limits(path: Path) -> None:
     limits: list[Any] = ["none", -1, 1.5, "1 parsec"]
     for limit in limits:

@@ -83,8 +83,8 @@ class PageCodec:
         with located(CodecError, feature=spec.name):
             return Blob(bytes(self._codec.encode(array)), shape)
 
-    def join(self, blobs: Sequence[Blob]) -> bytes:
-        """Concatenate blobs to a page, empty for no frames.
+    def join(self, blobs: Sequence[Blob]) -> Buffer:
+        """Concatenate blobs to a page, empty for no frames; a raw page's blobs may have many.
 
         Raises `FrameError` if it is too large.
         """
@@ -104,9 +104,9 @@ class PageCodec:
                 expected=f"at most {MAX_PAGE_BYTES} bytes",
                 got=f"{length} bytes",
             )
-        return b"".join(parts)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def cut(self, page: memoryview, count: int, positions: range) -> bytes:
+    def cut(self, page: memoryview, count: int, positions: range) -> Buffer:
         """Return the page of some consecutive frames of a page with `count` frames.
 
         Nothing is decoded.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.checksum import crc32c
+from seqrecord.checksum import Buffer, crc32c
 from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordError
 from seqrecord.format.index import GroupIndex, Index
 from seqrecord.format.manifest import MANIFEST
@@ -190,7 +190,7 @@ class ChunkReader:
             return data
         try:
             if page.feature in self._video:
-                cut = cut_video_page(data, page.num_present, positions, page.feature)
+                cut: Buffer = cut_video_page(data, page.num_present, positions, page.feature)
             else:
                 cut = self._codecs[page.feature].cut(data, page.num_present, positions)
         except FormatError as error:

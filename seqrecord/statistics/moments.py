@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-_BLOCK_ROWS, _BLOCK_COLUMNS = 128, 2048  # a block of 8-byte numbers fits into a core's cache
+_BLOCK_ROWS, _BLOCK_COLUMNS = 256, 1536  # a block of 8-byte numbers fits into a core's cache
+_REDUCTIONS = (np.minimum, np.maximum, np.add, np.add)  # of numbers, differences, their squares
 _SMALL, _LARGE = 1e-140, 1e140  # magnitudes whose squares neither underflow nor overflow
 _ULPS = 4  # deviation of equal numbers after sums, in units of the dtype's eps
 _NARROW = 1e-4  # width between quantiles, relative to max - min
@@ -63,10 +64,8 @@ def moments_of(pixels: npt.NDArray[Any]) -> list[Moments]:
     channels = pixels.shape[1]
     if not pixels.size:
         return [Moments()] * channels
-    sums = np.zeros((2, channels))  # differences, squared differences
+    columns: dict[int, list[Any]] = {}  # reduced blocks of each width, see `_REDUCTIONS`
     odd = np.zeros((3, channels), np.int64)  # NaN, inf, -inf
-    least: Any = None
-    most: Any = None
     shift = np.zeros(channels)
     is_exact = pixels.dtype == np.uint8  # float32 represents sums of 258 squares of uint8 exactly
     # One buffer for all blocks: allocating takes longer than the arithmetic.
@@ -74,33 +73,36 @@ def moments_of(pixels: npt.NDArray[Any]) -> list[Moments]:
     buffer = np.empty(min(pixels.size, most_values), np.float32 if is_exact else np.float64)
     with np.errstate(all="ignore"):
         for block in _blocks(pixels):
-            low, high, finite = block.min(0), block.max(0), None
+            low, high, finite, width = block.min(0), block.max(0), None, block.shape[1]
             if pixels.dtype.kind == "f" and not np.isfinite(low + high).all():
                 finite = np.isfinite(block)
                 masks = (np.isnan(block), block == np.inf, block == -np.inf)
                 odd += [_by_channel(np.add, mask.sum(0), channels) for mask in masks]
                 low = np.where(finite, block, np.inf).min(0)
                 high = np.where(finite, block, -np.inf).max(0)
-            low = _by_channel(np.minimum, low, channels)
-            high = _by_channel(np.maximum, high, channels)
-            if least is None and not is_exact:
-                shift = np.where(np.isfinite(low), low, 0).astype(np.float64)
+            if not columns and not is_exact:
+                least = _by_channel(np.minimum, low, channels)
+                shift = np.where(np.isfinite(least), least, 0).astype(np.float64)
             numbers = buffer[: block.size].reshape(block.shape)
             if is_exact:
                 np.copyto(numbers, block)
             else:
-                np.subtract(block, np.tile(shift, block.shape[1] // channels), out=numbers)
+                np.subtract(block, np.tile(shift, width // channels), out=numbers)
             if finite is not None:
                 numbers[~finite] = 0
-            least = low if least is None else np.minimum(least, low)
-            most = high if most is None else np.maximum(most, high)
-            sums[0] += _by_channel(np.add, np.add.reduce(numbers, 0), channels)
+            rows = [low, high, np.add.reduce(numbers, 0).astype(np.float64)]
             np.multiply(numbers, numbers, out=numbers)
-            sums[1] += _by_channel(np.add, np.add.reduce(numbers, 0), channels)
-    return [
-        _channel_moments(pixels[:, i], odd[:, i], sums[:, i], float(shift[i]), least[i], most[i])
-        for i in range(channels)
-    ]
+            rows.append(np.add.reduce(numbers, 0).astype(np.float64))
+            if width in columns:
+                threes = zip(_REDUCTIONS, columns[width], rows, strict=True)
+                rows = [reduce(before, row) for reduce, before, row in threes]
+            columns[width] = rows
+    lows, highs, *sums = (
+        _by_channel(reduce, np.concatenate([rows[i] for rows in columns.values()]), channels)
+        for i, reduce in enumerate(_REDUCTIONS)
+    )
+    about = zip(pixels.T, odd.T, np.stack(sums, 1), shift.tolist(), lows, highs, strict=True)
+    return [_channel_moments(*of_channel) for of_channel in about]
 
 
 def coarsest_eps(dtypes: Iterable[np.dtype[Any]]) -> float:

@@ -189,6 +189,7 @@ class FrameGroup:
         self.schema = schema.group(number)
         self._places = {name: schema.position(name) for name in self.schema}
         self._codecs = {name: PageCodec(spec) for name, spec in self.schema.items()}
+        self._raw = {name: _RawFrames() for name, spec in self.schema.items() if spec.is_raw}
         self._length = ChunkLength(self.schema)
         self.begin(None)
 
@@ -211,7 +212,7 @@ class FrameGroup:
             self._present[name] += [column is not None] * len(rows)
             if isinstance(column, memoryview):
                 data = column[rows.start * spec.nbytes : rows.stop * spec.nbytes]
-                self._blobs[name].append(Blob(data, ()))
+                self._raw[name].add(data, (self._length.frames or CHUNK_FRAMES) * spec.nbytes)
             elif column is not None:
                 self._blobs[name] += column[rows.start : rows.stop]
         self._num_frames += len(rows)
@@ -219,7 +220,10 @@ class FrameGroup:
             self._length.add(columns, rows)
 
     def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
-        """Take the full chunks; with `rest`, also a last chunk of the remaining frames, if any."""
+        """Take the full chunks; with `rest`, also a last chunk of the remaining frames, if any.
+
+        Raw pages of a chunk are valid until the next `add`.
+        """
         while (length := self._length.frames) is not None and self._num_frames >= length:
             yield self._take(length)
         if rest and self._num_frames:
@@ -233,41 +237,63 @@ class FrameGroup:
         """Drop the frames that are not in a chunk yet."""
         self._num_frames = 0
         self._blobs: dict[str, list[Blob]] = {name: [] for name in self.schema}
+        for page in self._raw.values():
+            page.clear()
         self._present: dict[str, list[bool]] = {name: [] for name in self.schema}
 
     def _take(self, length: int) -> StoredChunk:
-        taken: dict[str, list[Blob]] = {}
+        pages: list[Buffer] = []
         gaps: dict[int, npt.NDArray[np.bool_]] = {}
-        for name, present in self._present.items():
+        largest: list[int] = []
+        for name, spec in self.schema.items():
+            present = self._present[name]
             count = sum(present[:length])
             if count < length:
                 gaps[self._places[name]] = np.array(present[:length], np.bool_)
-            taken[name] = self._front(name, count)
             del present[:length]
+            if spec.is_raw:
+                blobs = [Blob(self._raw[name].take(count * spec.nbytes), ())]
+            else:
+                blobs, self._blobs[name] = self._blobs[name][:count], self._blobs[name][count:]
+            pages.append(self._codecs[name].join(blobs))
+            if not spec.is_fixed:
+                largest.append(int(_decoded_bytes(spec, blobs).max(initial=0)))
         self._num_frames -= length
-        pages = [self._codecs[name].join(blobs) for name, blobs in taken.items()]
-        largest = [
-            int(_decoded_bytes(spec, taken[spec.name]).max(initial=0))
-            for spec in self.schema.variable
-        ]
         span = range(self._written, self._written + length)
         self._written = span.stop
         return StoredChunk.of(self.number, self.schema, span, gaps, pages, largest)
 
-    def _front(self, name: str, count: int) -> list[Blob]:
-        """Take the blobs of the first `count` frames; a raw feature has a blob for each added
-        block."""
-        spec, blobs = self.schema[name], self._blobs[name]
-        if spec.is_raw:
-            nbytes, count, of_frames = 0, 0, count * spec.nbytes
-            while nbytes < of_frames:
-                data = memoryview(blobs[count].data)
-                if len(data) > of_frames - nbytes:
-                    cut = of_frames - nbytes
-                    blobs[count : count + 1] = [Blob(data[:cut], ()), Blob(data[cut:], ())]
-                nbytes, count = nbytes + len(blobs[count].data), count + 1
-        self._blobs[name] = blobs[count:]
-        return blobs[:count]
+
+class _RawFrames:
+    """Bytes of a raw feature's frames, in memory that is used again for each chunk.
+
+    Fresh memory would cost as much as the copy.
+    """
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+        self.clear()
+
+    def clear(self) -> None:
+        self._start = self._stop = 0  # of the bytes that are not taken yet
+
+    def add(self, data: memoryview, expected: int) -> None:
+        """Copy `data`; `expected` is the likely size of all bytes before `take`."""
+        rest = self._memory[self._start : self._stop]
+        size = len(rest) + len(data)
+        if self._start or size > len(self._memory):
+            memory = self._memory
+            if size > len(memory):
+                memory = np.empty(max(size, min(expected, max(2 * size, CHUNK_BYTES))), np.uint8)
+            memory[: len(rest)] = rest
+            self._memory = memory
+        self._memory[len(rest) : size] = data
+        self._start, self._stop = 0, size
+
+    def take(self, size: int) -> memoryview:
+        """Take the first `size` bytes, valid until the next `add`."""
+        self._start += size
+        return self._memory[self._start - size : self._start].data
 
 
 def page_ranges(row: npt.NDArray[Any]) -> list[ByteRange]:

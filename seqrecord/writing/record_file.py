@@ -439,21 +439,26 @@ def _fitting(spec: FeatureSpec, item: Any) -> npt.NDArray[Any]:
 
 
 def _raw_encoder(codec: PageCodec) -> _Encoder:
-    """Encoder of a raw feature: one buffer for all frames of a block."""
+    """Encoder of a raw feature: one buffer for all frames of a block, if possible not a copy."""
     spec = codec.spec
     shape = tuple(n or 0 for n in spec.shape)
 
     def encode(items: Any) -> memoryview:
         if isinstance(items, np.ndarray):
             check_fits(spec, items.dtype, items.shape[1:])
-            return memoryview(items.astype(spec.dtype, order="C", copy=False).tobytes())
+            return _bytes_of(items.astype(spec.dtype, order="C", copy=False))
         if len(items) == 1:
             [item] = items
             if type(item) is np.ndarray and item.dtype == spec.dtype and item.shape == shape:
-                return memoryview(item.tobytes())  # the common case
+                return _bytes_of(np.ascontiguousarray(item))  # the common case
         return memoryview(b"".join(blob.data for blob in _each(codec.encode_frame, items)))
 
     return encode
+
+
+def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
+    """The bytes of a C-contiguous array."""
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _text(spec: FeatureSpec, item: object) -> bytes:
