@@ -361,7 +361,7 @@ def _alike(
 ) -> tuple[list[_Shown], int]:
     """The GOPs in one configuration, and the number of frames before the first one of the episode.
 
-    GOPs of another configuration, and with other hidden frames than those before the first one, are
+    GOPs of another configuration, and with hidden frames behind or between the visible ones, are
     encoded again, with a warning about `where`.
     """
     feature = VideoConfig.from_json(spec.codec[0])

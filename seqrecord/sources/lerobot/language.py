@@ -87,7 +87,7 @@ class Resolver:
 
     @property
     def is_of_events(self) -> bool:
-        """Whether the rows are those of `language_events`."""
+        """Whether the rows are of `language_events`."""
         return self.name == "emitted_at" and _STYLES.get(self.style or "") != PERSISTENT
 
     def texts(

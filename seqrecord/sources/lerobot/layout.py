@@ -1,6 +1,6 @@
 """Parse `meta/` of a LeRobot dataset: features, episodes, tasks, and positions of rows.
 
-The layouts are those written by lerobot 0.3.3 (v2.1) and 0.4.4 (v3.0), see
+Layouts of lerobot 0.3.3 (v2.1) and 0.4.4 (v3.0), see
 https://huggingface.co/docs/lerobot/lerobot-dataset-v3. All content is checked.
 """
 
