@@ -23,6 +23,7 @@ FORMATS: Mapping[str, str] = {
     "tum": "tum",
     "euroc": "euroc",
     "kitti": "kitti",
+    "scenes": "scenes.source",
     "videos": "video.source",
     "webdataset": "webdataset.source",
     "folders": "folders.source",  # the last one: errors list formats in this order

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -274,35 +273,49 @@ def test_a_minus_is_part_of_the_frame_number(tmp_path: Path) -> None:
     assert source.episodes()[0].metadata["files"]["rgb"] == "rgb/{:01d}.png"
 
 
-GAPS = [
-    [f"{1403636579763555584 + i * 50_000_000 + (i > 4) * 10**9}.png" for i in range(9)],
-    [f"{1305031102 + i / 8 + (i > 4) * 3:.6f}.png" for i in range(9)],
-    [f"cam_{1700000000000 + i * 33 + (i > 4) * 1000}_left.png" for i in range(9)],
-]
+NS = 10**9
+TIMES: dict[str, tuple[list[str], list[int] | None]] = {  # names in order, and nanoseconds
+    "decimals": (
+        ["1305031102.05", "1305031102.15", "1305031102.2", "1305031102.25", "1305031103"],
+        [1305031102 * NS + k * NS // 100 for k in (5, 15, 20, 25, 100)],
+    ),
+    "arkit": (["41069021_305.365", "41069021_305.5", "41069021_1305.1"],
+              [305_365_000_000, 305_500_000_000, 1305_100_000_000]),
+    "ns": (["1403636579763555584", "1403636589813555584"],
+           [1403636579763555584, 1403636589813555584]),
+    "us": (["cam_1700000000000033_left"], [1700000000000033 * 1000]),
+    "ms": (["1700000000000", "1700000000033"], [1700000000000 * 10**6, 1700000000033 * 10**6]),
+    "numbers": (["0000000001", "0000000002"], None),  # no dates
+    "versions": (["v_1.0_000001", "v_1.0_000002"], None),  # not unique
+}  # fmt: skip
 
 
-def test_file_names_that_are_times(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With any number of decimals, in order; gaps are logged."""
-    names = ["1305031102.05", "1305031102.15", "1305031102.2", "1305031102.25", "1305031103"]
-    images(tmp_path / "run" / "rgb", [f"{name}.png" for name in names])
-    assert [frame["frame_name"] for frame in frames(FolderSource(tmp_path))] == names
-    images(tmp_path / "second" / "rgb", [f"{name}.png" for name in names[:4]])  # no gap in 05 … 25
-    assert [frame["frame_name"] for frame in frames(FolderSource(tmp_path), 1)] == names[:4]
-    for number, gap in enumerate(GAPS):
-        root = tmp_path.with_name(f"{tmp_path.name}-{number}")
-        images(root / "run" / "rgb", gap)
-        images(root / "steady" / "rgb", gap[:5])
-        source = open_source(root)
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, "seqrecord"):
-            source.schema()
-            source.schema()
-        [text] = [record.getMessage() for record in caplog.records if "gap" in record.getMessage()]
-        assert "run" in text
-        assert "1 gap" in text
-        [note] = inventory_of(source).notes
-        assert "1 gap in the times of the frames" in note
-        assert len(list(source.frames(source.episodes()[0]))) == 9
+@pytest.mark.parametrize("names", TIMES)
+def test_file_names_that_are_times(tmp_path: Path, names: str) -> None:
+    stems, expected = TIMES[names]
+    for run, count in (("run", len(stems)), ("second", 2)):
+        images(tmp_path / run / "rgb", [f"{stem}.png" for stem in stems[:count][::-1]])
+    source = FolderSource(tmp_path)
+    notes, found = inventory_of(source).notes, frames(source)
+    unit = names if names in ("ns", "us", "ms") else "s"
+    note = f"the file names are times in {unit} (2 of 2 episodes)"
+    assert (note in notes) == (expected is not None)
+    if expected is None:
+        assert "timestamp" not in source.schema()
+        return
+    assert [int(frame["timestamp"]) for frame in found] == expected
+    spec = source.schema()["timestamp"]
+    assert (spec.dtype.name, spec.kind, spec.unit) == ("int64", "timestamp", "ns")
+    if names in ("decimals", "arkit"):
+        assert [frame["frame_name"] for frame in found] == stems
+
+
+def test_times_of_several_units_in_names_are_refused(tmp_path: Path) -> None:
+    images(tmp_path / "run" / "rgb", ["1341847980.722988.png", "1403636579763555584.png"])
+    with pytest.raises(SourceError, match="several units") as caught:
+        frames(FolderSource(tmp_path))
+    assert "1341847980.722988 (s)" in str(caught.value.got)
+    assert "1403636579763555584 (ns)" in str(caught.value.got)
 
 
 # --- the inventory -----------------------------------------------------------------------------

@@ -243,7 +243,8 @@ class AugmentationSampler:
         alone = sizes.keys() - {name for crops in self.crops for name in crops.features}
         resized = known_cameras(alone, (), sizes, camera, may_share=False) if alone else []
         self._resized = [one for one in resized if one.column not in own]
-        if camera is not None and not any((*(one.known for one in self._cameras), self._resized)):
+        found = (*(one.known for one in self._cameras), self._resized, own)
+        if camera is not None and not any(found):
             warn_once(
                 f"{dataset.url}: no intrinsics: the metadata `camera` is not "
                 '{"fx": …, "fy": …, "cx": …, "cy": …} of frames of this size, nor a dict of such '

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from seqrecord.sources.mcap.source import McapSource as McapSource
     from seqrecord.sources.registry import format_names as format_names
     from seqrecord.sources.rlds.source import RldsSource as RldsSource
+    from seqrecord.sources.scenes.source import SceneSource as SceneSource
     from seqrecord.sources.tartanair.source import TartanAirSource as TartanAirSource
     from seqrecord.sources.tum import TumSource as TumSource
     from seqrecord.sources.video.source import VideoSource as VideoSource

@@ -80,8 +80,7 @@ class EurocSource(SequenceSource):
 
     expected = "SEQUENCE/mav0/cam0/data.csv"
 
-    @staticmethod
-    def is_sequence(names: set[str]) -> bool:
+    def is_sequence(self, names: set[str]) -> bool:
         return "mav0" in names or ("cam0" in names and bool(names & {"imu0", *_TRUTHS, "cam1"}))
 
     def key(self, folder: Path) -> str:

@@ -67,8 +67,7 @@ class KittiSource(SequenceSource):
 
     expected = "sequences/00/times.txt with image_0/, image_2/ or velodyne/; poses/00.txt"
 
-    @staticmethod
-    def is_sequence(names: set[str]) -> bool:
+    def is_sequence(self, names: set[str]) -> bool:
         return "times.txt" in names and bool(names & {*_IMAGES, _SCANS})
 
     def key(self, folder: Path) -> str:
@@ -112,7 +111,7 @@ class KittiSource(SequenceSource):
     def is_beside(self, path: Path) -> bool:
         return path.parent.name == "poses" and any(
             path == folder.parent.parent / "poses" / f"{folder.name}.txt"
-            for folder in self._folders.values()
+            for folder in self._folders
         )
 
 

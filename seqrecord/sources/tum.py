@@ -77,8 +77,7 @@ class TumSource(SequenceSource):
 
     expected = "SEQUENCE/rgb.txt with rgb/, depth.txt with depth/, groundtruth.txt"
 
-    @staticmethod
-    def is_sequence(names: set[str]) -> bool:
+    def is_sequence(self, names: set[str]) -> bool:
         return {"rgb.txt", "rgb"} <= names
 
     def open(self, folder: Path) -> SequenceFrames:

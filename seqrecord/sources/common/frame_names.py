@@ -10,6 +10,12 @@
 A number stands between separators (`_`, `-`, `.`, blanks); in a name without separators the number
 is the last digits (`frame0007`). A minus sign belongs to the number unless letters or digits
 precede it. The rest of the name is its words.
+
+Names may be times. One rule applies to all names of a folder::
+
+    305.365.png                         a decimal point: seconds
+    1403636579763555584.png             10, 13, 16 or 19 digits: s, ms, us or ns since 1970, if all
+                                        dates are from 2000 to 2099
 """
 
 from __future__ import annotations
@@ -20,7 +26,6 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from string import Formatter
 from typing import Any, NamedTuple
 
@@ -37,18 +42,36 @@ FRAME_NUMBER = "frame_number"
 FRAME_NAME = "frame_name"
 """Name and kind of the feature with file names without ending, if numbers are not enough."""
 
+TIMESTAMP = "timestamp"
+"""Name and kind of the feature with the times in file names."""
+
 _NUMBER = re.compile(r"(?<![^_.\- ])((?:(?<![^_. ])-)?\d+)(?![^_.\- ])", re.ASCII)
 _LAST = re.compile(r"(\d+)(?=\D*$)", re.ASCII)
 _SEPARATORS = re.compile(r"[_.\- ]+")
 _DECIMAL = re.compile(r"(?<![^_\- ])(-?\d+\.\d+)(?![^_\- ])", re.ASCII)
 _TIME = re.compile(r"(?<![^_\- ])(-?\d+\.\d+|\d{10,})(?![^_\- ])", re.ASCII)
+_STAMP = re.compile(r"(?<![^_\- ])(-?\d+\.\d+|\d+)(?![^_\- ])", re.ASCII)
+_UNITS = {10: "s", 13: "ms", 16: "us", 19: "ns"}
+"""Unit of a time since 1970 by its number of digits."""
+_NS = {"s": 10**9, "ms": 10**6, "us": 1000, "ns": 1}
+_DATES = range(946_684_800 * 10**9, 4_102_444_800 * 10**9)
 _WORD = re.compile(r"(?!(?:.*_)?(?:copy|kopie|copie|copia)(?:_|$))[a-z0-9_]*", re.IGNORECASE)
 """Words that may name a feature: neither `(1)` nor `copy`."""
 _FIRST_TIME = 10**9
 """Numbers from here on are times: seconds since 1970, or smaller units."""
-_TIME_GAP = 5
-"""A step between times is a gap if it exceeds the median by this factor."""
 _MOST = (1 << 63) - 1
+
+
+class NameTimes(NamedTuple):
+    """Times in file names, in nanoseconds, and a name for each of their units."""
+
+    values: list[int]
+    units: dict[str, str]
+
+    @property
+    def unit(self) -> str | None:
+        """The unit in the names; `None` if there are several."""
+        return None if len(self.units) > 1 else next(iter(self.units))
 
 
 @dataclass(frozen=True)
@@ -61,12 +84,14 @@ class FrameFiles:
             not enough.
         twice: two files of the same frame, if any.
         unlike: two files whose names differ by more than numbers, if any.
+        times: the times in the names, if each name has one.
     """
 
     names: Mapping[int | str, str]
     pattern: str | None = None
     twice: tuple[str, str] | None = None
     unlike: tuple[str, str] | None = None
+    times: NameTimes | None = None
 
     @property
     def first(self) -> str:
@@ -96,6 +121,14 @@ class FrameFiles:
                 feature=feature,
                 expected=f"names like {other}",
                 got=file,
+            )
+        if self.times is not None and len(self.times.units) > 1:
+            raise SourceError(
+                "times of several units in the names of frames; rename the files",
+                file=str(folder),
+                feature=feature,
+                expected="one unit: " + ", ".join(f"{n} digits for {u}" for n, u in _UNITS.items()),
+                got=", ".join(f"{file} ({unit})" for unit, file in self.times.units.items()),
             )
 
 
@@ -184,40 +217,47 @@ def check_numbers(
             )
 
 
-def time_gaps(frames: Iterable[int | str]) -> str | None:
-    """Describe gaps between frames whose names are times; `None` without gaps.
+def time_note(unit: str | None) -> str:
+    """Return a note on the unit of times in file names."""
+    return f"the file names are times in {unit}"
 
-    A gap is a step of more than five times the median. Times are numbers from 1e9 on.
+
+def name_specs(root: Path, *, are_named: bool, are_times: bool = False) -> list[FeatureSpec]:
+    """Return the specs of file name features.
+
+    The text feature only if the frames `are_named`, the time only if names `are_times`.
     """
-    times = [time for frame in frames if (time := _time(frame)) is not None]
-    steps = [later - one for one, later in pairwise(times)]
-    typical = median(steps) if len(steps) > 2 else 0
-    gaps = [place for place, step in enumerate(steps) if step > _TIME_GAP * typical > 0]
-    if not gaps:
-        return None
-    widest = max(gaps, key=lambda place: steps[place])
-    return (
-        f"{len(gaps)} {'gap' if len(gaps) == 1 else 'gaps'} in the times of the frames, the widest "
-        f"{steps[widest]:.6g} after {times[widest]}; median step {typical:.6g}"
-    )
-
-
-def _time(frame: int | str) -> float | None:
-    """Return the time in a frame's name; integers stay exact."""
-    if isinstance(frame, str):
-        found = _TIME.search(frame)
-        time: float = float(found[1]) if found else 0
-    else:
-        time = frame
-    return time if time >= _FIRST_TIME else None
-
-
-def name_specs(root: Path, *, are_named: bool) -> list[FeatureSpec]:
-    """Return the specs of file name features; the text feature only if the frames `are_named`."""
     specs = [FeatureSpec(FRAME_NUMBER, np.dtype("<i8"), (), kind=FRAME_NUMBER)]
+    if are_times:
+        specs.append(FeatureSpec(TIMESTAMP, np.dtype("<i8"), (), kind=TIMESTAMP, unit="ns"))
     if are_named:
         specs.append(replace(text_spec(FRAME_NAME, root), kind=FRAME_NAME))
     return specs
+
+
+def _times(stems: Iterable[str]) -> NameTimes | None:
+    """Return the times in names without ending; `None` unless each has a time of its own."""
+    values: dict[int, None] = {}
+    units: dict[str, str] = {}
+    for stem in stems:
+        words = (_stamp(word) for word in _STAMP.findall(stem))
+        found = [stamp for stamp in words if stamp is not None]
+        if len(found) != 1 or found[0][0] in values:
+            return None
+        values[found[0][0]] = None
+        units.setdefault(found[0][1], stem)
+    is_sure = len(values) > 1 or any(time in _DATES for time in values)
+    return NameTimes(list(values), units) if is_sure else None
+
+
+def _stamp(word: str) -> tuple[int, str] | None:
+    """Return nanoseconds and unit of a time; `None` for other numbers."""
+    if "." in word:
+        time, unit = round(Decimal(word) * 10**9), "s"
+        return (time, unit) if abs(time) <= _MOST else None
+    unit = _UNITS.get(len(word), "")
+    time = int(word) * _NS[unit] if unit else -1
+    return (time, unit) if time in _DATES else None
 
 
 def _parsed(file: str) -> _Name:
@@ -237,15 +277,25 @@ def _in_order(names: Sequence[_Name]) -> FrameFiles:
     if not names:
         return FrameFiles({})
     usual, other = _unlike(names)
-    if names[0].numbers and other is None and not any(_is_time(name.stem) for name in names):
-        columns = [*zip(*(name.numbers for name in names), strict=True)]
-        place = next((i for i, column in enumerate(columns) if len({*column}) > 1), 0)
-        column = columns[place]
-        is_unique = len(columns) == 1 or len({*column}) == len({*zip(*columns, strict=True)})
-        if is_unique and min(column) >= -_MOST and max(column) <= _MOST:
-            return _once(column, names, _pattern(names[column.index(min(column))], place))
-    found = _once([name.stem for name in names], names)
-    return found if other is None else replace(found, unlike=(other.file, usual.file))
+    times = _times(name.stem for name in names)
+    if times is not None and times.unit is not None:
+        names = [name for _, name in sorted(zip(times.values, names, strict=True))]
+        times = times._replace(values=sorted(times.values))
+    are_named = any(_DECIMAL.search(n.stem) if times else _is_time(n.stem) for n in names)
+    found = _numbered(names) if names[0].numbers and other is None and not are_named else None
+    found = found or _once([name.stem for name in names], names, is_sorted=times is not None)
+    unlike = None if other is None else (other.file, usual.file)
+    return replace(found, times=times, unlike=unlike)
+
+
+def _numbered(names: Sequence[_Name]) -> FrameFiles | None:
+    columns = [*zip(*(name.numbers for name in names), strict=True)]
+    place = next((i for i, column in enumerate(columns) if len({*column}) > 1), 0)
+    column = columns[place]
+    is_unique = len(columns) == 1 or len({*column}) == len({*zip(*columns, strict=True)})
+    if not is_unique or min(column) < -_MOST or max(column) > _MOST:
+        return None
+    return _once(column, names, _pattern(names[column.index(min(column))], place))
 
 
 def _unlike(names: Sequence[_Name]) -> tuple[_Name, _Name | None]:
@@ -263,7 +313,11 @@ def _unlike(names: Sequence[_Name]) -> tuple[_Name, _Name | None]:
 
 
 def _once(
-    frames: Sequence[int | str], names: Sequence[_Name], pattern: str | None = None
+    frames: Sequence[int | str],
+    names: Sequence[_Name],
+    pattern: str | None = None,
+    *,
+    is_sorted: bool = False,
 ) -> FrameFiles:
     found: dict[int | str, str] = {}
     twice = None
@@ -272,7 +326,7 @@ def _once(
             twice = name.file, other
         if pattern is not None and pattern.format(frame) != name.stem:
             pattern = None
-    order = sorted(found, key=_place)
+    order = list(found) if is_sorted else sorted(found, key=_place)
     return FrameFiles({frame: found[frame] for frame in order}, pattern, twice)
 
 

@@ -9,20 +9,29 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import reduce
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
 from seqrecord.feature_kinds import size_in
+from seqrecord.format.references import ExternalFile, ReferencedFile
 from seqrecord.originals.files import read_bytes
 from seqrecord.originals.protocol import EpisodeInfo
+from seqrecord.originals.references import external_files, external_folders, referring_schema
 from seqrecord.processes.forks import cached_property
-from seqrecord.schema import EncodedImage, FeatureSpec, Frame
+from seqrecord.schema import FeatureSpec, Frame, Schema
+from seqrecord.sources.common.array_files import array_header, read_array
 from seqrecord.sources.common.embedded import embedded_value
-from seqrecord.sources.common.images import image_header, passthrough_codec
+from seqrecord.sources.common.images import (
+    IMAGE_ENDINGS,
+    image_header,
+    passthrough_codec,
+    referable_codec,
+)
 from seqrecord.sources.common.number_files import table_lines
 from seqrecord.sources.common.orientation import Orientation, shape_of
 from seqrecord.sources.common.originals import (
@@ -33,7 +42,7 @@ from seqrecord.sources.common.originals import (
     has_folder,
     key_of,
 )
-from seqrecord.sources.common.specs import feature_spec
+from seqrecord.sources.common.specs import check_spec, feature_spec, text_spec, widened
 from seqrecord.sources.common.text_tables import MAX_TABLE_BYTES
 from seqrecord.sources.inventory import (
     NO_READER,
@@ -45,6 +54,9 @@ from seqrecord.sources.inventory import (
 )
 from seqrecord.text import counted
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _WITHOUT_PARTNER = re.compile("_(without|before|after)_")
 
 
@@ -55,32 +67,54 @@ class Column(Protocol):
         """Return the feature's spec, from the cheapest evidence."""
         ...
 
-    def read(self, frame: int, spec: FeatureSpec) -> npt.NDArray[Any] | EncodedImage | None:
+    def read(self, frame: int, spec: FeatureSpec) -> Any:
         """Read and check a frame's value; `None` if the frame has none."""
         ...
 
 
 @dataclass(frozen=True)
 class Images(Column):
-    """One image file per frame; `None` for frames without one."""
+    """One file per frame, an image or an npy array; `None` for frames without one.
+
+    `samples` are files whose shapes differ, the first file by default. With `in_place`, files are
+    referenced.
+    """
 
     paths: Sequence[Path | None]
-    kind: str = "image"
+    kind: str | None = "image"
     unit: str | None = None
+    samples: Sequence[Path] = ()
     exif: str | None = None
+    in_place: bool = False
 
     def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:
-        path = next(path for path in self.paths if path is not None)
-        header = image_header(path)
-        codec = passthrough_codec(header, exif=self.exif) if keep_encoded else ()
-        shape = shape_of(header, self.exif, is_kept=bool(codec))
-        meaning = {"codec": codec, "kind": self.kind, "unit": self.unit}
-        return feature_spec(name, header.dtype, shape, path, **meaning)
+        there = [path for path in self.paths if path is not None]
+        endings = frozenset(path.suffix.lower() for path in there) if keep_encoded else frozenset()
+        specs = [self._spec(name, path, endings) for path in self.samples or there[:1]]
+        return reduce(widened, specs)
 
-    def read(self, frame: int, spec: FeatureSpec) -> npt.NDArray[Any] | EncodedImage | None:
+    def _spec(self, name: str, path: Path, endings: Collection[str]) -> FeatureSpec:
+        meaning = {"kind": self.kind, "unit": self.unit}
+        codec = referable_codec(read_bytes(path), endings, path, self.exif) if self.in_place else ()
+        if path.suffix.lower() not in IMAGE_ENDINGS:
+            array = array_header(path)
+            return feature_spec(name, array.dtype, array.shape, path, codec=codec, **meaning)
+        header = image_header(path)
+        if endings and not self.in_place:
+            codec = passthrough_codec(header, endings, exif=self.exif)
+        shape = shape_of(header, self.exif, is_kept=bool(codec))
+        return feature_spec(name, header.dtype, shape, path, codec=codec, **meaning)
+
+    def read(self, frame: int, spec: FeatureSpec) -> Any:
         path = self.paths[frame]
         if path is None:
             return None
+        if self.in_place and spec.may_be_referred_to:
+            return ReferencedFile(str(path))
+        if path.suffix.lower() not in IMAGE_ENDINGS:
+            array = read_array(path)
+            check_spec(array.dtype, array.shape, spec, path)
+            return array
         # The camera's calibration refers to the stored pixels.
         orientation = Orientation(self.exif, lambda: False)
         return embedded_value(read_bytes(path), spec, path, orientation)
@@ -88,7 +122,7 @@ class Images(Column):
 
 @dataclass(frozen=True)
 class Values(Column):
-    """One array per frame, [T, …]. Frames where `there` is false have no value.
+    """One array, or one text, per frame, [T, …]. Frames where `there` is false have no value.
 
     With `bounds` [T + 1], frame t has the rows `bounds[t]` to `bounds[t + 1]` (exclusive).
     """
@@ -100,12 +134,16 @@ class Values(Column):
     bounds: npt.NDArray[np.int64] | None = None
 
     def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:  # noqa: ARG002 - no image
+        if self.array.dtype.kind == "U":
+            return replace(text_spec(name, Path()), kind=self.kind)
         shape = self.array.shape[1:] if self.bounds is None else (None, *self.array.shape[1:])
         return FeatureSpec(name, self.array.dtype, shape, kind=self.kind, unit=self.unit)
 
-    def read(self, frame: int, spec: FeatureSpec) -> npt.NDArray[Any] | None:
+    def read(self, frame: int, spec: FeatureSpec) -> Any:
         if self.there is not None and not self.there[frame]:
             return None
+        if spec.value == "text":
+            return str(self.array[frame])
         if self.bounds is None:
             return np.asarray(self.array[frame], spec.dtype, order="C")
         return np.asarray(self.array[self.bounds[frame] : self.bounds[frame + 1]], spec.dtype)
@@ -132,6 +170,7 @@ class SequenceFrames:
     metadata: dict[str, Any] = field(default_factory=dict)
     fps: float | None = None
     notes: Sequence[str] = ()
+    split: str | None = None
 
 
 @dataclass(frozen=True)
@@ -142,19 +181,25 @@ class SequenceSource(ScannedSource):
         root: a folder of sequences at any depth, or one sequence.
         features: names to read, in that order; all by default.
         keep_encoded: keep RGB images as PNG or JPEG.
+        in_place: reference images instead of copying them.
     """
+
+    in_place: bool = field(default=False, kw_only=True)
 
     expected: ClassVar[str]
     """Description of a sequence's files, for errors."""
 
-    @staticmethod
     @abstractmethod
-    def is_sequence(names: set[str]) -> bool:
-        """Return whether a folder with these entry names is a sequence."""
+    def is_sequence(self, names: set[str]) -> bool:
+        """Return whether a folder with these entry names contains sequences."""
 
     @abstractmethod
     def open(self, folder: Path) -> SequenceFrames:
-        """Read and check the sequence's lists, before any image."""
+        """Read and check the lists of a sequence, before any image."""
+
+    def sequences(self, folder: Path) -> Mapping[str, Path]:
+        """Return the sequences in a folder: key to the argument of `open`, the folder itself."""
+        return {self.key(folder): folder}
 
     def unread_tables(self, folder: Path) -> Mapping[str, Path]:  # noqa: ARG002
         """Return tables without a reader, by their names in the inventory."""
@@ -176,11 +221,41 @@ class SequenceSource(ScannedSource):
         """Return whether the first entries of the tree contain a sequence."""
         return has_folder(self.path, self.is_sequence)
 
+    def schema(self) -> Schema:
+        found = super().schema()
+        if not self.in_place:
+            return found
+        specs = (spec if spec.is_fixed else replace(spec, codec=()) for spec in found.values())
+        return referring_schema(Schema(list(specs)))
+
+    def referring(self) -> Self:
+        """Return a copy of the source that references images instead of copying them."""
+        return self if self.in_place else replace(self, keep_encoded=True, in_place=True)
+
+    def external_files(self) -> dict[str, ExternalFile]:
+        """Return the folders of files that frames may reference, see `external_folders`."""
+        folders = {path.parent for path in self._files(are_referred_to=True)}
+        return external_folders(self.path, sorted(folders))
+
+    def copied_files(self) -> dict[str, ExternalFile]:
+        """Return all other files that are read: an index copies values from them."""
+        return external_files(self.path, self._files(are_referred_to=False))
+
+    def _files(self, *, are_referred_to: bool) -> Iterator[Path]:
+        names = {name for name, spec in self.schema().items() if spec.may_be_referred_to}
+        for place in self._places.values():
+            with suppress(SourceError):  # raised by reading
+                sequence = self.open(place)
+                columns = (column for n, column in sequence.columns.items() if n in names)
+                images = (column.paths for column in columns if isinstance(column, Images))
+                referred = {path for paths in images for path in paths if path is not None}
+                yield from referred if are_referred_to else {*sequence.files} - referred
+
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with located(SourceError, episode=info.key):
-            if info.key not in self._folders:
+            if info.key not in self._places:
                 raise SourceError("no such episode", file=str(self.root))
-            folder = self._folders[info.key]
+            folder = self._places[info.key]
             sequence = self._opened(folder)
             columns = {
                 name: (sequence.columns[name], spec)
@@ -190,7 +265,7 @@ class SequenceSource(ScannedSource):
             if not columns or not sequence.num_frames:
                 raise SourceError("no frames of the selected features", file=str(folder))
             for number in range(sequence.num_frames):
-                frame: dict[str, npt.NDArray[Any] | EncodedImage] = {}
+                frame: dict[str, Any] = {}
                 for name, (column, spec) in columns.items():
                     with located(SourceError, feature=name, frame=number):
                         value = column.read(number, spec)
@@ -201,7 +276,7 @@ class SequenceSource(ScannedSource):
     def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
         """Return the frames' times in seconds since the first frame, float64 [T]."""
         with located(SourceError, episode=info.key):
-            column = self.open(self._folders[info.key]).columns["timestamp"]
+            column = self.open(self._places[info.key]).columns["timestamp"]
             assert isinstance(column, Values)
             since = column.array - column.array[0]
             return np.asarray(since * (size_in(column.unit, "s") or 1.0), np.float64)
@@ -209,21 +284,28 @@ class SequenceSource(ScannedSource):
     def _opened(self, folder: Path) -> SequenceFrames:
         """Open the sequence with the source's `exif` for its images."""
         sequence = self.open(folder)
+        options: dict[str, Any] = {"exif": self.exif, "in_place": self.in_place}
         columns = {
-            name: replace(column, exif=self.exif) if isinstance(column, Images) else column
+            name: replace(column, **options) if isinstance(column, Images) else column
             for name, column in sequence.columns.items()
         }
         return replace(sequence, columns=columns)
 
     @cached_property
-    def _folders(self) -> dict[str, Path]:
+    def _folders(self) -> dict[Path, Mapping[str, Path]]:
+        """Sequences by folder."""
         folders = find_folders(self.path, self.is_sequence)
-        return by_key((self.key(folder), folder) for folder in folders)
+        return {folder: self.sequences(folder) for folder in folders}
+
+    @cached_property
+    def _places(self) -> dict[str, Path]:
+        """Arguments of `open` by key."""
+        return by_key(item for found in self._folders.values() for item in found.items())
 
     def scan(self, found: Scan) -> None:
-        if not self._folders:
+        if not self._places:
             raise SourceError("no sequence found", file=str(self.root), expected=self.expected)
-        for key, folder in self._folders.items():
+        for key, folder in self._places.items():
             with found.unless_broken(EpisodeInfo(key, 0)):
                 sequence = self._opened(folder)
                 found.specs += [
@@ -232,38 +314,43 @@ class SequenceSource(ScannedSource):
                     if name in sequence.columns
                 ]
                 found.offered |= dict.fromkeys(sequence.places)
-                info = EpisodeInfo(key, sequence.num_frames, sequence.metadata, sequence.fps)
-                found.episodes.append(info)
+                facts = (sequence.metadata, sequence.fps, sequence.split)
+                found.episodes.append(EpisodeInfo(key, sequence.num_frames, *facts))
 
     def account(self) -> Account:
         """Report all sequences. Reads their lists again; broken sequences are skipped."""
         places: dict[str, str] = {}
         counts, notes, rows, unselected = (Counter[str]() for _ in range(4))
         unread: list[Path] = []
-        folders = set(self._folders.values())
-        for folder in self._folders.values():
+        for folder, sequences in self._folders.items():
+            known, hidden = set[Path](), set[str]()
+            for place in sequences.values():
+                with suppress(SourceError):
+                    sequence = self.open(place)
+                    places |= sequence.places
+                    facts = sequence.metadata.items()
+                    counts.update({name: n for name, n in facts if _WITHOUT_PARTNER.search(name)})
+                    notes.update(sequence.notes)
+                    out = [name for name in sequence.places if not self.wants(name)]
+                    unselected.update(out)
+                    hidden.update(sequence.places[name] for name in out)
+                    known.update(sequence.files)
             with suppress(SourceError):
-                sequence = self.open(folder)
-                places |= sequence.places
-                facts = sequence.metadata.items()
-                counts.update({name: n for name, n in facts if _WITHOUT_PARTNER.search(name)})
-                notes.update(sequence.notes)
-                unselected.update(name for name in sequence.places if not self.wants(name))
-                hidden = [sequence.places[name] for name in unselected if name in sequence.places]
-                tables = self.unread_tables(folder)
+                tables = self.unread_tables(folder) if known else {}
                 above = folder.relative_to(self.path)
-                where = Path(*"*" * len(above.parts)) if len(folders) > 1 else above
+                where = Path(*"*" * len(above.parts)) if len(self._folders) > 1 else above
                 for path in tables.values():
                     name = (where / path.relative_to(folder)).as_posix()
                     rows[name] += len(table_lines(path, MAX_TABLE_BYTES))
-                known = {*sequence.files, *tables.values()}
+                known.update(tables.values())
+            if known:
                 unread += unread_paths(folder, _taker(folder, known, hidden))
         unread += unread_paths(
             self.path,
-            lambda path: path.parent in folders or self.is_beside(path),
+            lambda path: path.parent in self._folders or self.is_beside(path),
             lambda names: not self.is_sequence({*names}),
         )
-        total = counted(len(folders), "sequence")
+        total = counted(len(self._places), "sequence")
         left_out = [LeftOut(name, count, "no reader", "rows") for name, count in rows.items()]
         left_out += group_names(unread, self.path, NO_READER)
         left_out += [
@@ -275,7 +362,9 @@ class SequenceSource(ScannedSource):
         return Account(f"{total}: {self.expected}", places, tuple(left_out), tuple(lines))
 
 
-def _taker(folder: Path, known: Collection[Path], hidden: Sequence[str]) -> Callable[[Path], bool]:
+def _taker(
+    folder: Path, known: Collection[Path], hidden: Collection[str]
+) -> Callable[[Path], bool]:
     """Return a filter for files that are read or belong to features not selected."""
 
     def is_taken(path: Path) -> bool:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 from seqrecord.schema import Schema
-from seqrecord.sources.common.frame_names import FRAME_NAME, FRAME_NUMBER, number_of
+from seqrecord.sources.common.frame_names import (
+    FRAME_NAME,
+    FRAME_NUMBER,
+    TIMESTAMP,
+    number_of,
+)
 from seqrecord.sources.common.images import IMAGE_ENDINGS
 from seqrecord.sources.folders.encodings import encoding_note
 from seqrecord.sources.folders.rows import RowFiles
@@ -23,7 +27,6 @@ from seqrecord.sources.folders.tree import (
 from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
 from seqrecord.text import counted
 
-_SHOWN = 5  # episodes with gaps in the notes
 _DIGITS = re.compile(r"\d+")
 
 
@@ -50,8 +53,7 @@ def account_of(
 ) -> Account:
     """Return the account of a tree. `features` are packed; `are_chosen` if the user chose them."""
     first = found[0].episode
-    places: dict[str, str] = {FRAME_NUMBER: "file names"}
-    places[FRAME_NAME] = "file names"
+    places = dict.fromkeys((FRAME_NUMBER, FRAME_NAME, TIMESTAMP), "file names")
     for each in found:
         for name in each.features:
             places.setdefault(name, _place(root, each, name))
@@ -68,15 +70,6 @@ def account_of(
     ]
     packed = {name: place for name, place in places.items() if name in features}
     return Account(reason, packed, tuple(left_out), tuple(notes))
-
-
-def gap_notes(gaps: Mapping[str, str | None]) -> list[str]:
-    """Return notes on gaps between frame times, for the first episodes with gaps."""
-    found = {key: text for key, text in gaps.items() if text}
-    notes = [f"{key}: {text}" for key, text in islice(found.items(), _SHOWN)]
-    if len(found) > _SHOWN:
-        notes.append(f"gaps in the times of {len(found) - _SHOWN} more episodes")
-    return notes
 
 
 def encoding_notes(schema: Schema, episodes: Sequence[EpisodeFolder]) -> Iterator[str]:

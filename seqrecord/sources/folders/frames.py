@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from seqrecord.sources.common.embedded import embedded_value
 from seqrecord.sources.common.frame_names import (
     FRAME_NAME,
     FRAME_NUMBER,
+    TIMESTAMP,
     FrameFiles,
     check_numbers,
     frame_files,
@@ -73,6 +74,8 @@ def read_frames(
             FRAME_NUMBER: np.array(key if isinstance(key, int) else index, np.int64),
             FRAME_NAME: Path(file or str(key)).stem,
         }
+        if found.times:
+            name_values[TIMESTAMP] = np.array(found.times[index], np.int64)
         frame: dict[str, Any] = {}
         for name, spec in schema.items():
             if name in found.arrays:
@@ -102,6 +105,7 @@ class _EpisodeData:
     order: Mapping[int | str, str]
     arrays: Mapping[str, NpyFile | npt.NDArray[Any]]
     files: Mapping[str, _Files]
+    times: Sequence[int] = ()  # of the file names, in nanoseconds
 
 
 class _Files(NamedTuple):
@@ -132,8 +136,10 @@ def _find(
         every[name].files.check(every[name].folder, name)
     _check_lengths(path, arrays, {name: every[name] for name in (*dense, *files)}, dense)
     order: Mapping[int | str, str] = {}
+    times: Sequence[int] = ()
     if dense:
-        order = every[dense[0]].files.names
+        first = every[dense[0]].files
+        order, times = first.names, first.times.values if first.times else ()
     elif own.arrays:
         one = next(iter(arrays.values()), None) or NpyFile(path / next(iter(own.arrays.values())))
         check_time_axis(one.shape, path)
@@ -153,7 +159,7 @@ def _find(
             expected=f"files of {', '.join(schema)}",
             got="; ".join(f"{file}: {reason}" for file, reason in rows.reasons.items()) or None,
         )
-    return _EpisodeData(order, {**arrays, **loaded}, files)
+    return _EpisodeData(order, {**arrays, **loaded}, files, times)
 
 
 def files_of(path: Path, names: Collection[str], sparse: Collection[str]) -> Iterator[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from seqrecord.originals.references import external_files, external_folders, ref
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
 from seqrecord.sources.common.array_files import NPZ, array_header, arrays_form
-from seqrecord.sources.common.frame_names import name_specs
+from seqrecord.sources.common.frame_names import name_specs, time_note
 from seqrecord.sources.common.images import (
     IMAGE_ENDINGS,
     image_header,
@@ -32,7 +33,7 @@ from seqrecord.sources.common.number_files import frames_shape
 from seqrecord.sources.common.orientation import Orientation, is_alone, shape_of
 from seqrecord.sources.common.originals import NumberedFrames, find_files, key_of
 from seqrecord.sources.common.specs import chosen_names, feature_name, feature_spec, widened
-from seqrecord.sources.folders.account import EpisodeFiles, account_of, encoding_notes, gap_notes
+from seqrecord.sources.folders.account import EpisodeFiles, account_of, encoding_notes
 from seqrecord.sources.folders.encodings import kind_of_values, known_meaning
 from seqrecord.sources.folders.exported import ExportedFeature, read_description
 from seqrecord.sources.folders.frames import check_time_axis, files_of, read_frames
@@ -48,6 +49,7 @@ from seqrecord.sources.folders.tree import (
     read_metadata,
 )
 from seqrecord.sources.inventory import Account, is_document
+from seqrecord.text import counted
 
 _logger = logging.getLogger("seqrecord")
 
@@ -82,6 +84,9 @@ class FolderSource(NumberedFrames):
     The feature `frame_number` is the number in the file names, or the frame's index without
     numbers. `files` in the metadata maps each feature to a path pattern below the episode's folder:
     `files["rgb"].format(number)`. If numbers are not enough, there is a feature `frame_name` too.
+    `timestamp`, int64 in nanoseconds, is the time in the file names, if all names of the folder are
+    times: a decimal point means seconds; 10, 13, 16 or 19 digits mean s, ms, us or ns, if all dates
+    are from 2000 to 2099. The inventory names the unit.
 
     Images are uint8 or uint16, [H, W] (grayscale or palette indices), [H, W, 3] RGB or [H, W, 4]
     RGBA. `.flo`, `.dpt`, PFM and OpenEXR files are floating-point, see docs/reference/sources.md.
@@ -291,9 +296,11 @@ class FolderSource(NumberedFrames):
 
     def _notes(self, schema: Schema) -> list[str]:
         plain = [episode for episode in self._episodes if not episode.is_exported]
-        dense = {self._key(each.path): self._dense(each)[:1] for each in plain}
-        gaps = {key: folders[0].gaps for key, folders in dense.items() if folders}
-        return [*gap_notes(gaps), *encoding_notes(schema, plain)]
+        firsts = (folder for each in plain for folder in self._dense(each)[:1])
+        units = Counter(folder.times for folder in firsts if folder.times)
+        of = counted(len(plain), "episode")
+        times = [f"{time_note(unit)} ({count} of {of})" for unit, count in units.items()]
+        return [*times, *encoding_notes(schema, plain)]
 
     def _as_exported(
         self, episode: EpisodeFolder, feature: ExportedFeature
@@ -351,9 +358,10 @@ class FolderSource(NumberedFrames):
     def _name_specs(self) -> list[FeatureSpec]:
         """Return the specs of file name features, unless all episodes are exported."""
         plain = [episode for episode in self._episodes if not episode.is_exported]
-        firsts = (each for episode in plain for each in self._dense(episode)[:1])
+        firsts = [each for episode in plain for each in self._dense(episode)[:1]]
         are_named = any(each.pattern is None for each in firsts)
-        return name_specs(self.path, are_named=are_named) if plain else []
+        are_times = any(each.times for each in firsts)
+        return name_specs(self.path, are_named=are_named, are_times=are_times) if plain else []
 
     def _dense(self, episode: EpisodeFolder) -> list[FeatureFolder]:
         """Return the feature folders with all frames of an episode, selected ones first."""

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from seqrecord.errors import SourceError, located
 from seqrecord.originals.files import json_object, list_folder, read_bytes
 from seqrecord.sources.common.array_files import NPZ, RASTER_ENDINGS, npz_names
-from seqrecord.sources.common.frame_names import FrameFiles, escaped, files_by_feature, time_gaps
+from seqrecord.sources.common.frame_names import FrameFiles, escaped, files_by_feature
 from seqrecord.sources.common.images import IMAGE_ENDINGS, IMAGE_FORMATS
 from seqrecord.sources.common.number_files import TEXT_ENDINGS, is_numeric
 from seqrecord.sources.common.originals import check_depth
@@ -37,7 +37,7 @@ class FeatureFolder:
         endings: file name endings, in lower case.
         pattern: see `FrameFiles.pattern`.
         member: array in each npz file.
-        gaps: description of gaps between times, see `time_gaps`.
+        times: the unit of times in the names, if they are times.
     """
 
     folder: str
@@ -46,7 +46,7 @@ class FeatureFolder:
     endings: frozenset[str]
     pattern: str | None
     member: str | None = None
-    gaps: str | None = None
+    times: str | None = None
 
     @property
     def all_images(self) -> bool:
@@ -335,8 +335,8 @@ def _whole(
 def _summary(files: FrameFiles) -> FeatureFolder:
     names = list(files.names.values())
     endings = frozenset(map(ending_of, names))
-    gaps = time_gaps(files.names)
-    return FeatureFolder("", len(names), names[0], endings, files.pattern, gaps=gaps)
+    times = None if files.times is None else files.times.unit
+    return FeatureFolder("", len(names), names[0], endings, files.pattern, times=times)
 
 
 def _members(first: Path) -> list[str]:

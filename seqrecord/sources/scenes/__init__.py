@@ -1,0 +1,1 @@
+"""Scenes: images with camera poses and intrinsics, in the layouts of 3-D vision."""

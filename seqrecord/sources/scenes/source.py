@@ -1,0 +1,89 @@
+"""Source for scenes: images with poses and intrinsics, in several layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from seqrecord.errors import SourceError, located
+from seqrecord.originals.files import list_folder
+from seqrecord.originals.protocol import SourceFormat
+from seqrecord.processes.forks import cached_property
+from seqrecord.sources.common.sequences import SequenceFrames, SequenceSource
+from seqrecord.sources.scenes import nerfstudio
+from seqrecord.sources.scenes.views import Layout, sequence_of
+
+LAYOUTS: Mapping[str, Layout] = {layout.name: layout for layout in (nerfstudio.LAYOUT,)}
+"""Layouts by name. A folder that fits several has the first one."""
+
+
+@dataclass(frozen=True)
+class SceneSource(SequenceSource):
+    """Scenes of nerfstudio and instant-ngp.
+
+    Frames are in the order of their images' names. Listed views without an image file are left out;
+    the metadata counts them, and frames without a pose, which lack the feature. All conventions
+    become one: pixel centres at integers, poses camera-to-world with OpenCV's axes. Intrinsics are
+    in pixels of the stored images; intrinsics of another image size are scaled.
+
+    Features:
+
+    - `image`, and `depth` and `mask` if the scene has them
+    - `pose` float64 [4, 4], camera-to-world: x to the right, y down, z forward
+    - `intrinsics` float64 [4]: fx, fy, cx, cy in pixels, if they vary; else the metadata has
+      `camera`. `image_intrinsics` and `depth_intrinsics` if depth has another size than images
+    - `distortion` float64 [n], if it varies; else it is part of `camera`
+    - `frame_number` or `frame_name`, and `timestamp` if names are times: see `FolderSource`
+
+    Args:
+        root: a folder of scenes at any depth, or one scene.
+        features: names to read, in that order; all by default.
+        keep_encoded: keep RGB images as PNG or JPEG.
+        in_place: reference images instead of copying them.
+        exif: `apply` or `ignore` the EXIF orientation of images.
+        layout: name of the layout, if a scene has several: a key of `LAYOUTS`.
+
+    Raises `SourceError` with file, episode and feature for inconsistent or unreadable data.
+    """
+
+    layout: str | None = field(default=None, kw_only=True)
+
+    expected = "; ".join(layout.expected for layout in LAYOUTS.values())
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layout is not None and self.layout not in LAYOUTS:
+            raise SourceError(
+                "unknown layout of scenes", expected=f"any of {', '.join(LAYOUTS)}", got=self.layout
+            )
+
+    def is_sequence(self, names: set[str]) -> bool:
+        return self._layout(names) is not None
+
+    def sequences(self, folder: Path) -> Mapping[str, Path]:
+        layout = self._layout({name for name, _ in list_folder(folder)})
+        assert layout is not None, "the folder was found by its layout"
+        places = layout.places(folder)
+        self._layouts.update(dict.fromkeys(places.values(), (layout.name, folder)))
+        key = self.key(folder)
+        return {f"{key}/{name}".rstrip("/"): place for name, place in places.items()}
+
+    def open(self, folder: Path) -> SequenceFrames:
+        name, above = self._layouts[folder]
+        with located(SourceError, file=str(folder)):
+            return sequence_of(LAYOUTS[name].read(folder), name, above, self.wants)
+
+    def _layout(self, names: set[str]) -> Layout | None:
+        layouts = LAYOUTS.values() if self.layout is None else [LAYOUTS[self.layout]]
+        return next((layout for layout in layouts if layout.fits(names)), None)
+
+    @cached_property
+    def _layouts(self) -> dict[Path, tuple[str, Path]]:
+        """Layout and folder of each argument of `open`."""
+        return {}
+
+
+FORMAT = SourceFormat(
+    "scenes", SceneSource.expected, SceneSource, ("exif", "layout"), takes_urls=True
+)

@@ -1,0 +1,131 @@
+"""Rendered scenes of a cube in the layouts of 3-D vision, written after their own readers.
+
+The truth is independent of the package: poses are camera-to-world with OpenCV's axes, and an image
+covers [0, width] x [0, height], so that the middle of pixel i is at i + 0.5.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+__all__ = ["CORNERS", "Truth", "truth", "write_nerfstudio"]
+
+Array = npt.NDArray[Any]
+
+CORNERS: Array = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], float)
+SIZE = (72, 96)  # height and width
+_SIGMA = 1.3
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Poses [T, 4, 4], fx, fy, cx, cy of each frame [T, 4], and images; depth in mm."""
+
+    poses: Array
+    numbers: Array
+    distort: Callable[[Array], Array] | None = None
+
+    def points(self, frame: int) -> tuple[Array, Array]:
+        """Pixels [8, 2] of the corners, with the first pixel's middle at 0.5, and depths [8]."""
+        inverse = np.linalg.inv(self.poses[frame])
+        seen = CORNERS @ inverse[:3, :3].T + inverse[:3, 3]
+        plane = seen[:, :2] / seen[:, 2:]
+        plane = plane if self.distort is None else self.distort(plane)
+        fx, fy, cx, cy = self.numbers[frame]
+        return plane * (fx, fy) + (cx, cy), seen[:, 2]
+
+    def image(self, frame: int, scale: int = 1) -> Array:
+        """A bright spot at each corner; `scale` reduces the image."""
+        height, width = SIZE[0] // scale, SIZE[1] // scale
+        rows, columns = np.mgrid[:height, :width] + 0.5
+        total = np.zeros((height, width))
+        for x, y in self.points(frame)[0] / scale:
+            total += 250 * np.exp(-((columns - x) ** 2 + (rows - y) ** 2) / 2 / _SIGMA**2)
+        return np.repeat(np.clip(total, 0, 255).astype(np.uint8)[..., None], 3, axis=2)
+
+    def depth(self, frame: int, scale: int = 1) -> Array:
+        distance = np.linalg.norm(self.poses[frame][:3, 3])
+        return np.full((SIZE[0] // scale, SIZE[1] // scale), round(distance * 1000), np.uint16)
+
+
+def truth(*, varies: bool = False, count: int = 5, **more: Any) -> Truth:
+    """Cameras on a circle around the cube; with `varies`, each has its own intrinsics."""
+    poses = []
+    for angle in np.linspace(0.3, 2.5, count):
+        place = np.array([5 * np.cos(angle), 1.7 + 0.3 * angle, 5 * np.sin(angle)])
+        forward = -place / np.linalg.norm(place)
+        right = np.cross(forward, [0.1, 1, 0.0])
+        right /= np.linalg.norm(right)
+        pose = np.eye(4)
+        pose[:3, :3] = np.stack([right, np.cross(forward, right), forward], axis=1)
+        pose[:3, 3] = place
+        poses.append(pose)
+    numbers = np.tile([88.0, 90.0, 46.3, 37.2], (count, 1))
+    if varies:
+        numbers += np.arange(count)[:, None] * (1.5, 1.25, 0.75, -0.5)
+    return Truth(np.stack(poses), numbers, **more)
+
+
+def save(path: Path, pixels: Array) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path, quality=95)
+
+
+def write_nerfstudio(
+    folder: Path, seed: int = 0, *, varies: bool = False, depth_scale: int = 1
+) -> Truth:
+    """With images in another order than their names, an absent image, depth and masks."""
+    found = truth(varies=varies, count=5 + seed)
+    opengl = np.diag([1.0, -1.0, -1.0, 1.0])
+    frames: list[dict[str, Any]] = []
+    names = ("fl_x", "fl_y", "cx", "cy")
+    for i in np.random.default_rng(seed).permutation(len(found.poses)).tolist():
+        for name, pixels in (
+            (f"images/frame_{i + 1:05d}.png", found.image(i)),
+            (f"depths/frame_{i + 1:05d}.png", found.depth(i, depth_scale)),
+            (f"masks/frame_{i + 1:05d}.png", np.full(SIZE, 255 * (i % 2), np.uint8)),
+        ):
+            save(folder / name, pixels)
+        frame: dict[str, Any] = {"file_path": f"./images/frame_{i + 1:05d}.png", "sharpness": 9.5}
+        frame |= {"depth_file_path": f"depths/frame_{i + 1:05d}.png"}
+        frame |= {"mask_path": f"masks/frame_{i + 1:05d}.png"}
+        frame["transform_matrix"] = (found.poses[i] @ opengl).tolist()
+        if varies:
+            frame |= dict(zip(names, found.numbers[i].tolist(), strict=True))
+        frames.append(frame)
+    frames.append({**frames[0], "file_path": "images/frame_99999.png"})
+    whole: dict[str, Any] = {"camera_model": "OPENCV", "w": SIZE[1], "h": SIZE[0], "k1": 0.0}
+    if not varies:
+        whole |= dict(zip(names, found.numbers[0].tolist(), strict=True))
+    whole |= {"applied_transform": np.eye(4)[:3].tolist(), "frames": frames}
+    (folder / "transforms.json").write_text(json.dumps(whole))
+    (folder / "sparse_pc.ply").write_text("ply\n")
+    return found
+
+
+def spot_errors(image: Array, points: Sequence[Any] | Array) -> list[float]:
+    """Distances in pixels of spots from `points` [N, 2], with pixel centres at integers.
+
+    Only of points away from the border and from each other.
+    """
+    points, values, found = np.asarray(points), image[..., 0].astype(float), []
+    for x, y in points:
+        others = np.abs(points - (x, y)).max(axis=1)
+        row, column, r = round(y), round(x), 4
+        if np.sort(others)[1] < 2.5 * r or not (
+            r <= row < image.shape[0] - r and r <= column < image.shape[1] - r
+        ):
+            continue
+        part = values[row - r : row + r + 1, column - r : column + r + 1]
+        rows, columns = np.mgrid[row - r : row + r + 1, column - r : column + r + 1]
+        centre = np.array([(columns * part).sum(), (rows * part).sum()]) / max(part.sum(), 1)
+        found.append(float(np.hypot(*(centre - (x, y)))))
+    return found
