@@ -23,7 +23,16 @@ OWN += or (test_image_files and (test_refused or cut_or_gone)) or locations_and_
 # CI runs a random share of the slow tests: SLOW='--slow-share 0.34 --slow-seed COMMIT'
 SLOW :=
 
-.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot bench-training services demo lowest lerobot-tools test-lerobot quick test test-slow test-services test-others test-benchmarks test-torchcodec test-lowest test-all mutants simulate docs check format release clean
+# Areas of docs/architecture.md: their tests, and those of the core, which are all others.
+TESTS_formats := $(wildcard $(addprefix tests/test_,sources*.py source_contract.py own_source.py registry.py inventory.py \
+	orientation.py in_place.py indexing*.py catalog.py changed_originals.py claimed_sizes.py declared_*.py doctor.py \
+	folder_texts.py numbered_texts.py image_files.py video_intake.py video_streams.py))
+TESTS_lerobot := $(wildcard tests/test_lerobot*.py tests/test_from_lerobot.py)
+TESTS_tools := $(wildcard $(addprefix tests/test_,bench.py cli.py edits.py export*.py features_added.py merge.py push.py \
+	rename.py rerun.py rewriting.py splits.py trim.py versions.py view.py))
+TESTS_core := $(filter-out $(TESTS_formats) $(TESTS_lerobot) $(TESTS_tools),$(wildcard tests/test_*.py))
+
+.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot bench-training services demo lowest lerobot-tools test-lerobot quick test test-area test-slow test-services test-others test-benchmarks test-torchcodec test-lowest test-all mutants simulate docs check format release clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
@@ -110,13 +119,19 @@ demo: $(INSTALLED) ## Render a small TartanAir tree, pack it, verify it, stream 
 	$(BIN)/python -m benchmarks.tartanair.demo $(DEMO)
 
 # Keep compiled modules: otherwise each of the 5 runs of CI compiles tests and package for 10 s.
-quick test test-slow test-services test-others test-benchmarks test-lowest test-all: export PYTHONDONTWRITEBYTECODE :=
+quick test test-area test-slow test-services test-others test-benchmarks test-lowest test-all: export PYTHONDONTWRITEBYTECODE :=
 
 quick: $(INSTALLED) ## Run one case of each fast test that starts no process; before each push
 	$(BIN)/python -m pytest -n $(shell nproc) --maxprocesses 4 --max-worker-restart 0 --dist loadfile -q -r fE --one-case --no-processes --hypothesis-profile=least
 
 test: $(INSTALLED) ## Run the fast tests
 	$(PYTEST) --dist loadfile
+
+test-area: $(INSTALLED) ## Run the fast tests of an area: AREA=core, formats, lerobot or tools
+	$(PYTEST) --dist loadfile $(or $(TESTS_$(AREA)),$(error AREA is core, formats, lerobot or tools))
+
+coverage: $(INSTALLED) ## Report the lines that the fast tests execute; builds build/coverage.xml
+	$(PYTEST) --dist loadfile --cov=seqrecord --cov-report=term:skip-covered --cov-report=xml:build/coverage.xml
 
 test-slow: $(INSTALLED) ## Run the tests that take minutes, and many examples of each property
 	$(PYTEST) --dist worksteal -m '(slow or hypothesis) and not service' --hypothesis-profile=many

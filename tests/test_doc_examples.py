@@ -116,6 +116,7 @@ PAGES = [
         {"tartanair-records": "tartanair"},
         {"recording": RECORDING, "train": lambda batch: batch["image"]},
     ),
+    Page("llms.txt"),
     Page("docs/index.md", {}, {"recording": RECORDING}),
     Page(
         "docs/loaders.md",

@@ -13,14 +13,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 
 import seqrecord
+from seqrecord import LoaderOptions
+from seqrecord.cli import main
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "seqrecord"
@@ -218,6 +222,20 @@ def test_public_names() -> None:
     for path in ("seqrecord.Reader", "seqrecord.types.storage"):
         with pytest.raises(AttributeError, match=f"no attribute '{path.rpartition('.')[2]}'"):
             public_object(path)
+
+
+def test_names_of_llms_txt_exist() -> None:
+    """Names of the package, arguments of loaders, commands, and pages."""
+    text = (ROOT / "llms.txt").read_text()
+    for path in re.findall(r"`(seqrecord\.\w+)", text):
+        public_object(path)
+    rows = re.findall(r"^\| (`\w+`.*?) \|", text, re.M)
+    arguments = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert arguments <= {item.name for item in fields(LoaderOptions)}
+    assert len(arguments) > 20
+    commands = set(re.findall(r"`seqrecord (\w+)", text))
+    assert commands <= {*main.list_commands(click.Context(main))}
+    assert all((ROOT / page).exists() for page in re.findall(r"\]\(([\w/.-]+)\)", text))
 
 
 def test_described_names() -> None:

@@ -245,9 +245,7 @@ class ClipTable:
     def joined(
         self, episode: IntArray, start: IntArray, count: IntArray, sample: IntArray
     ) -> ClipTable:
-        """The table with these runs instead, int64[n] each, in canonical order; joins adjacent
-        ones.
-        """
+        """Return the table with these runs, int64[n] each, in canonical order; joins neighbours."""
         other = start[1:] != (start + count * self.spec.stride)[:-1]
         other |= (sample[1:] != (sample + count * COPIES)[:-1]) | (episode[1:] != episode[:-1])
         opens = np.flatnonzero(np.append(True, other)[: len(start)])

@@ -34,11 +34,10 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class CropWindows:
-    """Windows of clips: rows `[top, top + height)`, columns `[left, left + width)`; int64[clips]
-    each.
+    """Windows of clips: rows `[top, top + height)`, columns `[left, left + width)`.
 
-    Coordinates are pixels of the whole frame. `flipped`, bool[clips], mirrors a window from left to
-    right. `size` is (height, width) after resizing, or `None`.
+    Each is int64[clips]. Coordinates are pixels of the whole frame. `flipped`, bool[clips], mirrors
+    a window from left to right. `size` is (height, width) after resizing, or `None`.
     """
 
     top: IntArray

@@ -186,10 +186,9 @@ class Seconds:
         return offsets.astype(np.int64)
 
     def at_rates(self, rates: Sequence[float], episodes: Sequence[str], feature: str) -> IntArray:
-        """Convert the times to offsets at each frame rate, int64[n, T]; `episodes` has one key per
-        rate.
+        """Convert the times to offsets at each frame rate, int64[n, T].
 
-        Also raises `ClipError` if the numbers of frames differ.
+        `episodes` has one key per rate. Also raises `ClipError` if the numbers of frames differ.
         """
         found: list[IntArray] = []
         for fps, episode in zip(rates, episodes, strict=True):

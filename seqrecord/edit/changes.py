@@ -46,8 +46,7 @@ class EditedDataset:
         writer: str | None = None,
         gone: Collection[str] = (),
     ) -> tuple[Manifest, list[str]]:
-        """Commit the dataset with these edits; returns the manifest and the paths of new record
-        files.
+        """Commit the dataset with these edits; returns the manifest and new record files' paths.
 
         New record files are files of `writer`; they replace the files in `gone`. Without
         `statistics`, the dataset's statistics stay if its frames stay. Raises `FormatError`, and

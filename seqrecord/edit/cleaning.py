@@ -430,8 +430,7 @@ def _is_ours(path: str) -> bool:
 
 
 def _mark_removed(storage: Storage, base: Base, manifest: Manifest, paths: Collection[str]) -> None:
-    """Commit a manifest that lists the removed files, so that no writer can commit them any
-    more."""
+    """Commit a manifest that lists the removed files, so that no writer can commit them."""
     unnamed = {path for path in paths if path not in base.files and FILE_PATH.fullmatch(path)}
     removed = unnamed.union(manifest.removed)
     if removed == set(manifest.removed):

@@ -68,7 +68,6 @@ def delete_episodes(
 
         edit.delete_episodes("records/", ["demo/000", "demo/001"])
     """
-
     return edit_dataset(
         location, partial(_deleted, episodes, False), dry_run, storage_options, if_version
     )

@@ -314,8 +314,10 @@ def _commit_schema(
 
 
 def _check_time_spans(dataset: EditedDataset, spec: FeatureSpec) -> None:
-    """Raise `SchemaError` for a timestamp without time spans in a record file: only writers compute
-    them."""
+    """Raise `SchemaError` for a timestamp without time spans in a record file.
+
+    Only writers compute them.
+    """
     if not is_timestamp(spec):
         return
     place = list(dataset.manifest.schema).index(spec.name)

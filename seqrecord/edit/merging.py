@@ -30,8 +30,10 @@ _SHOWN = 500  # characters of a list of differences
 
 @dataclass(frozen=True)
 class MergeReport:
-    """Result of a merge, or its forecast with `dry_run`; `num_bytes` of the sources' record
-    files."""
+    """Result of a merge, or its forecast with `dry_run`.
+
+    `num_bytes` is the size of the sources' record files.
+    """
 
     num_episodes: int
     num_frames: int

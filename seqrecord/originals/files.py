@@ -243,6 +243,7 @@ def read_values(file: BinaryIO, dtype: np.dtype[Any], count: int) -> npt.NDArray
 
 
 def unreadable(path: Path, error: OSError) -> SourceError:
+    """Return the error of a file that cannot be read."""
     return SourceError("cannot read the file", file=str(path), got=_reason(error))
 
 

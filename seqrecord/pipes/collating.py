@@ -167,8 +167,9 @@ def _nested(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _stacked(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Stack tensors of one shape and dtype; in reused memory if they are on the host and NumPy has
-    the dtype.
+    """Stack tensors of one shape and dtype.
+
+    In reused memory if they are on the host and NumPy has the dtype.
     """
     first, kinds = tensors[0], set(map(_kind_of, tensors))
     for tensor in tensors if len(kinds) > 1 else ():

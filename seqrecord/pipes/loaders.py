@@ -104,8 +104,7 @@ class EpochStream:
     def state_dict(
         self, batches: int | None = None, batch_size: int | None = None
     ) -> dict[str, Any]:
-        """Return the position of the iteration: epoch, delivered batches, and the inputs of the
-        order.
+        """Return the position of the iteration: epoch, delivered batches, inputs of the order.
 
         The state is JSON of about 1 kB, and the same on every rank.
 
@@ -241,8 +240,7 @@ class StreamingLoader(EpochStream):
         return self.clips.num_clips
 
     def compute_statistics(self, **options: Any) -> Statistics:
-        """Read all frames of this loader's episodes, and compute statistics after
-        `frame_transform`.
+        """Compute statistics after `frame_transform`; reads all frames of this loader's episodes.
 
         `options` are `max_frames`, `num_threads` and `progress` of `Dataset.compute_statistics`.
         Stored statistics of the whole dataset are in `dataset.statistics`.
@@ -391,9 +389,11 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
         return self._read(numbers) if len(numbers) else []
 
     def stats(self) -> dict[str, Any]:
-        """Return statistics of this process: `bytes_read`; `frames_decoded`; `frames_from_cache`;
-        `video_frames_decoded`, including reference frames; and `features_resident`, features whose
-        frames stay in memory once read.
+        """Return statistics of this process.
+
+        These are `bytes_read`; `frames_decoded`; `frames_from_cache`; `video_frames_decoded`,
+        including reference frames; and `features_resident`, features whose frames stay in memory
+        once read.
         """
         report, names = self._reader.stats.get().report(), ("bytes_read", "frames_decoded")
         found = {n: report[n] for n in (*names, "frames_from_cache", "video_frames_decoded")}

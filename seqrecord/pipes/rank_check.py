@@ -14,8 +14,7 @@ from seqrecord.pipes.states import check_same
 
 
 def check_ranks(loader: object, group: Any = None) -> None:
-    """Raise `StateError` on all ranks if a loader's epoch, batch, order or dataset differs between
-    them.
+    """Raise `StateError` on all ranks if a loader's epoch, batch, order or dataset differs.
 
     All ranks of `torch.distributed` call it, for example before each epoch. Without a process group
     it does nothing in a single process.

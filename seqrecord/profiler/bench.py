@@ -333,8 +333,9 @@ class BenchReport:
 
     @property
     def most_clips_per_second(self) -> float | None:
-        """Clips per second of steps with one batch in memory, without a loader; `None` without a
-        step.
+        """Clips per second of steps with one batch in memory, without a loader.
+
+        `None` without a step.
         """
         if self.alone is None or not self.alone.mean:
             return None

@@ -194,8 +194,9 @@ def opened(
     features: Sequence[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> AbstractContextManager[Dataset]:
-    """Like `dataset_of`, for a `with` block that closes only a dataset it opened. Frames are not
-    resized.
+    """Like `dataset_of`, for a `with` block that closes only a dataset it opened.
+
+    Frames are not resized.
     """
     reader = dataset_of(dataset, features=features, storage_options=storage_options).resized(None)
     return nullcontext(reader) if isinstance(dataset, Dataset) else reader

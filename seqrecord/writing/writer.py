@@ -149,8 +149,10 @@ class SeqRecordWriter:
 
     @property
     def damaged_files(self) -> tuple[DamagedFile, ...]:
-        """Files that `mode="resume"` found damaged. They stay; the other episodes were
-        recovered."""
+        """Files that `mode="resume"` found damaged.
+
+        They stay; the other episodes were recovered.
+        """
         return tuple(self._destination.damaged)
 
     @property
@@ -304,13 +306,13 @@ class EpisodeWriter:
 
     @exclusive
     def append(self, frame: Frame, *, fast: bool = False) -> None:
-        """Add one frame: by feature an array, `str`, `bytes`, or `EncodedImage` to keep an image
-        encoded.
+        """Add one frame: by feature an array, `str` or `bytes`, or an `EncodedImage`.
 
-        The frame may lack features. With `fast`, encoding takes less time and more bytes; readers
-        get the same values. Raises `FrameError` for a wrong dtype or shape, and for a feature that
-        the dataset lacks. Any error ends the episode as `abort` does, so that no recording has a
-        gap. Until the features are known, frames are only collected, and errors come later.
+        An `EncodedImage` stays encoded. The frame may lack features. With `fast`, encoding takes
+        less time and more bytes; readers get the same values. Raises `FrameError` for a wrong dtype
+        or shape, and for a feature that the dataset lacks. Any error ends the episode as `abort`
+        does, so that no recording has a gap. Until the features are known, frames are only
+        collected, and errors come later.
         """
         self._check_open()
         with self._forget_on_error():

@@ -280,11 +280,11 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         return MixSummary.of(self._mix)
 
     def stats(self) -> dict[str, Any]:
-        """Return statistics as in `SeqRecordIterableDataset`, summed; `sources` has the statistics
-        of each.
+        """Return statistics as in `SeqRecordIterableDataset`, summed.
 
-        For a source, `waiting_for_consumer_seconds` is the time in which it was ahead and waited
-        for other sources or for the consumer: the source with the shortest time limits the mix.
+        `sources` has the statistics of each. For a source, `waiting_for_consumer_seconds` is the
+        time in which it was ahead and waited for other sources or for the consumer: the source with
+        the shortest time limits the mix.
         """
         return super().stats()
 

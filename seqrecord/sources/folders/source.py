@@ -305,8 +305,10 @@ class FolderSource(NumberedFrames):
     def _as_exported(
         self, episode: EpisodeFolder, feature: ExportedFeature
     ) -> tuple[FeatureSpec, _Codec | None]:
-        """Return the described feature and its codec; no codec if the episode has none of its
-        images."""
+        """Return the described feature and its codec.
+
+        It has no codec if the episode has none of its images.
+        """
         folder = episode.folders.get(feature.path)
         if folder is None or not self.keep_encoded:
             return feature.spec, None

@@ -98,8 +98,7 @@ class Hdf5Source(ScannedSource):
         return referring_schema(super().schema()) if self.in_place else super().schema()
 
     def referring(self) -> Hdf5Source:
-        """Return a copy of the source that references large arrays and videos instead of copying
-        them."""
+        """Return a copy of the source that references large arrays and videos."""
         return self if self.in_place else replace(self, keep_encoded=False, in_place=True)
 
     def external_files(self) -> dict[str, ExternalFile]:

@@ -1,5 +1,4 @@
-"""Source for WebDataset: tar files with samples `KEY.FIELD`; the samples of a folder are an
-episode.
+"""Source for WebDataset: tar files with samples `KEY.FIELD`. A folder's samples are an episode.
 
 https://github.com/webdataset/webdataset#the-webdataset-format
 """

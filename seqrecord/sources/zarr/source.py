@@ -81,8 +81,7 @@ class ZarrSource(ScannedSource):
     unpickled = ("_buffers",)
 
     def exists(self) -> bool:
-        """Return whether there is a group with `data` and `meta/episode_ends`, or a `.zarr.zip`
-        file."""
+        """Return whether there is a group with `data` and `meta/episode_ends`, or a `.zarr.zip`."""
         return bool(self._buffers)
 
     def schema(self) -> Schema:
