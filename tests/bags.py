@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from mcap.writer import Writer as McapWriter
 from PIL import Image
+from rosbags.rosbag1 import Writer as Writer1
 from rosbags.rosbag2 import StoragePlugin, Writer
-from rosbags.typesys import Stores, get_typestore
+from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
 __all__ = [
     "IMAGE",
@@ -28,13 +29,16 @@ __all__ = [
     "jpeg",
     "message",
     "png",
+    "points",
+    "transform",
     "write_bag",
     "write_json",
     "write_mcap",
     "write_raw",
+    "write_ros1",
 ]
 
-STORE = get_typestore(Stores.ROS2_HUMBLE)
+STORE, STORE1 = get_typestore(Stores.ROS2_HUMBLE), get_typestore(Stores.ROS1_NOETIC)
 IMAGE, IMU, JOINTS = (f"sensor_msgs/msg/{name}" for name in ("Image", "Imu", "JointState"))
 
 Timed = tuple[str, int, Any]
@@ -114,6 +118,38 @@ def camera_info(
     return message(name, header(time), *values)
 
 
+def points(rows: npt.NDArray[Any], *, height: int = 1, padding: int = 0) -> Any:
+    """sensor_msgs/PointCloud2 of rows of a structured dtype; rows of the cloud end in `padding`."""
+    kinds = "i1 u1 i2 u2 i4 u4 f4 f8".split()  # noqa: SIM905
+    is_big = any(rows.dtype[name].base.byteorder == ">" for name in rows.dtype.names or ())
+    fields = [
+        message(
+            *("sensor_msgs/msg/PointField", name, offset),
+            kinds.index(f"{dtype.base.kind}{dtype.base.itemsize}") + 1,
+            int(np.prod(dtype.shape)),
+        )
+        for name, (dtype, offset) in (rows.dtype.fields or {}).items()
+    ]
+    step = rows.dtype.itemsize
+    data = np.frombuffer(rows.tobytes(), np.uint8).reshape(height, -1)
+    data = np.pad(data, ((0, 0), (0, padding)), constant_values=9)
+    name, width = "sensor_msgs/msg/PointCloud2", len(rows) // height
+    sizes = (step, step * width + padding, data.reshape(-1), True)
+    return message(name, header(), height, width, fields, is_big, *sizes)
+
+
+def transform(parent: str, child: str, pose: Sequence[float], time: int) -> Any:
+    """geometry_msgs/TransformStamped with x, y, z and a quaternion x, y, z, w."""
+    stamp = message("builtin_interfaces/msg/Time", time // 10**9, time % 10**9)
+    moved = message(
+        "geometry_msgs/msg/Transform",
+        message("geometry_msgs/msg/Vector3", *pose[:3]),
+        message("geometry_msgs/msg/Quaternion", *pose[3:]),
+    )
+    head = message("std_msgs/msg/Header", stamp, parent)
+    return message("geometry_msgs/msg/TransformStamped", head, child, moved)
+
+
 def png(pixels: npt.NDArray[Any]) -> bytes:
     return _saved(pixels, "png")
 
@@ -140,6 +176,39 @@ def write_bag(folder: Path, messages: Sequence[Timed], *, sqlite: bool = False) 
             writer.write(connections[topic], time, STORE.serialize_cdr(each, name))
     (path,) = (each for each in folder.iterdir() if each.suffix in (".mcap", ".db3"))
     return path
+
+
+def write_ros1(path: Path, messages: Sequence[Timed]) -> Path:
+    """Write a bag of ROS 1; takes messages of ROS 2."""
+    register_transforms(STORE1)
+    with Writer1(path) as writer:
+        connections = {}
+        for topic, time, each in messages:
+            name = each.__msgtype__
+            if topic not in connections:
+                connections[topic] = writer.add_connection(topic, name, typestore=STORE1)
+            writer.write(connections[topic], time, STORE1.serialize_ros1(ros1(each), name))
+    return path
+
+
+def register_transforms(store: Any) -> None:
+    """Add the message of `/tf`, which rosbags lacks for ROS 1."""
+    name = "tf2_msgs/msg/TFMessage"
+    if name not in store.fielddefs:
+        text = "geometry_msgs/TransformStamped[] transforms"
+        store.register(get_types_from_msg(text, name))
+
+
+def ros1(value: Any) -> Any:
+    """The message of ROS 1 with the values of one of ROS 2."""
+    if isinstance(value, list):
+        return [ros1(each) for each in value]
+    if not hasattr(value, "__msgtype__"):
+        return value
+    values = vars(value)
+    if value.__msgtype__ == "std_msgs/msg/Header":
+        values = {"seq": 3, **values}
+    return STORE1.types[value.__msgtype__](*map(ros1, values.values()))
 
 
 def write_mcap(

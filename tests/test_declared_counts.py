@@ -239,7 +239,7 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\
 
 TYPES: dict[str, tuple[bytes, str]] = {
     "run.mcap.zstd": (b"\x28\xb5\x2f\xfd1234", "Zstandard.*zstd -d"),
-    "run.bag": (b"#ROSBAG V2.0\n123", "ROS 1 bag.*rosbags-convert"),
+    "run.rosbag": (b"#ROSBAG V2.0\n123", "ROS 1 bag.*rename it to .bag"),
     "data.bin": (LFS, "Git LFS pointer.*git lfs pull"),
     "data.gz": (gzip.compress(b"1"), "gzip"),
     "data.tgz": (gzip.compress(bytes(1024)), "gzip.*tar -xzf data.tgz"),

@@ -336,7 +336,7 @@ def test_the_inventory(tmp_path: Path) -> None:
         texts(run, **{"poses.txt": "0 0 0 0 0 0 1\n" * 4, "imu.csv": "1,2\n" * 1200})
         texts(run, **{"calib.yaml": "fx: 5\n", "notes.txt": "a cup\n", "README.md": "a run\n"})
         texts(run, **{"Thumbs.db": "", "._imu.csv": "", "metadata.json": '{"task": "pick"}'})
-        texts(run, **{"all.bag": "#ROSBAG V2.0\n", "lfs.txt": POINTER, "lfs.npz": POINTER})
+        texts(run, **{"all.rosbag": "#ROSBAG V2.0\n", "lfs.txt": POINTER, "lfs.npz": POINTER})
         texts(run, **{"lfs/0.txt": POINTER, "lfs/1.txt": POINTER})
         (run / "more.tgz").write_bytes(b"\x1f\x8b")
     found = inventory_of(open_source(tmp_path, features=["rgb", "poses", "state"]))
@@ -350,7 +350,7 @@ def test_the_inventory(tmp_path: Path) -> None:
     left_out = {each.pattern: (each.count, each.reason) for each in found.left_out}
     for pattern, command in {
         **dict.fromkeys(("a/lfs.txt", "b/lfs.txt", "*/lfs.npz", "*/lfs/*.txt"), "git lfs pull"),
-        **dict.fromkeys(("a/all.bag", "b/all.bag"), "rosbags-convert"),
+        **dict.fromkeys(("a/all.rosbag", "b/all.rosbag"), "rename it to .bag"),
         **dict.fromkeys(("a/more.tgz", "b/more.tgz"), "tar -xzf more.tgz"),
     }.items():
         assert command in left_out.pop(pattern)[1]

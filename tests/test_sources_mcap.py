@@ -6,6 +6,9 @@ import base64
 import functools
 import json
 import logging
+import math
+import struct
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
@@ -35,10 +38,13 @@ from tests.bags import (
     jpeg,
     message,
     png,
+    points,
+    transform,
     write_bag,
     write_json,
     write_mcap,
     write_raw,
+    write_ros1,
 )
 from tests.command_line import run
 from tests.source_faults import frames_of
@@ -79,12 +85,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "use_statistics": False, "index_types": IndexType.NONE, "repeat_channels": False,
     },
 }  # fmt: skip
-KINDS = ["rosbag2", "sqlite", *OPTIONS]
+KINDS = ["rosbag2", "sqlite", "ros1", *OPTIONS]
 
 
 def write(path: Path, messages: list[tuple[str, int, Any]], kind: str) -> Path:
     if kind in OPTIONS:
         write_mcap(path / "run.mcap", messages, **OPTIONS[kind])
+    elif kind == "ros1":
+        write_ros1(path / "run.bag", messages)
     else:
         write_bag(path / "run", messages, sqlite=kind == "sqlite")
     return path
@@ -222,6 +230,9 @@ ROS_TYPES = [
 COLOURS = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
 DEPTH = np.array([[0.5, 1.5, np.inf], [3.25, 0, 9]], np.float32)
 SHORTS = np.array([[1, 256, 65535], [4, 5, 6]], np.uint16)
+QUANTIZED = 101.0 * 100, 1 - 101.0 * 100 / 10  # A and B for z0 = 100 and a maximum of 10 m
+HEADER = struct.pack("<iff", 0, *QUANTIZED)
+INVERSE = np.array([[0, 256, 65535], [4, 5, 6]], np.uint16)
 
 
 def test_encodings_of_images(tmp_path: Path) -> None:
@@ -255,12 +266,17 @@ def test_compressed_images(tmp_path: Path) -> None:
         "/png": (compressed(png(picture), "png"), "png"),
         "/grey": (compressed(png(picture[..., 0]), "mono8; png compressed "), None),
         "/depth": (compressed(bytes(12) + png(SHORTS), "16UC1; compressedDepth png"), None),
+        "/float": (compressed(HEADER + png(INVERSE), "32FC1; compressedDepth"), None),
     }
     path = write_mcap(tmp_path / "a.mcap", [(t, START, each) for t, (each, _) in files.items()])
     [frame] = frames_of(open_source(path, clock="/png"))
     assert abs(frame["rgb.compressed"].astype(int) - picture).max() < 4
     for name, want in (("png", picture), ("grey", picture[..., 0]), ("depth", SHORTS)):
         np.testing.assert_array_equal(frame[name], want)
+    metres = [np.nan if n == 0 else QUANTIZED[0] / (n - QUANTIZED[1]) for n in INVERSE.flat]
+    np.testing.assert_allclose(frame["float"], np.reshape(metres, (2, 3)), rtol=1e-5)
+    spec = open_source(path, clock="/png").schema()["float"]
+    assert (spec.dtype, spec.kind, spec.unit) == (np.float32, "depth", "m")
     kept = open_source(path, clock="/png", keep_encoded=True)
     [frame] = frames_of(kept)
     for topic, (each, format_) in files.items():
@@ -268,6 +284,9 @@ def test_compressed_images(tmp_path: Path) -> None:
         codec = () if format_ is None else ({"id": "seqrecord.image", "format": format_},)
         assert kept.schema()[name].codec == codec
         assert format_ is None or frame[name] == EncodedImage(bytes(each.data))
+    rvl = ("/d", START, compressed(HEADER + b"1234", "16UC1; compressedDepth rvl"))
+    with pytest.raises(SourceError, match=r"unsupported depth: 16UC1; compressedDepth rvl"):
+        open_source(write_mcap(path, [rvl])).schema()
 
 
 def test_poses_speeds_and_missing_values(tmp_path: Path) -> None:
@@ -379,6 +398,255 @@ def test_unknown_cameras(tmp_path: Path, camera: Any, reason: str) -> None:
     assert reason in metadata["camera_unknown"]["front.image_raw.compressed"]
     notes = inventory_of(source).notes
     assert any("camera of front.image_raw.compressed unknown in 1 episode" in n for n in notes)
+
+
+def turned(axis: Sequence[float], angle: float) -> tuple[float, float, float, float]:
+    """Quaternion x, y, z, w."""
+    x, y, z = (math.sin(angle / 2) * each for each in axis)
+    return x, y, z, math.cos(angle / 2)
+
+
+def matrix(pose: Sequence[float]) -> npt.NDArray[np.float64]:
+    """The 4x4 matrix of a pose, by Rodrigues' formula on the logarithm of its quaternion."""
+    x, y, z, w = np.array(pose[3:]) / np.linalg.norm(pose[3:])
+    length = math.sqrt(x * x + y * y + z * z)
+    angle = 2 * math.atan2(length, w)
+    a, b, c = (each / length if length else 0.0 for each in (x, y, z))
+    cross = np.array([[0, -c, b], [c, 0, -a], [-b, a, 0]])
+    found = np.eye(4)
+    found[:3, :3] += math.sin(angle) * cross + (1 - math.cos(angle)) * cross @ cross
+    found[:3, 3] = pose[:3]
+    return found
+
+
+def halfway(one: npt.NDArray[Any], other: npt.NDArray[Any], share: float) -> npt.NDArray[Any]:
+    """Between two 4x4 poses: a share of the rotation vector from one to the other."""
+    turn = one[:3, :3].T @ other[:3, :3]
+    angle = math.acos((np.trace(turn) - 1) / 2)
+    axis = np.array([turn[2, 1] - turn[1, 2], turn[0, 2] - turn[2, 0], turn[1, 0] - turn[0, 1]])
+    part = turned(axis / (2 * math.sin(angle)), share * angle)
+    found = one @ matrix([0, 0, 0, *part])
+    found[:3, 3] = (1 - share) * one[:3, 3] + share * other[:3, 3]
+    return found
+
+
+TWIST = [0.36, 0.48, 0.8]
+MOVES = [  # base in odom at 0, 100 and 200 ms; the last quaternion has the other sign and length
+    [0.0, 0.0, 0.0, *turned(TWIST, 0.3)],
+    [1.0, 2.0, 3.0, *turned([0.0, 0.6, -0.8], 2.0)],
+    [2.0, 2.0, 3.0, *(-3 * each for each in turned(TWIST, 2.5))],
+]
+MOUNT = [0.5, 0.0, 0.25, *turned([0.0, 0.0, 1.0], 1.0)]
+PLACED = [5.0, 6.0, 7.0, *turned([1.0, 0.0, 0.0], 0.7)]
+
+
+@pytest.mark.parametrize("kind", ["rosbag2", "ros1"])
+def test_poses_of_frames_in_a_root(tmp_path: Path, kind: str) -> None:
+    """Interpolated between neighbours, never extrapolated, through a tree with fixed transforms."""
+    ask = partial(message, "tf2_msgs/msg/TFMessage")
+    start = START - 40 * MS  # the first image comes 40 ms after the first transform
+    messages: list[tuple[str, int, Any]] = [
+        ("/tf_static", start, ask([transform("base", "camera", MOUNT, start)])),
+        ("/tf_static", start, ask([transform("map", "odom", PLACED, start)])),
+        *(
+            (
+                "/tf",
+                start + 100 * MS * i,
+                ask([transform("/odom", "/base", pose, start + 100 * MS * i)]),
+            )
+            for i, pose in enumerate(MOVES)
+        ),
+        *((CAMERA, START + 80 * MS * i, image(pictures(1)[0], "rgb8")) for i in range(3)),
+        (CAMERA, start + 100 * MS, image(pictures(1)[0], "rgb8")),
+        (CAMERA, start + 201 * MS, image(pictures(1)[0], "rgb8")),
+    ]
+    path = write(tmp_path, sorted(messages, key=lambda each: each[1]), kind)
+    how = {"poses": ["camera", "odom"], "root_frame": "map", "clock": CAMERA}
+    source = open_source(path, **how)
+    spec = source.schema()["pose.camera"]
+    assert (spec.dtype, spec.shape, spec.kind, spec.unit) == (np.float64, (7,), "pose", "m")
+    before, middle, after = (matrix(pose) for pose in MOVES)
+    want = [  # at 40, 100, 120, 200, 201 ms
+        halfway(before, middle, 0.4), middle, halfway(middle, after, 0.2), after,
+    ]  # fmt: skip
+    frames = frames_of(source)
+    assert ["pose.camera" in frame for frame in frames] == [True] * 4 + [False]
+    for frame, base in zip(frames, want, strict=False):
+        found = matrix(frame["pose.camera"])
+        np.testing.assert_allclose(found, matrix(PLACED) @ base @ matrix(MOUNT), atol=1e-9)
+        np.testing.assert_allclose(frame["pose.odom"], PLACED, atol=1e-12)
+    below = open_source(path, **{**how, "poses": "odom", "root_frame": "camera"})
+    found = matrix(frames_of(below)[1]["pose.odom"])
+    np.testing.assert_allclose(found, np.linalg.inv(middle @ matrix(MOUNT)), atol=1e-9)
+    near = open_source(path, **how, tolerance=0.045)  # 40 ms, and 60 ms on the other side
+    assert ["pose.camera" in frame for frame in frames_of(near)] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert "/tf: camera in map" in {each.place for each in inventory_of(source).features}
+    left_out = map(str, inventory_of(open_source(path, clock=CAMERA)).left_out_data)
+    assert any(
+        "topic /tf: 3 messages, choose frames by --source-option poses" in each for each in left_out
+    )
+
+
+def test_transforms_that_are_no_tree(tmp_path: Path) -> None:
+    how = {"poses": ["a"], "root_frame": "map", "clock": "/x"}
+    fine = transform("map", "a", MOUNT, START)
+    for others, problem in {
+        (("world", "b"), ("c", "d")): None,
+        (("b", "a"),): "frame a has two parents, map and b",
+        (("a", "map"),): "transforms form a loop",
+    }.items():
+        more = [transform(*pair, MOUNT, START) for pair in others]
+        messages = [
+            ("/x", START, joints(["a"], [1.0])),
+            *(("/p", START, each) for each in (fine, *more)),
+        ]
+        path = write_mcap(tmp_path / "a.mcap", messages)
+        if problem is None:
+            assert len(frames_of(open_source(path, **how))) == 1
+            how_far = {**how, "root_frame": "world"}
+            problem = r"no transforms connect the frames.*expected: a and world.*frames a, b, c, d"
+        else:
+            how_far = how
+        with pytest.raises(SourceError, match=problem):
+            frames_of(open_source(path, **how_far))
+    with pytest.raises(SourceError, match="poses= and root_frame= need each other"):
+        open_source(path, poses="a")
+
+
+def test_header_stamps(tmp_path: Path) -> None:
+    """Frames and alignment at the times of headers; without a header at log times."""
+    late = 30 * MS  # the images are recorded late
+    messages: list[tuple[str, int, Any]] = [
+        (
+            "/front/camera_info",
+            START + 100 * MS * i + late,
+            camera_info((6, 8), K, time=START + 100 * MS * i),
+        )
+        for i in range(4)
+    ]
+    stamped = [
+        (
+            "/pose",
+            START + 10 * MS * i,
+            message("geometry_msgs/msg/PoseStamped", header(START + 10 * MS * i), pose_at(i)),
+        )
+        for i in range(40)
+    ]
+    speeds = [
+        ("/speed", START + 100 * MS * i + late, message("std_msgs/msg/Float64", float(i)))
+        for i in range(4)
+    ]
+    every = sorted([*messages, *stamped, *speeds], key=lambda each: each[1])
+    for name, path in {
+        "ros2": write_mcap(tmp_path / "a.mcap", every),
+        "ros1": write_ros1(tmp_path / "a.bag", every),
+    }.items():
+        how = {"clock": "/front/camera_info", "tolerance": 0.04}
+        logged = frames_of(open_source(path, **how))
+        assert [frame["log_time"] - START for frame in logged] == [
+            100 * MS * i + late for i in range(4)
+        ], name
+        assert [frame["pose"][0] for frame in logged] == [10 * i + 3 for i in range(4)]
+        source = open_source(path, **how, time="header")
+        frames = frames_of(source)
+        assert [frame["header_time"] - START for frame in frames] == [
+            100 * MS * i for i in range(4)
+        ]
+        assert [frame["pose"][0] for frame in frames] == [10 * i for i in range(4)]
+        assert [frame["speed"] for frame in frames] == [0, 1, 2, 3]
+        notes = inventory_of(source).notes
+        assert "/speed: log times, for its messages have no header" in notes
+        assert any(
+            "time=header uses header stamps" in n
+            for n in inventory_of(open_source(path, **how)).notes
+        )
+    with pytest.raises(SourceError, match="messages of the clock have no header; choose another"):
+        frames_of(open_source(tmp_path / "a.mcap", clock="/speed", time="header"))
+    backwards = [("/j", START + i, imu([0.0] * 10)) for i in range(2)]
+    with pytest.raises(SourceError, match=r"unset time in a header of /j; omit time=header"):
+        frames_of(open_source(write_mcap(tmp_path / "b.mcap", backwards), time="header"))
+    for number, (_, _, each) in enumerate(backwards):
+        each.header.stamp.sec = 5 - number
+    with pytest.raises(SourceError, match=r"stamps are not ascending; omit time=header"):
+        frames_of(open_source(write_mcap(tmp_path / "b.mcap", backwards), time="header"))
+
+
+def pose_at(x: float) -> Any:
+    point = message("geometry_msgs/msg/Point", float(x), 0.0, 0.0)
+    return message(
+        "geometry_msgs/msg/Pose", point, message("geometry_msgs/msg/Quaternion", 0, 0, 0, 1)
+    )
+
+
+@pytest.mark.parametrize(("order", "kind"), [("<", "rosbag2"), (">", "ros1")])
+def test_points(tmp_path: Path, order: str, kind: str) -> None:
+    """Columns of one dtype in one array, whatever their order; clouds of any size."""
+    dtype = np.dtype(
+        {
+            "names": ["x", "y", "z", "intensity", "ring", "t", "bins"],
+            "formats": [
+                *(f"{order}{k}" for k in ("f4", "f4", "f4", "f4", "u2", "f8")),
+                (f"{order}u1", 3),
+            ],
+            "offsets": [0, 4, 8, 16, 20, 24, 32],
+            "itemsize": 40,
+        }
+    )
+    rng = np.random.default_rng(5)
+    clouds = [rng.integers(0, 255, (n, 40), np.uint8).view(dtype)[:, 0] for n in (6, 0, 4)]
+    other = clouds[2][["y", "x", "z", "intensity", "ring", "t", "bins"]]
+    messages = [
+        ("/scan", START, points(clouds[0], height=2, padding=3)),
+        ("/scan", START + 1, points(clouds[1])),
+        ("/scan", START + 2, points(other)),
+    ]
+    source = open_source(write(tmp_path, messages, kind))
+    assert {
+        name: (str(spec.dtype), spec.shape, spec.kind) for name, spec in source.schema().items()
+    } == {
+        "scan": ("float32", (None, 4), "points"),
+        "scan.ring": ("uint16", (None,), "points"),
+        "scan.t": ("float64", (None,), "points"),
+        "scan.uint8": ("uint8", (None, 3), "points"),
+        "log_time": ("int64", (), "timestamp"),
+    }
+    [info] = source.episodes()
+    assert info.metadata["names"]["scan"] == ["x", "y", "z", "intensity"]
+    assert info.metadata["names"]["scan.uint8"] == ["bins_0", "bins_1", "bins_2"]
+    for frame, cloud in zip(frames_of(source), clouds, strict=True):
+        for place, name in enumerate(("x", "y", "z", "intensity")):
+            np.testing.assert_array_equal(frame["scan"][:, place], cloud[name])
+        np.testing.assert_array_equal(frame["scan.ring"], cloud["ring"])
+        np.testing.assert_array_equal(frame["scan.t"], cloud["t"])
+        np.testing.assert_array_equal(frame["scan.uint8"], cloud["bins"])
+
+
+def test_points_reach_a_batch(tmp_path: Path) -> None:
+    dtype = np.dtype([("x", "<f4"), ("y", "<f4"), ("z", "<f4"), ("ring", "<u2")])
+    clouds = [np.zeros(n, dtype) for n in (3, 5)]
+    for cloud in clouds:
+        cloud["y"] = np.arange(len(cloud))
+    path = write_mcap(
+        tmp_path / "a.mcap", [("/scan", START + i, points(c)) for i, c in enumerate(clouds)]
+    )
+    seqrecord.convert(open_source(path), tmp_path / "records")
+    pipe = seqrecord.SeqRecordPipe(
+        tmp_path / "records", clip_len=2, batch_size=1, features=["scan"], ragged={"scan": "pad"}
+    )
+    [batch] = pipe
+    assert batch["scan"].shape == (1, 2, 5, 3)
+    assert batch["scan"][0, 1, :, 1].tolist() == [0, 1, 2, 3, 4]
+    wrong = points(clouds[0])
+    wrong.width = 4
+    write_mcap(path, [("/scan", START, wrong)])
+    with pytest.raises(SourceError, match=r"truncated points: 42 bytes, 1 rows of 56 bytes"):
+        open_source(path).schema()
 
 
 def test_joints_in_another_order(tmp_path: Path) -> None:

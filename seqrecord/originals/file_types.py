@@ -21,7 +21,6 @@ _TYPES: tuple[tuple[bytes, str], ...] = (
     (b"BZh", "compressed with bzip2: unpack it (`bunzip2 FILE`)"),
     (b"\xfd7zXZ\0", "compressed with xz: unpack it (`xz -d FILE`)"),
     (b"\x04\x22\x4d\x18", "compressed with LZ4: unpack it (`lz4 -d FILE`)"),
-    (b"#ROSBAG V", "a ROS 1 bag: convert it to ROS 2 (`rosbags-convert --src FILE --dst FOLDER`)"),
     (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive: unpack it (`7z x FILE`)"),
     (b"Rar!", "a RAR archive: unpack it (`unrar x FILE`)"),
     (b"<!DOCTYPE html", "an HTML page, not data: download the file again"),
@@ -33,7 +32,7 @@ _NAMES = {
     ".pkl": (b"", "a Python pickle, which is never loaded: save its arrays as npy files"),
     ".pickle": (b"", "a Python pickle, which is never loaded: save its arrays as npy files"),
     ".mat": (b"", "a MATLAB file: save its arrays as npy files"),
-    ".rosbag": (b"", "a ROS bag of an unknown version"),
+    ".rosbag": (b"#ROSBAG V", "a ROS 1 bag: rename it to .bag"),
     ".svo": (b"", "a ZED recording: export it as images or video by the ZED SDK"),
     ".svo2": (b"", "a ZED recording: export it as images or video by the ZED SDK"),
 }

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
-
-if TYPE_CHECKING:
-    from seqrecord.sources.mcap.bags import Recording
 
 ALIGNMENTS = ("nearest", "last")
 NONE = -1
@@ -89,22 +86,28 @@ def sample_bounds(times: npt.NDArray[Any], samples: npt.NDArray[Any]) -> npt.NDA
 
 
 class AlignedMessages:
-    """The messages of a recording that make its frames.
+    """The messages of a recording that make its frames. `times` are those of all topics, in ns.
 
     Attributes: `clock` [N] are the frames' times in ns, one per message of the clock's topic.
     `picks` maps topics to message numbers [N], `NONE` if no message is near enough.
     """
 
     def __init__(
-        self, recording: Recording, topics: Sequence[str], clock: str, how: str, tolerance: int
+        self,
+        times: Mapping[str, npt.NDArray[np.int64]],
+        topics: Sequence[str],
+        clock: str,
+        how: str,
+        tolerance: int,
+        path: Path,
     ) -> None:
-        times, self._path = recording.times(), recording.paths[-1]
+        self._path = path
         self.clock = times.get(clock, np.empty(0, np.int64))
         if not len(self.clock):
             raise SourceError(
                 "the recording has no messages of the clock topic; choose another "
                 "(--source-option clock=TOPIC)",
-                file=str(recording.paths[0]),
+                file=str(path),
                 expected=clock,
                 got=", ".join(sorted(times))[:300],
             )

@@ -1,4 +1,4 @@
-"""Recordings of messages: MCAP files, and rosbag2's older SQLite files.
+"""Recordings of messages: MCAP files, rosbag2's older SQLite files, and bags of ROS 1.
 
 https://mcap.dev/spec and https://github.com/ros2/rosbag2. A recording is one or several files.
 Times of all messages are read first, from the index of an MCAP file; then the messages of selected
@@ -35,7 +35,7 @@ from seqrecord.sources.mcap.bag_metadata import METADATA, read_metadata
 if TYPE_CHECKING:
     import sqlite3
 
-BAG_ENDINGS = (".mcap", ".db3")
+BAG_ENDINGS = (".mcap", ".db3", ".bag")
 _MAX_CHUNK_BYTES = 1 << 30
 
 
@@ -234,6 +234,8 @@ class _Mcap:
         for schema, channel in channels.values():
             name, type_ = channel.topic, "" if schema is None else schema.name
             definition = (b"", "") if schema is None else (schema.data, schema.encoding)
+            if definition[1] == "ros1msg" and type_.count("/") == 1:
+                type_ = type_.replace("/", "/msg/")  # as in ROS 2
             topic = Topic(name, type_, channel.message_encoding, *definition)
             if found.setdefault(name, topic) != topic:
                 two = f"{name}: {found[name].type}, {type_}"
@@ -374,6 +376,47 @@ class _Sqlite:
         return self._database.execute("SELECT id, name FROM topics").fetchall()
 
 
+class _Rosbag1:
+    """A bag of ROS 1, read by rosbags. https://wiki.ros.org/Bags/Format/2.0"""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+        declared = reader.message_count
+        if (got := sum(map(len, reader.indexes.values()))) != declared:
+            raise SourceError(
+                "the number of messages differs from the bag's index; `rosbag reindex` writes it",
+                expected=declared,
+                got=got,
+            )
+        if (
+            largest := max((c.datasize for c in reader.chunks.values()), default=0)
+        ) > _MAX_CHUNK_BYTES:
+            raise SourceError("chunk too large", expected=f"{_MAX_CHUNK_BYTES} bytes", got=largest)
+
+    def extras(self) -> dict[str, int]:
+        return {}
+
+    def topics(self) -> dict[str, Topic]:
+        found: dict[str, Topic] = {}
+        for each in self._reader.connections:
+            topic = Topic(each.topic, each.msgtype, "ros1", each.msgdef.data.encode(), "ros1msg")
+            if found.setdefault(each.topic, topic).type != topic.type:
+                raise SourceError("the topic has two types", got=each.topic)
+        return found
+
+    def times(self) -> dict[str, npt.NDArray[np.int64]]:
+        times: dict[str, list[int]] = {}
+        for each in self._reader.connections:
+            entries = self._reader.indexes[each.id]
+            times.setdefault(each.topic, []).extend(entry.time for entry in entries)
+        return {topic: np.sort(np.array(each, np.int64)) for topic, each in times.items()}
+
+    def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        wanted = [each for each in self._reader.connections if each.topic in topics]
+        for connection, _, data in self._reader.messages(wanted) if wanted else ():
+            yield connection.topic, data
+
+
 def _check_database(path: Path) -> None:
     """Raise `SourceError` for a truncated database, and for one with messages in a log file.
 
@@ -405,12 +448,12 @@ def _check_database(path: Path) -> None:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[_Mcap | _Sqlite]:
+def _opened(path: Path) -> Iterator[_Mcap | _Sqlite | _Rosbag1]:
     """Open a file of messages. Raises `SourceError` with the file, also for damage.
 
-    A remote SQLite file is copied to the folder for temporary files while it is read.
+    A remote SQLite file or ROS 1 bag is copied to the folder for temporary files while it is read.
     """
-    is_mcap = path.suffix == ".mcap"
+    is_mcap, is_ros1 = path.suffix == ".mcap", path.suffix == ".bag"
     metadata = path.with_name(METADATA)
     if not is_file(path) and not path.exists() and is_file(metadata):
         raise SourceError(
@@ -432,10 +475,16 @@ def _opened(path: Path) -> Iterator[_Mcap | _Sqlite]:
             with open_file(path) as stream:
                 yield _Mcap(stream, path)
             return
-        import sqlite3  # optional in Python builds
-
         if not is_file(path):
             raise FileNotFoundError(path)
+        if is_ros1:
+            hint = "ROS 1 bags need rosbags, the extra `mcap`: pip install rosbags"
+            library = import_extra("rosbags.rosbag1", hint, str(path))
+            with on_disk(path) as local, library.Reader(local) as reader:
+                yield _Rosbag1(reader)
+            return
+        import sqlite3  # optional in Python builds
+
         _check_database(path)
         with on_disk(path) as local:
             url = f"file:{quote(str(local))}?mode=ro&immutable=1"
@@ -450,6 +499,8 @@ def _opened(path: Path) -> Iterator[_Mcap | _Sqlite]:
             file=str(path),
             expected="a complete file; `mcap recover` rescues messages of a truncated one"
             if is_mcap
+            else "a complete file; `rosbag reindex` rescues messages of a truncated one"
+            if is_ros1
             else None,
             got=first_line(error),
         ) from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,22 +23,34 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.lazy import import_extra
 from seqrecord.sources.common.images import pixels
+from seqrecord.sources.common.points import split_points
 from seqrecord.sources.mcap.bags import Topic
 from seqrecord.sources.mcap.protobuf import fields
+from seqrecord.sources.mcap.transforms import Transform, pose_of
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """The bytes of a PNG or JPEG."""
+    """The bytes of a PNG or JPEG. Quantized depth is A / (pixel - B), with `inverse` = (A, B)."""
 
     data: bytes
+    inverse: tuple[float, float] | None = None
+
+    def depth(self, image: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        """Return metres of quantized depth, NaN for pixels of 0."""
+        a, b = map(np.float32, self.inverse or (0, 0))
+        metres = np.full(image.shape, np.nan, np.float32)
+        with np.errstate(divide="ignore"):
+            np.divide(a, image.astype(np.float32) - b, out=metres, where=image != 0)
+        return metres
 
 
 @dataclass(frozen=True)
 class Value:
     """A value of a message. `names` name the elements along the last axis, if known.
 
-    `camera` is the camera of intrinsics, in the form of the metadata `camera`.
+    `camera` is the camera of intrinsics, in the form of the metadata `camera`. The first dimension
+    varies between messages if `is_ragged`.
     """
 
     data: npt.NDArray[Any] | Encoded | str
@@ -45,6 +58,7 @@ class Value:
     unit: str | None = None
     names: tuple[str, ...] = ()
     camera: Mapping[str, Any] = field(default_factory=dict)
+    is_ragged: bool = False
 
 
 Message: TypeAlias = "dict[str, Value]"
@@ -53,7 +67,7 @@ Message: TypeAlias = "dict[str, Value]"
 
 def can_read(topic: Topic) -> bool:
     """Return whether messages of this topic are supported."""
-    if topic.encoding == "cdr":
+    if topic.encoding in STORES:
         return topic.type in ROS_TYPES
     return topic.encoding in ("protobuf", "json") and topic.type in FOXGLOVE_TYPES
 
@@ -67,15 +81,15 @@ def decoder(topic: Topic, path: Path) -> Callable[[bytes, Path], Message]:
     try:
         if topic.encoding == "protobuf":
             numbers = field_numbers(topic.definition, topic.type)
-        elif topic.definition and topic.definition_encoding == "ros2msg":
-            check_definition(topic.type, topic.definition.decode(errors="replace"))
+        elif topic.definition and topic.definition_encoding in ("ros1msg", "ros2msg"):
+            check_definition(topic)
     except ValueError as error:
         raise SourceError(str(error)[:500], file=str(path), got=topic.name[:200]) from error
 
     def decode(data: bytes, file: Path) -> Message:
         try:
-            if topic.encoding == "cdr":
-                return decode_ros(topic.type, data)
+            if topic.encoding in STORES:
+                return ROS_TYPES[topic.type](ros_message(topic, data))
             return decode_foxglove(topic.type, data, numbers)
         except ValueError as error:
             raise SourceError(
@@ -91,28 +105,65 @@ def decoder(topic: Topic, path: Path) -> Callable[[bytes, Path], Message]:
 # --- ROS ---------------------------------------------------------------------------------------
 
 
-def decode_ros(type_name: str, data: bytes | memoryview) -> Message:
-    """Decode a message of a type in `ROS_TYPES`. Raises `ValueError` for invalid bytes."""
-    store = _store()
+def ros_message(topic: Topic, data: bytes | memoryview) -> Any:
+    """Decode a message by rosbags. Raises `ValueError` for invalid bytes."""
+    store = _store(topic.encoding)
     if bytes(data[:4]) == b"\x28\xb5\x2f\xfd":
         raise ValueError("compressed message; decompress by `ros2 bag convert`")
+    decode = store.deserialize_cdr if topic.encoding == "cdr" else store.deserialize_ros1
     try:
-        message = store.deserialize_cdr(memoryview(data), type_name)
+        return decode(memoryview(data), topic.type)
     except Exception as error:  # rosbags raises many types for invalid bytes
-        raise ValueError(f"not a {type_name}: {error}") from error
-    return ROS_TYPES[type_name](message)
+        raise ValueError(f"not a {topic.type}: {error}") from error
 
 
-def check_definition(type_name: str, definition: str) -> None:
+def check_definition(topic: Topic) -> None:
     """Raise `ValueError` if the message's own definition has other fields than the decoder expects.
 
     Only the message itself is compared, not the nested types after `====`.
     """
-    want = _fields(_store().generate_msgdef(type_name, ros_version=2)[0])
-    if (got := _fields(definition)) != want:
+    store, version = _store(topic.encoding), 2 if topic.encoding == "cdr" else 1
+    want = _fields(store.generate_msgdef(topic.type, ros_version=version)[0])
+    if (got := _fields(topic.definition.decode(errors="replace"))) != want:
         raise ValueError(
-            f"the definition of {type_name} differs from ROS's: got {got[:200]}, expected {want}"
+            f"the definition of {topic.type} differs from ROS's: got {got[:200]}, expected {want}"
         )
+
+
+def stamp_reader(topic: Topic) -> Callable[[bytes], int] | None:
+    """Return a function from a message to its header's time in ns; `None` for types without one.
+
+    It raises `ValueError` for invalid bytes and unset times. In CDR and in ROS 1, whose headers
+    begin with a number, the time follows four bytes.
+    """
+    if topic.encoding not in STORES:
+        return None
+    parts = _store(topic.encoding).fielddefs.get(topic.type, ((), ()))[1]
+    if not parts or parts[0][1][1] != "std_msgs/msg/Header":
+        return None
+
+    def stamp(data: bytes) -> int:
+        if len(data) < 12:
+            raise ValueError(f"truncated message of {topic.name}")
+        is_big = topic.encoding == "cdr" and data[1] % 2 == 0
+        seconds, rest = struct.unpack_from(">iI" if is_big else "<iI", data, 4)
+        if (time := seconds * 10**9 + rest) <= 0:
+            raise ValueError(f"unset time in a header of {topic.name}")
+        return int(time)
+
+    return stamp
+
+
+def transforms(topic: Topic, data: bytes) -> list[Transform]:
+    """Decode a message of `TRANSFORMS`; the time is that of the header."""
+    message = ros_message(topic, data)
+    return [
+        Transform(
+            *(each.header.frame_id.lstrip("/"), each.child_frame_id.lstrip("/")),
+            *(each.header.stamp.sec * 10**9 + each.header.stamp.nanosec, pose_of(each.transform)),
+        )
+        for each in getattr(message, "transforms", [message])
+    ]
 
 
 def _fields(definition: str) -> str:
@@ -126,11 +177,19 @@ def _fields(definition: str) -> str:
     return "; ".join(found)
 
 
+STORES = {"cdr": "ROS2_HUMBLE", "ros1": "ROS1_NOETIC"}
+"""Names of rosbags' types by encoding."""
+
+
 @cache
-def _store() -> Any:
+def _store(encoding: str) -> Any:
     hint = "ROS messages need rosbags, the extra `mcap`: pip install rosbags"
     types = import_extra("rosbags.typesys", hint)
-    return types.get_typestore(types.Stores.ROS2_HUMBLE)
+    store = types.get_typestore(types.Stores[STORES[encoding]])
+    for name in {*TRANSFORMS} - {*store.fielddefs}:  # types that rosbags lacks
+        found = types.get_types_from_msg("geometry_msgs/TransformStamped[] transforms", name)
+        store.register(found)
+    return store
 
 
 def _image(message: Any) -> Message:
@@ -152,10 +211,12 @@ _DEPTH_UNITS = {"16UC1": "mm", "32FC1": "m"}
 def _compressed_image(message: Any) -> Message:
     data = message.data.tobytes()
     if "compressedDepth" in message.format:
-        if not message.format.startswith("16UC1"):
-            raise ValueError(f"unsupported quantized depth: {message.format[:80]}")
-        data = data[12:]  # a header used by quantized depth only
-        return {"": Value(Encoded(data), "depth", "mm")}
+        # codec.cpp of compressed_depth_image_transport, github.com/ros-perception
+        encoding = message.format[:5]
+        if encoding not in _DEPTH_UNITS or "rvl" in message.format or len(data) < 12:
+            raise ValueError(f"unsupported depth: {message.format[:80]}; expected 16UC1 or 32FC1")
+        a_and_b = struct.unpack_from("<ff", data, 4) if encoding == "32FC1" else None
+        return {"": Value(Encoded(data[12:], a_and_b), "depth", _DEPTH_UNITS[encoding])}
     return {"": Value(Encoded(data), "image")}
 
 
@@ -191,6 +252,33 @@ def _camera_info(message: Any) -> Message:
 def _own(message: Any, name: str) -> Any:
     """Return a field whose name is in capitals in ROS 1."""
     return getattr(message, name) if hasattr(message, name) else getattr(message, name.upper())
+
+
+def _point_cloud(message: Any) -> Message:
+    """Return all points in the order of the message, those without coordinates included."""
+    order, width = ">" if message.is_bigendian else "<", message.width * message.point_step
+    if not message.fields or not {each.datatype for each in message.fields} <= {*_POINT_TYPES}:
+        raise ValueError("points without fields, or with fields of an unknown datatype")
+    kinds = [f"{order}{_POINT_TYPES[each.datatype]}" for each in message.fields]
+    shapes = [(max(each.count, 1),) for each in message.fields]
+    dtype = np.dtype(
+        {
+            "names": [each.name for each in message.fields],
+            "formats": [*zip(kinds, shapes, strict=True)],
+            "offsets": [each.offset for each in message.fields],
+            "itemsize": message.point_step,
+        }
+    )
+    step = message.row_step if message.height > 1 else width
+    if step < width or message.height * step > len(message.data):
+        sizes = f"{message.height} rows of {step} bytes, {message.width} points in each"
+        raise ValueError(f"truncated points: {len(message.data)} bytes, {sizes}")
+    rows = message.data[: message.height * step].reshape(message.height, step)[:, :width]
+    found = split_points(np.ascontiguousarray(rows).reshape(-1).view(dtype))
+    return {
+        suffix: Value(each.values, "points", names=each.names, is_ragged=True)
+        for suffix, each in found.items()
+    }
 
 
 def _imu(message: Any) -> Message:
@@ -259,6 +347,8 @@ def _multi_array(message: Any) -> Message:
 
 
 CAMERA_INFO = "sensor_msgs/msg/CameraInfo"
+TRANSFORMS = ("tf2_msgs/msg/TFMessage", "tf/msg/tfMessage")
+_POINT_TYPES = dict(enumerate("i1 u1 i2 u2 i4 u4 f4 f8".split(), 1))  # noqa: SIM905
 
 _NUMBERS = "Int8 Int16 Int32 Int64 UInt8 UInt16 UInt32 UInt64 Float32 Float64".split()  # noqa: SIM905
 """The number types of std_msgs, named like dtypes."""
@@ -267,6 +357,7 @@ ROS_TYPES: dict[str, Callable[[Any], Message]] = {
     "sensor_msgs/msg/Image": _image,
     "sensor_msgs/msg/CompressedImage": _compressed_image,
     CAMERA_INFO: _camera_info,
+    "sensor_msgs/msg/PointCloud2": _point_cloud,
     "sensor_msgs/msg/Imu": _imu,
     "sensor_msgs/msg/JointState": _joint_state,
     "geometry_msgs/msg/PoseStamped": _pose,
@@ -274,6 +365,9 @@ ROS_TYPES: dict[str, Callable[[Any], Message]] = {
     "geometry_msgs/msg/TwistStamped": lambda message: _twist(message.twist),
     "geometry_msgs/msg/Wrench": _wrench,
     "geometry_msgs/msg/WrenchStamped": lambda message: _wrench(message.wrench),
+    "geometry_msgs/msg/TransformStamped": lambda message: {
+        "": Value(np.array(pose_of(message.transform)), "pose", "m")
+    },
     "nav_msgs/msg/Odometry": _odometry,
     "std_msgs/msg/String": _text,
     "std_msgs/msg/Bool": _scalar("?"),
@@ -365,5 +459,5 @@ def _string(message: memoryview, number: int) -> str:
     return bytes(found[-1]).decode() if found else ""
 
 
-READABLE = f"{', '.join(ROS_TYPES)} (cdr), {', '.join(FOXGLOVE_TYPES)} (protobuf, json)"
+READABLE = f"{', '.join(ROS_TYPES)} (cdr, ros1), {', '.join(FOXGLOVE_TYPES)} (protobuf, json)"
 """The supported message types, for errors."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,24 +30,26 @@ from seqrecord.sources.mcap.bags import BAG_ENDINGS, Recording, Topic, find_reco
 from seqrecord.sources.mcap.messages import (
     CAMERA_INFO,
     READABLE,
+    TRANSFORMS,
     Encoded,
     Message,
     Value,
     can_read,
     decoder,
+    stamp_reader,
+    transforms,
 )
+from seqrecord.sources.mcap.transforms import TransformTree
 from seqrecord.text import counted, repr_of
 
 _logger = logging.getLogger("seqrecord")
-
-LOG_TIME = "log_time"
-"""Name of the feature with the frames' times."""
 
 _OF_ROS = ("/rosout", "/parameter_events")  # in every recording of all topics
 _SIDE_FILES = ("-wal", "-shm", "-journal")  # SQLite's log files
 _IMAGES = ("Image", "CompressedImage", "RawImage")  # ends of type names
 _TRANSPORTS = ("compressed", "compressedDepth")  # last parts of topics of image_transport
 _INTRINSICS = ("constant", "frames")
+_TIMES = ("log", "header")
 _SAME_CAMERA = slice(12, None)  # bytes of a CameraInfo after its time
 _COVARIANCES = ("/Imu", "/Odometry")  # ends of type names
 
@@ -99,13 +102,21 @@ class McapSource(Originals):
     align: str = "nearest"
     tolerance: float = 0.1
     intrinsics: str = "constant"
+    time: str = "log"
+    poses: Sequence[str] = ()
+    root_frame: str | None = None
 
     takes_files = True
     unpickled = ("_recordings", "_episodes", "_times")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, values in (("align", ALIGNMENTS), ("intrinsics", _INTRINSICS)):
+        if isinstance(self.poses, str):
+            object.__setattr__(self, "poses", tuple(self.poses.split(",")))
+        if bool(self.poses) != bool(self.root_frame):
+            raise SourceError("poses= and root_frame= need each other", expected="frame ids of /tf")
+        limited = (("align", ALIGNMENTS), ("intrinsics", _INTRINSICS), ("time", _TIMES))
+        for name, values in limited:
             if (value := getattr(self, name)) not in values:
                 raise SourceError(
                     f"invalid {name}", expected=" or ".join(values), got=repr_of(value, 50)
@@ -134,8 +145,10 @@ class McapSource(Originals):
             recording = self._recordings[info.key]
             aligned = self._aligned(recording)
             messages, read = self._messages(recording), self._reader(recording)
+            poses = self._poses_of(recording, aligned.clock) if self.poses else {}
             for row, values in enumerate(aligned.frames(messages, read)):
-                frame: dict[str, Any] = {LOG_TIME: np.array(aligned.clock[row], "<i8")}
+                frame: dict[str, Any] = {self._time_name: np.array(aligned.clock[row], "<i8")}
+                frame |= {n: each[row] for n, each in poses.items() if np.isfinite(each[row, 0])}
                 for each in values.values():
                     frame |= each
                 yield {name: frame[name] for name in self.schema() if name in frame}
@@ -145,7 +158,8 @@ class McapSource(Originals):
         bags = [each for each in self._recordings.values() if each.metadata]
         kinds = [("rosbag2 folder", len(bags)), ("file", len(self._recordings) - len(bags))]
         reason = " and ".join(counted(n, kind) for kind, n in kinds if n)
-        places = {LOG_TIME: f"{self._clock}: log time"}
+        places = {self._time_name: f"{self._clock}: {self.time} time"}
+        places |= {n: f"/tf: {frame} in {self.root_frame}" for n, frame in self._frame_ids.items()}
         for topic, each in self._topics.items():
             for suffix, spec in each.specs.items():
                 places[spec.name] = f"{topic} {suffix}".rstrip()
@@ -165,11 +179,14 @@ class McapSource(Originals):
                 counts.update(self._times.get(recording.key, {}))
                 types |= recording.topics
         for topic, count in sorted(counts.items()):
-            if topic in self._topics or topic in self._cameras:
+            is_pose = bool(self.poses) and _has_transforms(types[topic])
+            if topic in self._topics or topic in self._cameras or is_pose:
                 continue
             reason, is_data = "missing in the first recording", True
             if not count:
                 reason, is_data = "empty topic", False
+            elif types[topic].type in TRANSFORMS:
+                reason = "choose frames by --source-option poses=FRAME,… and root_frame=FRAME"
             elif not can_read(types[topic]):
                 reason = f"no reader for {_type(types[topic])}"
                 is_data = self.map is None and self.features is None and topic not in _OF_ROS
@@ -206,6 +223,11 @@ class McapSource(Originals):
                 yield f"{without:,} frames lack {topic}"
 
     def _assumed(self) -> Iterator[str]:
+        if self.time == "log":
+            yield "times are log times; --source-option time=header uses header stamps"
+        for topic in self._topics if self.time == "header" else ():
+            if stamp_reader(self._offered[topic]) is None:
+                yield f"{topic}: log times, for its messages have no header"
         for topic in self._topics:
             if self._offered[topic].type.endswith(_COVARIANCES):
                 yield f"{topic}: covariances are not packed"
@@ -216,6 +238,10 @@ class McapSource(Originals):
         )
         for (name, reason), count in sorted(unknown.items()):
             yield f"camera of {name} unknown in {counted(count, 'episode')}: {reason}"
+
+    @property
+    def _time_name(self) -> str:
+        return f"{self.time}_time"
 
     @cached_property
     def _times(self) -> dict[str, dict[str, int]]:
@@ -315,7 +341,8 @@ class McapSource(Originals):
                 "two topics give the same feature name; rename by --map NAME=TOPIC",
                 ", ".join(twice),
             )
-        if unknown := [name for name in dict.fromkeys(names) if name not in (*offered, LOG_TIME)]:
+        offered += [self._time_name, *self._frame_ids]
+        if unknown := [name for name in dict.fromkeys(names) if name not in offered]:
             raise self._refused("no such feature", ", ".join(unknown))
         return {topic: features for topic, features in found.items() if features.specs}
 
@@ -338,7 +365,10 @@ class McapSource(Originals):
     @cached_property
     def _schema(self) -> Schema:
         specs = {spec.name: spec for each in self._topics.values() for spec in each.specs.values()}
-        specs[LOG_TIME] = FeatureSpec(LOG_TIME, np.dtype("<i8"), (), kind="timestamp", unit="ns")
+        for name in self._frame_ids:
+            specs[name] = FeatureSpec(name, np.dtype("<f8"), (7,), kind="pose", unit="m")
+        name = self._time_name
+        specs[name] = FeatureSpec(name, np.dtype("<i8"), (), kind="timestamp", unit="ns")
         return Schema([specs[name] for name in self.features or specs])
 
     # --- cameras ----------------------------------------------------------------------------
@@ -417,6 +447,36 @@ class McapSource(Originals):
                         )
                 last[topic] = data[_SAME_CAMERA]
 
+    # --- poses ------------------------------------------------------------------------------
+
+    @cached_property
+    def _frame_ids(self) -> dict[str, str]:
+        """Frames of the robot by feature name."""
+        return {f"pose.{feature_name(frame)}": frame for frame in self.poses}
+
+    def _poses_of(
+        self, recording: Recording, clock: npt.NDArray[np.int64]
+    ) -> dict[str, npt.NDArray[np.float64]]:
+        """Return poses by feature, NaN where unknown. Reads all transforms."""
+        topics = {n: t for n, t in recording.topics.items() if _has_transforms(t)}
+        times = {topic: iter(each.tolist()) for topic, each in recording.times().items()}
+        tree, path = TransformTree(), recording.paths[0]
+        with located(SourceError, file=str(path)):
+            for topic, data, path in recording.messages([*topics]):
+                logged = next(times[topic])
+                try:
+                    for each in transforms(topics[topic], data):
+                        time = logged if self.time == "log" else each.time
+                        tree.add(each._replace(time=None if topic.endswith("_static") else time))
+                except ValueError as error:
+                    raise SourceError(str(error), file=str(path), got=topic) from error
+            tolerance, wanted = round(self.tolerance * 1e9), self._frame_ids.items()
+            return {
+                name: tree.poses(frame, str(self.root_frame), clock, tolerance)
+                for name, frame in wanted
+                if name in self.schema()
+            }
+
     # --- the clock --------------------------------------------------------------------------
 
     @cached_property
@@ -436,7 +496,38 @@ class McapSource(Originals):
 
     def _aligned(self, recording: Recording) -> AlignedMessages:
         tolerance = round(self.tolerance * 1e9)
-        return AlignedMessages(recording, [*self._topics], self._clock, self.align, tolerance)
+        times, path = self._times_of(recording), recording.paths[0]
+        topics = [*self._topics]
+        return AlignedMessages(times, topics, self._clock, self.align, tolerance, path)
+
+    def _times_of(self, recording: Recording) -> dict[str, npt.NDArray[np.int64]]:
+        """Return the messages' times by topic: log times, or header stamps where there are any."""
+        times = recording.times()
+        if self.time == "log":
+            return times
+        offered, clock = recording.topics, self._clock
+        readers = {t: stamp_reader(offered[t]) for t in {*self._topics, clock} if t in offered}
+        stamped = {topic: (read, array("q")) for topic, read in readers.items() if read}
+        if clock in readers and clock not in stamped:
+            raise SourceError(
+                "messages of the clock have no header; choose another clock, or omit time=header",
+                file=str(recording.paths[0]),
+                got=clock,
+            )
+        for topic, data, path in recording.messages([*stamped]):
+            read, known = stamped[topic]
+            try:
+                known.append(read(data))
+            except ValueError as error:
+                raise SourceError(f"{error}; omit time=header", file=str(path)) from error
+            if known[-1] < known[max(len(known) - 2, 0)]:
+                raise SourceError(
+                    "header stamps are not ascending; omit time=header",
+                    file=str(path),
+                    expected=f"{topic} at {known[-2]} ns or later",
+                    got=f"{known[-1]} ns",
+                )
+        return {**times, **{topic: np.array(known) for topic, (_, known) in stamped.items()}}
 
     @cached_property
     def _episodes(self) -> list[EpisodeInfo]:
@@ -516,14 +607,16 @@ class _TopicFeatures:
             if isinstance(data, Encoded):
                 spec = embedded_spec(name, data.data, path, **how)
                 if kind == "depth":
-                    spec = replace(spec, kind="depth", unit=unit)
+                    dtype = np.dtype("<f4") if data.inverse else spec.dtype
+                    spec = replace(spec, kind="depth", unit=unit, dtype=dtype)
             elif isinstance(data, str):
                 spec = text_spec(name, path)
             else:
                 if kind == "image":
                     kind = pixel_kind(name, data.dtype, data.shape) or kind
                     unit = unit if kind == "depth" else None
-                spec = feature_spec(name, data.dtype, data.shape, path, kind=kind, unit=unit)
+                shape = (None, *data.shape[1:]) if value.is_ragged else data.shape
+                spec = feature_spec(name, data.dtype, shape, path, kind=kind, unit=unit)
             self.specs[suffix] = spec
 
     def frame(
@@ -539,7 +632,12 @@ class _TopicFeatures:
             if (value := message.get(suffix)) is None:
                 continue
             data = value.data
-            if isinstance(data, Encoded):
+            if isinstance(data, Encoded) and data.inverse:
+                pixels = embedded_value(
+                    data.data, replace(spec, dtype=np.dtype("<u2")), path, orientation
+                )
+                frame[spec.name] = data.depth(np.asarray(pixels))
+            elif isinstance(data, Encoded):
                 frame[spec.name] = embedded_value(data.data, spec, path, orientation)
             elif isinstance(data, str):
                 frame[spec.name] = data
@@ -585,10 +683,17 @@ FORMAT = SourceFormat(
     "mcap",
     "NAME.mcap, or a rosbag2 folder: metadata.yaml with .mcap or .db3 files",
     McapSource,
-    options=("clock", "map", "align", "tolerance", "intrinsics", "exif"),
+    options=(
+        *("clock", "map", "align", "tolerance", "intrinsics", "time"),
+        *("poses", "root_frame", "exif"),
+    ),
     takes_files=True,
     takes_urls=True,
 )
+
+
+def _has_transforms(topic: Topic) -> bool:
+    return topic.type in (*TRANSFORMS, "geometry_msgs/msg/TransformStamped")
 
 
 def _failed(info: EpisodeInfo) -> bool:
