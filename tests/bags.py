@@ -124,11 +124,11 @@ def points(rows: npt.NDArray[Any], *, height: int = 1, padding: int = 0) -> Any:
     is_big = any(rows.dtype[name].base.byteorder == ">" for name in rows.dtype.names or ())
     fields = [
         message(
-            *("sensor_msgs/msg/PointField", name, offset),
-            kinds.index(f"{dtype.base.kind}{dtype.base.itemsize}") + 1,
-            int(np.prod(dtype.shape)),
+            *("sensor_msgs/msg/PointField", name, at[1]),
+            kinds.index(f"{at[0].base.kind}{at[0].base.itemsize}") + 1,
+            int(np.prod(at[0].shape)),
         )
-        for name, (dtype, offset) in (rows.dtype.fields or {}).items()
+        for name, at in (rows.dtype.fields or {}).items()
     ]
     step = rows.dtype.itemsize
     data = np.frombuffer(rows.tobytes(), np.uint8).reshape(height, -1)

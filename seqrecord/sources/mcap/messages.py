@@ -11,8 +11,8 @@ import base64
 import json
 import math
 import struct
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import SourceError
 from seqrecord.lazy import import_extra
+from seqrecord.sources.common.cameras import FISHEYE, OPENCV, Camera
 from seqrecord.sources.common.images import pixels
 from seqrecord.sources.common.points import split_points
 from seqrecord.sources.mcap.bags import Topic
@@ -49,15 +50,13 @@ class Encoded:
 class Value:
     """A value of a message. `names` name the elements along the last axis, if known.
 
-    `camera` is the camera of intrinsics, in the form of the metadata `camera`. The first dimension
-    varies between messages if `is_ragged`.
+    The first dimension varies between messages if `is_ragged`.
     """
 
     data: npt.NDArray[Any] | Encoded | str
     kind: str | None = None
     unit: str | None = None
     names: tuple[str, ...] = ()
-    camera: Mapping[str, Any] = field(default_factory=dict)
     is_ragged: bool = False
 
 
@@ -220,33 +219,36 @@ def _compressed_image(message: Any) -> Message:
     return {"": Value(Encoded(data), "image")}
 
 
-def _camera_info(message: Any) -> Message:
-    """Return the intrinsics of raw images, and of `rectified` ones; none if uncalibrated (K = 0).
+def cameras(topic: Topic, data: bytes, path: Path) -> dict[str, Camera]:
+    """Decode a CameraInfo: the camera of raw images (""), and of `rectified` ones; none if K is 0.
 
     https://github.com/ros2/common_interfaces/blob/rolling/sensor_msgs/msg/CameraInfo.msg: K refers
-    to all pixels of the sensor, before a region of interest and binning.
+    to all pixels of the sensor, before a region of interest and binning. Raises `SourceError`.
     """
-    roi = message.roi
-    crop = (roi.x_offset, roi.y_offset, roi.width or message.width, roi.height or message.height)
-    if max(message.binning_x, message.binning_y) > 1:
-        raise ValueError("unsupported camera: K before binning of pixels")
-    if crop != (0, 0, message.width, message.height):
-        raise ValueError("unsupported camera: K of a sensor with a region of interest")
-    found: Message = {}
-    raw = {
-        "distortion_model": message.distortion_model,
-        "distortion_coefficients": _own(message, "d").tolist(),
+    try:
+        message = ros_message(topic, data)
+    except ValueError as error:
+        raise SourceError(str(error), file=str(path)) from error
+    roi, size = message.roi, (message.width, message.height)
+    crop = (roi.x_offset, roi.y_offset, roi.width or size[0], roi.height or size[1])
+    k, p = _own(message, "k"), _own(message, "p")
+    if max(message.binning_x, message.binning_y) > 1 or crop != (0, 0, *size) or k[1] or p[1]:
+        raise SourceError(
+            "unsupported camera: binning, region of interest or skew",
+            file=str(path),
+            expected="K of the whole image, without skew",
+            got=f"binning {message.binning_x}, region {crop} of {size}, skew {k[1]}",
+        )
+    model = {"equidistant": FISHEYE, "fisheye": FISHEYE}.get(message.distortion_model, OPENCV)
+    if message.distortion_model not in _MODELS and _own(message, "d").any():
+        model = message.distortion_model
+    how = {"model": model, "coefficients": _own(message, "d").tolist()}
+    every = {"": (k[[0, 4, 2, 5]], how), "rectified": (p[[0, 5, 2, 6]], {})}
+    return {
+        suffix: Camera.of(numbers.tolist(), size, path, **more)
+        for suffix, (numbers, more) in every.items()
+        if numbers[:2].all()
     }
-    for suffix, matrix, more in (("", "k", raw), ("rectified", "p", {})):
-        (fx, skew, cx), (_, fy, cy) = _own(message, matrix).reshape(3, -1)[:2, :3].tolist()
-        if skew:
-            raise ValueError(f"unsupported camera: {matrix.upper()} with the skew {skew}")
-        if fx and fy:
-            camera = {"fx": fx, "fy": fy, "cx": cx, "cy": cy}
-            size = {"width": message.width, "height": message.height}
-            values = np.array([*camera.values()], "<f8")
-            found[suffix] = Value(values, "intrinsics", "px", camera={**camera, **size, **more})
-    return found
 
 
 def _own(message: Any, name: str) -> Any:
@@ -347,6 +349,7 @@ def _multi_array(message: Any) -> Message:
 
 
 CAMERA_INFO = "sensor_msgs/msg/CameraInfo"
+_MODELS = ("plumb_bob", "rational_polynomial", "equidistant", "fisheye", "")
 TRANSFORMS = ("tf2_msgs/msg/TFMessage", "tf/msg/tfMessage")
 _POINT_TYPES = dict(enumerate("i1 u1 i2 u2 i4 u4 f4 f8".split(), 1))  # noqa: SIM905
 
@@ -356,7 +359,6 @@ _NUMBERS = "Int8 Int16 Int32 Int64 UInt8 UInt16 UInt32 UInt64 Float32 Float64".s
 ROS_TYPES: dict[str, Callable[[Any], Message]] = {
     "sensor_msgs/msg/Image": _image,
     "sensor_msgs/msg/CompressedImage": _compressed_image,
-    CAMERA_INFO: _camera_info,
     "sensor_msgs/msg/PointCloud2": _point_cloud,
     "sensor_msgs/msg/Imu": _imu,
     "sensor_msgs/msg/JointState": _joint_state,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +17,23 @@ import numpy.typing as npt
 
 from seqrecord.clips.cameras import OWN_INTRINSICS
 from seqrecord.errors import SourceError, located
-from seqrecord.feature_kinds import pixel_kind
+from seqrecord.feature_kinds import PIXEL_KINDS
 from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.processes.forks import cached_property
-from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
+from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.common.aligning import ALIGNMENTS, AlignedMessages
-from seqrecord.sources.common.embedded import embedded_spec, embedded_value
+from seqrecord.sources.common.cameras import Camera
 from seqrecord.sources.common.orientation import Orientation, is_alone
 from seqrecord.sources.common.originals import FirstError, Originals, has_file
-from seqrecord.sources.common.specs import check_like_first, feature_name, feature_spec, text_spec
+from seqrecord.sources.common.specs import feature_name
 from seqrecord.sources.inventory import NOT_SELECTED, Account, LeftOut, group_names, unread_files
 from seqrecord.sources.mcap.bags import BAG_ENDINGS, Recording, Topic, find_recordings
+from seqrecord.sources.mcap.features import TopicFeatures
 from seqrecord.sources.mcap.messages import (
     CAMERA_INFO,
     READABLE,
     TRANSFORMS,
-    Encoded,
-    Message,
-    Value,
+    cameras,
     can_read,
     decoder,
     stamp_reader,
@@ -56,11 +56,11 @@ _COVARIANCES = ("/Imu", "/Odometry")  # ends of type names
 
 @dataclass(frozen=True)
 class McapSource(Originals):
-    """MCAP files and rosbag2 folders: each recording is an episode.
+    """MCAP files, rosbag2 folders and ROS 1 bags: each recording is an episode.
 
     ::
 
-        ROOT/…/NAME.mcap                                    one recording
+        ROOT/…/NAME.mcap, NAME.bag                          one recording each
         ROOT/…/NAME/metadata.yaml, NAME_0.mcap, NAME_1.…    rosbag2: one recording, .mcap or .db3
 
     Each message of the clock topic makes a frame. A frame gets one message of each other topic: the
@@ -68,10 +68,10 @@ class McapSource(Originals):
     lacks the topic. The episode's metadata counts messages by topic (`topics`: `messages`, `used`,
     `dropped`, `frames_without`), and the total of dropped messages is logged.
 
-    Supported types: ROS 2 (CDR) Image, CompressedImage, CameraInfo, Imu, JointState, PoseStamped,
-    Twist(Stamped), Wrench(Stamped), Odometry, and String, numbers and arrays of std_msgs; Foxglove
-    (protocol buffers or JSON) RawImage and CompressedImage. Topics of other types are left out, and
-    empty ones, unless `map` names them.
+    Supported types: of ROS Image, CompressedImage, CameraInfo, PointCloud2, Imu, JointState,
+    PoseStamped, TransformStamped, Twist(Stamped), Wrench(Stamped), Odometry, and String, numbers
+    and arrays of std_msgs; of Foxglove (protocol buffers or JSON) RawImage and CompressedImage.
+    Topics of other types are left out, and empty ones, unless `map` names them.
 
     The CameraInfo beside an image (`/front/camera_info` for `/front/image_raw`) is its `camera` in
     the metadata: intrinsics, size and distortion, for `/front/image_rect…` from `P`.
@@ -79,7 +79,7 @@ class McapSource(Originals):
     `/camera/image_raw` becomes the feature `camera.image_raw`. Messages with several values give
     several features, for example `imu.data.orientation` [x, y, z, w], `imu.data.angular_velocity`
     and `imu.data.linear_acceleration`. Joints are in the order of the first message; the metadata
-    has their `names`. `log_time` int64 [] is the log time of the clock's message in ns.
+    has their `names`. `log_time` or `header_time` int64 [] is the time of the clock's message in ns.
 
     Args:
         root: a folder or a file.
@@ -90,6 +90,11 @@ class McapSource(Originals):
         map: topics by feature name, `{"image": "/camera/image_raw"}`; other topics are not read.
         align: `nearest` or `last`.
         tolerance: seconds.
+        time: `log` or `header`: the clock and alignment by log times or header stamps.
+        poses: frames of the robot, as a list or comma-separated text: `camera_link`. Each has a
+            feature `pose.camera_link` float64 [7], its pose in `root_frame`: x, y, z in metres and
+            a quaternion x, y, z, w, interpolated between the transforms of `/tf`.
+        root_frame: frame id.
         intrinsics: `constant`: `camera` in the metadata; a camera that changes is an error.
             `frames`: a feature `<image>_intrinsics` float64 [4], fx, fy, cx, cy in pixels.
         exif: `apply` or `ignore` the EXIF orientation of images.
@@ -266,12 +271,17 @@ class McapSource(Originals):
                     expected=READABLE,
                     got=f"{topic} ({_type(offered[topic])})",
                 )
-            decoders[topic] = _per_image(decoder(offered[topic], path), self._cameras.get(topic))
+            decoders[topic] = decoder(offered[topic], path)
         beside = [text for topic in offered.values() for text in (topic.name, topic.type)]
         orientation = Orientation(self.exif, lambda: is_alone(self.schema(), beside))
-        return lambda topic, data, file: self._topics[topic].frame(
-            decoders[topic](data, file), file, orientation
-        )
+
+        def read(topic: str, data: bytes, file: Path) -> dict[str, Any]:
+            if topic in decoders:
+                return self._topics[topic].frame(decoders[topic](data, file), file, orientation)
+            found = self._cameras_in(offered[topic], data, file)
+            return {f"{n}{OWN_INTRINSICS}": np.array(c.intrinsics) for n, c in found.items() if c}
+
+        return read
 
     @cached_property
     def _recordings(self) -> dict[str, Recording]:
@@ -318,9 +328,9 @@ class McapSource(Originals):
         return chosen
 
     @cached_property
-    def _topics(self) -> dict[str, _TopicFeatures]:
+    def _topics(self) -> dict[str, TopicFeatures]:
         """Features of each selected topic, from its first message."""
-        found: dict[str, _TopicFeatures] = {}
+        found: dict[str, TopicFeatures] = {}
         names = self.features or ()
         for topic, prefix in self._prefixes.items():
             if names and not any(n == prefix or n.startswith(f"{prefix}.") for n in names):
@@ -332,32 +342,23 @@ class McapSource(Originals):
                 found[topic] = features
             elif self.map is not None or names:
                 raise self._refused("the selected topic has no messages", topic)
-        for topic in self._cameras_of(found) if self.intrinsics == "frames" else ():
-            if (features := self._first(topic, "", self._cameras_of(found)[topic])) is not None:
-                found[topic] = features
         offered = [spec.name for each in found.values() for spec in each.specs.values()]
         if twice := sorted({name for name in offered if offered.count(name) > 1}):
             raise self._refused(
                 "two topics give the same feature name; rename by --map NAME=TOPIC",
                 ", ".join(twice),
             )
-        offered += [self._time_name, *self._frame_ids]
-        if unknown := [name for name in dict.fromkeys(names) if name not in offered]:
-            raise self._refused("no such feature", ", ".join(unknown))
         return {topic: features for topic, features in found.items() if features.specs}
 
-    def _first(
-        self, topic: str, prefix: str, images: Mapping[str, str] | None = None
-    ) -> _TopicFeatures | None:
+    def _first(self, topic: str, prefix: str) -> TopicFeatures | None:
         """Return features from the first readable message; `None` if there is no message."""
         errors = FirstError()
         for recording in self._recordings.values():
             with errors.skipped(episode=recording.key):
                 for _, data, path in recording.messages([topic]):
-                    decode = _per_image(decoder(recording.topics[topic], path), images)
-                    message = decode(data, path)
+                    message = decoder(recording.topics[topic], path)(data, path)
                     how = {"keep_encoded": self.keep_encoded, "exif": self.exif}
-                    return _TopicFeatures(prefix, message, path, self.features or None, **how)
+                    return TopicFeatures(prefix, message, path, self.features or None, **how)
         if errors.first is not None:
             raise errors.first
         return None
@@ -367,85 +368,91 @@ class McapSource(Originals):
         specs = {spec.name: spec for each in self._topics.values() for spec in each.specs.values()}
         for name in self._frame_ids:
             specs[name] = FeatureSpec(name, np.dtype("<f8"), (7,), kind="pose", unit="m")
+        for image in chain(*self._cameras.values()) if self.intrinsics == "frames" else ():
+            name = f"{image}{OWN_INTRINSICS}"
+            specs[name] = FeatureSpec(name, np.dtype("<f8"), (4,), kind="intrinsics", unit="px")
         name = self._time_name
         specs[name] = FeatureSpec(name, np.dtype("<i8"), (), kind="timestamp", unit="ns")
+        if unknown := [name for name in dict.fromkeys(self.features or ()) if name not in specs]:
+            raise self._refused("no such feature", ", ".join(unknown))
         return Schema([specs[name] for name in self.features or specs])
 
     # --- cameras ----------------------------------------------------------------------------
 
     @cached_property
-    def _cameras(self) -> dict[str, dict[str, str]]:
-        return self._cameras_of(self._topics)
-
-    def _cameras_of(self, topics: Mapping[str, _TopicFeatures]) -> dict[str, dict[str, str]]:
-        """Return the CameraInfo topics of images: feature to its suffix in `Message`.
+    def _cameras(self) -> dict[str, dict[str, tuple[str, int, int]]]:
+        """CameraInfo topics: by feature of an image "" or "rectified", height and width.
 
         Images and their camera are beside each other: `/front/image_raw`, `/front/image_rect_color`
         or `/front/image_raw/compressed`, and `/front/camera_info`, as in image_transport.
         """
-        found: dict[str, dict[str, str]] = {}
-        for topic, features in topics.items():
+        found: dict[str, dict[str, tuple[str, int, int]]] = {}
+        for topic, features in self._topics.items():
             above, _, last = topic.rpartition("/")
             if last in _TRANSPORTS:
                 above, _, last = above.rpartition("/")
-            info = self._offered.get(f"{above}/camera_info")
-            is_camera = info is not None and info.type == CAMERA_INFO and can_read(info)
-            if self._offered[topic].type.endswith(_IMAGES) and is_camera:
-                suffix = "rectified" if last.startswith("image_rect") else ""
-                for spec in features.specs.values():
-                    found.setdefault(f"{above}/camera_info", {})[spec.name] = suffix
-        return {topic: images for topic, images in found.items() if topic not in self._prefixes}
+            name = f"{above}/camera_info"
+            if self._offered.get(name, Topic("", "", "")).type != CAMERA_INFO:
+                continue
+            for spec in features.specs.values():
+                if spec.kind in PIXEL_KINDS and spec.is_fixed:
+                    which = "rectified" if last.startswith("image_rect") else ""
+                    height, width = (int(n or 0) for n in spec.shape[:2])
+                    found.setdefault(name, {})[spec.name] = which, height, width
+        return found
 
-    def _camera_metadata(self, recording: Recording) -> dict[str, Any]:
-        """Return `camera` from the first messages of a recording, and `camera_unknown`: reasons."""
-        found: dict[str, Any] = {}
-        unknown: dict[str, str] = {}
+    def _cameras_in(self, topic: Topic, data: bytes, path: Path) -> dict[str, Camera | None]:
+        """Return the cameras of images in a message, scaled to their size; `None` if K is 0."""
+        found = cameras(topic, data, path)
+        return {
+            name: found[which].scaled(height, width, path) if which in found else None
+            for name, (which, height, width) in self._cameras[topic.name].items()
+        }
+
+    def _first_cameras(self, recording: Recording) -> dict[str, Camera | str]:
+        """Return the cameras of images in the first messages, or why they are unknown."""
+        found: dict[str, Camera | str] = {}
         for topic, images in self._cameras.items():
-            reason, message = "no message", dict[str, Value]()
+            found |= dict.fromkeys(images, f"{topic} has no message")
             try:
-                for _, data, path in recording.messages([topic]):
-                    message, reason = decoder(recording.topics[topic], path)(data, path), "K is 0"
-                    break
+                for _, data, path in islice(recording.messages([topic]), 1):
+                    first = self._cameras_in(recording.topics[topic], data, path)
+                    found |= {name: each or f"K of {topic} is 0" for name, each in first.items()}
             except SourceError as error:
-                reason = str(error.got or error.message)
-            for name, suffix in images.items():
-                if suffix not in message:
-                    unknown[name] = f"{topic}: {reason}"
-                    continue
-                camera, shape = message[suffix].camera, self.schema()[name].shape
-                found[name] = camera
-                if shape[:2] != (size := (camera["height"], camera["width"])):
-                    unknown[name] = f"{topic}: camera of {list(size)}, image of {list(shape[:2])}"
-                    del found[name]
-        return {k: v for k, v in (("camera", found), ("camera_unknown", unknown)) if v}
+                found |= dict.fromkeys(images, f"{topic}: {error.message}, got {error.got}")
+        return found
 
     def _messages(self, recording: Recording) -> Iterator[tuple[str, bytes, Path]]:
-        """Yield the messages of features. Raises `SourceError` if a camera of the metadata changes.
+        """Yield the messages to align. Raises `SourceError` if what the metadata has changes.
 
-        A message is decoded only if its bytes differ from the message before.
+        A CameraInfo is decoded only if its bytes differ from the message before.
         """
-        known = {}
-        if self.intrinsics == "constant":
-            known = self._camera_metadata(recording).get("camera", {})
-        cameras = {t: i for t, i in self._cameras.items() if not known.keys().isdisjoint(i)}
+        known, is_whole = self._first_cameras(recording), self.intrinsics == "constant"
         last: dict[str, bytes] = {}
-        for topic, data, path in recording.messages([*self._topics, *cameras]):
-            if topic not in cameras:
-                yield topic, data, path
-            elif last.get(topic) != data[_SAME_CAMERA]:
-                message = decoder(recording.topics[topic], path)(data, path)
-                for name, suffix in cameras[topic].items():
-                    camera = message[suffix].camera if suffix in message else {}
-                    if name in known and camera != known[name]:
+        for topic, data, path in recording.messages([*self._topics, *self._cameras]):
+            if topic in self._cameras and last.get(topic) != data[_SAME_CAMERA]:
+                last[topic] = data[_SAME_CAMERA]
+                if all(isinstance(known[name], str) for name in self._cameras[topic]):
+                    continue
+                for name, camera in self._cameras_in(recording.topics[topic], data, path).items():
+                    first = known[name]
+                    if isinstance(first, str) or (camera is None and not is_whole):
+                        continue
+                    if not is_whole and camera is not None:  # intrinsics may change
+                        camera = replace(
+                            first, model=camera.model, coefficients=camera.coefficients
+                        )
+                    if camera != first:
                         raise SourceError(
                             "the camera changes within the recording; --source-option "
-                            "intrinsics=frames packs intrinsics per frame",
+                            "intrinsics=frames packs intrinsics per frame, of one distortion",
                             file=str(path),
                             feature=name,
-                            expected=f"{known[name]}, the first message of {topic}"[:300],
+                            expected=f"{first}, the first message of {topic}"[:300],
                             got=str(camera)[:300],
                         )
-                last[topic] = data[_SAME_CAMERA]
+            if topic in self._aligned_topics:
+                yield topic, data, path
 
     # --- poses ------------------------------------------------------------------------------
 
@@ -497,8 +504,12 @@ class McapSource(Originals):
     def _aligned(self, recording: Recording) -> AlignedMessages:
         tolerance = round(self.tolerance * 1e9)
         times, path = self._times_of(recording), recording.paths[0]
-        topics = [*self._topics]
+        topics = self._aligned_topics
         return AlignedMessages(times, topics, self._clock, self.align, tolerance, path)
+
+    @property
+    def _aligned_topics(self) -> list[str]:
+        return [*self._topics, *(self._cameras if self.intrinsics == "frames" else ())]
 
     def _times_of(self, recording: Recording) -> dict[str, npt.NDArray[np.int64]]:
         """Return the messages' times by topic: log times, or header stamps where there are any."""
@@ -506,7 +517,8 @@ class McapSource(Originals):
         if self.time == "log":
             return times
         offered, clock = recording.topics, self._clock
-        readers = {t: stamp_reader(offered[t]) for t in {*self._topics, clock} if t in offered}
+        there = offered.keys() & {*self._aligned_topics, clock}
+        readers = {topic: stamp_reader(offered[topic]) for topic in there}
         stamped = {topic: (read, array("q")) for topic, read in readers.items() if read}
         if clock in readers and clock not in stamped:
             raise SourceError(
@@ -532,11 +544,12 @@ class McapSource(Originals):
     @cached_property
     def _episodes(self) -> list[EpisodeInfo]:
         found, dropped, total = [], 0, 0
+        self.schema()  # raises for unknown features
         clock = self._clock  # raises for the source as a whole
         for recording in self._recordings.values():
             try:
                 aligned = self._aligned(recording)
-                topics = {topic: aligned.counts(topic) for topic in self._topics}
+                topics = {topic: aligned.counts(topic) for topic in self._aligned_topics}
                 found.append(self._info(recording, aligned, topics))
             except SourceError as error:
                 found.append(EpisodeInfo(recording.key, 1, {"error": error.message}))
@@ -572,8 +585,13 @@ class McapSource(Originals):
             metadata["topics_not_read"] = others
         if names:
             metadata["names"] = names
-        if self.intrinsics == "constant":
-            metadata |= self._camera_metadata(recording)
+        cameras = self._first_cameras(recording)
+        known = {name: each for name, each in cameras.items() if isinstance(each, Camera)}
+        is_whole = self.intrinsics == "constant"
+        found = {n: each.to_json() if is_whole else each.distortion for n, each in known.items()}
+        unknown = {name: each for name, each in cameras.items() if name not in known}
+        metadata |= {"camera": found} if any(found.values()) else {}
+        metadata |= {"camera_unknown": unknown} if unknown else {}
         return EpisodeInfo(recording.key, len(aligned.clock), metadata, fps=aligned.fps)
 
     def _refused(self, message: str, got: str) -> SourceError:
@@ -586,102 +604,9 @@ class McapSource(Originals):
         )
 
 
-class _TopicFeatures:
-    """The features of one topic from its first message, restricted to `wanted` if given."""
-
-    def __init__(
-        self,
-        prefix: str,
-        message: Message,
-        path: Path,
-        wanted: Container[str] | None,
-        **how: Any,
-    ) -> None:
-        self.names = {suffix: value.names for suffix, value in message.items() if value.names}
-        self.specs: dict[str, FeatureSpec] = {}
-        for suffix, value in message.items():
-            name = f"{prefix}.{suffix}".strip(".") if suffix else prefix
-            if wanted is not None and name not in wanted:
-                continue
-            data, kind, unit = value.data, value.kind, value.unit
-            if isinstance(data, Encoded):
-                spec = embedded_spec(name, data.data, path, **how)
-                if kind == "depth":
-                    dtype = np.dtype("<f4") if data.inverse else spec.dtype
-                    spec = replace(spec, kind="depth", unit=unit, dtype=dtype)
-            elif isinstance(data, str):
-                spec = text_spec(name, path)
-            else:
-                if kind == "image":
-                    kind = pixel_kind(name, data.dtype, data.shape) or kind
-                    unit = unit if kind == "depth" else None
-                shape = (None, *data.shape[1:]) if value.is_ragged else data.shape
-                spec = feature_spec(name, data.dtype, shape, path, kind=kind, unit=unit)
-            self.specs[suffix] = spec
-
-    def frame(
-        self, message: Message, path: Path, orientation: Orientation
-    ) -> dict[str, npt.NDArray[Any] | EncodedImage | str]:
-        """Return a later message's values by feature, without missing ones.
-
-        Named elements are reordered like the first message. Raises `SourceError` for another dtype,
-        shape or set of names.
-        """
-        frame: dict[str, npt.NDArray[Any] | EncodedImage | str] = {}
-        for suffix, spec in self.specs.items():
-            if (value := message.get(suffix)) is None:
-                continue
-            data = value.data
-            if isinstance(data, Encoded) and data.inverse:
-                pixels = embedded_value(
-                    data.data, replace(spec, dtype=np.dtype("<u2")), path, orientation
-                )
-                frame[spec.name] = data.depth(np.asarray(pixels))
-            elif isinstance(data, Encoded):
-                frame[spec.name] = embedded_value(data.data, spec, path, orientation)
-            elif isinstance(data, str):
-                frame[spec.name] = data
-            else:
-                order = self._order(value, suffix, path)
-                check_like_first("the message", data.dtype, data.shape, spec, path)
-                frame[spec.name] = data if order is None else data[..., order]
-        return frame
-
-    def _order(self, value: Value, suffix: str, path: Path) -> list[int] | None:
-        """Return indices that reorder named elements like the first message; `None` if equal."""
-        known, names = self.names.get(suffix, ()), value.names
-        if names == known:
-            return None
-        places = {name: i for i, name in enumerate(names)}
-        if places.keys() != {*known} or len(places) != len(names):
-            raise SourceError(
-                f"the message has other {'joints' if value.kind == 'state' else 'columns'} than "
-                "the first one",
-                file=str(path),
-                feature=self.specs[suffix].name,
-                expected=", ".join(known)[:200],
-                got=", ".join(names)[:200],
-            )
-        return [places[name] for name in known]
-
-
-def _per_image(
-    decode: Callable[[bytes, Path], Message], images: Mapping[str, str] | None
-) -> Callable[[bytes, Path], Message]:
-    """Turn a decoder of CameraInfo into one of intrinsics by image; `None`: another message."""
-    if images is None:
-        return decode
-
-    def per_image(data: bytes, path: Path) -> Message:
-        message = decode(data, path)
-        return {f"{n}{OWN_INTRINSICS}": message[s] for n, s in images.items() if s in message}
-
-    return per_image
-
-
 FORMAT = SourceFormat(
     "mcap",
-    "NAME.mcap, or a rosbag2 folder: metadata.yaml with .mcap or .db3 files",
+    "NAME.mcap, NAME.bag, or a rosbag2 folder: metadata.yaml with .mcap or .db3 files",
     McapSource,
     options=(
         *("clock", "map", "align", "tolerance", "intrinsics", "time"),
