@@ -223,7 +223,7 @@ def test_empty_topics_and_attachments_are_in_the_inventory(tmp_path: Path) -> No
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_truncated_file_is_an_error(tmp_path: Path, kind: str, thorough: bool) -> None:
     write(tmp_path, recording(), kind)
-    [path] = [each for each in tmp_path.rglob("*") if each.suffix in (".mcap", ".db3")]
+    [path] = [each for each in tmp_path.rglob("*") if each.suffix in (".mcap", ".db3", ".bag")]
     whole = path.read_bytes()
     for share in (0.2, 0.5, 0.9, 0.999) if thorough else (0.5, 0.999):
         path.write_bytes(whole[: int(len(whole) * share)])

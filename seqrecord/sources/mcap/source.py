@@ -79,7 +79,8 @@ class McapSource(Originals):
     `/camera/image_raw` becomes the feature `camera.image_raw`. Messages with several values give
     several features, for example `imu.data.orientation` [x, y, z, w], `imu.data.angular_velocity`
     and `imu.data.linear_acceleration`. Joints are in the order of the first message; the metadata
-    has their `names`. `log_time` or `header_time` int64 [] is the time of the clock's message in ns.
+    has their `names`. `log_time` or `header_time` int64 [] is the time of the clock's message, in
+    ns.
 
     Args:
         root: a folder or a file.
