@@ -7,6 +7,7 @@ covers [0, width] x [0, height], so that the middle of pixel i is at i + 0.5.
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-__all__ = ["CORNERS", "Truth", "truth", "write_nerfstudio"]
+__all__ = ["CORNERS", "Truth", "truth", "write_colmap", "write_nerfstudio"]
 
 Array = npt.NDArray[Any]
 
@@ -108,6 +109,51 @@ def write_nerfstudio(
     whole |= {"applied_transform": np.eye(4)[:3].tolist(), "frames": frames}
     (folder / "transforms.json").write_text(json.dumps(whole))
     (folder / "sparse_pc.ply").write_text("ply\n")
+    return found
+
+
+def quaternion(rotation: Array) -> Array:
+    """w, x, y, z: the eigenvector of Bar-Itzhack's matrix."""
+    ((xx, xy, xz), (yx, yy, yz), (zx, zy, zz)) = rotation
+    matrix = np.array(
+        [
+            [xx + yy + zz, zy - yz, xz - zx, yx - xy],
+            [zy - yz, xx - yy - zz, xy + yx, xz + zx],
+            [xz - zx, xy + yx, yy - xx - zz, yz + zy],
+            [yx - xy, xz + zx, yz + zy, zz - xx - yy],
+        ]
+    )
+    found: Array = np.linalg.eigh(matrix)[1][:, -1]
+    return found
+
+
+def write_colmap(folder: Path, seed: int = 0, *, text: bool = False, scale: int = 1) -> Truth:
+    """A model in sparse/0; the camera's images are `scale` times as large as the stored ones."""
+    found = truth(count=5 + seed)
+    model = folder / "sparse" / "0"
+    model.mkdir(parents=True)
+    numbers, (height, width) = found.numbers[0] * scale, np.array(SIZE) * scale
+    images = []
+    for i in np.random.default_rng(seed).permutation(len(found.poses)).tolist():
+        save(folder / "images" / f"IMG_{i:04d}.png", found.image(i))
+        inverse = np.linalg.inv(found.poses[i])
+        pose = *quaternion(inverse[:3, :3]), *inverse[:3, 3]
+        images.append((i + 7, pose, f"IMG_{i:04d}.png"))
+    if text:
+        shown = " ".join(map(repr, numbers.tolist()))
+        (model / "cameras.txt").write_text(f"# cameras\n3 PINHOLE {width} {height} {shown}\n")
+        lines = [
+            f"{n} {' '.join(f'{v:.17g}' for v in pose)} 3 {name}\n\n" for n, pose, name in images
+        ]
+        (model / "images.txt").write_text("".join(["# images\n", *lines]))
+        return found
+    cameras = struct.pack("<QIiQQ4d", 1, 3, 1, width, height, *numbers)
+    (model / "cameras.bin").write_bytes(cameras)
+    data = struct.pack("<Q", len(images))
+    for number, pose, name in images:
+        data += struct.pack("<I7dI", number, *pose, 3) + name.encode() + b"\0"
+        data += struct.pack("<Q2dq", 1, 4.5, 5.5, -1)
+    (model / "images.bin").write_bytes(data)
     return found
 
 

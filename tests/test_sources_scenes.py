@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,24 @@ import seqrecord
 from seqrecord import open_source
 from seqrecord.indexing.originals import index_source
 from seqrecord.sources import SceneSource, inventory_of
-from tests.scene_data import CORNERS, Truth, spot_errors, write_nerfstudio
+from tests.golden.sources import make_colmap
+from tests.lerobot_video_data import unpack
+from tests.scene_data import (
+    CORNERS,
+    SIZE,
+    Truth,
+    save,
+    spot_errors,
+    write_colmap,
+    write_nerfstudio,
+)
 from tests.source_faults import check_refused
 
 Scenes: dict[str, Callable[[Path], Truth]] = {
     "nerfstudio": write_nerfstudio,
     "nerfstudio, intrinsics per frame": lambda f: write_nerfstudio(f, varies=True),
+    "colmap": write_colmap,
+    "colmap, text, larger cameras": lambda f: write_colmap(f, text=True, scale=2),
 }
 
 VIEWS: dict[str, dict[str, Any]] = {
@@ -141,3 +154,78 @@ def test_broken_scenes_are_refused(tmp_path: Path, case: str) -> None:
     edited(tmp_path / "b/transforms.json", **values)
     source = open_source(tmp_path)
     check_refused(source, ["b"], match)
+
+
+# --- COLMAP ---------------------------------------------------------------------------------------
+
+
+def colmap_scenes(folder: Path, models: Path) -> dict[str, Any]:
+    """Models of pycolmap, with a black image for each listed one; returns pixels of points."""
+    expected: dict[str, Any] = json.loads((models / "expected.json").read_text())
+    for name in expected["pixels"]:
+        for end in ("text", "binary"):
+            kind = "fisheye" if "fisheye" in name else "perspective"
+            save(folder / f"{kind}_{end}" / "images" / name, np.zeros((*SIZE, 3), np.uint8))
+    shutil.copytree(models, folder, dirs_exist_ok=True)
+    return expected
+
+
+def distorted(plane: Any, model: str | None, k: Any) -> Any:
+    """OpenCV's formulas for points [N, 2] of the image plane."""
+    if model is None or not len(k):
+        return plane
+    x, y = plane.T
+    r2 = x * x + y * y
+    if model == "opencv_fisheye":
+        r, angle = np.sqrt(r2), np.arctan(np.sqrt(r2))
+        series = sum(k[i] * angle ** (2 * i + 2) for i in range(4))
+        return plane * (angle * (1 + series) / r)[:, None]
+    k1, k2, p1, p2, k3, k4, k5, k6 = [*k, *[0] * 8][:8]
+    scale = (1 + k1 * r2 + k2 * r2**2 + k3 * r2**3) / (1 + k4 * r2 + k5 * r2**2 + k6 * r2**3)
+    return np.stack(
+        [
+            x * scale + 2 * p1 * x * y + p2 * (r2 + 2 * x * x),
+            y * scale + p1 * (r2 + 2 * y * y) + 2 * p2 * x * y,
+        ],
+        axis=1,
+    )
+
+
+def pixels_of(frame: dict[str, Any], camera: dict[str, Any], points: Any) -> Any:
+    """Pixels of points in the world by a frame's values, or the metadata `camera`."""
+    to_camera = np.linalg.inv(frame["pose"])
+    seen = points @ to_camera[:3, :3].T + to_camera[:3, 3]
+    numbers = frame.get("intrinsics", [camera.get(name) for name in ("fx", "fy", "cx", "cy")])
+    coefficients = frame.get("distortion", camera.get("distortion_coefficients", ()))
+    model = camera.get("distortion_model")
+    plane = distorted(seen[:, :2] / seen[:, 2:], model, coefficients)
+    return plane * numbers[:2] + numbers[2:]
+
+
+@pytest.fixture(params=["golden", "pycolmap"])
+def models(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Models of COLMAP: committed, or written by an installed pycolmap."""
+    if request.param == "golden":
+        return unpack(tmp_path, "colmap")
+    pytest.importorskip("pycolmap")
+    make_colmap.write(tmp_path / "models")
+    return tmp_path / "models"
+
+
+def test_projections_equal_pycolmaps(models: Path, tmp_path: Path) -> None:
+    """All camera models, text and binary, within 1e-3 pixels; COLMAP's first pixel is at 0.5."""
+    expected = colmap_scenes(tmp_path / "scenes", models)
+    source = open_source(tmp_path / "scenes")
+    infos = source.episodes()
+    assert [info.key for info in infos] == [
+        f"{kind}_{end}" for kind in ("fisheye", "perspective") for end in ("binary", "text")
+    ]
+    for info in infos:
+        camera: Any = info.metadata["camera"]
+        for frame in source.frames(info):
+            wanted = expected["pixels"][str(frame["frame_name"]) + ".png"]
+            found = pixels_of(dict(frame), camera, np.array(expected["points"]))
+            np.testing.assert_allclose(found + 0.5, wanted, atol=1e-3)
+    assert source.schema()["pose"].unit is None
+    left_out = [each.pattern for each in inventory_of(source).left_out]
+    assert any("points3D" in pattern for pattern in left_out)
