@@ -6,6 +6,7 @@ covers [0, width] x [0, height], so that the middle of pixel i is at i + 0.5.
 
 from __future__ import annotations
 
+import gzip
 import json
 import struct
 from collections.abc import Callable, Sequence
@@ -17,7 +18,21 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-__all__ = ["CORNERS", "Truth", "truth", "write_colmap", "write_nerfstudio"]
+__all__ = [
+    "CORNERS",
+    "SIZE",
+    "Truth",
+    "save",
+    "spot_errors",
+    "truth",
+    "write_arkitscenes",
+    "write_co3d",
+    "write_colmap",
+    "write_nerfstudio",
+    "write_realestate10k",
+    "write_scannet",
+    "write_scannetpp",
+]
 
 Array = npt.NDArray[Any]
 
@@ -154,6 +169,112 @@ def write_colmap(folder: Path, seed: int = 0, *, text: bool = False, scale: int 
         data += struct.pack("<I7dI", number, *pose, 3) + name.encode() + b"\0"
         data += struct.pack("<Q2dq", 1, 4.5, 5.5, -1)
     (model / "images.bin").write_bytes(data)
+    return found
+
+
+def _matrix(path: Path, matrix: Array, newline: str = "\n") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(newline.join(" ".join(f"{v:.9f}" for v in row) for row in matrix) + newline)
+
+
+def _camera(numbers: Array, size: int = 4, centre: float = 0.5) -> Array:
+    """A camera matrix whose first pixel's middle is at 0."""
+    found = np.eye(size)
+    found[[0, 1, 0, 1], [0, 1, 2, 2]] = numbers - (0, 0, centre, centre)
+    return found
+
+
+def write_scannet(folder: Path, seed: int = 0) -> Truth:
+    """As SensReader exports a scene; tracking failed in frame 1, and frame 2 has no depth."""
+    found = truth(count=5 + seed)
+    for i, pose in enumerate(found.poses):
+        save(folder / "color" / f"{i}.png", found.image(i))
+        if i != 2:
+            save(folder / "depth" / f"{i}.png", found.depth(i, 2))
+        _matrix(folder / "pose" / f"{i}.txt", np.full((4, 4), -np.inf) if i == 1 else pose)
+    for name, scale in (("color", 1), ("depth", 2)):
+        small = found.numbers[0] / scale
+        _matrix(folder / "intrinsic" / f"intrinsic_{name}.txt", _camera(small))
+        _matrix(folder / "intrinsic" / f"extrinsic_{name}.txt", np.eye(4))
+    return found
+
+
+def write_scannetpp(folder: Path, seed: int = 0) -> Truth:
+    """Each second image, as its toolbox extracts them; poses of all frames."""
+    found = truth(varies=True, count=5 + seed)
+    values: dict[str, Any] = {}
+    for i, pose in enumerate(found.poses):
+        stem = f"frame_{2 * i:06d}"
+        save(folder / "iphone" / "rgb" / f"{stem}.png", found.image(i))
+        save(folder / "iphone" / "depth" / f"{stem}.png", found.depth(i, 2))
+        frame = {"aligned_pose": pose.tolist(), "pose": np.eye(4).tolist(), "imu": {}}
+        frame["intrinsic"] = _camera(found.numbers[i], 3).tolist()
+        values |= {stem: frame, f"frame_{2 * i + 1:06d}": frame}
+    (folder / "iphone" / "pose_intrinsic_imu.json").write_text(json.dumps(values))
+    return found
+
+
+def write_arkitscenes(folder: Path, seed: int = 0) -> Truth:
+    """Times of poses a few ms away; the first image has no pose, one camera is 1 ms off."""
+    found = truth(varies=True, count=5 + seed)
+    rows = []
+    for i, pose in enumerate(found.poses):
+        time = 305.365 + 0.1 * i
+        stem = f"41069021_{time:.3f}"
+        save(folder / "lowres_wide" / f"{stem}.png", found.image(i))
+        save(folder / "lowres_depth" / f"{stem}.png", found.depth(i))
+        camera = f"{SIZE[1]} {SIZE[0]} " + " ".join(
+            map(repr, (found.numbers[i] - (0, 0, 0.5, 0.5)).tolist())
+        )
+        path = folder / "lowres_wide_intrinsics" / f"41069021_{time + (i == 3) / 1000:.3f}.pincam"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(camera)
+        inverse = np.linalg.inv(pose)
+        w, *axis = quaternion(inverse[:3, :3]) * np.sign(quaternion(inverse[:3, :3])[0])
+        length = np.linalg.norm(axis)
+        turn = np.array(axis) / length * 2 * np.arctan2(length, w)
+        if i:
+            rows.append((time + 0.0021, *turn, *inverse[:3, 3]))
+    _matrix(folder / "lowres_wide.traj", np.array(rows))
+    return found
+
+
+def write_realestate10k(folder: Path, seed: int = 0) -> Truth:
+    found = truth(varies=True, count=5 + seed)
+    name, lines = f"{seed:016x}", ["https://www.youtube.com/watch?v=abc"]
+    for i, pose in enumerate(found.poses):
+        time = 45979267 + i * 33367
+        save(folder / name / f"{time}.png", found.image(i))
+        numbers = found.numbers[i] / (SIZE[1], SIZE[0], SIZE[1], SIZE[0])
+        row = [*numbers, 0, 0, *np.linalg.inv(pose)[:3].ravel()]
+        lines.append(f"{time} " + " ".join(f"{value:.9f}" for value in row))
+    lines.append(lines[-1].replace(lines[-1][:8], "99999999"))  # without an image
+    (folder / f"{name}.txt").write_text("\n".join(lines))
+    return found
+
+
+def write_co3d(folder: Path, seed: int = 0) -> Truth:
+    """Two sequences of a category, one for each format of intrinsics."""
+    found = truth(varies=True, count=5 + seed)
+    (height, width), frames = SIZE, []
+    for form in ("ndc_isotropic", "ndc_norm_image_bounds"):
+        sequence = f"{seed}_{form[4:8]}"
+        half = np.array([width, height]) / 2
+        scale = np.full(2, half.min()) if form == "ndc_isotropic" else half
+        for i, pose in enumerate(found.poses):
+            path = f"apple/{sequence}/images/frame{i + 1:06d}.png"
+            save(folder / path, found.image(i))
+            mask = path.replace("images", "masks")
+            save(folder / mask, np.full(SIZE, 9, np.uint8))
+            turned = np.diag([-1.0, -1.0, 1.0, 1.0]) @ np.linalg.inv(pose)  # x left, y up
+            view = {"R": turned[:3, :3].T.tolist(), "T": turned[:3, 3].tolist()}
+            view["focal_length"] = (found.numbers[i, :2] / scale).tolist()
+            view["principal_point"] = ((half - found.numbers[i, 2:]) / scale).tolist()
+            frame = {"sequence_name": sequence, "image": {"path": path, "size": [*SIZE]}}
+            frame["viewpoint"] = {**view, "intrinsics_format": form}
+            frames.append({**frame, "frame_number": i + 1, "mask": {"path": mask, "mass": 1.0}})
+    with gzip.open(folder / "apple" / "frame_annotations.jgz", "wt") as file:
+        json.dump(frames, file)
     return found
 
 

@@ -33,7 +33,7 @@ from tests import originals
 from tests.bags import write_bag, write_mcap
 from tests.golden.make_replay_buffer import FILE
 from tests.lerobot_video_data import unpack
-from tests.scene_data import write_nerfstudio
+from tests.scene_data import write_colmap, write_nerfstudio
 from tests.source_faults import check_refused, read_all
 from tests.source_writers import write_euroc, write_kitti, write_samples, write_tum
 from tests.test_sources_hdf5 import with_video, write_aloha, write_robomimic
@@ -162,9 +162,9 @@ _KEEPS: dict[str, Any] = {"keeps_images": True}
 _CLOCK: dict[str, Any] = {"options": {"clock": CAMERA}}
 _SQLITE = functools.partial(bags, sqlite=True)
 _V2 = functools.partial(tartanair, v2=True)
-_TUM, _EUROC, _NERFSTUDIO = (
+_TUM, _EUROC, _NERFSTUDIO, _COLMAP = (
     functools.partial(sequences, write=write)
-    for write in (write_tum, write_euroc, write_nerfstudio)
+    for write in (write_tum, write_euroc, write_nerfstudio, write_colmap)
 )
 _RIGHT = "house/Hard/P000/image_right/000001_right.png"
 _FLOW = "house/Data_hard/P000/flow_lcam_front/000001_000002_flow.png"
@@ -191,6 +191,7 @@ SETS: dict[str, Set] = {
     "euroc": Set("Euroc", _EUROC, "b", "b/mav0/cam1/data/1403636579813555584.png"),
     "kitti": Set("Kitti", kitti, "01", "sequences/01/image_3/000001.png", **_KEEPS),
     "nerfstudio": Set("Scene", _NERFSTUDIO, "b", "b/images/frame_00002.png", **_KEEPS),
+    "colmap": Set("Scene", _COLMAP, "b", "b/sparse/0/images.bin", **_KEEPS),
 }
 if importlib.util.find_spec("zarr") is not None:  # it needs Python 3.11
     SETS["zarr"] = Set("Zarr", cup, "cup/000002", "cup.zarr.zip", damaged_zip)

@@ -145,6 +145,8 @@ def _bin_images(file: BinaryIO) -> _Images:
             name += byte
         file.seek(_unpacked(file, struct.Struct("<Q"))[0] * _POINT, 1)
         yield numbers, camera, name.decode()
+    if (place := file.tell()) != (size := file.seek(0, 2)):
+        raise SourceError("truncated file, or data behind it", expected=place, got=size)
 
 
 def _unpacked(file: BinaryIO, values: struct.Struct) -> tuple[Any, ...]:

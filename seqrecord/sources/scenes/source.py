@@ -11,18 +11,22 @@ from seqrecord.originals.files import list_folder
 from seqrecord.originals.protocol import SourceFormat
 from seqrecord.processes.forks import cached_property
 from seqrecord.sources.common.sequences import SequenceFrames, SequenceSource
-from seqrecord.sources.scenes import colmap, nerfstudio
+from seqrecord.sources.scenes import colmap, nerfstudio, scannet, videos
 from seqrecord.sources.scenes.views import Layout, sequence_of
 
 LAYOUTS: Mapping[str, Layout] = {
-    layout.name: layout for layout in (nerfstudio.LAYOUT, colmap.LAYOUT)
+    layout.name: layout
+    for layout in (
+        *(nerfstudio.LAYOUT, scannet.IPHONE, scannet.SCANNET, videos.ARKIT, videos.RE10K),
+        *(videos.CO3D, colmap.LAYOUT),
+    )
 }
 """Layouts by name. A folder that fits several has the first one."""
 
 
 @dataclass(frozen=True)
 class SceneSource(SequenceSource):
-    """Scenes of nerfstudio, instant-ngp and COLMAP.
+    """Scenes of nerfstudio, COLMAP and public datasets, in one of the `LAYOUTS`.
 
     Frames are in the order of their images' names. Listed views without an image file are left out;
     the metadata counts them, and frames without a pose, which lack the feature. All conventions

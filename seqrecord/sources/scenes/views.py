@@ -36,13 +36,14 @@ _MAX_JSON = 1 << 28
 class View:
     """An image with its camera and pose, camera-to-world, float64 [4, 4]; `None` if unknown.
 
-    `others` are its further files by feature, such as `depth`.
+    `others` are its further files by feature, such as `depth`; `time` is in nanoseconds.
     """
 
     image: Path
     camera: Camera | None = None
     pose: FloatArray | None = None
     others: Mapping[str, Path] = field(default_factory=dict)
+    time: int | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,9 @@ def sequence_of(
     if there.any():
         poses = np.stack([np.eye(4) if view.pose is None else view.pose for view in views])
         columns["pose"] = Values(poses, "pose", scene.unit, there)
+    if all(view.time is not None for view in views):
+        times = np.array([view.time for view in views], np.int64)
+        columns[TIMESTAMP] = Values(times, TIMESTAMP, "ns")
     lists = [*scene.files]
     places = dict.fromkeys(names, "file names") | {
         name: _pattern(files[name], folder) if name in files else os.path.relpath(lists[0], folder)
@@ -180,6 +184,13 @@ def image_size(path: Path) -> tuple[int, int]:
     is_image = path.suffix.lower() in IMAGE_ENDINGS
     height, width = (image_header(path) if is_image else array_header(path)).shape[:2]
     return height, width
+
+
+def images_in(folder: Path) -> dict[str, Path]:
+    """Return the images in a folder by name without ending; none if the folder is missing."""
+    names = list_folder(folder) if is_directory(folder) else ()
+    found = (folder / name for name, is_folder in names if not is_folder)
+    return {path.stem: path for path in found if path.suffix.lower() in IMAGE_ENDINGS}
 
 
 def existing_files(paths: Collection[Path]) -> set[Path]:

@@ -1,0 +1,87 @@
+"""ScanNet's exports, and ScanNet++'s iPhone recordings.
+
+ScanNet: color, depth, pose and intrinsic, as `SensReader` exports them,
+https://github.com/ScanNet/ScanNet. ScanNet++: rgb and depth, as `iphone.prepare_iphone_data`
+extracts them, with `pose_intrinsic_imu.json`, https://github.com/scannetpp/scannetpp. Both have
+poses camera-to-world with OpenCV's axes, in metres, depth in millimetres, and pixel centres at
+integers: their own readers unproject so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from seqrecord.originals.files import is_file
+from seqrecord.sources.common.cameras import Camera, FloatArray, camera_of_matrix, pose_of
+from seqrecord.sources.common.number_files import read_numbers
+from seqrecord.sources.scenes.views import (
+    DEPTH,
+    IMAGE,
+    Layout,
+    Scene,
+    View,
+    image_size,
+    images_in,
+    read_json,
+    well_formed,
+)
+
+_CONVENTION = "camera-to-world, OpenCV axes, metres; first pixel's middle at 0"
+_IPHONE = "pose_intrinsic_imu.json"
+
+
+def _read_scannet(folder: Path) -> Scene:
+    colors, depths = (images_in(folder / name) for name in ("color", "depth"))
+    cameras: dict[str, Camera] = {}
+    files = []
+    for feature, name, found in ((IMAGE, "color", colors), (DEPTH, "depth", depths)):
+        path = folder / "intrinsic" / f"intrinsic_{name}.txt"
+        if found and is_file(path):
+            files.append(path)
+            height, width = image_size(next(iter(found.values())))
+            matrix = read_numbers(path).matrix()
+            cameras[feature] = camera_of_matrix(matrix, (width, height), path)
+    color, views = cameras.pop(IMAGE, None), []
+    for stem, image in colors.items():
+        path, pose = folder / "pose" / f"{stem}.txt", None
+        if is_file(path):
+            files.append(path)
+            pose = _pose(path)
+        others = {DEPTH: depths[stem]} if stem in depths else {}
+        views.append(View(image, color, pose, others))
+    return Scene(_CONVENTION, views, files or [folder / "pose"], "m", "mm", cameras)
+
+
+def _pose(path: Path) -> FloatArray | None:
+    """Return the pose of a frame; `None` if tracking failed, which is -inf."""
+    numbers = read_numbers(path).matrix()
+    return None if np.isinf(numbers).any() else pose_of(numbers, path)
+
+
+def _read_iphone(folder: Path) -> Scene:
+    path = folder / _IPHONE
+    images, depths, masks = (images_in(folder / name) for name in ("rgb", "depth", "rgb_masks"))
+    size = image_size(next(iter(images.values())))[::-1] if images else (0, 0)
+    views = []
+    for stem, frame in read_json(path).items():
+        with well_formed(path, "aligned_pose, 16 numbers, and intrinsic, 9 numbers, of each frame"):
+            pose = pose_of(np.reshape(frame["aligned_pose"], (4, 4)), path)
+            image = images.get(stem, folder / "rgb" / f"{stem}.jpg")
+            matrix = np.reshape(frame["intrinsic"], (3, 3))
+        camera = camera_of_matrix(matrix, size, path) if images else None
+        found = ((name, paths.get(stem)) for name, paths in ((DEPTH, depths), ("mask", masks)))
+        views.append(View(image, camera, pose, {name: p for name, p in found if p is not None}))
+    return Scene(_CONVENTION, views, [path], "m", "mm", notes=["values of IMU are not packed"])
+
+
+SCANNET = Layout(
+    "scannet",
+    "SCENE/color/, pose/, intrinsic/ (ScanNet)",
+    lambda names: {"color", "pose", "intrinsic"} <= names,
+    _read_scannet,
+)
+IPHONE = Layout(
+    "scannetpp", f"SCENE/iphone/{_IPHONE} with rgb/ (ScanNet++)", {_IPHONE}.issubset, _read_iphone
+)

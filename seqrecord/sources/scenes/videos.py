@@ -1,0 +1,203 @@
+"""Scenes of video datasets: ARKitScenes, RealEstate10K and Co3D.
+
+- ARKitScenes: axis-angle and translation, world-to-camera, in metres; intrinsics per frame in
+  `.pincam` files; pixel centres at integers. https://github.com/apple/ARKitScenes
+- RealEstate10K: intrinsics as fractions of the image's sides, world-to-camera.
+  https://google.github.io/realestate10k/download.html
+- Co3D: PyTorch3D's axes (x left, y up) and row vectors, intrinsics in normalised coordinates.
+  https://github.com/facebookresearch/co3d
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqrecord.errors import SourceError
+from seqrecord.originals.files import list_folder, opened
+from seqrecord.sources.common.aligning import NONE, align
+from seqrecord.sources.common.cameras import OPENCV, Camera, pose_of, rotation_of
+from seqrecord.sources.common.number_files import read_numbers
+from seqrecord.sources.common.text_tables import rows_of, table, timed_values
+from seqrecord.sources.scenes.views import (
+    DEPTH,
+    Layout,
+    Scene,
+    View,
+    image_size,
+    images_in,
+    inside,
+    well_formed,
+)
+
+_TRAJECTORY = "lowres_wide.traj"
+_NEAR = 5_000_000  # nanoseconds between an image and its pose, as in ARKitScenes' loader
+_NS = 10**9
+_CLIP = re.compile(r"[0-9a-f]{16}")
+_ANNOTATIONS = "frame_annotations.jgz"
+_MOST_BYTES = 1 << 31
+
+
+def _read_arkit(folder: Path) -> Scene:
+    images, depths, confidences = (
+        images_in(folder / f"lowres_{name}") for name in ("wide", "depth", "confidence")
+    )
+    confidences = confidences or images_in(folder / "confidence")
+    cameras = folder / "lowres_wide_intrinsics"
+    named = {name.removesuffix(".pincam") for name, _ in list_folder(cameras)}
+    path, views = folder / _TRAJECTORY, []
+    times, rows = timed_values(path, (6,))
+    stems = sorted(images, key=_seconds)
+    clock = np.array([round(_seconds(stem) * _NS) for stem in stems], np.int64)
+    near = align(clock, np.rint(times * _NS).astype(np.int64), "nearest", _NEAR)
+    files = [path]
+    for stem, row in zip(stems, near.tolist(), strict=True):
+        camera, pose = None, None
+        if (name := _near_name(stem, named)) is not None:
+            files.append(cameras / f"{name}.pincam")
+            camera = _pincam(files[-1])
+        if row != NONE:
+            pose = np.eye(4)
+            angle = float(np.linalg.norm(rows[row, :3]))
+            axis = rows[row, :3] / (angle or 1.0) * np.sin(angle / 2)
+            pose[:3, :3], pose[:3, 3] = rotation_of([np.cos(angle / 2), *axis]), rows[row, 3:]
+            pose = pose_of(pose, path, inverse=True)
+        found = ((DEPTH, depths), ("confidence", confidences))
+        others = {name: paths[stem] for name, paths in found if stem in paths}
+        views.append(View(images[stem], camera, pose, others))
+    return Scene(
+        "world-to-camera, axis-angle, OpenCV axes, metres; first pixel's middle at 0 (ARKitScenes)",
+        *(views, files, "m", "mm"),
+    )
+
+
+def _seconds(stem: str) -> float:
+    with well_formed(Path(stem), "names such as 41069021_305.365"):
+        return float(stem.rpartition("_")[2])
+
+
+def _near_name(stem: str, names: set[str]) -> str | None:
+    """Return the name with the same time, or a millisecond away, as ARKitScenes' loader does."""
+    video, _, time = stem.rpartition("_")
+    near = (f"{video}_{float(time) + ms / 1000:.3f}" for ms in (-1, 1))
+    return next((name for name in (stem, *near) if name in names), None)
+
+
+def _pincam(path: Path) -> Camera:
+    numbers = np.atleast_1d(read_numbers(path).matrix())
+    if numbers.shape != (6,):
+        raise SourceError(
+            "not a camera", file=str(path), expected="w h fx fy cx cy", got=str(numbers.tolist())
+        )
+    return Camera.of(numbers[2:].tolist(), numbers[:2].tolist(), path)
+
+
+def _is_re10k(names: set[str]) -> bool:
+    files = (name.removesuffix(".txt") for name in names if name.endswith(".txt"))
+    return any(_CLIP.fullmatch(stem) and stem in names for stem in files)
+
+
+def _re10k_places(folder: Path) -> Mapping[str, Path]:
+    names = {name for name, _ in list_folder(folder)}
+    clips = sorted(name for name in names if _CLIP.fullmatch(name) and f"{name}.txt" in names)
+    return {name: folder / f"{name}.txt" for name in clips}
+
+
+def _read_re10k(path: Path) -> Scene:
+    folder = path.with_suffix("")
+    images = images_in(folder)
+    size = image_size(next(iter(images.values()))) if images else (0, 0)
+    url, *rows = rows_of(path) or [(1, [""])]
+    found = table(path, rows, 19)
+    views = []
+    for (_, words), row in zip(rows, found, strict=True):
+        image = images.get(words[0], folder / f"{words[0]}.png")
+        scale, camera = np.array([size[1], size[0]] * 2), None
+        if images:
+            intrinsics = (row[1:5] * scale).tolist()
+            distortion = [*row[5:7].tolist(), 0.0, 0.0]
+            camera = Camera.of(
+                *(intrinsics, size[::-1], path), centre=0.5, model=OPENCV, coefficients=distortion
+            )
+        pose = pose_of(row[7:].reshape(3, 4), path, inverse=True)
+        views.append(View(image, camera, pose, time=int(words[0]) * 1000))
+    return Scene(
+        "world-to-camera, OpenCV axes, no scale; intrinsics as fractions of the sides "
+        "(RealEstate10K)",
+        *(views, [path]),
+        metadata={"url": " ".join(url[1])},
+        notes=["the file names are times in us"],
+    )
+
+
+def _co3d_places(folder: Path) -> Mapping[str, Path]:
+    return {name: folder / name for name in _annotations(folder / _ANNOTATIONS)}
+
+
+@lru_cache(maxsize=1)
+def _annotations(path: Path) -> dict[str, list[Any]]:
+    """Return the frames of a category by sequence."""
+    with opened(path) as file, well_formed(path, "a gzip file of a JSON list of frames"):
+        try:
+            data = gzip.GzipFile(fileobj=file).read(_MOST_BYTES + 1)
+        except (OSError, EOFError) as error:
+            raise SourceError("not a gzip file", file=str(path), got=str(error)[:200]) from error
+        if len(data) > _MOST_BYTES:
+            raise SourceError("annotations too large", expected=f"at most {_MOST_BYTES} bytes")
+        found: dict[str, list[Any]] = {}
+        for frame in json.loads(data):
+            found.setdefault(str(frame["sequence_name"]), []).append(frame)
+    return found
+
+
+def _read_co3d(place: Path) -> Scene:
+    path, views = place.parent / _ANNOTATIONS, []
+    for frame in _annotations(path)[place.name]:
+        with well_formed(path, "image, viewpoint and mask of each frame"):
+            height, width = frame["image"]["size"]
+            view = frame["viewpoint"]
+            half = np.array([width, height]) / 2
+            if (form := view.get("intrinsics_format", "ndc_norm_image_bounds")) == "ndc_isotropic":
+                scale = np.full(2, half.min())
+            elif form == "ndc_norm_image_bounds":
+                scale = half
+            else:
+                raise ValueError(f"intrinsics_format {form}")
+            focal, centre = (np.array(view[n]) for n in ("focal_length", "principal_point"))
+            intrinsics = [*(focal * scale).tolist(), *(half - centre * scale).tolist()]
+            camera = Camera.of(intrinsics, (width, height), path, centre=0.5)
+            matrix = np.column_stack([np.transpose(view["R"]), view["T"]])
+            root = place.parent.parent
+            mask = (frame.get("mask") or {}).get("path")
+            others = {} if mask is None else {"mask": inside(root, mask, path)}
+            image = inside(root, frame["image"]["path"], path)
+        views.append(View(image, camera, pose_of(matrix, path, inverse=True, flip="xy"), others))
+    return Scene(
+        "world-to-camera, PyTorch3D axes: x left, y up, z forward; no scale (Co3D)", views, [path]
+    )
+
+
+ARKIT = Layout(
+    "arkitscenes",
+    f"SCENE/{_TRAJECTORY} with lowres_wide/ and lowres_wide_intrinsics/ (ARKitScenes)",
+    {_TRAJECTORY, "lowres_wide", "lowres_wide_intrinsics"}.issubset,
+    _read_arkit,
+)
+RE10K = Layout(
+    "realestate10k",
+    "CLIP.txt with CLIP/TIME.png (RealEstate10K)",
+    *(_is_re10k, _read_re10k, _re10k_places),
+)
+CO3D = Layout(
+    "co3d",
+    f"CATEGORY/{_ANNOTATIONS} with SEQUENCE/images/ (Co3D)",
+    {_ANNOTATIONS}.issubset,
+    *(_read_co3d, _co3d_places),
+)
