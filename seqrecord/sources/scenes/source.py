@@ -26,7 +26,7 @@ LAYOUTS: Mapping[str, Layout] = {
 
 @dataclass(frozen=True)
 class SceneSource(SequenceSource):
-    """Scenes of nerfstudio, COLMAP and public datasets, in one of the `LAYOUTS`.
+    """Scenes of nerfstudio, COLMAP and public datasets.
 
     Frames are in the order of their images' names. Listed views without an image file are left out;
     the metadata counts them, and frames without a pose, which lack the feature. All conventions

@@ -78,7 +78,7 @@ class Layout:
         name: value of the option `layout`, and of `dataset` in the metadata.
         expected: description of its files, for errors.
         fits: whether a folder with these entry names contains scenes.
-        read: reads the scene at one of the `places`.
+        read: reads the scene at a place of `places`.
         places: scenes in a folder: suffix of the key to place; by default the folder itself.
     """
 
