@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from seqrecord import edit as edit
     from seqrecord import errors as errors
     from seqrecord import export as export
+    from seqrecord import samples as samples
     from seqrecord import sources as sources
     from seqrecord import statistics as statistics
     from seqrecord import types as types

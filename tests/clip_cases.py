@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import cast
 
 import numpy as np
 from hypothesis import strategies as st
 
 from seqrecord import ClipSpec
-from seqrecord.clips.grids import ChunkGrid
+from seqrecord.clips.grids import ChunkGrid, IntArray
+from seqrecord.clips.samples import SampleEpisodes, Samples, empty_clips
 from seqrecord.clips.tables import (
     ClipTable,
     EpisodeTable,
@@ -114,3 +116,12 @@ def cases(draw: st.DrawFn) -> Case:
         tuple(sorted(selected)),
         frozenset(missing),
     )
+
+
+def listed_clips(
+    spec: ClipSpec, num_episodes: int, episode: IntArray, start: IntArray, times: IntArray
+) -> ClipTable:
+    """The clips of a user's table, each `times`, int64[n]."""
+    clips, none = empty_clips(spec, np.arange(num_episodes)), cast(SampleEpisodes, None)
+    samples = Samples.of(clips, none, episode, start, {"times": times})
+    return samples.repeated(np.asarray(samples.values("times", samples.keys)))

@@ -183,8 +183,6 @@ def effective_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     engine = replace(found.pop("engine", EngineOptions()), **tuning)
     if found.get("shuffle") is False:
         engine = replace(engine, num_cursors=None, shuffle_buffer=None)
-    if found.get("stride", 1) == 1:
-        found.pop("rotate_phase", None)
     return found if engine == EngineOptions() else {**found, "engine": engine}
 
 

@@ -23,6 +23,7 @@ from seqrecord import (
     SeqRecordPipe,
     SeqRecordWriter,
 )
+from seqrecord.samples import every
 from tests.clip_data import (
     begun,
     check_clip,
@@ -98,7 +99,7 @@ def test_one_stream_allocates_every_tensor_of_a_batch(path: Path) -> None:
     """Torch reuses memory only within a stream: epochs of different sizes share one."""
     batches: list[Any] = []
     with late_streams() as made:
-        pipe = make_loader(path, stride=7, rotate_phase=True, features=FIXED, device="cpu")
+        pipe = make_loader(path, samples=every(7, rotate=True), features=FIXED, device="cpu")
         for _ in range(3):
             batches = list(pipe)
     (stream,) = made

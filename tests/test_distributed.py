@@ -21,6 +21,7 @@ import seqrecord
 from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordMix, SeqRecordPipe
 from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.processes.machine import usable_cores
+from seqrecord.samples import every
 from seqrecord.sampling import Shard
 from tests.clip_data import names, write_numbered
 from tests.rank_jobs import PATIENCE, check_once, finish, start
@@ -140,30 +141,30 @@ def shards() -> Iterator[Any]:
         yield pytest.param(size, workers, *more, marks=pytest.mark.slow if is_slow else ())
 
 
-@pytest.mark.parametrize(("batch_size", "num_workers", "drop_last", "rotate_phase"), list(shards()))
+@pytest.mark.parametrize(("batch_size", "num_workers", "drop_last", "rotate"), list(shards()))
 def test_all_ranks_get_the_same_number_of_items(
-    path: Path, num_workers: int, batch_size: int | None, drop_last: bool, rotate_phase: bool
+    path: Path, num_workers: int, batch_size: int | None, drop_last: bool, rotate: bool
 ) -> None:
     settings: dict[str, Any] = {"clip_len": 3, "features": ["flow"]}  # missing in some clips
-    every = SeqRecordPipe(path, **settings).num_clips
+    total = SeqRecordPipe(path, **settings).num_clips
     settings |= {"batch_size": batch_size, "drop_last": drop_last}
-    settings |= {"stride": 2, "rotate_phase": True} if rotate_phase else {}
+    settings |= {"samples": every(2, rotate=True)} if rotate else {}
     clips, counts, repeated = list[Any](), list[Any](), 0
     ranks = 2 if num_workers else 3
     for number in range(ranks):
         pipe = SeqRecordPipe(path, **settings, rank=number, world_size=ranks)
         loader = DataLoader(pipe, batch_size=None, num_workers=num_workers)
-        for _ in range(2 if rotate_phase else 1):
+        for _ in range(2 if rotate else 1):
             batches = [names(batch) for batch in loader]
             counts.append(list(map(len, batches)))
             clips += [name for batch in batches for name in batch]
             repeated += pipe.stats()["duplicate_clips"]
     assert all(count == counts[i % (len(counts) // ranks)] for i, count in enumerate(counts))
     if drop_last:
-        assert len(clips) == len(set(clips)) <= every
+        assert len(clips) == len(set(clips)) <= total
     else:
-        assert len(set(clips)) == every
-        assert num_workers or len(clips) == every + repeated
+        assert len(set(clips)) == total
+        assert num_workers or len(clips) == total + repeated
 
 
 def test_evaluation_has_every_clip_exactly_once(path: Path, rank: Any) -> None:

@@ -205,7 +205,7 @@ def test_messages_of_the_page_about_imperfect_datasets_exist() -> None:
 def test_public_names() -> None:
     """Few, listed in `__all__` before first use, existing, and described."""
     faces: list[Any] = [seqrecord, seqrecord.edit, seqrecord.export, seqrecord.sources]
-    for face in (*faces, seqrecord.storage, seqrecord.types):
+    for face in (*faces, seqrecord.samples, seqrecord.storage, seqrecord.types):
         assert dir(face) == sorted(face.__all__)
         assert all(getattr(face, name).__doc__ for name in face.__all__)
     assert len(seqrecord.__all__) <= 60

@@ -37,6 +37,7 @@ from seqrecord import (
     SeqRecordWriter,
     StateError,
 )
+from seqrecord.samples import every
 from seqrecord.sampling import BatchDraws, PlanSettings, Shard, ShardBatches
 from tests.clip_data import (
     begun,
@@ -175,7 +176,7 @@ def test_clips_have_their_frames(path: Path, case: dict[str, Any]) -> None:
         {"frame_transform": lambda frame: {"image": frame["image"] / 2.0}, "span": 7},
         {"ragged": "pad"},
         {"ragged": "nested"},
-        {"stride": 3, "rotate_phase": True},
+        {"samples": every(3, rotate=True)},
         {
             "samples": {"episode": ["set/0", "set/3"], "start": [3, 4], "repeat": [2, 3.4]},
             "span": 6,
@@ -575,7 +576,7 @@ def test_chosen_clips_and_phases(path: Path) -> None:
     pipe = SeqRecordPipe(path, **STEPS, batch_size=2, samples=table)
     assert drawn(pipe).keys() == set(listed[1:])  # frame 22 of set/0 lacks flow, whatever is drawn
     assert expected["set/3", 17] == {2, 5}  # not 1, for frame 20 lacks flow
-    turns = SeqRecordPipe(path, **STEPS, batch_size=3, stride=3, rotate_phase=True)
+    turns = SeqRecordPipe(path, **STEPS, batch_size=3, samples=every(3, rotate=True))
     assert {clip for _ in range(3) for clip in drawn(turns)} == expected.keys()
 
 

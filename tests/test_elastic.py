@@ -19,7 +19,7 @@ from torchdata.nodes import Loader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
-from seqrecord import SeqRecordIterableDataset, SeqRecordNode, StateError
+from seqrecord import SeqRecordIterableDataset, SeqRecordNode, StateError, samples
 from seqrecord.errors import MemoryLimitError
 from tests.clip_data import begun, digests, make_loader, names, resumed
 
@@ -109,7 +109,7 @@ SLOW = pytest.mark.slow
         ([], {"batch_size": None}),
         ([], {"even_batches": False}),
         ([], {"drop_last": True}),
-        ([], {"stride": 4, "rotate_phase": True}),
+        ([], {"samples": samples.every(4, rotate=True)}),
         ([], {**ROWS, "stride": 1, "drop_last": True}),
         *(
             pytest.param([], changes, marks=SLOW)

@@ -22,6 +22,7 @@ from seqrecord import (
     StateError,
 )
 from seqrecord.errors import MemoryLimitError
+from seqrecord.samples import every
 from tests.clip_data import (
     LENGTHS,
     begun,
@@ -108,7 +109,7 @@ def test_state_is_json(path: Path) -> None:
     for name in ("block_frames", "first_block_frames", "num_cursors", "num_shares", "run_frames"):
         assert (chosen := settings.pop(name)) is None or chosen > 0
     asked = {"shuffle": True, "seed": 5, "batch_size": 4, "drop_last": False, "even_batches": True}
-    assert settings == {**asked, "rotate_phase": False, "order": "clips", "resident": False}
+    assert settings == {**asked, "order": "clips", "resident": False}
     list(iterator)
     assert (pipe.state_dict()["epoch"], pipe.state_dict()["batch"]) == (1, 0)
 
@@ -200,7 +201,7 @@ OTHERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"num_cursors": 1}, "expected: num_cursors=.*; got: num_cursors=1"),
     ({}, {"clip_len": 2}, "expected: clip_len=3; got: clip_len=2"),
     ({}, {"stride": 2, "seed": 6}, "settings: stride, seed; .*expected: stride=1, seed=5; "),
-    ({}, {"stride": 2, "rotate_phase": True}, "settings: stride, rotate_phase;"),
+    ({}, {"samples": every(2, rotate=True)}, "settings: samples;"),
     ({}, {"dilation": 2}, "settings: dilation;"),
     ({}, {"dilation": (1, 2)}, "settings: dilation;"),
     ({}, {"reverse": 0.25}, "settings: reverse;"),

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 import seqrecord
 from seqrecord import EngineOptions, SeqRecordIterableDataset, SeqRecordPipe
 from seqrecord.errors import ChecksumError, MemoryLimitError
+from seqrecord.samples import every
 from seqrecord.storage import LocalStorage
 from tests.clip_data import (
     LENGTHS,
@@ -81,7 +82,7 @@ def check_epoch(loader: Any, *, length: int = 3) -> None:
     "options",
     [
         {"shuffle": False, "stride": 3},
-        {"clip_len": 1, "stride": 4, "rotate_phase": True},
+        {"clip_len": 1, "samples": every(4, rotate=True)},
         {"order": "sequences", "batch_size": 3},
         {"rank": 1, "world_size": 3, "num_cursors": 2},
         {"samples": {"episode": ["set/3", "set/0", "set/3"], "start": [30, 2, 9]}},

@@ -18,6 +18,7 @@ from seqrecord import (
     StateError,
 )
 from seqrecord.errors import MemoryLimitError
+from seqrecord.samples import every
 from tests.clip_data import begun, digest, digests, resumed
 from tests.mix_data import write_sources
 
@@ -39,7 +40,7 @@ def mixed(root: Path, world_size: int = 1) -> SeqRecordMix:
     sources = {
         "a": SeqRecordIterableDataset(root / "a", clip_len=3),
         "b": SeqRecordIterableDataset(root / "b", clip_len=3, samples=chosen),
-        "c": SeqRecordIterableDataset(root / "c", clip_len=3, stride=4, rotate_phase=True),
+        "c": SeqRecordIterableDataset(root / "c", clip_len=3, samples=every(4, rotate=True)),
     }
     weights = {"a": 3, "b": 2, "c": 1}
     return SeqRecordMix(

@@ -75,7 +75,7 @@ def imports(path: Path, nodes: list[ast.AST]) -> set[str]:
 FILES = sorted(
     path
     for path in PACKAGE.rglob("*.py")
-    if path not in {PACKAGE / f"{name}.py" for name in ("__init__", "__main__", "types")}
+    if path not in {PACKAGE / f"{name}.py" for name in ("__init__", "__main__", "samples", "types")}
 )
 
 
@@ -205,7 +205,7 @@ def test_a_first_batch_imports_little(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LOADING, str(path), *UNUSED.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     count, *rest = done.stdout.splitlines()
-    assert int(count) <= 156
+    assert int(count) <= 157
     assert (rest, done.stderr) == ([""], "")
 
 
@@ -258,7 +258,7 @@ def test_preparation_goes_one_way(path: Path) -> None:
     with Calls() as steady:
         next(batches)
     counts = [len(calls.functions) for calls in (made, by_path, first, steady)]
-    assert all(map(le, counts, (340, 555, 610, 31))), counts
+    assert all(map(le, counts, (360, 575, 610, 31))), counts
     assert len({code.co_filename for code in steady.functions}) <= 12
 
 

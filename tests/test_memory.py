@@ -31,6 +31,7 @@ from seqrecord.engine.buffers import ChunkBuffers
 from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.planning import predict_memory
+from seqrecord.samples import every
 from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard
 from seqrecord.sampling.memory import CONSUMER, FrameSizes, MemoryPlan, MemoryRequest
 from seqrecord.storage import LocalStorage, StorageWrapper
@@ -68,7 +69,7 @@ requests = st.fixed_dictionaries(
     {
         "clip_len": st.integers(1, 6),
         "stride": st.integers(1, 4),
-        "rotate_phase": st.booleans(),
+        "samples": st.none() | st.integers(1, 4).map(lambda n: every(n, rotate=True)),
         "dilation": st.integers(1, 3),
         "features": st.lists(st.sampled_from(["flow", "id", "note"]), unique=True).map(
             lambda others: [*others, "image"]
@@ -114,9 +115,9 @@ def test_the_least_memory_suffices(path: Path, request: dict[str, Any]) -> None:
     with pytest.raises(MemoryLimitError, match=f"at least {least} bytes"):
         SeqRecordPipe(path, **request, memory_limit=least - 1)
     pipe = SeqRecordPipe(path, **request, memory_limit=least)
-    every = possible_clips(request["features"], request["clip_len"], 1, request["dilation"])
-    rotates = request.get("rotate_phase", False)
-    epochs = len({start % request["stride"] for _, start in every}) if rotates else 1
+    expected = possible_clips(*(request[n] for n in ("features", "clip_len", "stride", "dilation")))
+    rotates = 1 if request["samples"] is None else request["samples"].arguments["n"]
+    epochs = len({start % rotates for _, start in expected})
     clips: list[tuple[str, int]] = []
 
     def run() -> None:
@@ -126,8 +127,6 @@ def test_the_least_memory_suffices(path: Path, request: dict[str, Any]) -> None:
                 clips.extend(names(batch))
 
     check_taken(run, least + BESIDE)
-    stride = 1 if rotates else request["stride"]
-    expected = possible_clips(request["features"], request["clip_len"], stride, request["dilation"])
     assert sorted(clips) == sorted(expected)
 
 
@@ -225,7 +224,7 @@ def test_the_memory_of_a_dropped_pipe_is_freed_before_the_next_one(path: Path) -
         gc.enable()
 
 
-@pytest.mark.parametrize("phases", [{}, {"stride": 4, "rotate_phase": True}])
+@pytest.mark.parametrize("phases", [{}, {"samples": every(4, rotate=True)}])
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_the_next_epoch_reuses_the_memory(
     path: Path, phases: dict[str, Any], device: str | None

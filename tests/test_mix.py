@@ -32,6 +32,7 @@ from seqrecord import (
     StateError,
 )
 from seqrecord.errors import MemoryLimitError
+from seqrecord.samples import every
 from seqrecord.sampling.mix_memory import divide_memory
 from tests.clip_data import begun, digest, digests, minimum_memory, no_leaks, resumed
 from tests.mix_data import frame_of, write_source
@@ -198,7 +199,7 @@ def test_sources_with_different_settings(root: Root) -> None:
     """A rotated phase, weights of clips, and no shuffle."""
     table = {"episode": ["e/0", "e/1", "e/1"], "start": [4, 0, 7], "repeat": [1, 2, 0.5]}
     sources = {
-        "a": stream(root, "a", stride=4, rotate_phase=True),
+        "a": stream(root, "a", samples=every(4, rotate=True)),
         "b": stream(root, "b", samples=table),
         "c": stream(root, "c", shuffle=False),
     }
@@ -494,7 +495,7 @@ def test_sizes_are_of_the_features_that_are_read(root: Root, options: dict[str, 
             for one in (inner, SeqRecordMix(plain, batch_size=1, weights="equal"))
         ]
         assert found[0] == found[1]
-        turned = streams(root, "ab", stride=4, rotate_phase=True)
+        turned = streams(root, "ab", samples=every(4, rotate=True))
         phased = SeqRecordMix(turned, batch_size=2, seed=9)
         sizes = {one.name: one.num_clips for one in phased.summarize().sources}
         assert phased.shares == {n: Fraction(c, sum(sizes.values())) for n, c in sizes.items()}

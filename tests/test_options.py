@@ -32,6 +32,7 @@ from seqrecord import (
 )
 from seqrecord.pipes.options import ClipOptions, DatasetOptions
 from seqrecord.profiler.bench import BenchOptions
+from seqrecord.samples import every
 from tests.datasets import write_small
 
 STREAMING: list[Any] = [SeqRecordPipe, SeqRecordIterableDataset, SeqRecordNode]
@@ -163,7 +164,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("pad", "middle", "'edge' or 'before' or 'after'"),
     ("frame_transform", "resize", "a function"),
     ("frame_cache", "/nvme/frames", 'seqrecord.FrameCache(folder, "200GiB")'),
-    ("rotate_phase", None, "True or False"),
+    ("samples", [None, 3], "a list of functions"),
     ("shuffle", 1, "True or False"),
     ("engine", {"num_threads": 2}, "seqrecord.EngineOptions(…)"),
     ("seed", 1.5, "an integer"),
@@ -220,13 +221,6 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], str, str]] = [
     ({"shuffle": False, "engine": EngineOptions(num_cursors=4)}, "engine.num_cursors", "or no num"),
     ({"shuffle": False, "engine": EngineOptions(shuffle_buffer=4)}, "shuffle_buffer", "or no shuf"),
     ({"samples": {"start": [0]}, "drop_last_frames": 1}, "samples has", "no drop_last_frames"),
-    ({"rotate_phase": True}, "rotate_phase", "a stride above 1, or no rotate_phase"),
-    ({"rotate_phase": True, "stride": 1}, "rotate_phase", "a stride above 1"),
-    (
-        {"rotate_phase": True, "clip_len": 1, "order": "sequences", "batch_size": 2},
-        "rotate_phase",
-        "a stride above 1",
-    ),
     ({"drop_last": True, "even_batches": False}, "drop_last", "a batch_size, or even_batches=True"),
     ({"engine": TORCHCODEC}, "video_decoder", "a device too"),
     (
@@ -250,7 +244,7 @@ def test_arguments_without_effect_are_refused(records: Path) -> None:
         {"shuffle": False, "seed": 3},
         {"shuffle": False, "drop_last": True},
         {"drop_last": True, "even_batches": False, "batch_size": 2},
-        {"rotate_phase": True, "order": "sequences", "batch_size": 2},
+        {"samples": every(4, rotate=True), "stride": 1, "order": "sequences", "batch_size": 2},
         {"device": "cpu"},
         {"clip_len": 1, "dilation": 2},
         {"pad": "edge"},

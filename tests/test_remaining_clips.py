@@ -14,12 +14,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec, StateError
-from seqrecord.clips.samples import SampleTable
 from seqrecord.clips.tables import ClipTable, EpisodeTable, enumerate_clips
 from seqrecord.sampling import EpochPlan, Plan, PlanSettings, SequencePlan, Shard, ShuffledPlan
 from seqrecord.sampling.elastic import EpochSegment, find_remaining, items_of_workers
 from seqrecord.sampling.sequences import sequence_settings
-from tests.clip_cases import episode_table
+from tests.clip_cases import episode_table, listed_clips
 from tests.plan_cases import LAYOUTS, Engine, Request, requests
 
 Clips = Counter[tuple[int, int, int]]
@@ -128,8 +127,7 @@ def test_clips_listed_several_times(
 ) -> None:
     episodes, spec = episode_table([60, 54, 70], [8, 5, 64]), ClipSpec(3)
     episode, start, times = np.array(chosen, np.int64).T
-    listed = SampleTable.of(episode, start, times.astype(np.float64))
-    table = listed.table(spec, np.arange(3), listed.most)
+    table = listed_clips(spec, 3, episode, start, times)
     settings = replace(SETTINGS, shuffle=shuffle, batch_size=2)
     segment = EpochSegment(ranks, workers, batches, 1, settings)
     plans = plans_of(table, episodes, segment, epoch=0)

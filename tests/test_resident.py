@@ -30,6 +30,7 @@ from seqrecord import (
     open_source,
 )
 from seqrecord.errors import MemoryLimitError, StateError
+from seqrecord.samples import every
 from tests.clip_data import digests, names, resumed
 from tests.in_place_cases import index_source
 from tests.resume_contract import check_resume, check_stateful_loader
@@ -107,7 +108,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"batch_size": None, "stride": 7},
     {"shuffle": False, "drop_last": True},
     {"engine": EngineOptions(num_cursors=3), "dilation": 2, "clip_len": 2, "stride": 4},
-    {"stride": 3, "rotate_phase": True},
+    {"samples": every(3, rotate=True)},
     {"pad": "edge", "windows": {"image": [-2, 0], "id": range(5)}},
     {"order": "sequences"},
     {"fixed_shards": False},
@@ -132,7 +133,7 @@ def test_one_process_decodes_each_frame_once(path: Path, options: dict[str, Any]
             epochs.append(clips_of(path, pipe, options["clip_len"], step))
         decoded.append(pipe.stats()["frames_decoded"])
     assert sum(decoded) <= FRAMES
-    if "rotate_phase" not in options:
+    if "samples" not in options:
         assert decoded[1:] == [0, 0]
     if options == CLIPS:
         assert decoded == [FRAMES, 0, 0]

@@ -681,7 +681,7 @@ def test_copies_in_a_mix_and_after_a_resume(numbered: Dataset) -> None:
 
 ONE: dict[str, Any] = {"episode": ["set/0"], "start": [0]}
 BAD: list[tuple[Any, str]] = [
-    ([("set/0", 1)], "samples is not a table"),
+    ([("set/0", 1)], "a list of functions, which may begin with a table"),
     ("set/0", "samples is not a table.*set/0"),
     (7, "samples is not a table"),
     ({"episode": ["set/0"]}, "lacks a column: start.*got: episode"),

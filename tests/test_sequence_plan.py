@@ -156,8 +156,8 @@ def test_at_most_a_clip_and_a_chunk_per_row_are_resident(request: Request) -> No
     chunk = max(case.chunk_frames[episode] for episode in case.selected)
     rows = chosen.batch_size or 1
     assert bound <= rows * (case.spec.span + chunk - 1)
-    any_phase = replace(chosen, rotate_phase=True)
-    assert bound <= resident_bounds(ClipStats.of(case.table, case.episodes), any_phase)[0]
+    any_clips = ClipStats.of(case.table, case.episodes, any_clips=True, repeats=True)
+    assert bound <= resident_bounds(any_clips, chosen)[0]
     for plan in plans_of(request):
         run(request, plan)
         assert plan.groups[0].max_resident_frames <= bound

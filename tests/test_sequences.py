@@ -28,6 +28,7 @@ from seqrecord import (
     StateError,
 )
 from seqrecord.errors import MemoryLimitError
+from seqrecord.samples import every
 from tests.clip_data import LENGTHS, check_clip, minimum_memory, possible_clips, write_numbered
 from tests.resume_contract import check_node, check_resume, check_stateful_loader
 from tests.torch_workers import be_worker
@@ -107,7 +108,7 @@ def sequences(clips: list[tuple[str, int]], stride: int) -> list[tuple[str, int]
 
 
 def test_phases_move_the_first_frames(path: Path) -> None:
-    loader = stream(path, rotate_phase=True)
+    loader = stream(path, stride=1, samples=every(3, rotate=True))
     seen = Counter(clip for _ in range(3) for row in follow(loader, FEATURES, 3) for clip in row)
     assert seen == Counter(possible_clips(FEATURES, 3))
 

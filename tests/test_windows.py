@@ -33,6 +33,7 @@ from seqrecord import (
     StateError,
 )
 from seqrecord.pipes.selecting import select
+from seqrecord.samples import every
 from seqrecord.sampling import Window
 from tests.clip_data import LENGTHS, effective_arguments, expected_frame, names
 from tests.clip_model import FEATURES, GROUPS, Case, write_all
@@ -101,7 +102,7 @@ def test_windows_of_transformed_features(path: Path) -> None:
 def test_phases_and_chosen_clips(records: Dataset) -> None:
     windows = {"image": [-1, 0], "flow": range(3)}
     settings: dict[str, Any] = {"features": FIXED, "windows": windows}
-    case, pipe = Case(settings), SeqRecordPipe(records, stride=4, rotate_phase=True, **settings)
+    case, pipe = Case(settings), SeqRecordPipe(records, samples=every(4, rotate=True), **settings)
     assert sorted(case.check(clip) for _ in range(4) for clip in pipe) == case.clips
 
     chosen = {"episode": ["lab/0", "kitchen/3", "lab/0"], "start": [5, 8, 18]}

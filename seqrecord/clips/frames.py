@@ -379,19 +379,32 @@ class FrameMapping(Protocol):
         """Episode rows in the index, and stored frame numbers."""
 
 
+class SampleValues(Protocol):
+    """The columns of a table of samples; see `samples.Samples`."""
+
+    @property
+    def own(self) -> Sequence[str]:
+        """Names of the columns in batches."""
+
+    def values(self, name: str, clips: ClipKeys, /) -> npt.NDArray[Any] | list[str]:
+        """Values of a column for clips: an array [n, …], or texts."""
+
+
 @dataclass(frozen=True, eq=False)
 class ClipFrames:
     """Frames of each feature in clips.
 
     `num_frames`, int64, has the length of each episode (all rows of the index). With `draw`, clips
     have the frames `s + offsets * dilation`, in reverse order if drawn so. With `excerpts`,
-    episodes and frames are excerpts and places; `stored` maps them to the index.
+    episodes and frames are excerpts and places; `stored` maps them to the index. `samples` is the
+    table of the epoch.
     """
 
     windows: Mapping[str, ClipWindow]
     num_frames: IntArray
     draw: DrawSteps | None = None
     excerpts: FrameMapping | None = None
+    samples: SampleValues | None = None
 
     @property
     def lengths(self) -> dict[str, int]:

@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from seqrecord.clips.frame_lists import FrameLists
 from seqrecord.clips.frames import COPIES, MissingFrames
-from seqrecord.clips.samples import Column, SampleTable, taken
+from seqrecord.clips.samples import Values, taken
 from seqrecord.clips.tables import MAX_SETTING, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.text import counted, repr_of
 
-SamplesLike: TypeAlias = Mapping[str, Any] | Any
+TableLike: TypeAlias = Mapping[str, Any] | Any
 """A dict of columns, a table of Arrow, pandas, Polars or any library that Arrow can read, or the
 path of a Parquet file.
 """
@@ -68,7 +68,7 @@ _RESERVED: dict[str, tuple[str, str, Callable[[pa.DataType], bool]]] = {
 _OWN = "values for batches", "numbers, texts, or lists of numbers", _is_own
 
 
-def column_names(samples: SamplesLike | None) -> frozenset[str]:
+def column_names(samples: TableLike | None) -> frozenset[str]:
     """The names of the columns of a table, if there is one."""
     if samples is None:
         return frozenset()
@@ -86,13 +86,12 @@ def column_names(samples: SamplesLike | None) -> frozenset[str]:
 
 def read_samples(
     columns: Mapping[str, pa.Array], keys: pa.StringArray, num_frames: IntArray, reaches: IntArray
-) -> tuple[IntArray, IntArray, npt.NDArray[np.float64], dict[str, Column]]:
+) -> tuple[IntArray, IntArray, dict[str, Values]]:
     """Check the columns of a table and return them as arrays, in the order of its rows.
 
-    Returns episode rows, int64[n]; starts, int64[n], or frames, int64[n, T]; the mean number of
-    occurrences in an epoch, float64[n]; and the other columns. `keys` and `num_frames` describe all
-    episodes. `reaches`, int64[E, 2], are the numbers of frames required before and after a start,
-    with the lowest dilation of the table.
+    Returns episode rows, int64[n]; starts, int64[n], or frames, int64[n, T]; and the other columns.
+    `keys` and `num_frames` describe all episodes. `reaches`, int64[E, 2], are the numbers of frames
+    required before and after a start, with the lowest dilation of the table.
 
     Raises `ClipError` with the row for missing and mistyped columns, unknown episodes, clips
     outside their episode, lists of different lengths, and numbers out of range.
@@ -155,10 +154,11 @@ def read_samples(
             ),
             chosen,
         )
-    repeat = np.asarray(columns.pop("repeat", np.ones(len(names))), np.float64)
-    wrong = ~((repeat >= 0) & (repeat <= COPIES))
-    check_rows(wrong, "has an invalid repeat", lambda _: f"0 to {COPIES}", repeat)
-    own: dict[str, Column] = {}
+    own: dict[str, Values] = {}
+    if "repeat" in columns:
+        own["repeat"] = repeat = np.asarray(columns.pop("repeat"), np.float64)
+        wrong = ~((repeat >= 0) & (repeat <= COPIES))
+        check_rows(wrong, "has an invalid repeat", lambda _: f"0 to {COPIES}", repeat)
     for name, column in [*columns.items()]:
         if _is_text(column.type):
             own[name] = column.cast(pa.large_string())
@@ -166,11 +166,11 @@ def read_samples(
             own[name] = lists(name) if _is_list(column.type) else np.asarray(column)
     if "dilation" in own:
         own["dilation"] = dilation.astype(np.int64)
-    return episode, chosen.astype(np.int64), repeat, own
+    return episode, chosen.astype(np.int64), own
 
 
 def without_episodes(
-    samples: SamplesLike, keys: Iterable[str]
+    samples: TableLike, keys: Iterable[str]
 ) -> tuple[dict[str, pa.Array], set[str]]:
     """Remove the samples of these episodes; also returns which of the keys the table had."""
     import pyarrow.compute as pc  # a slow import
@@ -189,17 +189,17 @@ def read_frame_lists(
     missing: MissingFrames,
     selected: IntArray,
     most: int | None = None,
-) -> tuple[IntArray, FrameLists, SampleTable, int]:
+) -> tuple[IntArray, FrameLists, IntArray, dict[str, Values], int]:
     """Read a table of frame lists, restricted to `selected` episodes.
 
     `keys` and `num_frames` describe all episodes. Returns episode rows, int64[k]; the lists, in
-    excerpts of at most `most` frames; the complete samples; and the number of samples with a frame
-    that lacks a feature.
+    excerpts of at most `most` frames; of the complete samples the rows, int64[n], and the other
+    columns; and the number of samples with a frame that lacks a feature.
 
     Raises `ClipError` for an invalid table, and if no sample remains.
     """
     reaches = np.zeros((len(num_frames), 2), np.int64)
-    episode, frames, repeat, own = read_samples(columns, keys, num_frames, reaches)
+    episode, frames, own = read_samples(columns, keys, num_frames, reaches)
     mine = np.isin(episode, selected)
     whole = mine.copy()
     if len(missing):
@@ -213,8 +213,7 @@ def read_frame_lists(
     excerpts, order = FrameLists.of(episode[whole], frames[whole], most)
     row = np.flatnonzero(whole)[order]
     own = {name: taken(column, row) for name, column in own.items()}
-    table = SampleTable(row, excerpts.excerpt, excerpts.start, repeat[row], own)
-    return np.unique(episode[mine]), excerpts, table, int((mine & ~whole).sum())
+    return np.unique(episode[mine]), excerpts, row, own, int((mine & ~whole).sum())
 
 
 def _from_arrow(read: Callable[[], Any]) -> Any:
@@ -225,7 +224,7 @@ def _from_arrow(read: Callable[[], Any]) -> Any:
         raise ClipError(f"samples is not a table: {error}", expected=_EXPECTED) from error
 
 
-def table_columns(samples: SamplesLike) -> dict[str, pa.Array]:
+def table_columns(samples: TableLike) -> dict[str, pa.Array]:
     """Columns of a table as contiguous arrays without nulls.
 
     Raises `ClipError` for missing and mistyped columns.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import gcd
 
 import numpy as np
 import numpy.typing as npt
@@ -150,7 +151,7 @@ class ClipTable:
 
     Run `i` contains `count[i]` clips of `episode[i]`, which start at `first_start[i]` and every
     `spec.stride` frames after it; int64[runs] each. Their samples are `first_sample[i]` and every
-    `COPIES` after it, see `ClipKeys`: `samples`, ascending, or by default rows counted from 0.
+    `sample_step` after it, see `ClipKeys`: `samples`, ascending, or by default rows counted from 0.
 
     `selected`, int64, are the selected episodes in ascending order. `num_short_episodes` of them
     are too short for a clip. `num_incomplete` clips were dropped because a frame lacks a requested
@@ -166,6 +167,7 @@ class ClipTable:
     num_incomplete: int = 0
     num_outside: int = 0
     samples: IntArray | None = None
+    sample_step: int = COPIES
     offsets: IntArray = field(init=False)  # position of each run's first clip
     first_sample: IntArray = field(init=False)
 
@@ -247,7 +249,9 @@ class ClipTable:
     ) -> ClipTable:
         """Return the table with these runs, int64[n] each, in canonical order; joins neighbours."""
         other = start[1:] != (start + count * self.spec.stride)[:-1]
-        other |= (sample[1:] != (sample + count * COPIES)[:-1]) | (episode[1:] != episode[:-1])
+        other |= (sample[1:] != (sample + count * self.sample_step)[:-1]) | (
+            episode[1:] != episode[:-1]
+        )
         opens = np.flatnonzero(np.append(True, other)[: len(start)])
         return replace(
             self,
@@ -284,8 +288,41 @@ class ClipTable:
         run = np.searchsorted(self.offsets, positions, side="right") - 1
         step = positions - self.offsets[run]
         start = self.first_start[run] + step * self.spec.stride
-        sample = self.first_sample[run] + step * COPIES
+        sample = self.first_sample[run] + step * self.sample_step
         return ClipKeys(self.episode[run], start, sample, positions)
+
+    def pieces(self, run: IntArray, begin: IntArray, end: IntArray) -> ClipTable:
+        """The clips `[begin, end)` of runs, int64[n] each, in canonical order."""
+        some = end > begin
+        run, begin, count = run[some], begin[some], (end - begin)[some]
+        return replace(
+            self,
+            episode=self.episode[run],
+            first_start=self.first_start[run] + begin * self.spec.stride,
+            count=count,
+            samples=self.first_sample[run] + begin * self.sample_step,
+        )
+
+    def every(self, stride: int, phase: int = 0) -> ClipTable:
+        """The clips whose starts are `phase` plus a multiple of `stride`, with their samples."""
+        spec = self.spec
+        shared = gcd(spec.stride, stride)
+        apart = stride // shared  # in clips
+        inverse = pow(spec.stride // shared, -1, apart)
+        begin = (phase - self.first_start) // shared % apart * inverse % apart
+        first = (phase - spec.phase) // shared % apart * inverse % apart
+        spec = replace(spec, stride=spec.stride * apart, phase=spec.phase + first * spec.stride)
+        count = -(-np.maximum(self.count - begin, 0) // apart)
+        some = np.flatnonzero(count * ((phase - self.spec.phase) % shared == 0))
+        return replace(
+            self,
+            spec=spec,
+            episode=self.episode[some],
+            first_start=(self.first_start + begin * self.spec.stride)[some],
+            count=count[some],
+            samples=(self.first_sample + begin * self.sample_step)[some],
+            sample_step=self.sample_step * apart,
+        )
 
     def first_starts(self, episode: IntArray, start: IntArray) -> IntArray:
         """First start of each clip's run; int64[n] each."""

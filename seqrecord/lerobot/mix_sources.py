@@ -27,7 +27,7 @@ from seqrecord.statistics.normalization import Normalization
 COMPUTED = ("episode_index", "frame_index", "index", "task_index", "dataset")
 """Columns of items that are not read."""
 
-_OF_SOURCE = ("shuffle", "rotate_phase")
+_OF_SOURCE = ("shuffle",)
 _ALONE = {"samples": None, "dilation": 1, "reverse": 0.0}  # options excluded by windows of a policy
 
 

@@ -96,7 +96,7 @@ class ClipLoader:
         """See `BatchSource`."""
         selection, options = self.selection, self.options
         is_drawn = selection.draws.is_random or options.has_drawn_steps
-        return self.planner.settings.shuffle or selection.clip_set.differs_by_epoch or is_drawn
+        return self.planner.settings.shuffle or selection.clip_set.is_random or is_drawn
 
     def set_shuffle(self, shuffle: bool) -> None:
         """Turn shuffling on or off for the next epochs."""
@@ -276,7 +276,7 @@ class ClipLoader:
     ) -> dict[str, Any]:
         """The columns of clips of an epoch beside features, each a list or a tensor.
 
-        `draws` are those of the batch.
+        `draws` are the batch's.
         """
         selection, seed = self.selection, self.planner.settings.seed
         drawn = selection.draws.draw(seed, epoch, clips, **self._draw_settings(epoch, draws))

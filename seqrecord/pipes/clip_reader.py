@@ -58,8 +58,8 @@ class _FeatureSet:
 
     dataset: Dataset
     features: Mapping[int, Sequence[str]]
-    specs: Mapping[str, ArraySpec]  # of those whose frames go to rows of an arena
-    straight: Sequence[str] = ()  # those whose frames go to where the batch has them
+    specs: Mapping[str, ArraySpec]  # of features whose frames go to rows of an arena
+    straight: Sequence[str] = ()  # features whose frames go to their place in the batch
     is_small: bool = False  # one thread loads all frames of a group
     in_memory: Arena | None = None
     _idle: deque[Arena] = field(default_factory=partial(deque[Arena], maxlen=1))
@@ -107,14 +107,14 @@ class ClipReader:
             name for one in self._sets if one.in_memory is not None for name in one.dataset.features
         ]
 
-    def read(self, numbers: IntArray) -> ClipSequence:
-        """Return clips by number, int64[clips], as in `SeqRecordPipe`."""
+    def read(self, numbers: IntArray, epoch: int) -> ClipSequence:
+        """Return clips of an epoch by number, int64[clips], as in `SeqRecordPipe`."""
         selection, seed = self._selection, 0
         if selection.draws.is_any or selection.steps is not None:
             # From torch's global generator, which a sampler draws the numbers from.
             seed = int(torch.randint(1 << 62, (), device="cpu"))
-        clips = selection.clip_set.locate(numbers)
-        frames = selection.drawn_frames(seed, 0)
+        clips = selection.clip_set.locate(numbers, epoch)
+        frames = selection.drawn_frames(seed, epoch)
         found, drawn = self._read(seed, clips, frames)
         features = squeeze(found, selection.squeezed)
         columns, _ = selection.columns.of(clips, frames, drawn)

@@ -75,7 +75,7 @@ class SelectedWindows:
     Args:
         selected: rows of the selected episodes.
         excerpts: the frames of clips that are lists of frames.
-        dilations: the dilations of samples, ascending. Default: those of `options`.
+        dilations: the dilations of samples, ascending. Default: from `options`.
 
     Attributes:
         requested: offsets and seconds of the argument `windows`.

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.clips.frames import ClipFrames, ClipKeys, WindowFrames
-from seqrecord.clips.samples import SampleTable
+from seqrecord.clips.frames import ClipFrames, ClipKeys, SampleValues, WindowFrames
 from seqrecord.engine.calls import ClipDraws
 from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_windows import FeatureWindows
@@ -26,15 +25,14 @@ DIM_IS_PAD = "_dim_is_pad"
 class BatchColumns:
     """Makes the columns of batches beside features. Picklable.
 
-    `samples` is the table of samples, `metadata` has the names of metadata entries that become
-    columns, and `constants` the columns that are the same for all clips.
+    `metadata` has the names of metadata entries that become columns, and `constants` the columns
+    that are the same for all clips.
     """
 
     episodes: ClipEpisodes
     windows: FeatureWindows
     draws: AugmentationSampler
     steps: StepSampler | None
-    samples: SampleTable | None
     metadata: tuple[str, ...] = ()
     constants: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
@@ -51,7 +49,7 @@ class BatchColumns:
 
         Args:
             clips: the clips.
-            frames: the frames of each feature.
+            frames: the frames of each feature, and the samples of the epoch.
             drawn: the random parameters.
         """
         metadata, windows, num_far = self.episodes.of(clips.episode), self.windows, 0
@@ -86,17 +84,20 @@ class BatchColumns:
             columns[name] = torch.from_numpy(np.tile(constant, (len(metadata), 1)))
         for name in self.metadata:  # users may change the copy
             columns[name] = [deepcopy(one.metadata[name]) for one in metadata]
-        return {**columns, **self._own(clips, columns)}, num_far
+        return {**columns, **_own(clips, frames.samples, columns)}, num_far
 
-    def _own(self, clips: ClipKeys, others: Mapping[str, Any]) -> dict[str, Any]:
-        """The columns of the table of samples."""
-        if self.samples is None:
-            return {}
-        found: dict[str, Any] = {}
-        for name in self.samples.own:
-            if name in others:
-                problem = "a column of samples has the name of another column of batches"
-                raise ClipError(problem, expected="another name", got=name)
-            values = self.samples.values(name, clips)
-            found[name] = values if isinstance(values, list) else torch.from_numpy(values)
+
+def _own(
+    clips: ClipKeys, samples: SampleValues | None, others: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The columns of the table of samples."""
+    found: dict[str, Any] = {}
+    if samples is None:
         return found
+    for name in samples.own:
+        if name in others:
+            problem = "a column of samples has the name of another column of batches"
+            raise ClipError(problem, expected="another name", got=name)
+        values = samples.values(name, clips)
+        found[name] = values if isinstance(values, list) else torch.from_numpy(values)
+    return found

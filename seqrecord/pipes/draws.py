@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,7 @@ import torch
 from seqrecord.clips.cameras import EpisodeCamera, known_cameras
 from seqrecord.clips.frame_lists import FrameLists
 from seqrecord.clips.frames import ClipKeys, ClipSteps
-from seqrecord.clips.samples import SampleTable
+from seqrecord.clips.samples import Samples
 from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.clips.transforms import Camera, CropWindows, HorizontalFlip
 from seqrecord.engine.batches import ClipRows
@@ -361,7 +361,7 @@ class StepSampler:
         whole: for each of several dilations, the complete clips of stride 1.
         clip_len: greatest number of frames of a clip.
         span: number of frames to draw a clip's frames from; `None` if clips have no gaps.
-        samples: the table of samples.
+        listed: names of the columns of the user's table.
     """
 
     dilations: Sequence[int]
@@ -370,7 +370,7 @@ class StepSampler:
     episodes: ClipEpisodes
     clip_len: int
     span: int | None
-    samples: SampleTable | None
+    listed: Collection[str]
 
     def draw(
         self,
@@ -378,6 +378,7 @@ class StepSampler:
         epoch: int,
         clips: ClipKeys,
         *,
+        samples: Samples,
         frames_at: Callable[[IntArray], IntArray] | None = None,
     ) -> ClipSteps:
         """Draw for n clips, unless their table of samples has the dilation and the direction.
@@ -387,21 +388,21 @@ class StepSampler:
         sets of frames. `frames_at` returns the number of frames of clips by their places, if it is
         drawn for each batch.
         """
-        numbers, known = self.episodes.numbers(clips), self.samples
+        numbers = self.episodes.numbers(clips)
         shares = [
             (hash64(key_of(_SALT, seed, epoch, i), numbers) >> np.uint64(11)) * 2.0**-53
             for i in range(2)
         ]
         dilation, is_reversed = np.full(len(numbers), self.dilations[0]), shares[1] < self.reverse
-        if known is not None and "dilation" in known.columns:
-            dilation = known.columns["dilation"][clips.row]
+        if "dilation" in self.listed:
+            dilation = np.asarray(samples.values("dilation", clips))
         elif len(self.dilations) > 1:
             fits = [table.has(clips.episode, clips.start) for table in self.whole]
             count = np.cumsum(np.stack(fits, axis=1), axis=1)
             chosen = (shares[0] * count[:, -1]).astype(np.int64)
             dilation = np.array(self.dilations)[np.argmax(count > chosen[:, None], axis=1)]
-        if known is not None and "reverse" in known.columns:
-            is_reversed = known.columns["reverse"][clips.row]
+        if "reverse" in self.listed:
+            is_reversed = np.asarray(samples.values("reverse", clips))
         num_frames = None if frames_at is None else frames_at(clips.place)
         if num_frames is None and self.span is None:
             return ClipSteps(dilation, is_reversed)
@@ -433,9 +434,9 @@ class StepSampler:
 
     def columns(self, steps: ClipSteps) -> dict[str, torch.Tensor]:
         """Columns of drawn parameters: `dilation`, int64[n], and `reversed`, bool[n]."""
-        columns, listed = {}, () if self.samples is None else self.samples.columns
-        if len(self.dilations) > 1 or "dilation" in listed:
+        columns = {}
+        if len(self.dilations) > 1 or "dilation" in self.listed:
             columns["dilation"] = torch.from_numpy(steps.dilation)
-        if self.reverse or "reverse" in listed:
+        if self.reverse or "reverse" in self.listed:
             columns["reversed"] = torch.from_numpy(steps.is_reversed)
         return columns

@@ -213,7 +213,7 @@ class Epochs:
         check_same(problem, found, now, {**now, **found})
         pairs = [*zip(loader.sources, saved.sources, strict=True)]
         for source, one in pairs:
-            source.check(one, saved.segments)
+            source.check(one, saved.segments, saved.epoch)
         if self._has_batches_of(saved):
             fit = saved.num_shards == shard.count
             plans = [source.memory_plans(one, saved, fit=fit) for source, one in pairs]

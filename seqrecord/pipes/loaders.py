@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+import torch
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 
@@ -32,6 +33,7 @@ from seqrecord.pipes.states import Clip
 from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.sampling import Shard
 from seqrecord.statistics.by_feature import Statistics
+from seqrecord.units import check_integer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -198,8 +200,8 @@ class StreamingLoader(EpochStream):
         """Open the dataset, and select its clips.
 
         Groups of arguments: `clip_len` to `drop_last_frames`, frames of a clip; `features` to
-        `metadata`, features and episodes; `resize` to `output`, transforms and form; `order` to
-        `rotate_phase`, order; `batch_size` to `device`, batches and memory; `rank` and
+        `metadata`, features and episodes; `resize` to `output`, transforms and form; `seed`
+        to `shuffle`, order; `batch_size` to `device`, batches and memory; `rank` and
         `world_size`, distribution; `engine`, tuning.
 
         Args:
@@ -229,8 +231,8 @@ class StreamingLoader(EpochStream):
     def clips(self) -> ClipTable:
         """The distinct clips of an epoch, and the numbers of skipped ones.
 
-        With `rotate_phase`, here and in `num_clips` and `len`: of the current epoch, or of the next
-        one between iterations.
+        If functions of `samples` choose other rows in each epoch, here and in `num_clips` and
+        `len`: of the current epoch, or of the next one between iterations.
         """
         return self._loader.clips(self._epochs.current)
 
@@ -343,17 +345,27 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
         """
         self._options = options
         self._selection = select(location, options)
-        samples = self._selection.clip_set.samples
-        if samples is not None and (samples.repeat != 1).any():
+        self._reader = ClipReader(self._selection, options.memory_limit)
+        self._epoch = torch.zeros((), dtype=torch.int64)
+        self._epoch.share_memory_()  # type: ignore[no-untyped-call]
+        self.set_epoch(0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_options": self._selection.portable(self._options)}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the functions of `samples`, here and in workers; 0 by default.
+
+        They may choose other clips: then a sampler needs the new length.
+        """
+        epoch = check_integer("epoch", epoch, least=0)
+        if self._selection.clip_set.samples_in(epoch).repeat is not None:
             raise ClipError(
                 "SeqRecordMapDataset gives each sample once",
                 file=self.dataset.url,
                 expected="samples without repeat; a sampler can weigh them",
             )
-        self._reader = ClipReader(self._selection, options.memory_limit)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_options": self._selection.portable(self._options)}
+        self._epoch.fill_(epoch)
 
     @property
     def options(self) -> DatasetOptions:
@@ -367,8 +379,8 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
 
     @property
     def clips(self) -> ClipTable:
-        """All clips, and the numbers of skipped ones."""
-        return self._selection.clip_set.clips
+        """All clips of the epoch, and the numbers of skipped ones."""
+        return self._selection.clip_set.in_epoch(int(self._epoch))
 
     def __len__(self) -> int:
         return self.clips.num_clips
@@ -404,7 +416,7 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
 
     def _read(self, numbers: Sequence[int]) -> Sequence[dict[str, Any]]:
         """Read clips by number, in the form of `output`."""
-        clips = self._reader.read(self._checked(numbers))
+        clips = self._reader.read(self._checked(numbers), int(self._epoch))
         if self._options.output == "torch":
             return clips
         _check_kept(self)

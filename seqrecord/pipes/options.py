@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from seqrecord.clips.sample_tables import SamplesLike, column_names
+from seqrecord.clips.sample_tables import TableLike, column_names
 from seqrecord.clips.samples import OF_CLIPS
 from seqrecord.clips.tables import MAX_SETTING, ClipSpec
 from seqrecord.clips.transforms import ClipTransform, chain_of, checked_size, is_probability
@@ -31,6 +31,7 @@ from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameFunction
 from seqrecord.reading.resizing import Sizes
 from seqrecord.sampling.bounds import ORDERS
+from seqrecord.sampling.sample_functions import SampleFunction, SampleFunctions
 from seqrecord.storage import local_path
 from seqrecord.text import repr_of
 from seqrecord.units import MAX_INT, check_integer, check_seed, check_size, is_integer
@@ -43,6 +44,9 @@ _MOST_RANKS = (1 << 31) - 1
 _OF_FRAMES = ("clip_len", "span", "windows", "pad")
 _SHUFFLING = ("num_cursors", "shuffle_buffer")
 
+
+SamplesLike: TypeAlias = TableLike | SampleFunction | Sequence[TableLike | SampleFunction]
+"""A table, a function of the table of an epoch, or a list of functions, first maybe a table."""
 
 _Check: TypeAlias = Callable[[str, Any], Any]
 """Takes an argument's name and value, and returns the stored value; raises `ClipError`."""
@@ -139,7 +143,13 @@ def _check_episodes(name: str, value: Any) -> Any:
 
 
 def _check_samples(name: str, value: Any) -> Any:
-    """Return a table; a path of a Parquet file as a `Path`."""
+    """Return a table, a function, or a list of functions that may begin with a table; a path of a
+    Parquet file as a `Path`.
+    """
+    if isinstance(value, (list, tuple)):
+        expected = "a list of functions, which may begin with a table"
+        check(name, value, bool(value) and all(map(callable, value[1:])), expected)
+        return [_check_samples(name, value[0]), *value[1:]]
     is_path = isinstance(value, (str, PathLike))
     return Path(local_path(value, name)) if is_path else value
 
@@ -216,8 +226,17 @@ class ClipOptions:
         split: name of a split; selects its episodes. See `seqrecord split`.
         skip_bad_episodes: leave out selected episodes of an original that cannot be read, instead
             of raising `SourceError`; `loader.dataset.bad_episodes` has the errors.
-        samples: table of the samples of an epoch, a clip for each row: a dict of columns, a table
-            of Arrow, pandas or Polars, or the path of a Parquet file. Columns: `episode`, keys;
+        samples: the samples of an epoch, a clip for each: a table, a function of the table of an
+            epoch, or a list of functions, which may begin with a table. Default: every start at
+            which a clip is complete, every `stride` frames.
+
+            A function is a built-in one of `seqrecord.samples`, such as `future_goal()`, or one of
+            your own, `f(samples, epoch, rng)`. It takes and returns `seqrecord.samples.Samples`:
+            rows that it leaves out, and columns that it adds. Every process calls it once per
+            epoch, so it must depend on its arguments alone.
+
+            A table is a dict of columns, a table of Arrow, pandas or Polars, or the path of a
+            Parquet file. Columns: `episode`, keys;
             `start`, first frames, or `frames`. `frames` lists the frames of each clip, such as
             `[3, 41]`, in any order and of equal length for all clips; then `clip_len` must be
             `None`, batches have the column `frames`, int64 [batch, T], and `start` is the earliest
@@ -304,6 +323,7 @@ class ClipOptions:
             is reused after the last array or view is gone. Extra columns are arrays as well. A
             DataLoader needs a `collate_fn` that keeps arrays; see docs/jax.md. Excludes `device`
             and nested tensors. Saved states do not depend on it.
+        seed: seed of the order and of every random draw, an integer of which 64 bits count.
     """
 
     clip_len: int | Sequence[int] | None = _checked(None, _check_clip_len)
@@ -336,6 +356,7 @@ class ClipOptions:
     pad_to: Mapping[str, int] | None = _checked(None, check_pad_to)
     normalize: Normalize | None = _checked(None, check_normalize)
     output: str = _checked("torch", one_of("torch", "numpy"))
+    seed: int = _checked(0, lambda _, value: check_seed(value))
 
     def __post_init__(self) -> None:
         """Raise `ClipError` for an invalid value, with the argument's name."""
@@ -381,7 +402,7 @@ class ClipOptions:
         is_dilated, has_frames = self.dilation != 1, self.lists_frames
         taken["dilation"] = is_dilated and (has_frames or "dilation" in self._columns)
         taken["reverse"] = self.reverse > 0 and (has_frames or "reverse" in self._columns)
-        if self.samples is not None and (given := [name for name in taken if taken[name]]):
+        if self.table is not None and (given := [name for name in taken if taken[name]]):
             expected = f"no {', '.join(given)}"
             raise ClipError("samples has the starts, or the frames of each clip", expected=expected)
 
@@ -402,7 +423,19 @@ class ClipOptions:
 
     @cached_property
     def _columns(self) -> frozenset[str]:
-        return column_names(self.samples)
+        return column_names(self.table)
+
+    @property
+    def table(self) -> TableLike | None:
+        """The table of `samples`, if it has one."""
+        first = self.samples[0] if isinstance(self.samples, list) else self.samples
+        return None if callable(first) else first
+
+    @property
+    def functions(self) -> SampleFunctions:
+        """The functions of `samples`."""
+        every: list[Any] = self.samples if isinstance(self.samples, list) else [self.samples]
+        return tuple(one for one in every if callable(one))
 
     @property
     def lists_frames(self) -> bool:
@@ -556,15 +589,11 @@ class LoaderOptions(ClipOptions):
             sequences: ends of episodes, and gaps left by skipped clips. `stride` defaults to
             `clip_len * dilation`: clips do not overlap, and frames behind the last whole clip are
             skipped and counted. `shuffle` shuffles episodes. Requires `batch_size`; excludes
+            tables of
             `samples` and the engine's `num_cursors` and `shuffle_buffer`. Each DataLoader worker
             has rows of its own: batch i continues batch i - num_workers. Parameters drawn by a
             `clip_transform` are the same for all clips of a sequence.
         shuffle: shuffled order (default); if false, episode by episode, front to back.
-        seed: seed of the order and of every random draw, an integer of which 64 bits count.
-        rotate_phase: with a `stride` above 1, shift the clip starts in each epoch. An epoch has the
-            starts `phase`, `phase + stride`, … of one phase in [0, stride); `stride` epochs use
-            every phase once, and so every start. A phase without clips is skipped. Epochs then
-            differ in length by a few clips. Raises `ClipError` with a `stride` of 1.
         batch_size: clips of a batch; `None` (default) for single clips.
         frames_per_batch: with a drawn `clip_len`, in place of `batch_size`: a batch has as many
             clips as have at most this many frames together, and at least one. With
@@ -618,8 +647,6 @@ class LoaderOptions(ClipOptions):
 
     order: str = _checked("clips", one_of(*ORDERS))
     shuffle: bool = _checked(True, _check_flag)
-    seed: int = _checked(0, lambda _, value: check_seed(value))
-    rotate_phase: bool = _checked(False, _check_flag)
     batch_size: int | None = _checked(None, _integer_from(1))
     frames_per_batch: int | None = _checked(None, _integer_from(1))
     drop_last: bool = _checked(False, _check_flag)
@@ -653,11 +680,6 @@ class LoaderOptions(ClipOptions):
                     expected=f"shuffle=True, or no {name}",
                     got=value,
                 )
-        if self.rotate_phase and self.spec.stride == 1:
-            raise ClipError(
-                "rotate_phase has no effect: with stride=1 every epoch has every start",
-                expected="a stride above 1, or no rotate_phase",
-            )
         if self.drop_last and self.most_clips is None and not self.even_batches:
             raise ClipError(
                 "drop_last has no effect on single clips with even_batches=False",
@@ -715,7 +737,7 @@ class LoaderOptions(ClipOptions):
         if self.batch_size is None:
             expected = "the number of rows in a batch; a mix has no sequences"
             raise ClipError('order="sequences" needs a batch_size', expected=expected)
-        taken = {"samples": self.samples}
+        taken = {"samples": self.table}
         taken |= {f"engine.{name}": getattr(self.tuning, name) for name in _SHUFFLING}
         if given := [name for name in taken if taken[name] is not None]:
             names = " and ".join(given)

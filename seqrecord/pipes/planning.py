@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from seqrecord.clips.tables import ClipTable
 from seqrecord.engine.stores import FrameRows
-from seqrecord.errors import MemoryLimitError
+from seqrecord.errors import ClipError, MemoryLimitError
 from seqrecord.pipes.distributed import Ranks
 from seqrecord.pipes.memory import frame_sizes
 from seqrecord.pipes.options import LoaderOptions
@@ -31,7 +31,6 @@ from seqrecord.sampling import (
     Shard,
     ShuffledPlan,
     Window,
-    check_drop_last,
 )
 from seqrecord.sampling.bounds import resident_bounds
 from seqrecord.sampling.elastic import find_remaining
@@ -39,7 +38,7 @@ from seqrecord.sampling.memory import FrameSizes, Memory, MemoryPlan, MemoryRequ
 from seqrecord.text import shown_place
 from seqrecord.units import format_size, parse_size
 
-REQUESTED = ("shuffle", "seed", "batch_size", "drop_last", "even_batches", "rotate_phase", "order")
+REQUESTED = ("shuffle", "seed", "batch_size", "drop_last", "even_batches", "order")
 """Settings of plans that are arguments; memory determines the others."""
 
 MemoryPlans: TypeAlias = dict[tuple[int, int, Segments], MemoryPlan | PlanSettings]
@@ -93,7 +92,7 @@ class EpochPlanner:
         settings = PlanSettings(**{name: getattr(options, name) for name in REQUESTED})
         settings = replace(settings, batch_size=options.most_clips)
         ranks = Ranks(options.rank, options.world_size)
-        planner = cls(selection, options, settings, ranks, limit_in)
+        planner = cls(selection.with_seed(options.seed), options, settings, ranks, limit_in)
         if limit_in is None:
             planner.plan_memory(1)
         return planner
@@ -127,8 +126,11 @@ class EpochPlanner:
 
         Raises `StateError` for impossible segments.
         """
-        settings, clip_set = self.settings, self.selection.clip_set
-        table = clip_set.in_epoch(epoch, seed=settings.seed, shuffle=settings.shuffle)
+        clip_set = self.selection.clip_set
+        table = clip_set.in_epoch(epoch)
+        if self.settings.order == "sequences" and table.repeats:
+            expected = "functions that leave out samples or add columns; none that adds repeat"
+            raise ClipError('order="sequences" has each clip once', expected=expected)
         if not segments:
             return table
         if (found := self._remaining.get((epoch, segments))) is None:
@@ -143,11 +145,8 @@ class EpochPlanner:
     def plan(self, epoch: int, shard: Shard, segments: Segments = ()) -> Plan:
         """The plan of one shard of an epoch that remains after its segments.
 
-        Raises `ClipError` if `drop_last` leaves no batch in this epoch or in another phase, and
-        `StateError` for impossible segments.
+        Raises `ClipError` if `drop_last` leaves no batch, and `StateError` for impossible segments.
         """
-        if (phases := self.selection.clip_set.phases) is not None:  # now, not at that phase
-            check_drop_last(phases.fewest_clips, self.settings, shard.count)
         if shard.index == 0 and shard.count not in self._logged:
             self._logged.add(shard.count)
             self._log_mixing(shard.count)
@@ -290,8 +289,10 @@ class EpochPlanner:
     @cached_property
     def _all_clip_stats(self) -> ClipStats:
         clip_set, episodes = self.selection.clip_set, self.selection.episodes
-        any_clips = clip_set.differs_by_epoch
-        return ClipStats.of(clip_set.typical, episodes, self.windows, any_clips=any_clips)
+        any_clips, repeats = clip_set.differs_by_epoch, clip_set.rows_differ
+        return ClipStats.of(
+            clip_set.typical, episodes, self.windows, any_clips=any_clips, repeats=repeats
+        )
 
     @cached_property
     def _sizes(self) -> FrameSizes:

@@ -81,12 +81,12 @@ def select(
 def _without_bad_clips(dataset: Dataset, options: ClipOptions) -> tuple[Dataset, ClipOptions]:
     """Check the bad episodes of a table of samples, and remove them if that is allowed."""
     bad = dataset.contents.bad
-    if options.samples is None or not bad.records:
+    if options.table is None or not bad.records:
         return dataset, options
-    samples, listed = without_episodes(options.samples, bad.errors)
+    samples, listed = without_episodes(options.table, bad.errors)
     listed_bad = replace(bad, records=[one for one in bad.records if one["key"] in listed])
     listed_bad.check(options.episodes, options.split)
-    return skipping_bad_episodes(dataset), replace(options, samples=samples)
+    return skipping_bad_episodes(dataset), replace(options, samples=[samples, *options.functions])
 
 
 def _warn_of_values(dataset: Dataset, selected: IntArray) -> None:
@@ -126,7 +126,7 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
             clip_episodes,
             options.most_frames or 1,
             options.span,
-            found.samples,
+            found.base.columns,
         )
     windows = found.windows.of_features({n: s.mask_of for n, s in frames.arrays.items()})
     check_tensors(frames.arrays)

@@ -76,6 +76,11 @@ class Selection:
         step = self.vectors.get(feature)
         return self.made[feature] if step is None else step.given
 
+    def with_seed(self, seed: int) -> Selection:
+        """A copy whose functions of samples draw from another seed."""
+        clip_set = self.clip_set.with_seed(seed)
+        return self if clip_set is self.clip_set else replace(self, clip_set=clip_set)
+
     def with_vectors(self, vectors: VectorSteps) -> Selection:
         """A copy with these steps in place of its own."""
         made = {
@@ -118,10 +123,10 @@ class Selection:
         `frames_at` returns the number of frames of clips by their places, if it is drawn for each
         batch.
         """
-        if self.steps is None:
-            return self.windows.frames
-        draw = partial(self.steps.draw, seed, epoch, frames_at=frames_at)
-        return replace(self.windows.frames, draw=draw)
+        samples, draw = self.clip_set.samples_in(epoch), None
+        if self.steps is not None:
+            draw = partial(self.steps.draw, seed, epoch, samples=samples, frames_at=frames_at)
+        return replace(self.windows.frames, draw=draw, samples=samples)
 
     def draw(
         self,
@@ -157,7 +162,6 @@ class Selection:
             self.windows,
             self.draws,
             self.steps,
-            self.clip_set.samples,
             self.metadata,
             {name + DIM_IS_PAD: mask for name, mask in masks.items() if mask is not None},
         )
@@ -172,10 +176,9 @@ class Selection:
     def describe(self, more: str = "") -> str:
         """The number of clips, `more`, and a line with dtype and shape for each feature."""
         found = self.clip_set
-        over = f" in every {len(found.phases)} epochs" if found.phases is not None else ""
         left_out = f"; left out: {found.left_out}" if found.left_out else ""
         place = shown_place(self.dataset.url)
-        lines = [f"{place!r}, {found.clips.num_clips} clips{over}{left_out}{more}"]
+        lines = [f"{place!r}, {found.clips.num_clips} clips{left_out}{more}"]
         for name, spec in self.made.items():
             frames = () if name in self.squeezed else (self.lengths[name],)
             whole = ArraySpec(spec.dtype, (*frames, *spec.shape))

@@ -25,7 +25,8 @@ class SourceOrder:
         fit, rest = self.planner.plan_memory, None
         if segments:
             rest = fit(num_shards, epoch, segments).settings
-        return SourceState(fit(num_shards).settings, self.request, self._episodes, rest)
+        request = {**self.request, "samples": self.samples(epoch)}
+        return SourceState(fit(num_shards).settings, request, self._episodes, rest)
 
     def memory_plans(self, saved: SourceState, state: State, *, fit: bool) -> MemoryPlans:
         """The settings of a state by their place in `EpochPlanner`: for whole epochs and its rest.
@@ -40,7 +41,7 @@ class SourceOrder:
             return {**places}
         return {place: self.planner.fit(one, *place) for place, one in places.items()}
 
-    def check(self, state: SourceState, segments: Segments) -> None:
+    def check(self, state: SourceState, segments: Segments, epoch: int) -> None:
         """Raise `StateError` for a state of other clips or another order, with the differences.
 
         Allowed differences: settings derived from memory and defaults, the batch size, the
@@ -55,10 +56,11 @@ class SourceOrder:
         for other in (state.rest or saved, *(segment.settings for segment in segments)):
             check_same(problem, vars(saved), vars(other), compared, url)
         now = {**self.request, **{name: getattr(planner.settings, name) for name in requested}}
+        now["samples"] = self.samples(epoch)
         now["num_cursors"] = planner.options.tuning.num_cursors
         chosen = ("num_cursors", "shuffle_buffer")
         free = {name for name in chosen if now[name] is None or not is_shuffled}
-        if not is_shuffled and not selection.clip_set.differs_by_epoch:
+        if not is_shuffled and not selection.clip_set.is_random:
             free.add("seed")
         found, problem = {**state.request, **vars(saved)}, "the saved state is of other settings"
         check_same(problem, found, now, [name for name in now if name not in free], url)
@@ -74,9 +76,14 @@ class SourceOrder:
     def _episodes(self) -> dict[str, Any]:
         return self.planner.selection.clip_set.identity
 
+    def samples(self, epoch: int) -> Any:
+        """See `ClipSet.samples_digest`; in a mix, which has epochs of its own, of epoch 0."""
+        in_mix = self.planner.limit_in is not None
+        return self.planner.selection.clip_set.samples_digest(0 if in_mix else epoch)
+
     @cached_property
     def request(self) -> dict[str, Any]:
-        """The arguments that determine the order, beside the settings of plans, as JSON.
+        """The arguments that determine the order, beside samples and settings of plans, as JSON.
 
         Features have their stored names, because `rename` does not change the order.
         """
@@ -89,7 +96,7 @@ class SourceOrder:
         drawn = {"span": options.span, "frames_per_batch": options.frames_per_batch}
         return {
             "clip_len": list(options.clip_lens or ()) or options.clip_len,
-            "stride": selection.clip_set.spec.stride,
+            "stride": selection.clip_set.base.clips.spec.stride,
             "dilation": dilations[0] if len(dilations) == 1 else list(dilations),
             "reverse": options.reverse,
             "windows": {stored(name): window for name, window in windows.items()},
@@ -98,7 +105,6 @@ class SourceOrder:
             "features": sorted(map(stored, selection.dataset.features)),
             "shapes": {stored(name): str(spec) for name, spec in sorted(arrays.items())},
             "shuffle_buffer": options.tuning.shuffle_buffer,
-            "samples": selection.clip_set.samples_digest,
             "fixed_shards": options.fixed_shards,
             **{name: value for name, value in drawn.items() if value is not None},
         }

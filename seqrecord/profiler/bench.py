@@ -33,7 +33,7 @@ _ALONE = 20  # steps with one batch
 _CLIP_LEN, _BATCH_SIZE = 16, 4
 _REPORTED = (
     *("clip_len", "dilation", "features", "order", "shuffle", "seed", "batch_size"),
-    *("split", "pad", "drop_last", "rotate_phase", "memory_limit"),
+    *("split", "pad", "drop_last", "memory_limit"),
 )
 
 

@@ -52,7 +52,6 @@ class PlanSettings:
         batch_size: clips of a batch; `None` for single clips.
         drop_last: drop clips that fill no batch.
         even_batches: all shards have the same number of clips. Otherwise each clip is in one shard.
-        rotate_phase: other epochs have other phases, see `random_order.Phases`.
         order: "clips"; or "sequences", in which a row of the batches follows an episode, see
             `sequences`: one cursor for each row, and the next four numbers are ignored.
         num_cursors: number of cursors of a shard.
@@ -71,7 +70,6 @@ class PlanSettings:
     batch_size: int | None = None
     drop_last: bool = False
     even_batches: bool = True
-    rotate_phase: bool = False
     order: str = "clips"
     num_cursors: int = 32
     block_frames: int = 8
@@ -147,6 +145,7 @@ class ClipStats:
         windows: Sequence[Window] | None = None,
         *,
         any_clips: bool = False,
+        repeats: bool = False,
     ) -> ClipStats:
         """Measure a clip table.
 
@@ -155,6 +154,7 @@ class ClipStats:
             any_clips: the numbers are valid for all epochs, each of which may lack some clips.
                 `table` is then that of `random_order.typical_table`, or has each clip at its
                 greatest multiplicity.
+            repeats: an epoch may have any clip several times.
         """
         windows = windows or [Window.of(table.spec)] * len(episodes.groups)
         used = table.episode[np.diff(table.episode, prepend=-1) != 0]
@@ -190,7 +190,7 @@ class ClipStats:
             num_frames=int(lengths.sum()),
             is_even=len(used) == len(table.count) and bool((table.count == table.count[:1]).all()),
             any_clips=any_clips,
-            repeats=table.repeats,
+            repeats=repeats or table.repeats,
             keyframes=keyframes,
             most_keyframes=int(gops.max(initial=0)),
             by_frame=cut.by_frame,
@@ -378,8 +378,7 @@ def cursor_bounds(
 ) -> list[int]:
     """The greatest number of frames of each group that one cursor keeps, in any shard of any epoch.
 
-    With `settings.rotate_phase`: for any phase. `longest` is the greatest counted length of a
-    cursor, if known.
+    `longest` is the greatest counted length of a cursor, if known.
     """
     if not stats.num_clips:
         return [0] * len(stats.groups)
@@ -387,14 +386,14 @@ def cursor_bounds(
     exact = stats.leading if regular else None
     if settings.order == "sequences":
         return [
-            _of_one_regular_clip(stats, settings) if i == exact else _of_one_clip(stats, group)
+            _of_one_regular_clip(stats) if i == exact else _of_one_clip(stats, group)
             for i, group in enumerate(stats.groups)
         ]
     blocks = BlockSizes.of(stats, settings)
     if longest is not None:
         blocks = replace(blocks, full=min(blocks.full, longest))
     return [
-        _of_regular_chunks(stats, blocks, settings, longest)
+        _of_regular_chunks(stats, blocks, longest)
         if i == exact
         else _of_any_chunks(stats, blocks, group)
         for i, group in enumerate(stats.groups)
@@ -404,8 +403,7 @@ def cursor_bounds(
 def resident_bounds(stats: ClipStats, settings: PlanSettings) -> list[int]:
     """The greatest number of frames of each group in memory, in any shard of any epoch.
 
-    With `rotate_phase`: in every phase that has clips of the same episodes. A shard with less than
-    a block per cursor may need a stride more per cursor.
+    A shard with less than a block per cursor may need a stride more per cursor.
     """
     return [settings.cursors * bound for bound in cursor_bounds(stats, settings)]
 
@@ -417,13 +415,10 @@ def _of_one_clip(stats: ClipStats, group: GroupStats) -> int:
     return min(-(-(window.span + tail) // window.frame_step), longest)
 
 
-def _of_one_regular_clip(stats: ClipStats, settings: PlanSettings) -> int:
+def _of_one_regular_clip(stats: ClipStats) -> int:
     """Like `_of_one_clip`, for clips at fixed positions in chunks."""
-    phase = None if settings.rotate_phase else stats.spec.phase
     each = zip(stats.chunks.tolist(), stats.longest.tolist(), strict=True)
-    return max(
-        _in_one_run(0, size, size, length, spec=stats.spec, phase=phase) for size, length in each
-    )
+    return max(_in_one_run(0, size, size, length, spec=stats.spec) for size, length in each)
 
 
 def _of_any_chunks(stats: ClipStats, blocks: BlockSizes, group: GroupStats) -> int:
@@ -459,9 +454,7 @@ def _of_any_chunks(stats: ClipStats, blocks: BlockSizes, group: GroupStats) -> i
     return max(1, min(single, max(min(held(number), number * whole), (number - 1) * whole)))
 
 
-def _of_regular_chunks(
-    stats: ClipStats, blocks: BlockSizes, settings: PlanSettings, longest: int | None
-) -> int:
+def _of_regular_chunks(stats: ClipStats, blocks: BlockSizes, longest: int | None) -> int:
     """The greatest number of frames that a cursor keeps of regular episodes with whole clips.
 
     `blocks.full` is at most `longest`.
@@ -469,12 +462,11 @@ def _of_regular_chunks(
     spec, full = stats.spec, blocks.full
     chunk, line, step = int(stats.chunks.max()), blocks.line, spec.frame_step
     single = spec.stride > spec.span
-    phase = None if settings.rotate_phase else spec.phase
     most = 0
     for size, apart, length in zip(stats.chunks, blocks.lines, stats.longest, strict=True):
         if length:
             block = 1 if single else -(-full // int(apart)) * int(apart)
-            held = _in_one_run(block, int(size), int(apart), int(length), spec=spec, phase=phase)
+            held = _in_one_run(block, int(size), int(apart), int(length), spec=spec)
             most = max(most, held)
     if single:
         clips = -(-full // blocks.clip)
@@ -492,24 +484,21 @@ def _of_regular_chunks(
     return most
 
 
-def _in_one_run(
-    block: int, chunk: int, line: int, length: int, *, spec: ClipSpec, phase: int | None
-) -> int:
+def _in_one_run(block: int, chunk: int, line: int, length: int, *, spec: ClipSpec) -> int:
     """The greatest number of frames that a block in one run needs, in an episode of `length`
     frames.
 
     A cursor keeps every `frame_step`-th frame from its block's first start to the end of the chunk
     in which the block's last clip ends: the maximum over all positions of a block in a chunk.
-    `phase=None` means any phase.
     """
-    first, last, least_phase = _places(block, chunk, line, spec.stride, phase)
+    first, last, least_phase = _places(block, chunk, line, spec.stride, spec.phase)
     chunks = -(-(last + spec.span) // chunk)
     frames = -(-(chunks * chunk - first) // spec.frame_step)
     return int(np.minimum(frames, -(-(length - least_phase) // spec.frame_step)).max())
 
 
 def _places(
-    block: int, chunk: int, line: int, stride: int, phase: int | None
+    block: int, chunk: int, line: int, stride: int, phase: int
 ) -> tuple[IntArray, IntArray, IntArray]:
     """All possible positions of a block in a chunk: first and last start, relative to the chunk,
     and the least phase with that position; int64[n] each.
@@ -517,8 +506,8 @@ def _places(
     single = block < stride
     grid = gcd(stride, chunk if single else block)
     step = gcd(grid, line)
-    low = np.arange(grid) if phase is None else np.arange(phase % step, grid, step)
+    low = np.arange(phase % step, grid, step)
     edges = np.arange(0, chunk, grid if single else line)  # `line` divides a chunk
     high = low if single else low + (block - 1 - low) // grid * grid
     first, last = (np.add.outer(edges, ends).ravel() for ends in (low, high))
-    return first, last, np.tile(low if phase is None else np.full_like(low, phase), len(edges))
+    return first, last, np.full(len(first), phase)

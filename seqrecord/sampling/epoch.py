@@ -45,7 +45,6 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.frames import COPIES
 from seqrecord.clips.grids import ragged_arange
 from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError
@@ -94,6 +93,7 @@ class EpochPlan(Plan):
         stats, settings = layout.stats, self.settings
         cursors = layout.cursors(runs, shares.start, shares.stop)
         self._layout, self._cursors = layout, cursors
+        self._sample_step = table.sample_step
         self._before = np.minimum(cursors.clips_before_rounds(), self.num_clips)
         self.num_cursors = cursors.count
         self.num_rounds = int(np.searchsorted(self._before, self.num_clips))
@@ -131,7 +131,7 @@ class EpochPlan(Plan):
         row, inside = row[: len(clip)], inside[: len(clip)]
         of_blocks = blocks.cursor[row], blocks.run[row], blocks.episode[row]
         start = blocks.first[row] + inside * self._spec.stride
-        sample = blocks.sample[row] + inside * COPIES
+        sample = blocks.sample[row] + inside * self._sample_step
         return Clips(*of_blocks, start, *self.batches.find(clip), self._places(clip), sample)
 
 

@@ -281,8 +281,8 @@ class MemoryRequest:
         allow, with room in `max_arena` bytes for the loads of the next round. The first round has
         at most `FIRST_ROUND` clips, or as many as a batch needs to be mixed.
 
-        A shard of at most `FIRST_ROUND` clips is also one round, which reads nothing twice. With
-        `rotate_phase`, settings are valid for every phase. `max_held` is at least `least_held`.
+        A shard of at most `FIRST_ROUND` clips is also one round, which reads nothing twice.
+        `max_held` is at least `least_held`.
         """
         stats, settings, num_shards = self.stats, self.settings, self.num_shards
         spec, span, sizes = stats.spec, stats.window.span, _block_sizes(stats)

@@ -5,9 +5,9 @@ number is a pure function of a key and a counter (SplitMix64: Steele, Lea and Fl
 splittable pseudorandom number generators", OOPSLA 2014), so any part of an order can be computed
 alone, in any process.
 
-The clips of an epoch are drawn too. With `rotate_phase`, every epoch has the clip starts `phase`,
-`phase + stride`, … of another phase, so that every start is used eventually. Stride 4, an episode
-with 10 starts::
+The clips of an epoch are drawn too. With `every(4, rotate=True)`, each epoch has the clip starts
+`phase`, `phase + 4`, … of another phase, so that every start is used eventually. An episode with 10
+starts::
 
     start               0 1 2 3 4 5 6 7 8 9
     epoch 0, phase 2        s       s
@@ -36,7 +36,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.samples import SampleTable
 from seqrecord.clips.tables import ClipTable, IntArray
 
 _GAMMA = 0x9E3779B97F4A7C15
@@ -90,12 +89,12 @@ class Phases:
     num_clips: IntArray
 
     @classmethod
-    def of(cls, every: ClipTable, stride: int) -> Phases:
-        """The phases of `stride`, from a table of stride 1."""
+    def of(cls, first: IntArray, count: IntArray, stride: int) -> Phases:
+        """The phases of `stride` of runs of consecutive starts, int64[n] each."""
         # A row gives each phase `count // stride` clips and one more to the phases of its last
         # `count % stride` starts, which may run past the last phase and go on at the first.
-        begin = every.first_start % stride
-        end = begin + every.count % stride
+        begin = first % stride
+        end = begin + count % stride
         past = np.maximum(end - stride, 0)
         up = np.concatenate(([0], begin, np.zeros_like(past)))
         down = np.concatenate(([stride], np.minimum(end, stride), past))
@@ -103,58 +102,55 @@ class Phases:
         change = np.zeros(len(edges), np.int64)
         np.add.at(change, np.searchsorted(edges, up[1:]), 1)
         np.add.at(change, np.searchsorted(edges, down[1:]), -1)
-        num_clips = int((every.count // stride).sum()) + np.cumsum(change)[:-1]
+        num_clips = int((count // stride).sum()) + np.cumsum(change)[:-1]
         some = num_clips > 0
         return cls(edges[:-1][some], edges[1:][some], num_clips[some])
 
     def __len__(self) -> int:
         return int((self.stop - self.first).sum())
 
-    @property
-    def fewest_clips(self) -> int:
-        """The smallest number of clips of a phase; raises `ValueError` if no phase has any."""
-        return int(self.num_clips.min())
-
-    def of_epoch(self, epoch: int, *, seed: int, shuffle: bool) -> int:
+    def of_epoch(self, epoch: int, *, seed: int) -> int:
         """The phase of an epoch.
 
-        Every `len(self)` epochs, from epoch 0, have each phase once: in ascending order, or with
-        `shuffle` in an order drawn anew for each such group.
+        Every `len(self)` epochs, from epoch 0, have each phase once, in an order drawn anew for
+        each such group.
         """
         group, place = divmod(epoch, len(self))
-        if shuffle:
-            place = int(permutation(key_of(seed, _PHASES, group), len(self))[place])
+        place = int(permutation(key_of(seed, _PHASES, group), len(self))[place])
         before = np.cumsum(self.stop - self.first) - (self.stop - self.first)
         i = int(np.searchsorted(before, place, side="right")) - 1
         return int(self.first[i]) + place - int(before[i])
 
-    def clips_before(self, epoch: int, num_shards: int, *, seed: int, shuffle: bool) -> int:
+    def clips_before(self, epoch: int, num_shards: int, *, seed: int) -> int:
         """The number of clips in each of `num_shards` equal shards of all earlier epochs."""
         group, place = divmod(epoch, len(self))
         clips = np.repeat(-(-self.num_clips // num_shards), self.stop - self.first)
         whole = group * int(clips.sum())
-        if shuffle:
-            clips = clips[permutation(key_of(seed, _PHASES, group), len(self))]
+        clips = clips[permutation(key_of(seed, _PHASES, group), len(self))]
         return whole + int(clips[:place].sum())
 
 
-def typical_table(every: ClipTable, stride: int) -> ClipTable:
-    """The table from which settings for every phase are derived, from a table of stride 1.
+def typical_table(table: ClipTable, stride: int) -> ClipTable:
+    """The table from which settings for every phase of a larger stride are derived.
 
     Each row has the number of clips of its largest phase. Starts are meaningless.
     """
-    spec = replace(every.spec, stride=stride)
-    return ClipTable(
-        spec, every.selected, every.episode, every.first_start, -(-every.count // stride)
-    )
+    times = stride // table.spec.stride
+    spec = replace(table.spec, stride=stride)
+    return replace(table, spec=spec, count=-(-table.count // times), samples=None)
 
 
-def times_in_epoch(samples: SampleTable, *, seed: int, epoch: int) -> IntArray:
-    """The multiplicity of each sample in an epoch: `repeat` rounded down or up; int64[n]."""
-    times, fractions = samples.least, _fractions(samples)
+def times_in_epoch(
+    repeat: npt.NDArray[np.float64], row: IntArray, *, seed: int, epoch: int
+) -> IntArray:
+    """The multiplicity of each sample in an epoch: `repeat` rounded down or up; int64[n].
+
+    `row`, int64[n], are numbers of samples that are equal wherever lists of frames are divided.
+    """
+    times, fractions = np.floor(repeat).astype(np.int64), _fractions(repeat)
     some = np.flatnonzero(fractions)
     key = key_of(seed, _WEIGHTS, epoch)
-    some = some[np.argsort(hash64(key, samples.row[some]), kind="stable")]
+    some = some[np.argsort(hash64(key, row[some]), kind="stable")]
     stop = np.cumsum(fractions[some], dtype=np.uint64)
     stop += np.uint64(_offset(_sum(fractions) % _ONE, seed, epoch))
     # It may wrap: 2**64 is a multiple of `_ONE`.
@@ -163,10 +159,10 @@ def times_in_epoch(samples: SampleTable, *, seed: int, epoch: int) -> IntArray:
     return times
 
 
-def clips_before(samples: SampleTable, epoch: int, num_shards: int, *, seed: int) -> int:
+def clips_before(repeat: npt.NDArray[np.float64], epoch: int, num_shards: int, *, seed: int) -> int:
     """The number of clips in each of `num_shards` equal shards of all earlier epochs."""
-    whole, rest = divmod(_sum(_fractions(samples)), _ONE)
-    fewest = int(samples.least.sum()) + whole
+    whole, rest = divmod(_sum(_fractions(repeat)), _ONE)
+    fewest = int(np.floor(repeat).sum()) + whole
     longer = _longer_before(rest, seed, epoch)
     return (epoch - longer) * -(-fewest // num_shards) + longer * -(-(fewest + 1) // num_shards)
 
@@ -190,9 +186,9 @@ def _longer_before(rest: int, seed: int, epoch: int) -> int:
     return (epoch * rest + (key_of(seed, _WEIGHTS) >> (64 - _BITS))) // _ONE
 
 
-def _fractions(samples: SampleTable) -> npt.NDArray[np.uint64]:
+def _fractions(repeat: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
     """The fractions of `repeat`, exactly; uint64[n] below `_ONE`."""
-    fractions: npt.NDArray[np.uint64] = ((samples.repeat % 1) * _ONE).astype(np.uint64)
+    fractions: npt.NDArray[np.uint64] = ((repeat % 1) * _ONE).astype(np.uint64)
     return fractions
 
 

@@ -187,6 +187,7 @@ class Runs:
     count: IntArray
     run: IntArray
     first_sample: IntArray
+    sample_step: int = COPIES
     first_clip: IntArray = field(init=False)  # clips before the row
     num_clips: int = field(init=False)
 
@@ -205,7 +206,7 @@ class Runs:
         """The clips in canonical order, one run for each episode."""
         run = np.cumsum(np.diff(table.episode, prepend=table.episode[:1]) != 0)
         columns = table.episode, table.first_start, table.count, run, table.first_sample
-        return cls(table.spec.stride, *columns)
+        return cls(table.spec.stride, *columns, table.sample_step)
 
     def __len__(self) -> int:
         return len(self.episode)
@@ -222,7 +223,7 @@ class Runs:
 
     def samples(self, row: IntArray, clips: IntArray) -> IntArray:
         """Sample of clips in these rows, numbered over all rows; int64[n] each."""
-        found: IntArray = self.first_sample[row] + (clips - self.first_clip[row]) * COPIES
+        found: IntArray = self.first_sample[row] + (clips - self.first_clip[row]) * self.sample_step
         return found
 
     def snap(self, clips: IntArray, cuts: Cuts) -> IntArray:
@@ -255,7 +256,8 @@ class Runs:
         run = self.run[row] + np.searchsorted(cuts, bounds, side="right")
         count = np.diff(bounds, append=self.num_clips)
         sample = self.samples(row, bounds)
-        return Runs(self.stride, self.episode[row], start, count, run, sample)
+        columns = self.episode[row], start, count, run, sample
+        return Runs(self.stride, *columns, self.sample_step)
 
     def slices(self, starts: IntArray, stops: IntArray) -> tuple[Runs, IntArray]:
         """The clips `[starts[i], stops[i])` as new runs, and the slice of each row.
@@ -272,14 +274,14 @@ class Runs:
         new = (np.diff(owner, prepend=-1) != 0) | (np.diff(self.run[row], prepend=-1) != 0)
         start = self.first_start[row] + (begin - self.first_clip[row]) * self.stride
         columns = start, end - begin, np.cumsum(new) - 1, self.samples(row, begin)
-        return Runs(self.stride, self.episode[row], *columns), owner
+        return Runs(self.stride, self.episode[row], *columns, self.sample_step), owner
 
     def ordered(self, number: IntArray) -> Runs:
         """The runs sorted by `number`, int64[runs]."""
         row = np.argsort(number[self.run], kind="stable")
         run = np.cumsum(np.diff(self.run[row], prepend=self.run[row[:1]]) != 0)
         columns = self.episode[row], self.first_start[row], self.count[row]
-        return Runs(self.stride, *columns, run, self.first_sample[row])
+        return Runs(self.stride, *columns, run, self.first_sample[row], self.sample_step)
 
 
 def remaining_table(table: ClipTable, left: Runs) -> ClipTable:

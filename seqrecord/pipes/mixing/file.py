@@ -122,7 +122,7 @@ def _entries(context: Context, root: YamlDict) -> dict[str, YamlDict]:
             raise ClipError("the mix file has no sources", expected=expected, got=repr_of(sources))
         context.names.extend(sources)
         if (count := len(context.names)) > _MOST_SOURCES:
-            expected = f"at most {_MOST_SOURCES:,}, with those of nested files"
+            expected = f"at most {_MOST_SOURCES:,}, nested files included"
             raise ClipError("sources are too many", expected=expected, got=f"{count:,} so far")
     for name, entry in sources.items():
         with context.naming(f"line {sources.lines[name]}, source {name!r}"):

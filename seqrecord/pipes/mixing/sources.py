@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -19,14 +18,13 @@ from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.vectors import VectorSteps
 from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.clip_loader import ClipLoader
+from seqrecord.pipes.clip_sets import EPOCHS
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.planning import EpochPlanner, plan_clips
 from seqrecord.pipes.selection import Selection
 from seqrecord.sampling import DrawsByPlace, Plan, Shard, ShardBatches
 from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.shares import Shares
-
-_EPOCHS = range(1 << 62)  # of a source
 
 StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted"] | int
 """The end of an epoch; see `SeqRecordMix`."""
@@ -241,18 +239,14 @@ class SourceLoader(ClipLoader):
 
     def first_clip(self, epoch: int, num_shards: int) -> int:
         """The number of a shard's first clip of an epoch, counted over all epochs."""
-        settings, clip_set = self.planner.settings, self.selection.clip_set
-        return clip_set.clips_before(
-            epoch, num_shards, seed=settings.seed, shuffle=settings.shuffle
-        )
+        return self.selection.clip_set.first_clip(epoch, num_shards)
 
     def locate(self, clip: int, num_shards: int) -> tuple[int, int]:
         """The epoch of a shard's clip, and the epoch's first clip, counted over all epochs."""
-        first_clip = partial(self.first_clip, num_shards=num_shards)
-        epoch = bisect_right(_EPOCHS, clip, key=first_clip) - 1
+        epoch = self.selection.clip_set.epoch_of(clip, num_shards)
         problem = f"source {self.name!r} of a mix has no clips: their weights are too small"
-        raise_if(epoch == _EPOCHS[-1], problem, "a clip in some epoch")
-        return epoch, first_clip(epoch)
+        raise_if(epoch == EPOCHS[-1], problem, "a clip in some epoch")
+        return epoch, self.first_clip(epoch, num_shards)
 
 
 def loader_in_mix(

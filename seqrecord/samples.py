@@ -1,0 +1,25 @@
+"""Functions of the table of an epoch, for the argument `samples` of loaders.
+
+Each returns a function for `samples=`, or for a list of such functions. Functions of one's own take
+the table (`Samples`), the epoch's number and random numbers (`SampleRandom`), and return a table.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from seqrecord.lazy import lazy
+
+if TYPE_CHECKING:
+    __all__: list[str]
+
+    from seqrecord.clips.samples import Samples as Samples
+    from seqrecord.sampling.sample_functions import BuiltIn as BuiltIn
+    from seqrecord.sampling.sample_functions import SampleRandom as SampleRandom
+    from seqrecord.sampling.sample_functions import every as every
+    from seqrecord.sampling.sample_functions import final_goal as final_goal
+    from seqrecord.sampling.sample_functions import future_goal as future_goal
+    from seqrecord.sampling.sample_functions import where as where
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -1,0 +1,266 @@
+"""Functions of samples: built-in ones, and random numbers for functions.
+
+A function gets the table of an epoch, the epoch's number and random numbers, and returns a table
+made from it. Every process calls it once per epoch, so it must be a pure function of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import gcd
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.clips.frames import ClipKeys
+from seqrecord.clips.samples import Samples
+from seqrecord.clips.tables import MAX_SETTING, IntArray
+from seqrecord.errors import ClipError
+from seqrecord.sampling.random_order import Phases, hash64, key_of, permutation
+from seqrecord.text import repr_of
+from seqrecord.units import check_integer
+
+_SAMPLES = 7  # purpose of random numbers
+_GOALS = ("uniform", "geometric")
+
+
+@dataclass
+class SampleRandom:
+    """Random numbers of a function in an epoch, equal on all ranks, platforms and versions.
+
+    Each call draws new numbers, from `seed`, `epoch` and the function's place in the list.
+    """
+
+    seed: int
+    epoch: int
+    function: int = 0
+    _calls: int = field(default=0, repr=False)
+
+    def key(self) -> int:
+        """A 64-bit integer, for example the seed of another generator."""
+        self._calls += 1
+        return key_of(self.seed, _SAMPLES, self.epoch, self.function, self._calls)
+
+    def random(self, size: int) -> npt.NDArray[np.float64]:
+        """Numbers in [0, 1), float64 [size]."""
+        return uniform(self.key(), np.arange(size))
+
+    def integers(self, low: Any, high: Any = None, size: int | None = None) -> IntArray:
+        """Integers in [low, high), or in [0, low) without `high`; int64, of the arrays' shape, or
+        [size].
+
+        Raises `ClipError` for an empty range.
+        """
+        low, high = (0, low) if high is None else (low, high)
+        low, high = np.broadcast_arrays(np.asarray(low, np.int64), np.asarray(high, np.int64))
+        if (low >= high).any():
+            row = int(np.argmax(low >= high))
+            got = f"{low.ravel()[row]} and {high.ravel()[row]} in row {row}"
+            raise ClipError("integers has an empty range", expected="low < high", got=got)
+        shape = low.shape if size is None else (size,)
+        share = uniform(self.key(), np.arange(int(np.prod(shape)))).reshape(shape)
+        return between(share, low, high)
+
+    def permutation(self, length: int) -> IntArray:
+        """The numbers from 0 to `length - 1` in random order, int64 [length]."""
+        return permutation(self.key(), length)
+
+
+def uniform(key: int, values: IntArray) -> npt.NDArray[np.float64]:
+    """A number in [0, 1) for each value."""
+    return np.asarray((hash64(key, values) >> np.uint64(11)) * 2.0**-53, np.float64)
+
+
+def between(share: npt.NDArray[np.float64], low: IntArray, high: IntArray) -> IntArray:
+    """Integers in [low, high), from numbers in [0, 1)."""
+    found: IntArray = low + np.minimum((share * (high - low)).astype(np.int64), high - low - 1)
+    return found
+
+
+class SampleFunction(Protocol):
+    """A function of the table of an epoch."""
+
+    def __call__(self, samples: Samples, epoch: int, rng: SampleRandom, /) -> Samples: ...
+
+
+SampleFunctions: TypeAlias = Sequence[SampleFunction]
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A built-in function by name, with its arguments. Picklable."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+    def __call__(self, samples: Samples, epoch: int, rng: SampleRandom) -> Samples:
+        return _FUNCTIONS[self.name](samples, epoch, rng, **self.arguments)
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        return f"{self.name}({given})"
+
+    @property
+    def is_implicit(self) -> bool:
+        """Whether its arguments determine the table: none of them is a function."""
+        return not any(map(callable, self.arguments.values()))
+
+    @property
+    def adds_columns(self) -> bool:
+        """Whether it leaves the rows unchanged."""
+        return self.name in _ADD_COLUMNS
+
+    @property
+    def is_random(self) -> bool:
+        """Whether epochs may differ."""
+        return self.name in _RANDOM or self.arguments.get("rotate") is True
+
+
+def called(
+    functions: SampleFunctions, samples: Samples, epoch: int, seed: int
+) -> tuple[Samples, bool]:
+    """The table that functions return in an epoch, and whether users' ones changed its rows.
+
+    Raises `ClipError` for another result.
+    """
+    changed = False
+    for number, function in enumerate(functions):
+        found: Any = function(samples, epoch, SampleRandom(seed, epoch, number))
+        if not isinstance(found, Samples) or found.episodes is not samples.episodes:
+            raise ClipError(
+                "a function of samples returns no table made from its argument",
+                expected="samples.filter(…), samples.take(…) or samples.with_columns(…)",
+                got=repr_of(found, 200),
+            )
+        is_own = not isinstance(function, BuiltIn)
+        changed |= is_own and changes_rows(samples, found)
+        samples = found
+    return samples, changed
+
+
+def changes_rows(before: Samples, after: Samples) -> bool:
+    """Whether a function has changed the rows of a table, or their number."""
+    is_same = after.columns.get("repeat") is before.columns.get("repeat")
+    return after.clips is not before.clips or not is_same
+
+
+# ---- rows
+
+
+def every(n: int, *, rotate: bool = False) -> BuiltIn:
+    """Starts that are multiples of `n` only; with `rotate`, another remainder in each epoch.
+
+    `n` epochs have each remainder once, in an order drawn from the seed; remainders without a
+    sample are skipped. Epochs then differ in length by a few samples.
+
+    Example:
+        every_fourth = seqrecord.samples.every(4, rotate=True)
+        pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=every_fourth, batch_size=2)
+    """
+    n = check_integer("n of every", n, least=1, most=MAX_SETTING - 1)
+    return BuiltIn("every", {"n": n, "rotate": bool(rotate)})
+
+
+def _every(samples: Samples, epoch: int, rng: SampleRandom, n: int, rotate: bool) -> Samples:
+    if not rotate or not len(samples):
+        return samples.every(n)
+    spec = samples.clips.spec
+    phase = phases_of(samples, n).of_epoch(epoch, seed=rng.seed)
+    return samples.every(n, spec.phase + phase * spec.stride)
+
+
+def phases_of(samples: Samples, n: int) -> Phases:
+    """The remainders of `every(n, rotate=True)`, in strides of the table."""
+    clips, spec = samples.clips, samples.clips.spec
+    first = (clips.first_start - spec.phase) // spec.stride
+    return Phases.of(first, clips.count, n // gcd(n, spec.stride))
+
+
+def where(condition: Callable[[Samples], Any]) -> BuiltIn:
+    """The samples for which `condition(samples)` is true: bool [rows].
+
+    Example:
+        long = seqrecord.samples.where(lambda samples: samples.num_frames >= 8)
+        pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=long, batch_size=2)
+    """
+    given: Any = condition
+    if not callable(given):
+        got = repr_of(given, 100)
+        raise ClipError("where has no condition", expected="a function of the table", got=got)
+    return BuiltIn("where", {"condition": condition})
+
+
+def _where(
+    samples: Samples, _epoch: int, _rng: SampleRandom, condition: Callable[[Samples], Any]
+) -> Samples:
+    return samples.filter(condition(samples))
+
+
+# ---- columns
+
+
+def final_goal(column: str = "goal") -> BuiltIn:
+    """Add the column `goal`: the last frame of the sample's episode.
+
+    Example:
+        goal = seqrecord.samples.final_goal()
+        pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=goal, batch_size=2)
+    """
+    return BuiltIn("final_goal", {"column": str(column)})
+
+
+def _final_goal(samples: Samples, _epoch: int, _rng: SampleRandom, column: str) -> Samples:
+    episodes = samples.episodes
+    return samples.computed(
+        column, lambda clips: episodes.num_frames[episodes.stored(clips)[0]] - 1
+    )
+
+
+def future_goal(kind: str = "uniform", *, discount: float = 0.99, column: str = "goal") -> BuiltIn:
+    """Add the column `goal`: a random frame from the start to the end of the sample's episode.
+
+    "uniform": each is equally likely. "geometric": a frame `d` frames after the start has a
+    probability proportional to `discount ** d`.
+
+    Example:
+        goal = seqrecord.samples.future_goal("geometric", discount=0.9)
+        pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=goal, batch_size=2)
+    """
+    if kind not in _GOALS:
+        expected = " or ".join(map(repr, _GOALS))
+        raise ClipError("there is no such future_goal", expected=expected, got=repr_of(kind, 100))
+    if not 0 < discount < 1:
+        got = repr_of(discount, 100)
+        raise ClipError("discount is out of range", expected="0 < discount < 1", got=got)
+    return BuiltIn("future_goal", {"kind": kind, "discount": discount, "column": str(column)})
+
+
+def _future_goal(
+    samples: Samples, _epoch: int, rng: SampleRandom, kind: str, discount: float, column: str
+) -> Samples:
+    key, episodes = rng.key(), samples.episodes
+
+    def goal(clips: ClipKeys) -> IntArray:
+        episode, start = episodes.stored(clips)
+        share, frames = uniform(key, clips.sample), episodes.num_frames[episode] - start
+        if kind == "geometric":
+            ahead = np.log1p(-share * (1 - discount**frames)) / np.log(discount)
+            found: IntArray = start + np.minimum(ahead.astype(np.int64), frames - 1)
+            return found
+        return between(share, start, start + frames)
+
+    return samples.computed(column, goal)
+
+
+_FUNCTIONS: dict[str, Callable[..., Samples]] = {
+    "every": _every,
+    "where": _where,
+    "final_goal": _final_goal,
+    "future_goal": _future_goal,
+}
+_ADD_COLUMNS = frozenset(("final_goal", "future_goal"))
+_RANDOM = frozenset(("future_goal",))
+BUILT_INS: Mapping[str, Callable[..., BuiltIn]] = {name: globals()[name] for name in _FUNCTIONS}
+"""By name, for files."""

@@ -1,0 +1,323 @@
+"""The argument `samples`: functions of the table of an epoch."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import (
+    ClipError,
+    Dataset,
+    SeqRecordMapDataset,
+    SeqRecordMix,
+    SeqRecordPipe,
+    StateError,
+)
+from seqrecord.samples import SampleRandom, Samples, every, final_goal, future_goal, where
+from tests.clip_data import LENGTHS, minimum_memory, names, possible_clips
+from tests.resume_contract import check_resume
+
+Clip = tuple[str, int]
+EVERY = sorted(possible_clips(["id"], 3))
+
+
+@pytest.fixture(scope="module")
+def numbered(path: Path) -> Dataset:
+    return seqrecord.open(path)
+
+
+def make(dataset: Dataset, samples: Any, **more: Any) -> SeqRecordPipe:
+    usual = {"clip_len": 3, "features": ["id"], "batch_size": 4, "seed": 3}
+    return SeqRecordPipe(dataset, samples=samples, **{**usual, **more})
+
+
+def rows_of(pipe: Any, *columns: str) -> list[tuple[Any, ...]]:
+    """Key, start and columns of each sample, after a check of its frames."""
+    rows: list[tuple[Any, ...]] = []
+    for batch in pipe:
+        for (key, start), ids in zip(names(batch), batch["id"].tolist(), strict=True):
+            assert ids == [[int(key[4:]), start + i] for i in range(3)]
+        values = (batch[name] for name in columns)
+        lists = [one if isinstance(one, list) else one.tolist() for one in values]
+        rows += [(*name, *own) for name, *own in zip(names(batch), *lists, strict=True)]
+    return rows
+
+
+def turned(samples: Samples, epoch: int, rng: SampleRandom) -> Samples:
+    """A filter of its own in each epoch, and columns."""
+    kept = samples.filter((samples["start"] + epoch) % 3 == 0)
+    labels = [f"{key} {start}" for key, start in zip(kept["episode"], kept["start"], strict=True)]
+    return kept.with_columns(label=labels, drawn=rng.integers(100, size=len(kept)))
+
+
+def tagged(samples: Samples, epoch: int, _: SampleRandom) -> Samples:
+    return samples.with_columns(tag=samples["start"] * 10 + epoch)
+
+
+def test_functions_choose_samples_and_columns_of_each_epoch(numbered: Dataset) -> None:
+    pipe, drawn = make(numbered, turned), []
+    for epoch in (0, 1, 2):
+        expected = [clip for clip in EVERY if (clip[1] + epoch) % 3 == 0]
+        assert pipe.num_clips == len(expected)
+        rows = sorted(rows_of(pipe, "label", "drawn"))
+        assert [row[:2] for row in rows] == expected
+        assert all(label == f"{key} {start}" for key, start, label, _ in rows)
+        drawn.append([number for *_, number in rows])
+    assert len({*drawn[0]}) > 10
+    assert drawn[0] != drawn[1]
+    again = make(numbered, turned, rank=1, world_size=2)
+    again.set_epoch(1)
+    of_row = dict(zip([c for c in EVERY if (c[1] + 1) % 3 == 0], drawn[1], strict=True))
+    assert all(of_row[key, start] == number for key, start, number in rows_of(again, "drawn"))
+
+
+GOALS = {
+    "uniform": future_goal(),
+    "geometric": future_goal("geometric", discount=0.6),
+    "final": final_goal(),
+}
+
+
+@pytest.mark.parametrize("kind", GOALS)
+def test_goals(numbered: Dataset, kind: str) -> None:
+    pipe, ahead, ends = make(numbered, GOALS[kind]), Counter[int](), Counter[bool]()
+    epochs = [sorted(rows_of(pipe, "goal")) for _ in range(20)]
+    for rows in epochs:
+        assert [row[:2] for row in rows] == EVERY
+        for key, start, goal in rows:
+            last = LENGTHS[int(key[4:])] - 1
+            assert start <= goal <= last
+            ahead[goal - start] += 1
+            ends[goal == last] += 1
+    if kind == "final":
+        assert not ends[False]
+        return
+    assert epochs[0] != epochs[1]
+    if kind == "geometric":
+        assert ahead[0] / ahead.total() == pytest.approx(0.4, abs=0.05)
+        assert ahead[1] / ahead[0] == pytest.approx(0.6, abs=0.1)
+    else:
+        share = np.mean([1 / (LENGTHS[int(key[4:])] - start) for key, start in EVERY])
+        assert ends[True] / ends.total() == pytest.approx(float(share), abs=0.03)
+
+
+def test_lists_of_functions_are_called_in_order(numbered: Dataset) -> None:
+    late = where(lambda samples: samples["goal"] - samples["start"] > 4)
+    for functions in ([every(4), future_goal(), late], [future_goal(), late, every(4)]):
+        pipe = make(numbered, functions)
+        rows = rows_of(pipe, "goal")
+        assert rows
+        assert all(start % 4 == 0 and goal - start > 4 for _, start, goal in rows)
+    table = {"episode": ["set/3", "set/0", "set/3"], "start": [8, 2, 3], "row": [0, 1, 2]}
+    pipe = make(numbered, [table, tagged, every(2)])
+    for epoch in (0, 1):
+        expected = [("set/0", 2, 1, 20 + epoch), ("set/3", 8, 0, 80 + epoch)]
+        assert sorted(rows_of(pipe, "row", "tag")) == expected
+    lists = {"episode": ["set/3", "set/0"], "frames": [[9, 8, 30], [2, 4, 0]]}
+    pipe = make(numbered, [lists, tagged, future_goal()], clip_len=None)
+    (batch,) = pipe
+    for row, key in enumerate(batch["episode"]):
+        first = {"set/3": 8, "set/0": 0}[key]
+        assert batch["tag"][row] == first * 10
+        assert first <= batch["goal"][row] < LENGTHS[int(key[4:])]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 6])
+@pytest.mark.parametrize("stride", [1, 2, 4])
+def test_every_is_a_filter_of_starts(numbered: Dataset, stride: int, n: int) -> None:
+    given = [clip for clip in EVERY if clip[1] % stride == 0]
+    pipe = make(numbered, [every(n), tagged], stride=stride)
+    expected = [(*clip, clip[1] * 10) for clip in given if clip[1] % n == 0]
+    assert sorted(rows_of(pipe, "tag")) == expected
+    assert sorted(rows_of(make(numbered, [tagged, every(n)], stride=stride), "tag")) == expected
+    pipe = make(numbered, [tagged, every(n, rotate=True)], stride=stride)
+    phases = len({start % n for _, start in given})
+    rows = [row for _ in range(phases) for row in rows_of(pipe)]
+    assert sorted(rows) == given
+
+
+def test_repeats_of_functions(numbered: Dataset) -> None:
+    def more(samples: Samples, _epoch: int, _rng: SampleRandom) -> Samples:
+        return samples.with_columns(repeat=(samples["start"] % 3) / 2)
+
+    pipe = make(numbered, [more, future_goal()])
+    rows = [row for _ in range(2) for row in rows_of(pipe, "goal")]
+    found = Counter(row[:2] for row in rows)
+    whole = {clip: clip[1] % 3 for clip in EVERY if clip[1] % 3 != 1}
+    assert {clip: found[clip] for clip in whole} == whole
+    assert sum(found.values()) == pytest.approx(sum(start % 3 for _, start in EVERY), abs=2)
+    assert len({*rows}) > len(found)  # copies have goals of their own
+
+
+def test_loaders_of_every_kind(numbered: Dataset) -> None:
+    """Map-style datasets draw by epoch and row; sources of a mix have epochs of their own."""
+    functions = [turned, future_goal()]
+    expected = []
+    for epoch in (0, 1):
+        pipe = make(numbered, functions)
+        pipe.set_epoch(epoch)
+        expected.append(sorted(rows_of(pipe, "label", "drawn", "goal")))
+    options: dict[str, Any] = {"clip_len": 3, "features": ["id"], "seed": 3}
+    dataset = SeqRecordMapDataset(numbered, samples=functions, **options)
+    for epoch in (0, 1):
+        dataset.set_epoch(epoch)
+        batch = seqrecord.collate(dataset.__getitems__(range(len(dataset))))
+        assert rows_of([batch], "label", "drawn", "goal") == expected[epoch]
+    sources = {"a": make(numbered, functions, batch_size=None, seed=0)}
+    sources["b"] = SeqRecordPipe(numbered, clip_len=3, features=["id"])
+    mix = SeqRecordMix(sources, batch_size=4, weights={"a": 1, "b": 1}, stopping_strategy=30)
+    starts = []
+    for batch in mix:
+        for row, name in enumerate(batch["dataset"]):
+            if name == "a":
+                starts.append(int(batch["start"][row]))
+                assert batch["label"][row] == f"{batch['episode'][row]} {starts[-1]}"
+            else:
+                assert batch["label"][row] is None
+                assert batch["goal"][row] == 0
+    counts = [len([1 for _, start in EVERY if (start + epoch) % 3 == 0]) for epoch in range(3)]
+    assert {start % 3 for start in starts[: counts[0]]} == {0}
+    assert {start % 3 for start in starts[counts[0] : counts[0] + counts[1]]} == {2}
+    check_resume(
+        lambda: SeqRecordMix(sources, batch_size=4, stopping_strategy=9), positions=lambda _: [3]
+    )
+
+
+@pytest.mark.parametrize("samples", [turned, [tagged, future_goal()], every(2, rotate=True)])
+@pytest.mark.parametrize("limit", [None, "24KiB"])
+def test_resumes_on_other_ranks(numbered: Dataset, samples: Any, limit: str | None) -> None:
+    def rank_of(number: int, count: int) -> SeqRecordPipe:
+        options = {"even_batches": False, "memory_limit": limit}
+        pipe = make(numbered, samples, rank=number, world_size=count, **options)
+        pipe.set_epoch(1)
+        return pipe
+
+    expected = rank_of(0, 1)
+    columns = [name for name in next(iter(expected)) if name not in ("id", "episode", "start")]
+    expected.set_epoch(1)
+    found, states = list[Any](), list[Any]()
+    for number in range(3):
+        pipe = rank_of(number, 3)
+        found += rows_of(islice(pipe, 2), *columns)
+        states.append(pipe.state_dict())
+    for number in range(2):
+        pipe = rank_of(number, 2)
+        pipe.load_state_dict(states[0])
+        found += rows_of(pipe, *columns)
+    assert sorted(found) == sorted(rows_of(expected, *columns))
+    check_resume(lambda: make(numbered, samples, memory_limit=limit), positions=lambda _: [1, 5])
+
+
+def test_states_compare_functions(numbered: Dataset) -> None:
+    def other(samples: Samples, _epoch: int, _rng: SampleRandom) -> Samples:
+        return samples.with_columns(tag=samples["start"])
+
+    states = {n: make(numbered, f).state_dict() for n, f in (("own", tagged), ("every", every(3)))}
+    for name, samples in (("own", other), ("own", every(3)), ("every", every(2)), ("every", None)):
+        with pytest.raises(StateError, match="samples"):
+            make(numbered, samples).load_state_dict(states[name])
+    make(numbered, [tagged]).load_state_dict(states["own"])
+    make(numbered, [every(3)]).load_state_dict(states["every"])
+
+
+def test_columns_keep_shards_and_frames(numbered: Dataset, tmp_path: Path) -> None:
+    """Other rows keep frames in one process only."""
+    numbered = seqrecord.open(encoded(tmp_path))
+    for samples, num_ranks, is_kept in (
+        (tagged, 2, True),
+        (future_goal(), 2, True),
+        (every(3), 2, True),
+        (turned, 1, True),
+        (turned, 2, False),
+        (every(3, rotate=True), 2, False),
+    ):
+        clips = list[Any]()
+        for rank in range(num_ranks):
+            place = {"rank": rank, "world_size": num_ranks, "even_batches": False}
+            pipe = make(numbered, samples, features=["image", "id"], **place)
+            own = [{*map(tuple, (row[:2] for row in rows_of(pipe)))} for _ in range(2)]
+            assert pipe.stats()["features_redecoded"] == ([] if is_kept else ["image"])
+            assert samples is turned or not is_kept or own[0] == own[1]
+            clips += own[0]
+        assert len(clips) == len({*clips})
+
+
+def encoded(folder: Path) -> Path:
+    from tests.clip_data import write_numbered
+
+    return write_numbered(folder / "records", codecs={"image": "jpeg"})
+
+
+@pytest.mark.parametrize("samples", [turned, every(3, rotate=True), future_goal()])
+def test_the_least_memory_suffices(numbered: Dataset, samples: Any) -> None:
+    def of_limit(memory_limit: int) -> SeqRecordPipe:
+        return make(numbered, samples, memory_limit=memory_limit)
+
+    pipe = of_limit(minimum_memory(of_limit))
+    for _ in range(3):
+        assert rows_of(pipe)
+    assert pipe.stats()["peak_buffer_bytes"] <= pipe.stats()["memory_limit"]
+
+
+def late(samples: Samples, epoch: int, _rng: SampleRandom) -> Samples:
+    return samples.filter(samples["start"] > 3) if epoch else samples
+
+
+WRONG: list[tuple[Any, str]] = [
+    (lambda samples, *_: {"start": samples["start"]}, "returns no table made from its argument"),
+    (lambda samples, *_: samples.filter([True]), r"filter has no flag.*bool \[67\]"),
+    (lambda samples, *_: samples.filter(samples["start"] < 0), "leave no sample"),
+    (lambda samples, *_: samples.take([1, 1]), "take has a row twice.*repeat"),
+    (lambda samples, *_: samples.take([67]), "a row that samples lacks.*0 to 66; got: 67"),
+    (lambda samples, *_: samples.take([0.5]), "no row numbers"),
+    (lambda samples, *_: samples.with_columns(goal=[1]), r"another column goal.*for 67 rows"),
+    (lambda samples, *_: samples.with_columns(goal=[{}] * 67), "another column goal"),
+    (lambda samples, *_: samples.with_columns(start=samples["start"]), "does not replace"),
+    (lambda samples, *_: samples.with_columns(repeat=-samples["start"]), "invalid repeat, in row"),
+    (lambda samples, *_: samples.with_columns(id=samples["start"]), "name of a batch's extra"),
+    (lambda samples, *_: samples["goal"], "no such column.*expected: episode, start; got: 'goal'"),
+    (lambda samples, _, rng: rng.integers(samples["start"], 3), "empty range"),
+    (where(lambda samples: None), "filter has no flag"),
+]
+
+
+def test_errors(numbered: Dataset) -> None:
+    for samples, match in WRONG:
+        with pytest.raises(ClipError, match=match):
+            make(numbered, samples)
+    pipe = make(numbered, late)
+    list(pipe)
+    with pytest.raises(ClipError, match="changes the rows in epoch 1, and not in epoch 0"):
+        next(iter(pipe))
+    wrong: list[tuple[Callable[[], Any], str]] = [
+        (lambda: every(0), "n of every"),
+        (lambda: where(3), "where has no condition"),  # type: ignore[arg-type]
+        (lambda: future_goal("far"), "'uniform' or 'geometric'"),
+        (lambda: future_goal(discount=1.0), "discount is out of range"),
+    ]
+    for call, match in wrong:
+        with pytest.raises(ClipError, match=match):
+            call()
+
+
+def test_random_numbers_of_functions() -> None:
+    """Fixed values: they are equal on all platforms and with all versions of NumPy."""
+    rng = SampleRandom(seed=5, epoch=2)
+    assert rng.integers(10, size=6).tolist() == RANDOM[0]
+    assert rng.integers([0, 7], [4, 8]).tolist() == RANDOM[1]
+    assert rng.permutation(5).tolist() == RANDOM[2]
+    assert rng.random(2).tolist() == RANDOM[3]
+    assert SampleRandom(5, 2, 1).integers(10, size=6).tolist() != RANDOM[0]
+    assert pickle.loads(pickle.dumps(future_goal())) == future_goal()
+    assert repr(every(4)) == "every(n=4, rotate=False)"
+
+
+RANDOM = [[1, 3, 6, 2, 7, 6], [3, 7], [3, 2, 1, 0, 4], [0.9923392900888846, 0.7609958109513683]]
