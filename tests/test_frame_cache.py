@@ -21,6 +21,7 @@ import seqrecord
 from seqrecord import (
     EngineOptions,
     FrameCache,
+    FrameTransform,
     SeqRecordIterableDataset,
     SeqRecordMapDataset,
     SeqRecordMix,
@@ -175,6 +176,72 @@ def test_every_loader_uses_it(path: Path, tmp_path: Path, monkeypatch: pytest.Mo
     pipe = SeqRecordPipe(path, **some)
     assert [digest(clip) for clip in DataLoader(pipe, batch_size=None)] == alone
     assert decoded(pipe) == 0
+
+
+@pytest.mark.parametrize("windows", [None, {"image": [-1, 0, 1], "seg": [0]}])
+def test_frames_that_lack_a_feature(windows: dict[str, Any] | None, tmp_path: Path) -> None:
+    path, cache = tmp_path / "records", tmp_path / "cache"
+    lacking = {2: "image", 4: "seg", 11: "image", 12: "seg"}
+    writer = SeqRecordWriter(path, codecs="jpeg", chunk_frames=8)
+    with writer, writer.episode("a") as episode:
+        for i, image in enumerate(pictures(20, 0)):
+            frame = {"image": image, "seg": image[::-1]}
+            frame.pop(lacking.get(i, ""), None)
+            episode.append(frame)
+    some: dict[str, Any] = {"features": ["image", "seg"], "windows": windows}
+    some["clip_len"] = 2 if windows is None else None
+    expected = outcome(plain(path, **some))
+    for count in range(2):
+        loader = cached(path, cache, **some)
+        assert outcome(loader) == expected
+        assert (loader.stats()["frames_from_cache"] > 10) == bool(count)
+        assert not count or decoded(loader) <= len(lacking)
+    assert outcome(cached(path, cache, features=["seg"])) == outcome(plain(path, features=["seg"]))
+
+
+def small(frame: dict[str, Any]) -> dict[str, Any]:
+    image = frame["image"][::4, ::4].astype(np.float32)
+    return {"image": image, "mean": image.mean() + frame["id"]}
+
+
+def test_results_of_a_transform(video: Path, tmp_path: Path) -> None:
+    """Under a key; they depend on the pages of all features."""
+    path, cache = shutil.copytree(video, tmp_path / "records"), tmp_path / "cache"
+
+    def of(key: str | None, clip_len: int = 3, make: Any = small) -> dict[str, Any]:
+        transform = FrameTransform(make, deterministic=True, cache_key=key)
+        options = {"features": ["image", "id"], "resize": None, "clip_len": clip_len}
+        return {**options, "frame_transform": transform}
+
+    expected = outcome(plain(path, **of(None)))
+    some = cached(path, cache, **of("small", clip_len=1), stride=4)
+    list(some)
+    loader = cached(path, cache, **of("small"))
+    assert outcome(loader) == expected
+    assert decoded(loader) == FRAMES - decoded(some) > 0
+    clips: Any = SeqRecordMapDataset(path, **of("small"), **cached_in(cache), memory_limit=0)
+    by_number: Any = SeqRecordMapDataset(path, **of(None), memory_limit=0)
+    for loader in (cached(path, cache, **of("small")), clips):
+        if loader is clips:
+            assert [digest(clips[i]) for i in range(5)] == [digest(by_number[i]) for i in range(5)]
+        else:
+            assert outcome(loader) == expected
+        assert (decoded(loader), loader.stats()["bytes_read"]) == (0, 0)
+    for options in (of(None), of("other")):
+        loader = cached(path, cache, **options)
+        assert outcome(loader) == expected
+        assert decoded(loader) >= FRAMES
+    for number, file in enumerate(entries(cache)):
+        file.unlink() if number % 3 else damage(file)
+    assert outcome(cached(path, cache, **of("small"))) == expected
+    trim_episodes(path, ["a"], slice(4, -2))
+    assert outcome(cached(path, cache, **of("small"))) == outcome(plain(path, **of(None)))
+    with pytest.raises(ClipError, match=r"cache_key.*deterministic=True"):
+        FrameTransform(small, cache_key="small")
+
+
+def cached_in(cache: Path) -> dict[str, Any]:
+    return {"frame_cache": FrameCache(cache, "1GiB")}
 
 
 def test_remote_chunks_are_not_read_again(video: Path, tmp_path: Path) -> None:
@@ -422,6 +489,23 @@ def test_killed_at_each_write(video: Path, tmp_path: Path, thorough: bool) -> No
         if not was_killed:
             break
     assert kills > (20 if thorough else 0)
+
+
+def test_power_loss(video: Path, tmp_path: Path) -> None:
+    """Data and checksums are not synced: any of their blocks may survive without the others."""
+    cache, some = tmp_path / "cache", dict[str, Any](features=["image"])
+    expected = outcome(cached(video, cache, **some))
+    written = {file: file.read_bytes() for file in entries(cache)}
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        for file, data in written.items():
+            blocks = np.frombuffer(data.ljust(-(-len(data) // 4096) * 4096, b"\0"), np.uint8)
+            survives = rng.random((len(blocks) // 4096, 1)) < 0.8
+            file.write_bytes((blocks.reshape(-1, 4096) * survives).tobytes()[: len(data)])
+        os.truncate(file, 0)
+        loader = cached(video, cache, **some)
+        assert outcome(loader) == expected
+        assert loader.stats()["frames_from_cache"] < FRAMES
 
 
 def test_errors(video: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +31,13 @@ from seqrecord.reading.frames import (
     mask_name,
 )
 
-Transform: TypeAlias = tuple[FrameFunction, Mapping[str, ArraySpec]]
-"""A frame transform, and the specs of its results."""
+
+class Transform(NamedTuple):
+    """A frame transform, the specs of its results, and their key in a frame cache."""
+
+    function: FrameFunction
+    specs: Mapping[str, ArraySpec]
+    cache_key: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +88,7 @@ class FrameDecoder:
         with self._decoding:
             begin = perf_counter()
             if self._transform is not None:
-                decoded = self._store_transformed(fetched, frames, out, rows, *self._transform)
+                decoded = self._store_transformed(fetched, frames, out, rows, self._transform)
             else:
                 decoded = self._store(fetched, frames, out, rows, seconds)
             end = perf_counter()
@@ -158,8 +163,7 @@ class FrameDecoder:
         frames: IntArray,
         out: FeatureRows,
         rows: IntArray,
-        transform: FrameFunction,
-        specs: Mapping[str, ArraySpec],
+        transform: Transform,
     ) -> int:
         """Returns the number of transformed frames."""
         parts = (fetched, *fetched.others)
@@ -176,8 +180,8 @@ class FrameDecoder:
                             decoded[page.feature] = value
             whole = {name: decoded[name] for name in self._reader.features}
             with self.naming(fetched.chunk, frame):
-                made = apply_transform(transform, whole)
-                check_arrays("frame_transform", "frame", made, specs)
+                made = apply_transform(transform.function, whole)
+                check_arrays("frame_transform", "frame", made, transform.specs)
             for name, value in made.items():
                 out[name][row] = value
         return int(np.count_nonzero(present))

@@ -26,6 +26,7 @@ from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import Batch, BatchForm, Channel, ClosedError, OpenBatch, no_memory
 from seqrecord.engine.buffers import BufferCache, BufferNeeds, Buffers, GroupRows, HostBuffers
 from seqrecord.engine.calls import DrawClips
+from seqrecord.engine.decoding import Transform
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.executor import Executor, Slots
 from seqrecord.engine.loading import ChunkLoader
@@ -37,7 +38,7 @@ from seqrecord.format.index import GroupIndex
 from seqrecord.processes.forks import at_fork
 from seqrecord.processes.threads import start
 from seqrecord.reading.dataset import Dataset
-from seqrecord.reading.frames import ArraySpec, FrameFunction
+from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling import Clips, Plan
 from seqrecord.sampling.memory import CONSUMER, Memory
 from seqrecord.schema import FeatureSpec
@@ -68,7 +69,7 @@ class Job:
     specs: Mapping[str, ArraySpec]
     made: Mapping[str, ArraySpec]
     lengths: Mapping[str, int]
-    frame_transform: FrameFunction | None = None
+    frame_transform: Transform | None = None
     draw: DrawClips | None = None
     vectors: VectorSteps = field(default_factory=dict)
     sizes: Callable[[int], Mapping[str, tuple[int, int]]] | None = None
@@ -149,13 +150,13 @@ class Execution:
     ) -> None:
         """Fill batches of a channel with clips `[first, last)` of the plan; see `Executor`."""
         job, resources, buffers, stats = self.job, self.resources, self.buffers, self.stats
-        plan, transform = job.plan, job.frame_transform
+        plan = job.plan
         loader = ChunkLoader(
             job.dataset,
             buffers,
             {group.group: group.window.frame_step for group in plan.groups},
             plan.groups[plan.leading].group,
-            None if transform is None else (transform, job.specs),
+            job.frame_transform,
             resources.num_threads,
             stats,
             job.clip_frames,

@@ -89,8 +89,9 @@ class ChunkLoader:
         self._buffers = buffers
         self._steps, self._leading, self._clip_frames = frame_steps, leading, clip_frames
         self._transform = transform
-        is_on_host = transform is None and not buffers.needs.decoded_there
-        self._cached = dataset.contents.cached_frames if is_on_host else None
+        self._cached = None if buffers.needs.decoded_there else dataset.contents.cached_frames
+        if transform is not None and self._cached is not None:
+            self._cached = self._cached.of_results(leading, transform.specs, transform.cache_key)
         self._stats = stats
         self._decoder = FrameDecoder(dataset, leading, transform, num_threads, stats, clip_frames)
 
@@ -282,14 +283,18 @@ class ChunkLoader:
         `fetched` is released when another chunk is read, and on errors.
         """
         stored = {spec.name for spec in self._reader.features.values() if spec.group == group}
+        if self._transform is not None:
+            stored = {*self._transform.specs}
         there = self._read_cached(group, chunk, frame, out, rows, fetched)
         straight = {name for name, found in there.items() if found.all()}
-        if there.keys() == stored:  # each of the others lacks a feature
+        if there.keys() == stored:
             some = ~np.logical_and.reduce([*there.values()])
             chunk, frame, rows = chunk[some], frame[some], rows[some]
             there = {name: found[some] for name, found in there.items()}
             if not len(frame):
                 return fetched
+        if self._transform is not None:
+            straight = set()  # it needs all features
         # From remote storage, raw pages are read together with the other pages.
         may_read = self.is_local or stored == self._reader.raw[group].specs.keys()
         if self._transform is None and fetched is None and may_read:

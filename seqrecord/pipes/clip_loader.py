@@ -209,7 +209,7 @@ class ClipLoader:
             selection.frames.arrays,
             selection.made,
             selection.lengths,
-            selection.frames.transform,
+            selection.frames.of_engine,
             self._draw_of(plan.epoch, draws),
             selection.vectors,
             partial(_sizes_in, selection, plan) if self.options.draws_sizes else None,

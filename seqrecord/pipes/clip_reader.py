@@ -218,13 +218,13 @@ class ClipReader:
         group.
         """
         selection, grids = self._selection, one.dataset.contents.episode_table.groups
-        transform = selection.frames.transform
+        transform = selection.frames.of_engine
         loader = ChunkLoader(
             one.dataset,
             buffers,
             {},
             grids[0].group,
-            None if transform is None else (transform, selection.frames.arrays),
+            transform,
             self._num_threads.get(),
             self.stats.get(),
             selection.windows.frames,

@@ -12,6 +12,7 @@ import numpy as np
 from seqrecord.clips.depth import DepthToMeters, bound
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.calls import text_spec
+from seqrecord.engine.decoding import Transform
 from seqrecord.pipes.arrays import ragged_arrays
 from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.clip_sets import ClipSet
@@ -41,6 +42,7 @@ class FrameArrays:
         unchanged: features that `transform` leaves unchanged.
         transform: the `frame_transform`, bound to the dataset's units.
         is_deterministic: whether its results may stay in memory.
+        cache_key: key of its results in a frame cache.
     """
 
     stored: Mapping[str, ArraySpec]
@@ -49,6 +51,13 @@ class FrameArrays:
     unchanged: frozenset[str] = frozenset()
     transform: FrameFunction | None = None
     is_deterministic: bool = True
+    cache_key: str | None = None
+
+    @property
+    def of_engine(self) -> Transform | None:
+        """The `frame_transform` with its results."""
+        transform = self.transform
+        return None if transform is None else Transform(transform, self.arrays, self.cache_key)
 
     @classmethod
     def of(cls, options: ClipOptions, found: ClipSet) -> FrameArrays:
@@ -74,7 +83,8 @@ class FrameArrays:
             add_place(error, "frame_transform", file=dataset.url, episode=key, frame=frame)
             raise
         may_stay = given.deterministic or isinstance(transform, DepthToMeters)
-        return cls(stored, arrays, frozenset(), unchanged, transform, may_stay)
+        made = arrays, frozenset[str](), unchanged, transform
+        return cls(stored, *made, may_stay, given.cache_key)
 
 
 def _stored_arrays(dataset: Dataset, episodes: IntArray) -> dict[str, ArraySpec]:

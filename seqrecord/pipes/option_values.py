@@ -65,13 +65,20 @@ class FrameTransform:
         function: a function from the dict of a frame's values to those of clips.
         deterministic: declares that the result for a frame is always the same. Results may then
             stay in memory across epochs.
+        cache_key: text that identifies the function, for example `"undistort-2"`: results of a
+            deterministic function are then kept in the `frame_cache`. Change it with the function.
     """
 
     function: FrameFunction
     deterministic: bool = False
+    cache_key: str | None = None
 
     def __post_init__(self) -> None:
         """Raise `ClipError` for an invalid value."""
         check("function of a FrameTransform", self.function, callable(self.function), "a function")
         is_flag = isinstance(self.deterministic, bool)
         check("deterministic of a FrameTransform", self.deterministic, is_flag, "True or False")
+        key: object = self.cache_key
+        is_key = key is None or (isinstance(key, str) and key != "" and self.deterministic)
+        expected = "a text, and deterministic=True"
+        check("cache_key of a FrameTransform", key, is_key, expected)

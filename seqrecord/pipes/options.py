@@ -261,9 +261,9 @@ class ClipOptions:
             frames are kept, for later epochs, processes and trainings: of video, encoded images and
             resized features, if all have one shape. Frames that are missing there are decoded. It
             changes no frame, order, state or memory, and its errors are warnings. Also used by
-            `SeqRecordMapDataset`. Not with a `frame_transform`, nor for video decoded on a
-            `device`. Default: the environment variables `SEQRECORD_FRAME_CACHE` and
-            `SEQRECORD_FRAME_CACHE_LIMIT`. See docs/performance.md.
+            `SeqRecordMapDataset`. With a `frame_transform`, its results are kept if it has a
+            `cache_key`. Not for video decoded on a `device`. Default: the environment variables
+            `SEQRECORD_FRAME_CACHE` and `SEQRECORD_FRAME_CACHE_LIMIT`. See docs/performance.md.
         frame_transform: function called once for each decoded frame with a dict of arrays. It
             returns the arrays that make up clips, with the same dtypes and shapes for every frame.
             Texts are `str` and `bytes`, also in results under the names of text features. It runs

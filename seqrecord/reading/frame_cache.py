@@ -20,7 +20,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
@@ -37,6 +37,7 @@ from seqrecord.errors import LocationError
 from seqrecord.format.index import Index
 from seqrecord.format.references import Reference
 from seqrecord.reading.chunks import ChunkReader
+from seqrecord.reading.frames import ArraySpec
 from seqrecord.reading.resizing import is_smooth
 from seqrecord.schema import FeatureSpec
 from seqrecord.storage.cache_folder import (
@@ -196,31 +197,62 @@ class FrameFolder:
 
 
 class CachedFrames:
-    """The frames of a dataset in a cache. Thread-safe.
+    """The frames of a dataset in a cache, by group and name. Thread-safe.
 
-    Of video, encoded images and resized features, if all frames have the same shape and no feature
-    of their group is missing in any. External files are checked as if they were read.
+    Of video, encoded images and resized features, if all frames have the same shape; or results of
+    a frame transform. External files are checked as if they were read.
     """
 
     def __init__(self, cache: FrameFolder, index: Index, reader: ChunkReader) -> None:
         self._cache, self._index, self._reader = cache, index, reader
         self.features: dict[int, list[str]] = {}
-        """Names of the features of each group that has any."""
+        """Names of the features, or results, of each group that has any."""
         self._places: dict[str, str] = {}
-        self._known: dict[tuple[int, int, str], tuple[CacheKey, Reference | None]] = {}
+        self._sources: dict[str, list[str]] = {}  # features from which each is made
+        self._groups: dict[str, int] = {}
+        self._nbytes: dict[str, int] = {}
+        self._known: dict[tuple[int, int, str], tuple[CacheKey, list[Reference]]] = {}
+        self._results: dict[Any, CachedFrames] = {}
         for name, spec in reader.features.items():
-            if is_costly(spec) and not reader.raw[spec.group].has_gaps:
-                self.features.setdefault(spec.group, []).append(name)
-                self._places[name] = _place(spec)
+            if is_costly(spec):
+                self._take(spec.group, name, spec.nbytes, _place(spec), [name])
+        others = {spec.group for name, spec in reader.features.items() if name not in self._places}
+        self._whole = self.features.keys() - others  # groups of which all features are here
+
+    def of_results(
+        self, leading: int, specs: Mapping[str, ArraySpec], key: str | None
+    ) -> CachedFrames | None:
+        """The results of the frame transform `key` in the same cache, by the leading group.
+
+        `None` without a key, if a result is no array, or if some frame lacks a feature.
+        """
+        features = self._reader.features
+        are_arrays = all(spec.is_fixed and spec.value == "array" for spec in specs.values())
+        has_gaps = any(self._reader.raw[spec.group].has_gaps for spec in features.values())
+        if key is None or not are_arrays or has_gaps:
+            return None
+        known = leading, key, *specs.items()
+        if (found := self._results.get(known)) is not None:
+            return found
+        found = CachedFrames(self._cache, self._index, self._reader)
+        found.features, found._whole = {}, {leading}
+        places = {name: [_place(spec), spec.value] for name, spec in features.items()}
+        for name, spec in specs.items():
+            facts = [key, name, spec.dtype.str, spec.shape, places]
+            place = "transformed frames " + json.dumps(facts)
+            found._take(leading, name, spec.nbytes, place, [*features])
+        return self._results.setdefault(known, found)
+
+    def _take(self, group: int, name: str, nbytes: int, place: str, sources: list[str]) -> None:
+        self.features.setdefault(group, []).append(name)
+        self._groups[name], self._nbytes[name] = group, nbytes
+        self._places[name], self._sources[name] = place, sources
 
     def covers(self, group: int, chunk: IntArray, frame: IntArray) -> bool:
         """Whether all features of these frames of a group seem to be there."""
-        names = self.features.get(group, [])
-        if names != [name for name, s in self._reader.features.items() if s.group == group]:
-            return False
-        return all(
+        return group in self._whole and all(
             self._cache.covers(file)
-            for name in names
+            for name in self.features[group]
             for _, file in self._runs(name, chunk, frame, frame, is_checked=True)
         )
 
@@ -231,7 +263,8 @@ class CachedFrames:
 
         `chunk` are rows of the chunk table, `frame` numbers in the episode; int64[n] each.
         """
-        found = np.zeros(len(frame), np.bool_)
+        found = ~self._present([name], chunk, frame)
+        out[rows[found]] = 0  # as decoding leaves frames without the feature
         for some, file in self._runs(name, chunk, frame, rows):
             found[some] = self._cache.read(file, _bytes(out, rows, some))
         return found
@@ -239,8 +272,11 @@ class CachedFrames:
     def add(
         self, name: str, chunk: IntArray, frame: IntArray, out: npt.NDArray[Any], rows: IntArray
     ) -> None:
-        """Add decoded frames, from rows of `out`."""
+        """Add decoded frames, from rows of `out`, except if they lack a feature of the group."""
         if self._cache.is_filling:
+            group, features = self._groups[name], self._reader.features.items()
+            whole = self._present([n for n, s in features if s.group == group], chunk, frame)
+            chunk, frame, rows = chunk[whole], frame[whole], rows[whole]
             for some, file in self._runs(name, chunk, frame, rows, is_checked=True):
                 self._cache.add(file, _bytes(out, rows, some))
 
@@ -253,28 +289,59 @@ class CachedFrames:
         *,
         is_checked: bool = False,
     ) -> list[tuple[slice, _Frames]]:
-        """Runs of consecutive frames and rows, as slices, and their places in the cache."""
-        spec, runs = self._reader.features[name], []
-        table = self._index.groups[spec.group]
-        first = frame - table.first_frame[chunk]
-        for begin, stop in pairwise(run_bounds(frame, rows, same=chunk)):
-            key, reference = self._page(spec.group, int(chunk[begin]), name)
-            if reference is not None and not is_checked:
+        """Runs of consecutive frames and rows, as slices, and their places in the cache.
+
+        Without the frames that lack the feature.
+        """
+        group, runs = self._groups[name], []
+        table = self._index.groups[group]
+        first, present = frame - table.first_frame[chunk], self._present([name], chunk, frame)
+        for begin, stop in pairwise(run_bounds(frame, rows, same=2 * chunk + present)):
+            if not present[begin]:
+                continue
+            key, references = self._page(group, int(chunk[begin]), name)
+            for reference in () if is_checked else references:
                 self._reader.externals.check(reference)
             total = int(table.num_frames[chunk[begin]])
-            file = _Frames(key, total, spec.nbytes, int(first[begin]), stop - begin)
+            file = _Frames(key, total, self._nbytes[name], int(first[begin]), stop - begin)
             runs.append((slice(begin, stop), file))
         return runs
 
-    def _page(self, group: int, row: int, name: str) -> tuple[CacheKey, Reference | None]:
-        """The key of a page, and its reference to an external file, if any."""
+    def _present(self, names: list[str], chunk: IntArray, frame: IntArray) -> _Bools:
+        """Whether frames have all these features of a group, bool[n]; a transform needs all."""
+        found, group = np.ones(len(frame), np.bool_), self._groups[names[0]]
+        table = self._index.groups[group]
+        if not self._reader.raw[group].has_gaps:
+            return found
+        for begin, stop in pairwise(run_bounds(same=chunk)):
+            row = int(chunk[begin])
+            for name in names:
+                if (there := table.present(row, table.schema.position(name))) is not None:
+                    found[begin:stop] &= there[frame[begin:stop] - table.first_frame[row]]
+        return found
+
+    def _page(self, group: int, row: int, name: str) -> tuple[CacheKey, list[Reference]]:
+        """The key of a chunk's frames, and references to the external files that they need."""
         if (found := self._known.get((group, row, name))) is None:
             if len(self._known) >= _MOST_PAGES:
                 self._known.clear()
-            page, reference = self._reader.identity(group, row, name)
-            found = CacheKey(self._places[name], hashlib.sha256(page).hexdigest()), reference
+            pages, references = hashlib.sha256(), []
+            for feature in self._sources[name]:
+                for other in self._chunks_beside(group, row, self._reader.features[feature].group):
+                    page, reference = self._reader.identity(*other, feature)
+                    pages.update(b"%d %b" % (len(page), page))
+                    references += [] if reference is None else [reference]
+            found = CacheKey(self._places[name], pages.hexdigest()), references
             self._known[group, row, name] = found
         return found
+
+    def _chunks_beside(self, group: int, row: int, other: int) -> Iterator[tuple[int, int]]:
+        """Number and row of each chunk in group `other` that has frames of a chunk."""
+        table, others = self._index.groups[group], self._index.groups[other]
+        first, episode = int(table.first_frame[row]), table.episode_of(row)
+        ends = np.array([max(first, 0), first + int(table.num_frames[row]) - 1])
+        begin, last = others.chunks_of(episode, ends).tolist()
+        yield from ((other, each) for each in range(begin, last + 1))
 
 
 def is_costly(spec: FeatureSpec) -> bool:
