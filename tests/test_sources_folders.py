@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import sys
 from multiprocessing import get_context
 from pathlib import Path
@@ -432,3 +433,139 @@ def test_truncation_of_an_array_during_reading_is_an_error(tmp_path: Path) -> No
     process.start()
     process.join(100)
     assert process.exitcode == 0
+
+
+# --- points and events -------------------------------------------------------------------------
+
+
+def _put(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+XYZ = np.array([[0.5, 1.0, -2.0], [3.25, np.nan, 7.0], [8.0, 9.0, 1e-3]], "<f4")
+COLOURS = np.array([[1, 2, 3], [254, 255, 0], [7, 8, 9]], np.uint8)
+RINGS = np.array([5, 65535, 0], "<u2")
+TEXT = "\n".join(
+    f"{x} {y} {z} {ring} {r} {g} {b}"
+    for (x, y, z), ring, (r, g, b) in zip(
+        XYZ.tolist(), RINGS.tolist(), COLOURS.tolist(), strict=True
+    )
+)
+
+
+def _packed(order: str, padding: int = 0) -> bytes:
+    """Coordinates, ring, padding and colours of each point."""
+    every = zip(XYZ.astype(f"{order}f4"), RINGS.astype(f"{order}u2")[:, None], COLOURS, strict=True)
+    return b"".join(a.tobytes() + b.tobytes() + bytes(padding) + c.tobytes() for a, b, c in every)
+
+
+def _ply(kind: str, body: bytes, more: str = "") -> bytes:
+    names = "float x,float y,float32 z,ushort ring,uchar red,uchar green,uint8 blue"
+    properties = "".join(f"property {name}\n" for name in names.split(","))
+    head = f"ply\nformat {kind} 1.0\ncomment made by hand\nelement vertex 3\n{properties}{more}"
+    return f"{head}end_header\n".encode() + body
+
+
+def _pcd(kind: str, body: bytes, padding: int = 0) -> bytes:
+    skip = ("_ ", "1 ", "U ", f"{padding} ") if padding else ("",) * 4
+    return (
+        f"# .PCD v0.7\nVERSION 0.7\nFIELDS x y z ring {skip[0]}bgr\nSIZE 4 4 4 2 {skip[1]}1\n"
+        f"TYPE F F F U {skip[2]}U\nCOUNT 1 1 1 1 {skip[3]}3\nWIDTH 3\nHEIGHT 1\n"
+        f"VIEWPOINT 0 0 0 1 0 0 0\nPOINTS 3\nDATA {kind}\n"
+    ).encode() + body
+
+
+POINTS = {
+    "text.ply": _ply("ascii", TEXT.encode()),
+    "little.ply": _ply("binary_little_endian", _packed("<"), "element face 0\n"),
+    "big.ply": _ply("binary_big_endian", _packed(">")),
+    "windows.ply": _ply("ascii", TEXT.encode()).replace(b"\n", b"\r\n"),
+    "text.pcd": _pcd("ascii", TEXT.encode()),
+    "binary.pcd": _pcd("binary", _packed("<")),
+    "padded.pcd": _pcd("binary", _packed("<", 5), 5),
+}
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_points_per_frame(tmp_path: Path, name: str) -> None:
+    data = POINTS[name]
+    head = re.match(rb"(?s).*?(end_header|DATA \w+)\r?\n", data)
+    assert head
+    nothing = head[0].replace(b"vertex 3", b"vertex 0").replace(b"WIDTH 3", b"WIDTH 0")
+    for number, content in enumerate((data, nothing, data)):
+        _put(tmp_path / "run" / "lidar" / f"00000{number}{Path(name).suffix}", content)
+    source = FolderSource(tmp_path)
+    schema = {each.name: (str(each), each.kind) for each in source.schema().values()}
+    assert schema == {
+        "frame_number": ("frame_number: int64 []", "frame_number"),
+        "lidar": ("lidar: float32 [?, 3]", "points"),
+        "lidar.ring": ("lidar.ring: uint16 [?]", "points"),
+        "lidar.uint8": ("lidar.uint8: uint8 [?, 3]", "points"),
+    }
+    for frame, count in zip(_read(source), (3, 0, 3), strict=True):
+        np.testing.assert_array_equal(frame["lidar"], XYZ[:count])
+        np.testing.assert_array_equal(frame["lidar.ring"], RINGS[:count])
+        np.testing.assert_array_equal(frame["lidar.uint8"], COLOURS[:count])
+    columns = source.episodes()[0].metadata["columns"]
+    assert columns["lidar"] == ["x", "y", "z"]
+    colours = ["bgr_0", "bgr_1", "bgr_2"] if name.endswith(".pcd") else ["red", "green", "blue"]
+    assert columns["lidar.uint8"] == colours
+
+
+def test_scans_without_a_header(tmp_path: Path) -> None:
+    """Columns by KITTI's layout, or by the option; never by a guess."""
+    rows = np.arange(20, dtype="<f4").reshape(4, 5)
+    for folder, columns in (("velodyne_points", 4), ("scan", 5)):
+        for i in range(2):
+            data = rows[: i + 1, :columns].tobytes()
+            _put(tmp_path / folder / "run" / folder / f"{i:06d}.bin", data)
+    known = FolderSource(tmp_path / "velodyne_points")
+    assert [frame["velodyne_points"].shape for frame in _read(known)] == [(1, 4), (2, 4)]
+    assert known.episodes()[0].metadata["columns"]["velodyne_points"][3] == "reflectance"
+    with pytest.raises(SourceError, match=r"unknown columns; name .*columns=x,y,z,intensity"):
+        FolderSource(tmp_path / "scan").schema()
+    named = FolderSource(tmp_path / "scan", columns="x,y,z,intensity,ring")
+    np.testing.assert_array_equal(_read(named)[1]["scan"], rows[:2])
+    with pytest.raises(SourceError, match=r"truncated scan, or other columns; .*multiple of 16"):
+        _read(FolderSource(tmp_path / "scan", columns=["x", "y", "z", "i"]))
+
+
+def test_points_that_are_refused(tmp_path: Path) -> None:
+    text, binary = POINTS["text.ply"], POINTS["binary.pcd"]
+    face = "element face 1\nproperty list uchar int vertex_indices\n"
+    cases = [
+        ("ply", text[:-9], r"invalid PLY file; .*17 numbers, expected 3 points of 7"),
+        ("ply", b"playing", "no header of PLY"),
+        ("ply", _ply("ascii", TEXT.encode(), face), r"PLY of more than points; .*got: .*face list"),
+        ("ply", text.replace(b"254", b"256"), "invalid PLY file"),
+        ("ply", text.replace(b"vertex 3", b"vertex 99999999999"), "expected 99999999999 points"),
+        ("pcd", binary[:-1], r"invalid PCD file; .*50 bytes, expected 3 points of 17"),
+        ("pcd", binary.replace(b"WIDTH 3", b"WIDTH x"), "invalid PCD file"),
+        ("pcd", binary.replace(b"DATA binary", b"DATA binary_compressed"), "compressed PCD; conv"),
+        ("pcd", binary.replace(b"COUNT 1", b"COUNT 999999999"), "invalid PCD file"),
+    ]  # fmt: skip
+    for number, (ending, data, message) in enumerate(cases):
+        _put(tmp_path / f"{number}" / "run" / "points" / f"000000.{ending}", data)
+        with pytest.raises(SourceError, match=message):
+            FolderSource(tmp_path / f"{number}").schema()
+    for number, data in enumerate((text, text.replace(b"float x,float y", b"float y,float x"))):
+        swapped = data if not number else data.replace(b" x\n", b" q\n")
+        _put(tmp_path / "others" / "run" / "points" / f"00000{number}.ply", swapped)
+    with pytest.raises(SourceError, match=r"points with other columns than the first.*q, y, z"):
+        _read(FolderSource(tmp_path / "others"))
+
+
+def test_events_in_npz_files(tmp_path: Path) -> None:
+    (tmp_path / "run" / "events").mkdir(parents=True)
+    for i, count in enumerate((3, 0, 5)):
+        x, t = np.arange(count, dtype="<u2"), np.arange(count, dtype="<i8") + 100 * i
+        events = {"x": x, "y": x + 1, "t": t, "p": x % 2 == 0}
+        np.savez(tmp_path / "run" / "events" / f"{i:06d}.npz", **events)
+    source = FolderSource(tmp_path)
+    assert {str(source.schema()[n]) for n in "xytp"} == {
+        "x: uint16 [?]", "y: uint16 [?]", "t: int64 [?]", "p: bool [?]",
+    }  # fmt: skip
+    assert [frame["t"].tolist() for frame in _read(source)] == [
+        [0, 1, 2], [], [200, 201, 202, 203, 204],
+    ]  # fmt: skip

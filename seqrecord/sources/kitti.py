@@ -21,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
-from seqrecord.originals.files import is_file, list_folder, read_bytes
+from seqrecord.originals.files import is_file, list_folder
 from seqrecord.originals.protocol import SourceFormat
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.common.images import IMAGE_ENDINGS, image_header
+from seqrecord.sources.common.point_files import read_points
 from seqrecord.sources.common.sequences import (
     Column,
     Images,
@@ -127,17 +128,8 @@ class _Scans(Column):
     def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:  # noqa: ARG002 - no image
         return FeatureSpec(name, np.dtype("<f4"), (None, 4), kind="points", unit="m")
 
-    def read(self, frame: int, spec: FeatureSpec) -> npt.NDArray[Any]:
-        path = self.paths[frame]
-        data = read_bytes(path)
-        if len(data) % 16:
-            raise SourceError(
-                "truncated scan",
-                file=str(path),
-                expected="a multiple of 16 bytes, four float32 per point",
-                got=f"{len(data)} bytes",
-            )
-        return np.frombuffer(data, spec.dtype).reshape(-1, 4)
+    def read(self, frame: int, spec: FeatureSpec) -> npt.NDArray[Any]:  # noqa: ARG002
+        return read_points(self.paths[frame])[""].values
 
 
 def _files(folder: Path, count: int, endings: Sequence[str]) -> list[Path]:

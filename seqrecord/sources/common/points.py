@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from seqrecord.errors import SourceError
+from seqrecord.schema import FeatureSpec
+from seqrecord.sources.common.specs import check_spec
 
 _MAX_COLUMNS = 4096
 
@@ -27,7 +32,7 @@ def split_points(rows: npt.NDArray[Any]) -> Mapping[str, Points]:
     counts as columns `name_0`, `name_1`, …. Raises `ValueError` for no or too many columns.
     """
     groups: dict[np.dtype[Any], list[tuple[str, npt.NDArray[Any]]]] = {}
-    names = [name for name in rows.dtype.names or () if name.strip("_")]  # _: padding
+    names = [name for name in rows.dtype.names or () if not re.fullmatch(r"_\d*", name)]  # padding
     counts = [int(np.prod(rows.dtype[name].shape)) for name in names]
     if not 0 < sum(counts) <= _MAX_COLUMNS:
         raise ValueError(f"points of {sum(counts)} columns; expected 1 to {_MAX_COLUMNS}")
@@ -48,3 +53,20 @@ def split_points(rows: npt.NDArray[Any]) -> Mapping[str, Points]:
             suffix, stacked = re.sub(r"\W", "_", labels[0]), stacked[:, 0]
         found[suffix] = Points(np.ascontiguousarray(stacked, kind), labels)
     return found
+
+
+def check_columns(
+    known: dict[str, tuple[str, ...]], points: Points | None, spec: FeatureSpec, path: Path
+) -> npt.NDArray[Any]:
+    """Return the values. Raises `SourceError` unless columns equal the first ones, in `known`."""
+    names = () if points is None else points.names
+    if points is None or known.setdefault(spec.name, names) != names:
+        raise SourceError(
+            "points with other columns than the first ones",
+            file=str(path),
+            feature=spec.name,
+            expected=", ".join(known.get(spec.name, ()))[:200],
+            got=", ".join(names)[:200] or "no such columns",
+        )
+    check_spec(points.values.dtype, points.values.shape, spec, path)
+    return points.values

@@ -27,6 +27,8 @@ from seqrecord.sources.common.frame_names import (
 from seqrecord.sources.common.images import IMAGE_ENDINGS
 from seqrecord.sources.common.number_files import TEXT_ENDINGS, is_blank, read_numbers
 from seqrecord.sources.common.orientation import Orientation
+from seqrecord.sources.common.point_files import POINT_ENDINGS, read_points
+from seqrecord.sources.common.points import check_columns
 from seqrecord.sources.common.specs import check_spec
 from seqrecord.sources.folders.exported import (
     DESCRIPTION,
@@ -54,12 +56,15 @@ def read_frames(
     allow_gaps: bool,
     in_place: bool = False,
     orientation: Orientation,
+    columns: Sequence[str] | None = None,
 ) -> Iterator[Frame]:
     """Yield the features of `schema` frame by frame; frames may lack `sparse` ones.
 
     With `in_place`, kept images are a `ReferencedFile`. Raises `SourceError` before the first frame
-    if lengths or frame names of features disagree, and for a gap in the frame numbers.
+    if lengths or frame names of features disagree, and for a gap in the frame numbers. `columns`
+    are those of `.bin` files.
     """
+    labels: dict[str, tuple[str, ...]] = {}  # columns of points
     own = look(path)
     if METADATA in own.names:
         read_metadata(path / METADATA)
@@ -89,7 +94,11 @@ def read_frames(
                 else:
                     with located(SourceError, feature=name, frame=index):
                         path_of = folder / files.names[key]
-                        frame[name] = _read_frame(path_of, spec, orientation, member)
+                        if path_of.suffix.lower() in POINT_ENDINGS and not spec.codec:
+                            points = read_points(path_of, columns).get(member or "")
+                            frame[name] = check_columns(labels, points, spec, path_of)
+                        else:
+                            frame[name] = _read_frame(path_of, spec, orientation, member)
             elif spec.kind in name_values:
                 frame[name] = name_values[spec.kind]
         yield frame

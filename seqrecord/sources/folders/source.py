@@ -32,6 +32,7 @@ from seqrecord.sources.common.images import (
 from seqrecord.sources.common.number_files import frames_shape
 from seqrecord.sources.common.orientation import Orientation, is_alone, shape_of
 from seqrecord.sources.common.originals import NumberedFrames, find_files, key_of
+from seqrecord.sources.common.point_files import POINT_ENDINGS, read_points
 from seqrecord.sources.common.specs import chosen_names, feature_name, feature_spec, widened
 from seqrecord.sources.folders.account import EpisodeFiles, account_of, encoding_notes
 from seqrecord.sources.folders.encodings import kind_of_values, known_meaning
@@ -88,6 +89,9 @@ class FolderSource(NumberedFrames):
     times: a decimal point means seconds; 10, 13, 16 or 19 digits mean s, ms, us or ns, if all dates
     are from 2000 to 2099. The inventory names the unit.
 
+    Points in PLY, PCD and `.bin` files are [?, columns] of the dtype of `x`; columns of another
+    dtype are a feature of their own, `points.ring` [?] or `points.uint8` [?, columns].
+
     Images are uint8 or uint16, [H, W] (grayscale or palette indices), [H, W, 3] RGB or [H, W, 4]
     RGBA. `.flo`, `.dpt`, PFM and OpenEXR files are floating-point, see docs/reference/sources.md.
     The dtype comes from the first episode with the feature. A dimension that differs between the
@@ -105,6 +109,7 @@ class FolderSource(NumberedFrames):
             gaps.
         in_place: reference images instead of copying them; also grayscale and RGBA images, and npy
             files of one frame.
+        columns: names of the float32 columns in `.bin` files, as a list or comma-separated text.
         exif: `apply` or `ignore` the EXIF orientation of images.
 
     Raises `SourceError` with file, episode and feature for inconsistent or unreadable data.
@@ -118,7 +123,14 @@ class FolderSource(NumberedFrames):
         print(list(source.schema()), len(source.episodes()))
     """
 
+    columns: Sequence[str] | None = None
+
     unpickled = ("_found", "_rows")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.columns, str):
+            object.__setattr__(self, "columns", tuple(self.columns.split(",")))
 
     def schema(self) -> Schema:
         return referring_schema(self._schema) if self.in_place else self._schema
@@ -164,6 +176,7 @@ class FolderSource(NumberedFrames):
                 allow_gaps=self.allow_gaps,
                 in_place=self.in_place,
                 orientation=self._orientation(info.key),
+                columns=self.columns,
             )
 
     def _orientation(self, key: str) -> Orientation:
@@ -343,6 +356,9 @@ class FolderSource(NumberedFrames):
                 codec = passthrough_codec(image, folder.endings, exif=self.exif)
                 is_kept = self.keep_encoded and bool(codec)
                 shape = shape_of(image, self.exif, is_kept=is_kept)
+            elif ending_of(path.name) in POINT_ENDINGS:
+                found = read_points(path, self.columns)[folder.member or ""].values
+                dtype, shape, meaning = found.dtype, (None, *found.shape[1:]), {"kind": "points"}
             elif is_text_name(path.name):
                 dtype, shape = np.dtype("<f8"), frames_shape(files_like(path))
             else:
@@ -411,7 +427,12 @@ class FolderSource(NumberedFrames):
         """Return the camera and the column names of tables, for the metadata."""
         camera, _ = self._camera(episode)
         metadata: dict[str, Any] = {} if camera is None else {"camera": camera}
-        columns = self._rows_of(episode).columns
+        columns = {**self._rows_of(episode).columns}
+        for name, each in episode.folders.items():
+            if ending_of(each.first) in POINT_ENDINGS:
+                with suppress(SourceError):  # raised by `frames`
+                    found = read_points(episode.path / each.folder / each.first, self.columns)
+                    columns[name] = list(found[each.member or ""].names)
         chosen = {name: columns[name] for name in sorted(columns.keys() & self.schema().keys())}
         return {**metadata, "columns": chosen} if chosen else metadata
 
@@ -449,7 +470,7 @@ FORMAT = SourceFormat(
     "folders",
     "any EPISODE/FEATURE/000000.png (or another image, npy, npz, flo, exr), or EPISODE/FEATURE.npy",
     FolderSource,
-    options=("sparse", "allow_gaps", "exif"),
+    options=("sparse", "allow_gaps", "columns", "exif"),
     is_fallback=True,
     takes_urls=True,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -15,6 +16,7 @@ from seqrecord.sources.common.frame_names import FrameFiles, escaped, files_by_f
 from seqrecord.sources.common.images import IMAGE_ENDINGS, IMAGE_FORMATS
 from seqrecord.sources.common.number_files import TEXT_ENDINGS, is_numeric
 from seqrecord.sources.common.originals import check_depth
+from seqrecord.sources.common.point_files import POINT_ENDINGS, read_points
 from seqrecord.sources.common.specs import feature_name
 from seqrecord.sources.folders.exported import DESCRIPTION
 from seqrecord.sources.folders.rows import is_camera_name
@@ -36,7 +38,7 @@ class FeatureFolder:
         first: name of the first frame's file.
         endings: file name endings, in lower case.
         pattern: see `FrameFiles.pattern`.
-        member: array in each npz file.
+        member: array in each npz file, or columns of points in each file.
         times: the unit of times in the names, if they are times.
     """
 
@@ -193,9 +195,10 @@ def name_features(
     for folder, part in listed.items():
         for words, files in part.groups.items():
             name = feature_of(folder, words, is_alone=len(part.groups) == 1)
-            members = _members(path / folder / files.first)
-            for member in members if len(members) > 1 else (None,):
+            for member in _members(path / folder / files.first):
                 place = name if member is None else feature_name(member)
+                if member is not None and ending_of(files.first) in POINT_ENDINGS:
+                    place = f"{name}.{member}".rstrip(".")
                 if place in found:
                     place = f"{name}.{place}"
                 found[place] = Feature(folder, files, member)
@@ -339,22 +342,23 @@ def _summary(files: FrameFiles) -> FeatureFolder:
     return FeatureFolder("", len(names), names[0], endings, files.pattern, times=times)
 
 
-def _members(first: Path) -> list[str]:
-    """Return the array names of an npz file; empty for other or unreadable files."""
-    if first.suffix.lower() != NPZ:
-        return []
-    try:
-        return npz_names(first)
-    except SourceError:
-        return []
+def _members(first: Path) -> Sequence[str | None]:
+    """Return the names of several arrays in an npz file or a file of points, else `None`."""
+    ending, found = first.suffix.lower(), list[str]()
+    with suppress(SourceError):  # raised by the reader
+        if ending == NPZ:
+            found = npz_names(first)
+        elif ending in POINT_ENDINGS:
+            found = [*read_points(first)]
+    return found if len(found) > 1 else (None,)
 
 
 def is_frame(name: str) -> bool:
-    """Return whether a file is one frame: an image, or an npy or npz file with a number."""
+    """Return whether a file is one frame: an image, or an array or points with a number."""
     ending = ending_of(name)
     if ending in IMAGE_ENDINGS or ending in RASTER_ENDINGS:
         return True
-    return ending in (".npy", NPZ) and bool(_NUMBERED.fullmatch(Path(name).stem))
+    return ending in (".npy", NPZ, *POINT_ENDINGS) and bool(_NUMBERED.fullmatch(Path(name).stem))
 
 
 def is_text_name(name: str) -> bool:
