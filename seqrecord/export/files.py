@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +36,7 @@ from seqrecord.codecs.images import image_format
 from seqrecord.errors import ClipError, DestinationError, SeqRecordError
 from seqrecord.format.text import check_key
 from seqrecord.originals.files import JUNK, is_junk
+from seqrecord.processes.system import reserve
 from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.opening import opened
@@ -172,7 +172,7 @@ def _open_array(path: Path, spec: FeatureSpec, num_frames: int) -> npt.NDArray[A
     shape = (num_frames, *(n or 0 for n in spec.shape))
     array: npt.NDArray[Any] = open_memmap(path, "w+", spec.dtype, shape)
     with path.open("r+b") as file:  # else a full disk raises a signal, not an error
-        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        reserve(file.fileno(), path.stat().st_size)
     return array
 
 

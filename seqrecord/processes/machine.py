@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import re
+import resource
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
@@ -65,6 +67,18 @@ def process_memory() -> int:
     Memory shared with other processes, such as a forked worker's parent, counts in parts (PSS).
     """
     return _process_memory.get()
+
+
+def peak_memory() -> int:
+    """Peak memory of this process in bytes.
+
+    `ru_maxrss` is the last choice: on Linux it may be inherited from the parent process.
+    """
+    found = re.search(r"^VmHWM: *\t*(\d+) kB$", _text(Path("/proc/self/status")) or "", re.M)
+    if found is not None:
+        return int(found[1]) << 10
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _anonymous() -> int:

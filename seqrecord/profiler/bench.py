@@ -5,13 +5,10 @@ Runs an epoch like a training, and times each part of each step.
 
 from __future__ import annotations
 
-import platform
-import resource
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +17,7 @@ import numpy as np
 from seqrecord.engine.stats import STAGES, bottleneck
 from seqrecord.pipes.arguments import takes_arguments
 from seqrecord.pipes.options import LoaderOptions
-from seqrecord.processes.machine import usable_cores
+from seqrecord.processes.machine import peak_memory, usable_cores
 from seqrecord.profiler.advice import Sizes, advise
 from seqrecord.reading.dataset import DatasetLike
 from seqrecord.text import counted, percent, repr_of, shown_place
@@ -231,7 +228,7 @@ def _report(
         consuming=consuming,
         alone=StepTimes.of(steps.alone) if steps.alone else None,
         alone_clips=steps.alone_clips,
-        peak_memory=_peak_memory(),
+        peak_memory=peak_memory(),
         stats=stats,
         advice=advice,
     )
@@ -259,19 +256,6 @@ def _nbytes(values: Sequence[Any]) -> int:
         _nbytes(value) if isinstance(value, list) else getattr(value, "nbytes", 0)
         for value in values
     )
-
-
-def _peak_memory() -> int:
-    """Peak memory of this process in bytes.
-
-    `ru_maxrss` is the last choice: on Linux it may be inherited from the parent process.
-    """
-    status = Path("/proc/self/status")
-    for line in status.read_text().splitlines() if status.exists() else ():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) << 10
-    unit = 1 if platform.system() == "Darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 @dataclass(frozen=True)

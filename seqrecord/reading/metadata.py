@@ -42,6 +42,7 @@ from seqrecord.format.footer import (
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import EDITS, IndexFile, Manifest, read_manifest, read_named
 from seqrecord.format.rows import HEADER_BYTES, most_table_bytes, table_names
+from seqrecord.processes.system import reserve
 from seqrecord.storage import Storage, map_files, request_threads, worth_rereading
 from seqrecord.storage.base import short_read
 from seqrecord.storage.open_files import with_descriptor
@@ -291,7 +292,7 @@ def _temporary(size: int) -> IO[bytes] | None:
     file = None
     try:
         file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - for the caller
-        os.posix_fallocate(file.fileno(), 0, size)
+        reserve(file.fileno(), size)
     except OSError:
         if file is not None:
             file.close()

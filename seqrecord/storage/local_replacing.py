@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from seqrecord.errors import ConflictError, TransientError
+from seqrecord.processes.system import sync
 from seqrecord.storage.base import MAX_PUT_BYTES, digest_of, too_large
 from seqrecord.storage.local_upload import sync_folder
 from seqrecord.storage.open_files import Handle, with_descriptor
@@ -137,7 +138,7 @@ def _write(path: Path, data: bytes) -> None:
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
-        os.fsync(fd)
+        sync(fd)
     finally:
         os.close(fd)
 

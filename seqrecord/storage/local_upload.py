@@ -18,6 +18,7 @@ from typing import Any
 
 from seqrecord.checksum import Buffer
 from seqrecord.errors import DestinationError, NotFoundError, StorageError
+from seqrecord.processes.system import sync
 from seqrecord.storage.base import check_rewind
 from seqrecord.storage.open_files import Handle, descriptor_limit, with_descriptor
 
@@ -111,7 +112,7 @@ class LocalUpload:
         fd = self._open_fd()
         try:
             with local_errors(str(self._target)):
-                os.fsync(fd)
+                sync(fd)
                 # Paths are unique, so that nothing happens between this and the rename.
                 if self._target.exists():
                     raise DestinationError("the file exists already", file=str(self._target))
@@ -212,7 +213,7 @@ def sync_folder(folder: Path) -> None:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     fd = with_descriptor(lambda: os.open(folder, flags))
     try:
-        os.fsync(fd)
+        sync(fd)
     except OSError as error:
         # Some mounts cannot sync a folder, but make renames durable on their own.
         if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF):

@@ -16,6 +16,7 @@ from typing import Any
 
 from seqrecord.errors import DestinationError, NotFoundError, StorageError, TransientError
 from seqrecord.processes.forks import PerProcess
+from seqrecord.processes.system import sync
 from seqrecord.storage.base import Upload, check_buffers, check_path
 from seqrecord.storage.failures import classify
 from seqrecord.storage.local import LocalStorage, find_remote_mount
@@ -127,7 +128,7 @@ def _try_to_write(folder: Path) -> None:
                 file.write(b"try")
                 os.ftruncate(file.fileno(), 1)
                 more.write(b"again")
-                os.fsync(file.fileno())
+                sync(file.fileno())
                 name.replace(renamed)
             except OSError:  # more informative than an error of `close`
                 for opened in (more, file):

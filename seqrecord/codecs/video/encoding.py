@@ -108,6 +108,9 @@ def _usual_scheduling() -> Iterator[None]:
 
     It affects the opening thread and the encoder's threads, and would starve all other threads.
     """
+    if not hasattr(os, "sched_getscheduler"):  # macOS
+        yield
+        return
     policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
     others = _threads()
     try:
