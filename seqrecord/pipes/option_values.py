@@ -9,7 +9,7 @@ from os import PathLike
 from seqrecord.pipes.checks import check, raise_if
 from seqrecord.reading.frames import FrameFunction
 from seqrecord.storage import local_path
-from seqrecord.storage.cache_folder import MIN_LIMIT
+from seqrecord.storage.base import MIN_CACHE_BYTES
 from seqrecord.units import check_size, format_size, parse_size
 
 _CACHE = "SEQRECORD_FRAME_CACHE"  # environment variable
@@ -36,8 +36,10 @@ class FrameCache:
         """Raise `ClipError` for an invalid limit, `LocationError` for a URL."""
         local_path(self.folder, "folder of a FrameCache")
         limit = parse_size(check_size("limit of a FrameCache", self.limit))
-        expected = f"at least {format_size(MIN_LIMIT)}"
-        raise_if(limit < MIN_LIMIT, "limit of a FrameCache is too small", expected, self.limit)
+        expected = f"at least {format_size(MIN_CACHE_BYTES)}"
+        raise_if(
+            limit < MIN_CACHE_BYTES, "limit of a FrameCache is too small", expected, self.limit
+        )
 
     @classmethod
     def from_environment(cls) -> FrameCache | None:

@@ -143,8 +143,9 @@ def _check_episodes(name: str, value: Any) -> Any:
 
 
 def _check_samples(name: str, value: Any) -> Any:
-    """Return a table, a function, or a list of functions that may begin with a table; a path of a
-    Parquet file as a `Path`.
+    """Return a table, a function, or a list of functions that may begin with a table.
+
+    The path of a Parquet file becomes a `Path`.
     """
     if isinstance(value, (list, tuple)):
         expected = "a list of functions, which may begin with a table"

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from seqrecord.storage.base import fixed_url_of as fixed_url_of
     from seqrecord.storage.base import identity_of as identity_of
     from seqrecord.storage.base import reads_commit as reads_commit
+    from seqrecord.storage.base import worth_rereading as worth_rereading
     from seqrecord.storage.cache import CachedStorage as CachedStorage
-    from seqrecord.storage.cache import worth_rereading as worth_rereading
     from seqrecord.storage.local import LocalStorage as LocalStorage
     from seqrecord.storage.local import follow_links as follow_links
     from seqrecord.storage.local import modified_ns as modified_ns

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -18,6 +19,10 @@ from seqrecord.text import repr_of
 
 LINKED = " at "
 """In the identity of a local file that a link leads to, before the hash of its real path."""
+
+_logger = logging.getLogger("seqrecord")
+
+MIN_CACHE_BYTES = 1 << 20  # the least limit of a cache
 
 MAX_PUT_BYTES = 64 << 20  # of a file written by `Storage.put`, such as the manifest
 
@@ -243,6 +248,20 @@ def expect_pages(storage: Storage) -> None:
         expect()
 
 
+def worth_rereading(storage: Storage, path: str, ranges: Sequence[ByteRange]) -> bool:
+    """Whether reading again may fix a checksum mismatch; removes the ranges from caches.
+
+    Bytes may be damaged on the way from any storage but a local disk, and cached so.
+    """
+    if storage.local_path(path) is not None:
+        return False
+    _logger.warning("%s/%s: checksum mismatch; reading again", storage.url, path)
+    while isinstance(storage, StorageWrapper):
+        storage.forget(path, ranges)
+        storage = storage.inner
+    return True
+
+
 def check_path(path: str) -> str:
     """Return `path`; raises `LocationError` unless it is a clean relative POSIX path."""
     parts = path.split("/")
@@ -342,6 +361,10 @@ class StorageWrapper:
     def identity(self, path: str) -> tuple[int, str | None]:
         """See `identity_of`."""
         return identity_of(self.inner, path)
+
+    def forget(self, path: str, ranges: Sequence[ByteRange]) -> bool:  # noqa: ARG002 - no cache
+        """Remove ranges from the cache, if this is one; returns whether it had any."""
+        return False
 
     @property
     def fixed_url(self) -> str | None:

@@ -13,16 +13,20 @@ from typing import Any, TypeVar
 
 from seqrecord.errors import LocationError
 from seqrecord.processes.forks import PerProcess
-from seqrecord.storage.base import Storage, StorageWrapper, check_buffers, has_fixed_files
+from seqrecord.storage.base import (
+    MIN_CACHE_BYTES,
+    Storage,
+    StorageWrapper,
+    check_buffers,
+    has_fixed_files,
+)
 from seqrecord.storage.cache_folder import (
-    MIN_LIMIT,
     CacheBusyError,
     CacheFolder,
     CacheKey,
     CacheReadOnlyError,
     check_folder,
 )
-from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.url import local_path
 from seqrecord.units import format_size, parse_size
@@ -198,43 +202,6 @@ class CachedStorage(StorageWrapper):
             self._counts.update(numbers)
 
 
-def worth_rereading(storage: Storage, path: str, ranges: Sequence[ByteRange]) -> bool:
-    """Whether reading again may fix a checksum mismatch; removes the ranges from caches.
-
-    Bytes may be damaged on the way from any storage but a local disk, and cached so.
-    """
-    if storage.local_path(path) is not None:
-        return False
-    _logger.warning("%s/%s: checksum mismatch; reading again", storage.url, path)
-    while isinstance(storage, StorageWrapper):
-        if isinstance(storage, CachedStorage):
-            storage.forget(path, ranges)
-        storage = storage.inner
-    return True
-
-
-def with_cache(
-    storage: Storage,
-    cache_dir: str | os.PathLike[str] | None,
-    cache_limit: int | str | None,
-) -> Storage:
-    """Wrap the storage in a cache, if one is configured.
-
-    Raises `LocationError` for a local folder, and if only one of the two arguments is given.
-    """
-    if cache_dir is None and cache_limit is None:
-        return storage
-    if cache_dir is None or cache_limit is None:
-        raise LocationError(
-            "cache_dir and cache_limit must be set together",
-            file=storage.url,
-            expected="for example cache_dir='/scratch/cache', cache_limit='200GiB'",
-        )
-    if type(storage) is LocalStorage:  # but a mount may have a cache
-        raise LocationError("a local path needs no cache; leave out cache_dir", file=storage.url)
-    return CachedStorage(storage, cache_dir, cache_limit)
-
-
 _COUNTERS = (
     *("cache_hits", "cache_misses", "cache_bytes"),
     *("cache_evictions", "cache_damaged", "cache_failures", "cache_busy"),
@@ -246,8 +213,10 @@ def _checked_limit(limit: int | str) -> int:
         size = parse_size(limit)
     except ValueError as error:
         raise LocationError(f"cache_limit: {error}") from None
-    if size < MIN_LIMIT:
+    if size < MIN_CACHE_BYTES:
         raise LocationError(
-            "cache_limit is too small", expected=f"at least {format_size(MIN_LIMIT)}", got=limit
+            "cache_limit is too small",
+            expected=f"at least {format_size(MIN_CACHE_BYTES)}",
+            got=limit,
         )
     return size

@@ -44,11 +44,10 @@ from urllib.parse import quote
 
 from seqrecord.checksum import Buffer, crc32c
 from seqrecord.errors import LocationError
+from seqrecord.storage.base import MIN_CACHE_BYTES
 from seqrecord.storage.open_files import with_descriptor
 from seqrecord.storage.ranges import ByteRange, coalesce
 from seqrecord.text import repr_of
-
-MIN_LIMIT = 1 << 20
 
 _BLOCK_BYTES = 8 << 20  # range of a file per folder; entries do not cross its end
 _MIN_ENTRY_BYTES = 64 << 10
@@ -107,7 +106,7 @@ class CacheFolder:
     def __init__(
         self,
         path: Path,
-        limit: int = MIN_LIMIT,
+        limit: int = MIN_CACHE_BYTES,
         *,
         patience: float = 0.0,
         keep_since: float = float("inf"),

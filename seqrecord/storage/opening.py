@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 from seqrecord.errors import LocationError
 from seqrecord.storage.base import Storage
-from seqrecord.storage.cache import with_cache
 from seqrecord.storage.local import LocalStorage, find_remote_mount
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.retrying import REQUESTS_PER_SECOND, RetryingStorage
@@ -48,7 +47,20 @@ def open_storage(
         data, digest = storage.read_whole("manifest.json", limit=64 << 20)
         print(storage.size("manifest.json"), digest)
     """
-    return with_cache(_opened(location, dict(storage_options or {})), cache_dir, cache_limit)
+    storage = _opened(location, dict(storage_options or {}))
+    if cache_dir is None and cache_limit is None:
+        return storage
+    if cache_dir is None or cache_limit is None:
+        raise LocationError(
+            "cache_dir and cache_limit must be set together",
+            file=storage.url,
+            expected="for example cache_dir='/scratch/cache', cache_limit='200GiB'",
+        )
+    if type(storage) is LocalStorage:  # but a mount may have a cache
+        raise LocationError("a local path needs no cache; leave out cache_dir", file=storage.url)
+    from seqrecord.storage.cache import CachedStorage  # most storages have none
+
+    return CachedStorage(storage, cache_dir, cache_limit)
 
 
 def _opened(location: StorageLike, options: dict[str, Any]) -> Storage:

@@ -46,7 +46,6 @@ from seqrecord.writing.commits import Version, appended, edits_of, put_version, 
 from seqrecord.writing.committing import loose_files, read_base
 from seqrecord.writing.edit_files import put_splits
 from seqrecord.writing.own_files import SmallFiles, new_writer_id, own_sizes, tidy, writer_of
-from seqrecord.writing.recovery import recover
 from seqrecord.writing.stored_statistics import statistics_of
 
 WriteMode = Literal["create", "resume", "append"]
@@ -125,6 +124,8 @@ class Destination:
 
     def _recover(self, footers: Mapping[str, Footer], unfinished: Sequence[Unfinished]) -> None:
         """Find complete episodes in files with these footers, and in unfinished files."""
+        from seqrecord.writing.recovery import recover  # most writers create a dataset
+
         storage, base = self.storage, self._base
         edits = read_edits(storage, edits_of(storage, base))
         schema = self.schema if base.manifest else edits.schema

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,6 @@ from seqrecord.format.pages import Blob, PageCodec, check_fits
 from seqrecord.format.references import ReferencedGops
 from seqrecord.format.rows import MAX_EPISODE_FRAMES, may_be_references
 from seqrecord.format.time_spans import TimeSpanCollector, timestamp_features
-from seqrecord.originals.references import checksum_of
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import Block, EncodedImage, FeatureSpec, Schema
 from seqrecord.statistics.collecting import StatisticsCollector
@@ -26,9 +25,11 @@ from seqrecord.storage import Storage
 from seqrecord.writing.chunking import EncodedColumn, FrameGroup, StoredChunk
 from seqrecord.writing.rates import IrregularEpisode, RateCheck
 from seqrecord.writing.record_files import ChunkWriter, FeatureTimeSpans
-from seqrecord.writing.reference_group import ReferenceGroup
 from seqrecord.writing.values import plain_items
-from seqrecord.writing.video_group import VideoGroup
+
+if TYPE_CHECKING:
+    from seqrecord.writing.reference_group import ReferenceGroup
+    from seqrecord.writing.video_group import VideoGroup
 
 _Group: TypeAlias = "FrameGroup | ReferenceGroup | VideoGroup"
 
@@ -68,9 +69,9 @@ class RecordFileWriter(ChunkWriter):
         self._bools = [name for name, spec in schema.items() if spec.dtype == np.bool_]
         self._encoders = {name: _encoder(spec) for name, spec in schema.items()}
         numbers = range(schema.num_groups) if only is None else only
-        self._groups = [_group(schema, number, externals or {}, checksums) for number in numbers]
-        self._video = {group.name: group for group in self._groups if isinstance(group, VideoGroup)}
-        self._referred = {g.name for g in self._groups if isinstance(g, ReferenceGroup)}
+        self._video: dict[str, VideoGroup] = {}
+        self._referred: set[str] = set()
+        self._groups = [self._group(number, externals or {}, checksums) for number in numbers]
         self._encoders |= dict.fromkeys(self._referred, _as_they_are)
         watched = self._statistics.names - self._referred
         self._watched = [name for name in schema if name in watched and not schema[name].is_raw]
@@ -316,6 +317,28 @@ class RecordFileWriter(ChunkWriter):
             self._num_frames = found[0][1]
         return next((each for each in found if each[1] != self._num_frames), None)
 
+    def _group(
+        self, number: int, externals: Mapping[str, tuple[str, int]], checksums: bool
+    ) -> _Group:
+        """The group of this number; imports its class only if the schema has such features."""
+        schema = self.schema
+        own = schema.group(number)
+        if any(spec.is_video for spec in own.values()):
+            from seqrecord.writing.video_group import VideoGroup
+
+            video = VideoGroup(schema, number, externals, checksums=checksums)
+            self._video[video.name] = video
+            return video
+        # A source with video has no other references.
+        has_video = any(spec.is_video for spec in schema.values())
+        if externals and may_be_references(own) and not has_video:
+            from seqrecord.writing.reference_group import ReferenceGroup
+
+            referred = ReferenceGroup(schema, number, externals, checksums=checksums)
+            self._referred.add(referred.name)
+            return referred
+        return FrameGroup(schema, number)
+
     def _write_chunks(self, group: _Group, *, rest: bool = False) -> None:
         for chunk in group.chunks(rest=rest):
             self._watch(group.schema, chunk)
@@ -339,18 +362,6 @@ class RecordFileWriter(ChunkWriter):
             for name in sorted(self._time_spans)
         )
         return tuple((name, time_spans) for name, time_spans in found if time_spans is not None)
-
-
-def _group(
-    schema: Schema, number: int, externals: Mapping[str, tuple[str, int]], checksums: bool
-) -> _Group:
-    own = schema.group(number)
-    if any(spec.is_video for spec in own.values()):
-        return VideoGroup(schema, number, externals, checksum_of if checksums else None)
-    # A source with video has no other references.
-    if externals and may_be_references(own) and not any(spec.is_video for spec in schema.values()):
-        return ReferenceGroup(schema, number, externals, checksums=checksums)
-    return FrameGroup(schema, number)
 
 
 def _encoder(spec: FeatureSpec, *, fast: bool = False) -> _Encoder:

@@ -7,7 +7,7 @@ least one. A frame without the feature is in no GOP.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from seqrecord.errors import CodecError, FrameError, located
 from seqrecord.format.references import Reference, ReferencedGops
 from seqrecord.format.rows import MAX_EPISODE_FRAMES
 from seqrecord.format.video_pages import VideoPageCodec
+from seqrecord.originals.references import checksum_of
 from seqrecord.schema import Schema
 from seqrecord.writing.chunking import MAX_REFERENCED_BYTES, ChunkLength, EncodedColumn, StoredChunk
 
@@ -29,7 +30,7 @@ class VideoGroup:
 
     An episode's video comes frame by frame as arrays, or as GOPs: encoded, or as references into
     original files. `externals` maps the name of such a file to the id of a list and the place in
-    it. `checksum` returns the CRC32C of a byte range of such a file, for pages with checksums.
+    it. With `checksums`, the bytes of such files are read for the CRC32C of their pages.
     """
 
     def __init__(
@@ -37,9 +38,10 @@ class VideoGroup:
         schema: Schema,
         number: int,
         externals: Mapping[str, tuple[str, int]] | None = None,
-        checksum: Callable[[str, int, int], int] | None = None,
+        *,
+        checksums: bool = False,
     ) -> None:
-        self._externals, self._checksum = externals or {}, checksum
+        self._externals, self._checksums = externals or {}, checksums
         self.number = number
         self.schema = schema.group(number)
         self.codec = VideoPageCodec(next(iter(self.schema.values())))
@@ -157,8 +159,8 @@ class VideoGroup:
         pages = gops.pages(self._most, MAX_REFERENCED_BYTES)
         references = Reference.of(gops, pages, *self._externals[gops.file])
         for page, reference in zip(pages, references, strict=True):
-            if self._checksum is not None:
-                crc = self._checksum(gops.file, reference.start, reference.stop)
+            if self._checksums:
+                crc = checksum_of(gops.file, reference.start, reference.stop)
                 reference = replace(reference, crc32c=crc)
             present = np.ones(int(gops.num_frames[page.start : page.stop].sum()), bool)
             self._add_chunk(present, reference.encode(), reference.length)
