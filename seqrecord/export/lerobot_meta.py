@@ -417,27 +417,10 @@ def described_statistics(
 
 def task_table(tasks: Mapping[str, int]) -> pa.Table:
     """Tasks as a table with pandas metadata: lerobot reads the tasks as the pandas index."""
-    index = "task"
-    about = {
-        "index_columns": [index],
-        "column_indexes": [],
-        "columns": [
-            {
-                "name": name,
-                "field_name": field,
-                "pandas_type": kind,
-                "numpy_type": kind.replace("unicode", "object"),
-                "metadata": None,
-            }
-            for name, field, kind in (
-                ("task_index", "task_index", "int64"),
-                (index, index, "unicode"),
-            )
-        ],
-        "creator": {"library": "pyarrow", "version": pa.__version__},
-        "pandas_version": "2.0.0",
-    }
-    table = pa.table({"task_index": list(tasks.values()), index: list(tasks)})
+    kind = {"pandas_type": "unicode", "numpy_type": "object", "metadata": None}
+    index = {"name": "task", "field_name": "task", **kind}
+    about = {"index_columns": ["task"], "column_indexes": [], "columns": [index]}
+    table = pa.table({"task_index": list(tasks.values()), "task": list(tasks)})
     return table.replace_schema_metadata({"pandas": json.dumps(about)})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from os import PathLike
@@ -16,14 +17,10 @@ from seqrecord.feature_kinds import size_in
 from seqrecord.format.time_spans import clock_of
 from seqrecord.indexing.source_opening import open_source
 from seqrecord.originals.protocol import EpisodeInfo, Source, blocks_of
-from seqrecord.schema import Schema
-from seqrecord.statistics.moments import (
-    FloatArray,
-    Moments,
-    coarsest_eps,
-    moments_of,
-    usable_scales,
-)
+from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.statistics.by_feature import Statistics
+from seqrecord.statistics.collecting import StatisticsCollector
+from seqrecord.statistics.moments import FloatArray
 from seqrecord.storage import StorageLike
 from seqrecord.text import table_lines
 from seqrecord.units import Progress
@@ -133,37 +130,43 @@ def measure(
     """
     schema = open_source(location, storage_options=storage_options).schema()
     clock = clock_of(schema)
-    chosen = [n for n, spec in schema.items() if spec.kind in ("action", "state", "pose")]
-    if not chosen:
+    sizes = {
+        name: math.prod(n or 0 for n in spec.shape)
+        for name, spec in schema.items()
+        if spec.kind in ("action", "state", "pose") and spec.is_fixed
+    }
+    if not sizes:
         raise SourceError(
             "no actions, states or poses, which --quality measures", file=str(location)
         )
-    names = [*chosen, *([] if clock is None else [clock])]
+    names = [*sizes, *([] if clock is None else [clock])]
     source = open_source(location, storage_options=storage_options, features=names)
     infos = source.episodes()
-    totals: dict[str, list[Moments]] = {}
+    flat = [FeatureSpec(name, np.dtype("f8"), (size,)) for name, size in sizes.items()]
+    collected = StatisticsCollector(Schema(flat))
     found: list[EpisodeQuality] = []
     finals: dict[int, FloatArray] = {}
-    for number, (info, is_second) in enumerate(
-        [(info, is_second) for is_second in (False, True) for info in infos]
-    ):
+    for number, info in enumerate(infos, 1):
+        with contextlib.suppress(SourceError):  # raised again
+            vectors = _vectors(source, info, names)
+            collected.begin(info.key)
+            for name, values in vectors.items():
+                collected.add_frames(name, values, np.arange(info.num_frames))
+            collected.skip(info.num_frames)
+            collected.keep()
+        if progress is not None:
+            progress(Progress(number, 2 * len(infos)))
+    statistics = collected.statistics()
+    for number, info in enumerate(infos, len(infos) + 1):
         try:
             vectors = _vectors(source, info, names)
-            if is_second:
-                measured = _Measured(schema, clock, vectors, totals)
-                finals |= {len(found): measured.final} if len(measured.final) else {}
-                found.append(measured.quality(info, still))
-            else:
-                for name in vectors.keys() & {*chosen}:
-                    more = moments_of(np.ascontiguousarray(vectors[name]))
-                    for one, other in zip(totals.setdefault(name, more), more, strict=True):
-                        if one is not other:
-                            one.add_moments(other)
+            measured, final = _measured(info, vectors, schema, clock, statistics, still)
+            finals |= {len(found): final} if len(final) else {}
+            found.append(measured)
         except SourceError as error:
-            if is_second:
-                found.append(EpisodeQuality(info.key, 0, info.num_frames, error=str(error)))
+            found.append(EpisodeQuality(info.key, 0, info.num_frames, error=str(error)))
         if progress is not None:
-            progress(Progress(number + 1, 2 * len(infos)))
+            progress(Progress(number, 2 * len(infos)))
     most = max(map(len, finals.values()), default=0)
     whole = {at: final for at, final in finals.items() if len(final) == most}
     if whole:
@@ -184,54 +187,42 @@ def _vectors(source: Source, info: EpisodeInfo, names: Sequence[str]) -> dict[st
     return {name: one for name, one in found.items() if len(one) == info.num_frames}
 
 
-class _Measured:
-    """An episode's vectors in standard deviations, and its times in seconds."""
-
-    def __init__(
-        self,
-        schema: Schema,
-        clock: str | None,
-        vectors: Mapping[str, FloatArray],
-        totals: Mapping[str, Sequence[Moments]],
-    ) -> None:
-        self.times: FloatArray | None = None
-        if clock is not None and clock in vectors:
-            self.times = vectors[clock][:, 0] * (size_in(schema[clock].unit, "s") or 1.0)
-        scaled: dict[bool, list[FloatArray]] = {True: [], False: []}
-        self.not_finite = 0
-        for name, values in vectors.items():
-            if name == clock:
-                continue
-            self.not_finite += int((~np.isfinite(values)).sum())
-            of = totals[name]
-            std = [one.std for one in of]
-            ends = [one.min or 0 for one in of], [one.max or 0 for one in of]
-            scale, _ = usable_scales(std, std, *ends, eps=coarsest_eps([schema[name].dtype]))
-            deviations = (values - np.array([one.mean for one in of])) / scale
-            deviations[~np.isfinite(deviations)] = np.nan
-            scaled[schema[name].kind == "action"].append(deviations)
-        self.actions, self.states = (
-            np.concatenate(one, axis=1) if one else np.zeros((0, 0)) for one in scaled.values()
+def _measured(
+    info: EpisodeInfo,
+    vectors: Mapping[str, FloatArray],
+    schema: Schema,
+    clock: str | None,
+    statistics: Statistics,
+    still: float,
+) -> tuple[EpisodeQuality, FloatArray]:
+    """The numbers of an episode, and its last state, in standard deviations."""
+    scaled: dict[bool, list[FloatArray]] = {True: [], False: []}
+    seconds, gap = None if info.fps is None else info.num_frames / info.fps, None
+    for name, values in vectors.items():
+        if name == clock:
+            times = values[:, 0] * (size_in(schema[name].unit, "s") or 1.0)
+            if len(times) > 1:
+                seconds, gap = float(times[-1] - times[0]), float(np.diff(times).max())
+            continue
+        deviations = statistics[name].normalize(values)
+        scaled[schema[name].kind == "action"].append(
+            np.where(np.isfinite(deviations), deviations, np.nan)
         )
-        self.final: FloatArray = self.states[-1] if len(self.states) else np.zeros(0)
-
-    def quality(self, info: EpisodeInfo, still: float) -> EpisodeQuality:
-        moving = self.states if self.states.size else self.actions
-        steps = np.fmax.reduce(np.abs(np.diff(moving, axis=0)), axis=1, initial=np.nan)
-        seconds = None if info.fps is None else info.num_frames / info.fps
-        gap = None
-        if self.times is not None and len(self.times) > 1:
-            seconds = float(self.times[-1] - self.times[0])
-            gap = float(np.diff(self.times).max())
-        return EpisodeQuality(
-            *(info.key, 0, info.num_frames, seconds),
-            still=float((steps <= still).mean()) if len(steps) else None,
-            jerk=_rms(np.diff(moving, 3, axis=0)),
-            state_outlier=_greatest(self.states),
-            action_outlier=_greatest(self.actions),
-            gap=gap,
-            not_finite=self.not_finite,
-        )
+    actions, states = (
+        np.concatenate(one, axis=1) if one else np.zeros((0, 0)) for one in scaled.values()
+    )
+    moving = states if states.size else actions
+    steps = np.fmax.reduce(np.abs(np.diff(moving, axis=0)), axis=1, initial=np.nan)
+    quality = EpisodeQuality(
+        *(info.key, 0, info.num_frames, seconds),
+        still=float((steps <= still).mean()) if len(steps) else None,
+        jerk=_rms(np.diff(moving, 3, axis=0)),
+        state_outlier=_greatest(states),
+        action_outlier=_greatest(actions),
+        gap=gap,
+        not_finite=sum(int((~np.isfinite(v)).sum()) for n, v in vectors.items() if n != clock),
+    )
+    return quality, states[-1] if len(states) else np.zeros(0)
 
 
 def _rms(values: FloatArray) -> float | None:
