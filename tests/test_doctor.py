@@ -435,8 +435,10 @@ def test_quality_of_each_episode(tmp_path: Path) -> None:
     rows = pq.read_table(table).to_pylist()
     assert rows == [*found.values()]
     assert [row["rank"] for row in rows] == [1, 2, 3, 4, 5, 6]
-    chosen = [row["episode"] for row in rows if row["gap"] < 1]
-    assert len(seqrecord.SeqRecordPipe(root, clip_len=1, episodes=chosen)) == 150
+    chosen = pq.read_table(table, filters=[("gap", "<", 1)])
+    pipe = seqrecord.SeqRecordPipe(root, clip_len=1, samples=chosen, batch_size=150)
+    [batch] = pipe
+    assert batch["gap"].tolist() == [found[key]["gap"] for key in batch["episode"]]
     shown = run("doctor", root, "--quiet", "--quality", table).stdout.splitlines()
     assert [line.split()[0] for line in shown] == ["episode", *found]
     every = {n: np.concatenate([one[n] for one in recorded.values()]) for n in ("state", "action")}

@@ -305,6 +305,46 @@ def test_columns_come_with_their_samples(
     assert [dataset[i]["label"] for i in every] == table["label"]
 
 
+def test_a_table_of_episodes_gives_all_their_clips(numbered: Dataset, tmp_path: Path) -> None:
+    table = {
+        "episode": ["set/3", "set/0"],
+        "repeat": [2, 1],
+        "rank": [7, 5],
+        "label": ["good", "Ürümqi"],
+        "pair": pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2)),
+    }
+    row = {"set/3": (7, "good", [1, 2]), "set/0": (5, "Ürümqi", [3, 4])}
+    path = tmp_path / "quality.parquet"
+    pq.write_table(pa.table(table), path)
+    options: dict[str, Any] = {"clip_len": 4, "stride": 2, "drop_last_frames": 5}
+    listed = clips_of(make(numbered, None, episodes=[*row], **options))
+    every = Counter(clip for clip in listed for _ in range(2 if clip[0] == "set/3" else 1))
+    for pipes in (
+        [make(numbered, path, **options)],
+        [make(numbered, path, memory_limit="24KiB", **options)],
+        [
+            make(numbered, table, rank=i, world_size=2, even_batches=False, **options)
+            for i in (0, 1)
+        ],
+    ):
+        batches = [batch for pipe in pickle.loads(pickle.dumps(pipes)) for batch in pipe]
+        assert Counter(clips_of(batches)) == every
+        for batch in batches:
+            found = zip(batch["rank"].tolist(), batch["label"], batch["pair"].tolist(), strict=True)
+            assert [*found] == [row[key] for key in batch["episode"]]
+    one = SeqRecordMapDataset(numbered, **options_of({**table, "repeat": [1, 1]}, **options))
+    assert Counter(frame for i in range(len(one)) for frame in names(one[i])) == Counter(
+        (key, frames[0]) for key, frames in listed
+    )
+    assert Counter(clips_of(make(numbered, path, episodes="*0", **options))) == Counter(
+        clip for clip in listed if clip[0] == "set/0"
+    )
+    pipe = make(numbered, table, **options)
+    next(iter(pipe))
+    with pytest.raises(StateError, match="other settings: samples"):
+        make(numbered, {**table, "rank": [7, 6]}, **options).load_state_dict(pipe.state_dict())
+
+
 @EACH
 def test_mixes_and_workers_keep_columns(
     numbered: Dataset, clips: dict[str, Any], listed: list[Clip]
@@ -684,7 +724,9 @@ BAD: list[tuple[Any, str]] = [
     ([("set/0", 1)], "a list of functions, which may begin with a table"),
     ("set/0", "samples is not a table.*set/0"),
     (7, "samples is not a table"),
-    ({"episode": ["set/0"]}, "lacks a column: start.*got: episode"),
+    ({"episode": ["set/0"], "reverse": [True]}, "lacks a column: start.*got: episode, reverse"),
+    ({"episode": ["set/1", "set/0", "set/0"]}, "has an episode twice, in row 1.*set/0"),
+    ({"episode": ["set/0", "set/9"]}, "unknown episode, in row 1.*'set/9'"),
     ({**ONE, "score": [None]}, "no values for batches in column score.*got: null"),
     ({**ONE, "score": pa.array([0], pa.timestamp("s"))}, "expected: numbers, texts, or lists"),
     ({"episode": ["set/0"] * 2, "start": [0, 0], "score": [1.0, None]}, "no score in row 1"),

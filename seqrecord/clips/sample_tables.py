@@ -28,7 +28,7 @@ path of a Parquet file.
 
 _EXPECTED = (
     "a table, a dict of columns or the path of a Parquet file, with the columns episode (keys) and "
-    "start (frame) or frames (lists of frames)"
+    "start (frame) or frames (lists of frames), or with episode alone for all of its clips"
 )
 _is_integer, _is_float = pa.types.is_integer, pa.types.is_floating
 
@@ -272,7 +272,7 @@ def _check_names(columns: Mapping[str, pa.Array]) -> None:
     """Raise `ClipError` for missing columns, and for columns that exclude each other."""
     of_starts = [name for name in ("start", "dilation", "reverse") if name in columns]
     wrong = [f"{name}, beside frames" for name in of_starts if "frames" in columns]
-    needed = ("episode", "frames" if "frames" in columns else "start")
+    needed = ["episode", *(["start"] if of_starts and "frames" not in columns else [])]
     lacking = [name for name in needed if name not in columns]
     for problem, names in (("has a column too many", wrong), ("lacks a column", lacking)):
         if names:

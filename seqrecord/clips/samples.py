@@ -29,7 +29,7 @@ from seqrecord.text import repr_of
 Values: TypeAlias = npt.NDArray[Any] | pa.Array
 """A value for each row: an array [n, …], or texts."""
 
-Column: TypeAlias = Values | Callable[[ClipKeys], npt.NDArray[Any]]
+Column: TypeAlias = Values | Callable[[ClipKeys], Values]
 """Values of the first table's rows, or a function that computes the values of clips."""
 
 OF_CLIPS = ("dilation", "reverse")

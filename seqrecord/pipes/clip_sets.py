@@ -6,7 +6,9 @@ import hashlib
 import json
 import threading
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import lcm
 from typing import Any
 
@@ -16,7 +18,7 @@ import pyarrow as pa
 from seqrecord.clips.frame_lists import FrameLists
 from seqrecord.clips.frames import ClipKeys
 from seqrecord.clips.sample_tables import read_frame_lists, read_samples, table_columns
-from seqrecord.clips.samples import Samples, empty_clips, taken
+from seqrecord.clips.samples import Samples, Values, empty_clips, taken
 from seqrecord.clips.tables import ClipSpec, ClipTable, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_windows import SelectedWindows
@@ -147,6 +149,8 @@ class ClipSet:
         """The samples of a table of starts that lack no feature."""
         index, spec = dataset.contents.index, options.spec
         columns, dilations = table_columns(options.table), None
+        if "start" not in columns:
+            return cls._of_episodes(options, dataset, selected, columns)
         if "dilation" in columns:
             dilations = np.unique(columns["dilation"]).tolist()
         windows = SelectedWindows(options, dataset, selected, dilations=dilations)
@@ -162,6 +166,33 @@ class ClipSet:
         own = {name: taken(column, row) for name, column in own.items()}
         none = empty_clips(spec, selected, num_incomplete=lacking)
         base = Samples.of(none, DatasetEpisodes(dataset), episode[row], start[row], own, row)
+        return cls(windows, selected, base, options.functions, options.seed)
+
+    @classmethod
+    def _of_episodes(
+        cls,
+        options: ClipOptions,
+        dataset: Dataset,
+        selected: IntArray,
+        columns: Mapping[str, pa.Array],
+    ) -> ClipSet:
+        """All clips of the episodes of a table, each with the columns of its episode."""
+        index, count = dataset.contents.index, len(columns["episode"])
+        first = {"start": pa.array(np.zeros(count, np.int64))}  # a frame that every episode has
+        no_reaches = np.zeros((len(index.num_frames), 2), np.int64)
+        episode, _, own = read_samples(
+            {**columns, **first}, index.keys, index.num_frames, no_reaches
+        )
+        row = np.full(len(index.num_frames), -1)
+        row[episode] = np.arange(count)
+        for again in np.flatnonzero(row[episode] != np.arange(count))[:1].tolist():
+            problem = f"samples without start has an episode twice, in row {again}"
+            key = columns["episode"][again].as_py()
+            raise ClipError(problem, episode=key, expected="a column start, or a row per episode")
+        selected = np.intersect1d(episode, selected)
+        windows = SelectedWindows(options, dataset, selected)
+        values = {name: partial(_of_episode, column, row) for name, column in own.items()}
+        base = Samples(windows.enumerate(options.spec), DatasetEpisodes(dataset), values)
         return cls(windows, selected, base, options.functions, options.seed)
 
     def with_seed(self, seed: int) -> ClipSet:
@@ -385,7 +416,8 @@ class ClipSet:
             repr(one) if isinstance(one, BuiltIn) and one.is_implicit else "function"
             for one in self.functions
         ]
-        is_listed, epoch = self.base.listed is not None, epoch if "function" in names else -1
+        is_listed = self.base.listed is not None or bool(self.base.columns)
+        epoch = epoch if "function" in names else -1
         if epoch not in self._digests and (epoch >= 0 or is_listed):
             self._digests[epoch] = self._digest(self.base if epoch < 0 else self.samples_in(epoch))
         found = [self._digests[epoch], *names] if epoch in self._digests else names
@@ -407,3 +439,8 @@ class ClipSet:
             else:
                 digest.update(json.dumps([name, values]).encode())
         return digest.hexdigest()
+
+
+def _of_episode(values: Values, row: IntArray, clips: ClipKeys) -> Values:
+    """The values of the episodes of clips; `row` is each episode's row in the table."""
+    return taken(values, row[clips.episode])

@@ -237,11 +237,12 @@ class ClipOptions:
             epoch, so it must depend on its arguments alone.
 
             A table is a dict of columns, a table of Arrow, pandas or Polars, or the path of a
-            Parquet file. Columns: `episode`, keys;
-            `start`, first frames, or `frames`. `frames` lists the frames of each clip, such as
-            `[3, 41]`, in any order and of equal length for all clips; then `clip_len` must be
-            `None`, batches have the column `frames`, int64 [batch, T], and `start` is the earliest
-            frame. `episodes` filters the table; `stride` must be 1.
+            Parquet file. Columns: `episode`, keys; `start`, first frames, or `frames`. Without
+            these two, a row stands for all clips of its episode. `frames` lists the frames of each
+            clip, such as `[3, 41]`, in any order and of equal length for all clips; then `clip_len`
+            must be `None`, batches have the column `frames`, int64 [batch, T], and `start` is the
+            earliest frame. `episodes` filters the table; with `start` or `frames`, `stride` must
+            be 1.
 
             Optional columns: `repeat`, mean number of occurrences in an epoch, 1 by default: 2.3
             means two occurrences in most epochs and three in the others, as the seed decides;
@@ -403,7 +404,8 @@ class ClipOptions:
         is_dilated, has_frames = self.dilation != 1, self.lists_frames
         taken["dilation"] = is_dilated and (has_frames or "dilation" in self._columns)
         taken["reverse"] = self.reverse > 0 and (has_frames or "reverse" in self._columns)
-        if self.table is not None and (given := [name for name in taken if taken[name]]):
+        given = [name for name in taken if taken[name]]
+        if given and self._columns & {"start", "frames"}:
             expected = f"no {', '.join(given)}"
             raise ClipError("samples has the starts, or the frames of each clip", expected=expected)
 
