@@ -125,7 +125,7 @@ class StoredSource(Source, Protocol):
         ...
 
     @property
-    def copied_features(self) -> frozenset[str]:
+    def undecoded_features(self) -> frozenset[str]:
         """Features whose chunks are copied without decoding."""
         ...
 

@@ -243,7 +243,7 @@ def convert(
                 known, inventories = dataset.statistics, dataset.inventories
                 schema = _schema_of(dataset.stored, schema, codecs, target.schema, described)
                 source = dataset = dataset.fitted(schema, chunk_frames)
-                work = frame_cost(source.schema(), copied=dataset.copied_features)
+                work = frame_cost(source.schema(), copied=dataset.undecoded_features)
                 copied = dataset.copy_lists(target.storage)
             else:
                 work = frame_cost(schema, in_place=in_place)

@@ -165,7 +165,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResu
     collector = StatisticsCollector(job.schema) if job.statistics else None
     codecs: Counter[tuple[str, str]] = Counter()
     changes: Counter[Change] = Counter()
-    copied: frozenset[str] = getattr(job.source, "copied_features", frozenset())
+    copied: frozenset[str] = getattr(job.source, "undecoded_features", frozenset())
     # Unchecked references and copies are as fast to repeat as to note for a resume.
     is_quick = (job.externals and not job.checksums) or copied >= job.schema.active.keys()
     with RecordFileWriter(

@@ -112,7 +112,7 @@ class DatasetSource:
         )
 
     @property
-    def copied_features(self) -> frozenset[str]:
+    def undecoded_features(self) -> frozenset[str]:
         """The features whose chunks are copied."""
         if self.target is None:
             return frozenset()
@@ -195,14 +195,14 @@ class DatasetSource:
 
     def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
         """The episode's frames; `info.num_frames` empty frames if all chunks are copied."""
-        if self.copied and self.copied_features >= self.stored.keys():
+        if self.copied and self.undecoded_features >= self.stored.keys():
             yield Block(info.num_frames, {})
         else:
             yield from map(Block.of, self.frames(info))
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         """The episode's frames, without the features whose chunks are copied."""
-        key, copied = self._key(info), self.copied_features
+        key, copied = self._key(info), self.undecoded_features
         names = [name for name in self.stored if name not in copied]
         groups = dict.fromkeys(self.stored[name].group for name in names)
         columns = [self.values(group, names, key) for group in groups]
@@ -352,9 +352,9 @@ class MergedSource:
         return tuple(each for part in self.parts for each in part.reader.inventories)
 
     @property
-    def copied_features(self) -> frozenset[str]:
+    def undecoded_features(self) -> frozenset[str]:
         """The features whose chunks are copied from all datasets."""
-        return frozenset.intersection(*(part.copied_features for part in self.parts))
+        return frozenset.intersection(*(part.undecoded_features for part in self.parts))
 
     def fitted(self, schema: Schema, chunk_frames: int | None = None) -> MergedSource:
         """As `DatasetSource.fitted`."""

@@ -125,7 +125,7 @@ def _cut(gops: Iterator[Gop], part: _Part) -> Iterator[Gop]:
         begin, at = at, at + gop.num_frames
         stop = gop.num_frames if part.is_last else min(part.span.stop - begin, gop.num_frames)
         if (start := max(part.span.start - begin, 0)) < stop:
-            yield gop.cut(range(start, stop))
+            yield gop.select_frames(range(start, stop))
         if at >= part.span.stop and not part.is_last:
             return
 

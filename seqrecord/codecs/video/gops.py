@@ -52,7 +52,7 @@ class Gop:
         """Number of visible frames."""
         return sum(number != -1 for number in self.order)
 
-    def cut(self, frames: range) -> Gop:
+    def select_frames(self, frames: range) -> Gop:
         """The GOP of some consecutive frames; other packets that they may need stay, not shown."""
         if len(frames) == self.num_frames:
             return self
@@ -86,6 +86,6 @@ class DecodedFrame:
 
     num_frames = 1
 
-    def cut(self, frames: range) -> DecodedFrame:  # noqa: ARG002 - as in `Gop`
+    def select_frames(self, frames: range) -> DecodedFrame:  # noqa: ARG002 - as in `Gop`
         """The frame itself."""
         return self

@@ -34,10 +34,10 @@ from seqrecord.sources.common.orientation import Orientation, is_alone, shape_of
 from seqrecord.sources.common.originals import NumberedFrames, find_files, key_of
 from seqrecord.sources.common.point_files import POINT_ENDINGS, read_points
 from seqrecord.sources.common.specs import chosen_names, feature_name, feature_spec, widened
-from seqrecord.sources.folders.account import EpisodeFiles, account_of, encoding_notes
 from seqrecord.sources.folders.encodings import kind_of_values, known_meaning
+from seqrecord.sources.folders.episode_frames import check_time_axis, files_of, read_frames
 from seqrecord.sources.folders.exported import ExportedFeature, read_description
-from seqrecord.sources.folders.frames import check_time_axis, files_of, read_frames
+from seqrecord.sources.folders.folder_account import EpisodeFiles, account_of, encoding_notes
 from seqrecord.sources.folders.rows import RowFiles, find_camera, find_rows
 from seqrecord.sources.folders.tree import (
     METADATA,

@@ -26,7 +26,6 @@ from seqrecord.sources.common.orientation import Orientation, is_alone
 from seqrecord.sources.common.originals import Scan, ScannedSource, find_files, has_file, key_of
 from seqrecord.sources.common.specs import check_spec, feature_spec, kind_of, text_spec
 from seqrecord.sources.common.stored_rows import check_stored_alike, hdf5_rows, hdf5_spec
-from seqrecord.sources.hdf5.account import Hdf5Account, check_total
 from seqrecord.sources.hdf5.files import (
     encoded_row,
     first_image,
@@ -36,6 +35,7 @@ from seqrecord.sources.hdf5.files import (
     reading_hdf5,
     text_of,
 )
+from seqrecord.sources.hdf5.hdf5_account import Hdf5Account, check_total
 from seqrecord.sources.hdf5.layouts import Hdf5Episode, groups, is_droid_metadata, read_episode
 from seqrecord.sources.inventory import Account, LeftOut, unread_files
 from seqrecord.sources.video.files import VIDEO_ENDINGS, VideoFile

@@ -26,7 +26,6 @@ from seqrecord.sources.common.orientation import Orientation, is_alone
 from seqrecord.sources.common.originals import FirstError, Originals, files_below
 from seqrecord.sources.common.specs import UnsupportedError, chosen_names, text_spec
 from seqrecord.sources.inventory import Account
-from seqrecord.sources.lerobot.account import account_of
 from seqrecord.sources.lerobot.counts import (
     check_tasks,
     check_totals,
@@ -51,6 +50,7 @@ from seqrecord.sources.lerobot.layout import (
     read_info,
     read_texts,
 )
+from seqrecord.sources.lerobot.lerobot_account import account_of
 from seqrecord.sources.lerobot.rows import EpisodeRows, NumberedTexts, image_bytes
 from seqrecord.sources.lerobot.videos import LeRobotVideos, depth_scale, read_spec
 from seqrecord.sources.video.streams import TOLERANCE

@@ -27,7 +27,6 @@ from seqrecord.sources.common.specs import (
     text_spec,
 )
 from seqrecord.sources.inventory import Account
-from seqrecord.sources.rlds.account import account_of
 from seqrecord.sources.rlds.layout import (
     FEATURES,
     RldsFeature,
@@ -37,6 +36,7 @@ from seqrecord.sources.rlds.layout import (
     find_shards,
     read_features,
 )
+from seqrecord.sources.rlds.rlds_account import account_of
 from seqrecord.sources.rlds.tfrecord import (
     RECORD_HEAD,
     TfRecord,

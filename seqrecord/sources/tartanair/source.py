@@ -22,12 +22,6 @@ from seqrecord.sources.common.images import load_imagecodecs
 from seqrecord.sources.common.originals import FirstError, Originals, find_files
 from seqrecord.sources.common.specs import chosen_names
 from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
-from seqrecord.sources.tartanair.frames import (
-    TrajectoryFrames,
-    imu_counts,
-    list_frames,
-    read_frames,
-)
 from seqrecord.sources.tartanair.layout import (
     CAMERAS,
     IMU_ROWS,
@@ -35,6 +29,12 @@ from seqrecord.sources.tartanair.layout import (
     PixelFiles,
     Size,
     TartanAirLayout,
+)
+from seqrecord.sources.tartanair.trajectory_frames import (
+    TrajectoryFrames,
+    imu_counts,
+    list_frames,
+    read_frames,
 )
 from seqrecord.sources.tartanair.tree import (
     DIFFICULTIES,

@@ -13,7 +13,7 @@ from seqrecord.codecs.video.packets import PASSTHROUGH, Start, packet_format
 from seqrecord.errors import SourceError, located
 from seqrecord.originals.files import open_file, openable, opened, unreadable
 from seqrecord.processes.forks import cached_property
-from seqrecord.sources.video.frames import UPRIGHT, Turn, VideoForms
+from seqrecord.sources.video.frame_forms import UPRIGHT, Turn, VideoForms
 from seqrecord.sources.video.mp4_boxes import check_boxes
 from seqrecord.sources.video.order import MAX_LEADING, FrameOrder, VideoPacket, marked
 
@@ -95,11 +95,11 @@ class VideoFile:
 
     def close(self) -> None:
         self._file.close()
-        self.close_raw()
+        self.close_bytes_file()
         if self._remote is not None:
             self._remote.close()
 
-    def close_raw(self) -> None:
+    def close_bytes_file(self) -> None:
         """Close the file of `place_of`, until its next call."""
         if self._raw is not None:
             self._raw.close()

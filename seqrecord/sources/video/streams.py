@@ -35,7 +35,7 @@ from seqrecord.originals.protocol import OtherSizeError
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.common.specs import feature_spec
 from seqrecord.sources.video.files import NO_KEYFRAME, VideoFile
-from seqrecord.sources.video.frames import UPRIGHT, FrameForm
+from seqrecord.sources.video.frame_forms import UPRIGHT, FrameForm
 from seqrecord.sources.video.order import VideoPacket
 
 TOLERANCE = 1e-4

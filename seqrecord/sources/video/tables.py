@@ -20,7 +20,7 @@ from seqrecord.format.references import ReferencedGops
 from seqrecord.originals.remote import remote_files
 from seqrecord.processes.forks import cached_property
 from seqrecord.sources.video.files import COPY, NO_KEYFRAME, VideoFile
-from seqrecord.sources.video.frames import UPRIGHT
+from seqrecord.sources.video.frame_forms import UPRIGHT
 from seqrecord.sources.video.streams import NO_FRAME, NO_PICTURE, TOLERANCE
 
 IntArray = npt.NDArray[np.int64]
@@ -102,7 +102,7 @@ def read_table(file: VideoFile) -> PacketTable:
             (p.tick, p.is_shown, p.is_key, p.is_cut, *file.place_of(p)) for p in file.packets()
         ]
     finally:
-        file.close_raw()
+        file.close_bytes_file()
     ticks, shown, key, cut, starts, sizes = np.array(packets, np.int64).reshape(-1, 6).T
     return PacketTable(ticks, shown > 0, key > 0, cut > 0, starts, sizes)
 

@@ -42,7 +42,7 @@ from seqrecord.sources.common.stored_rows import (
     zarr_spec,
 )
 from seqrecord.sources.inventory import Account, unread_files
-from seqrecord.sources.zarr.account import ZarrAccount
+from seqrecord.sources.zarr.zarr_account import ZarrAccount
 from seqrecord.text import counted
 
 _ZIP = ".zarr.zip"
