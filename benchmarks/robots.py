@@ -4,7 +4,7 @@
 
 Both sides make the same batches: states and actions of 6 and 14 values, normalized by the
 statistics of their robot and padded to 32, 50 actions per clip as for pi0, and masks of padded
-values. One side passes `pad_to` and `normalize` to the mix, the other a `clip_transform` to each
+values. One side passes `vectors` to the mix, the other a `clip_transform` to each
 source. Frames stay in memory, so an epoch gathers batches and decodes nothing. Epochs of both sides
 alternate; figures are medians.
 """
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 import seqrecord
 from benchmarks.timing import machine, markdown, once
-from seqrecord import SeqRecordIterableDataset, SeqRecordMix, SeqRecordWriter
+from seqrecord import SeqRecordIterableDataset, SeqRecordMix, SeqRecordWriter, Vector
 
 __all__ = ["Padded", "measure", "mix_by_arguments", "mix_by_functions", "write"]
 
@@ -80,8 +80,8 @@ def _mix(folder: Path, features: list[str], functions: bool, **options: Any) -> 
 
 def mix_by_arguments(folder: Path, features: list[str]) -> SeqRecordMix:
     """The mix that places and normalizes during the gather."""
-    sizes = dict.fromkeys(VECTORS, PADDED)
-    return _mix(folder, features, functions=False, pad_to=sizes, normalize="source")
+    vectors = dict.fromkeys(VECTORS, Vector(pad_to=PADDED, normalize="mean_std"))
+    return _mix(folder, features, functions=False, vectors=vectors)
 
 
 def mix_by_functions(folder: Path, features: list[str]) -> SeqRecordMix:

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from seqrecord.pipes.node import SeqRecordNode as SeqRecordNode
     from seqrecord.pipes.option_values import FrameCache as FrameCache
     from seqrecord.pipes.option_values import FrameTransform as FrameTransform
+    from seqrecord.pipes.option_values import MaxFrames as MaxFrames
+    from seqrecord.pipes.option_values import Vector as Vector
     from seqrecord.pipes.options import EngineOptions as EngineOptions
     from seqrecord.pipes.options import LoaderOptions as LoaderOptions
     from seqrecord.pipes.rank_check import check_ranks as check_ranks

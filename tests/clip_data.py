@@ -27,6 +27,7 @@ from seqrecord import (
     SeqRecordIterableDataset,
     SeqRecordPipe,
     SeqRecordWriter,
+    Vector,
 )
 from seqrecord.errors import MemoryLimitError
 from seqrecord.writing.stored_schema import Codecs
@@ -184,6 +185,15 @@ def effective_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if found.get("shuffle") is False:
         engine = replace(engine, num_cursors=None, shuffle_buffer=None)
     return found if engine == EngineOptions() else {**found, "engine": engine}
+
+
+def with_vectors(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments with `place`, `pad_to` and `normalize`, each by feature, in `vectors`."""
+    found = dict(arguments)
+    steps = {name: found.pop(name, {}) for name in ("place", "pad_to", "normalize")}
+    names = dict.fromkeys(name for one in steps.values() for name in one)
+    made = {n: Vector(**{key: one[n] for key, one in steps.items() if n in one}) for n in names}
+    return {**found, "vectors": made} if made else found
 
 
 def minimum_memory(make: Callable[..., object]) -> int:

@@ -417,7 +417,7 @@ def check_case(path: Any, case: Case, *, seed: int = 0, kind: str = "stream") ->
     assert set(yielded) <= set(case.clips)
     most = case.batch_size if case.in_rows else 2 if kind == "workers" else 1
     assert repeated <= (most or 1)
-    if "world_size" not in options:
+    if "rank" not in options:
         assert sorted(set(yielded)) == case.clips
         is_in_order = not options.get("shuffle", True) and kind != "workers" and not case.in_rows
         assert not is_in_order or yielded == case.clips
@@ -450,7 +450,7 @@ def check_rows(case: Case, batches: list[Any]) -> None:
     for row, flag in zip(rows, flags, strict=True):
         ends = [b != (a[0], a[1] + case.stride) for a, b in pairwise(row)]
         assert flag == [*zip([True, *ends], [*ends, True], strict=True)][: len(row)]
-    if not case.options.get("shuffle", True) and "world_size" not in case.options:
+    if not case.options.get("shuffle", True) and "rank" not in case.options:
         assert [clip for row in rows for clip in row] == [(key_of(e), s) for e, s in case.clips]
     assert max(map(len, rows)) - min(map(len, rows)) <= 1
 
@@ -458,7 +458,7 @@ def check_rows(case: Case, batches: list[Any]) -> None:
 def check_by_number(path: Any, case: Case, rng: random.Random) -> None:
     """Check the same clips by number."""
     of_streams = {"seed", "shuffle", "batch_size", "engine", "order", "device", "memory_limit"}
-    of_streams |= {"rank", "world_size"}
+    of_streams |= {"rank"}
     options = {name: value for name, value in case.options.items() if name not in of_streams}
     options["stride"] = case.stride
     single, dataset = Case(options), seqrecord.SeqRecordMapDataset(path, **options)

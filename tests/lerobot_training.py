@@ -109,11 +109,11 @@ def make_robots(
         ]  # fmt: skip
         write_dataset(root / name, features, recorded, robot_type=name)
         merged += _placed(root / name, recorded, places, sides)
-        shown = dict.fromkeys(_VECTORS, places)
-        sources.append(f"  {name}: {{location: {name}, weight: {3 - number}, place: {shown}}}\n")
+        shown = {vector: {"place": places} for vector in _VECTORS}
+        sources.append(f"  {name}: {{location: {name}, weight: {3 - number}, vectors: {shown}}}\n")
     text = "sources:\n" + "".join(sources)
     for normalize in (None, "mix", "source"):
-        line = "" if normalize is None else f"normalize: {normalize}\n"
+        line = f"vectors: {{normalize: mean_std, statistics: {normalize}}}\n" if normalize else ""
         name = "mix.yaml" if normalize is None else f"mix-{normalize}.yaml"
         (root / name).write_text(text + line)
     sizes = {name: {"dtype": "float32", "shape": (6,), "names": None} for name in _VECTORS}

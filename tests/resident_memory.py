@@ -69,9 +69,7 @@ def wait_as_rank(pipe: seqrecord.SeqRecordPipe, barrier: Any) -> None:
 
 def memory_of(path: str, *, ranks: int = 1, workers: int = 0, **clips: Any) -> int:
     """Bytes of all processes together."""
-    pipes = [
-        seqrecord.SeqRecordPipe(path, **clips, rank=rank, world_size=ranks) for rank in range(ranks)
-    ]
+    pipes = [seqrecord.SeqRecordPipe(path, **clips, rank=(rank, ranks)) for rank in range(ranks)]
     if ranks > 1:
         context = multiprocessing.get_context("fork")
         barrier = context.Barrier(ranks + 1)
@@ -100,7 +98,7 @@ def main() -> None:
         predicted, memory = list[int](), list[int]()
         for options in (small, clips):
             ranks, workers = processes.get("ranks", 1), processes.get("workers", 0)
-            given = LoaderOptions(**options, rank=0, world_size=ranks)
+            given = LoaderOptions(**options, rank=(0, ranks))
             with seqrecord.open(path) as dataset:
                 predicted.append(ranks * predict_memory(dataset, given, workers=workers))
             memory.append(memory_of(path, **processes, **options))

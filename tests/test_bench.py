@@ -314,7 +314,7 @@ def test_the_command(dataset: Path) -> None:
 LOADER: list[tuple[list[Any], dict[str, Any]]] = [
     (["windows={pose: {start: -1, stop: 2}}", "pad=edge"], {"pad": "edge", "num_frames": 60}),
     (["resize={image_left: [16, 8]}", "clip_len=2"], {"resize": "{'image_left': (16, 8)}"}),
-    (["clip_len=[2, 4]", "frames_per_batch=8"], {"frames_per_batch": "8", "batch_size": None}),
+    (["clip_len=[2, 4]", "batch_size={frames: 8}"], {"batch_size": {"frames": 8}}),
     (["engine={num_cursors: 1, num_threads: 1}", "clip_len=4"], {"num_threads": 1}),
 ]
 

@@ -214,7 +214,7 @@ def random_case(rng: random.Random, *, rated: bool = False) -> Case:
     if maybe(0.2):
         options["memory_limit"] = "least"
     if maybe(0.3):
-        options["rank"], options["world_size"] = rng.choice([(0, 2), (1, 2), (2, 3)])
+        options["rank"] = rng.choice([(0, 2), (1, 2), (2, 3)])
     return Case(options)
 
 

@@ -142,7 +142,7 @@ def test_batches_of_several_groups_and_windows(tmp_path: Path, device: str) -> N
     groups = {"image": 0, "flow": 1, "note": 1, "id": 2}
     path = write_numbered(tmp_path / "records", groups=groups, flush_at=[5, 11])
     windows: Any = {"image": [-1, 0], "note": [2], "id": range(4), "flow": [0, -3, 2]}
-    several: list[Any] = [{}, {"rank": 1, "world_size": 2, "stride": 3}]
+    several: list[Any] = [{}, {"rank": (1, 2), "stride": 3}]
     for more in several:
         settings: Any = {"windows": windows, "pad": "edge", "batch_size": 5, **more}
         expected = digests(SeqRecordPipe(path, **settings))

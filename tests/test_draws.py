@@ -27,6 +27,7 @@ from seqrecord import (
     ClipError,
     HorizontalFlip,
     Latest,
+    MaxFrames,
     RandomCrop,
     Resize,
     SeqRecordIterableDataset,
@@ -52,7 +53,7 @@ from tests.clip_data import (
 from tests.resume_contract import check_resume, check_stateful_loader
 
 FEATURES = ["image", "flow", "id"]
-VGGT: dict[str, Any] = {"clip_len": (2, 5), "frames_per_batch": 12, "features": FEATURES}
+VGGT: dict[str, Any] = {"clip_len": (2, 5), "batch_size": MaxFrames(12), "features": FEATURES}
 CUT3R: dict[str, Any] = {"clip_len": (2, 5), "batch_size": 4, "features": FEATURES}
 SPAN = {"span": 7, "dilation": (1, 2), "reverse": 0.5}
 SIZES = [(3, 4), (4, 4), (6, 3)]
@@ -61,7 +62,7 @@ CASES = [
     VGGT,
     CUT3R,
     {**VGGT, **SPAN},
-    {**VGGT, "drop_last": True, **RESIZED},
+    {**VGGT, "last_batch": "drop", **RESIZED},
     {**CUT3R, "shuffle": False, "clip_len": 3, **RESIZED},
 ]
 
@@ -159,12 +160,12 @@ def test_clips_have_their_frames(path: Path, case: dict[str, Any]) -> None:
             sizes.append(shape(batch))
             assert digest(batch) == digest(other)
         assert len(sizes) == length
-        whole = [max(1, 12 // n) if "frames_per_batch" in case else 4 for _, n, *_ in sizes]
+        whole = [max(1, 12 // n) if case["batch_size"] != 4 else 4 for _, n, *_ in sizes]
         is_whole = [size[0] == most for size, most in zip(sizes, whole, strict=True)]
         assert all(is_whole[:-1])
         assert len(given) == len(set(given))
         assert set(given) <= every
-        assert is_whole[-1] if case.get("drop_last") else set(given) == every
+        assert is_whole[-1] if "last_batch" in case else set(given) == every
         assert len({size[1:] for size in sizes}) > 1
 
 
@@ -186,7 +187,7 @@ def test_clips_have_their_frames(path: Path, case: dict[str, Any]) -> None:
 )
 def test_other_arguments(path: Path, more: dict[str, Any]) -> None:
     """Every feature and column of a batch has the drawn number of frames."""
-    options = {"clip_len": (2, 5), "frames_per_batch": 12, **more}
+    options = {"clip_len": (2, 5), "batch_size": MaxFrames(12), **more}
     found = []
     for batch in (batch for _ in range(2) for batch in SeqRecordPipe(path, **options)):
         clips, frames, *_ = shape(batch)
@@ -212,7 +213,7 @@ def test_ranks_draw_equally_at_each_step(path: Path, workers: int) -> None:
         every: list[list[tuple[int, ...]]] = []
         given: list[tuple[str, int]] = []
         for rank in range(3):
-            stream = SeqRecordIterableDataset(path, **case, rank=rank, world_size=3)
+            stream = SeqRecordIterableDataset(path, **case, rank=(rank, 3))
             loader = DataLoader(stream, batch_size=None, num_workers=workers)
             length, batches = len(loader), list(loader)
             assert length == len(batches)
@@ -278,7 +279,7 @@ def of_changing_ranks(
     for ranks, workers, taken in stages:
         shapes = []
         for rank in range(ranks):
-            data = make(rank=rank, world_size=ranks)
+            data = make(rank=(rank, ranks))
             if state is not None:
                 data.load_state_dict(state)
             loader = DataLoader(data, batch_size=None, num_workers=workers)
@@ -303,12 +304,12 @@ def test_states_of_other_draws(path: Path) -> None:
     pipe = SeqRecordPipe(path, **{**VGGT, "span": 7})
     next(iter(pipe))
     state = pipe.state_dict()
-    for name, value in {"clip_len": (2, 4), "frames_per_batch": 10, "span": 6}.items():
-        with pytest.raises(StateError, match=name):
+    for name, value in {"clip_len": (2, 4), "batch_size": MaxFrames(10), "span": 6}.items():
+        with pytest.raises(StateError, match=name.replace("batch_size", "frames_per_batch")):
             SeqRecordPipe(path, **{**VGGT, "span": 7, name: value}).load_state_dict(state)
 
 
-MIXES: list[dict[str, Any]] = [{"frames_per_batch": 12}, {"batch_size": 4}]
+MIXES: list[dict[str, Any]] = [{"batch_size": MaxFrames(12)}, {"batch_size": 4}]
 
 
 def make_mix(path: Path, episodes: str | None = None, **options: Any) -> SeqRecordMix:
@@ -347,7 +348,7 @@ def test_mixes(path: Path, options: dict[str, Any]) -> None:
             assert digest(batch) == digest(other)
         assert len(shapes) == length
         for clips, frames, *_ in shapes[:-1]:
-            assert clips == (4 if "batch_size" in options else 12 // frames)
+            assert clips == (4 if options["batch_size"] == 4 else 12 // frames)
         assert len({one[1] for one in shapes}) > 2
     counts = Counter(name for name, _ in given)
     assert abs(counts["one"] - 2 * counts["two"]) <= 2
@@ -363,7 +364,7 @@ def test_mixes_resume(path: Path, options: dict[str, Any]) -> None:
 
 
 def test_batches_reuse_buffers_of_the_largest_batch(path: Path) -> None:
-    pipe = SeqRecordPipe(path, clip_len=(2, 24), frames_per_batch=30, features=["id"])
+    pipe = SeqRecordPipe(path, clip_len=(2, 24), batch_size=MaxFrames(30), features=["id"])
     addresses = Counter(batch["id"].data_ptr() for _ in range(12) for batch in pipe)
     assert len(addresses) <= 10 < sum(addresses.values()) // 5
 
@@ -441,8 +442,7 @@ def test_errors(path: Path) -> None:
         ({"clip_len": (2, 3, 4)}, "clip_len"),
         ({"clip_len": (0, 3)}, "clip_len"),
         ({"clip_len": (2, 5)}, "single clips"),
-        ({**two, "frames_per_batch": 8}, "exclude each other"),
-        ({"clip_len": 3, "frames_per_batch": 8}, "frames_per_batch"),
+        ({"clip_len": 3, "batch_size": MaxFrames(8)}, "MaxFrames"),
         ({**two, "windows": {"id": [0]}}, "windows"),
         ({**two, "order": "sequences"}, "sequences"),
         ({"clip_len": 2, "span": 4, "batch_size": 2, "order": "sequences"}, "sequences"),
@@ -460,13 +460,12 @@ def test_errors(path: Path) -> None:
         with pytest.raises(ClipError, match="map-style"):
             SeqRecordMapDataset(path, **options)
     drawn: dict[str, Any] = {"clip_len": (2, 5), "features": ["image"]}
-    frames = {"frames_per_batch": 4}
+    frames = {"batch_size": MaxFrames(4)}
     mixes: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-        (VGGT, {"batch_size": 4}, "frames_per_batch"),
+        (VGGT, {"batch_size": 4}, "batch_size"),
         ({"clip_len": 2}, frames, "source"),
         (drawn, {**frames, "stopping_strategy": 3}, "number of batches"),
         (drawn, {**frames, "single_source_batches": True}, "number of batches"),
-        (drawn, {**frames, "batch_size": 3}, "exclude each other"),
         ({**drawn, **RESIZED}, {"batch_size": 4}, "size of a feature differently"),
         ({**drawn, "clip_len": 3}, {"batch_size": 4}, "clip_len differently"),
     ]
@@ -554,7 +553,7 @@ def test_draws_depend_on_seed_epoch_and_clip_alone(path: Path) -> None:
     assert some.items() <= first.items()
     assert first != drawn(SeqRecordPipe(path, **{**more, "seed": 4}, batch_size=4))
     assert first == drawn(Loader(SeqRecordNode(path, **more, batch_size=4)))
-    stream = SeqRecordIterableDataset(path, **more, batch_size=3, even_batches=False)
+    stream = SeqRecordIterableDataset(path, **more, batch_size=3, last_batch="keep")
     assert first == drawn(DataLoader(stream, batch_size=None, num_workers=2))
 
     dataset = SeqRecordMapDataset(path, **STEPS)  # by number: torch's generator alone

@@ -40,7 +40,7 @@ def make(
     path: Path, rank: int, ranks: int, kind: Any = SeqRecordIterableDataset, **changes: Any
 ) -> Any:
     settings = {"features": ["id"], "batch_size": 2, **changes}
-    return make_loader(opened(path), kind, rank=rank, world_size=ranks, **settings)
+    return make_loader(opened(path), kind, rank=(rank, ranks), **settings)
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Job:
 
     def run(self, path: Path, state: State | None = None, **changes: Any) -> Job:
         self.clips, self.repeated, states = list[Clip](), 0, list[State]()
-        self.ended, is_even = True, changes.get("even_batches", True)
+        self.ended, is_even = True, changes.get("last_batch") != "keep"
         for rank in range(self.ranks):
             data = make(path, rank, self.ranks, **changes)
             if state is not None:
@@ -78,7 +78,7 @@ class Job:
             states.append(data.state_dict(**place))
             counted = data.stats()["duplicate_clips"]
             self.repeated += self.workers * is_even if self.workers else counted
-        # Without `even_batches`, some end earlier.
+        # With `keep`, some end earlier.
         self.state: State = min(states, key=lambda one: one["epoch"])
         assert all(one == self.state or not is_even for one in states)
         return self
@@ -98,7 +98,7 @@ def every(path: Path) -> set[Clip]:
 
 
 ROWS = {"order": "sequences", "shuffle_buffer": None}
-UNEVEN = {"batch_size": None, "even_batches": False}
+UNEVEN = {"batch_size": None, "last_batch": "keep"}
 SLOW = pytest.mark.slow
 
 
@@ -107,10 +107,10 @@ SLOW = pytest.mark.slow
     [
         ([], {}),
         ([], {"batch_size": None}),
-        ([], {"even_batches": False}),
-        ([], {"drop_last": True}),
+        ([], {"last_batch": "keep"}),
+        ([], {"last_batch": "drop"}),
         ([], {"samples": samples.every(4, rotate=True)}),
-        ([], {**ROWS, "stride": 1, "drop_last": True}),
+        ([], {**ROWS, "stride": 1, "last_batch": "drop"}),
         *(
             pytest.param([], changes, marks=SLOW)
             for changes in (
@@ -118,7 +118,7 @@ SLOW = pytest.mark.slow
                 {"shuffle": False},
                 {"shuffle_buffer": None},
                 {"clip_len": None, "windows": {"id": [-2, 0, 3]}, "pad": "edge"},
-                {**ROWS, "stride": 1, "even_batches": False},
+                {**ROWS, "stride": 1, "last_batch": "keep"},
             )
         ),
         ([Job(4, 3), Job(2, 4), Job(3)], {}),
@@ -126,8 +126,8 @@ SLOW = pytest.mark.slow
         ([Job(1, 5, 2), Job()], {}),
         ([Job(1, 5, 2, 4), Job(1, 1, 1), Job(1, None, 2)], UNEVEN),
         pytest.param([Job(1, 5, 2), Job(1, None, 3)], {}, marks=SLOW),
-        pytest.param([Job(1, 5, 3), Job(1, None, 2)], {"even_batches": False}, marks=SLOW),
-        pytest.param([Job(1, 5, 3), Job(1, None, 1)], {"even_batches": False}, marks=SLOW),
+        pytest.param([Job(1, 5, 3), Job(1, None, 2)], {"last_batch": "keep"}, marks=SLOW),
+        pytest.param([Job(1, 5, 3), Job(1, None, 1)], {"last_batch": "keep"}, marks=SLOW),
         pytest.param([Job(1, 5, 3, 4), Job()], {"batch_size": None}, marks=SLOW),
         pytest.param([Job(1, 5, 3, 4), Job(1, None, 2)], {"batch_size": None}, marks=SLOW),
     ],
@@ -135,7 +135,7 @@ SLOW = pytest.mark.slow
 )
 def test_any_changes_of_size(path: Path, jobs: list[Job], changes: dict[str, Any]) -> None:
     """Without `jobs`, random ones. The next epoch is an ordinary one."""
-    whole = make(path, 0, 1, **{**changes, "drop_last": False})
+    whole = make(path, 0, 1, **{**changes, "last_batch": "repeat"})
     every = {clip for batch in whole for clip in names(batch)}
     drawn, ranks, state = random.Random(repr(changes)), 0, None
     for stop in (*(drawn.randint(1, 5) for _ in range(3)), None) if not jobs else ():
@@ -152,9 +152,9 @@ def test_any_changes_of_size(path: Path, jobs: list[Job], changes: dict[str, Any
         place = job.stop, job.ranks, max(1, job.workers)
         assert (state["batch"], state["ranks"], state["workers"]) == place
     assert state is not None
-    check_epoch(done, every, drop_last=changes.get("drop_last", False))
+    check_epoch(done, every, drop_last=changes.get("last_batch") == "drop")
     given = Counter(clip for job in done for clip in job.clips)
-    if changes.get("drop_last") or not changes.get("even_batches", True):
+    if "last_batch" in changes:
         assert set(given.values()) == {1}
     assert (state["epoch"], state["batch"], state["segments"]) == (1, 0, [])
     fresh = [make(path, job.ranks - 1, job.ranks, **changes) for _ in "ab"]

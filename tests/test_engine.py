@@ -182,7 +182,7 @@ def test_frames_of_sparse_clips_are_read_once(
     [
         ("uneven chunks", {"stride": 3, "features": FIXED}),
         ("long and uneven", {}),
-        ("small", {"stride": 2, "clip_len": 2, "drop_last": True}),
+        ("small", {"stride": 2, "clip_len": 2, "last_batch": "drop"}),
     ],
 )
 def test_resumes_anywhere(

@@ -57,7 +57,7 @@ def named(loader: Any, epochs: int = 1) -> list[Any]:
     ("kind", "settings"),
     [
         (SeqRecordPipe, {"features": ["image", "flow", "note"]}),
-        (SeqRecordPipe, {"batch_size": 5, "stride": 2, "dilation": 2, "drop_last": True, **ID}),
+        (SeqRecordPipe, {"batch_size": 5, "stride": 2, "dilation": 2, "last_batch": "drop", **ID}),
         (SeqRecordPipe, {"stride": 7, "clip_len": 2, "memory_limit": 800, **ID}),
         (SeqRecordPipe, {"batch_size": None, "stride": 3, "features": ["image", "flow", "id"]}),
         (SeqRecordPipe, {"windows": {"image": [-1, 0], "flow": [-4, -2, 3]}, "pad": "edge"}),
@@ -195,7 +195,7 @@ SHORTER = {"frame_transform": lambda frame: {"id": frame["id"][:1]}}
 
 OTHERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"seed": 6}, "settings: seed; .*expected: seed=5; got: seed=6"),
-    ({}, {"drop_last": True}, "settings: drop_last;"),
+    ({}, {"last_batch": "drop"}, "settings: drop_last;"),
     ({}, {"shuffle": False}, "settings: shuffle;"),
     ({}, {"shuffle_buffer": 1}, "expected: shuffle_buffer=16; got: shuffle_buffer=1"),
     ({}, {"num_cursors": 1}, "expected: num_cursors=.*; got: num_cursors=1"),
@@ -205,7 +205,7 @@ OTHERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"dilation": 2}, "settings: dilation;"),
     ({}, {"dilation": (1, 2)}, "settings: dilation;"),
     ({}, {"reverse": 0.25}, "settings: reverse;"),
-    ({}, {"even_batches": False}, "expected: even_batches=True; got: even_batches=False"),
+    ({}, {"last_batch": "keep"}, "expected: even_batches=True; got: even_batches=False"),
     ({}, {"features": ["image"]}, r"expected: features=\['flow', .*; got: features=\['image'\]"),
     ({}, {"episodes": "set/[012]*"}, "other episodes of this dataset; .*got: 3 episodes of 35"),
     ({}, {**ID, **SHORTER}, "settings: features, shapes;"),
@@ -343,10 +343,10 @@ def test_the_order_does_not_depend_on_the_machine(
 # ---- ranks
 
 
-@pytest.mark.parametrize("settings", [{}, {"batch_size": None}, {"even_batches": False}])
+@pytest.mark.parametrize("settings", [{}, {"batch_size": None}, {"last_batch": "keep"}])
 def test_state_of_any_rank_fits_all_ranks(path: Path, settings: dict[str, Any]) -> None:
     def of_rank(rank: int) -> Any:
-        return make_loader(path, rank=rank, world_size=3, **settings)
+        return make_loader(path, rank=(rank, 3), **settings)
 
     states, rests = [], []
     for rank in range(3):
@@ -362,8 +362,8 @@ def test_state_of_any_rank_fits_all_ranks(path: Path, settings: dict[str, Any]) 
 
 def test_rank_with_one_batch_fewer(path: Path) -> None:
     """Happens only without `even_batches`."""
-    changes = {"batch_size": None, "even_batches": False, **ID}
-    pipes = [make_loader(path, rank=rank, world_size=2, **changes) for rank in range(2)]
+    changes = {"batch_size": None, "last_batch": "keep", **ID}
+    pipes = [make_loader(path, rank=(rank, 2), **changes) for rank in range(2)]
     shorter, longer = sorted(pipes, key=len)
     assert len(longer) == len(shorter) + 1
     iterator = begun(longer, len(longer))

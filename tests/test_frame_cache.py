@@ -363,7 +363,7 @@ def test_ranks_with_other_content(video: Path, tmp_path: Path) -> None:
     some: dict[str, Any] = {"features": ["image"], "clip_len": 2, "batch_size": 1}
     total = 0
     for rank in range(8):
-        place: dict[str, Any] = {"rank": rank, "world_size": 8}
+        place: dict[str, Any] = {"rank": (rank, 8)}
         loader = cached(video, cache, **some, **place)
         assert outcome(loader) == outcome(plain(video, **some, **place))
         total += decoded(loader)

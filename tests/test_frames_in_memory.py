@@ -84,7 +84,7 @@ def check_epoch(loader: Any, *, length: int = 3) -> None:
         {"shuffle": False, "stride": 3},
         {"clip_len": 1, "samples": every(4, rotate=True)},
         {"order": "sequences", "batch_size": 3},
-        {"rank": 1, "world_size": 3, "num_cursors": 2},
+        {"rank": (1, 3), "num_cursors": 2},
         {"samples": {"episode": ["set/3", "set/0", "set/3"], "start": [30, 2, 9]}},
         {"clip_transform": lambda clip, _: {"last": clip["image"][-1]}},
     ],

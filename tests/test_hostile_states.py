@@ -44,12 +44,12 @@ def mixed(root: Path, world_size: int = 1) -> SeqRecordMix:
     }
     weights = {"a": 3, "b": 2, "c": 1}
     return SeqRecordMix(
-        sources, weights=weights, batch_size=4, stopping_strategy=5, rank=0, world_size=world_size
+        sources, weights=weights, batch_size=4, stopping_strategy=5, rank=(0, world_size)
     )
 
 
 def stream(root: Path, world_size: int = 1, **options: Any) -> SeqRecordIterableDataset:
-    options = {"batch_size": 4, "rank": 0, "world_size": world_size, **options}
+    options = {"batch_size": 4, "rank": (0, world_size), **options}
     return SeqRecordIterableDataset(root / "a", clip_len=3, **options)
 
 

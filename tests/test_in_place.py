@@ -261,10 +261,16 @@ def test_a_selection_without_bad_episodes_is_read(tmp_path: Path) -> None:
         for clips in (
             loader(samples=some),  # the selection includes the table
             loader(samples=table, episodes=good),
-            loader(samples=table, skip_bad_episodes=True),
+            seqrecord.SeqRecordPipe(
+                seqrecord.open(root, skip_bad_episodes=True),
+                samples=table,
+                batch_size=3,
+                clip_len=clip_len,
+            ),
         ):
             assert [key for b in clips for key in b["episode"]] == good[1:]
-    skipping = _loader(root, episodes=[bad, *good], skip_bad_episodes=True)
+    opened: Any = seqrecord.open(root, skip_bad_episodes=True)
+    skipping = _loader(opened, episodes=[bad, *good])
     assert {key for b in pickle.loads(pickle.dumps(skipping)) for key in b["episode"]} == {*good}
     with seqrecord.open(root, skip_bad_episodes=True) as dataset:
         assert [*dataset.episodes] == good

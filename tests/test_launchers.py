@@ -64,7 +64,7 @@ def test_accelerate(path: str) -> None:
         for way in ("sharded", "dispatched"):
             name = f"{way} {workers}"
             check_once([{name: part[name]} for part in found], 24)
-    # The error asks for world_size=1, since Accelerate splits the epoch itself.
+    # The error asks for rank=(0, 1), since Accelerate splits the epoch itself.
     assert [part["refused"] for part in found] == [11, 11] == [part["ways"] for part in found]
 
 

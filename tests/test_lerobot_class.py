@@ -432,7 +432,7 @@ def test_each_frame_is_decoded_once(root: Path) -> None:
         assert index == item["index"]
         assert index % 9 or same(item, alone[int(index)])
     options: dict[str, Any] = {"windows": ours.clips.options.windows, "pad": "edge"}
-    options |= {"batch_size": 8, "seed": 5, "even_batches": False}
+    options |= {"batch_size": 8, "seed": 5, "last_batch": "keep"}
     begin, order = np.cumsum(LENGTHS) - LENGTHS, []
     for batch in seqrecord.SeqRecordPipe(ours.clips.dataset, **options):
         numbers = [int(key[-6:]) for key in batch["episode"]]

@@ -283,8 +283,8 @@ def test_a_training_on_a_mix(
         ("", {"SEQRECORD_LEROBOT": "0"}, "got '0'"),
         ("", {"SEQRECORD_LEROBOT_MIX": "none.yaml"}, "none.yaml: the mix file cannot be read"),
         ("\nweights: wrong", {}, "weights"),
-        ("\nnormalize: source", {}, "the statistics of one robot.*SEQRECORD_LEROBOT_DEPLOY"),
-        ("\nnormalize: source", {"SEQRECORD_LEROBOT_DEPLOY": "three"}, "no such source"),
+        ("\nvectors: {normalize: mean_std}", {}, "of one robot.*SEQRECORD_LEROBOT_DEPLOY"),
+        ("\nvectors: {normalize: quantiles}", {"SEQRECORD_LEROBOT_DEPLOY": "no"}, "no such source"),
     ],
 )  # fmt: skip
 def test_mistakes_in_settings_of_a_training_on_a_mix(

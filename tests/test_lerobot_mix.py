@@ -133,8 +133,9 @@ def numbers_of(batch: dict[str, Any]) -> list[int]:
 
 def test_order_equals_that_of_the_mix(root: Path) -> None:
     ours = dataset(root)
-    as_floats = {"action": seqrecord.Normalization("mean_std", np.zeros(1), np.ones(1))}
-    options = {"windows": DELTAS, "pad": "edge", "clip_len": None, "normalize": as_floats}
+    floats = seqrecord.Normalization("mean_std", np.zeros(1), np.ones(1))
+    options: dict[str, Any] = {"windows": DELTAS, "pad": "edge", "clip_len": None}
+    options["vectors"] = {"action": seqrecord.Vector(normalize=floats)}
     mix = mixed(root, seed=7, aloha=options, so101=options)
     sampler, count = PlannedSampler(ours, batch_size=4, seed=7), 0
     for _ in range(3):
@@ -239,8 +240,16 @@ PLACES = {"aloha": {"action": [0, 2], "observation.state": [0, 1, 2]}, "so101": 
 
 
 def placed(root: Path, normalize: Any, **options: Any) -> seqrecord.SeqRecordMix:
-    of = {name: {"place": place} for name, place in PLACES.items()}
-    return mixed(root, **of, normalize=normalize, pad_to={"action": 4}, **options)
+    of = {
+        robot: {"vectors": {name: seqrecord.Vector(place=one) for name, one in places.items()}}
+        for robot, places in PLACES.items()
+    }
+    steps = {} if normalize is None else {"normalize": "mean_std", "statistics": normalize}
+    vectors = {
+        "action": seqrecord.Vector(pad_to=4, **steps),
+        "observation.state": seqrecord.Vector(**steps),
+    }
+    return mixed(root, **of, vectors=vectors, **options)
 
 
 def actions(robot: str) -> Any:
@@ -337,8 +346,10 @@ def test_planned_items_equal_items_by_number(root: Path) -> None:
         root,
         aloha={"metadata": ["robot_type"]},
         so101={"features": [TOP, "action"]},
-        pad_to={"action": 3, "observation.state": 4},
-        normalize="mix",
+        vectors={
+            name: seqrecord.Vector(pad_to=size, normalize="mean_std", statistics="mix")
+            for name, size in (("action", 3), ("observation.state", 4))
+        },
         camera_padding_masks=True,
         number_tasks=False,
     )
@@ -367,6 +378,7 @@ def test_statistics_of_images_and_of_robots_of_one_type(root: Path) -> None:
 
 
 def test_invalid_mixes_are_refused(root: Path) -> None:
+    normal = seqrecord.Vector(normalize="mean_std")
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"aloha": {"clip_len": 2}}, "windows of a policy; .*no clip_len"),
         ({"aloha": {"pad": "after"}}, "no pad"),
@@ -374,8 +386,8 @@ def test_invalid_mixes_are_refused(root: Path) -> None:
         ({"aloha": {"windows": {WRIST: range(4)}}}, "for which the policy has none"),
         ({"so101": {"resize": (3, 4)}, "single_source_batches": True}, "disagree in a shape"),
         ({"so101": {"rename": {"observation.state": "index"}}}, "name of a column"),
-        ({"so101": {"normalize": {"action": "mean_std"}}}, "'so101' normalises a feature"),
-        ({"normalize": "source"}, "deploy .*one of aloha, so101"),
+        ({"so101": {"vectors": {"action": normal}}}, "'so101' normalises a feature"),
+        ({"vectors": normal}, "deploy .*one of aloha, so101"),
     ]
     for options, text in wrong:
         with pytest.raises(ClipError, match=text):

@@ -142,7 +142,7 @@ def test_skipped_clips_are_reported_by_the_first_only(
             monkeypatch.setenv("WORLD_SIZE", "2")
         else:
             be_worker(monkeypatch, number, 2)
-        SeqRecordPipe(path, clip_len=4, world_size=1)
+        SeqRecordPipe(path, clip_len=4, rank=(0, 1))
         assert len(caplog.messages) == (number == 0)
 
 
@@ -155,7 +155,7 @@ def test_a_progress_bar_of_a_resumed_epoch(path: Path) -> None:
     assert (bar.n, bar.total) == (5, 15)
     assert len(list(bar)) == 10
     assert (bar.n, bar.total) == (15, 15)
-    pipe = SeqRecordPipe(path, clip_len=3, batch_size=7, drop_last=True)
+    pipe = SeqRecordPipe(path, clip_len=3, batch_size=7, last_batch="drop")
     total = len(possible_clips(["flow"], 3))
     assert [len(names(batch)) for batch in pipe] == [7] * (total // 7)
     assert pipe.stats()["clips_dropped"] == total % 7 > 0

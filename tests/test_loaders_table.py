@@ -316,7 +316,7 @@ def test_accelerate(path: Path, tmp_path: Path, workers: int) -> None:
             use_stateful_dataloader=stateful, dispatch_batches=False
         )
         accelerator = accelerate.Accelerator(cpu=True, dataloader_config=configuration)
-        stream = SeqRecordIterableDataset(path, **BATCHES, world_size=1)
+        stream = SeqRecordIterableDataset(path, **BATCHES, rank=(0, 1))
         if position:  # before `prepare`, in which a StatefulDataLoader starts workers
             stream.set_epoch(**position)
         loader = DataLoader(stream, batch_size=None, num_workers=workers)

@@ -173,9 +173,7 @@ def test_order_is_a_function_of_the_seed(root: Root) -> None:
 
 
 def test_ranks_give_all_clips_and_equal_counts(root: Root) -> None:
-    mixes = [
-        mixed(root, stopping_strategy="all_exhausted", rank=rank, world_size=4) for rank in range(4)
-    ]
+    mixes = [mixed(root, stopping_strategy="all_exhausted", rank=(rank, 4)) for rank in range(4)]
     assert {len(mix) for mix in mixes} == {5}  # a has 17 clips on each rank: -(-17 x 2 // 7)
     by_rank = [list(run(mix, 2)) for mix in mixes]
     names = [[name for name, _, _ in clips] for clips in by_rank]
@@ -190,7 +188,7 @@ def test_ranks_give_all_clips_and_equal_counts(root: Root) -> None:
         assert len(epoch) == 4 * length
         assert len(set(epoch)) == count
     # A source with fewer clips than ranks is repeated.
-    mixes = [mixed(root, stopping_strategy=1, rank=rank, world_size=6) for rank in range(6)]
+    mixes = [mixed(root, stopping_strategy=1, rank=(rank, 6)) for rank in range(6)]
     firsts = [next(clip for clip in run(mix) if clip[0] == "c") for mix in mixes]
     assert set(firsts) == {("c", "e/0", start) for start in range(5)}
 
@@ -308,7 +306,7 @@ def test_clips_of_an_epoch_and_their_duplicates(root: Root, ranks: int) -> None:
     wanted = {"a": 66, "b": 46, "c": 7}
     options: dict[str, Any] = {"repeat": {"b": 2}, "choose": {"c": 7}, "batch_size": size}
     for rank in range(ranks):
-        mix = sized(root, **options, rank=rank, world_size=ranks)
+        mix = sized(root, **options, rank=(rank, ranks))
         assert len(mix) == sum(wanted.values()) // (size * ranks)
         total += Counter(clip for _ in range(7) for batch in mix for clip in clips_of(batch))
     num_clips = 7 * ranks * size * (sum(wanted.values()) // (size * ranks))
@@ -653,7 +651,7 @@ def test_threads_end_with_each_kind_of_exit(folder: Path) -> None:
 
 
 def test_stats(root: Root) -> None:
-    mix = mixed(root, stopping_strategy="all_exhausted", rank=0, world_size=4)
+    mix = mixed(root, stopping_strategy="all_exhausted", rank=(0, 4))
     num_clips = sum(len(clips_of(batch)) for batch in mix)
     stats = mix.stats()
     assert (stats["clips"], stats["batches"]) == (num_clips, len(mix))
@@ -743,8 +741,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"features": "both"}, "features is not"),
     ({"features": np.zeros(3)}, "features is not"),
     ({"single_source_batches": 1}, "single_source_batches"),
-    ({"rank": 2, "world_size": 2}, "rank and world_size"),
-    ({"rank": 0, "world_size": 1 << 64}, "world_size is too large"),
+    ({"rank": (2, 2)}, "rank is not valid"),
+    ({"rank": (0, 1 << 64)}, "rank is not valid"),
 ]
 
 
@@ -761,8 +759,8 @@ def test_invalid_sources(root: Root) -> None:
         return {"frame_transform": lambda frame: {name: frame["where"]}}
 
     given: dict[str, Any] = {"batch_size": 4, "seed": 1, "memory_limit": "1GiB", "device": "cpu"}
-    given |= {"engine": EngineOptions(num_threads=2), "drop_last": True}
-    own = [{name: one} for name, one in given.items()] + [{"rank": 0, "world_size": 2}]
+    given |= {"engine": EngineOptions(num_threads=2), "last_batch": "drop"}
+    own = [{name: one} for name, one in given.items()] + [{"rank": (0, 2)}]
     lone, task = stream(root, "a"), {"metadata": ["task"]}
     rows = stream(root, "a", clip_len=2, order="sequences", batch_size=2)
     no_sources: list[Any] = [{}, [], None, {1: lone}, {"\ud800": lone}]

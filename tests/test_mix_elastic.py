@@ -52,31 +52,31 @@ def test_a_mix_on_other_ranks_continues_at_its_next_epoch(
 ) -> None:
     """One warning has the number of skipped clips; with equal ranks it continues exactly."""
     options: dict[str, Any] = {"stopping_strategy": stopping_strategy}
-    three, two = ({"world_size": ranks, **options} for ranks in (3, 2))
-    first = mixed(root, rank=1, **three)
+    three, two = ({"rank": rank, **options} for rank in ((1, 3), (0, 2)))
+    first = mixed(root, **three)
     first.set_epoch(7)  # no other test warns of this epoch
     iterator = begun(first, 2)
     state = json.loads(json.dumps(first.state_dict()))
     rest = clips(iterator)
-    same = resumed(mixed(root, rank=1, memory_limit="1MiB", **three), state)
+    same = resumed(mixed(root, memory_limit="1MiB", **three), state)
     assert clips(same) == rest
-    assert clips(same) == epoch(root, 8, rank=1, **three)
+    assert clips(same) == epoch(root, 8, **three)
     with caplog.at_level(logging.WARNING, "seqrecord"):
-        other = resumed(mixed(root, rank=0, **two), state)
+        other = resumed(mixed(root, **two), state)
         assert other.state_dict() == state  # until it begins
-        assert [clips(other) for _ in range(2)] == [epoch(root, n, rank=0, **two) for n in (8, 9)]
-        resumed(mixed(root, rank=0, **two), state).state_dict()
+        assert [clips(other) for _ in range(2)] == [epoch(root, n, **two) for n in (8, 9)]
+        resumed(mixed(root, **two), state).state_dict()
     left = 3 * 4 * len(rest)
     message = f"continues at epoch 8, without the remaining {left} clips"
     assert [message in one for one in caplog.messages if "ranks or workers" in one] == [True]
     # Nothing is skipped between epochs.
-    between = mixed(root, rank=1, **three)
+    between = mixed(root, **three)
     clips(between)
-    other = resumed(mixed(root, rank=0, **two), between.state_dict())
-    assert clips(other) == epoch(root, 1, rank=0, **two)
-    other = resumed(mixed(root, rank=0, **two), state)
+    other = resumed(mixed(root, **two), between.state_dict())
+    assert clips(other) == epoch(root, 1, **two)
+    other = resumed(mixed(root, **two), state)
     other.set_epoch(4)
-    assert clips(other) == epoch(root, 4, rank=0, **two)
+    assert clips(other) == epoch(root, 4, **two)
 
 
 def test_a_mix_with_workers(root: Path) -> None:

@@ -25,6 +25,7 @@ from seqrecord import (
     SeqRecordIterableDataset,
     SeqRecordMix,
     SeqRecordWriter,
+    Vector,
 )
 from seqrecord.errors import SeqRecordError
 from seqrecord.pipes.mixing.file_values import python_value
@@ -148,6 +149,7 @@ VALUES: list[tuple[str, Any, Any]] = [
         [{"DepthToMeters": "d"}, {"DepthToMeters": {"features": ["d", "e"], "unit": "mm"}}],
         [DepthToMeters("d"), DepthToMeters("d", "e", unit="mm")],
     ),
+    ("vectors", {"normalize": "quantiles"}, Vector(normalize="quantiles")),
     ("frame_cache", {"folder": "f", "limit": "1GiB"}, FrameCache("f", "1GiB")),
 ]
 
@@ -203,22 +205,25 @@ memory_limit: 1GiB
 def test_vectors_of_several_robots(root: Path) -> None:
     text = """
 sources:
-  a: {location: a, place: {where: [0, 1, 5]}}
-  b: {location: b, normalize: {pose: quantiles}}
+  a: {location: a, vectors: {where: {place: [0, 1, 5]}}}
+  b:
+    location: b
+    vectors:
+      where: {place: [2, 1, 0]}
+      pose: {place: [1, 2, 3], normalize: quantiles}
 clip_len: 2
-place: {where: [2, 1, 0], pose: [1, 2, 3]}
-pad_to: {where: 6}
-normalize: {where: source}
+vectors: {where: {pad_to: 6, normalize: mean_std, statistics: source}}
 camera_padding_masks: true
 number_tasks: true
 batch_size: 4
 """
-    places = {"where": [2, 1, 0], "pose": [1, 2, 3]}
+    of_a = {"where": Vector(place=[0, 1, 5])}
+    of_b = {"where": Vector([2, 1, 0]), "pose": Vector([1, 2, 3], normalize="quantiles")}
     sources = {
-        "a": stream(root, "a", clip_len=2, place={"where": [0, 1, 5]}),
-        "b": stream(root, "b", clip_len=2, place=places, normalize={"pose": "quantiles"}),
+        "a": stream(root, "a", clip_len=2, vectors=of_a),
+        "b": stream(root, "b", clip_len=2, vectors=of_b),
     }
-    options: dict[str, Any] = {"pad_to": {"where": 6}, "normalize": {"where": "source"}}
+    options: dict[str, Any] = {"vectors": {"where": Vector(pad_to=6, normalize="mean_std")}}
     options |= {"camera_padding_masks": True, "number_tasks": True}
     mix = load(root, text)
     assert digests(mix) == digests(SeqRecordMix(sources, batch_size=4, **options))

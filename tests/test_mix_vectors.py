@@ -21,6 +21,7 @@ from seqrecord import (
     SeqRecordIterableDataset,
     SeqRecordMix,
     SeqRecordWriter,
+    Vector,
 )
 from tests.clip_data import begun, digests, resumed
 from tests.side_streams import NO_GPU, STREAMS, device_of
@@ -31,7 +32,7 @@ ROBOTS = {"arm": "so101", "humanoid": "aloha", "second": "so101"}
 PLACES = {"arm": [0, 1, 2, 3, 4, 31]}
 WEIGHTS = {"arm": 2, "humanoid": 1, "second": 1}
 SHARES = {"arm": Fraction(1, 2), "humanoid": Fraction(1, 4), "second": Fraction(1, 4)}
-FORM: dict[str, Any] = {"pad_to": {"action": 32, "state": 16}}
+SIZES_OF_MIX = {"action": 32, "state": 16}
 
 
 def write_robot(
@@ -74,15 +75,29 @@ def device(request: pytest.FixtureRequest) -> Iterator[str | None]:
         yield device
 
 
+def form(
+    pad_to: dict[str, int] | None = None, normalize: Any = None, mode: str = "mean_std"
+) -> dict[str, Any]:
+    """The argument `vectors` with sizes, and scopes by feature or one for all."""
+    if isinstance(normalize, str) and not pad_to:
+        return {"vectors": Vector(normalize=mode, statistics=normalize)}
+    if isinstance(normalize, str):
+        normalize = dict.fromkeys(SIZES_OF_MIX, normalize)
+    found: dict[str, dict[str, Any]] = {name: {"pad_to": n} for name, n in (pad_to or {}).items()}
+    for name, scope in (normalize or {}).items():
+        found.setdefault(name, {}).update(normalize=mode, statistics=scope)
+    return {"vectors": {name: Vector(**one) for name, one in found.items()} or None}
+
+
 def sources(root: Path, names: Any = SIZES, **options: Any) -> dict[str, SeqRecordIterableDataset]:
     options = {"clip_len": 2, "windows": {"action": range(4)}, "pad": "edge", **options}
-    place = {name: {"action": PLACES[name]} for name in PLACES}
-    return {n: SeqRecordIterableDataset(root / n, place=place.get(n), **options) for n in names}
+    own = {name: {"action": Vector(place=PLACES[name])} for name in PLACES}
+    return {n: SeqRecordIterableDataset(root / n, vectors=own.get(n), **options) for n in names}
 
 
 def robots(root: Path, **options: Any) -> SeqRecordMix:
-    settings: dict[str, Any] = {"weights": WEIGHTS, "batch_size": 7, "seed": 3, **FORM}
-    return SeqRecordMix(sources(root), **{**settings, "normalize": "source", **options})
+    settings: dict[str, Any] = {"weights": WEIGHTS, "batch_size": 7, "seed": 3}
+    return SeqRecordMix(sources(root), **settings, **{**form(SIZES_OF_MIX, "source"), **options})
 
 
 def places_of(name: str, feature: str) -> list[int]:
@@ -149,7 +164,7 @@ ALL = [(scope, mode, kind) for kind in (None, "cpu", "late") for scope in GROUPS
 )
 def test_robots_in_one_batch(root: Path, device: str | None, scope: str, mode: str) -> None:
     """Each value is that of the stored frame, normalized and placed by brute force."""
-    mix = robots(root, normalize=scope, normalization=mode, device=device)
+    mix = robots(root, **form(SIZES_OF_MIX, scope, mode), device=device)
     normal: dict[tuple[str, str], Any] = {}
     features = {"action": 32, "state": 16}
     for group in GROUPS[scope]:
@@ -180,8 +195,7 @@ def test_robots_in_one_batch(root: Path, device: str | None, scope: str, mode: s
 
 def test_sizes_decide_whether_batches_mix(root: Path) -> None:
     """Without pad_to of each, batches alternate; each has the columns of its source."""
-    form = {"pad_to": None, "features": "intersection", "normalize": {"state": "robot_type"}}
-    mix = robots(root, **form)
+    mix = robots(root, features="intersection", **form(normalize={"state": "robot_type"}))
     assert mix.single_source_batches
     for batch in mix:
         [name] = set(batch["dataset"])
@@ -190,12 +204,12 @@ def test_sizes_decide_whether_batches_mix(root: Path) -> None:
         assert batch["state"].dtype == torch.float32
     assert robots(root, single_source_batches=True).single_source_batches
     with pytest.raises(ClipError, match="disagree in a shape") as info:
-        robots(root, single_source_batches=False, pad_to={"action": 32})
+        robots(root, single_source_batches=False, **form({"action": 32}))
     assert info.value.feature == "state"
 
 
 def test_missing_cameras_and_features(root: Path) -> None:
-    mix = robots(root, camera_padding_masks=True, pad_to={**FORM["pad_to"]})
+    mix = robots(root, camera_padding_masks=True)
     for batch in mix:
         for camera in ("top", "wrist"):
             has = torch.tensor([camera in CAMERAS[name] for name in batch["dataset"]])
@@ -203,7 +217,7 @@ def test_missing_cameras_and_features(root: Path) -> None:
             assert torch.equal(batch[f"{camera}_is_missing"], ~has)
             assert not batch[camera][~has].any()
     both = sources(root, ["arm"]) | sources(root, ["second"], features=["state"], windows=None)
-    mix = SeqRecordMix(both, batch_size=8, pad_to={"action": 40}, normalize={"action": "mix"})
+    mix = SeqRecordMix(both, batch_size=8, **form({"action": 40}, {"action": "mix"}))
     batch = next(iter(mix))
     lacks = torch.tensor([name == "second" for name in batch["dataset"]])
     assert lacks.any()
@@ -220,9 +234,9 @@ def test_zeros_and_single_sources_are_reported_once(
     both = sources(tmp_path, ["humanoid"]) | sources(
         tmp_path, ["arm"], features=["top", "action"], rename={"top": "front"}
     )
-    form: dict[str, Any] = {"batch_size": 4, "pad_to": {"action": 32}}
+    padded: dict[str, Any] = {"batch_size": 4, **form({"action": 32})}
     for _ in range(2):
-        SeqRecordMix(both, weights={"humanoid": 3, "arm": 1}, **form)
+        SeqRecordMix(both, weights={"humanoid": 3, "arm": 1}, **padded)
     [found] = [one for one in caplog.messages if "lacks" in one]
     head, *rows = found.split("\n  ")
     assert "0; rename= or features=" in head
@@ -231,7 +245,7 @@ def test_zeros_and_single_sources_are_reported_once(
         "humanoid (75% of clips) lacks front; it has top, wrist",
     ]
     caplog.clear()
-    SeqRecordMix(both, features="intersection", **form)
+    SeqRecordMix(both, features="intersection", **padded)
     SeqRecordMix(both, batch_size=4, single_source_batches=True)
     assert not caplog.messages
     SeqRecordMix(both, batch_size=4)
@@ -239,7 +253,7 @@ def test_zeros_and_single_sources_are_reported_once(
     assert found.endswith("\n  action: humanoid: float32 [4, 14]; arm: float32 [4, 32]")
     caplog.clear()
     many = {str(i): both["arm"] for i in range(30)} | {"humanoid": both["humanoid"]}
-    SeqRecordMix(many, **form)
+    SeqRecordMix(many, **padded)
     [found] = [one for one in caplog.messages if "lacks" in one]
     assert found.endswith("… 23 more")
     assert len(found.splitlines()) == 10
@@ -248,19 +262,20 @@ def test_zeros_and_single_sources_are_reported_once(
 def test_own_steps_of_sources_and_nested_mixes(root: Path) -> None:
     """The steps of a source, or of an inner mix, come first; the outer mix extends its vectors."""
     normal = Normalization("mean_std", np.zeros(6), np.full(6, 2.0))
-    own: dict[str, dict[str, Any]] = {
-        "arm": {"normalize": {"state": normal}},
-        "second": {"pad_to": {"state": 7}},
-        "humanoid": {"normalize": {"state": "mean_std"}},
+    own = {
+        "arm": Vector(normalize=normal),
+        "second": Vector(pad_to=7),
+        "humanoid": Vector(normalize="mean_std"),
     }
     arm, second, other = (
-        SeqRecordIterableDataset(root / name, clip_len=1, **more) for name, more in own.items()
+        SeqRecordIterableDataset(root / name, clip_len=1, vectors={"state": one})
+        for name, one in own.items()
     )
-    form: dict[str, Any] = {"pad_to": {"state": 8}, "normalize": {"action": "source"}}
-    inner = SeqRecordMix({"one": arm, "two": second}, batch_size=2, **form)
+    of_inner = form({"state": 8}, {"action": "source"})
+    inner = SeqRecordMix({"one": arm, "two": second}, batch_size=2, **of_inner)
     both: dict[str, Any] = {"arms": inner, "other": other}
     sizes = {"state": 20, "action": 14}
-    mix = SeqRecordMix(both, batch_size=9, pad_to=sizes, features="intersection")
+    mix = SeqRecordMix(both, batch_size=9, features="intersection", **form(sizes))
     found = {source: {*names} for source, names in mix.normalized.items()}
     assert found == {"arms/one": {"state", "action"}, "arms/two": {"action"}, "other": {"state"}}
     batch = next(iter(mix))
@@ -269,9 +284,9 @@ def test_own_steps_of_sources_and_nested_mixes(root: Path) -> None:
         size = 14 if name == "other" else 6
         assert int((~batch["state_dim_is_pad"][i]).sum()) == size
     with pytest.raises(ClipError, match="normalize of the mix, and of a source") as info:
-        SeqRecordMix(both, batch_size=2, normalize={"state": "source"})
+        SeqRecordMix(both, batch_size=2, **form(normalize={"state": "source"}))
     assert info.value.feature == "state"
-    kept = SeqRecordMix(both, batch_size=2, normalize="source")
+    kept = SeqRecordMix(both, batch_size=2, **form(normalize="source"))
     assert kept.normalized["arms/one"]["state"] is normal
 
 
@@ -285,8 +300,8 @@ def test_results_of_functions_are_padded_and_normalized(root: Path) -> None:
         name: SeqRecordIterableDataset(root / name, clip_len=3, clip_transform=relative)
         for name in ("arm", "humanoid")
     }
-    settings: dict[str, Any] = {"batch_size": 5, "pad_to": {"delta": 20, "state": 20}}
-    for batch in SeqRecordMix(both, normalize={"state": "mix"}, **settings):
+    sizes = {"delta": 20, "state": 20}
+    for batch in SeqRecordMix(both, batch_size=5, **form(sizes, {"state": "mix"})):
         assert batch["delta"].shape[1:] == batch["state"].shape[1:] == (3, 20)
         assert not batch["delta"][:, 0].any()
         for i, name in enumerate(batch["dataset"]):
@@ -295,7 +310,7 @@ def test_results_of_functions_are_padded_and_normalized(root: Path) -> None:
     wrong: list[Any] = ["source", {"delta": "source"}]
     for normalize in wrong:
         with pytest.raises(ClipError, match="a function changes this feature") as info:
-            SeqRecordMix(both, normalize=normalize, **settings)
+            SeqRecordMix(both, batch_size=5, **form(normalize=normalize))
         assert info.value.feature == "delta"
 
 
@@ -303,7 +318,7 @@ def test_order_resume_and_workers_do_not_depend_on_the_form(root: Path) -> None:
     def clips_of(batch: dict[str, Any]) -> list[Any]:
         return list(zip(batch["dataset"], batch["episode"], batch["start"].tolist(), strict=True))
 
-    assert [*map(clips_of, robots(root, normalize=None))] == [*map(clips_of, robots(root))]
+    assert [*map(clips_of, robots(root, **form(SIZES_OF_MIX)))] == [*map(clips_of, robots(root))]
     whole = digests(robots(root, number_tasks=True))
     stopped = robots(root, number_tasks=True)
     begun(stopped, 2)
@@ -361,19 +376,16 @@ def test_invalid_forms(root: Path) -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str, str | None]] = [
-    ({"pad_to": {"action": 31}}, "source 'arm' of a mix: pad_to is smaller", "action"),
-    ({"pad_to": {"state": 13}}, "source 'humanoid' of a mix: pad_to is smaller", "state"),
-    ({"pad_to": {"top": 13}}, "source 'arm' of a mix: pad_to is for vectors", "top"),
-    ({"pad_to": {"other": 13}}, "batches of the mix have no such feature", "other"),
-    ({"pad_to": {"wrist": 13}, "features": "intersection"}, "no such feature", "wrist"),
-    ({"pad_to": 3}, "pad_to is not valid", None),
-    ({"normalize": "robot"}, "normalize is not valid", None),
-    ({"normalize": {"state": ["mix"]}}, "normalize is not valid", None),
-    ({"normalize": {"state": "mean_std"}}, "normalize is not valid", None),
-    ({"normalize": {"top": "mix"}}, "normalize is for vectors", "top"),
-    ({"normalization": "min_max"}, "normalization is not valid", None),
-    ({"normalize": None, "normalization": {"state": "mean_std"}}, "not normalized", "state"),
-    ({"normalization": {"step": "quantiles"}}, "not normalized", "step"),
+    (form({"action": 31}), "source 'arm' of a mix: pad_to is smaller", "action"),
+    (form({"state": 13}), "source 'humanoid' of a mix: pad_to is smaller", "state"),
+    (form({"top": 13}), "source 'arm' of a mix: pad_to is for vectors", "top"),
+    (form({"other": 13}), "batches of the mix have no such feature", "other"),
+    ({**form({"wrist": 13}), "features": "intersection"}, "no such feature", "wrist"),
+    ({"vectors": 3}, "vectors is not valid", None),
+    ({"vectors": Vector(pad_to=3)}, "a Vector for all features has no pad_to", None),
+    ({"vectors": {"state": Vector(place=[0])}}, "place is an argument of sources", None),
+    ({"vectors": Vector(normalize=Normalization("mean_std", [0], [1]))}, "stored statistics", None),  # type: ignore[arg-type]
+    (form(normalize={"top": "mix"}), "normalize is for vectors", "top"),
     ({"camera_padding_masks": 1}, "camera_padding_masks is not valid", None),
     ({"number_tasks": "task"}, "number_tasks is not valid", None),
 ]
@@ -389,17 +401,17 @@ def test_units_robots_and_statistics_of_sources(root: Path, tmp_path: Path) -> N
         both["other"] = sources(tmp_path, [name])[name]
         return SeqRecordMix(both, batch_size=2, **options)
 
-    assert not with_arm("degrees", normalize="source").single_source_batches
+    assert not with_arm("degrees", **form(normalize="source")).single_source_batches
     for normalize in (None, "mix", {"state": "source"}):
         with pytest.raises(ClipError, match="disagree on the unit"):
-            with_arm("degrees", normalize=normalize)
+            with_arm("degrees", **form(normalize=normalize))
     with pytest.raises(ClipError, match="source 'other' of a mix: normalize needs statistics"):
-        with_arm("bare", normalize="source")
-    with pytest.raises(ClipError, match="finds no vector"):
+        with_arm("bare", **form(normalize="source"))
+    with pytest.raises(ClipError, match="finds none"):
         SeqRecordMix(
             sources(root, ["second"], features=["step"], windows=None),
             batch_size=2,
-            normalize="mix",
+            **form(normalize="mix"),
         )
     for number, robot in enumerate(("one", "two")):
         writer = SeqRecordWriter(tmp_path / "two", mode="append" if number else "create")
@@ -407,7 +419,7 @@ def test_units_robots_and_statistics_of_sources(root: Path, tmp_path: Path) -> N
             episode.append({"state": np.zeros(2)})
     two = SeqRecordIterableDataset(tmp_path / "two", clip_len=1)
     with pytest.raises(ClipError, match="takes one robot_type") as info:
-        SeqRecordMix({"two": two}, batch_size=2, normalize="robot_type")
+        SeqRecordMix({"two": two}, batch_size=2, **form(normalize="robot_type"))
     assert "'one' (one), 'two' (two)" in str(info.value.got)
 
 
@@ -420,7 +432,7 @@ def test_features_of_one_channel_and_channels_without_numbers(tmp_path: Path) ->
                 episode.append(frame)
     both = {n: SeqRecordIterableDataset(tmp_path / n, clip_len=1) for n in ("wide", "narrow")}
     for mode in MODES:
-        mix = SeqRecordMix(both, normalize="mix", normalization=mode, batch_size=2)
+        mix = SeqRecordMix(both, batch_size=2, **form(normalize="mix", mode=mode))
         found = mix.normalized["wide"]
         assert found["x"].offset.shape == (300,)
         np.testing.assert_allclose(found["x"].offset, 14.5, atol=0.5)
@@ -460,8 +472,8 @@ def test_constants_large_offsets_and_rare_values(
             for value in values:
                 episode.append({"state": value})
         both[name] = SeqRecordIterableDataset(path, clip_len=1)
-    form: dict[str, Any] = {"normalize": scope, "normalization": mode}
-    mix = SeqRecordMix(both, weights={"one": 1, "two": 2}, batch_size=100, **form)
+    weights = {"one": 1, "two": 2}
+    mix = SeqRecordMix(both, weights=weights, batch_size=100, **form(normalize=scope, mode=mode))
     seen = np.concatenate([batch["state"][:, 0].numpy() for batch in mix])
     few = len(CONSTANTS)
     assert not seen[:, :few].any()
@@ -478,11 +490,11 @@ def test_constants_large_offsets_and_rare_values(
 def test_clips_of_drawn_lengths(root: Path, device: str | None) -> None:
     """Steps of vectors apply to each frame of a span, in batches of different lengths."""
     options: dict[str, Any] = {"windows": None, "pad": None, "features": ["action", "step"]}
-    settings: dict[str, Any] = {"weights": WEIGHTS, "pad_to": {"action": 32}, "device": device}
+    settings: dict[str, Any] = {"weights": WEIGHTS, "device": device}
     mix = SeqRecordMix(
         sources(root, clip_len=(2, 5), span=6, **options),
-        frames_per_batch=12,
-        normalize="source",
+        batch_size=seqrecord.MaxFrames(12),
+        **form({"action": 32}, {"action": "source"}),
         **settings,
     )
     lengths = set()

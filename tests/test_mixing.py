@@ -98,11 +98,15 @@ def test_given_shuffle_buffer_limits_frames(path: Path) -> None:
     [
         ({"memory_limit": "330KiB"}, ["leaves room for"], logging.WARNING),
         (
-            {"world_size": 40, "memory_limit": "2560KiB", "fixed_shards": False},
+            {
+                "rank": (0, 40),
+                "memory_limit": "2560KiB",
+                "engine": EngineOptions(fixed_shards=False),
+            },
             ["would read"],
             logging.INFO,
         ),
-        ({"rank": 1, "world_size": 40}, [], 0),  # all frames stay
+        ({"rank": (1, 40)}, [], 0),  # all frames stay
         ({}, [], 0),
     ],
 )
@@ -113,7 +117,7 @@ def test_one_log_line_names_the_limit_of_mixing(
     level: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    usual = {"rank": 0, "world_size": 1, "clip_len": 16, "batch_size": 32}
+    usual = {"rank": (0, 1), "clip_len": 16, "batch_size": 32}
     with caplog.at_level(logging.INFO, "seqrecord"):
         pipe = SeqRecordPipe(path, **{**usual, **settings})
         for _ in range(2):
@@ -165,9 +169,7 @@ def test_too_small_machine_raises_with_the_limit_to_pass(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
 
     def first(**settings: Any) -> dict[str, Any]:
-        pipe = SeqRecordPipe(
-            elsewhere, clip_len=16, batch_size=32, rank=0, world_size=2, **settings
-        )
+        pipe = SeqRecordPipe(elsewhere, clip_len=16, batch_size=32, rank=(0, 2), **settings)
         next(iter(pipe))
         return pipe.stats()
 
@@ -206,7 +208,7 @@ def test_workers_share_the_default_limit(path: Path) -> None:
 
     def length(workers: int, **more: Any) -> int:
         clips: dict[str, Any] = {"clip_len": 512, "batch_size": 20_000, **more}
-        stream = SeqRecordIterableDataset(path, rank=0, world_size=1, **clips)
+        stream = SeqRecordIterableDataset(path, rank=(0, 1), **clips)
         return len(DataLoader(stream, batch_size=None, num_workers=workers))
 
     assert length(1) == 1

@@ -177,8 +177,8 @@ def test_several_jax_processes_need_a_rank(path: Path, monkeypatch: pytest.Monke
         next(iter(pipe))
     with pytest.raises(ClipError, match="JAX process 1 of 2"):
         pickle.dumps(pipe)  # for a worker
-    given = SeqRecordPipe(path, batch_size=4, **CLIPS, rank=1, world_size=2)
-    whole = SeqRecordPipe(path, batch_size=4, **CLIPS, world_size=1)
+    given = SeqRecordPipe(path, batch_size=4, **CLIPS, rank=(1, 2))
+    whole = SeqRecordPipe(path, batch_size=4, **CLIPS, rank=(0, 1))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert len(list(pipe)) == len(list(given)) < len(list(whole))

@@ -92,7 +92,7 @@ def test_an_error_in_a_worker(path: Path) -> None:
 def test_length(path: Path) -> None:
     sizes: list[dict[str, Any]] = [{}, {"batch_size": 1}, {"batch_size": 7}]
     dataset = seqrecord.open(path)
-    for settings in [*sizes, {"batch_size": 7, "drop_last": True}]:
+    for settings in [*sizes, {"batch_size": 7, "last_batch": "drop"}]:
         settings |= {**CLIP, "features": ["id"]}
         for kind in (SeqRecordPipe, SeqRecordIterableDataset):
             data = kind(dataset, **settings)
@@ -100,7 +100,7 @@ def test_length(path: Path) -> None:
             for workers in range(4):
                 loader: Any = DataLoader(data, batch_size=None, num_workers=workers)
                 ranks = max(1, workers)  # shards of workers, without starting them
-                parts = [kind(dataset, **settings, rank=i, world_size=ranks) for i in range(ranks)]
+                parts = [kind(dataset, **settings, rank=(i, ranks)) for i in range(ranks)]
                 assert len(loader) == sum(map(len, parts))
 
 
@@ -359,7 +359,7 @@ def test_a_loader(
     path: Path, by_number: bool, workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with no_leaks():
-        data: Any = SeqRecordIterableDataset(path, **CLIPS, even_batches=False)
+        data: Any = SeqRecordIterableDataset(path, **CLIPS, last_batch="keep")
         data = numbered(path, features=FEATURES) if by_number else data
         options: Any = {"collate_fn": seqrecord.collate, "shuffle": by_number or None}
         loader: Any = DataLoader(data, batch_size=4, num_workers=workers, **options)
@@ -379,7 +379,7 @@ def test_a_loader(
 def test_workers_send_batches_without_a_copy(path: Path, shuffled: bool) -> None:
     from tests.test_shared_memory import mapped
 
-    chain: Any = SeqRecordPipe(path, **{**CLIPS, "features": ["image"], "even_batches": False})
+    chain: Any = SeqRecordPipe(path, **{**CLIPS, "features": ["image"], "last_batch": "keep"})
     if shuffled:
         chain = chain.shuffle(buffer_size=9)
     chain = chain.sharding_filter().batch(4).collate(seqrecord.collate)

@@ -106,12 +106,12 @@ OF_VIDEO = pytest.mark.parametrize(
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"batch_size": None, "stride": 7},
-    {"shuffle": False, "drop_last": True},
+    {"shuffle": False, "last_batch": "drop"},
     {"engine": EngineOptions(num_cursors=3), "dilation": 2, "clip_len": 2, "stride": 4},
     {"samples": every(3, rotate=True)},
     {"pad": "edge", "windows": {"image": [-2, 0], "id": range(5)}},
     {"order": "sequences"},
-    {"fixed_shards": False},
+    {"engine": EngineOptions(fixed_shards=False)},
 ]
 
 
@@ -148,19 +148,17 @@ def test_one_process_decodes_each_frame_once(path: Path, options: dict[str, Any]
     [
         (2, {}),
         (5, {"shuffle": False}),
-        (2, {"drop_last": True}),
-        (5, {"even_batches": False}),
-        *(pytest.param(n, {"even_batches": n == 3}, marks=pytest.mark.slow) for n in (2, 3)),
+        (2, {"last_batch": "drop"}),
+        (5, {"last_batch": "keep"}),
+        pytest.param(2, {"last_batch": "keep"}, marks=pytest.mark.slow),
+        pytest.param(3, {}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
 def test_ranks_keep_their_clips(path: Path, num_ranks: int, options: dict[str, Any]) -> None:
     """Ranks together yield each clip once per epoch; each rank decodes only its own frames."""
-    pipes = [
-        SeqRecordPipe(path, **CLIPS, **options, rank=i, world_size=num_ranks)
-        for i in range(num_ranks)
-    ]
-    is_whole = "drop_last" not in options
+    pipes = [SeqRecordPipe(path, **CLIPS, **options, rank=(i, num_ranks)) for i in range(num_ranks)]
+    is_whole = options.get("last_batch") != "drop"
     shards: list[Counter[Any]] = []
     decoded = []
     for epoch in range(3):
@@ -172,7 +170,7 @@ def test_ranks_keep_their_clips(path: Path, num_ranks: int, options: dict[str, A
             assert every.keys() == set(every_clip())
             assert every.total() == NUM_CLIPS + repeated
             assert not epoch or found == shards
-        assert len({len(pipe) for pipe in pipes}) == 1 or "even_batches" in options
+        assert len({len(pipe) for pipe in pipes}) == 1 or options.get("last_batch") == "keep"
         shards = found
     assert sum(decoded[0]) < 2 * FRAMES
     assert not is_whole or decoded[1:] == [[0] * num_ranks] * 2
@@ -186,7 +184,7 @@ def test_the_order_depends_only_on_settings(video: Path) -> None:
     """Another first epoch and other engine options do not change it."""
 
     def make(**more: Any) -> Any:
-        return SeqRecordPipe(video, **CLIPS, rank=1, world_size=2, **more)
+        return SeqRecordPipe(video, **CLIPS, rank=(1, 2), **more)
 
     first = make()
     epochs = [digests(first) for _ in range(3)]
@@ -198,7 +196,7 @@ def test_the_order_depends_only_on_settings(video: Path) -> None:
     # Shards change with `fixed_shards=False` or little memory.
     shards = []
     for more in ({}, {"memory_limit": "475KiB"}):
-        pipe = make(fixed_shards=False) if not more else make(**more)
+        pipe = make(engine=EngineOptions(fixed_shards=False)) if not more else make(**more)
         shards.append([frozenset(clips_of(video, pipe)) for _ in range(3)])
     assert len(set(shards[0])) == 3
     assert shards[1] == shards[0], "shards change with little memory"
@@ -207,7 +205,7 @@ def test_the_order_depends_only_on_settings(video: Path) -> None:
 def test_weighted_clips_and_clips_of_a_device(video: Path) -> None:
     # Weighted clips stay in one process only.
     clips = {"episode": list(LENGTHS), "start": [1] * 6, "repeat": [0.5, 2.5, 1.5, 3, 0.2, 4.1]}
-    several: list[tuple[dict[str, Any], bool]] = [({}, True), ({"rank": 0, "world_size": 2}, False)]
+    several: list[tuple[dict[str, Any], bool]] = [({}, True), ({"rank": (0, 2)}, False)]
     for ranks, kept in several:
         pipe = SeqRecordPipe(video, **CLIPS, samples=clips, **ranks)
         decoded = []
@@ -268,7 +266,7 @@ def test_results_of_a_transform(path: Path) -> None:
 # ---- resuming
 
 
-@pytest.mark.parametrize("options", [{"drop_last": True}, {"rank": 1, "world_size": 3}], ids=str)
+@pytest.mark.parametrize("options", [{"last_batch": "drop"}, {"rank": (1, 3)}], ids=str)
 def test_every_position_resumes(video: Path, options: dict[str, Any]) -> None:
     check_resume(
         lambda: SeqRecordIterableDataset(video, **{**CLIPS, "batch_size": 16}, **options),
@@ -278,7 +276,7 @@ def test_every_position_resumes(video: Path, options: dict[str, Any]) -> None:
 
 def test_positions_without_shuffle_resume(video: Path) -> None:
     def make() -> SeqRecordIterableDataset:
-        return SeqRecordIterableDataset(video, **CLIPS, shuffle=False, rank=0, world_size=2)
+        return SeqRecordIterableDataset(video, **CLIPS, shuffle=False, rank=(0, 2))
 
     whole = digests(make())
     for place in (1, 4):
@@ -294,14 +292,14 @@ def test_other_numbers_of_ranks_resume(video: Path, epoch: int, before: int, aft
     given: list[tuple[str, int]] = []
     states = []
     for rank in range(before):
-        pipe = SeqRecordPipe(video, **CLIPS, rank=rank, world_size=before)
+        pipe = SeqRecordPipe(video, **CLIPS, rank=(rank, before))
         pipe.set_epoch(epoch)
         given += clips_of(video, islice(pipe, 3))
         states.append(json.loads(json.dumps(pipe.state_dict())))
     rest: list[tuple[str, int]] = []
     following: list[tuple[str, int]] = []
     for rank in range(after):
-        pipe = SeqRecordPipe(video, **CLIPS, rank=rank, world_size=after)
+        pipe = SeqRecordPipe(video, **CLIPS, rank=(rank, after))
         pipe.load_state_dict(states[0])
         rest += clips_of(video, pipe)
         following += clips_of(video, pipe)
@@ -316,7 +314,9 @@ def test_a_state_needs_memory_for_its_order(video: Path) -> None:
     with pytest.raises(MemoryLimitError, match="order of the saved state"):
         SeqRecordPipe(video, **CLIPS, memory_limit="475KiB").load_state_dict(state)
     with pytest.raises(StateError, match="fixed_shards"):
-        SeqRecordPipe(video, **CLIPS, fixed_shards=False).load_state_dict(state)
+        SeqRecordPipe(video, **CLIPS, engine=EngineOptions(fixed_shards=False)).load_state_dict(
+            state
+        )
     # A state saved with less memory resumes with more, in its order.
     small = SeqRecordPipe(video, **CLIPS, memory_limit="475KiB")
     state, whole = small.state_dict(), [digests(small) for _ in range(3)]
@@ -343,7 +343,7 @@ def test_a_mix_decodes_once(video: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [{}, {"rank": 1, "world_size": 2}], ids=str)
+@pytest.mark.parametrize("ranks", [{}, {"rank": (1, 2)}], ids=str)
 def test_a_mix_resumes(video: Path, ranks: dict[str, Any]) -> None:
     check_resume(lambda: mix_of(video, **ranks), positions=lambda count: (1, count // 2))
 
@@ -424,7 +424,7 @@ def test_the_map_style_class_decodes_once(path: Path, given: dict[str, Any]) -> 
 @pytest.mark.parametrize(("ranks", "options"), [(3, {}), (2, {"memory_limit": "475KiB"})])
 def test_resident_features_are_reported(video: Path, ranks: int, options: dict[str, Any]) -> None:
     for rank in range(ranks):
-        pipe = SeqRecordPipe(video, **CLIPS, **options, rank=rank, world_size=ranks)
+        pipe = SeqRecordPipe(video, **CLIPS, **options, rank=(rank, ranks))
         counts = []
         for _ in range(3):
             list(pipe)

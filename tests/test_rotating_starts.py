@@ -133,7 +133,7 @@ def test_ranks_have_the_same_number_of_batches(path: Path) -> None:
     counts: list[list[list[int]]] = []
     repeated = 0
     for rank in range(3):
-        pipe = make(path, rank=rank, world_size=3)
+        pipe = make(path, rank=(rank, 3))
         counts.append([])
         for _ in range(4):
             batches = [names(batch) for batch in pipe]
@@ -147,13 +147,13 @@ def test_ranks_have_the_same_number_of_batches(path: Path) -> None:
 
 def test_an_epoch_without_a_batch_is_refused(path: Path) -> None:
     settings: dict[str, Any] = {"n": 30, "features": ["id"], "episodes": "set/[03]"}
-    settings |= {"batch_size": 1, "rank": 1, "world_size": 2}
+    settings |= {"batch_size": 1, "rank": (1, 2)}
     sizes = set()
     for epoch in range(0, 30, 5):  # some phases have a single clip
         pipe = make_at(path, epoch, **settings)
         assert len(pipe) == -(-pipe.clips.num_clips // 2) > 0
         sizes.add(pipe.clips.num_clips)
-        pipe = make_at(path, epoch, **settings, drop_last=True)
+        pipe = make_at(path, epoch, **settings, last_batch="drop")
         if pipe.clips.num_clips == 1:
             with pytest.raises(ClipError, match=r"no batch at all.*at least 2 clips.*got: 1 clips"):
                 next(iter(pipe))
@@ -168,7 +168,7 @@ def test_an_epoch_without_a_batch_is_refused(path: Path) -> None:
     [
         (SeqRecordPipe, {}),
         (SeqRecordIterableDataset, {"batch_size": None, "n": 9}),
-        (SeqRecordPipe, {"shuffle": False, "batch_size": 7, "even_batches": False}),
+        (SeqRecordPipe, {"shuffle": False, "batch_size": 7, "last_batch": "keep"}),
     ],
 )
 def test_resuming_after_any_batch(

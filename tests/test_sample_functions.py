@@ -73,7 +73,7 @@ def test_functions_choose_samples_and_columns_of_each_epoch(numbered: Dataset) -
         drawn.append([number for *_, number in rows])
     assert len({*drawn[0]}) > 10
     assert drawn[0] != drawn[1]
-    again = make(numbered, turned, rank=1, world_size=2)
+    again = make(numbered, turned, rank=(1, 2))
     again.set_epoch(1)
     of_row = dict(zip([c for c in EVERY if (c[1] + 1) % 3 == 0], drawn[1], strict=True))
     assert all(of_row[key, start] == number for key, start, number in rows_of(again, "drawn"))
@@ -195,8 +195,8 @@ def test_loaders_of_every_kind(numbered: Dataset) -> None:
 @pytest.mark.parametrize("limit", [None, "24KiB"])
 def test_resumes_on_other_ranks(numbered: Dataset, samples: Any, limit: str | None) -> None:
     def rank_of(number: int, count: int) -> SeqRecordPipe:
-        options = {"even_batches": False, "memory_limit": limit}
-        pipe = make(numbered, samples, rank=number, world_size=count, **options)
+        options = {"last_batch": "keep", "memory_limit": limit}
+        pipe = make(numbered, samples, rank=(number, count), **options)
         pipe.set_epoch(1)
         return pipe
 
@@ -241,7 +241,7 @@ def test_columns_keep_shards_and_frames(numbered: Dataset, tmp_path: Path) -> No
     ):
         clips = list[Any]()
         for rank in range(num_ranks):
-            place = {"rank": rank, "world_size": num_ranks, "even_batches": False}
+            place = {"rank": (rank, num_ranks), "last_batch": "keep"}
             pipe = make(numbered, samples, features=["image", "id"], **place)
             own = [{*map(tuple, (row[:2] for row in rows_of(pipe)))} for _ in range(2)]
             assert pipe.stats()["features_redecoded"] == ([] if is_kept else ["image"])

@@ -386,12 +386,12 @@ def test_equal_clips_keep_their_columns_on_other_ranks(
     table = labelled(clips)
     repeat = 1 + np.arange(len(table["row"])) % 2
     expected = Counter({row: int(times) for row, times in enumerate(repeat)})
-    settings: dict[str, Any] = {"even_batches": False, "memory_limit": limit, "batch_size": 2}
+    settings: dict[str, Any] = {"last_batch": "keep", "memory_limit": limit, "batch_size": 2}
     found, states = Counter[int](), list[dict[str, Any]]()
     for ranks, batches in ((3, 2), (1, 3), (2, None)):
         last = states[-1:]
         for rank in range(ranks):
-            own = {**settings, "rank": rank, "world_size": ranks}
+            own = {**settings, "rank": (rank, ranks)}
             pipe = make(numbered, {**table, "repeat": repeat}, **own)
             pipe.set_epoch(epoch)
             for state in last:
@@ -505,7 +505,7 @@ def test_state_of_another_list_is_refused(numbered: Dataset) -> None:
 
 
 def test_ranks_workers_and_mixes_divide_a_list(numbered: Dataset) -> None:
-    parts = [make(numbered, rank=i, world_size=2, even_batches=False) for i in range(2)]
+    parts = [make(numbered, rank=(i, 2), last_batch="keep") for i in range(2)]
     found = [clip for pipe in parts for clip in clips_of(pickle.loads(pickle.dumps(pipe)))]
     assert Counter(found) == Counter(PAIRS)
     with no_leaks():
@@ -530,7 +530,7 @@ def test_resumes_with_another_number_of_ranks(numbered: Dataset) -> None:
     }
     found, states = [], []
     for rank in range(2):
-        pipe = make(numbered, **settings, rank=rank, world_size=2)
+        pipe = make(numbered, **settings, rank=(rank, 2))
         found += frames_of(next(iter(pipe)))
         states.append(pipe.state_dict())
     rest = make(numbered, **settings)
@@ -572,7 +572,7 @@ def test_frames_decoded_twice_are_logged(
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(7, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "more", [{}, {"drop_last": True}, {"even_batches": False, "shuffle": False}]
+    "more", [{}, {"last_batch": "drop"}, {"last_batch": "keep", "shuffle": False}]
 )
 def test_ranks_cut_episodes_only_at_shard_boundaries(
     numbered: Dataset, ranks: int, more: dict[str, Any]
@@ -580,15 +580,15 @@ def test_ranks_cut_episodes_only_at_shard_boundaries(
     found, counts, decoded = Counter[Clip](), [], 0
     for rank in range(ranks):
         given: dict[str, Any] = {"features": ["id"], "batch_size": 4, **more}
-        pipe = make(numbered, MANY_CLIPS, rank=rank, world_size=ranks, **given)
+        pipe = make(numbered, MANY_CLIPS, rank=(rank, ranks), **given)
         clips = clips_of(pipe)
         found.update(clips)
         counts.append(len(clips))
         decoded += pipe.stats()["frames_decoded"]
     repeated, missing = found - Counter(MANY), Counter(MANY) - found
-    assert max(counts) - min(counts) <= ("even_batches" in more)
+    assert max(counts) - min(counts) <= (more.get("last_batch") == "keep")
     assert repeated.total() == (0 if more else sum(counts) - len(MANY))
-    assert missing.total() == (len(MANY) - sum(counts) if "drop_last" in more else 0)
+    assert missing.total() == (len(MANY) - sum(counts) if more.get("last_batch") == "drop" else 0)
     assert decoded <= sum(LENGTHS) + (ranks - 1) * max(LENGTHS)
 
 
@@ -649,14 +649,14 @@ def test_any_table_on_changing_ranks(each: Dataset, data: st.DataObject) -> None
         "shuffle": data.draw(st.booleans()),
         "memory_limit": data.draw(st.sampled_from([None, 20_000])),
         "seed": data.draw(st.integers(0, 99)),
-        "even_batches": False,
+        "last_batch": "keep",
     }
     epoch, state, found = data.draw(st.integers(0, 2)), dict[str, Any](), Counter[int]()
     few_ranks = st.tuples(st.integers(1, 3), st.integers(0, 3))
     for ranks, batches in (*data.draw(st.lists(few_ranks, max_size=3)), (1, None)):
         states = []
         for rank in range(ranks):
-            pipe = make(each, table, **settings, rank=rank, world_size=ranks)
+            pipe = make(each, table, **settings, rank=(rank, ranks))
             pipe.set_epoch(epoch)
             if state:
                 pipe.load_state_dict(state)

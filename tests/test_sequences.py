@@ -48,7 +48,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stream(path: Path, **settings: Any) -> SeqRecordIterableDataset:
-    given: dict[str, Any] = {"clip_len": 3, "batch_size": 2, "features": FEATURES, "world_size": 1}
+    given: dict[str, Any] = {"clip_len": 3, "batch_size": 2, "features": FEATURES, "rank": (0, 1)}
     return SeqRecordIterableDataset(path, order="sequences", **{**given, **settings})
 
 
@@ -120,7 +120,7 @@ def test_ranks_and_workers(path: Path, monkeypatch: pytest.MonkeyPatch, even_bat
     for rank in range(2):
         for worker in range(2):
             be_worker(monkeypatch, worker, 2)
-            shard = stream(path, rank=rank, world_size=2, even_batches=even_batches)
+            shard = stream(path, rank=(rank, 2), last_batch="repeat" if even_batches else "keep")
             rows = follow(shard, FEATURES, 3)
             lengths.add(max(map(len, rows)))
             together.update(clip for row in rows for clip in row)
@@ -161,7 +161,7 @@ def test_a_state_with_another_order_is_refused(path: Path) -> None:
     loader = stream(path)
     next(iter(loader))
     other = SeqRecordIterableDataset(
-        path, clip_len=3, stride=3, batch_size=2, features=FEATURES, world_size=1
+        path, clip_len=3, stride=3, batch_size=2, features=FEATURES, rank=(0, 1)
     )
     with pytest.raises(StateError, match="order"):
         other.load_state_dict(loader.state_dict())
@@ -233,12 +233,12 @@ def test_invalid_options_are_errors_at_once(path: Path, tmp_path: Path) -> None:
 
 
 def test_drop_last_without_a_whole_batch_is_an_error(path: Path) -> None:
-    usual: dict[str, Any] = {"drop_last": True, "even_batches": False, "clip_len": 9}
+    usual: dict[str, Any] = {"last_batch": "drop", "clip_len": 9}
     loader = stream(path, batch_size=3, **usual)
-    assert [len(row) for row in follow(loader, FEATURES, 9)] == [1, 1, 1]
-    assert loader.stats()["clips_dropped"] == len(possible_clips(FEATURES, 9, 9)) - 3
-    loader = stream(path, batch_size=4, **usual)
-    with pytest.raises(ClipError, match=r"(?s)drop_last leaves no batch.*3 episodes"):
+    assert [len(row) for row in follow(loader, FEATURES, 9)] == [2, 2, 2]
+    assert loader.stats()["clips_dropped"] == len(possible_clips(FEATURES, 9, 9)) - 6
+    loader = stream(path, batch_size=8, **usual)
+    with pytest.raises(ClipError, match=r"leaves no batch at all"):
         iter(loader).__next__()
 
 

@@ -24,8 +24,9 @@ from seqrecord import (
     SeqRecordMapDataset,
     SeqRecordPipe,
     SeqRecordWriter,
+    Vector,
 )
-from tests.clip_data import digests
+from tests.clip_data import digests, with_vectors
 from tests.side_streams import NO_GPU, device_of
 
 LENGTHS = (13, 9, 20)
@@ -132,7 +133,8 @@ def settings_and_streams() -> Iterator[Any]:
 def test_batches_equal_numpy(path: Path, settings: dict[str, Any], stream: str | None) -> None:
     with device_of(stream) if stream else nullcontext() as device:
         options = {"clip_len": 3, "seed": 4, "device": device, **settings}
-        plain, moved = SeqRecordPipe(path, **options), SeqRecordPipe(path, **options, **STEPS)
+        plain = SeqRecordPipe(path, **options)
+        moved = SeqRecordPipe(path, **options, **with_vectors(STEPS))
         assert "action: float32 [" in repr(moved)
         for _ in range(2):  # frames stay in memory for the second epoch
             found = list(zip(moved, plain, strict=True))  # no kept batch is overwritten
@@ -163,10 +165,14 @@ def test_random_steps(path: Path, seed: int) -> None:
         settings["windows"] = {"action": rng.integers(-4, 9, 3).tolist()}
     size, statistics = int(rng.integers(1, 9)), seqrecord.open(path).statistics
     of_batches = {**settings, "seed": seed, "batch_size": size}
-    stored, moved = (SeqRecordIterableDataset(path, **of_batches, **more) for more in ({}, steps))
+    stored, moved = (
+        SeqRecordIterableDataset(path, **of_batches, **more) for more in ({}, with_vectors(steps))
+    )
     for plain, batch in zip(stored, moved, strict=True):
         check(batch, plain, statistics, steps)
-    clips, others = (SeqRecordMapDataset(path, **settings, **more) for more in ({}, steps))
+    clips, others = (
+        SeqRecordMapDataset(path, **settings, **more) for more in ({}, with_vectors(steps))
+    )
     numbers = rng.integers(0, len(clips), size).tolist()
     plain, batch = (seqrecord.collate(data.__getitems__(numbers)) for data in (clips, others))
     check(batch, plain, statistics, steps)
@@ -178,7 +184,10 @@ def test_large_vectors_are_written_in_blocks(path: Path, device: str | None) -> 
     steps: dict[str, Any] = {"place": {"action": [4, 0, 2, 9, 1]}, "pad_to": {"action": 50_000}}
     settings: dict[str, Any] = {"clip_len": 4, "batch_size": 16, "device": device}
     settings |= {"features": ["action", "state"], "episodes": [0, 2]}
-    plain, moved = SeqRecordPipe(path, **settings), SeqRecordPipe(path, **settings, **steps)
+    plain, moved = (
+        SeqRecordPipe(path, **settings),
+        SeqRecordPipe(path, **settings, **with_vectors(steps)),
+    )
     for batch, stored in zip(moved, plain, strict=True):
         check(batch, stored, plain.dataset.statistics, steps)
 
@@ -196,7 +205,10 @@ def test_functions_receive_stored_values(path: Path) -> None:
         "pad_to": {"delta": 7},
         "normalize": {"delta": normal, "state": "mean_std"},
     }
-    plain, moved = SeqRecordPipe(path, **settings), SeqRecordPipe(path, **settings, **steps)
+    plain, moved = (
+        SeqRecordPipe(path, **settings),
+        SeqRecordPipe(path, **settings, **with_vectors(steps)),
+    )
     for batch, stored in zip(moved, plain, strict=True):
         delta = (stored["delta"].numpy() - np.float32(0.5)) / np.arange(1, 6, dtype="f4")
         np.testing.assert_array_equal(batch["delta"][..., :5].numpy(), delta)
@@ -215,26 +227,29 @@ def test_steps_after_a_frame_transform(path: Path) -> None:
         return {"action": frame["action"], "state": frame["state"] * 2}
 
     settings: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "frame_transform": whole}
-    pipe = SeqRecordPipe(path, **settings, pad_to={"state": 5}, normalize={"action": "mean_std"})
+    vectors = {"state": Vector(pad_to=5), "action": Vector(normalize="mean_std")}
+    pipe = SeqRecordPipe(path, **settings, vectors=vectors)
     statistics = pipe.dataset.statistics
     for batch, stored in zip(pipe, SeqRecordPipe(path, **settings), strict=True):
         assert torch.equal(batch["action"], statistics["action"].normalize(stored["action"]))
         assert torch.equal(batch["state"][..., :3], stored["state"])
     with pytest.raises(ClipError, match="a function changes this feature") as info:
-        SeqRecordPipe(path, **settings, normalize={"state": "mean_std"})
+        SeqRecordPipe(path, **settings, vectors={"state": Vector(normalize="mean_std")})
     assert info.value.feature == "state"
     own = SeqRecordPipe(path, **settings).compute_statistics()["state"]
-    pipe = SeqRecordPipe(path, **settings, normalize={"state": Normalization.of(own)})
+    vectors = {"state": Vector(normalize=Normalization.of(own))}
+    pipe = SeqRecordPipe(path, **settings, vectors=vectors)
     assert abs(float(torch.cat([batch["state"] for batch in pipe]).mean())) < 0.5
 
 
 def test_loaders_with_steps_work_in_other_processes(path: Path) -> None:
-    settings: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "shuffle": False, **STEPS}
-    settings |= {"even_batches": False, "features": ["action", "state", "counts", "flags", "id"]}
+    settings: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "shuffle": False}
+    settings |= with_vectors(STEPS)
+    settings |= {"last_batch": "keep", "features": ["action", "state", "counts", "flags", "id"]}
     loader = SeqRecordIterableDataset(path, **settings)
     copied = pickle.loads(pickle.dumps(loader))
     assert repr(copied) == repr(loader)
-    assert copied.options.normalize == loader.options.normalize
+    assert copied.options.vectors == loader.options.vectors
     workers = DataLoader(loader, batch_size=None, num_workers=1)
     assert (
         digests(workers) == digests(SeqRecordIterableDataset(path, **settings)) == digests(copied)
@@ -247,12 +262,13 @@ def test_wrong_steps(path: Path, tmp_path: Path) -> None:
     pad: dict[str, Any] = {"ragged": "pad"}
     errors: list[tuple[dict[str, Any], str, str | None]] = [
         ({"place": {"action": [0, 1, 2, 3]}}, "an index for each value", "action"),
-        *(({"place": {"action": item}}, "place of action is not valid", None) for item in wrong),
-        ({"place": ["action"]}, "place is not valid", None),
+        *(({"place": {"action": item}}, "place of a Vector is not valid", None) for item in wrong),
+        ({"vectors": ["action"]}, "vectors is not valid", None),
+        ({"vectors": {"action": 32}}, "vectors is not valid", None),
         ({"place": {"other": [0]}}, "clips have no such feature", "other"),
         ({"place": {"action": [0, 1, 2, 3, 9]}, "pad_to": {"action": 9}}, "smaller than", "action"),
         ({"pad_to": {"action": 4}}, "pad_to is smaller than the feature", "action"),
-        ({"pad_to": {"action": 0}}, "pad_to of action is not valid", None),
+        ({"pad_to": {"action": 0}}, "pad_to of a Vector is too small", None),
         *(
             ({"pad_to": {name: 4}}, "pad_to is for vectors", name)
             for name in ("image", "id", "note", "points")
@@ -262,13 +278,13 @@ def test_wrong_steps(path: Path, tmp_path: Path) -> None:
             ({"normalize": {name: "mean_std"}, **pad}, "is for vectors", name)
             for name in ("points", "points_mask", "image", "wide", "flags")
         ),
-        ({"normalize": {"action": "min_max"}}, "normalize of action is not valid", None),
-        ({"normalize": "mean_std"}, "normalize is not valid", None),
+        ({"normalize": {"action": "min_max"}}, "normalize of a Vector is not valid", None),
+        ({"vectors": {"action": Vector(statistics="mix")}}, "is for mixes", None),
         ({"normalize": {"action": two}}, "channels", "action"),
     ]
     for steps, problem, feature in errors:
         with pytest.raises(ClipError, match=problem) as info:
-            SeqRecordPipe(path, clip_len=2, **steps)
+            SeqRecordPipe(path, clip_len=2, **with_vectors(steps))
         assert info.value.feature == feature
         assert info.value.expected
 
@@ -282,7 +298,8 @@ def test_wrong_steps(path: Path, tmp_path: Path) -> None:
     with writer, writer.episode("a") as episode:
         for _ in range(3):
             episode.append({"action": np.ones(3), "action_dim_is_pad": np.ones(3)})
+    normal = Vector(normalize="mean_std")
     with pytest.raises(ClipError, match=r"needs statistics.*seqrecord stats"):
-        SeqRecordPipe(tmp_path / "records", clip_len=1, normalize={"action": "mean_std"})
+        SeqRecordPipe(tmp_path / "records", clip_len=1, vectors={"action": normal})
     with pytest.raises(ClipError, match="name of a batch's extra column"):
-        SeqRecordPipe(tmp_path / "records", clip_len=1, pad_to={"action": 3})
+        SeqRecordPipe(tmp_path / "records", clip_len=1, vectors={"action": Vector(pad_to=3)})

@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
 ]
-PLAIN: dict[str, Any] = {"even_batches": False, "batch_size": None}
+PLAIN: dict[str, Any] = {"last_batch": "keep", "batch_size": None}
 KINDS = pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordIterableDataset])
 
 
@@ -46,7 +46,7 @@ def loading(data: Any, workers: int = 2, **options: Any) -> Any:
 
 @cache
 def _planned(path: Path, epoch: int, part: int, parts: int, **changes: Any) -> list[Any]:
-    alone = stream(path, **changes, rank=part, world_size=parts)
+    alone = stream(path, **changes, rank=(part, parts))
     alone.set_epoch(epoch)
     return run(alone)
 
@@ -230,13 +230,13 @@ def check_fails(loader: Any, error: type[Exception], message: str) -> None:
 @pytest.mark.parametrize(
     ("workers", "size", "changes"),
     [
-        (3, None, {"batch_size": None, "even_batches": False}),
+        (3, None, {"batch_size": None, "last_batch": "keep"}),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                (2, 4, {"batch_size": None, "even_batches": False}),
+                (2, 4, {"batch_size": None, "last_batch": "keep"}),
                 (2, None, {}),
-                (2, None, {"even_batches": False}),
+                (2, None, {"last_batch": "keep"}),
                 (3, None, {"order": "sequences", "shuffle_buffer": None}),
                 (1, 5, {"batch_size": None}),
                 (0, 4, {"batch_size": None}),

@@ -61,7 +61,7 @@ def clips(
             },
             pad="edge",
             batch_size=batch,
-            drop_last=True,
+            last_batch="drop",
             engine=EngineOptions(num_threads=threads),
             memory_limit=memory,
         )

@@ -80,7 +80,7 @@ def measure(row: str, folder: str, device: str) -> Result:
         clip_len=CLIP_LEN,
         batch_size=BATCH_SIZE,
         memory_limit=MEMORY_LIMIT,
-        drop_last=True,
+        last_batch="drop",
         device=device if row == "pipe" else None,
     )
     epoch = _ROWS[row](pipe, device)

@@ -141,7 +141,7 @@ def _seqrecord(
         seqrecord.open(source.location or source.folder, storage_options=source.options),
         **arguments_of(training, source.originals),
         batch_size=training.batch,
-        drop_last=True,
+        last_batch="drop",
         memory_limit=memory_limit,
     )
     if not workers:

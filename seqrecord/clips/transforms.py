@@ -371,7 +371,7 @@ class BatchResize(_Sized):
     The window is the largest one at the center of the frame, or of the window of earlier crops,
     that has the aspect ratio of the size. Only flips may follow. All cameras with a `BatchResize`
     share the draw: cameras with as many sizes get the size with the same number. Interpolation and
-    values: see `Resize`. Requires a `batch_size` or `frames_per_batch`, of the loader or of the
+    values: see `Resize`. Requires a `batch_size`, of the loader or of the
     mix around it; a mix requires the same `BatchResize` in all sources. Excludes functions in
     `clip_transform`, `order="sequences"` and `SeqRecordMapDataset`.
 

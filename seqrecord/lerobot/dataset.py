@@ -24,7 +24,7 @@ from seqrecord.pipes.collating import collate
 from seqrecord.pipes.loaders import SeqRecordMapDataset
 from seqrecord.pipes.option_values import FrameCache
 from seqrecord.processes.forks import PerProcess, cached_property
-from seqrecord.reading.dataset import Dataset, DatasetLike
+from seqrecord.reading.dataset import Dataset, DatasetLike, skipping_bad_episodes
 from seqrecord.reading.opening import dataset_of
 from seqrecord.reading.resizing import Sizes
 from seqrecord.sources.lerobot.language import EVENTS, PERSISTENT
@@ -210,10 +210,9 @@ class LeRobotDataset(PlannedDataset):
         deltas = (self.delta_indices or {}).items()
         windows = {name: window for name, window in deltas if name in dataset.features}
         clips = SeqRecordMapDataset(
-            dataset,
+            skipping_bad_episodes(dataset) if skip_bad else dataset,
             features=[n for n in dataset.features if n in self.features or n in self._texts],
             episodes=wanted,
-            skip_bad_episodes=skip_bad,
             clip_len=None if windows else 1,
             windows=windows or None,
             pad="edge" if windows else None,

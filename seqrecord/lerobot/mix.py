@@ -29,6 +29,7 @@ from seqrecord.pipes.mixing.batches import agreed_features, joined_features
 from seqrecord.pipes.mixing.loader import MixLoader
 from seqrecord.pipes.mixing.mix import SeqRecordMix, mix_loader
 from seqrecord.pipes.mixing.sources import StoppingStrategy
+from seqrecord.pipes.option_values import Vector
 from seqrecord.processes.forks import PerProcess, cached_property
 from seqrecord.statistics.moments import FloatArray
 
@@ -71,7 +72,7 @@ class LeRobotMixDataset(PlannedDataset):
         cache_limit: memory of each process for decoded frames of items by number, of each source.
         stopping_strategy: end of an epoch; see `SeqRecordMix`. Default: that of the mix.
         deploy: name of the source whose statistics `meta.stats` has, and to whose values the
-            others' are mapped; required with `normalize` "source" or "robot_type".
+            others' are mapped; required with statistics "source" or "robot_type".
         normalization_mapping: that of the policy, which determines this map. Default: MEAN_STD.
         meta: metadata of the same mix, if already made with `MixMeta.of`, which has its own
             `deploy` and `normalization_mapping`.
@@ -399,13 +400,12 @@ class _LoaderOfOrder:
             stopping_strategy=stop,
             batch_size=order.batch_size,
             features=self._join,
-            normalize="source" if self._form.normalize == "source" else None,
+            vectors=Vector(normalize="mean_std") if self._form.own_units is None else None,
             camera_padding_masks=self._form.camera_padding_masks,
             single_source_batches=False,
             seed=order.seed,
             memory_limit=order.memory_limit or self._options.memory_limit,
-            rank=0,
-            world_size=order.ranks,
+            rank=(0, order.ranks),
             engine=self._options.engine,
         )
         return mix_loader(made)

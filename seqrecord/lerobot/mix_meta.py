@@ -86,7 +86,7 @@ class MixMeta:
         Args:
             mix: the mix.
             repo_id: its name.
-            deploy: name of the source whose statistics a checkpoint contains, for `normalize`
+            deploy: name of the source whose statistics a checkpoint contains, for statistics
                 "source" and "robot_type".
             modes: LeRobot's normalisation of each type of feature, such as `{"ACTION": "MIN_MAX"}`.
                 Default: MEAN_STD.

@@ -15,6 +15,7 @@ from seqrecord.engine.vectors import VectorSteps
 from seqrecord.errors import ClipError, located
 from seqrecord.export.lerobot_meta import TIMESTAMP
 from seqrecord.pipes.clip_loader import ClipLoader
+from seqrecord.pipes.option_values import Vector
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selecting import select
 from seqrecord.pipes.selection import Selection
@@ -98,12 +99,15 @@ class MixSource:
         with located(ClipError, file=self.dataset.url):
             options = _options(self.name, self.options, self.dataset.features, deltas)
             places = {n: s.places for n, s in self.vectors.items() if s.places is not None}
-            options = replace(
-                options,
-                place=places or None,
-                pad_to={name: self.vectors[name].size for name in places} or None,
-                normalize={**normalizations} or None,
-            )
+            vectors = {
+                name: Vector(
+                    places.get(name),
+                    self.vectors[name].size if name in places else None,
+                    normalizations.get(name),
+                )
+                for name in {**places, **normalizations}
+            }
+            options = replace(options, vectors=vectors or None)
             made = replace(self, options=options)
             _check_lengths(made, deltas)
         return made
@@ -228,7 +232,7 @@ def _options(
     given = {one.name: getattr(own, one.name) for one in fields(ClipOptions)}
     given |= {one: getattr(own, one) for one in _OF_SOURCE}
     given |= {"features": None, "rename": None, "resize": None}  # the dataset has them
-    given |= {"place": None, "pad_to": None, "normalize": None}
+    given |= {"vectors": None, "seed": 0}
     engine = {one: getattr(own.tuning, one) for one in ("num_cursors", "shuffle_buffer")}
     return LoaderOptions(
         **{

@@ -3,7 +3,7 @@
 LeRobot normalises batches with one set of statistics, which a checkpoint keeps for deployment. So a
 mix leaves its batches as stored, or maps them to the values of one robot::
 
-    normalize           statistics of the checkpoint                   batches
+    statistics=         statistics of the checkpoint                   batches
     None                of all frames, as of a merged dataset          as stored
     "mix"               of the mixture by weight                       as stored
     "source"            of the source `deploy`                         (x - o) / s * S + O
@@ -74,7 +74,7 @@ class MixStatistics:
             deploy: name of the source whose statistics a checkpoint contains.
             modes: LeRobot's normalisation of each type of feature, such as `{"ACTION": "MIN_MAX"}`.
 
-        Raises `ClipError` for `normalize` "source" or "robot_type" without `deploy`, and for
+        Raises `ClipError` for statistics "source" or "robot_type" without `deploy`, and for
         missing statistics.
         """
         names = [one.name for one in sources]
@@ -87,12 +87,12 @@ class MixStatistics:
         own = [n for n, scope in scopes.items() if scope in ("source", "robot_type")]
         if own and deploy is None:
             raise ClipError(
-                "a checkpoint contains the statistics of one robot, and normalize of the mix has "
+                "a checkpoint contains the statistics of one robot, and vectors of the mix have "
                 "others for each",
                 feature=own[0],
                 expected=f"deploy (SEQRECORD_LEROBOT_DEPLOY), one of {', '.join(names)}; or "
-                "normalize: mix",
-                got=f"normalize {scopes[own[0]]!r}",
+                "statistics: mix",
+                got=f"statistics {scopes[own[0]]!r}",
             )
         for name, scope in scopes.items():
             made._add(name, scope, sources, weights, deploy or "", _mode(name, modes))
@@ -175,16 +175,22 @@ class _Part:
 def _scope(form: MixForm, sources: Sequence[MixSource], name: str) -> str | None:
     """The normalization of a feature in the mix."""
     having = [one for one in sources if one.has(name)]
-    if own := [one.name for one in having if name in (one.options.normalize or {})]:
+    if own := [one.name for one in having if _normalizes(one, name)]:
         raise ClipError(
             f"source {own[0]!r} normalises a feature, and LeRobot's processors normalise it too",
             feature=name,
-            expected="no normalize in the source; normalize of the mix, if any",
+            expected="no normalize in the source; that of the mix, if any",
         )
     steps = [one.vectors.get(name) for one in having]
     if not any(step is not None and step.normalization is not None for step in steps):
         return None
-    return form.normalize.get(name) if isinstance(form.normalize, Mapping) else form.normalize
+    vector = form.normalizing(name)
+    return None if vector is None else vector.statistics
+
+
+def _normalizes(source: MixSource, name: str) -> bool:
+    vector = (source.options.vectors or {}).get(name)
+    return vector is not None and vector.normalize is not None
 
 
 def _group(part: _Part, parts: Sequence[_Part], scope: str) -> list[_Part]:

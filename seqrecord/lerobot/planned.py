@@ -123,7 +123,7 @@ class ClipPlanner:
     def loader(self, order: Order) -> ClipLoader:
         given = {item.name: getattr(self._options, item.name) for item in fields(ClipOptions)}
         given |= {item.name: getattr(order, item.name) for item in fields(order)[:5]}
-        options = LoaderOptions(**given, even_batches=False, rank=0, world_size=order.ranks)
+        options = LoaderOptions(**given, last_batch="keep", rank=(0, order.ranks))
         return ClipLoader(plan_clips(self._dataset, options))
 
     def num_turns(self, loader: ClipLoader, order: Order, shares: Sequence[int]) -> int:

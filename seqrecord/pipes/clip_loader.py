@@ -114,7 +114,7 @@ class ClipLoader:
         if options.most_clips is None and (options.clip_lens is not None or options.draws_sizes):
             raise ClipError(
                 "clip_len or a size is drawn for each batch, and the loader makes single clips",
-                expected="a batch_size, or frames_per_batch; or a SeqRecordMix around the loader",
+                expected="a batch_size; or a SeqRecordMix around the loader",
                 got=f"clip_len={options.clip_len}",
             )
         return self.planner.plan(epoch, shard, segments)

@@ -25,18 +25,18 @@ class Ranks:
     """This process's rank, explicit or detected, and its shards of an epoch. Picklable.
 
     Args:
-        rank, world_size: the rank, and the number of ranks. `world_size=1` gives the whole epoch to
-            every process. By default the rank is detected at each use, from `torch.distributed` if
-            initialized, else from the environment. With several ranks of Accelerate they are
-            required: a process cannot detect whether Accelerate distributes the loader's batches
-            among ranks. With several processes of JAX, too: some of them may need equal batches.
+        given: the rank, and the number of ranks; `(0, 1)` gives the whole epoch to every process.
+            By default the rank is detected at each use, from `torch.distributed` if initialized,
+            else from the environment. With several ranks of Accelerate it is required: a process
+            cannot detect whether Accelerate distributes the loader's batches among ranks. With
+            several processes of JAX, too: some of them may need equal batches.
 
     A process started by this one, such as a DataLoader worker, may lack the process group and the
     environment: the pickled object carries the rank of the sender.
     """
 
-    def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
-        self.given = None if world_size is None else Shard(rank or 0, world_size)
+    def __init__(self, given: tuple[int, int] | None = None) -> None:
+        self.given = None if given is None else Shard(*given)
         self._sent: Shard | None = None  # found by the process that pickled this
         self._senders: frozenset[int] = frozenset()  # it, and its own sender
 
@@ -109,11 +109,11 @@ def _refuse_jax(found: Shard | None) -> None:
     """Raise `ClipError` if JAX has several processes, and another rank or none was found."""
     index, count = _jax_process()
     if count > 1 and found != Shard(index, count):
-        got = "neither" if found is None else f"rank {found.index} of {found.count}"
+        got = "none" if found is None else f"rank {found.index} of {found.count}"
         raise ClipError(
-            "rank and world_size are required with several JAX processes",
-            expected="rank=jax.process_index(), world_size=jax.process_count(); processes that "
-            "share one model pass the number of their data-parallel group",
+            "rank is required with several JAX processes",
+            expected="rank=(jax.process_index(), jax.process_count()); processes that share one "
+            "model pass the number of their data-parallel group",
             got=f"{got}, and JAX process {index} of {count}",
         )
 
@@ -136,11 +136,11 @@ def _refuse_accelerate(found: Shard | None) -> None:
     # To call it sets Accelerate up, if nothing has yet.
     if object.__new__(kind).initialized and kind().num_processes > 1:
         raise ClipError(
-            "rank and world_size are required with Accelerate, which may divide the batches of a "
-            "prepared loader among ranks",
-            expected="world_size=1 for a loader that accelerator.prepare gets; for any other "
-            "rank=accelerator.process_index and world_size=accelerator.num_processes",
-            got=f"neither, and rank {found.index} of {found.count} was found",
+            "rank is required with Accelerate, which may divide the batches of a prepared loader "
+            "among ranks",
+            expected="rank=(0, 1) for a loader that accelerator.prepare gets; for any other "
+            "rank=(accelerator.process_index, accelerator.num_processes)",
+            got=f"none, and rank {found.index} of {found.count} was found",
         )
 
 
@@ -176,7 +176,7 @@ def _of_environment(environment: Mapping[str, str]) -> Shard | None:
     if not 0 <= rank < world:
         raise ClipError(
             f"{' and '.join(names)} in the environment make no sense",
-            expected="0 <= rank < world size; or give rank= and world_size=",
+            expected="0 <= rank < world size; or rank=(rank, world_size)",
             got=" ".join(f"{name}={value}" for name, value in zip(names, values, strict=True)),
         )
     return Shard(rank, world)

@@ -277,7 +277,7 @@ class Epochs:
         shards = rank.divided(position.workers)
         plans = [self.loader.plan(position.epoch, one, position.segments) for one in shards]
         most = [plan.num_batches for plan in plans]
-        others = rank.count > 1 and not self.loader.options.even_batches
+        others = rank.count > 1 and self.loader.options.last_batch == "keep"
         return items_of_workers(most, position.batch, position.batch_size, others=others), most
 
     def _has_batches_of(self, state: State) -> bool:

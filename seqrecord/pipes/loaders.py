@@ -166,10 +166,10 @@ class EpochStream:
           decoded anew in every epoch.
         - Skipped clips: `episodes_too_short`; `clips_incomplete`, with a frame that lacks a
           feature; `clips_outside`, with a window beyond the episode; `clips_dropped` by
-          `drop_last`.
+          `last_batch="drop"`.
         - Windows by timestamps: `times_without_frame`, times without a frame nearby.
         - Duplicates: `duplicate_clips`, also returned by another rank or worker (see
-          `even_batches`).
+          `last_batch`).
         - With `order="sequences"`, of this process's shard: `sequences`; `sequences_cut`, which
           begin in another row; and, without windows, `frames_left_out`, frames of the selected
           episodes in no clip.
@@ -201,8 +201,8 @@ class StreamingLoader(EpochStream):
 
         Groups of arguments: `clip_len` to `drop_last_frames`, frames of a clip; `features` to
         `metadata`, features and episodes; `resize` to `output`, transforms and form; `seed`
-        to `shuffle`, order; `batch_size` to `device`, batches and memory; `rank` and
-        `world_size`, distribution; `engine`, tuning.
+        to `shuffle`, order; `batch_size` to `device`, batches and memory; `rank`,
+        distribution; `engine`, tuning.
 
         Args:
             location: local path or URL, or a dataset from `seqrecord.open`.
@@ -269,15 +269,15 @@ class SeqRecordPipe(StreamingLoader, IterDataPipe[Clip]):
     The order is a function of the dataset, the arguments, the epoch and the shard alone. Each
     iteration is the next epoch, and one iteration runs at a time. Use a `DataLoader` with
     `batch_size=None`, with or without workers. Ranks and workers get shards with the same number of
-    batches (see `even_batches`). A `.sharding_filter()` behind the pipe is not
+    batches (see `last_batch`). A `.sharding_filter()` behind the pipe is not
     needed and has no effect. Batches of workers are shared memory on Linux, read in place by the
     receiving process. Speed needs no workers: each has an arena of its own.
 
     Skipped clips (incomplete, or in episodes that are too short) are counted in `repr` and
     `stats()`, and in one warning of the logger `seqrecord`.
 
-    Raises `ClipError` if there is no clip, or at the start of an iteration if `drop_last` leaves no
-    batch; `MemoryLimitError` if the limit is too small.
+    Raises `ClipError` if there is no clip, or at the start of an iteration if `last_batch="drop"`
+    leaves no batch; `MemoryLimitError` if the limit is too small.
 
     Example:
         pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, batch_size=2)

@@ -3,16 +3,100 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
+from typing import Any
 
-from seqrecord.pipes.checks import check, raise_if
+import numpy as np
+
+from seqrecord.pipes.checks import are_names, check, raise_if
 from seqrecord.reading.frames import FrameFunction
+from seqrecord.statistics.normalization import MODES, Normalization
 from seqrecord.storage import local_path
 from seqrecord.storage.base import MIN_CACHE_BYTES
-from seqrecord.units import check_size, format_size, parse_size
+from seqrecord.units import check_integer, check_size, format_size, is_integer, parse_size
 
+MOST_VALUES = 1 << 16  # of a vector in batches
+SCOPES = ("source", "robot_type", "mix")
 _CACHE = "SEQRECORD_FRAME_CACHE"  # environment variable
+
+
+@dataclass(frozen=True)
+class Vector:
+    """Form of a vector in batches: places, size and normalization; see `vectors` of loaders.
+
+    Example:
+        wide = seqrecord.Vector(place=[0, 1, 2, 3, 4, 5, 9], pad_to=12)
+        pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, vectors={"pose": wide})
+
+    Args:
+        place: the index of each of the D values of a feature [D] in the last axis of batches, all
+            different. Values at other indices are 0.
+        pad_to: the number of values in batches: zeros follow the values. Default with `place`: its
+            largest index + 1.
+        normalize: "mean_std" subtracts the mean and divides by the standard deviation; "quantiles"
+            maps the quantiles 0.01 and 0.99 to -1 and 1; or a `Normalization`.
+        statistics: in a mix, the stored statistics to normalize by: "source" (default), of each
+            source by itself; "robot_type", merged over sources with the same `robot_type` in the
+            metadata of their episodes; "mix", merged over all sources, by their shares.
+    """
+
+    place: Sequence[int] | None = None
+    pad_to: int | None = None
+    normalize: str | Normalization | None = None
+    statistics: str = "source"
+
+    def __post_init__(self) -> None:
+        """Raise `ClipError` for an invalid value."""
+        places: Any = self.place
+        if places is not None:
+            is_list = isinstance(places, (Sequence, np.ndarray)) and not isinstance(places, str)
+            numbers = list(places) if is_list and getattr(places, "ndim", 1) == 1 else []
+            are_right = all(is_integer(one) and 0 <= one < MOST_VALUES for one in numbers)
+            expected = f"distinct indices from 0 to {MOST_VALUES - 1}, one for each value"
+            is_right = are_right and 0 < len(numbers) == len({*numbers})
+            check("place of a Vector", places, is_right, expected)
+            object.__setattr__(self, "place", tuple(map(int, numbers)))
+        if self.pad_to is not None:
+            size = check_integer("pad_to of a Vector", self.pad_to, least=1, most=MOST_VALUES)
+            object.__setattr__(self, "pad_to", size)
+        if not isinstance(self.normalize, Normalization | None):
+            expected = " or ".join((*map(repr, MODES), "a seqrecord.Normalization"))
+            is_mode = self.normalize in MODES
+            check("normalize of a Vector", self.normalize, is_mode, expected)
+        expected = " or ".join(map(repr, SCOPES))
+        check("statistics of a Vector", self.statistics, self.statistics in SCOPES, expected)
+
+
+def check_vectors(name: str, value: Any) -> dict[str, Vector]:
+    """Return vectors by feature."""
+    is_right = isinstance(value, Mapping) and are_names(value)
+    is_right = is_right and all(isinstance(one, Vector) for one in value.values())
+    expected = '{"action": seqrecord.Vector(…)}, by feature'
+    return {**check(name, value, is_right, expected)}
+
+
+@dataclass(frozen=True)
+class MaxFrames:
+    """Batches of at most so many frames, and at least one clip: `batch_size` of loaders.
+
+    Example:
+        pipe = seqrecord.SeqRecordPipe(
+            "records/", clip_len=(2, 8), batch_size=seqrecord.MaxFrames(16)
+        )
+        batch = next(iter(pipe))  # 8 clips of 2 frames, 5 of 3, ... or 2 of 8
+
+    Args:
+        frames: the frames of all clips of a batch together, at least 1.
+    """
+
+    frames: int
+
+    def __post_init__(self) -> None:
+        """Raise `ClipError` for another number."""
+        frames = check_integer("frames of MaxFrames", self.frames, least=1)
+        object.__setattr__(self, "frames", frames)
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,12 @@ from seqrecord.clips.windows import Nearest, Windows, check_windows
 from seqrecord.errors import ClipError
 from seqrecord.pipes.arrays import Ragged, check_ragged
 from seqrecord.pipes.checks import are_names, check, check_names
-from seqrecord.pipes.option_values import FrameCache, FrameTransform
-from seqrecord.pipes.vector_options import (
-    Normalize,
-    Places,
-    check_normalize,
-    check_pad_to,
-    check_place,
+from seqrecord.pipes.option_values import (
+    FrameCache,
+    FrameTransform,
+    MaxFrames,
+    Vector,
+    check_vectors,
 )
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.filters import EpisodeFilter
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
 MOST_THREADS = 1024  # of a loader, or of all sources of a mix
 _MOST_RANKS = (1 << 31) - 1
+_LAST_BATCH = ("repeat", "drop", "keep")
 _OF_FRAMES = ("clip_len", "span", "windows", "pad")
 _SHUFFLING = ("num_cursors", "shuffle_buffer")
 
@@ -155,6 +155,20 @@ def _check_samples(name: str, value: Any) -> Any:
     return Path(local_path(value, name)) if is_path else value
 
 
+def _check_batch_size(name: str, value: Any) -> Any:
+    """Return a number of clips, or `MaxFrames`."""
+    return value if isinstance(value, MaxFrames) else check_integer(name, value, least=1)
+
+
+def _check_rank(name: str, value: Any) -> tuple[int, int]:
+    """Return a rank and the number of ranks."""
+    expected = f"a pair (rank, world_size) with 0 <= rank < world_size <= {_MOST_RANKS}"
+    check(name, value, isinstance(value, Sequence) and len(value) == 2, expected)
+    rank, ranks = (check_integer(name, one, least=0, expected=expected) for one in value)
+    check(name, value, rank < ranks <= _MOST_RANKS, expected)
+    return rank, ranks
+
+
 def _check_fields(options: Any, of: str = "") -> None:
     """Check a dataclass's fields, and store each as a Python value; `of` prefixes names."""
     for item in fields(options):
@@ -177,8 +191,8 @@ class ClipOptions:
     Args:
         clip_len: frames of a clip, N, at most 2^20. Optional if there are `windows`; features with
             a window do not depend on it. `(2, 24)`: drawn for each batch from 2 to 24, each equally
-            likely, and equal on all ranks at each step. Requires `batch_size` or
-            `frames_per_batch`, of the loader or of the mix around it. A clip is skipped if it is
+            likely, and equal on all ranks at each step. Requires a
+            `batch_size`, of the loader or of the mix around it. A clip is skipped if it is
             incomplete with the greatest length. Excludes `windows`, `order="sequences"`,
             functions in `clip_transform`, and `SeqRecordMapDataset`.
         span: draw the frames of a clip from this many neighbouring frames, at the distance of
@@ -225,8 +239,6 @@ class ClipOptions:
             on keys, or a predicate. A predicate receives the metadata of an episode, a dict with
             the attributes `key`, `num_frames`, `fps` and `split`.
         split: name of a split; selects its episodes. See `seqrecord split`.
-        skip_bad_episodes: leave out selected episodes of an original that cannot be read, instead
-            of raising `SourceError`; `loader.dataset.bad_episodes` has the errors.
         samples: the samples of an epoch, a clip for each: a table, a function of the table of an
             epoch, or a list of functions, which may begin with a table. Default: every start at
             which a clip is complete, every `stride` frames.
@@ -306,21 +318,15 @@ class ClipOptions:
             [clip_len, ?, …] or [batch * clip_len, ?, …], if only the first dimension varies. A dict
             has a form for each feature, or the sizes to pad to, one per varying dimension:
             `{"points": "nested", "image": (480, 640)}`; other features are lists.
-        place: places of a vector's values in batches, such as `{"action": [0, 1, 2, 31]}`: the
-            index of each of the D values of a feature [D] in the last axis, all different. Values
-            at other indices are 0. Batches have the column `action_dim_is_pad`, bool [batch, size],
-            true where the source has no value; it stays on the host.
-        pad_to: sizes of vectors in batches, such as `{"action": 32}`: zeros follow the values.
-            Default for a feature in `place`: its largest index + 1. Batches have the column
-            `action_dim_is_pad`, also if nothing is padded.
-        normalize: normalization of vectors and scalars, by feature: `{"action": "mean_std"}`
-            subtracts the mean and divides by the standard deviation; "quantiles" maps the quantiles
-            0.01 and 0.99 to -1 and 1. Both use the stored statistics of the whole dataset (see
-            `seqrecord stats`); a `Normalization` has others. The result is float32. A channel with
-            one value only is divided by 1. Zeros of `place` and `pad_to` stay 0. Normalization and
-            placement come last: `frame_transform` and the functions of `clip_transform` receive
-            stored values. Raises `ClipError` for images, without statistics, and if a function
-            changes the feature.
+        vectors: form of vectors [D] and scalars in batches, by feature:
+            `{"action": Vector(pad_to=32, normalize="mean_std")}`. `place` and `pad_to` make longer
+            vectors, and the column `action_dim_is_pad`, bool [batch, size], true where the source
+            has no value; it stays on the host. `normalize` makes float32 values by the stored
+            statistics of the whole dataset (see `seqrecord stats`), or by a `Normalization`; a
+            channel with one value only is divided by 1, and zeros of padding stay 0. This comes
+            last: `frame_transform` and the functions of `clip_transform` receive stored values.
+            Raises `ClipError` for images, without statistics, and if a function changes the
+            normalized feature.
         output: "torch" (default): tensors. "numpy": writable NumPy arrays on the same memory, which
             is reused after the last array or view is gone. Extra columns are arrays as well. A
             DataLoader needs a `collate_fn` that keeps arrays; see docs/jax.md. Excludes `device`
@@ -343,7 +349,6 @@ class ClipOptions:
     split: str | None = _checked(
         None, _satisfies(lambda name: isinstance(name, str), "a split's name")
     )
-    skip_bad_episodes: bool = _checked(False, _check_flag)
     samples: SamplesLike | None = _checked(None, _check_samples, repr=False)
     metadata: Sequence[str] | None = _checked(None, check_names)
     resize: Sizes | None = _checked(None, _check_resize)
@@ -354,9 +359,7 @@ class ClipOptions:
     )
     clip_transform: ClipTransform | None = _checked(None, _passes(chain_of))
     ragged: Ragged = _checked("list", _passes(check_ragged))
-    place: Places | None = _checked(None, check_place)
-    pad_to: Mapping[str, int] | None = _checked(None, check_pad_to)
-    normalize: Normalize | None = _checked(None, check_normalize)
+    vectors: Mapping[str, Vector] | None = _checked(None, check_vectors)
     output: str = _checked("torch", one_of("torch", "numpy"))
     seed: int = _checked(0, lambda _, value: check_seed(value))
 
@@ -548,6 +551,10 @@ class EngineOptions:
             stores no frames. Default: limited by `memory_limit` only, so an epoch that fits is
             fully shuffled. An epoch begins with 256 clips, and the number at most doubles in each
             round, for an early first batch. Raises `ClipError` with `shuffle=False`.
+        fixed_shards: while all frames of a process stay in memory (see `memory_limit`), every rank
+            and worker keeps its clips in all epochs, and each epoch after the first is a full
+            shuffle of them (default). If false, the clips of ranks and workers change in every
+            epoch. With `shuffle=False` they never change.
         num_threads: threads for reading, decoding and copying, 1 to 1,024. Default: this process's
             share of the cores: the cores of its affinity and of the container's CPU quota, divided
             by the ranks on this machine (torchrun's `LOCAL_WORLD_SIZE`, or the variables of MPI and
@@ -565,6 +572,7 @@ class EngineOptions:
 
     num_cursors: int | None = _checked(None, _integer_from(1))
     shuffle_buffer: int | None = _checked(None, _integer_from(1))
+    fixed_shards: bool = _checked(True, _check_flag)
     num_threads: int | None = _checked(None, _integer_from(1, MOST_THREADS))
     video_decoder: str = _checked("pyav", one_of("pyav", "torchcodec"))
     trace: str | PathLike[str] | None = _checked(
@@ -574,6 +582,9 @@ class EngineOptions:
     def __post_init__(self) -> None:
         """Raise `ClipError` for an invalid value."""
         _check_fields(self, "engine.")
+
+
+_USUAL_ENGINE = EngineOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -597,24 +608,17 @@ class LoaderOptions(ClipOptions):
             has rows of its own: batch i continues batch i - num_workers. Parameters drawn by a
             `clip_transform` are the same for all clips of a sequence.
         shuffle: shuffled order (default); if false, episode by episode, front to back.
-        batch_size: clips of a batch; `None` (default) for single clips.
-        frames_per_batch: with a drawn `clip_len`, in place of `batch_size`: a batch has as many
-            clips as have at most this many frames together, and at least one. With
-            `clip_len=(2, 24)` and 48 frames: 24 clips of 2 frames, 16 of 3, …, 2 of 24. Workers of
-            a rank may then differ in their numbers of batches; all ranks have the same.
-        drop_last: drop clips that do not fill a batch on every rank. Without `batch_size`: drop
-            clips so that all ranks get the same number. `ClipError` without `batch_size` if
-            `even_batches` is false.
-        fixed_shards: while all frames of a process stay in memory (see `memory_limit`), every rank
-            and worker keeps its clips in all epochs, and each epoch after the first is a full
-            shuffle of them (default). If false, the clips of ranks and workers change in every
-            epoch. With `shuffle=False` they never change.
-        even_batches: all ranks and workers get the same number of clips and batches (default). If
-            the clips do not divide evenly, some shards repeat a clip of another shard; with
-            `drop_last` they drop one instead. If false, every clip comes exactly once, and a rank
-            may get one batch more than others, or none: for evaluation. With `order="sequences"`,
-            episodes are cut so that all rows have the same length; if false, episodes stay whole,
-            and the last batches have fewer rows.
+        batch_size: clips of a batch; `None` (default) for single clips. With a drawn `clip_len`
+            also `MaxFrames(48)`: as many clips as have at most 48 frames together. With
+            `clip_len=(2, 24)`: 24 clips of 2 frames, 16 of 3, …, 2 of 24. Workers of a rank may
+            then differ in their numbers of batches; all ranks have the same.
+        last_batch: clips that do not divide evenly among ranks, workers and batches. "repeat"
+            (default): all ranks and workers get the same number of clips and batches; some repeat a
+            clip of another one. "drop": batches are full and their number is the same on all ranks;
+            the other clips are dropped. Without `batch_size`, the number of clips is the same.
+            "keep": each clip comes exactly once, and a rank may get one batch more than others, or
+            none: for evaluation. With `order="sequences"`, episodes are cut so that all rows have
+            the same length; with "keep" they stay whole, and the last batches have fewer rows.
         memory_limit: memory of each process for decoded frames, batches (in preparation, and two at
             the consumer) and chunks being read, as bytes or text such as "2GiB". Default: 2 GiB, or
             more if needed to mix batches well, up to 8 GiB for all workers of a rank together. The
@@ -639,40 +643,32 @@ class LoaderOptions(ClipOptions):
             device once, and batches are assembled there on a separate stream. The current stream in
             `next` waits for it, so no synchronization is needed. Unavailable in DataLoader workers.
             "cpu" returns the same tensors by the device's steps.
-        rank: rank of this process, in [0, world_size). Default: detected at the start of an epoch,
-            from `torch.distributed` if initialized, else from `RANK` and `WORLD_SIZE` (torchrun) or
+        rank: rank of this process and number of ranks, `(rank, world_size)`. With `(0, 1)` the
+            process gets the whole epoch. Default: detected at the start of an epoch, from
+            `torch.distributed` if initialized, else from `RANK` and `WORLD_SIZE` (torchrun) or
             `LOCAL_RANK`, `NODE_RANK` and `WORLD_SIZE` (Lightning). Workers inherit the rank of
-            their parent process and share its clips. Under Accelerate and JAX with several
-            processes it is required; see docs/ranks.md.
-        world_size: number of ranks that share an epoch. With 1, every process gets the whole epoch.
+            their parent process and share its clips. Give it under Accelerate and JAX with several
+            processes; see docs/ranks.md.
         engine: tuning of the execution, an `EngineOptions`.
     """
 
     order: str = _checked("clips", one_of(*ORDERS))
     shuffle: bool = _checked(True, _check_flag)
-    batch_size: int | None = _checked(None, _integer_from(1))
-    frames_per_batch: int | None = _checked(None, _integer_from(1))
-    drop_last: bool = _checked(False, _check_flag)
-    fixed_shards: bool = _checked(True, _check_flag)
-    even_batches: bool = _checked(True, _check_flag)
+    batch_size: int | MaxFrames | None = _checked(None, _check_batch_size)
+    last_batch: str = _checked("repeat", one_of(*_LAST_BATCH))
     memory_limit: int | str | None = _checked(None, check_size)
     device: str | torch.device | None = _checked(None, _passes(_check_device))
-    rank: int | None = _checked(None, _integer_from(0))
-    world_size: int | None = _checked(None, _integer_from(1, _MOST_RANKS))
+    rank: tuple[int, int] | None = _checked(None, _check_rank)
     engine: EngineOptions | None = _checked(None, _is_a(EngineOptions, "…"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.rank is self.world_size is None:
-            rank = 0 if self.rank is None and self.world_size == 1 else self.rank
-            if rank is None or rank >= (self.world_size or 0):
-                raise ClipError(
-                    "rank and world_size do not go together",
-                    expected="0 <= rank < world_size; or world_size=1 alone; or neither",
-                    got=f"rank={self.rank} world_size={self.world_size}",
-                )
-            object.__setattr__(self, "rank", rank)
-        self._check_batches()
+        if isinstance(self.batch_size, MaxFrames) and self.clip_lens is None:
+            raise ClipError(
+                "batch_size=MaxFrames(…) is for a clip_len that is drawn for each batch",
+                expected="clip_len=(2, 24), for example; or a number of clips",
+                got=f"clip_len={self.clip_len}",
+            )
         if self.order == "sequences":
             self._check_sequences()
         for name in _SHUFFLING:
@@ -683,11 +679,6 @@ class LoaderOptions(ClipOptions):
                     expected=f"shuffle=True, or no {name}",
                     got=value,
                 )
-        if self.drop_last and self.most_clips is None and not self.even_batches:
-            raise ClipError(
-                "drop_last has no effect on single clips with even_batches=False",
-                expected="a batch_size, or even_batches=True, or no drop_last",
-            )
         if self.output == "numpy" and self.device is not None:
             raise ClipError(
                 "NumPy arrays are in host memory",
@@ -709,7 +700,7 @@ class LoaderOptions(ClipOptions):
     @property
     def tuning(self) -> EngineOptions:
         """`engine`, or its defaults."""
-        return self.engine or EngineOptions()
+        return self.engine or _USUAL_ENGINE
 
     @property
     def _usual_stride(self) -> int:
@@ -718,23 +709,14 @@ class LoaderOptions(ClipOptions):
     @property
     def most_clips(self) -> int | None:
         """The clips of the largest batch; `None` for single clips."""
-        if self.frames_per_batch is None or self.clip_lens is None:
+        if not isinstance(self.batch_size, MaxFrames):
             return self.batch_size
-        return max(1, self.frames_per_batch // self.clip_lens[0])
+        return max(1, self.batch_size.frames // (self.clip_lens or (1, 1))[0])
 
-    def _check_batches(self) -> None:
-        if self.frames_per_batch is not None and self.clip_lens is None:
-            raise ClipError(
-                "frames_per_batch is for a clip_len that is drawn for each batch",
-                expected="clip_len=(2, 24), for example; or batch_size",
-                got=f"clip_len={self.clip_len}",
-            )
-        if self.frames_per_batch is not None and self.batch_size is not None:
-            raise ClipError(
-                "batch_size and frames_per_batch exclude each other",
-                expected="a single argument",
-                got=f"batch_size={self.batch_size} frames_per_batch={self.frames_per_batch}",
-            )
+    @property
+    def frames_per_batch(self) -> int | None:
+        """The frames of the largest batch, if its number of clips varies."""
+        return self.batch_size.frames if isinstance(self.batch_size, MaxFrames) else None
 
     def _check_sequences(self) -> None:
         if self.batch_size is None:

@@ -89,9 +89,10 @@ class EpochPlanner:
         Raises `MemoryLimitError` with the smallest sufficient limit; in a mix, only the first use
         does.
         """
-        settings = PlanSettings(**{name: getattr(options, name) for name in REQUESTED})
-        settings = replace(settings, batch_size=options.most_clips)
-        ranks = Ranks(options.rank, options.world_size)
+        given: dict[str, Any] = {name: getattr(options, name, None) for name in REQUESTED}
+        given |= {"batch_size": options.most_clips, "drop_last": options.last_batch == "drop"}
+        settings = PlanSettings(**{**given, "even_batches": options.last_batch != "keep"})
+        ranks = Ranks(options.rank)
         planner = cls(selection.with_seed(options.seed), options, settings, ranks, limit_in)
         if limit_in is None:
             planner.plan_memory(1)
@@ -276,7 +277,7 @@ class EpochPlanner:
         options = self.options
         is_asked = options.device is None or options.memory_limit is not None
         return Residency(
-            self.selection, self.settings, self.windows, options.fixed_shards, is_asked
+            self.selection, self.settings, self.windows, options.tuning.fixed_shards, is_asked
         )
 
     def clip_stats(self, epoch: int = 0, segments: Segments = ()) -> ClipStats:
@@ -306,7 +307,7 @@ class EpochPlanner:
         """Log the reason if batches are not mixed well."""
         fitted, url = self.plan_memory(num_shards), shown_place(self.selection.dataset.url)
         if fitted.limited and not fitted.of_memory:
-            remedy = "fixed_shards=False mixes all in every epoch"
+            remedy = "engine.fixed_shards=False mixes all in every epoch"
             more = f"; {remedy}" if fitted.settings.resident else ""
             _logger.info("%s: %s%s", url, fitted.limited, more)
         elif fitted.limited:
@@ -344,7 +345,7 @@ def predict_memory(dataset: Dataset, options: LoaderOptions, *, workers: int = 0
     Raises `MemoryLimitError` if the limit is too small.
     """
     planner = plan_clips(dataset, options)
-    count = (options.world_size or 1) * max(1, workers)
+    count = (options.rank or (0, 1))[1] * max(1, workers)
     plans = (planner.plan(0, Shard(index, count)) for index in range(count))
     sizes = (
         planner.execution_memory(plan, on_device=False, in_worker=workers > 0)[1] for plan in plans

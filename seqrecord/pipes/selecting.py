@@ -54,8 +54,6 @@ def select(
 
         folder = local_path(cache.folder, "frame_cache").absolute()
         dataset = cached_in(dataset, FrameFolder(folder, parse_size(cache.limit)))
-    if options.skip_bad_episodes:
-        dataset = skipping_bad_episodes(dataset)
     dataset, options = _without_bad_clips(dataset, options)
     with located(ClipError, file=dataset.url):
         if options.rename is not None:
@@ -156,9 +154,7 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
             )
         functions = tuple(bound(function, dataset.features) for function in functions)
         selection = _with_functions(selection, functions, first)
-    if steps_of_vectors := vector_steps(
-        selection, options.place, options.pad_to, options.normalize
-    ):
+    if steps_of_vectors := vector_steps(selection, options.vectors or {}):
         selection = selection.with_vectors(steps_of_vectors)
     reserved: tuple[str, ...] = () if transform is None else _OF_DRAWS
     if isinstance(options, LoaderOptions) and options.order == "sequences":

@@ -105,7 +105,7 @@ class SourceOrder:
             "features": sorted(map(stored, selection.dataset.features)),
             "shapes": {stored(name): str(spec) for name, spec in sorted(arrays.items())},
             "shuffle_buffer": options.tuning.shuffle_buffer,
-            "fixed_shards": options.fixed_shards,
+            "fixed_shards": options.tuning.fixed_shards,
             **{name: value for name, value in drawn.items() if value is not None},
         }
 

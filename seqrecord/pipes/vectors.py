@@ -1,8 +1,8 @@
-"""Steps of vectors from a loader's arguments `place`, `pad_to` and `normalize`."""
+"""Steps of vectors from a loader's argument `vectors`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,34 +10,33 @@ from seqrecord.engine.vectors import VectorStep
 from seqrecord.errors import ClipError, located
 from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.distributed import warn_once
+from seqrecord.pipes.option_values import Vector
 from seqrecord.pipes.selection import Selection
-from seqrecord.pipes.vector_options import Normalize, Places, VectorSizes
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.statistics.by_feature import FeatureStatistics
 from seqrecord.statistics.normalization import Normalization
 
 
-def vector_steps(
-    selection: Selection,
-    place: Places | None,
-    pad_to: VectorSizes | None,
-    normalize: Normalize | None,
-) -> dict[str, VectorStep]:
-    """The steps of a loader's arguments.
+def vector_steps(selection: Selection, vectors: Mapping[str, Vector]) -> dict[str, VectorStep]:
+    """The steps of a loader's vectors.
 
     Raises `ClipError` for features that are not in clips, are no vectors of numbers, or whose
     values differ in number, and for missing statistics.
     """
     steps: dict[str, VectorStep] = {}
-    for name in {**(place or {}), **(pad_to or {})}:
-        steps[name] = placed(selection, name, (place or {}).get(name), (pad_to or {}).get(name))
-    for name, one in (normalize or {}).items():
+    for name, one in vectors.items():
+        if one.place is not None or one.pad_to is not None:
+            steps[name] = placed(selection, name, one.place, one.pad_to)
+        is_own = one.statistics == "source"
+        raise_if(not is_own, "statistics of a Vector is for mixes", "none", repr(one.statistics))
+        if (normalization := one.normalize) is None:
+            checked_vector(selection, name, "pad_to")
+            continue
         spec = checked_vector(selection, name, "normalize")
-        normalization = one
-        if not isinstance(one, Normalization):
+        if not isinstance(normalization, Normalization):
             statistics = stored_statistics(selection, name)
             dataset = selection.dataset.url
-            normalization = Normalization.of(statistics, one, source=dataset)
+            normalization = Normalization.of(statistics, normalization, source=dataset)
             warn_unscaled(name, normalization.unscaled, normalization.source)
         steps[name] = normalized(steps.get(name, VectorStep(spec)), name, normalization)
     return steps
@@ -143,7 +142,7 @@ def stored_statistics(selection: Selection, name: str) -> FeatureStatistics:
             "a function changes this feature, and the dataset's statistics are of stored values",
             file=dataset.url,
             feature=name,
-            expected=f"normalize={{{name!r}: seqrecord.Normalization.of(statistics)}} with "
+            expected="Vector(normalize=seqrecord.Normalization.of(statistics)) with "
             "statistics of the changed values, such as loader.compute_statistics() of a "
             "frame_transform",
         )

@@ -16,6 +16,7 @@ import numpy as np
 
 from seqrecord.engine.stats import STAGES, bottleneck
 from seqrecord.pipes.arguments import takes_arguments
+from seqrecord.pipes.option_values import MaxFrames
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.processes.machine import peak_memory, usable_cores
 from seqrecord.profiler.advice import Sizes, advise
@@ -30,7 +31,7 @@ _ALONE = 20  # steps with one batch
 _CLIP_LEN, _BATCH_SIZE = 16, 4
 _REPORTED = (
     *("clip_len", "dilation", "features", "order", "shuffle", "seed", "batch_size"),
-    *("split", "pad", "drop_last", "memory_limit"),
+    *("split", "pad", "last_batch", "memory_limit"),
 )
 
 
@@ -38,8 +39,7 @@ _REPORTED = (
 class BenchOptions(LoaderOptions):
     """Arguments of `bench` in addition to the loader's.
 
-    `clip_len` defaults to 16 without `windows` and frame lists, and `batch_size` to 4 without
-    `frames_per_batch`.
+    `clip_len` defaults to 16 without `windows` and frame lists, and `batch_size` to 4.
 
     Args:
         consumer_seconds: duration of a simulated training step (sleep), in seconds.
@@ -48,15 +48,13 @@ class BenchOptions(LoaderOptions):
         progress: called after each batch, in batches.
     """
 
-    batch_size: int | None = _BATCH_SIZE
+    batch_size: int | MaxFrames | None = _BATCH_SIZE
     consumer_seconds: float = 0.0
     step: Callable[[Any], object] | None = None
     max_batches: int | None = None
     progress: Callable[[Progress], None] | None = None
 
     def __post_init__(self) -> None:
-        if self.frames_per_batch is not None and self.batch_size == _BATCH_SIZE:
-            object.__setattr__(self, "batch_size", None)
         if self.clip_len is None and self.windows is None and not self.lists_frames:
             object.__setattr__(self, "clip_len", _CLIP_LEN)
         super().__post_init__()

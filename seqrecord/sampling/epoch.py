@@ -278,9 +278,9 @@ def check_drop_last(total: int, settings: PlanSettings, num_shards: int) -> None
     if settings.drop_last and 0 < total < least:
         which = "each" if settings.even_batches else "one"
         raise ClipError(
-            "drop_last leaves no batch at all",
+            'last_batch="drop" leaves no batch at all',
             expected=f"at least {least} clips: a batch of {size} in {which} of {num_shards} shards",
-            got=f"{total} clips; smaller batches, fewer workers, or no drop_last",
+            got=f"{total} clips; smaller batches, fewer workers, or no last_batch",
         )
 
 

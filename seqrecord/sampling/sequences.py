@@ -260,8 +260,7 @@ def _check_drop_last(runs: Runs, settings: PlanSettings, num_shards: int, most: 
     elif settings.drop_last and len(runs) and not most:
         size = settings.batch_size or 1
         raise ClipError(
-            "drop_last leaves no batch at all",
+            'last_batch="drop" leaves no batch at all',
             expected=f"at least {(size - 1) * num_shards + 1} episodes: one for each row",
-            got=f"{int(runs.run[-1]) + 1} episodes; smaller batches, fewer workers, no drop_last, "
-            "or even_batches=True, which cuts episodes",
+            got=f"{int(runs.run[-1]) + 1} episodes; smaller batches, or fewer workers",
         )

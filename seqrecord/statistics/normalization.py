@@ -43,9 +43,8 @@ class Normalization:
         seqrecord.add_statistics("records/")
         statistics = seqrecord.open("records/").statistics["pose"]
         normal = seqrecord.Normalization.of(statistics, "quantiles")
-        pipe = seqrecord.SeqRecordPipe(
-            "records/", clip_len=4, batch_size=2, normalize={"pose": normal}
-        )
+        vectors = {"pose": seqrecord.Vector(normalize=normal)}
+        pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, batch_size=2, vectors=vectors)
         pose = normal.undo(next(iter(pipe))["pose"])  # as stored
     """
 

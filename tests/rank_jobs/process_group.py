@@ -21,7 +21,7 @@ def same(clip: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(path: str, store: str, method: str, rank: int, world_size: int) -> None:
-    settings: dict[str, Any] = {"clip_len": 3, "features": ["id"], "even_batches": False}
+    settings: dict[str, Any] = {"clip_len": 3, "features": ["id"], "last_batch": "keep"}
     early = SeqRecordPipe(path, **settings, batch_size=4)  # created before the process group
     dist.init_process_group(
         "gloo", init_method=Path(store).as_uri(), rank=rank, world_size=world_size

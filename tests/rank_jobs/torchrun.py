@@ -30,10 +30,10 @@ def main(path: str, state: str) -> None:
             seen.append(names(batch))
         assert len(loader) == len(seen)
     # Ranks 0 and 1 share a model, rank 2 has another one.
-    together = SeqRecordPipe(path, **CLIPS, rank=dist.get_rank() // 2, world_size=2)
+    together = SeqRecordPipe(path, **CLIPS, rank=(dist.get_rank() // 2, 2))
     found["together"] = [names(batch) for batch in together]
     # Only rank 0 evaluates.
-    stream = SeqRecordIterableDataset(path, **CLIPS, world_size=1)
+    stream = SeqRecordIterableDataset(path, **CLIPS, rank=(0, 1))
     loader = DataLoader(stream, batch_size=None, num_workers=1)
     found["alone"] = [] if dist.get_rank() else [names(batch) for batch in loader]
     # All ranks resume from a state that two ranks have saved.

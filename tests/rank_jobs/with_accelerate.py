@@ -38,14 +38,14 @@ def trained(path: str, dispatch: bool | None, workers: int) -> list[Any]:
     )
     model = accelerator.prepare(torch.nn.Linear(2, 1))
     if dispatch is None:  # the loader is not prepared
-        numbers = {"rank": accelerator.process_index, "world_size": accelerator.num_processes}
+        numbers: dict[str, Any] = {"rank": (accelerator.process_index, accelerator.num_processes)}
         pipe = SeqRecordPipe(path, **CLIPS, **numbers)
         loader: Any = DataLoader(pipe, batch_size=None, num_workers=workers)
     else:
         # Accelerate distributes the whole epoch, and repeats clips if it is not divisible. So these
         # are 24 clips in batches of 2.
         pipe = SeqRecordPipe(
-            path, clip_len=5, features=["id"], episodes=["set/0", "set/1"], world_size=1
+            path, clip_len=5, features=["id"], episodes=["set/0", "set/1"], rank=(0, 1)
         )
         loader = accelerator.prepare(
             DataLoader(pipe, batch_size=2, num_workers=workers, collate_fn=tensors)
@@ -81,7 +81,7 @@ def refused(path: str) -> Found:
         try:
             next(iter(loader))
         except ClipError as error:
-            count += "world_size=1 for a loader that accelerator.prepare" in str(error)
+            count += "rank=(0, 1) for a loader that accelerator.prepare" in str(error)
     return {"refused": count, "ways": len(ways)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,14 +15,14 @@ from tests.rank_jobs import CLIPS, Found, report
 
 
 def main(path: str, address: str, rank: str) -> None:
-    clips = {**CLIPS, "output": "numpy", "drop_last": True}
+    clips = {**CLIPS, "output": "numpy", "last_batch": "drop"}
     jax.distributed.initialize(address, 2, int(rank))
     found: Found = {"refused": "", "named": []}
     try:  # before a backend is started
         next(iter(SeqRecordIterableDataset(path, **clips)))
     except ClipError as error:
         found["refused"] = str(error)
-    ranks = {"rank": jax.process_index(), "world_size": jax.process_count()}
+    ranks: dict[str, Any] = {"rank": (jax.process_index(), jax.process_count())}
     mesh = jax.make_mesh((jax.device_count(),), ("batch",))
     sharding = NamedSharding(mesh, PartitionSpec("batch"))
     total = jax.jit(lambda ids: ids.sum(), out_shardings=NamedSharding(mesh, PartitionSpec()))
@@ -36,7 +37,7 @@ def main(path: str, address: str, rank: str) -> None:
     source = SeqRecordIterableDataset(path, clip_len=3, features=["id"])
     mix = SeqRecordMix({"one": source}, batch_size=4, output="numpy", **ranks)
     found |= {"sums": sums, "own": own, "mixed": type(next(iter(mix))["id"]).__name__}
-    found["kept"] = all(keeps_memory(SeqRecordIterableDataset(path, **clips, world_size=1)))
+    found["kept"] = all(keeps_memory(SeqRecordIterableDataset(path, **clips, rank=(0, 1))))
     report(found)
     jax.distributed.shutdown()
 

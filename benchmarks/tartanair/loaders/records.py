@@ -92,7 +92,7 @@ def open_stream(
         memory_limit=settings.memory_limit,
         seed=settings.seed,
         frame_transform=frame_transform,
-        even_batches=False,  # every clip once, like all loaders here; workers may differ by one
+        last_batch="keep",  # every clip once, like all loaders here; workers may differ by one
     )
     if settings.workers == 0:
         return Streaming(pipe)
@@ -115,7 +115,7 @@ def open_chain(
         **_arguments(settings),
         shuffle=shuffled,
         seed=settings.seed,
-        even_batches=False,  # each clip once: a sharding_filter passes all clips of a worker
+        last_batch="keep",  # each clip once: a sharding_filter passes all clips of a worker
     )
     if shuffled:  # the pipe has shuffled well: more in this buffer would only take memory
         pipe = pipe.shuffle(buffer_size=settings.batch_size)

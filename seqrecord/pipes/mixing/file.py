@@ -23,7 +23,6 @@ from seqrecord.pipes.options import check_option
 from seqrecord.text import repr_of
 
 _WEIGHTS = ("weights", "alpha", "repeat", "choose")
-_SIZES = ("batch_size", "frames_per_batch")
 _MOST_FILES = 16  # one in the other
 _MOST_SOURCES = 1024  # each with threads of its own
 
@@ -63,7 +62,7 @@ def _load(context: Context, overrides: dict[str, Any]) -> Any:
     is_nested = len(context.files) > 1
     if is_nested and not sources:
         return None
-    has_size = any(name in options for name in _SIZES)
+    has_size = "batch_size" in options
     if not has_size and (size := 1 if is_nested else context.fallbacks.get("batch_size")):
         options["batch_size"], has_size = size, True  # of a nested mix, it has no effect
     context.check_used(own)

@@ -17,7 +17,7 @@ from seqrecord.reading.resizing import images_of
 from seqrecord.storage.url import local_path, parse_location
 
 _RANGE = re.compile(r"range\((?:(-?\d+), )?(-?\d+)(?:, (-?\d+))?\)")
-_BY_FEATURE = ("windows", "resize", "ragged", "place", "clip_transform", "pad_to", "normalize")
+_BY_FEATURE = ("windows", "resize", "ragged", "clip_transform")
 
 _FIRST = ("rename", "features", "frame_transform")  # others depend on them
 

@@ -36,7 +36,7 @@ OF_SOURCE = tuple(
 BY_SOURCE = ("weight", "repeat", "choose")
 """Keys of a source that are arguments of the mix."""
 
-_NOT_OPEN = ("location", "features", "skip_bad_episodes")  # arguments of the source
+_NOT_OPEN = ("location", "features")  # arguments of the source
 _OPEN = [n for n in inspect.signature(open_dataset).parameters if n not in _NOT_OPEN]
 _APART = ("train", "val", "test")  # splits without a common episode
 

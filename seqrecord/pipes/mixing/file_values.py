@@ -13,7 +13,7 @@ from seqrecord.clips.depth import DepthToMeters
 from seqrecord.clips.transforms import CropStep
 from seqrecord.clips.windows import Latest, Next, Seconds
 from seqrecord.errors import ClipError
-from seqrecord.pipes.option_values import FrameCache
+from seqrecord.pipes.option_values import FrameCache, MaxFrames, Vector
 from seqrecord.pipes.options import EngineOptions
 from seqrecord.text import repr_of
 
@@ -118,6 +118,15 @@ def _engine(key: str, value: Any) -> Any:
     return _made(EngineOptions, key, value)
 
 
+def _vectors(key: str, value: Any) -> Any:
+    """Vectors by feature, or one for all features."""
+    if not isinstance(value, Mapping) or any(isinstance(v, Vector) for v in value.values()):
+        return value  # of Python
+    if not any(isinstance(one, Mapping) for one in value.values()):
+        return _made(Vector, key, value)
+    return {name: _made(Vector, f"{key} of {name}", one) for name, one in value.items()}
+
+
 def _made(make: Callable[..., Any], key: str, value: Any) -> Any:
     """A value of the package from a mapping with its arguments; others are of Python."""
     if not isinstance(value, Mapping):
@@ -135,5 +144,7 @@ _CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "windows": _windows,
     "clip_transform": _transform,
     "engine": _engine,
+    "vectors": _vectors,
+    "batch_size": partial(_made, MaxFrames),
     "frame_cache": partial(_made, FrameCache),
 }

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from seqrecord.engine.vectors import VectorStep
 from seqrecord.errors import ClipError
-from seqrecord.pipes.checks import are_names, check, raise_if
+from seqrecord.pipes.checks import check, raise_if
+from seqrecord.pipes.option_values import Vector, check_vectors
 from seqrecord.pipes.selection import Selection
-from seqrecord.pipes.vector_options import VectorSizes, check_pad_to
 from seqrecord.pipes.vectors import (
     checked_vector,
     normalized,
@@ -24,10 +24,6 @@ from seqrecord.pipes.vectors import (
 )
 from seqrecord.statistics.normalization import MODES, Normalization, WeightedChannels
 
-Scope: TypeAlias = Literal["source", "robot_type", "mix"]
-"""The sources whose statistics are merged."""
-
-SCOPES = ("source", "robot_type", "mix")
 _KINDS = (None, "action", "state", "imu")  # of features that are normalized unless named
 _ROBOT = "robot_type"  # the metadata entry
 
@@ -37,45 +33,48 @@ Steps: TypeAlias = dict[str, dict[str, VectorStep]]
 
 @dataclass(frozen=True)
 class MixForm:
-    """Arguments of a mix: `pad_to`, `normalize`, `normalization`, `camera_padding_masks` and
-    `number_tasks`.
+    """Arguments of a mix: `vectors`, `camera_padding_masks` and `number_tasks`.
 
     Raises `ClipError` for invalid values.
     """
 
-    pad_to: VectorSizes | None = None
-    normalize: Scope | Mapping[str, Scope | None] | None = None
-    normalization: str | Mapping[str, str] = "mean_std"
+    vectors: Vector | Mapping[str, Vector] | None = None
     camera_padding_masks: bool = False
     number_tasks: bool = False
 
     def __post_init__(self) -> None:
-        if self.pad_to is not None:
-            object.__setattr__(self, "pad_to", check_pad_to("pad_to", self.pad_to))
-        scopes = self.normalize if isinstance(self.normalize, Mapping) else {"": self.normalize}
-        are_right = are_names(scopes) and all(
-            one is None or _is_one(one, SCOPES) for one in scopes.values()
-        )
-        expected = '"source", "robot_type", "mix" or None; or a dict of these by feature'
-        check("normalize", self.normalize, are_right, expected)
-        modes = (
-            self.normalization
-            if isinstance(self.normalization, Mapping)
-            else {"": self.normalization}
-        )
-        are_right = are_names(modes) and all(_is_one(one, MODES) for one in modes.values())
-        expected = '"mean_std" or "quantiles"; or a dict of these by feature'
-        check("normalization", self.normalization, are_right, expected)
+        if self.vectors is not None and not isinstance(self.vectors, Vector):
+            object.__setattr__(self, "vectors", check_vectors("vectors", self.vectors))
+        for one in self._listed.values() if isinstance(self.vectors, Mapping) else [self.vectors]:
+            is_wrong = one is not None and one.place is not None
+            raise_if(is_wrong, "place is an argument of sources", "vectors of the source", one)
+            is_wrong = one is not None and isinstance(one.normalize, Normalization)
+            expected = " or ".join(map(repr, MODES))
+            raise_if(is_wrong, "normalize of a mix takes stored statistics", expected, one)
         for argument in ("camera_padding_masks", "number_tasks"):
             flag = getattr(self, argument)
             check(argument, flag, isinstance(flag, bool), "True or False")
+        if isinstance(self.vectors, Vector):
+            problem = "a Vector for all features has no pad_to"
+            raise_if(self.vectors.pad_to is not None, problem, "a dict by feature", self.vectors)
+
+    @property
+    def _listed(self) -> Mapping[str, Vector]:
+        return self.vectors if isinstance(self.vectors, Mapping) else {}
+
+    def normalizing(self, name: str) -> Vector | None:
+        """The vector that determines the normalization of a feature; `None` for none."""
+        one = self.vectors if isinstance(self.vectors, Vector) else self._listed.get(name)
+        return None if one is None or one.normalize is None else one
 
     @property
     def own_units(self) -> frozenset[str] | None:
         """Features whose units may differ between sources; `None`: all normalized ones."""
-        if isinstance(self.normalize, Mapping):
-            return frozenset(n for n, one in self.normalize.items() if one == "source")
-        return None if self.normalize == "source" else frozenset()
+        if isinstance(self.vectors, Vector):
+            is_own = self.vectors.normalize is not None and self.vectors.statistics == "source"
+            return None if is_own else frozenset()
+        each = ((name, self.normalizing(name)) for name in self._listed)
+        return frozenset(n for n, one in each if one is not None and one.statistics == "source")
 
     def steps(
         self,
@@ -89,48 +88,46 @@ class MixForm:
         are too small, and for missing statistics.
         """
         steps: Steps = {source: dict(one.vectors) for source, one in sources.items()}
-        for name, size in (self.pad_to or {}).items():
-            for source in _having(name, "pad_to", sources, features):
-                with _of_source(source):
-                    steps[source][name] = _padded(sources[source], name, steps[source], size)
-        scopes = self._scopes(sources, features)
-        modes = self.normalization if isinstance(self.normalization, Mapping) else {}
-        for name in modes.keys() - scopes.keys():
-            problem = "normalization names a feature that is not normalized"
-            raise ClipError(problem, feature=name, expected="normalize of this feature too")
-        for name, scope in scopes.items():
+        for name, one in self._listed.items():
+            if one.pad_to is not None:
+                for source in _having(name, "pad_to", sources, features):
+                    with _of_source(source):
+                        steps[source][name] = _padded(
+                            sources[source], name, steps[source], one.pad_to
+                        )
+        for name, vector in self._normalized(sources, features).items():
             having = _having(name, "normalize", sources, features)
-            for group in _groups(scope, {source: sources[source] for source in having}):
+            for group in _groups(vector.statistics, {source: sources[source] for source in having}):
                 weights = {source: float(shares[source]) for source in group}
-                self._normalize(name, scope, weights, sources, steps)
+                self._normalize(name, vector, weights, sources, steps)
         return steps
 
-    def _scopes(
+    def _normalized(
         self, sources: Mapping[str, Selection], features: Sequence[str]
-    ) -> dict[str, Scope]:
-        """The scope of each normalized feature."""
-        if isinstance(self.normalize, Mapping):
-            return {name: one for name, one in self.normalize.items() if one is not None}
-        if self.normalize is None:
+    ) -> dict[str, Vector]:
+        """The vectors of normalized features."""
+        if not isinstance(self.vectors, Vector):
+            return {n: one for n, one in self._listed.items() if one.normalize is not None}
+        if self.vectors.normalize is None:
             return {}
         found = [n for n in features if all(_is_usual(one, n) for one in sources.values())]
-        problem = "normalize finds no vector: features [D] of floats, with the kinds "
+        problem = "vectors finds none to normalize: features [D] of floats, with the kinds "
         problem += "action, state, imu, or none"
-        expected = 'a dict by feature, such as {"action": "source"}; or normalize=None'
+        expected = 'a dict by feature, such as {"action": Vector(normalize="mean_std")}'
         raise_if(not found, problem, expected, ", ".join(features))
-        return dict.fromkeys(found, self.normalize)
+        return dict.fromkeys(found, self.vectors)
 
     def _normalize(
         self,
         name: str,
-        scope: Scope,
+        vector: Vector,
         weights: Mapping[str, float],
         sources: Mapping[str, Selection],
         steps: Steps,
     ) -> None:
         """Add the normalization by merged statistics of these sources to their steps."""
-        mode = self.normalization
-        mode = mode.get(name, MODES[0]) if isinstance(mode, Mapping) else mode
+        scope, mode = vector.statistics, vector.normalize
+        assert isinstance(mode, str)
         parts: list[WeightedChannels] = []
         given: dict[str, VectorStep] = {}
         for source, weight in weights.items():
@@ -139,7 +136,7 @@ class MixForm:
                 spec = checked_vector(selection, name, "normalize")
                 given[source] = step = steps[source].get(name, VectorStep(spec))
                 if step.normalization is not None:
-                    if scope == "source" and not isinstance(self.normalize, Mapping):
+                    if scope == "source" and not self._listed:
                         return  # by the source's own argument
                     raise ClipError(
                         "normalize of the mix, and of a source",
@@ -162,10 +159,6 @@ class MixForm:
             places = step.places or tuple(range(int(count or 1)))
             with _of_source(source):
                 steps[source][name] = normalized(step, name, merged.at(places))
-
-
-def _is_one(value: object, texts: Sequence[str]) -> bool:
-    return isinstance(value, str) and value in texts
 
 
 def _is_usual(selection: Selection, name: str) -> bool:
@@ -204,7 +197,7 @@ def _having(
     return [source for source, one in sources.items() if name in one.made]
 
 
-def _groups(scope: Scope, sources: Mapping[str, Selection]) -> list[list[str]]:
+def _groups(scope: str, sources: Mapping[str, Selection]) -> list[list[str]]:
     """The sources whose statistics are merged."""
     if scope == "mix":
         return [list(sources)]
@@ -225,10 +218,10 @@ def robot_type(selection: Selection) -> str:
     one = next(iter(found))
     if len(found) > 1 or one == repr(None):
         raise ClipError(
-            'normalize="robot_type" takes one robot_type from the metadata of all episodes',
+            'statistics="robot_type" takes one robot_type from the metadata of all episodes',
             file=selection.dataset.url,
             expected='metadata {"robot_type": …} for each episode, see `seqrecord edit`; or '
-            'normalize="source"',
+            'statistics="source"',
             got=", ".join(f"{robot} ({key})" for robot, key in found.items()),
         )
     return one

@@ -99,8 +99,10 @@ class MixLoader:
         self.alternate = agreed_features(selections, formed, features, alternate, form.own_units)
         self._draws_sizes = agreed_sizes(selections)
         frames = options.frames_per_batch
-        problem = "frames_per_batch is for batches of all sources, and epochs of whole ones"
-        expected = "batch_size; or sources of equal shapes, no number of batches, repeat or choose"
+        problem = "MaxFrames is for batches of all sources, and epochs of whole ones"
+        expected = (
+            "a number of clips; or sources of equal shapes, no number of batches, repeat or choose"
+        )
         has_count = isinstance(stop, int) or epoch_clips is not None
         got = f"stopping_strategy={stop!r}, single_source_batches={self.alternate}"
         raise_if(frames is not None and (self.alternate or has_count), problem, expected, got)

@@ -19,16 +19,18 @@ from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.loaders import EpochStream, StreamingLoader, loader_of
 from seqrecord.pipes.mixing.batches import Join, joined_features
-from seqrecord.pipes.mixing.form import MixForm, Scope
+from seqrecord.pipes.mixing.form import MixForm
 from seqrecord.pipes.mixing.loader import MixLoader
 from seqrecord.pipes.mixing.sources import (
     MIX_OPTIONS,
+    TUNING_OF_SOURCE,
     StoppingStrategy,
     agreed_clip_len,
     loader_in_mix,
 )
 from seqrecord.pipes.mixing.summary import MixSummary
 from seqrecord.pipes.mixing.weights import Proportions, SourceSize, Weights, is_zero
+from seqrecord.pipes.option_values import MaxFrames, Vector
 from seqrecord.pipes.options import MOST_THREADS, EngineOptions, LoaderOptions, one_of
 from seqrecord.pipes.states import Clip
 from seqrecord.statistics.by_feature import Statistics
@@ -106,25 +108,19 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
             would begin again, but after at least one batch. "all_exhausted": when every source has
             returned its last clip. An integer: number of batches of each rank. The clips of the
             first epoch of each source determine the length.
-        batch_size: clips of a batch, at least 1. Not with `frames_per_batch`.
-        frames_per_batch: as in `SeqRecordIterableDataset`, if all sources have the same drawn
-            `clip_len`. Excludes an integer `stopping_strategy` and single-source batches. Without
-            it, `batch_size` is required.
+        batch_size: clips of a batch, at least 1; or `MaxFrames`, as in `SeqRecordIterableDataset`,
+            if all sources have the same drawn `clip_len`, for batches of several sources and
+            epochs without an integer `stopping_strategy`.
         features: "union" (default) or "intersection" of the sources' features. In a union, a
             feature is 0 for clips whose source lacks it, and `<feature>_is_missing`, bool [batch],
             marks them; single-source batches have the features of their source. Features outside an
             intersection are not read; sizes (`weights`, `repeat`) are of the others.
-        pad_to: sizes of vectors in batches, such as `{"action": 32}`, as in
-            `SeqRecordIterableDataset`, for every source with the feature; `place` is an argument of
-            sources. Vectors of different sizes then mix in one batch.
-        normalize: statistics that normalize vectors. "source": of each source by itself;
-            "robot_type": merged over sources with the same `robot_type` in the metadata of their
-            episodes; "mix": merged over all sources; `None` (default): stored values. Applies to
-            float features [D] of the kinds action, state, imu, or none; `mix.normalized` lists
-            them. A dict chooses features: `{"action": "source"}`. Statistics are the stored ones
-            (`seqrecord stats`), merged by the sources' shares, after `place` and `pad_to`.
-        normalization: "mean_std" (default) or "quantiles", as `normalize` in
-            `SeqRecordIterableDataset`; or a dict by feature.
+        vectors: form of vectors, by feature: `{"action": Vector(pad_to=32, normalize="mean_std",
+            statistics="source")}`, for every source with the feature. Vectors of different sizes
+            then mix in one batch; `place` is a value of sources. Statistics are the stored ones
+            (`seqrecord stats`), merged after `place` and `pad_to`. One `Vector` without a dict
+            normalizes every float feature [D] of the kinds action, state, imu, or none;
+            `mix.normalized` lists them.
         camera_padding_masks: whether batches have `<camera>_padding_mask`, bool [batch], for each
             image: true for clips whose source has it, as LeRobot's policies expect. The opposite of
             `<camera>_is_missing`.
@@ -137,13 +133,13 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
             source's name.
         memory_limit: as in `SeqRecordIterableDataset`, for all sources together.
         rank: as in `SeqRecordIterableDataset`.
-        world_size: as in `SeqRecordIterableDataset`.
         device: as in `SeqRecordIterableDataset`.
         output: as in `SeqRecordIterableDataset`.
         engine: as in `SeqRecordIterableDataset`. `num_threads` applies to each source, so that a
             slow source can use every thread; at most 1,024 in all. `trace` and `video_decoder` are
             for the mix, except for video of sources with a `frame_transform`, which the host
-            decodes. `num_cursors` and `shuffle_buffer` belong to the sources.
+            decodes. `num_cursors`, `shuffle_buffer` and `fixed_shards` belong to the
+            sources.
     """
 
     def __init__(
@@ -155,19 +151,15 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         repeat: Mapping[str, float | Fraction] | None = None,
         choose: Mapping[str, int] | None = None,
         stopping_strategy: StoppingStrategy = "first_exhausted",
-        batch_size: int | None = None,
-        frames_per_batch: int | None = None,
+        batch_size: int | MaxFrames | None = None,
         features: Join = "union",
-        pad_to: Mapping[str, int] | None = None,
-        normalize: Scope | Mapping[str, Scope | None] | None = None,
-        normalization: str | Mapping[str, str] = "mean_std",
+        vectors: Vector | Mapping[str, Vector] | None = None,
         camera_padding_masks: bool = False,
         number_tasks: bool = False,
         single_source_batches: bool | None = None,
         seed: int = 0,
         memory_limit: int | str | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
+        rank: tuple[int, int] | None = None,
         device: str | torch.device | None = None,
         output: str = "torch",
         engine: EngineOptions | None = None,
@@ -176,23 +168,21 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         one_of("union", "intersection")("features", features)
         proportions = {"weights": weights, "alpha": alpha, "repeat": repeat, "choose": choose}
         datasets, epoch_clips = _weighted(sources, features, check_seed(seed), proportions)
-        if frames_per_batch is None:
+        if not isinstance(batch_size, MaxFrames):
             batch_size = check_integer("batch_size", batch_size, least=1, most=MAX_INT)
         options = LoaderOptions(
             clip_len=agreed_clip_len({name: one for name, (one, _) in datasets.items()}),
             batch_size=batch_size,
-            frames_per_batch=frames_per_batch,
             seed=seed,
             memory_limit=memory_limit,
             rank=rank,
-            world_size=world_size,
             device=device,
             output=output,
             engine=engine,
         )
-        for name in ("num_cursors", "shuffle_buffer"):
-            value = getattr(options.tuning, name)
-            raise_if(value is not None, f"engine.{name} is that of a source", f"no {name}", value)
+        for name in TUNING_OF_SOURCE:
+            value, usual = getattr(options.tuning, name), getattr(EngineOptions, name)
+            raise_if(value != usual, f"engine.{name} is that of a source", f"no {name}", value)
         most, threads = max(1, MOST_THREADS // len(datasets)), options.tuning.num_threads
         problem = f"engine.num_threads is for each of {len(datasets)} sources"
         raise_if((threads or 1) > most, problem, f"at most {most}", threads)
@@ -206,7 +196,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         problem = "repeat and choose determine the length of an epoch"
         expected = "no stopping_strategy; or weights"
         raise_if(epoch_clips is not None and stop != "first_exhausted", problem, expected, stop)
-        form = MixForm(pad_to, normalize, normalization, camera_padding_masks, number_tasks)
+        form = MixForm(vectors, camera_padding_masks, number_tasks)
         self._mix = MixLoader(datasets, options, stop, features, alternate, form, epoch_clips)
         self._epochs = Epochs(self._mix)
 
@@ -353,9 +343,7 @@ def _datasets(name: Any, source: Any) -> _Datasets:
     check("the name of a source", name, is_right, "a text")
     if isinstance(source, SeqRecordMix):
         mix = source._mix
-        _check_source(
-            name, replace(mix.options, clip_len=1, batch_size=None, frames_per_batch=None)
-        )
+        _check_source(name, replace(mix.options, clip_len=1, batch_size=None))
         what, stop = f"stopping_strategy of source {name!r}", mix.stop
         check(what, stop, stop == "first_exhausted", "none: that of the mix")
         return {f"{name}/{one}": (mix.loaders[one], share) for one, share in mix.shares.items()}

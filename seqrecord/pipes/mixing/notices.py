@@ -33,7 +33,9 @@ def warn_of_form(
     head = 'a mix fills features that a source lacks with 0; rename= or features="intersection"'
     rows = [f"{name}: {shapes}" for name, shapes in differing.items()]
     if rows:  # then nothing is filled
-        head = "each batch of a mix has a single source, because features differ in shape; pad_to= "
+        head = (
+            "each batch of a mix has a single source, because features differ in shape; vectors= "
+        )
         head += "for vectors, resize= for images, or single_source_batches=True"
     for one in batches:
         lacking: dict[int, list[str]] = defaultdict(list)

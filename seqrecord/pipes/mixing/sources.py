@@ -30,11 +30,13 @@ StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted"] | int
 """The end of an epoch; see `SeqRecordMix`."""
 
 MIX_OPTIONS = (
-    *("batch_size", "frames_per_batch", "drop_last", "even_batches", "seed"),
-    *("memory_limit", "rank", "world_size", "device", "output"),
+    *("batch_size", "last_batch", "seed", "memory_limit", "rank", "device", "output"),
     *(f"tuning.{name}" for name in ("num_threads", "video_decoder", "trace")),
 )
 """Options of the mix; sources must not set them."""
+
+TUNING_OF_SOURCE = ("num_cursors", "shuffle_buffer", "fixed_shards")
+"""Options of a source's `engine`; a mix must not set them."""
 
 
 def agreed_clip_len(loaders: Mapping[str, ClipLoader]) -> int | tuple[int, int]:
@@ -221,14 +223,15 @@ class SourceLoader(ClipLoader):
     ) -> None:
         selection, own = loader.selection, loader.options
         selection = selection.with_vectors({n: vectors[n] for n in selection.made if n in vectors})
-        engine = {one: getattr(own.tuning, one) for one in ("num_cursors", "shuffle_buffer")}
+        engine = {one: getattr(own.tuning, one) for one in TUNING_OF_SOURCE}
         if own.frame_transform is not None:
             engine["video_decoder"] = "pyav"  # its frames are on the host
         options = replace(
             own,
             batch_size=batch_size,
             engine=replace(mix.tuning, **engine),
-            **{one: getattr(mix, one) for one in ("rank", "world_size", "device")},
+            rank=mix.rank,
+            device=mix.device,
         )
         super().__init__(EpochPlanner.of(selection, options, limit_in))
         self.name = name
@@ -280,9 +283,7 @@ def _of_features(options: LoaderOptions, names: list[str], selection: Selection)
         features=names,
         rename=None,
         resize=None,  # the dataset has both
-        place=None,
-        pad_to=None,
-        normalize=None,
+        vectors=None,
         windows=windows,
         clip_len=options.clip_len if has_frames else 1,  # the frame `start`
         pad=options.pad if has_frames else None,
