@@ -220,7 +220,7 @@ class LeRobotMixDataset(PlannedDataset):
         for number in np.unique(which).tolist():
             [at] = np.nonzero(which == number)
             _check_numbered(self.sources[number])
-            clips = self._filled(collate(self._readers[number].read(frames[at])), number)
+            clips = self._filled(collate(self._readers[number].read(frames[at], 0)), number)
             for place, item in zip(at.tolist(), self._items(clips), strict=True):
                 found[place] = item
         return found
