@@ -29,7 +29,8 @@ def split_points(rows: npt.NDArray[Any]) -> Mapping[str, Points]:
 
     "" has all columns with the dtype of `x`, or of the first column. Columns of another dtype are
     named by it (`uint8`), or by the column if there is one (`ring`). A column of several numbers
-    counts as columns `name_0`, `name_1`, …. Raises `ValueError` for no or too many columns.
+    counts as columns `name_0`, `name_1`, …. Raises `ValueError` for no or too many columns, and
+    for names in two arrays.
     """
     groups: dict[np.dtype[Any], list[tuple[str, npt.NDArray[Any]]]] = {}
     names = [name for name in rows.dtype.names or () if not re.fullmatch(r"_\d*", name)]  # padding
@@ -51,6 +52,8 @@ def split_points(rows: npt.NDArray[Any]) -> Mapping[str, Points]:
             suffix = ""
         elif len(labels) == 1:
             suffix, stacked = re.sub(r"\W", "_", labels[0]), stacked[:, 0]
+        if suffix in found:
+            raise ValueError(f"two arrays of columns are named {suffix}")
         found[suffix] = Points(np.ascontiguousarray(stacked, kind), labels)
     return found
 

@@ -11,9 +11,10 @@ import base64
 import json
 import math
 import struct
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,12 +23,10 @@ import numpy.typing as npt
 
 from seqrecord.errors import SourceError
 from seqrecord.lazy import import_extra
-from seqrecord.sources.common.cameras import FISHEYE, OPENCV, Camera
 from seqrecord.sources.common.images import pixels
 from seqrecord.sources.common.points import split_points
-from seqrecord.sources.mcap.bags import Topic
+from seqrecord.sources.mcap.bags import Recording, Topic
 from seqrecord.sources.mcap.protobuf import fields
-from seqrecord.sources.mcap.transforms import Transform, pose_of
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def decoder(topic: Topic, path: Path) -> Callable[[bytes, Path], Message]:
     try:
         if topic.encoding == "protobuf":
             numbers = field_numbers(topic.definition, topic.type)
-        elif topic.definition and topic.definition_encoding in ("ros1msg", "ros2msg"):
+        elif topic.encoding in STORES:
             check_definition(topic)
     except ValueError as error:
         raise SourceError(str(error)[:500], file=str(path), got=topic.name[:200]) from error
@@ -105,7 +104,8 @@ def decoder(topic: Topic, path: Path) -> Callable[[bytes, Path], Message]:
 
 
 def ros_message(topic: Topic, data: bytes | memoryview) -> Any:
-    """Decode a message by rosbags. Raises `ValueError` for invalid bytes."""
+    """Decode a message by rosbags. Raises `ValueError` for invalid bytes and another definition."""
+    check_definition(topic)
     store = _store(topic.encoding)
     if bytes(data[:4]) == b"\x28\xb5\x2f\xfd":
         raise ValueError("compressed message; decompress by `ros2 bag convert`")
@@ -116,11 +116,14 @@ def ros_message(topic: Topic, data: bytes | memoryview) -> Any:
         raise ValueError(f"not a {topic.type}: {error}") from error
 
 
+@lru_cache(maxsize=1024)
 def check_definition(topic: Topic) -> None:
     """Raise `ValueError` if the message's own definition has other fields than the decoder expects.
 
     Only the message itself is compared, not the nested types after `====`.
     """
+    if not topic.definition or topic.definition_encoding not in ("ros1msg", "ros2msg"):
+        return
     store, version = _store(topic.encoding), 2 if topic.encoding == "cdr" else 1
     want = _fields(store.generate_msgdef(topic.type, ros_version=version)[0])
     if (got := _fields(topic.definition.decode(errors="replace"))) != want:
@@ -153,16 +156,28 @@ def stamp_reader(topic: Topic) -> Callable[[bytes], int] | None:
     return stamp
 
 
-def transforms(topic: Topic, data: bytes) -> list[Transform]:
-    """Decode a message of `TRANSFORMS`; the time is that of the header."""
-    message = ros_message(topic, data)
-    return [
-        Transform(
-            *(each.header.frame_id.lstrip("/"), each.child_frame_id.lstrip("/")),
-            *(each.header.stamp.sec * 10**9 + each.header.stamp.nanosec, pose_of(each.transform)),
-        )
-        for each in getattr(message, "transforms", [message])
-    ]
+def header_times(recording: Recording, topics: Collection[str]) -> dict[str, npt.NDArray[np.int64]]:
+    """Read the times of headers in ns, of those topics whose messages have one.
+
+    Raises `SourceError` unless they are set and ascending.
+    """
+    offered = recording.topics
+    readers = {name: stamp_reader(offered[name]) for name in offered.keys() & topics}
+    stamped = {name: (read, array("q")) for name, read in readers.items() if read}
+    for topic, data, path in recording.messages([*stamped]):
+        read, known = stamped[topic]
+        try:
+            known.append(read(data))
+        except ValueError as error:
+            raise SourceError(f"{error}; omit time=header", file=str(path)) from error
+        if known[-1] < known[max(len(known) - 2, 0)]:
+            raise SourceError(
+                "header stamps are not ascending; omit time=header",
+                file=str(path),
+                expected=f"{topic} at {known[-2]} ns or later",
+                got=f"{known[-1]} ns",
+            )
+    return {topic: np.array(known, np.int64) for topic, (_, known) in stamped.items()}
 
 
 def _fields(definition: str) -> str:
@@ -219,43 +234,6 @@ def _compressed_image(message: Any) -> Message:
     return {"": Value(Encoded(data), "image")}
 
 
-def cameras(topic: Topic, data: bytes, path: Path) -> dict[str, Camera]:
-    """Decode a CameraInfo: the camera of raw images (""), and of `rectified` ones; none if K is 0.
-
-    https://github.com/ros2/common_interfaces/blob/rolling/sensor_msgs/msg/CameraInfo.msg: K refers
-    to all pixels of the sensor, before a region of interest and binning. Raises `SourceError`.
-    """
-    try:
-        message = ros_message(topic, data)
-    except ValueError as error:
-        raise SourceError(str(error), file=str(path)) from error
-    roi, size = message.roi, (message.width, message.height)
-    crop = (roi.x_offset, roi.y_offset, roi.width or size[0], roi.height or size[1])
-    k, p = _own(message, "k"), _own(message, "p")
-    if max(message.binning_x, message.binning_y) > 1 or crop != (0, 0, *size) or k[1] or p[1]:
-        raise SourceError(
-            "unsupported camera: binning, region of interest or skew",
-            file=str(path),
-            expected="K of the whole image, without skew",
-            got=f"binning {message.binning_x}, region {crop} of {size}, skew {k[1]}",
-        )
-    model = {"equidistant": FISHEYE, "fisheye": FISHEYE}.get(message.distortion_model, OPENCV)
-    if message.distortion_model not in _MODELS and _own(message, "d").any():
-        model = message.distortion_model
-    how = {"model": model, "coefficients": _own(message, "d").tolist()}
-    every = {"": (k[[0, 4, 2, 5]], how), "rectified": (p[[0, 5, 2, 6]], {})}
-    return {
-        suffix: Camera.of(numbers.tolist(), size, path, **more)
-        for suffix, (numbers, more) in every.items()
-        if numbers[:2].all()
-    }
-
-
-def _own(message: Any, name: str) -> Any:
-    """Return a field whose name is in capitals in ROS 1."""
-    return getattr(message, name) if hasattr(message, name) else getattr(message, name.upper())
-
-
 def _point_cloud(message: Any) -> Message:
     """Return all points in the order of the message, those without coordinates included."""
     order, width = ">" if message.is_bigendian else "<", message.width * message.point_step
@@ -309,6 +287,12 @@ def _pose(message: Any) -> Message:
     return {"": Value(_numbers(pose.position, pose.orientation), "pose", "m")}
 
 
+def pose_of(transform: Any) -> list[float]:
+    """Return a geometry_msgs/Transform as a pose."""
+    move, turn = transform.translation, transform.rotation
+    return [move.x, move.y, move.z, turn.x, turn.y, turn.z, turn.w]
+
+
 def _twist(message: Any) -> Message:
     return {"": Value(_numbers(message.linear, message.angular))}
 
@@ -348,8 +332,6 @@ def _multi_array(message: Any) -> Message:
     return {"": Value(values.astype(values.dtype.newbyteorder("<")).reshape(shape or -1))}
 
 
-CAMERA_INFO = "sensor_msgs/msg/CameraInfo"
-_MODELS = ("plumb_bob", "rational_polynomial", "equidistant", "fisheye", "")
 TRANSFORMS = ("tf2_msgs/msg/TFMessage", "tf/msg/tfMessage")
 _POINT_TYPES = dict(enumerate("i1 u1 i2 u2 i4 u4 f4 f8".split(), 1))  # noqa: SIM905
 

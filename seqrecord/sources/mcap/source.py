@@ -3,43 +3,37 @@
 from __future__ import annotations
 
 import logging
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from itertools import chain, islice
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.cameras import OWN_INTRINSICS
 from seqrecord.errors import SourceError, located
-from seqrecord.feature_kinds import PIXEL_KINDS
 from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.common.aligning import ALIGNMENTS, AlignedMessages
-from seqrecord.sources.common.cameras import Camera
 from seqrecord.sources.common.orientation import Orientation, is_alone
 from seqrecord.sources.common.originals import FirstError, Originals, has_file
 from seqrecord.sources.common.specs import feature_name
 from seqrecord.sources.inventory import NOT_SELECTED, Account, LeftOut, group_names, unread_files
 from seqrecord.sources.mcap.bags import BAG_ENDINGS, Recording, Topic, find_recordings
+from seqrecord.sources.mcap.cameras import CAMERA_INFO, ImageCameras
 from seqrecord.sources.mcap.features import TopicFeatures
 from seqrecord.sources.mcap.messages import (
-    CAMERA_INFO,
     READABLE,
     TRANSFORMS,
-    cameras,
     can_read,
     decoder,
+    header_times,
     stamp_reader,
-    transforms,
 )
-from seqrecord.sources.mcap.transforms import TransformTree
+from seqrecord.sources.mcap.transforms import has_transforms, read_poses
 from seqrecord.text import counted, repr_of
 
 _logger = logging.getLogger("seqrecord")
@@ -47,10 +41,8 @@ _logger = logging.getLogger("seqrecord")
 _OF_ROS = ("/rosout", "/parameter_events")  # in every recording of all topics
 _SIDE_FILES = ("-wal", "-shm", "-journal")  # SQLite's log files
 _IMAGES = ("Image", "CompressedImage", "RawImage")  # ends of type names
-_TRANSPORTS = ("compressed", "compressedDepth")  # last parts of topics of image_transport
 _INTRINSICS = ("constant", "frames")
 _TIMES = ("log", "header")
-_SAME_CAMERA = slice(12, None)  # bytes of a CameraInfo after its time
 _COVARIANCES = ("/Imu", "/Odometry")  # ends of type names
 
 
@@ -150,7 +142,9 @@ class McapSource(Originals):
                 raise SourceError("no such episode", file=str(path))
             recording = self._recordings[info.key]
             aligned = self._aligned(recording)
-            messages, read = self._messages(recording), self._reader(recording)
+            every = recording.messages([*self._topics, *self._cameras.topics])
+            checked, read = self._cameras.checked(recording, every), self._reader(recording)
+            messages = (each for each in checked if each[0] in aligned.picks)
             poses = self._poses_of(recording, aligned.clock) if self.poses else {}
             for row, values in enumerate(aligned.frames(messages, read)):
                 frame: dict[str, Any] = {self._time_name: np.array(aligned.clock[row], "<i8")}
@@ -185,19 +179,19 @@ class McapSource(Originals):
                 counts.update(self._times.get(recording.key, {}))
                 types |= recording.topics
         for topic, count in sorted(counts.items()):
-            is_pose = bool(self.poses) and _has_transforms(types[topic])
-            if topic in self._topics or topic in self._cameras or is_pose:
+            is_pose = bool(self.poses) and has_transforms(types[topic])
+            if topic in self._topics or topic in self._cameras.topics or is_pose:
                 continue
             reason, is_data = "missing in the first recording", True
             if not count:
                 reason, is_data = "empty topic", False
+            elif types[topic].type == CAMERA_INFO:
+                reason, is_data = "the camera of no packed image", False
             elif types[topic].type in TRANSFORMS:
                 reason = "choose frames by --source-option poses=FRAME,… and root_frame=FRAME"
             elif not can_read(types[topic]):
                 reason = f"no reader for {_type(types[topic])}"
                 is_data = self.map is None and self.features is None and topic not in _OF_ROS
-            elif types[topic].type == CAMERA_INFO:
-                reason, is_data = "the camera of no packed image", False
             elif topic in self._offered:
                 reason, is_data = f"{NOT_SELECTED} or map=", False
             yield LeftOut(f"topic {topic}", count, reason, "messages", is_data)
@@ -279,8 +273,7 @@ class McapSource(Originals):
         def read(topic: str, data: bytes, file: Path) -> dict[str, Any]:
             if topic in decoders:
                 return self._topics[topic].frame(decoders[topic](data, file), file, orientation)
-            found = self._cameras_in(offered[topic], data, file)
-            return {f"{n}{OWN_INTRINSICS}": np.array(c.intrinsics) for n, c in found.items() if c}
+            return self._cameras.frame(offered[topic], data, file)
 
         return read
 
@@ -369,91 +362,17 @@ class McapSource(Originals):
         specs = {spec.name: spec for each in self._topics.values() for spec in each.specs.values()}
         for name in self._frame_ids:
             specs[name] = FeatureSpec(name, np.dtype("<f8"), (7,), kind="pose", unit="m")
-        for image in chain(*self._cameras.values()) if self.intrinsics == "frames" else ():
-            name = f"{image}{OWN_INTRINSICS}"
-            specs[name] = FeatureSpec(name, np.dtype("<f8"), (4,), kind="intrinsics", unit="px")
+        specs |= {spec.name: spec for spec in self._cameras.specs}
         name = self._time_name
         specs[name] = FeatureSpec(name, np.dtype("<i8"), (), kind="timestamp", unit="ns")
         if unknown := [name for name in dict.fromkeys(self.features or ()) if name not in specs]:
             raise self._refused("no such feature", ", ".join(unknown))
         return Schema([specs[name] for name in self.features or specs])
 
-    # --- cameras ----------------------------------------------------------------------------
-
     @cached_property
-    def _cameras(self) -> dict[str, dict[str, tuple[str, int, int]]]:
-        """CameraInfo topics: by feature of an image "" or "rectified", height and width.
-
-        Images and their camera are beside each other: `/front/image_raw`, `/front/image_rect_color`
-        or `/front/image_raw/compressed`, and `/front/camera_info`, as in image_transport.
-        """
-        found: dict[str, dict[str, tuple[str, int, int]]] = {}
-        for topic, features in self._topics.items():
-            above, _, last = topic.rpartition("/")
-            if last in _TRANSPORTS:
-                above, _, last = above.rpartition("/")
-            name = f"{above}/camera_info"
-            if self._offered.get(name, Topic("", "", "")).type != CAMERA_INFO:
-                continue
-            for spec in features.specs.values():
-                if spec.kind in PIXEL_KINDS and spec.is_fixed:
-                    which = "rectified" if last.startswith("image_rect") else ""
-                    height, width = (int(n or 0) for n in spec.shape[:2])
-                    found.setdefault(name, {})[spec.name] = which, height, width
-        return found
-
-    def _cameras_in(self, topic: Topic, data: bytes, path: Path) -> dict[str, Camera | None]:
-        """Return the cameras of images in a message, scaled to their size; `None` if K is 0."""
-        found = cameras(topic, data, path)
-        return {
-            name: found[which].scaled(height, width, path) if which in found else None
-            for name, (which, height, width) in self._cameras[topic.name].items()
-        }
-
-    def _first_cameras(self, recording: Recording) -> dict[str, Camera | str]:
-        """Return the cameras of images in the first messages, or why they are unknown."""
-        found: dict[str, Camera | str] = {}
-        for topic, images in self._cameras.items():
-            found |= dict.fromkeys(images, f"{topic} has no message")
-            try:
-                for _, data, path in islice(recording.messages([topic]), 1):
-                    first = self._cameras_in(recording.topics[topic], data, path)
-                    found |= {name: each or f"K of {topic} is 0" for name, each in first.items()}
-            except SourceError as error:
-                found |= dict.fromkeys(images, f"{topic}: {error.message}, got {error.got}")
-        return found
-
-    def _messages(self, recording: Recording) -> Iterator[tuple[str, bytes, Path]]:
-        """Yield the messages to align. Raises `SourceError` if what the metadata has changes.
-
-        A CameraInfo is decoded only if its bytes differ from the message before.
-        """
-        known, is_whole = self._first_cameras(recording), self.intrinsics == "constant"
-        last: dict[str, bytes] = {}
-        for topic, data, path in recording.messages([*self._topics, *self._cameras]):
-            if topic in self._cameras and last.get(topic) != data[_SAME_CAMERA]:
-                last[topic] = data[_SAME_CAMERA]
-                if all(isinstance(known[name], str) for name in self._cameras[topic]):
-                    continue
-                for name, camera in self._cameras_in(recording.topics[topic], data, path).items():
-                    first = known[name]
-                    if isinstance(first, str) or (camera is None and not is_whole):
-                        continue
-                    if not is_whole and camera is not None:  # intrinsics may change
-                        camera = replace(
-                            first, model=camera.model, coefficients=camera.coefficients
-                        )
-                    if camera != first:
-                        raise SourceError(
-                            "the camera changes within the recording; --source-option "
-                            "intrinsics=frames packs intrinsics per frame, of one distortion",
-                            file=str(path),
-                            feature=name,
-                            expected=f"{first}, the first message of {topic}"[:300],
-                            got=str(camera)[:300],
-                        )
-            if topic in self._aligned_topics:
-                yield topic, data, path
+    def _cameras(self) -> ImageCameras:
+        images = {topic: [*each.specs.values()] for topic, each in self._topics.items()}
+        return ImageCameras(self._offered, images, is_constant=self.intrinsics == "constant")
 
     # --- poses ------------------------------------------------------------------------------
 
@@ -466,24 +385,11 @@ class McapSource(Originals):
         self, recording: Recording, clock: npt.NDArray[np.int64]
     ) -> dict[str, npt.NDArray[np.float64]]:
         """Return poses by feature, NaN where unknown. Reads all transforms."""
-        topics = {n: t for n, t in recording.topics.items() if _has_transforms(t)}
-        times = {topic: iter(each.tolist()) for topic, each in recording.times().items()}
-        tree, path = TransformTree(), recording.paths[0]
-        with located(SourceError, file=str(path)):
-            for topic, data, path in recording.messages([*topics]):
-                logged = next(times[topic])
-                try:
-                    for each in transforms(topics[topic], data):
-                        time = logged if self.time == "log" else each.time
-                        tree.add(each._replace(time=None if topic.endswith("_static") else time))
-                except ValueError as error:
-                    raise SourceError(str(error), file=str(path), got=topic) from error
-            tolerance, wanted = round(self.tolerance * 1e9), self._frame_ids.items()
-            return {
-                name: tree.poses(frame, str(self.root_frame), clock, tolerance)
-                for name, frame in wanted
-                if name in self.schema()
-            }
+        return read_poses(
+            *(recording, self._frame_ids, str(self.root_frame), clock),
+            by_header=self.time == "header",
+            within=round(self.tolerance * 1e9),
+        )
 
     # --- the clock --------------------------------------------------------------------------
 
@@ -510,37 +416,21 @@ class McapSource(Originals):
 
     @property
     def _aligned_topics(self) -> list[str]:
-        return [*self._topics, *(self._cameras if self.intrinsics == "frames" else ())]
+        return [*self._topics, *(self._cameras.topics if self.intrinsics == "frames" else ())]
 
     def _times_of(self, recording: Recording) -> dict[str, npt.NDArray[np.int64]]:
         """Return the messages' times by topic: log times, or header stamps where there are any."""
         times = recording.times()
         if self.time == "log":
             return times
-        offered, clock = recording.topics, self._clock
-        there = offered.keys() & {*self._aligned_topics, clock}
-        readers = {topic: stamp_reader(offered[topic]) for topic in there}
-        stamped = {topic: (read, array("q")) for topic, read in readers.items() if read}
-        if clock in readers and clock not in stamped:
+        stamped = header_times(recording, {*self._aligned_topics, self._clock})
+        if self._clock in times and self._clock not in stamped:
             raise SourceError(
                 "messages of the clock have no header; choose another clock, or omit time=header",
                 file=str(recording.paths[0]),
-                got=clock,
+                got=self._clock,
             )
-        for topic, data, path in recording.messages([*stamped]):
-            read, known = stamped[topic]
-            try:
-                known.append(read(data))
-            except ValueError as error:
-                raise SourceError(f"{error}; omit time=header", file=str(path)) from error
-            if known[-1] < known[max(len(known) - 2, 0)]:
-                raise SourceError(
-                    "header stamps are not ascending; omit time=header",
-                    file=str(path),
-                    expected=f"{topic} at {known[-2]} ns or later",
-                    got=f"{known[-1]} ns",
-                )
-        return {**times, **{topic: np.array(known) for topic, (_, known) in stamped.items()}}
+        return {**times, **stamped}
 
     @cached_property
     def _episodes(self) -> list[EpisodeInfo]:
@@ -568,7 +458,7 @@ class McapSource(Originals):
     def _info(
         self, recording: Recording, aligned: AlignedMessages, topics: dict[str, dict[str, int]]
     ) -> EpisodeInfo:
-        taken = {*topics, *self._cameras}
+        taken = {*topics, *self._cameras.topics}
         others = {t: n for t, n in aligned.num_messages.items() if t not in taken and n}
         names = {
             each.specs[suffix].name: list(names)
@@ -586,13 +476,7 @@ class McapSource(Originals):
             metadata["topics_not_read"] = others
         if names:
             metadata["names"] = names
-        cameras = self._first_cameras(recording)
-        known = {name: each for name, each in cameras.items() if isinstance(each, Camera)}
-        is_whole = self.intrinsics == "constant"
-        found = {n: each.to_json() if is_whole else each.distortion for n, each in known.items()}
-        unknown = {name: each for name, each in cameras.items() if name not in known}
-        metadata |= {"camera": found} if any(found.values()) else {}
-        metadata |= {"camera_unknown": unknown} if unknown else {}
+        metadata |= self._cameras.metadata(recording)
         return EpisodeInfo(recording.key, len(aligned.clock), metadata, fps=aligned.fps)
 
     def _refused(self, message: str, got: str) -> SourceError:
@@ -616,10 +500,6 @@ FORMAT = SourceFormat(
     takes_files=True,
     takes_urls=True,
 )
-
-
-def _has_transforms(topic: Topic) -> bool:
-    return topic.type in (*TRANSFORMS, "geometry_msgs/msg/TransformStamped")
 
 
 def _failed(info: EpisodeInfo) -> bool:

@@ -6,18 +6,55 @@ the quaternion x, y, z, w of the rotation.
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
+from seqrecord.sources.mcap.bags import Recording, Topic
+from seqrecord.sources.mcap.messages import TRANSFORMS, pose_of, ros_message
 
 Floats = npt.NDArray[np.float64]
 _MAX_DEPTH = 1000  # frames between a frame and the top of the tree
 _LEAST_ANGLE = 1e-9  # radians; at smaller ones slerp is linear
+
+
+def has_transforms(topic: Topic) -> bool:
+    """Return whether messages have transforms between frames."""
+    return topic.type in (*TRANSFORMS, "geometry_msgs/msg/TransformStamped")
+
+
+def read_poses(
+    recording: Recording,
+    frames: Mapping[str, str],
+    root: str,
+    clock: npt.NDArray[np.int64],
+    *,
+    by_header: bool,
+    within: int,
+) -> dict[str, Floats]:
+    """Read all transforms; return the poses of `frames` by feature at the times `clock` (ns).
+
+    Transforms have log times, or with `by_header` the times of their headers. See
+    `TransformTree.poses` for `within`.
+    """
+    topics = {name: topic for name, topic in recording.topics.items() if has_transforms(topic)}
+    times = {name: iter(each.tolist()) for name, each in recording.times().items()}
+    tree, path = TransformTree(), recording.paths[0]
+    for name, data, path in recording.messages([*topics]):
+        logged = None if name.endswith("_static") else next(times[name])
+        with located(SourceError, file=str(path)):
+            try:
+                for each in _transforms(topics[name], data):
+                    tree.add(each if by_header and logged else each._replace(time=logged))
+            except ValueError as error:
+                raise SourceError(str(error), got=name) from error
+    with located(SourceError, file=str(path)):
+        return {name: tree.poses(frame, root, clock, within) for name, frame in frames.items()}
 
 
 class Transform(NamedTuple):
@@ -43,7 +80,7 @@ class TransformTree:
         parent, child, time, pose = transform
         if self._parents.setdefault(child, parent) != parent:
             raise ValueError(f"frame {child} has two parents, {self._parents[child]} and {parent}")
-        if not np.isfinite(pose).all() or not any(pose[3:]):
+        if not all(map(math.isfinite, pose)) or not any(pose[3:]):
             raise ValueError(f"frame {child} has an invalid pose in {parent}: {pose}")
         if time is None:
             self._fixed[child] = pose
@@ -146,7 +183,12 @@ def _rotated(pose: Floats, points: Floats) -> Floats:
     return found
 
 
-def pose_of(transform: Any) -> list[float]:
-    """Return a geometry_msgs/Transform as a pose."""
-    move, turn = transform.translation, transform.rotation
-    return [move.x, move.y, move.z, turn.x, turn.y, turn.z, turn.w]
+def _transforms(topic: Topic, data: bytes) -> list[Transform]:
+    message = ros_message(topic, data)
+    return [
+        Transform(
+            *(each.header.frame_id.lstrip("/"), each.child_frame_id.lstrip("/")),
+            *(each.header.stamp.sec * 10**9 + each.header.stamp.nanosec, pose_of(each.transform)),
+        )
+        for each in getattr(message, "transforms", [message])
+    ]
