@@ -54,7 +54,7 @@ _Field: TypeAlias = tuple[str, str, int]
 
 
 def read_points(path: Path, columns: Sequence[str] | None = None) -> Mapping[str, Points]:
-    """Read the points by feature name suffix, see `split_points`; `columns` are those of `.bin`.
+    """Read the points by feature name suffix, see `split_points`; `columns` are for `.bin`.
 
     Raises `SourceError` for damaged files, and `UnsupportedError` for compressed PCD, PLY with
     faces, and `.bin` of unknown columns.

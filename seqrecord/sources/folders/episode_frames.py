@@ -62,7 +62,7 @@ def read_frames(
 
     With `in_place`, kept images are a `ReferencedFile`. Raises `SourceError` before the first frame
     if lengths or frame names of features disagree, and for a gap in the frame numbers. `columns`
-    are those of `.bin` files.
+    name the columns of `.bin` files.
     """
     labels: dict[str, tuple[str, ...]] = {}  # columns of points
     own = look(path)

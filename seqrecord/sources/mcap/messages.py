@@ -157,7 +157,7 @@ def stamp_reader(topic: Topic) -> Callable[[bytes], int] | None:
 
 
 def header_times(recording: Recording, topics: Collection[str]) -> dict[str, npt.NDArray[np.int64]]:
-    """Read the times of headers in ns, of those topics whose messages have one.
+    """Read the times of headers in ns, for topics with headers.
 
     Raises `SourceError` unless they are set and ascending.
     """
