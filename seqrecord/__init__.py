@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from seqrecord.clips.transforms import RandomCrop as RandomCrop
     from seqrecord.clips.transforms import RandomResizedCrop as RandomResizedCrop
     from seqrecord.clips.transforms import Resize as Resize
+    from seqrecord.clips.windows import At as At
     from seqrecord.clips.windows import Latest as Latest
     from seqrecord.clips.windows import Next as Next
     from seqrecord.clips.windows import Seconds as Seconds

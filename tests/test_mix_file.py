@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from seqrecord import (
+    At,
     CenterCrop,
     DepthToMeters,
     EngineOptions,
@@ -129,6 +130,8 @@ VALUES: list[tuple[str, Any, Any]] = [
         {"a": {"seconds": {"first": -1, "last": 0, "step": 0.5}, "timestamps": "t"}},
         {"a": Seconds(-1, 0, step=0.5, timestamps="t")},
     ),
+    ("windows", {"a": [0, {"at": "goal", "within": [1, 9]}]}, {"a": [0, At("goal", 0, (1, 9))]}),
+    ("windows", {"a": {"at": "goal", "offsets": [0, 2]}}, {"a": At("goal", [0, 2])}),
     ("windows", {"a": {"latest": None, "max_age": 3}}, {"a": Latest(max_age=3)}),
     ("windows", {"a": {"latest": {"stop": 2}}}, {"a": Latest(range(2))}),
     ("windows", {"a": {"next": None, "max_wait": 3}}, {"a": Next(max_wait=3)}),

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 
 import seqrecord
 from seqrecord import (
+    At,
     ClipError,
     Dataset,
     HorizontalFlip,
@@ -116,6 +117,8 @@ def each(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     path = tmp_path_factory.mktemp("lists") / "records"
     if request.param == "raw":
         return seqrecord.open(write_numbered(path, codecs="raw"))
+    if request.param == "resident":
+        return seqrecord.open(write_numbered(path, codecs={"image": "png"}))
     groups = {"image": 0, "flow": 1, "note": 1, "id": 1}
     if request.param == "long":
         return seqrecord.open(write_numbered(path, groups=groups, chunk_frames=None))
@@ -674,6 +677,191 @@ def test_any_table_on_changing_ranks(each: Dataset, data: st.DataObject) -> None
     assert found == Counter(dict(enumerate(times)))
 
 
+OFFSETS = {"id": (0, 2), "image": (-1,)}
+"""Offsets of anchors that may be anywhere, by feature; `id` also has frame `start`."""
+
+
+def anchored(row: tuple[int, int, int, int], feature: str) -> list[int]:
+    """Frames of a row, (episode, start, goal, near), that a feature asks for."""
+    _, start, goal, near = row
+    of_start = [start, near + 1] if feature == "id" else [near]
+    return [*of_start, *(goal + offset for offset in OFFSETS[feature])]
+
+
+def anchored_windows(within: tuple[int, int]) -> dict[str, Any]:
+    near = At("near", 1, within)
+    return {
+        "id": [0, near, At("goal", OFFSETS["id"])],
+        "image": [At("near", within=within), At("goal", -1)],
+    }
+
+
+def is_whole(row: tuple[int, int, int, int], pad: str | None) -> bool:
+    asked, last = [*anchored(row, "id"), *anchored(row, "image")], LENGTHS[row[0]] - 1
+    before, after = pad in ("edge", "before"), pad in ("edge", "after")
+    return (before or min(asked) >= 0) and (after or max(asked) <= last)
+
+
+def check_anchors(batch: dict[str, Any], rows: list[Any], pad: str | None) -> list[int]:
+    """Compares frames and masks with the table; returns the rows."""
+    found: list[int] = batch["row"].tolist()
+    for i, row in enumerate(found):
+        episode = rows[row][0]
+        assert batch["goal"][i] == rows[row][2]
+        for name in ("id", "image"):
+            asked = anchored(rows[row], name)
+            frames = [min(max(one, 0), LENGTHS[episode] - 1) for one in asked]
+            wanted = np.stack([expected_frame(episode, one)[name] for one in frames])
+            assert np.array_equal(batch[name][i], wanted)
+            if pad is not None:
+                mask = [one != frame for one, frame in zip(asked, frames, strict=True)]
+                assert batch[f"{name}_is_pad"][i].tolist() == mask
+    return found
+
+
+def anchored_table(rows: list[Any]) -> dict[str, Any]:
+    episode, start, goal, near = map(list, zip(*rows, strict=True))
+    numbers = {"start": start, "goal": goal, "near": near, "row": [*range(len(rows))]}
+    return {"episode": [f"set/{one}" for one in episode], **numbers}
+
+
+@pytest.mark.parametrize("each", ["raw", "uneven", "long", "resident"], indirect=True)
+@given(st.data())
+def test_any_anchors_on_changing_ranks(each: Dataset, data: st.DataObject) -> None:
+    """Frames relative to columns, anywhere or within a distance, padded, with equal starts."""
+    pad = data.draw(st.sampled_from([None, "edge", "before", "after"]))
+    number = st.integers(0, 3).flatmap(
+        lambda e: st.tuples(
+            st.just(e),
+            st.integers(0, LENGTHS[e] - 1),
+            st.integers(-3, LENGTHS[e] + 2),
+            st.integers(-2, 5),
+        )
+    )
+    drawn = data.draw(st.lists(number, min_size=1, max_size=20))
+    rows = [(e, start, goal, start + near) for e, start, goal, near in drawn]
+    rows = [row for row in rows if is_whole(row, pad)] or [(3, 4, 30, 5)]
+    settings: dict[str, Any] = {
+        "windows": anchored_windows((-2, 5)),
+        "pad": pad,
+        "features": ["id", "image"],
+        "batch_size": data.draw(st.integers(1, 4)),
+        "shuffle": data.draw(st.booleans()),
+        "memory_limit": data.draw(st.sampled_from([None, 40_000])),
+        "seed": data.draw(st.integers(0, 99)),
+        "even_batches": False,
+    }
+    epoch, state, found = data.draw(st.integers(0, 2)), dict[str, Any](), Counter[int]()
+    few_ranks = st.tuples(st.integers(1, 3), st.integers(0, 3))
+    for ranks, batches in (*data.draw(st.lists(few_ranks, max_size=3)), (1, None)):
+        states = []
+        for rank in range(ranks):
+            pipe = SeqRecordPipe(
+                each, samples=anchored_table(rows), **settings, rank=rank, world_size=ranks
+            )
+            pipe.set_epoch(epoch)
+            if state:
+                pipe.load_state_dict(state)
+            for batch in islice(pipe, batches):
+                found.update(check_anchors(batch, rows, pad))
+            states.append(pipe.state_dict())
+        state = min(states, key=lambda one: one["epoch"])
+        if state["epoch"] > epoch:
+            break
+    assert found == Counter(range(len(rows)))
+
+
+def test_every_loader_has_anchors(tmp_path: Path) -> None:
+    """Frames are read once; resident ones stay."""
+    numbered = seqrecord.open(write_numbered(tmp_path / "records", codecs={"image": "png"}))
+    rng = np.random.default_rng(0)
+    rows = [
+        (e, s, int(rng.integers(1, LENGTHS[e] - 2)), min(s + 2, LENGTHS[e] - 2))
+        for e in (0, 1, 3)
+        for s in range(LENGTHS[e])
+    ]
+    every = [*range(len(rows))]
+    options: dict[str, Any] = {
+        "samples": anchored_table(rows),
+        "windows": anchored_windows((-1, 2)),
+        "features": ["id", "image"],
+    }
+    check = partial(check_anchors, rows=rows, pad=None)
+    for limit, stays in ((None, ["image", "id"]), ("15KiB", [])):
+        pipe = SeqRecordPipe(numbered, batch_size=3, memory_limit=limit, **options)
+        for epoch in range(2):
+            assert sorted(row for batch in pipe for row in check(batch)) == every
+            stats = pipe.stats()
+            decoded = 0 if epoch and stays else sum(LENGTHS) - LENGTHS[2]
+            assert stats["frames_decoded"] == decoded
+            assert sorted(stats["features_resident"]) == sorted(stays)
+    mapped = SeqRecordMapDataset(numbered, **options)
+    assert check(seqrecord.collate(mapped.__getitems__(every))) == every
+    stream = SeqRecordIterableDataset(numbered, batch_size=2, **options)
+    loader: Any = DataLoader(stream, batch_size=None, num_workers=1)
+    assert sorted(row for batch in loader for row in check(batch)) == every
+    mix = SeqRecordMix({"a": SeqRecordIterableDataset(numbered, **options)}, batch_size=4)
+    assert sorted(row for batch in mix for row in check(batch)) == every
+
+
+def test_anchors_without_a_feature_are_skipped(numbered: Dataset) -> None:
+    table = {"episode": ["set/0"] * 3, "start": [3, 3, 3], "goal": [22, 21, 3]}  # 22 lacks flow
+    pipe = SeqRecordPipe(numbered, samples=table, windows={"flow": [0, At("goal")]}, batch_size=1)
+    assert sorted(batch["goal"].item() for batch in pipe) == [3, 21]
+    assert pipe.stats()["clips_incomplete"] == 1
+
+
+def earlier(samples: Any, epoch: int, rng: Any) -> Any:
+    return samples.with_columns(goal=samples["start"] // (epoch + 1))
+
+
+GOALS: dict[str, Any] = {
+    "final": seqrecord.samples.final_goal(),
+    "future": [seqrecord.samples.every(2), seqrecord.samples.future_goal()],
+    "own": earlier,
+}
+
+
+@pytest.mark.parametrize("name", GOALS)
+def test_anchors_refer_to_columns_of_functions(numbered: Dataset, name: str) -> None:
+    windows: dict[str, Any] = {"id": [0, At("goal")], "image": [At("goal")]}
+
+    def make_one(**windows: Any) -> SeqRecordPipe:
+        settings: dict[str, Any] = {"features": [*windows], "batch_size": 4, "seed": 3, **more}
+        return SeqRecordPipe(numbered, samples=GOALS[name], windows=windows, **settings)
+
+    more: dict[str, Any] = {}
+    goals: list[dict[tuple[str, int], int]] = [{}, {}]
+    for rank in range(2):
+        more = {"rank": rank, "world_size": 2}
+        pipe = make_one(**windows)
+        for epoch in range(2):
+            for batch in pipe:
+                for i, place in enumerate(names(batch)):
+                    goal, episode = batch["goal"][i].item(), int(place[0][4:])
+                    assert batch["id"][i].tolist() == [[episode, place[1]], [episode, goal]]
+                    assert np.array_equal(
+                        batch["image"][i, 0], expected_frame(episode, goal)["image"]
+                    )
+                    goals[epoch][place] = goal
+    step = 2 if name == "future" else 1
+    every = {(f"set/{e}", s) for e in range(4) for s in range(0, LENGTHS[e], step)}
+    for epoch, found in enumerate(goals):
+        assert found.keys() == every
+        for (key, start), goal in found.items():
+            last = LENGTHS[int(key[4:])] - 1
+            if name == "future":
+                assert start <= goal <= last
+            else:
+                assert goal == (last if name == "final" else start // (epoch + 1))
+    assert (goals[0] == goals[1]) == (name == "final")
+    with pytest.raises(ClipError, match=r"samples has an anchor.*in row"):
+        list(make_one(id=At("goal", -60)))
+    if name == "final":  # the last frame of set/0 lacks flow
+        with pytest.raises(ClipError, match=r"anchor at a frame that lacks flow, in row \d"):
+            list(make_one(flow=At("goal")))
+
+
 @pytest.mark.parametrize("clips", [STARTS, FRAMES], ids=TABLES)
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_copies_of_a_clip_have_independent_random_values(
@@ -771,6 +959,9 @@ BAD: list[tuple[Any, str]] = [
 ]
 
 
+ONE_START: dict[str, Any] = {"episode": ["set/0"], "start": [2], "goal": [22]}
+
+
 def test_wrong_lists_are_refused(numbered: Dataset) -> None:
     for clips, match in BAD:
         length: dict[str, Any] = {"clip_len": 4}
@@ -779,6 +970,26 @@ def test_wrong_lists_are_refused(numbered: Dataset) -> None:
             length = {} if "frames" in clips else length
         with pytest.raises(ClipError, match=match):
             SeqRecordPipe(numbered, samples=clips, **length)
+    own = {**ONE_START, "label": ["a"], "weight": [0.5]}
+    at: Any = At
+    anchors: list[tuple[Any, str]] = [
+        (lambda: at("gaol"), r"no integers for At\('gaol'\).*got: goal, label, weight"),
+        (lambda: at("label"), "no integers for At.*other values"),
+        (lambda: [0, at("weight")], "no integers for At"),
+        (lambda: at("goal", 1), "anchor goal out of range, in row 0.*at most 21; .*got: 22"),
+        (lambda: at("goal", within=(0, 19)), "out of range, in row 0.*at most 21; or.*got: 22"),
+        (lambda: at(3), "At has no column"),
+        (lambda: at("goal", []), "empty or too long"),
+        (lambda: at("goal", [at("goal")]), "offsets of At are not frames"),
+        (lambda: at("goal", "a"), "a window is not valid"),
+        (lambda: at("goal", within=3), "within of At is not valid"),
+        (lambda: at("goal", within=(3, 2)), "within of At is not valid"),
+    ]
+    for window, match in anchors:
+        with pytest.raises(ClipError, match=match):
+            SeqRecordPipe(numbered, samples=own, windows={"id": window()})
+    with pytest.raises(ClipError, match=r"no integers for At.*no columns"):
+        SeqRecordPipe(numbered, windows={"id": At("goal")})
     with pytest.raises(ClipError, match="samples has the starts"):
         make(numbered, STARTS, stride=2)
     several: list[dict[str, Any]] = [

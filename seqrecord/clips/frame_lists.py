@@ -42,6 +42,7 @@ class FrameLists:
     places: IntArray
     pads = False
     reach = (0, 0)
+    is_anywhere = True
 
     @classmethod
     def of(

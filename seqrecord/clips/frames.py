@@ -1,11 +1,13 @@
 """Frames of each feature in clips, and clips with missing frames: integers, without I/O.
 
-Each feature has one of three windows. `OffsetWindow`: a clip that starts at frame `s` contains the
+Each feature has one of four windows. `OffsetWindow`: a clip that starts at frame `s` contains the
 frames `s + offsets`. Offsets outside the episode are clamped to its first or last frame::
 
     episode of 6 frames       0 1 2 3 4 5
     offsets -1, 0 at 0      0 0                  is_pad  1 0
     offsets 0 to 3 at 4               4 5 5 5    is_pad  0 0 1 1
+
+`AnchoredWindow`: also frames at offsets from a column of the clip's sample.
 
 `TimedWindow`: the frames with the timestamps nearest to given times. A clip that starts at frame 2,
 with the times -0.1, 0 and 0.1::
@@ -123,6 +125,7 @@ class OffsetWindow:
     most: int | None = None
     pads = False
     reach = (0, 0)
+    is_anywhere = False
 
     @classmethod
     def of(cls, offsets: Iterable[int], most: int | None = None) -> OffsetWindow:
@@ -166,6 +169,134 @@ class OffsetWindow:
         return WindowFrames(found, found != asked)
 
 
+class Anchor(NamedTuple):
+    """Frames at `offsets`, int64[T], from a column of samples; from the clip's start for `None`.
+
+    `within` are the least and the greatest distance of the column from the start; `None` if it may
+    be anywhere in the episode.
+    """
+
+    column: str | None
+    offsets: IntArray
+    within: tuple[int, int] | None = (0, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class AnchoredWindow:
+    """Frames at offsets from a clip's start and from columns of its sample, in this order.
+
+    `longest` is the length of the longest episode, `missing` are the frames that lack `feature`,
+    and `padded` whether clips may have frames before the first and behind the last one.
+    """
+
+    anchors: tuple[Anchor, ...]
+    longest: int
+    feature: str
+    missing: MissingFrames
+    padded: tuple[bool, bool]
+    pads = False
+    reach = (0, 0)
+
+    @property
+    def length(self) -> int:
+        """Frames per clip."""
+        return sum(len(one.offsets) for one in self.anchors)
+
+    @property
+    def key(self) -> object:
+        """Equal for windows with the same frames."""
+        return tuple((one.column, one.offsets.tobytes()) for one in self.anchors)
+
+    @property
+    def is_anywhere(self) -> bool:
+        """Whether a clip may use any frame of its episode."""
+        return any(one.within is None for one in self.anchors)
+
+    @property
+    def frame_offsets(self) -> IntArray:
+        """Frame offsets from a clip's start that may be used, equal in all episodes; int64[n]."""
+        if self.is_anywhere:
+            return np.arange(1 - self.longest, self.longest)
+        spans = [
+            np.add.outer(np.arange(a, b + 1), one.offsets)
+            for one in self.anchors
+            for a, b in [one.within or (0, 0)]
+        ]
+        return np.unique(np.concatenate([span.reshape(-1) for span in spans]))
+
+    def frame_offsets_at(self, _rate: int) -> IntArray:
+        """Frame offsets from a clip's start alone, which decide whether a clip is complete."""
+        of_start = [one.offsets for one in self.anchors if one.column is None]
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *of_start]))
+
+    def find(self, clips: ClipKeys, frames: ClipFrames) -> WindowFrames:
+        """See `ClipFrames.find`.
+
+        Raises `ClipError` with the row for a column without integers, a value too far away, and a
+        frame that lacks the feature.
+        """
+        found, lacks = self.with_lacking(clips, frames)
+        for place in np.flatnonzero(lacks)[:1].tolist():
+            problem = f"samples has an anchor at a frame that lacks {self.feature}"
+            expected = "samples.filter(…) without this row; or a subset of the features"
+            raise _anchor_error(problem, clips, frames, place, expected, found.frames[place])
+        return found
+
+    def with_lacking(
+        self, clips: ClipKeys, frames: ClipFrames
+    ) -> tuple[WindowFrames, npt.NDArray[np.bool_]]:
+        """Like `find`, and which clips have a frame that lacks the feature, bool[n]."""
+        columns, last = [], frames.num_frames[clips.episode] - 1
+        for column, offsets, within in self.anchors:
+            origin = clips.start
+            if column is not None:
+                values = _integers(column, clips, frames.samples)
+                least = np.full_like(last, -_FAR if self.padded[0] else -offsets.min())
+                most = np.full_like(last, _FAR) if self.padded[1] else last - offsets.max()
+                if within is not None:
+                    least = np.maximum(least, origin + within[0])
+                    most = np.minimum(most, origin + within[1])
+                for place in np.flatnonzero((values < least) | (values > most))[:1].tolist():
+                    is_low = values[place] < least[place]
+                    bound = f"at least {least[place]}" if is_low else f"at most {most[place]}"
+                    expected = f"{bound}; or another within=, or pad= for frames outside"
+                    problem = f"samples has an anchor {column} out of range"
+                    raise _anchor_error(problem, clips, frames, place, expected, values[place])
+                origin = values.astype(np.int64)
+            columns.append(origin[:, None] + offsets)
+        asked = np.concatenate(columns, axis=1)
+        found = np.minimum(np.maximum(asked, 0), last[:, None])
+        lacks = np.zeros(found.shape, np.bool_)
+        if len(self.missing):
+            lacks, _ = self.missing.find(clips.episode[:, None], found)
+        return WindowFrames(found, found != asked), np.asarray(lacks.any(axis=1))
+
+
+def _integers(
+    column: str, clips: ClipKeys, samples: SampleValues | None
+) -> npt.NDArray[np.integer]:
+    names = () if samples is None else samples.own
+    values = samples.values(column, clips) if samples is not None and column in names else None
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "iu" or values.ndim != 1:
+        raise ClipError(
+            f"samples has no integers for At({column!r})",
+            expected="a column of frame numbers in samples=",
+            got="other values" if column in names else ", ".join(names) or "no columns",
+        )
+    return values
+
+
+def _anchor_error(
+    problem: str, clips: ClipKeys, frames: ClipFrames, place: int, expected: str, got: object
+) -> ClipError:
+    row = int(clips.row[place])
+    if frames.samples is not None and frames.samples.listed is not None:
+        row = int(frames.samples.listed[row])
+    return ClipError(
+        f"{problem}, in row {row}", frame=int(clips.start[place]), expected=expected, got=got
+    )
+
+
 class Clock(Protocol):
     """Timestamps of episodes."""
 
@@ -193,6 +324,7 @@ class TimedWindow:
     last: int
     clock: Clock
     reach = (0, 0)
+    is_anywhere = False
 
     @property
     def length(self) -> int:
@@ -272,7 +404,7 @@ class NearestWindow:
     away; `None` allows any distance. With `has_unknown`, clips may contain frames without a value.
     """
 
-    window: OffsetWindow | TimedWindow
+    window: OffsetWindow | AnchoredWindow | TimedWindow
     missing: MissingFrames
     is_open: npt.NDArray[np.bool_]
     most: int | None = None
@@ -302,6 +434,11 @@ class NearestWindow:
     def pads(self) -> bool:
         """Whether times without a near frame are padded."""
         return self.window.pads
+
+    @property
+    def is_anywhere(self) -> bool:
+        """Whether a clip may use any frame of its episode."""
+        return self.window.is_anywhere
 
     @property
     def reach(self) -> tuple[int, int]:
@@ -354,6 +491,10 @@ class ClipWindow(Protocol):
         """Number of frames before and behind a clip's frames that may be read for it."""
 
     @property
+    def is_anywhere(self) -> bool:
+        """Whether a clip may use any frame of its episode."""
+
+    @property
     def length(self) -> int:
         """Frames per clip."""
 
@@ -385,6 +526,10 @@ class SampleValues(Protocol):
     @property
     def own(self) -> Sequence[str]:
         """Names of the columns in batches."""
+
+    @property
+    def listed(self) -> IntArray | None:
+        """Row of a user's table, of each row of the first table."""
 
     def values(self, name: str, clips: ClipKeys, /) -> npt.NDArray[Any] | list[str]:
         """Values of a column for clips: an array [n, …], or texts."""
@@ -536,8 +681,9 @@ def excluded(starts: Starts, uses: Sequence[ClipUse]) -> tuple[IntArray, IntArra
             back = low + np.arange(count)[:, None] * step
             firsts += [start[far] - (low + (count - 1) * step), (start[~far] - back).ravel()]
             stops += [stop[far] - low, (stop[~far] - back).ravel()]
-    owner = np.concatenate(owners)
-    return starts.number(owner, np.concatenate(firsts)), starts.number(owner, np.concatenate(stops))
+    none = np.zeros(0, np.int64)
+    owner, first, stop = (np.concatenate((none, *each)) for each in (owners, firsts, stops))
+    return starts.number(owner, first), starts.number(owner, stop)
 
 
 def _progressions(offsets: IntArray) -> list[tuple[int, int, int]]:

@@ -1,4 +1,4 @@
-"""The argument `windows`: frame offsets, `Seconds`, `Latest` or `Next` by feature."""
+"""The argument `windows`: frame offsets, `At`, `Seconds`, `Latest` or `Next` by feature."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def delta_timestamps(
 class Nearest:
     """A window whose frames may take the value of another frame: base of `Latest` and `Next`."""
 
-    window: Iterable[int] | Seconds | None = None
+    window: Iterable[int | At] | At | Seconds | None = None
     _: KW_ONLY
     unknown: str | None = None
 
@@ -330,11 +330,69 @@ class Next(Nearest):
     limit = "max_wait"
 
 
-Windows: TypeAlias = Mapping[str, Iterable[int] | Seconds | Nearest]
+@dataclass(frozen=True)
+class At:
+    """Frames at offsets from a frame number in a column of `samples`, instead of from `start`.
+
+    A window is an anchor, or a list with offsets and anchors: `[0, At("goal")]` has the frames
+    `start` and `goal`. `pad` and masks `<feature>_is_pad` apply as to other frames.
+
+    `within` limits the distance of the column from `start`, in frames: clips then read the frames
+    around their start once, like other windows. Without it, an anchor may be anywhere in the
+    episode: each place in the epoch from which clips are mixed keeps a whole episode of the
+    feature's group in memory, shards begin at episodes where possible, and `memory_limit` must
+    suffice for one episode. Frames are read once, too.
+
+    Args:
+        column: name of a column of `samples` with integers.
+        offsets: an offset in frames, or several.
+        within: least and greatest value of the column minus `start`.
+
+    Raises `ClipError` for invalid values.
+
+    Example:
+        samples = {"episode": ["demo/000", "demo/001"], "start": [3, 8], "goal": [39, 20]}
+        pipe = seqrecord.SeqRecordPipe(
+            "records/",
+            samples=samples,
+            windows={"image": [0, seqrecord.At("goal")], "action": range(4)},
+            batch_size=2,
+        )
+        batch = next(iter(pipe))  # image [2, 2, 48, 64, 3]: the frames start and goal
+    """
+
+    column: str
+    offsets: int | Iterable[int] = 0
+    within: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        column: Any = self.column
+        if not isinstance(column, str) or not column:
+            raise ClipError("At has no column", expected="a name", got=repr_of(column, 50))
+        is_one = isinstance(self.offsets, int) or getattr(self.offsets, "ndim", 1) == 0
+        offsets: Any = _checked_frames(column, [self.offsets] if is_one else self.offsets)
+        if isinstance(offsets, Seconds) or any(isinstance(one, At) for one in offsets):
+            problem, got = "offsets of At are not frames", repr_of(self.offsets, 100)
+            raise ClipError(problem, expected="such as 0 or range(4)", got=got)
+        object.__setattr__(self, "offsets", offsets)
+        if self.within is not None:
+            try:
+                least, most = (check_integer("within of At", one) for one in self.within)
+            except (TypeError, ValueError, ClipError):
+                least, most = 1, 0
+            if not -MAX_SETTING < least <= most < MAX_SETTING:
+                expected = "least and greatest distance in frames, such as (1, 64)"
+                got = repr_of(self.within, 100)
+                raise ClipError("within of At is not valid", expected=expected, got=got)
+            object.__setattr__(self, "within", (least, most))
 
 
-def check_windows(windows: Any) -> dict[str, tuple[int, ...] | Seconds | Nearest]:
-    """Check the argument `windows` and convert offsets to tuples of integers.
+Offsets: TypeAlias = tuple[int | At, ...]
+Windows: TypeAlias = Mapping[str, Iterable[int | At] | At | Seconds | Nearest]
+
+
+def check_windows(windows: Any) -> dict[str, Offsets | Seconds | Nearest]:
+    """Check the argument `windows` and convert offsets to tuples of integers and anchors.
 
     Raises `ClipError` for other types, empty windows, and offsets that are not integers.
     """
@@ -346,7 +404,7 @@ def check_windows(windows: Any) -> dict[str, tuple[int, ...] | Seconds | Nearest
             expected='a dict such as {"image": [-1, 0], "action": range(16)}',
             got=repr_of(windows),
         )
-    found: dict[str, tuple[int, ...] | Seconds | Nearest] = {}
+    found: dict[str, Offsets | Seconds | Nearest] = {}
     for name, window in windows.items():
         if not isinstance(window, Nearest):
             found[name] = _checked_frames(name, window)
@@ -366,23 +424,24 @@ def describe_offsets(offsets: IntArray) -> str:
     return text if step == 1 else f"{text}:{step}"
 
 
-def _checked_frames(name: str, window: Any) -> tuple[int, ...] | Seconds:
+def _checked_frames(name: str, window: Any) -> Offsets | Seconds:
     if isinstance(window, Seconds):
         return window
+    window = [window] if isinstance(window, At) else window
     is_long = isinstance(window, range) and bool(window[MAX_LENGTH:])  # not expanded
     try:
         if isinstance(window, (str, bytes, Mapping)):
             raise TypeError
         some = () if is_long else islice(window, MAX_LENGTH + 1)
-        offsets = tuple(check_integer(name, one) for one in some)
+        offsets = tuple(one if isinstance(one, At) else check_integer(name, one) for one in some)
     except (TypeError, ClipError):
         raise ClipError(
             "a window is not valid",
             feature=name,
-            expected="frame offsets such as [-1, 0] or range(16), Seconds, Latest or Next",
+            expected="frame offsets such as [-1, 0] or range(16), At, Seconds, Latest or Next",
             got=repr_of(window, 100),
         ) from None
-    most = max(map(abs, offsets), default=0)
+    most = max((abs(one) for one in offsets if not isinstance(one, At)), default=0)
     if not 0 < len(offsets) <= MAX_LENGTH or most >= MAX_SETTING:
         raise ClipError(
             "a window is empty or too long",

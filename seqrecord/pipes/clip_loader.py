@@ -202,15 +202,17 @@ class ClipLoader:
         batches.
         """
         selection, draws = self.selection, plan.draws if draws is None else draws
+        frames = self._drawn_frames(plan.epoch, draws)
+        draw = self._draw_of(plan.epoch, draws, partial(selection.draw, frames))
         return Job(
             selection.dataset,
             plan,
-            self._drawn_frames(plan.epoch, draws),
+            frames,
             selection.frames.arrays,
             selection.made,
             selection.lengths,
             selection.frames.of_engine,
-            self._draw_of(plan.epoch, draws),
+            draw if selection.draws.is_any else None,
             selection.vectors,
             partial(_sizes_in, selection, plan) if self.options.draws_sizes else None,
         )
@@ -278,8 +280,8 @@ class ClipLoader:
 
         `draws` are the batch's.
         """
-        selection, seed = self.selection, self.planner.settings.seed
-        drawn = selection.draws.draw(seed, epoch, clips, **self._draw_settings(epoch, draws))
+        selection = self.selection
+        drawn = self._draw_of(epoch, draws, selection.draws.draw)(clips, ())
         columns, num_far = selection.columns.of(clips, self._drawn_frames(epoch, draws), drawn)
         self._iteration.times_without_frame += num_far
         return columns
@@ -317,18 +319,15 @@ class ClipLoader:
         frames_at = draws.frames if draws is not None and is_drawn else None
         return self.selection.drawn_frames(self.planner.settings.seed, epoch, frames_at)
 
-    def _draw_of(self, epoch: int, draws: DrawsByPlace | None) -> DrawClips | None:
-        """Sampler of an epoch's random parameters."""
-        if not self.selection.draws.is_any:
-            return None
-        settings, seed = self._draw_settings(epoch, draws), self.planner.settings.seed
-        frames = self._drawn_frames(epoch, draws)
-        return partial(self.selection.draw, seed, epoch, frames=frames, **settings)
-
-    def _draw_settings(self, epoch: int, draws: DrawsByPlace | None) -> dict[str, Any]:
-        """Arguments of an epoch's draws; clips of a sequence share them."""
-        sequences = self.clips(epoch) if self._has_sequences else None
-        return {"sequences": sequences, "draw_at": None if draws is None else draws.draw}
+    def _draw_of(self, epoch: int, draws: DrawsByPlace | None, draw: Any) -> DrawClips:
+        """`draw` with the seed and the settings of an epoch; clips of a sequence share draws."""
+        return partial(
+            draw,
+            self.planner.settings.seed,
+            epoch,
+            sequences=self.clips(epoch) if self._has_sequences else None,
+            draw_at=None if draws is None else draws.draw,
+        )
 
     def find_device(self) -> torch.device | None:
         """The device with its number, or `None`; call it in the thread that begins an iteration."""

@@ -178,7 +178,7 @@ class ClipReader:
                 sources.append(ClipRows(arena, some.reshape(keys[number].shape), kept))
         if not selection.draws.is_any:
             threads = CallThreads(1)  # copying takes less time than starting threads
-        drawn = selection.draw(seed, 0, clips, sources, frames=frames)
+        drawn = selection.draw(frames, seed, 0, clips, sources)
         if drawn.crop is not None:
             sources = [replace(source, crop=drawn.crop) for source in sources]
         builder.gather(np.arange(count), sources, threads, drawn.calls, selection.vectors)

@@ -120,6 +120,8 @@ class ClipSet:
             windows = SelectedWindows(options, dataset, selected)
             base = Samples(windows.enumerate(options.spec), DatasetEpisodes(dataset))
             found = cls(windows, selected, base, options.functions, options.seed)
+        if found.windows.anchored and len(found.base):
+            found = found._with_anchors()
         if not len(found.base) or not found.clips.num_clips:
             skipped = f"; skipped: {found.left_out}" if found.left_out else ""
             raise ClipError(
@@ -194,6 +196,20 @@ class ClipSet:
         values = {name: partial(_of_episode, column, row) for name, column in own.items()}
         base = Samples(windows.enumerate(options.spec), DatasetEpisodes(dataset), values)
         return cls(windows, selected, base, options.functions, options.seed)
+
+    def _with_anchors(self) -> ClipSet:
+        """Without samples of a table that have an anchor at a frame without the feature.
+
+        Raises `ClipError` for invalid columns. Computed ones are checked in each batch.
+        """
+        samples = self.samples_in(0)
+        keys, is_computed = samples.keys, any(map(callable, samples.columns.values()))
+        lacks = self.windows.lacks_anchors(samples, keys.take([0]) if is_computed else keys)
+        if is_computed or self.functions or not lacks.any():  # in a batch, they are errors
+            return self
+        base = self.base.filter(~lacks)
+        number = base.clips.num_incomplete + int(lacks.sum())
+        return replace(self, base=replace(base, clips=replace(base.clips, num_incomplete=number)))
 
     def with_seed(self, seed: int) -> ClipSet:
         """The same samples with another seed of their functions."""

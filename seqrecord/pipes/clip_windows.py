@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.clips.frame_lists import FrameLists
 from seqrecord.clips.frames import (
+    Anchor,
+    AnchoredWindow,
     ClipFrames,
+    ClipKeys,
     ClipUse,
     ClipWindow,
     MissingFrames,
     NearestWindow,
     OffsetWindow,
+    SampleValues,
     offset_range,
 )
 from seqrecord.clips.tables import ClipSpec, ClipTable, IntArray, enumerate_clips
-from seqrecord.clips.windows import Next, Seconds, describe_offsets
+from seqrecord.clips.windows import At, Next, Seconds, describe_offsets
 from seqrecord.errors import ClipError
 from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.distributed import warn_once
@@ -62,7 +68,8 @@ class FeatureWindows:
             is_even = all(isinstance(w, OffsetWindow) and w.rate is None for w in windows)
             back, ahead = (max(each) for each in zip(*(w.reach for w in windows), strict=True))
             pad = any(selected.pads) or not is_even
-            found.append(Window.around(held, stride, pad=pad, reach=(back, ahead)))
+            whole = any(map(attrgetter("is_anywhere"), windows))
+            found.append(Window.around(held, stride, pad=pad, reach=(back, ahead), whole=whole))
         return found
 
 
@@ -79,6 +86,7 @@ class SelectedWindows:
 
     Attributes:
         requested: offsets and seconds of the argument `windows`.
+        anchored: windows with anchors.
         pads: whether clips may have frames before the first frame of their episode, and behind the
             last one.
         span: the fewest frames of an episode with a clip.
@@ -104,7 +112,10 @@ class SelectedWindows:
         self._rate = np.zeros(len(dataset.contents.index.fps), np.int64)  # of each episode
         if self.requested:
             self.requested, notice = with_clock(self.requested, dataset, selected)
-            own, self._rate = offsets_and_times(self.requested, dataset, selected)
+            anchored = {n: w for n, w in self.requested.items() if _has_anchors(w)}
+            others = {n: w for n, w in self.requested.items() if n not in anchored}
+            own, self._rate = offsets_and_times(others, dataset, selected)
+            own |= {name: self._anchored(name, window) for name, window in anchored.items()}
             if notice is not None:
                 warn_once(notice)
         step = 1 if options.has_drawn_steps else options.dilations[0]
@@ -113,9 +124,14 @@ class SelectedWindows:
         self._others: OffsetWindow | FrameLists = excerpts or offsets
         self._nearest = options.nearest
         self._windows = {**own, **self._known(own)}
+        self.anchored = list[AnchoredWindow]()
+        for window in self._windows.values():
+            inner = window.window if isinstance(window, NearestWindow) else window
+            self.anchored += [inner] if isinstance(inner, AnchoredWindow) else []
         self._rates = range(int(self._rate.max(initial=0)) + 1)
         if self.is_transformed and excerpts is None:  # it needs all features, of every window
-            every = [window.frame_offsets for window in (self._others, *self._windows.values())]
+            each = (self._others, *self._windows.values())
+            every = [w.frame_offsets_at(rate) for w in each for rate in self._rates]
             most = self._others.most if isinstance(self._others, OffsetWindow) else None
             whole = OffsetWindow.of(np.unique(np.concatenate(every)), most)
             self.stored = self._frames(dict.fromkeys(dataset.features, whole))
@@ -168,12 +184,30 @@ class SelectedWindows:
             missing = missing.subset(np.isin(missing.episode, self._selected))
             ahead = isinstance(asked, Next)
             is_open = missing.stop == num_frames[missing.episode] if ahead else missing.start == 0
+            window = own.get(name, self._others)
             found[name] = NearestWindow(
-                *(own.get(name, self._others), missing, is_open, asked.most),
+                *(window, missing, is_open, asked.most),
                 has_unknown=asked.unknown is not None,
                 ahead=ahead,
             )
+            if isinstance(window, AnchoredWindow):
+                lacking = replace(window, missing=found[name].unknown)
+                found[name] = replace(found[name], window=lacking)
         return found
+
+    def _anchored(self, name: str, window: Sequence[int | At]) -> AnchoredWindow:
+        """A window with anchors."""
+        contents = self.dataset.contents
+        is_stored = name in contents.features and not self.is_transformed
+        missing = contents.missing_frames([name] if is_stored else None)
+        longest = int(contents.index.num_frames[self._selected].max(initial=1))
+        anchors = (
+            Anchor(one.column, np.array(one.offsets, np.int64), one.within)
+            if isinstance(one, At)
+            else Anchor(None, np.array([one], np.int64))
+            for one in window
+        )
+        return AnchoredWindow(tuple(anchors), longest, name, missing, self.pads)
 
     def _frames(self, windows: Mapping[str, ClipWindow]) -> ClipFrames:
         if (excerpts := self._excerpts) is not None:
@@ -212,6 +246,16 @@ class SelectedWindows:
         found = ClipTable.union(union)
         return found if self.requested else replace(found, num_outside=0)
 
+    def lacks_anchors(self, samples: SampleValues, clips: ClipKeys) -> npt.NDArray[np.bool_]:
+        """Which clips have an anchor at a frame that lacks the feature, bool[n].
+
+        Raises `ClipError` with the row for an invalid column.
+        """
+        frames, lacks = replace(self._frames({}), samples=samples), np.zeros(len(clips.start), bool)
+        for window in self.anchored:
+            lacks |= window.with_lacking(clips, frames)[1]
+        return lacks
+
     @property
     def extents(self) -> IntArray:
         """The frames before and behind a clip's start that an episode must have; int64[E, 2].
@@ -239,7 +283,8 @@ class SelectedWindows:
         """
         found = {}
         for name, asked in sorted(self.requested.items()):
-            if isinstance(asked, Seconds) and asked.timestamps is not None:
+            is_timed = isinstance(asked, Seconds) and asked.timestamps is not None
+            if is_timed or _has_anchors(asked):
                 found[name] = repr(asked)
             else:
                 window = self._windows[name]
@@ -249,6 +294,10 @@ class SelectedWindows:
             frames = found.get(name, "clip_len")
             found[name] = f"{frames}, {asked.limit}={asked.most}, unknown={asked.unknown}"
         return found
+
+
+def _has_anchors(window: Any) -> bool:
+    return isinstance(window, tuple) and any(isinstance(one, At) for one in window)
 
 
 def _check_features(windows: Iterable[str], features: Collection[str]) -> None:

@@ -217,7 +217,8 @@ class ClipOptions:
             offsets or seconds: `{"image": [-1, 0], "action": range(16), "imu": Seconds(-0.5, 0)}`.
             Seconds use the episode's frames per second, or its timestamps. `{"gps":
             Latest(max_age=60)}` returns the newest value at or before each frame, for features that
-            some frames lack, and `Next` the next one. A feature without a window has `clip_len`
+            some frames lack, and `Next` the next one. `{"image": [0, At("goal")]}` has the frames
+            `start` and `goal`, a column of `samples`. A feature without a window has `clip_len`
             frames; without `clip_len`, the frame `start` alone. Each feature is read for its own
             window only. With `frame_transform`, windows apply to the arrays that it returns.
         squeeze_time: remove the frame axis of features without a window, which have one frame:

@@ -130,12 +130,11 @@ class Selection:
 
     def draw(
         self,
+        frames: ClipFrames,
         seed: int,
         epoch: int,
         clips: ClipKeys,
         sources: Sequence[ClipRows[Any]],
-        *,
-        frames: ClipFrames,
         **settings: Any,
     ) -> ClipDraws:
         """Draw parameters for clips, and add their columns for functions of clips.

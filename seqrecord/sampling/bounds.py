@@ -194,7 +194,7 @@ class ClipStats:
             keyframes=keyframes,
             most_keyframes=int(gops.max(initial=0)),
             by_frame=cut.by_frame,
-            uncut=cut.rows is not None,
+            uncut=cut.rows is not None or windows[cut_group(episodes)].whole,
         )
 
     @property

@@ -52,7 +52,8 @@ class Window:
     which span `span` frames from the first to the last. Frames outside the episode count as its
     first or last frame; with such windows `frame_step` is 1. From these frames, clips may look back
     by `back` further frames, and ahead by `ahead`, which `offset` and `span` include. `length` is 0
-    if frames are not evenly spaced, or differ between features.
+    if frames are not evenly spaced, or differ between features. With `whole`, clips may use any
+    frame of their episode, which is not cut.
     """
 
     offset: int
@@ -61,6 +62,7 @@ class Window:
     length: int
     back: int = 0
     ahead: int = 0
+    whole: bool = False
 
     @classmethod
     def of(cls, spec: ClipSpec) -> Window:
@@ -69,7 +71,13 @@ class Window:
 
     @classmethod
     def around(
-        cls, offsets: Sequence[IntArray], stride: int, *, pad: bool, reach: tuple[int, int] = (0, 0)
+        cls,
+        offsets: Sequence[IntArray],
+        stride: int,
+        *,
+        pad: bool,
+        reach: tuple[int, int] = (0, 0),
+        whole: bool = False,
     ) -> Window:
         """The window of features with these frame offsets, int64[T] each.
 
@@ -79,11 +87,12 @@ class Window:
             pad: clips may use frames outside the episode, or any frames between the first and the
                 last.
             reach: frames to look back, and ahead; only with `pad`.
+            whole: clips may use any frame of their episode; only with `pad`.
         """
         every = np.unique(np.concatenate(offsets))
         first, last = int(every[0]) - reach[0], int(every[-1]) + reach[1]
         if pad:
-            return cls(first, last - first + 1, 1, 0, *reach)
+            return cls(first, last - first + 1, 1, 0, *reach, whole)
         step = int(np.gcd.reduce(every - first, initial=stride))
         even = np.arange(len(offsets[0])) * (every[1] - every[0] if len(every) > 1 else 1) + first
         same = all(np.array_equal(one, even) for one in offsets)
@@ -141,7 +150,8 @@ class Cuts:
                 grid, chunk_frames=np.where(size > max(kept, windows[place].span), 1, size)
             )
         last = episodes.num_frames[episode] - 1
-        return cls(grid.take(episode), last, windows[place].offset, grid.rows is not None)
+        whole = grid.rows is not None or windows[place].whole
+        return cls(grid.take(episode), last, windows[place].offset, whole)
 
     @property
     def longest(self) -> int:

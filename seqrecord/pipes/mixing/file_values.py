@@ -11,7 +11,7 @@ from typing import Any
 from seqrecord.clips import transforms
 from seqrecord.clips.depth import DepthToMeters
 from seqrecord.clips.transforms import CropStep
-from seqrecord.clips.windows import Latest, Next, Seconds
+from seqrecord.clips.windows import At, Latest, Next, Seconds
 from seqrecord.errors import ClipError
 from seqrecord.pipes.option_values import FrameCache, MaxFrames, Vector
 from seqrecord.pipes.options import EngineOptions
@@ -47,9 +47,16 @@ def _windows(key: str, value: Any) -> Any:
 
 
 def _window(name: str, value: Any) -> Any:
-    """A window: offsets, `{start, stop, step}`, `{seconds, …}`, `{latest, …}` or `{next, …}`."""
+    """A window: offsets, `{start, stop, step}`, `{at, …}`, `{seconds, …}`, `{latest, …}` or
+    `{next, …}`.
+    """
+    if isinstance(value, list):
+        return [_window(name, one) for one in value]
     if not isinstance(value, Mapping):
         return value
+    if "at" in value:
+        check_keys(f"{name} has an unknown key", value, ("at", "offsets", "within"))
+        return At(value["at"], value.get("offsets", 0), value.get("within"))
     for key, kind in (("latest", Latest), ("next", Next)):
         if key in value:
             check_keys(f"{name} has an unknown key", value, (key, kind.limit, "unknown"))
@@ -57,7 +64,7 @@ def _window(name: str, value: Any) -> Any:
             return kind(_window(name, value[key]), **options)
     if "seconds" in value:
         return _seconds(name, dict(value))
-    keys = ("start", "stop", "step", "seconds", "latest", "next")
+    keys = ("start", "stop", "step", "at", "seconds", "latest", "next")
     check_keys(f"{name} has an unknown key", value, keys)
     numbers: list[Any] = [value.get("start", 0), value.get("stop"), value.get("step", 1)]
     if any(type(one) is not int for one in numbers) or numbers[2] == 0:
