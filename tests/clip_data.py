@@ -182,8 +182,6 @@ def effective_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     found, names = dict(arguments), {field.name for field in fields(EngineOptions)}
     tuning = {name: found.pop(name) for name in names & found.keys()}
     engine = replace(found.pop("engine", EngineOptions()), **tuning)
-    if found.get("shuffle") is False:
-        engine = replace(engine, num_cursors=None, shuffle_buffer=None)
     return found if engine == EngineOptions() else {**found, "engine": engine}
 
 

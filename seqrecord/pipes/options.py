@@ -42,7 +42,6 @@ MOST_THREADS = 1024  # of a loader, or of all sources of a mix
 _MOST_RANKS = (1 << 31) - 1
 _LAST_BATCH = ("repeat", "drop", "keep")
 _OF_FRAMES = ("clip_len", "span", "windows", "pad")
-_SHUFFLING = ("num_cursors", "shuffle_buffer")
 
 
 SamplesLike: TypeAlias = TableLike | SampleFunction | Sequence[TableLike | SampleFunction]
@@ -191,10 +190,10 @@ class ClipOptions:
     Args:
         clip_len: frames of a clip, N, at most 2^20. Optional if there are `windows`; features with
             a window do not depend on it. `(2, 24)`: drawn for each batch from 2 to 24, each equally
-            likely, and equal on all ranks at each step. Requires a
-            `batch_size`, of the loader or of the mix around it. A clip is skipped if it is
-            incomplete with the greatest length. Excludes `windows`, `order="sequences"`,
-            functions in `clip_transform`, and `SeqRecordMapDataset`.
+            likely, and equal on all ranks at each step. A clip is skipped if it is incomplete with
+            the greatest length. Requires a `batch_size`, of the loader or of the mix around it, and
+            excludes `windows`, `order="sequences"`, functions in `clip_transform`, and
+            `SeqRecordMapDataset`.
         span: draw the frames of a clip from this many neighbouring frames, at the distance of
             `dilation`, without replacement: `clip_len=4, span=16` returns 4 of 16 frames, in
             ascending order, drawn like `dilation`. At least `clip_len`; default: `clip_len` frames
@@ -222,7 +221,7 @@ class ClipOptions:
             frames; without `clip_len`, the frame `start` alone. Each feature is read for its own
             window only. With `frame_transform`, windows apply to the arrays that it returns.
         squeeze_time: remove the frame axis of features without a window, which have one frame:
-            [batch, …] instead of [batch, 1, …], and a text instead of a list of one text. Requires
+            [batch, …] instead of [batch, 1, …], and a text instead of a list of one text. For
             `clip_len` 1 or `None`. Features of variable shape without padding and results of
             `clip_transform` functions keep their axis.
         pad: clips with frames outside their episode. `None` (default): skipped. "edge": the
@@ -268,7 +267,7 @@ class ClipOptions:
         resize: height and width in pixels: `{"camera": (224, 224)}` by feature, or `(224, 224)` for
             all images. Frames are resized once, directly after decoding. Images (kind `image`, or
             uint8 with 3 or 4 channels and no kind) are interpolated with antialiasing; depth,
-            masks, segmentation and normals take the nearest pixel; other kinds raise `ClipError`.
+            masks, segmentation and normals take the nearest pixel; other kinds are refused.
             `frame_transform`, `clip_transform` and `loader.dataset` receive resized frames. If the
             episode's metadata has a `camera`, batches have `<feature>_intrinsics` of the resized
             frame, float64 [batch, 4]; features of kind `intrinsics` follow, too.
@@ -282,9 +281,9 @@ class ClipOptions:
         frame_transform: function called once for each decoded frame with a dict of arrays. It
             returns the arrays that make up clips, with the same dtypes and shapes for every frame.
             Texts are `str` and `bytes`, also in results under the names of text features. It runs
-            in several threads, and twice for the first frame when the loader is created: random
-            results raise `ClipError`. `FrameTransform(function, deterministic=True)` declares that
-            the result for a frame is always the same: results may then stay in memory, see
+            in several threads, and twice for the first frame when the loader is created: results
+            must not be random. `FrameTransform(function, deterministic=True)` declares that the
+            result for a frame is always the same: results may then stay in memory, see
             `memory_limit`.
         clip_transform: `RandomCrop`, `CenterCrop`, `RandomResizedCrop`, `Resize`, `BatchResize`,
             `HorizontalFlip`, a function, or a list of these, applied in order. All frames of a clip
@@ -307,11 +306,11 @@ class ClipOptions:
             `samples`, metadata. A function returns the arrays of the batch, each with at least one
             axis and with the same dtype and shape for every clip, or lists of texts for a text
             feature. Unchanged columns in the result are ignored, others under the name of a column
-            are an error. Other texts and arrays of varying length require an example of the
-            largest, see `seqrecord.types.VaryingClipFunction`. It runs in several threads, and
+            are an error. An example of the largest declares other texts and arrays of varying
+            length, see `seqrecord.types.VaryingClipFunction`. It runs in several threads, and
             twice for the first clip when the loader is created: a function that uses a global
             generator (`torch`, `numpy.random` or `random`), or whose results differ, raises
-            `ClipError`. Functions exclude a `device`.
+            `ClipError`. With a `device`, there are crops and flips only.
         ragged: form of features of variable shape, except texts. "list" (default): a list of
             tensors, one per frame. "pad": one tensor of the size of the largest frame in the
             selected episodes, filled with zeros, and `<feature>_mask`, bool [clip_len, length],
@@ -319,19 +318,18 @@ class ClipOptions:
             [clip_len, ?, …] or [batch * clip_len, ?, …], if only the first dimension varies. A dict
             has a form for each feature, or the sizes to pad to, one per varying dimension:
             `{"points": "nested", "image": (480, 640)}`; other features are lists.
-        vectors: form of vectors [D] and scalars in batches, by feature:
-            `{"action": Vector(pad_to=32, normalize="mean_std")}`. `place` and `pad_to` make longer
-            vectors, and the column `action_dim_is_pad`, bool [batch, size], true where the source
-            has no value; it stays on the host. `normalize` makes float32 values by the stored
-            statistics of the whole dataset (see `seqrecord stats`), or by a `Normalization`; a
-            channel with one value only is divided by 1, and zeros of padding stay 0. This comes
-            last: `frame_transform` and the functions of `clip_transform` receive stored values.
-            Raises `ClipError` for images, without statistics, and if a function changes the
-            normalized feature.
+        vectors: form of vectors [D] and scalars in batches, by feature: `{"action":
+            Vector(pad_to=32, normalize="mean_std")}`. `place` and `pad_to` make longer vectors, and
+            the column `action_dim_is_pad`, bool [batch, size], true where the source has no value;
+            it stays on the host. `normalize` makes float32 values by the stored statistics of the
+            whole dataset (see `seqrecord stats`), or by a `Normalization`; a channel with one value
+            only is divided by 1, and zeros of padding stay 0. This comes last: `frame_transform`
+            and the functions of `clip_transform` receive stored values. Not for images, nor for
+            features that a function changes.
         output: "torch" (default): tensors. "numpy": writable NumPy arrays on the same memory, which
-            is reused after the last array or view is gone. Extra columns are arrays as well. A
-            DataLoader needs a `collate_fn` that keeps arrays; see docs/jax.md. Excludes `device`
-            and nested tensors. Saved states do not depend on it.
+            is reused after the last array or view is gone. Extra columns are arrays as well. Give a
+            DataLoader a `collate_fn` that keeps arrays; see docs/jax.md. Excludes `device` and
+            nested tensors. Saved states do not depend on it.
         seed: seed of the order and of every random draw, an integer of which 64 bits count.
     """
 
@@ -547,11 +545,12 @@ class EngineOptions:
 
     Args:
         num_cursors: number of positions in the dataset from which clips are mixed, at least 1.
-            Default: chosen from `memory_limit`. Raises `ClipError` with `shuffle=False`.
+            Default: chosen from `memory_limit`. No effect with `shuffle=False` or
+            `order="sequences"`.
         shuffle_buffer: greatest number of clips from which the next clip is drawn. The buffer
             stores no frames. Default: limited by `memory_limit` only, so an epoch that fits is
             fully shuffled. An epoch begins with 256 clips, and the number at most doubles in each
-            round, for an early first batch. Raises `ClipError` with `shuffle=False`.
+            round, for an early first batch. No effect with `shuffle=False` or `order="sequences"`.
         fixed_shards: while all frames of a process stay in memory (see `memory_limit`), every rank
             and worker keeps its clips in all epochs, and each epoch after the first is a full
             shuffle of them (default). If false, the clips of ranks and workers change in every
@@ -603,11 +602,10 @@ class LoaderOptions(ClipOptions):
             Batches have the columns `is_first` and `is_last`, bool [batch], for the ends of
             sequences: ends of episodes, and gaps left by skipped clips. `stride` defaults to
             `clip_len * dilation`: clips do not overlap, and frames behind the last whole clip are
-            skipped and counted. `shuffle` shuffles episodes. Requires `batch_size`; excludes
-            tables of
-            `samples` and the engine's `num_cursors` and `shuffle_buffer`. Each DataLoader worker
-            has rows of its own: batch i continues batch i - num_workers. Parameters drawn by a
-            `clip_transform` are the same for all clips of a sequence.
+            skipped and counted. `shuffle` shuffles episodes. Requires `batch_size`, and excludes
+            tables of `samples`. Each DataLoader worker has rows of its own: batch i continues batch
+            i - num_workers. Parameters drawn by a `clip_transform` are the same for all clips of a
+            sequence.
         shuffle: shuffled order (default); if false, episode by episode, front to back.
         batch_size: clips of a batch; `None` (default) for single clips. With a drawn `clip_len`
             also `MaxFrames(48)`: as many clips as have at most 48 frames together. With
@@ -625,7 +623,7 @@ class LoaderOptions(ClipOptions):
             more if needed to mix batches well, up to 8 GiB for all workers of a rank together. The
             default depends on the clips, the batches and the number of workers, never on the
             machine; a warning names a limit that mixes better. An epoch raises `MemoryLimitError`
-            if the ranks of a machine need more than 80 % of its memory.
+            above 80 % of the machine's memory for all its ranks.
 
             If all frames of a process fit beside batches and chunks, they stay in memory, decoded,
             as long as the object lives, and later epochs decode nothing. This applies to frames of
@@ -634,7 +632,7 @@ class LoaderOptions(ClipOptions):
             keep frames while they live: use `persistent_workers=True`.
 
             With a `device`, frames and batches use the device's memory, and frames other than small
-            ones stay there under an explicit limit only. The host also needs pinned memory for the
+            ones stay there under an explicit limit only. Pinned memory of the host is extra:
             decoded frames of the chunks being read and of two more, each rounded up to a power of
             two by torch. Batches that a DataLoader prefetches (`prefetch_factor` per worker, two by
             default) are extra.
@@ -672,14 +670,6 @@ class LoaderOptions(ClipOptions):
             )
         if self.order == "sequences":
             self._check_sequences()
-        for name in _SHUFFLING:
-            value = getattr(self.tuning, name)
-            if value is not None and not self.shuffle:
-                raise ClipError(
-                    f"engine.{name} shuffles clips, and shuffle=False",
-                    expected=f"shuffle=True, or no {name}",
-                    got=value,
-                )
         if self.output == "numpy" and self.device is not None:
             raise ClipError(
                 "NumPy arrays are in host memory",
@@ -723,11 +713,8 @@ class LoaderOptions(ClipOptions):
         if self.batch_size is None:
             expected = "the number of rows in a batch; a mix has no sequences"
             raise ClipError('order="sequences" needs a batch_size', expected=expected)
-        taken = {"samples": self.table}
-        taken |= {f"engine.{name}": getattr(self.tuning, name) for name in _SHUFFLING}
-        if given := [name for name in taken if taken[name] is not None]:
-            names = " and ".join(given)
-            raise ClipError(f'order="sequences" takes no {names}', expected=f"no {names}")
+        if self.table is not None:
+            raise ClipError('order="sequences" takes no table of samples', expected="no samples")
         if self.draws_sizes:
             raise ClipError(
                 'order="sequences" takes no BatchResize: sequences keep their size',

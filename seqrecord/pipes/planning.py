@@ -221,6 +221,9 @@ class EpochPlanner:
     ) -> MemoryRequest:
         """The memory request of epochs with `num_shards` shards, or of the rest of one."""
         clips, workers = "these clips", self.workers(num_shards)
+        tuning, mixes = self.options.tuning, self.settings.shuffle
+        mixes &= self.settings.order == "clips"
+        bounds = (tuning.num_cursors, tuning.shuffle_buffer) if mixes else (None, None)
         if workers > 1 and self.options.memory_limit is None:
             clips += f" in each of {workers} workers, which share a rank's default limit"
         return MemoryRequest(
@@ -228,8 +231,7 @@ class EpochPlanner:
             self.settings,
             self._sizes,
             num_shards,
-            self.options.tuning.num_cursors,
-            self.options.tuning.shuffle_buffer,
+            *bounds,
             self.residency.frames(num_shards, segments),
             self.selection.dataset.url,
             clips,

@@ -59,7 +59,8 @@ class SourceOrder:
         now["samples"] = self.samples(epoch)
         now["num_cursors"] = planner.options.tuning.num_cursors
         chosen = ("num_cursors", "shuffle_buffer")
-        free = {name for name in chosen if now[name] is None or not is_shuffled}
+        is_mixed = is_shuffled and planner.settings.order == "clips"
+        free = {name for name in chosen if now[name] is None or not is_mixed}
         if not is_shuffled and not selection.clip_set.is_random:
             free.add("seed")
         found, problem = {**state.request, **vars(saved)}, "the saved state is of other settings"
