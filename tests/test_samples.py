@@ -325,10 +325,7 @@ def test_a_table_of_episodes_gives_all_their_clips(numbered: Dataset, tmp_path: 
     for pipes in (
         [make(numbered, path, **options)],
         [make(numbered, path, memory_limit="24KiB", **options)],
-        [
-            make(numbered, table, rank=i, world_size=2, even_batches=False, **options)
-            for i in (0, 1)
-        ],
+        [make(numbered, table, rank=(i, 2), last_batch="keep", **options) for i in (0, 1)],
     ):
         batches = [batch for pipe in pickle.loads(pickle.dumps(pipes)) for batch in pipe]
         assert Counter(clips_of(batches)) == every
@@ -749,16 +746,14 @@ def test_any_anchors_on_changing_ranks(each: Dataset, data: st.DataObject) -> No
         "shuffle": data.draw(st.booleans()),
         "memory_limit": data.draw(st.sampled_from([None, 40_000])),
         "seed": data.draw(st.integers(0, 99)),
-        "even_batches": False,
+        "last_batch": "keep",
     }
     epoch, state, found = data.draw(st.integers(0, 2)), dict[str, Any](), Counter[int]()
     few_ranks = st.tuples(st.integers(1, 3), st.integers(0, 3))
     for ranks, batches in (*data.draw(st.lists(few_ranks, max_size=3)), (1, None)):
         states = []
         for rank in range(ranks):
-            pipe = SeqRecordPipe(
-                each, samples=anchored_table(rows), **settings, rank=rank, world_size=ranks
-            )
+            pipe = SeqRecordPipe(each, samples=anchored_table(rows), **settings, rank=(rank, ranks))
             pipe.set_epoch(epoch)
             if state:
                 pipe.load_state_dict(state)
@@ -833,7 +828,7 @@ def test_anchors_refer_to_columns_of_functions(numbered: Dataset, name: str) -> 
     more: dict[str, Any] = {}
     goals: list[dict[tuple[str, int], int]] = [{}, {}]
     for rank in range(2):
-        more = {"rank": rank, "world_size": 2}
+        more = {"rank": (rank, 2)}
         pipe = make_one(**windows)
         for epoch in range(2):
             for batch in pipe:
