@@ -89,9 +89,9 @@ def test_main_path(tmp_path: Path) -> None:
 
 FILES = (
     *("test_writer.py", "test_storage.py", "test_pipes.py", "test_index.py", "test_put.py"),
-    *("test_convert.py", "test_two_writers.py", "test_export.py", "test_engine.py"),
+    *("test_convert.py", "test_two_writers.py", "test_engine.py"),
 )
-USE_LINUX = "worker or full_disk"  # fork with objects that cannot be pickled; posix_fallocate
+USE_LINUX = "worker"  # forked with objects that cannot be pickled
 
 
 @pytest.mark.slow
