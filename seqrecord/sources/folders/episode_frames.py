@@ -94,7 +94,8 @@ def read_frames(
                 else:
                     with located(SourceError, feature=name, frame=index):
                         path_of = folder / files.names[key]
-                        if path_of.suffix.lower() in POINT_ENDINGS and not spec.codec:
+                        are_points = path_of.suffix.lower() in POINT_ENDINGS and not spec.codec
+                        if are_points and spec.value == "array":
                             points = read_points(path_of, columns).get(member or "")
                             frame[name] = check_columns(labels, points, spec, path_of)
                         else:
