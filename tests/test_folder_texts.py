@@ -456,10 +456,11 @@ def test_sensors_of_kitti_raw_are_features_of_one_episode(tmp_path: Path) -> Non
 
 def test_the_inventory_explains_invalid_tables(tmp_path: Path) -> None:
     images(tmp_path / "run" / "rgb", numbered(2))
-    commas, no_table = "decimal commas; replace them by points", "not a table of numbers"
+    commas = "decimal comma in line 1; replace commas by points, e.g. `sed -i 's/,/./g' FILE`"
+    no_table = "not a table of numbers"
     tables = {
-        "semicolons.csv": ("1,5;2,5\n1,5;2,5\n", f"{commas}: '1,5;2,5'"),
-        "blanks.txt": ("1,5 2,5\n1,5 2,5\n", f"{commas}: '1,5 2,5'"),
+        "semicolons.csv": ("1,5;2,5\n1,5;2,5\n", f"{commas}: 1,5"),
+        "blanks.txt": ("1,5 2,5\n1,5 2,5\n", f"{commas}: 1,5"),
         "dates.csv": ("2020-01-01,1\n2020-01-02,1\n", f"{no_table}: '2020-01-02,1'"),
         "notes.txt": ("a cup, 1,5 m high\n", "no reader"),
         # A first row with a broken number is no header; a header of pandas starts with a comma.
@@ -471,5 +472,5 @@ def test_the_inventory_explains_invalid_tables(tmp_path: Path) -> None:
     assert features(source)["frame"] == "float64 [3]"
     found = {Path(pattern).name: reason for pattern, (_, reason) in left_out_of(source).items()}
     assert found == {name: reason for name, (_, reason) in tables.items() if reason}
-    with pytest.raises(SourceError, match=r"does not have one row per frame.*decimal commas"):
+    with pytest.raises(SourceError, match=r"does not have one row per frame.*decimal comma"):
         FolderSource(tmp_path, features=["rgb", "semicolons"]).schema()

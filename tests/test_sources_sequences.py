@@ -37,8 +37,16 @@ def test_tum(tmp_path: Path) -> None:
     assert info.key == "freiburg1/xyz"
     assert info.metadata == {
         "dataset": "TUM RGB-D",
-        "camera": {"fx": 517.3, "fy": 516.5, "cx": 318.6, "cy": 255.3, "width": 640, "height": 480},
-        "distortion_coefficients": [0.2624, -0.9531, -0.0054, 0.0026, 1.1633],
+        "camera": {
+            "fx": 517.3,
+            "fy": 516.5,
+            "cx": 318.6,
+            "cy": 255.3,
+            "width": 640,
+            "height": 480,
+            "distortion_model": "opencv",
+            "distortion_coefficients": [0.2624, -0.9531, -0.0054, 0.0026, 1.1633],
+        },
         "depth_per_metre": 5000,
         "rgb_without_depth": 2,
         "depth_without_rgb": 1,
@@ -284,7 +292,9 @@ def test_euroc(tmp_path: Path, state: bool) -> None:
     np.testing.assert_array_equal(imu.pop("T_BS"), np.eye(4))
     assert np.array(cameras["cam0"].pop("T_BS"))[1].tolist() == [0.99, 0.01, 0.025, -0.06]
     assert [*cameras] == ["cam0", "cam1"]
-    common = {"fy": 457.296, "cx": 3.5, "cy": 2.5, "width": 8, "height": 6}
+    common: dict[str, Any] = {"fy": 457.296, "cx": 3.5, "cy": 2.5, "width": 8, "height": 6}
+    coefficients = [-0.28340811, 0.07395907, 0.00019359, 1.76187114e-05]
+    common |= {"distortion_model": "opencv", "distortion_coefficients": coefficients}
     assert info.metadata == {
         "dataset": "EuRoC",
         "camera": {
@@ -300,7 +310,7 @@ def test_euroc(tmp_path: Path, state: bool) -> None:
                 "camera_model": "pinhole",
                 "intrinsics": [458.654, 457.296, 3.5, 2.5],
                 "distortion_model": "radial-tangential",
-                "distortion_coefficients": [-0.28340811, 0.07395907, 0.00019359, 1.76187114e-05],
+                "distortion_coefficients": coefficients,
             },
             "cam1": cameras["cam1"],
         },

@@ -27,15 +27,10 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.originals.files import is_directory, is_file, list_folder, read_bytes
 from seqrecord.originals.protocol import SourceFormat
-from seqrecord.sources.common.aligning import NONE, align, sample_bounds
-from seqrecord.sources.common.sequences import (
-    Column,
-    Images,
-    SequenceFrames,
-    SequenceSource,
-    Values,
-)
-from seqrecord.sources.common.text_tables import check_matches, timed_files, timed_values
+from seqrecord.sources.common.aligning import align
+from seqrecord.sources.common.cameras import MODELS, Camera
+from seqrecord.sources.common.sequence_tables import SequenceTables
+from seqrecord.sources.common.sequences import Images, SequenceFrames, SequenceSource, Values
 
 _WITHIN = 10_000_000  # nanoseconds between a frame and its pose, evo's default
 _TRUTHS = ("state_groundtruth_estimate0", "mocap0")
@@ -90,7 +85,7 @@ class EurocSource(SequenceSource):
 
     def unread_tables(self, folder: Path) -> dict[str, Path]:
         mav = _mav(folder)
-        truth = next((name for name in _TRUTHS if is_file(mav / name / "data.csv")), "")
+        truth = self._truth(mav)
         return {
             f"{name}/data.csv": mav / name / "data.csv"
             for name, is_folder in list_folder(mav)
@@ -106,79 +101,59 @@ class EurocSource(SequenceSource):
         if "cam0" not in cameras:
             raise SourceError("sequence without cam0", file=str(mav), expected=self.expected)
         below = "" if mav == folder else "mav0/"
-        places: dict[str, str] = {}
-        files: list[Path] = []
-        notes: list[str] = []
-        columns: dict[str, Column] = {}
-        metadata: dict[str, Any] = {"dataset": "EuRoC", "cameras": {}}
-        times = np.empty(0, np.int64)
+        found = SequenceTables(self, folder, "ns", {"dataset": "EuRoC", "cameras": {}})
 
         def sensor(name: str) -> dict[str, Any]:
-            files.extend(mav / name / file for file in ("data.csv", "sensor.yaml"))
-            return _sensor(mav / name / "sensor.yaml")
+            found.files.append(mav / name / "sensor.yaml")
+            return _sensor(found.files[-1])
 
         for name in cameras:
             feature, listed = f"image_{name}", mav / name / "data.csv"
-            places[feature] = f"{below}{name}/*"
+            found.places[feature] = f"{below}{name}/*"
             if name != "cam0" and not self.wants(feature):
                 continue
-            stamps, images = timed_files(listed, mav / name / "data", int)
-            files += images
+            stamps, images = found.images(listed, mav / name / "data")
             if name == "cam0":
-                times = stamps
+                found.times = stamps
             by_time = dict(zip(stamps.tolist(), images, strict=True))
-            paths = [by_time.get(time) for time in times.tolist()]
+            paths = [by_time.get(time) for time in found.times.tolist()]
             there = sum(path is not None for path in paths)
-            check_matches(listed, there, stamps, times, "with the timestamp", "ns", feature)
-            columns[feature] = Images(paths)
+            found.check(listed, there, stamps, "with the timestamp", feature)
+            found.columns[feature] = Images(paths)
             if name != "cam0":
-                metadata[f"frames_without_{name}"] = len(times) - there
-                metadata[f"{name}_without_frame"] = len(by_time) - there
+                found.metadata[f"frames_without_{name}"] = len(paths) - there
+                found.metadata[f"{name}_without_frame"] = len(by_time) - there
             camera = None
             if description := sensor(name):
-                metadata["cameras"][name] = description
-                if camera := _pinhole(description):
-                    metadata.setdefault("camera", {})[feature] = camera
+                found.metadata["cameras"][name] = description
+                if camera := _pinhole(description, found.files[-1]):
+                    found.metadata.setdefault("camera", {})[feature] = camera.to_json()
             if camera is None:
-                notes.append(f"camera {name} unknown: no pinhole camera in its sensor.yaml")
-        places["timestamp"] = f"{below}cam0/data.csv"
-        columns["timestamp"] = Values(times, "timestamp", "ns")
-        if is_file(table := mav / "imu0" / "data.csv"):
-            places |= dict.fromkeys(("imu", "imu_timestamp"), f"{below}imu0/*")
-            if self.wants("imu", "imu_timestamp"):
-                stamps, samples = timed_values(table, (6,), int)
-                if description := sensor("imu0"):
-                    metadata["imu"] = description
-                if len(stamps):
-                    bounds = sample_bounds(times, stamps)
-                    before, after = int(bounds[0]), len(stamps) - int(bounds[-1])
-                    inside = len(stamps) - before - after
-                    check_matches(table, inside, stamps, times, "within the time", "ns", "imu")
-                    columns["imu"] = Values(samples, "imu", "rad/s, m/s^2", bounds=bounds)
-                    columns["imu_timestamp"] = Values(stamps, "timestamp", "ns", bounds=bounds)
-                    metadata["imu_before_first_frame"] = before
-                    metadata["imu_after_last_frame"] = after
-                else:
-                    notes.append("imu0/data.csv is empty")
-        for name in _TRUTHS:
-            if is_file(table := mav / name / "data.csv"):
-                features = ("pose", "velocity", "imu_bias")
-                places |= dict.fromkeys(
-                    features if name == _TRUTHS[0] else ("pose",), f"{below}{name}/*"
-                )
-                if self.wants(*features):
-                    truth, without = _truth(table, times)
-                    if description := sensor(name):
-                        metadata["ground_truth"] = description
-                    if truth:
-                        columns |= truth
-                        metadata["frames_without_pose"] = without
-                    else:
-                        notes.append(f"{name}/data.csv is empty")
-                break
-        rate = metadata["cameras"].get("cam0", {}).get("rate_hz")
-        fps = rate if rate is not None and 0 < rate < 1e6 else None
-        return SequenceFrames(*(len(times), columns, places, files, metadata), fps=fps, notes=notes)
+                found.notes.append(f"camera {name} unknown: no pinhole camera in its sensor.yaml")
+        found.places["timestamp"] = f"{below}cam0/data.csv"
+        found.begin(found.times)
+        table = mav / "imu0" / "data.csv"
+        if found.has(table, "imu", "imu_timestamp", place=f"{below}imu0/*"):
+            if description := sensor("imu0"):
+                found.metadata["imu"] = description
+            if samples := found.samples(table, 6):
+                stamps, values, bounds = samples
+                found.columns["imu"] = Values(values, "imu", "rad/s, m/s^2", bounds=bounds)
+                found.columns["imu_timestamp"] = Values(stamps, "timestamp", "ns", bounds=bounds)
+        if name := self._truth(mav):
+            table, features = mav / name / "data.csv", ("pose", "velocity", "imu_bias")
+            chosen = features if name == _TRUTHS[0] else features[:1]
+            if found.has(table, *chosen, place=f"{below}{name}/*"):
+                if rows := found.rows(table, (16, 7)):
+                    _add_truth(found, table, *rows)
+                if description := sensor(name):
+                    found.metadata["ground_truth"] = description
+        rate = found.metadata["cameras"].get("cam0", {}).get("rate_hz")
+        return found.frames(rate if rate is not None and 0 < rate < 1e6 else None)
+
+    @staticmethod
+    def _truth(mav: Path) -> str:
+        return next((name for name in _TRUTHS if is_file(mav / name / "data.csv")), "")
 
 
 FORMAT = SourceFormat("euroc", EurocSource.expected, EurocSource, ("exif",), takes_urls=True)
@@ -188,26 +163,19 @@ def _mav(folder: Path) -> Path:
     return folder / "mav0" if is_directory(folder / "mav0") else folder
 
 
-def _truth(path: Path, times: npt.NDArray[np.int64]) -> tuple[dict[str, Column], int]:
-    """Return columns of the ground truth, and the number of frames without a pose.
-
-    No columns for an empty table.
-    """
-    stamps, values = timed_values(path, (16, 7), int)
-    if not len(stamps):
-        return {}, len(times)
-    near = align(times, stamps, "nearest", _WITHIN)
-    there = near != NONE
-    count = int(np.count_nonzero(there))
-    check_matches(path, count, stamps, times, "at most 10 ms away", "ns", "pose")
-    found = values[near]
-    columns: dict[str, Column] = {
-        "pose": Values(found[:, [0, 1, 2, 4, 5, 6, 3]], "pose", "m", there)
-    }
+def _add_truth(
+    found: SequenceTables,
+    path: Path,
+    stamps: npt.NDArray[np.int64],
+    values: npt.NDArray[np.float64],
+) -> None:
+    """Add the columns of the ground truth."""
+    near = align(found.times, stamps, "nearest", _WITHIN)
+    there, rows = found.matched(path, stamps, near, "at most 10 ms away"), values[near]
+    found.columns["pose"] = Values(rows[:, [0, 1, 2, 4, 5, 6, 3]], "pose", "m", there)
     if values.shape[1] == 16:
-        columns["velocity"] = Values(found[:, 7:10], "state", "m/s", there)
-        columns["imu_bias"] = Values(found[:, 10:16], "state", "rad/s, m/s^2", there)
-    return columns, len(times) - count
+        found.columns["velocity"] = Values(rows[:, 7:10], "state", "m/s", there)
+        found.columns["imu_bias"] = Values(rows[:, 10:16], "state", "rad/s, m/s^2", there)
 
 
 def _sensor(path: Path) -> dict[str, Any]:
@@ -228,17 +196,14 @@ def _sensor(path: Path) -> dict[str, Any]:
     return found
 
 
-def _pinhole(sensor: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a pinhole camera's intrinsics; `None` for other or incomplete descriptions."""
+def _pinhole(sensor: dict[str, Any], path: Path) -> Camera | None:
+    """Return a pinhole camera; `None` for other or incomplete descriptions."""
     values, size = sensor.get("intrinsics", ()), sensor.get("resolution", ())
+    model = MODELS.get(sensor.get("distortion_model", ""))
     if sensor.get("camera_model") != "pinhole" or (len(values), len(size)) != (4, 2):
         return None
-    width, height = map(int, size)
-    return {
-        **dict(zip(("fx", "fy", "cx", "cy"), values, strict=True)),
-        "width": width,
-        "height": height,
-    }
+    coefficients = sensor.get("distortion_coefficients", ()) if model else ()
+    return Camera.of(values, size, path, model=model, coefficients=coefficients)
 
 
 def _numbers(text: str, name: str, path: Path, count: int | None = None) -> list[float]:

@@ -24,8 +24,10 @@ from seqrecord.errors import SourceError
 from seqrecord.originals.files import is_file, list_folder
 from seqrecord.originals.protocol import SourceFormat
 from seqrecord.schema import FeatureSpec
+from seqrecord.sources.common.cameras import camera_of_matrix
 from seqrecord.sources.common.images import IMAGE_ENDINGS, image_header
 from seqrecord.sources.common.point_files import read_points
+from seqrecord.sources.common.sequence_tables import SequenceTables
 from seqrecord.sources.common.sequences import (
     Column,
     Images,
@@ -33,7 +35,7 @@ from seqrecord.sources.common.sequences import (
     SequenceSource,
     Values,
 )
-from seqrecord.sources.common.text_tables import rows_of, table, timed_values
+from seqrecord.sources.common.tables import Rows, read_rows
 
 _IMAGES = ("image_0", "image_1", "image_2", "image_3")
 _SCANS = "velodyne"
@@ -78,36 +80,31 @@ class KittiSource(SequenceSource):
 
     def open(self, folder: Path) -> SequenceFrames:
         path = folder / "times.txt"
-        times, _ = timed_values(path, (0,))
-        if not len(times):
+        metadata = {"dataset": "KITTI odometry", "sequence": folder.name}
+        found = SequenceTables(self, folder, "s", metadata)
+        if (rows := found.rows(path, (0,))) is None:
             raise SourceError("sequence without frames", file=str(path))
-        files = [path]
-        places = {}
-        notes = []
-        columns: dict[str, Column] = {}
-        metadata: dict[str, Any] = {"dataset": "KITTI odometry", "sequence": folder.name}
+        times, _ = rows
         for name, is_folder in sorted(list_folder(folder)):
             if not is_folder or name not in (*_IMAGES, _SCANS):
                 continue
-            places[name] = f"{name}/*"
+            found.places[name] = f"{name}/*"
             if self.wants(name):
                 endings = (".bin",) if name == _SCANS else tuple(IMAGE_ENDINGS)
                 mine = _files(folder / name, len(times), endings)
-                files += mine
-                columns[name] = _Scans(mine) if name == _SCANS else Images(mine)
-        places["timestamp"] = "times.txt"
-        columns["timestamp"] = Values(times, "timestamp", "s")
+                found.files += mine
+                found.columns[name] = _Scans(mine) if name == _SCANS else Images(mine)
+        found.places["timestamp"] = "times.txt"
+        found.begin(times)
         poses = folder.parent.parent / "poses" / f"{folder.name}.txt"
-        if is_file(poses):
-            places["pose"] = "poses/*.txt"
-            if self.wants("pose"):
-                columns["pose"] = Values(_poses(poses, len(times)), "pose", "m")
+        if found.has(poses, "pose", place="poses/*.txt"):
+            found.columns["pose"] = Values(_poses(poses, len(times)), "pose", "m")
         if is_file(folder / "calib.txt"):
-            files.append(folder / "calib.txt")
-            metadata |= _calibration(folder / "calib.txt", columns)
-        if "camera" not in metadata:
-            notes.append("camera unknown: no P0 in calib.txt")
-        return SequenceFrames(len(times), columns, places, files, metadata, notes=notes)
+            found.files.append(folder / "calib.txt")
+            found.metadata |= _calibration(folder / "calib.txt", found.columns)
+        if "camera" not in found.metadata:
+            found.notes.append("camera unknown: no P0 in calib.txt")
+        return found.frames()
 
     def is_beside(self, path: Path) -> bool:
         return path.parent.name == "poses" and any(
@@ -152,7 +149,7 @@ def _files(folder: Path, count: int, endings: Sequence[str]) -> list[Path]:
 
 
 def _poses(path: Path, count: int) -> npt.NDArray[np.float64]:
-    values = table(path, rows_of(path), 12)
+    values = read_rows(path).numbers(12)
     if len(values) != count:
         raise SourceError(
             "the number of poses differs from times.txt",
@@ -165,14 +162,13 @@ def _poses(path: Path, count: int) -> npt.NDArray[np.float64]:
 
 def _calibration(path: Path, columns: dict[str, Column]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for number, words in rows_of(path):
-        name = _MATRIX.fullmatch(words[0])
-        if name:
-            found[name[1]] = table(path, [(number, words[1:])], 12)[0].tolist()
+    rows = read_rows(path)
+    for number, words in zip(rows.lines, rows.words, strict=True):
+        if name := _MATRIX.fullmatch(words[0]):
+            found[name[1]] = Rows(path, [words], [number]).numbers(12, 1)[0].tolist()
     images = [column for column in columns.values() if isinstance(column, Images)]
     if "P0" in found and images and images[0].paths[0] is not None:
         height, width = image_header(images[0].paths[0]).shape[:2]
-        fx, _, cx, _, _, fy, cy = found["P0"][:7]
-        camera = {"fx": fx, "fy": fy, "cx": cx, "cy": cy, "width": width, "height": height}
-        return {"calibration": found, "camera": camera}
+        camera = camera_of_matrix(np.reshape(found["P0"], (3, 4)), (width, height), path)
+        return {"calibration": found, "camera": camera.to_json()}
     return {"calibration": found} if found else {}

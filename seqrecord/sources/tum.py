@@ -13,13 +13,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from seqrecord.originals.files import is_file, opened
+from seqrecord.originals.files import opened
 from seqrecord.originals.protocol import SourceFormat
-from seqrecord.sources.common.aligning import associate, sample_bounds
+from seqrecord.sources.common.aligning import NONE, associate
+from seqrecord.sources.common.cameras import OPENCV, Camera
+from seqrecord.sources.common.sequence_tables import SequenceTables
 from seqrecord.sources.common.sequences import (
     Column,
     Images,
@@ -27,7 +28,6 @@ from seqrecord.sources.common.sequences import (
     SequenceSource,
     Values,
 )
-from seqrecord.sources.common.text_tables import check_matches, timed_files, timed_values
 
 _WITHIN = 0.02  # seconds, the default of associate.py
 _NEAR = "within 20 ms"
@@ -54,7 +54,7 @@ class TumSource(SequenceSource):
     is an error; an empty one is noted in the inventory.
 
     For sequences of `freiburg1`, `freiburg2` or `freiburg3` the metadata has `camera`, TUM's
-    calibrated colour camera, and its `distortion_coefficients`. The header of `rgb.txt` or else the
+    calibrated colour camera with its distortion. The header of `rgb.txt` or else the
     path names the camera; the inventory notes the origin. Images are not undistorted.
 
     Features:
@@ -84,67 +84,44 @@ class TumSource(SequenceSource):
         rgb, depth, truth, accelerometer = (
             folder / f"{name}.txt" for name in ("rgb", "depth", "groundtruth", "accelerometer")
         )
-        times, images = timed_files(rgb, folder)
-        files = [rgb, *images]
-        places = {"image": "rgb/*", "timestamp": "rgb.txt"}
-        known, note = _calibration(folder)
-        notes = [note]
-        columns: dict[str, Column] = {}
-        metadata: dict[str, Any] = {"dataset": "TUM RGB-D", **known}
-        kept = np.arange(len(times))
-        if is_file(depth):
-            places |= {"depth": "depth/*", "depth_timestamp": "depth.txt"}
-        if "depth" in places and self.wants("depth", "depth_timestamp"):
-            depth_times, depths = timed_files(depth, folder)
-            files += [depth, *depths]
-            kept, partners = associate(times, depth_times, _WITHIN)
-            check_matches(depth, len(kept), depth_times, times, _NEAR, "s", "depth")
-            columns["depth"] = Images(
-                [depths[row] for row in partners.tolist()], "depth", "1/5000 m"
-            )
+        found = SequenceTables(self, folder, "s", {"dataset": "TUM RGB-D"})
+        camera, note = _calibration(folder)
+        found.metadata |= {} if camera is None else {"camera": camera.to_json()}
+        found.notes.append(note)
+        found.times, images = found.images(rgb, folder)
+        found.places |= {"image": "rgb/*", "timestamp": "rgb.txt"}
+        kept, columns = np.arange(len(found.times)), dict[str, Column]()
+        if found.has(depth, "depth", "depth_timestamp", place="depth/*"):
+            depth_times, depths = found.images(depth, folder)
+            kept, partners = associate(found.times, depth_times, _WITHIN)
+            found.check(depth, len(kept), depth_times, _NEAR, "depth")
+            paths = [depths[row] for row in partners.tolist()]
+            columns["depth"] = Images(paths, "depth", "1/5000 m")
             columns["depth_timestamp"] = Values(depth_times[partners], "timestamp", "s")
-            metadata["depth_per_metre"] = 5000
-            notes.append("unit of depth assumed: 1/5000 m")
-            metadata["rgb_without_depth"] = len(times) - len(kept)
-            metadata["depth_without_rgb"] = len(depth_times) - len(kept)
-        times = times[kept]
-        columns = {"image": Images([images[row] for row in kept.tolist()]), **columns}
-        columns["timestamp"] = Values(times, "timestamp", "s")
-        if is_file(truth):
-            places["pose"] = "groundtruth.txt"
-        if "pose" in places and self.wants("pose"):
-            files.append(truth)
-            pose_times, poses = timed_values(truth, (7,))
-            if len(pose_times):
-                frames, rows = associate(times, pose_times, _WITHIN)
-                check_matches(truth, len(frames), pose_times, times, _NEAR, "s", "pose")
-                found = np.zeros((len(times), 7))
-                there = np.zeros(len(times), np.bool_)
-                found[frames], there[frames] = poses[rows], True
-                columns["pose"] = Values(found, "pose", "m", there)
-                metadata["frames_without_pose"] = len(times) - len(frames)
-            else:
-                notes.append("groundtruth.txt is empty")
-        if is_file(accelerometer):
-            places["accelerometer"] = "accelerometer.txt"
-        if "accelerometer" in places and self.wants("accelerometer"):
-            files.append(accelerometer)
-            stamps, values = timed_values(accelerometer, (3,))
-            if len(stamps):
-                samples, bounds = np.column_stack([stamps, values]), sample_bounds(times, stamps)
-                before, after = int(bounds[0]), len(stamps) - int(bounds[-1])
-                inside = len(stamps) - before - after
-                during = "within the time"
-                check_matches(accelerometer, inside, stamps, times, during, "s", "accelerometer")
-                columns["accelerometer"] = Values(samples, "imu", bounds=bounds)
-                metadata["accelerometer_before_first_frame"] = before
-                metadata["accelerometer_after_last_frame"] = after
-            else:
-                notes.append("accelerometer.txt is empty")
-        return SequenceFrames(len(times), columns, places, files, metadata, notes=notes)
+            found.metadata |= {
+                "depth_per_metre": 5000,
+                "rgb_without_depth": len(found.times) - len(kept),
+                "depth_without_rgb": len(depth_times) - len(kept),
+            }
+            found.notes.append("unit of depth assumed: 1/5000 m")
+        found.columns |= {"image": Images([images[row] for row in kept.tolist()]), **columns}
+        found.begin(found.times[kept])
+        if found.has(truth, "pose", place="groundtruth.txt") and (rows := found.rows(truth, (7,))):
+            near = np.full(len(kept), NONE)
+            frames, near_rows = associate(found.times, rows[0], _WITHIN)
+            near[frames] = near_rows
+            there = found.matched(truth, rows[0], near, _NEAR)
+            found.columns["pose"] = Values(rows[1][near], "pose", "m", there)
+        if found.has(accelerometer, "accelerometer", place="accelerometer.txt") and (
+            samples := found.samples(accelerometer, 3)
+        ):
+            stamps, values, bounds = samples
+            both = np.column_stack([stamps, values])
+            found.columns["accelerometer"] = Values(both, "imu", bounds=bounds)
+        return found.frames()
 
 
-def _calibration(folder: Path) -> tuple[dict[str, Any], str]:
+def _calibration(folder: Path) -> tuple[Camera | None, str]:
     """Return the camera named by the header of `rgb.txt` or the path, and a note on the origin."""
     with opened(folder / "rgb.txt") as file:
         head = file.read(_HEAD_BYTES).decode("utf-8", "replace")
@@ -153,13 +130,13 @@ def _calibration(folder: Path) -> tuple[dict[str, Any], str]:
     if not found:
         origin, found = "the path", _KINECT.findall(folder.as_posix())
     if not found:
-        return {}, "camera unknown: neither the header of rgb.txt nor the path names freiburg1 to 3"
+        return (
+            None,
+            "camera unknown: neither the header of rgb.txt nor the path names freiburg1 to 3",
+        )
     values, distortion = _CALIBRATION[found[-1]]
-    camera = dict(zip(("fx", "fy", "cx", "cy"), values, strict=True))
-    return {
-        "camera": {**camera, "width": 640, "height": 480},
-        "distortion_coefficients": list(distortion),
-    }, f"camera assumed: freiburg{found[-1]}'s, named by {origin}"
+    camera = Camera.of(values, (640, 480), folder, model=OPENCV, coefficients=distortion)
+    return camera, f"camera assumed: freiburg{found[-1]}'s, named by {origin}"
 
 
 FORMAT = SourceFormat("tum", TumSource.expected, TumSource, ("exif",), takes_urls=True)

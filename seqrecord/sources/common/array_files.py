@@ -41,7 +41,7 @@ from seqrecord.originals.files import (
 )
 from seqrecord.originals.limits import check_image_size
 from seqrecord.schema import MAX_FRAME_BYTES
-from seqrecord.sources.common.number_files import sampled
+from seqrecord.sources.common.tables import sampled
 
 NO_ROWS = (0,)
 """Shape of an array of no rows whose columns are unknown, such as `np.array([])`."""

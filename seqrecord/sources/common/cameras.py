@@ -26,6 +26,12 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 OPENCV, FISHEYE = "opencv", "opencv_fisheye"
 
+MODELS = {
+    **dict.fromkeys(("plumb_bob", "rational_polynomial", "radial-tangential", "radtan"), OPENCV),
+    **dict.fromkeys(("equidistant", "fisheye"), FISHEYE),
+}
+"""Distortion models by their names in ROS, EuRoC and Kalibr."""
+
 POSE = "camera-to-world, OpenCV axes: x right, y down, z forward"
 """Convention of poses, for the metadata."""
 

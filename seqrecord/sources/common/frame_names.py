@@ -49,7 +49,6 @@ _NUMBER = re.compile(r"(?<![^_.\- ])((?:(?<![^_. ])-)?\d+)(?![^_.\- ])", re.ASCI
 _LAST = re.compile(r"(\d+)(?=\D*$)", re.ASCII)
 _SEPARATORS = re.compile(r"[_.\- ]+")
 _DECIMAL = re.compile(r"(?<![^_\- ])(-?\d+\.\d+)(?![^_\- ])", re.ASCII)
-_TIME = re.compile(r"(?<![^_\- ])(-?\d+\.\d+|\d{10,})(?![^_\- ])", re.ASCII)
 _STAMP = re.compile(r"(?<![^_\- ])(-?\d+\.\d+|\d+)(?![^_\- ])", re.ASCII)
 _UNITS = {10: "s", 13: "ms", 16: "us", 19: "ns"}
 """Unit of a time since 1970 by its number of digits."""
@@ -331,13 +330,8 @@ def _once(
 
 
 def _place(frame: int | str) -> Any:
-    """Sort key: natural order, but times by value. 1305031102.5 is after 1305031102.25."""
-    if isinstance(frame, int):
-        return frame
-    found = _TIME.search(frame)
-    if found is None or Decimal(found[1]) < _FIRST_TIME:
-        return 0, natural_order(frame)
-    return 1, natural_order(frame[: found.start()]), Decimal(found[1]), natural_order(frame)
+    """Sort key: natural order of names."""
+    return frame if isinstance(frame, int) else natural_order(frame)
 
 
 def _is_time(stem: str) -> bool:

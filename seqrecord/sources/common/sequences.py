@@ -32,7 +32,6 @@ from seqrecord.sources.common.images import (
     passthrough_codec,
     referable_codec,
 )
-from seqrecord.sources.common.number_files import table_lines
 from seqrecord.sources.common.orientation import Orientation, shape_of
 from seqrecord.sources.common.originals import (
     Scan,
@@ -43,7 +42,7 @@ from seqrecord.sources.common.originals import (
     key_of,
 )
 from seqrecord.sources.common.specs import check_spec, feature_spec, text_spec, widened
-from seqrecord.sources.common.text_tables import MAX_TABLE_BYTES
+from seqrecord.sources.common.tables import count_lines
 from seqrecord.sources.inventory import (
     NO_READER,
     Account,
@@ -341,7 +340,7 @@ class SequenceSource(ScannedSource):
                 where = Path(*"*" * len(above.parts)) if len(self._folders) > 1 else above
                 for path in tables.values():
                     name = (where / path.relative_to(folder)).as_posix()
-                    rows[name] += len(table_lines(path, MAX_TABLE_BYTES))
+                    rows[name] += count_lines(path)
                 known.update(tables.values())
             if known:
                 unread += unread_paths(folder, _taker(folder, known, hidden))

@@ -25,11 +25,11 @@ from seqrecord.sources.common.frame_names import (
     frame_files,
 )
 from seqrecord.sources.common.images import IMAGE_ENDINGS
-from seqrecord.sources.common.number_files import TEXT_ENDINGS, is_blank, read_numbers
 from seqrecord.sources.common.orientation import Orientation
 from seqrecord.sources.common.point_files import POINT_ENDINGS, read_points
 from seqrecord.sources.common.points import check_columns
 from seqrecord.sources.common.specs import check_spec
+from seqrecord.sources.common.tables import TEXT_ENDINGS, is_blank, read_numbers
 from seqrecord.sources.folders.exported import (
     DESCRIPTION,
     ENDINGS,

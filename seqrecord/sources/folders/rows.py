@@ -21,10 +21,10 @@ from seqrecord.errors import SourceError
 from seqrecord.originals.file_types import file_type, known_type
 from seqrecord.originals.files import read_bytes
 from seqrecord.sources.common.array_files import NPZ, array_header, npz_names, read_array
-from seqrecord.sources.common.number_files import NumberTable, count_rows, read_numbers
+from seqrecord.sources.common.cameras import camera_of_matrix
 from seqrecord.sources.common.specs import feature_name
+from seqrecord.sources.common.tables import NumberTable, count_rows, read_numbers
 
-_DECIMAL_COMMA = re.compile(r"[+-]?\d*(,\d*)?([eE][+-]?\d*)?")
 _MATRIX_ROWS = 4
 """Maximum rows of a camera matrix."""
 
@@ -140,9 +140,8 @@ def _table(path: Path, num_frames: int) -> NumberTable | str:
     try:
         rows = count_rows(path)
     except SourceError as error:
-        words = re.split(r"[; ]|\\t", str(error.got).strip("'"))
-        if len(words) > 1 and all(map(_DECIMAL_COMMA.fullmatch, words)) and "," in str(error.got):
-            return f"decimal commas; replace them by points: {error.got}"
+        if error.message.startswith("decimal comma"):
+            return f"{error.message}: {error.got}"
         is_table = path.suffix.lower() in (".csv", ".tsv") and known_type(path) is None
         return f"{error.message}: {error.got}" if is_table else ""
     try:
@@ -218,13 +217,11 @@ def pinhole(path: Path) -> tuple[float, float, float, float] | None:
         return None
     if numbers.size in (9, 16):
         side = int(numbers.size**0.5)
-        matrix = numbers.reshape(side, side)
-        wanted = np.eye(side)
-        for row, column in ((0, 0), (1, 1), (0, 2), (1, 2)):
-            wanted[row, column] = matrix[row, column]
-        if not np.array_equal(matrix, wanted):  # skewed, or no camera
+        try:
+            camera = camera_of_matrix(numbers.reshape(side, side), (1, 1), path)
+        except SourceError:  # skewed, or no camera
             return None
-        numbers = matrix[[0, 1, 0, 1], [0, 1, 2, 2]]
+        numbers = np.array(camera.intrinsics)
     if numbers.shape != (4,) or not np.isfinite(numbers).all() or numbers[:2].min() <= 0:
         return None
     fx, fy, cx, cy = numbers.tolist()

@@ -29,11 +29,11 @@ from seqrecord.sources.common.images import (
     passthrough_of_both,
     referable_codec,
 )
-from seqrecord.sources.common.number_files import frames_shape
 from seqrecord.sources.common.orientation import Orientation, is_alone, shape_of
 from seqrecord.sources.common.originals import NumberedFrames, find_files, key_of
 from seqrecord.sources.common.point_files import POINT_ENDINGS, read_points
 from seqrecord.sources.common.specs import chosen_names, feature_name, feature_spec, widened
+from seqrecord.sources.common.tables import frames_shape
 from seqrecord.sources.folders.encodings import kind_of_values, known_meaning
 from seqrecord.sources.folders.episode_frames import check_time_axis, files_of, read_frames
 from seqrecord.sources.folders.exported import ExportedFeature, read_description

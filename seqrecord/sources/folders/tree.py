@@ -14,10 +14,10 @@ from seqrecord.originals.files import json_object, list_folder, read_bytes
 from seqrecord.sources.common.array_files import NPZ, RASTER_ENDINGS, npz_names
 from seqrecord.sources.common.frame_names import FrameFiles, escaped, files_by_feature
 from seqrecord.sources.common.images import IMAGE_ENDINGS, IMAGE_FORMATS
-from seqrecord.sources.common.number_files import TEXT_ENDINGS, is_numeric
 from seqrecord.sources.common.originals import check_depth
 from seqrecord.sources.common.point_files import POINT_ENDINGS, read_points
 from seqrecord.sources.common.specs import feature_name
+from seqrecord.sources.common.tables import TEXT_ENDINGS, is_numeric
 from seqrecord.sources.folders.exported import DESCRIPTION
 from seqrecord.sources.folders.rows import is_camera_name
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from seqrecord.originals.files import is_file
 from seqrecord.sources.common.cameras import Camera, FloatArray, camera_of_matrix, pose_of
-from seqrecord.sources.common.number_files import read_numbers
+from seqrecord.sources.common.tables import read_numbers
 from seqrecord.sources.scenes.views import (
     DEPTH,
     IMAGE,

@@ -24,8 +24,7 @@ from seqrecord.errors import SourceError
 from seqrecord.originals.files import list_folder, opened
 from seqrecord.sources.common.aligning import NONE, align
 from seqrecord.sources.common.cameras import OPENCV, Camera, pose_of, rotation_of
-from seqrecord.sources.common.number_files import read_numbers
-from seqrecord.sources.common.text_tables import rows_of, table, timed_values
+from seqrecord.sources.common.tables import Rows, read_numbers, read_rows, timed_values
 from seqrecord.sources.scenes.views import (
     DEPTH,
     Layout,
@@ -114,10 +113,9 @@ def _read_re10k(path: Path) -> Scene:
     folder = path.with_suffix("")
     images = images_in(folder)
     size = image_size(next(iter(images.values()))) if images else (0, 0)
-    url, *rows = rows_of(path) or [(1, [""])]
-    found = table(path, rows, 19)
-    views = []
-    for (_, words), row in zip(rows, found, strict=True):
+    lines = read_rows(path)
+    rows, views = Rows(path, lines.words[1:], lines.lines[1:]), []
+    for words, row in zip(rows.words, rows.numbers(19), strict=True):
         image = images.get(words[0], folder / f"{words[0]}.png")
         scale, camera = np.array([size[1], size[0]] * 2), None
         if images:
@@ -132,7 +130,7 @@ def _read_re10k(path: Path) -> Scene:
         "world-to-camera, OpenCV axes, no scale; intrinsics as fractions of the sides "
         "(RealEstate10K)",
         *(views, [path]),
-        metadata={"url": " ".join(url[1])},
+        metadata={"url": " ".join(*lines.words[:1])},
         notes=["the file names are times in us"],
     )
 

@@ -17,7 +17,7 @@ from seqrecord.originals.files import is_file, list_folder, read_bytes
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.common.array_files import read_array
 from seqrecord.sources.common.orientation import Orientation
-from seqrecord.sources.common.text_tables import rows_of, table
+from seqrecord.sources.common.tables import read_rows
 from seqrecord.sources.tartanair.layout import IMU_ROWS, PixelFiles, Size, check_rgb
 from seqrecord.sources.tartanair.tree import Trajectory
 
@@ -249,4 +249,4 @@ def _read_imu(path: Path, spec: FeatureSpec, num_frames: int) -> npt.NDArray[Any
 
 def _read_poses(path: Path) -> npt.NDArray[np.float64]:
     """Read poses, float64 [T, 7]: metres, then a quaternion."""
-    return table(path, rows_of(path), 7)
+    return read_rows(path).numbers(7)
