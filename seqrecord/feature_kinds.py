@@ -321,6 +321,12 @@ def is_image(spec: Pixels, kind: str | None) -> bool:
     return spec.dtype == np.uint8 and spec.shape[2] in (3, 4)
 
 
+def is_picture(name: str, spec: Pixels, kind: str | None) -> bool:
+    """Whether frames have a value for each pixel of a camera, by kind, name, dtype and shape."""
+    found = known_kind(name, spec, kind)
+    return has_pixels(spec) and (found in PIXEL_KINDS or is_image(spec, found))
+
+
 def is_vector(spec: FeatureSpec) -> bool:
     """Whether frames are an action, a state, a pose, IMU values, or similar floats.
 

@@ -142,9 +142,17 @@ def quaternion(rotation: Array) -> Array:
     return found
 
 
-def write_colmap(folder: Path, seed: int = 0, *, text: bool = False, scale: int = 1) -> Truth:
+def write_colmap(
+    folder: Path,
+    seed: int = 0,
+    *,
+    text: bool = False,
+    scale: int = 1,
+    lens: tuple[str, tuple[float, ...]] = ("PINHOLE", ()),
+    **more: Any,
+) -> Truth:
     """A model in sparse/0; the camera's images are `scale` times as large as the stored ones."""
-    found = truth(count=5 + seed)
+    found = truth(count=5 + seed, **more)
     model = folder / "sparse" / "0"
     model.mkdir(parents=True)
     numbers, (height, width) = found.numbers[0] * scale, np.array(SIZE) * scale
@@ -155,8 +163,8 @@ def write_colmap(folder: Path, seed: int = 0, *, text: bool = False, scale: int 
         pose = *quaternion(inverse[:3, :3]), *inverse[:3, 3]
         images.append((i + 7, pose, f"IMG_{i:04d}.png"))
     if text:
-        shown = " ".join(map(repr, numbers.tolist()))
-        (model / "cameras.txt").write_text(f"# cameras\n3 PINHOLE {width} {height} {shown}\n")
+        shown = " ".join(map(repr, [*numbers.tolist(), *lens[1]]))
+        (model / "cameras.txt").write_text(f"# cameras\n3 {lens[0]} {width} {height} {shown}\n")
         lines = [
             f"{n} {' '.join(f'{v:.17g}' for v in pose)} 3 {name}\n\n" for n, pose, name in images
         ]

@@ -13,8 +13,10 @@ import pytest
 
 import seqrecord
 from seqrecord import open_source
+from seqrecord.errors import SourceError
 from seqrecord.indexing.originals import index_source
-from seqrecord.sources import SceneSource, inventory_of
+from seqrecord.sources import SceneSource, inventory_of, undistorted
+from tests.command_line import run
 from tests.golden.sources import make_colmap
 from tests.lerobot_video_data import unpack
 from tests.scene_data import (
@@ -308,3 +310,67 @@ def test_projections_equal_pycolmaps(models: Path, tmp_path: Path) -> None:
     assert source.schema()["pose"].unit is None
     left_out = [each.pattern for each in inventory_of(source).left_out]
     assert any("points3D" in pattern for pattern in left_out)
+
+
+LENSES: dict[str, tuple[str, tuple[float, ...]]] = {
+    "opencv": ("OPENCV", (-0.28, 0.09, 0.004, -0.006)),
+    "opencv_fisheye": ("OPENCV_FISHEYE", (0.05, -0.02, 0.01, -0.004)),
+}
+
+
+@pytest.mark.parametrize("lens", LENSES)
+def test_undistorted_corners_are_at_their_pixels(tmp_path: Path, lens: str) -> None:
+    _, numbers = LENSES[lens]
+    options: Any = {"text": True, "lens": LENSES[lens]}
+    found = write_colmap(
+        tmp_path / "scene", **options, distort=lambda plane: distorted(plane, lens, numbers)
+    )
+    packed = str(tmp_path / "packed")
+    run("write", "--src", str(tmp_path / "scene"), "--dst", packed, "--undistort", "--quiet")
+    with seqrecord.open(packed) as dataset:
+        metadata = dataset.episodes["scene"].metadata
+        camera: Any = metadata["undistorted"]
+        assert camera["distortion_model"] == lens
+        assert metadata["camera"] == {n: v for n, v in camera.items() if "distortion" not in n}
+        notes = [note for each in dataset.inventories for note in each.notes]
+        assert "image: lens distortion removed" in notes
+    checked = 0
+    for image, points in projected(Path(packed), VIEWS["crop, flip"]):
+        errors = spot_errors(image, points)
+        assert max(errors, default=0) < 0.25
+        checked += len(errors)
+    assert checked >= len(found.poses)
+    with pytest.raises(SourceError, match="no camera with a distortion"):
+        undistorted(open_source(packed))
+
+
+def test_undistorting_equals_opencv(tmp_path: Path) -> None:
+    """Random images, masks and intrinsics per frame, by OpenCV's own remap; encoded images are
+    refused."""
+    cv2 = pytest.importorskip("cv2")
+    write_nerfstudio(tmp_path, varies=True)
+    lens = {"k1": -0.2, "k2": 0.05, "p1": 0.003, "p2": -0.002}
+    edited(tmp_path / "transforms.json", **lens)
+    with pytest.raises(SourceError, match="cannot be undistorted"):
+        undistorted(open_source(tmp_path, keep_encoded=True))
+    source = open_source(tmp_path)
+    [info] = source.episodes()
+    made = undistorted(source)
+    [changed] = made.episodes()
+    assert "distortion" not in str(changed.metadata.get("camera"))
+    for frame, plain in zip(source.frames(info), made.frames(changed), strict=True):
+        before: Any = frame
+        after: Any = plain
+        fx, fy, cx, cy = before["intrinsics"].tolist()
+        for name in ("pose", "intrinsics", "frame_number"):
+            np.testing.assert_array_equal(before[name], after[name])
+        matrix = np.array([[fx, 0, cx], [0, fy, cy], [0, 0, 1]])
+        maps = cv2.initUndistortRectifyMap(
+            matrix, np.array([*lens.values()]), None, matrix, SIZE[::-1], cv2.CV_32FC1
+        )
+        wanted = cv2.remap(before["image"], *maps, cv2.INTER_LINEAR)
+        inner = np.s_[2:-2, 2:-2]
+        difference = np.abs(wanted.astype(int) - after["image"])[inner]
+        assert difference.max() <= 4  # OpenCV's weights have 5 bits
+        depth = cv2.remap(before["depth"], *maps, cv2.INTER_NEAREST)
+        np.testing.assert_array_equal(depth[inner], after["depth"][inner])

@@ -140,6 +140,11 @@ skip_bad_episodes = click.option(
     metavar="FEATURE=HxW|HxW",
     help="Store frames of a feature, or of all images, at this height and width (repeatable).",
 )
+@click.option(
+    "--undistort",
+    is_flag=True,
+    help="Remove the lens distortion of cameras in the metadata from images, depth and masks.",
+)
 @check_video
 @click.option("--quiet", is_flag=True, help="Print errors and skipped episodes only.")
 @common
@@ -157,6 +162,7 @@ def write(
     units: tuple[str, ...],
     sizes: tuple[str, ...],
     keep_encoded: bool,
+    undistort: bool,
     statistics: str,
     quiet: bool,
     storage_options: dict[str, Any] | None,
@@ -185,6 +191,10 @@ def write(
         **named,
         **others,
     )
+    if undistort:
+        from seqrecord.sources import undistorted  # rarely needed
+
+        source = undistorted(source)
     destined = storage_options if is_url(destination) or not is_url(src) else None
     # Features of --keep-encoded have a codec: a preset for all others does not replace it.
     resize = parse_sizes(sizes)

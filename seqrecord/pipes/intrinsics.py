@@ -13,11 +13,8 @@ from seqrecord.engine.intrinsics import IntrinsicsChange, whole_windows
 from seqrecord.errors import ClipError
 from seqrecord.feature_kinds import (
     INTRINSICS_SHAPES,
-    PIXEL_KINDS,
     are_intrinsics,
-    has_pixels,
-    is_image,
-    known_kind,
+    is_picture,
 )
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec
@@ -61,7 +58,7 @@ def intrinsics_of(
     images = {
         name: (next((at for at, c in enumerate(crops) if name in c.features), -1), sizes.get(name))
         for name, spec in arrays.items()
-        if name in changed or _is_picture(name, spec, kinds.get(name))
+        if name in changed or is_picture(name, spec, kinds.get(name))
     }
     found, stored = [], dataset.contents.index.schema.active
     for name in names:
@@ -83,8 +80,3 @@ def intrinsics_of(
             )
         found.append(FrameIntrinsics(name, image, resized))
     return found
-
-
-def _is_picture(name: str, spec: ArraySpec, kind: str | None) -> bool:
-    found = known_kind(name, spec, kind)
-    return has_pixels(spec) and (found in PIXEL_KINDS or is_image(spec, found))

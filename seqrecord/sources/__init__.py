@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from seqrecord.sources.scenes.source import SceneSource as SceneSource
     from seqrecord.sources.tartanair.source import TartanAirSource as TartanAirSource
     from seqrecord.sources.tum import TumSource as TumSource
+    from seqrecord.sources.undistorting import undistorted as undistorted
     from seqrecord.sources.video.source import VideoSource as VideoSource
     from seqrecord.sources.webdataset.source import WebDatasetSource as WebDatasetSource
     from seqrecord.sources.zarr.source import ZarrSource as ZarrSource

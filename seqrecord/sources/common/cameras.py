@@ -120,6 +120,23 @@ class Camera:
             self, fx=self.fx * x, fy=self.fy * y, cx=cx, cy=cy, width=width, height=height
         )
 
+    def distorted(self, plane: FloatArray) -> FloatArray:
+        """Map points [..., 2] of the image plane, x / z and y / z, as the lens does."""
+        x, y, k = plane[..., 0], plane[..., 1], [*self.coefficients, *[0.0] * 8]
+        r2 = x * x + y * y
+        if self.model == FISHEYE:
+            radius = np.sqrt(r2)
+            angle = np.arctan(radius)
+            turned = angle * (1 + sum(k[n] * angle ** (2 * n + 2) for n in range(4)))
+            scale = np.divide(turned, radius, out=np.ones_like(radius), where=radius > 0)
+            return np.stack([x * scale, y * scale], axis=-1)
+        k1, k2, p1, p2, k3, k4, k5, k6 = k[:8]
+        scale = 1 + r2 * (k1 + r2 * (k2 + r2 * k3))
+        scale = scale / (1 + r2 * (k4 + r2 * (k5 + r2 * k6)))
+        dx = 2 * p1 * x * y + p2 * (r2 + 2 * x * x)
+        dy = p1 * (r2 + 2 * y * y) + 2 * p2 * x * y
+        return np.stack([x * scale + dx, y * scale + dy], axis=-1)
+
     def to_json(self) -> dict[str, Any]:
         """Return the camera for the metadata."""
         values = dict(zip(INTRINSICS, self.intrinsics, strict=True))
