@@ -46,8 +46,8 @@ _YAML_TEXTS = ("comment", "sensor_type", "_model")
 class EurocSource(SequenceSource):
     """EuRoC sequences.
 
-    Frames are those of `cam0`. Cameras are triggered together, so images of other cameras match by
-    equal timestamps. A frame without a matching image lacks it; images without a frame are dropped.
+    Each image of `cam0` is a frame. Cameras are triggered together, so images of other cameras
+    match by equal timestamps. A frame without a matching image lacks it; images without a frame are dropped.
     A frame gets the nearest pose at most 10 ms away, or none. The metadata counts unmatched images
     and poses, and IMU samples before the first frame.
 

@@ -27,7 +27,7 @@ _DIRECTED = ("flow", "disparity", "normals")  # values that depend on the pixel 
 def undistorted(source: Source) -> Source:
     """Return a source of the same images without lens distortion.
 
-    Cameras are those of the metadata `camera` with a `distortion_model`, and of the features
+    Cameras come from the metadata `camera` with a `distortion_model`, and from the features
     `intrinsics` and `distortion`. Images keep their size and intrinsics: each pixel takes the value
     at the place to which the lens maps it, linearly interpolated for images and the nearest one for
     depth and masks. Pixels outside of the original are 0.
