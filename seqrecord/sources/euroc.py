@@ -47,9 +47,9 @@ class EurocSource(SequenceSource):
     """EuRoC sequences.
 
     Each image of `cam0` is a frame. Cameras are triggered together, so images of other cameras
-    match by equal timestamps. A frame without a matching image lacks it; images without a frame are dropped.
-    A frame gets the nearest pose at most 10 ms away, or none. The metadata counts unmatched images
-    and poses, and IMU samples before the first frame.
+    match by equal timestamps. A frame without a matching image lacks it; images without a frame are
+    dropped. A frame gets the nearest pose at most 10 ms away, or none. The metadata counts
+    unmatched images and poses, and IMU samples before the first frame.
 
     The metadata also contains the content of `sensor.yaml`: `cameras` by camera, `imu` and
     `ground_truth`, with `T_BS`, 4x4, from sensor to body. Pinhole cameras are in `camera` by
