@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -21,15 +19,12 @@ from seqrecord.lerobot.items import STATISTICS, ImageTransforms, PlannedDataset
 from seqrecord.lerobot.mix_meta import MixMeta
 from seqrecord.lerobot.mix_planner import MixPlanner
 from seqrecord.lerobot.mix_sources import MixEpisodes, MixSource
-from seqrecord.lerobot.planned import Order, PlannedReader
+from seqrecord.lerobot.planned import PlannedReader
 from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.collating import collate
-from seqrecord.pipes.loaders import SeqRecordIterableDataset
 from seqrecord.pipes.mixing.batches import agreed_features, joined_features
-from seqrecord.pipes.mixing.loader import MixLoader
 from seqrecord.pipes.mixing.mix import SeqRecordMix, mix_loader
 from seqrecord.pipes.mixing.sources import StoppingStrategy
-from seqrecord.pipes.option_values import Vector
 from seqrecord.processes.forks import PerProcess, cached_property
 from seqrecord.statistics.moments import FloatArray
 
@@ -100,17 +95,7 @@ class LeRobotMixDataset(PlannedDataset):
         normalization_mapping: Mapping[str, Any] | None = None,
         meta: MixMeta | None = None,
     ) -> None:
-        loader = mix_loader(mix)
-        self._mix = mix
-        self._given: dict[str, Any] = {
-            "repo_id": repo_id,
-            "delta_timestamps": delta_timestamps,
-            "return_uint8": return_uint8,
-            "tolerance_s": tolerance_s,
-            "depth_output_unit": depth_output_unit,
-            "cache_limit": cache_limit,
-            "stopping_strategy": stopping_strategy,
-        }
+        self._loader, self._stop = mix_loader(mix), stopping_strategy
         self.repo_id, self.depth_output_unit = repo_id, depth_output_unit
         self.image_transforms, self.delta_timestamps = image_transforms, delta_timestamps
         if meta is None:
@@ -132,19 +117,24 @@ class LeRobotMixDataset(PlannedDataset):
         deltas = self.delta_indices or {}
         self.sources = [one.with_windows(deltas, steps_of[one.name]) for one in sources]
         selections = {one.name: one.selection for one in self.sources}
-        names = joined_features(selections, loader.join)
+        names = joined_features(selections, self._loader.join)
         agreed_features(selections, selections, names, alternate=False, own_units=None)
         self._names = {*names}
         self._missing = {n for n in names if any(n not in one.made for one in selections.values())}
         self._images = dict.fromkeys(self.made.images, return_uint8)
         self._redecoded = {*self._images, *self.made.depths}
+        self._readers = [ClipReader(one.selection, cache_limit) for one in self.sources]
+        self._select(episodes)
+
+    def _select(self, episodes: Sequence[int] | None) -> None:
+        """Choose the episodes with items."""
         self.episodes = None if episodes is None else sorted({*episodes})
         self._numbers = MixEpisodes(self.sources, self.episodes)
-        self._make = _LoaderOfOrder(self.sources, self._numbers, mix, stopping_strategy)
-        name = f"mix of {', '.join(loader.loaders)}"
-        self.planner = MixPlanner(name, self._make, self._numbers.first_items, self._items)
+        self._planner = MixPlanner(
+            self.sources, self._numbers, self._loader, self._stop, self._items
+        )
+        self.planner = self._planner
         self._reader = PerProcess(partial(PlannedReader, self.planner))
-        self._readers = [ClipReader(one.selection, cache_limit) for one in self.sources]
 
     @property
     def num_frames(self) -> int:
@@ -163,10 +153,10 @@ class LeRobotMixDataset(PlannedDataset):
             return None
         return {number: item for item, number in enumerate(self._numbers.frames().tolist())}
 
-    @cached_property
+    @property
     def order_identity(self) -> str:
         """A digest of the sources, episodes, features and shares that determine the order."""
-        return self._make.identity()
+        return self._planner.identity()
 
     def split(self, share: float) -> tuple[LeRobotMixDataset, LeRobotMixDataset]:
         """Hold out the last episodes of each task of each source, rounded up.
@@ -190,18 +180,18 @@ class LeRobotMixDataset(PlannedDataset):
                 f"eval_split={share:g} leaves no episode of source {min(lacking)!r}",
                 expected="a smaller share, or more episodes for each task",
             )
-        given = {**self._given, "meta": self.made}
-        transforms = self.image_transforms
-        return (
-            LeRobotMixDataset(self._mix, **given, episodes=kept, image_transforms=transforms),
-            LeRobotMixDataset(self._mix, **given, episodes=held_out),
-        )
+        parts = copy(self), copy(self)
+        for part, episodes in zip(parts, (kept, held_out), strict=True):
+            part.__dict__.pop("absolute_to_relative_idx", None)
+            part._select(episodes)
+        parts[1].image_transforms = None
+        return parts
 
     def _source_of(self, episode: int) -> MixSource:
         return next(s for s in reversed(self.sources) if s.first_episode <= episode)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_mix": None}  # whose ranks are others; only `split` needs it
+        return {**self.__dict__, "_loader": None}  # whose ranks are others; only `split` needs it
 
     def __len__(self) -> int:
         return self._numbers.num_items
@@ -209,7 +199,7 @@ class LeRobotMixDataset(PlannedDataset):
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self.repo_id!r}, {self.num_episodes} episodes, "
-            f"{self.num_frames} frames, read by seqrecord: {self._make.shown()})"
+            f"{self.num_frames} frames, read by seqrecord: {self._planner.shown()})"
         )
 
     # ---- items
@@ -242,7 +232,7 @@ class LeRobotMixDataset(PlannedDataset):
                     is_all_padding = name.endswith("_dim_is_pad")  # of a feature that is missing
                     found[name] = column.new_full((count, *column.shape[1:]), is_all_padding)
         masks = {f"{name}_is_missing": name not in own.made for name in self._missing}
-        if self._make.has_camera_masks:
+        if self._planner.has_camera_masks:
             masks |= {f"{name}_padding_mask": name in own.made for name in self._images}
         return found | {n: torch.full((count,), flag, device="cpu") for n, flag in masks.items()}
 
@@ -334,78 +324,3 @@ def _check_numbered(source: MixSource) -> None:
             file=source.dataset.url,
             expected=f"PlannedSampler; or other features: {clips.num_incomplete} frames lack one",
         )
-
-
-class _LoaderOfOrder:
-    """Makes the loader of an order: the mix with the windows of a policy."""
-
-    def __init__(
-        self,
-        sources: Sequence[MixSource],
-        numbers: MixEpisodes,
-        mix: SeqRecordMix,
-        stop: StoppingStrategy | None,
-    ) -> None:
-        loader = mix_loader(mix)
-        self._rows = {one.name: numbers.chosen_rows(one).tolist() for one in sources}
-        self._sources = [*sources]
-        self._counts = dict(zip(loader.loaders, loader.counts, strict=True))
-        self.has_camera_masks = loader.form.camera_padding_masks
-        self._options, self._join, self._form = loader.options, loader.join, loader.form
-        self._epoch_clips = loader.epoch_clips if stop is None else None
-        if self._epoch_clips is not None:  # of the selected episodes
-            every = sum(int(one.lengths.sum()) for one in sources)
-            self._epoch_clips = self._epoch_clips * numbers.num_items // every
-        self._stop = loader.stop if stop is None else stop
-
-    def shown(self) -> str:
-        """The sources with their shares."""
-        total = sum(self._counts.values())
-        shares = (f"{name} {count / total:.3g}" for name, count in self._counts.items())
-        return ", ".join(shares)
-
-    def identity(self) -> str:
-        """A digest of the sources, their episodes and features, and the shares."""
-        facts = [
-            [one.name, one.dataset.contents.identity(np.array(rows)), self._counts[one.name]]
-            for one in self._sources
-            if (rows := self._rows[one.name])
-        ]
-        text = json.dumps([facts, self._join], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def __call__(self, order: Order) -> MixLoader:
-        given = {}
-        for one in self._sources:
-            last = max(order.drop_last_frames, one.options.drop_last_frames)
-            options = replace(
-                one.options,
-                episodes=self._rows[one.name],
-                split=None,
-                drop_last_frames=last,
-                shuffle=one.options.shuffle and order.shuffle,
-            )
-            if not self._rows[one.name]:
-                raise ClipError(
-                    f"no episode of source {one.name!r} is selected",
-                    expected="an episode of each source",
-                )
-            given[one.name] = SeqRecordIterableDataset.from_options(one.dataset, options)
-        stop = self._stop
-        if self._epoch_clips is not None:  # of `repeat` and `choose`
-            stop = max(1, self._epoch_clips // (order.ranks * order.batch_size))
-        made = SeqRecordMix(
-            given,
-            weights=self._counts,
-            stopping_strategy=stop,
-            batch_size=order.batch_size,
-            features=self._join,
-            vectors=Vector(normalize="mean_std") if self._form.own_units is None else None,
-            camera_padding_masks=self._form.camera_padding_masks,
-            single_source_batches=False,
-            seed=order.seed,
-            memory_limit=order.memory_limit or self._options.memory_limit,
-            rank=(0, order.ranks),
-            engine=self._options.engine,
-        )
-        return mix_loader(made)

@@ -1,35 +1,109 @@
-"""`MixPlanner`: the order of a mix's items, and their conversion."""
+"""`MixPlanner`: the order of a mix's items."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from seqrecord.clips.tables import IntArray
+import numpy as np
+
+from seqrecord.errors import ClipError
+from seqrecord.lerobot.mix_sources import MixEpisodes, MixSource
 from seqrecord.lerobot.planned import Order, Share, clip_numbers
+from seqrecord.pipes.loaders import SeqRecordIterableDataset
 from seqrecord.pipes.mixing.loader import MixLoader
-from seqrecord.pipes.mixing.sources import MixPlan, SourceLoader
+from seqrecord.pipes.mixing.mix import SeqRecordMix, mix_loader
+from seqrecord.pipes.mixing.sources import MixPlan, SourceLoader, StoppingStrategy
+from seqrecord.pipes.option_values import Vector
 
 
 class MixPlanner:
     """Plans and reads the items of a mix, in the order of `SeqRecordMix`.
 
     Args:
-        name: the mix, for messages.
-        loader: makes the loader of an order.
-        first_items: for each source, the number of the first item of each episode, int64.
+        sources: the sources, with the windows of a policy.
+        numbers: the episodes with items.
+        loader: the mix as given.
+        stop: end of an epoch. Default: that of the mix.
         items: converts a batch to items.
     """
 
     def __init__(
         self,
-        name: str,
-        loader: Callable[[Order], MixLoader],
-        first_items: Mapping[str, IntArray],
+        sources: Sequence[MixSource],
+        numbers: MixEpisodes,
+        loader: MixLoader,
+        stop: StoppingStrategy | None,
         items: Callable[[dict[str, Any]], list[dict[str, Any]]],
     ) -> None:
-        self.name, self.loader, self.items = name, loader, items
-        self._first_items = first_items
+        self.name, self.items = f"mix of {', '.join(loader.loaders)}", items
+        self._first_items = numbers.first_items
+        self._rows = {one.name: numbers.chosen_rows(one).tolist() for one in sources}
+        self._sources = [*sources]
+        self._counts = dict(zip(loader.loaders, loader.counts, strict=True))
+        self.has_camera_masks = loader.form.camera_padding_masks
+        self._options, self._join, self._form = loader.options, loader.join, loader.form
+        self._epoch_clips = loader.epoch_clips if stop is None else None
+        if self._epoch_clips is not None:  # of the selected episodes
+            every = sum(int(one.lengths.sum()) for one in sources)
+            self._epoch_clips = self._epoch_clips * numbers.num_items // every
+        self._stop = loader.stop if stop is None else stop
+
+    def shown(self) -> str:
+        """The sources with their shares."""
+        total = sum(self._counts.values())
+        shares = (f"{name} {count / total:.3g}" for name, count in self._counts.items())
+        return ", ".join(shares)
+
+    def identity(self) -> str:
+        """A digest of the sources, their episodes and features, and the shares."""
+        facts = [
+            [one.name, one.dataset.contents.identity(np.array(rows)), self._counts[one.name]]
+            for one in self._sources
+            if (rows := self._rows[one.name])
+        ]
+        text = json.dumps([facts, self._join], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def loader(self, order: Order) -> MixLoader:
+        """The mix with the windows of a policy."""
+        given = {}
+        for one in self._sources:
+            last = max(order.drop_last_frames, one.options.drop_last_frames)
+            options = replace(
+                one.options,
+                episodes=self._rows[one.name],
+                split=None,
+                drop_last_frames=last,
+                shuffle=one.options.shuffle and order.shuffle,
+            )
+            if not self._rows[one.name]:
+                raise ClipError(
+                    f"no episode of source {one.name!r} is selected",
+                    expected="an episode of each source",
+                )
+            given[one.name] = SeqRecordIterableDataset.from_options(one.dataset, options)
+        stop = self._stop
+        if self._epoch_clips is not None:  # of `repeat` and `choose`
+            stop = max(1, self._epoch_clips // (order.ranks * order.batch_size))
+        made = SeqRecordMix(
+            given,
+            weights=self._counts,
+            stopping_strategy=stop,
+            batch_size=order.batch_size,
+            features=self._join,
+            vectors=Vector(normalize="mean_std") if self._form.own_units is None else None,
+            camera_padding_masks=self._form.camera_padding_masks,
+            single_source_batches=False,
+            seed=order.seed,
+            memory_limit=order.memory_limit or self._options.memory_limit,
+            rank=(0, order.ranks),
+            engine=self._options.engine,
+        )
+        return mix_loader(made)
 
     def num_turns(self, loader: MixLoader, order: Order, shares: Sequence[int]) -> int:
         return sum(loader.plan(0, order.shard(share)).num_batches for share in shares)
