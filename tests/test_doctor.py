@@ -215,7 +215,7 @@ BROKEN = [
     broken(
         "no_frame no_frame no_frame statistics time_drift time_drift time_drift",
         rows(column("timestamp", lambda times: [1.02 * t for t in times])),
-        "frame: 1; expected: one within 0.0001 s of 0.102000 s; got: 0.100000 s",
+        "frame: 1; expected: a frame within 0.0001 s of 0.102000 s; got: 0.100000 s",
     ),
     broken("stream", filmed(pictures(15)[:, :24]), "expected: [48, 64, 3]; got: [24, 64]"),
     broken(

@@ -15,7 +15,7 @@ from seqrecord.originals.files import size_of
 from seqrecord.sources.lerobot.layout import LeRobotEpisode, LeRobotFeature
 from seqrecord.sources.video.files import NO_KEYFRAME, VideoFile
 from seqrecord.sources.video.streams import TOLERANCE, read_frames
-from seqrecord.sources.video.tables import PacketTable, read_table
+from seqrecord.sources.video.tables import PacketTable, packets_of_rows, read_table
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -58,7 +58,7 @@ class VideoChecker:
             if not len(seconds):
                 self._findings.add("empty_file", "a video without frames", **facts)
                 return
-            self._check_episodes(episodes, times, seconds, facts)
+            self._check_episodes(video, table, episodes, times, seconds, facts)
             self._check_keyframes(table, facts)
             self._check_pictures(video, table, seconds, facts)
 
@@ -117,6 +117,8 @@ class VideoChecker:
 
     def _check_episodes(
         self,
+        video: VideoFile,
+        table: PacketTable,
         episodes: Sequence[LeRobotEpisode],
         times: Mapping[int, FloatArray],
         seconds: FloatArray,
@@ -132,7 +134,7 @@ class VideoChecker:
             if shared_with is None and uses[begin:end].any():
                 shared_with = episode.key
             uses[begin:end] += 1
-            self._check_rows(wanted, seconds, {"episode": episode.key, **facts})
+            self._check_rows(video, table, wanted, seconds, {"episode": episode.key, **facts})
         if shared := int((uses > 1).sum()):
             self._findings.add(
                 "shared_frames",
@@ -151,7 +153,12 @@ class VideoChecker:
             )
 
     def _check_rows(
-        self, wanted: FloatArray, seconds: FloatArray, facts: Mapping[str, Any]
+        self,
+        video: VideoFile,
+        table: PacketTable,
+        wanted: FloatArray,
+        seconds: FloatArray,
+        facts: Mapping[str, Any],
     ) -> None:
         """Report at most one finding: rows of an episode without frames."""
         half = 0.5 / self._fps
@@ -167,22 +174,8 @@ class VideoChecker:
                 **facts,
             )
             return
-        after = np.searchsorted(seconds, wanted).clip(max=len(seconds) - 1)
-        before = (after - 1).clip(min=0)
-        is_before = wanted - seconds[before] < seconds[after] - wanted
-        near = np.where(is_before, before, after)
-        fits = np.abs(seconds[near] - wanted) < TOLERANCE
-        fits[1:] &= near[1:] > near[:-1]
-        if not fits.all():
-            row = int(np.argmin(fits))
-            self._findings.add(
-                "no_frame",
-                f"{int((~fits).sum())} of {len(fits)} rows have no frame of their own in the video",
-                frame=row,
-                expected=f"one within {TOLERANCE} s of {wanted[row]:.6f} s",
-                got=f"{seconds[near[row]]:.6f} s",
-                **facts,
-            )
+        with self._findings.caught("no_frame", **facts):
+            packets_of_rows(video, table, wanted, TOLERANCE)
 
     def _check_keyframes(self, table: PacketTable, facts: Mapping[str, Any]) -> None:
         cuts = np.flatnonzero(table.is_cut[table.shown])

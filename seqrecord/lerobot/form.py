@@ -70,13 +70,8 @@ def depth_in(unit: str, depth: torch.Tensor, stored: str | bool | None) -> torch
     unit, `None` if unknown.
     """
     if stored is True:
-        return depth if unit == "m" else millimetres(depth)
+        return depth if unit == "m" else (depth * 1000.0).round_().clamp_(0, 65535)
     depth = depth.to(torch.float32)
     if stored in (None, unit):
         return depth
     return depth * 1000.0 if stored == "m" else depth / 1000.0
-
-
-def millimetres(metres: torch.Tensor) -> torch.Tensor:
-    """Convert to whole millimetres, float32, as LeRobot does."""
-    return (metres * 1000.0).round_().clamp_(0, 65535)

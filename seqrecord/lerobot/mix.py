@@ -183,6 +183,7 @@ class LeRobotMixDataset(PlannedDataset):
         parts = copy(self), copy(self)
         for part, episodes in zip(parts, (kept, held_out), strict=True):
             part.__dict__.pop("absolute_to_relative_idx", None)
+            part._loader = self._loader
             part._select(episodes)
         parts[1].image_transforms = None
         return parts

@@ -336,10 +336,15 @@ def _features(value: object) -> dict[str, LeRobotFeature]:
     return features
 
 
+def _infos(feature: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = (feature.get(name) for name in ("info", "video_info"))
+    return [known for known in found if isinstance(known, dict)]
+
+
 def _depth(feature: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a feature's `info` if it declares a video of 12-bit depth codes, else `None`."""
-    for known in (feature.get("info"), feature.get("video_info")):
-        if isinstance(known, dict) and (
+    for known in _infos(feature):
+        if (
             known.get("is_depth_map")
             or known.get("video.is_depth_map")
             or str(known.get("video.pix_fmt")).startswith("gray1")
@@ -351,10 +356,8 @@ def _depth(feature: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _video_fps(feature: Mapping[str, Any]) -> float | None:
     """Return the frame rate in a feature's `info`."""
-    for known in (feature.get("info"), feature.get("video_info")):
-        if isinstance(known, dict) and (rate := frame_rate(known.get("video.fps"))) is not None:
-            return rate
-    return None
+    rates = (frame_rate(known.get("video.fps")) for known in _infos(feature))
+    return next((rate for rate in rates if rate is not None), None)
 
 
 def _splits(value: object) -> tuple[dict[str, range], dict[str, str]]:

@@ -140,14 +140,14 @@ def read_references(
             raise SourceError(f"{_CONVERT}: packets of {file.codec} are not supported")
         if file.turn != UPRIGHT:
             raise SourceError(f"{_CONVERT}: it is rotated, so it must be re-encoded")
-        wanted = table.shown if times is None else _of_rows(file, table, times, tolerance)
+        wanted = table.shown if times is None else packets_of_rows(file, table, times, tolerance)
         ticks = table.ticks[wanted]
         if len(back := np.flatnonzero(ticks[1:] <= ticks[:-1])):
             raise SourceError("frame times are not ascending", frame=int(back[0]) + 1)
         return replace(_groups(file, table, wanted), config=config)
 
 
-def _of_rows(
+def packets_of_rows(
     file: VideoFile, table: PacketTable, times: npt.NDArray[np.float64], tolerance: float
 ) -> IntArray:
     """Return the packet of each row's frame: the nearest one, within the tolerance."""
@@ -167,6 +167,7 @@ def _of_rows(
             NO_PICTURE if (hidden < tolerance).any() else NO_FRAME,
             frame=first,
             expected=f"a frame within {tolerance} s of {times[first]:.6f} s",
+            got=f"{seconds[away[:, first].argmin(), first]:.6f} s",
         )
     packets: IntArray = table.shown[frame]
     return packets
