@@ -258,12 +258,13 @@ def _parquet(table: pa.Table) -> bytes:
     return stream.getvalue()
 
 
-def open_mix(path: str | PathLike[str], split: str | None = None) -> SeqRecordMix:
+def open_mix(path: str | PathLike[str]) -> SeqRecordMix:
     """Create the mix of a file for a policy, which determines windows and batch size.
 
     If sources have `splits` and the file chooses none, the split is "train".
     """
-    if split is None and Path(path).is_file():  # otherwise an error of `load_mix`
+    split = None
+    if Path(path).is_file():  # otherwise an error of `load_mix`
         root = read_yaml(Path(path))
         entries = root.get("sources")
         each = entries.values() if isinstance(entries, dict) else ()
