@@ -226,7 +226,7 @@ def test_a_tree_of_recordings(tmp_path: Path) -> None:
 ROS_TYPES = [
     *(f"sensor_msgs/msg/{name}" for name in ("Image", "CompressedImage", "Imu", "JointState")),
     *(f"geometry_msgs/msg/{name}" for name in ("PoseStamped", "Twist", "TwistStamped")),
-    "nav_msgs/msg/Odometry",
+    *("nav_msgs/msg/Odometry", "geometry_msgs/msg/WrenchStamped", "sensor_msgs/msg/PointCloud2"),
 ]
 COLOURS = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
 DEPTH = np.array([[0.5, 1.5, np.inf], [3.25, 0, 9]], np.float32)
@@ -809,6 +809,7 @@ GOOD = [
     image(np.zeros((2, 3, 3), np.uint8), "rgb8"),
     imu([0.0] * 10),
     joints(["a", "b"], [1, 2], [3, 4]),
+    points(np.zeros(2, [("x", "<f4"), ("n", "<u2", 3)])),
 ]
 NUMBERS = st.integers(0, 2**32 - 1) | st.integers(0, 40)
 ENCODINGS = ["rgb8", "bgra8", "mono16", "32FC3", "64FC1", "8SC2", "bayer_bggr16", "x"]

@@ -21,7 +21,7 @@ from seqrecord.errors import AccessError, SourceError, StorageError
 from seqrecord.originals.remote import RemoteFiles, remote_files
 from seqrecord.storage import open_storage
 from seqrecord.storage.base import StorageWrapper
-from tests.bags import write_bag
+from tests.bags import write_bag, write_ros1
 from tests.command_line import run
 from tests.golden.make_replay_buffer import FILE
 from tests.in_place_cases import assert_same, frames_of
@@ -70,6 +70,7 @@ def test_a_file_of_a_web_server(tmp_path: Path) -> None:
     made(tmp_path, "robomimic")
     paths = [Path(shutil.copy(FILE, tmp_path)), tmp_path / "demos.hdf5"]
     paths.append(write_bag(tmp_path / "run", recording(), sqlite=True))
+    paths.append(write_ros1(tmp_path / "run.bag", recording()))
     with WebFolder(tmp_path) as server:
         for path in paths:
             url = f"{server.endpoint}/{path.relative_to(tmp_path).as_posix()}"
