@@ -130,7 +130,7 @@ class Buffers(Protocol[_ArenaT]):
     chunks: ChunkBuffers
     arenas: Sequence[_ArenaT]
     """One arena per group: the target of loads, and the source of a `BatchBuilder`."""
-    is_fresh: bool
+    is_untouched: bool
     """Whether the rows have not been touched yet, so that they take no host memory."""
 
     def begin(self, stats: EngineStats) -> None:
@@ -158,7 +158,7 @@ class HostBuffers:
     stream: None = None
 
     def __init__(self, needs: BufferNeeds) -> None:
-        self.needs, self.is_fresh = needs, True
+        self.needs, self.is_untouched = needs, True
         self.chunks = ChunkBuffers(needs.num_chunks)
         self.arenas: Sequence[Arena] = [
             Arena(group.specs, group.num_rows) for group in needs.groups
@@ -186,7 +186,7 @@ class HostBuffers:
 
     def end(self) -> None:
         """See `Buffers`."""
-        self.is_fresh = False
+        self.is_untouched = False
 
 
 class BufferCache:

@@ -17,7 +17,6 @@ from seqrecord.clips.frames import ClipFrames
 from seqrecord.clips.grids import run_bounds
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.arena import FeatureRows, Padded, clear_rows
-from seqrecord.engine.device.video import DeviceFrames
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError
 from seqrecord.reading.chunks import Chunk, Page
@@ -137,8 +136,8 @@ class FrameDecoder:
         """Decode frames of a page, relative to the chunk's first frame, into rows from `row` on."""
         reader, target = self._reader, out[page.feature]
         spec = reader.features[page.feature]
-        if isinstance(target, DeviceFrames):
-            page.memo.setdefault("open_video", target.open)
+        if (open_video := getattr(target, "open_video", None)) is not None:  # rows on a device
+            page.memo.setdefault("open_video", open_video)
         if spec.is_fixed:
             reader.decode(page, data, _as_range(frames), target[row : row + len(frames)])
             return

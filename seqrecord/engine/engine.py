@@ -169,7 +169,7 @@ class Execution:
             memory=resources.memory,
             channel=channel,
             stats=stats,
-            is_fresh=buffers.is_fresh,
+            is_untouched=buffers.is_untouched,
         )
         executor = Executor(
             job.plan,

@@ -75,7 +75,7 @@ class WorkerPool:
         memory: number of parallel loads, and of chunks read ahead from other storage.
         channel: after it is closed, requests raise `ClosedError`.
         stats: counts time.
-        is_fresh: whether arena rows have no memory yet, so that open chunks may use it.
+        is_untouched: whether arena rows have no memory yet, so that open chunks may use it.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class WorkerPool:
         memory: Memory,
         channel: Channel,
         stats: EngineStats,
-        is_fresh: bool,
+        is_untouched: bool,
     ) -> None:
         self.num_threads, self.stats = num_threads, stats
         self.num_read_ahead, num_loaders = chunks_at_once(
@@ -94,7 +94,7 @@ class WorkerPool:
         )
         stats.num_threads, stats.num_loaders = num_threads, num_loaders
         self._num_loaders = num_loaders
-        self._is_fresh = is_fresh
+        self._is_untouched = is_untouched
         self._num_open = memory.max_loads + memory.max_read_ahead - num_loaders
         self._begun: list[tuple[AssignedLoad, Future[BegunLoad]]] = []
         self._loader = loader
@@ -129,7 +129,7 @@ class WorkerPool:
         for item in placed:
             load, some = item.load, needed[id(item.target)][item.rows]
             is_piece = load.group in self._loader.in_pieces
-            has_room = self._is_fresh and self._loader.is_compact(load)
+            has_room = self._is_untouched and self._loader.is_compact(load)
             may_wait = has_room or self._num_open > 0
             if is_piece:  # its chunk stays open for the cursor's next load
                 may_wait = load is last[load.group, load.cursor]

@@ -350,7 +350,7 @@ class DeviceBuffers:
 
     def __init__(self, needs: BufferNeeds, stream: SideStream | None = None) -> None:
         assert needs.device is not None, "buffers of a device"
-        self.needs, self.is_fresh = needs, False
+        self.needs, self.is_untouched = needs, False
         self.chunks = ChunkBuffers(needs.num_chunks)
         self.stream = self._stream = stream or side_stream(needs.device)
         staging = Staging(self._stream)

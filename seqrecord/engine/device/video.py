@@ -107,7 +107,7 @@ class DeviceFrames:
     def __init__(
         self, video: DeviceVideo, frames: torch.Tensor, rows: npt.NDArray[np.int64]
     ) -> None:
-        self.open = video.open
+        self.open_video = video.open
         self._video = video
         self._frames = frames  # [rows of the arena, height, width, 3]
         self._rows = rows
