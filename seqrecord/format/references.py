@@ -34,7 +34,6 @@ import numpy.typing as npt
 
 from seqrecord.checksum import crc32c
 from seqrecord.codecs.video.config import VideoConfig
-from seqrecord.codecs.video.packets import packet_format
 from seqrecord.errors import ChecksumError, FormatError, LocationError
 from seqrecord.format.text import parse_json
 from seqrecord.format.video_pages import (
@@ -395,6 +394,8 @@ class Reference:
             return data
         try:
             own = self.config.codec if self.config is not None else codec
+            from seqrecord.codecs.video.packets import packet_format  # only video has packets
+
             form = packet_format(own, self.extradata)
         except ValueError as error:
             raise FormatError(f"a page of references: {error}") from error

@@ -17,19 +17,21 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.codecs.video.config import VideoConfig, video_config
-from seqrecord.codecs.video.decoding import GopFrames
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, Gop
 from seqrecord.errors import CodecError, FormatError, FrameError, SchemaError
 from seqrecord.feature_kinds import is_image, known_kind
 from seqrecord.format.pages import MAX_PAGE_BYTES
 from seqrecord.format.text import parse_json
 from seqrecord.schema import FeatureSpec
+
+if TYPE_CHECKING:
+    from seqrecord.codecs.video.decoding import GopFrames
 
 BEGINS = 1 << 31  # in `frames`: first packet of a group of pictures
 NOT_SHOWN = BEGINS - 1  # in `frames`: the packet shows no frame
@@ -190,6 +192,8 @@ class VideoReader:
         order = table.order[start:stop]
         inside = np.where(order < 0, -1, order - table.first_frame[group]).tolist()
         config = table.config or codec.config
+        from seqrecord.codecs.video.decoding import GopFrames  # with the first decoded frame
+
         return GopFrames(config, codec.height, codec.width, packets, inside)
 
 

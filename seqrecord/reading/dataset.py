@@ -21,7 +21,6 @@ from seqrecord.reading.externals import ExternalFiles, Originals
 from seqrecord.reading.filters import BadEpisodes, EpisodeFilter
 from seqrecord.reading.metadata import load, load_version
 from seqrecord.reading.resizing import Sizes, resized_schema
-from seqrecord.reading.versions import open_version
 from seqrecord.schema import Schema
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
@@ -67,7 +66,12 @@ def open_packed(
     storage = open_storage(location, storage_options, cache_dir=cache_dir, cache_limit=cache_limit)
     externals = ExternalFiles(storage, originals, external_options)
     try:
-        manifest, index = load(storage) if version is None else open_version(storage, version)
+        if version is None:
+            manifest, index = load(storage)
+        else:
+            from seqrecord.reading.versions import open_version
+
+            manifest, index = open_version(storage, version)
         if check_originals and (manifest.copied or originals is not None):
             externals.check_open(manifest.copied.lists if manifest.copied else ())
         return Dataset(
