@@ -484,6 +484,7 @@ POINTS = {
     "text.pcd": _pcd("ascii", TEXT.encode()),
     "binary.pcd": _pcd("binary", _packed("<")),
     "padded.pcd": _pcd("binary", _packed("<", 5), 5),
+    "page.pcd": _pcd("binary", _packed("<") + bytes(4000)),  # as PCL writes
 }
 
 
@@ -540,6 +541,7 @@ def test_points_that_are_refused(tmp_path: Path) -> None:
         ("ply", _ply("ascii", TEXT.encode(), face), r"PLY of more than points; .*got: .*face list"),
         ("ply", text.replace(b"254", b"256"), "invalid PLY file"),
         ("ply", text.replace(b"vertex 3", b"vertex 99999999999"), "expected 99999999999 points"),
+        ("pcd", binary + b"\1", r"invalid PCD file; .*52 bytes, expected 3 points of 17"),
         ("pcd", binary[:-1], r"invalid PCD file; .*50 bytes, expected 3 points of 17"),
         ("pcd", binary.replace(b"WIDTH 3", b"WIDTH x"), "invalid PCD file"),
         ("pcd", binary.replace(b"DATA binary", b"DATA binary_compressed"), "compressed PCD; conv"),

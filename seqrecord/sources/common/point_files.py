@@ -47,6 +47,7 @@ _PLY = {
 _PLY_ORDERS = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}
 _PCD = {f"{kind.upper()}{size}": f"<{kind}{size}" for kind in "iuf" for size in "1248"}
 _HEADER_BYTES = 1 << 16
+_PAGE = 4096
 
 
 _Field: TypeAlias = tuple[str, str, int]
@@ -128,7 +129,11 @@ def _read_pcd(data: bytes) -> npt.NDArray[np.void]:
     columns = zip(head["FIELDS"], head["TYPE"], head["SIZE"], counts, strict=True)
     fields = [(name, _PCD[kind + size], int(number)) for name, kind, size, number in columns]
     count = int(head["WIDTH"][0]) * int(head["HEIGHT"][0])
-    return _rows(fields, count, data[start:], is_text=head["DATA"] == ["ascii"])
+    if head["DATA"] == ["ascii"]:
+        return _rows(fields, count, data[start:], is_text=True)
+    end = start + count * sum(number * int(kind[2:]) for _, kind, number in fields)
+    is_padded = len(data) - end < _PAGE and not any(data[end:])  # by PCL, to a page of memory
+    return _rows(fields, count, data[start : end if is_padded else None])
 
 
 def _rows(
