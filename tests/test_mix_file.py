@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from seqrecord import (
@@ -27,6 +29,7 @@ from seqrecord import (
     SeqRecordMix,
     SeqRecordWriter,
     Vector,
+    samples,
 )
 from seqrecord.errors import SeqRecordError
 from seqrecord.pipes.mixing.file_values import python_value
@@ -161,6 +164,37 @@ def test_values_of_keys() -> None:
     for key, value, expected in VALUES:
         assert repr(python_value(key, value)) == repr(expected)
         assert repr(python_value(key, expected)) == repr(expected)
+
+
+def test_samples(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables and functions by name, as in Python, and their preview."""
+    table = {"episode": ["e/1", "e/0", "e/0"], "start": [3, 0, 12], "note": ["x", "y", "z"]}
+    pq.write_table(pa.table(table), root / "few.parquet")
+    monkeypatch.chdir(root.parent)
+    text = """
+sources:
+  a: {location: a, samples: [few.parquet, {final_goal: end}]}
+  b: {location: b, samples: {every: {n: 4, rotate: true}}}
+clip_len: 2
+batch_size: 3
+stopping_strategy: all_exhausted
+"""
+    of_a = stream(root, "a", clip_len=2, samples=[table, samples.final_goal("end")])
+    of_b = stream(root, "b", clip_len=2, samples=samples.every(4, rotate=True))
+    both = {"a": of_a, "b": of_b}
+    mix = SeqRecordMix(both, batch_size=3, stopping_strategy="all_exhausted")
+    assert digests(load(root, text)) == digests(mix)
+    shown = [one.split() for one in run("info", root / "mix.yaml", "--samples").stdout.split("\n")]
+    i = shown.index(["a:", "3", "samples", "in", "epoch", "0"])
+    assert shown[i + 1] == ["episode", "start", "note", "end"]
+    assert shown[i + 2] == ["e/0", "0", "y", "22"]
+    found = json.loads(run("info", root / "mix.yaml", "--samples", "--json").stdout)
+    assert len(found["samples"]["b"]["start"]) == 5
+    given = "{episode: [e/0, e/2], frames: [[3, 1], [2, 5]]}"
+    value = json.loads(run("info", root / "a", "--json", "--samples", given).stdout)
+    assert value == {"num_samples": 2, "first": {"episode": ["e/0", "e/2"], "start": [1, 2]}}
+    assert "59 samples in epoch 0" in run("info", root / "a", "--clip-len", 2, "--samples").stdout
+    assert "unknown key" in fail("info", root / "a", "--samples", "{evry: 2}")
 
 
 def test_errors_show_ranges_as_in_the_file(root: Path) -> None:

@@ -12,9 +12,12 @@ import click
 
 from seqrecord.cli.arguments import AT_LEAST_1, check_video, common, feature_names
 from seqrecord.cli.terminal import Command, ProgressBar
+from seqrecord.clips.sample_tables import column_names
+from seqrecord.clips.samples import Samples
 from seqrecord.clips.tables import ClipSpec
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.reading.opening import open as open_dataset
 from seqrecord.reading.opening import open_unchecked
 from seqrecord.reading.opening import verify as verify_dataset
 from seqrecord.reading.summary import (
@@ -25,7 +28,7 @@ from seqrecord.reading.summary import (
     summarize,
 )
 from seqrecord.reading.versions import list_versions
-from seqrecord.text import one_line
+from seqrecord.text import counted, one_line, table_lines
 
 _MIX_FILES = (".yaml", ".yml", ".json")
 
@@ -43,6 +46,14 @@ _MIX_FILES = (".yaml", ".yml", ".json")
 @click.option("--batch-size", type=AT_LEAST_1, help="Predict the memory of a loader.")
 @feature_names("Features to show, and to require in clips.")
 @click.option("--split", help="Split of a mix file.")
+@click.option(
+    "--samples",
+    is_flag=False,
+    flag_value="",
+    metavar="[SAMPLES]",
+    help="Show the first samples of an epoch: of a mix file; or of a table or functions as in mix "
+    "files, such as '{every: 4}', with --clip-len.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes.")
 @common
 def info(
@@ -54,6 +65,7 @@ def info(
     batch_size: int | None,
     features: list[str] | None,
     split: str | None,
+    samples: str | None,
     as_json: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
@@ -69,8 +81,8 @@ def info(
     """
     if Path(path).suffix in _MIX_FILES and Path(path).is_file():
         if any((key, episodes, versions, features, storage_options, batch_size)):
-            raise click.UsageError("a mix file takes only --clip-len, --split and --json")
-        _show_mix(path, clip_len, split, as_json=as_json)
+            raise click.UsageError("a mix file takes only --clip-len, --split, --samples, --json")
+        _show_mix(path, clip_len, split, samples=samples is not None, as_json=as_json)
         return
     if split is not None:
         raise click.UsageError("--split requires a mix file")
@@ -87,6 +99,10 @@ def info(
         raise click.UsageError("--batch-size requires --clip-len")
     if batch_size and (key or episodes):
         raise click.UsageError("--batch-size cannot be combined with KEY or --episodes")
+    if samples is not None:
+        with open_dataset(path, features=features, storage_options=storage_options) as dataset:
+            _show_samples(dataset, samples, clip_len, as_json=as_json)
+        return
     clip = None if clip_len is None else ClipSpec(clip_len)
     with open_unchecked(path, features=features, storage_options=storage_options) as dataset:
         is_key = key is not None and key in dataset.contents.index.positions
@@ -116,10 +132,38 @@ def _predicted_memory(dataset: Dataset, clip_len: int, batch_size: int) -> int:
     return predict_memory(dataset, LoaderOptions(clip_len=clip_len, batch_size=batch_size))
 
 
-def _show_mix(path: str, clip_len: int | None, split: str | None, *, as_json: bool) -> None:
+def _show_samples(dataset: Dataset, samples: str, clip_len: int | None, *, as_json: bool) -> None:
+    # Imported late: torch takes seconds.
+    from seqrecord.pipes.mixing.file_values import python_value
+    from seqrecord.pipes.mixing.yaml_file import yaml_value
+    from seqrecord.pipes.options import ClipOptions, check_option
+    from seqrecord.pipes.selecting import select
+
+    value = check_option("samples", python_value("samples", yaml_value(samples or "null")))
+    first = value[0] if isinstance(value, list) else value
+    has_frames = not callable(first) and "frames" in column_names(first)
+    options = ClipOptions(clip_len=None if has_frames else clip_len or 1, samples=value)
+    table = select(dataset, options).clip_set.samples_in(0)
+    if as_json:
+        click.echo(json.dumps({"num_samples": len(table), "first": table.head()}, indent=1))
+    else:
+        click.echo("\n".join(_sample_lines(dataset.url, table)))
+
+
+def _sample_lines(name: str, samples: Samples) -> Iterator[str]:
+    """The number of samples, and the first rows of their table."""
+    head = samples.head()
+    yield f"{name}: {counted(len(samples), 'sample')} in epoch 0"
+    rows = [(*head,), *(tuple(map(str, row)) for row in zip(*head.values(), strict=True))]
+    yield from (f"  {line}" for line in table_lines(rows, left=len(head)))
+
+
+def _show_mix(
+    path: str, clip_len: int | None, split: str | None, *, samples: bool, as_json: bool
+) -> None:
     # Imported late: torch takes seconds.
     from seqrecord.pipes.mixing.file import load_mix
-    from seqrecord.pipes.mixing.mix import SeqRecordMix
+    from seqrecord.pipes.mixing.mix import SeqRecordMix, mix_loader
     from seqrecord.pipes.mixing.yaml_file import read_yaml
 
     chosen = {} if clip_len is None else {"clip_len": clip_len}
@@ -128,11 +172,16 @@ def _show_mix(path: str, clip_len: int | None, split: str | None, *, as_json: bo
     summary, root = mix.summarize(), read_yaml(Path(path))
     used = {name for one in summary.sources for name in (one.name, one.name.split("/")[0])}
     unused = [name for name in root["sources"] if name not in used]
+    loaders = mix_loader(mix).loaders if samples else {}
+    tables = {name: one.selection.clip_set.samples_in(0) for name, one in loaders.items()}
     if as_json:
         found = {"file": path, **summary.to_json(), "unused_sources": unused}
+        found |= {"samples": {name: one.head() for name, one in tables.items()}} if samples else {}
         click.echo(json.dumps(found, indent=1))
         return
     click.echo(f"{path}\n{summary}")
+    for name, table in tables.items():
+        click.echo("\n".join(_sample_lines(name, table)))
     if "batch_size" not in root:
         click.echo("  the file has no batch_size: shown with 1")
     for name in unused:

@@ -96,7 +96,7 @@ class Samples:
         return self.clips.num_clips
 
     def __repr__(self) -> str:
-        return f"Samples({len(self)} rows; {', '.join(self._names)})"
+        return f"Samples({len(self)} rows; {', '.join(self.names)})"
 
     @property
     def num_frames(self) -> IntArray:
@@ -112,7 +112,7 @@ class Samples:
             found, row = np.unique(episode, return_inverse=True)
             return np.array(self.episodes.keys.take(pa.array(found)).to_pylist(), object)[row]
         if name not in self.columns:
-            expected, got = ", ".join(self._names), repr_of(name, 100)
+            expected, got = ", ".join(self.names), repr_of(name, 100)
             raise ClipError("samples has no such column", expected=expected, got=got)
         values = self.values(name, self.keys)
         return np.array(values, object) if isinstance(values, list) else values
@@ -176,6 +176,11 @@ class Samples:
         mask[rows] = True
         return self.filter(mask)
 
+    def head(self, count: int = 5) -> dict[str, list[Any]]:
+        """The values of each column in the first rows."""
+        few = self.take(np.arange(min(count, len(self))))
+        return {name: few[name].tolist() for name in self.names}
+
     # ---- for built-in functions and loaders
 
     @property
@@ -227,7 +232,8 @@ class Samples:
         return self.clips.joined(*columns)
 
     @property
-    def _names(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:
+        """Names of all columns."""
         return ("episode", "start", *self.columns)
 
 

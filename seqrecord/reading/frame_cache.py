@@ -275,7 +275,8 @@ class CachedFrames:
         """Add decoded frames, from rows of `out`, except if they lack a feature of the group."""
         if self._cache.is_filling:
             group, features = self._groups[name], self._reader.features.items()
-            whole = self._present([n for n, s in features if s.group == group], chunk, frame)
+            names = [name, *(n for n, s in features if s.group == group)]
+            whole = self._present(names, chunk, frame)
             chunk, frame, rows = chunk[whole], frame[whole], rows[whole]
             for some, file in self._runs(name, chunk, frame, rows, is_checked=True):
                 self._cache.add(file, _bytes(out, rows, some))

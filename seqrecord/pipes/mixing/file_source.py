@@ -79,8 +79,11 @@ def make_source(context: Context, options: dict[str, Any]) -> SeqRecordIterableD
     if not is_in_split:
         dataset.close()
         return None
-    if isinstance(path := of_source.get("samples"), Path):
-        of_source["samples"] = context.resolved(str(path))
+    given = of_source.get("samples")
+    given, is_list = (given, True) if isinstance(given, list) else ([given], False)
+    if isinstance(given[0], Path):
+        given = [context.resolved(str(given[0])), *given[1:]]
+        of_source["samples"] = given if is_list else given[0]
     if isinstance(cache := of_source.get("frame_cache"), FrameCache):
         of_source["frame_cache"] = replace(cache, folder=context.resolved(str(cache.folder)))
     return SeqRecordIterableDataset(dataset, **of_source)

@@ -15,6 +15,7 @@ from seqrecord.clips.windows import At, Latest, Next, Seconds
 from seqrecord.errors import ClipError
 from seqrecord.pipes.option_values import FrameCache, MaxFrames, Vector
 from seqrecord.pipes.options import EngineOptions
+from seqrecord.sampling.sample_functions import BUILT_INS
 from seqrecord.text import repr_of
 
 _STEPS: dict[str, Callable[..., Any]] = {"DepthToMeters": DepthToMeters} | {
@@ -97,22 +98,22 @@ def _transform(key: str, value: Any) -> Any:
     return _step(key, value)
 
 
-def _step(key: str, value: Any) -> Any:
+def _step(key: str, value: Any, steps: Mapping[str, Callable[..., Any]] = _STEPS) -> Any:
     if not isinstance(value, (Mapping, str, list)):
         return value  # of Python
     if not isinstance(value, Mapping) or len(value) != 1:
-        expected = f"one step, such as RandomCrop: 224, of {', '.join(_STEPS)}"
+        expected = f"one step, such as {next(iter(steps))}: 2, of {', '.join(steps)}"
         raise ClipError(f"{key} has an invalid step", expected=expected, got=repr_of(value, 100))
-    check_keys(f"{key} has an unknown key", value, _STEPS)
+    check_keys(f"{key} has an unknown key", value, steps)
     ((name, given),) = value.items()
-    parameters = [*inspect.signature(_STEPS[name]).parameters]
+    parameters = [*inspect.signature(steps[name]).parameters]
     options = dict(given) if isinstance(given, Mapping) else {}
     check_keys(f"{name} has an unknown key", options, parameters)
-    values = [] if isinstance(given, Mapping) else [given]
+    values = [] if given is None or isinstance(given, Mapping) else [given]
     if name == "DepthToMeters" and isinstance(features := options.pop("features", None), list):
         values = features
     try:
-        return _STEPS[name](*values, **options)
+        return steps[name](*values, **options)
     except TypeError:
         expected = f"{name}: with values for {', '.join(parameters)}"
         raise ClipError(f"{name} lacks a value", expected=expected, got=repr_of(given)) from None
@@ -123,6 +124,14 @@ def _engine(key: str, value: Any) -> Any:
         expected = "from_file(…, engine=EngineOptions(trace=…))"
         raise ClipError("trace is no key of a mix file", expected=expected, got=repr_of(value))
     return _made(EngineOptions, key, value)
+
+
+def _samples(key: str, value: Any) -> Any:
+    """The path of a table, functions as `{every: 4}`, or a list of both."""
+    if isinstance(value, list):
+        return [_samples(key, one) for one in value]
+    is_table = not isinstance(value, Mapping) or "episode" in value
+    return value if is_table else _step(key, value, BUILT_INS)
 
 
 def _vectors(key: str, value: Any) -> Any:
@@ -151,6 +160,7 @@ _CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "windows": _windows,
     "clip_transform": _transform,
     "engine": _engine,
+    "samples": _samples,
     "vectors": _vectors,
     "batch_size": partial(_made, MaxFrames),
     "frame_cache": partial(_made, FrameCache),
