@@ -15,16 +15,13 @@ from seqrecord.viewer import DEFAULT_CLIP_LEN, view_quality, view_rerun
 from seqrecord.viewer import view as draw_view
 
 _FORMATS = (".png", ".jpg", ".webp", ".svg", ".pdf")
-_VIEWS = {
-    "save": ("rerun",),
-    "quiet": ("rerun",),
-    "start": ("clip",),
-    "clip_len": ("clip",),
-    "key": ("clip", "rerun"),
-    "storage_options": ("clip", "rerun"),
-    "output": ("clip", "quality"),
+_OF_CLIPS, _OF_RERUN = {"start", "clip_len"}, {"save", "quiet"}
+_REFUSED = {
+    "clip": _OF_RERUN,
+    "rerun": {*_OF_CLIPS, "output"},
+    "quality": {*_OF_CLIPS, *_OF_RERUN, "key", "storage_options"},
 }
-"""For parameters that some views lack: the views that have them."""
+"""Parameters that a view lacks."""
 
 
 @click.command(cls=Command)
@@ -83,8 +80,7 @@ def view(
     chosen = "rerun" if rerun else "quality" if quality else "clip"
     problem = "requires --rerun" if chosen == "clip" else f"cannot be combined with --{chosen}"
     for parameter in context.command.params:
-        name = parameter.name or ""
-        if chosen not in _VIEWS.get(name, chosen) and is_given(context, name):
+        if parameter.name in _REFUSED[chosen] and is_given(context, parameter.name):
             raise click.UsageError(f"{parameter.get_error_hint(context)} {problem}")
     if rerun:
         shared = {name: options[name] for name in ("features", "storage_options")}

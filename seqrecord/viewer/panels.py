@@ -40,12 +40,10 @@ class Panel:
 
 def make_panel(kind: Kind, frames: Sequence[Array], unit: str | None) -> Panel:
     """Convert one or more frames to images with a common scale; `kind` is an image type."""
-    if kind in _MEASURED:
-        return _MEASURED[kind](frames, f" {unit}" if unit else "")
-    return _PANELS[kind](frames)
+    return _PANELS[kind](frames, f" {unit}" if unit else "")
 
 
-def _picture(frames: Sequence[Array]) -> Panel:
+def _picture(frames: Sequence[Array], _: str) -> Panel:
     return Panel(list(frames), {"cmap": "gray", "vmin": 0, "vmax": 255})
 
 
@@ -126,7 +124,7 @@ def _flow(frames: Sequence[Array], unit: str) -> Panel:
     return Panel([flow_colours(frame, longest) for frame in frames], legend=legend)
 
 
-def _labels(frames: Sequence[Array]) -> Panel:
+def _labels(frames: Sequence[Array], _: str) -> Panel:
     sample = np.concatenate([_thinned(frame, len(frames)) for frame in frames])
     values, counts = np.unique(sample, return_counts=True)
     common = values[np.argsort(-counts, kind="stable")]
@@ -187,8 +185,9 @@ def _label_colours(labels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     return colours
 
 
-_PANELS: dict[Kind, Callable[[Sequence[Array]], Panel]] = {"picture": _picture, "labels": _labels}
-_MEASURED: dict[Kind, Callable[[Sequence[Array], str], Panel]] = {
+_PANELS: dict[Kind, Callable[[Sequence[Array], str], Panel]] = {
+    "picture": _picture,
+    "labels": _labels,
     "depth": _depth,
     "flow": _flow,
     "scale": _scale,

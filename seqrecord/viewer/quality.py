@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
+from seqrecord.clips.sample_tables import table_columns
 from seqrecord.errors import SchemaError
 from seqrecord.viewer.view import DEFAULT_CLIP_LEN, import_matplotlib, spread
 
@@ -22,23 +25,18 @@ def view_quality(path: str | PathLike[str], columns: Sequence[str] | None = None
         path: Parquet file with columns `episode`, `rank` and numbers.
         columns: names of the plotted columns. Default: all with a number.
 
-    Raises `SchemaError` for an unknown column, or if the file is no such table.
+    Raises `SchemaError` for an unknown column, and `ClipError` if the file is no such table.
     """
     import_matplotlib()
-    import pyarrow as pa
-    import pyarrow.parquet as pq  # here, since it takes long to import
-
     from seqrecord.viewer.sheet import Strip, draw_sheet
 
-    try:
-        table = pq.read_table(path).sort_by("rank")
-        keys = table["episode"].to_pylist()
-    except (OSError, KeyError, pa.ArrowException) as error:
-        raise SchemaError(f"not a table of doctor --quality: {error}", file=str(path)) from error
+    table = table_columns(Path(path))
+    order = np.argsort(np.asarray(table.get("rank", [])))
+    keys = [table["episode"][i].as_py() for i in order.tolist()]
     numbers = {
-        field.name: np.asarray(table[field.name].to_numpy(), np.float64)
-        for field in table.schema
-        if field.type in (pa.int64(), pa.float64()) and field.name != "rank"
+        name: np.asarray(values, np.float64)[order]
+        for name, values in table.items()
+        if values.type in (pa.int64(), pa.float64()) and name != "rank"
     }
     known = [name for name, values in numbers.items() if np.isfinite(values).any()]
     unknown = [name for name in columns or () if name not in known]
