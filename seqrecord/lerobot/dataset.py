@@ -15,7 +15,7 @@ import torch
 from seqrecord.clips.grids import ragged_arange
 from seqrecord.clips.tables import IntArray
 from seqrecord.clips.windows import delta_timestamps
-from seqrecord.errors import ClipError, MissingPackageError, SourceError
+from seqrecord.errors import ClipError, SourceError
 from seqrecord.lazy import import_extra
 from seqrecord.lerobot.form import channels_first, depth_in, numbers
 from seqrecord.lerobot.items import PlannedDataset
@@ -317,11 +317,7 @@ class LeRobotDataset(PlannedDataset):
 
 def read_metadata(depth_output_unit: str, *args: Any, **options: Any) -> Any:
     """LeRobot's metadata of a dataset, with statistics of depth in this unit."""
-    theirs: Any
-    try:
-        theirs = import_extra("lerobot.datasets.lerobot_dataset", _PACKAGE)
-    except MissingPackageError:  # before 0.3
-        theirs = import_extra("lerobot.common.datasets.lerobot_dataset", _PACKAGE)
+    theirs: Any = import_extra("lerobot.datasets.lerobot_dataset", _PACKAGE)
     meta = theirs.LeRobotDatasetMetadata(*args, **options)
     if getattr(meta, "depth_keys", []):
         meta.rescale_depth_stats(depth_output_unit)
