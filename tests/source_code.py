@@ -1,13 +1,23 @@
-"""Syntax trees of source files, for rules about code: imports, closures, lines of code."""
+"""Syntax trees of source files, for rules about code: imports, closures, lines of code.
+
+`python -m tests.source_code` prints the lines of code of each room, and the modules and lines that
+`SeqRecordWriter` and `SeqRecordPipe` import, without and with the imports of calls.
+"""
 
 from __future__ import annotations
 
 import ast
 import gc
+import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["closure", "imported_names", "lines_of_code", "parse", "re_exports"]
+__all__ = ["Module", "closure", "module_name", "parse"]
+
+PACKAGE = Path(__file__).parents[1] / "seqrecord"
+WRITER_AND_LOADER = "seqrecord.writing.writer", "seqrecord.pipes.loaders"
 
 
 def parse(path: Path) -> ast.Module:
@@ -17,6 +27,33 @@ def parse(path: Path) -> ast.Module:
         return ast.parse(path.read_text())
     finally:
         gc.enable()
+
+
+def module_name(path: Path) -> str:
+    """`seqrecord.x.y` of a file of the package."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(("seqrecord", *(part for part in parts if part != "__init__")))
+
+
+@dataclass(frozen=True)
+class Module:
+    """Facts of a module: lines of code, imported names, names that it imports at first use."""
+
+    lines: int
+    imported_at_start: set[str]
+    imported: set[str]  # also in functions
+    re_exports: dict[str, str]
+
+    @classmethod
+    def of(cls, path: Path, tree: ast.Module) -> Module:
+        """Find them in a file and its syntax tree."""
+        is_package = path.name == "__init__.py"
+        return cls(
+            lines_of_code(path.read_text(), tree),
+            imported_names(tree, in_functions=False),
+            imported_names(tree, in_functions=True),
+            re_exports(module_name(path), tree) if is_package else {},
+        )
 
 
 def statements(tree: ast.AST) -> Iterator[ast.AST]:
@@ -78,16 +115,38 @@ def re_exports(package: str, tree: ast.Module) -> dict[str, str]:
     }
 
 
-def closure(roots: Iterable[str], imports: Mapping[str, Iterable[str]]) -> set[str]:
+def closure(roots: Iterable[str], modules: Mapping[str, Module], *, in_functions: bool) -> set[str]:
     """Return the modules that importing `roots` imports, with their packages.
 
-    `imports` has the names that each module imports.
+    `in_functions` includes imports of calls.
     """
+    lazy = {name: of for module in modules.values() for name, of in module.re_exports.items()}
     found: set[str] = set()
     waiting = [*roots]
     while waiting:
         name = waiting.pop()
-        if name in imports and name not in found:
+        if name in modules and name not in found:
             found.add(name)
-            waiting += [*imports[name], name.rpartition(".")[0]]
+            one = modules[name]
+            names = one.imported if in_functions else one.imported_at_start
+            waiting += [lazy.get(each, each) for each in names] + [name.rpartition(".")[0]]
     return found
+
+
+def _main() -> None:
+    modules = {module_name(p): Module.of(p, parse(p)) for p in sorted(PACKAGE.rglob("*.py"))}
+    root = modules.pop("seqrecord")
+    rooms: Counter[str] = Counter({"(root)": root.lines})
+    for name, module in modules.items():
+        rooms[name.split(".")[1]] += module.lines
+    for room, lines in rooms.most_common():
+        sys.stdout.write(f"{room:16} {lines:7,}\n")
+    sys.stdout.write(f"{'package':16} {rooms.total():7,} in {len(modules) + 1} modules\n")
+    for in_functions in (False, True):
+        found = closure(WRITER_AND_LOADER, modules, in_functions=in_functions)
+        lines, calls = sum(modules[name].lines for name in found), " and calls" * in_functions
+        sys.stdout.write(f"writer and loader import{calls}: {lines:,} in {len(found)} modules\n")
+
+
+if __name__ == "__main__":
+    _main()
