@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import seqrecord
 from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
+from seqrecord.indexing.originals import index_source
 from seqrecord.sources import EurocSource, KittiSource, TumSource
 from tests.source_faults import (
     Damage,
@@ -351,6 +352,29 @@ def test_kitti(tmp_path: Path) -> None:
     assert list(source.episodes()[1].metadata["calibration"]) == ["P0", "P1", "P2", "P3", "Tr"]
     for path in (root, root / "sequences", root / "sequences" / "00"):
         assert open_source(path).episodes()[0].key == "00"
+
+
+@pytest.mark.parametrize("kind", ["tum", "euroc", "kitti"])
+def test_sequences_are_read_in_place(tmp_path: Path, kind: str) -> None:
+    """Equal frames, without ragged features; images stay in their files. Changed lists are found."""
+    write: Any = {"tum": write_tum, "euroc": write_euroc, "kitti": write_kitti}[kind]
+    write(tmp_path / "src")
+    source = open_source(tmp_path / "src")
+    index_source(open_source(tmp_path / "src"), tmp_path / "index", workers=1)
+    with seqrecord.open(tmp_path / "index") as dataset:
+        for info in source.episodes():
+            episode = dataset.episodes[info.key]
+            for number, frame in enumerate(source.frames(info)):
+                stored = episode[number]
+                ragged = {n for n, spec in source.schema().items() if not spec.is_fixed}
+                assert {*stored} == {*frame} - ragged
+                for name in stored:
+                    np.testing.assert_array_equal(stored[name], np.asarray(frame[name]), name)
+    lists = {"tum": "rgb.txt", "euroc": CSV, "kitti": TIMES}
+    path = tmp_path / "src" / lists[kind]
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(seqrecord.SeqRecordError, match=path.name):
+        seqrecord.open(tmp_path / "index")
 
 
 # --- broken sequences ------------------------------------------------------------------------

@@ -13,14 +13,13 @@ from seqrecord.clips.cameras import OWN_INTRINSICS
 from seqrecord.errors import SourceError
 from seqrecord.feature_kinds import PIXEL_KINDS
 from seqrecord.schema import FeatureSpec
-from seqrecord.sources.common.cameras import FISHEYE, OPENCV, Camera
+from seqrecord.sources.common.cameras import MODELS, OPENCV, Camera
 from seqrecord.sources.mcap.bags import Recording, Topic
 from seqrecord.sources.mcap.messages import ros_message
 
 CAMERA_INFO = "sensor_msgs/msg/CameraInfo"
 
 _TRANSPORTS = ("compressed", "compressedDepth")  # last parts of topics of image_transport
-_MODELS = {"plumb_bob": OPENCV, "rational_polynomial": OPENCV, "equidistant": FISHEYE}
 _SAME = slice(12, None)  # bytes of a message after its time
 
 
@@ -155,7 +154,7 @@ def _decoded(topic: Topic, data: bytes, path: Path) -> dict[str, Camera]:
             got=f"binning {message.binning_x}, region {crop} of {size}, skew {k[1]}",
         )
     named = message.distortion_model
-    model = _MODELS.get(named, named or OPENCV) if d.any() else None
+    model = MODELS.get(named, named or OPENCV) if d.any() else None
     how = {"k": {"model": model, "coefficients": d.tolist()}, "p": {}}
     numbers = {"k": k[[0, 4, 2, 5]], "p": p[[0, 5, 2, 6]]}
     return {
