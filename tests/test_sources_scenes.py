@@ -15,7 +15,7 @@ import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import SourceError
 from seqrecord.indexing.originals import index_source
-from seqrecord.sources import SceneSource, inventory_of, undistorted
+from seqrecord.sources import FolderSource, SceneSource, inventory_of, undistorted
 from tests.command_line import run
 from tests.golden.sources import make_colmap
 from tests.lerobot_video_data import unpack
@@ -169,6 +169,22 @@ def test_broken_scenes_are_refused(tmp_path: Path, case: str) -> None:
     edited(tmp_path / "b/transforms.json", **values)
     source = open_source(tmp_path)
     check_refused(source, ["b"], match)
+
+
+def test_folders_with_names_of_scenes_are_no_scenes(tmp_path: Path) -> None:
+    """Their features are read; beside scenes they are listed as unread."""
+    for folder in ("a", "b"):
+        for name in ("images", "sparse", "color", "pose", "intrinsic"):
+            save(tmp_path / folder / name / "0001.png", np.zeros((4, 6, 3), np.uint8))
+        (tmp_path / folder / "transforms.json").write_text('{"base": []}')
+    source = open_source(tmp_path)
+    assert isinstance(source, FolderSource)
+    assert "sparse" in source.schema()
+    write_colmap(tmp_path / "c")
+    source = open_source(tmp_path)
+    assert isinstance(source, SceneSource)
+    assert [info.key for info in source.episodes()] == ["c"]
+    assert sum(each.count for each in inventory_of(source).left_out) == 12
 
 
 IMAGES, CAMERAS = "sparse/0/images.bin", "sparse/0/cameras.bin"

@@ -356,7 +356,7 @@ def test_kitti(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["tum", "euroc", "kitti"])
 def test_sequences_are_read_in_place(tmp_path: Path, kind: str) -> None:
-    """Equal frames, without ragged features; images stay in their files. Changed lists are found."""
+    """Equal frames, without ragged features, from the files of images. Changed lists are found."""
     write: Any = {"tum": write_tum, "euroc": write_euroc, "kitti": write_kitti}[kind]
     write(tmp_path / "src")
     source = open_source(tmp_path / "src")

@@ -342,7 +342,7 @@ class SequenceSource(ScannedSource):
                     name = (where / path.relative_to(folder)).as_posix()
                     rows[name] += count_lines(path)
                 known.update(tables.values())
-            if known:
+            if known or not sequences:
                 unread += unread_paths(folder, _taker(folder, known, hidden))
         unread += unread_paths(
             self.path,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import SourceError
+from seqrecord.originals.files import is_file, opened
 from seqrecord.sources.common.cameras import FISHEYE, OPENCV, Camera, pose_of
 from seqrecord.sources.scenes.views import (
     DEPTH,
@@ -34,6 +35,7 @@ _NUMBERS = ("fl_x", "fl_y", "cx", "cy", "w", "h", "k1", "k2", "k3", "k4", "p1", 
 _CAMERA = {*_NUMBERS, "camera_angle_x", "camera_angle_y", "camera_model", "is_fisheye"}
 _FRAME = {*_CAMERA, "file_path", "transform_matrix", "depth_file_path", "mask_path"}
 _DEPTH_SCALE = "integer_depth_scale"
+_HEAD = 1 << 16
 _MOST_NUMBERS = 16  # of a value that is kept in the metadata
 
 
@@ -42,11 +44,15 @@ def _fits(names: set[str]) -> bool:
 
 
 def _places(folder: Path) -> Mapping[str, Path]:
-    splits = {split: folder / name for name, split in _SPLITS.items()}
-    there = existing_files([folder / _FILE, *splits.values()])
-    if folder / _FILE in there:
-        return {"": folder / _FILE}
-    return {split: path for split, path in splits.items() if path in there}
+    names = {"": _FILE} if is_file(folder / _FILE) else {s: name for name, s in _SPLITS.items()}
+    paths = {split: folder / name for split, name in names.items()}
+    return {split: path for split, path in paths.items() if is_file(path) and _has_frames(path)}
+
+
+def _has_frames(path: Path) -> bool:
+    """Whether a JSON file begins like a scene; other tools use the name too."""
+    with opened(path) as file:
+        return b'"frames"' in file.read(_HEAD)
 
 
 def _read(path: Path) -> Scene:

@@ -9,6 +9,7 @@ integers: their own readers unproject so.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,11 @@ from seqrecord.sources.scenes.views import (
 
 _CONVENTION = "camera-to-world, OpenCV axes, metres; first pixel's middle at 0"
 _IPHONE = "pose_intrinsic_imu.json"
+
+
+def _scannet_places(folder: Path) -> Mapping[str, Path]:
+    paths = (folder / "intrinsic" / f"intrinsic_{name}.txt" for name in ("color", "depth"))
+    return {"": folder} if any(map(is_file, paths)) else {}
 
 
 def _read_scannet(folder: Path) -> Scene:
@@ -78,9 +84,9 @@ def _read_iphone(folder: Path) -> Scene:
 
 SCANNET = Layout(
     "scannet",
-    "SCENE/color/, pose/, intrinsic/ (ScanNet)",
-    lambda names: {"color", "pose", "intrinsic"} <= names,
-    _read_scannet,
+    "SCENE/color/, pose/, intrinsic/intrinsic_color.txt (ScanNet)",
+    {"color", "pose", "intrinsic"}.issubset,
+    *(_read_scannet, _scannet_places),
 )
 IPHONE = Layout(
     "scannetpp", f"SCENE/iphone/{_IPHONE} with rgb/ (ScanNet++)", {_IPHONE}.issubset, _read_iphone

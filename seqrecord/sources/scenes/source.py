@@ -64,6 +64,9 @@ class SceneSource(SequenceSource):
                 "unknown layout of scenes", expected=f"any of {', '.join(LAYOUTS)}", got=self.layout
             )
 
+    def exists(self) -> bool:
+        return super().exists() and bool(self._places)
+
     def is_sequence(self, names: set[str]) -> bool:
         return self._layout(names) is not None
 
