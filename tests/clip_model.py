@@ -34,6 +34,7 @@ from seqrecord import (
     SeqRecordPipe,
     SeqRecordWriter,
 )
+from seqrecord.samples import BuiltIn
 from tests.clip_data import minimum_memory
 
 __all__ = ["FEATURES", "GROUPS", "IMAGES", "KINDS", "LENGTHS", "SPARSE", "Case", "check_case"]
@@ -149,8 +150,15 @@ class Case:
 
     @property
     def dilations(self) -> tuple[int, ...]:
-        dilation = self.options.get("dilation", 1)
-        return dilation if isinstance(dilation, tuple) else (dilation,)
+        usual = (self.options.get("dilation", 1),)
+        return tuple(self.function("dilate", "dilations", usual))
+
+    def function(self, name: str, argument: str, default: Any) -> Any:
+        """An argument of a built-in function of samples."""
+        for one in self.options.get("samples") or ():
+            if isinstance(one, BuiltIn) and one.name == name:
+                return one.arguments[argument]
+        return default
 
     @property
     def stride(self) -> int:
@@ -241,7 +249,7 @@ class Case:
         chosen = self.options.get("episodes", "*")
         found = []
         for episode, length in enumerate(LENGTHS):
-            key, last = key_of(episode), length - self.options.get("drop_last_frames", 0)
+            key, last = key_of(episode), length - self.function("skip_last", "n", 0)
             is_listed = isinstance(chosen, list) and (key in chosen or episode in chosen)
             if is_listed or (isinstance(chosen, str) and key.startswith(chosen.rstrip("*"))):
                 found += [(episode, start) for start in range(0, last, self.stride)]
@@ -260,8 +268,9 @@ class Case:
         is_reversed = bool(clip.get("reversed", False))
         assert dilation in self.dilations
         assert self.is_whole(episode, start, dilation)
-        assert not is_reversed or self.options["reverse"]
-        assert is_reversed or self.options.get("reverse") != 1.0
+        probability = self.function("reverse", "probability", 0)
+        assert not is_reversed or probability
+        assert is_reversed or probability != 1
         expected = {"episode", "start", "crop", "flipped", "is_first", "is_last"}
         expected |= {"dilation", "reversed", *self.features}
         assert [name for name in clip if name in self.features] == self.features
@@ -427,8 +436,9 @@ def check_case(path: Any, case: Case, *, seed: int = 0, kind: str = "stream") ->
         stats = loader.stats()
         inside = [c for c in case.starts if any(case.fits_inside(*c, d) for d in case.dilations)]
         assert (stats["clips"], stats["batches"]) == (len(yielded), len(batches))
-        assert stats["clips_incomplete"] == len(inside) - len(case.clips)
-        if any(case.window(name) is not None for name in case.features):
+        is_whole = not case.function("skip_last", "n", 0)  # skipped clips are of all starts
+        assert not is_whole or stats["clips_incomplete"] == len(inside) - len(case.clips)
+        if is_whole and any(case.window(name) is not None for name in case.features):
             assert stats["clips_outside"] == len(case.starts) - len(inside)
     if states:
         at = max(states)

@@ -10,6 +10,7 @@ import pytest
 
 import seqrecord
 from seqrecord import CenterCrop, EngineOptions, HorizontalFlip, Latest, Next, RandomCrop, Seconds
+from seqrecord.samples import dilate, reverse, skip_last
 from tests.clip_model import FEATURES, GROUPS, IMAGES, SPARSE, Case, check_case, write_all
 
 PLAIN: dict[str, Any] = {"clip_len": 3, "features": ["image", "flow", "id"]}
@@ -110,15 +111,13 @@ CASES: dict[str, dict[str, Any]] = {
     "backwards": {
         "clip_len": 3,
         "features": ["gps", "text", "id"],
-        "dilation": (1, 2),
-        "reverse": 0.5,
+        "samples": [dilate(1, 2), reverse(0.5)],
         "windows": {"gps": Latest(), "text": Latest()},
     },
     "backwards and padded": {
         "clip_len": 4,
         "features": ["image", "id"],
-        "dilation": (1, 2, 5),
-        "reverse": 0.5,
+        "samples": [dilate(1, 2, 5), reverse(0.5)],
         "pad": "edge",
     },
 }
@@ -176,7 +175,7 @@ def random_case(rng: random.Random, *, rated: bool = False) -> Case:
     if maybe(0.4):
         options["pad"], is_plain = rng.choice(["edge", "before", "after"]), False
     if maybe(0.3):
-        options["drop_last_frames"] = rng.randrange(1, 6)
+        options["samples"] = [skip_last(rng.randrange(1, 6))]
     for name in SPARSE:
         if name in options["features"] and maybe(0.9):
             age, unknown = rng.choice([None, 2, 40]), rng.choice([None, "zeros"])
@@ -204,8 +203,10 @@ def random_case(rng: random.Random, *, rated: bool = False) -> Case:
         options["order"] = "sequences"
     else:
         if is_plain and maybe(0.5):
-            options["dilation"] = rng.choice([(1, 2), (3, 1, 2), 2])
-            options["reverse"] = rng.choice([0.0, 0.5, 1.0])
+            options["dilation"] = 1
+            chosen = dilate(*rng.choice([(1, 2), (3, 1, 2), (2,)]))
+            functions = [chosen, reverse(rng.choice([0.0, 0.5, 1.0]))]
+            options["samples"] = [*options.get("samples", []), *functions]
         if options["shuffle"] and maybe(0.5):
             engine |= {"num_cursors": rng.choice([1, 5]), "shuffle_buffer": rng.choice([1, 5, 64])}
     options["engine"] = EngineOptions(**engine)

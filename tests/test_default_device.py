@@ -19,6 +19,7 @@ from seqrecord import (
     SeqRecordNode,
     SeqRecordPipe,
 )
+from seqrecord.samples import dilate, reverse
 from tests.clip_data import digest
 
 PACKAGE = Path(__file__).parents[1] / "seqrecord"
@@ -40,7 +41,7 @@ def by_index(path: Path, **more: Any) -> Any:
 
 def mixed(path: Path) -> Any:
     few = SeqRecordIterableDataset(
-        path, **{**CLIPS, "metadata": None}, features=["id"], dilation=(1, 2)
+        path, **{**CLIPS, "metadata": None}, features=["id"], samples=dilate(1, 2)
     )
     many = SeqRecordIterableDataset(path, **CLIPS, features=["id", "image"])
     return SeqRecordMix({"few": few, "many": many}, batch_size=4)
@@ -57,7 +58,7 @@ LOADERS: dict[str, Callable[[Path], Any]] = {
         SeqRecordPipe(path, **CLIPS).shuffle().set_seed(1).batch(4).collate(seqrecord.collate)
     ),
     "crops": lambda path: by_index(path, clip_transform=seqrecord.CenterCrop((4, 5))),
-    "steps": lambda path: by_index(path, reverse=0.5),
+    "steps": lambda path: by_index(path, samples=reverse(0.5)),
     "mix": mixed,
     "device argument": lambda path: SeqRecordPipe(path, **CLIPS, batch_size=4, device="cpu"),
 }

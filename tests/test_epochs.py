@@ -22,7 +22,7 @@ from seqrecord import (
     StateError,
 )
 from seqrecord.errors import MemoryLimitError
-from seqrecord.samples import every
+from seqrecord.samples import dilate, every, skip_last
 from tests.clip_data import (
     LENGTHS,
     begun,
@@ -101,8 +101,8 @@ def test_state_is_json(path: Path) -> None:
     place = {"epoch": 0, "batch": 1, "batch_size": 1, "ranks": 1, "workers": 1, "worker": None}
     assert state == {"version": 9, **place, "segments": [], "shared_arguments": {}}
     assert request.pop("shapes")
-    common = {"clip_len": 3, "stride": 1, "dilation": 1, "reverse": 0.0, "windows": {}, "pad": None}
-    more = {"drop_last_frames": 0, "shuffle_buffer": 16, "samples": None, "fixed_shards": True}
+    common = {"clip_len": 3, "stride": 1, "dilation": 1, "windows": {}, "pad": None}
+    more = {"shuffle_buffer": 16, "samples": None, "fixed_shards": True}
     assert request == {**common, **more, "features": ["flow", "id", "image", "note"]}
     assert episodes.pop("digest")
     assert episodes == {"count": 4, "frames": 75, "dataset": pipe.dataset.fingerprint}
@@ -203,15 +203,14 @@ OTHERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"stride": 2, "seed": 6}, "settings: stride, seed; .*expected: stride=1, seed=5; "),
     ({}, {"samples": every(2, rotate=True)}, "settings: samples;"),
     ({}, {"dilation": 2}, "settings: dilation;"),
-    ({}, {"dilation": (1, 2)}, "settings: dilation;"),
-    ({}, {"reverse": 0.25}, "settings: reverse;"),
+    ({}, {"samples": dilate(1, 2)}, r"samples; .*got: samples=\['dilate\(dilations=\(1, 2\)\)'"),
     ({}, {"last_batch": "keep"}, "expected: even_batches=True; got: even_batches=False"),
     ({}, {"features": ["image"]}, r"expected: features=\['flow', .*; got: features=\['image'\]"),
     ({}, {"episodes": "set/[012]*"}, "other episodes of this dataset; .*got: 3 episodes of 35"),
     ({}, {**ID, **SHORTER}, "settings: features, shapes;"),
     (ID, {**ID, **SHORTER}, r"settings: shapes; .*int64 \[2\].*int64 \[1\]"),
     ({"pad": "before"}, {"pad": "edge"}, "settings: pad"),
-    ({"pad": "edge"}, {"pad": "edge", "drop_last_frames": 1}, "settings: drop_last_frames"),
+    ({"pad": "edge"}, {"pad": "edge", "samples": skip_last(1)}, "settings: samples"),
 ]
 
 

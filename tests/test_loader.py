@@ -24,7 +24,7 @@ from seqrecord import (
     SeqRecordWriter,
 )
 from seqrecord.errors import SchemaError
-from seqrecord.samples import every
+from seqrecord.samples import every, skip_last
 from tests.clip_data import LENGTHS, begun, check_clip, names, possible_clips, write_numbered
 from tests.storage_doubles import CountingStorage
 from tests.torch_workers import be_worker
@@ -93,9 +93,9 @@ def test_episode_filters(path: Path) -> None:
 
 def test_no_clip_starts_in_the_last_frames(path: Path) -> None:
     """All rotated phases together contain the remaining starts."""
-    clips: dict[str, Any] = {"clip_len": 2, "samples": every(3, rotate=True)}
     for drop in (1, 5):
-        pipe = SeqRecordPipe(path, **clips, features=["id"], drop_last_frames=drop)
+        samples = [every(3, rotate=True), skip_last(drop)]
+        pipe = SeqRecordPipe(path, clip_len=2, features=["id"], samples=samples)
         assert sorted(name for _ in range(3) for clip in pipe for name in names(clip)) == [
             (f"set/{number}", start)
             for number, length in enumerate(LENGTHS)

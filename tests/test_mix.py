@@ -32,7 +32,7 @@ from seqrecord import (
     StateError,
 )
 from seqrecord.errors import MemoryLimitError
-from seqrecord.samples import every
+from seqrecord.samples import dilate, every, reverse
 from seqrecord.sampling.mix_memory import divide_memory
 from tests.clip_data import begun, digest, digests, minimum_memory, no_leaks, resumed
 from tests.mix_data import frame_of, write_source
@@ -555,7 +555,7 @@ def test_batches_have_the_columns_of_all_sources(root: Root) -> None:
     """Also batches without a clip of the source with extra columns."""
     sources = (
         streams(root, "a", clip_transform=CenterCrop((6, 8)))
-        | streams(root, "b", dilation=(1, 2), reverse=0.5, features=["image", "where"])
+        | streams(root, "b", samples=[dilate(1, 2), reverse(0.5)], features=["image", "where"])
         | streams(root, "c", pad="edge", metadata=["task"])
     )
     mix = SeqRecordMix(sources, weights={"a": 1, "b": 1, "c": 5}, batch_size=2, stopping_strategy=9)
@@ -576,8 +576,8 @@ def test_crops_and_dilations_of_sources(root: Root) -> None:
     for batch in SeqRecordMix(sources, batch_size=5, stopping_strategy=4):
         assert batch["image"].shape == (5, 3, 4, 4, 3)
         assert batch["crop"].tolist() == [[1, 2, 4, 4]] * 5
-    dilations: dict[str, Any] = {"a": (1, 2), "b": 3, "c": 1}
-    sources = {name: stream(root, name, dilation=value) for name, value in dilations.items()}
+    steps: dict[str, Any] = {"a": {"samples": dilate(1, 2)}, "b": {"dilation": 3}, "c": {}}
+    sources = {name: stream(root, name, **more) for name, more in steps.items()}
     seen = set()
     for batch in SeqRecordMix(sources, batch_size=12):
         assert batch["dilation"].dtype == torch.int64

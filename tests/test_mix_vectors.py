@@ -23,6 +23,7 @@ from seqrecord import (
     SeqRecordWriter,
     Vector,
 )
+from seqrecord.samples import subset
 from tests.clip_data import begun, digests, resumed
 from tests.side_streams import NO_GPU, STREAMS, device_of
 
@@ -492,7 +493,7 @@ def test_clips_of_drawn_lengths(root: Path, device: str | None) -> None:
     options: dict[str, Any] = {"windows": None, "pad": None, "features": ["action", "step"]}
     settings: dict[str, Any] = {"weights": WEIGHTS, "device": device}
     mix = SeqRecordMix(
-        sources(root, clip_len=(2, 5), span=6, **options),
+        sources(root, clip_len=(2, 5), samples=subset(of=6), **options),
         batch_size=seqrecord.MaxFrames(12),
         **form({"action": 32}, {"action": "source"}),
         **settings,

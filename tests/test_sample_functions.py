@@ -19,9 +19,23 @@ from seqrecord import (
     SeqRecordMapDataset,
     SeqRecordMix,
     SeqRecordPipe,
+    SeqRecordWriter,
     StateError,
 )
-from seqrecord.samples import SampleRandom, Samples, every, final_goal, future_goal, where
+from seqrecord.samples import (
+    SampleRandom,
+    Samples,
+    dilate,
+    every,
+    final_goal,
+    future_goal,
+    inside,
+    one_per_episode,
+    repeat_by,
+    skip_first,
+    skip_last,
+    where,
+)
 from tests.clip_data import LENGTHS, minimum_memory, names, possible_clips
 from tests.resume_contract import check_resume
 
@@ -321,3 +335,147 @@ def test_random_numbers_of_functions() -> None:
 
 
 RANDOM = [[1, 3, 6, 2, 7, 6], [3, 7], [3, 2, 1, 0, 4], [0.9923392900888846, 0.7609958109513683]]
+
+
+def last(key: str) -> int:
+    return LENGTHS[int(key[4:])]
+
+
+FILTERS: list[tuple[Any, Callable[[str, int], bool]]] = [
+    (skip_first(4), lambda _, start: start >= 4),
+    (skip_last(5), lambda key, start: start < last(key) - 5),
+    ([skip_last(30), skip_first(0)], lambda key, start: start < last(key) - 30),
+    ([every(3), skip_first(5), skip_last(9)], lambda key, s: s in range(6, last(key) - 9, 3)),
+    ([skip_last(9), every(3), skip_first(5)], lambda key, s: s in range(6, last(key) - 9, 3)),
+    (where(lambda samples: samples["episode"] != "set/0"), lambda key, _: key != "set/0"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(FILTERS)))
+def test_filters(numbered: Dataset, number: int) -> None:
+    samples, is_kept = FILTERS[number]
+    expected = [clip for clip in EVERY if is_kept(*clip)]
+    rows = rows_of(make(numbered, samples))
+    assert sorted(rows) == expected
+    functions = samples if isinstance(samples, list) else [samples]
+    table = {"episode": [key for key, _ in EVERY], "start": [start for _, start in EVERY]}
+    assert sorted(rows_of(make(numbered, [table, *functions]))) == expected
+    lists = {"episode": table["episode"], "frames": [[s + 2, s, s + 1] for _, s in EVERY]}
+    if every(3) not in functions:
+        assert sorted(map_of(make(numbered, [lists, *functions], clip_len=None))) == expected
+
+
+def map_of(pipe: Any) -> list[Clip]:
+    return [name for batch in pipe for name in names(batch)]
+
+
+@pytest.mark.parametrize("form", ["default", "starts", "frames"])
+def test_one_sample_of_each_episode(numbered: Dataset, form: str) -> None:
+    table: dict[str, Any] = {"episode": [key for key, _ in EVERY]}
+    table["start"] = [start for _, start in EVERY]
+    options: dict[str, Any] = {}
+    if form == "frames":  # in excerpts that divide episodes
+        table["frames"] = [[start, start + 1] for start in table.pop("start")]
+        options = {"clip_len": None, "memory_limit": "6KiB"}
+    functions = [one_per_episode()] if form == "default" else [table, one_per_episode()]
+    pipe, counts = make(numbered, functions, **options), Counter[Clip]()
+    for _ in range(60):
+        epoch = map_of(pipe)
+        assert [*sorted(key for key, _ in epoch)] == ["set/0", "set/1", "set/2", "set/3"]
+        counts.update(epoch)
+    assert counts["set/2", 0] == 60
+    assert {clip for clip in counts if clip[0] == "set/1"} == {c for c in EVERY if c[0] == "set/1"}
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Episodes with subtasks, rewards and metadata."""
+    path = tmp_path_factory.mktemp("labelled") / "records"
+    with SeqRecordWriter(path) as writer:
+        for number, (key, subtasks) in enumerate(SUBTASKS.items()):
+            metadata = {"task": "open" if number else "close", "score": number + 1}
+            with writer.episode(key, metadata=metadata) as episode:
+                for frame, text in enumerate(subtasks):
+                    values = {"frame": np.int64(frame), "reward": np.float32(frame % 4)}
+                    episode.append({**values, "subtask": text, "step": np.int64(frame // 5)})
+    return seqrecord.open(path)
+
+
+SUBTASKS = {"a": "xxxxyyyyyyxxxzzz", "b": "xxxxxxxxx", "c": "yxyxxxyyyyyy"}
+
+
+def clips_of(*windows: int, where: Callable[[str, list[int]], bool]) -> list[Clip]:
+    return [
+        (key, start)
+        for key, texts in SUBTASKS.items()
+        for start in range(len(texts))
+        if (frames := [start + offset for offset in windows])
+        if min(frames) >= 0 and max(frames) < len(texts) and where(key, frames)
+    ]
+
+
+def test_inside_a_segment(labelled: Dataset) -> None:
+    def is_one(key: str, frames: list[int]) -> bool:
+        return len({*SUBTASKS[key][min(frames) : max(frames) + 1]}) == 1
+
+    def step(_: str, frames: list[int]) -> bool:
+        return len({frame // 5 for frame in frames}) == 1
+
+    pipe = SeqRecordPipe(labelled, clip_len=3, samples=inside("subtask"), batch_size=3)
+    assert sorted(map_of(pipe)) == clips_of(0, 1, 2, where=is_one)
+    windows = {"frame": [-1, 3], "reward": [0]}
+    features = ["frame", "reward", "subtask", "step"]
+    options: dict[str, Any] = {"windows": {**windows, "subtask": [0]}, "features": features}
+    for pad, found in ((None, [-1, 0, 3]), ("edge", None)):
+        pipe = SeqRecordPipe(labelled, **options, pad=pad, samples=inside("step"), batch_size=2)
+        expected = clips_of(*(found or [0]), where=step)
+        if found is None:  # padded frames repeat the first or last one
+            expected = [
+                (key, start)
+                for key, start in clips_of(0, where=step)
+                if max(start - 1, 0) // 5 == min(start + 3, len(SUBTASKS[key]) - 1) // 5
+            ]
+        assert sorted(map_of(pipe)) == expected
+    functions = [dilate(1, 2), inside("subtask")]
+    pipe = SeqRecordPipe(labelled, clip_len=3, samples=functions, batch_size=3)
+    for _ in range(3):
+        for batch in pipe:
+            for (key, start), dilation in zip(names(batch), batch["dilation"], strict=True):
+                assert is_one(key, [start, start + 2 * int(dilation)])
+    frames = {"episode": ["a", "a", "c"], "frames": [[6, 4, 9], [0, 2, 10], [3, 5, 4]]}
+    pipe = SeqRecordPipe(labelled, samples=[frames, inside("subtask")])
+    assert sorted(map_of(pipe)) == [("a", 4), ("c", 3)]
+
+
+@pytest.mark.parametrize("name", ["reward", "score", "task", "subtask", "weight"])
+@pytest.mark.parametrize("power", [1.0, -1.0, 0.0])
+def test_repeats_by_values(labelled: Dataset, name: str, power: float) -> None:
+    def weigh(samples: Samples, *_: Any) -> Samples:
+        return samples.with_columns(weight=samples["start"] % 2 + 1)
+
+    clips = clips_of(0, 1, where=lambda *_: True)
+    scores = {"a": 1, "b": 2, "c": 3}
+    values: list[Any] = [
+        {
+            "reward": start % 4,
+            "score": scores[key],
+            "task": "close" if key == "a" else "open",
+            "subtask": SUBTASKS[key][start],
+            "weight": start % 2 + 1,
+        }[name]
+        for key, start in clips
+    ]
+    if name in ("task", "subtask"):
+        values = [Counter(values)[value] for value in values]
+    functions = [weigh, repeat_by(name, power=power)]
+    options: dict[str, Any] = {"clip_len": 2, "samples": functions, "batch_size": 5}
+    if name == "reward" and power < 0:
+        with pytest.raises(ClipError, match="repeat_by has no share of reward in row 0"):
+            SeqRecordPipe(labelled, **options)
+        return
+    share = np.array(values, float) ** power
+    repeat = share / share.mean()
+    pipe = SeqRecordPipe(labelled, **options)
+    found = Counter(clip for _ in range(40) for clip in map_of(pipe))
+    assert [found[clip] / 40 for clip in clips] == pytest.approx(repeat.tolist(), abs=0.35)
+    assert found.total() / 40 == pytest.approx(len(clips), abs=0.1)

@@ -34,6 +34,7 @@ from seqrecord import (
     StateError,
 )
 from seqrecord.errors import MemoryLimitError
+from seqrecord.samples import dilate, reverse, skip_last
 from tests.clip_data import (
     LENGTHS,
     effective_arguments,
@@ -319,24 +320,27 @@ def test_a_table_of_episodes_gives_all_their_clips(numbered: Dataset, tmp_path: 
     row = {"set/3": (7, "good", [1, 2]), "set/0": (5, "Ürümqi", [3, 4])}
     path = tmp_path / "quality.parquet"
     pq.write_table(pa.table(table), path)
-    options: dict[str, Any] = {"clip_len": 4, "stride": 2, "drop_last_frames": 5}
-    listed = clips_of(make(numbered, None, episodes=[*row], **options))
+    options: dict[str, Any] = {"clip_len": 4, "stride": 2}
+    skip = skip_last(5)
+    listed = clips_of(make(numbered, skip, episodes=[*row], **options))
     every = Counter(clip for clip in listed for _ in range(2 if clip[0] == "set/3" else 1))
     for pipes in (
-        [make(numbered, path, **options)],
-        [make(numbered, path, memory_limit="24KiB", **options)],
-        [make(numbered, table, rank=(i, 2), last_batch="keep", **options) for i in (0, 1)],
+        [make(numbered, [path, skip], **options)],
+        [make(numbered, [path, skip], memory_limit="24KiB", **options)],
+        [make(numbered, [table, skip], rank=(i, 2), last_batch="keep", **options) for i in (0, 1)],
     ):
         batches = [batch for pipe in pickle.loads(pickle.dumps(pipes)) for batch in pipe]
         assert Counter(clips_of(batches)) == every
         for batch in batches:
             found = zip(batch["rank"].tolist(), batch["label"], batch["pair"].tolist(), strict=True)
             assert [*found] == [row[key] for key in batch["episode"]]
-    one = SeqRecordMapDataset(numbered, **options_of({**table, "repeat": [1, 1]}, **options))
+    one = SeqRecordMapDataset(
+        numbered, **options_of([{**table, "repeat": [1, 1]}, skip], **options)
+    )
     assert Counter(frame for i in range(len(one)) for frame in names(one[i])) == Counter(
         (key, frames[0]) for key, frames in listed
     )
-    assert Counter(clips_of(make(numbered, path, episodes="*0", **options))) == Counter(
+    assert Counter(clips_of(make(numbered, [path, skip], episodes="*0", **options))) == Counter(
         clip for clip in listed if clip[0] == "set/0"
     )
     pipe = make(numbered, table, **options)
@@ -428,9 +432,11 @@ def test_rows_have_dilations_and_directions(numbered: Dataset) -> None:
         assert pipe.stats()["clips_incomplete"] == 2
     dataset = SeqRecordMapDataset(numbered, clip_len=4, features=["id"], samples=table)
     assert dataset[0]["id"][:, 1].tolist() == [30, 27, 24, 21]
-    for name in ("dilation", "reverse"):
-        with pytest.raises(ClipError, match=f"samples has.*no {name}"):
-            make(numbered, table, **{name: 1 if name == "reverse" else 2})
+    with pytest.raises(ClipError, match=r"samples has.*no dilation"):
+        make(numbered, table, dilation=2)
+    for function in (dilate(1, 2), reverse(1)):
+        with pytest.raises(ClipError, match=f"samples has.*no {function.name}"):
+            make(numbered, [table, function], clip_len=4)
 
 
 def test_clips_without_a_feature_are_skipped_and_counted(numbered: Dataset) -> None:
@@ -868,17 +874,19 @@ def test_copies_of_a_clip_have_independent_random_values(
         numbers.append(int(generator.integers(1 << 40)))
         return clip
 
-    steps: dict[str, Any] = {}
-    if clips is STARTS:
-        steps = {"clip_len": 2, "dilation": (1, 2, 3), "reverse": 0.5}
+    steps = [dilate(1, 2, 3), reverse(0.5)] if clips is STARTS else []
     functions = [] if num_workers else [note]
     pipe = make(
         numbered,
-        {**{name: column[:2] for name, column in clips.items()}, "repeat": [40, 1]},
+        clips,
+        samples=[
+            {**{name: column[:2] for name, column in clips.items()}, "repeat": [40, 1]},
+            *steps,
+        ],
         features=["image"],
         batch_size=8,
         clip_transform=[RandomCrop((2, 2)), HorizontalFlip(0.5), *functions],
-        **steps,
+        **({"clip_len": 2} if steps else {}),
     )
     loader: Any = DataLoader(pipe, batch_size=None, num_workers=num_workers)
     numbers.clear()
@@ -991,7 +999,7 @@ def test_wrong_lists_are_refused(numbered: Dataset) -> None:
         {"clip_len": 2},
         {"windows": {"id": [0]}},
         {"pad": "edge"},
-        {"reverse": 0.5},
+        {"samples": [FRAMES, reverse(0.5)]},
     ]
     for more in several:
         with pytest.raises(ClipError, match="or the frames of each clip"):

@@ -26,6 +26,7 @@ from seqrecord import (
     SeqRecordWriter,
     Vector,
 )
+from seqrecord.samples import dilate, reverse
 from tests.clip_data import digests, with_vectors
 from tests.side_streams import NO_GPU, device_of
 
@@ -115,7 +116,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"batch_size": 6, "ragged": "pad", "episodes": [0, 2]},
     {"features": ["action", "state", "counts", "flags", "id"]},
     {"batch_size": 64, "memory_limit": "1MiB"},
-    {"batch_size": 3, "dilation": (1, 2), "reverse": 0.5, "stride": 2},
+    {"batch_size": 3, "samples": [dilate(1, 2), reverse(0.5)], "stride": 2},
     {"batch_size": 2, "order": "sequences"},
 ]
 

@@ -33,7 +33,7 @@ from seqrecord import (
     StateError,
 )
 from seqrecord.pipes.selecting import select
-from seqrecord.samples import every
+from seqrecord.samples import dilate, every
 from seqrecord.sampling import Window
 from tests.clip_data import LENGTHS, effective_arguments, expected_frame, names
 from tests.clip_model import FEATURES, GROUPS, Case, write_all
@@ -185,7 +185,7 @@ BAD: list[tuple[dict[str, Any], str, object]] = [
     ({"clip_len": 2, "windows": {"gps": Latest("0")}}, "window is not valid", None),  # type: ignore[arg-type]
     ({"clip_len": 2, "windows": {"gbs": Latest()}}, "a feature that clips do not", "gbs"),
     ({"clip_len": 2, "windows": LATEST, "frame_transform": dict}, "frame_transform", None),
-    ({"clip_len": 2, "windows": LATEST, "dilation": (1, 2)}, "clip_len frames", None),
+    ({"clip_len": 2, "windows": LATEST, "samples": dilate(1, 2)}, "clip_len frames", None),
 ]
 
 

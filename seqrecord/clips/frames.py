@@ -524,6 +524,10 @@ class SampleValues(Protocol):
     """The columns of a table of samples; see `samples.Samples`."""
 
     @property
+    def columns(self) -> Mapping[str, Any]:
+        """Values of each column."""
+
+    @property
     def own(self) -> Sequence[str]:
         """Names of the columns in batches."""
 

@@ -52,8 +52,21 @@ class SampleEpisodes(Protocol):
     def stored(self, clips: ClipKeys) -> tuple[IntArray, IntArray]:
         """Rows of the index and first frames of clips."""
 
+    def extent(self, clips: ClipKeys, dilation: IntArray) -> tuple[IntArray, IntArray]:
+        """First and last frames that clips use, inside their episodes."""
+
+    def complete(self, dilation: int) -> ClipTable:
+        """The complete clips with a dilation, at each start."""
+
     def metadata(self, name: str, episodes: IntArray) -> list[Any]:
         """A metadata entry of episodes."""
+
+    def values(
+        self, feature: str, episode: IntArray, frame: IntArray, *, segments: bool = False
+    ) -> npt.NDArray[Any]:
+        """The values of a text or number in frames, int64 [n] each; or numbers of the segments of
+        equal values.
+        """
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -123,6 +136,13 @@ class Samples:
         found = np.empty(len(episodes), object)
         found[:] = self.episodes.metadata(name, episodes)
         return found[row]
+
+    def feature(self, name: str) -> npt.NDArray[Any]:
+        """A text or number of the frame `start` of each row, [rows]. The feature is read once.
+
+        Raises `ClipError` for a feature of another shape, or that some frames lack.
+        """
+        return self.episodes.values(name, *self.episodes.stored(self.keys))
 
     def with_columns(self, **columns: Any) -> Samples:
         """Add or replace columns: arrays [rows] or [rows, length], or lists of texts.

@@ -346,7 +346,6 @@ def enumerate_clips(
     *,
     uses: Sequence[ClipUse] | None = None,
     pads: tuple[bool, bool] = (False, False),
-    drop_last: int = 0,
 ) -> ClipTable:
     """Enumerate the complete clips inside selected episodes.
 
@@ -354,8 +353,7 @@ def enumerate_clips(
     episodes. A clip is incomplete only if a frame that it uses is missing.
 
     `uses` replaces `spec.length` frames of all features. `pads`: whether clips are padded
-    before the first and after the last frame of an episode. No clip starts in the last `drop_last`
-    frames.
+    before the first and after the last frame of an episode.
 
     Raises `IndexError` for a selection that is not ascending or not in the table.
     """
@@ -369,10 +367,10 @@ def enumerate_clips(
         uses = [ClipUse(offsets, missing or MissingFrames.none())]
     num_frames = episodes.num_frames[selected]
     before, after = offset_range([use.offsets for use in uses])
-    before, after = 0 if pads[0] else before, max(0 if pads[1] else after, drop_last)
+    before, after = 0 if pads[0] else before, 0 if pads[1] else after
     first_start = spec.phase + max(0, -((spec.phase - before) // spec.stride)) * spec.stride
     possible = _num_starts(num_frames - after - first_start, spec.stride)
-    starts_asked = _num_starts(num_frames - drop_last - spec.phase, spec.stride)
+    starts_asked = _num_starts(num_frames - spec.phase, spec.stride)
     outside = int((starts_asked - possible).sum())
     # Possible clips are numbered over all selected episodes. Missing frames exclude intervals of
     # these numbers; the runs are the gaps between the intervals.

@@ -18,6 +18,7 @@ from seqrecord.pipes.mixing.loader import MixLoader
 from seqrecord.pipes.mixing.mix import SeqRecordMix, mix_loader
 from seqrecord.pipes.mixing.sources import MixPlan, SourceLoader, StoppingStrategy
 from seqrecord.pipes.option_values import Vector
+from seqrecord.sampling.sample_functions import skip_last
 
 
 class MixPlanner:
@@ -72,12 +73,10 @@ class MixPlanner:
         """The mix with the windows of a policy."""
         given = {}
         for one in self._sources:
-            last = max(order.drop_last_frames, one.options.drop_last_frames)
             options = replace(
-                one.options,
+                one.options.with_functions(skip_last(order.drop_last_frames)),
                 episodes=self._rows[one.name],
                 split=None,
-                drop_last_frames=last,
                 shuffle=one.options.shuffle and order.shuffle,
             )
             if not self._rows[one.name]:

@@ -29,7 +29,7 @@ COMPUTED = ("episode_index", "frame_index", "index", "task_index", "dataset")
 """Columns of items that are not read."""
 
 _OF_SOURCE = ("shuffle",)
-_ALONE = {"samples": None, "dilation": 1, "reverse": 0.0}  # options excluded by windows of a policy
+_ALONE = {"samples": None, "dilation": 1}  # options excluded by windows of a policy
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ class MixSource:
     @cached_property
     def selection(self) -> Selection:
         """Every frame as a clip."""
-        return select(self.dataset, replace(self.options, stride=1, drop_last_frames=0))
+        return select(self.dataset, replace(self.options, stride=1, samples=None))
 
     @property
     def fps(self) -> float | None:
@@ -229,7 +229,7 @@ def _options(
                 expected="no window",
                 got=window,
             )
-    given = {one.name: getattr(own, one.name) for one in fields(ClipOptions)}
+    given = {n: getattr(own, n) for one in fields(ClipOptions) if (n := one.name) != "seed"}
     given |= {one: getattr(own, one) for one in _OF_SOURCE}
     given |= {"features": None, "rename": None, "resize": None}  # the dataset has them
     given |= {"vectors": None, "seed": 0}

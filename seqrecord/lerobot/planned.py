@@ -16,6 +16,7 @@ from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.planning import plan_clips
 from seqrecord.reading.dataset import Dataset
 from seqrecord.sampling import Plan, Shard
+from seqrecord.sampling.sample_functions import skip_last
 from seqrecord.text import shown_place
 
 
@@ -121,8 +122,9 @@ class ClipPlanner:
         return shown_place(self._dataset.url)
 
     def loader(self, order: Order) -> ClipLoader:
-        given = {item.name: getattr(self._options, item.name) for item in fields(ClipOptions)}
-        given |= {item.name: getattr(order, item.name) for item in fields(order)[:5]}
+        options = self._options.with_functions(skip_last(order.drop_last_frames))
+        given = {item.name: getattr(options, item.name) for item in fields(ClipOptions)}
+        given |= {n: getattr(order, n) for n in ("seed", "shuffle", "batch_size", "memory_limit")}
         options = LoaderOptions(**given, last_batch="keep", rank=(0, order.ranks))
         return ClipLoader(plan_clips(self._dataset, options))
 

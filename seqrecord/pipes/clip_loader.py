@@ -317,7 +317,7 @@ class ClipLoader:
         """The frames of clips in an epoch, with the draws of their batches."""
         is_drawn = draws is not None and draws.batches.draws is not None
         frames_at = draws.frames if draws is not None and is_drawn else None
-        return self.selection.drawn_frames(self.planner.settings.seed, epoch, frames_at)
+        return self.selection.drawn_frames(epoch, frames_at)
 
     def _draw_of(self, epoch: int, draws: DrawsByPlace | None, draw: Any) -> DrawClips:
         """`draw` with the seed and the settings of an epoch; clips of a sequence share draws."""

@@ -110,11 +110,11 @@ class ClipReader:
     def read(self, numbers: IntArray, epoch: int) -> ClipSequence:
         """Return clips of an epoch by number, int64[clips], as in `SeqRecordPipe`."""
         selection, seed = self._selection, 0
-        if selection.draws.is_any or selection.steps is not None:
+        if selection.draws.is_any:
             # From torch's global generator, which a sampler draws the numbers from.
             seed = int(torch.randint(1 << 62, (), device="cpu"))
         clips = selection.clip_set.locate(numbers, epoch)
-        frames = selection.drawn_frames(seed, epoch)
+        frames = selection.drawn_frames(epoch)
         found, drawn = self._read(seed, clips, frames)
         features = squeeze(found, selection.squeezed)
         columns, _ = selection.columns.of(clips, frames, drawn)
@@ -132,7 +132,7 @@ class ClipReader:
         """The features of one clip, as arguments of clip functions: arrays [frames, …] or lists;
         and the columns of a batch with this clip.
         """
-        frames = self._selection.drawn_frames(0, 0)
+        frames = self._selection.drawn_frames(0)
         features, drawn = self._read(0, clip, frames)
         columns, _ = self._selection.columns.of(clip, frames, drawn)
         values = {name: as_arrays(clips[0]) for name, clips in for_users(features, ()).items()}

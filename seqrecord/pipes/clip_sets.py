@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -13,12 +14,13 @@ from math import lcm
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from seqrecord.clips.frame_lists import FrameLists
-from seqrecord.clips.frames import ClipKeys
+from seqrecord.clips.frames import ClipKeys, offset_range
 from seqrecord.clips.sample_tables import read_frame_lists, read_samples, table_columns
-from seqrecord.clips.samples import Samples, Values, empty_clips, taken
+from seqrecord.clips.samples import OF_CLIPS, Samples, Values, empty_clips, taken
 from seqrecord.clips.tables import ClipSpec, ClipTable, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_windows import SelectedWindows
@@ -28,7 +30,8 @@ from seqrecord.reading.contents import update_digest
 from seqrecord.reading.dataset import Dataset
 from seqrecord.sampling.random_order import Phases, clips_before, times_in_epoch, typical_table
 from seqrecord.sampling.sample_functions import BuiltIn, SampleFunctions, called, phases_of
-from seqrecord.text import counted
+from seqrecord.schema import FeatureSpec
+from seqrecord.text import counted, repr_of
 
 EPOCHS = range(1 << 62)
 """Of a source of a mix."""
@@ -38,20 +41,25 @@ _MOST_COUNTED = 1 << 20  # epochs, one after the other
 
 @dataclass(frozen=True, eq=False)
 class DatasetEpisodes:
-    """The episodes of a dataset. Implements `SampleEpisodes`. Picklable."""
+    """The episodes of a dataset. Implements `SampleEpisodes`. Picklable.
 
-    dataset: Dataset
+    Values of features are read once for the `selected` episodes.
+    """
+
+    windows: SelectedWindows
+    selected: IntArray
     excerpts: FrameLists | None = None
+    _values: dict[str, npt.NDArray[Any]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def keys(self) -> pa.StringArray:
         """See `SampleEpisodes`."""
-        return self.dataset.contents.index.keys
+        return self.windows.dataset.contents.index.keys
 
     @property
     def num_frames(self) -> IntArray:
         """See `SampleEpisodes`."""
-        return self.dataset.contents.index.num_frames
+        return self.windows.dataset.contents.index.num_frames
 
     def stored(self, clips: ClipKeys) -> tuple[IntArray, IntArray]:
         """See `SampleEpisodes`."""
@@ -60,10 +68,55 @@ class DatasetEpisodes:
         first: IntArray = self.excerpts.frames_of(clips.row).min(axis=1)
         return self.excerpts.episode[clips.episode], first
 
+    def extent(self, clips: ClipKeys, dilation: IntArray) -> tuple[IntArray, IntArray]:
+        """See `SampleEpisodes`."""
+        if self.excerpts is not None:
+            frames = self.excerpts.frames_of(clips.row)
+            return frames.min(axis=1), frames.max(axis=1)
+        windows, last = self.windows.stored.windows.values(), self.num_frames[clips.episode] - 1
+        before, after = offset_range([window.frame_offsets for window in windows])
+        reach = (clips.start - before * dilation, clips.start + after * dilation)
+        return np.clip(reach[0], 0, last), np.clip(reach[1], 0, last)
+
+    def complete(self, dilation: int) -> ClipTable:
+        """See `SampleEpisodes`."""
+        return self.windows.enumerate(ClipSpec(1), self.selected, [dilation])
+
     def metadata(self, name: str, episodes: IntArray) -> list[Any]:
         """See `SampleEpisodes`."""
-        index = self.dataset.contents.index
+        index = self.windows.dataset.contents.index
         return [index.episode_metadata(row).get(name) for row in episodes.tolist()]
+
+    def values(
+        self, feature: str, episode: IntArray, frame: IntArray, *, segments: bool = False
+    ) -> npt.NDArray[Any]:
+        """See `SampleEpisodes`."""
+        if feature not in self._values:
+            self._values[feature] = self._read(feature)
+        values = self._values[feature]
+        if segments:
+            values = np.cumsum(np.append(False, values[1:] != values[:-1]))
+        count = self.num_frames[self.selected]
+        place = (np.cumsum(count) - count)[np.searchsorted(self.selected, episode)] + frame
+        found: npt.NDArray[Any] = values[place]
+        return found
+
+    def _read(self, feature: str) -> npt.NDArray[Any]:
+        """The values of all frames of the selected episodes."""
+        dataset, problem = self.windows.dataset, "samples have no such value of each frame"
+        features = ", ".join(n for n, one in dataset.features.items() if _is_scalar(one))
+        spec = dataset.features.get(feature)
+        if spec is None or not _is_scalar(spec) or len(dataset.contents.missing_frames([feature])):
+            expected = f"text or number, in all frames and in features=; such: {features or 'none'}"
+            raise ClipError(problem, expected=expected, got=repr_of(feature, 100))
+        dataset = dataset.select([feature])
+        keys = dataset.contents.index.keys_of(self.selected)
+        found = [np.asarray(dataset.episodes[key][:][feature]).reshape(-1) for key in keys]
+        return np.concatenate(found)
+
+
+def _is_scalar(spec: FeatureSpec) -> bool:
+    return spec.value == "text" or (spec.is_fixed and math.prod(spec.shape) == 1)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +171,7 @@ class ClipSet:
             found = cls._of_starts(options, dataset, selected)
         else:
             windows = SelectedWindows(options, dataset, selected)
-            base = Samples(windows.enumerate(options.spec), DatasetEpisodes(dataset))
+            base = Samples(windows.enumerate(options.spec), DatasetEpisodes(windows, selected))
             found = cls(windows, selected, base, options.functions, options.seed)
         if found.windows.anchored and len(found.base):
             found = found._with_anchors()
@@ -142,7 +195,7 @@ class ClipSet:
         )
         windows = SelectedWindows(options, dataset, selected, excerpts)
         none = empty_clips(options.spec, np.arange(len(excerpts)), num_incomplete=lacking)
-        episodes = DatasetEpisodes(dataset, excerpts)
+        episodes = DatasetEpisodes(windows, selected, excerpts)
         base = Samples.of(none, episodes, excerpts.excerpt, excerpts.start, own, row)
         return cls(windows, selected, base, options.functions, options.seed, excerpts)
 
@@ -167,7 +220,9 @@ class ClipSet:
         row, lacking = np.flatnonzero(whole), int((mine & ~whole).sum())
         own = {name: taken(column, row) for name, column in own.items()}
         none = empty_clips(spec, selected, num_incomplete=lacking)
-        base = Samples.of(none, DatasetEpisodes(dataset), episode[row], start[row], own, row)
+        base = Samples.of(
+            none, DatasetEpisodes(windows, selected), episode[row], start[row], own, row
+        )
         return cls(windows, selected, base, options.functions, options.seed)
 
     @classmethod
@@ -194,7 +249,8 @@ class ClipSet:
         selected = np.intersect1d(episode, selected)
         windows = SelectedWindows(options, dataset, selected)
         values = {name: partial(_of_episode, column, row) for name, column in own.items()}
-        base = Samples(windows.enumerate(options.spec), DatasetEpisodes(dataset), values)
+        episodes = DatasetEpisodes(windows, selected)
+        base = Samples(windows.enumerate(options.spec), episodes, values)
         return cls(windows, selected, base, options.functions, options.seed)
 
     def _with_anchors(self) -> ClipSet:
@@ -247,13 +303,18 @@ class ClipSet:
                 expected="samples.filter(…) or with_columns(repeat=…) in every epoch, or in none",
                 got=f"{len(samples)} of {len(self.base)} rows",
             )
+        known = {"dilate": "dilation", "reverse": "reverse"}
+        listed = [known.get(one.name) for one in self.functions if isinstance(one, BuiltIn)]
+        for name in {*OF_CLIPS} & samples.columns.keys() - {*listed, *self.base.columns}:
+            problem = f"a function of samples adds {name}, which changes the frames of clips"
+            raise ClipError(problem, expected="dilate(…) or reverse(…) in the list of samples")
         clips, repeat = samples.clips, samples.repeat
         if repeat is not None:
             row = samples.rows_listed
             times = times_in_epoch(repeat, row, seed=self.seed, epoch=epoch)
             clips = samples.repeated(times)
         if not len(samples):
-            expected, got = "at least one sample", f"none of {len(self.base)} in epoch {epoch}"
+            expected, got = "at least one sample", f"0 of {len(self.base)} in epoch {epoch}"
             raise ClipError("the functions of samples leave no sample", expected=expected, got=got)
         return _Epoch(samples, clips)
 
@@ -385,12 +446,6 @@ class ClipSet:
     def dataset(self) -> Dataset:
         """The dataset, with the requested features only."""
         return self.windows.dataset
-
-    def of_dilations(self) -> list[ClipTable]:
-        """For each dilation, if some are drawn, the clips of stride 1 that lack no feature."""
-        is_drawn = len(self.windows.dilations) > 1 and "dilation" not in self.base.columns
-        some = self.windows.dilations if is_drawn else ()
-        return [self.windows.enumerate(ClipSpec(1), dilations=[one]) for one in some]
 
     @cached_property
     def left_out(self) -> str:

@@ -106,7 +106,6 @@ class SelectedWindows:
         self.dilations = drawn if dilations is None else tuple(dilations)
         self._all_have = options.clip_len is not None
         self.pads = options.pad in ("edge", "before"), options.pad in ("edge", "after")
-        self._drop_last = options.drop_last_frames
         self.is_transformed = options.frame_transform is not None
         self.requested, own = options.own_windows, dict[str, ClipWindow]()
         self._rate = np.zeros(len(dataset.contents.index.fps), np.int64)  # of each episode
@@ -142,7 +141,6 @@ class SelectedWindows:
             windows = self.stored.windows.values()
             reach = offset_range([w.frame_offsets_at(rate) * self.dilations[0] for w in windows])
             self._reach[rate] = np.where(self.pads, 0, reach)
-        self._reach[:, 1] = np.maximum(self._reach[:, 1], self._drop_last)
         self.span = 1 + int(self._reach.sum(axis=1).min())
 
     @property
@@ -238,7 +236,6 @@ class SelectedWindows:
                         for window, lack in uses
                     ],
                     pads=self.pads,
-                    drop_last=self._drop_last,
                 )
                 for rate in self._rates
             ]

@@ -78,8 +78,11 @@ class BatchColumns:
                 num_far += of_window.num_far
             if of_window.age is not None:
                 columns[windows.distant[name]] = torch.from_numpy(of_window.age[:, :length].copy())
-        if self.steps is not None and steps is not None:
-            columns |= self.steps.columns(steps)
+        if steps is not None and frames.samples is not None:
+            if "dilation" in frames.samples.columns:
+                columns["dilation"] = torch.from_numpy(steps.dilation)
+            if "reverse" in frames.samples.columns:
+                columns["reversed"] = torch.from_numpy(steps.is_reversed)
         for name, constant in self.constants.items():
             columns[name] = torch.from_numpy(np.tile(constant, (len(metadata), 1)))
         for name in self.metadata:  # users may change the copy

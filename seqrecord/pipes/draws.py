@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,7 +37,6 @@ _MOST_EPISODES = 1 << 14  # with metadata in memory
 _SALT = 0x73746570  # separates these draws from crops
 _FRAMES = 0x66726D73  # … numbers of frame lists from numbers of starts
 _COPIES = 0x636F7079
-_POSITIONS = 2  # of the draws of steps; 0 and 1 are dilation and direction
 
 
 DrawAt: TypeAlias = Callable[[IntArray, int], float]
@@ -353,24 +352,17 @@ def _warn_of_pairs(cameras: Sequence[ClipCrops], url: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class StepSampler:
-    """Draws dilation, direction and frames of clips. Picklable.
+    """Dilation, direction and frames of clips: from the table of samples, or drawn. Picklable.
 
     Args:
-        dilations: dilations to draw from.
-        reverse: probability of a reversed clip.
-        whole: for each of several dilations, the complete clips of stride 1.
+        dilation: dilation of clips, unless the table has their own.
         clip_len: greatest number of frames of a clip.
         span: number of frames to draw a clip's frames from; `None` if clips have no gaps.
-        listed: names of the columns of the user's table.
     """
 
-    dilations: Sequence[int]
-    reverse: float
-    whole: Sequence[ClipTable]
-    episodes: ClipEpisodes
+    dilation: int
     clip_len: int
     span: int | None
-    listed: Collection[str]
 
     def draw(
         self,
@@ -381,33 +373,23 @@ class StepSampler:
         samples: Samples,
         frames_at: Callable[[IntArray], IntArray] | None = None,
     ) -> ClipSteps:
-        """Draw for n clips, unless their table of samples has the dilation and the direction.
+        """The steps of n clips.
 
-        The draw depends only on seed, epoch, the episode's key and the start, and on the number of
-        frames. All dilations with which the clip is complete are equally likely, and so are all
-        sets of frames. `frames_at` returns the number of frames of clips by their places, if it is
-        drawn for each batch.
+        All sets of frames are equally likely; they depend on seed, epoch, sample and the number of
+        frames. `frames_at` returns the number of frames of clips by their places, if it is drawn
+        for each batch.
         """
-        numbers = self.episodes.numbers(clips)
-        shares = [
-            (hash64(key_of(_SALT, seed, epoch, i), numbers) >> np.uint64(11)) * 2.0**-53
-            for i in range(2)
-        ]
-        dilation, is_reversed = np.full(len(numbers), self.dilations[0]), shares[1] < self.reverse
-        if "dilation" in self.listed:
+        dilation = np.full(len(clips.start), self.dilation)
+        is_reversed = np.zeros(len(clips.start), np.bool_)
+        if "dilation" in samples.columns:
             dilation = np.asarray(samples.values("dilation", clips))
-        elif len(self.dilations) > 1:
-            fits = [table.has(clips.episode, clips.start) for table in self.whole]
-            count = np.cumsum(np.stack(fits, axis=1), axis=1)
-            chosen = (shares[0] * count[:, -1]).astype(np.int64)
-            dilation = np.array(self.dilations)[np.argmax(count > chosen[:, None], axis=1)]
-        if "reverse" in self.listed:
+        if "reverse" in samples.columns:
             is_reversed = np.asarray(samples.values("reverse", clips))
         num_frames = None if frames_at is None else frames_at(clips.place)
         if num_frames is None and self.span is None:
             return ClipSteps(dilation, is_reversed)
-        key = key_of(_SALT, seed, epoch, _POSITIONS)
-        found = self._positions(key, numbers, is_reversed, num_frames)
+        key = key_of(_SALT, seed, epoch)
+        found = self._positions(key, clips.sample, is_reversed, num_frames)
         return ClipSteps(dilation, is_reversed, found, num_frames)
 
     def _positions(
@@ -417,7 +399,7 @@ class StepSampler:
         is_reversed: npt.NDArray[np.bool_],
         count: IntArray | None,
     ) -> IntArray:
-        """The positions of clips by their numbers, and their counts of frames, int64[n] each."""
+        """The positions of clips by their samples, and their counts of frames, int64[n] each."""
         if count is None:
             count = np.full(len(numbers), self.clip_len)
         place = np.minimum(np.arange(self.clip_len), count[:, None] - 1)
@@ -431,12 +413,3 @@ class StepSampler:
         chosen = np.argsort(is_left, axis=1, kind="stable")[:, : self.clip_len]
         found: IntArray = np.take_along_axis(chosen, place, axis=1)
         return found
-
-    def columns(self, steps: ClipSteps) -> dict[str, torch.Tensor]:
-        """Columns of drawn parameters: `dilation`, int64[n], and `reversed`, bool[n]."""
-        columns = {}
-        if len(self.dilations) > 1 or "dilation" in self.listed:
-            columns["dilation"] = torch.from_numpy(steps.dilation)
-        if self.reverse or "reverse" in self.listed:
-            columns["reversed"] = torch.from_numpy(steps.is_reversed)
-        return columns

@@ -199,7 +199,7 @@ class StreamingLoader(EpochStream):
     def __init__(self, location: DatasetLike, options: LoaderOptions) -> None:
         """Open the dataset, and select its clips.
 
-        Groups of arguments: `clip_len` to `drop_last_frames`, frames of a clip; `features` to
+        Groups of arguments: `clip_len` to `pad`, frames of a clip; `features` to
         `metadata`, features and episodes; `resize` to `output`, transforms and form; `seed`
         to `shuffle`, order; `batch_size` to `device`, batches and memory; `rank`,
         distribution; `engine`, tuning.
@@ -346,7 +346,7 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
         self._options = options
         self._selection = select(location, options)
         self._reader = ClipReader(self._selection, options.memory_limit)
-        self._epoch = torch.zeros((), dtype=torch.int64)
+        self._epoch = torch.zeros((), dtype=torch.int64, device="cpu")
         self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         self.set_epoch(0)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,8 +12,8 @@ import numpy as np
 
 from seqrecord.clips.sample_tables import TableLike, column_names
 from seqrecord.clips.samples import OF_CLIPS
-from seqrecord.clips.tables import MAX_SETTING, ClipSpec
-from seqrecord.clips.transforms import ClipTransform, chain_of, checked_size, is_probability
+from seqrecord.clips.tables import ClipSpec
+from seqrecord.clips.transforms import ClipTransform, chain_of, checked_size
 from seqrecord.clips.windows import Nearest, Windows, check_windows
 from seqrecord.errors import ClipError
 from seqrecord.pipes.arrays import Ragged, check_ragged
@@ -30,18 +30,19 @@ from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameFunction
 from seqrecord.reading.resizing import Sizes
 from seqrecord.sampling.bounds import ORDERS
-from seqrecord.sampling.sample_functions import SampleFunction, SampleFunctions
+from seqrecord.sampling.sample_functions import BuiltIn, SampleFunction, SampleFunctions
 from seqrecord.storage import local_path
 from seqrecord.text import repr_of
 from seqrecord.units import MAX_INT, check_integer, check_seed, check_size, is_integer
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Self
 
 MOST_THREADS = 1024  # of a loader, or of all sources of a mix
 _MOST_RANKS = (1 << 31) - 1
 _LAST_BATCH = ("repeat", "drop", "keep")
-_OF_FRAMES = ("clip_len", "span", "windows", "pad")
+_OF_FRAMES = ("clip_len", "windows", "pad")
 
 
 SamplesLike: TypeAlias = TableLike | SampleFunction | Sequence[TableLike | SampleFunction]
@@ -88,21 +89,6 @@ def _passes(function: Callable[[Any], object]) -> _Check:
 
 def _check_flag(name: str, value: Any) -> bool:
     return bool(check(name, value, isinstance(value, (bool, np.bool_)), "True or False"))
-
-
-def _check_probability(name: str, value: Any) -> float:
-    return float(check(name, value, is_probability(value), "a probability: 0 to 1"))
-
-
-def _check_dilation(name: str, value: Any) -> int | tuple[int, ...]:
-    """Return a dilation, or several in ascending order."""
-    many = isinstance(value, Iterable) and not isinstance(value, (str, bytes))
-    # An array without dimensions is iterable by its type, too.
-    given = list(value) if many and getattr(value, "ndim", 1) > 0 else [value]
-    expected = "an integer, or several different ones such as (1, 2, 4)"
-    several = sorted(check_integer(name, one, least=1, expected=expected) for one in given)
-    check(name, value, 0 < len(several) == len(set(several)), expected)
-    return tuple(several) if len(several) > 1 else several[0]
 
 
 def _check_clip_len(name: str, value: Any) -> int | tuple[int, int]:
@@ -194,24 +180,9 @@ class ClipOptions:
             the greatest length. Requires a `batch_size`, of the loader or of the mix around it, and
             excludes `windows`, `order="sequences"`, functions in `clip_transform`, and
             `SeqRecordMapDataset`.
-        span: draw the frames of a clip from this many neighbouring frames, at the distance of
-            `dilation`, without replacement: `clip_len=4, span=16` returns 4 of 16 frames, in
-            ascending order, drawn like `dilation`. At least `clip_len`; default: `clip_len` frames
-            without gaps. A clip is skipped if one of the frames of its span is missing. Batches
-            have the column `frames`, int64 [batch, T], with the numbers of the frames; `start` is
-            the first frame of the span. Excludes `windows` and `order="sequences"`.
         stride: frames from the start of one clip to the start of the next, at least 1. Default: 1,
             every start; with `order="sequences"` the length of a clip.
         dilation: frames between neighbouring frames of a clip of `clip_len` frames, at least 1.
-            Several values, such as `(1, 2, 4)`: one is drawn for each clip from seed, epoch and
-            clip (`SeqRecordMapDataset` draws from torch's global generator) among the values with
-            which the clip is complete. A clip is skipped only if it is incomplete with every value.
-            Batches then have the column `dilation`, int64 [batch]. Several values exclude `windows`
-            and `order="sequences"`.
-        reverse: probability, 0 to 1, that the frames of a clip come in reverse order. Drawn like
-            `dilation`; batches have the column `reversed`, bool [batch], and `start` remains the
-            earliest frame. Only the order changes: flow, poses and actions keep their stored
-            values, which describe forward motion. Excludes `windows` and `order="sequences"`.
         windows: frames of individual features relative to the clip's `start`, as a dict of frame
             offsets or seconds: `{"image": [-1, 0], "action": range(16), "imu": Seconds(-0.5, 0)}`.
             Seconds use the episode's frames per second, or its timestamps. `{"gps":
@@ -228,8 +199,6 @@ class ClipOptions:
             episode's first or last frame replaces missing frames, so every frame is a start.
             "before": only before the first frame. "after": only behind the last frame. Each feature
             with a window (with `clip_len`: every feature) gets a mask `<feature>_is_pad`, bool [T].
-        drop_last_frames: number of frames at the end of each episode at which no clip starts.
-            Default: 0. Excludes `samples`.
         features: names of the features to read. Default: all. Clips are skipped if one of their
             frames lacks a requested feature.
         rename: new names by stored names, such as `{"image_left": "image"}`; `features` uses stored
@@ -334,14 +303,11 @@ class ClipOptions:
     """
 
     clip_len: int | Sequence[int] | None = _checked(None, _check_clip_len)
-    span: int | None = _checked(None, _integer_from(1))
     stride: int | None = _checked(None, _integer_from(1))
-    dilation: int | Sequence[int] = _checked(1, _check_dilation)
-    reverse: float = _checked(0.0, _check_probability)
+    dilation: int = _checked(1, _integer_from(1))
     windows: Windows | None = _checked(None, lambda _, value: check_windows(value))
     squeeze_time: bool = _checked(False, _check_flag)
     pad: str | None = _checked(None, one_of("edge", "before", "after"))
-    drop_last_frames: int = _checked(0, _integer_from(0, MAX_SETTING - 1))
     features: Sequence[str] | None = _checked(None, check_names)
     rename: Mapping[str, str] | None = _checked(None, _check_rename)
     episodes: EpisodeFilter = _checked(None, _check_episodes)
@@ -374,38 +340,46 @@ class ClipOptions:
             )
         if self.clip_len is None and self.windows is None and not self.lists_frames:
             raise ClipError("neither clip_len nor windows is given", expected="one, or both")
-        has_dilation = self.dilation != 1 or self._columns & {"dilation", "frames"} == {"dilation"}
+        has_dilation = self.dilations != (1,)
+        has_dilation |= self._columns & {"dilation", "frames"} == {"dilation"}
         if self.clip_len is None and has_dilation:
-            raise ClipError(
-                "dilation is that of clip_len", expected="clip_len too", got=self.dilation
-            )
+            expected, got = "clip_len too", self.dilation
+            raise ClipError("dilation is that of clip_len", expected=expected, got=got)
         if self.squeeze_time and (self.clip_len not in (None, 1) or self.lists_frames):
             raise ClipError(
                 "squeeze_time is for clips with one frame of each feature without a window",
                 expected="no lists of frames, and clip_len=1 or none",
                 got=f"clip_len={self.clip_len}",
             )
+        names = [one.name for one in self.functions if isinstance(one, BuiltIn)]
+        for name in ("dilate", "reverse", "subset"):
+            if names.count(name) > 1:
+                raise ClipError(f"samples has {name} twice", expected=f"one {name}(…)")
+        if self.dilation != 1 and "dilate" in names:
+            problem = "dilation and dilate exclude each other"
+            raise ClipError(problem, expected="dilate(…) alone", got=self.dilation)
         if self.span is not None and self.span < (self.most_frames or MAX_INT):
             raise ClipError(
-                "span has fewer frames than a clip, or there is no clip_len",
+                "subset has fewer frames than a clip, or there is no clip_len",
                 expected="at least the greatest clip_len",
-                got=f"span={self.span}, clip_len={self.clip_len}",
+                got=f"subset(of={self.span}), clip_len={self.clip_len}",
             )
         for dilation in self.dilations:
             ClipSpec(self.frames_of_span, self.spec.stride, dilation)  # has limits of its own
         if self.has_drawn_steps and self.own_windows:
             raise ClipError(
-                "several dilations, reverse, span, and a drawn clip_len are for clips of clip_len "
-                "frames",
+                "dilate, reverse, subset, and a drawn clip_len are for clips of clip_len frames",
                 expected="no windows, but for Latest() and Next()",
                 got=self._drawn_steps,
             )
-        taken = {"stride": self.stride not in (None, 1), "drop_last_frames": self.drop_last_frames}
+        taken: dict[str, Any] = {"stride": self.stride not in (None, 1)}
         if self.lists_frames:
             taken |= {name: getattr(self, name) for name in _OF_FRAMES}
-        is_dilated, has_frames = self.dilation != 1, self.lists_frames
-        taken["dilation"] = is_dilated and (has_frames or "dilation" in self._columns)
-        taken["reverse"] = self.reverse > 0 and (has_frames or "reverse" in self._columns)
+        for name, function in (("dilation", "dilate"), ("reverse", "reverse"), ("", "subset")):
+            if self.lists_frames or name in self._columns:
+                taken[function] = self._arguments(function)
+        of_rows = ("dilation", "frames")
+        taken["dilation"] = self.dilation != 1 and not self._columns.isdisjoint(of_rows)
         given = [name for name in taken if taken[name]]
         if given and self._columns & {"start", "frames"}:
             expected = f"no {', '.join(given)}"
@@ -417,14 +391,29 @@ class ClipOptions:
         stride = self.stride or self._usual_stride
         if self.has_windows or not isinstance(self.clip_len, int):
             return ClipSpec(1, stride)
-        if not isinstance(self.dilation, int):
-            return ClipSpec(1, stride)
         return ClipSpec(self.clip_len, stride, self.dilation)
 
     @property
     def dilations(self) -> tuple[int, ...]:
         """The dilations to draw from, in ascending order, or the only one."""
-        return (self.dilation,) if isinstance(self.dilation, int) else tuple(self.dilation)
+        found: tuple[int, ...] = self._arguments("dilate").get("dilations", (self.dilation,))
+        return found
+
+    @property
+    def span(self) -> int | None:
+        """The number of frames from which the frames of a clip are drawn."""
+        return self._arguments("subset").get("of")
+
+    def _arguments(self, name: str) -> Mapping[str, Any]:
+        """The arguments of a built-in function that changes the frames of clips, if it is used."""
+        found = (one for one in self.functions if isinstance(one, BuiltIn) and one.name == name)
+        return next(found, BuiltIn(name, {})).arguments
+
+    def with_functions(self, *functions: SampleFunction) -> Self:
+        """A copy with further functions of samples."""
+        given = self.samples if isinstance(self.samples, list) else [self.samples]
+        samples = [*(one for one in given if one is not None), *functions]
+        return replace(self, samples=samples)
 
     @cached_property
     def _columns(self) -> frozenset[str]:
@@ -470,7 +459,7 @@ class ClipOptions:
         """Whether frames, dilation or direction are drawn for each clip."""
         is_drawn = self.clip_lens is not None or self.span is not None
         is_drawn |= not self._columns.isdisjoint(OF_CLIPS)
-        return is_drawn or len(self.dilations) > 1 or self.reverse > 0
+        return is_drawn or any(self._arguments(name) for name in ("dilate", "reverse"))
 
     @property
     def draws_sizes(self) -> bool:
@@ -481,9 +470,9 @@ class ClipOptions:
     @property
     def _drawn_steps(self) -> str:
         """The arguments of drawn steps, for errors."""
-        values = {"clip_len": self.clip_lens, "span": self.span, "dilation": self.dilation}
-        given = [f"{name}={value}" for name, value in values.items() if value not in (None, 1)]
-        return ", ".join([*given, f"reverse={self.reverse:g}"])
+        of_clips = ("dilate", "reverse", "subset")
+        used = [n for n in of_clips if self._arguments(n)] + [*self._columns.intersection(OF_CLIPS)]
+        return ", ".join([f"clip_len={self.clip_len}", *used])
 
     @property
     def has_windows(self) -> bool:
@@ -723,8 +712,8 @@ class LoaderOptions(ClipOptions):
             )
         if self.has_drawn_steps:
             raise ClipError(
-                'order="sequences" takes neither several dilations nor reverse, nor drawn frames',
-                expected="one clip_len, one dilation, reverse=0, no span",
+                'order="sequences" takes neither dilate, reverse and subset nor a drawn clip_len',
+                expected="one clip_len, and functions that leave out samples or add columns",
                 got=self._drawn_steps,
             )
 

@@ -117,15 +117,7 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
     clip_episodes = ClipEpisodes(dataset, wanted, found.excerpts, found.repeats)
     steps = None
     if options.has_drawn_steps:
-        steps = StepSampler(
-            options.dilations,
-            options.reverse,
-            found.of_dilations(),
-            clip_episodes,
-            options.most_frames or 1,
-            options.span,
-            found.base.columns,
-        )
+        steps = StepSampler(options.dilation, options.most_frames or 1, options.span)
     windows = found.windows.of_features({n: s.mask_of for n, s in frames.arrays.items()})
     check_tensors(frames.arrays)
     first = found.clips.locate(np.zeros(1, np.int64))

@@ -116,7 +116,7 @@ class Selection:
         return replace(options, episodes=keys)
 
     def drawn_frames(
-        self, seed: int, epoch: int, frames_at: Callable[[IntArray], IntArray] | None = None
+        self, epoch: int, frames_at: Callable[[IntArray], IntArray] | None = None
     ) -> ClipFrames:
         """The frames of each feature of clips in an epoch.
 
@@ -125,6 +125,7 @@ class Selection:
         """
         samples, draw = self.clip_set.samples_in(epoch), None
         if self.steps is not None:
+            seed = self.clip_set.seed
             draw = partial(self.steps.draw, seed, epoch, samples=samples, frames_at=frames_at)
         return replace(self.windows.frames, draw=draw, samples=samples)
 
@@ -170,7 +171,7 @@ class Selection:
         """The columns of an empty batch: names, dtypes and shapes."""
         none = ClipKeys.zeros(0)
         drawn = self.draws.draw(0, 0, none)
-        return self.columns.of(none, self.drawn_frames(0, 0), drawn)[0]
+        return self.columns.of(none, self.drawn_frames(0), drawn)[0]
 
     def describe(self, more: str = "") -> str:
         """The number of clips, `more`, and a line with dtype and shape for each feature."""

@@ -89,20 +89,18 @@ class SourceOrder:
         Features have their stored names, because `rename` does not change the order.
         """
         options, selection = self.planner.options, self.planner.selection
-        dilations, frames = options.dilations, selection.frames
+        frames = selection.frames
         # The padding of features may change, and does so with the dataset.
         arrays = frames.stored if frames.transform is None else frames.arrays
         stored = selection.dataset.contents.stored_name
         windows = selection.clip_set.windows.describe()
-        drawn = {"span": options.span, "frames_per_batch": options.frames_per_batch}
+        drawn = {"frames_per_batch": options.frames_per_batch}
         return {
             "clip_len": list(options.clip_lens or ()) or options.clip_len,
             "stride": selection.clip_set.base.clips.spec.stride,
-            "dilation": dilations[0] if len(dilations) == 1 else list(dilations),
-            "reverse": options.reverse,
+            "dilation": options.dilation,
             "windows": {stored(name): window for name, window in windows.items()},
             "pad": options.pad,
-            "drop_last_frames": options.drop_last_frames,
             "features": sorted(map(stored, selection.dataset.features)),
             "shapes": {stored(name): str(spec) for name, spec in sorted(arrays.items())},
             "shuffle_buffer": options.tuning.shuffle_buffer,

@@ -7,7 +7,7 @@ made from it. Every process calls it once per epoch, so it must be a pure functi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import Any, Protocol, TypeAlias
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from seqrecord.clips.frames import ClipKeys
 from seqrecord.clips.samples import Samples
 from seqrecord.clips.tables import MAX_SETTING, IntArray
+from seqrecord.clips.transforms import is_probability
 from seqrecord.errors import ClipError
 from seqrecord.sampling.random_order import Phases, hash64, key_of, permutation
 from seqrecord.text import repr_of
@@ -24,6 +25,7 @@ from seqrecord.units import check_integer
 
 _SAMPLES = 7  # purpose of random numbers
 _GOALS = ("uniform", "geometric")
+_ROWS = 1 << 20  # of which values are computed at once
 
 
 @dataclass
@@ -198,7 +200,206 @@ def _where(
     return samples.filter(condition(samples))
 
 
+def skip_first(n: int) -> BuiltIn:
+    """No sample starts in the first `n` frames of an episode.
+
+    Example:
+        later = seqrecord.samples.skip_first(2)
+        pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=later, batch_size=2)
+    """
+    return BuiltIn("skip_first", {"n": check_integer("n of skip_first", n, least=0)})
+
+
+def _skip_first(samples: Samples, _epoch: int, _rng: SampleRandom, n: int) -> Samples:
+    return _between(samples, n, 0)
+
+
+def skip_last(n: int) -> BuiltIn:
+    """No sample starts in the last `n` frames of an episode.
+
+    Example:
+        earlier = seqrecord.samples.skip_last(2)
+        pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=earlier, batch_size=2)
+    """
+    return BuiltIn("skip_last", {"n": check_integer("n of skip_last", n, least=0)})
+
+
+def _skip_last(samples: Samples, _epoch: int, _rng: SampleRandom, n: int) -> Samples:
+    return _between(samples, 0, n)
+
+
+def _between(samples: Samples, skipped: int, dropped: int) -> Samples:
+    """The samples that do not start in the first and last frames of their episode."""
+    if samples.listed is not None:
+        start = samples["start"]
+        return samples.filter((start >= skipped) & (start < samples.num_frames - dropped))
+    clips, stride = samples.clips, samples.clips.spec.stride
+    stop = samples.episodes.num_frames[clips.episode] - dropped
+    begin = np.maximum(-((clips.first_start - skipped) // stride), 0)
+    end = np.minimum(-((clips.first_start - stop) // stride), clips.count)
+    return replace(samples, clips=clips.pieces(np.arange(len(begin)), begin, end))
+
+
+def one_per_episode() -> BuiltIn:
+    """One random sample of each episode, another one in each epoch.
+
+    Example:
+        one = seqrecord.samples.one_per_episode()
+        pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=one, batch_size=2)
+    """
+    return BuiltIn("one_per_episode", {})
+
+
+def _one_per_episode(samples: Samples, _epoch: int, rng: SampleRandom) -> Samples:
+    clips = samples.clips
+    episode, _ = samples.episodes.stored(clips.locate(clips.offsets))
+    begin = clips.offsets[np.diff(episode, prepend=-1) != 0]
+    end = np.append(begin[1:], len(samples))
+    chosen = between(uniform(rng.key(), np.arange(len(begin))), begin, end)
+    run = np.searchsorted(clips.offsets, chosen, side="right") - 1
+    inside = chosen - clips.offsets[run]
+    return replace(samples, clips=clips.pieces(run, inside, inside + 1))
+
+
+def repeat_by(name: str, *, power: float = 1.0) -> BuiltIn:
+    """Add the column `repeat`, in proportion to a value to the power of `power`; 1 on average.
+
+    `name` is a column, an entry of the episodes' metadata, or a text or number of the frame
+    `start`. The value of a text or flag is its number of samples: with `power=-1` each text has
+    the same share.
+
+    Example:
+        balanced = seqrecord.samples.repeat_by("note", power=-1)
+        pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=balanced, batch_size=2)
+    """
+    return BuiltIn("repeat_by", {"name": str(name), "power": float(power)})
+
+
+def _repeat_by(
+    samples: Samples, _epoch: int, _rng: SampleRandom, name: str, power: float
+) -> Samples:
+    if name in samples.columns:
+        values = samples[name]
+    else:
+        values = samples.metadata(name)
+        if all(value is None for value in values):
+            values = samples.feature(name)
+    values = np.asarray(values)
+    if values.dtype.kind in "OUb":
+        values = np.array(values.tolist())
+    share = values
+    if values.dtype.kind not in "iuf":
+        _, which, count = np.unique(values.astype(str), return_inverse=True, return_counts=True)
+        share = count[which]
+    with np.errstate(all="ignore"):
+        repeat = share.astype(np.float64) ** power
+        repeat /= repeat.mean()
+    for row in np.flatnonzero(~np.isfinite(repeat) | (repeat < 0))[:1].tolist():
+        expected, got = f"numbers above 0 for power={power:g}", repr_of(values[row], 100)
+        raise ClipError(
+            f"repeat_by has no share of {name} in row {row}", expected=expected, got=got
+        )
+    return samples.with_columns(repeat=repeat)
+
+
+def inside(feature: str) -> BuiltIn:
+    """The samples whose frames, from the first to the last one, have one value of a feature.
+
+    `feature` is a text or a number, such as a subtask. It is read once. With `dilate`, put it
+    after that.
+
+    Example:
+        one_note = seqrecord.samples.inside("note")
+        pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=one_note, batch_size=2)
+    """
+    return BuiltIn("inside", {"feature": str(feature)})
+
+
+def _inside(samples: Samples, _epoch: int, _rng: SampleRandom, feature: str) -> Samples:
+    episodes, masks = samples.episodes, [np.zeros(0, np.bool_)]
+    for begin in range(0, len(samples), _ROWS):
+        clips = samples.clips.locate(np.arange(begin, min(begin + _ROWS, len(samples))))
+        dilation = np.ones(1, np.int64)
+        if "dilation" in samples.columns:
+            dilation = np.asarray(samples.values("dilation", clips))
+        ends, episode = episodes.extent(clips, dilation), episodes.stored(clips)[0]
+        segments = (episodes.values(feature, episode, frame, segments=True) for frame in ends)
+        masks.append(np.equal(*segments))
+    return samples.filter(np.concatenate(masks))
+
+
 # ---- columns
+
+
+def dilate(*dilations: int) -> BuiltIn:
+    """Draw the distance of a clip's frames for each sample, among those with which it is complete.
+
+    Batches have the column `dilation`, int64 [batch]. A sample is skipped only if it is incomplete
+    with every value. For clips of `clip_len` frames, without `windows`.
+
+    Example:
+        faster = seqrecord.samples.dilate(1, 2)
+        pipe = seqrecord.SeqRecordPipe("records/", clip_len=3, samples=faster, batch_size=2)
+    """
+    several = sorted(check_integer("dilation", one, least=1) for one in dilations)
+    if not several or len({*several}) < len(several):
+        expected, got = "different integers, such as dilate(1, 2, 4)", repr_of(dilations, 100)
+        raise ClipError("dilate has no choice", expected=expected, got=got)
+    return BuiltIn("dilate", {"dilations": tuple(several)})
+
+
+def _dilate(
+    samples: Samples, _epoch: int, rng: SampleRandom, dilations: tuple[int, ...]
+) -> Samples:
+    key, whole = rng.key(), [samples.episodes.complete(one) for one in dilations]
+
+    def dilation(clips: ClipKeys) -> IntArray:
+        fits = np.stack([table.has(clips.episode, clips.start) for table in whole], axis=1)
+        count = np.cumsum(fits, axis=1)
+        chosen = (uniform(key, clips.sample) * count[:, -1]).astype(np.int64)
+        found: IntArray = np.array(dilations)[np.argmax(count > chosen[:, None], axis=1)]
+        return found
+
+    return samples.computed("dilation", dilation)
+
+
+def reverse(probability: float) -> BuiltIn:
+    """The frames of a sample come in reverse order with this probability.
+
+    Batches have the column `reversed`, bool [batch]; `start` remains the earliest frame. Only the
+    order changes: flow, poses and actions keep their stored values, which describe forward motion.
+    For clips of `clip_len` frames, without `windows`.
+
+    Example:
+        half = seqrecord.samples.reverse(0.5)
+        pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=half, batch_size=2)
+    """
+    if not is_probability(probability):
+        expected, got = "a probability: 0 to 1", repr_of(probability, 100)
+        raise ClipError("reverse has no probability", expected=expected, got=got)
+    return BuiltIn("reverse", {"probability": float(probability)})
+
+
+def _reverse(samples: Samples, _epoch: int, rng: SampleRandom, probability: float) -> Samples:
+    key = rng.key()
+    return samples.computed("reverse", lambda clips: uniform(key, clips.sample) < probability)
+
+
+def subset(*, of: int) -> BuiltIn:
+    """Draw the `clip_len` frames of a clip from `of` neighbouring frames, without replacement.
+
+    They ascend, `dilation` apart. Batches have the column `frames`, int64 [batch, T]; `start` is
+    the first of the `of` frames. A sample is skipped if one of these is missing. Without `windows`.
+
+    Example:
+        some = seqrecord.samples.subset(of=5)
+        pipe = seqrecord.SeqRecordPipe("records/", clip_len=3, samples=some, batch_size=2)
+    """
+    return BuiltIn("subset", {"of": check_integer("of", of, least=1)})
+
+
+def _subset(samples: Samples, _epoch: int, _rng: SampleRandom, of: int) -> Samples:  # noqa: ARG001
+    return samples  # the window draws the frames
 
 
 def final_goal(column: str = "goal") -> BuiltIn:
@@ -256,11 +457,19 @@ def _future_goal(
 
 _FUNCTIONS: dict[str, Callable[..., Samples]] = {
     "every": _every,
+    "skip_first": _skip_first,
+    "skip_last": _skip_last,
     "where": _where,
+    "one_per_episode": _one_per_episode,
+    "inside": _inside,
+    "repeat_by": _repeat_by,
+    "dilate": _dilate,
+    "reverse": _reverse,
+    "subset": _subset,
     "final_goal": _final_goal,
     "future_goal": _future_goal,
 }
-_ADD_COLUMNS = frozenset(("final_goal", "future_goal"))
-_RANDOM = frozenset(("future_goal",))
+_ADD_COLUMNS = frozenset(("dilate", "reverse", "subset", "final_goal", "future_goal"))
+_RANDOM = frozenset(("dilate", "reverse", "subset", "future_goal", "one_per_episode"))
 BUILT_INS: Mapping[str, Callable[..., BuiltIn]] = {name: globals()[name] for name in _FUNCTIONS}
 """By name, for files."""
