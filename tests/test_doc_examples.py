@@ -314,6 +314,7 @@ def test_every_page_with_python_examples_is_tested() -> None:
     tested = {page.path for page in PAGES} | {
         "docs/from-lerobot.md",  # in test_from_lerobot.py
         "docs/in-place.md",  # in test_indexing.py
+        "docs/sampling.md",  # in test_sampling_page.py
         "docs/jax.md",  # below, in separate processes: JAX does not support forks
     }
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
