@@ -146,16 +146,23 @@ def frames_of(batch: dict[str, Any], dilation: int = 1) -> list[Clip]:
     """Clips of a batch, after a check of their frames."""
     found = []
     for i, (key, start) in enumerate(names(batch)):
-        length = batch["id"].shape[1]
-        frames = [*range(start, start + length * dilation, dilation)]
         if "frames" in batch:
-            frames = batch["frames"][i].tolist()
+            frames = [frame for frame in batch["frames"][i].tolist() if frame >= 0]
             assert start == min(frames)
+            if "frames_is_pad" in batch:
+                assert torch.equal(batch["frames_is_pad"][i], batch["frames"][i] < 0)
+            else:
+                assert len(frames) == len(batch["frames"][i])
+        else:
+            length = batch["id"].shape[1]
+            frames = [*range(start, start + length * dilation, dilation)]
         found.append((key, tuple(frames)))
         for t, frame in enumerate(frames):
             expected = expected_frame(int(key[4:]), frame)
             for name in expected.keys() & batch.keys():
                 assert np.array_equal(batch[name][i][t], expected[name]), name
+        if isinstance(batch["id"], list):
+            assert len(batch["id"][i]) == len(frames)
     return found
 
 
@@ -239,6 +246,58 @@ def test_transforms_get_the_listed_frames(each: Dataset) -> None:
                     np.testing.assert_array_equal(batch["image"][i, t].numpy(), window)
     assert drawn[0] == drawn[1] == drawn[2], "draws depend on other clips of the list"
     assert len(set(drawn[0].values())) > 4
+
+
+def test_lists_that_differ_in_length(each: Dataset) -> None:
+    """As lists, padded by the last frame, or nested, from every loader."""
+    listed: list[Clip] = [(key, frames[: 1 + i % 2]) for i, (key, frames) in enumerate(PAIRS)]
+    listed += [("set/3", (5, 39, 0, 2)), ("set/2", (1,))]
+    table = {"episode": [key for key, _ in listed], "frames": [frames for _, frames in listed]}
+    wanted, used = Counter(listed), {(key, one) for key, frames in listed for one in frames}
+    numbers = [*range(len(listed))]
+    for form in ("list", "pad", "nested"):
+        pipe = make(each, table, ragged=form)
+        batches = [*pipe]
+        assert pipe.stats()["frames_decoded"] == len(used)
+        for batch in batches:
+            if form == "nested":
+                counts = (~batch["frames_is_pad"]).sum(dim=1).tolist()
+                assert batch["image"].offsets().diff().tolist() == counts
+                for name in ("image", "id"):
+                    batch[name] = list(batch[name].unbind())
+            elif form == "pad":
+                assert batch["image"].shape[1] == 4
+                rows = [[one for one in row if one >= 0] for row in batch["frames"].tolist()]
+                assert batch["id"][:, -1, 1].tolist() == [row[-1] for row in rows]
+        assert Counter(clips_of(batches)) == wanted
+        mapped = SeqRecordMapDataset(each, **options_of(table, ragged=form))
+        for clip, expected in zip(map(mapped.__getitem__, numbers), listed, strict=True):
+            length = 4 if form == "pad" else len(expected[1])
+            assert len(clip["image"]) == len(clip["id"]) == length
+            assert clip["id"][: len(expected[1]), 1].tolist() == [*expected[1]]
+        single = make(each, table, ragged=form, batch_size=None)
+        assert sorted(len(clip["image"]) for clip in single) == sorted(
+            4 if form == "pad" else len(frames) for _, frames in listed
+        )
+    mapped = SeqRecordMapDataset(each, **options_of(table))
+    assert frames_of(seqrecord.collate(mapped.__getitems__(numbers))) == listed
+    stream = SeqRecordIterableDataset(each, **options_of(table, batch_size=3))
+    loader: Any = DataLoader(stream, batch_size=None, num_workers=1)
+    assert Counter(clips_of(loader)) == wanted
+    padded = SeqRecordIterableDataset(each, **options_of(table, ragged="pad"))
+    assert Counter(clips_of(SeqRecordMix({"a": padded}, batch_size=5))) == wanted
+    uneven = SeqRecordIterableDataset(each, **options_of(table))
+    with pytest.raises(ClipError, match=r"source 'a' differ in length; .*ragged=\"pad\" in a mix"):
+        SeqRecordMix({"a": uneven}, batch_size=4)
+    with pytest.raises(ClipError, match=r"nested tensors of lists.*got: note"):
+        make(each, table, features=["id", "note"], ragged="nested")
+
+    def count(clip: dict[str, Any], _: Any) -> dict[str, Any]:
+        return {"id": clip["id"] * ~clip["frames_is_pad"][:, None]}
+
+    for batch in make(each, table, clip_transform=count):
+        lengths = batch["id"][..., 1].count_nonzero(dim=1)
+        assert (lengths <= (~batch["frames_is_pad"]).sum(dim=1)).all()
 
 
 def test_map_dataset_keeps_the_order_of_the_list(numbered: Dataset) -> None:
@@ -602,7 +661,7 @@ def test_ranks_cut_episodes_only_at_shard_boundaries(
 def test_any_list(each: Dataset, data: st.DataObject) -> None:
     """Lists with duplicates; without shuffle, clips are ordered by episode."""
     length, dilation = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 2))
-    more = {
+    more: dict[str, Any] = {
         "batch_size": data.draw(st.integers(1, 5)),
         "shuffle": data.draw(st.booleans()),
         "num_cursors": data.draw(st.none() | st.integers(1, 4)),
@@ -616,7 +675,12 @@ def test_any_list(each: Dataset, data: st.DataObject) -> None:
         more |= {"clip_len": length, "dilation": dilation}
         wanted = [(k, tuple(range(s, s + length * dilation, dilation))) for k, s in listed]
     else:
-        frames = [st.tuples(*[st.integers(0, count - 1)] * length) for count in LENGTHS]
+        least = 1 if data.draw(st.booleans()) else length  # lists may differ in length
+        frames = [
+            st.lists(st.integers(0, count - 1), min_size=least, max_size=length).map(tuple)
+            for count in LENGTHS
+        ]
+        more["ragged"] = data.draw(st.sampled_from(["list", "pad"]))
         each_clip = st.integers(0, 3).flatmap(lambda e: st.tuples(st.just(f"set/{e}"), frames[e]))
         wanted = data.draw(st.lists(each_clip, min_size=1, max_size=60))
         clips, dilation = {"frames": [[*frames] for _, frames in wanted]}, 1
@@ -954,7 +1018,12 @@ BAD: list[tuple[Any, str]] = [
     ({"frames": [[1, None]]}, "nulls"),
     ({"frames": [[1, 2]], "dilation": [2]}, "dilation, beside frames"),
     ({"frames": [None]}, "no lists of frames in column frames"),
-    ({"episode": ["set/0"] * 2, "frames": [[1, 2], [1]]}, "column frames, in row 1"),
+    ({"episode": ["set/0"] * 2, "frames": [[1, 2], [23]]}, "in row 1.*set/0.*0 to 22"),
+    (
+        {"episode": ["set/0"] * 2, "frames": [[1, 2], []]},
+        "an empty list in column frames, in row 1",
+    ),
+    ({"episode": ["set/0"] * 2, "frames": [[1, 2], [-1]]}, "in row 1.*set/0.*0 to 22"),
     ({"episode": ["set/9"], "frames": [[1, 2]]}, "unknown episode, in row 0"),
     ({"episode": [], "frames": []}, "no rows"),
     ({"frames": np.zeros((1, 0), int)}, "not a table|empty list"),

@@ -10,7 +10,8 @@ as episodes: clips are lists of places in their excerpt, within one common windo
     starts      0       1       2           unique, at or after the clip's first place
 
 Plans and engines see places only, and decode each frame once for all clips of its excerpt. An
-episode has several excerpts if its frames exceed the memory for one.
+episode has several excerpts if its frames exceed the memory for one. If lists differ in length, the
+last frame of a shorter one is repeated.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.clips.frames import ClipFrames, ClipKeys, WindowFrames
 from seqrecord.clips.grids import ChunkGrid, IntArray, frame_keys, split_keys
@@ -31,7 +33,8 @@ class FrameLists:
 
     Excerpt `i` contains the frames `frames[first[i]:first[i + 1]]` of `episode[i]`, a row of the
     index; both ascend. Sample `j` belongs to `excerpt[j]`, starts at `start[j]` and has the frames
-    at `places[j]`, int64[T]. Samples are sorted by excerpt and start.
+    at `places[j]`, int64[T], the first `length_of[j]` of them if not `None`. Samples are sorted by
+    excerpt and start.
     """
 
     episode: IntArray
@@ -40,6 +43,7 @@ class FrameLists:
     excerpt: IntArray
     start: IntArray
     places: IntArray
+    length_of: IntArray | None = None
     pads = False
     reach = (0, 0)
     is_anywhere = True
@@ -50,9 +54,10 @@ class FrameLists:
     ) -> tuple[FrameLists, IntArray]:
         """Build excerpts of at most `most` frames (or the frames of one clip).
 
-        `episode`, int64[n], and `frames`, int64[n, T], list samples in any order. Also returns the
-        index of each sample in these arrays, int64[n].
+        `episode`, int64[n], and `frames`, int64[n, T], list samples in any order; -1 follows a
+        shorter list. Also returns the index of each sample in these arrays, int64[n].
         """
+        lengths, frames = (frames >= 0).sum(axis=1), with_last_repeated(frames)
         order = np.lexsort((frames.max(axis=1), frames.min(axis=1), episode))
         episode, frames = episode[order], frames[order]
         excerpt = np.cumsum(np.diff(episode, prepend=episode[:1]) != 0)
@@ -70,7 +75,8 @@ class FrameLists:
         early = places.min(axis=1) - (number - begin) + excerpt * apart
         start = np.maximum.accumulate(early) - excerpt * apart + (number - begin)
         owners = episode[np.searchsorted(excerpt, np.arange(count))]
-        return cls(owners, first, inside, excerpt, start, places), order
+        length_of = None if (lengths == frames.shape[1]).all() else lengths[order]
+        return cls(owners, first, inside, excerpt, start, places, length_of), order
 
     def __len__(self) -> int:
         return len(self.episode)
@@ -85,8 +91,19 @@ class FrameLists:
         return self.episode[excerpt], self.frames[self.first[excerpt] + places]
 
     def frames_of(self, row: IntArray) -> IntArray:
-        """Frames of samples by row, in the user's order, int64[n, T]."""
-        return self.stored(self.excerpt[row][:, None], self.places[row])[1]
+        """Frames of samples by row, in the user's order, int64[n, T]; -1 behind a shorter list."""
+        frames = self.stored(self.excerpt[row][:, None], self.places[row])[1]
+        return np.where(self._is_pad(row), -1, frames)
+
+    def starts_of(self, row: IntArray) -> IntArray:
+        """The earliest frame of samples by row, int64[n]."""
+        return self.stored(self.excerpt[row], self.places[row].min(axis=1))[1]
+
+    def _is_pad(self, row: IntArray) -> npt.NDArray[np.bool_]:
+        """Which places of samples follow a shorter list; bool[n, T]."""
+        count = self.places.shape[1]
+        lengths = np.full(len(row), count) if self.length_of is None else self.length_of[row]
+        return np.arange(count) >= lengths[:, None]
 
     def table(self, episodes: EpisodeTable) -> EpisodeTable:
         """The excerpts as episodes, with the chunks that contain their frames.
@@ -133,8 +150,13 @@ class FrameLists:
 
     def find(self, clips: ClipKeys, _frames: ClipFrames) -> WindowFrames:
         """See `ClipFrames.find`; returns places."""
-        places = self.places[clips.row]
-        return WindowFrames(places, np.zeros(places.shape, np.bool_))
+        return WindowFrames(self.places[clips.row], self._is_pad(clips.row))
+
+
+def with_last_repeated(frames: IntArray) -> IntArray:
+    """Frames, int64[n, T], with -1 behind shorter lists replaced by their last frame."""
+    last = np.maximum((frames >= 0).sum(axis=1) - 1, 0)
+    return np.where(frames < 0, np.take_along_axis(frames, last[:, None], axis=1), frames)
 
 
 def _divided(episode: IntArray, frames: IntArray, most: int) -> IntArray:

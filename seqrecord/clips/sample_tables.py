@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from seqrecord.clips.frame_lists import FrameLists
+from seqrecord.clips.frame_lists import FrameLists, with_last_repeated
 from seqrecord.clips.frames import COPIES, MissingFrames
 from seqrecord.clips.samples import Values, taken
 from seqrecord.clips.tables import MAX_SETTING, IntArray
@@ -111,17 +111,21 @@ def read_samples(
                 got=repr_of(given, 100) if isinstance(given, (str, list)) else given,
             )
 
-    def lists(name: str) -> npt.NDArray[Any]:
-        """A column of lists as an array [n, T]."""
+    def lists(name: str) -> tuple[npt.NDArray[Any], IntArray]:
+        """A column of lists as an array [n, T], and their lengths. The last frame of a shorter list
+        is repeated; other lists must have one length.
+        """
         column = columns.pop(name)
         lengths = np.asarray(pc.list_value_length(column), np.int64)
         problem, length = f"has lists of different lengths in column {name}", int(lengths[0])
-        check_rows(lengths != length, problem, lambda _: length, lengths)
         check_rows(lengths == 0, f"has an empty list in column {name}", lambda _: "a list", lengths)
         flat = pc.list_flatten(column)
         if flat.null_count:
             raise ClipError(f"samples has nulls in the lists of column {name}", expected="numbers")
-        return np.asarray(flat).reshape(-1, length)
+        if name != "frames":
+            check_rows(lengths != length, problem, lambda _: length, lengths)
+        place = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
+        return np.asarray(flat)[(np.cumsum(lengths) - lengths)[:, None] + place], lengths
 
     if not len(names):
         raise ClipError("samples has no rows", expected="at least one sample", got="none")
@@ -136,10 +140,11 @@ def read_samples(
         out_of_range = (dilation < 1) | (dilation > most)
         check_rows(out_of_range, "has an invalid dilation", lambda _: f"1 to {most}", dilation)
     if "frames" in columns:
-        chosen = lists("frames").astype(np.int64)
+        chosen, lengths = lists("frames")
         wrong = ((chosen < 0) | (chosen > last[:, None])).any(axis=1)
         problem = "has a frame outside its episode"
         check_rows(wrong, problem, lambda row: f"0 to {last[row]}", chosen)
+        chosen = np.where(np.arange(chosen.shape[1]) < lengths[:, None], chosen, -1)
     else:
         reach = reaches[episode] // dilation.min() * dilation[:, None].astype(np.int64)
         chosen, (before, behind) = np.asarray(columns.pop("start")), reach.T
@@ -163,7 +168,7 @@ def read_samples(
         if _is_text(column.type):
             own[name] = column.cast(pa.large_string())
         else:
-            own[name] = lists(name) if _is_list(column.type) else np.asarray(column)
+            own[name] = lists(name)[0] if _is_list(column.type) else np.asarray(column)
     if "dilation" in own:
         own["dilation"] = dilation.astype(np.int64)
     return episode, chosen.astype(np.int64), own
@@ -203,7 +208,8 @@ def read_frame_lists(
     mine = np.isin(episode, selected)
     whole = mine.copy()
     if len(missing):
-        whole &= ~missing.find(episode[:, None], frames)[0].any(axis=1)
+        filled = with_last_repeated(frames)
+        whole &= ~missing.find(episode[:, None], filled)[0].any(axis=1)
     if not whole.any():
         raise ClipError(
             "no sample belongs to a selected episode and has all features",

@@ -285,6 +285,16 @@ def squeeze(features: Mapping[str, Any], names: Collection[str]) -> dict[str, An
     return found
 
 
+def cut(features: Mapping[str, Any], lengths: Sequence[int], *, as_nested: bool) -> dict[str, Any]:
+    """Cut features of a batch to the lengths of its clips: lists of clips, or nested tensors."""
+    found = dict[str, Any]()
+    for name, item in features.items():
+        found[name] = [clip[:length] for clip, length in zip(item, lengths, strict=True)]
+        if as_nested and isinstance(item, torch.Tensor):
+            found[name] = nested(found[name])
+    return found
+
+
 def clips_of(frames: list[Any], num_clips: int) -> list[list[Any]]:
     """Split consecutive frames into lists, one per clip."""
     length = len(frames) // num_clips

@@ -236,6 +236,7 @@ class ClipLoader:
         nested, squeezed = self.selection.nested, self.selection.squeezed
         features: dict[str, Any] = for_users(batch.features, nested, squeezed)
         if self.batch_size is not None:
+            features = self.selection.cut_clips(features, columns)
             for name, column in plan.columns(number).items() if self._has_sequences else ():
                 columns[name] = torch.from_numpy(column)
             return [{**features, **columns}]
@@ -245,6 +246,7 @@ class ClipLoader:
                 features[name] = [item]
             elif are_copied:
                 features[name] = [torch.from_numpy(np.array(row)) for row in item.numpy()]
+        features = self.selection.cut_clips(features, columns, single=True)
         return self.selection.singles(features, columns)[::-1]
 
     def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:

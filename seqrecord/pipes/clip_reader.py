@@ -120,11 +120,12 @@ class ClipReader:
         columns, _ = selection.columns.of(clips, frames, drawn)
 
         def batch() -> dict[str, Any]:
-            return {**for_users(features, selection.nested), **columns}
+            given = for_users(features, selection.nested)
+            return {**selection.cut_clips(given, columns), **columns}
 
         def single() -> list[dict[str, Any]]:
             given = {name: self._divided(name, values) for name, values in features.items()}
-            return selection.singles(given, columns)
+            return selection.singles(selection.cut_clips(given, columns, single=True), columns)
 
         return ClipSequence(len(numbers), batch, single)
 

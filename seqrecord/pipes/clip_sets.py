@@ -65,8 +65,7 @@ class DatasetEpisodes:
         """See `SampleEpisodes`."""
         if self.excerpts is None:
             return clips.episode, clips.start
-        first: IntArray = self.excerpts.frames_of(clips.row).min(axis=1)
-        return self.excerpts.episode[clips.episode], first
+        return self.excerpts.episode[clips.episode], self.excerpts.starts_of(clips.row)
 
     def extent(self, clips: ClipKeys, dilation: IntArray) -> tuple[IntArray, IntArray]:
         """See `SampleEpisodes`."""

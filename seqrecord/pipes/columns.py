@@ -17,6 +17,9 @@ from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_windows import FeatureWindows
 from seqrecord.pipes.draws import AugmentationSampler, ClipEpisodes, StepSampler
 
+FRAMES_IS_PAD = "frames_is_pad"
+"""Name of the mask of lists of frames that differ in length: true behind a shorter list."""
+
 DIM_IS_PAD = "_dim_is_pad"
 """End of the names of masks: values of the last axis that the source lacks."""
 
@@ -60,9 +63,11 @@ class BatchColumns:
                 length = int(steps.num_frames[0])
         columns: dict[str, Any] = {"episode": [one.key for one in metadata]}
         listed = self.episodes.frames(clips)
-        columns["start"] = torch.from_numpy(clips.start if listed is None else listed.min(axis=1))
+        columns["start"] = torch.from_numpy(self.episodes.starts(clips))
         if listed is not None:
             columns["frames"] = torch.from_numpy(listed)
+            if self.episodes.lists_differ:
+                columns[FRAMES_IS_PAD] = torch.from_numpy(listed < 0)
         elif self.steps is not None and self.steps.span is not None:
             found = windows.selected.usual.find(clips, frames).frames
             columns["frames"] = torch.from_numpy(found[:, :length])

@@ -84,10 +84,14 @@ class ClipEpisodes:
         """The frames of clips from frame lists, int64[n, T]; `None` for other clips."""
         return None if self.excerpts is None else self.excerpts.frames_of(clips.row)
 
+    @property
+    def lists_differ(self) -> bool:
+        """Whether clips are lists of frames that differ in length."""
+        return self.excerpts is not None and self.excerpts.length_of is not None
+
     def starts(self, clips: ClipKeys) -> IntArray:
         """The first frames of clips in their stored episodes, int64[n]."""
-        frames = self.frames(clips)
-        return clips.start if frames is None else frames.min(axis=1)
+        return clips.start if self.excerpts is None else self.excerpts.starts_of(clips.row)
 
     def numbers(self, clips: ClipKeys) -> IntArray:
         """Numbers of clips, int64[n], which depend on the keys of episodes and the starts, and on

@@ -69,7 +69,8 @@ class FrameArrays:
             arrays, nested = ragged_arrays(options.ragged, stored)
             return cls(stored, arrays, nested)
         problem = "ragged does not go with frame_transform, which gives frames of one shape"
-        raise_if(options.ragged != "list", problem, 'ragged="list"', repr_of(options.ragged, 100))
+        is_wrong = options.ragged != "list" and (excerpts is None or excerpts.length_of is None)
+        raise_if(is_wrong, problem, 'ragged="list"', repr_of(options.ragged, 100))
         given = options.frame_transform
         given = given if isinstance(given, FrameTransform) else FrameTransform(given)
         transform, windows = bound(given.function, dataset.features), found.windows.stored

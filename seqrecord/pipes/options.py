@@ -220,10 +220,11 @@ class ClipOptions:
             A table is a dict of columns, a table of Arrow, pandas or Polars, or the path of a
             Parquet file. Columns: `episode`, keys; `start`, first frames, or `frames`. Without
             these two, a row stands for all clips of its episode. `frames` lists the frames of each
-            clip, such as `[3, 41]`, in any order and of equal length for all clips; then `clip_len`
-            must be `None`, batches have the column `frames`, int64 [batch, T], and `start` is the
-            earliest frame. `episodes` filters the table; with `start` or `frames`, `stride` must
-            be 1.
+            clip, such as `[3, 41]`, in any order; then `clip_len` must be `None`, batches have the
+            column `frames`, int64 [batch, T], and `start` is the earliest frame. If lists differ in
+            length, `ragged` gives the form of features, `frames` has -1 behind a shorter list, and
+            `frames_is_pad`, bool [batch, T], is true there. `episodes` filters the table; with
+            `start` or `frames`, `stride` must be 1.
 
             Optional columns: `repeat`, mean number of occurrences in an epoch, 1 by default: 2.3
             means two occurrences in most epochs and three in the others, as the seed decides;
@@ -286,7 +287,9 @@ class ClipOptions:
             true for values of the frame. "nested": a nested tensor of layout `torch.jagged`,
             [clip_len, ?, …] or [batch * clip_len, ?, …], if only the first dimension varies. A dict
             has a form for each feature, or the sizes to pad to, one per varying dimension:
-            `{"points": "nested", "image": (480, 640)}`; other features are lists.
+            `{"points": "nested", "image": (480, 640)}`; other features are lists. Also the form of
+            all features for lists of `frames` that differ in length: "list", a tensor [length, …]
+            per clip; "pad", the last frame of a shorter list repeated; "nested", [batch, ?, …].
         vectors: form of vectors [D] and scalars in batches, by feature: `{"action":
             Vector(pad_to=32, normalize="mean_std")}`. `place` and `pad_to` make longer vectors, and
             the column `action_dim_is_pad`, bool [batch, size], true where the source has no value;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -16,6 +16,7 @@ from seqrecord.clips.transforms import ClipFunction, chain_of
 from seqrecord.engine.calls import ClipFunctions
 from seqrecord.errors import ClipError, SeqRecordError, located
 from seqrecord.pipes.arrays import bytes_by_group, check_tensors, in_pieces
+from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.clip_sets import ClipSet
 from seqrecord.pipes.distributed import warn_once
@@ -27,6 +28,7 @@ from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.vectors import vector_steps
 from seqrecord.reading.dataset import Dataset, DatasetLike, cached_in, skipping_bad_episodes
 from seqrecord.reading.filters import check_metadata
+from seqrecord.reading.frames import ArraySpec
 from seqrecord.reading.opening import dataset_of
 from seqrecord.sampling.memory import USUAL_LIMIT
 from seqrecord.sampling.sequences import COLUMNS as SEQUENCE_COLUMNS
@@ -159,7 +161,18 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
         fixed = {n for n, spec in made.items() if spec.is_fixed or spec.value != "array"}
         squeezed = frozenset(fixed.intersection(windows.alone))
     nested = frozenset(n for n in frames.nested if n in made and not made[n].is_fixed)
-    return replace(selection, nested=nested, squeezed=squeezed)
+    form, lists = "pad", found.excerpts
+    if lists is not None and lists.length_of is not None and not functions:
+        form = options.ragged if isinstance(options.ragged, str) else "list"
+        _check_cut(form, made, nested)
+    return replace(selection, nested=nested, squeezed=squeezed, cut=form)
+
+
+def _check_cut(form: str, made: Mapping[str, ArraySpec], nested: Collection[str]) -> None:
+    """Raise `ClipError` if a nested tensor would have two varying dimensions."""
+    varying = [n for n, spec in made.items() if not spec.is_fixed] if form == "nested" else nested
+    problem = "nested tensors of lists of frames that differ in length need one shape"
+    raise_if(bool(varying), problem, 'ragged="list" or "pad"', ", ".join(varying))
 
 
 def _with_functions(

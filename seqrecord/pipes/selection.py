@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 
 from seqrecord.clips.frames import ClipFrames, ClipKeys
 from seqrecord.clips.tables import EpisodeTable, IntArray
+from seqrecord.engine.arena import cut
 from seqrecord.engine.batches import ClipRows
 from seqrecord.engine.calls import ClipDraws
 from seqrecord.engine.vectors import VectorSteps
 from seqrecord.pipes.clip_sets import ClipSet
 from seqrecord.pipes.clip_windows import FeatureWindows
 from seqrecord.pipes.collating import SingleClip, batch_memory
-from seqrecord.pipes.columns import DIM_IS_PAD, BatchColumns
+from seqrecord.pipes.columns import DIM_IS_PAD, FRAMES_IS_PAD, BatchColumns
 from seqrecord.pipes.draws import AugmentationSampler, ClipEpisodes, StepSampler
 from seqrecord.pipes.frame_arrays import FrameArrays
 from seqrecord.pipes.options import ClipOptions
@@ -47,6 +48,7 @@ class Selection:
         metadata: the metadata entries that are columns of batches.
         nested: the features that come as nested tensors.
         squeezed: the features without a frame axis.
+        cut: the form of features of frame lists that differ in length; "pad" leaves all frames.
         vectors: steps of features: normalization, placement. `made` includes them.
         memory: pools for single clips, kept as long as the selection.
     """
@@ -63,6 +65,7 @@ class Selection:
     metadata: tuple[str, ...] = ()
     nested: frozenset[str] = frozenset()
     squeezed: frozenset[str] = frozenset()
+    cut: str = "pad"
     vectors: VectorSteps = field(default_factory=dict)
     memory: PerProcess[Any] = field(default_factory=partial(PerProcess, batch_memory), repr=False)
 
@@ -87,6 +90,15 @@ class Selection:
             name: vectors[name].made if name in vectors else self.given(name) for name in self.made
         }
         return replace(self, made=made, vectors=vectors)
+
+    def cut_clips(
+        self, features: dict[str, Any], columns: Mapping[str, Any], *, single: bool = False
+    ) -> dict[str, Any]:
+        """Cut the features of a batch to the lengths of its lists; of `single` clips, as lists."""
+        if self.cut == "pad":
+            return features
+        lengths = (~columns[FRAMES_IS_PAD]).sum(dim=1).tolist()
+        return cut(features, lengths, as_nested=self.cut == "nested" and not single)
 
     def singles(
         self, features: Mapping[str, Sequence[Any]], columns: Mapping[str, Any]

@@ -83,6 +83,10 @@ class MixedBatches:
         Raises `ClipError` if two kinds of entries have one name.
         """
         selections = {number: source.selection for number, source in sources.items()}
+        for number, selection in selections.items():
+            problem = f"lists of frames of source {sources[number].name!r} differ in length"
+            got = f"ragged={selection.cut!r}"
+            raise_if(selection.cut != "pad", problem, 'ragged="pad" in a mix', got)
         having = {n: [one for one in selections.values() if n in one.made] for n in features}
         first = {name: some[0] for name, some in having.items() if some}.items()
         columns = {n: c for one in selections.values() for n, c in one.column_kinds.items()}
