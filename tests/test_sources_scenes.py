@@ -187,6 +187,21 @@ def test_folders_with_names_of_scenes_are_no_scenes(tmp_path: Path) -> None:
     assert sum(each.count for each in inventory_of(source).left_out) == 12
 
 
+def test_a_scene_of_two_layouts(tmp_path: Path) -> None:
+    """The first layout, or the named one; the files of the other one are listed."""
+    write_nerfstudio(tmp_path)
+    write_colmap(tmp_path)
+    for options, dataset, count in (({}, "nerfstudio", 5), ({"layout": "colmap"}, "colmap", 5)):
+        source = open_source(tmp_path, **options)  # type: ignore[arg-type]
+        [info] = source.episodes()
+        assert (info.metadata["dataset"], info.num_frames) == (dataset, count)
+        patterns = " ".join(each.pattern for each in inventory_of(source).left_out)
+        assert ("sparse/0" in patterns) == (dataset == "nerfstudio")
+        assert ("transforms.json" in patterns) == (dataset == "colmap")
+    with pytest.raises(SourceError, match=r"unknown layout of scenes; .*got: blender"):
+        open_source(tmp_path, layout="blender")
+
+
 IMAGES, CAMERAS = "sparse/0/images.bin", "sparse/0/cameras.bin"
 PINCAM = "lowres_wide_intrinsics/41069021_305.465.pincam"
 DAMAGED: dict[str, tuple[str, Damage, str, str]] = {  # layout, damage, file of the error, message

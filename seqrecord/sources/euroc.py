@@ -207,19 +207,11 @@ def _pinhole(sensor: dict[str, Any], path: Path) -> Camera | None:
 
 
 def _numbers(text: str, name: str, path: Path, count: int | None = None) -> list[float]:
-    numbers = [_number(word, name, path) for word in text.split(",")]
-    if count is not None and len(numbers) != count:
-        raise SourceError(
-            f"invalid {name}", file=str(path), expected=f"{count} numbers", got=len(numbers)
-        )
-    return numbers
-
-
-def _number(word: str, name: str, path: Path) -> float:
     try:
-        number = float(word)
+        numbers = [float(word) for word in text.split(",")]
     except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise SourceError(f"invalid {name}", file=str(path), expected="numbers", got=word[:120])
-    return number
+        numbers = [math.nan]
+    if not all(map(math.isfinite, numbers)) or count not in (None, len(numbers)):
+        expected = f"{count or 'finite'} numbers"
+        raise SourceError(f"invalid {name}", file=str(path), expected=expected, got=text[:120])
+    return numbers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,24 +68,24 @@ class SceneSource(SequenceSource):
         return super().exists() and bool(self._places)
 
     def is_sequence(self, names: set[str]) -> bool:
-        return self._layout(names) is not None
+        return any(layout.fits(names) for layout in self._allowed)
 
     def sequences(self, folder: Path) -> Mapping[str, Path]:
-        layout = self._layout({name for name, _ in list_folder(folder)})
-        assert layout is not None, "the folder was found by its layout"
-        places = layout.places(folder)
-        self._layouts.update(dict.fromkeys(places.values(), (layout.name, folder)))
-        key = self.key(folder)
-        return {f"{key}/{name}".rstrip("/"): place for name, place in places.items()}
+        names, key = {name for name, _ in list_folder(folder)}, self.key(folder)
+        for layout in self._allowed:
+            if layout.fits(names) and (places := layout.places(folder)):
+                self._layouts.update(dict.fromkeys(places.values(), (layout.name, folder)))
+                return {f"{key}/{name}".rstrip("/"): place for name, place in places.items()}
+        return {}
 
     def open(self, folder: Path) -> SequenceFrames:
         name, above = self._layouts[folder]
         with located(SourceError, file=str(folder)):
             return sequence_of(LAYOUTS[name].read(folder), name, above, self.wants)
 
-    def _layout(self, names: set[str]) -> Layout | None:
-        layouts = LAYOUTS.values() if self.layout is None else [LAYOUTS[self.layout]]
-        return next((layout for layout in layouts if layout.fits(names)), None)
+    @property
+    def _allowed(self) -> Iterable[Layout]:
+        return LAYOUTS.values() if self.layout is None else [LAYOUTS[self.layout]]
 
     @cached_property
     def _layouts(self) -> dict[Path, tuple[str, Path]]:
