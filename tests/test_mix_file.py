@@ -155,6 +155,13 @@ VALUES: list[tuple[str, Any, Any]] = [
         [{"DepthToMeters": "d"}, {"DepthToMeters": {"features": ["d", "e"], "unit": "mm"}}],
         [DepthToMeters("d"), DepthToMeters("d", "e", unit="mm")],
     ),
+    ("samples", {"dilate": [1, 2]}, samples.dilate(1, 2)),
+    (
+        "samples",
+        ["few.parquet", {"dilate": {"dilations": [1, 4]}}, {"reverse": 0.5}, {"subset": {"of": 9}}],
+        ["few.parquet", samples.dilate(1, 4), samples.reverse(0.5), samples.subset(of=9)],
+    ),
+    ("samples", [{"one_per_episode": None}], [samples.one_per_episode()]),
     ("vectors", {"normalize": "quantiles"}, Vector(normalize="quantiles")),
     ("frame_cache", {"folder": "f", "limit": "1GiB"}, FrameCache("f", "1GiB")),
 ]

@@ -173,15 +173,38 @@ def listed(means: Mapping[tuple[int, ...], float]) -> Callable[[Epochs], None]:
     return check
 
 
+def views(epochs: Epochs) -> None:
+    for epoch in epochs:
+        assert Counter(map(place, epoch)) == starts(3)
+        assert {(clip["dilation"], clip["reversed"]) for clip in epoch} >= {(1, True), (2, False)}
+        for clip in epoch:
+            frames = [clip["start"] + clip["dilation"] * i for i in range(3)]
+            assert clip["frames_of"]["image"] == frames[:: -1 if clip["reversed"] else 1]
+
+
 def budget(epochs: Epochs) -> None:
     for epoch in epochs:
         for number in range(epoch[-1]["batch"] + 1):
             batch = [clip for clip in epoch if clip["batch"] == number]
-            [length] = {len(clip["frames_of"]["image"]) for clip in batch}
+            [length] = {len(clip["frames"]) for clip in batch}
+            assert 2 <= length <= 6
             assert len(batch) == 24 // length or batch[-1] is epoch[-1]
-            assert all(of_length(clip, length) for clip in batch)
-        assert Counter(map(place, epoch)) == starts(6)
-    assert {len(clip["frames_of"]["image"]) for clip in epochs[0]} <= {*range(2, 7)}
+            for clip in batch:
+                frames = clip["frames"]
+                assert clip["frames_of"]["image"] == frames == sorted({*frames})
+                assert clip["start"] <= frames[0] <= frames[-1] < clip["start"] + 8
+        assert Counter(map(place, epoch)) == starts(8)
+
+
+def video(epochs: Epochs) -> None:
+    for epoch in epochs:
+        assert sorted(clip["number"] for clip in epoch) == [*range(len(LENGTHS))]
+        for clip in epoch:
+            frames = [*range(0, LENGTHS[clip["number"]], 5)]
+            rest = len(clip["frames"]) - len(frames)
+            assert clip["frames"] == frames + [-1] * rest
+            assert clip["frames_is_pad"] == [False] * len(frames) + [True] * rest
+            assert clip["frames_of"]["image"][: len(frames)] == frames
 
 
 WEIGHTS = {0: 1.0, 1: 0.2, 3: 0.6}
@@ -220,15 +243,15 @@ CHECKS: dict[str, Callable[[Epochs], None]] = {
     "temporal contrast": contrast,
     "triplets": triplets,
     "overlap": listed({(0, 3): 2, (7, 0): 0.5, (2, 9): 0.25}),
-    "views": listed(
-        {(9, 2, 14, 5): 0.5, (0, 3, 1, 8): 0.5, (7, 6, 19, 12): 0.5, (5, 5, 4, 2): 0.5}
-    ),
+    "views": views,
     "budget": budget,
+    "video at a rate": video,
 }
 
 
 def test_the_page_has_the_schemes() -> None:
     assert SCHEMES.keys() == CHECKS.keys()
+    assert len(SCHEMES) == 20
     for source in SCHEMES.values():
         lines = [line for line in source.splitlines() if line and not line.startswith("#")]
         assert len(lines) <= 10

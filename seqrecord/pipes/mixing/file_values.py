@@ -106,12 +106,14 @@ def _step(key: str, value: Any, steps: Mapping[str, Callable[..., Any]] = _STEPS
         raise ClipError(f"{key} has an invalid step", expected=expected, got=repr_of(value, 100))
     check_keys(f"{key} has an unknown key", value, steps)
     ((name, given),) = value.items()
-    parameters = [*inspect.signature(steps[name]).parameters]
+    parameters = inspect.signature(steps[name]).parameters
     options = dict(given) if isinstance(given, Mapping) else {}
     check_keys(f"{name} has an unknown key", options, parameters)
     values = [] if given is None or isinstance(given, Mapping) else [given]
-    if name == "DepthToMeters" and isinstance(features := options.pop("features", None), list):
-        values = features
+    for key, one in parameters.items():
+        if one.kind is one.VAR_POSITIONAL:  # a list of them
+            given = options.pop(key, given)
+            values = given if isinstance(given, list) else values
     try:
         return steps[name](*values, **options)
     except TypeError:
