@@ -26,6 +26,7 @@ from seqrecord import (
     ClipError,
     Dataset,
     HorizontalFlip,
+    MaxFrames,
     RandomCrop,
     SeqRecordIterableDataset,
     SeqRecordMapDataset,
@@ -286,6 +287,8 @@ def test_lists_that_differ_in_length(each: Dataset) -> None:
     assert Counter(clips_of(loader)) == wanted
     padded = SeqRecordIterableDataset(each, **options_of(table, ragged="pad"))
     assert Counter(clips_of(SeqRecordMix({"a": padded}, batch_size=5))) == wanted
+    limited = make(each, table, batch_size=MaxFrames(9), ragged="pad")  # the longest list has 4
+    assert [batch["image"].shape[:2] for batch in limited] == [(2, 4)] * (len(listed) // 2)
     uneven = SeqRecordIterableDataset(each, **options_of(table))
     with pytest.raises(ClipError, match=r"source 'a' differ in length; .*ragged=\"pad\" in a mix"):
         SeqRecordMix({"a": uneven}, batch_size=4)

@@ -602,7 +602,8 @@ class LoaderOptions(ClipOptions):
         batch_size: clips of a batch; `None` (default) for single clips. With a drawn `clip_len`
             also `MaxFrames(48)`: as many clips as have at most 48 frames together. With
             `clip_len=(2, 24)`: 24 clips of 2 frames, 16 of 3, …, 2 of 24. Workers of a rank may
-            then differ in their numbers of batches; all ranks have the same.
+            then differ in their numbers of batches; all ranks have the same. With lists of
+            `frames`, padded ones count: `MaxFrames(48)` is 2 clips if the longest has 24.
         last_batch: clips that do not divide evenly among ranks, workers and batches. "repeat"
             (default): all ranks and workers get the same number of clips and batches; some repeat a
             clip of another one. "drop": batches are full and their number is the same on all ranks;
@@ -654,9 +655,10 @@ class LoaderOptions(ClipOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.batch_size, MaxFrames) and self.clip_lens is None:
+        varies = self.clip_lens is not None or self.lists_frames
+        if isinstance(self.batch_size, MaxFrames) and not varies:
             raise ClipError(
-                "batch_size=MaxFrames(…) is for a clip_len that is drawn for each batch",
+                "batch_size=MaxFrames(…) is for a drawn clip_len, and for lists of frames",
                 expected="clip_len=(2, 24), for example; or a number of clips",
                 got=f"clip_len={self.clip_len}",
             )

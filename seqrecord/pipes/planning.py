@@ -13,6 +13,7 @@ from seqrecord.engine.stores import FrameRows
 from seqrecord.errors import ClipError, MemoryLimitError
 from seqrecord.pipes.distributed import Ranks
 from seqrecord.pipes.memory import frame_sizes
+from seqrecord.pipes.option_values import MaxFrames
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.residency import Residency
 from seqrecord.pipes.selecting import select
@@ -329,10 +330,13 @@ def plan_clips(location: DatasetLike, options: LoaderOptions) -> EpochPlanner:
     Raises the errors of `select`, and `MemoryLimitError` with the smallest sufficient limit.
     """
     selection = select(location, options)
+    lists = selection.clip_set.excerpts
+    if isinstance(options.batch_size, MaxFrames) and lists is not None:  # padding counts
+        options = replace(options, batch_size=max(1, options.batch_size.frames // lists.length))
     try:
         return EpochPlanner.of(selection, options)
     except MemoryLimitError:
-        if selection.clip_set.excerpts is None:
+        if lists is None:
             raise
     again = replace(options, rename=None, resize=None)  # the dataset has both
     return EpochPlanner.of(select(selection.dataset, again, smallest_excerpts=True), options)
