@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from seqrecord.pipes.options import ClipOptions as ClipOptions
     from seqrecord.profiler.bench import BenchReport as BenchReport
     from seqrecord.profiler.bench import StepTimes as StepTimes
+    from seqrecord.reading.array_specs import FrameFunction as FrameFunction
     from seqrecord.reading.dataset import DatasetLike as DatasetLike
     from seqrecord.reading.filters import EpisodeDescription as EpisodeDescription
     from seqrecord.reading.filters import EpisodeFilter as EpisodeFilter
-    from seqrecord.reading.frames import FrameFunction as FrameFunction
     from seqrecord.reading.metadata import DamagedFile as DamagedFile
     from seqrecord.reading.summary import ClipSummary as ClipSummary
     from seqrecord.reading.summary import FeatureSummary as FeatureSummary

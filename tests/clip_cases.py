@@ -15,7 +15,7 @@ from seqrecord.clips.grids import ChunkGrid, IntArray
 from seqrecord.clips.samples import SampleEpisodes, Samples, empty_clips
 from seqrecord.clips.tables import (
     ClipTable,
-    EpisodeTable,
+    EpisodeLayout,
     MissingFrames,
     enumerate_clips,
 )
@@ -32,7 +32,7 @@ class Case:
     missing: frozenset[tuple[int, int]]
 
     @property
-    def episodes(self) -> EpisodeTable:
+    def episodes(self) -> EpisodeLayout:
         return episode_table(self.num_frames, self.chunk_frames)
 
     @property
@@ -63,11 +63,11 @@ class Case:
         return [start + i * self.spec.dilation for i in range(self.spec.length)]
 
 
-def episode_table(num_frames: Sequence[int], chunk_frames: Sequence[int]) -> EpisodeTable:
+def episode_table(num_frames: Sequence[int], chunk_frames: Sequence[int]) -> EpisodeLayout:
     """Episodes with consecutive chunks."""
     lengths, sizes = np.array(num_frames, np.int64), np.array(chunk_frames, np.int64)
     chunks = -(-lengths // sizes)
-    return EpisodeTable(lengths, (ChunkGrid(sizes, np.cumsum(chunks) - chunks),))
+    return EpisodeLayout(lengths, (ChunkGrid(sizes, np.cumsum(chunks) - chunks),))
 
 
 def grid_of(chunks: Sequence[Sequence[int]], group: int = 0) -> ChunkGrid:

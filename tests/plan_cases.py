@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
-from seqrecord.clips.tables import EpisodeTable, IntArray
+from seqrecord.clips.tables import EpisodeLayout, IntArray
 from seqrecord.sampling import EpochPlan, Plan, PlanSettings, Shard
 from seqrecord.sampling.plan import Frees, Loads, Round
 from tests.clip_cases import Case, cases
@@ -101,7 +101,7 @@ class Engine:
         self.samples: list[int] = []
 
     @classmethod
-    def of(cls, plan: Plan, episodes: EpisodeTable, spec: ClipSpec) -> Engine:
+    def of(cls, plan: Plan, episodes: EpisodeLayout, spec: ClipSpec) -> Engine:
         """An engine for one group, whose chunks have one length in each episode."""
         sizes = zip(
             episodes.num_frames.tolist(), episodes.leading_grid.chunk_frames.tolist(), strict=True

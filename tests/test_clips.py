@@ -21,7 +21,7 @@ from seqrecord.clips.grids import (
 )
 from seqrecord.clips.tables import (
     ClipTable,
-    EpisodeTable,
+    EpisodeLayout,
     MissingFrames,
     enumerate_clips,
     missing_from_bitmaps,
@@ -61,7 +61,7 @@ def test_enumerates_every_whole_clip_in_order(case: Case) -> None:
 
 
 def test_missing_frames_from_bitmaps_by_hand() -> None:
-    def found(episodes: EpisodeTable, *rows: Any) -> list[tuple[int, int, int]]:
+    def found(episodes: EpisodeLayout, *rows: Any) -> list[tuple[int, int, int]]:
         chunk, present = (np.array(row) for row in rows)
         words = np.zeros_like(chunk)
         return runs(missing_from_bitmaps(episodes, [(chunk, words, present.astype(np.uint64))]))
@@ -76,7 +76,7 @@ def test_missing_frames_from_bitmaps_by_hand() -> None:
     assert found(episode_table([3], [64]), [0], [0b111]) == []
     # An episode without frames owns no chunk.
     grid = ChunkGrid(np.array([4, 4, 4]), np.array([0, 1, 1]))
-    assert found(EpisodeTable(np.array([4, 0, 4]), (grid,)), [1], [0b0111]) == [(2, 3, 4)]
+    assert found(EpisodeLayout(np.array([4, 0, 4]), (grid,)), [1], [0b0111]) == [(2, 3, 4)]
     # Runs continue across the groups in which bitmaps are expanded.
     count = (1 << 16) + 10
     assert found(episode_table([count], [1]), range(count), np.zeros(count)) == [(0, 0, count)]

@@ -33,7 +33,7 @@ from seqrecord import (
     SeqRecordPipe,
     SeqRecordWriter,
 )
-from seqrecord.clips.tables import ClipTable, EpisodeTable, enumerate_clips
+from seqrecord.clips.tables import ClipTable, EpisodeLayout, enumerate_clips
 from seqrecord.errors import MemoryLimitError
 from seqrecord.processes.machine import process_memory
 from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard, resident_bounds
@@ -219,13 +219,13 @@ def test_workers_share_the_default_limit(path: Path) -> None:
 
 def dataset(
     num_frames: tuple[int, ...], spec: ClipSpec, chunk_frames: int = 8
-) -> tuple[ClipTable, EpisodeTable]:
+) -> tuple[ClipTable, EpisodeLayout]:
     episodes = episode_table(num_frames, [chunk_frames] * len(num_frames))
     return enumerate_clips(spec, episodes, np.arange(len(episodes))), episodes
 
 
 def settled(
-    data: tuple[ClipTable, EpisodeTable],
+    data: tuple[ClipTable, EpisodeLayout],
     max_held: int,
     shuffle_buffer: int | None = 256,
     *,

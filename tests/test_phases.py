@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from seqrecord import ClipSpec
 from seqrecord.clips.grids import ChunkGrid
-from seqrecord.clips.tables import EpisodeTable, enumerate_clips
+from seqrecord.clips.tables import EpisodeLayout, enumerate_clips
 from seqrecord.sampling import EpochPlan, Phases, PlanSettings
 from seqrecord.sampling.random_order import clips_before, times_in_epoch
 from tests.clip_cases import Case, cases, episode_table, listed_clips
@@ -148,7 +148,7 @@ def test_weighted_clips_before_an_epoch_match_counting(
 
 
 def test_sparse_clips_of_a_long_episode_read_few_chunks() -> None:
-    episodes = EpisodeTable(
+    episodes = EpisodeLayout(
         np.array([100_000]), (ChunkGrid(np.array([16]), np.zeros(1, np.int64)),)
     )
     spec = ClipSpec(4)
@@ -167,7 +167,7 @@ def test_peak_memory_counts_frames_between_distant_clips() -> None:
         ChunkGrid(np.array([4]), np.zeros(1, np.int64)),
         ChunkGrid(np.array([100]), np.zeros(1, np.int64), 1),
     )
-    episodes = EpisodeTable(np.array([60 * count]), grids)
+    episodes = EpisodeLayout(np.array([60 * count]), grids)
     none = np.zeros(count, np.int64)
     table = listed_clips(ClipSpec(1), 1, none, 60 * np.arange(count), none + 1)
     settings = PlanSettings(

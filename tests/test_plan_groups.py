@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
-from seqrecord.clips.tables import ClipTable, EpisodeTable, MissingFrames, enumerate_clips
+from seqrecord.clips.tables import ClipTable, EpisodeLayout, MissingFrames, enumerate_clips
 from seqrecord.sampling import (
     ClipStats,
     EpochPlan,
@@ -47,9 +47,9 @@ class Case:
         return [sum(lengths) for lengths in self.groups[0]]
 
     @property
-    def episodes(self) -> EpisodeTable:
+    def episodes(self) -> EpisodeLayout:
         grids = tuple(grid_of(chunks, i) for i, chunks in enumerate(self.groups))
-        table = EpisodeTable(np.array(self.num_frames), grids)
+        table = EpisodeLayout(np.array(self.num_frames), grids)
         return table.with_leading(self.leading, np.array(self.selected))
 
     @property
@@ -305,5 +305,7 @@ def test_short_episodes_use_the_chunk_length_of_longer_ones(
     lengths: list[tuple[int, ...]], selected: list[int], expected: list[int]
 ) -> None:
     num_frames = np.array([sum(chunks) for chunks in lengths])
-    table = EpisodeTable(num_frames, (grid_of(tuple(lengths)),)).with_leading(0, np.array(selected))
+    table = EpisodeLayout(num_frames, (grid_of(tuple(lengths)),)).with_leading(
+        0, np.array(selected)
+    )
     assert table.leading_grid.chunk_frames.tolist() == expected

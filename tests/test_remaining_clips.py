@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec, StateError
-from seqrecord.clips.tables import ClipTable, EpisodeTable, enumerate_clips
+from seqrecord.clips.tables import ClipTable, EpisodeLayout, enumerate_clips
 from seqrecord.sampling import EpochPlan, Plan, PlanSettings, SequencePlan, Shard, ShuffledPlan
 from seqrecord.sampling.elastic import EpochSegment, find_remaining, items_of_workers
 from seqrecord.sampling.sequences import sequence_settings
@@ -28,7 +28,7 @@ SETTINGS = PlanSettings(num_cursors=3, block_frames=8, batch_size=4)
 
 
 def plans_of(
-    table: ClipTable, episodes: EpisodeTable, segment: EpochSegment, *, epoch: int, number: int = 0
+    table: ClipTable, episodes: EpisodeLayout, segment: EpochSegment, *, epoch: int, number: int = 0
 ) -> list[Plan]:
     """Plans of all shards of a segment, rank by rank."""
     kind: Any = SequencePlan if segment.settings.order == "sequences" else EpochPlan

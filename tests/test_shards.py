@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.tartanair.shuffle_quality import default_settings
 from seqrecord import ClipSpec
 from seqrecord.clips.grids import ChunkGrid
-from seqrecord.clips.tables import EpisodeTable, IntArray, enumerate_clips
+from seqrecord.clips.tables import EpisodeLayout, IntArray, enumerate_clips
 from seqrecord.sampling import (
     ClipStats,
     EpochPlan,
@@ -113,9 +113,9 @@ def test_slices_have_separate_runs() -> None:
 PIECE = 32  # frames
 
 
-def table_of(episodes: list[list[int]]) -> EpisodeTable:
+def table_of(episodes: list[list[int]]) -> EpisodeLayout:
     lengths = np.array([sum(gops) for gops in episodes])
-    table = EpisodeTable(lengths, (grid_of(episodes).in_pieces(lengths, PIECE),))
+    table = EpisodeLayout(lengths, (grid_of(episodes).in_pieces(lengths, PIECE),))
     return table.with_leading(0, np.arange(len(lengths)))
 
 
@@ -206,14 +206,14 @@ def test_runs_are_cut_at_the_longest_chunks_in_pieces() -> None:
     ]
     windows = [Window(offset, 4, 1, 0) for offset in (0, -3, -2)]
     episodes = np.array([1, 0])
-    table = EpisodeTable(lengths, (images, *videos))
+    table = EpisodeLayout(lengths, (images, *videos))
     assert cut_group(table) == 2
     cuts = Cuts.of(episodes, table, windows)
     assert (cuts.offset, cuts.last.tolist()) == (-2, [89, 399])
     begin, end = cuts.chunks(np.array([1, 1, 0]), np.array([201, 202, 88]))
     assert (begin.tolist(), end.tolist()) == ([0, 202, 0], [202, 402, 92])
     # Without pieces it is the leading group.
-    assert cut_group(EpisodeTable(lengths, (images, images), 1)) == 1
+    assert cut_group(EpisodeLayout(lengths, (images, images), 1)) == 1
     assert cut_group(replace(table, groups=(images, videos[0]), leading=0)) == 1
 
 
@@ -221,7 +221,7 @@ def test_runs_are_cut_at_the_longest_chunks_in_pieces() -> None:
 def test_raw_frames_of_long_chunks_are_cut_anywhere(lengths: tuple[int, ...]) -> None:
     """With 1,024 frames per chunk, a cut costs one frame less than a clip."""
     grid = ChunkGrid(np.full(len(lengths), 1024), np.arange(len(lengths)), by_frame=True)
-    table = EpisodeTable(np.array(lengths), (grid,))
+    table = EpisodeLayout(np.array(lengths), (grid,))
     clips = enumerate_clips(ClipSpec(16), table, np.arange(len(lengths)))
     stats = ClipStats.of(clips, table)
     assert stats.cut_frames == 15
@@ -237,7 +237,7 @@ def test_raw_frames_of_long_chunks_are_cut_anywhere(lengths: tuple[int, ...]) ->
 
 def test_chunks_no_longer_than_clips_are_not_cut() -> None:
     grid = ChunkGrid(np.array([8, 16]), np.array([0, 20]), by_frame=True)
-    table = EpisodeTable(np.array([100, 100]), (grid,))
+    table = EpisodeLayout(np.array([100, 100]), (grid,))
     cuts = Cuts.of(np.array([0, 1]), table, [Window(0, 16, 1, 16)])
     first, stop = cuts.chunks(np.array([0, 1]), np.array([20, 20]))
     assert (first.tolist(), stop.tolist()) == ([16, 16], [24, 32])

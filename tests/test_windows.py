@@ -32,7 +32,7 @@ from seqrecord import (
     SeqRecordWriter,
     StateError,
 )
-from seqrecord.pipes.selecting import select
+from seqrecord.pipes.select_clips import select
 from seqrecord.samples import dilate, every
 from seqrecord.sampling import Window
 from tests.clip_data import LENGTHS, effective_arguments, expected_frame, names

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, batch_quality
 from seqrecord.clips.grids import ChunkGrid
-from seqrecord.clips.tables import ClipSpec, EpisodeTable, enumerate_clips
+from seqrecord.clips.tables import ClipSpec, EpisodeLayout, enumerate_clips
 from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard
 from seqrecord.sampling.memory import FrameSizes, MemoryRequest, usual_limit
 
@@ -90,7 +90,7 @@ def measured(
 ) -> Mixing:
     """Figures of `epochs` epochs with default settings."""
     lengths = np.array(case.lengths, np.int64)
-    episodes = EpisodeTable(lengths, tuple(_grids(case)))
+    episodes = EpisodeLayout(lengths, tuple(_grids(case)))
     table = enumerate_clips(ClipSpec(SPAN, 1), episodes, np.arange(len(lengths)))
     sizes_of_chunks = [min(n, case.pieces or n) for n in case.chunks]
     stored = max(n * size for n, size in zip(sizes_of_chunks, case.frames, strict=True))

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips.grids import ChunkGrid
-from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, enumerate_clips
+from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeLayout, enumerate_clips
 from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard
 from seqrecord.sampling.memory import AHEAD, FrameSizes, MemoryRequest
 
@@ -88,12 +88,12 @@ def batch_quality(episode: IntArray, start: IntArray, batch_sizes: IntArray, spa
     )
 
 
-def episode_table(num_frames: Sequence[int] | IntArray, chunk_frames: int) -> EpisodeTable:
+def episode_table(num_frames: Sequence[int] | IntArray, chunk_frames: int) -> EpisodeLayout:
     """Episodes of these lengths, one after the other, all in chunks of one size."""
     lengths = np.array(num_frames, np.int64)
     chunks = -(-lengths // chunk_frames)
     sizes = np.full(len(lengths), chunk_frames, np.int64)
-    return EpisodeTable(lengths, (ChunkGrid(sizes, np.cumsum(chunks) - chunks),))
+    return EpisodeLayout(lengths, (ChunkGrid(sizes, np.cumsum(chunks) - chunks),))
 
 
 def memory_request(
@@ -195,7 +195,7 @@ class Measured:
 
 def measure(
     table: ClipTable,
-    episodes: EpisodeTable,
+    episodes: EpisodeLayout,
     settings: PlanSettings,
     *,
     num_shards: int = 1,
@@ -263,7 +263,7 @@ def _print_parts(args: argparse.Namespace) -> None:
 
 
 def _print_shards_row(
-    episodes: EpisodeTable, num_shards: int, room: int, chosen: PlanSettings, found: Measured
+    episodes: EpisodeLayout, num_shards: int, room: int, chosen: PlanSettings, found: Measured
 ) -> None:
     quality = found.quality
     print(
@@ -308,7 +308,7 @@ def _mean(figures: list[Quality]) -> Quality:
 
 
 def _grid(
-    table: ClipTable, episodes: EpisodeTable, batch_size: int, max_frames: int
+    table: ClipTable, episodes: EpisodeLayout, batch_size: int, max_frames: int
 ) -> Iterator[tuple[str, PlanSettings]]:
     base = PlanSettings(seed=1, batch_size=batch_size)
     for cursors, block, run in (

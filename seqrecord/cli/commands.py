@@ -137,7 +137,7 @@ def _show_samples(dataset: Dataset, samples: str, clip_len: int | None, *, as_js
     from seqrecord.pipes.mixing.file_values import python_value
     from seqrecord.pipes.mixing.yaml_file import yaml_value
     from seqrecord.pipes.options import ClipOptions, check_option
-    from seqrecord.pipes.selecting import select
+    from seqrecord.pipes.select_clips import select
 
     value = check_option("samples", python_value("samples", yaml_value(samples or "null")))
     first = value[0] if isinstance(value, list) else value

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from seqrecord.clips.frames import ClipFrames, ClipKeys, WindowFrames
 from seqrecord.clips.grids import ChunkGrid, IntArray, frame_keys, split_keys
-from seqrecord.clips.tables import EpisodeTable
+from seqrecord.clips.tables import EpisodeLayout
 from seqrecord.processes.forks import cached_property
 
 
@@ -105,7 +105,7 @@ class FrameLists:
         lengths = np.full(len(row), count) if self.length_of is None else self.length_of[row]
         return np.arange(count) >= lengths[:, None]
 
-    def table(self, episodes: EpisodeTable) -> EpisodeTable:
+    def table(self, episodes: EpisodeLayout) -> EpisodeLayout:
         """The excerpts as episodes, with the chunks that contain their frames.
 
         Long video chunks are not cut into pieces: the frames of an excerpt in one chunk are decoded
@@ -124,7 +124,7 @@ class FrameLists:
             first_frame = begins - self.first[owner[begins]]
             found = ChunkGrid.of(self.num_frames, first_chunk, first_frame, group=grid.group)
             groups.append(replace(found, rows=chunk[begins], by_frame=grid.by_frame))
-        return EpisodeTable(self.num_frames, tuple(groups), episodes.leading)
+        return EpisodeLayout(self.num_frames, tuple(groups), episodes.leading)
 
     # ---- `ClipWindow`, for all features
 

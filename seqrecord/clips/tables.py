@@ -38,7 +38,7 @@ from seqrecord.units import is_integer
 __all__ = [
     "ClipSpec",
     "ClipTable",
-    "EpisodeTable",
+    "EpisodeLayout",
     "IntArray",
     "MissingFrames",
     "enumerate_clips",
@@ -100,7 +100,7 @@ class ClipSpec:
 
 
 @dataclass(frozen=True, eq=False)
-class EpisodeTable:
+class EpisodeLayout:
     """Integers of an index for clips and plans.
 
     Episode `e` has `num_frames[e]` frames, int64[episodes]. `groups` are the chunk grids of groups
@@ -116,7 +116,7 @@ class EpisodeTable:
         """Chunks of the leading group."""
         return self.groups[self.leading]
 
-    def with_leading(self, leading: int, selected: IntArray) -> EpisodeTable:
+    def with_leading(self, leading: int, selected: IntArray) -> EpisodeLayout:
         """The table with another leading group, for an epoch of the `selected` episodes.
 
         The chunk size of a single-chunk episode is unknown. It is taken from the next larger chunk
@@ -136,13 +136,13 @@ class EpisodeTable:
         chunk_frames[selected[single]] = nominal
         groups = list(self.groups)
         groups[leading] = replace(lead, chunk_frames=chunk_frames)
-        return EpisodeTable(self.num_frames, tuple(groups), leading)
+        return EpisodeLayout(self.num_frames, tuple(groups), leading)
 
     def __len__(self) -> int:
         return len(self.num_frames)
 
     def __repr__(self) -> str:
-        return f"EpisodeTable({len(self)} episodes, {int(self.num_frames.sum())} frames)"
+        return f"EpisodeLayout({len(self)} episodes, {int(self.num_frames.sum())} frames)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -340,7 +340,7 @@ class ClipTable:
 
 def enumerate_clips(
     spec: ClipSpec,
-    episodes: EpisodeTable,
+    episodes: EpisodeLayout,
     selected: IntArray,
     missing: MissingFrames | None = None,
     *,
@@ -395,7 +395,7 @@ def enumerate_clips(
 
 
 def missing_from_bitmaps(
-    episodes: EpisodeTable,
+    episodes: EpisodeLayout,
     groups: Sequence[tuple[IntArray, IntArray, npt.NDArray[np.uint64]]],
     hidden: Sequence[IntArray] | None = None,
 ) -> MissingFrames:

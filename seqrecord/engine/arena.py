@@ -22,7 +22,7 @@ from seqrecord.engine.device.streams import upload
 from seqrecord.engine.pools import BufferPool, page_aligned
 from seqrecord.errors import ClipError
 from seqrecord.format.pages import aligned
-from seqrecord.reading.frames import SHAPE_DTYPE, ArraySpec, mask_name
+from seqrecord.reading.array_specs import SHAPE_DTYPE, ArraySpec, mask_name
 from seqrecord.schema import FeatureSpec
 
 _BYTE = np.dtype(np.uint8)

@@ -33,7 +33,7 @@ from seqrecord.engine.device.streams import SideStream, side_stream
 from seqrecord.engine.pools import BufferPool, batch_pools, view_of
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.vectors import NO_STEPS, VectorStep, VectorSteps
-from seqrecord.reading.frames import ArraySpec
+from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.sampling.memory import MAX_LOADS
 from seqrecord.schema import FeatureSpec
 

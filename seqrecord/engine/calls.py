@@ -16,8 +16,7 @@ from seqrecord.clips.transforms import ClipFunction, VaryingClipFunction
 from seqrecord.engine.crops import Crop
 from seqrecord.engine.vectors import NO_STEPS, VectorSteps
 from seqrecord.errors import ClipError
-from seqrecord.reading.dataset import Dataset
-from seqrecord.reading.frames import (
+from seqrecord.reading.array_specs import (
     ArraySpec,
     add_place,
     arrays_by_name,
@@ -26,6 +25,7 @@ from seqrecord.reading.frames import (
     size_of_text,
     unchanged_values,
 )
+from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.trials import check_signature, repeatable
 from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.text import repr_of
@@ -104,7 +104,7 @@ class ClipFunctions:
             raise
         return found
 
-    def calls(
+    def calls_for(
         self, seed: int, epoch: int, clips: IntArray, episode: IntArray, start: IntArray
     ) -> Calls:
         """Calls for clips, given by episode rows and first frames; int64[n] each.

@@ -27,7 +27,7 @@ from seqrecord.clips.transforms import (
 from seqrecord.codecs.resizing import nearest_pixels
 from seqrecord.errors import ClipError
 from seqrecord.feature_kinds import has_pixels, is_flow, is_image, known_kind
-from seqrecord.reading.frames import ArraySpec
+from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.sampling.random_order import hash64, key_of
 
 if TYPE_CHECKING:

@@ -19,9 +19,7 @@ from seqrecord.clips.tables import IntArray
 from seqrecord.engine.arena import FeatureRows, Padded, clear_rows
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError
-from seqrecord.reading.chunks import Chunk, Page
-from seqrecord.reading.dataset import Dataset
-from seqrecord.reading.frames import (
+from seqrecord.reading.array_specs import (
     ArraySpec,
     FrameFunction,
     add_place,
@@ -29,6 +27,8 @@ from seqrecord.reading.frames import (
     check_arrays,
     mask_name,
 )
+from seqrecord.reading.chunks import Chunk, Page
+from seqrecord.reading.dataset import Dataset
 
 
 class Transform(NamedTuple):

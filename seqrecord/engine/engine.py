@@ -26,10 +26,10 @@ from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import Batch, BatchForm, Channel, ClosedError, OpenBatch, no_memory
 from seqrecord.engine.buffers import BufferCache, BufferNeeds, Buffers, GroupRows, HostBuffers
 from seqrecord.engine.calls import DrawClips
+from seqrecord.engine.chunk_loader import ChunkLoader
 from seqrecord.engine.decoding import Transform
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.executor import Executor, Slots
-from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import AllFrames, FrameRows, FrameStore, Rings
 from seqrecord.engine.vectors import VectorSteps
@@ -37,8 +37,8 @@ from seqrecord.engine.workers import THREAD_NAME, WorkerPool
 from seqrecord.format.index import GroupIndex
 from seqrecord.processes.forks import at_fork
 from seqrecord.processes.threads import start
+from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.reading.dataset import Dataset
-from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling import Clips, Plan
 from seqrecord.sampling.memory import CONSUMER, Memory
 from seqrecord.schema import FeatureSpec

@@ -24,7 +24,7 @@ import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
 from seqrecord.engine.segments import Lease, Segment, acquire
-from seqrecord.reading.frames import ArraySpec
+from seqrecord.reading.array_specs import ArraySpec
 
 _BYTE = np.dtype(np.uint8)
 _KEEP_SINGLE = 32  # single clips: those of a batch are deleted together

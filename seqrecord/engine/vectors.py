@@ -18,7 +18,7 @@ import torch
 
 from seqrecord.clips.grids import IntArray
 from seqrecord.processes.forks import cached_property
-from seqrecord.reading.frames import ArraySpec
+from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.statistics.normalization import Normalization
 
 _BLOCK_BYTES = 4 << 20  # of clips at a time

@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import Channel, Copy
+from seqrecord.engine.chunk_loader import BegunLoad, ChunkLoader
 from seqrecord.engine.decoding import Fetched
-from seqrecord.engine.loading import BegunLoad, ChunkLoader
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import AssignedLoad, Load
 from seqrecord.engine.trace import Trace

@@ -22,8 +22,8 @@ from seqrecord.lerobot.mix_sources import MixEpisodes, MixSource
 from seqrecord.lerobot.planned import PlannedReader
 from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.collating import collate
-from seqrecord.pipes.mixing.batches import agreed_features, joined_features
 from seqrecord.pipes.mixing.mix import SeqRecordMix, mix_loader
+from seqrecord.pipes.mixing.mixed_batches import agreed_features, joined_features
 from seqrecord.pipes.mixing.sources import StoppingStrategy
 from seqrecord.processes.forks import PerProcess, cached_property
 from seqrecord.statistics.moments import FloatArray

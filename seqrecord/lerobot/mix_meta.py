@@ -35,7 +35,7 @@ from seqrecord.pipes.mixing.file import load_mix
 from seqrecord.pipes.mixing.mix import SeqRecordMix, mix_loader
 from seqrecord.pipes.mixing.tasks import episode_tasks
 from seqrecord.pipes.mixing.yaml_file import read_yaml
-from seqrecord.reading.frames import ArraySpec
+from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.schema import FeatureSpec
 
 _logger = logging.getLogger("seqrecord")

@@ -14,8 +14,8 @@ from seqrecord.errors import ClipError
 from seqrecord.lerobot.mix_sources import MixEpisodes, MixSource
 from seqrecord.lerobot.planned import Order, Share, clip_numbers
 from seqrecord.pipes.loaders import SeqRecordIterableDataset
-from seqrecord.pipes.mixing.loader import MixLoader
 from seqrecord.pipes.mixing.mix import SeqRecordMix, mix_loader
+from seqrecord.pipes.mixing.mix_loader import MixLoader
 from seqrecord.pipes.mixing.sources import MixPlan, SourceLoader, StoppingStrategy
 from seqrecord.pipes.option_values import Vector
 from seqrecord.sampling.sample_functions import skip_last

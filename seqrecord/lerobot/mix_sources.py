@@ -17,7 +17,7 @@ from seqrecord.export.lerobot_meta import TIMESTAMP
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.option_values import Vector
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
-from seqrecord.pipes.selecting import select
+from seqrecord.pipes.select_clips import select
 from seqrecord.pipes.selection import Selection
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.dataset import Dataset

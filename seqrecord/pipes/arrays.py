@@ -15,12 +15,12 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from seqrecord.clips.tables import EpisodeTable
+from seqrecord.clips.tables import EpisodeLayout
 from seqrecord.errors import ClipError, located
 from seqrecord.format.index import GroupIndex
 from seqrecord.pipes.checks import are_names, check, raise_if
+from seqrecord.reading.array_specs import ArraySpec, mask_name
 from seqrecord.reading.dataset import Dataset
-from seqrecord.reading.frames import ArraySpec, mask_name
 from seqrecord.schema import Schema
 from seqrecord.units import is_integer
 
@@ -135,7 +135,7 @@ _PIECE_BYTES = 48 << 20  # decoded, likewise
 _LEAST_FRAMES = 4
 
 
-def in_pieces(table: EpisodeTable, features: Schema) -> EpisodeTable:
+def in_pieces(table: EpisodeLayout, features: Schema) -> EpisodeLayout:
     """The episodes with long chunks of video in pieces, see `ChunkGrid.in_pieces`, and with
     chunks of raw features marked, of which single frames are read: texts beside them are short."""
     groups = list(table.groups)

@@ -30,7 +30,7 @@ from seqrecord.engine.arena import Arena, FeatureRows, RaggedFrames, for_users, 
 from seqrecord.engine.batches import CallThreads, ClipRows, Copy, repeats
 from seqrecord.engine.buffers import BufferNeeds, HostBuffers
 from seqrecord.engine.calls import ClipDraws, as_arrays
-from seqrecord.engine.loading import ChunkLoader
+from seqrecord.engine.chunk_loader import ChunkLoader
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import first_rows
 from seqrecord.errors import SeqRecordError
@@ -40,8 +40,8 @@ from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.residency import features_in_memory, frames_in_memory
 from seqrecord.pipes.selection import Selection
 from seqrecord.processes.forks import PerProcess
+from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.reading.dataset import Dataset
-from seqrecord.reading.frames import ArraySpec
 from seqrecord.units import parse_size
 
 _BLOCK_BYTES = 128 << 10  # of small frames, read at once: as many as Linux reads ahead

@@ -25,8 +25,8 @@ from seqrecord.engine.crops import ClipCrops, Crop, DrawBatch
 from seqrecord.errors import ClipError, located
 from seqrecord.feature_kinds import partner_of
 from seqrecord.pipes.distributed import warn_once
+from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.reading.dataset import Dataset
-from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.text import repr_of
 
@@ -307,7 +307,7 @@ class AugmentationSampler:
             parts |= dict.fromkeys(sorted(camera.crops.features), (camera.crops, windows))
         changes = {each.name: each.change(parts, len(start)) for each in self._intrinsics}
         if self.functions is not None:
-            calls = self.functions.calls(seed, epoch, numbers, episode, start)
+            calls = self.functions.calls_for(seed, epoch, numbers, episode, start)
         return ClipDraws(Crop(parts, changes) if parts or changes else None, calls)
 
     def sizes(self, draw_batch: DrawBatch) -> dict[str, tuple[int, int]]:

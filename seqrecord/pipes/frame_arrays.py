@@ -18,8 +18,7 @@ from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.clip_sets import ClipSet
 from seqrecord.pipes.option_values import FrameTransform
 from seqrecord.pipes.options import ClipOptions
-from seqrecord.reading.dataset import Dataset
-from seqrecord.reading.frames import (
+from seqrecord.reading.array_specs import (
     ArraySpec,
     FrameFunction,
     add_place,
@@ -27,6 +26,7 @@ from seqrecord.reading.frames import (
     first_frame,
     unchanged_values,
 )
+from seqrecord.reading.dataset import Dataset
 from seqrecord.text import repr_of
 
 

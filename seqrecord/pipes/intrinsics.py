@@ -16,8 +16,8 @@ from seqrecord.feature_kinds import (
     are_intrinsics,
     is_picture,
 )
+from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.reading.dataset import Dataset
-from seqrecord.reading.frames import ArraySpec
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.options import DatasetOptions, LoaderOptions
 from seqrecord.pipes.planning import plan_clips
-from seqrecord.pipes.selecting import select
+from seqrecord.pipes.select_clips import select
 from seqrecord.pipes.states import Clip
 from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.sampling import Shard

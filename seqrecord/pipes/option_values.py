@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from seqrecord.pipes.checks import are_names, check, raise_if
-from seqrecord.reading.frames import FrameFunction
+from seqrecord.reading.array_specs import FrameFunction
 from seqrecord.statistics.normalization import MODES, Normalization
 from seqrecord.storage import local_path
 from seqrecord.storage.base import MIN_CACHE_BYTES

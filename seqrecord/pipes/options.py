@@ -26,8 +26,8 @@ from seqrecord.pipes.option_values import (
     check_vectors,
 )
 from seqrecord.processes.forks import cached_property
+from seqrecord.reading.array_specs import FrameFunction
 from seqrecord.reading.filters import EpisodeFilter
-from seqrecord.reading.frames import FrameFunction
 from seqrecord.reading.resizing import Sizes
 from seqrecord.sampling.bounds import ORDERS
 from seqrecord.sampling.sample_functions import BuiltIn, SampleFunction, SampleFunctions

@@ -16,12 +16,12 @@ from seqrecord.pipes.memory import frame_sizes
 from seqrecord.pipes.option_values import MaxFrames
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.residency import Residency
-from seqrecord.pipes.selecting import select
+from seqrecord.pipes.select_clips import select
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.states import Segments
 from seqrecord.processes.forks import cached_property
+from seqrecord.reading.array_specs import clip_nbytes
 from seqrecord.reading.dataset import Dataset, DatasetLike
-from seqrecord.reading.frames import clip_nbytes
 from seqrecord.sampling import (
     BatchDraws,
     ClipStats,

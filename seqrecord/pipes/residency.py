@@ -12,8 +12,8 @@ from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.states import Segments
 from seqrecord.processes.forks import cached_property
+from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.reading.dataset import Dataset
-from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling import Intervals, PlanSettings, Shard, Window, shard_frames
 from seqrecord.sampling.memory import MemoryPlan, MemoryRequest
 from seqrecord.schema import FeatureSpec

@@ -9,7 +9,7 @@ from itertools import repeat
 from typing import Any, TypeVar
 
 from seqrecord.clips.frames import ClipFrames, ClipKeys
-from seqrecord.clips.tables import EpisodeTable, IntArray
+from seqrecord.clips.tables import EpisodeLayout, IntArray
 from seqrecord.engine.arena import cut
 from seqrecord.engine.batches import ClipRows
 from seqrecord.engine.calls import ClipDraws
@@ -22,8 +22,8 @@ from seqrecord.pipes.draws import AugmentationSampler, ClipEpisodes, StepSampler
 from seqrecord.pipes.frame_arrays import FrameArrays
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.processes.forks import PerProcess, cached_property
+from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.reading.dataset import Dataset
-from seqrecord.reading.frames import ArraySpec
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.text import shown_place
 
@@ -56,7 +56,7 @@ class Selection:
     clip_set: ClipSet
     windows: FeatureWindows
     frames: FrameArrays
-    episodes: EpisodeTable
+    episodes: EpisodeLayout
     clip_episodes: ClipEpisodes
     draws: AugmentationSampler
     steps: StepSampler | None

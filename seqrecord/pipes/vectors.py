@@ -12,7 +12,7 @@ from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.option_values import Vector
 from seqrecord.pipes.selection import Selection
-from seqrecord.reading.frames import ArraySpec
+from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.statistics.by_feature import FeatureStatistics
 from seqrecord.statistics.normalization import Normalization
 

@@ -15,16 +15,16 @@ from seqrecord.clips.depth import bound
 from seqrecord.clips.grids import run_bounds
 from seqrecord.errors import ClipError
 from seqrecord.processes.machine import usable_cores
-from seqrecord.reading.contents import Contents, Episodes
-from seqrecord.reading.episode import Episode
-from seqrecord.reading.filters import EpisodeFilter
-from seqrecord.reading.frames import (
+from seqrecord.reading.array_specs import (
     ArraySpec,
     FrameFunction,
     add_place,
     apply_transform,
     check_arrays,
 )
+from seqrecord.reading.contents import Contents, Episodes
+from seqrecord.reading.episode import Episode
+from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.trials import check_signature
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics.by_feature import Statistics, num_channels

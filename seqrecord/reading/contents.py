@@ -14,7 +14,7 @@ from seqrecord.clips.grids import ChunkGrid, ragged_arange
 from seqrecord.clips.tables import (
     ClipSpec,
     ClipTable,
-    EpisodeTable,
+    EpisodeLayout,
     MissingFrames,
     enumerate_clips,
     missing_from_bitmaps,
@@ -100,14 +100,14 @@ class Contents:
         return () if file is None else read_inventories(self.storage, file)
 
     @cached_property
-    def episode_table(self) -> EpisodeTable:
+    def episode_table(self) -> EpisodeLayout:
         """Episode lengths and chunk grids, for clips and plans."""
         num_frames, grids = self.index.num_frames, []
         for number in sorted({spec.group for spec in self.features.values()}):
             table = self.index.groups[number]
             places = (table.chunk_frames, num_frames, table.first_chunk, table.first_frame)
             grids.append(ChunkGrid.given(*places, group=number))
-        return EpisodeTable(num_frames, tuple(grids))
+        return EpisodeLayout(num_frames, tuple(grids))
 
     def missing_frames(self, features: Iterable[str] | None = None) -> MissingFrames:
         """Return the frames that lack any of the features (default: all selected)."""

@@ -28,8 +28,8 @@ from seqrecord.text import shown_place
 from seqrecord.units import Progress, format_size
 
 if TYPE_CHECKING:
+    from seqrecord.reading.array_specs import FrameFunction
     from seqrecord.reading.frame_cache import FrameFolder
-    from seqrecord.reading.frames import FrameFunction
 
 _SHOWN_KEYS = 3  # in a notebook
 

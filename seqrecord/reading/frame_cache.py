@@ -36,8 +36,8 @@ from seqrecord.codecs.images import IMAGE
 from seqrecord.errors import LocationError
 from seqrecord.format.index import Index
 from seqrecord.format.references import Reference
+from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.reading.chunks import ChunkReader
-from seqrecord.reading.frames import ArraySpec
 from seqrecord.reading.resizing import is_smooth
 from seqrecord.schema import FeatureSpec
 from seqrecord.storage.cache_folder import (

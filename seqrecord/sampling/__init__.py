@@ -1,6 +1,5 @@
 """An epoch as integers: which chunks to load, which clips to emit, which frames to free."""
 
-from seqrecord.sampling.batches import BatchDraws, DrawsByPlace, ShardBatches
 from seqrecord.sampling.bounds import ClipStats, PlanSettings, resident_bounds
 from seqrecord.sampling.epoch import EpochPlan, check_drop_last
 from seqrecord.sampling.fixed_shards import Intervals, ShuffledPlan, shard_frames
@@ -8,6 +7,7 @@ from seqrecord.sampling.plan import Clips, Frees, GroupPlan, GroupRound, Loads, 
 from seqrecord.sampling.random_order import Phases
 from seqrecord.sampling.runs import Shard, Window
 from seqrecord.sampling.sequences import SequencePlan, count_unused_frames
+from seqrecord.sampling.shard_batches import BatchDraws, DrawsByPlace, ShardBatches
 
 __all__ = [
     "BatchDraws",

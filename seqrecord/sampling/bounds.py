@@ -33,7 +33,7 @@ from math import gcd
 
 import numpy as np
 
-from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray
+from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeLayout, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.processes.forks import cached_property
 from seqrecord.sampling.runs import Window, cut_group
@@ -141,7 +141,7 @@ class ClipStats:
     def of(
         cls,
         table: ClipTable,
-        episodes: EpisodeTable,
+        episodes: EpisodeLayout,
         windows: Sequence[Window] | None = None,
         *,
         any_clips: bool = False,

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from seqrecord.clips.grids import ChunkGrid, ragged_arange
-from seqrecord.clips.tables import EpisodeTable, IntArray
+from seqrecord.clips.tables import EpisodeLayout, IntArray
 from seqrecord.sampling.bounds import BlockSizes
 from seqrecord.sampling.runs import Runs, Window, merged
 
@@ -87,7 +87,7 @@ class CursorSchedule(ABC):
         self,
         runs: Runs,
         cursor: IntArray,
-        episodes: EpisodeTable,
+        episodes: EpisodeLayout,
         windows: Sequence[Window],
     ) -> None:
         self._runs, self._cursor, self._windows = runs, cursor, windows
@@ -220,7 +220,7 @@ class Cursors(CursorSchedule):
         runs: Runs,
         cursor: IntArray,
         sizes: BlockSizes,
-        episodes: EpisodeTable,
+        episodes: EpisodeLayout,
         windows: Sequence[Window],
     ) -> None:
         super().__init__(runs, cursor, episodes, windows)

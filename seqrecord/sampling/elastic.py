@@ -20,14 +20,14 @@ from itertools import chain
 
 import numpy as np
 
-from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
+from seqrecord.clips.tables import ClipTable, EpisodeLayout, IntArray
 from seqrecord.errors import StateError
-from seqrecord.sampling.batches import BatchDraws, ShardBatches
 from seqrecord.sampling.bounds import PlanSettings
 from seqrecord.sampling.epoch import EpochLayout
 from seqrecord.sampling.fixed_shards import shuffled
 from seqrecord.sampling.runs import Runs, Shard, Window, remaining_table
 from seqrecord.sampling.sequences import rows_of
+from seqrecord.sampling.shard_batches import BatchDraws, ShardBatches
 
 _MAX_CURSORS = 1 << 24  # of all shards of a segment, …
 _MAX_SHARDS = 1 << 17  # which take time one by one
@@ -76,7 +76,7 @@ def items_of_workers(
 
 def find_remaining(
     table: ClipTable,
-    episodes: EpisodeTable,
+    episodes: EpisodeLayout,
     segments: Sequence[EpochSegment],
     *,
     epoch: int,

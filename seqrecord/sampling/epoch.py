@@ -46,9 +46,8 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips.grids import ragged_arange
-from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
+from seqrecord.clips.tables import ClipTable, EpisodeLayout, IntArray
 from seqrecord.errors import ClipError
-from seqrecord.sampling.batches import ShardBatches
 from seqrecord.sampling.bounds import BlockSizes, ClipStats, PlanSettings, cursor_bounds
 from seqrecord.sampling.cursors import Blocks, Cursors
 from seqrecord.sampling.plan import Clips, Plan
@@ -62,6 +61,7 @@ from seqrecord.sampling.runs import (
     shuffle_runs,
     spread_runs,
 )
+from seqrecord.sampling.shard_batches import ShardBatches
 
 _RUNS, _CURSORS, _CLIPS = range(3)  # purposes of random numbers
 
@@ -144,7 +144,7 @@ class EpochLayout:
 
     stats: ClipStats
     settings: PlanSettings
-    episodes: EpisodeTable
+    episodes: EpisodeLayout
     windows: Sequence[Window]
     selected: IntArray
     key: int  # of all random numbers
@@ -154,7 +154,7 @@ class EpochLayout:
     def of(
         cls,
         table: ClipTable,
-        episodes: EpisodeTable,
+        episodes: EpisodeLayout,
         windows: Sequence[Window],
         settings: PlanSettings,
         num_shards: int,

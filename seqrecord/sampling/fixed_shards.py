@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from seqrecord.clips.grids import ChunkGrid, frame_keys, ragged_arange, split_keys
-from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
+from seqrecord.clips.tables import ClipTable, EpisodeLayout, IntArray
 from seqrecord.processes.forks import cached_property
 from seqrecord.sampling.bounds import PlanSettings
 from seqrecord.sampling.epoch import EpochLayout, EpochPlan, key_of_segment
@@ -51,7 +51,7 @@ def shuffled(settings: PlanSettings, epoch: int, shard: Shard, num_clips: int) -
 
 def shard_frames(
     table: ClipTable,
-    episodes: EpisodeTable,
+    episodes: EpisodeLayout,
     windows: Sequence[Window],
     settings: PlanSettings,
     num_shards: int,
@@ -76,7 +76,7 @@ def shard_frames(
     return found, tuple(most)
 
 
-def used_frames(runs: Runs, episodes: EpisodeTable, window: Window) -> tuple[IntArray, IntArray]:
+def used_frames(runs: Runs, episodes: EpisodeLayout, window: Window) -> tuple[IntArray, IntArray]:
     """The frames `[begin, stop)` of each row, from the first to the last used one; int64[rows]
     each.
     """

@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from seqrecord.clips.frames import ClipKeys
 from seqrecord.clips.grids import ragged_arange
-from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray
+from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeLayout, IntArray
 from seqrecord.processes.forks import cached_property
-from seqrecord.sampling.batches import BatchDraws, DrawsByPlace, ShardBatches
 from seqrecord.sampling.bounds import PlanSettings
 from seqrecord.sampling.cursors import Blocks, CursorSchedule
 from seqrecord.sampling.runs import Shard, Window
+from seqrecord.sampling.shard_batches import BatchDraws, DrawsByPlace, ShardBatches
 
 _WHOLE = Shard()
 _CLIPS_AT_ONCE = 1 << 15  # rounds are computed in groups of about so many clips
@@ -154,7 +154,7 @@ class Plan(ABC):
     leading: int  # of the groups
 
     _spec: ClipSpec
-    _episodes: EpisodeTable
+    _episodes: EpisodeLayout
     _windows: tuple[Window, ...]  # of each group
     _batch_size: int
     _segment: int
@@ -165,7 +165,7 @@ class Plan(ABC):
     def __init__(
         self,
         table: ClipTable,
-        episodes: EpisodeTable,
+        episodes: EpisodeLayout,
         settings: PlanSettings,
         *,
         epoch: int = 0,

@@ -37,7 +37,7 @@ import numpy as np
 
 from seqrecord.clips.frames import COPIES
 from seqrecord.clips.grids import MAX_OWNERS, ChunkGrid, ragged_arange
-from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray
+from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeLayout, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.sampling.random_order import hash64, key_of, permutation
 
@@ -130,7 +130,7 @@ class Cuts:
     def of(
         cls,
         episode: IntArray,
-        episodes: EpisodeTable,
+        episodes: EpisodeLayout,
         windows: Sequence[Window],
         *,
         anywhere: bool = False,
@@ -168,7 +168,7 @@ class Cuts:
         return np.where(begin > 0, begin - self.offset, 0), end - self.offset
 
 
-def cut_group(episodes: EpisodeTable) -> int:
+def cut_group(episodes: EpisodeLayout) -> int:
     """The place of the group that limits cuts: the group with the longest chunks decoded in pieces,
     else the leading one.
     """

@@ -38,7 +38,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
+from seqrecord.clips.tables import ClipTable, EpisodeLayout, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.sampling.bounds import ClipStats, PlanSettings, cursor_bounds
 from seqrecord.sampling.cursors import Blocks, CursorSchedule
@@ -155,7 +155,7 @@ class _Rows(CursorSchedule):
         self,
         runs: Runs,
         cursor: IntArray,
-        episodes: EpisodeTable,
+        episodes: EpisodeLayout,
         windows: Sequence[Window],
     ) -> None:
         super().__init__(runs, cursor, episodes, windows)

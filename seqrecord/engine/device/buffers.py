@@ -45,7 +45,7 @@ from seqrecord.engine.device.video import DeviceFrames, DeviceVideo
 from seqrecord.engine.intrinsics import IntrinsicsChange, changed_intrinsics
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.vectors import NO_STEPS, VectorStep, VectorSteps, bits_of
-from seqrecord.reading.frames import ArraySpec
+from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.sampling.memory import CONSUMER
 
 

@@ -18,9 +18,9 @@ from seqrecord.pipes.checks import check, raise_if
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.loaders import EpochStream, StreamingLoader, loader_of
-from seqrecord.pipes.mixing.batches import Join, joined_features
 from seqrecord.pipes.mixing.form import MixForm
-from seqrecord.pipes.mixing.loader import MixLoader
+from seqrecord.pipes.mixing.mix_loader import MixLoader
+from seqrecord.pipes.mixing.mixed_batches import Join, joined_features
 from seqrecord.pipes.mixing.sources import (
     MIX_OPTIONS,
     TUNING_OF_SOURCE,

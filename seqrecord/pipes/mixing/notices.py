@@ -9,7 +9,7 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.feature_kinds import is_image, known_kind
 from seqrecord.pipes.distributed import warn_once
-from seqrecord.pipes.mixing.batches import MixedBatches
+from seqrecord.pipes.mixing.mixed_batches import MixedBatches
 from seqrecord.pipes.selection import Selection
 from seqrecord.schema import FeatureSpec
 from seqrecord.text import first_of

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from seqrecord.pipes.mixing.batches import MixedBatches, meaning
-from seqrecord.pipes.mixing.loader import MixLoader
+from seqrecord.pipes.mixing.mix_loader import MixLoader
+from seqrecord.pipes.mixing.mixed_batches import MixedBatches, meaning
 from seqrecord.pipes.mixing.sources import SourceLoader
 from seqrecord.sampling import Shard
 from seqrecord.text import counted, shape_text, shown_place, table_lines

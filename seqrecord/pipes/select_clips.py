@@ -11,7 +11,7 @@ import numpy as np
 from seqrecord.clips.depth import bound
 from seqrecord.clips.frames import ClipKeys
 from seqrecord.clips.sample_tables import without_episodes
-from seqrecord.clips.tables import EpisodeTable, IntArray
+from seqrecord.clips.tables import EpisodeLayout, IntArray
 from seqrecord.clips.transforms import ClipFunction, chain_of
 from seqrecord.engine.calls import ClipFunctions
 from seqrecord.errors import ClipError, SeqRecordError, located
@@ -26,9 +26,9 @@ from seqrecord.pipes.option_values import FrameCache
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.vectors import vector_steps
+from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.reading.dataset import Dataset, DatasetLike, cached_in, skipping_bad_episodes
 from seqrecord.reading.filters import check_metadata
-from seqrecord.reading.frames import ArraySpec
 from seqrecord.reading.opening import dataset_of
 from seqrecord.sampling.memory import USUAL_LIMIT
 from seqrecord.sampling.sequences import COLUMNS as SEQUENCE_COLUMNS
@@ -189,7 +189,7 @@ def _with_functions(
     return replace(selection, draws=draws, made=made, lengths=lengths)
 
 
-def _episode_table(found: ClipSet, frames: FrameArrays) -> EpisodeTable:
+def _episode_table(found: ClipSet, frames: FrameArrays) -> EpisodeLayout:
     """The tables of the requested groups.
 
     With a frame transform, a single table: its loads read the chunks of all groups.
@@ -201,7 +201,9 @@ def _episode_table(found: ClipSet, frames: FrameArrays) -> EpisodeTable:
         table = found.excerpts.table(table)
     table = table.with_leading(nbytes.index(max(nbytes)), found.clips.selected)
     return (
-        table if frames.transform is None else EpisodeTable(table.num_frames, (table.leading_grid,))
+        table
+        if frames.transform is None
+        else EpisodeLayout(table.num_frames, (table.leading_grid,))
     )
 
 

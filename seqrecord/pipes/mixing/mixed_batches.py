@@ -29,7 +29,7 @@ from seqrecord.pipes.mixing.sources import SourceLoader
 from seqrecord.pipes.mixing.tasks import TASK, TASK_INDEX, TaskNumbers
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.states import Clip
-from seqrecord.reading.frames import ArraySpec, clip_nbytes
+from seqrecord.reading.array_specs import ArraySpec, clip_nbytes
 from seqrecord.sampling import DrawsByPlace, ShardBatches
 from seqrecord.schema import FeatureSpec
 

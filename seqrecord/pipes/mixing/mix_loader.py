@@ -22,7 +22,8 @@ from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.distributed import Ranks, warn_once
 from seqrecord.pipes.memory import check_machine
-from seqrecord.pipes.mixing.batches import (
+from seqrecord.pipes.mixing.form import MixForm
+from seqrecord.pipes.mixing.mixed_batches import (
     BatchBuffers,
     Join,
     MixedBatches,
@@ -31,7 +32,6 @@ from seqrecord.pipes.mixing.batches import (
     differing_shapes,
     joined_features,
 )
-from seqrecord.pipes.mixing.form import MixForm
 from seqrecord.pipes.mixing.notices import warn_of_form
 from seqrecord.pipes.mixing.sources import (
     MixPlan,
@@ -45,7 +45,7 @@ from seqrecord.pipes.mixing.tasks import TaskNumbers
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.source_orders import SourceOrder
 from seqrecord.pipes.states import Clip, Segments, State
-from seqrecord.reading.frames import clip_nbytes
+from seqrecord.reading.array_specs import clip_nbytes
 from seqrecord.sampling import BatchDraws, Shard, ShardBatches
 from seqrecord.sampling.elastic import items_of_workers
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, usual_limit
