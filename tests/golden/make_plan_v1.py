@@ -31,6 +31,7 @@ def plan_rounds(case: Mapping[str, Any]) -> list[dict[str, Any]]:
     table = enumerate_clips(ClipSpec(**case["spec"]), episodes, np.arange(len(episodes)))
     settings = dict(case["settings"])
     settings["num_cursors"] = settings.pop("open_episodes")  # the file keeps the old name
+    assert not settings.pop("rotate_phase")  # `samples.every(n, rotate=True)` since then
     made, shard = PlanSettings(**settings), Shard(*case["split"])
     plan = EpochPlan(table, episodes, made, epoch=case["epoch"], shard=shard)
     kept = {
