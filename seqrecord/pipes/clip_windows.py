@@ -31,7 +31,6 @@ from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.reading.dataset import Dataset
-from seqrecord.reading.timed_windows import offsets_and_times, with_clock
 from seqrecord.sampling import Window
 
 
@@ -110,6 +109,8 @@ class SelectedWindows:
         self.requested, own = options.own_windows, dict[str, ClipWindow]()
         self._rate = np.zeros(len(dataset.contents.index.fps), np.int64)  # of each episode
         if self.requested:
+            from seqrecord.reading.timed_windows import offsets_and_times, with_clock
+
             self.requested, notice = with_clock(self.requested, dataset, selected)
             anchored = {n: w for n, w in self.requested.items() if _has_anchors(w)}
             others = {n: w for n, w in self.requested.items() if n not in anchored}

@@ -25,7 +25,6 @@ from seqrecord.pipes.frame_arrays import FrameArrays
 from seqrecord.pipes.option_values import FrameCache
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selection import Selection
-from seqrecord.pipes.vectors import vector_steps
 from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.reading.dataset import Dataset, DatasetLike, cached_in, skipping_bad_episodes
 from seqrecord.reading.filters import check_metadata
@@ -148,8 +147,10 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
             )
         functions = tuple(bound(function, dataset.features) for function in functions)
         selection = _with_functions(selection, functions, first)
-    if steps_of_vectors := vector_steps(selection, options.vectors or {}):
-        selection = selection.with_vectors(steps_of_vectors)
+    if options.vectors:
+        from seqrecord.pipes.vectors import vector_steps
+
+        selection = selection.with_vectors(vector_steps(selection, options.vectors))
     reserved: tuple[str, ...] = () if transform is None else _OF_DRAWS
     if isinstance(options, LoaderOptions) and options.order == "sequences":
         reserved += SEQUENCE_COLUMNS
