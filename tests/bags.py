@@ -31,6 +31,7 @@ __all__ = [
     "png",
     "points",
     "transform",
+    "video_message",
     "write_bag",
     "write_json",
     "write_mcap",
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 STORE, STORE1 = get_typestore(Stores.ROS2_HUMBLE), get_typestore(Stores.ROS1_NOETIC)
+VIDEO = "foxglove_msgs/msg/CompressedVideo"
 IMAGE, IMU, JOINTS = (f"sensor_msgs/msg/{name}" for name in ("Image", "Imu", "JointState"))
 
 Timed = tuple[str, int, Any]
@@ -178,10 +180,13 @@ def write_bag(folder: Path, messages: Sequence[Timed], *, sqlite: bool = False) 
     return path
 
 
-def write_ros1(path: Path, messages: Sequence[Timed]) -> Path:
-    """Write a bag of ROS 1; takes messages of ROS 2."""
-    register_transforms(STORE1)
-    with Writer1(path) as writer:
+def write_ros1(path: Path, messages: Sequence[Timed], compression: str | None = None) -> Path:
+    """Write a bag of ROS 1, with chunks of BZ2 or LZ4; takes messages of ROS 2."""
+    register(STORE1)
+    writer = Writer1(path)
+    if compression:
+        writer.set_compression(Writer1.CompressionFormat[compression])
+    with writer:
         connections = {}
         for topic, time, each in messages:
             name = each.__msgtype__
@@ -191,12 +196,21 @@ def write_ros1(path: Path, messages: Sequence[Timed]) -> Path:
     return path
 
 
-def register_transforms(store: Any) -> None:
-    """Add the message of `/tf`, which rosbags lacks for ROS 1."""
-    name = "tf2_msgs/msg/TFMessage"
-    if name not in store.fielddefs:
-        text = "geometry_msgs/TransformStamped[] transforms"
-        store.register(get_types_from_msg(text, name))
+def register(store: Any) -> None:
+    """Add messages that rosbags lacks: that of `/tf` for ROS 1, and Foxglove's video."""
+    lacking = {
+        "tf2_msgs/msg/TFMessage": "geometry_msgs/TransformStamped[] transforms",
+        VIDEO: "builtin_interfaces/Time timestamp\nstring frame_id\nuint8[] data\nstring format",
+    }
+    for name in lacking.keys() - store.fielddefs.keys():
+        store.register(get_types_from_msg(lacking[name], name))
+
+
+def video_message(packet: bytes, format_: str, time: int = 0) -> Any:
+    """foxglove_msgs/CompressedVideo"""
+    register(STORE)
+    stamp = message("builtin_interfaces/msg/Time", time // 10**9, time % 10**9)
+    return message(VIDEO, stamp, "a frame", np.frombuffer(packet, np.uint8), format_)
 
 
 def ros1(value: Any) -> Any:

@@ -41,6 +41,7 @@ from tests.bags import (
     png,
     points,
     transform,
+    video_message,
     write_bag,
     write_json,
     write_mcap,
@@ -50,6 +51,8 @@ from tests.bags import (
 from tests.command_line import run
 from tests.source_faults import frames_of
 from tests.tf_records import messages_of
+from tests.video_file_data import QUIET, decoded, gops_of, write_video
+from tests.video_file_data import pictures as scenes
 
 START = 1_790_000_000_000_000_000
 MS = 1_000_000
@@ -664,6 +667,24 @@ def test_points_reach_a_batch(tmp_path: Path) -> None:
         open_source(path).schema()
 
 
+@pytest.mark.parametrize("compression", ["BZ2", "LZ4"])
+def test_compressed_chunks_of_ros1(tmp_path: Path, compression: str) -> None:
+    """A chunk that unpacks to another size than its header declares is refused."""
+    path = write_ros1(tmp_path / "a.bag", [("/imu", START, imu([*range(10)]))], compression)
+    [frame] = frames_of(open_source(path))
+    assert frame["imu.orientation"].tolist() == [0, 1, 2, 3]
+    whole = path.read_bytes()
+    at = whole.index(b"size=", whole.index(b"compression=")) + 5
+    size = int.from_bytes(whole[at : at + 4], "little")
+    for claim, match in (
+        *((n, rf"another size than its header declares; .*a.bag; .*: {n}") for n in (9, size - 1)),
+        (1 << 31, "chunk too large; .*got: 2147483648"),
+    ):
+        path.write_bytes(whole[:at] + claim.to_bytes(4, "little") + whole[at + 4 :])
+        with pytest.raises(SourceError, match=match):
+            frames_of(open_source(path))
+
+
 def test_joints_in_another_order(tmp_path: Path) -> None:
     messages = [
         ("/j", START, joints(["a", "b", "c"], [1, 2, 3])),
@@ -719,6 +740,103 @@ def test_images_of_foxglove_in_json_and_in_protocol_buffers(tmp_path: Path) -> N
     write_raw(path, messages, "protobuf", "protobuf", described[:60])
     with pytest.raises(SourceError):
         open_source(path).schema()
+
+
+ENCODERS: dict[str, tuple[str, dict[str, str]]] = {
+    "h264": ("libx264", {"bf": "0"}),
+    "h265": ("libx265", {"x265-params": f"{QUIET}:bframes=0:keyint=4"}),
+    "vp9": ("libvpx-vp9", {"lag-in-frames": "0"}),
+    "av1": ("libsvtav1", {"svtav1-params": "pred-struct=1:keyint=4"}),
+}
+
+
+def packets_of(
+    folder: Path, format_: str, p_frames: Sequence[int] = (), **options: str
+) -> tuple[list[bytes], npt.NDArray[np.uint8]]:
+    """Packets of twelve frames with keyframes at 0, 4 and 8, and the frames that FFmpeg decodes."""
+    codec, own = ENCODERS[format_]
+    path = folder / "original.mp4"
+    write_video(path, scenes(12), codec, options={"g": "4", **own, **options}, p_frames=p_frames)
+    return [each for gop in gops_of(path) for each in gop.packets], decoded(path)[1]
+
+
+VIDEO = "/front/video"
+
+
+def write_videos(path: Path, packets: Sequence[bytes], format_: str, kind: str = "mcap") -> Path:
+    """A message per packet at 100 Hz, and images of another topic at 0, 30 and 90 ms."""
+    times = [START + 10 * MS * i for i in range(len(packets))]
+    small = png(pictures(1)[0])
+    if kind == "json":
+        ask = [("/tick", "foxglove.CompressedImage", times[i], "png", small) for i in (0, 3, 9)]
+        ask += [
+            (VIDEO, "foxglove.CompressedVideo", time, format_, packet)
+            for time, packet in zip(times, packets, strict=True)
+        ]
+        write_json(path / "run.mcap", [
+            (topic, type_, time, {"format": name, "data": base64.b64encode(data).decode()})
+            for topic, type_, time, name, data in ask
+        ])  # fmt: skip
+        return path
+    messages = [("/tick", times[i], compressed(small, "png")) for i in (0, 3, 9) if i < len(times)]
+    messages += [
+        (VIDEO, time, video_message(packet, format_, time + 5))
+        for time, packet in zip(times, packets, strict=True)
+    ]
+    return write(path, sorted(messages, key=lambda each: each[1]), kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "format_"),
+    [("rosbag2", "h264"), ("ros1", "h264"), ("mcap", "h265"), ("json", "vp9"), ("json", "av1")],
+)
+def test_videos(tmp_path: Path, kind: str, format_: str) -> None:
+    """Every message is decoded, picked ones are frames; none before the first keyframe."""
+    late = {"bf": "2", "p_frames": [*range(12)]} if kind == "ros1" else {}  # declares B-frames
+    packets, images = packets_of(tmp_path, format_, **late)  # type: ignore[arg-type]
+    write_videos(tmp_path, packets[2:], format_, kind)
+    source = open_source(tmp_path, clock="/tick", tolerance=0.001)
+    assert source.schema()["front.video"].kind == "image"
+    first, *others = frames_of(source)
+    assert "front.video" not in first
+    for frame, number in zip(others, (5, 11), strict=True):
+        np.testing.assert_array_equal(frame["front.video"], images[number])
+    notes = inventory_of(source).notes
+    assert {
+        f"run: {VIDEO} has 2 messages before a keyframe", f"1 frames lack {VIDEO}"
+    } <= {*notes}  # fmt: skip
+    alone = open_source(tmp_path, features=["front.video"], clock=VIDEO)
+    every = frames_of(alone)
+    assert ["front.video" in frame for frame in every] == [False] * 2 + [True] * 8
+    np.testing.assert_array_equal([frame["front.video"] for frame in every[2:]], images[4:])
+    if kind != "json":
+        stamped = open_source(tmp_path, features=["header_time", "front.video"], time="header")
+        assert frames_of(stamped)[3]["header_time"] == START + 30 * MS + 5
+
+
+def test_videos_that_cannot_be_decoded(tmp_path: Path) -> None:
+    """A damaged or missing frame, B-frames, another codec, no keyframe: typed errors."""
+    packets, _ = packets_of(tmp_path, "h264")
+    frames_b, _ = packets_of(tmp_path, "h264", bf="2")
+    refused = r"cannot decode a message of a video.*without B-frames; got: message {} of {} at {}"
+    at = [START + 10 * MS * i for i in range(12)]
+    cases = [
+        ([*packets[:5], packets[5][:9], *packets[6:]], "h264", refused.format(5, VIDEO, at[5])),
+        (frames_b, "h264", refused.format(2, VIDEO, at[2])),
+        (packets[1:4], "h264", f"video without a keyframe; .*got: {VIDEO}"),
+        (packets, "prores", r"cannot decode a message.*unsupported video format 'prores'"),
+    ]
+    for number, (sent, format_, match) in enumerate(cases):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with pytest.raises(SourceError, match=match):
+            frames_of(open_source(write_videos(folder, sent, format_), clock=VIDEO))
+    both = (compressed(png(scenes(1)[0]), "png"), video_message(packets[0], "h264"))
+    for first, second in (both, both[::-1]):
+        write_mcap(tmp_path / "0" / "run.mcap", [("/x", START, first)])
+        write_mcap(tmp_path / "0" / "second.mcap", [("/x", START, second)])
+        with pytest.raises(SourceError, match="type differs from the first"):
+            frames_of(open_source(tmp_path / "0"), 1)
 
 
 # --- refused files ---------------------------------------------------------------------------

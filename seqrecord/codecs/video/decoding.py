@@ -71,18 +71,13 @@ class VideoDecoder:
         due = 0
         try:
             for place, data in enumerate((*packets, None)):
-                packet = None
-                if data is not None:
-                    packet = packet_of(data)
-                    number = order[place]
-                    packet.pts = packet.dts = None
-                    packet.pts = number if number >= 0 else _HIDDEN + place
-                for frame in context.decode(packet):
+                number = -1 if data is None else order[place]
+                for frame in self.send(data, number if number >= 0 else _HIDDEN + place):
                     if frame.pts is not None and frame.pts >= _HIDDEN:
                         continue
                     if frame.pts != due:
                         raise ValueError(f"got frame {frame.pts} of a GOP, expected frame {due}")
-                    self._check(frame)
+                    self.check(frame)
                     yield frame
                     due += 1
                     if due == shown:
@@ -91,6 +86,27 @@ class VideoDecoder:
         finally:
             if context.is_open:
                 context.flush_buffers()
+
+    def send(self, data: Bytes | bytes | None, number: int = 0) -> list[Any]:
+        """Decode a packet, or `None` after the last one; return the frames that this completes.
+
+        `pts` of a frame is the `number` of its packet. Raises any of `video_errors()`.
+        """
+        packet = None
+        if data is not None:
+            packet = packet_of(data)
+            packet.pts = packet.dts = None
+            packet.pts = number
+        found: list[Any] = self._context.decode(packet)
+        return found
+
+    def check(self, frame: Any) -> None:
+        """Raise `ValueError` for an incomplete frame, another size or another pixel format."""
+        found = (frame.height, frame.width, frame.format.name)
+        expected = (*self._size, self._config.pixel_format)
+        if found != expected or frame.is_corrupt:
+            what = "an incomplete frame" if found == expected else str(found)
+            raise ValueError(f"{what}, expected {expected}")
 
     def convert(self, frame: Any, out: npt.NDArray[Any], *, smooth: bool = True) -> None:
         """Write a decoded frame into `out`, C-contiguous, of the config's dtype and channels.
@@ -114,13 +130,6 @@ class VideoDecoder:
             np.copyto(out.reshape(lines.shape), lines)
         else:
             resize_into(lines.reshape(*size, *out.shape[2:]), out, smooth=smooth)
-
-    def _check(self, frame: Any) -> None:
-        found = (frame.height, frame.width, frame.format.name)
-        expected = (*self._size, self._config.pixel_format)
-        if found != expected or frame.is_corrupt:
-            what = "an incomplete frame" if found == expected else str(found)
-            raise ValueError(f"{what}, expected {expected}")
 
 
 class GopFrames:

@@ -388,10 +388,8 @@ class _Rosbag1:
                 expected=declared,
                 got=got,
             )
-        if (
-            largest := max((c.datasize for c in reader.chunks.values()), default=0)
-        ) > _MAX_CHUNK_BYTES:
-            raise SourceError("chunk too large", expected=f"{_MAX_CHUNK_BYTES} bytes", got=largest)
+        for place, chunk in reader.chunks.items():
+            reader.chunks[place] = _limited(reader.bio, place, chunk)
 
     def extras(self) -> dict[str, int]:
         return {}
@@ -415,6 +413,32 @@ class _Rosbag1:
         wanted = [each for each in self._reader.connections if each.topic in topics]
         for connection, _, data in self._reader.messages(wanted) if wanted else ():
             yield connection.topic, data
+
+
+def _limited(file: BinaryIO, place: int, chunk: Any) -> Any:
+    """Return the ROS 1 chunk at `place` with a decompressor that stops at its declared size."""
+    import bz2  # optional in Python builds
+
+    lz4 = import_extra("lz4.frame", "ROS 1 bags need lz4, the extra `mcap`: pip install lz4")
+    file.seek(place)
+    head = file.read(int.from_bytes(file.read(4), "little"))
+    size = int.from_bytes(head.partition(b"size=")[2][:4], "little")
+    largest = max(chunk.datasize, size)
+    if largest > _MAX_CHUNK_BYTES:
+        raise SourceError("chunk too large", expected=f"{_MAX_CHUNK_BYTES} bytes", got=largest)
+    kinds = {b"=bz2": bz2.BZ2Decompressor, b"=lz4": lz4.LZ4FrameDecompressor}
+    kind = next((kinds[each] for each in kinds if each in head), None)
+    if kind is None:
+        return chunk
+
+    def unpack(data: bytes) -> bytes:
+        stream = kind()
+        found: bytes = stream.decompress(data, size + 1)
+        if len(found) != size or not stream.eof:
+            raise SourceError("a chunk has another size than its header declares", expected=size)
+        return found
+
+    return chunk._replace(decompressor=unpack)
 
 
 def _check_database(path: Path) -> None:

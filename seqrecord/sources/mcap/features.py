@@ -16,7 +16,8 @@ from seqrecord.schema import EncodedImage, FeatureSpec
 from seqrecord.sources.common.embedded import embedded_spec, embedded_value
 from seqrecord.sources.common.orientation import Orientation
 from seqrecord.sources.common.specs import check_like_first, feature_spec, text_spec
-from seqrecord.sources.mcap.messages import Encoded, Message, Value
+from seqrecord.sources.mcap.messages import Encoded, Message, Packet, Value
+from seqrecord.sources.mcap.videos import describe
 
 
 class TopicFeatures:
@@ -44,6 +45,10 @@ class TopicFeatures:
                     spec = replace(spec, kind="depth", unit=unit, dtype=dtype)
             elif isinstance(data, str):
                 spec = text_spec(name, path)
+            elif isinstance(data, Packet):
+                config, size = describe(data, path)
+                kind = pixel_kind(name, config.dtype, size) or kind
+                spec = feature_spec(name, config.dtype, size, path, kind=kind)
             else:
                 if kind == "image":
                     kind = pixel_kind(name, data.dtype, data.shape) or kind
@@ -65,6 +70,7 @@ class TopicFeatures:
             if (value := message.get(suffix)) is None:
                 continue
             data = value.data
+            assert not isinstance(data, Packet)  # decoded by `TopicVideo`
             if isinstance(data, Encoded) and data.inverse:
                 pixels = embedded_value(
                     data.data, replace(spec, dtype=np.dtype("<u2")), path, orientation

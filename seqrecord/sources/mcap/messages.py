@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.codecs.video.packets import packet_format
 from seqrecord.errors import SourceError
 from seqrecord.lazy import import_extra
 from seqrecord.sources.common.images import pixels
@@ -46,13 +47,27 @@ class Encoded:
 
 
 @dataclass(frozen=True)
+class Packet:
+    """One frame of a video, encoded by a codec of `VIDEO_CODECS`."""
+
+    data: bytes
+    codec: str
+
+    @property
+    def is_start(self) -> bool:
+        """Whether decoding can begin here."""
+        start = packet_format(self.codec, b"").start(self.data)
+        return start.is_closed or start.may_lead
+
+
+@dataclass(frozen=True)
 class Value:
     """A value of a message. `names` name the elements along the last axis, if known.
 
     The first dimension varies between messages if `is_ragged`.
     """
 
-    data: npt.NDArray[Any] | Encoded | str
+    data: npt.NDArray[Any] | Encoded | Packet | str
     kind: str | None = None
     unit: str | None = None
     names: tuple[str, ...] = ()
@@ -136,19 +151,21 @@ def stamp_reader(topic: Topic) -> Callable[[bytes], int] | None:
     """Return a function from a message to its header's time in ns; `None` for types without one.
 
     It raises `ValueError` for invalid bytes and unset times. In CDR and in ROS 1, whose headers
-    begin with a number, the time follows four bytes.
+    begin with a number, the time follows four bytes. A time may also be the first field itself.
     """
     if topic.encoding not in STORES:
         return None
     parts = _store(topic.encoding).fielddefs.get(topic.type, ((), ()))[1]
-    if not parts or parts[0][1][1] != "std_msgs/msg/Header":
+    kind = parts[0][1][1] if parts else None
+    if kind not in ("std_msgs/msg/Header", "builtin_interfaces/msg/Time"):
         return None
+    at = 0 if topic.encoding == "ros1" and kind == "builtin_interfaces/msg/Time" else 4
 
     def stamp(data: bytes) -> int:
         if len(data) < 12:
             raise ValueError(f"truncated message of {topic.name}")
         is_big = topic.encoding == "cdr" and data[1] % 2 == 0
-        seconds, rest = struct.unpack_from(">iI" if is_big else "<iI", data, 4)
+        seconds, rest = struct.unpack_from(">iI" if is_big else "<iI", data, at)
         if (time := seconds * 10**9 + rest) <= 0:
             raise ValueError(f"unset time in a header of {topic.name}")
         return int(time)
@@ -200,9 +217,8 @@ def _store(encoding: str) -> Any:
     hint = "ROS messages need rosbags, the extra `mcap`: pip install rosbags"
     types = import_extra("rosbags.typesys", hint)
     store = types.get_typestore(types.Stores[STORES[encoding]])
-    for name in {*TRANSFORMS} - {*store.fielddefs}:  # types that rosbags lacks
-        found = types.get_types_from_msg("geometry_msgs/TransformStamped[] transforms", name)
-        store.register(found)
+    for name in {*_LACKING} - {*store.fielddefs}:
+        store.register(types.get_types_from_msg(_LACKING[name], name))
     return store
 
 
@@ -232,6 +248,12 @@ def _compressed_image(message: Any) -> Message:
         a_and_b = struct.unpack_from("<ff", data, 4) if encoding == "32FC1" else None
         return {"": Value(Encoded(data[12:], a_and_b), "depth", _DEPTH_UNITS[encoding])}
     return {"": Value(Encoded(data), "image")}
+
+
+def _video(data: bytes, name: Any) -> Message:
+    if name not in _CODECS:
+        raise ValueError(f"unsupported video format {name!r:.50}; expected {', '.join(_CODECS)}")
+    return {"": Value(Packet(data, _CODECS[name]), "image")}
 
 
 def _point_cloud(message: Any) -> Message:
@@ -333,6 +355,16 @@ def _multi_array(message: Any) -> Message:
 
 
 TRANSFORMS = ("tf2_msgs/msg/TFMessage", "tf/msg/tfMessage")
+VIDEOS = ("foxglove_msgs/msg/CompressedVideo", "foxglove.CompressedVideo")
+_LACKING = {
+    **dict.fromkeys(TRANSFORMS, "geometry_msgs/TransformStamped[] transforms"),
+    VIDEOS[0]: "builtin_interfaces/Time timestamp\nstring frame_id\nuint8[] data\nstring format",
+}
+"""Definitions of types that rosbags lacks."""
+
+_CODECS = {"h264": "h264", "h265": "hevc", "vp9": "vp9", "av1": "av1"}
+"""Codecs by Foxglove's names: https://docs.foxglove.dev/docs/sdk/schemas/compressed-video."""
+
 _POINT_TYPES = dict(enumerate("i1 u1 i2 u2 i4 u4 f4 f8".split(), 1))  # noqa: SIM905
 
 _NUMBERS = "Int8 Int16 Int32 Int64 UInt8 UInt16 UInt32 UInt64 Float32 Float64".split()  # noqa: SIM905
@@ -341,6 +373,7 @@ _NUMBERS = "Int8 Int16 Int32 Int64 UInt8 UInt16 UInt32 UInt64 Float32 Float64".s
 ROS_TYPES: dict[str, Callable[[Any], Message]] = {
     "sensor_msgs/msg/Image": _image,
     "sensor_msgs/msg/CompressedImage": _compressed_image,
+    VIDEOS[0]: lambda message: _video(message.data.tobytes(), message.format),
     "sensor_msgs/msg/PointCloud2": _point_cloud,
     "sensor_msgs/msg/Imu": _imu,
     "sensor_msgs/msg/JointState": _joint_state,
@@ -366,6 +399,7 @@ ROS_TYPES: dict[str, Callable[[Any], Message]] = {
 FOXGLOVE_TYPES = {
     "foxglove.RawImage": ("width", "height", "encoding", "step", "data"),
     "foxglove.CompressedImage": ("data", "format"),
+    VIDEOS[1]: ("data", "format"),
 }
 """Fields that are read, by type."""
 
@@ -381,6 +415,8 @@ def decode_foxglove(
     image = found.get("data", b"")
     if type_name == "foxglove.CompressedImage":
         return {"": Value(Encoded(bytes(image)), "image")}
+    if type_name == VIDEOS[1]:
+        return _video(bytes(image), str(found.get("format", "")))
     sizes = {name: found.get(name, 0) for name in ("width", "height", "step")}
     if not all(isinstance(size, int) for size in sizes.values()):
         raise ValueError(f"expected integer sizes, got {sizes}"[:200])

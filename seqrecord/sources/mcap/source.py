@@ -17,7 +17,7 @@ from seqrecord.errors import SourceError, located
 from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
-from seqrecord.sources.common.aligning import ALIGNMENTS, AlignedMessages
+from seqrecord.sources.common.aligning import ALIGNMENTS, NONE, AlignedMessages
 from seqrecord.sources.common.orientation import Orientation, is_alone
 from seqrecord.sources.common.originals import FirstError, Originals, has_file
 from seqrecord.sources.common.specs import feature_name
@@ -28,19 +28,21 @@ from seqrecord.sources.mcap.features import TopicFeatures
 from seqrecord.sources.mcap.messages import (
     READABLE,
     TRANSFORMS,
+    VIDEOS,
     can_read,
     decoder,
     header_times,
     stamp_reader,
 )
 from seqrecord.sources.mcap.transforms import has_transforms, read_poses
+from seqrecord.sources.mcap.videos import TopicVideo, decoded, is_start, num_before_start
 from seqrecord.text import counted, repr_of
 
 _logger = logging.getLogger("seqrecord")
 
 _OF_ROS = ("/rosout", "/parameter_events")  # in every recording of all topics
 _SIDE_FILES = ("-wal", "-shm", "-journal")  # SQLite's log files
-_IMAGES = ("Image", "CompressedImage", "RawImage")  # ends of type names
+_IMAGES = ("Image", "CompressedImage", "RawImage", "CompressedVideo")  # ends of type names
 _INTRINSICS = ("constant", "frames")
 _TIMES = ("log", "header")
 _COVARIANCES = ("/Imu", "/Odometry")  # ends of type names
@@ -62,8 +64,9 @@ class McapSource(Originals):
 
     Supported types: of ROS Image, CompressedImage, CameraInfo, PointCloud2, Imu, JointState,
     PoseStamped, TransformStamped, Twist(Stamped), Wrench(Stamped), Odometry, and String, numbers
-    and arrays of std_msgs; of Foxglove (protocol buffers or JSON) RawImage and CompressedImage.
-    Topics of other types are left out, and empty ones, unless `map` names them.
+    and arrays of std_msgs; of Foxglove (protocol buffers or JSON) RawImage, CompressedImage and
+    CompressedVideo (also as ROS message). Topics of other types are left out, and empty ones,
+    unless `map` names them.
 
     The CameraInfo beside an image (`/front/camera_info` for `/front/image_raw`) is its `camera` in
     the metadata: intrinsics, size and distortion, for `/front/image_rect…` from `P`.
@@ -143,8 +146,10 @@ class McapSource(Originals):
             recording = self._recordings[info.key]
             aligned = self._aligned(recording)
             every = recording.messages([*self._topics, *self._cameras.topics])
-            checked, read = self._cameras.checked(recording, every), self._reader(recording)
-            messages = (each for each in checked if each[0] in aligned.picks)
+            checked, videos = self._cameras.checked(recording, every), self._videos(recording)
+            read = self._reader(recording, videos)
+            picked = (each for each in checked if each[0] in aligned.picks)
+            messages = decoded(picked, videos)
             poses = self._poses_of(recording, aligned.clock) if self.poses else {}
             for row, values in enumerate(aligned.frames(messages, read)):
                 frame: dict[str, Any] = {self._time_name: np.array(aligned.clock[row], "<i8")}
@@ -231,6 +236,11 @@ class McapSource(Originals):
         for topic in self._topics:
             if self._offered[topic].type.endswith(_COVARIANCES):
                 yield f"{topic}: covariances are not packed"
+        for recording in self._recordings.values():
+            with suppress(SourceError):  # raised by `frames`
+                for topic in self._videos(recording):
+                    if count := num_before_start(recording, topic):
+                        yield f"{recording.key}: {topic} has {count} messages before a keyframe"
         unknown = Counter(
             (name, reason)
             for info in self._episodes
@@ -252,14 +262,27 @@ class McapSource(Originals):
                 found[recording.key] = {t: len(each) for t, each in recording.times().items()}
         return found
 
-    def _reader(self, recording: Recording) -> Callable[[str, bytes, Path], dict[str, Any]]:
-        """Return a function from a message to its values by feature."""
+    def _videos(self, recording: Recording) -> dict[str, TopicVideo]:
+        """Return decoders of the recording's videos by topic."""
+        return {
+            topic: TopicVideo(recording, topic, each.specs[""])
+            for topic, each in self._topics.items()
+            if _is_video(self._offered[topic])
+            and topic in recording.topics
+            and _is_video(recording.topics[topic])
+        }
+
+    def _reader(
+        self, recording: Recording, videos: Mapping[str, TopicVideo]
+    ) -> Callable[[str, Any, Path], dict[str, Any]]:
+        """Return a function from a message, or a frame of a video, to its values by feature."""
         offered, path = recording.topics, recording.paths[0]
         decoders = {}
         for topic in self._topics:
             if topic not in offered:
                 continue
-            if not can_read(offered[topic]):
+            kinds = {_is_video(each[topic]) for each in (self._offered, offered)}
+            if not can_read(offered[topic]) or len(kinds) > 1:
                 raise SourceError(
                     "the topic's type differs from the first recording",
                     file=str(path),
@@ -270,7 +293,9 @@ class McapSource(Originals):
         beside = [text for topic in offered.values() for text in (topic.name, topic.type)]
         orientation = Orientation(self.exif, lambda: is_alone(self.schema(), beside))
 
-        def read(topic: str, data: bytes, file: Path) -> dict[str, Any]:
+        def read(topic: str, data: Any, file: Path) -> dict[str, Any]:
+            if topic in videos:
+                return videos[topic].value(data, file)
             if topic in decoders:
                 return self._topics[topic].frame(decoders[topic](data, file), file, orientation)
             return self._cameras.frame(offered[topic], data, file)
@@ -349,10 +374,15 @@ class McapSource(Originals):
         errors = FirstError()
         for recording in self._recordings.values():
             with errors.skipped(episode=recording.key):
+                path = None
                 for _, data, path in recording.messages([topic]):
                     message = decoder(recording.topics[topic], path)(data, path)
+                    if not is_start(message):
+                        continue
                     how = {"keep_encoded": self.keep_encoded, "exif": self.exif}
                     return TopicFeatures(prefix, message, path, self.features or None, **how)
+                if path is not None:
+                    raise SourceError("video without a keyframe", file=str(path), got=topic)
         if errors.first is not None:
             raise errors.first
         return None
@@ -412,7 +442,11 @@ class McapSource(Originals):
         tolerance = round(self.tolerance * 1e9)
         times, path = self._times_of(recording), recording.paths[0]
         topics = self._aligned_topics
-        return AlignedMessages(times, topics, self._clock, self.align, tolerance, path)
+        aligned = AlignedMessages(times, topics, self._clock, self.align, tolerance, path)
+        for topic in self._videos(recording):
+            picks = aligned.picks[topic]
+            picks[picks < num_before_start(recording, topic)] = NONE
+        return aligned
 
     @property
     def _aligned_topics(self) -> list[str]:
@@ -504,6 +538,10 @@ FORMAT = SourceFormat(
 
 def _failed(info: EpisodeInfo) -> bool:
     return "topics" not in info.metadata
+
+
+def _is_video(topic: Topic) -> bool:
+    return can_read(topic) and topic.type in VIDEOS
 
 
 def _type(topic: Topic) -> str:
