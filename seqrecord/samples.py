@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from seqrecord.sampling.sample_functions import future_goal as future_goal
     from seqrecord.sampling.sample_functions import inside as inside
     from seqrecord.sampling.sample_functions import one_per_episode as one_per_episode
+    from seqrecord.sampling.sample_functions import per_episode as per_episode
     from seqrecord.sampling.sample_functions import repeat_by as repeat_by
     from seqrecord.sampling.sample_functions import reverse as reverse
     from seqrecord.sampling.sample_functions import skip_first as skip_first

@@ -7,14 +7,18 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 import seqrecord
 from seqrecord import (
     ClipError,
+    ClipSpec,
     Dataset,
     SeqRecordMapDataset,
     SeqRecordMix,
@@ -22,6 +26,8 @@ from seqrecord import (
     SeqRecordWriter,
     StateError,
 )
+from seqrecord.clips.samples import SampleEpisodes
+from seqrecord.clips.tables import ClipTable
 from seqrecord.samples import (
     SampleRandom,
     Samples,
@@ -31,11 +37,13 @@ from seqrecord.samples import (
     future_goal,
     inside,
     one_per_episode,
+    per_episode,
     repeat_by,
     skip_first,
     skip_last,
     where,
 )
+from seqrecord.sampling.sample_functions import MOST_ROWS, called
 from tests.clip_data import LENGTHS, minimum_memory, names, possible_clips
 from tests.resume_contract import check_resume
 
@@ -479,3 +487,159 @@ def test_repeats_by_values(labelled: Dataset, name: str, power: float) -> None:
     found = Counter(clip for _ in range(40) for clip in map_of(pipe))
     assert [found[clip] / 40 for clip in clips] == pytest.approx(repeat.tolist(), abs=0.35)
     assert found.total() / 40 == pytest.approx(len(clips), abs=0.1)
+
+
+def alternate(samples: Samples, epoch: int, rng: SampleRandom) -> Samples:
+    """Half of an episode's samples, with a text, a draw and the largest start of the episode."""
+    last = samples["start"].max()
+    kept = samples.filter(np.arange(len(samples)) % 2 == epoch % 2 * (len(samples) > 1))
+    columns = {"label": [str(start) for start in kept["start"]], "last": np.full(len(kept), last)}
+    return kept.with_columns(**columns, drawn=rng.integers(1 << 40, size=len(kept)))
+
+
+def test_functions_of_each_episode(numbered: Dataset) -> None:
+    by_episode: dict[str, list[int]] = {}
+    for key, start in EVERY:
+        by_episode.setdefault(key, []).append(start)
+    pipe = make(numbered, [future_goal(), per_episode(alternate)])
+    for epoch in (0, 1):
+        rows = sorted(rows_of(pipe, "label", "last", "drawn", "goal"))
+        expected = [
+            (key, start, str(start), starts[-1])
+            for key, starts in by_episode.items()
+            for start in starts[epoch % 2 * (len(starts) > 1) :: 2]
+        ]
+        assert [row[:4] for row in rows] == expected
+        assert len({row[4] for row in rows}) == len(rows)
+        assert all(start <= goal < LENGTHS[int(key[4:])] for key, start, *_, goal in rows)
+    labels = per_episode(lambda samples, *_: samples.with_columns(tag=samples["start"] * 10))
+    assert sorted(rows_of(make(numbered, labels), "tag")) == [(*c, c[1] * 10) for c in EVERY]
+    with pytest.raises(ClipError, match="returns no table"):
+        make(numbered, per_episode(lambda *_: None))  # type: ignore[arg-type]
+
+
+def test_functions_of_all_rows_have_a_limit() -> None:
+    one = np.ones(1, np.int64)
+    clips = ClipTable(ClipSpec(3), one - 1, one - 1, one - 1, one * (MOST_ROWS + 1))
+    samples = Samples(clips, cast(SampleEpisodes, None))
+    for function in (turned, where(lambda samples: samples["start"] > 2)):
+        with pytest.raises(ClipError, match=r"too many rows.*per_episode.*20,000,001 rows, of"):
+            called([function], samples, 0, 0)
+    found, _ = called([every(7), future_goal()], samples, 0, 0)
+    assert (len(found), len(found.clips.count)) == (MOST_ROWS // 7 + 1, 1)
+
+
+@pytest.mark.parametrize("rename", [None, {"id": "number"}])
+def test_samples_replaced_between_epochs(tmp_path: Path, rename: dict[str, str] | None) -> None:
+    """Frames stay in memory, and a state needs the samples."""
+    dataset = seqrecord.open(encoded(tmp_path))
+    options: dict[str, Any] = {"clip_len": 3, "features": ["image", "id"], "batch_size": 4}
+    pipe = SeqRecordPipe(dataset, **options, rename=rename, seed=3)
+    assert sorted(map_of(pipe)) == EVERY
+    assert pipe.stats()["frames_decoded"]
+    chosen = {"episode": ["set/3", "set/0"], "start": [9, 4], "repeat": [2.0, 1.0]}
+    for samples, expected in (
+        (every(4), [clip for clip in EVERY if clip[1] % 4 == 0]),
+        (tagged, EVERY),
+        (None, EVERY),
+        (chosen, [("set/0", 4), ("set/3", 9), ("set/3", 9)]),
+    ):
+        pipe.set_samples(samples)
+        assert pipe.options.samples is samples or samples is chosen
+        assert pipe.options.rename == rename
+        epoch, state = pipe.state_dict()["epoch"], pipe.state_dict()
+        batches = list(pipe)
+        assert sorted(map_of(batches)) == expected
+        assert pipe.stats()["frames_decoded"] == 0 or samples is chosen
+        if samples is tagged:
+            tags = [tag for batch in batches for tag in batch["tag"].tolist()]
+            assert sorted(tags) == sorted(10 * start + epoch for _, start in EVERY)
+        resumed = SeqRecordPipe(dataset, **options, rename=rename, seed=3, samples=samples)
+        resumed.load_state_dict(state)
+        assert map_of(resumed) == map_of(batches)
+    iterator = iter(pipe)
+    next(iterator)
+    with pytest.raises(StateError, match="inside an epoch"):
+        pipe.set_samples(None)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_samples_replaced_with_workers(numbered: Dataset) -> None:
+    """New workers get them; persistent ones cannot."""
+    for persistent in (False, True):
+        pipe = make(numbered, every(2))
+        loader: Any = DataLoader(
+            pipe, batch_size=None, num_workers=1, persistent_workers=persistent
+        )
+        assert {start % 2 for _, start in map_of(loader)} == {0}
+        pipe.set_samples(every(3))
+        if persistent:
+            with pytest.raises(StateError, match="samples were set while persistent workers run"):
+                list(loader)
+        else:
+            assert {start % 3 for _, start in map_of(loader)} == {0}
+
+
+CHOICES: dict[str, Callable[[st.DataObject], Any]] = {
+    "every": lambda data: every(data.draw(st.integers(1, 5))),
+    "rotate": lambda data: every(data.draw(st.integers(1, 4)), rotate=True),
+    "skip_first": lambda data: skip_first(data.draw(st.integers(0, 9))),
+    "skip_last": lambda data: skip_last(data.draw(st.integers(0, 9))),
+    "where": lambda _: where(lambda samples: samples["start"] % 5 != 1),
+    "one": lambda _: one_per_episode(),
+    "goal": lambda data: future_goal(data.draw(st.sampled_from(["uniform", "geometric"]))),
+    "tagged": lambda _: tagged,
+    "turned": lambda _: turned,
+    "alternate": lambda _: per_episode(alternate),
+}
+
+
+@given(st.data())
+def test_any_functions_on_changing_ranks(numbered: Dataset, data: st.DataObject) -> None:
+    """Each sample of the table once, with its columns, whatever ranks read it."""
+    chosen = data.draw(st.lists(st.sampled_from([*CHOICES]), min_size=1, max_size=4, unique=True))
+    functions: list[Any] = [CHOICES[name](data) for name in chosen]
+    if data.draw(st.booleans()):
+        rows = data.draw(st.lists(st.sampled_from(EVERY), min_size=1, max_size=30))
+        key, start = map(list, zip(*rows, strict=True))
+        functions = [{"episode": key, "start": start, "row": [*range(len(rows))]}, *functions]
+    settings: dict[str, Any] = {
+        "shuffle": data.draw(st.booleans()),
+        "memory_limit": data.draw(st.sampled_from([None, "24KiB"])),
+        "seed": data.draw(st.integers(0, 9)),
+        "last_batch": "keep",
+        "stride": 1 if isinstance(functions[0], dict) else data.draw(st.sampled_from([1, 1, 3])),
+    }
+    epoch = data.draw(st.integers(0, 3))
+    dataset, message = None, ""
+    try:
+        dataset = SeqRecordMapDataset(
+            numbered,
+            clip_len=3,
+            features=["id"],
+            samples=functions,
+            **{name: settings[name] for name in ("seed", "stride")},
+        )
+        dataset.set_epoch(epoch)
+    except ClipError as error:
+        message = str(error)
+    if message or dataset is None:
+        assert "leave no sample" in message
+        return
+    columns = [*{*dataset[0]} - {"id", "episode", "start"}]
+    listed = seqrecord.collate(dataset.__getitems__(range(len(dataset))))
+    found, state = Counter[Any](), dict[str, Any]()
+    few = st.tuples(st.integers(1, 3), st.integers(0, 3))
+    for ranks, batches in (*data.draw(st.lists(few, max_size=2)), (1, None)):
+        states = []
+        for rank in range(ranks):
+            pipe = make(numbered, functions, **settings, rank=(rank, ranks))
+            pipe.set_epoch(epoch)
+            if state:
+                pipe.load_state_dict(state)
+            found.update(rows_of(islice(pipe, batches), *columns))
+            states.append(pipe.state_dict())
+        state = min(states, key=lambda one: one["epoch"])
+        if state["epoch"] > epoch:
+            break
+    assert found == Counter(rows_of([listed], *columns))

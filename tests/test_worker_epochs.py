@@ -409,9 +409,9 @@ def test_new_workers_resume_from_a_loaded_state(path: Path, make: Any, workers: 
     state = json.loads(json.dumps(first.state_dict(batches=4)))
     data.load_state_dict(state)
     data.set_epoch(0)  # the position stays
-    check_fails(persistent, StateError, "a state was loaded while persistent workers run.*new Data")
+    check_fails(persistent, StateError, "samples were set while persistent workers.*new Data")
     data.set_epoch(1)
-    check_fails(persistent, StateError, "a state was loaded")
+    check_fails(persistent, StateError, "a state or samples were set")
     data.load_state_dict(state)
     loader = loading(data, workers, persistent_workers=True)
     assert run(loader) == whole[4:]

@@ -237,6 +237,22 @@ class Samples:
         """Add a column that a function computes for the clips of a batch."""
         return replace(self, columns={**self.columns, name: function})
 
+    def of_runs(self, begin: int, end: int) -> Samples:
+        """The samples of some runs as a table of their own, with rows from 0."""
+        clips, run = self.clips, np.arange(begin, end)
+        first = int(clips.first_sample[begin])
+        stop = int(clips.first_sample[end - 1] + clips.count[end - 1] * clips.sample_step)
+
+        def shifted(column: Column) -> Column:
+            if callable(column):
+                return lambda keys: column(keys._replace(sample=keys.sample + first))
+            return column[first // COPIES : stop // COPIES]
+
+        part = clips.pieces(run, np.zeros_like(run), clips.count[run])
+        part = replace(part, samples=part.first_sample - first)
+        columns = {name: shifted(column) for name, column in self.columns.items()}
+        return replace(self, clips=part, columns=columns)
+
     def every(self, stride: int, phase: int = 0) -> Samples:
         """The samples that start at `phase` plus a multiple of `stride`."""
         clips = self.clips.every(stride, phase)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,8 +25,8 @@ from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.errors import ClipError
 from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.memory import check_machine
-from seqrecord.pipes.options import LoaderOptions
-from seqrecord.pipes.planning import EpochPlanner
+from seqrecord.pipes.options import LoaderOptions, SamplesLike
+from seqrecord.pipes.planning import EpochPlanner, of_selected, plan_clips
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.source_orders import SourceOrder
 from seqrecord.pipes.states import Clip, Segments, State
@@ -103,6 +103,18 @@ class ClipLoader:
         if bool(shuffle) != self.planner.settings.shuffle:
             self._order = SourceOrder(self.planner.with_shuffle(bool(shuffle)))
         self.planner.plan_memory(1)
+
+    def with_samples(self, samples: SamplesLike | None) -> ClipLoader:
+        """A loader of other samples, which uses the frames in memory if it has the same."""
+        options = replace(self.options, samples=samples)
+        planner = plan_clips(self.selection.dataset, of_selected(options))
+        planner = replace(planner, options=options).with_shuffle(self.planner.settings.shuffle)
+        found, before = ClipLoader(planner), self.selection.clip_set.selected
+        is_same = np.array_equal(planner.selection.clip_set.selected, before)
+        if is_same and self.ranks.current().count == 1:
+            found._buffers = self._buffers
+        planner.plan_memory(1)
+        return found
 
     def clips(self, epoch: int) -> ClipTable:
         """The clips of an epoch."""

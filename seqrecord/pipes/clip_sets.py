@@ -275,14 +275,21 @@ class ClipSet:
     def samples_in(self, epoch: int) -> Samples:
         """The table of an epoch.
 
-        Raises `ClipError` if a function returns no table, or one without rows; and if a user's
-        function changes the rows in this epoch only.
+        Raises `ClipError` if a function returns no table, and if a user's function changes the rows
+        in this epoch only.
         """
         return self._in(epoch).samples
 
     def in_epoch(self, epoch: int) -> ClipTable:
-        """The clips of an epoch: its samples, each as often as it comes."""
-        return self._in(epoch).clips
+        """The clips of an epoch: its samples, each as often as it comes.
+
+        Raises `ClipError` if functions leave no sample.
+        """
+        found = self._in(epoch)
+        if not len(found.samples):
+            expected, got = "at least one sample", f"0 of {len(self.base)} in epoch {epoch}"
+            raise ClipError("the functions of samples leave no sample", expected=expected, got=got)
+        return found.clips
 
     def _in(self, epoch: int) -> _Epoch:
         epoch = epoch if self.functions or self.differs_by_epoch else 0
@@ -312,9 +319,6 @@ class ClipSet:
             row = samples.rows_listed
             times = times_in_epoch(repeat, row, seed=self.seed, epoch=epoch)
             clips = samples.repeated(times)
-        if not len(samples):
-            expected, got = "at least one sample", f"0 of {len(self.base)} in epoch {epoch}"
-            raise ClipError("the functions of samples leave no sample", expected=expected, got=got)
         return _Epoch(samples, clips)
 
     @cached_property

@@ -135,6 +135,18 @@ class Epochs:
         self._is_assigned = get_worker_info() is not None  # for this worker's next iteration
         self._workers.publish(self._position, is_set=True)
 
+    def set_loader(self, loader: BatchSource) -> None:
+        """Use another loader from the next epoch on.
+
+        Raises `StateError` inside an epoch.
+        """
+        self._follow_workers()
+        if (self._last is not None and self._last.is_open) or self._next.batch:
+            expected, got = "a call between epochs", f"a position in epoch {self._next.epoch}"
+            raise StateError("set_samples inside an epoch", expected=expected, got=got)
+        self.loader = loader
+        self._workers.publish(self._next, is_new_state=True)
+
     def announce(self) -> None:
         """Called by torch when a DataLoader around a pipe begins an iteration, once or twice, and
         again in new workers, which are daemons.

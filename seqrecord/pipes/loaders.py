@@ -26,7 +26,7 @@ from seqrecord.pipes.callers import (
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.epochs import Epochs
-from seqrecord.pipes.options import DatasetOptions, LoaderOptions
+from seqrecord.pipes.options import DatasetOptions, LoaderOptions, SamplesLike
 from seqrecord.pipes.planning import plan_clips
 from seqrecord.pipes.select_clips import select
 from seqrecord.pipes.states import Clip
@@ -227,6 +227,23 @@ class StreamingLoader(EpochStream):
         """The dataset of the clips, with the requested features."""
         return self._loader.selection.dataset
 
+    def set_samples(self, samples: SamplesLike | None) -> None:
+        """Replace `samples` from the next epoch on, for example by rows that the training chooses.
+
+        All ranks call it with the same samples. A saved state has their hash, and needs them.
+
+        Example:
+            pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, batch_size=2)
+            losses = {"start": [0, 3], "repeat": [1.0, 2.5]}
+            pipe.set_samples({"episode": ["demo/000", "demo/001"], **losses})
+
+        Raises the errors of a new loader, and `StateError` inside an epoch. Persistent DataLoader
+        workers, which keep the samples of their start, raise `StateError` in the next iteration.
+        """
+        loader = self._loader.with_samples(samples)
+        self._epochs.set_loader(loader)
+        self._loader = loader
+
     @property
     def clips(self) -> ClipTable:
         """The distinct clips of an epoch, and the numbers of skipped ones.
@@ -359,6 +376,7 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
         They may choose other clips: then a sampler needs the new length.
         """
         epoch = check_integer("epoch", epoch, least=0)
+        self._selection.clip_set.in_epoch(epoch)
         if self._selection.clip_set.samples_in(epoch).repeat is not None:
             raise ClipError(
                 "SeqRecordMapDataset gives each sample once",

@@ -338,8 +338,13 @@ def plan_clips(location: DatasetLike, options: LoaderOptions) -> EpochPlanner:
     except MemoryLimitError:
         if lists is None:
             raise
-    again = replace(options, rename=None, resize=None)  # the dataset has both
+    again = of_selected(options)
     return EpochPlanner.of(select(selection.dataset, again, smallest_excerpts=True), options)
+
+
+def of_selected(options: LoaderOptions) -> LoaderOptions:
+    """The options for the dataset of a selection, which has its features, names and sizes."""
+    return replace(options, features=None, rename=None, resize=None)
 
 
 def predict_memory(dataset: Dataset, options: LoaderOptions, *, workers: int = 0) -> int:

@@ -88,7 +88,8 @@ class WorkerStarts:
         """In a worker, set `start` to that of its next iteration: whether the worker has begun it
         before, and whether the worker is new, after others.
 
-        Raises `StateError` if the training process has loaded a state since the worker started.
+        Raises `StateError` if the training process has set a state or samples since the worker
+        started.
         """
         is_new = self._process != os.getpid()
         if is_new:
@@ -97,8 +98,8 @@ class WorkerStarts:
             self._generation, num_loaded, *place, is_set = self._memory[:_ROW]
             if num_loaded != self._num_loaded:
                 raise StateError(
-                    "a state was loaded while persistent workers run, which cannot get it",
-                    expected="a new DataLoader after load_state_dict",
+                    "a state or samples were set while persistent workers run, without them",
+                    expected="a new DataLoader after load_state_dict or set_samples",
                     got="the DataLoader of before",
                 )
             self.start, self.is_set = State(*place), bool(is_set)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import gcd
 from typing import Any, Protocol, TypeAlias
 
@@ -16,16 +17,19 @@ import numpy.typing as npt
 
 from seqrecord.clips.frames import ClipKeys
 from seqrecord.clips.samples import Samples
-from seqrecord.clips.tables import MAX_SETTING, IntArray
+from seqrecord.clips.tables import MAX_SETTING, ClipTable, IntArray
 from seqrecord.clips.transforms import is_probability
 from seqrecord.errors import ClipError
 from seqrecord.sampling.random_order import Phases, hash64, key_of, permutation
 from seqrecord.text import repr_of
-from seqrecord.units import check_integer
+from seqrecord.units import check_integer, format_size
 
 _SAMPLES = 7  # purpose of random numbers
 _GOALS = ("uniform", "geometric")
 _ROWS = 1 << 20  # of which values are computed at once
+
+MOST_ROWS = 20_000_000
+"""That a user's function receives at once."""
 
 
 @dataclass
@@ -120,6 +124,65 @@ class BuiltIn:
         return self.name in _RANDOM or self.arguments.get("rotate") is True
 
 
+@dataclass(frozen=True)
+class PerEpisode:
+    """A function that is called for the samples of each episode; see `per_episode`."""
+
+    function: SampleFunction
+
+    def __call__(self, samples: Samples, epoch: int, rng: SampleRandom) -> Samples:
+        clips, key = samples.clips, rng.key()
+        episode, _ = samples.episodes.stored(clips.locate(clips.offsets))
+        edges = np.flatnonzero(np.diff(episode, prepend=-1, append=-1))
+        columns: dict[str, list[Any]] = {}
+        runs, is_changed = list[ClipTable](), False
+        for begin, end in pairwise(edges.tolist()):
+            part = samples.of_runs(begin, end)
+            found = _checked(self.function(part, epoch, SampleRandom(key, epoch, begin)), part)
+            is_changed |= changes_rows(part, found)
+            first = clips.first_sample[begin]
+            runs.append(replace(found.clips, samples=found.clips.first_sample + first))
+            for name, column in found.columns.items():
+                if column is not part.columns.get(name):
+                    columns.setdefault(name, []).append(found[name])
+        names = ("episode", "first_start", "count", "first_sample")
+        if is_changed:
+            joined = (np.concatenate([getattr(one, name) for one in runs]) for name in names)
+            episode, first_start, count, first_sample = joined
+            clips = replace(
+                clips, episode=episode, first_start=first_start, count=count, samples=first_sample
+            )
+            samples = replace(samples, clips=clips)
+        return samples.with_columns(**{n: np.concatenate(v) for n, v in columns.items()})
+
+
+def per_episode(function: SampleFunction) -> PerEpisode:
+    """Call a function for the samples of each episode, one after the other.
+
+    A function of one's own receives at most 20,000,000 rows at once. Each call has other random
+    numbers, and adds the same columns.
+
+    Example:
+        def early(samples, epoch, rng):
+            return samples.take(range(min(2, len(samples))))
+
+        two = seqrecord.samples.per_episode(early)
+        pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=two, batch_size=2)
+    """
+    return PerEpisode(function)
+
+
+def _checked(found: Any, samples: Samples) -> Samples:
+    """The result of a function of samples. Raises `ClipError`."""
+    if isinstance(found, Samples) and found.episodes is samples.episodes:
+        return found
+    raise ClipError(
+        "a function of samples returns no table made from its argument",
+        expected="samples.filter(…), samples.take(…) or samples.with_columns(…)",
+        got=repr_of(found, 200),
+    )
+
+
 def called(
     functions: SampleFunctions, samples: Samples, epoch: int, seed: int
 ) -> tuple[Samples, bool]:
@@ -129,14 +192,16 @@ def called(
     """
     changed = False
     for number, function in enumerate(functions):
-        found: Any = function(samples, epoch, SampleRandom(seed, epoch, number))
-        if not isinstance(found, Samples) or found.episodes is not samples.episodes:
-            raise ClipError(
-                "a function of samples returns no table made from its argument",
-                expected="samples.filter(…), samples.take(…) or samples.with_columns(…)",
-                got=repr_of(found, 200),
-            )
         is_own = not isinstance(function, BuiltIn)
+        is_whole = not function.is_implicit if isinstance(function, BuiltIn) else True
+        if is_whole and not isinstance(function, PerEpisode) and len(samples) > MOST_ROWS:
+            raise ClipError(
+                "a function of samples receives too many rows",
+                expected=f"at most {MOST_ROWS:,}; or seqrecord.samples.per_episode(function)",
+                got=f"{len(samples):,} rows, of {format_size(8 * len(samples))} a column",
+            )
+        rng = SampleRandom(seed, epoch, number)
+        found = _checked(function(samples, epoch, rng), samples)
         changed |= is_own and changes_rows(samples, found)
         samples = found
     return samples, changed
