@@ -231,6 +231,12 @@ def test_frames_decoded_by_epoch(tmp_path: Path, options: argparse.Namespace) ->
             assert [epoch["decoded"] for epoch in others["epochs"]] == [30, 30, 30]
         assert document["rows"][f"{case}/lerobot"] == [{"skipped": "no package lerobot"}]
         assert f"| {case} | seqrecord | 30 | 0 | 0 | " in text
+    for name, counts in {
+        "arrays": [30, 0, 0], "memmap": [0, 0, 0], "packed": [0, 0, 0],
+        "fills": [30, 0, 0], "warm": [0, 0, 0], "cold": [0, 0, 0], "larger": [0, 0, 0],
+    }.items():  # fmt: skip
+        [run] = document["rows"][f"480x640 at 224/{name}"]
+        assert [epoch["decoded"] for epoch in run["epochs"]] == counts, name
     assert "- `96x128/lerobot`: no package lerobot" in text
     assert readme.read_text().startswith("Before\n\n<!-- decoded once -->\n| CPU seconds ")
     assert readme.read_text().endswith(" (0) |\n<!-- end of decoded once -->\nAfter\n")

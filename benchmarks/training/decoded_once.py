@@ -1,4 +1,4 @@
-"""Decoded frames and CPU seconds by epoch: LeRobot's class, WebDataset and ours on the same video.
+"""Decoded frames and CPU seconds by epoch: other loaders, hand-made ones and ours on one video.
 
     python -m benchmarks.training.decoded_once FOLDER [--to benchmarks/training --readme README.md]
 
@@ -11,19 +11,21 @@ default of `--lerobot`.
 from __future__ import annotations
 
 import math
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lerobot.data import LEROBOT, convert, generate, python_environment
+import seqrecord
+from benchmarks.lerobot.data import LEROBOT, convert, describe, generate, python_environment
 from benchmarks.suite import Run, Suite, make_parser
 from benchmarks.timing import Results, markdown, once, run_job
-from benchmarks.training.epochs import FORMS, MEMORY, EpochsJob
-from benchmarks.training.trainings import ACTIONS, TRAININGS, cut
+from benchmarks.training.epochs import MEMORY, ROWS, EpochsJob, Row
+from benchmarks.training.trainings import ACTIONS, TRAININGS, cut, write_arrays
 
 __all__ = ["CASES", "headline", "main", "page"]
 
@@ -34,7 +36,19 @@ CASES: dict[str, tuple[int, int, tuple[int, int] | None]] = {
 """Height and width of the video, and of images in batches if they are scaled."""
 
 HEADLINE = "480x640 at 224"
-LOADERS = {"lerobot": "LeRobot's class", "webdataset": "WebDataset", "seqrecord": "seqrecord"}
+FOLDERS = {
+    "originals": "lerobot",
+    "records": "records",
+    "cut": "tars",
+    "cut_small": "small-tars",
+    "arrays": "arrays",
+    "packed": "packed",
+    "cache": "cache",
+    "new_cache": "new-cache",
+}
+"""Folders of the forms of the data; `ROWS` has the form that each loader reads."""
+
+_LEAST_MEMORY = 64 << 20
 _MARKS = "<!-- decoded once -->\n", "<!-- end of decoded once -->\n"
 _NEAR = {"samples": 0.0, "actions": 1e-6, "pixels": 0.03}  # pixels of JPEG and other filters
 
@@ -43,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__, repeats=1)
     parser.add_argument("--episodes", type=int, default=10)
     parser.add_argument("--frames", type=int, default=100, help="per episode")
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2, help="of loaders except seqrecord")
     parser.add_argument("--lerobot", type=Path, default=LEROBOT, help="a Python with lerobot")
     parser.add_argument("--readme", type=Path, help="file with the table of the first figure")
@@ -65,44 +79,78 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _jobs(suite: Suite) -> Iterator[tuple[str, Run]]:
     """All rows; creates their data."""
     options, folder = suite.options, suite.folder
-    forms = {"originals": "lerobot", "records": "records", "cut": "tars"}
     for case, (*video, size) in CASES.items():
-        found = {form: folder / f"{name}-{case.split()[0]}" for form, name in forms.items()}
+        found = {form: folder / f"{name}-{case.split()[0]}" for form, name in FOLDERS.items()}
         sizes = options.episodes, options.frames, *video
         once(found["originals"], partial(generate, options=options, sizes=sizes))
         once(found["records"], partial(convert, found["originals"]))
-        for loader, form in FORMS.items():
-            python = options.lerobot if loader == "lerobot" else Path(sys.executable)
-            if not (python.exists() and (loader == "lerobot" or find_spec(loader))):
-                yield f"{case}/{loader}", f"no package {loader}"
+        for name, row in ROWS.items():
+            if row.is_scaled and size is None:
                 continue
-            if form == "cut":
-                cut("act", found)
+            python, is_theirs = Path(sys.executable), row.loader in ("lerobot", "webdataset")
+            python = options.lerobot if row.loader == "lerobot" else python
+            is_there = row.loader == "lerobot" or not is_theirs or find_spec(row.loader)
+            if not (python.exists() and is_there):
+                yield f"{case}/{name}", f"no package {row.loader}"
+                continue
             job = EpochsJob(
-                loader,
+                row.loader,
                 str(found["originals"]),
-                str(found[form]),
+                str(found[row.form]),
                 options.epochs,
                 options.workers,
                 size,
             )
-            yield (
-                f"{case}/{loader}",
-                partial(
-                    run_job,
-                    "benchmarks.training.epochs",
-                    asdict(job),
-                    1200,
-                    python=python,
-                    environment=python_environment(folder),
-                ),
-            )
+            run = partial(_run, row=row, found=found, python=python, folder=folder)
+            yield f"{case}/{name}", partial(run, job)
+
+
+def _run(
+    job: EpochsJob, *, row: Row, found: Mapping[str, Path], python: Path, folder: Path
+) -> dict[str, Any]:
+    """Create the row's data unless it exists, then run its job."""
+    measured = partial(
+        run_job,
+        "benchmarks.training.epochs",
+        time_limit=1200,
+        python=python,
+        environment=python_environment(folder),
+    )
+    if row.form == "cut":
+        cut("act", found)
+    elif row.form == "cut_small":
+        cut("act", found, row.form, job.size)
+        job = replace(job, size=None)  # so that nothing is scaled again
+    elif row.form == "arrays" and job.size is not None:
+        write_arrays(found, job.size)
+    elif row.form == "packed" and job.size is not None:
+        once(found["packed"], partial(_pack, found, job.size))
+        job = replace(job, size=None)
+    if row.cache == "empty":
+        shutil.rmtree(found["new_cache"], ignore_errors=True)
+        job = replace(job, cache=str(found["new_cache"]))
+    elif row.cache:
+        filling = replace(job, cache=str(found["cache"]), epochs=1)
+        once(found["cache"], lambda to: measured(asdict(replace(filling, cache=str(to)))))
+        job = replace(filling, epochs=job.epochs, is_cold=row.cache == "cold")
+    if row.share is not None and job.size is not None:
+        about = describe(found["originals"])
+        frames = about["frames"] * about["cameras"] * math.prod(job.size) * 3
+        job = replace(job, memory=str(max(_LEAST_MEMORY, int(frames * row.share))))
+    return measured(asdict(job))
+
+
+def _pack(found: Mapping[str, Path], size: tuple[int, int], to: Path) -> None:
+    """Pack the dataset at the size of the batches."""
+    cameras = dict.fromkeys(describe(found["originals"])["names"], size)
+    source = seqrecord.open_source(found["originals"])
+    seqrecord.convert(source, to, codecs="raw", resize=cameras, statistics=False)
 
 
 def _check_samples(case: str, results: Results) -> None:
     """Raise `ValueError` unless all loaders gave the same samples in each epoch."""
     wanted = _epochs(results, case, "seqrecord")
-    for loader in FORMS:
+    for loader in ROWS:
         for one, ours in zip(_epochs(results, case, loader), wanted, strict=False):
             for name, near in _NEAR.items():
                 if not math.isclose(one[name], ours[name], rel_tol=near, abs_tol=1e-3):
@@ -122,8 +170,8 @@ def headline(document: Mapping[str, Any]) -> str:
     """The table of README.md."""
     shown = _shown(document)
     lines = [
-        [LOADERS[loader], *(f"{_seconds(epochs[i])} ({_count(epochs[i])})" for i in shown)]
-        for loader in FORMS
+        [row.name, *(f"{_seconds(epochs[i])} ({_count(epochs[i])})" for i in shown)]
+        for loader, row in ROWS.items()
         if (epochs := _epochs(document["rows"], HEADLINE, loader))
     ]
     columns = ["CPU seconds (frames decoded)", *(f"epoch {i + 1}" for i in shown)]
@@ -135,12 +183,12 @@ def page(document: Mapping[str, Any]) -> str:
     shown = _shown(document)
     lines = []
     for case in CASES:
-        for loader in FORMS:
+        for loader, row in ROWS.items():
             if epochs := _epochs(results, case, loader):
                 [run] = results[f"{case}/{loader}"]
                 figures = [of(epochs[i]) for of in (_count, _seconds) for i in shown]
                 peak = f"{run['peak_memory_bytes'] / 1e6:.0f}"
-                lines.append([case, LOADERS[loader], *figures, peak])
+                lines.append([case, row.name, *figures, peak])
     columns = [f"{name}, epoch {i + 1}" for name in ("decoded", "CPU s") for i in shown]
     table = markdown(["video", "loader", *columns, "peak MB"], lines)
     reasons = [

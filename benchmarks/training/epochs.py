@@ -8,33 +8,69 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import av
+import numpy as np
 import psutil
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 import seqrecord
-from benchmarks.timing import answer, warm
+from benchmarks.timing import answer, drop_page_cache, warm
 from benchmarks.training.loaders import Batches, cut_batches, decode_jpeg, lerobot_items
-from benchmarks.training.trainings import TRAININGS, arguments_of
+from benchmarks.training.trainings import ACTIONS, TRAININGS, arguments_of, resized
 
-__all__ = ["FORMS", "MEMORY", "EpochsJob", "measure"]
+__all__ = ["MEMORY", "ROWS", "EpochsJob", "Row", "measure"]
 
 ACT = TRAININGS["act"]
 MEMORY = "4GiB"
-FORMS = {"lerobot": "originals", "webdataset": "cut", "seqrecord": "records"}
-"""Loaders, and the form of the data that each reads; see `trainings.prepare`."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the tables: a loader, and the form of the data that it reads, see `_jobs`.
+
+    `is_scaled` rows exist only where images are scaled. `cache` is the state of seqrecord's frame
+    cache at the start: "empty", "warm", "cold" (not in the page cache), or none. `share` is the
+    part of the frames that fits into `memory_limit`.
+    """
+
+    name: str
+    loader: str
+    form: str
+    is_scaled: bool = True
+    cache: str = ""
+    share: float | None = None
+
+
+ROWS = {
+    "lerobot": Row("LeRobot's class", "lerobot", "originals", is_scaled=False),
+    "webdataset": Row("WebDataset, JPEG of the video's size", "webdataset", "cut", is_scaled=False),
+    "webdataset-small": Row("WebDataset, JPEG of the batch's size", "webdataset", "cut_small"),
+    "arrays": Row("NumPy arrays in memory, filled in epoch 1", "arrays", "arrays"),
+    "memmap": Row("NumPy memmaps, written beforehand", "memmap", "arrays"),
+    "seqrecord": Row("seqrecord", "seqrecord", "records", is_scaled=False),
+    "packed": Row("seqrecord, packed at the batch's size", "seqrecord", "packed"),
+    "fills": Row("seqrecord, fills a frame cache", "seqrecord", "records", cache="empty"),
+    "warm": Row("… second process, warm", "seqrecord", "records", cache="warm"),
+    "cold": Row("… second process, cold", "seqrecord", "records", cache="cold"),
+    "larger": Row(
+        "… data of three times the memory", "seqrecord", "records", cache="warm", share=1 / 3
+    ),
+}
 
 
 @dataclass(frozen=True)
 class EpochsJob:
     """A loader, the LeRobot dataset, the folder read by the loader, and the images' height and
-    width in batches, if they are scaled."""
+    width in batches, if they are scaled. `cache` is a folder, cold if `is_cold`."""
 
     loader: str
     originals: str
@@ -42,6 +78,9 @@ class EpochsJob:
     epochs: int
     workers: int
     size: tuple[int, int] | None = None
+    cache: str = ""
+    is_cold: bool = False
+    memory: str = MEMORY
 
 
 class Counter:
@@ -65,6 +104,8 @@ def measure(job: EpochsJob) -> dict[str, Any]:
     of actions and of a subset of pixels to compare loaders."""
     torch.set_num_threads(1)
     warm(Path(job.folder))
+    if job.cache:
+        (drop_page_cache if job.is_cold else warm)(Path(job.cache))
     counter = Counter(job.workers)
     loader: Any = _OPEN[job.loader](job, counter)
     cameras = _cameras(job)
@@ -114,12 +155,53 @@ def _cameras(job: EpochsJob) -> list[str]:
 
 
 def _seqrecord(job: EpochsJob, _counter: Counter) -> Batches:
-    arguments = arguments_of(ACT, Path(job.originals))
-    if job.size is not None:
-        arguments["resize"] = dict.fromkeys(_cameras(job), tuple(job.size))
+    arguments = resized(arguments_of(ACT, Path(job.originals)), job.size)
+    cache = seqrecord.FrameCache(job.cache, "100GiB") if job.cache else None
     return seqrecord.SeqRecordPipe(
-        job.folder, **arguments, batch_size=ACT.batch, memory_limit=MEMORY
+        job.folder, **arguments, batch_size=ACT.batch, memory_limit=job.memory, frame_cache=cache
     )
+
+
+class _Arrays:
+    """A hand-made loader: batches by index from one array per feature."""
+
+    def __init__(self, job: EpochsJob, counter: Counter, *, is_mapped: bool) -> None:
+        self._job, self._counter = job, counter
+        self._cameras, folder = _cameras(job), Path(job.folder)
+        self._arrays: dict[str, Any] = {
+            name: np.load(folder / f"{name}.npy", mmap_mode="r" if name in self._cameras else None)
+            for name in (*self._cameras, "observation.state", "action", "ends")
+        }
+        self._epoch, self._is_filled = 0, is_mapped
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        if not self._is_filled:
+            self._arrays |= {name: self._decoded(name) for name in self._cameras}
+            self._is_filled = True
+        order = np.random.default_rng(self._epoch).permutation(len(self._arrays["ends"]))
+        self._epoch += 1
+        for start in range(0, len(order), ACT.batch):
+            now = order[start : start + ACT.batch]
+            names = (*self._cameras, "observation.state")
+            batch = {name: self._arrays[name][now][:, None] for name in names}
+            frames = np.minimum(now[:, None] + np.arange(ACTIONS), self._arrays["ends"][now, None])
+            batch["action"] = self._arrays["action"][frames]
+            yield {name: torch.from_numpy(array) for name, array in batch.items()}
+
+    def _decoded(self, camera: str) -> Any:
+        """All images of a camera, decoded front to back."""
+        size = self._job.size
+        assert size is not None, "a scaled row"
+        frames = np.empty(self._arrays[camera].shape, np.uint8)
+        at = 0
+        for path in sorted((Path(self._job.originals) / "videos" / camera).rglob("*.mp4")):
+            with av.open(path) as video:
+                for frame in video.decode(video=0):
+                    image = frame.to_image().resize(size[::-1], Image.Resampling.BILINEAR)
+                    frames[at] = image
+                    at += 1
+        self._counter.add(at)
+        return frames
 
 
 def _webdataset(job: EpochsJob, counter: Counter) -> Batches:
@@ -183,9 +265,11 @@ def _lerobot(job: EpochsJob, counter: Counter) -> Batches:
 _OPEN: dict[str, Callable[[EpochsJob, Counter], Batches]] = {
     "lerobot": _lerobot,
     "webdataset": _webdataset,
+    "arrays": partial(_Arrays, is_mapped=False),
+    "memmap": partial(_Arrays, is_mapped=True),
     "seqrecord": _seqrecord,
 }
 
 
 if __name__ == "__main__":
-    answer(lambda **job: measure(EpochsJob(**job)))
+    answer(lambda size, **job: measure(EpochsJob(**job, size=size and tuple(size))))

@@ -33,6 +33,8 @@ __all__ = [
     "cut",
     "pack_for_s3",
     "prepare",
+    "resized",
+    "write_arrays",
 ]
 
 SHARDS = 8  # tars of cut samples
@@ -145,12 +147,28 @@ def prepare(name: str, folder: Path, options: argparse.Namespace) -> dict[str, P
     return found
 
 
-def cut(name: str, found: Mapping[str, Path]) -> None:
+def cut(
+    name: str, found: Mapping[str, Path], form: str = "cut", size: tuple[int, int] | None = None
+) -> None:
     """Write the training's samples into tars, in a random order, unless they exist.
 
-    Arrays are .npy files; images from video are JPEG of quality 95.
+    Arrays are .npy files; images from video are JPEG of quality 95, scaled to `size` if given.
     """
-    once(found["cut"], partial(_cut, TRAININGS[name], found))
+    once(found[form], partial(_cut, TRAININGS[name], found, size))
+
+
+def write_arrays(found: Mapping[str, Path], size: tuple[int, int]) -> None:
+    """Write the frames of ACT as one .npy file per feature, unless they exist; images at `size`.
+
+    `ends` has the last frame of each frame's episode.
+    """
+    once(found["arrays"], partial(_write_arrays, found, size))
+
+
+def resized(arguments: Mapping[str, Any], size: tuple[int, int] | None) -> dict[str, Any]:
+    """Arguments of seqrecord, with images of this size."""
+    cameras = [name for name in arguments["features"] if "image" in name]
+    return {**arguments, "resize": dict.fromkeys(cameras, size)} if size else {**arguments}
 
 
 def pack_for_s3(name: str, found: Mapping[str, Path]) -> None:
@@ -166,13 +184,28 @@ def _pack(training: Training, originals: Path, max_file_size: int, to: Path) -> 
     seqrecord.convert(source, to, codecs="balanced", max_file_size=max_file_size)
 
 
-def _cut(training: Training, found: Mapping[str, Path], to: Path) -> None:
+def _write_arrays(found: Mapping[str, Path], size: tuple[int, int], to: Path) -> None:
+    to.mkdir()
+    arguments = resized(arguments_of(TRAININGS["act"], found["originals"]), size)
+    with seqrecord.open(found["records"], features=arguments["features"]) as whole:
+        dataset = whole.resized(arguments["resize"])
+        lengths = [len(episode) for episode in dataset.episodes.values()]
+        np.save(to / "ends.npy", np.repeat(np.cumsum(lengths) - 1, lengths))
+        for name, spec in dataset.features.items():
+            shape = (sum(lengths), *(side or 0 for side in spec.shape))
+            array = np.lib.format.open_memmap(to / f"{name}.npy", "w+", spec.dtype, shape)
+            for episode, stop in zip(dataset.episodes.values(), np.cumsum(lengths), strict=True):
+                array[stop - len(episode) : stop] = episode[:][name]
+
+
+def _cut(
+    training: Training, found: Mapping[str, Path], size: tuple[int, int] | None, to: Path
+) -> None:
     import webdataset
 
     to.mkdir()
-    samples = seqrecord.SeqRecordMapDataset(
-        found["records"], **arguments_of(training, found["originals"])
-    )
+    arguments = resized(arguments_of(training, found["originals"]), size)
+    samples = seqrecord.SeqRecordMapDataset(found["records"], **arguments)
     order = np.random.default_rng(0).permutation(len(samples))
     for shard, numbers in enumerate(np.array_split(order, SHARDS)):
         with webdataset.TarWriter(str(to / f"{shard:06d}.tar")) as tar:
