@@ -231,12 +231,13 @@ def test_frames_decoded_by_epoch(tmp_path: Path, options: argparse.Namespace) ->
             assert [epoch["decoded"] for epoch in others["epochs"]] == [30, 30, 30]
         assert document["rows"][f"{case}/lerobot"] == [{"skipped": "no package lerobot"}]
         assert f"| {case} | seqrecord | 30 | 0 | 0 | " in text
-    for name, counts in {
-        "arrays": [30, 0, 0], "memmap": [0, 0, 0], "packed": [0, 0, 0],
-        "fills": [30, 0, 0], "warm": [0, 0, 0], "cold": [0, 0, 0], "larger": [0, 0, 0],
-    }.items():  # fmt: skip
+    for name, most in {"arrays": 30, "memmap": 0, "packed": 0, "fills": 30, "warm": 0, "cold": 0,
+                       "larger": 0}.items():  # fmt: skip
         [run] = document["rows"][f"480x640 at 224/{name}"]
-        assert [epoch["decoded"] for epoch in run["epochs"]] == counts, name
+        first, *others = [epoch["decoded"] for epoch in run["epochs"]]
+        # While a cache fills, a frame that two loads need may be read from there.
+        assert most - 2 <= first <= most, name
+        assert others == [0, 0], name
     assert "- `96x128/lerobot`: no package lerobot" in text
     assert readme.read_text().startswith("Before\n\n<!-- decoded once -->\n| CPU seconds ")
     assert readme.read_text().endswith(" (0) |\n<!-- end of decoded once -->\nAfter\n")
