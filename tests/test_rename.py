@@ -79,7 +79,8 @@ def by_stored_names(clip: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def brighter(clip: dict[str, Any], _: np.random.Generator) -> dict[str, Any]:
-    return {name: v + 1 if isinstance(v, np.ndarray) else v for name, v in clip.items()}
+    """Change images; other items are texts, and columns such as `crop`, which stay."""
+    return {n: v + 1 if getattr(v, "dtype", None) == np.uint8 else v for n, v in clip.items()}
 
 
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
