@@ -25,6 +25,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, get_worker_info
 
 import seqrecord
+from seqrecord import samples
 from seqrecord.errors import ClipError, MissingPackageError, SourceError
 from seqrecord.export import to_lerobot as export
 from seqrecord.lerobot import LeRobotDataset, PlannedSampler, to_lerobot
@@ -447,6 +448,21 @@ def test_each_frame_is_decoded_once(root: Path) -> None:
     relative: Any = ours.absolute_to_relative_idx
     assert [relative[item["index"].item()] for item in ours.__getitems__(order)] == order
     assert ours.stats()["items_in_order"] == 99
+
+    ours = dataset(root)
+    sampler = PlannedSampler(ours, batch_size=4, samples=[samples.every(7, rotate=True)])
+    seen: list[int] = []
+    for epoch in range(7):
+        order = list(sampler)
+        sampler.set_epoch(epoch)
+        assert len(sampler) == len(order)
+        sampler.set_epoch(epoch + 1)
+        seen += order
+        assert [item["index"].item() for item in ours.__getitems__(order)] == order
+    assert sorted(seen) == [*range(sum(LENGTHS))]
+    firsts = {int(begin[number]) for number in range(len(LENGTHS))}
+    chosen = [*PlannedSampler(ours, batch_size=2, samples=[samples.one_per_episode()])]
+    assert {max(first for first in firsts if first <= item) for item in chosen} == firsts
 
 
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (2, 1), (1, 3), (2, 2)])

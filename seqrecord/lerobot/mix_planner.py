@@ -71,6 +71,9 @@ class MixPlanner:
 
     def loader(self, order: Order) -> MixLoader:
         """The mix with the windows of a policy."""
+        if order.functions:
+            expected = "samples of each source of the mix"
+            raise ClipError("a sampler of a mix takes no samples", expected=expected)
         given = {}
         for one in self._sources:
             options = replace(
@@ -104,12 +107,12 @@ class MixPlanner:
         )
         return mix_loader(made)
 
-    def num_turns(self, loader: MixLoader, order: Order, shares: Sequence[int]) -> int:
-        return sum(loader.plan(0, order.shard(share)).num_batches for share in shares)
+    def num_turns(self, loader: MixLoader, order: Order, shares: Sequence[int], epoch: int) -> int:
+        return sum(loader.plan(epoch, order.shard(share)).num_batches for share in shares)
 
-    def num_items(self, loader: MixLoader, order: Order) -> int:
+    def num_items(self, loader: MixLoader, order: Order, epoch: int) -> int:
         """All batches are full."""
-        return self.num_turns(loader, order, range(order.shards)) * order.batch_size
+        return self.num_turns(loader, order, range(order.shards), epoch) * order.batch_size
 
     def numbers(self, loader: MixLoader, share: Share, first: int) -> Iterator[int]:
         plan = loader.plan(share.epoch, share.order.shard(share.number))

@@ -16,7 +16,7 @@ from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.planning import plan_clips
 from seqrecord.reading.dataset import Dataset
 from seqrecord.sampling import Plan, Shard
-from seqrecord.sampling.sample_functions import skip_last
+from seqrecord.sampling.sample_functions import SampleFunctions, skip_last
 from seqrecord.text import shown_place
 
 
@@ -34,6 +34,7 @@ class Order:
     memory_limit: int | str | None
     ranks: int
     workers: int
+    functions: SampleFunctions = ()
 
     @property
     def shards(self) -> int:
@@ -84,10 +85,10 @@ class Planner(Protocol):
     def loader(self, order: Order) -> BatchSource:
         """The loader that plans and reads the items."""
 
-    def num_turns(self, loader: Any, order: Order, shares: Sequence[int]) -> int:
+    def num_turns(self, loader: Any, order: Order, shares: Sequence[int], epoch: int) -> int:
         """The number of batches that these shares give in turn in an epoch."""
 
-    def num_items(self, loader: Any, order: Order) -> int:
+    def num_items(self, loader: Any, order: Order, epoch: int) -> int:
         """The number of items of all shares in an epoch, including those after the last turn."""
 
     def numbers(self, loader: Any, share: Share, first: int) -> Iterator[int]:
@@ -122,18 +123,18 @@ class ClipPlanner:
         return shown_place(self._dataset.url)
 
     def loader(self, order: Order) -> ClipLoader:
-        options = self._options.with_functions(skip_last(order.drop_last_frames))
+        options = self._options.with_functions(skip_last(order.drop_last_frames), *order.functions)
         given = {item.name: getattr(options, item.name) for item in fields(ClipOptions)}
         given |= {n: getattr(order, n) for n in ("seed", "shuffle", "batch_size", "memory_limit")}
         options = LoaderOptions(**given, last_batch="keep", rank=(0, order.ranks))
         return ClipLoader(plan_clips(self._dataset, options))
 
-    def num_turns(self, loader: ClipLoader, order: Order, shares: Sequence[int]) -> int:
+    def num_turns(self, loader: ClipLoader, order: Order, shares: Sequence[int], epoch: int) -> int:
         """Shards differ by one clip at most."""
-        return loader.clips(0).num_clips // order.shards // order.batch_size * len(shares)
+        return loader.clips(epoch).num_clips // order.shards // order.batch_size * len(shares)
 
-    def num_items(self, loader: ClipLoader, order: Order) -> int:  # noqa: ARG002
-        return loader.clips(0).num_clips
+    def num_items(self, loader: ClipLoader, order: Order, epoch: int) -> int:  # noqa: ARG002
+        return loader.clips(epoch).num_clips
 
     def numbers(self, loader: ClipLoader, share: Share, first: int) -> Iterator[int]:
         plan = loader.plan(share.epoch, share.order.shard(share.number))

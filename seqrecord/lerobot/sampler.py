@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain, count, islice
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.utils.data import Sampler
 from seqrecord.lerobot.items import PlannedDataset
 from seqrecord.lerobot.planned import Order, PlannedIndex, Share
 from seqrecord.pipes.rank_check import compare_ranks
+from seqrecord.sampling.sample_functions import SampleFunctions
 from seqrecord.units import MAX_INT, check_integer, check_seed
 
 _turns = count()
@@ -47,6 +48,8 @@ class PlannedSampler(Sampler[int]):
         shuffle: shuffled order (default); if false, each shard keeps the stored order.
         drop_last_frames: number of frames to skip at the end of each episode.
         memory_limit: memory of each reading process, as in `SeqRecordPipe`.
+        samples: functions of `seqrecord.samples` that choose the items of an epoch of a
+            `LeRobotDataset`, such as `[one_per_episode()]`; items lack their columns.
 
     Raises `ClipError` for invalid arguments, and if no frame is left. The first iteration raises
     `StateError` if the ranks of `torch.distributed` share the order and differ in it.
@@ -70,6 +73,7 @@ class PlannedSampler(Sampler[int]):
         shuffle: bool = True,
         drop_last_frames: int = 0,
         memory_limit: int | str | None = None,
+        samples: SampleFunctions = (),
     ) -> None:
         if num_replicas is None:
             num_replicas = _num_ranks()
@@ -81,6 +85,7 @@ class PlannedSampler(Sampler[int]):
             memory_limit,
             check_integer("num_replicas", num_replicas, least=1, most=MAX_INT),
             max(1, check_integer("num_workers", num_workers, least=0, most=MAX_INT)),
+            tuple(samples),
         )
         shards, ranks = self._order.shards, self._order.ranks
         self._shares = range(shards)
@@ -89,8 +94,6 @@ class PlannedSampler(Sampler[int]):
             self._shares = range(rank, shards, ranks)
         self._planner = dataset.planner
         self._loader = self._planner.loader(self._order)
-        self._num_items = self._planner.num_items(self._loader, self._order)
-        self._num_turns = self._planner.num_turns(self._loader, self._order, self._shares)
         self._is_rest_given = rank is None
         self._epoch, self._start = 0, 0
         self._is_compared = False  # with other ranks
@@ -98,8 +101,11 @@ class PlannedSampler(Sampler[int]):
     def __len__(self) -> int:
         """The number of items of a whole epoch, also while resuming one."""
         if self._is_rest_given:
-            return self._num_items
-        return self._num_turns * self._order.batch_size
+            return self._planner.num_items(self._loader, self._order, self._epoch)
+        return self._num_turns(self._epoch) * self._order.batch_size
+
+    def _num_turns(self, epoch: int) -> int:
+        return self._planner.num_turns(self._loader, self._order, self._shares, epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration."""
@@ -131,10 +137,14 @@ class PlannedSampler(Sampler[int]):
     def _position(self) -> dict[str, Any]:
         """The position and the inputs of the order."""
         sources = [asdict(one.state(self._order.shards)) for one in self._loader.sources]
-        return {**self.state_dict(), "order": asdict(self._order), "sources": sources}
+        return {
+            **self.state_dict(),
+            "order": asdict(replace(self._order, functions=())),
+            "sources": sources,
+        }
 
     def _numbers(self, epoch: int, start: int) -> Iterator[int]:
-        order, turn, count = self._order, next(_turns), self._num_turns
+        order, turn, count = self._order, next(_turns), self._num_turns(epoch)
         size = order.batch_size
         begun = min(start // size, count)
         rests = []
