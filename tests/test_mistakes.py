@@ -413,7 +413,7 @@ _TAKE: dict[str, Callable[[Path, Any], Any]] = {
     "tolerance": lambda _, value: seqrecord.Seconds(0, 1, tolerance=value),
     **{
         name: _pipe(**{name: lambda value: value})
-        for name in ("dilation", "reverse", "batch_size", "num_cursors", "memory_limit", "seed")
+        for name in ("dilation", "batch_size", "num_cursors", "memory_limit", "seed")
     },
     "windows": _pipe(windows=lambda value: {"pose": [value]}),
     "weights": _weighted,

@@ -15,7 +15,7 @@ from seqrecord.reading.array_specs import FrameFunction
 from seqrecord.statistics.normalization import MODES, Normalization
 from seqrecord.storage import local_path
 from seqrecord.storage.base import MIN_CACHE_BYTES
-from seqrecord.units import check_integer, check_size, format_size, is_integer, parse_size
+from seqrecord.units import MAX_INT, check_integer, check_size, format_size, is_integer, parse_size
 
 MOST_VALUES = 1 << 16  # of a vector in batches
 SCOPES = ("source", "robot_type", "mix")
@@ -95,7 +95,7 @@ class MaxFrames:
 
     def __post_init__(self) -> None:
         """Raise `ClipError` for another number."""
-        frames = check_integer("frames of MaxFrames", self.frames, least=1)
+        frames = check_integer("frames of MaxFrames", self.frames, least=1, most=MAX_INT)
         object.__setattr__(self, "frames", frames)
 
 

@@ -142,7 +142,7 @@ def _check_samples(name: str, value: Any) -> Any:
 
 def _check_batch_size(name: str, value: Any) -> Any:
     """Return a number of clips, or `MaxFrames`."""
-    return value if isinstance(value, MaxFrames) else check_integer(name, value, least=1)
+    return value if isinstance(value, MaxFrames) else _integer_from(1)(name, value)
 
 
 def _check_rank(name: str, value: Any) -> tuple[int, int]:
