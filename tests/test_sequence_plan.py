@@ -37,8 +37,8 @@ def plans_of(request: Request) -> list[SequencePlan]:
     """The plans of all shards; empty if `drop_last` leaves no batch."""
     case, chosen = request.case, settings_of(request)
     rows = request.num_shards * (chosen.batch_size or 1)
-    clips, episodes = len(case.clips()), len({episode for episode, _ in case.clips()})
-    too_few = clips < rows if chosen.even_batches else episodes <= rows - request.num_shards
+    clips = len(case.clips())
+    too_few = chosen.even_batches and clips < rows
     plans = []
     for index in range(request.num_shards):
         given: Any = {"epoch": request.epoch, "shard": Shard(index, request.num_shards)}

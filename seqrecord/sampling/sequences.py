@@ -39,7 +39,6 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips.tables import ClipTable, EpisodeLayout, IntArray
-from seqrecord.errors import ClipError
 from seqrecord.sampling.bounds import ClipStats, PlanSettings, cursor_bounds
 from seqrecord.sampling.cursors import Blocks, CursorSchedule
 from seqrecord.sampling.epoch import check_drop_last, key_of_segment
@@ -76,7 +75,7 @@ class SequencePlan(Plan):
 
     def _lay_out(self, table: ClipTable, segment: int) -> None:
         settings, shard, size = self.settings, self.shard, self._batch_size
-        shards = np.array([shard.index, shard.count - 1])
+        shards = np.array([shard.index])
         runs, starts, stops = rows_of(table, settings, shards, shard.count, self.epoch, segment)
         start, stop, lengths = starts[0], stops[0], stops - starts
         total, full = int(lengths[0].sum()), int(lengths[0].min())
@@ -87,8 +86,8 @@ class SequencePlan(Plan):
                 self.num_repeated = -(-runs.num_clips // shard.count) - total
                 stop[total % size] += self.num_repeated
                 total += self.num_repeated
-        if not segment:  # the last shard's rows are the longest ones
-            _check_drop_last(runs, settings, shard.count, int(lengths[1].min()))
+        if not segment and settings.even_batches:
+            check_drop_last(runs.num_clips, settings, shard.count)
         if settings.drop_last:
             stop = np.minimum(stop, start + full)
         some = stop > start
@@ -249,18 +248,3 @@ def _whole_rows(
     rank = (num_shards - 1 - shards[:, None]) + np.arange(num_rows) * num_shards
     start, stop = bounds[np.minimum(rank, count)], bounds[np.minimum(rank + 1, count)]
     return runs.ordered(number), start, stop
-
-
-def _check_drop_last(runs: Runs, settings: PlanSettings, num_shards: int, most: int) -> None:
-    """Raise `ClipError` if `drop_last` leaves no batch; `most` is the batch count of the last
-    shard.
-    """
-    if settings.even_batches:
-        check_drop_last(runs.num_clips, settings, num_shards)
-    elif settings.drop_last and len(runs) and not most:
-        size = settings.batch_size or 1
-        raise ClipError(
-            'last_batch="drop" leaves no batch at all',
-            expected=f"at least {(size - 1) * num_shards + 1} episodes: one for each row",
-            got=f"{int(runs.run[-1]) + 1} episodes; smaller batches, or fewer workers",
-        )
