@@ -9,11 +9,13 @@ from __future__ import annotations
 import gzip
 import json
 import struct
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numcodecs
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
@@ -22,6 +24,8 @@ __all__ = [
     "CORNERS",
     "SIZE",
     "Truth",
+    "iphone_depth",
+    "pack_depth",
     "save",
     "spot_errors",
     "truth",
@@ -207,19 +211,49 @@ def write_scannet(folder: Path, seed: int = 0) -> Truth:
     return found
 
 
-def write_scannetpp(folder: Path, seed: int = 0) -> Truth:
-    """Each second image, as its toolbox extracts them; poses of all frames."""
+def write_scannetpp(folder: Path, seed: int = 0, packed: str | None = None) -> Truth:
+    """Each second image, as its toolbox extracts them; poses of all frames.
+
+    Depth of image i is extracted, or frame 2 i + 1 of depth.bin, see `pack_depth`.
+    """
     found = truth(varies=True, count=5 + seed)
     values: dict[str, Any] = {}
     for i, pose in enumerate(found.poses):
-        stem = f"frame_{2 * i:06d}"
+        stem = f"frame_{2 * i + 1:06d}"
         save(folder / "iphone" / "rgb" / f"{stem}.png", found.image(i))
-        save(folder / "iphone" / "depth" / f"{stem}.png", found.depth(i, 2))
+        if packed is None:
+            save(folder / "iphone" / "depth" / f"{stem}.png", found.depth(i, 2))
         frame = {"aligned_pose": pose.tolist(), "pose": np.eye(4).tolist(), "imu": {}}
         frame["intrinsic"] = _camera(found.numbers[i], 3).tolist()
-        values |= {stem: frame, f"frame_{2 * i + 1:06d}": frame}
+        values |= {f"frame_{2 * i:06d}": frame, stem: frame}
     (folder / "iphone" / "pose_intrinsic_imu.json").write_text(json.dumps(values))
+    if packed is not None:
+        frames = [iphone_depth(found, n / 2) for n in range(len(values))]
+        (folder / "iphone" / "depth.bin").write_bytes(pack_depth(frames, packed))
     return found
+
+
+def iphone_depth(found: Truth, frame: float) -> Array:
+    """Depth [192, 256] in mm, other in each row and frame."""
+    depth = np.full((192, 256), found.depth(int(frame)).max() + int(1000 * (frame % 1)), np.uint16)
+    return depth + np.arange(192, dtype=np.uint16)[:, None]
+
+
+def pack_depth(frames: Sequence[Array], form: str) -> bytes:
+    """Frames as depth.bin of ScanNet++: LZ4 or DEFLATE of each, or one stream."""
+    if form == "lz4":
+        blobs = [numcodecs.LZ4().encode(np.ascontiguousarray(frame))[4:] for frame in frames]
+    else:
+        metres = [(frame + 0.25).astype(np.float32) / np.float32(1000) for frame in frames]
+        if form == "stream":
+            return _deflated(np.stack(metres))
+        blobs = [_deflated(frame) for frame in metres]
+    return b"".join(struct.pack("<I", len(blob)) + blob for blob in blobs)
+
+
+def _deflated(array: Array) -> bytes:
+    stream = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return stream.compress(array.tobytes()) + stream.flush()
 
 
 def write_arkitscenes(folder: Path, seed: int = 0) -> Truth:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from tests.scene_data import (
     CORNERS,
     SIZE,
     Truth,
+    iphone_depth,
+    pack_depth,
     save,
     spot_errors,
     write_arkitscenes,
@@ -42,6 +45,7 @@ Scenes: dict[str, Callable[[Path], Truth]] = {
     "colmap, text, larger cameras": lambda f: write_colmap(f, text=True, scale=2),
     "scannet": write_scannet,
     "scannetpp": write_scannetpp,
+    **{f"scannetpp, {n}": partial(write_scannetpp, packed=n) for n in ("lz4", "deflate", "stream")},
     "arkitscenes": write_arkitscenes,
     "realestate10k": write_realestate10k,
     "co3d": write_co3d,
@@ -202,7 +206,12 @@ def test_a_scene_of_two_layouts(tmp_path: Path) -> None:
         open_source(tmp_path, layout="blender")
 
 
+def packed(count: int, form: str, height: int = 192) -> bytes:
+    return pack_depth([np.zeros((height, 256), np.uint16)] * count, form)
+
+
 IMAGES, CAMERAS = "sparse/0/images.bin", "sparse/0/cameras.bin"
+DEPTH_BIN = "iphone/depth.bin"
 PINCAM = "lowres_wide_intrinsics/41069021_305.465.pincam"
 DAMAGED: dict[str, tuple[str, Damage, str, str]] = {  # layout, damage, file of the error, message
     "cut": ("colmap", cut(IMAGES, -9), IMAGES, "truncated"),
@@ -217,6 +226,22 @@ DAMAGED: dict[str, tuple[str, Damage, str, str]] = {  # layout, damage, file of 
         edit("iphone/pose_intrinsic_imu.json", lambda d: d.replace(b"aligned_pose", b"aligned", 1)),
         *("iphone/pose_intrinsic_imu.json", "missing or wrong"),
     ),
+    **{
+        f"depth, {name}": (f"scannetpp, {form}", edit(DEPTH_BIN, change), DEPTH_BIN, match)
+        for name, form, change, match in (
+            ("cut", "lz4", lambda d: d[:-9], "damaged or truncated depth"),
+            ("cut length", "lz4", lambda d: d + b"\1", "damaged or truncated depth"),
+            ("length", "deflate", lambda d: b"\xff" * 4 + d[4:], "damaged or truncated depth"),
+            ("length 0", "lz4", lambda d: d + bytes(4), "damaged or truncated depth"),
+            ("frame", "lz4", lambda d: d[:-9] + bytes(9), "damaged depth"),
+            ("more", "lz4", lambda d: d * 2, "another number .*expected: 10; got: 20"),
+            ("other size", "lz4", lambda _: packed(10, "lz4", 128), "damaged depth"),
+            ("bomb", "deflate", lambda _: packed(10, "deflate", 400), "damaged depth"),
+            ("cut stream", "stream", lambda d: d[:-9], "damaged depth"),
+            ("shorter stream", "stream", lambda _: packed(6, "stream"), "another number .*got: 6"),
+            ("longer stream", "stream", lambda _: packed(11, "stream"), "another number"),
+        )
+    },
 }
 
 
@@ -266,6 +291,24 @@ def test_the_account_of_a_dataset(tmp_path: Path, layout: str) -> None:
         camera: Any = info.metadata["camera"]
         assert [camera[name]["width"] for name in ("image", "depth")] == [96, 48]
         assert ["pose" in frame for frame in frames] == [True, False, True, True, True]
+
+
+@pytest.mark.parametrize("form", ["lz4", "deflate", "stream"])
+def test_depth_in_one_file(tmp_path: Path, form: str) -> None:
+    """Of each second frame, as uint16 mm; in place it is left out, or refused if it is named."""
+    found = write_scannetpp(tmp_path, packed=form)
+    source = open_source(tmp_path)
+    assert str(source.schema()["depth"]) == "depth: uint16 [192, 256]"
+    assert ("whole millimetres" in " ".join(inventory_of(source).notes)) == (form != "lz4")
+    [info] = source.episodes()
+    for _ in range(2):
+        frames: Any = list(source.frames(info))
+        for i in range(5):
+            np.testing.assert_array_equal(frames[i]["depth"], iphone_depth(found, i + 0.5))
+    index_source(source, tmp_path / "index", workers=1)
+    assert "depth" not in seqrecord.open(tmp_path / "index").features
+    with pytest.raises(SourceError, match=r"large features .*got: depth"):
+        index_source(open_source(tmp_path, features=["depth"]), tmp_path / "no", workers=1)
 
 
 # --- COLMAP ---------------------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 
 ScanNet: color, depth, pose and intrinsic, as `SensReader` exports them,
 https://github.com/ScanNet/ScanNet. ScanNet++: rgb and depth, as `iphone.prepare_iphone_data`
-extracts them, with `pose_intrinsic_imu.json`, https://github.com/scannetpp/scannetpp. Both have
-poses camera-to-world with OpenCV's axes, in metres, depth in millimetres, and pixel centres at
-integers: their own readers unproject so.
+extracts them, or `depth.bin`, with `pose_intrinsic_imu.json`,
+https://github.com/scannetpp/scannetpp. Both have poses camera-to-world with OpenCV's axes, in
+metres, depth in millimetres, and pixel centres at integers: their own readers unproject so.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import numpy as np
 from seqrecord.originals.files import is_file
 from seqrecord.sources.common.cameras import Camera, FloatArray, camera_of_matrix, pose_of
 from seqrecord.sources.common.tables import read_numbers
+from seqrecord.sources.scenes.packed_depth import METRIC_NOTE, packed_depth
 from seqrecord.sources.scenes.views import (
     DEPTH,
     IMAGE,
     Layout,
+    Pixels,
     Scene,
     View,
     image_size,
@@ -70,16 +72,21 @@ def _read_iphone(folder: Path) -> Scene:
     path = folder / _IPHONE
     images, depths, masks = (images_in(folder / name) for name in ("rgb", "depth", "rgb_masks"))
     size = image_size(next(iter(images.values())))[::-1] if images else (0, 0)
-    views = []
-    for stem, frame in read_json(path).items():
+    views, notes, poses = [], ["values of IMU are not packed"], read_json(path)
+    depth_of: Mapping[str, Path | Pixels] = depths
+    if not depths and is_file(depth := folder / "depth.bin"):
+        depth_of, is_metric = packed_depth(depth, len(poses))
+        notes += [f"{depth.name}: {METRIC_NOTE}"] if is_metric else []
+    for stem, frame in poses.items():
         with well_formed(path, "aligned_pose, 16 numbers, and intrinsic, 9 numbers, of each frame"):
             pose = pose_of(np.reshape(frame["aligned_pose"], (4, 4)), path)
             image = images.get(stem, folder / "rgb" / f"{stem}.jpg")
             matrix = np.reshape(frame["intrinsic"], (3, 3))
         camera = camera_of_matrix(matrix, size, path) if images else None
-        found = ((name, paths.get(stem)) for name, paths in ((DEPTH, depths), ("mask", masks)))
-        views.append(View(image, camera, pose, {name: p for name, p in found if p is not None}))
-    return Scene(_CONVENTION, views, [path], "m", "mm", notes=["values of IMU are not packed"])
+        found = ((DEPTH, depth_of), ("mask", masks))
+        others = {name: paths[stem] for name, paths in found if stem in paths}
+        views.append(View(image, camera, pose, others))
+    return Scene(_CONVENTION, views, [path], "m", "mm", notes=notes)
 
 
 SCANNET = Layout(

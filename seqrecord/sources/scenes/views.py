@@ -7,13 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
 from seqrecord.originals.files import is_directory, json_object, list_folder, read_bytes
+from seqrecord.schema import FeatureSpec
 from seqrecord.sources.common.array_files import array_header
 from seqrecord.sources.common.cameras import FISHEYE, OPENCV, POSE, Camera, FloatArray
 from seqrecord.sources.common.frame_names import (
@@ -26,10 +29,24 @@ from seqrecord.sources.common.frame_names import (
 from seqrecord.sources.common.images import IMAGE_ENDINGS, image_header
 from seqrecord.sources.common.originals import natural_order
 from seqrecord.sources.common.sequences import Column, Images, SequenceFrames, Values
+from seqrecord.sources.common.specs import check_spec, feature_spec, widened
 
 IMAGE, DEPTH = "image", "depth"
 _KINDS = {name: name for name in (IMAGE, DEPTH, "mask")}
 _MAX_JSON = 1 << 28
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Pixels [H, W] of a view that are no image file, but decoded from `path` by `read`.
+
+    `size` is (height, width), by default that in the header of the image file `path`.
+    """
+
+    path: Path
+    dtype: npt.DTypeLike
+    read: Callable[[], npt.NDArray[Any]]
+    size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +59,7 @@ class View:
     image: Path
     camera: Camera | None = None
     pose: FloatArray | None = None
-    others: Mapping[str, Path] = field(default_factory=dict)
+    others: Mapping[str, Path | Pixels] = field(default_factory=dict)
     time: int | None = None
 
 
@@ -94,7 +111,7 @@ def sequence_of(
 ) -> SequenceFrames:
     """Make the columns of a scene, in the order of the images' names."""
     views, names, notes = _ordered(_existing(scene))
-    files: dict[str, list[Path | None]] = {IMAGE: [view.image for view in views]}
+    files: dict[str, list[Path | Pixels | None]] = {IMAGE: [view.image for view in views]}
     for name in dict.fromkeys(name for view in views for name in view.others):
         files[name] = [view.others.get(name) for view in views]
     metadata: dict[str, Any] = {"dataset": layout, **scene.metadata}
@@ -106,13 +123,15 @@ def sequence_of(
         metadata[f"frames_without_{name}"] = paths.count(None)
         own = scene.cameras.get(name)
         of_views = [view.camera if own is None else own for view in views]
-        samples: dict[tuple[int, int] | None, Path] = {}  # files of cameras may differ in size
+        samples: dict[
+            tuple[int, int] | None, Path | Pixels
+        ] = {}  # files of cameras may differ in size
         for path, camera in zip(paths, of_views, strict=True):
             if path is not None:
                 samples.setdefault(camera.size if camera else None, path)
         cameras[name] = _scaled(of_views, samples)
         unit = scene.depth_unit if name == DEPTH else None
-        columns[name] = Images(paths, _KINDS.get(name), unit, [*samples.values()])
+        columns[name] = _column(paths, _KINDS.get(name), unit, [*samples.values()])
     camera_columns, cameras_found = _camera_columns(cameras, scene)
     columns |= camera_columns
     if cameras_found:
@@ -135,7 +154,7 @@ def sequence_of(
         len(views),
         {name: column for name, column in columns.items() if wants(name)},
         places,
-        [*lists, *(path for paths in files.values() for path in paths if path is not None)],
+        [*lists, *(_file(item) for items in files.values() for item in items if item is not None)],
         {name: value for name, value in metadata.items() if value != 0},
         notes=[*notes, *scene.notes],
         split=scene.split,
@@ -179,8 +198,10 @@ def well_formed(path: Path, expected: str) -> Iterator[None]:
         ) from error
 
 
-def image_size(path: Path) -> tuple[int, int]:
+def image_size(path: Path | Pixels) -> tuple[int, int]:
     """Return (height, width) of an image or array file, from its header."""
+    if isinstance(path, Pixels):
+        return path.size or image_size(path.path)
     is_image = path.suffix.lower() in IMAGE_ENDINGS
     height, width = (image_header(path) if is_image else array_header(path)).shape[:2]
     return height, width
@@ -238,7 +259,7 @@ def _ordered(views: Sequence[View]) -> tuple[list[View], dict[str, Column], list
 
 
 def _scaled(
-    cameras: Sequence[Camera | None], samples: Mapping[tuple[int, int] | None, Path]
+    cameras: Sequence[Camera | None], samples: Mapping[tuple[int, int] | None, Path | Pixels]
 ) -> list[Camera | None]:
     """Return the cameras of files that have the size of the `samples`, by size of the camera."""
     sizes = {key: image_size(path) for key, path in samples.items()}
@@ -246,7 +267,9 @@ def _scaled(
     for camera in cameras:
         if camera is not None and camera not in known:
             path = samples.get(camera.size)
-            known[camera] = camera if path is None else camera.scaled(*sizes[camera.size], path)
+            known[camera] = (
+                camera if path is None else camera.scaled(*sizes[camera.size], _file(path))
+            )
     return [known[camera] for camera in cameras]
 
 
@@ -289,7 +312,43 @@ def _camera_columns(
     return columns, metadata.get("", metadata)
 
 
-def _pattern(paths: Sequence[Path | None], folder: Path) -> str:
-    there = [path for path in paths if path is not None]
+def _pattern(items: Sequence[Path | Pixels | None], folder: Path) -> str:
+    there = [_file(item) for item in items if item is not None]
     above = os.path.relpath(os.path.commonpath([path.parent for path in there]), folder)
     return os.path.normpath(f"{above}/*{there[0].suffix}")
+
+
+def _file(item: Path | Pixels) -> Path:
+    return item.path if isinstance(item, Pixels) else item
+
+
+def _column(
+    items: Sequence[Any], kind: str | None, unit: str | None, samples: Sequence[Any]
+) -> Column:
+    is_decoded = any(isinstance(item, Pixels) for item in items)
+    return (_DecodedPixels if is_decoded else Images)(items, kind, unit, samples)
+
+
+@dataclass(frozen=True)
+class _DecodedPixels(Column):
+    """`Pixels` of all frames; `samples` are those whose sizes may differ."""
+
+    items: Sequence[Pixels | None]
+    kind: str | None
+    unit: str | None
+    samples: Sequence[Pixels]
+
+    def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:  # noqa: ARG002 - decoded
+        return reduce(widened, [self._spec(name, item) for item in self.samples])
+
+    def _spec(self, name: str, item: Pixels) -> FeatureSpec:
+        dtype, size = np.dtype(item.dtype), image_size(item)
+        return feature_spec(name, dtype, size, item.path, kind=self.kind, unit=self.unit)
+
+    def read(self, frame: int, spec: FeatureSpec) -> Any:
+        if (item := self.items[frame]) is None:
+            return None
+        with located(SourceError, file=str(item.path)):
+            array = item.read()
+        check_spec(array.dtype, array.shape, spec, item.path)
+        return array
