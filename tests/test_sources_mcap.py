@@ -815,14 +815,16 @@ def test_videos(tmp_path: Path, kind: str, format_: str) -> None:
 
 
 def test_videos_that_cannot_be_decoded(tmp_path: Path) -> None:
-    """A damaged or missing frame, B-frames, another codec, no keyframe: typed errors."""
+    """Damage, B-frames, two frames in a message, no keyframe, another codec or type."""
     packets, _ = packets_of(tmp_path, "h264")
     frames_b, _ = packets_of(tmp_path, "h264", bf="2")
+    av1, _ = packets_of(tmp_path, "av1")
     refused = r"cannot decode a message of a video.*without B-frames; got: message {} of {} at {}"
     at = [START + 10 * MS * i for i in range(12)]
     cases = [
         ([*packets[:5], packets[5][:9], *packets[6:]], "h264", refused.format(5, VIDEO, at[5])),
         (frames_b, "h264", refused.format(2, VIDEO, at[2])),
+        ([*av1[:2], av1[2] + av1[3], *av1[4:]], "av1", refused.format(3, VIDEO, at[3])),
         (packets[1:4], "h264", f"video without a keyframe; .*got: {VIDEO}"),
         (packets, "prores", r"cannot decode a message.*unsupported video format 'prores'"),
     ]

@@ -251,9 +251,8 @@ def describe_video(
     ("limited", "full") are the container's, used if the stream declares none. Raises `CodecError`
     if decoding fails or the pixel format is unsupported.
     """
-    context = _context(codec)
     try:
-        frame = _first_frame(context, gop.packets)
+        frame = _first_frame(_context(codec), gop.packets)
         config = VideoConfig(codec, frame.format.name, matrix, color_range, depth=depth)
     except video_errors() as error:
         raise CodecError("this video cannot be stored encoded", got=str(error)[:300]) from error

@@ -204,14 +204,8 @@ class _Mcap:
         self.summary = summary if summary is not None and summary.chunk_indexes else None
         self.statistics = None if summary is None else summary.statistics
         self.channels = {} if summary is None else summary.channels
-        if self.summary is not None:
-            largest = max(chunk.uncompressed_size for chunk in self.summary.chunk_indexes)
-            if largest > _MAX_CHUNK_BYTES:
-                raise SourceError(
-                    "chunk too large",
-                    expected=f"at most {_MAX_CHUNK_BYTES} bytes",
-                    got=largest,
-                )
+        for chunk in self.summary.chunk_indexes if self.summary else ():
+            _check_chunk(chunk.uncompressed_size)
 
     def extras(self) -> dict[str, int]:
         """Return the counts of the file's statistics, see `Recording.extras`."""
@@ -271,12 +265,7 @@ class _Mcap:
             channel = self.channels.get(number)
             topic = f"channel {number}" if channel is None else channel.topic
             declared[topic] = declared.get(topic, 0) + count
-        if not declared:
-            declared, found = (
-                {"all topics": statistics.message_count},
-                {"all topics": sum(found.values())},
-            )
-        elif sum(declared.values()) != statistics.message_count:
+        if not declared or sum(declared.values()) != statistics.message_count:
             declared = {"all topics": statistics.message_count}
             found = {"all topics": sum(found.values())}
         for topic in sorted({*declared, *found}):
@@ -415,6 +404,12 @@ class _Rosbag1:
             yield connection.topic, data
 
 
+def _check_chunk(size: int) -> None:
+    if size > _MAX_CHUNK_BYTES:
+        limit = f"at most {_MAX_CHUNK_BYTES} bytes"
+        raise SourceError("chunk too large", expected=limit, got=size)
+
+
 def _limited(file: BinaryIO, place: int, chunk: Any) -> Any:
     """Return the ROS 1 chunk at `place` with a decompressor that stops at its declared size."""
     import bz2  # optional in Python builds
@@ -423,9 +418,7 @@ def _limited(file: BinaryIO, place: int, chunk: Any) -> Any:
     file.seek(place)
     head = file.read(int.from_bytes(file.read(4), "little"))
     size = int.from_bytes(head.partition(b"size=")[2][:4], "little")
-    largest = max(chunk.datasize, size)
-    if largest > _MAX_CHUNK_BYTES:
-        raise SourceError("chunk too large", expected=f"{_MAX_CHUNK_BYTES} bytes", got=largest)
+    _check_chunk(max(chunk.datasize, size))
     kinds = {b"=bz2": bz2.BZ2Decompressor, b"=lz4": lz4.LZ4FrameDecompressor}
     kind = next((kinds[each] for each in kinds if each in head), None)
     if kind is None:

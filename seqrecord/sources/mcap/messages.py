@@ -21,7 +21,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs.video.packets import packet_format
 from seqrecord.errors import SourceError
 from seqrecord.lazy import import_extra
 from seqrecord.sources.common.images import pixels
@@ -48,16 +47,10 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Packet:
-    """One frame of a video, encoded by a codec of `VIDEO_CODECS`."""
+    """One frame of a video, encoded by a codec of `PASSTHROUGH`."""
 
     data: bytes
     codec: str
-
-    @property
-    def is_start(self) -> bool:
-        """Whether decoding can begin here."""
-        start = packet_format(self.codec, b"").start(self.data)
-        return start.is_closed or start.may_lead
 
 
 @dataclass(frozen=True)

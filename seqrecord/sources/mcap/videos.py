@@ -16,6 +16,7 @@ from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.decoding import VideoDecoder, describe_video
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.codecs.video.packages import video_errors
+from seqrecord.codecs.video.packets import packet_format
 from seqrecord.errors import CodecError, SourceError
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.common.specs import check_like_first
@@ -36,7 +37,9 @@ def describe(packet: Packet, path: Path) -> tuple[VideoConfig, tuple[int, ...]]:
 
 def is_start(message: Message) -> bool:
     """Return whether a message can be decoded without the one before."""
-    return all(v.data.is_start for v in message.values() if isinstance(v.data, Packet))
+    packets = [each.data for each in message.values() if isinstance(each.data, Packet)]
+    starts = [packet_format(each.codec, b"").start(each.data) for each in packets]
+    return all(each.is_closed or each.may_lead for each in starts)
 
 
 def num_before_start(recording: Recording, topic: str) -> int:
@@ -68,10 +71,11 @@ class TopicVideo:
         """
         is_last = data is None
         if data is not None:
-            packet = self._decode(data, path)[""].data
+            message = self._decode(data, path)
+            packet = message[""].data
             assert isinstance(packet, Packet)
             data = packet.data
-            if self._decoder is None and packet.is_start:
+            if self._decoder is None and is_start(message):
                 config, shape = describe(packet, path)
                 check_like_first("the video", config.dtype, shape, self._spec, path)
                 self._decoder = VideoDecoder(config, *shape[:2])
@@ -106,13 +110,14 @@ class TopicVideo:
         try:
             yield
         except video_errors() as error:
-            time = self._recording.times()[self._topic][self._due]
+            number = min(self._due, self._sent - 1)
+            time = self._recording.times()[self._topic][number]
             raise SourceError(
                 "cannot decode a message of a video; --skip-bad-episodes omits the recording",
                 file=str(path),
                 feature=self._spec.name,
                 expected="a frame per message, without B-frames",
-                got=f"message {self._due} of {self._topic} at {time} ns: {error}"[:300],
+                got=f"message {number} of {self._topic} at {time} ns: {error}"[:300],
             ) from error
 
 
