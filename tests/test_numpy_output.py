@@ -173,7 +173,7 @@ def test_several_jax_processes_need_a_rank(path: Path, monkeypatch: pytest.Monke
     jax.distributed = SimpleNamespace(is_initialized=lambda: True)
     pipe = SeqRecordPipe(path, batch_size=4, **CLIPS)
     monkeypatch.setitem(sys.modules, "jax", jax)
-    with pytest.raises(ClipError, match=r"rank=jax.process_index\(\).*JAX process 1 of 2"):
+    with pytest.raises(ClipError, match=r"rank=\(jax.process_index\(\).*JAX process 1 of 2"):
         next(iter(pipe))
     with pytest.raises(ClipError, match="JAX process 1 of 2"):
         pickle.dumps(pipe)  # for a worker
