@@ -24,6 +24,7 @@ __all__ = [
     "CORNERS",
     "SIZE",
     "Truth",
+    "co3d_depth",
     "iphone_depth",
     "pack_depth",
     "save",
@@ -295,8 +296,15 @@ def write_realestate10k(folder: Path, seed: int = 0) -> Truth:
     return found
 
 
+def co3d_depth(frame: int) -> Array:
+    """Depth before scaling, float16; the first row has none."""
+    depth = np.linspace(0.25, 9 + frame, SIZE[0] * SIZE[1]).astype(np.float16).reshape(SIZE)
+    depth[0, :3] = np.nan, np.inf, 0
+    return depth
+
+
 def write_co3d(folder: Path, seed: int = 0) -> Truth:
-    """Two sequences of a category, one for each format of intrinsics."""
+    """Two sequences of a category, one for each format of intrinsics; depth has no masks."""
     found = truth(varies=True, count=5 + seed)
     (height, width), frames = SIZE, []
     for form in ("ndc_isotropic", "ndc_norm_image_bounds"):
@@ -308,11 +316,15 @@ def write_co3d(folder: Path, seed: int = 0) -> Truth:
             save(folder / path, found.image(i))
             mask = path.replace("images", "masks")
             save(folder / mask, np.full(SIZE, 9, np.uint8))
+            depth = {"path": f"apple/{sequence}/depths/frame{i + 1:06d}.jpg.geometric.png"}
+            depth |= {"mask_path": path.replace("images", "depth_masks")}
+            save(folder / depth["path"], co3d_depth(i).view(np.uint16))
             turned = np.diag([-1.0, -1.0, 1.0, 1.0]) @ np.linalg.inv(pose)  # x left, y up
             view = {"R": turned[:3, :3].T.tolist(), "T": turned[:3, 3].tolist()}
             view["focal_length"] = (found.numbers[i, :2] / scale).tolist()
             view["principal_point"] = ((half - found.numbers[i, 2:]) / scale).tolist()
             frame = {"sequence_name": sequence, "image": {"path": path, "size": [*SIZE]}}
+            frame["depth"] = {**depth, "scale_adjustment": 1.5 + i}
             frame["viewpoint"] = {**view, "intrinsics_format": form}
             frames.append({**frame, "frame_number": i + 1, "mask": {"path": mask, "mass": 1.0}})
     with gzip.open(folder / "apple" / "frame_annotations.jgz", "wt") as file:

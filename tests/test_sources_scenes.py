@@ -24,6 +24,7 @@ from tests.scene_data import (
     CORNERS,
     SIZE,
     Truth,
+    co3d_depth,
     iphone_depth,
     pack_depth,
     save,
@@ -36,7 +37,7 @@ from tests.scene_data import (
     write_scannet,
     write_scannetpp,
 )
-from tests.source_faults import Damage, check_refused, cut, edit, write
+from tests.source_faults import Damage, check_refused, cut, edit, encoded, write
 
 Scenes: dict[str, Callable[[Path], Truth]] = {
     "nerfstudio": write_nerfstudio,
@@ -211,6 +212,7 @@ def packed(count: int, form: str, height: int = 192) -> bytes:
 
 
 IMAGES, CAMERAS = "sparse/0/images.bin", "sparse/0/cameras.bin"
+CO3D_DEPTH = "apple/0_isot/depths/frame000002.jpg.geometric.png"
 DEPTH_BIN = "iphone/depth.bin"
 PINCAM = "lowres_wide_intrinsics/41069021_305.465.pincam"
 DAMAGED: dict[str, tuple[str, Damage, str, str]] = {  # layout, damage, file of the error, message
@@ -221,6 +223,7 @@ DAMAGED: dict[str, tuple[str, Damage, str, str]] = {  # layout, damage, file of 
     "name": ("colmap", edit(IMAGES, lambda d: d.replace(b"IMG_", b"../G")), IMAGES, "leads out"),
     "pose": ("scannet", write("pose/3.txt", b"1 2 3 4\n" * 4), "pose/3.txt", "rigid"),
     "pincam": ("arkitscenes", edit(PINCAM, lambda d: d + b" 7"), PINCAM, "not a camera"),
+    "co3d depth": ("co3d", write(CO3D_DEPTH, encoded(np.zeros(SIZE, "u1"))), CO3D_DEPTH, "not a d"),
     "no pose": (
         "scannetpp",
         edit("iphone/pose_intrinsic_imu.json", lambda d: d.replace(b"aligned_pose", b"aligned", 1)),
@@ -280,8 +283,15 @@ def test_the_account_of_a_dataset(tmp_path: Path, layout: str) -> None:
     assert schema["pose"].unit == UNITS[layout]
     assert ("intrinsics" in schema or "image_intrinsics" in schema) == (layout != "scannet")
     if "depth" in schema:
-        assert schema["depth"].unit == "mm"
+        assert schema["depth"].unit == (None if layout == "co3d" else "mm")
     frames: list[Any] = list(source.frames(info))
+    if layout == "co3d":
+        assert (schema["depth"].kind, schema["depth"].dtype.name) == ("depth", "float32")
+        for i, frame in enumerate(frames):
+            depth = co3d_depth(i).astype(np.float32) * (1.5 + i)
+            depth[0, :2] = 0
+            np.testing.assert_array_equal(frame["depth"], depth)
+        assert any("depth_mask: listed, but" in note for note in inventory_of(source).notes)
     if layout == "arkitscenes":
         times = [int(frame["timestamp"]) for frame in frames]
         assert times == [305_365_000_000 + i * 100_000_000 for i in range(5)]

@@ -14,20 +14,23 @@ import gzip
 import json
 import re
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.errors import SourceError
-from seqrecord.originals.files import list_folder, opened
+from seqrecord.originals.files import is_directory, list_folder, opened, read_bytes
 from seqrecord.sources.common.aligning import NONE, align
 from seqrecord.sources.common.cameras import OPENCV, Camera, pose_of, rotation_of
+from seqrecord.sources.common.images import decode_image
 from seqrecord.sources.common.tables import Rows, read_numbers, read_rows, timed_values
 from seqrecord.sources.scenes.views import (
     DEPTH,
     Layout,
+    Pixels,
     Scene,
     View,
     image_size,
@@ -156,7 +159,7 @@ def _annotations(path: Path) -> dict[str, list[Any]]:
 
 
 def _read_co3d(place: Path) -> Scene:
-    path, views = place.parent / _ANNOTATIONS, []
+    path, views, missing = place.parent / _ANNOTATIONS, [], set[str]()
     for frame in _annotations(path)[place.name]:
         with well_formed(path, "image, viewpoint and mask of each frame"):
             height, width = frame["image"]["size"]
@@ -173,13 +176,38 @@ def _read_co3d(place: Path) -> Scene:
             camera = Camera.of(intrinsics, (width, height), path, centre=0.5)
             matrix = np.column_stack([np.transpose(view["R"]), view["T"]])
             root = place.parent.parent
-            mask = (frame.get("mask") or {}).get("path")
-            others = {} if mask is None else {"mask": inside(root, mask, path)}
+            mask, depth = frame.get("mask") or {}, frame.get("depth") or {}
+            named = {"mask": mask.get("path"), "depth_mask": depth.get("mask_path")}
+            named[DEPTH] = depth.get("path")
+            others: dict[str, Path | Pixels] = {}
+            for name, file in named.items():
+                found = None if file is None else inside(root, file, path)
+                if found is not None and not is_directory(found.parent):
+                    missing.add(name)
+                elif found is not None and name == DEPTH:
+                    read = partial(_co3d_depth, found, float(depth["scale_adjustment"]))
+                    others[name] = Pixels(found, np.float32, read)
+                elif found is not None:
+                    others[name] = found
             image = inside(root, frame["image"]["path"], path)
         views.append(View(image, camera, pose_of(matrix, path, inverse=True, flip="xy"), others))
     return Scene(
-        "world-to-camera, PyTorch3D axes: x left, y up, z forward; no scale (Co3D)", views, [path]
+        "world-to-camera, PyTorch3D axes: x left, y up, z forward; no scale (Co3D)",
+        *(views, [path]),
+        notes=[f"{name}: listed, but its folder does not exist" for name in sorted(missing)],
     )
+
+
+def _co3d_depth(path: Path, scale: float) -> npt.NDArray[np.float32]:
+    """Depth float32 [H, W] from a 16-bit PNG of the bits of float16; 0 where there is none."""
+    bits = decode_image(read_bytes(path), path)
+    if bits.dtype != np.uint16 or bits.ndim != 2:
+        raise SourceError(
+            "not a depth map", expected="PNG, grey, 16 bits", got=f"{bits.dtype} {bits.shape}"
+        )
+    depth: npt.NDArray[np.float32] = bits.view(np.float16).astype(np.float32) * np.float32(scale)
+    depth[~np.isfinite(depth)] = 0
+    return depth
 
 
 ARKIT = Layout(

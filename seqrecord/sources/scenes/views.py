@@ -32,7 +32,7 @@ from seqrecord.sources.common.sequences import Column, Images, SequenceFrames, V
 from seqrecord.sources.common.specs import check_spec, feature_spec, widened
 
 IMAGE, DEPTH = "image", "depth"
-_KINDS = {name: name for name in (IMAGE, DEPTH, "mask")}
+_KINDS = {IMAGE: IMAGE, DEPTH: DEPTH, "mask": "mask", "depth_mask": "mask"}
 _MAX_JSON = 1 << 28
 
 
