@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 import seqrecord
 from seqrecord import (
+    At,
     ClipError,
     ClipSpec,
     Dataset,
@@ -213,6 +214,17 @@ def test_loaders_of_every_kind(numbered: Dataset) -> None:
     )
 
 
+@pytest.mark.parametrize("adds", [future_goal(), tagged])
+def test_columns_before_a_choice_of_rows_keep_the_rows(numbered: Dataset, adds: Any) -> None:
+    """In a mix, epochs of a source begin where those of the same rows without columns do."""
+    starts = []
+    for functions in ([every(4)], [adds, every(4)]):
+        source = make(numbered, functions, batch_size=None, seed=0)
+        mix = SeqRecordMix({"a": source}, batch_size=4, stopping_strategy=20)
+        starts.append(sorted(rows_of(mix)))
+    assert starts[0] == starts[1]
+
+
 @pytest.mark.parametrize("samples", [turned, [tagged, future_goal()], every(2, rotate=True)])
 @pytest.mark.parametrize("limit", [None, "24KiB"])
 def test_resumes_on_other_ranks(numbered: Dataset, samples: Any, limit: str | None) -> None:
@@ -308,6 +320,7 @@ WRONG: list[tuple[Any, str]] = [
     (lambda samples, *_: samples["goal"], "no such column.*expected: episode, start; got: 'goal'"),
     (lambda samples, _, rng: rng.integers(samples["start"], 3), "empty range"),
     (where(lambda samples: None), "filter has no flag"),
+    (skip_last(50), "leave no sample"),
 ]
 
 
@@ -315,6 +328,8 @@ def test_errors(numbered: Dataset) -> None:
     for samples, match in WRONG:
         with pytest.raises(ClipError, match=match):
             make(numbered, samples)
+    with pytest.raises(ClipError, match="leave no sample"):
+        make(numbered, [future_goal(), skip_last(50)], windows={"id": [At("goal")]})
     pipe = make(numbered, late)
     list(pipe)
     with pytest.raises(ClipError, match="changes the rows in epoch 1, and not in epoch 0"):
@@ -395,6 +410,33 @@ def test_one_sample_of_each_episode(numbered: Dataset, form: str) -> None:
     assert {clip for clip in counts if clip[0] == "set/1"} == {c for c in EVERY if c[0] == "set/1"}
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        every(2),
+        every(3, rotate=True),
+        skip_first(5),
+        skip_last(7),
+        per_episode(lambda samples, *_: samples.filter(samples["start"] % 2 == 0)),
+    ],
+)
+def test_lists_of_frames_start_at_their_first_frame(numbered: Dataset, function: Any) -> None:
+    """As the same samples by `start`; places in excerpts are no frames."""
+    chosen = EVERY[5::3] + EVERY[:40:7]
+    starts: dict[str, Any] = {
+        "episode": [key for key, _ in chosen],
+        "start": [start for _, start in chosen],
+    }
+    frames = [[start, start + 1, start + 2] for start in starts["start"]]
+    lists = {"episode": starts["episode"], "frames": frames}
+    pipe = make(numbered, [starts, function, tagged])
+    listed = make(numbered, [lists, function, tagged], clip_len=None, memory_limit="24KiB")
+    for _ in range(3):
+        expected = sorted(rows_of(pipe, "tag"))
+        assert 0 < len(expected) < len(chosen)
+        assert sorted(rows_of(listed, "tag")) == expected
+
+
 @pytest.fixture(scope="module")
 def labelled(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """Episodes with subtasks, rewards and metadata."""
@@ -453,6 +495,9 @@ def test_inside_a_segment(labelled: Dataset) -> None:
     frames = {"episode": ["a", "a", "c"], "frames": [[6, 4, 9], [0, 2, 10], [3, 5, 4]]}
     pipe = SeqRecordPipe(labelled, samples=[frames, inside("subtask")])
     assert sorted(map_of(pipe)) == [("a", 4), ("c", 3)]
+    frames = {"episode": ["a", "c", "b", "a"], "frames": [[6, 4], [1, 2], [5], [0, 2, 1]]}
+    pipe = SeqRecordPipe(labelled, samples=[frames, inside("subtask")], ragged="pad")
+    assert sorted(map_of(pipe)) == [("a", 0), ("a", 4), ("b", 5)]
 
 
 @pytest.mark.parametrize("name", ["reward", "score", "task", "subtask", "weight"])

@@ -99,6 +99,12 @@ class FrameLists:
         """The earliest frame of samples by row, int64[n]."""
         return self.stored(self.excerpt[row], self.places[row].min(axis=1))[1]
 
+    def from_row(self, row: int) -> FrameLists:
+        """The samples from a row on, which becomes row 0."""
+        length_of = None if self.length_of is None else self.length_of[row:]
+        excerpt, start, places = self.excerpt[row:], self.start[row:], self.places[row:]
+        return replace(self, excerpt=excerpt, start=start, places=places, length_of=length_of)
+
     def _is_pad(self, row: IntArray) -> npt.NDArray[np.bool_]:
         """Which places of samples follow a shorter list; bool[n, T]."""
         count = self.places.shape[1]

@@ -52,6 +52,9 @@ class SampleEpisodes(Protocol):
     def stored(self, clips: ClipKeys) -> tuple[IntArray, IntArray]:
         """Rows of the index and first frames of clips."""
 
+    def from_row(self, row: int) -> SampleEpisodes:
+        """The same episodes for a table that begins at a row."""
+
     def extent(self, clips: ClipKeys, dilation: IntArray) -> tuple[IntArray, IntArray]:
         """First and last frames that clips use, inside their episodes."""
 
@@ -251,7 +254,8 @@ class Samples:
         part = clips.pieces(run, np.zeros_like(run), clips.count[run])
         part = replace(part, samples=part.first_sample - first)
         columns = {name: shifted(column) for name, column in self.columns.items()}
-        return replace(self, clips=part, columns=columns)
+        episodes = self.episodes.from_row(first // COPIES)
+        return replace(self, clips=part, episodes=episodes, columns=columns)
 
     def every(self, stride: int, phase: int = 0) -> Samples:
         """The samples that start at `phase` plus a multiple of `stride`."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from seqrecord.clips.frame_lists import FrameLists
+from seqrecord.clips.frame_lists import FrameLists, with_last_repeated
 from seqrecord.clips.frames import ClipKeys, offset_range
 from seqrecord.clips.sample_tables import read_frame_lists, read_samples, table_columns
 from seqrecord.clips.samples import OF_CLIPS, Samples, Values, empty_clips, taken
@@ -49,7 +49,7 @@ class DatasetEpisodes:
     windows: SelectedWindows
     selected: IntArray
     excerpts: FrameLists | None = None
-    _values: dict[str, npt.NDArray[Any]] = field(default_factory=dict, init=False, repr=False)
+    _values: dict[str, npt.NDArray[Any]] = field(default_factory=dict, repr=False)
 
     @property
     def keys(self) -> pa.StringArray:
@@ -67,10 +67,16 @@ class DatasetEpisodes:
             return clips.episode, clips.start
         return self.excerpts.episode[clips.episode], self.excerpts.starts_of(clips.row)
 
+    def from_row(self, row: int) -> DatasetEpisodes:
+        """See `SampleEpisodes`."""
+        if self.excerpts is None:
+            return self
+        return replace(self, excerpts=self.excerpts.from_row(row))
+
     def extent(self, clips: ClipKeys, dilation: IntArray) -> tuple[IntArray, IntArray]:
         """See `SampleEpisodes`."""
         if self.excerpts is not None:
-            frames = self.excerpts.frames_of(clips.row)
+            frames = with_last_repeated(self.excerpts.frames_of(clips.row))
             return frames.min(axis=1), frames.max(axis=1)
         windows, last = self.windows.stored.windows.values(), self.num_frames[clips.episode] - 1
         before, after = offset_range([window.frame_offsets for window in windows])
@@ -259,7 +265,7 @@ class ClipSet:
         """
         samples = self.samples_in(0)
         keys, is_computed = samples.keys, any(map(callable, samples.columns.values()))
-        lacks = self.windows.lacks_anchors(samples, keys.take([0]) if is_computed else keys)
+        lacks = self.windows.lacks_anchors(samples, keys.take(slice(1)) if is_computed else keys)
         if is_computed or self.functions or not lacks.any():  # in a batch, they are errors
             return self
         base = self.base.filter(~lacks)
@@ -340,7 +346,8 @@ class ClipSet:
             if not isinstance(one, BuiltIn):
                 changes = self._changes_rows
             else:
-                changes = not one.adds_columns and (one.is_random or is_random)
+                draws = one.is_random or (is_random and one.reads_columns)
+                changes = draws and not one.adds_columns
             found += [number] * changes
             is_random |= not isinstance(one, BuiltIn) or one.is_random
         return found
@@ -404,6 +411,8 @@ class ClipSet:
             return self.clips
         every = (one for one in self.functions if isinstance(one, BuiltIn) and one.name == "every")
         clips = self.base.clips
+        if self.base.listed is not None:
+            return clips
         stride = lcm(clips.spec.stride, *(one.arguments["n"] for one in every))
         return clips if stride == clips.spec.stride else typical_table(clips, stride)
 

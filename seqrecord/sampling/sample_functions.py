@@ -119,6 +119,11 @@ class BuiltIn:
         return self.name in _ADD_COLUMNS
 
     @property
+    def reads_columns(self) -> bool:
+        """Whether its choice of rows depends on columns."""
+        return self.name in _READ_COLUMNS
+
+    @property
     def is_random(self) -> bool:
         """Whether epochs may differ."""
         return self.name in _RANDOM or self.arguments.get("rotate") is True
@@ -231,18 +236,23 @@ def every(n: int, *, rotate: bool = False) -> BuiltIn:
 
 
 def _every(samples: Samples, epoch: int, rng: SampleRandom, n: int, rotate: bool) -> Samples:
-    if not rotate or not len(samples):
-        return samples.every(n)
-    spec = samples.clips.spec
-    phase = phases_of(samples, n).of_epoch(epoch, seed=rng.seed)
-    return samples.every(n, spec.phase + phase * spec.stride)
+    phase, spec = 0, samples.clips.spec
+    if rotate and len(samples):
+        phase = phases_of(samples, n).of_epoch(epoch, seed=rng.seed)
+        phase = spec.phase + phase * spec.stride
+    if samples.listed is not None:
+        return samples.filter((samples["start"] - phase) % n == 0)
+    return samples.every(n, phase)
 
 
 def phases_of(samples: Samples, n: int) -> Phases:
     """The remainders of `every(n, rotate=True)`, in strides of the table."""
     clips, spec = samples.clips, samples.clips.spec
-    first = (clips.first_start - spec.phase) // spec.stride
-    return Phases.of(first, clips.count, n // gcd(n, spec.stride))
+    first, count = clips.first_start, clips.count
+    if samples.listed is not None:  # starts of excerpts are no frames
+        first = samples["start"]
+        count = np.ones_like(first)
+    return Phases.of((first - spec.phase) // spec.stride, count, n // gcd(n, spec.stride))
 
 
 def where(condition: Callable[[Samples], Any]) -> BuiltIn:
@@ -535,6 +545,7 @@ _FUNCTIONS: dict[str, Callable[..., Samples]] = {
     "future_goal": _future_goal,
 }
 _ADD_COLUMNS = frozenset(("dilate", "reverse", "subset", "final_goal", "future_goal"))
+_READ_COLUMNS = frozenset(("where", "repeat_by", "inside"))
 _RANDOM = frozenset(("dilate", "reverse", "subset", "future_goal", "one_per_episode"))
 BUILT_INS: Mapping[str, Callable[..., BuiltIn]] = {name: globals()[name] for name in _FUNCTIONS}
 """By name, for files."""
