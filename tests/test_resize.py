@@ -393,19 +393,53 @@ def test_originals_resized_when_they_are_stored(raw: Path, home: Path, tmp_path:
         run("write", "--src", raw, "--dst", tmp_path / "no", *resize, code=2)
 
 
-def test_intrinsics_per_frame_exclude_stored_sizes(tmp_path: Path) -> None:
-    image, k = np.zeros((8, 8, 3), np.uint8), np.ones(4, np.float32)
-    described: Any = {"K": {"kind": "intrinsics"}}
+def test_intrinsics_per_frame_follow_stored_sizes(tmp_path: Path) -> None:
+    """Equal to those of the loaders' `resize=`; chunks of intrinsics alone are not copied. The lens
+    stays in the metadata."""
+    described: Any = {
+        "image": {"group": 0},
+        "depth": {"kind": "depth", "unit": "mm", "group": 0},
+        "image_intrinsics": {"kind": "intrinsics", "group": 1},
+        "depth_intrinsics": {"kind": "intrinsics", "group": 1},
+    }
+    lens: Any = {"distortion_model": "opencv", "distortion_coefficients": [0.1, 0, 0, 0]}
+    metadata: Any = {"camera": {"image": lens, "depth": lens}}
     writer = SeqRecordWriter(tmp_path / "r", features=described)
-    with writer, writer.episode("a") as episode:
-        episode.append({"image": image, "K": k})
+    with writer, writer.episode("a", metadata=metadata) as episode:
+        frame: dict[str, Any] = {}
+        for i in range(3):
+            frame = {
+                "image": np.zeros((8, 12, 3), np.uint8),
+                "depth": np.ones((4, 6), np.uint16),
+                "image_intrinsics": np.array([9, 8 + i, 5.5, 3], np.float32),
+                "depth_intrinsics": np.array([[5 + i, 0, 2.5], [0, 6, 1.5 + i], [0, 0, 1]]),
+            }
+            episode.append(frame)
     source = seqrecord.open_source(tmp_path / "r")
-    with pytest.raises(SchemaError, match="features without K"):
-        seqrecord.convert(source, tmp_path / "s", resize=(4, 4), workers=1)
-    without = seqrecord.open_source(tmp_path / "r", features=["image"])
-    seqrecord.convert(without, tmp_path / "s", resize=(4, 4), workers=1)
+    every: Any = ({"image": (4, 5)}, {"image": (16, 12), "depth": (3, 5)})
+    for path, sizes in zip((tmp_path / "s", tmp_path / "t"), every, strict=True):
+        seqrecord.convert(source, path, resize=sizes, workers=1)
+        [found] = SeqRecordPipe(path, clip_len=3)
+        [expected] = SeqRecordPipe(tmp_path / "r", clip_len=3, resize=sizes)
+        for name in ("image_intrinsics", "depth_intrinsics"):
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
+        dataset = seqrecord.open(path)
+        assert dataset.episodes["a"].metadata["camera"] == metadata["camera"]
+        mean = found["image_intrinsics"].mean(0)
+        np.testing.assert_allclose(dataset.statistics["image_intrinsics"].mean, mean, rtol=1e-6)
     with pytest.raises(SchemaError, match="other features"):
-        seqrecord.convert(without, tmp_path / "s", resize=(2, 2), workers=1, mode="append")
+        seqrecord.convert(
+            source, tmp_path / "s", resize={"image": (2, 2)}, workers=1, mode="append"
+        )
+    only = seqrecord.open_source(tmp_path / "r", features=["depth", "image_intrinsics"])
+    with pytest.raises(ClipError, match="image that the loader does not read"):
+        seqrecord.convert(only, tmp_path / "n", resize={"depth": (2, 2)})
+    described = {"image": {"shape": (None, None, 3)}, "K": {"kind": "intrinsics"}}
+    writer = SeqRecordWriter(tmp_path / "v", features=described)
+    with writer, writer.episode("a") as episode:
+        episode.append({"image": frame["image"], "K": frame["image_intrinsics"]})
+    with pytest.raises(SchemaError, match="whose size varies; feature: K"):
+        seqrecord.convert(seqrecord.open_source(tmp_path / "v"), tmp_path / "w", resize=(4, 4))
 
 
 def test_a_state_of_other_sizes(video: Path) -> None:

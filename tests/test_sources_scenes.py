@@ -14,7 +14,7 @@ import pytest
 
 import seqrecord
 from seqrecord import open_source
-from seqrecord.errors import SourceError
+from seqrecord.errors import ClipError, SourceError
 from seqrecord.indexing.originals import index_source
 from seqrecord.sources import FolderSource, SceneSource, inventory_of, undistorted
 from tests.command_line import run
@@ -89,6 +89,19 @@ def test_corners_are_at_their_pixels(tmp_path: Path, layout: str, *, thorough: b
                 assert max(errors, default=0) < 0.2, (layout, place, name, at)
                 checked += len(errors)
             assert checked >= len(found.poses), (layout, place, name)
+
+
+def test_corners_of_frames_resized_when_they_are_stored(tmp_path: Path) -> None:
+    """Also features of the same camera; resized alone, an image is refused."""
+    write_nerfstudio(tmp_path / "scene", varies=True)
+    source = open_source(tmp_path / "scene")
+    with pytest.raises(ClipError, match="several cameras or sizes"):
+        seqrecord.convert(source, tmp_path / "no", resize={"image": (48, 64)})
+    sizes = dict.fromkeys(("image", "depth", "mask"), (48, 64))
+    seqrecord.convert(source, tmp_path / "packed", resize=sizes, workers=1)
+    errors = [spot_errors(*each) for each in projected(tmp_path / "packed", {})]
+    assert sum(map(len, errors)) >= 5
+    assert max(map(max, filter(None, errors))) < 0.2
 
 
 def projected(path: Path, options: dict[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -129,8 +129,13 @@ class StoredSource(Source, Protocol):
         """Features whose chunks are copied without decoding."""
         ...
 
-    def fitted(self, schema: Schema, chunk_frames: int | None) -> StoredSource:
-        """Return the source for a target dataset: features with equal codecs are copied."""
+    def fitted(
+        self, schema: Schema, chunk_frames: int | None, changed: Collection[str] = ()
+    ) -> StoredSource:
+        """Return the source for a target dataset: features with equal codecs are copied.
+
+        Features whose values are `changed` are not.
+        """
         ...
 
     def copy_lists(self, storage: Storage) -> CopiedFiles | None:

@@ -242,7 +242,8 @@ def convert(
                 dataset = cast("StoredSource", source)
                 known, inventories = dataset.statistics, dataset.inventories
                 schema = _schema_of(dataset.stored, schema, codecs, target.schema, described)
-                source = dataset = dataset.fitted(schema, chunk_frames)
+                changed = {} if resizing is None else resizing.intrinsics
+                source = dataset = dataset.fitted(schema, chunk_frames, changed)
                 work = frame_cost(source.schema(), copied=dataset.undecoded_features)
                 copied = dataset.copy_lists(target.storage)
             else:

@@ -118,9 +118,11 @@ class DatasetSource:
             return frozenset()
         return frozenset(name for number in self.copied for name in self.target.group(number))
 
-    def fitted(self, schema: Schema, chunk_frames: int | None = None) -> DatasetSource:
+    def fitted(
+        self, schema: Schema, chunk_frames: int | None = None, changed: Collection[str] = ()
+    ) -> DatasetSource:
         """The source for a target of this schema: it copies chunks that are stored in the same
-        codecs.
+        codecs, unless they have values that are `changed`.
 
         With `chunk_frames` the lengths of chunks change, except for video.
         """
@@ -132,6 +134,7 @@ class DatasetSource:
             groups = {stored[spec.name].group for spec in specs}
             is_same = all(has_same_pages(stored[spec.name], spec) for spec in specs)
             rechunked = chunk_frames is not None and not any(spec.is_video for spec in specs)
+            is_same = is_same and {spec.name for spec in specs}.isdisjoint(changed)
             if len(groups) == 1 and is_same and not rechunked:
                 copied[number] = groups.pop()
         return replace(self, decoded=frozenset(others), target=schema, copied=copied)
@@ -356,9 +359,12 @@ class MergedSource:
         """The features whose chunks are copied from all datasets."""
         return frozenset.intersection(*(part.undecoded_features for part in self.parts))
 
-    def fitted(self, schema: Schema, chunk_frames: int | None = None) -> MergedSource:
+    def fitted(
+        self, schema: Schema, chunk_frames: int | None = None, changed: Collection[str] = ()
+    ) -> MergedSource:
         """As `DatasetSource.fitted`."""
-        return MergedSource(tuple(part.fitted(schema, chunk_frames) for part in self.parts))
+        parts = (part.fitted(schema, chunk_frames, changed) for part in self.parts)
+        return MergedSource(tuple(parts))
 
     def schema(self) -> Schema:
         """Schema of the first dataset."""

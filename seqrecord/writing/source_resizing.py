@@ -10,15 +10,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.cameras import INTRINSICS, OWN_INTRINSICS, EpisodeCamera
+from seqrecord.clips.cameras import INTRINSICS, OWN_INTRINSICS, EpisodeCamera, followed_feature
+from seqrecord.clips.transforms import FloatArray
 from seqrecord.errors import SchemaError
-from seqrecord.feature_kinds import has_pixels
+from seqrecord.feature_kinds import is_picture
 from seqrecord.format.pages import PageCodec, check_fits
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.resizing import Sizes, resize_frame, resized_schema
 from seqrecord.schema import Block, EncodedImage, FeatureSpec, Schema
 from seqrecord.text import shape_text
 from seqrecord.writing.values import plain
+
+_UNIT = {"fx": 1, "fy": 1, "cx": 0, "cy": 0}
 
 
 @dataclass(frozen=True)
@@ -31,19 +34,18 @@ class SourceResizing:
     def of(cls, schema: Schema, sizes: Sizes | None) -> SourceResizing | None:
         """The resizing to `sizes` of a source with this schema; `None` if no size changes.
 
-        Raises `ClipError` as `resized_schema`, and `SchemaError` for per-frame intrinsics.
+        Raises `ClipError` as `resized_schema` and `followed_feature`, and `SchemaError` for
+        per-frame intrinsics of frames whose size varies.
         """
         if sizes is None:
             return None
         found = cls(resized_schema(schema, sizes))
-        for name, spec in schema.items() if found.resized else ():
-            owner = name.removesuffix(OWN_INTRINSICS)
-            is_of_other = owner != name and owner in schema and owner not in found.resized
-            if spec.kind == "intrinsics" and not is_of_other:
+        for name, change in found.intrinsics.items():
+            if np.isnan(change).any():
                 raise SchemaError(
-                    "per-frame intrinsics of frames that are resized before they are stored",
+                    "per-frame intrinsics of frames whose size varies",
                     feature=name,
-                    expected=f"features without {name}, or resize= of the loaders",
+                    expected=f"features without {name}, or a Resize as clip_transform",
                     got=", ".join(found.resized),
                 )
         return found if found.resized else None
@@ -53,6 +55,30 @@ class SourceResizing:
         """The features with another size."""
         changed = {n: spec for n, spec in self.features.items() if spec.stored_shape is not None}
         return {n: spec for n, spec in changed.items() if spec.stored_shape != spec.shape}
+
+    @cached_property
+    def intrinsics(self) -> dict[str, FloatArray]:
+        """The per-frame intrinsics that change: scales of x and y, and offsets; float64 [4]."""
+        images = {
+            name: (spec.stored.shape[:2], spec.shape[:2]) if name in self.resized else None
+            for name, spec in self.features.items()
+            if self._is_picture(spec)
+        }
+        names = [name for name, spec in self.features.items() if spec.kind == "intrinsics"]
+        found = {}
+        for name in names if self.resized else ():
+            owner = name.removesuffix(OWN_INTRINSICS)  # perhaps not selected: never another image's
+            image = followed_feature(name, names, images, {*self.features, owner})
+            if image in self.resized:
+                found[name] = self._camera(image).intrinsics([_UNIT])[0]
+        return found
+
+    def _is_picture(self, spec: FeatureSpec) -> bool:
+        return spec.name in self.resized or is_picture(spec.name, spec.stored, spec.kind)
+
+    def _camera(self, name: str) -> EpisodeCamera:
+        height, width = (side or 0 for side in self.features[name].shape[:2])
+        return EpisodeCamera(name, self.features[name].stored.shape[:2], (height, width))
 
     @property
     def schema(self) -> Schema:
@@ -78,6 +104,8 @@ class SourceResizing:
         columns = dict(block.columns)
         for name in self.resized.keys() & columns.keys():
             columns[name] = [self._frame(name, item) for item in columns[name]]
+        for name in self.intrinsics.keys() & columns.keys():
+            columns[name] = [self._moved(name, plain(item, name)) for item in columns[name]]
         return Block(block.num_frames, columns)
 
     def metadata(self, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -91,17 +119,36 @@ class SourceResizing:
         found: dict[str, Any] = {n: own for n, own in camera.items() if isinstance(own, Mapping)}
         for name, spec in self.features.items():
             own = camera.get(name, camera)
-            if not has_pixels(spec.stored) or not isinstance(own, Mapping):
+            if not self._is_picture(spec) or not isinstance(own, Mapping):
                 continue
             found[name] = {n: value for n, value in own.items() if not isinstance(value, Mapping)}
             if name in self.resized:
                 height, width = (side or 0 for side in spec.shape[:2])
-                of = EpisodeCamera(name, spec.stored.shape[:2], (height, width))
-                values = dict(zip(INTRINSICS, of.intrinsics([camera])[0].tolist(), strict=True))
-                found[name] |= {**values, "width": width, "height": height}
-                if any(map(math.isnan, values.values())):
+                numbers = self._camera(name).intrinsics([camera])[0].tolist()
+                new = {
+                    **dict(zip(INTRINSICS, numbers, strict=True)),
+                    "width": width,
+                    "height": height,
+                }
+                if not any(map(math.isnan, numbers)):
+                    found[name] |= new
+                elif not found[name].keys() - new.keys():
                     del found[name]
+                else:  # the lens, of intrinsics per frame
+                    found[name] = {n: each for n, each in found[name].items() if n not in new}
         return {**metadata, "camera": found}
+
+    def _moved(self, name: str, item: Any) -> Any:
+        """The intrinsics of the resized frame; writers refuse values of another shape."""
+        values, spec = np.asarray(item), self.features[name]
+        if values.shape != spec.shape:
+            return item
+        along_x, along_y, x, y = self.intrinsics[name].tolist()
+        if values.ndim == 1:
+            moved = values * (along_x, along_y, along_x, along_y) + (0, 0, x, y)
+        else:
+            moved = np.array([[along_x, 0, x], [0, along_y, y], [0, 0, 1]]) @ values
+        return moved.astype(spec.dtype)
 
     def _frame(self, name: str, item: Any) -> npt.NDArray[Any]:
         codec, spec = self._codecs[name], self.resized[name]
