@@ -21,6 +21,7 @@ from seqrecord.schema import Block, EncodedImage, FeatureSpec, Schema
 from seqrecord.text import shape_text
 from seqrecord.writing.values import plain
 
+_FACTS = (*INTRINSICS, "width", "height")
 _UNIT = {"fx": 1, "fy": 1, "cx": 0, "cy": 0}
 
 
@@ -111,7 +112,7 @@ class SourceResizing:
     def metadata(self, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
         """An episode's metadata, with a `camera` that has the intrinsics of resized frames.
 
-        Cameras become those of single features; one whose size is unknown is left out.
+        Cameras become those of single features; intrinsics of an unknown size are left out.
         """
         camera = metadata.get("camera")
         if not isinstance(camera, Mapping):
@@ -121,22 +122,15 @@ class SourceResizing:
             own = camera.get(name, camera)
             if not self._is_picture(spec) or not isinstance(own, Mapping):
                 continue
-            found[name] = {n: value for n, value in own.items() if not isinstance(value, Mapping)}
+            kept = {n: value for n, value in own.items() if not isinstance(value, Mapping)}
             if name in self.resized:
                 height, width = (side or 0 for side in spec.shape[:2])
                 numbers = self._camera(name).intrinsics([camera])[0].tolist()
-                new = {
-                    **dict(zip(INTRINSICS, numbers, strict=True)),
-                    "width": width,
-                    "height": height,
-                }
-                if not any(map(math.isnan, numbers)):
-                    found[name] |= new
-                elif not found[name].keys() - new.keys():
-                    del found[name]
-                else:  # the lens, of intrinsics per frame
-                    found[name] = {n: each for n, each in found[name].items() if n not in new}
-        return {**metadata, "camera": found}
+                new = dict(zip(_FACTS, (*numbers, width, height), strict=True))
+                is_known = not any(map(math.isnan, numbers))
+                kept = {n: v for n, v in kept.items() if n not in new} | (new if is_known else {})
+            found[name] = kept
+        return {**metadata, "camera": {name: own for name, own in found.items() if own}}
 
     def _moved(self, name: str, item: Any) -> Any:
         """The intrinsics of the resized frame; writers refuse values of another shape."""

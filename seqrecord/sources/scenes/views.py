@@ -131,7 +131,8 @@ def sequence_of(
                 samples.setdefault(camera.size if camera else None, path)
         cameras[name] = _scaled(of_views, samples)
         unit = scene.depth_unit if name == DEPTH else None
-        columns[name] = _column(paths, _KINDS.get(name), unit, [*samples.values()])
+        made: Any = _DecodedPixels if any(isinstance(p, Pixels) for p in paths) else Images
+        columns[name] = made(paths, _KINDS.get(name), unit, [*samples.values()])
     camera_columns, cameras_found = _camera_columns(cameras, scene)
     columns |= camera_columns
     if cameras_found:
@@ -320,13 +321,6 @@ def _pattern(items: Sequence[Path | Pixels | None], folder: Path) -> str:
 
 def _file(item: Path | Pixels) -> Path:
     return item.path if isinstance(item, Pixels) else item
-
-
-def _column(
-    items: Sequence[Any], kind: str | None, unit: str | None, samples: Sequence[Any]
-) -> Column:
-    is_decoded = any(isinstance(item, Pixels) for item in items)
-    return (_DecodedPixels if is_decoded else Images)(items, kind, unit, samples)
 
 
 @dataclass(frozen=True)
