@@ -928,6 +928,13 @@ def test_anchors_refer_to_columns_of_functions(numbered: Dataset, name: str) -> 
     if name == "final":  # the last frame of set/0 lacks flow
         with pytest.raises(ClipError, match=r"anchor at a frame that lacks flow, in row \d"):
             list(make_one(flow=At("goal")))
+        windows = {"id": At("goal"), "flow": At("goal")}  # equal frames, and one lacks some
+        with pytest.raises(ClipError, match=r"anchor at a frame that lacks flow, in row \d"):
+            list(make_one(**windows))
+        options: dict[str, Any] = {"windows": windows, "samples": GOALS[name]}
+        clips = SeqRecordMapDataset(numbered, features=[*windows], **options)
+        with pytest.raises(ClipError, match=r"anchor at a frame that lacks flow, in row \d"):
+            clips[0]
 
 
 @pytest.mark.parametrize("clips", [STARTS, FRAMES], ids=TABLES)

@@ -205,7 +205,8 @@ class AnchoredWindow:
     @property
     def key(self) -> object:
         """Equal for windows with the same frames."""
-        return tuple((one.column, one.offsets.tobytes()) for one in self.anchors)
+        lacking = self.feature if len(self.missing) else ""  # each reports its own missing frames
+        return lacking, *((one.column, one.offsets.tobytes()) for one in self.anchors)
 
     @property
     def is_anywhere(self) -> bool:
