@@ -55,7 +55,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"episodes": ["set/00"]}, ClipError, f"expected: the keys of {KEYS}; got: set/00"),
     ({"episodes": "other/*"}, ClipError, f"expected: some of the keys of {KEYS}; got: 'other/"),
     ({"features": ["images"]}, SchemaError, "no such feature; file: .*; .* got: images"),
-    ({"samples": {"episode": ["set/0"]}}, ClipError, "samples lacks a column: start; "),
+    ({"samples": {"start": [0]}}, ClipError, "samples lacks a column: episode; "),
     ({"samples": {**CLIP, "score": [None]}}, ClipError, "no values for batches in column score; "),
     (
         {"samples": {**CLIP, "start": [0, 1]}},

@@ -133,7 +133,7 @@ class EurocSource(SequenceSource):
         found.places["timestamp"] = f"{below}cam0/data.csv"
         found.begin(found.times)
         table = mav / "imu0" / "data.csv"
-        if found.has(table, "imu", "imu_timestamp", place=f"{below}imu0/*"):
+        if found.has(table, **dict.fromkeys(("imu", "imu_timestamp"), f"{below}imu0/*")):
             if description := sensor("imu0"):
                 found.metadata["imu"] = description
             if samples := found.samples(table, 6):
@@ -143,7 +143,7 @@ class EurocSource(SequenceSource):
         if name := self._truth(mav):
             table, features = mav / name / "data.csv", ("pose", "velocity", "imu_bias")
             chosen = features if name == _TRUTHS[0] else features[:1]
-            if found.has(table, *chosen, place=f"{below}{name}/*"):
+            if found.has(table, **dict.fromkeys(chosen, f"{below}{name}/*")):
                 if rows := found.rows(table, (16, 7)):
                     _add_truth(found, table, *rows)
                 if description := sensor(name):

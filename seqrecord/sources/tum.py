@@ -91,7 +91,7 @@ class TumSource(SequenceSource):
         found.times, images = found.images(rgb, folder)
         found.places |= {"image": "rgb/*", "timestamp": "rgb.txt"}
         kept, columns = np.arange(len(found.times)), dict[str, Column]()
-        if found.has(depth, "depth", "depth_timestamp", place="depth/*"):
+        if found.has(depth, depth="depth/*", depth_timestamp="depth.txt"):
             depth_times, depths = found.images(depth, folder)
             kept, partners = associate(found.times, depth_times, _WITHIN)
             found.check(depth, len(kept), depth_times, _NEAR, "depth")
@@ -106,13 +106,13 @@ class TumSource(SequenceSource):
             found.notes.append("unit of depth assumed: 1/5000 m")
         found.columns |= {"image": Images([images[row] for row in kept.tolist()]), **columns}
         found.begin(found.times[kept])
-        if found.has(truth, "pose", place="groundtruth.txt") and (rows := found.rows(truth, (7,))):
+        if found.has(truth, pose="groundtruth.txt") and (rows := found.rows(truth, (7,))):
             near = np.full(len(kept), NONE)
             frames, near_rows = associate(found.times, rows[0], _WITHIN)
             near[frames] = near_rows
             there = found.matched(truth, rows[0], near, _NEAR)
             found.columns["pose"] = Values(rows[1][near], "pose", "m", there)
-        if found.has(accelerometer, "accelerometer", place="accelerometer.txt") and (
+        if found.has(accelerometer, accelerometer="accelerometer.txt") and (
             samples := found.samples(accelerometer, 3)
         ):
             stamps, values, bounds = samples

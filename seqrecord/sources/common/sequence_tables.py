@@ -45,12 +45,15 @@ class SequenceTables:
         self.times = times
         self.columns["timestamp"] = Values(times, "timestamp", self.unit)
 
-    def has(self, path: Path, *features: str, place: str) -> bool:
-        """Offer the features of a file, if it exists; return whether any is selected."""
+    def has(self, path: Path, **places: str) -> bool:
+        """Offer the features of a file, if it exists; return whether any is selected.
+
+        `places` has the files of each feature, such as `depth="depth/*"`.
+        """
         if not is_file(path):
             return False
-        self.places |= dict.fromkeys(features, place)
-        return self.source.wants(*features)
+        self.places |= places
+        return self.source.wants(*places)
 
     def images(self, path: Path, folder: Path) -> tuple[npt.NDArray[Any], list[Path]]:
         """Read a list of times and images below `folder`."""
