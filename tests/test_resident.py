@@ -202,7 +202,18 @@ def test_the_order_depends_only_on_settings(video: Path) -> None:
     assert shards[1] == shards[0], "shards change with little memory"
 
 
-def test_weighted_clips_and_clips_of_a_device(video: Path) -> None:
+def test_other_ranks_go_on_behind_the_last_batch(images: Path) -> None:
+    """Nothing remains of the epoch, and the next one is whole."""
+    pipe = SeqRecordPipe(images, **CLIPS)
+    batches = [*islice(pipe, -(-NUM_CLIPS // 5))]  # before the end of the iteration
+    state = pipe.state_dict()
+    assert (state["epoch"], state["batch"]) == (0, len(batches))
+    ranks = [resumed(SeqRecordPipe(images, **CLIPS, rank=(rank, 2)), state) for rank in range(2)]
+    assert [list(rank) for rank in ranks] == [[], []]
+    assert len({clip for rank in ranks for clip in clips_of(images, rank)}) == NUM_CLIPS
+
+
+def test_weighted_clips_and_clips_of_a_device(images: Path) -> None:
     # Weighted clips stay in one process only.
     clips = {"episode": list(LENGTHS), "start": [1] * 6, "repeat": [0.5, 2.5, 1.5, 3, 0.2, 4.1]}
     several: list[tuple[dict[str, Any], bool]] = [({}, True), ({"rank": (0, 2)}, False)]

@@ -449,7 +449,7 @@ class MemoryRequest:
         """The reason if batches of shards whose frames stay have few of all episodes."""
         stats, num_shards, size = self.stats, self.num_shards, self.settings.batch_size
         size, run = size or ENOUGH_CURSORS, self.settings.run_frames or stats.num_frames
-        runs = stats.num_episodes + stats.num_frames // max(run, stats.keyframes)
+        runs = stats.num_episodes + stats.num_frames // max(run, stats.keyframes, 1)
         some = min(stats.num_episodes, max(1, runs // num_shards))
         found, full = (_episodes_in_batch(number, size) for number in (some, stats.num_episodes))
         if found >= ENOUGH_OF_ALL * full:
