@@ -213,7 +213,7 @@ def test_other_ranks_go_on_behind_the_last_batch(images: Path) -> None:
     assert len({clip for rank in ranks for clip in clips_of(images, rank)}) == NUM_CLIPS
 
 
-def test_weighted_clips_and_clips_of_a_device(images: Path) -> None:
+def test_weighted_clips_and_clips_of_a_device(video: Path) -> None:
     # Weighted clips stay in one process only.
     clips = {"episode": list(LENGTHS), "start": [1] * 6, "repeat": [0.5, 2.5, 1.5, 3, 0.2, 4.1]}
     several: list[tuple[dict[str, Any], bool]] = [({}, True), ({"rank": (0, 2)}, False)]
