@@ -289,6 +289,9 @@ def test_lists_that_differ_in_length(each: Dataset) -> None:
     assert Counter(clips_of(SeqRecordMix({"a": padded}, batch_size=5))) == wanted
     limited = make(each, table, batch_size=MaxFrames(9), ragged="pad")  # the longest list has 4
     assert [batch["image"].shape[:2] for batch in limited] == [(2, 4)] * (len(listed) // 2)
+    limited.set_samples({"episode": ["set/0"] * 4, "frames": [[1, 2, 5], [3], [2, 4], [7]]})
+    assert [len(batch["start"]) for batch in limited] == [3, 1]
+    assert limited.options.batch_size == MaxFrames(9)
     uneven = SeqRecordIterableDataset(each, **options_of(table))
     with pytest.raises(ClipError, match=r"source 'a' differ in length; .*ragged=\"pad\" in a mix"):
         SeqRecordMix({"a": uneven}, batch_size=4)

@@ -68,7 +68,7 @@ class ClipLoader:
         self._trace = None if trace is None else local_path(trace, "trace").absolute()
         self._buffers = BufferCache()
         self._order = SourceOrder(planner)
-        self.batch_size = options.most_clips
+        self.batch_size = planner.settings.batch_size
         self._has_sequences = options.order == "sequences"
         self._iteration = _Iteration()
 

@@ -40,6 +40,10 @@ class BatchSource(Protocol):
         """The arguments of the loader."""
 
     @property
+    def batch_size(self) -> int | None:
+        """The clips of the largest batch; `None` for single clips."""
+
+    @property
     def ranks(self) -> Ranks:
         """The ranks that share an epoch."""
 

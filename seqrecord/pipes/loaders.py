@@ -47,7 +47,7 @@ class EpochStream:
     # Not in a class of pipes, whose `__iter__` torch wraps: for each clip that takes longer than
     # a small clip takes otherwise.
     def __iter__(self) -> Iterator[Clip]:
-        size = self._epochs.loader.options.most_clips
+        size = self._epochs.loader.batch_size
         if size is not None and is_batched_again(self):
             raise ClipError(
                 "a DataLoader makes batches of batches: both have a batch_size",

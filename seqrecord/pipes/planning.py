@@ -91,7 +91,10 @@ class EpochPlanner:
         does.
         """
         given: dict[str, Any] = {name: getattr(options, name, None) for name in REQUESTED}
-        given |= {"batch_size": options.most_clips, "drop_last": options.last_batch == "drop"}
+        most, lists = options.most_clips, selection.clip_set.excerpts
+        if isinstance(options.batch_size, MaxFrames) and lists is not None:  # padding counts
+            most = max(1, options.batch_size.frames // lists.length)
+        given |= {"batch_size": most, "drop_last": options.last_batch == "drop"}
         settings = PlanSettings(**{**given, "even_batches": options.last_batch != "keep"})
         ranks = Ranks(options.rank)
         planner = cls(selection.with_seed(options.seed), options, settings, ranks, limit_in)
@@ -330,13 +333,10 @@ def plan_clips(location: DatasetLike, options: LoaderOptions) -> EpochPlanner:
     Raises the errors of `select`, and `MemoryLimitError` with the smallest sufficient limit.
     """
     selection = select(location, options)
-    lists = selection.clip_set.excerpts
-    if isinstance(options.batch_size, MaxFrames) and lists is not None:  # padding counts
-        options = replace(options, batch_size=max(1, options.batch_size.frames // lists.length))
     try:
         return EpochPlanner.of(selection, options)
     except MemoryLimitError:
-        if lists is None:
+        if selection.clip_set.excerpts is None:
             raise
     again = of_selected(options)
     return EpochPlanner.of(select(selection.dataset, again, smallest_excerpts=True), options)
