@@ -195,7 +195,7 @@ SHORTER = {"frame_transform": lambda frame: {"id": frame["id"][:1]}}
 
 OTHERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"seed": 6}, "settings: seed; .*expected: seed=5; got: seed=6"),
-    ({}, {"last_batch": "drop"}, "settings: drop_last;"),
+    ({}, {"last_batch": "drop"}, "settings: last_batch;"),
     ({}, {"shuffle": False}, "settings: shuffle;"),
     ({}, {"shuffle_buffer": 1}, "expected: shuffle_buffer=16; got: shuffle_buffer=1"),
     ({}, {"num_cursors": 1}, "expected: num_cursors=.*; got: num_cursors=1"),
@@ -204,7 +204,7 @@ OTHERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"samples": every(2, rotate=True)}, "settings: samples;"),
     ({}, {"dilation": 2}, "settings: dilation;"),
     ({}, {"samples": dilate(1, 2)}, r"samples; .*got: samples=\['dilate\(dilations=\(1, 2\)\)'"),
-    ({}, {"last_batch": "keep"}, "expected: even_batches=True; got: even_batches=False"),
+    ({}, {"last_batch": "keep"}, "expected: last_batch='repeat'; got: last_batch='keep'"),
     ({}, {"features": ["image"]}, r"expected: features=\['flow', .*; got: features=\['image'\]"),
     ({}, {"episodes": "set/[012]*"}, "other episodes of this dataset; .*got: 3 episodes of 35"),
     ({}, {**ID, **SHORTER}, "settings: features, shapes;"),
