@@ -42,6 +42,7 @@ from seqrecord.samples import (
     repeat_by,
     skip_first,
     skip_last,
+    subset,
     where,
 )
 from seqrecord.sampling.sample_functions import MOST_ROWS, called
@@ -337,6 +338,7 @@ def test_errors(numbered: Dataset) -> None:
     wrong: list[tuple[Callable[[], Any], str]] = [
         (lambda: every(0), "n of every"),
         (lambda: where(3), "where has no condition"),  # type: ignore[arg-type]
+        (lambda: per_episode(subset(of=5)), r"expected: subset\(…\) by itself in the list"),
         (lambda: future_goal("far"), "'uniform' or 'geometric'"),
         (lambda: future_goal(discount=1.0), "discount is out of range"),
     ]

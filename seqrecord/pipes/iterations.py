@@ -99,7 +99,7 @@ class Iteration:
         """
         source, begun = self._source, time.perf_counter()
         plan, segments, batch = begin(self)
-        # Without `even_batches`, another rank may have had a batch more than this one has.
+        # With `last_batch="keep"`, another rank may have had a batch more than this one has.
         self._made = self.delivered = min(batch, plan.num_batches)
         trace, self._counts = source.trace(), plan.counts
         self._stats = EngineStats(trace=trace, begun=begun)

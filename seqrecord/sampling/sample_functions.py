@@ -173,7 +173,13 @@ def per_episode(function: SampleFunction) -> PerEpisode:
 
         two = seqrecord.samples.per_episode(early)
         pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=two, batch_size=2)
+
+    Raises `ClipError` for `dilate`, `reverse` and `subset`, which change frames of clips.
     """
+    if isinstance(function, BuiltIn) and function.name in ("dilate", "reverse", "subset"):
+        problem = "per_episode has a function that changes frames of clips"
+        expected = f"{function.name}(…) by itself in the list of samples"
+        raise ClipError(problem, expected=expected, got=repr(function))
     return PerEpisode(function)
 
 
