@@ -28,7 +28,7 @@ from seqrecord import (
     SeqRecordPipe,
     SeqRecordWriter,
 )
-from seqrecord.edit import delete_episodes, rename_episodes, trim_episodes
+from seqrecord.edit import delete_episodes, describe_features, rename_episodes, trim_episodes
 from seqrecord.errors import ClipError, StorageError
 from seqrecord.indexing.originals import index_source
 from seqrecord.lerobot import LeRobotDataset
@@ -238,6 +238,29 @@ def test_results_of_a_transform(video: Path, tmp_path: Path) -> None:
     assert outcome(cached(path, cache, **of("small"))) == outcome(plain(path, **of(None)))
     with pytest.raises(ClipError, match=r"cache_key.*deterministic=True"):
         FrameTransform(small, cache_key="small")
+
+
+class InUnits:
+    """A transform whose results depend on the unit of `id`."""
+
+    factor = 1
+
+    def with_schema(self, features: Any) -> InUnits:
+        found = InUnits()
+        found.factor = 1000 if features["id"].unit == "m" else 1
+        return found
+
+    def __call__(self, frame: dict[str, Any]) -> dict[str, Any]:
+        return {"id": frame["id"] * self.factor}
+
+
+def test_results_of_a_transform_depend_on_units(video: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(video, tmp_path / "records")
+    transform = FrameTransform(InUnits(), deterministic=True, cache_key="units")
+    options: dict[str, Any] = {"frame_transform": transform, "resize": None}
+    list(cached(path, tmp_path / "cache", **options))
+    describe_features(path, units={"id": "m"})
+    assert outcome(cached(path, tmp_path / "cache", **options)) == outcome(plain(path, **options))
 
 
 def cached_in(cache: Path) -> dict[str, Any]:

@@ -236,7 +236,7 @@ class CachedFrames:
             return found
         found = CachedFrames(self._cache, self._index, self._reader)
         found.features, found._whole = {}, {leading}
-        places = {name: [_place(spec), spec.value] for name, spec in features.items()}
+        places = {n: [_place(s), s.value, s.kind, s.unit] for n, s in features.items()}
         for name, spec in specs.items():
             facts = [key, name, spec.dtype.str, spec.shape, places]
             place = "transformed frames " + json.dumps(facts)
