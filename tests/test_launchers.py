@@ -77,5 +77,5 @@ def test_jax(path: str) -> None:
     for part in found:
         assert part["sums"] == sums, "the sums include both processes' clips"
         assert part["kept"], "JAX arrays keep a batch's memory without a copy"
-        assert "rank=jax.process_index()" in part["refused"]
+        assert "rank=(jax.process_index(), jax.process_count())" in part["refused"]
         assert part["mixed"] == "ndarray"

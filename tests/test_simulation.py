@@ -18,7 +18,7 @@ from seqrecord.reading import dataset
 from seqrecord.reading.versions import kept_versions, open_version
 from seqrecord.storage import Storage
 from seqrecord.storage.retrying import RetryingStorage
-from seqrecord.writing import committing, destination
+from seqrecord.writing import committing, recovery
 from tests.simulation.commands import COMMANDS
 from tests.simulation.histories import (
     Case,
@@ -170,7 +170,7 @@ FAULTS = {
         committing, "_keep_version", keep_another, _COMMITS, "it was never the dataset"
     ),
     "a resume skips unfinished files": PastFault(
-        destination, "recover", lambda *_: {}, _ADDS, "that had ended are lost"
+        recovery, "recover", lambda *_: {}, _ADDS, "that had ended are lost"
     ),
 }
 
