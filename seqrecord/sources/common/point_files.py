@@ -155,6 +155,10 @@ def _rows(
         for column in range(number):
             convert = float if kind[1] == "f" else int
             values = [convert(word) for word in words[place::width]]
+            if convert is int:  # NumPy 1 wraps numbers outside of their type
+                limits = np.iinfo(kind)
+                if any(not limits.min <= value <= limits.max for value in values):
+                    raise ValueError(f"column {name} has a number outside of {limits.dtype}")
             rows[name][:, column] = np.array(values, kind)
             place += 1
     return rows
