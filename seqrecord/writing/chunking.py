@@ -211,8 +211,9 @@ class FrameGroup:
             column = columns.get(name)
             self._present[name] += [column is not None] * len(rows)
             if isinstance(column, memoryview):
-                data = column[rows.start * spec.nbytes : rows.stop * spec.nbytes]
-                self._raw[name].add(data, (self._length.frames or CHUNK_FRAMES) * spec.nbytes)
+                size = spec.nbytes
+                data = column[rows.start * size : rows.stop * size]
+                self._raw[name].add(data, (self._length.frames or CHUNK_FRAMES) * size)
             elif column is not None:
                 self._blobs[name] += column[rows.start : rows.stop]
         self._num_frames += len(rows)
