@@ -235,8 +235,9 @@ def test_frames_decoded_by_epoch(tmp_path: Path, options: argparse.Namespace) ->
                        "larger": 0}.items():  # fmt: skip
         [run] = document["rows"][f"480x640 at 224/{name}"]
         first, *others = [epoch["decoded"] for epoch in run["epochs"]]
-        # While a cache fills, a frame that two loads need may be read from there.
-        assert most - 2 <= first <= most, name
+        # Both cameras have equal videos, which share entries of the cache: while it fills, the
+        # second one's frames may be read from there.
+        assert (most // 2 if name == "fills" else most) <= first <= most, name
         assert others == [0, 0], name
     assert "- `96x128/lerobot`: no package lerobot" in text
     assert readme.read_text().startswith("Before\n\n<!-- decoded once -->\n| CPU seconds ")
