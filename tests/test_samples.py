@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -698,6 +698,28 @@ def test_any_list(each: Dataset, data: st.DataObject) -> None:
         assert found == sorted(wanted)
 
 
+def batches_on_changing_ranks(
+    data: st.DataObject, make_pipe: Callable[..., SeqRecordPipe]
+) -> Iterator[dict[str, Any]]:
+    """Batches of one epoch: up to three parts, each on another number of ranks, and the rest on one
+    rank; each part resumes from the state before.
+    """
+    epoch, state = data.draw(st.integers(0, 2)), dict[str, Any]()
+    few_ranks = st.tuples(st.integers(1, 3), st.integers(0, 3))
+    for ranks, batches in (*data.draw(st.lists(few_ranks, max_size=3)), (1, None)):
+        states = []
+        for rank in range(ranks):
+            pipe = make_pipe(rank=(rank, ranks))
+            pipe.set_epoch(epoch)
+            if state:
+                pipe.load_state_dict(state)
+            yield from islice(pipe, batches)
+            states.append(pipe.state_dict())
+        state = min(states, key=lambda one: one["epoch"])
+        if state["epoch"] > epoch:
+            return
+
+
 @given(st.data())
 def test_any_table_on_changing_ranks(each: Dataset, data: st.DataObject) -> None:
     """Each row as often as the table states, with its columns, whatever rows are equal."""
@@ -727,26 +749,14 @@ def test_any_table_on_changing_ranks(each: Dataset, data: st.DataObject) -> None
         "seed": data.draw(st.integers(0, 99)),
         "last_batch": "keep",
     }
-    epoch, state, found = data.draw(st.integers(0, 2)), dict[str, Any](), Counter[int]()
-    few_ranks = st.tuples(st.integers(1, 3), st.integers(0, 3))
-    for ranks, batches in (*data.draw(st.lists(few_ranks, max_size=3)), (1, None)):
-        states = []
-        for rank in range(ranks):
-            pipe = make(each, table, **settings, rank=(rank, ranks))
-            pipe.set_epoch(epoch)
-            if state:
-                pipe.load_state_dict(state)
-            for batch in islice(pipe, batches):
-                for row, ids in zip(batch["row"].tolist(), batch["id"].tolist(), strict=True):
-                    frames = [start[row] + i * dilation[row] for i in range(length)]
-                    is_reversed = steps != (1,) and row % 2
-                    wanted = frames[::-1] if is_reversed else frames
-                    assert ids == [[int(key[row][4:]), frame] for frame in wanted]
-                    found[row] += 1
-            states.append(pipe.state_dict())
-        state = min(states, key=lambda one: one["epoch"])
-        if state["epoch"] > epoch:
-            break
+    found = Counter[int]()
+    for batch in batches_on_changing_ranks(data, partial(make, each, table, **settings)):
+        for row, ids in zip(batch["row"].tolist(), batch["id"].tolist(), strict=True):
+            frames = [start[row] + i * dilation[row] for i in range(length)]
+            is_reversed = steps != (1,) and row % 2
+            wanted = frames[::-1] if is_reversed else frames
+            assert ids == [[int(key[row][4:]), frame] for frame in wanted]
+            found[row] += 1
     assert found == Counter(dict(enumerate(times)))
 
 
@@ -824,21 +834,11 @@ def test_any_anchors_on_changing_ranks(each: Dataset, data: st.DataObject) -> No
         "seed": data.draw(st.integers(0, 99)),
         "last_batch": "keep",
     }
-    epoch, state, found = data.draw(st.integers(0, 2)), dict[str, Any](), Counter[int]()
-    few_ranks = st.tuples(st.integers(1, 3), st.integers(0, 3))
-    for ranks, batches in (*data.draw(st.lists(few_ranks, max_size=3)), (1, None)):
-        states = []
-        for rank in range(ranks):
-            pipe = SeqRecordPipe(each, samples=anchored_table(rows), **settings, rank=(rank, ranks))
-            pipe.set_epoch(epoch)
-            if state:
-                pipe.load_state_dict(state)
-            for batch in islice(pipe, batches):
-                found.update(check_anchors(batch, rows, pad))
-            states.append(pipe.state_dict())
-        state = min(states, key=lambda one: one["epoch"])
-        if state["epoch"] > epoch:
-            break
+    found = Counter[int]()
+    for batch in batches_on_changing_ranks(
+        data, partial(SeqRecordPipe, each, samples=anchored_table(rows), **settings)
+    ):
+        found.update(check_anchors(batch, rows, pad))
     assert found == Counter(range(len(rows)))
 
 
