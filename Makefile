@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -n $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )
 DEMO := demo
 BENCH := bench
 INSTALLED := $(VENV)/installed
-SERVICES := tests/services/node_modules
+SERVICES := tests/kit/services/node_modules
 LEROBOT := $(VENV)/lerobot
 LEROBOT_PYTHON ?= python3.12
 LEROBOT_TOOLS := build/lerobot-tools
@@ -22,15 +22,6 @@ OWN := layers or docs or messages or simulation or kill or power_loss or two_wri
 OWN += or (test_image_files and (test_refused or cut_or_gone)) or locations_and_options_that_are_wrong
 # CI runs a random share of the slow tests: SLOW='--slow-share 0.34 --slow-seed COMMIT'
 SLOW :=
-
-# Areas of docs/architecture.md: their tests, and those of the core, which are all others.
-TESTS_formats := $(wildcard $(addprefix tests/test_,sources*.py source_contract.py own_source.py registry.py inventory.py \
-	orientation.py in_place.py indexing*.py catalog.py changed_originals.py claimed_sizes.py declared_*.py doctor.py \
-	folder_texts.py numbered_texts.py image_files.py video_intake.py video_streams.py))
-TESTS_lerobot := $(wildcard tests/test_lerobot*.py tests/test_from_lerobot.py)
-TESTS_tools := $(wildcard $(addprefix tests/test_,bench.py cli.py edits.py export*.py features_added.py merge.py push.py \
-	rename.py rerun.py rewriting.py splits.py trim.py versions.py view.py))
-TESTS_core := $(filter-out $(TESTS_formats) $(TESTS_lerobot) $(TESTS_tools),$(wildcard tests/test_*.py))
 
 .PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot bench-training services demo lowest lerobot-tools test-lerobot quick test test-area test-slow test-services test-others test-benchmarks test-torchcodec test-lowest test-all mutants simulate docs check format release clean
 
@@ -47,9 +38,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 lowest: $(LOWEST)/installed ## Make a Python in build/lowest that has the lowest versions of pyproject.toml
 
 # Packages that conflict with the others have a Python of their own, which finds the others last.
-$(LOWEST)/installed: pyproject.toml constraints.txt tests/lowest.py $(INSTALLED)
+$(LOWEST)/installed: pyproject.toml constraints.txt tests/project/lowest.py $(INSTALLED)
 	$(PYTHON) -m venv --clear $(LOWEST)
-	$(BIN)/python -m tests.lowest $(LOWEST)
+	$(BIN)/python -m tests.project.lowest $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -r $(LOWEST)/all.txt
 	$(PYTHON) -m venv --clear $(LOWEST)/apart
 	$(LOWEST)/apart/bin/python -m pip install --quiet --disable-pip-version-check -r $(LOWEST)/apart.txt
@@ -59,8 +50,8 @@ $(LOWEST)/installed: pyproject.toml constraints.txt tests/lowest.py $(INSTALLED)
 
 services: $(SERVICES)/installed ## Install Azurite, the Azure Blob service of the tests; needs npm
 
-$(SERVICES)/installed: tests/services/package.json tests/services/package-lock.json
-	cd tests/services && npm ci --loglevel=error
+$(SERVICES)/installed: tests/kit/services/package.json tests/kit/services/package-lock.json
+	cd tests/kit/services && npm ci --loglevel=error
 	@touch $@
 
 install-bench: $(INSTALLED) ## Install the loaders to compare with; 2 GB
@@ -91,16 +82,16 @@ bench-training: $(INSTALLED) ## Train beside each loader, in bench/training; ARG
 
 lerobot-tools: $(LEROBOT_TOOLS)/installed $(INSTALLED) ## Let lerobot 0.6.1 load, cut, merge, extend and train on an export; 6 GB, needs Python 3.12
 	rm -rf $(LEROBOT_TOOLS)/data
-	$(BIN)/python -m tests.lerobot_tools make $(LEROBOT_TOOLS)/data
-	HF_HUB_OFFLINE=1 $(LEROBOT_TOOLS)/bin/python -m tests.lerobot_tools try $(LEROBOT_TOOLS)/data
+	$(BIN)/python -m tests.lerobot.tools make $(LEROBOT_TOOLS)/data
+	HF_HUB_OFFLINE=1 $(LEROBOT_TOOLS)/bin/python -m tests.lerobot.tools try $(LEROBOT_TOOLS)/data
 
 test-lerobot: $(LEROBOT_TOOLS)/installed ## Compare items with lerobot 0.6.1, and lerobot-train by its reader and by ours, and on a mix; an hour
 	rm -rf $(LEROBOT_TOOLS)/training
 	mkdir $(LEROBOT_TOOLS)/training
-	$(LEROBOT_TOOLS)/bin/python -m tests.lerobot_equal $(LEROBOT_TOOLS)/training/equal
-	$(LEROBOT_TOOLS)/bin/python -m tests.lerobot_training make $(LEROBOT_TOOLS)/training
-	$(LEROBOT_TOOLS)/bin/python -m tests.lerobot_training check $(LEROBOT_TOOLS)/training
-	$(LEROBOT_TOOLS)/bin/python -m tests.lerobot_training check-mix $(LEROBOT_TOOLS)/training
+	$(LEROBOT_TOOLS)/bin/python -m tests.lerobot.equal $(LEROBOT_TOOLS)/training/equal
+	$(LEROBOT_TOOLS)/bin/python -m tests.lerobot.training make $(LEROBOT_TOOLS)/training
+	$(LEROBOT_TOOLS)/bin/python -m tests.lerobot.training check $(LEROBOT_TOOLS)/training
+	$(LEROBOT_TOOLS)/bin/python -m tests.lerobot.training check-mix $(LEROBOT_TOOLS)/training
 
 # One command, so that lerobot's version limits apply to our dependencies too.
 $(LEROBOT_TOOLS)/installed: integrations/lerobot/pyproject.toml
@@ -127,8 +118,8 @@ quick: $(INSTALLED) ## Run one case of each fast test that starts no process; be
 test: $(INSTALLED) ## Run the fast tests
 	$(PYTEST) --dist loadfile
 
-test-area: $(INSTALLED) ## Run the fast tests of an area: AREA=core, formats, lerobot or tools
-	$(PYTEST) --dist loadfile $(or $(TESTS_$(AREA)),$(error AREA is core, formats, lerobot or tools))
+test-area: $(INSTALLED) ## Run the fast tests of an area: AREA=core, sources, lerobot, tools or project
+	$(PYTEST) --dist loadfile $(or $(wildcard tests/$(AREA)),$(error AREA is core, sources, lerobot, tools or project))
 
 coverage: $(INSTALLED) ## Report the lines that the fast tests execute; builds build/coverage.xml
 	$(PYTEST) --dist loadfile --cov=seqrecord --cov-report=term:skip-covered --cov-report=xml:build/coverage.xml
@@ -148,7 +139,7 @@ test-others: $(INSTALLED) ## Run the tests that `make test` leaves out: slow tes
 
 test-torchcodec: $(INSTALLED) ## Run the tests of decoding with torchcodec; needs FFmpeg's libraries
 	$(BIN)/python -c 'import torchcodec.decoders'
-	$(PYTEST) --dist worksteal tests/test_device_video.py
+	$(PYTEST) --dist worksteal tests/core/training/test_device_video.py
 
 test-benchmarks: $(INSTALLED) ## Run the tests in benchmarks/tests and development/tests
 	$(PYTEST) --dist worksteal -m '' $(SLOW) benchmarks/tests development/tests
@@ -159,13 +150,13 @@ test-benchmarks: $(INSTALLED) ## Run the tests in benchmarks/tests and developme
 # each test suffices to find a feature that a package lacks.
 test-lowest: $(LOWEST)/installed ## Run one case of each fast test with the lowest versions that pyproject.toml allows
 	$(PYTEST:$(BIN)/%=$(LOWEST)/bin/%) --dist loadfile --one-case --hypothesis-profile=least -k 'not ($(OWN))' -W ignore::DeprecationWarning
-	$(LOWEST)/apart/bin/python -m pytest -W ignore::DeprecationWarning tests/test_rerun.py tests/test_sources_zarr.py
+	$(LOWEST)/apart/bin/python -m pytest -W ignore::DeprecationWarning tests/tools/test_rerun.py tests/sources/test_zarr.py
 
 test-all: $(INSTALLED) ## Run every test
 	$(PYTEST) --dist worksteal -m '' --hypothesis-profile=many tests benchmarks/tests development/tests
 
 simulate: $(INSTALLED) ## Run 100,000 histories of commands with interleaved and failing calls; ARGS='--first 100000'
-	$(BIN)/python -m tests.simulation $(ARGS)
+	$(BIN)/python -m tests.core.data.simulation $(ARGS)
 
 mutants: $(INSTALLED) ## Count the small changes of the code that no fast test detects; ARGS='--to development/mutation' and so on
 	$(BIN)/python -m development.mutation $(ARGS)

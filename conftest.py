@@ -26,11 +26,11 @@ import fsspec
 import hypothesis
 import pytest
 
-from tests.command_line import separate_outputs
-from tests.gcs_stub import GcsStub
-from tests.own_threads import forget_threads, is_own
-from tests.places import PLACES, Place, make_place
-from tests.services import (
+from tests.kit.command_line import separate_outputs
+from tests.kit.gcs_stub import GcsStub
+from tests.kit.own_threads import forget_threads, is_own
+from tests.kit.places import PLACES, Place, make_place
+from tests.kit.services import (
     Authority,
     Azurite,
     Moto,
@@ -43,7 +43,7 @@ from tests.services import (
 )
 
 if TYPE_CHECKING:
-    from tests.killed_writer import Writers
+    from tests.core.data.killed_writer import Writers
 
 # Number of examples of each property: few in `make test`, many in `make test-slow`, the least in
 # `make quick` and `make test-lowest`.
@@ -128,10 +128,11 @@ def _import_share(session: pytest.Session) -> None:
     found = getattr(session.config, "workerinput", None)
     if found is not None and session.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         number, count = int(found["workerid"].removeprefix("gw")), found["workercount"]
-        files = sorted((session.config.rootpath / "tests").glob("test_*.py"))
+        root = session.config.rootpath
+        files = sorted((root / "tests").rglob("test_*.py"))
         for file in files[number::count]:
             with suppress(Exception, pytest.skip.Exception):  # collection reports it
-                importlib.import_module(f"tests.{file.stem}")
+                importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -204,8 +205,8 @@ def _whole(item: pytest.Item) -> str | None:
 
 @pytest.fixture(scope="session")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The dataset of `tests.clip_data`, written once. Tests must not change it."""
-    from tests.clip_data import write_numbered  # imports torch, which takes seconds
+    """The dataset of `tests.kit.clip_data`, written once. Tests must not change it."""
+    from tests.kit.clip_data import write_numbered  # imports torch, which takes seconds
 
     return write_numbered(tmp_path_factory.mktemp("numbered") / "records")
 
@@ -213,7 +214,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with large images: their raw pages are read directly into the frame's memory."""
-    from tests.clip_data import LARGE, write_numbered
+    from tests.kit.clip_data import LARGE, write_numbered
 
     folder = tmp_path_factory.mktemp("large")
     return write_numbered(folder / "records", codecs="raw", shape=LARGE)
@@ -221,8 +222,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The dataset of `tests.datasets.write_small`, written once. Tests must not change it."""
-    from tests.datasets import write_small
+    """The dataset of `tests.kit.datasets.write_small`, written once. Tests must not change it."""
+    from tests.kit.datasets import write_small
 
     folder = tmp_path_factory.mktemp("small") / "records"
     write_small(folder)
@@ -320,7 +321,7 @@ def new_nginx(
 @pytest.fixture(scope="session")
 def writers() -> Iterator[Writers]:
     """A process that forks writers, for tests that kill them."""
-    from tests.killed_writer import Writers  # imports the package
+    from tests.core.data.killed_writer import Writers  # imports the package
 
     writers = Writers()
     yield writers

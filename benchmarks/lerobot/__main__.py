@@ -167,7 +167,7 @@ def _azurite(folder: Path, records: Path, *, wanted: bool) -> Iterator[Mapping[s
         yield "not asked for"
         return
     from benchmarks.tartanair.cloud_services import serve
-    from tests.services import need_azurite
+    from tests.kit.services import need_azurite
 
     try:
         need_azurite()

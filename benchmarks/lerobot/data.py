@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.timing import once, size_of
-from tests.video_file_data import write_video
+from tests.kit.video_file_data import write_video
 
 __all__ = [
     "CAMERA",

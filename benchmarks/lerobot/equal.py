@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.lerobot_data import FPS, write_dataset
-from tests.video_file_data import hide_first
+from tests.kit.lerobot_data import FPS, write_dataset
+from tests.kit.video_file_data import hide_first
 
 __all__ = ["VARIANTS", "compare", "number_of", "picture", "write"]
 

@@ -19,7 +19,7 @@ from benchmarks.lerobot.data import CAMERA, LEROBOT, make_linked
 from benchmarks.lerobot.equal import CAMERAS as PICTURES
 from benchmarks.lerobot.equal import LENGTHS, VARIANTS, number_of, picture
 from benchmarks.lerobot.in_place import page as page_in_place
-from tests.lerobot_video_data import CAMERAS, unpack, with_video
+from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = ROOT / "benchmarks" / "lerobot" / "stand_in"

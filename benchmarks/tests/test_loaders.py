@@ -22,8 +22,8 @@ from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
 from benchmarks.timing import run_job
 from seqrecord import SeqRecordMapDataset, SeqRecordPipe, convert
 from seqrecord.sources import TartanAirSource
-from tests.clip_data import names
-from tests.trees import REAL_DATA, make_frames, write_junk, write_v1, write_v2
+from tests.kit.clip_data import names
+from tests.kit.trees import REAL_DATA, make_frames, write_junk, write_v1, write_v2
 
 # Other packages' loaders leave files open and warn.
 pytestmark = [

@@ -21,7 +21,7 @@ from benchmarks.training.loaders import LOADERS, Source
 from benchmarks.training.networks import floats
 from benchmarks.training.row import STEPS, Job, limit, measure
 from benchmarks.training.trainings import TRAININGS, cut, prepare
-from tests.lerobot_video_data import CAMERAS, unpack, with_video
+from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 
 ROOT = Path(__file__).parents[2]
 PAIRS = 120  # of two episodes: fifteen batches

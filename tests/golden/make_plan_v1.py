@@ -15,7 +15,7 @@ import numpy as np
 
 from seqrecord.clips.tables import ClipSpec, enumerate_clips
 from seqrecord.sampling import EpochPlan, PlanSettings, Shard
-from tests.clip_cases import episode_table
+from tests.core.training.clip_cases import episode_table
 
 __all__ = ["CASES", "GOLDEN", "plan_rounds"]
 

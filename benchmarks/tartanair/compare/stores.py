@@ -73,7 +73,7 @@ class Stores:
 
     def _cloud(self, service: str) -> Any:
         from benchmarks.tartanair.cloud_services import start
-        from tests.services import need_azurite, need_moto
+        from tests.kit.services import need_azurite, need_moto
 
         if service not in self._clouds:
             _require(need_azurite if service == "azurite" else need_moto)
@@ -83,7 +83,7 @@ class Stores:
 
     def _mount(self, cloud: Any) -> Path:
         """A new mount, whose caches are empty, in place of the last one."""
-        from tests.services import Mount, need_mount
+        from tests.kit.services import Mount, need_mount
 
         _require(need_mount)
         if self._mounts:

@@ -1,0 +1,267 @@
+"""After a failed write nothing is committed, and a resume finds all complete episodes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seqrecord import SeqRecordWriter, convert
+from seqrecord.edit import clean
+from seqrecord.errors import DestinationError, SeqRecordError, StorageError
+from seqrecord.storage import LocalStorage, open_storage
+from tests.kit.abandoned import abandon
+from tests.kit.made_source import MadeSource
+from tests.kit.numbered import frame, lengths_of, small_writer, write_episodes
+from tests.kit.storage_doubles import FailAt, FaultyStorage
+
+KEYS = [f"e{number}" for number in range(6)]
+EPISODES = dict.fromkeys(KEYS, 5)
+SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 2, "max_file_size": 500}
+FULL = StorageError("No space left on device", file="some.seqrec")
+
+
+def write_skipping_failures(storage: Any, **options: Any) -> tuple[SeqRecordWriter, list[str]]:
+    """Run a script that skips failing episodes; return the open writer and the finished keys."""
+    writer = small_writer(storage, **(SETTINGS | options))
+    ended = []
+    for key, length in EPISODES.items():
+        with contextlib.suppress(SeqRecordError):
+            write_episodes(writer, {key: length})
+            ended.append(key)
+    return writer, ended
+
+
+def check_resumes(storage: Any, ended: Iterable[str]) -> None:
+    with SeqRecordWriter(storage, mode="resume", **SETTINGS) as writer:
+        assert writer.completed_episodes >= set(ended)
+        write_episodes(writer, {key: 5 for key in KEYS if key not in writer.completed_episodes})
+    assert lengths_of(storage) == EPISODES
+    if isinstance(storage, Path):
+        clean(storage, older_than=0)
+        assert lengths_of(storage) == EPISODES
+        suffixes = {path.suffix for path in storage.rglob("*") if path.is_file()}
+        assert suffixes == {".seqrec", ".arrow", ".json"}
+
+
+# Record files
+
+
+SKIPS = [*(("write", n) for n in (0, 1, 9, 17)), ("commit", 0), ("commit", 1)]
+SKIPS += [("create", 0), ("create", 1)]
+
+
+@pytest.mark.parametrize(
+    ("operation", "number", "onwards"),
+    [
+        pytest.param(*skip, onwards, marks=() if onwards == row % 2 else pytest.mark.slow)
+        for row, skip in enumerate(SKIPS)
+        for onwards in (True, False)
+    ],
+)
+def test_no_commit_after_a_failed_write_even_if_the_script_skips_episodes(
+    tmp_path: Path, operation: Any, number: int, onwards: bool
+) -> None:
+    fault = FailAt(operation, number, path="records/", error=FULL, onwards=onwards)
+    writer, ended = write_skipping_failures(FaultyStorage(LocalStorage(tmp_path), fault))
+    assert ended == KEYS[: len(ended)], "no episode finishes after the failure"
+    assert set(ended) >= writer.completed_episodes
+    with pytest.raises(DestinationError, match=r"No space left.*--resume") as caught:
+        writer.episode("more")
+    assert caught.value.__cause__ is FULL
+    assert caught.value.file == FULL.file
+    with pytest.raises(DestinationError, match=r"No space left.*--resume"):
+        writer.close()
+    assert not lengths_of(tmp_path)
+    check_resumes(tmp_path, ended)
+
+
+@pytest.mark.parametrize(("operation", "number"), [("commit", 1), ("write", 26)])
+def test_a_resume_finds_all_finished_keys(memory_url: str, operation: Any, number: int) -> None:
+    """And perhaps more: complete ones in the file that failed."""
+    fault = FailAt(operation, number, path="records/", onwards=operation == "write")
+    writer, ended = write_skipping_failures(FaultyStorage(open_storage(memory_url), fault))
+    keys = writer.completed_episodes
+    assert ended == KEYS[: len(ended)]
+    assert set() < keys < set(ended)
+    with pytest.raises(DestinationError):
+        writer.close()
+    assert writer.completed_episodes == keys
+    with SeqRecordWriter(memory_url, mode="resume") as resumed:
+        assert keys <= resumed.completed_episodes <= set(ended)
+    check_resumes(memory_url, keys)
+
+
+@pytest.mark.parametrize("error", [FULL, KeyboardInterrupt()])
+def test_with_statements_propagate_the_original_error(tmp_path: Path, error: BaseException) -> None:
+    def fault(operation: Any, path: str, number: int) -> None:
+        if operation == "commit" and number == 1:
+            raise error
+
+    writer = SeqRecordWriter(FaultyStorage(LocalStorage(tmp_path), fault), **SETTINGS)
+
+    def run() -> None:
+        with writer:
+            write_episodes(writer, EPISODES)
+
+    with pytest.raises(type(error)) as caught:
+        run()
+    assert caught.value is error
+    with pytest.raises(DestinationError):
+        writer.close()
+    check_resumes(tmp_path, writer.completed_episodes)
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("write", errno.ENOSPC), ("fsync", errno.EIO), ("replace", errno.EIO)]
+)
+def test_one_failed_system_call_prevents_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+) -> None:
+    owner: Any = Path if name == "replace" else os
+    real = getattr(owner, name)
+    failed: list[str] = []
+
+    def fail(*args: Any, **options: Any) -> Any:
+        target = args[1] if name == "replace" else Path(f"/proc/self/fd/{args[0]}").readlink()
+        is_first = ".seqrec" in str(target) and not failed
+        if is_first and list((tmp_path / "records").glob("*.seqrec")):
+            failed.append(name)
+            raise OSError(code, os.strerror(code))
+        return real(*args, **options)
+
+    monkeypatch.setattr(owner, name, fail)
+    writer, ended = write_skipping_failures(tmp_path)
+    assert failed
+    with pytest.raises(DestinationError, match=os.strerror(code)) as caught:
+        writer.close()
+    assert str(tmp_path) in (caught.value.file or "")
+    assert not lengths_of(tmp_path)
+    check_resumes(tmp_path, ended)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+def test_a_resume_with_read_errors_loses_nothing(tmp_path: Path, number: int) -> None:
+    writer, ended = write_skipping_failures(tmp_path, max_file_size=10_000)
+    abandon(writer)
+    (partial,) = (tmp_path / "records").glob("*.partial")
+    before = partial.read_bytes()
+    fault = FailAt("read", number, path="records/")
+    with pytest.raises(StorageError, match="fails as asked"):
+        SeqRecordWriter(FaultyStorage(LocalStorage(tmp_path), fault), mode="resume")
+    assert partial.read_bytes() == before
+    check_resumes(tmp_path, ended)
+
+
+# The commit
+
+
+COMMITS = [
+    *((o, t) for o in ("create", "write", "commit") for t in ("-episodes", "-chunks", "-gaps")),
+    ("put", "manifest"),
+]
+
+
+@pytest.mark.parametrize(
+    ("operation", "path", "append"),
+    [
+        pytest.param(*step, append, marks=() if append == row % 2 else pytest.mark.slow)
+        for row, step in enumerate(COMMITS)
+        for append in (True, False)
+    ],
+)
+def test_a_failed_commit_keeps_the_previous_dataset(
+    tmp_path: Path, operation: Any, path: str, append: bool
+) -> None:
+    old = {"old": 1} if append else {}
+    if append:
+        with SeqRecordWriter(tmp_path, codecs="raw") as first:
+            write_episodes(first, old)
+    storage = FaultyStorage(LocalStorage(tmp_path), FailAt(operation, path=path, error=FULL))
+    writer, ended = write_skipping_failures(storage, mode="append" if append else "create")
+    assert ended == KEYS
+    tables = {each.name for each in (tmp_path / "index").glob("*")}
+    with pytest.raises(StorageError, match="No space left"):
+        writer.close()
+    if operation != "put":  # a manifest may name them after a failed put
+        assert {each.name for each in (tmp_path / "index").glob("*")} == tables
+    assert writer.completed_episodes >= set(KEYS)
+    assert lengths_of(tmp_path) == old
+    SeqRecordWriter(tmp_path, mode="resume").close()
+    assert lengths_of(tmp_path) == {**old, **EPISODES}
+
+
+@pytest.mark.parametrize("folder", ["records", "index", ""])
+def test_a_failed_folder_sync_is_an_error_unless_unsupported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    real = os.fsync
+
+    def fail(fd: int) -> None:
+        if Path(f"/proc/self/fd/{fd}").readlink() == (tmp_path / name / folder).resolve():
+            raise OSError(code, os.strerror(code))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    for code in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):  # filesystems without sync of folders
+        name = str(code)
+        assert write_skipping_failures(tmp_path / name)[0].close().num_episodes == len(KEYS)
+    code, name = errno.EIO, ""
+    with pytest.raises(StorageError, match=os.strerror(errno.EIO)):
+        write_skipping_failures(tmp_path)[0].close()
+    monkeypatch.undo()
+    check_resumes(tmp_path, [])
+
+
+def test_files_that_cannot_be_removed_do_not_undo_the_commit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = FaultyStorage(LocalStorage(tmp_path), FailAt("remove", onwards=True))
+    with SeqRecordWriter(storage, codecs="raw", chunk_frames=1, max_file_size=1) as writer:
+        given_up = writer.episode("given up")
+        for number in range(40):
+            given_up.append(frame("given up", number))
+        given_up.abort()
+        write_episodes(writer, {"a": 1})
+    assert "fails as asked" in caplog.text
+    assert lengths_of(tmp_path) == {"a": 1}
+    clean(tmp_path, older_than=0)
+    assert len(list((tmp_path / "records").iterdir())) == 1
+
+
+# Conversions
+
+
+@pytest.mark.parametrize(
+    ("operation", "workers"),
+    [
+        ("write", 1),
+        *(
+            pytest.param(operation, workers, marks=pytest.mark.slow)
+            for operation, workers in (("commit", 1), ("create", 1), ("write", 2), ("commit", 2))
+        ),
+    ],
+)
+def test_skip_bad_episodes_does_not_skip_storage_errors(
+    tmp_path: Path, operation: Any, workers: int
+) -> None:
+    small: dict[str, Any] = {"chunk_frames": 4, "max_file_size": 60_000}
+    expected = convert(MadeSource(), tmp_path / "whole", workers=1, **small).manifest.fingerprint
+    folder = tmp_path / "d"
+    fault = FailAt(operation, 2 if operation == "write" else 0, path="records/", error=FULL)
+    with pytest.raises(StorageError, match="No space left"):
+        convert(
+            MadeSource(),
+            FaultyStorage(LocalStorage(folder), fault),
+            workers=workers,
+            skip_bad_episodes=True,
+            **small,
+        )
+    assert not lengths_of(folder)
+    report = convert(MadeSource(), folder, mode="resume", workers=1, **small)
+    assert report.manifest.fingerprint == expected

@@ -1,0 +1,479 @@
+"""A dataset with features of all kinds, and a brute-force model of the clips of any arguments.
+
+The model loops over frames and shares no code with the package. A `Case` has a loader's arguments.
+`check_case` iterates over the loader, resumes it, reads clips by number, and compares everything
+with the model.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torchdata.nodes import Loader
+
+import seqrecord
+from seqrecord import (
+    ClipError,
+    FeatureSpec,
+    Latest,
+    Next,
+    Schema,
+    Seconds,
+    SeqRecordIterableDataset,
+    SeqRecordNode,
+    SeqRecordPipe,
+    SeqRecordWriter,
+)
+from seqrecord.samples import BuiltIn
+from tests.kit.clip_data import minimum_memory
+
+__all__ = ["FEATURES", "GROUPS", "IMAGES", "KINDS", "LENGTHS", "SPARSE", "Case", "check_case"]
+__all__ += ["metadata_of", "stored_frame", "write_all"]
+
+HEIGHT, WIDTH = 12, 16
+LENGTHS = (19, 9, 2, 30, 21)
+FPS = (10, 20, 10, 30, 20)
+"""FPS of each episode, in the order of `LENGTHS`."""
+
+IMAGES = ("image", "flow")
+SPARSE: dict[str, Any] = {"gps": np.zeros(3), "text": "", "force": np.zeros((0, 2), np.int16)}
+"""Features that many frames lack, with their fill values."""
+
+FEATURES = (*IMAGES, "action", "imu", "note", "blob", "grid", "id", *SPARSE)
+GROUPS = {"flow": 1, "action": 2, "note": 2, "imu": 3, "gps": 4, "text": 4, "force": 4}
+"""Group of each feature, for `write_all`; 0 for all others."""
+
+RAGGED: dict[str, tuple[int, ...]] = {"imu": (4,), "force": (3,), "grid": (3, 3)}
+"""Features with variable dimensions, and their maximum sizes."""
+
+
+@lru_cache(1000)
+def stored_frame(episode: int, number: int) -> dict[str, Any]:
+    """The frame as written."""
+    rng = np.random.default_rng([episode, number])
+    frame: dict[str, Any] = {
+        "image": rng.integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8),
+        "flow": rng.normal(size=(HEIGHT, WIDTH, 2)).astype(np.float32),
+        "action": rng.normal(size=4).astype(np.float32),
+        "imu": rng.normal(size=(1 + number % 4, 6)).astype(np.float32),
+        "note": f"e{episode}.{number} Ürümqi 乌鲁木齐 🙂 " * (number % 3),
+        "blob": bytes([episode, number]),
+        "grid": rng.integers(1, 9, (1 + number % 3, 2, (episode + number) % 4), np.uint16),
+        "id": np.array([episode, number]),
+        "gps": rng.normal(size=3),
+        "text": f"at {episode} {number} " * (number % 3),
+        "force": rng.integers(1, 99, (number % 4, 2), np.int16),
+    }
+    lacks = {
+        "gps": (number + episode) % 6 != 2,
+        # Once for all of the first episode; never in the last one.
+        "text": number > 0 if episode == 0 else (number + episode) % 7 > 1 or episode == 4,
+        "force": episode != 3 and (number + 2 * episode) % 5 > 2,
+        "flow": number == LENGTHS[episode] - 1 or (episode, number) == (3, 20),
+    }
+    return {name: value for name, value in frame.items() if not lacks.get(name)}
+
+
+def key_of(episode: int) -> str:
+    return f"{'kitchen' if episode % 2 else 'lab'}/{episode}"
+
+
+def metadata_of(episode: int) -> dict[str, Any]:
+    rates = {0: 3, 1: 2.5, 3: True}
+    found = {"task": f"task {episode}" if episode else None, "arm": [episode, {"left": True}]}
+    return found | ({"rate": rates[episode]} if episode in rates else {})
+
+
+def schema_of(groups: Mapping[str, int]) -> Schema:
+    shapes: dict[str, tuple[int | None, ...]] = {"imu": (None, 6), "force": (None, 2)}
+    shapes["grid"] = (None, 2, None)
+    found, values = [], stored_frame(0, 2) | SPARSE | stored_frame(0, 0)
+    for name in FEATURES:
+        group = groups.get(name, 0)
+        if isinstance(value := values[name], np.ndarray):
+            shape = shapes.get(name) or value.shape
+            found.append(FeatureSpec(name, value.dtype, shape, group=group))
+        else:
+            kind: Any = "text" if isinstance(value, str) else "bytes"
+            found.append(FeatureSpec(name, np.dtype("u1"), (None,), group=group, value=kind))
+    return Schema(found)
+
+
+def write_all(folder: Path, groups: Mapping[str, int] | None = None) -> Path:
+    """Write the dataset: `groups` with different chunk lengths, other features in one group."""
+    with SeqRecordWriter(
+        folder,
+        schema=schema_of(groups or {}),
+        codecs={"flow": "raw", "action": "raw", "id": "raw"},
+        chunk_frames=5,
+        max_file_size=40_000,
+    ) as writer:
+        for number, length in enumerate(LENGTHS):
+            metadata, fps = metadata_of(number), FPS[number]
+            with writer.episode(key_of(number), metadata=metadata, fps=fps) as episode:
+                for frame in range(length):
+                    episode.append(stored_frame(number, frame))
+                    if frame == 13:
+                        episode.flush()
+    return folder
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loader's arguments, and the clips expected from them."""
+
+    options: dict[str, Any]
+    _ages: dict[tuple[str, int, int], int | None] = field(default_factory=dict)
+
+    @property
+    def features(self) -> list[str]:
+        return list(self.options.get("features", FEATURES))
+
+    @property
+    def batch_size(self) -> int | None:
+        size: int | None = self.options.get("batch_size")
+        return size
+
+    @property
+    def in_rows(self) -> bool:
+        return self.options.get("order") == "sequences"
+
+    @property
+    def dilations(self) -> tuple[int, ...]:
+        usual = (self.options.get("dilation", 1),)
+        return tuple(self.function("dilate", "dilations", usual))
+
+    def function(self, name: str, argument: str, default: Any) -> Any:
+        """An argument of a built-in function of samples."""
+        for one in self.options.get("samples") or ():
+            if isinstance(one, BuiltIn) and one.name == name:
+                return one.arguments[argument]
+        return default
+
+    @property
+    def stride(self) -> int:
+        usual = self.options.get("clip_len", 1) * self.dilations[0] if self.in_rows else 1
+        stride: int = self.options.get("stride", usual)
+        return stride
+
+    def nearest(self, name: str) -> Latest | Next | None:
+        window = (self.options.get("windows") or {}).get(name)
+        return window if isinstance(window, (Latest, Next)) else None
+
+    def window(self, name: str) -> Any:
+        """The requested window: `None`, offsets or `Seconds`."""
+        nearest = self.nearest(name)
+        return nearest.window if nearest else (self.options.get("windows") or {}).get(name)
+
+    def offsets(self, name: str, episode: int, dilation: int) -> list[int]:
+        """Frame offsets of a feature from the clip's start."""
+        window = self.window(name)
+        if window is None:
+            return [i * dilation for i in range(self.options.get("clip_len", 1))]
+        if isinstance(window, Seconds):
+            return [round(time * FPS[episode]) for time in window.times or ()]
+        return list(window)
+
+    @property
+    def padded(self) -> set[str]:
+        """Features with a padding mask."""
+        if "pad" not in self.options:
+            return set()
+        return {
+            n for n in self.features if "clip_len" in self.options or self.window(n) is not None
+        }
+
+    def form(self, name: str) -> str | tuple[int, ...]:
+        """ "list", "nested" or the sizes to which a feature is padded."""
+        ragged: Any = self.options.get("ragged", "list")
+        form = ragged.get(name, "list") if isinstance(ragged, dict) else ragged
+        sizes: tuple[int, ...] = RAGGED[name] if form == "pad" else form
+        return sizes
+
+    def wanted(self, name: str, episode: int, start: int, dilation: int) -> list[int]:
+        """The requested frames of a feature, also beyond the ends of the episode."""
+        return [start + offset for offset in self.offsets(name, episode, dilation)]
+
+    def frames(self, name: str, episode: int, start: int, dilation: int) -> list[int]:
+        """The requested frames, clamped to their episode."""
+        last = LENGTHS[episode] - 1
+        return [min(max(frame, 0), last) for frame in self.wanted(name, episode, start, dilation)]
+
+    def step(self, name: str) -> int:
+        """Direction to another frame's value: 1 for `Next`."""
+        return 1 if isinstance(self.nearest(name), Next) else -1
+
+    def age(self, name: str, episode: int, frame: int) -> int | None:
+        """Frames to the nearest one with the feature in its direction; `None` if there is none."""
+        at = name, episode, frame
+        if at not in self._ages:
+            nearest, most, step = self.nearest(name), 0, self.step(name)
+            if nearest:
+                limit = nearest.max_wait if isinstance(nearest, Next) else nearest.max_age
+                most = LENGTHS[episode] if limit is None else limit
+            room = frame if step < 0 else LENGTHS[episode] - 1 - frame
+            ages = range(min(most, room) + 1)
+            found = (age for age in ages if name in stored_frame(episode, frame + step * age))
+            self._ages[at] = next(found, None)
+        return self._ages[at]
+
+    def fits_inside(self, episode: int, start: int, dilation: int) -> bool:
+        every = [f for name in self.features for f in self.wanted(name, episode, start, dilation)]
+        pad = self.options.get("pad")
+        return (min(every) >= 0 or pad in ("edge", "before")) and (
+            max(every) < LENGTHS[episode] or pad in ("edge", "after")
+        )
+
+    def is_whole(self, episode: int, start: int, dilation: int) -> bool:
+        """Whether the episode has this clip."""
+        return self.fits_inside(episode, start, dilation) and all(
+            self.age(name, episode, frame) is not None
+            for name in self.features
+            if not ((nearest := self.nearest(name)) and nearest.unknown)
+            for frame in self.frames(name, episode, start, dilation)
+        )
+
+    @cached_property
+    def starts(self) -> list[tuple[int, int]]:
+        """Candidate clip starts."""
+        chosen = self.options.get("episodes", "*")
+        found = []
+        for episode, length in enumerate(LENGTHS):
+            key, last = key_of(episode), length - self.function("skip_last", "n", 0)
+            is_listed = isinstance(chosen, list) and (key in chosen or episode in chosen)
+            if is_listed or (isinstance(chosen, str) and key.startswith(chosen.rstrip("*"))):
+                found += [(episode, start) for start in range(0, last, self.stride)]
+        return found
+
+    @cached_property
+    def clips(self) -> list[tuple[int, int]]:
+        """All clips, in order."""
+        return [c for c in self.starts if any(self.is_whole(*c, d) for d in self.dilations)]
+
+    def check(self, clip: Mapping[str, Any]) -> tuple[int, int]:
+        """Compare a clip with the stored frames; returns its episode and start."""
+        episode, start = int(clip["episode"].split("/")[1]), int(clip["start"])
+        assert (episode, start) in self.clips
+        dilation = int(clip.get("dilation", self.dilations[0]))
+        is_reversed = bool(clip.get("reversed", False))
+        assert dilation in self.dilations
+        assert self.is_whole(episode, start, dilation)
+        probability = self.function("reverse", "probability", 0)
+        assert not is_reversed or probability
+        assert is_reversed or probability != 1
+        expected = {"episode", "start", "crop", "flipped", "is_first", "is_last"}
+        expected |= {"dilation", "reversed", *self.features}
+        assert [name for name in clip if name in self.features] == self.features
+        for name in self.features:
+            order = slice(None, None, -1 if is_reversed else 1)
+            frames = self.frames(name, episode, start, dilation)[order]
+            if name in self.padded:
+                wanted = self.wanted(name, episode, start, dilation)[order]
+                is_pad = [a != f for a, f in zip(wanted, frames, strict=True)]
+                assert clip[f"{name}_is_pad"].tolist() == is_pad, name
+                expected.add(f"{name}_is_pad")
+            ages = [self.age(name, episode, frame) for frame in frames]
+            if self.nearest(name):
+                column = f"{name}_{'age' if self.step(name) < 0 else 'wait'}"
+                assert clip[column].dtype == torch.int64
+                assert clip[column].tolist() == [-1 if a is None else a for a in ages]
+                expected.add(column)
+            want = [
+                SPARSE[name]
+                if age is None
+                else stored_frame(episode, frame + self.step(name) * age)[name]
+                for frame, age in zip(frames, ages, strict=True)
+            ]
+            expected |= self.check_values(name, clip, want)
+        for name in self.options.get("metadata", ()):
+            assert clip[name] == metadata_of(episode).get(name)
+            assert type(clip[name]) is type(metadata_of(episode).get(name))
+            expected.add(name)
+        assert set(clip) <= expected
+        return episode, start
+
+    def check_values(self, name: str, clip: Mapping[str, Any], want: list[Any]) -> set[str]:
+        """Compare a feature's frames; returns the names of its additional entries."""
+        is_alone = self.window(name) is self.nearest(name) is None
+        is_fixed = name not in RAGGED or isinstance(self.form(name), tuple)
+        if self.options.get("squeeze_time") and is_alone and is_fixed:
+            is_array = isinstance(clip[name], (torch.Tensor, np.ndarray))
+            clip = {
+                one: clip[one][None] if is_array else [clip[one]]
+                for one in (name, f"{name}_mask")
+                if one in clip
+            }
+        got = clip[name]
+        if isinstance(want[0], (str, bytes)):
+            assert list(got) == want
+        elif name in RAGGED and isinstance(sizes := self.form(name), tuple):
+            check_padded(got, clip[f"{name}_mask"], want, sizes)
+            return {f"{name}_mask"}
+        elif name in RAGGED:
+            is_nested = isinstance(got, torch.Tensor)
+            assert is_nested <= (self.form(name) == "nested")
+            parts = list(got.unbind() if is_nested else got)
+            for part, array in zip(parts, want, strict=True):
+                assert np.asarray(part).dtype == array.dtype
+                np.testing.assert_array_equal(np.asarray(part), array)
+        else:
+            if name in IMAGES and "crop" in clip:
+                top, left, height, width = clip["crop"].tolist()
+                want = [array[top : top + height, left : left + width] for array in want]
+            if name in IMAGES and bool(clip.get("flipped", False)):
+                sign = np.array([-1, 1] if name == "flow" else 1)
+                want = [(array[:, ::-1] * sign).astype(array.dtype) for array in want]
+            assert np.asarray(got).dtype == want[0].dtype
+            np.testing.assert_array_equal(np.asarray(got), np.stack(want))
+        return set()
+
+    def clips_in(self, batch: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The clips of a batch; a single clip yields itself."""
+        if isinstance(batch["episode"], str):
+            yield dict(batch)
+            return
+        count, columns = len(batch["episode"]), dict(batch)
+        for name, value in batch.items():
+            if isinstance(value, torch.Tensor) and value.is_nested:
+                parts = list(value.unbind())
+                length = len(parts) // count
+                columns[name] = [parts[i * length : (i + 1) * length] for i in range(count)]
+        for i in range(count):
+            yield {name: column[i] for name, column in columns.items()}
+
+
+def check_padded(got: Any, mask: Any, want: list[Any], sizes: tuple[int, ...]) -> None:
+    """Compare padded frames: one mask for each variable dimension, zeros outside it."""
+    varies = (0,) if want[0].ndim == 2 else (0, 2)
+    assert mask.dtype == torch.bool
+    assert tuple(mask.shape) == (len(want), *sizes)
+    assert tuple(got.shape[1 + axis] for axis in varies) == sizes
+    for array, true, expected in zip(got.numpy(), mask.numpy(), want, strict=True):
+        np.testing.assert_array_equal(array[tuple(map(slice, expected.shape))], expected)
+        assert np.count_nonzero(array) == np.count_nonzero(expected)
+        assert true[tuple(slice(expected.shape[axis]) for axis in varies)].all()
+        assert true.sum() == np.prod([expected.shape[axis] for axis in varies])
+
+
+def equal(one: Any, two: Any) -> bool:
+    """Whether two batches are equal, to the last bit."""
+    if isinstance(one, torch.Tensor):
+        if one.is_nested:
+            return equal(list(one.unbind()), list(two.unbind()))
+        return torch.equal(one, two)
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(equal(one[name], two[name]) for name in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(two) and all(map(equal, one, two))
+    return bool(one == two)
+
+
+def _worker(path: Any, **options: Any) -> Any:
+    stream = SeqRecordIterableDataset(path, **options)
+    return DataLoader(stream, batch_size=None, num_workers=1 if options.get("order") else 2)
+
+
+def _map_style(path: Any, **options: Any) -> Any:
+    dataset = seqrecord.SeqRecordMapDataset(path, **options)
+    return DataLoader(dataset, batch_size=4, collate_fn=seqrecord.collate)
+
+
+KINDS: dict[str, Callable[..., Any]] = {
+    "pipe": SeqRecordPipe,
+    "stream": SeqRecordIterableDataset,
+    "node": lambda path, **options: Loader(SeqRecordNode(path, **options)),
+    "workers": _worker,
+    "map style": _map_style,
+    "collated": lambda path, **options: (
+        SeqRecordPipe(path, **options).batch(4).collate(seqrecord.collate)
+    ),
+}
+"""Ways to iterate over the options of a case, by name."""
+
+
+def check_case(path: Any, case: Case, *, seed: int = 0, kind: str = "stream") -> None:
+    """Check an epoch, its remainder after a resume, and single clips by number."""
+    rng, options = random.Random(seed), dict(case.options)
+    make = partial(KINDS[kind], path)
+    if not case.clips:
+        with pytest.raises(ClipError):
+            make(**options)
+        return
+    if options.get("memory_limit") == "least":
+        options["memory_limit"] = minimum_memory(partial(make, **options))
+    loader = make(**options)
+    has_state = kind in ("pipe", "stream", "node")
+    batches, states = list[Any](), dict[int, Any]()
+    for _ in range(2 if kind == "pipe" else 1):  # the second epoch reads frames in memory
+        batches, states = [], {}
+        for batch in loader:  # all are compared later: batches must not share memory
+            batches.append(batch)
+            if has_state and not rng.randrange(len(batches)):  # the last choice is uniform
+                states[len(batches)] = loader.state_dict()
+    states.pop(len(batches), None)  # a state of the epoch's end continues with the next epoch
+    yielded = [case.check(clip) for batch in batches for clip in case.clips_in(batch)]
+    repeated = len(yielded) - len(set(yielded))
+    assert set(yielded) <= set(case.clips)
+    most = case.batch_size if case.in_rows else 2 if kind == "workers" else 1
+    assert repeated <= (most or 1)
+    if "rank" not in options:
+        assert sorted(set(yielded)) == case.clips
+        is_in_order = not options.get("shuffle", True) and kind != "workers" and not case.in_rows
+        assert not is_in_order or yielded == case.clips
+    if case.in_rows and kind != "workers":
+        check_rows(case, batches)
+    if kind in ("pipe", "stream"):
+        stats = loader.stats()
+        inside = [c for c in case.starts if any(case.fits_inside(*c, d) for d in case.dilations)]
+        assert (stats["clips"], stats["batches"]) == (len(yielded), len(batches))
+        is_whole = not case.function("skip_last", "n", 0)  # skipped clips are of all starts
+        assert not is_whole or stats["clips_incomplete"] == len(inside) - len(case.clips)
+        if is_whole and any(case.window(name) is not None for name in case.features):
+            assert stats["clips_outside"] == len(case.starts) - len(inside)
+    if states:
+        at = max(states)
+        again = make(**options)
+        again.load_state_dict(states[at])
+        assert equal(list(again), batches[at:])
+    if kind != "map style":
+        check_by_number(path, case, rng)
+
+
+def check_rows(case: Case, batches: list[Any]) -> None:
+    """Check that rows of batches follow episodes, and their `is_first` and `is_last`."""
+    rows: list[list[tuple[str, int]]] = [[] for _ in range(case.batch_size or 0)]
+    flags: list[list[tuple[bool, bool]]] = [[] for _ in rows]
+    for batch in batches:
+        for row, flag, clip in zip(rows, flags, case.clips_in(batch), strict=False):
+            row.append((clip["episode"], int(clip["start"])))
+            flag.append((bool(clip["is_first"]), bool(clip["is_last"])))
+    for row, flag in zip(rows, flags, strict=True):
+        ends = [b != (a[0], a[1] + case.stride) for a, b in pairwise(row)]
+        assert flag == [*zip([True, *ends], [*ends, True], strict=True)][: len(row)]
+    if not case.options.get("shuffle", True) and "rank" not in case.options:
+        assert [clip for row in rows for clip in row] == [(key_of(e), s) for e, s in case.clips]
+    assert max(map(len, rows)) - min(map(len, rows)) <= 1
+
+
+def check_by_number(path: Any, case: Case, rng: random.Random) -> None:
+    """Check the same clips by number."""
+    of_streams = {"seed", "shuffle", "batch_size", "engine", "order", "device", "memory_limit"}
+    of_streams |= {"rank"}
+    options = {name: value for name, value in case.options.items() if name not in of_streams}
+    options["stride"] = case.stride
+    single, dataset = Case(options), seqrecord.SeqRecordMapDataset(path, **options)
+    assert len(dataset) == len(case.clips)
+    numbers = [rng.randrange(len(dataset)) for _ in range(5)]
+    wanted = [case.clips[number] for number in numbers]
+    assert [single.check(dataset[number]) for number in numbers] == wanted
+    assert [single.check(clip) for clip in dataset.__getitems__(numbers)] == wanted

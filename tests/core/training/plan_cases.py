@@ -1,0 +1,210 @@
+"""Plans on small datasets, and an engine that executes plans and checks every step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+
+from seqrecord import ClipError, ClipSpec
+from seqrecord.clips.tables import EpisodeLayout, IntArray
+from seqrecord.sampling import EpochPlan, Plan, PlanSettings, Shard
+from seqrecord.sampling.plan import Frees, Loads, Round
+from tests.core.training.clip_cases import Case, cases
+
+__all__ = [
+    "LAYOUTS",
+    "Chunks",
+    "Engine",
+    "Request",
+    "plan_settings",
+    "requests",
+    "shards",
+]
+
+
+Chunks = list[tuple[int, int, int]]
+"""For each row of a chunk table: the episode, the first frame and the end."""
+
+
+def rows(*columns: IntArray) -> Iterator[tuple[int, ...]]:
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+class Group:
+    """Loaded frames of one group of features."""
+
+    def __init__(self, plan: Plan, number: int, chunks: Chunks) -> None:
+        planned = plan.groups[number]
+        self.chunks, self.step = chunks, planned.window.frame_step
+        self.room = planned.max_resident_frames  # frames, divided evenly between cursors
+        self.rows = self.room // max(1, plan.num_cursors)
+        self.held: dict[int, dict[int, int]] = {}  # run: frame: episode
+        self.order: dict[int, list[tuple[int, int]]] = {}  # cursor: (run, frame) as loaded
+        self.cursor: dict[int, int] = {}  # run: cursor
+        self.loaded: Counter[tuple[int, int]] = Counter()  # (run, chunk)
+        self.frames: Counter[tuple[int, int]] = Counter()  # (episode, frame)
+        self.most_frames = 0
+
+    def load(self, loads: Loads) -> None:
+        for cursor, run, episode, chunk, first, count in rows(
+            loads.cursor, loads.run, loads.episode, loads.chunk, loads.first, loads.count
+        ):
+            assert self.cursor.setdefault(run, cursor) == cursor
+            loaded, order = self.held.setdefault(run, {}), self.order.setdefault(cursor, [])
+            assert not self.loaded[run, chunk], "duplicate chunk in a run"
+            self.loaded[run, chunk] += 1
+            owner, begin, end = self.chunks[chunk]
+            assert owner == episode
+            assert count > 0
+            for frame in range(first, first + count * self.step, self.step):
+                assert begin <= frame < end, "a frame of another chunk"
+                assert frame not in loaded, "duplicate frame"
+                loaded[frame] = episode
+                order.append((run, frame))
+                self.frames[episode, frame] += 1
+        self.most_frames = max(self.most_frames, sum(map(len, self.held.values())))
+        assert self.most_frames <= self.room
+        assert all(len(order) <= self.rows for order in self.order.values())
+
+    def free(self, frees: Frees) -> None:
+        for cursor, run, first, count in rows(frees.cursor, frees.run, frees.first, frees.count):
+            assert count > 0
+            for i in range(count):
+                frame = first + i * self.step
+                assert self.order[cursor].pop(0) == (run, frame), "not in the order of the loads"
+                del self.held[run][frame]
+            if not self.held[run]:
+                del self.held[run]
+
+
+class Engine:
+    """Executes a plan, and checks each step.
+
+    `used(group, episode, start)` returns the frames of a group that a clip needs.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        chunks: Sequence[Chunks],
+        used: Callable[[int, int, int], Iterable[int]],
+    ) -> None:
+        self.plan, self._used = plan, used
+        self.groups = [Group(plan, number, rows) for number, rows in enumerate(chunks)]
+        self.clips: list[tuple[int, int]] = []
+        self.places: list[tuple[int, int]] = []  # (batch, slot)
+        self.samples: list[int] = []
+
+    @classmethod
+    def of(cls, plan: Plan, episodes: EpisodeLayout, spec: ClipSpec) -> Engine:
+        """An engine for one group, whose chunks have one length in each episode."""
+        sizes = zip(
+            episodes.num_frames.tolist(), episodes.leading_grid.chunk_frames.tolist(), strict=True
+        )
+        chunks = [
+            (episode, begin, begin + size)
+            for episode, (length, size) in enumerate(sizes)
+            for begin in range(0, length, size)
+        ]
+        return cls(
+            plan,
+            [chunks],
+            lambda _group, _episode, start: range(start, start + spec.span, spec.dilation),
+        )
+
+    @property
+    def frames(self) -> Counter[tuple[int, int]]:
+        """How often each frame of the first group was decoded."""
+        return self.groups[0].frames
+
+    @property
+    def chunks(self) -> Counter[int]:
+        """How often each chunk of the first group was loaded."""
+        return Counter(chunk for _, chunk in self.groups[0].loaded)
+
+    def run(self, work: Round) -> None:
+        for group, todo in zip(self.groups, work.groups, strict=True):
+            group.load(todo.loads)
+        clips = work.clips
+        for cursor, run, episode, start, batch, slot in rows(
+            clips.cursor, clips.run, clips.episode, clips.start, clips.batch, clips.slot
+        ):
+            for number, group in enumerate(self.groups):
+                assert group.cursor[run] == cursor
+                for frame in self._used(number, episode, start):
+                    assert group.held[run][frame] == episode
+            self.clips.append((episode, start))
+            self.places.append((batch, slot))
+        self.samples += clips.sample.tolist()
+        for group, todo in zip(self.groups, work.groups, strict=True):
+            group.free(todo.frees)
+
+    def finish(self, first: int | None = None) -> Engine:
+        """Run all rounds from `first` on, by default all; loads the resident frames before it."""
+        if first is not None:
+            for group, loads in zip(self.groups, self.plan.resident(first), strict=True):
+                group.load(loads)
+        for number, work in enumerate(self.plan.rounds(first or 0), start=first or 0):
+            assert work.index == number
+            self.run(work)
+        assert not any(group.held for group in self.groups), "unfreed frames at the epoch's end"
+        return self
+
+
+@dataclass(frozen=True)
+class Request:
+    case: Case
+    settings: PlanSettings
+    epoch: int
+    num_shards: int
+
+    def plan(self, index: int = 0) -> EpochPlan:
+        shard = Shard(index, self.num_shards)
+        case = self.case
+        return EpochPlan(case.table, case.episodes, self.settings, epoch=self.epoch, shard=shard)
+
+    def run(self, plan: EpochPlan) -> Engine:
+        return Engine.of(plan, self.case.episodes, self.case.spec).finish()
+
+
+LAYOUTS: dict[str, st.SearchStrategy[Any]] = {
+    "batch_size": st.none() | st.integers(1, 7),
+    "num_cursors": st.integers(1, 6),
+    "block_frames": st.integers(1, 40),
+    "run_frames": st.none() | st.integers(1, 50),
+    "first_block_frames": st.integers(1, 40),
+}
+"""Settings that may change in the middle of an epoch."""
+
+plan_settings = st.builds(
+    PlanSettings,
+    shuffle=st.sampled_from([True, True, False]),
+    seed=st.integers(-3, 2**70),
+    drop_last=st.booleans(),
+    even_batches=st.booleans(),
+    **LAYOUTS,
+)
+
+
+def requests() -> st.SearchStrategy[Request]:
+    return st.builds(Request, cases(), plan_settings, st.integers(0, 3), st.integers(1, 4))
+
+
+def shards(request: Request) -> list[EpochPlan]:
+    """The plans of all shards; empty if the request raises the expected error."""
+    total, size = request.case.table.num_clips, request.settings.batch_size or 1
+    most = (
+        total // request.num_shards
+        if request.settings.even_batches
+        else -(-total // request.num_shards)
+    )
+    if total and most < size and request.settings.drop_last:
+        with pytest.raises(ClipError, match="leaves no batch at all"):
+            request.plan()
+        return []
+    return [request.plan(index) for index in range(request.num_shards)]

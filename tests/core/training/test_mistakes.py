@@ -1,0 +1,434 @@
+"""Common mistakes: errors name the file, the expected value and the actual one."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import seqrecord
+from seqrecord import ClipError, SeqRecordPipe, SeqRecordWriter, StateError
+from seqrecord.edit import split_dataset
+from seqrecord.errors import (
+    DestinationError,
+    EpisodeKeyError,
+    FrameError,
+    LocationError,
+    SchemaError,
+    SourceError,
+    StatisticsKeyError,
+    StorageError,
+)
+from tests.kit.command_line import fail, run
+from tests.kit.datasets import write_small
+from tests.kit.numbered import lengths_of, write_episodes
+
+
+def written(folder: Path, *frames: dict[str, Any], **options: Any) -> Path:
+    """A dataset of one episode, "a"."""
+    with SeqRecordWriter(folder, **options) as writer, writer.episode("a") as episode:
+        for frame in frames:
+            episode.append(frame)
+    return folder
+
+
+# Arguments of loaders, names and states
+
+KEYS = "4 episodes, as set/0, set/1, set/2"
+LOADERS: list[Any] = [SeqRecordPipe, seqrecord.SeqRecordIterableDataset, seqrecord.SeqRecordNode]
+CLIP = {"episode": ["set/0"], "start": [0]}
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"cliplen": 3}, TypeError, r"no argument 'cliplen'; is it clip_len\?"),
+    ({"delta_timestamps": {}}, TypeError, r"no argument 'delta_timestamps'; is it windows\?"),
+    ({"zzz": 1}, TypeError, "no argument 'zzz'; there are batch_size, clip_len"),
+    ({"episodes": ["set/00"]}, ClipError, f"expected: the keys of {KEYS}; got: set/00"),
+    ({"episodes": "other/*"}, ClipError, f"expected: some of the keys of {KEYS}; got: 'other/"),
+    ({"features": ["images"]}, SchemaError, "no such feature; file: .*; .* got: images"),
+    ({"samples": {"start": [0]}}, ClipError, "samples lacks a column: episode; "),
+    ({"samples": {**CLIP, "score": [None]}}, ClipError, "no values for batches in column score; "),
+    (
+        {"samples": {**CLIP, "start": [0, 1]}},
+        ClipError,
+        "samples is not a table: .*length 1 but got length 2",
+    ),
+]
+STATES: list[tuple[dict[str, Any], str]] = [
+    ({"model": 1}, r"result of a loader's state_dict\(\)"),
+    ({"fetcher_state": {}, "dataset_state": None}, "a StatefulDataLoader to that, with as many"),
+    (
+        {"_snapshot": {"_worker_snapshots": {"worker_0": {"dataset_state": None}}}},
+        "a StatefulDataLoader to that, with as many",
+    ),
+]
+
+
+def test_arguments_and_states_of_loaders(path: Path) -> None:
+    pipe: Any = SeqRecordPipe(path, clip_len=3)
+    for options, kind, message in WRONG:
+        with pytest.raises(kind, match=message):
+            SeqRecordPipe(path, **{"clip_len": 3, **options})
+    with pytest.raises(TypeError, match="only the dataset is given without a name; got 3 too"):
+        SeqRecordPipe(path, 3)  # type: ignore[call-arg]
+    for loader in LOADERS:
+        message = rf"{loader.__name__} streams clips.*SeqRecordMapDataset"
+        with pytest.raises(TypeError, match=message):  # a stream has no random access
+            _ = loader(path, clip_len=3)[0]
+    for state, message in STATES:
+        with pytest.raises(StateError, match=message):
+            pipe.load_state_dict(state)
+
+
+@pytest.mark.parametrize("key", ["set/00", 0, None])
+def test_an_unknown_episode_key(key: Any, path: Path) -> None:
+    episodes = seqrecord.open(path).episodes
+    with pytest.raises(EpisodeKeyError) as caught:
+        _ = episodes[key]
+    error: EpisodeKeyError = pickle.loads(pickle.dumps(caught.value))
+    assert issubclass(type(error), KeyError)
+    assert error.file == str(path)
+    assert (error.expected, error.got) == (f"a key of {KEYS}", repr(key))
+    assert str(error).startswith("unknown episode key; file: ")
+    assert key not in episodes
+    assert episodes.get(key) is None
+    with pytest.raises(TypeError, match=r"by frames, then by feature.*got 'id'"):
+        _ = episodes["set/0"]["id"]  # type: ignore[index]
+
+
+def test_locations_without_a_dataset(path: Path, tmp_path: Path) -> None:
+    record = next((path / "records").glob("*.seqrec"))
+    (tmp_path / "empty").mkdir()
+    for place, why in [
+        (record, "it is a file, and a dataset is a folder"),
+        (path / "records", "the folder above it is one"),
+        (tmp_path / "empty", "`seqrecord write --src SRC` packs originals"),
+    ]:
+        with pytest.raises(seqrecord.NotFoundError, match=why) as caught:
+            seqrecord.open(place)
+        assert caught.value.file == str(place)
+    for location in (None, [path]):
+        with pytest.raises(LocationError, match="expected: one path or URL; got: "):
+            seqrecord.open(location)  # type: ignore[arg-type]
+
+
+# Frames, metadata and statistics
+
+
+def test_invalid_frames_and_metadata(tmp_path: Path) -> None:
+    frame, nothing = {"x": np.zeros(3)}, r"None.*leave the feature out.*feature: image"
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        (np.zeros(3), FrameError, r"frame is not a dict; episode: b; .* got: ndarray"),
+        ({"image": None, **frame}, SchemaError, nothing),
+        ({}, FrameError, "without features; append a frame with at least one"),
+    ]
+    with SeqRecordWriter(tmp_path / "records") as writer:
+        with writer.episode("a") as episode:
+            episode.append(frame)
+        for value, kind, message in wrong:
+            with pytest.raises(kind, match=message), writer.episode("b") as episode:
+                episode.append(value)
+        with pytest.raises(seqrecord.FormatError, match=r"JSON: .*float32.*; episode: b"):
+            writer.episode("b", metadata={"x": np.float32(3)})
+    assert list(seqrecord.open(tmp_path / "records").episodes) == ["a"]
+    recorder = seqrecord.SeqRecordRecorder(tmp_path / "recorded")
+    with recorder, recorder.episode("a") as recorded:
+        recorded.append({"image": np.zeros((2, 2)), **frame})
+        with pytest.raises(SchemaError, match=nothing):
+            recorded.append({"image": None, **frame})  # type: ignore[dict-item]
+    assert seqrecord.open(tmp_path / "recorded").num_frames == 1
+
+
+@pytest.mark.parametrize("name", ["episode", "start", "intrinsics", "crop"])
+def test_a_feature_named_like_a_column_needs_rename(tmp_path: Path, name: str) -> None:
+    written(tmp_path, {name: np.zeros((3, 3)), "image": np.zeros((8, 8, 3), np.uint8)})
+    crop = seqrecord.RandomCrop((4, 4)) if name in ("intrinsics", "crop") else None
+    options: dict[str, Any] = {"clip_len": 1, "clip_transform": crop}
+    with pytest.raises(ClipError, match=rf"rename=\{{'{name}': 'my_{name}'\}}"):
+        SeqRecordPipe(tmp_path, **options)
+    pipe = SeqRecordPipe(tmp_path, **options, rename={name: f"my_{name}"})
+    assert f"my_{name}" in next(iter(pipe))
+
+
+def test_missing_statistics(tmp_path: Path) -> None:
+    frame = {"x": np.zeros(3), "note": "text", "image": np.zeros((16, 24, 3), np.uint8)}
+    without = written(tmp_path / "without", frame, statistics=False)
+    statistics = seqrecord.open(without).statistics
+    assert not statistics
+    assert "x" not in statistics
+    assert statistics.get("x") is None
+    with pytest.raises(StatisticsKeyError, match=f"`seqrecord stats {without}`") as caught:
+        _ = statistics["x"]
+    assert caught.value.file == str(without)
+    assert isinstance(caught.value, KeyError)
+    seqrecord.add_statistics(without)
+    assert seqrecord.open(without).statistics["x"].mean.tolist() == [0, 0, 0]
+    statistics = seqrecord.open(written(tmp_path / "with", frame)).statistics
+    with pytest.raises(StatisticsKeyError, match="feature; feature: note; expected: x, image"):
+        _ = statistics["note"]
+
+    import torch  # here, since subprocesses import this module
+
+    image = torch.zeros(2, 16, 24, 3)
+    assert statistics["image"].normalize(image).shape == image.shape
+    for wrong in (image.permute(0, 3, 1, 2), image.permute(0, 3, 1, 2).numpy()):
+        with pytest.raises(ValueError, match=r"\[\.\.\., 3\].*got \[2, 3, 16, 24\].*permute"):
+            statistics["image"].normalize(wrong)
+
+
+# Local folders without write access or with unexpected files
+
+
+def write_numbers(folder: Path, mode: Any = "create") -> None:
+    with SeqRecordWriter(folder, mode=mode) as writer:
+        write_episodes(writer, {"a": 3})
+
+
+def tree(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("mode", ["create", "append", "resume"])
+def test_files_and_links_in_place_of_folders(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    for below, why in (
+        ("", "it is a file, and a dataset is a folder"),
+        ("set", "Not a directory"),
+    ):
+        with pytest.raises(StorageError, match=r"Not a directory; file: .*file"):
+            write_numbers(tmp_path / "file" / below, mode)
+        with pytest.raises(StorageError, match=rf"{why}; file: .*file"):
+            seqrecord.open(tmp_path / "file" / below)
+    assert tree(tmp_path) == ["file"]
+    if mode != "append":
+        (tmp_path / "set").mkdir()
+        (tmp_path / "set" / "records").write_bytes(b"")
+        with pytest.raises(StorageError, match=r"Not a directory; file: .*records"):
+            write_numbers(tmp_path / "set", mode)
+        assert tree(tmp_path / "set") == ["records"]
+
+    write_numbers(tmp_path / "other")
+    before = tree(tmp_path / "other")
+    for name in ("manifest.json", "records", "index"):
+        (tmp_path / f"link-{name}").mkdir()
+        (tmp_path / f"link-{name}" / name).symlink_to(tmp_path / "other" / name)
+        # A writer reads the manifest first: without one, an append checks nothing else.
+        why = "no dataset to append to" if (name, mode) == ("index", "append") else "leads out"
+        with pytest.raises(StorageError, match=why):
+            write_numbers(tmp_path / f"link-{name}", mode)
+    assert tree(tmp_path / "other") == before
+    assert lengths_of(tmp_path / "other") == {"a": 3}
+
+
+FULL_THEN_READ_ONLY = """
+import json, subprocess, sys
+from functools import partial
+from pathlib import Path
+import seqrecord
+from tests.kit.numbered import lengths_of, write_episodes
+
+folder = Path(sys.argv[1])
+
+def write(folder, mode="create", key="a"):
+    with seqrecord.SeqRecordWriter(folder, mode=mode) as writer:
+        write_episodes(writer, {key: 3})
+
+def failure(action):
+    try:
+        action()
+    except seqrecord.SeqRecordError as error:
+        return [type(error).__name__, str(error)]
+    return ["nothing", ""]
+
+write(folder)
+writer = seqrecord.SeqRecordWriter(folder, mode="append")
+write_episodes(writer, {"b": 1})
+with (folder / "fill").open("wb", buffering=0) as fill:
+    while True:
+        try:
+            fill.write(bytes(4096))
+        except OSError:
+            break
+full = [*failure(writer.close), list(lengths_of(folder))]
+(folder / "fill").unlink()
+seqrecord.SeqRecordWriter(folder, mode="resume").close()
+full.append(list(lengths_of(folder)))
+subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+failures = [failure(partial(write, folder, mode, "c")) for mode in ("append", "resume")]
+failures += [failure(partial(write, folder / "new")), failure(partial(seqrecord.reindex, folder))]
+print(json.dumps([full, failures, list(lengths_of(folder))]))
+"""
+
+
+def test_a_full_disk_and_a_read_only_one(tmp_path: Path) -> None:
+    """Committed episodes stay; ended ones are added by a resume after space is freed."""
+    unshare = shutil.which("unshare") or "unshare"
+    mount = 'mount -t tmpfs -o size=256k tmpfs "$1" || exit 77; exec "$0" -c "$2" "$1"'
+    words = [unshare, "-m", "sh", "-c", mount, sys.executable, str(tmp_path), FULL_THEN_READ_ONLY]
+    try:
+        ran = subprocess.run(words, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        ran = None
+    if ran is None or (ran.returncode in (1, 77) and "Traceback" not in ran.stderr):
+        pytest.skip("no mounts can be made here: run as root, with unshare of util-linux")
+    assert ran.returncode == 0, ran.stderr
+    (kind, text, during, after), refused, read = json.loads(ran.stdout)
+    assert kind == "StorageError"
+    assert "No space left on device; ended episodes are kept: " in text
+    assert "; file: " in text
+    assert (during, after) == (["a"], ["a", "b"])
+    for kind, text in refused:
+        assert kind == "DestinationError"
+        assert "cannot write: Read-only file system; file: " in text
+    assert read == ["a", "b"]
+
+
+def test_a_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a user without root privileges."""
+    real = os.open
+
+    def refuse(path: Any, flags: int, *args: Any, **options: Any) -> int:
+        if flags & os.O_CREAT and str(path).startswith(str(tmp_path)):
+            raise OSError(13, os.strerror(13), path)
+        return real(path, flags, *args, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(DestinationError, match="cannot write: Permission denied; file: "):
+        write_numbers(tmp_path)
+
+
+EDITS = ["edit delete {} x", "split {} train=1", "merge {} {} -o out", "edit drop {} image"]
+EDITS += ["clean {}"]
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Originals of the format folders: two episodes of two images."""
+    root = tmp_path_factory.mktemp("originals")
+    for number in range(4):
+        folder = root / f"{number // 2}" / "image"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / f"{number}.png")
+    return root
+
+
+def test_originals_in_place_of_a_dataset(originals: Path, tmp_path: Path) -> None:
+    """The remedy is an index or a conversion, never the removal of the user's folder."""
+    for command in EDITS:
+        message = fail(*command.replace("{}", str(originals)).split())
+        assert f"file: {originals}" in message
+        assert "`seqrecord index SRC -o DST`" in message
+        assert "`seqrecord write --src SRC`" in message
+        assert "remove" not in message
+        assert len(list(originals.glob("*/image/*.png"))) == 4
+    kind: Any
+    for kind in (SeqRecordPipe, seqrecord.SeqRecordMapDataset):
+        with pytest.raises(seqrecord.NotFoundError, match=r"write --src SRC.*seqrecord index"):
+            kind(originals, clip_len=1)
+    wrong: Any  # a path in place of a source
+    for wrong, message in (
+        (str(originals), r"open_source\(path\)"),
+        (originals, r"open_source\(path\)"),
+        (None, r"schema, episodes, frames.*got: NoneType"),
+    ):
+        with pytest.raises(SourceError, match=message):
+            seqrecord.convert(wrong, tmp_path / "records")
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "00000-x.seqrec").write_bytes(b"x")
+    message = fail("clean", tmp_path)  # a file of an interrupted write
+    assert "--resume" in message
+    assert "remove" not in message
+
+
+def test_paths_that_are_not_utf_8(originals: Path, tmp_path: Path) -> None:
+    folder = written(tmp_path / os.fsdecode(b"records-\xff"), {"x": np.zeros(3)})
+    for command in (("info",), ("verify",), ("clean",), ("reindex",)):
+        assert "records-\\udcff" in run(command[0], folder, *command[1:]).stdout
+    folder = tmp_path / os.fsdecode(b"tree-\xff")
+    shutil.copytree(originals, folder)
+    assert "a path that is not UTF-8" in fail("index", folder, "-o", tmp_path / "index")
+    run("write", "--src", folder, "--dst", tmp_path / "records", "--quiet")
+    assert seqrecord.open(tmp_path / "records").num_frames == 4
+
+
+# NaN, too large numbers and wrong types raise our errors, with the actual value
+
+_HUGE = 10**5000  # too large for a float, and for Python to print
+_NUMBERS: dict[str, Any] = {
+    "huge": _HUGE,
+    "below": -_HUGE,
+    "large": 10**400,
+    "nan": float("nan"),
+    "inf": float("inf"),
+    "true": True,
+    "numpy nan": np.float64("nan"),
+    "numpy true": np.True_,
+    "duration": np.timedelta64(1, "s"),
+    "fraction": Fraction(_HUGE, 3),
+    "complex": 1j,
+    "inside": [_HUGE, float("nan")],
+    "array": np.array([10**20], object),
+}
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hostile") / "records"
+    write_small(folder)
+    return folder
+
+
+def _pipe(**settings: Any) -> Callable[[Path, Any], Any]:
+    def make(records: Path, value: Any) -> Any:
+        given = {name: make(value) for name, make in settings.items()}
+        return seqrecord.SeqRecordPipe(
+            records, **{"clip_len": 2, "features": ["image_left", "pose"], **given}
+        )
+
+    return make
+
+
+def _weighted(records: Path, value: Any) -> Any:
+    sources = {"a": seqrecord.SeqRecordIterableDataset(records, clip_len=2)}
+    return seqrecord.SeqRecordMix(sources, weights={"a": value}, batch_size=1)
+
+
+_TAKE: dict[str, Callable[[Path, Any], Any]] = {
+    "HorizontalFlip": lambda _, value: seqrecord.HorizontalFlip(value),
+    "CenterCrop": lambda _, value: seqrecord.CenterCrop(value),
+    "RandomCrop": _pipe(clip_transform=seqrecord.RandomCrop),
+    "Seconds": lambda _, value: seqrecord.Seconds(value, 0),
+    "Seconds last": lambda _, value: seqrecord.Seconds(0, value),
+    "Seconds every": lambda _, value: seqrecord.Seconds(0, 1, step=value),
+    "Seconds list": lambda _, value: seqrecord.Seconds([value]),
+    "tolerance": lambda _, value: seqrecord.Seconds(0, 1, tolerance=value),
+    **{
+        name: _pipe(**{name: lambda value: value})
+        for name in ("dilation", "batch_size", "num_cursors", "memory_limit", "seed")
+    },
+    "windows": _pipe(windows=lambda value: {"pose": [value]}),
+    "weights": _weighted,
+    "split": lambda records, value: split_dataset(records, {"a": value}),
+    "split by": lambda records, value: split_dataset(records, {"a": 1}, by=value),
+    "select": lambda records, value: seqrecord.open(records).select(value),
+}
+
+
+@pytest.mark.parametrize("take", list(_TAKE))
+def test_invalid_numbers_are_refused(take: str, records: Path) -> None:
+    for name, value in _NUMBERS.items():
+        if take == "weights" and name in ("huge", "large", "fraction"):  # valid ratios
+            assert _TAKE[take](records, value).shares == {"a": 1}
+            continue
+        with pytest.raises(seqrecord.SeqRecordError) as caught:
+            _TAKE[take](records, value)
+        assert len(str(caught.value)) < 700, name

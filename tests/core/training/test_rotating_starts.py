@@ -1,0 +1,202 @@
+"""`every(n, rotate=True)` through the loaders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordPipe, StateError
+from seqrecord.samples import every
+from tests.core.training.resume_contract import check_resume
+from tests.kit.clip_data import check_clip, make_loader, names, possible_clips
+
+# torch warns about more workers than cores, and about calls by torchdata.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+]
+FEATURES = ["image", "id"]
+
+
+def make(path: Path, kind: type[Any] = SeqRecordPipe, **changes: Any) -> Any:
+    usual = {"samples": every(changes.pop("n", 4), rotate=True), "features": FEATURES}
+    return make_loader(path, kind, **{**usual, **changes})
+
+
+def make_at(path: Path, epoch: int, **changes: Any) -> Any:
+    """A loader that starts with this epoch."""
+    pipe = make(path, **changes)
+    pipe.set_epoch(epoch)
+    return pipe
+
+
+def every_clip() -> list[tuple[str, int]]:
+    return sorted(possible_clips(FEATURES, 3))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"features": ["image", "flow", "note", "id"], "dilation": 2},
+        {"shuffle": False, "batch_size": None},
+        {"n": 40, "clip_len": 2, "features": ["note"]},  # phase 39 has no clip
+    ],
+)
+def test_rotated_epochs_cover_every_clip(path: Path, changes: dict[str, Any]) -> None:
+    """Each epoch has clips of one phase, and the announced number of clips."""
+    pipe, stride, dilation = (
+        make(path, **changes),
+        changes.get("n", 4),
+        changes.get("dilation", 1),
+    )
+    features, length = changes.get("features", FEATURES), changes.get("clip_len", 3)
+    every = sorted(possible_clips(features, length, dilation=dilation))
+    num_phases = len({start % stride for _, start in every})
+    assert num_phases == min(stride, 39)
+    for _ in range(2 if num_phases < 20 else 1):
+        clips: list[tuple[str, int]] = []
+        for _ in range(num_phases):
+            expected, total = len(pipe), pipe.num_clips
+            assert pipe.clips.num_clips == total
+            batches = [check_clip(batch, features, length, dilation) for batch in pipe]
+            assert len(batches) == expected
+            assert sum(map(len, batches)) == total > 0
+            clips += [name for batch in batches for name in batch]
+            assert len({start % stride for batch in batches for _, start in batch}) == 1
+        assert sorted(clips) == every
+
+
+def test_figures_describe_the_running_epoch_or_else_the_next(path: Path) -> None:
+    pipe = make(path)
+    lengths = []
+    for epoch in range(8):
+        pipe.set_epoch(epoch)
+        lengths.append(pipe.num_clips)
+    assert len(set(lengths)) > 1
+    first = lengths.index(min(lengths))
+    pipe.set_epoch(first)
+    iterator = iter(pipe)
+    next(iterator)
+    assert pipe.num_clips == pipe.clips.num_clips == lengths[first]
+    del iterator  # abandoned: the next iterator starts another epoch
+    assert pipe.num_clips == lengths[first + 1]
+    list(pipe)
+    assert pipe.num_clips == lengths[first + 2]
+
+
+def test_stats_count_the_clips_of_an_epoch_and_all_skipped_ones(path: Path) -> None:
+    pipe = make(path, features=["flow"], shuffle=False)
+    one = SeqRecordPipe(path, clip_len=3, features=["flow"]).clips
+    for _ in range(4):
+        clips = [name for batch in pipe for name in names(batch)]
+        assert pipe.stats()["clips"] == len(clips)
+        assert pipe.stats()["clips_incomplete"] == one.num_incomplete
+
+
+@pytest.mark.parametrize(
+    ("workers", "persistent"),
+    [(0, False), (2, True), pytest.param(2, False, marks=pytest.mark.slow)],
+)
+def test_lengths_of_a_loader(path: Path, workers: int, persistent: bool) -> None:
+    pipe = make(path, batch_size=2)
+    loader: Any = DataLoader(
+        pipe, batch_size=None, num_workers=workers, persistent_workers=persistent
+    )
+    clips: list[tuple[str, int]] = []
+    lengths = []
+    for _ in range(4):
+        lengths.append(len(loader))
+        batches = [names(batch) for batch in loader]
+        assert len(batches) == lengths[-1]
+        clips += [name for batch in batches for name in batch]
+    assert len(set(lengths)) > 1
+    assert sorted(set(clips)) == every_clip()
+    assert workers or len(clips) == len(set(clips))
+
+
+def test_set_epoch_counts_from_there_in_workers_too(path: Path) -> None:
+    pipe = make(path)
+    loader: Any = DataLoader(pipe, batch_size=None, num_workers=1)
+    epochs = [[names(batch) for batch in make_at(path, epoch)] for epoch in (2, 3)]
+    pipe.set_epoch(2)
+    for epoch in epochs:
+        assert len(loader) == len(epoch)
+        assert [names(batch) for batch in loader] == epoch
+
+
+def test_ranks_have_the_same_number_of_batches(path: Path) -> None:
+    clips: list[tuple[str, int]] = []
+    counts: list[list[list[int]]] = []
+    repeated = 0
+    for rank in range(3):
+        pipe = make(path, rank=(rank, 3))
+        counts.append([])
+        for _ in range(4):
+            batches = [names(batch) for batch in pipe]
+            counts[-1].append(list(map(len, batches)))
+            clips += [name for batch in batches for name in batch]
+            repeated += pipe.stats()["duplicate_clips"]
+    assert counts[0] == counts[1] == counts[2]
+    assert sorted(set(clips)) == every_clip()
+    assert len(clips) - len(set(clips)) == repeated > 0
+
+
+def test_an_epoch_without_a_batch_is_refused(path: Path) -> None:
+    settings: dict[str, Any] = {"n": 30, "features": ["id"], "episodes": "set/[03]"}
+    settings |= {"batch_size": 1, "rank": (1, 2)}
+    sizes = set()
+    for epoch in range(0, 30, 5):  # some phases have a single clip
+        pipe = make_at(path, epoch, **settings)
+        assert len(pipe) == -(-pipe.clips.num_clips // 2) > 0
+        sizes.add(pipe.clips.num_clips)
+        pipe = make_at(path, epoch, **settings, last_batch="drop")
+        if pipe.clips.num_clips == 1:
+            with pytest.raises(ClipError, match=r"no batch at all.*at least 2 clips.*got: 1 clips"):
+                next(iter(pipe))
+    assert 1 in sizes
+
+
+# ---- resuming
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        (SeqRecordPipe, {}),
+        (SeqRecordIterableDataset, {"batch_size": None, "n": 9}),
+        (SeqRecordPipe, {"shuffle": False, "batch_size": 7, "last_batch": "keep"}),
+    ],
+)
+def test_resuming_after_any_batch(
+    path: Path, kind: type[Any], changes: dict[str, Any], thorough: bool
+) -> None:
+    positions: Any = range if thorough else lambda count: range(1, count, 3)
+    check_resume(lambda: make(path, kind, **changes), positions=positions)
+
+
+@pytest.mark.slow
+def test_resuming_a_stateful_loader_with_workers(path: Path) -> None:
+    def loader() -> Any:
+        stream = make(path, SeqRecordIterableDataset)
+        return StatefulDataLoader(stream, batch_size=None, num_workers=2)
+
+    check_resume(
+        loader,
+        positions=lambda n: [n // 2, n - 1],
+        set_epoch=_set_epoch,
+    )
+
+
+def _set_epoch(loader: Any, epoch: int) -> None:
+    loader.dataset.set_epoch(epoch)
+
+
+def test_a_state_of_other_phases_is_refused(path: Path) -> None:
+    pipe = make(path)
+    for changes in ({"samples": None}, {"seed": 6}, {"n": 2}):
+        with pytest.raises(StateError, match="other settings"):
+            pipe.load_state_dict(make(path, **changes).state_dict())

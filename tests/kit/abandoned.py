@@ -1,0 +1,29 @@
+"""A writer that stops as if its process were killed."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from seqrecord import SeqRecordWriter
+from seqrecord.storage import Storage, StorageLike, open_storage
+from tests.kit.own_threads import own_threads
+from tests.kit.services.process import wait_for
+
+__all__ = ["abandon", "abandonable"]
+
+_STORAGES: WeakKeyDictionary[SeqRecordWriter, Storage] = WeakKeyDictionary()
+
+
+def abandonable(destination: StorageLike, **options: Any) -> SeqRecordWriter:
+    """A `SeqRecordWriter` for `abandon`."""
+    storage = open_storage(destination)
+    writer = SeqRecordWriter(storage, **options)
+    _STORAGES[writer] = storage
+    return writer
+
+
+def abandon(writer: SeqRecordWriter) -> None:
+    """Stop all writes; open files stay as they are."""
+    _STORAGES.pop(writer).close()
+    wait_for(lambda: not own_threads("seqrecord-commit"))

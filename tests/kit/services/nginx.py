@@ -1,0 +1,97 @@
+"""nginx: a folder of files over HTTPS, with ranges."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from tests.kit.services.process import Program
+
+__all__ = ["Nginx"]
+
+_CONFIGURATION = """
+daemon off;
+master_process off;
+pid {folder}/nginx.pid;
+error_log stderr;
+events {{}}
+http {{
+    access_log off;
+    default_type application/octet-stream;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    scgi_temp_path {folder}/scgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    server {{
+        listen {host} ssl;
+        ssl_certificate {certificate};
+        ssl_certificate_key {key};
+        root {root};
+    }}
+}}
+"""
+
+
+class Nginx:
+    """A running nginx that serves its folder `root` at `https://127.0.0.1:PORT`.
+
+    `certificate` and `key` are PEM files.
+    """
+
+    def __init__(self, folder: Path, certificate: Path, key: Path) -> None:
+        self.root = folder / "root"
+        self.root.mkdir(parents=True)
+        self._folder, self._certificate, self._key = folder, certificate, key
+        self.host = f"127.0.0.1:{_free_port()}"
+        try:
+            self._start()
+        except RuntimeError:  # another process took the port
+            self.host = f"127.0.0.1:{_free_port()}"
+            self._start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"https://{self.host}"
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a file atomically."""
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        new = self._folder / "new"
+        new.write_bytes(data)
+        new.replace(target)
+
+    def _start(self) -> None:
+        text = _CONFIGURATION.format(
+            folder=self._folder,
+            host=self.host,
+            root=self.root,
+            certificate=self._certificate,
+            key=self._key,
+        )
+        configuration = self._folder / "nginx.conf"
+        configuration.write_text(text)
+        command = ["nginx", "-c", str(configuration), "-e", "stderr", "-p", str(self._folder)]
+        self._program = Program(command, self._folder / "nginx.log", os.environ)
+        try:
+            self._program.wait_until(self._listens)
+        except BaseException:
+            self._program.stop()
+            raise
+
+    def stop(self) -> None:
+        self._program.stop()
+
+    def _listens(self) -> bool:
+        name, _, port = self.host.partition(":")
+        with socket.socket() as probe:
+            return probe.connect_ex((name, int(port))) == 0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,54 @@
+"""A web server of a folder on 127.0.0.1, with or without support for ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from tests.kit.local_server import Handler, LocalServer
+
+__all__ = ["WebFolder"]
+
+
+class WebFolder(LocalServer):
+    """Serves the files of `folder`; `sent` counts bytes of bodies, `connections` counts
+    connections."""
+
+    def __init__(self, folder: Path, *, ranges: bool = True, head: bool = True) -> None:
+        self.folder, self.ranges, self.head = folder, ranges, head
+        self.sent = self.connections = 0
+        super().__init__(_Handler)
+
+
+class _Handler(Handler):
+    server: WebFolder
+
+    def setup(self) -> None:
+        self.server.connections += 1
+        super().setup()
+
+    def serve(self) -> None:
+        if self.command == "HEAD" and not self.server.head:
+            self.send(405)
+            return
+        path = self.server.folder / unquote(urlsplit(self.path).path).lstrip("/")
+        if not path.is_file():
+            self.send(404, b"not here")
+            return
+        data = path.read_bytes()
+        headers = {"ETag": f'"{path.stat().st_mtime_ns:x}-{len(data):x}"'}
+        headers["Last-Modified"] = "Wed, 01 Jan 2025 00:00:00 GMT"
+        if self.headers.get("If-Match", headers["ETag"]) != headers["ETag"]:
+            self.send(412)
+            return
+        if self.server.ranges:
+            self.send_range(data, headers)
+        else:
+            self.send(200, data, headers)
+
+    def send(self, status: int, body: bytes = b"", headers: Mapping[str, str] = {}) -> None:
+        super().send(status, b"", {**headers, "Content-Length": str(len(body))})
+        for at in range(0, 0 if self.command == "HEAD" else len(body), 1 << 16):
+            self.wfile.write(body[at : at + (1 << 16)])
+            self.server.sent += len(body[at : at + (1 << 16)])

@@ -1,0 +1,301 @@
+"""Modules, tests, names and figures of the documentation exist; its language is plain."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import multiprocessing
+import pydoc
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import LoaderOptions
+from seqrecord.cli import main
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "seqrecord"
+ROOMS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+WAYS = {"A frame's way to disk": "write", "A clip's way to a batch": "read"}
+
+
+def named_modules(heading: str) -> list[str]:
+    """Modules in a section of docs/architecture.md, as `room.module`."""
+    text = ARCHITECTURE[ARCHITECTURE.index(f"## {heading}") + 3 :].partition("\n## ")[0]
+    return re.findall(rf"`((?:{'|'.join(ROOMS)})(?:\.\w+)+)`", text)
+
+
+def test_the_architecture_page_lists_rooms_and_existing_modules() -> None:
+    """Every room, only modules that exist, and a glossary of at most 25 terms."""
+    for heading in (*WAYS, "Where to change something"):
+        assert len(named_modules(heading)) >= 12
+        for name in named_modules(heading):
+            path = PACKAGE / name.replace(".", "/")
+            assert path.with_suffix(".py").exists() or path.is_dir(), name
+    for room in ROOMS:
+        assert re.search(rf"│ {room} ", ARCHITECTURE), room
+    glossary = ARCHITECTURE[ARCHITECTURE.index("## Glossary") :]
+    terms = re.findall(r"^\| (\w[\w ]*) \|", glossary, re.M)
+    assert terms[0] == "term"
+    assert len(terms) - 1 <= 25
+
+
+def write_and_read(folder: Path, results: Any) -> None:
+    """Put the modules that run while frames are written and while batches are read, by phase."""
+    ran: dict[str, set[str]] = {"write": set(), "read": set()}
+    phase = "write"
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and frame.f_code.co_name != "<module>" and path.is_relative_to(PACKAGE):
+            ran[phase].add(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
+
+    threading.setprofile(watch)
+    sys.setprofile(watch)
+    rng = np.random.default_rng(0)
+    with seqrecord.SeqRecordWriter(folder) as writer:
+        for number in range(3):
+            with writer.episode(f"a/{number}") as episode:
+                for _ in range(150):
+                    image = rng.integers(0, 255, (48, 64, 3), np.uint8)
+                    episode.append({"image": image, "depth": rng.random((48, 64), np.float32)})
+    phase = "read"
+    list(seqrecord.SeqRecordPipe(folder, clip_len=8, batch_size=4, memory_limit="8MiB"))
+    sys.setprofile(None)
+    results.put(ran)
+
+
+@pytest.mark.slow
+def test_modules_of_the_write_and_read_paths_run(tmp_path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    results: Any = fork.Queue()
+    process = fork.Process(target=write_and_read, args=(tmp_path / "records", results))
+    process.start()
+    ran = results.get(timeout=300)
+    process.join()
+    for heading, phase in WAYS.items():
+        elsewhere = {
+            "engine.device",
+            "reading.frame_cache",
+        }  # not run by default, as the list states
+        assert set(named_modules(heading)) - elsewhere <= ran[phase]
+
+
+def test_figures_equal_measured_results() -> None:
+    """Figures of loaders and trainings in docs/performance.md, and the first ones of README.md."""
+    benchmarks, table = ROOT / "benchmarks", (ROOT / "docs" / "performance.md").read_text()
+    measured = (benchmarks / "tartanair" / "RESULTS.md").read_text()
+    figure = r"([\d.]+)"
+    loaders = re.findall(
+        rf"^\| `([\w-]+)` \| (.*?) \| {figure} \| {figure} \| {figure} \|$", table, re.M
+    )
+    assert len(loaders) > 5
+    for loader, settings, clips, rate, share in loaders:
+        start = re.escape(f"| {loader} | {settings} | {clips} | {rate} |")
+        assert re.search(rf"^{start}.*\| copy \| {share} \|$", measured, re.M), loader
+
+    measured = (benchmarks / "training" / "RESULTS.md").read_text()
+    parts = {part.partition("\n")[0]: part for part in measured.split("\n## ")[1:]}
+    figures = r"([\d.]+ \| \d+ \| [\d.]+)"
+    rows = re.findall(rf"^\| (\w+) \| ([\w, ]+) \| {figures} \| {figures} \|$", table, re.M)
+    assert len(rows) > 5
+    for training, loader, *both in rows:
+        for step, figure in zip(("8 ms", "25 ms"), both, strict=True):
+            start = rf"\| {step} \| warm \| {loader} \| [\d.]+ \| {re.escape(figure)} \|"
+            assert re.search(rf"^{start}", parts[training], re.M), (training, loader, step)
+
+    document = json.loads((benchmarks / "training" / "decoded_once.json").read_text())
+    text = (ROOT / "README.md").read_text().partition("<!-- decoded once -->")[2]
+    lines = text.strip().partition("<!--")[0].splitlines()[2:]
+    runs = [runs[0] for name, runs in document["rows"].items() if name.startswith("480x640 at 224")]
+    assert sorted(re.findall(r"([\d.]+) \(([\d,]+)\)", line) for line in lines) == sorted(
+        [
+            (f"{run['epochs'][i]['cpu_seconds']:.2f}", f"{run['epochs'][i]['decoded']:,}")
+            for i in (0, 1, -1)
+        ]
+        for run in runs
+    )
+
+
+FIGURES_OF_SPEECH = (
+    *("mood", "by heart", "quiet run", "who is asking", "what holds it", "is of no use once"),
+    *("two halves", "memory that is reused", "of what the pages needed"),
+    *("goes on after", "its own affair", "conductor", "handover"),
+)
+
+
+def test_plain_words() -> None:
+    """In tracked text and code, except tests and their tools."""
+    listed = subprocess.check_output(["git", "ls-files", "*.md", "*.py"], cwd=ROOT, text=True)
+    for path in listed.splitlines():
+        if not path.startswith(("tests/", "development/")) and (ROOT / path).exists():
+            text = (ROOT / path).read_text().lower()
+            assert not [phrase for phrase in FIGURES_OF_SPEECH if phrase in text], path
+
+
+# The table of guarantees in docs/storage_details.md names existing tests
+
+
+def test_tests_named_in_the_table_exist() -> None:
+    text = (ROOT / "docs/storage_details.md").read_text("utf-8")
+    table, _, rest = text.partition("## Guarantees of each storage")[2].partition(
+        "The tests that show it:"
+    )
+    lines = re.findall(r"^(\d+)\. (.*)$", rest.partition("**How")[0], re.MULTILINE)
+    marks = {mark for group in re.findall(r"\((\d[\d, ]*)\)", table) for mark in group.split(", ")}
+    assert marks == {number for number, _ in lines}
+    for number, line in lines:
+        source, names = "", 0
+        for name in re.findall(r"`(\w+(?:\.py)?)`", line):
+            if name.endswith(".py"):
+                [file] = (ROOT / "tests").rglob(name)
+                source = file.read_text("utf-8")
+            else:
+                assert re.search(rf"(def|class) {name}\b", source), f"{number}: {name}"
+                names += 1
+        assert names, number
+
+
+# Public names: of the root and of its public modules, all described in docs/reference
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+USERS = [page for page in PAGES if page.name not in ("architecture.md", "format.md")]
+DESCRIBED = {
+    name
+    for page in PAGES
+    for name in re.findall(r"^::: (seqrecord[\w.]+)$", page.read_text(), re.MULTILINE)
+}
+DEEP = re.compile(r"\bseqrecord(?:\.[a-z_]\w*){2,}\.\w+|\bfrom seqrecord(?:\.\w+){2,} import")
+
+
+def public_object(path: str) -> Any:
+    """The object at `seqrecord.name` or `seqrecord.module.name`."""
+    value: Any = seqrecord
+    for name in path.split(".")[1:]:
+        value = getattr(value, name)
+    return value
+
+
+def test_messages_of_the_page_about_imperfect_datasets_exist() -> None:
+    texts = [
+        node.value
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    page = (ROOT / "docs/lerobot-imperfect.md").read_text()
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    messages = [text for row in rows for text in re.findall(r"`([^`]+)`", row[1])]
+    assert len(messages) > 8
+    for message in messages:
+        assert any(message in text for text in texts), message
+
+
+def test_public_names() -> None:
+    """Few, listed in `__all__` before first use, existing, and described."""
+    faces: list[Any] = [seqrecord, seqrecord.edit, seqrecord.export, seqrecord.sources]
+    for face in (*faces, seqrecord.samples, seqrecord.storage, seqrecord.types):
+        assert dir(face) == sorted(face.__all__)
+        assert all(getattr(face, name).__doc__ for name in face.__all__)
+    assert len(seqrecord.__all__) <= 62
+    assert seqrecord.__all__ == sorted(seqrecord.__all__)
+    for name in set(seqrecord.__all__) - {"__version__"}:
+        value = public_object(f"seqrecord.{name}")
+        if isinstance(value, type) and issubclass(value, seqrecord.SeqRecordError):
+            assert getattr(seqrecord.errors, name) is value
+        elif isinstance(value, ModuleType):
+            assert any(path.startswith(f"seqrecord.{name}") for path in DESCRIBED), name
+        else:
+            assert f"seqrecord.{name}" in DESCRIBED
+    assert {f"seqrecord.types.{name}" for name in seqrecord.types.__all__} <= DESCRIBED
+    for path in ("seqrecord.Reader", "seqrecord.types.storage"):
+        with pytest.raises(AttributeError, match=f"no attribute '{path.rpartition('.')[2]}'"):
+            public_object(path)
+
+
+def test_names_of_llms_txt_exist() -> None:
+    """Names of the package, arguments of loaders, commands, and pages."""
+    text = (ROOT / "llms.txt").read_text()
+    for path in re.findall(r"`(seqrecord\.\w+)", text):
+        public_object(path)
+    rows = re.findall(r"^\| (`\w+`.*?) \|", text, re.M)
+    arguments = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert arguments <= {item.name for item in fields(LoaderOptions)}
+    assert len(arguments) > 20
+    commands = set(re.findall(r"`seqrecord (\w+)", text))
+    assert commands <= {*main.list_commands(click.Context(main))}
+    assert all((ROOT / page).exists() for page in re.findall(r"\]\(([\w/.-]+)\)", text))
+
+
+def test_described_names() -> None:
+    """They exist, with at most one module between the package and a name."""
+    for page in USERS:
+        assert not DEEP.search(page.read_text()), page
+    for path in DESCRIBED:
+        module, _, name = path.rpartition(".")
+        assert path == "seqrecord.errors" or name in importlib.import_module(module).__all__
+        for text in docstrings(public_object(path)):
+            assert not DEEP.search(text), path
+
+
+def docstrings(value: Any) -> Iterator[str]:
+    """Docstrings of a class and its public methods, or of a function; a type has none."""
+    if isinstance(value, type):
+        for name, member in vars(value).items():
+            if not name.startswith("_"):
+                yield inspect.getdoc(member) or ""
+    if inspect.isroutine(value) or isinstance(value, (type, ModuleType)):
+        yield inspect.getdoc(value) or ""
+
+
+def test_values_in_comments_of_examples_are_values_of_the_api() -> None:
+    """`stopping_strategy=20,  # …; or "first_exhausted"`: the docstring or type has the value."""
+    package = "\n".join(path.read_text() for path in (ROOT / "seqrecord").rglob("*.py"))
+    unknown, found = [], 0
+    for page in PAGES:
+        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
+            for name, comment in re.findall(r"\b(\w+)=[^\n]*?  # ([^\n]*)", block):
+                for value in re.findall(r'(?<!\w)"(\w+)"(?!:)', comment):
+                    found += 1
+                    near = rf'\b{name}\b.{{0,800}}(?<!\w)"{value}"'
+                    if not re.search(near, package, re.S):
+                        unknown.append(f"{page.name}: {name}={value!r}")
+    assert found, "no value in a comment"
+    assert not unknown
+
+
+def test_the_help_of_a_dataset_has_public_members_only() -> None:
+    public = {name for name in vars(seqrecord.Dataset) if not name.startswith("_")}
+    assert public == {
+        *(
+            "bad_episodes",
+            "close",
+            "episodes",
+            "features",
+            "find_episodes",
+            "fingerprint",
+            "num_frames",
+            "schema",
+        ),
+        *("compute_statistics", "inventories", "renamed", "resized", "select", "splits"),
+        *("statistics", "url", "version"),
+    }
+    text = pydoc.plain(pydoc.render_doc(seqrecord.Dataset))
+    for name in public:
+        assert re.search(rf"^ \|  {name}\b", text, re.MULTILINE), name
+        assert vars(seqrecord.Dataset)[name].__doc__
+    assert "contents" not in text

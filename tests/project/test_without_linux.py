@@ -1,0 +1,110 @@
+"""The package without system calls that only Linux has, and without /proc, as on macOS."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from seqrecord.processes.system import reserve, sync
+from tests.kit.torch_process import run_code
+
+ROOT = Path(__file__).parents[2]
+WITHOUT = Path(__file__).parent / "without_linux"
+
+
+def test_reserved_space_is_zeros_after_the_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = (2 << 20) + 3
+    monkeypatch.delattr(os, "posix_fallocate")
+    with (tmp_path / "file").open("w+b") as file:
+        file.write(b"header")
+        file.flush()
+        reserve(file.fileno(), size)
+        assert os.fstat(file.fileno()).st_blocks * 512 >= size
+    assert (tmp_path / "file").read_bytes() == b"header".ljust(size, b"\0")
+
+
+@pytest.mark.parametrize("is_supported", [True, False])
+def test_sync_empties_the_cache_of_the_drive(
+    is_supported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By F_FULLFSYNC of macOS; by `fsync` on file systems without it."""
+    calls: list[str] = []
+
+    def control(fd: int, command: int) -> None:
+        assert (fd, command) == (file.fileno(), 51)
+        calls.append("full")
+        if not is_supported:
+            raise OSError(45, "not supported")
+
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", control)
+    monkeypatch.setattr(os, "fsync", lambda _: calls.append("fsync"))
+    with (tmp_path / "file").open("wb") as file:
+        sync(file.fileno())
+    assert calls == ["full"] if is_supported else ["full", "fsync"]
+
+
+MAIN_PATH = """
+import runpy, sys
+folder, without = sys.argv[1:]
+runpy.run_path(without)
+import os
+assert not hasattr(os, "sched_getaffinity")
+import numpy as np, seqrecord
+from seqrecord import export
+from seqrecord.processes.machine import peak_memory, process_memory, usable_cores, usable_memory
+from tests.kit.command_line import run
+
+with seqrecord.SeqRecordWriter(folder + "/a", codecs={"image": "fast", "video": "av1"}) as writer:
+    for key in ("one", "two"):
+        with writer.episode(key) as episode:
+            for i in range(8):
+                image = np.full((64, 64, 3), i, np.uint8)
+                episode.append({"image": image, "video": image, "x": np.array([i], np.float32)})
+export.to_files(folder + "/a", None, folder + "/files")
+run("write", "--src", folder + "/files", "--dst", folder + "/b", "--workers", 1)
+run("verify", folder + "/b", "--deep")
+for name in "ab":
+    pipe = seqrecord.SeqRecordPipe(folder + "/" + name, clip_len=4, batch_size=2)
+    starts = [start for batch in pipe for start in batch["start"].tolist()]
+    assert sorted(starts) == sorted([*range(5)] * 2), starts
+report = seqrecord.bench(folder + "/a", clip_len=4, batch_size=2)
+assert report.peak_memory > 0
+assert usable_cores() >= 1 and usable_memory() > 0 and process_memory() == 0
+"""
+
+
+def test_main_path(tmp_path: Path) -> None:
+    """Write, export, convert, verify, load and bench, in one process."""
+    done = run_code(MAIN_PATH, tmp_path, WITHOUT / "sitecustomize.py")
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+FILES = (
+    *("test_writer.py", "test_storage.py", "test_pipes.py", "test_index.py", "test_put.py"),
+    *("test_convert.py", "test_two_writers.py", "test_engine.py"),
+)
+USE_LINUX = "worker"  # forked with objects that cannot be pickled
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_demo_and_tests_of_the_core(tmp_path: Path) -> None:
+    """All processes are spawned, without these names."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(WITHOUT), str(ROOT)])}
+    demo = ["-m", "benchmarks.tartanair.demo", str(tmp_path / "demo"), "--frames", "20"]
+    files = [str(file) for name in FILES for file in (ROOT / "tests" / "core").rglob(name)]
+    tests = ["-m", "pytest", "-q", "--one-case", "--hypothesis-profile=least", *files]
+    tests += ["-k", f"not ({USE_LINUX})"]
+    for command in (demo, [*tests, "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "t")]):
+        done = subprocess.run(
+            [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
