@@ -1,4 +1,4 @@
-"""The schemes of docs/sampling.md, each against brute force on the stored frames."""
+"""Examples of docs/sampling.md, and its schemes against brute force on the stored frames."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ import seqrecord
 from seqrecord.samples import SampleRandom
 
 PAGE = (Path(__file__).parents[3] / "docs/sampling.md").read_text()
-PRELUDE, *BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+EXAMPLES, (PRELUDE, *BLOCKS) = (
+    re.findall(r"^```python\n(.*?)^```", part, re.M | re.S)
+    for part in PAGE.split("\n## Schemes\n")
+)
 SCHEMES = {source.partition("\n")[0].removeprefix("# "): source for source in BLOCKS}
 
 LENGTHS = (12, 20, 9, 16, 14, 11)
@@ -247,6 +250,19 @@ CHECKS: dict[str, Callable[[Epochs], None]] = {
     "budget": budget,
     "video at a rate": video,
 }
+
+
+def test_examples_before_the_schemes_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    names: dict[str, Any] = {}
+    for source in EXAMPLES:
+        exec(source, names)
+        found = re.findall(r'^(batch\["\w+"\])  # (\w+) \[([\d, ]+)\]', source, re.M)
+        for value, dtype, shape in found:
+            tensor = eval(value, names)
+            assert [*tensor.shape] == [int(size) for size in shape.split(", ")], value
+            assert str(tensor.dtype) == f"torch.{dtype}", value
+    assert len(EXAMPLES) >= 5
 
 
 def test_the_page_has_the_schemes() -> None:
