@@ -17,8 +17,7 @@ from seqrecord.samples import SampleRandom
 
 PAGE = (Path(__file__).parents[3] / "docs/sampling.md").read_text()
 EXAMPLES, (PRELUDE, *BLOCKS) = (
-    re.findall(r"^```python\n(.*?)^```", part, re.M | re.S)
-    for part in PAGE.split("\n## Schemes\n")
+    re.findall(r"^```python\n(.*?)^```", part, re.M | re.S) for part in PAGE.split("\n## Schemes\n")
 )
 SCHEMES = {source.partition("\n")[0].removeprefix("# "): source for source in BLOCKS}
 
