@@ -10,7 +10,7 @@ from seqrecord.storage import Storage, StorageLike, open_storage
 from tests.kit.own_threads import own_threads
 from tests.kit.services.process import wait_for
 
-__all__ = ["abandon", "abandonable"]
+__all__ = ["abandon", "abandonable", "small_writer"]
 
 _STORAGES: WeakKeyDictionary[SeqRecordWriter, Storage] = WeakKeyDictionary()
 
@@ -21,6 +21,12 @@ def abandonable(destination: StorageLike, **options: Any) -> SeqRecordWriter:
     writer = SeqRecordWriter(storage, **options)
     _STORAGES[writer] = storage
     return writer
+
+
+def small_writer(where: Any, mode: Any = "create", **options: Any) -> SeqRecordWriter:
+    """A writer with short chunks and files, for `abandon`."""
+    defaults = {"codecs": "raw", "chunk_frames": 2, "max_file_size": 700}
+    return abandonable(where, mode=mode, **(defaults | options))
 
 
 def abandon(writer: SeqRecordWriter) -> None:

@@ -26,11 +26,10 @@ from seqrecord import (
     EngineOptions,
     SeqRecordIterableDataset,
     SeqRecordPipe,
-    SeqRecordWriter,
     Vector,
 )
 from seqrecord.errors import MemoryLimitError
-from seqrecord.writing.stored_schema import Codecs
+from tests.kit.datasets import write_dataset
 
 __all__ = [
     "LARGE",
@@ -132,7 +131,7 @@ ONE_GROUP = {"image": 0}  # the other features join the same group
 def write_numbered(
     path: Path,
     *,
-    codecs: Codecs | None = None,
+    codecs: Any = None,
     chunk_frames: int | None = 4,
     shape: tuple[int, ...] = SMALL,
     groups: Mapping[str, int] | None = ONE_GROUP,
@@ -147,19 +146,19 @@ def write_numbered(
     features: dict[str, dict[str, Any]] = {"note": {"shape": (None,)}}
     for name, number in (groups or {}).items():
         features.setdefault(name, {})["group"] = number
-    with SeqRecordWriter(
+    write_dataset(
         path,
+        {
+            f"set/{number}": (expected_frame(number, frame, shape) for frame in range(length))
+            for number, length in enumerate(LENGTHS)
+        },
+        metadata={f"set/{number}": {"number": number} for number in range(len(LENGTHS))},
+        flush_at=flush_at,
         codecs=codecs,
         chunk_frames=chunk_frames,
         max_file_size=60 * math.prod(shape),
         features=features,
-    ) as writer:
-        for number, length in enumerate(LENGTHS):
-            with writer.episode(f"set/{number}", metadata={"number": number}) as episode:
-                for frame in range(length):
-                    episode.append(expected_frame(number, frame, shape))
-                    if frame in flush_at:
-                        episode.flush()
+    )
     return path
 
 

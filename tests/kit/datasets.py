@@ -1,9 +1,16 @@
-"""A tiny dataset with missing frames, variable shapes, many codecs and several files."""
+"""Datasets of tests: a builder, numbered frames, and a small dataset with many features.
+
+>>> written = write_dataset(tmp_path, {"a": 12, "b": 3}, chunk_frames=4)
+>>> lengths_of(tmp_path)
+{'a': 12, 'b': 3}
+>>> write_dataset(path, {"a": frames(x=range(9), image=noise(9, 4, 5, 3))}, codecs="raw")
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+import zlib
+from collections.abc import Collection, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,21 +20,179 @@ import numpy.typing as npt
 from PIL import Image
 
 import seqrecord
-from seqrecord import Dataset, EncodedImage, FeatureSpec, Schema, SeqRecordWriter
+from seqrecord import Dataset, EncodedImage, FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter
+from seqrecord.errors import NotFoundError
+from seqrecord.format.manifest import read_manifest
+from seqrecord.storage import LocalStorage, StorageLike
 
 __all__ = [
     "EPISODES",
     "HEIGHT",
+    "LENGTHS",
     "WIDTH",
+    "Frame",
     "SmallFrame",
+    "contents",
     "damage",
     "flip",
+    "frame",
+    "frames",
+    "keys_of",
+    "lengths_of",
+    "noise",
     "nth_chunk",
     "nth_page",
+    "record_files",
     "small_frames",
     "small_schema",
+    "texts",
+    "write_dataset",
+    "write_episodes",
     "write_small",
 ]
+
+Frame = dict[str, Any]
+"""Values by feature."""
+
+
+# The builder
+
+
+def write_dataset(
+    path: StorageLike,
+    episodes: Mapping[str, int | Iterable[Frame] | Mapping[str, Any]],
+    *,
+    metadata: Mapping[str, Mapping[str, Any]] | None = None,
+    rates: Mapping[str, float | None] | None = None,
+    flush_at: Collection[int] = (),
+    **options: Any,
+) -> dict[str, list[Frame]]:
+    """Write and commit a dataset; return its frames by episode.
+
+    Args:
+        path: local path, URL or storage.
+        episodes: by key the frames, or how many numbered ones (see `frame`), or GOPs by feature.
+        metadata: metadata by key; other episodes have none.
+        rates: frames per second by key; other episodes have `fps` of the options.
+        flush_at: numbers of frames of each episode that are followed by a flush.
+        options: of `SeqRecordWriter`.
+    """
+    with SeqRecordWriter(path, **options) as writer:
+        return write_episodes(writer, episodes, metadata=metadata, rates=rates, flush_at=flush_at)
+
+
+def write_episodes(
+    writer: SeqRecordWriter | SeqRecordRecorder,
+    episodes: Iterable[str] | Mapping[str, int | Iterable[Frame] | Mapping[str, Any]],
+    *,
+    metadata: Mapping[str, Mapping[str, Any]] | None = None,
+    rates: Mapping[str, float | None] | None = None,
+    flush_at: Collection[int] = (),
+) -> dict[str, list[Frame]]:
+    """Write episodes to an open writer; arguments are those of `write_dataset`.
+
+    Keys alone stand for episodes with the lengths in `LENGTHS`.
+    """
+    if not isinstance(episodes, Mapping):
+        episodes = {key: LENGTHS[key] for key in episodes}
+    written: dict[str, list[Frame]] = {}
+    for key, content in episodes.items():
+        fps = (rates or {}).get(key)
+        written[key] = []
+        episode: Any = writer.episode(key, metadata=(metadata or {}).get(key), fps=fps)
+        with episode:
+            if isinstance(content, Mapping):
+                for feature, gops in content.items():
+                    episode.append_video(feature, gops)
+                continue
+            if isinstance(content, int):
+                content = (frame(key, number) for number in range(content))
+            for number, one in enumerate(content):
+                episode.append(one)
+                written[key].append(one)
+                if number in flush_at:
+                    episode.flush()
+    return written
+
+
+def frames(**columns: Iterable[Any]) -> list[Frame]:
+    """Frames of columns of equal length; `None` in a column is a missing value.
+
+    `frames(x=range(3), note=["a", None, "b"])` are three frames, the second without a `note`.
+    """
+    rows = zip(*columns.values(), strict=True)
+    return [
+        {name: value for name, value in zip(columns, row, strict=True) if value is not None}
+        for row in rows
+    ]
+
+
+def noise(*shape: int, dtype: npt.DTypeLike = np.uint8, seed: int = 0) -> npt.NDArray[Any]:
+    """Random values: integers from the whole range of the dtype, or normally distributed floats.
+
+    The first number of `shape` is the number of frames: `noise(9, 4, 5, 3)` are nine RGB images.
+    """
+    rng, kind = np.random.default_rng(seed), np.dtype(dtype)
+    if kind.kind in "iu":
+        info = np.iinfo(kind)
+        return rng.integers(info.min, info.max, shape, kind, endpoint=True)
+    return rng.normal(size=shape).astype(kind)
+
+
+def texts(count: int) -> list[str]:
+    """Different texts of different lengths; the first is empty, others are not ASCII."""
+    return ["Zürich → "[: number % 10] + str(number or "") for number in range(count)]
+
+
+# Numbered frames
+
+
+LENGTHS: Mapping[str, int] = {key: 1 + number % 7 for number, key in enumerate("abcdefghijkl")}
+"""Number of numbered frames by episode, for tests that write episodes at several places."""
+
+
+def frame(key: str, number: int) -> Frame:
+    """Frame `number` of an episode of numbered frames: 50 equal bytes, `x`."""
+    return {"x": np.full(50, (zlib.crc32(key.encode()) + number) % 256, np.uint8)}
+
+
+def lengths_of(where: Any) -> dict[str, int]:
+    """Number of frames by episode, in order; asserts all values of numbered frames.
+
+    Empty without a dataset.
+    """
+    try:
+        dataset = seqrecord.open(where)
+    except NotFoundError:
+        return {}
+    with dataset:
+        for key, episode in dataset.episodes.items():
+            want = [frame(key, number)["x"] for number in range(len(episode))]
+            np.testing.assert_array_equal(episode[:]["x"], want)
+        return {key: len(episode) for key, episode in dataset.episodes.items()}
+
+
+def keys_of(folder: Path, *, verify: bool = True) -> str:
+    """Keys of `LENGTHS` in order; asserts all values and, with `verify`, a sound dataset."""
+    found = lengths_of(folder)
+    assert found == {key: LENGTHS[key] for key in found}
+    assert not (found and verify) or seqrecord.verify(folder).problems == ()
+    return "".join(found)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Contents of all files below a folder."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def record_files(folder: Path) -> list[Path]:
+    """Record files in the manifest."""
+    return [folder / file.path for file in read_manifest(LocalStorage(folder)).record_files]
+
+
+# A small dataset with missing frames, variable shapes, many codecs and several files
+
 
 HEIGHT, WIDTH = 32, 40
 
@@ -101,22 +266,27 @@ def write_small(
     Three episodes of 11, 5 and 1 frames in chunks of 4, in several record files; the first
     episode spans more than one.
     """
-    written = {}
-    with SeqRecordWriter(
+    written = {
+        key: small_frames(number, num_frames, missing=missing)
+        for number, (key, num_frames) in enumerate(episodes.items())
+    }
+    write_dataset(
         path,
+        {
+            key: [{**frame, "photo": _png(frame["photo"])} for frame in each]
+            for key, each in written.items()
+        },
+        metadata={
+            key: {"difficulty": key.split("/")[1], "number": number, "place": "Ürümqi"}
+            for number, key in enumerate(episodes)
+        },
         schema=small_schema() if mode == "create" else None,
         features={"step": {"group": 0}},  # the other features join the same group
         codecs=codecs,
         chunk_frames=chunk_frames,
         max_file_size=max_file_size,
         mode=mode,
-    ) as writer:
-        for number, (key, num_frames) in enumerate(episodes.items()):
-            written[key] = small_frames(number, num_frames, missing=missing)
-            metadata = {"difficulty": key.split("/")[1], "number": number, "place": "Ürümqi"}
-            with writer.episode(key, metadata=metadata) as episode:
-                for frame in written[key]:
-                    episode.append({**frame, "photo": _png(frame["photo"])})
+    )
     return written
 
 

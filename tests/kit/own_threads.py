@@ -13,7 +13,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 
-__all__ = ["busy_threads", "forget_threads", "is_own", "own_threads", "succeeds_in_fork"]
+__all__ = [
+    "busy_threads",
+    "forget_threads",
+    "is_own",
+    "join_commits",
+    "own_threads",
+    "succeeds_in_fork",
+]
 
 _earlier: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
@@ -27,6 +34,12 @@ def own_threads(*names: str) -> list[threading.Thread]:
     """This test's threads with a name that begins with any of `names`."""
     found = (each for each in threading.enumerate() if each not in _earlier)
     return [each for each in found if each.name.startswith(names)]
+
+
+def join_commits() -> None:
+    """Wait until no record file is being committed."""
+    for thread in own_threads("seqrecord-commit"):
+        thread.join()
 
 
 def is_own(_record: logging.LogRecord) -> bool:

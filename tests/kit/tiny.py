@@ -17,13 +17,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import seqrecord
-from seqrecord import FeatureSpec, Schema, SeqRecordWriter
+from seqrecord import FeatureSpec, Schema
 from seqrecord.checksum import crc32c
 from seqrecord.format.footer import TAIL_BYTES, Footer, parse_footer, parse_tail
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.pages import slice_table
 from seqrecord.format.rows import GAP_ROW, chunk_row
+from tests.kit.datasets import write_dataset
 
 __all__ = [
     "KEY",
@@ -72,19 +73,16 @@ def tiny_frames() -> list[dict[str, npt.NDArray[Any]]]:
 def write_tiny(root: Path, *, max_file_size: int = 1 << 20) -> Path:
     """Write the dataset: one episode in chunks of two frames. A small limit gives a file each."""
     codecs = {name: list(spec.codec) for name, spec in TINY.items()}
-    with (
-        SeqRecordWriter(
-            root,
-            schema=TINY,
-            features={"raw": {"group": 0}},  # the other feature joins the same group
-            codecs=codecs,
-            chunk_frames=2,
-            max_file_size=max_file_size,
-        ) as writer,
-        writer.episode(KEY, metadata={"place": "Zürich"}) as episode,
-    ):
-        for frame in tiny_frames():
-            episode.append(frame)
+    write_dataset(
+        root,
+        {KEY: tiny_frames()},
+        metadata={KEY: {"place": "Zürich"}},
+        schema=TINY,
+        features={"raw": {"group": 0}},  # the other feature joins the same group
+        codecs=codecs,
+        chunk_frames=2,
+        max_file_size=max_file_size,
+    )
     return root
 
 

@@ -1,7 +1,8 @@
 """Syntax trees of source files, for rules about code: imports, closures, lines of code.
 
-`python -m tests.project.source_code` prints the lines of code of each room, and the modules and
-lines that `SeqRecordWriter` and `SeqRecordPipe` import, without and with the imports of calls.
+`python -m tests.project.source_code` prints the lines of code of each room, the modules and
+lines that `SeqRecordWriter` and `SeqRecordPipe` import, without and with the imports of calls, and
+the lines of code of tests inside and outside of test functions.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-__all__ = ["Module", "closure", "module_name", "parse"]
+__all__ = ["Module", "TestLines", "closure", "module_name", "parse"]
 
 PACKAGE = Path(__file__).parents[2] / "seqrecord"
+TESTS = Path(__file__).parents[1]
 WRITER_AND_LOADER = "seqrecord.writing.writer", "seqrecord.pipes.loaders"
 
 
@@ -56,7 +59,7 @@ class Module:
         )
 
 
-def statements(tree: ast.AST) -> Iterator[ast.AST]:
+def statements(tree: ast.AST) -> Iterator[Any]:
     """Yield statements, and the parts of statements that contain others."""
     for field in ("body", "orelse", "handlers", "finalbody", "cases"):
         for node in getattr(tree, field, ()):
@@ -70,17 +73,72 @@ def lines_of_code(text: str, tree: ast.Module) -> int:
     The only rule by which lines of code are counted. Such strings are docstrings, of modules,
     classes and functions as of constants.
     """
+    return len(code_line_numbers(text, tree))
+
+
+def code_line_numbers(text: str, tree: ast.Module) -> set[int]:
+    """Numbers of the lines that `lines_of_code` counts."""
     documentation = {
         number
         for node in statements(tree)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if isinstance(node.value.value, str)
-        for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        for number in line_numbers(node)
     }
-    return sum(
-        bool(line.strip()) and not line.lstrip().startswith("#") and number not in documentation
+    return {
+        number
         for number, line in enumerate(text.splitlines(), 1)
-    )
+        if line.strip() and not line.lstrip().startswith("#") and number not in documentation
+    }
+
+
+def line_numbers(node: Any) -> range:
+    """Lines of a statement with its decorators."""
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    first = min(part.lineno for part in (node, *decorators))
+    return range(first, (node.end_lineno or node.lineno) + 1)
+
+
+@dataclass(frozen=True)
+class TestLines:
+    """Lines of code of a file of tests.
+
+    `inside`: in test functions and their decorators. `helpers`: in other functions and classes;
+    `lines - inside` also counts imports and constants.
+    """
+
+    __test__ = False  # not a test class
+
+    lines: int
+    inside: int
+    helpers: int
+
+    @classmethod
+    def of(cls, path: Path, tree: ast.Module) -> TestLines:
+        """Count them in a file and its syntax tree."""
+        code = code_line_numbers(path.read_text(), tree)
+        inside: set[int] = set()
+        helpers: set[int] = set()
+        waiting: list[ast.stmt] = [*tree.body]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
+                waiting += node.body
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                found = inside if node.name.startswith("test") else helpers
+                found.update(line_numbers(node))
+        return cls(len(code), len(code & inside), len(code & helpers))
+
+
+def areas_of_tests() -> dict[str, dict[Path, TestLines]]:
+    """Files and their lines by folder of `tests`, for example `kit` and `core/data`."""
+    found: dict[str, dict[Path, TestLines]] = {}
+    for path in sorted(TESTS.rglob("*.py")):
+        parts = path.relative_to(TESTS).parts
+        area = "/".join(parts[: 2 if parts[0] == "core" else 1])
+        if not area.endswith(".py"):
+            found.setdefault(area, {})[path] = TestLines.of(path, parse(path))
+    return found
 
 
 def imported_names(tree: ast.Module, *, in_functions: bool) -> set[str]:
@@ -146,6 +204,14 @@ def _main() -> None:
         found = closure(WRITER_AND_LOADER, modules, in_functions=in_functions)
         lines, calls = sum(modules[name].lines for name in found), " and calls" * in_functions
         sys.stdout.write(f"writer and loader import{calls}: {lines:,} in {len(found)} modules\n")
+    sys.stdout.write("tests             inside outside of test functions\n")
+    all_inside = all_outside = 0
+    for area, files in areas_of_tests().items():
+        inside = sum(one.inside for one in files.values())
+        outside = sum(one.lines for one in files.values()) - inside
+        sys.stdout.write(f"{area:16} {inside:7,} {outside:7,}\n")
+        all_inside, all_outside = all_inside + inside, all_outside + outside
+    sys.stdout.write(f"{'all tests':16} {all_inside:7,} {all_outside:7,}\n")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from seqrecord.edit import (
 from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError
 from seqrecord.storage import LocalStorage
 from tests.kit.command_line import run
-from tests.kit.numbered import contents
+from tests.kit.datasets import contents
 from tests.kit.storage_doubles import FailAt, FaultyStorage
 from tests.kit.tiny import change_manifest
 

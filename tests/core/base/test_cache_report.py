@@ -27,8 +27,7 @@ from tests.core.base.test_cache import CALLS, Cached, entries
 from tests.core.data.killed_at import signal_at
 from tests.kit.clip_data import digests
 from tests.kit.command_line import run
-from tests.kit.datasets import write_small
-from tests.kit.numbered import contents
+from tests.kit.datasets import contents, write_small
 from tests.kit.places import CLOUDS, Place
 from tests.kit.services import Moto
 from tests.kit.storage_doubles import CountingStorage

@@ -21,8 +21,8 @@ from seqrecord.errors import ConflictError, DestinationError, FrameError, Storag
 from seqrecord.format.text import MAX_METADATA_LENGTH, mark_truncated, unmark_truncated
 from seqrecord.storage import LocalStorage, Upload
 from tests.kit.abandoned import abandon, abandonable
-from tests.kit.datasets import flip
-from tests.kit.numbered import join_commits, record_files
+from tests.kit.datasets import flip, record_files
+from tests.kit.own_threads import join_commits
 from tests.kit.storage_doubles import FailAt, FaultyStorage
 from tests.kit.tiny import footers_of
 

@@ -15,8 +15,8 @@ import pytest
 from seqrecord.edit import clean
 from tests.core.data.power_loss import Call, Choice, Disk, Record, State, write_state
 from tests.kit.abandoned import abandon
-from tests.kit.numbered import frame, keys_of, write_episodes
-from tests.kit.numbered import small_writer as writer
+from tests.kit.abandoned import small_writer as writer
+from tests.kit.datasets import frame, keys_of, write_episodes
 
 PATH = "new/set"
 

@@ -26,8 +26,14 @@ from seqrecord.errors import (
     StorageError,
 )
 from seqrecord.storage import LocalStorage, Storage, open_storage
-from tests.kit.datasets import EPISODES, small_schema, write_small
-from tests.kit.numbered import frame, lengths_of, write_episodes
+from tests.kit.datasets import (
+    EPISODES,
+    frame,
+    lengths_of,
+    small_schema,
+    write_episodes,
+    write_small,
+)
 from tests.kit.own_threads import own_threads
 from tests.kit.services.process import wait_for
 from tests.kit.storage_doubles import CreateGate, Failure, FaultyStorage, Operation

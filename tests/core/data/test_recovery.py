@@ -21,7 +21,7 @@ from seqrecord.storage.ranges import ByteRange
 from tests.core.base.storage_contract import DATA, PATH
 from tests.kit.abandoned import abandon, abandonable
 from tests.kit.command_line import main
-from tests.kit.numbered import contents
+from tests.kit.datasets import contents
 from tests.kit.tiny import TINY, read_all, same_frames, tiny_frames
 
 SETTINGS: dict[str, Any] = {

@@ -22,8 +22,8 @@ from seqrecord.errors import ConflictError, DestinationError, NotFoundError, Sto
 from seqrecord.format.manifest import MANIFEST, Manifest, read_manifest
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from tests.kit.abandoned import abandon
-from tests.kit.numbered import contents, frame, keys_of, write_episodes
-from tests.kit.numbered import small_writer as writer
+from tests.kit.abandoned import small_writer as writer
+from tests.kit.datasets import contents, frame, keys_of, write_episodes
 from tests.kit.storage_doubles import ActsBeforeCall, CountingStorage
 from tests.kit.tiny import footers_of
 

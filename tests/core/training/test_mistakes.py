@@ -31,8 +31,7 @@ from seqrecord.errors import (
     StorageError,
 )
 from tests.kit.command_line import fail, run
-from tests.kit.datasets import write_small
-from tests.kit.numbered import lengths_of, write_episodes
+from tests.kit.datasets import lengths_of, write_episodes, write_small
 
 
 def written(folder: Path, *frames: dict[str, Any], **options: Any) -> Path:
@@ -234,7 +233,7 @@ import json, subprocess, sys
 from functools import partial
 from pathlib import Path
 import seqrecord
-from tests.kit.numbered import lengths_of, write_episodes
+from tests.kit.datasets import lengths_of, write_episodes
 
 folder = Path(sys.argv[1])
 

@@ -1,0 +1,108 @@
+"""Test files contain cases and expectations; helpers of several files are in `tests/kit`."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from tests.project.source_code import (
+    PACKAGE,
+    TESTS,
+    TestLines,
+    areas_of_tests,
+    imported_names,
+    parse,
+)
+
+MANY_HELPERS = {
+    "core/base/test_open_files.py",
+    "core/base/test_spooled.py",
+    "core/data/test_background_commit.py",
+    "core/data/test_clusters.py",
+    "core/data/test_convert.py",
+    "core/data/test_format.py",
+    "core/data/test_frame_queue.py",
+    "core/data/test_frame_values.py",
+    "core/data/test_given_up.py",
+    "core/data/test_golden.py",
+    "core/data/test_paths_and_readers.py",
+    "core/data/test_power_loss.py",
+    "core/data/test_simulation.py",
+    "core/data/test_video_mixed.py",
+    "core/data/test_video_pages.py",
+    "core/training/test_combinations.py",
+    "core/training/test_crops.py",
+    "core/training/test_device.py",
+    "core/training/test_frame_intrinsics.py",
+    "core/training/test_hostile_states.py",
+    "core/training/test_many_episodes.py",
+    "core/training/test_plan_groups.py",
+    "core/training/test_sampling_page.py",
+    "core/training/test_subclasses.py",
+    "lerobot/test_contract.py",
+    "lerobot/test_mix.py",
+    "project/test_doc_examples.py",
+    "project/test_layers.py",
+    "project/test_private_names.py",
+    "project/test_size_of_tests.py",
+    "sources/test_hdf5.py",
+    "sources/test_image_files.py",
+    "sources/test_orientation.py",
+    "sources/test_own_source.py",
+    "sources/test_source_contract.py",
+    "tools/test_rename.py",
+    "tools/test_rerun.py",
+    "tools/test_trim.py",
+}
+"""Files with more helpers than a quarter of their lines. Remove a file once it has fewer."""
+
+OPEN_ROOMS = {"format", "storage", "codecs", "sampling"}
+"""Rooms whose modules tests import: their contracts are documented, and tested one by one."""
+
+
+@cache
+def files() -> dict[Path, TestLines]:
+    """Lines of all test files, by path relative to `tests`."""
+    return {
+        path.relative_to(TESTS): lines
+        for area in areas_of_tests().values()
+        for path, lines in area.items()
+    }
+
+
+def is_test(path: Path) -> bool:
+    return path.name.startswith("test_")
+
+
+def test_kit_is_small() -> None:
+    assert sum(lines.lines for path, lines in files().items() if path.parts[0] == "kit") <= 4_200
+
+
+def test_few_lines_are_outside_of_test_functions() -> None:
+    """The goal is 27,000."""
+    assert sum(one.lines - one.inside for one in files().values()) <= 27_700
+
+
+def test_helpers_are_a_quarter_of_a_file_at_most() -> None:
+    found = {
+        str(path) for path, one in files().items() if is_test(path) and 4 * one.helpers > one.lines
+    }
+    assert found - MANY_HELPERS == set()
+
+
+def inner_modules(path: Path) -> set[str]:
+    """Modules of rooms that a test imports, without faces of rooms, and without `OPEN_ROOMS`."""
+    found = set()
+    for name in imported_names(parse(path), in_functions=True):
+        parts = name.split(".")
+        if parts[0] == "seqrecord" and len(parts) > 2 and parts[1] not in OPEN_ROOMS:
+            module = PACKAGE.joinpath(*parts[1:])
+            if module.is_dir() or module.with_suffix(".py").is_file():
+                found.add(name)
+    return found
+
+
+def test_few_files_import_inner_modules() -> None:
+    """The goal is 40."""
+    found = {path for path in files() if is_test(path) and inner_modules(TESTS / path)}
+    assert len(found) <= 46, sorted(map(str, found))
