@@ -241,7 +241,7 @@ def iphone_depth(found: Truth, frame: float) -> Array:
 
 
 def pack_depth(frames: Sequence[Array], form: str) -> bytes:
-    """Frames as depth.bin of ScanNet++: LZ4 or DEFLATE of each, or one stream."""
+    """Frames as depth.bin of ScanNet++: LZ4 or DEFLATE of each, or one stream, which is refused."""
     if form == "lz4":
         blobs = [numcodecs.LZ4().encode(np.ascontiguousarray(frame))[4:] for frame in frames]
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -86,26 +85,23 @@ def values(source: Source, feature: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("format_", "ending"), [("PNG", "png"), ("JPEG", "jpg"), ("WEBP", "webp"), ("TIFF", "tif")]
 )
-def test_images_without_aligned_data_are_rotated_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, format_: str, ending: str, thorough: bool
+def test_images_are_rotated_by_an_option(
+    tmp_path: Path, format_: str, ending: str, thorough: bool
 ) -> None:
-    """With depth images it is an error. Pillow rotates a TIFF while loading it."""
+    """Without it, it is an error. Pillow rotates a TIFF while loading it."""
     options: dict[str, Any] = {"lossless": True} if format_ == "WEBP" else {}
     for orientation in range(1, 9) if thorough or format_ == "PNG" else (1, 3, 6):
         data = encoded(orientation, format_, **options)
         root = write_folder(tmp_path / f"{orientation}", [data] * COUNT, ending)
-        caplog.clear()
-        np.testing.assert_array_equal(values(open_source(root), "rgb"), [shown(data)] * COUNT)
-        messages = [r.getMessage() for r in caplog.records if "EXIF" in r.getMessage()]
-        assert len(messages) == (orientation != 1)
-        assert all("exif=ignore" in text and str(root / "run" / "rgb") in text for text in messages)
+        turned = values(open_source(root, exif="apply"), "rgb")
+        np.testing.assert_array_equal(turned, [shown(data)] * COUNT)
         pixels = stored(data) if format_ == "JPEG" else STORED
         ignored = values(open_source(root, exif="ignore"), "rgb")
         np.testing.assert_array_equal(ignored, [pixels] * COUNT)
-        beside_depth(root / "run")
         if orientation != 1:
-            with pytest.raises(SourceError, match=r"exif=apply.*exif=ignore"):
+            with pytest.raises(SourceError, match=r"exif=apply.*exif=ignore") as caught:
                 values(open_source(root), "rgb")
+            assert (caught.value.feature, caught.value.episode) == ("rgb", "run")
 
 
 def test_orientations_in_other_places(tmp_path: Path) -> None:
@@ -113,21 +109,23 @@ def test_orientations_in_other_places(tmp_path: Path) -> None:
     for name, change in (("late", late_exif), ("raw", raw_profile)):
         data = change(encoded(6))
         assert b"eXIf" not in data[:200]
-        source = open_source(write_folder(tmp_path / name, [data]))
+        source = open_source(write_folder(tmp_path / name, [data]), exif="apply")
         assert source.schema()["rgb"].shape == (48, 32, 3)
         np.testing.assert_array_equal(values(source, "rgb"), [shown(encoded(6))])
     xmp = b'<x:xmpmeta xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/>'
     stream = io.BytesIO()
     Image.fromarray(STORED).save(stream, "JPEG", xmp=xmp)
     if b"tiff:Orientation" in stream.getvalue():  # older Pillow writes no XMP
-        source = open_source(write_folder(tmp_path / "xmp", [stream.getvalue()], "jpg"))
+        source = open_source(
+            write_folder(tmp_path / "xmp", [stream.getvalue()], "jpg"), exif="apply"
+        )
         assert source.schema()["rgb"].shape == (48, 32, 3)
 
 
 def test_every_image_is_checked(tmp_path: Path) -> None:
     """The first ones are upright; a half turn keeps the size."""
     images = [encoded(1), encoded(1), encoded(3)]
-    source = open_source(write_folder(tmp_path, images))
+    source = open_source(write_folder(tmp_path, images), exif="apply")
     np.testing.assert_array_equal(values(source, "rgb")[2], STORED[::-1, ::-1])
     source = open_source(source.root, keep_encoded=True)  # type: ignore[attr-defined]
     with pytest.raises(SourceError, match="EXIF orientation 3") as caught:
@@ -146,40 +144,6 @@ def test_invalid_orientations_are_ignored(tmp_path: Path) -> None:
     images = [encoded(0), encoded(9), broken]
     source = open_source(write_folder(tmp_path, images), exif=None)
     np.testing.assert_array_equal(values(source, "rgb"), [STORED] * 3)
-
-
-def beside_depth(folder: Path) -> None:
-    (folder / "depth").mkdir()
-    for number in range(COUNT):
-        np.save(folder / "depth" / f"{number:06d}.npy", np.zeros((32, 48), np.float32))
-
-
-def beside_other_camera(folder: Path) -> None:
-    (folder / "right").mkdir()
-    for number in range(COUNT):
-        (folder / "right" / f"{number:06d}.png").write_bytes(encoded())
-
-
-BESIDE: dict[str, Callable[[Path], object]] = {
-    "depth": beside_depth,
-    "other camera": beside_other_camera,
-    "poses": lambda folder: np.save(folder / "pose.npy", np.zeros((COUNT, 7))),
-    "intrinsics": lambda folder: (folder / "K.txt").write_text("1 0 0 0 1 0 0 0 1\n"),
-    "calibration of all": lambda folder: (folder.parent / "calib.yaml").write_text("fx: 1\n"),
-}
-
-
-@pytest.mark.parametrize("beside", BESIDE)
-def test_rotation_with_aligned_data_needs_an_option(tmp_path: Path, beside: str) -> None:
-    root, turned = write_folder(tmp_path, [encoded(6)] * COUNT), [shown(encoded(6))] * COUNT
-    np.save(root / "run" / "action.npy", np.zeros((COUNT, 7)))  # not aligned with pixels
-    np.testing.assert_array_equal(values(open_source(root), "rgb"), turned)
-    BESIDE[beside](root / "run")
-    with pytest.raises(SourceError, match=r"exif=apply.* or exif=ignore") as caught:
-        values(open_source(root), "rgb")
-    assert (caught.value.feature, caught.value.episode) == ("rgb", "run")
-    for exif, expected in (("apply", turned), ("ignore", [STORED] * COUNT)):
-        np.testing.assert_array_equal(values(open_source(root, exif=exif), "rgb"), expected)
 
 
 def test_the_command_line(tmp_path: Path) -> None:
@@ -236,54 +200,41 @@ def test_writers_refuse_rotated_encoded_images(tmp_path: Path) -> None:
         np.testing.assert_array_equal(dataset.episodes["e"][0]["x"], STORED)
 
 
-def in_tar(root: Path, data: bytes, alone: bool) -> Path:
-    files = {"000000.rgb.png": data}
-    if not alone:
-        files["000000.depth.png"] = encoded(1, pixels=STORED[..., 0].copy())
-    write_tar(root / "a.tar", files)
+def in_tar(root: Path, data: bytes) -> Path:
+    write_tar(root / "a.tar", {"000000.rgb.png": data})
     return root
 
 
-def in_hdf5(root: Path, data: bytes, alone: bool) -> Path:
+def in_hdf5(root: Path, data: bytes) -> Path:
     h5py = pytest.importorskip("h5py")
     with h5py.File(root / "a.h5", "w") as file:
         images = file.create_dataset("observations/images/rgb", (1,), h5py.vlen_dtype(np.uint8))
         images[0] = np.frombuffer(data, "u1")
         file["action"] = np.zeros((1, 2))
-        if not alone:
-            file["observations/depth"] = np.zeros((1, 32, 48), np.float32)
     return root
 
 
-def in_mcap(root: Path, data: bytes, alone: bool) -> Path:
+def in_mcap(root: Path, data: bytes) -> Path:
     pytest.importorskip("rosbags")
-    from tests.kit.bags import compressed, imu, write_mcap
+    from tests.kit.bags import compressed, write_mcap
 
-    messages = [("/rgb", 0, compressed(data, "png"))]
-    if not alone:
-        messages.append(("/imu", 0, imu(range(10))))
-    write_mcap(root / "a.mcap", messages)
+    write_mcap(root / "a.mcap", [("/rgb", 0, compressed(data, "png"))])
     return root
 
 
-def in_parquet(root: Path, data: bytes, alone: bool) -> Path:
-    names = ["rgb"] if alone else ["rgb", "wrist"]
-    feature = {"dtype": "image", "shape": [32, 48, 3], "names": None}
-    features = dict.fromkeys(names, feature)
+def in_parquet(root: Path, data: bytes) -> Path:
+    features = {"rgb": {"dtype": "image", "shape": [32, 48, 3], "names": None}}
     times = {"timestamp": {"dtype": "float32", "shape": [1], "names": None}}
-    columns = {name: [{"bytes": data, "path": "0.png"}] for name in names}
-    return write_v21(root, columns, features | times, 1)
+    return write_v21(root, {"rgb": [{"bytes": data, "path": "0.png"}]}, features | times, 1)
 
 
-def in_tfrecords(root: Path, data: bytes, alone: bool) -> Path:
+def in_tfrecords(root: Path, data: bytes) -> Path:
     pytest.importorskip("google.protobuf")
     from tests.sources.test_rlds import write_set
     from tests.sources.tf_records import example
 
-    names = ["rgb"] if alone else ["rgb", "wrist"]
     image = {"image": {"dtype": "uint8", "shape": {"dimensions": ["32", "48", "3"]}}}
-    record = example({f"steps/{name}": [data] for name in names})
-    return write_set(root, [record], dict.fromkeys(names, image))
+    return write_set(root, [example({"steps/rgb": [data]})], {"rgb": image})
 
 
 PLACES = [in_tar, in_hdf5, in_mcap, in_parquet, in_tfrecords]
@@ -291,32 +242,28 @@ PLACES = [in_tar, in_hdf5, in_mcap, in_parquet, in_tfrecords]
 
 @pytest.mark.parametrize("place", PLACES)
 def test_images_inside_container_files(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, place: Callable[[Path, bytes, bool], Path]
+    tmp_path: Path, place: Callable[[Path, bytes], Path]
 ) -> None:
     data = encoded(6)
-    one, two, several = (tmp_path / name for name in ("one", "two", "several"))
-    for folder in (one, two, several):
+    one, several = tmp_path / "one", tmp_path / "several"
+    for folder in (one, several):
         folder.mkdir()
-    root = place(one, data, True)
-    with caplog.at_level(logging.WARNING, "seqrecord"):
-        np.testing.assert_array_equal(values(open_source(root), "rgb"), [shown(data)])
-    assert any("exif=ignore" in record.getMessage() for record in caplog.records)
+    root = place(one, data)
     with pytest.raises(SourceError, match=r"cannot stay encoded.*exif=ignore"):
         values(open_source(root, keep_encoded=True), "rgb")
     [value] = values(open_source(root, keep_encoded=True, exif="ignore"), "rgb")
     assert value.data == data
-    root = place(two, data, False)
     with pytest.raises(SourceError, match="exif=apply") as caught:
         values(open_source(root), "rgb")
     assert caught.value.file is not None
     np.testing.assert_array_equal(values(open_source(root, exif="apply"), "rgb"), [shown(data)])
     np.testing.assert_array_equal(values(open_source(root, exif="ignore"), "rgb"), [STORED])
-    root = place(several, animated("PNG"), True)
+    root = place(several, animated("PNG"))
     with pytest.raises(SourceError, match="a file of 2 pictures"):
         values(open_source(root), "rgb")
 
 
-def test_datasets_with_cameras_need_an_option(tmp_path: Path) -> None:
+def test_trees_of_known_layouts_need_an_option(tmp_path: Path) -> None:
     write_tum(tmp_path / "tum")
     write_kitti(tmp_path / "kitti", size=(32, 48))
     write_v1(tmp_path / "tartanair" / "env" / "Easy" / "P000", make_frames(0, COUNT))

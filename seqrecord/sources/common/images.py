@@ -217,8 +217,8 @@ def decode_image(
         path: named in errors.
         mode: required mode as Pillow names it: `L`, `RGB`, `RGBA`.
         size: required (H, W).
-        turn: returns the EXIF orientation to apply, see `Orientation.of`. Without it, an image with
-            an orientation other than 1 raises.
+        turn: returns the EXIF orientation to apply, see `applied_orientation`. Without it, an image
+            with an orientation other than 1 raises.
 
     Raises `SourceError` for truncated or damaged data, and for another mode or size.
     """

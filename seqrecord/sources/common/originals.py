@@ -46,7 +46,7 @@ class Originals:
         root: path of the original.
         features: names to read, in that order; all by default.
         keep_encoded: keep images encoded if the format has images.
-        exif: `apply` or `ignore`, see `Orientation`.
+        exif: `apply` or `ignore` the EXIF orientation of images.
 
     Pickles omit the attributes named in `unpickled`.
     """

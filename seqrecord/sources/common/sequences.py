@@ -32,7 +32,7 @@ from seqrecord.sources.common.images import (
     passthrough_codec,
     referable_codec,
 )
-from seqrecord.sources.common.orientation import Orientation, shape_of
+from seqrecord.sources.common.orientation import shape_of
 from seqrecord.sources.common.originals import (
     Scan,
     ScannedSource,
@@ -114,9 +114,7 @@ class Images(Column):
             array = read_array(path)
             check_spec(array.dtype, array.shape, spec, path)
             return array
-        # The camera's calibration refers to the stored pixels.
-        orientation = Orientation(self.exif, lambda: False)
-        return embedded_value(read_bytes(path), spec, path, orientation)
+        return embedded_value(read_bytes(path), spec, path, self.exif)
 
 
 @dataclass(frozen=True)

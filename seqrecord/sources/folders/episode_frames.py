@@ -25,7 +25,6 @@ from seqrecord.sources.common.frame_names import (
     frame_files,
 )
 from seqrecord.sources.common.images import IMAGE_ENDINGS
-from seqrecord.sources.common.orientation import Orientation
 from seqrecord.sources.common.point_files import POINT_ENDINGS, read_points
 from seqrecord.sources.common.points import check_columns
 from seqrecord.sources.common.specs import check_spec
@@ -55,7 +54,7 @@ def read_frames(
     sparse: Collection[str],
     allow_gaps: bool,
     in_place: bool = False,
-    orientation: Orientation,
+    exif: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> Iterator[Frame]:
     """Yield the features of `schema` frame by frame; frames may lack `sparse` ones.
@@ -99,7 +98,7 @@ def read_frames(
                             points = read_points(path_of, columns).get(member or "")
                             frame[name] = check_columns(labels, points, spec, path_of)
                         else:
-                            frame[name] = _read_frame(path_of, spec, orientation, member)
+                            frame[name] = _read_frame(path_of, spec, exif, member)
             elif spec.kind in name_values:
                 frame[name] = name_values[spec.kind]
         yield frame
@@ -288,9 +287,7 @@ def _exported_frames(folder: Path, spec: FeatureSpec) -> FrameFiles:
     )
 
 
-def _read_frame(
-    path: Path, spec: FeatureSpec, orientation: Orientation, member: str | None = None
-) -> Any:
+def _read_frame(path: Path, spec: FeatureSpec, exif: str | None, member: str | None = None) -> Any:
     if spec.value != "array":
         data = read_bytes(path)
         if spec.value == "bytes":
@@ -314,4 +311,4 @@ def _read_frame(
             array = np.atleast_2d(values) if values.size else values.reshape(0, *spec.shape[1:])
         check_spec(array.dtype, array.shape, spec, path)
         return array
-    return embedded_value(read_bytes(path), spec, path, orientation)
+    return embedded_value(read_bytes(path), spec, path, exif)

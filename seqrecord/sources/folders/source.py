@@ -14,7 +14,7 @@ import numpy as np
 
 from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ExternalFile
-from seqrecord.originals.files import is_directory, is_file, list_folder, read_bytes
+from seqrecord.originals.files import is_directory, is_file, read_bytes
 from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.originals.references import external_files, external_folders, referring_schema
 from seqrecord.processes.forks import cached_property
@@ -29,7 +29,7 @@ from seqrecord.sources.common.images import (
     passthrough_of_both,
     referable_codec,
 )
-from seqrecord.sources.common.orientation import Orientation, is_alone, shape_of
+from seqrecord.sources.common.orientation import shape_of
 from seqrecord.sources.common.originals import NumberedFrames, find_files, key_of
 from seqrecord.sources.common.point_files import POINT_ENDINGS, read_points
 from seqrecord.sources.common.specs import chosen_names, feature_name, feature_spec, widened
@@ -175,16 +175,9 @@ class FolderSource(NumberedFrames):
                 sparse=self.sparse,
                 allow_gaps=self.allow_gaps,
                 in_place=self.in_place,
-                orientation=self._orientation(info.key),
+                exif=self.exif,
                 columns=self.columns,
             )
-
-    def _orientation(self, key: str) -> Orientation:
-        """Return the orientation of an episode's images; camera files may be beside its folder."""
-        folder = self._folder(key)
-        folders = {folder, folder.parent} if folder != self.path else {folder}
-        names = (name for each in folders for name, _ in list_folder(each))
-        return Orientation(self.exif, lambda: is_alone(self.schema(), names))
 
     def exists(self) -> bool:
         """Return whether there is an episode below `root`."""

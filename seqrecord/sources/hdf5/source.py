@@ -22,7 +22,6 @@ from seqrecord.originals.references import external_files, referring_schema
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.common.embedded import embedded_spec, embedded_value, read_rows
 from seqrecord.sources.common.images import image_format
-from seqrecord.sources.common.orientation import Orientation, is_alone
 from seqrecord.sources.common.originals import Scan, ScannedSource, find_files, has_file, key_of
 from seqrecord.sources.common.specs import check_spec, feature_spec, kind_of, text_spec
 from seqrecord.sources.common.stored_rows import check_stored_alike, hdf5_rows, hdf5_spec
@@ -246,8 +245,6 @@ class Hdf5Source(ScannedSource):
         readers: dict[str, Iterator[Any]] = {}
         wanted = self._wanted(one).items()  # raises like schema()
         there = {n: self._spec(n, v, one, path) for n, v in wanted if n not in self.unreadable}
-        beside = [*one.stored, *one.videos, *map(str, one.left_out)]
-        orientation = Orientation(self.exif, lambda: is_alone(self.schema(), beside))
         for name, spec in self.schema().items():
             if name in there:
                 dataset = one.stored[name]
@@ -263,7 +260,7 @@ class Hdf5Source(ScannedSource):
                 if self.in_place and spec.may_be_referred_to:
                     readers[name] = _referred(dataset, there[name], spec, path)
                 else:
-                    readers[name] = self._values(dataset, spec, one, path, num_frames, orientation)
+                    readers[name] = self._values(dataset, spec, one, path, num_frames)
         check_frames(num_frames)
         check_decoded(declared, stored)
         if not (readers or one.videos) or not num_frames:
@@ -278,7 +275,6 @@ class Hdf5Source(ScannedSource):
         one: Hdf5Episode,
         path: Path,
         num_frames: int,
-        orientation: Orientation,
     ) -> Iterator[Any]:
         """Yield the feature's checked values."""
         number: int | None = None
@@ -293,9 +289,7 @@ class Hdf5Source(ScannedSource):
                 if is_array:
                     yield np.asarray(row, spec.dtype)
                 else:
-                    yield (
-                        self._image(row, spec, one, path, orientation) if is_image else _text(row)
-                    )
+                    yield self._image(row, spec, one, path) if is_image else _text(row)
                 number = None  # a later error may be in the next block
         except SourceError as error:
             error.located(feature=spec.name)
@@ -304,12 +298,12 @@ class Hdf5Source(ScannedSource):
             raise
 
     def _image(
-        self, row: Any, spec: FeatureSpec, one: Hdf5Episode, path: Path, orientation: Orientation
+        self, row: Any, spec: FeatureSpec, one: Hdf5Episode, path: Path
     ) -> npt.NDArray[Any] | EncodedImage:
         data = encoded_row(row)
         if data is None:
             raise SourceError("the row is not an image", expected="a JPEG or a PNG")
-        value = embedded_value(data, spec, path, orientation)
+        value = embedded_value(data, spec, path, self.exif)
         if isinstance(value, np.ndarray) and value.ndim == 3 and self._is_bgr(data, one, path):
             return np.ascontiguousarray(value[..., ::-1])
         return value

@@ -18,7 +18,6 @@ from seqrecord.feature_kinds import PIXEL_KINDS
 from seqrecord.format.arrow import to_numpy
 from seqrecord.schema import Block, FeatureSpec
 from seqrecord.sources.common.embedded import embedded_value
-from seqrecord.sources.common.orientation import UPRIGHT, Orientation
 from seqrecord.sources.common.parquet_tables import ParquetTable, python_values
 from seqrecord.sources.lerobot.language import EVENTS, Resolver, Rows, rows_of_frames
 from seqrecord.sources.lerobot.layout import LeRobotEpisode
@@ -52,11 +51,11 @@ class EpisodeRows:
         texts: Mapping[str, NumberedTexts],
         *,
         num_rows: Mapping[str, int] | None = None,
-        orientation: Orientation = UPRIGHT,
+        exif: str | None = None,
         language: Mapping[str, Resolver] | None = None,
         persistent: Callable[[LeRobotEpisode], Rows] = lambda _: None,
     ) -> None:
-        self._orientation = orientation
+        self._exif = exif
         self._language, self._persistent = language or {}, persistent
         self._root, self._schema, self._numbered = root, schema, texts
         self._num_rows = num_rows or {}  # by file, from `meta`
@@ -145,9 +144,7 @@ class EpisodeRows:
                         frame[name] = others[name]
                     continue
                 with located(SourceError, feature=name, frame=first + row):
-                    frame[name] = embedded_value(
-                        _image(images[name], row), spec, path, self._orientation
-                    )
+                    frame[name] = embedded_value(_image(images[name], row), spec, path, self._exif)
             yield Block.of(frame)
 
     def _rows(self, file: _Episodes, begin: int, end: int) -> Iterator[pa.RecordBatch]:

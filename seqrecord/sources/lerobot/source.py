@@ -22,7 +22,6 @@ from seqrecord.originals.references import external_files, identity_of_files
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import Block, FeatureSpec, Frame, Schema
 from seqrecord.sources.common.embedded import embedded_spec
-from seqrecord.sources.common.orientation import Orientation, is_alone
 from seqrecord.sources.common.originals import FirstError, Originals, files_below
 from seqrecord.sources.common.specs import UnsupportedError, chosen_names, text_spec
 from seqrecord.sources.inventory import Account
@@ -239,12 +238,10 @@ class LeRobotSource(Originals):
         }
         columns = {n: spec for n, spec in schema.items() if n not in self._info.videos}
         num_rows = frames_in_files(self._episodes.values(), lambda each: each.file)
-        names = self._info.features
-        orientation = Orientation(self.exif, lambda: is_alone(schema, names))
         return EpisodeRows(
             *(self.path, columns, texts),
             num_rows=num_rows,
-            orientation=orientation,
+            exif=self.exif,
             language={n: each for n, each in self._resolvers.items() if n in schema},
             persistent=self._persistent_of,
         )

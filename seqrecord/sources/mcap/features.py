@@ -14,7 +14,6 @@ from seqrecord.errors import SourceError
 from seqrecord.feature_kinds import pixel_kind
 from seqrecord.schema import EncodedImage, FeatureSpec
 from seqrecord.sources.common.embedded import embedded_spec, embedded_value
-from seqrecord.sources.common.orientation import Orientation
 from seqrecord.sources.common.specs import check_like_first, feature_spec, text_spec
 from seqrecord.sources.mcap.messages import Encoded, Message, Packet, Value
 from seqrecord.sources.mcap.videos import describe
@@ -58,7 +57,7 @@ class TopicFeatures:
             self.specs[suffix] = spec
 
     def frame(
-        self, message: Message, path: Path, orientation: Orientation
+        self, message: Message, path: Path, exif: str | None
     ) -> dict[str, npt.NDArray[Any] | EncodedImage | str]:
         """Return a later message's values by feature, without missing ones.
 
@@ -72,12 +71,11 @@ class TopicFeatures:
             data = value.data
             assert not isinstance(data, Packet)  # decoded by `TopicVideo`
             if isinstance(data, Encoded) and data.inverse:
-                pixels = embedded_value(
-                    data.data, replace(spec, dtype=np.dtype("<u2")), path, orientation
-                )
+                codes = replace(spec, dtype=np.dtype("<u2"))
+                pixels = embedded_value(data.data, codes, path, exif)
                 frame[spec.name] = data.depth(np.asarray(pixels))
             elif isinstance(data, Encoded):
-                frame[spec.name] = embedded_value(data.data, spec, path, orientation)
+                frame[spec.name] = embedded_value(data.data, spec, path, exif)
             elif isinstance(data, str):
                 frame[spec.name] = data
             else:

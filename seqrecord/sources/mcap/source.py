@@ -18,7 +18,6 @@ from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.common.aligning import ALIGNMENTS, NONE, AlignedMessages
-from seqrecord.sources.common.orientation import Orientation, is_alone
 from seqrecord.sources.common.originals import FirstError, Originals, has_file
 from seqrecord.sources.common.specs import feature_name
 from seqrecord.sources.inventory import NOT_SELECTED, Account, LeftOut, group_names, unread_files
@@ -290,14 +289,12 @@ class McapSource(Originals):
                     got=f"{topic} ({_type(offered[topic])})",
                 )
             decoders[topic] = decoder(offered[topic], path)
-        beside = [text for topic in offered.values() for text in (topic.name, topic.type)]
-        orientation = Orientation(self.exif, lambda: is_alone(self.schema(), beside))
 
         def read(topic: str, data: Any, file: Path) -> dict[str, Any]:
             if topic in videos:
                 return videos[topic].value(data, file)
             if topic in decoders:
-                return self._topics[topic].frame(decoders[topic](data, file), file, orientation)
+                return self._topics[topic].frame(decoders[topic](data, file), file, self.exif)
             return self._cameras.frame(offered[topic], data, file)
 
         return read

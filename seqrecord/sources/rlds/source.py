@@ -17,7 +17,6 @@ from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.common.embedded import embedded_spec, embedded_value
-from seqrecord.sources.common.orientation import Orientation, is_alone
 from seqrecord.sources.common.originals import FirstError, Originals, has_file
 from seqrecord.sources.common.specs import (
     UnsupportedError,
@@ -256,8 +255,6 @@ class RldsSource(Originals):
 
     def _frames(self, columns: Mapping[str, Any], path: Path) -> Iterator[Frame]:
         images = {each.name for each in self._chosen if each.kind == "image"}
-        beside = [each.name for each in (*self._features.steps, *self._features.episode)]
-        orientation = Orientation(self.exif, lambda: is_alone(self.schema(), beside))
         for number in range(len(next(iter(columns.values())))):
             frame: dict[str, Any] = {}
             for name, column in columns.items():
@@ -265,7 +262,7 @@ class RldsSource(Originals):
                 if name in images:
                     with located(SourceError, feature=name, frame=number):
                         frame[name] = embedded_value(
-                            bytes(column[number]), self.schema()[name], path, orientation
+                            bytes(column[number]), self.schema()[name], path, self.exif
                         )
             yield frame
 

@@ -32,7 +32,7 @@ from seqrecord.originals.files import check_array, read_bytes
 from seqrecord.schema import CodecConfig, FeatureSpec
 from seqrecord.sources.common.array_files import array_header, read_array
 from seqrecord.sources.common.images import decode_image, image_header, kept_config
-from seqrecord.sources.common.orientation import Orientation, shape_of
+from seqrecord.sources.common.orientation import applied_orientation, shape_of
 
 CAMERAS = ("left", "right")
 
@@ -42,7 +42,7 @@ IMU_ROWS = 10
 Size = tuple[int, int]
 """Height and width in pixels."""
 
-Reader = Callable[[Path, Size, Sequence[FeatureSpec], Orientation], "tuple[npt.NDArray[Any], ...]"]
+Reader = Callable[[Path, Size, Sequence[FeatureSpec], "str | None"], "tuple[npt.NDArray[Any], ...]"]
 
 _PIXELS: Mapping[str, tuple[str, tuple[int, ...], str, str | None]] = {
     "image": ("|u1", (3,), "image", None),
@@ -124,10 +124,10 @@ class TartanAirLayout:
 
 
 def check_rgb(
-    data: bytes, path: Path, size: Size, spec: FeatureSpec, orientation: Orientation
+    data: bytes, path: Path, size: Size, spec: FeatureSpec, exif: str | None
 ) -> npt.NDArray[Any]:
     """Decode an encoded image, which must be 8-bit RGB."""
-    return _decoded(data, path, "RGB", "|u1", size, spec, orientation)
+    return _decoded(data, path, "RGB", "|u1", size, spec, exif)
 
 
 def _decoded(
@@ -137,17 +137,17 @@ def _decoded(
     dtype: str,
     size: Size,
     spec: FeatureSpec,
-    orientation: Orientation,
+    exif: str | None,
 ) -> npt.NDArray[Any]:
     image = decode_image(
-        data, path, mode, size, turn=lambda header: orientation.of(header, spec, path)
+        data, path, mode, size, turn=lambda header: applied_orientation(header, spec, path, exif)
     )
     check_array(image.dtype, image.shape, dtype, image.shape, path)
     return image
 
 
 def _read_npy(
-    path: Path, size: Size, features: Sequence[FeatureSpec], _: Orientation
+    path: Path, size: Size, features: Sequence[FeatureSpec], _: str | None
 ) -> tuple[Any, ...]:
     return (read_array(path, features[0].dtype, (*size, *_channels(features[0]))),)
 
@@ -157,30 +157,30 @@ def _channels(spec: FeatureSpec) -> tuple[int, ...]:
 
 
 def _read_rgb(
-    path: Path, size: Size, features: Sequence[FeatureSpec], orientation: Orientation
+    path: Path, size: Size, features: Sequence[FeatureSpec], exif: str | None
 ) -> tuple[Any, ...]:
-    return (check_rgb(read_bytes(path), path, size, features[0], orientation),)
+    return (check_rgb(read_bytes(path), path, size, features[0], exif),)
 
 
 def _read_depth_png(
-    path: Path, size: Size, features: Sequence[FeatureSpec], orientation: Orientation
+    path: Path, size: Size, features: Sequence[FeatureSpec], exif: str | None
 ) -> tuple[Any, ...]:
-    rgba = _decoded(read_bytes(path), path, "RGBA", "|u1", size, features[0], orientation)
+    rgba = _decoded(read_bytes(path), path, "RGBA", "|u1", size, features[0], exif)
     # The four bytes of a float are in OpenCV's channel order, BGRA.
     bgra = rgba[..., [2, 1, 0, 3]]
     return (np.ascontiguousarray(bgra).view("<f4")[..., 0],)
 
 
 def _read_seg_png(
-    path: Path, size: Size, features: Sequence[FeatureSpec], orientation: Orientation
+    path: Path, size: Size, features: Sequence[FeatureSpec], exif: str | None
 ) -> tuple[Any, ...]:
-    return (_decoded(read_bytes(path), path, "L", "|u1", size, features[0], orientation),)
+    return (_decoded(read_bytes(path), path, "L", "|u1", size, features[0], exif),)
 
 
 def _read_flow_png(
-    path: Path, size: Size, features: Sequence[FeatureSpec], orientation: Orientation
+    path: Path, size: Size, features: Sequence[FeatureSpec], exif: str | None
 ) -> tuple[Any, ...]:
-    rgb = _decoded(read_bytes(path), path, "RGB", "<u2", size, features[0], orientation)
+    rgb = _decoded(read_bytes(path), path, "RGB", "<u2", size, features[0], exif)
     # In OpenCV's order x, y and mask are blue, green and red.
     mask = rgb[..., 0]
     flow = np.empty((*size, 2), np.float32)

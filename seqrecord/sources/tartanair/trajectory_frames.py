@@ -16,7 +16,6 @@ from seqrecord.format.references import ReferencedFile
 from seqrecord.originals.files import is_file, list_folder, read_bytes
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.common.array_files import read_array
-from seqrecord.sources.common.orientation import Orientation
 from seqrecord.sources.common.tables import read_rows
 from seqrecord.sources.tartanair.layout import IMU_ROWS, PixelFiles, Size, check_rgb
 from seqrecord.sources.tartanair.tree import Trajectory
@@ -52,7 +51,6 @@ def read_frames(
             file=str(trajectory.path),
             expected=f"files of {', '.join(schema)}",
         )
-    orientation = Orientation(exif, lambda: False)  # camera parameters refer to the pixels
     for index, frame_id in enumerate(lists.ids):
         frame: dict[str, Any] = {}
         for files, names in pixels.items():
@@ -62,7 +60,7 @@ def read_frames(
                     frame[files.features[0].name] = ReferencedFile(str(path))
                     continue
                 with located(SourceError, feature=files.features[0].name, frame=index):
-                    frame.update(_read_pixels(files, path, size, keep_encoded, orientation))
+                    frame.update(_read_pixels(files, path, size, keep_encoded, exif))
         for name, values in rows.items():
             if index < len(values):
                 frame[name] = values[index]
@@ -193,14 +191,14 @@ def _check_ids(ids: Collection[int], want: Sequence[int], folder: Path, origin: 
 
 
 def _read_pixels(
-    files: PixelFiles, path: Path, size: Size, keep_encoded: bool, orientation: Orientation
+    files: PixelFiles, path: Path, size: Size, keep_encoded: bool, exif: str | None
 ) -> dict[str, npt.NDArray[Any] | EncodedImage]:
     if keep_encoded and files.is_image:
         data = read_bytes(path)
         kept = replace(files.features[0], codec=files.kept(None))
-        check_rgb(data, path, size, kept, orientation)
+        check_rgb(data, path, size, kept, exif)
         return {files.features[0].name: EncodedImage(data)}
-    arrays = files.read(path, size, files.features, orientation)
+    arrays = files.read(path, size, files.features, exif)
     return {feature.name: array for feature, array in zip(files.features, arrays, strict=True)}
 
 

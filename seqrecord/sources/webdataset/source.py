@@ -33,7 +33,6 @@ from seqrecord.sources.common.frame_names import (
     number_of,
 )
 from seqrecord.sources.common.images import IMAGE_ENDINGS, referable_codec
-from seqrecord.sources.common.orientation import Orientation, is_alone
 from seqrecord.sources.common.originals import (
     NumberedFrames,
     Scan,
@@ -275,8 +274,6 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
 
     def _frames(self, stream: BinaryIO, path: Path, info: EpisodeInfo) -> Iterator[Frame]:
         schema, files = self.schema(), info.metadata.get("files", {})
-        beside = info.metadata.get("left_out", ())
-        orientation = Orientation(self.exif, lambda: is_alone(schema, beside))
         pattern = next((split_name(each)[1] for each in files.values()), None)
         numbers: list[int | str] = []
         fields: set[str] = set()
@@ -334,7 +331,7 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
                 elif name in found:
                     with located(SourceError, feature=name, frame=index):
                         data = read_member(stream, found[name], path)
-                        frame[name] = _value(data, spec, path / found[name].name, orientation)
+                        frame[name] = _value(data, spec, path / found[name].name, self.exif)
                 elif spec.kind in name_values:
                     frame[name] = name_values[spec.kind]
             yield frame
@@ -454,7 +451,7 @@ def _is_tar(path: Path) -> bool:
     return _ending(path.name) == ".tar"
 
 
-def _value(data: bytes, spec: FeatureSpec, path: Path, orientation: Orientation) -> Any:
+def _value(data: bytes, spec: FeatureSpec, path: Path, exif: str | None) -> Any:
     ending = _ending(path.name)
     if (ending in _TEXTS) != (spec.value == "text"):
         raise SourceError("the field is text in some samples only", file=str(path))
@@ -469,7 +466,7 @@ def _value(data: bytes, spec: FeatureSpec, path: Path, orientation: Orientation)
             "cannot read the field", file=str(path), expected=wanted, got=repr(data[:80])
         ) from error
     if ending in IMAGE_ENDINGS:
-        return embedded_value(data, spec, path, orientation)
+        return embedded_value(data, spec, path, exif)
     if spec.codec:
         raise SourceError(f"a {ending} file among encoded images", file=str(path))
     array = decode_array(data, path)
