@@ -37,7 +37,7 @@ from seqrecord.codecs.images import (
     probe,
 )
 from seqrecord.codecs.integers import Bias, SubtractGreen
-from seqrecord.codecs.presets import CODEC_NAMES, fast_config, named_chain
+from seqrecord.codecs.presets import CODEC_NAMES, named_chain
 from seqrecord.codecs.video.config import VIDEO, named_video, video_config
 from seqrecord.errors import CodecError, SchemaError
 from seqrecord.schema import MAX_CODECS, CodecConfig, EncodedImage
@@ -120,9 +120,8 @@ _Steps: TypeAlias = "Sequence[tuple[Filter, bool]]"
 class FrameCodec:
     """A codec chain for frames of one dtype and shape.
 
-    Stateless between calls and thread-safe; the expensive steps release the GIL. With `fast`,
-    encoding takes less time and yields more bytes, which decode to the same frame with any codec of
-    this chain. Raises `SchemaError` for a chain that `resolve` does not accept.
+    Stateless between calls and thread-safe; the expensive steps release the GIL. Raises
+    `SchemaError` for a chain that `resolve` does not accept.
     """
 
     def __init__(
@@ -130,16 +129,10 @@ class FrameCodec:
         configs: Sequence[CodecConfig],
         dtype: npt.DTypeLike,
         shape: tuple[int | None, ...],
-        *,
-        fast: bool = False,
     ) -> None:
         self.dtype = np.dtype(dtype)
         self.shape = tuple(shape)
-        self._is_fast = fast
         self._filters, self._compressor, self._image = _build(configs, self.dtype, shape, None)
-        if fast and self._compressor is not None:
-            config = fast_config(configs[-1])
-            _, self._compressor, _ = _build((config,), self.dtype, shape, None)
 
     def encode(self, frame: npt.NDArray[Any] | EncodedImage) -> bytes:
         """Encode one frame of any memory layout and byte order.
@@ -152,8 +145,7 @@ class FrameCodec:
             self._check(frame)
             values = np.ascontiguousarray(frame, dtype=self.dtype).reshape(frame.shape)
             if self._image is not None:
-                parameters = self._image["format"], self._image.get("quality")
-                return encode_image(values, *parameters, fast=self._is_fast)
+                return encode_image(values, self._image["format"], self._image.get("quality"))
             if values.size == 0:
                 return b""
             numbers = _as_unsigned(values)

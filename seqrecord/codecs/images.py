@@ -131,12 +131,10 @@ def decode_image_into(
     np.copyto(out, pixels, casting="unsafe")  # 16-bit grey is int32 in older Pillow
 
 
-def encode_image(
-    frame: npt.NDArray[Any], name: str, quality: int | None = None, *, fast: bool = False
-) -> bytes:
+def encode_image(frame: npt.NDArray[Any], name: str, quality: int | None = None) -> bytes:
     """Encode a C-contiguous frame; JPEG needs `quality`, 1 to 100, other formats are lossless.
 
-    Format `any` encodes as PNG. `fast` takes less time and yields more bytes.
+    Format `any` encodes as PNG.
 
     Raises `ValueError` for a dtype or shape that the format does not support, and
     `MissingPackageError` for JPEG XL without imagecodecs.
@@ -148,13 +146,12 @@ def encode_image(
         return frame.astype(frame.dtype.newbyteorder(RAW[name])).tobytes()
     if name == "jpegxl":
         encoded: bytes = _jpegxl().jpegxl_encode(
-            frame, lossless=True, effort=1 if fast else _JPEGXL_EFFORT, numthreads=1
+            frame, lossless=True, effort=_JPEGXL_EFFORT, numthreads=1
         )
         return encoded
     if name == "jpeg" and quality is None:
         raise ValueError("JPEG loses data: set a quality, for example jpeg:quality=90")
-    level = 1 if fast else 6
-    options: dict[str, Any] = {"quality": quality} if name == "jpeg" else {"compress_level": level}
+    options: dict[str, Any] = {"quality": quality} if name == "jpeg" else {"compress_level": 6}
     file = io.BytesIO()
     try:
         _pillow().fromarray(frame).save(file, "jpeg" if name == "jpeg" else "png", **options)

@@ -69,18 +69,6 @@ def preset_chain(
     return (_blosc("zstd", 2) if name == "balanced" else planes,)
 
 
-def fast_config(compressor: CodecConfig) -> CodecConfig:
-    """A compressor with less time and more bytes, whose blobs the given one decodes."""
-    name = compressor["id"]
-    if name == "blosc" and compressor.get("cname") == "lz4hc":
-        return {**compressor, "cname": "lz4", "clevel": 9}  # same format
-    if name == "blosc":
-        return {**compressor, "clevel": min(compressor.get("clevel", 5), 1)}
-    if name == "zstd" and compressor.get("level", 0) >= 0:
-        return {**compressor, "level": 1}
-    return compressor
-
-
 def _colour(name: str) -> tuple[CodecConfig, ...]:
     if name == "fast":
         return ({"id": "lz4", "acceleration": 4},)

@@ -45,13 +45,13 @@ class Blob(NamedTuple):
 class PageCodec:
     """Encodes and decodes the pages of one feature. Thread-safe.
 
-    `fast` trades size for encoding time; see `FrameCodec`. Raises `SchemaError` for unknown codecs.
+    Raises `SchemaError` for unknown codecs.
     """
 
-    def __init__(self, spec: FeatureSpec, *, fast: bool = False) -> None:
+    def __init__(self, spec: FeatureSpec) -> None:
         self.spec = spec
         with located(SchemaError, feature=spec.name):
-            self._codec = FrameCodec(spec.codec, spec.dtype, spec.shape, fast=fast)
+            self._codec = FrameCodec(spec.codec, spec.dtype, spec.shape)
 
     def encode_frame(self, frame: npt.ArrayLike | EncodedImage) -> Blob:
         """Encode one frame.

@@ -18,7 +18,6 @@ from seqrecord.format.pages import Blob, PageCodec, check_fits
 from seqrecord.format.references import ReferencedGops
 from seqrecord.format.rows import MAX_EPISODE_FRAMES, may_be_references
 from seqrecord.format.time_spans import TimeSpanCollector, timestamp_features
-from seqrecord.processes.forks import cached_property
 from seqrecord.schema import Block, EncodedImage, FeatureSpec, Schema
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
@@ -116,12 +115,11 @@ class RecordFileWriter(ChunkWriter):
         for name in self._referred:
             self._statistics.exclude(name)
 
-    def append(self, block: Block, *, fast: bool = False) -> None:
-        """Encode the episode's next frames, with `fast` in less time into more bytes.
+    def append(self, block: Block) -> None:
+        """Encode the episode's next frames, which may lack every feature.
 
-        Frames may lack every feature. The partition of frames into blocks has no effect on the
-        files. Raises `FrameError`, with episode and frame, for a frame that does not fit the
-        schema.
+        The partition of frames into blocks has no effect on the files. Raises `FrameError`, with
+        episode and frame, for a frame that does not fit the schema.
         """
         episode = self._begun()
         first = self._num_frames
@@ -139,8 +137,7 @@ class RecordFileWriter(ChunkWriter):
                 name: column if type(column) is np.ndarray else plain_items(column, name)
                 for name, column in columns.items()
             }
-            encoders = self._fast_encoders if fast else self._encoders
-            encoded = {name: encoders[name](column) for name, column in columns.items()}
+            encoded = {name: self._encoders[name](column) for name, column in columns.items()}
         except (FrameError, CodecError) as error:
             error.frame = first + (error.frame or 0)
             raise error.located(episode=episode.key) from error.__cause__
@@ -302,10 +299,6 @@ class RecordFileWriter(ChunkWriter):
         assert self._episode is not None, "no episode has begun"
         return self._episode
 
-    @cached_property
-    def _fast_encoders(self) -> Mapping[str, _Encoder]:
-        return {name: _encoder(spec, fast=True) for name, spec in self.schema.items()}
-
     def _other_length(self) -> tuple[str, int] | None:
         """A feature of kept video or copied chunks with another number of frames, and that
         number."""
@@ -364,11 +357,11 @@ class RecordFileWriter(ChunkWriter):
         return tuple((name, time_spans) for name, time_spans in found if time_spans is not None)
 
 
-def _encoder(spec: FeatureSpec, *, fast: bool = False) -> _Encoder:
+def _encoder(spec: FeatureSpec) -> _Encoder:
     """Encoder for values of a feature: arrays, `str`, or `bytes` and similar buffers."""
     if spec.is_video:
         return partial(_each, partial(_pixels, spec))
-    codec = PageCodec(spec, fast=fast)
+    codec = PageCodec(spec)
     if spec.value == "array":
         return _raw_encoder(codec) if spec.is_raw else partial(_each, codec.encode_frame)
     data_of = _text if spec.value == "text" else _bytes

@@ -81,7 +81,6 @@ class ChunkWriter:
         notes: bool = True,
     ) -> None:
         self.schema = schema
-        self.storing_seconds = 0.0  # time in the storage so far
         self._storage = storage
         self._writer = writer
         self._max_file_size = max_file_size
@@ -320,15 +319,12 @@ class ChunkWriter:
 
     @contextmanager
     def _storing(self, failures: type[BaseException]) -> Iterator[None]:
-        """Remember the first of these failures, and count the time in the storage."""
-        began = time.monotonic()
+        """Remember the first of these failures."""
         try:
             yield
         except failures as error:
             self.failure = self.failure or error
             raise
-        finally:
-            self.storing_seconds += time.monotonic() - began
 
 
 @dataclass(frozen=True)

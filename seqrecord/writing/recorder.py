@@ -5,15 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
 import time
 import weakref
 from array import array
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from os import PathLike
 from typing import Any, Literal
 
 import numpy as np
@@ -23,14 +20,12 @@ from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import MEASURED_FPS, check_key, encode_metadata
 from seqrecord.format.time_spans import CLOCKS, timestamp_features
 from seqrecord.processes.exclusive import Exclusive, exclusive
-from seqrecord.processes.threads import start
 from seqrecord.schema import Block, Frame, Schema
 from seqrecord.storage import Storage, StorageLike, parse_location
 from seqrecord.text import repr_of
 from seqrecord.units import parse_size
 from seqrecord.writing.dataset_files import STAMP
 from seqrecord.writing.destination import WriteMode
-from seqrecord.writing.frame_queue import FrameQueue, QueueCall
 from seqrecord.writing.record_file import check_names, check_value
 from seqrecord.writing.recording_thread import RecordingThread
 from seqrecord.writing.stored_schema import (
@@ -47,7 +42,6 @@ DEFAULT_QUEUE_BYTES = "1GiB"
 [_STAMP] = STAMP
 _SLOWER = 1.05  # a longer step, in steps of the fps, is reported
 _Clock = Literal["append", "frames", "none"]  # which times frames have
-_POLL_SECONDS = 0.1
 
 _logger = logging.getLogger("seqrecord")
 
@@ -57,8 +51,8 @@ class RecorderStats:
     """Counters of a recorder, in frames and bytes.
 
     A kill keeps the first `durable_frames` of the `written_frames`. `queued_frames` wait to be
-    written, `queued_bytes` in memory and `spilled_bytes` on disk. `total_spilled_frames` were on
-    disk at some time. Frames of discarded episodes only count as `discarded_frames`.
+    written, in `queued_bytes` of memory. Frames of discarded episodes only count as
+    `discarded_frames`.
     """
 
     recorded_frames: int  # that `append` took
@@ -66,8 +60,6 @@ class RecorderStats:
     durable_frames: int
     queued_frames: int
     queued_bytes: int
-    spilled_bytes: int
-    total_spilled_frames: int
     discarded_frames: int
 
 
@@ -78,10 +70,9 @@ class SeqRecordRecorder:
     bytes. A context manager: the dataset exists after the `with` block, as with `SeqRecordWriter`.
 
     After a kill at any moment, also `kill -9`, `mode="resume"` recovers each ended episode, and the
-    open episode up to its last flush. A frame is flushed within `flush_seconds` of its `append`. If
-    encoding is slower than the frames, frames that waited are encoded quickly: without loss, into
-    more bytes. A kill loses frames that are queued or spilled; frames queue up for longer only if
-    the storage or the encoding of video is slower than the frames.
+    open episode up to its last flush. A frame is flushed within `flush_seconds` of its `append`,
+    unless the encoding or the storage is slower than the frames: then they queue up, and a kill
+    loses queued frames.
 
     Args:
         destination: a folder on a local disk; `seqrecord merge FOLDER -o URL` uploads it later.
@@ -92,11 +83,8 @@ class SeqRecordRecorder:
         timestamps: store the time of each `append`, in seconds of `time.monotonic`, in the float64
             feature `timestamp`; not with `schema`, and not if the first frame has a timestamp: a
             feature of kind `timestamp`, or named `timestamp` or `log_time`.
-        queue_size: limit of queued frames in memory: bytes, or text such as "1GiB". Once half of it
-            is used, frames are spilled: written to a local disk and read later. If that disk is too
-            slow as well, `append` raises `QueueFullError`.
-        spill_folder: folder for spilled frames, by default the system's temporary folder. The files
-            have no names, so a kill leaves none.
+        queue_size: limit of queued frames in memory: bytes, or text such as "1GiB". If it is
+            reached, `append` raises `QueueFullError` and does not record the frame.
         flush_seconds: time between flushes. Each flush ends a chunk, so chunks get shorter.
         features, codecs, chunk_frames, max_file_size, statistics, mode, storage_options: as for
             `SeqRecordWriter`.
@@ -122,7 +110,6 @@ class SeqRecordRecorder:
         fps: float | None = None,
         timestamps: bool = True,
         queue_size: int | str = DEFAULT_QUEUE_BYTES,
-        spill_folder: str | PathLike[str] | None = None,
         flush_seconds: float = 1.0,
         chunk_frames: int | None = None,
         max_file_size: int | str = DEFAULT_MAX_FILE_SIZE,
@@ -144,16 +131,11 @@ class SeqRecordRecorder:
             mode=mode,
             storage_options=storage_options,
         )
-        with ExitStack() as undo:
-            undo.callback(writer.abort)
-            self._queue = queue = FrameQueue(limit, spill_folder)
-            undo.callback(queue.close)
-            self._work = RecordingThread(writer, queue, flush_seconds)
-            self._thread = threading.Thread(
-                target=self._work.run, name="seqrecord-recorder", daemon=True
-            )
-            start(self._thread)
-            undo.pop_all()
+        try:
+            self._work = RecordingThread(writer, limit, flush_seconds)
+        except BaseException:
+            writer.abort()
+            raise
         self._exclusive = Exclusive("recorder", writer.url)
         self._writer = writer
         self._described = features
@@ -166,7 +148,7 @@ class SeqRecordRecorder:
         self._recorded = self._discarded = 0
         self._is_closed = False
         # A recorder without references leaves no thread; written frames stay for a resume.
-        self._finalizer = weakref.finalize(self, _abandon, queue, os.getpid())
+        self._finalizer = weakref.finalize(self, _abandon, self._work, os.getpid())
         self._finalizer.atexit = False
 
     @exclusive
@@ -190,7 +172,7 @@ class SeqRecordRecorder:
                 "`seqrecord edit delete`",
                 episode=key,
             )
-        self._queue.put_call(QueueCall(partial(self._work.begin, key, entries, fps)))
+        self._work.call(partial(self._work.begin, key, entries, fps))
         self._keys.add(key)
         self._episode = RecordingEpisode(self, key, fps or self._fps)
         return self._episode
@@ -198,12 +180,14 @@ class SeqRecordRecorder:
     def stats(self) -> RecorderStats:
         """Current counters. May be called from any thread, at any time."""
         self._exclusive.check_process()
+        work = self._work
         return RecorderStats(
             recorded_frames=self._recorded,
-            written_frames=self._work.written_frames,
-            durable_frames=self._work.durable_frames,
+            written_frames=work.written_frames,
+            durable_frames=work.durable_frames,
+            queued_frames=work.queued_frames,
+            queued_bytes=work.queued_bytes,
             discarded_frames=self._discarded,
-            **vars(self._queue.stats),
         )
 
     @exclusive
@@ -215,10 +199,8 @@ class SeqRecordRecorder:
         self._check_open(None)
         if self._episode is not None:
             self._episode.close(wait=False)
-        task = QueueCall(self._work.stop)
         try:
-            self._queue.put_call(task)
-            self._wait_for(task)
+            self._work.wait_for(self._work.call(self._work.stop))
         finally:
             self._stop()
         return self._writer.close()
@@ -227,7 +209,6 @@ class SeqRecordRecorder:
     def abort(self) -> None:
         """Stop without a commit, and drop queued frames; flushed frames stay for a resume."""
         if not self._is_closed:
-            self._queue.fail(DestinationError("the recorder was stopped"))
             self._stop()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -251,8 +232,8 @@ class SeqRecordRecorder:
     def _stop(self) -> None:
         self._is_closed = True
         self._finalizer.detach()
-        self._queue.close()
-        self._thread.join()
+        self._work.fail(DestinationError("the recorder was stopped"))
+        self._work.join()
 
     def _check_open(self, key: str | None) -> None:
         if self._is_closed:
@@ -272,10 +253,6 @@ class SeqRecordRecorder:
         if self._stamps and is_free:
             return "append"
         return "frames" if clocks else "none"
-
-    def _wait_for(self, task: QueueCall) -> None:
-        while not task.done.wait(_POLL_SECONDS):
-            self._queue.check()
 
 
 class RecordingEpisode:
@@ -315,7 +292,7 @@ class RecordingEpisode:
         if recorder._clock is None and clock == "append":
             expect_stamps(recorder._writer)
         recorder._schema, recorder._clock = schema, clock
-        recorder._queue.put(frame)
+        recorder._work.put(frame)
         recorder._recorded += 1
         self.num_frames += 1
         self._times.append(now)
@@ -332,10 +309,9 @@ class RecordingEpisode:
             recorder._episode = None
             if not self.num_frames:
                 recorder._keys.remove(self.key)
-            task = QueueCall(partial(recorder._work.end, self._slow_rate()))
-            recorder._queue.put_call(task)
+            call = recorder._work.call(partial(recorder._work.end, self._slow_rate()))
             if wait:
-                recorder._wait_for(task)
+                recorder._work.wait_for(call)
 
     @exclusive
     def discard(self, *, wait: bool = False) -> None:
@@ -351,10 +327,9 @@ class RecordingEpisode:
         recorder._keys.remove(self.key)
         recorder._recorded -= self.num_frames
         recorder._discarded += self.num_frames
-        task = QueueCall(recorder._work.discard)
-        recorder._queue.discard(task)
+        call = recorder._work.call(recorder._work.discard, drop_frames=True)
         if wait:
-            recorder._wait_for(task)
+            recorder._work.wait_for(call)
 
     def __enter__(self) -> RecordingEpisode:
         self._exclusive.check_process()
@@ -389,21 +364,18 @@ class RecordingEpisode:
         return self._recorder
 
 
-def _abandon(queue: FrameQueue, pid: int) -> None:
-    if pid != os.getpid():
-        return  # a fork lacks the thread, and the queue's lock may be locked for ever
-    queue.fail(DestinationError("the recorder was not closed"))
-    queue.close(wait=False)
+def _abandon(work: RecordingThread, pid: int) -> None:
+    if pid == os.getpid():  # a fork lacks the thread, and the queue's lock may be locked for ever
+        work.fail(DestinationError("the recorder was not closed"))
 
 
 def _check_local(destination: StorageLike) -> None:
     """Raise `DestinationError` for a URL: flushed frames must survive a kill and an outage."""
     if isinstance(destination, Storage):
-        shown, is_local = destination.url, "://" not in destination.url
+        shown = destination.url
     else:
-        where = parse_location(destination)
-        shown, is_local = where.shown, where.protocol == "file"
-    if not is_local:
+        shown = parse_location(destination).shown
+    if "://" in shown:
         raise DestinationError(
             "a recorder writes to a local disk; record there, and upload the dataset with "
             f"`seqrecord merge FOLDER -o {shown}`",

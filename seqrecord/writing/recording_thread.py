@@ -1,83 +1,135 @@
-"""The thread of a recorder: takes frames from a queue and writes them."""
+"""The thread of a recorder: a queue of frames, bounded in memory, and the writer of its items."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from seqrecord.errors import FormatError, SeqRecordError
+from seqrecord.errors import DestinationError, FormatError, QueueFullError, SeqRecordError
+from seqrecord.processes.threads import start
 from seqrecord.schema import Frame
-from seqrecord.writing.frame_queue import FrameQueue, QueueCall
+from seqrecord.writing.values import copied_value, nbytes_of
 from seqrecord.writing.writer import EpisodeWriter, SeqRecordWriter
 
-# Shares of `flush_seconds`
-_RESERVE = 0.3  # time before the deadline at which a flush begins, at least; see _MARGIN
-_LEAST = 0.1  # between two flushes: each takes time, and ends chunks
-_FIRST = 0.25  # assumed duration of the first flush
-_LATE = 0.15  # frames that waited longer are encoded quickly
+_ITEM_BYTES = 1024  # overhead per frame
+_POLL_SECONDS = 0.1
+_FLUSH_AT = 0.5  # share of `flush_seconds` after which a frame is flushed; the flush takes time
 
-_BUSY = 0.6  # share of time in the storage, above which quick encoding would not help
-_MARGIN = 2.0  # times the longest recent append or flush
-_FORGETS = 0.9  # decay of that longest time, per flush
+
+@dataclass(eq=False)
+class _QueuedFrame:
+    """A copy of a frame."""
+
+    put_at: float  # on the clock
+    frame: Frame
+    nbytes: int
+
+
+class QueueCall:
+    """A function call between frames; `done` is set afterwards."""
+
+    def __init__(self, do: Callable[[], object]) -> None:
+        self.do = do
+        self.done = threading.Event()
 
 
 class RecordingThread:
-    """Body of a recorder's thread: takes frames from the queue, writes and flushes them.
+    """Writes and flushes frames in a thread, in the order of `put`, which does not wait.
 
-    `begin`, `end`, `discard` and `stop` are called through the queue. A frame is safe from a kill
-    within `flush_seconds` of its `put`, unless the storage gets much slower. If encoding is slower
-    than the frames, frames that waited too long are encoded quickly, into more bytes, until the
-    queue is empty; not if the storage is the bottleneck. `clock` is the queue's clock, in seconds.
+    At most `limit` bytes of frames wait in memory. `begin`, `end`, `discard` and `stop` are called
+    through the queue, see `call`. The thread keeps no reference to its recorder.
     """
 
-    def __init__(
-        self,
-        writer: SeqRecordWriter,
-        queue: FrameQueue,
-        flush_seconds: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, writer: SeqRecordWriter, limit: int, flush_seconds: float) -> None:
         self.written_frames = 0
         self.durable_frames = 0  # flushed frames among `written_frames`
+        self.queued_frames = self.queued_bytes = 0
         self._writer = writer
-        self._queue = queue
-        self._clock = clock
+        self._limit = limit
         self._flush_seconds = flush_seconds
-        self._takes = _FIRST * flush_seconds  # recent longest append, or flush counted from due
+        self._condition = threading.Condition()
+        self._items: deque[_QueuedFrame | QueueCall] = deque()
+        self._failure: BaseException | None = None
         self._is_stopped = False
         self._episode: EpisodeWriter | None = None
-        self._oldest: float | None = None  # time of `put` of the oldest unflushed frame
-        self._flushed_at = clock()
-        self._stored = 0.0  # seconds in the storage since the last flush
-        self._storing_share = 0.0  # recent share of time in the storage
+        self._flush_at: float | None = None  # `None` without unflushed frames
+        self._thread = threading.Thread(target=self._run, name="seqrecord-recorder", daemon=True)
+        start(self._thread)
 
-    def run(self) -> None:
-        """Take and write until `stop` or an error."""
-        try:
-            while not self._queue.is_over:
-                self.step()
-                if self._is_stopped:
-                    return  # the caller of `stop` closes the writer
-            self._writer.abort()
-        except BaseException as error:
-            self._queue.fail(error)
-            with contextlib.suppress(SeqRecordError):  # the same error again
-                self._writer.abort()
+    # Called by the recorder.
 
-    def step(self) -> None:
-        """Take one item, and flush if it is time."""
-        seconds = None if self._due is None else max(0.0, self._due - self._clock())
-        item = self._queue.take(seconds)
-        if isinstance(item, QueueCall):
-            item.do()
-        elif item is not None:
-            self._append(item)
-        if (due := self._due) is not None and self._clock() >= due:
-            self._flush(due)
-        if isinstance(item, QueueCall):
-            item.done.set()
+    def put(self, frame: Frame) -> None:
+        """Copy a frame into the queue.
+
+        Raises `QueueFullError` if there is no room, and `DestinationError` after a failure.
+        """
+        nbytes = _ITEM_BYTES + sum(map(nbytes_of, frame.values()))
+        with self._condition:
+            self.check()
+            if self.queued_bytes + nbytes > self._limit:
+                raise QueueFullError(
+                    "queue is full, and the frame was not recorded: frames arrive faster than they "
+                    "are written; choose faster codecs, such as `fast`, or a larger queue_size",
+                    expected=f"{nbytes} bytes free of {self._limit}",
+                    got=f"{self._limit - self.queued_bytes} free",
+                )
+        copied = {name: copied_value(item) for name, item in frame.items()}
+        with self._condition:
+            if self._failure is None:  # else the next call raises
+                self._items.append(_QueuedFrame(time.monotonic(), copied, nbytes))
+                self.queued_frames += 1
+                self.queued_bytes += nbytes
+                self._condition.notify_all()
+
+    def call(self, function: Callable[[], object], *, drop_frames: bool = False) -> QueueCall:
+        """Call a function after the frames so far; `drop_frames` drops those since the last call.
+
+        Raises `DestinationError` after a failure.
+        """
+        call = QueueCall(function)
+        with self._condition:
+            self.check()
+            while drop_frames and self._items and isinstance(last := self._items[-1], _QueuedFrame):
+                self._items.pop()
+                self.queued_frames -= 1
+                self.queued_bytes -= last.nbytes
+            self._items.append(call)
+            self._condition.notify_all()
+        return call
+
+    def wait_for(self, call: QueueCall) -> None:
+        """Wait until a call is done; raises `DestinationError` after a failure."""
+        while not call.done.wait(_POLL_SECONDS):
+            self.check()
+
+    def check(self) -> None:
+        """Raise `DestinationError` after a failure."""
+        if (error := self._failure) is not None:
+            why = getattr(error, "message", None) or repr(error)
+            raise DestinationError(
+                f"recording failed and stopped ({why}); complete episodes are kept: continue with "
+                "resume (--resume)",
+                file=getattr(error, "file", None),
+            ) from error
+
+    def fail(self, error: BaseException) -> None:
+        """Drop all frames and end the thread; `put` raises a `DestinationError` from now on."""
+        with self._condition:
+            self._failure = self._failure or error
+            self._items.clear()
+            self.queued_frames = self.queued_bytes = 0
+            self._condition.notify_all()
+
+    def join(self) -> None:
+        """Wait for the end of the thread, after `stop` or `fail`."""
+        self._thread.join()
+
+    # Called by the thread.
 
     def begin(self, key: str, metadata: Mapping[str, Any], fps: float | None) -> None:
         """Begin an episode."""
@@ -103,51 +155,51 @@ class RecordingThread:
         self.durable_frames = self.written_frames
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread; the caller closes the writer."""
         self._is_stopped = True
 
-    def _ended(self) -> EpisodeWriter:
-        episode, self._episode, self._oldest = self._episode, None, None
-        assert episode is not None, "no episode has begun"
-        return episode
+    def _run(self) -> None:
+        try:
+            while not self._is_stopped and self._failure is None:
+                self._step()
+            if not self._is_stopped:
+                self._writer.abort()
+        except BaseException as error:
+            self.fail(error)
+            with contextlib.suppress(SeqRecordError):  # the same error again
+                self._writer.abort()
 
-    def _append(self, frame: Frame) -> None:
-        assert self._episode is not None, "frame without an episode"
-        put_at = self._queue.put_at
-        began = self._clock()
-        is_late = began - put_at > self._flush_seconds * _LATE
-        with self._watched(self._episode):
-            self._episode.append(frame, fast=is_late and self._storing_share < _BUSY)
-            if self._episode.num_frames == 1:
-                self._episode.fix_schema()  # else the first second's frames are encoded together
+    def _step(self) -> None:
+        """Take one item, and flush if it is time."""
+        due = self._flush_at
+        seconds = None if due is None else max(0.0, due - time.monotonic())
+        with self._condition:
+            self._condition.wait_for(lambda: self._items or self._failure is not None, seconds)
+            item = self._items.popleft() if self._items else None
+            if isinstance(item, _QueuedFrame):
+                self.queued_frames -= 1
+        if isinstance(item, QueueCall):
+            item.do()
+            item.done.set()
+        elif item is not None:
+            self._write(item)
+        if self._flush_at is not None and time.monotonic() >= self._flush_at:
+            self._begun().flush()
+            self._flush_at, self.durable_frames = None, self.written_frames
+
+    def _write(self, item: _QueuedFrame) -> None:
+        self._begun().append(item.frame)
         self.written_frames += 1
-        self._takes = max(self._takes, self._clock() - began)
-        if self._oldest is None:
-            self._oldest = put_at
+        if self._flush_at is None:
+            self._flush_at = item.put_at + _FLUSH_AT * self._flush_seconds
+        with self._condition:
+            if self._failure is None:
+                self.queued_bytes -= item.nbytes
 
-    @property
-    def _due(self) -> float | None:
-        """Time of the next flush; `None` without unflushed frames."""
-        if self._oldest is None:
-            return None
-        reserve = max(_RESERVE * self._flush_seconds, _MARGIN * self._takes)
-        safe_by = self._oldest + self._flush_seconds - reserve
-        return max(safe_by, self._flushed_at + _LEAST * self._flush_seconds)
+    def _begun(self) -> EpisodeWriter:
+        assert self._episode is not None, "no episode has begun"
+        return self._episode
 
-    def _flush(self, due: float) -> None:
-        assert self._episode is not None, "flush without an episode"
-        with self._watched(self._episode):
-            self._episode.flush()
-        self._oldest, self.durable_frames = None, self.written_frames
-        before, self._flushed_at = self._flushed_at, self._clock()
-        share = self._stored / (self._flushed_at - before)
-        self._storing_share, self._stored = (self._storing_share + share) / 2, 0.0
-        took = min(self._flushed_at - due, self._flush_seconds)
-        self._takes = max(took, self._takes * _FORGETS)
-
-    @contextlib.contextmanager
-    def _watched(self, episode: EpisodeWriter) -> Iterator[None]:
-        """Count the time that the storage takes in this block."""
-        stored = episode.storing_seconds
-        yield
-        self._stored += episode.storing_seconds - stored
+    def _ended(self) -> EpisodeWriter:
+        episode, self._episode, self._flush_at = self._begun(), None, None
+        return episode

@@ -65,6 +65,22 @@ def plain_items(items: Iterable[Any], feature: str) -> list[Any]:
     return [i if type(i) in _AS_THEY_ARE else plain(i, feature) for i in items]
 
 
+def copied_value(item: Any) -> Any:
+    """A copy of a value, unless it is immutable."""
+    if isinstance(item, (str, bytes, EncodedImage)):
+        return item
+    if isinstance(item, (bytearray, memoryview)):
+        return bytes(item)
+    return np.array(item)
+
+
+def nbytes_of(item: Any) -> int:
+    """Size of a value in bytes; of text, its characters."""
+    if isinstance(item, EncodedImage):
+        return len(item.data)
+    return len(item) if isinstance(item, (str, bytes)) else int(np.asarray(item).nbytes)
+
+
 def _is_array_like(item: Any) -> bool:
     """False for values that only sources yield: references, or blocks of video."""
     return isinstance(item, (np.ndarray, np.generic, list, tuple, int, float, complex)) or any(

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import (
     DestinationError,
@@ -21,7 +19,7 @@ from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata, parse_metadata
 from seqrecord.processes.exclusive import Exclusive, exclusive
 from seqrecord.reading.metadata import DamagedFile
-from seqrecord.schema import Block, EncodedImage, Frame, Schema
+from seqrecord.schema import Block, Frame, Schema
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.writing.chunking import CHUNK_BYTES, CHUNK_FRAMES
 from seqrecord.writing.dataset_files import DatasetFiles
@@ -36,7 +34,7 @@ from seqrecord.writing.stored_schema import (
     check_fps,
     check_sizes,
 )
-from seqrecord.writing.values import plain_frame
+from seqrecord.writing.values import copied_value, nbytes_of, plain_frame
 
 
 class SeqRecordWriter:
@@ -299,31 +297,25 @@ class EpisodeWriter:
         self._records: RecordFileWriter | None = None  # from the first stored frame on
         self._failed = False
 
-    @property
-    def storing_seconds(self) -> float:
-        """Time that the writer has waited for its storage so far, in seconds."""
-        return 0.0 if self._records is None else self._records.storing_seconds
-
     @exclusive
-    def append(self, frame: Frame, *, fast: bool = False) -> None:
+    def append(self, frame: Frame) -> None:
         """Add one frame: by feature an array, `str` or `bytes`, or an `EncodedImage`.
 
-        An `EncodedImage` stays encoded. The frame may lack features. With `fast`, encoding takes
-        less time and more bytes; readers get the same values. Raises `FrameError` for a wrong dtype
-        or shape, and for a feature that the dataset lacks. Any error ends the episode as `abort`
-        does, so that no recording has a gap. Until the features are known, frames are only
-        collected, and errors come later.
+        An `EncodedImage` stays encoded. The frame may lack features. Raises `FrameError` for a
+        wrong dtype or shape, and for a feature that the dataset lacks. Any error ends the episode
+        as `abort` does, so that no recording has a gap. Until the features are known, frames are
+        only collected, and errors come later.
         """
         self._check_open()
         with self._forget_on_error():
             with located(SchemaError, episode=self.key, frame=self.num_frames):
                 block = Block.of(frame := plain_frame(frame))
             if self._records is not None or self._files.schema is not None:
-                self._begun().append(block, fast=fast)
+                self._begun().append(block)
             else:
-                copy = {name: _copied(item) for name, item in frame.items()}
+                copy = {name: copied_value(item) for name, item in frame.items()}
                 self._pending.append(copy)
-                self._pending_bytes += sum(_nbytes(item) for item in copy.values())
+                self._pending_bytes += sum(map(nbytes_of, copy.values()))
                 if len(self._pending) == CHUNK_FRAMES or self._pending_bytes >= CHUNK_BYTES:
                     self._begun()
         self.num_frames += 1
@@ -351,24 +343,16 @@ class EpisodeWriter:
                 records.append_video(name, gop)
 
     @exclusive
-    def fix_schema(self) -> None:
-        """Infer the features from the frames so far: from here on, frames are encoded at once."""
-        self._check_open()
-        if self.num_frames:
-            with self._forget_on_error():
-                self._begun()
-
-    @exclusive
     def flush(self) -> None:
         """Write all frames so far: from here on neither an error nor a kill loses them.
 
         An episode that is not closed ends at its last flush. Each flush ends the open chunks, so
         flush every few seconds rather than after each frame.
         """
-        self.fix_schema()
-        if self._records is not None:
+        self._check_open()
+        if self.num_frames or self._records is not None:
             with self._forget_on_error():
-                self._records.flush()
+                self._begun().flush()
 
     @exclusive
     def close(self, metadata: Mapping[str, Any] | None = None) -> None:
@@ -453,17 +437,3 @@ class EpisodeWriter:
 def expect_stamps(writer: SeqRecordWriter) -> None:
     """Expect `STAMP` in all frames of a writer: it decides about no fps."""
     writer._files.expect_stamps()
-
-
-def _copied(item: Any) -> Any:
-    if isinstance(item, (str, bytes, EncodedImage)):
-        return item
-    if isinstance(item, (bytearray, memoryview)):
-        return bytes(item)
-    return np.array(item)
-
-
-def _nbytes(item: Any) -> int:
-    if isinstance(item, EncodedImage):
-        return len(item.data)
-    return len(item) if isinstance(item, (str, bytes)) else int(np.asarray(item).nbytes)

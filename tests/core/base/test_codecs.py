@@ -26,7 +26,6 @@ from PIL import Image
 from seqrecord import EncodedImage
 from seqrecord.codecs import PRESETS, FrameCodec, image_chain, probe, resolve
 from seqrecord.codecs.base import MAX_BUFFER_BYTES, numcodecs
-from seqrecord.codecs.presets import fast_config
 from seqrecord.errors import CodecError, MissingPackageError, SchemaError
 from tests.kit.torch_process import run_code
 
@@ -551,8 +550,6 @@ def test_jpegxl(dtype: str, channels: tuple[int, ...]) -> None:
         frame[: len(frame) // 2] = 0  # pixels below transparent alpha are kept too
         codec = codec_for("jpegxl", frame)
         round_trip(codec, frame)
-        chain = resolve("jpegxl", frame.dtype, frame.shape, feature="x")
-        round_trip(FrameCodec(chain, frame.dtype, frame.shape, fast=True), frame)
         data = codec.encode(frame)
         cut = (b"", data[:3], data[:-1], data[: len(data) // 2])
         refuse(codec, (*cut, b"\xff\x0a" + bytes(90)), frame)
@@ -572,33 +569,3 @@ def test_the_error_names_missing_imagecodecs(monkeypatch: pytest.MonkeyPatch) ->
         codec.decode_into(data, np.empty_like(frame))
     with pytest.raises(MissingPackageError, match="pip install imagecodecs"):
         codec.encode(frame)
-
-
-CHAINS: list[Any] = [
-    *("fast", "balanced", "small", "png", [{"id": "lz4"}]),
-    *([{"id": "zstd", "level": -5}], [{"id": "blosc", "clevel": 0}]),
-]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "shape"), [("|u1", (32, 40, 3)), ("<f4", (32, 40)), ("<u2", (32, 40)), ("<f4", (6,))]
-)
-def test_fast_and_usual_encoders_decode_to_the_same_frames(
-    dtype: str, shape: tuple[int, ...]
-) -> None:
-    frame = (np.random.default_rng(0).random(shape) * 50).astype(dtype)
-    for codec in CHAINS:
-        if codec == "png" and dtype == "<f4":
-            continue  # PNG has no floats
-        chain = resolve(codec, dtype, shape, feature="x")
-        usual, quick = FrameCodec(chain, dtype, shape), FrameCodec(chain, dtype, shape, fast=True)
-        for encoder, decoder in ((quick, usual), (usual, quick)):
-            out = decoded(decoder, encoder.encode(frame), frame)
-            np.testing.assert_array_equal(out, frame)
-
-
-def test_fast_config_replaces_slow_encoders_of_the_same_format() -> None:
-    config = {"id": "blosc", "cname": "lz4hc", "clevel": 5, "shuffle": 2}
-    assert fast_config(config) == {**config, "cname": "lz4", "clevel": 9}
-    assert fast_config({"id": "zstd", "level": 19}) == {"id": "zstd", "level": 1}
-    assert fast_config({"id": "lz4", "acceleration": 4}) == {"id": "lz4", "acceleration": 4}

@@ -84,7 +84,6 @@ CALLS_OF: dict[Any, Calls] = {
     SeqRecordWriter: {
         **COMMON,
         "flush": lambda writer, episode: episode.flush(),
-        "fix_schema": lambda writer, episode: episode.fix_schema(),
         "append video": lambda writer, episode: episode.append_video("x", []),
         "forget": lambda writer, episode: episode.abort(),
     },

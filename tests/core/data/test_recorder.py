@@ -62,7 +62,7 @@ def gated(tmp_path: Path, gate: CreateGate) -> FaultyStorage:
 
 
 def recorder_threads() -> list[threading.Thread]:
-    return own_threads("seqrecord-rec", "seqrecord-spill")
+    return own_threads("seqrecord-rec")
 
 
 def check_recorded(folder: Path, count: int) -> None:
@@ -241,45 +241,35 @@ def test_append_does_not_block(tmp_path: Path, gate: CreateGate, gated: Storage)
     check_recorded(tmp_path / "d", 50)
 
 
-def test_frames_beyond_the_queue_are_spilled(
-    tmp_path: Path, gate: CreateGate, gated: Storage
-) -> None:
-    spill = tmp_path / "spill"
-    spill.mkdir()
-    recorder = SeqRecordRecorder(
-        gated, schema=LARGE, queue_size=8 * NBYTES, spill_folder=spill, chunk_frames=1
-    )
-    with recorder, recorder.episode("a") as episode:
-        for number in range(24):
-            # Wait for the disk: its speed is not tested.
-            wait_for(lambda: recorder.stats().queued_bytes <= 4 * NBYTES)
-            episode.append(large(number))
-        stats = recorder.stats()
-        assert stats.total_spilled_frames >= 14
-        assert stats.queued_bytes <= 8 * NBYTES
-        gate.opened.set()
-    assert list(spill.iterdir()) == []
-    check_recorded(tmp_path / "d", 24)
-
-
 def test_a_full_queue(tmp_path: Path, gate: CreateGate, gated: Storage) -> None:
-    spill = tmp_path / "spill"
-    spill.mkdir()
-    recorder = SeqRecordRecorder(
-        gated, schema=LARGE, queue_size=4 * NBYTES, spill_folder=spill, chunk_frames=1
-    )
-    spill.rmdir()  # no file can be created there
+    recorder = SeqRecordRecorder(gated, schema=LARGE, queue_size="4.5MiB", chunk_frames=1)
     with recorder, recorder.episode("a") as episode:
-        for number in range(3):
+        for number in range(4):
             episode.append(large(number))
-        for number in range(3, 10):
-            with pytest.raises(QueueFullError):
+        for number in range(4, 10):
+            with pytest.raises(QueueFullError, match=r"not recorded.*queue_size"):
                 episode.append(large(number))
-        assert recorder.stats().recorded_frames == 3
+        assert gate.reached.wait(60)
+        stats = recorder.stats()
+        assert (stats.recorded_frames, stats.queued_frames) == (4, 3)
+        assert 4 * NBYTES <= stats.queued_bytes <= 4.5 * NBYTES, "with the frame that is written"
         gate.opened.set()
         wait_for(lambda: recorder.stats().queued_bytes == 0)
-        episode.append(large(3))  # written frames free memory
-    check_recorded(tmp_path / "d", 4)
+        episode.append(large(4))  # written frames free memory
+    check_recorded(tmp_path / "d", 5)
+
+
+def test_frames_are_flushed_after_half_of_the_time(tmp_path: Path, loop: Loop) -> None:
+    """The other half is for the flush itself."""
+    recorder = SeqRecordRecorder(tmp_path, flush_seconds=60)
+    with recorder, recorder.episode("a") as episode:
+        for at, durable in ((0, 0), (29, 0), (31, 3), (60, 3), (91, 5)):
+            loop.passed = at
+            episode.append({"x": np.zeros(3)})
+            count = episode.num_frames
+            wait_for(lambda count=count: recorder.stats().written_frames == count)  # type: ignore[misc]
+            wait_for(lambda least=durable: recorder.stats().durable_frames >= least)  # type: ignore[misc]
+            assert recorder.stats().durable_frames == durable
 
 
 def test_a_failed_write_is_raised_and_complete_episodes_are_kept(tmp_path: Path) -> None:
@@ -376,7 +366,9 @@ def test_discard_does_not_block(tmp_path: Path, gate: CreateGate, gated: Storage
             episode.append({"x": number + 7})
         assert gate.reached.wait(60)
         episode.discard()
-        assert recorder.stats().queued_frames == 0
+        stats = recorder.stats()
+        assert stats.queued_frames == 0
+        assert stats.queued_bytes < 3000, "the frame that is written"
         with recorder.episode("a") as episode:
             episode.append({"x": 0})
             gate.opened.set()
@@ -388,7 +380,6 @@ def test_wrong_arguments(tmp_path: Path, memory_url: str) -> None:
         ({"queue_size": "many"}, "queue_size"),
         ({"flush_seconds": 0}, "invalid flush_seconds"),
         ({"flush_seconds": float("nan")}, "invalid flush_seconds"),
-        ({"spill_folder": "/no/such/folder"}, "cannot spill there"),
         ({"mode": "update"}, "unknown mode"),
     ]
     for arguments, message in wrong:
@@ -404,23 +395,20 @@ def test_wrong_arguments(tmp_path: Path, memory_url: str) -> None:
 
 
 @pytest.mark.parametrize("end", [SeqRecordRecorder.abort, lambda recorder: None])
-def test_an_unclosed_recorder_leaves_no_thread_and_no_spill_file(
+def test_an_unclosed_recorder_leaves_no_thread(
     tmp_path: Path, end: Callable[[SeqRecordRecorder], None]
 ) -> None:
-    spill = tmp_path / "spill"
-    spill.mkdir()
-    recorder = SeqRecordRecorder(tmp_path / "d", spill_folder=spill)
+    recorder = SeqRecordRecorder(tmp_path / "d")
     with recorder.episode("a") as episode:
         episode.append({"x": np.zeros(3)})
     threads = recorder_threads()
-    assert len(threads) == 2
+    assert len(threads) == 1
     end(recorder)
     del recorder, episode
     gc.collect()
     for thread in threads:
         thread.join(60)
     assert recorder_threads() == []
-    assert list(spill.iterdir()) == []
     SeqRecordWriter(tmp_path / "d", mode="resume").close()
     check_recorded(tmp_path / "d", 1)
 
