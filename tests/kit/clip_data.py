@@ -149,7 +149,7 @@ def write_numbered(
     write_dataset(
         path,
         {
-            f"set/{number}": (expected_frame(number, frame, shape) for frame in range(length))
+            f"set/{number}": [expected_frame(number, frame, shape) for frame in range(length)]
             for number, length in enumerate(LENGTHS)
         },
         metadata={f"set/{number}": {"number": number} for number in range(len(LENGTHS))},
