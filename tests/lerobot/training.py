@@ -2,7 +2,7 @@
 
 Needs a Python with lerobot and the plug-in of integrations/lerobot. `check FOLDER` compares losses,
 `check-mix FOLDER` the losses of a mix of two robots and of a merged dataset. `measure FOLDER` and
-`measure-mix FOLDER` print the tables of benchmarks/lerobot/TRAINING.md as JSON. All start `train …`:
+`measure-mix FOLDER` print the tables of benchmarks/lerobot/TRAINING.md as JSON. All start `train`:
 `lerobot-train` with a log of each step.
 """
 

@@ -118,6 +118,7 @@ PAGES = [
     ),
     Page("llms.txt"),
     Page("docs/index.md", {}, {"recording": RECORDING}),
+    Page("docs/codecs.md", {}, {"recording": RECORDING}),
     Page(
         "docs/loaders.md",
         {"tartanair-records": "tartanair"},
