@@ -4,12 +4,12 @@ Test files contain cases and expectations. A builder, model, runner of processes
 that two files need is here, at most 4,000 lines of code in all; helpers are at most a quarter of a
 test file (`tests/project/test_size_of_tests.py`). A test writes its dataset in one line:
 
-    write_dataset(tmp_path, {"a": 12, "b": frames(x=range(9), image=noise(9, 4, 5, 3))})
+    write_dataset(tmp_path, {"a": 12, "b": columns(x=range(9), image=noise(9, 4, 5, 3))})
 
 | module | content |
 |---|---|
 | **datasets** | |
-| `datasets` | builder: `write_dataset`, `frames`, `noise`, `texts`; numbered frames |
+| `datasets` | builder: `write_dataset`, `columns`, `noise`, `texts`; numbered frames |
 | `tiny` | a dataset below 1.5 KB, and tools that change its parts and their checksums |
 | `clip_data` | a dataset for loaders; checks of its clips; leaks of threads, files and memory |
 | `abandoned` | a writer that stops as if its process were killed |

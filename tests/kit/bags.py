@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from mcap.writer import Writer as McapWriter
-from PIL import Image
 from rosbags.rosbag1 import Writer as Writer1
 from rosbags.rosbag2 import StoragePlugin, Writer
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
+
+from tests.kit.datasets import encoded
 
 __all__ = [
     "IMAGE",
@@ -153,17 +153,11 @@ def transform(parent: str, child: str, pose: Sequence[float], time: int) -> Any:
 
 
 def png(pixels: npt.NDArray[Any]) -> bytes:
-    return _saved(pixels, "png")
+    return encoded(pixels)
 
 
 def jpeg(pixels: npt.NDArray[Any]) -> bytes:
-    return _saved(pixels, "jpeg")
-
-
-def _saved(pixels: npt.NDArray[Any], format_: str) -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, format_)
-    return stream.getvalue()
+    return encoded(pixels, kind="jpeg")
 
 
 def write_bag(folder: Path, messages: Sequence[Timed], *, sqlite: bool = False) -> Path:

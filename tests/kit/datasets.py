@@ -3,7 +3,7 @@
 >>> written = write_dataset(tmp_path, {"a": 12, "b": 3}, chunk_frames=4)
 >>> lengths_of(tmp_path)
 {'a': 12, 'b': 3}
->>> write_dataset(path, {"a": frames(x=range(9), image=noise(9, 4, 5, 3))}, codecs="raw")
+>>> write_dataset(path, {"a": columns(x=range(9), image=noise(9, 4, 5, 3))}, codecs="raw")
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import seqrecord
 from seqrecord import Dataset, EncodedImage, FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter
 from seqrecord.errors import NotFoundError
 from seqrecord.format.manifest import read_manifest
+from seqrecord.sources import Gop
 from seqrecord.storage import LocalStorage, StorageLike
 
 __all__ = [
@@ -32,11 +33,12 @@ __all__ = [
     "WIDTH",
     "Frame",
     "SmallFrame",
+    "columns",
     "contents",
     "damage",
+    "encoded",
     "flip",
     "frame",
-    "frames",
     "keys_of",
     "lengths_of",
     "noise",
@@ -60,7 +62,7 @@ Frame = dict[str, Any]
 
 def write_dataset(
     path: StorageLike,
-    episodes: Mapping[str, int | Iterable[Frame] | Mapping[str, Any]],
+    episodes: Mapping[str, int | Iterable[Frame]],
     *,
     metadata: Mapping[str, Mapping[str, Any]] | None = None,
     rates: Mapping[str, float | None] | None = None,
@@ -71,7 +73,9 @@ def write_dataset(
 
     Args:
         path: local path, URL or storage.
-        episodes: by key the frames, or how many numbered ones (see `frame`), or GOPs by feature.
+        episodes: by key the frames, or how many numbered ones (see `frame`). The items of an
+            episode with encoded video are frames of its other features, and one `Gop` per feature:
+            `columns(image=gops) + columns(state=rows)`.
         metadata: metadata by key; other episodes have none.
         rates: frames per second by key; other episodes have `fps` of the options.
         flush_at: numbers of frames of each episode that are followed by a flush.
@@ -83,7 +87,7 @@ def write_dataset(
 
 def write_episodes(
     writer: SeqRecordWriter | SeqRecordRecorder,
-    episodes: Iterable[str] | Mapping[str, int | Iterable[Frame] | Mapping[str, Any]],
+    episodes: Iterable[str] | Mapping[str, int | Iterable[Frame]],
     *,
     metadata: Mapping[str, Mapping[str, Any]] | None = None,
     rates: Mapping[str, float | None] | None = None,
@@ -101,28 +105,28 @@ def write_episodes(
         written[key] = []
         episode: Any = writer.episode(key, metadata=(metadata or {}).get(key), fps=fps)
         with episode:
-            if isinstance(content, Mapping):
-                for feature, gops in content.items():
-                    episode.append_video(feature, gops)
-                continue
             if isinstance(content, int):
-                content = (frame(key, number) for number in range(content))
+                content = [frame(key, number) for number in range(content)]
             for number, one in enumerate(content):
-                episode.append(one)
+                gops = {name: value for name, value in one.items() if isinstance(value, Gop)}
+                for name, gop in gops.items():
+                    episode.append_video(name, [gop])
+                if not gops:
+                    episode.append(one)
                 written[key].append(one)
                 if number in flush_at:
                     episode.flush()
     return written
 
 
-def frames(**columns: Iterable[Any]) -> list[Frame]:
+def columns(**values: Iterable[Any]) -> list[Frame]:
     """Frames of columns of equal length; `None` in a column is a missing value.
 
-    `frames(x=range(3), note=["a", None, "b"])` are three frames, the second without a `note`.
+    `columns(x=range(3), note=["a", None, "b"])` are three frames, the second without a `note`.
     """
-    rows = zip(*columns.values(), strict=True)
+    rows = zip(*values.values(), strict=True)
     return [
-        {name: value for name, value in zip(columns, row, strict=True) if value is not None}
+        {name: value for name, value in zip(values, row, strict=True) if value is not None}
         for row in rows
     ]
 
@@ -137,6 +141,15 @@ def noise(*shape: int, dtype: npt.DTypeLike = np.uint8, seed: int = 0) -> npt.ND
         info = np.iinfo(kind)
         return rng.integers(info.min, info.max, shape, kind, endpoint=True)
     return rng.normal(size=shape).astype(kind)
+
+
+def encoded(
+    pixels: npt.NDArray[Any], mode: str | None = None, kind: str = "png", **options: Any
+) -> bytes:
+    """Bytes of an image file; `mode` and `options` are Pillow's."""
+    stream, image = io.BytesIO(), Image.fromarray(pixels)
+    (image.convert(mode) if mode else image).save(stream, kind, **options)
+    return stream.getvalue()
 
 
 def texts(count: int) -> list[str]:
@@ -273,7 +286,7 @@ def write_small(
     write_dataset(
         path,
         {
-            key: [{**frame, "photo": _png(frame["photo"])} for frame in each]
+            key: [{**frame, "photo": EncodedImage(encoded(frame["photo"]))} for frame in each]
             for key, each in written.items()
         },
         metadata={
@@ -318,9 +331,3 @@ def flip(file: Path, at: int) -> None:
         [byte] = opened.read(1)
         opened.seek(at)
         opened.write(bytes([byte ^ 1]))
-
-
-def _png(image: npt.NDArray[Any]) -> EncodedImage:
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, "png")
-    return EncodedImage(file.getvalue())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from PIL import Image
 
 from seqrecord.errors import SourceError
 from seqrecord.sources import EpisodeInfo, Source
+from tests.kit.datasets import encoded
 
 __all__ = [
     "Damage",
@@ -175,14 +173,6 @@ def remove(*names: str) -> Damage:
             (folder / name).unlink()
 
     return change
-
-
-def encoded(pixels: npt.NDArray[Any], mode: str | None = None, kind: str = "png") -> bytes:
-    """The bytes of an image file, in a mode of Pillow."""
-    stream = io.BytesIO()
-    image = Image.fromarray(pixels)
-    (image.convert(mode) if mode else image).save(stream, kind)
-    return stream.getvalue()
 
 
 def flipped(position: int) -> Callable[[bytes], bytes]:

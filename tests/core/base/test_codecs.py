@@ -27,6 +27,7 @@ from seqrecord import EncodedImage
 from seqrecord.codecs import PRESETS, FrameCodec, image_chain, probe, resolve
 from seqrecord.codecs.base import MAX_BUFFER_BYTES, numcodecs
 from seqrecord.errors import CodecError, MissingPackageError, SchemaError
+from tests.kit.datasets import encoded
 from tests.kit.torch_process import run_code
 
 Array = npt.NDArray[Any]
@@ -440,12 +441,6 @@ def test_one_codec_in_many_threads(preset: str) -> None:
 # Encoded images
 
 
-def encoded(frame: Array, name: str, **options: Any) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(frame).save(file, name, **options)
-    return file.getvalue()
-
-
 def by_pillow(data: bytes) -> Array:
     return np.asarray(Image.open(io.BytesIO(data)))
 
@@ -454,7 +449,7 @@ def test_kept_images() -> None:
     rng = np.random.default_rng(0)
     for shape, dtype in (((40, 60), "u1"), ((4, 6, 3), "u1"), ((4, 6, 4), "u1"), ((4, 6), "<u2")):
         frame = rng.integers(0, 256, shape).astype(dtype)
-        data = encoded(frame, "png")
+        data = encoded(frame)
         header = probe(data)
         assert (header.format, header.dtype, header.shape) == ("png", frame.dtype, shape)
         codec = FrameCodec(image_chain(data), frame.dtype, shape)
@@ -462,7 +457,7 @@ def test_kept_images() -> None:
         np.testing.assert_array_equal(decoded(codec, data, frame), frame)
         round_trip(codec, frame)
     frame = smooth(40, 60, 3)
-    data = encoded(frame, "jpeg", quality=90)
+    data = encoded(frame, kind="jpeg", quality=90)
     codec = FrameCodec(image_chain(data), "u1", (None, None, 3))
     kept = decoded(codec, codec.encode(EncodedImage(data)), frame)
     np.testing.assert_array_equal(kept, by_pillow(data))
@@ -470,7 +465,7 @@ def test_kept_images() -> None:
         codec.encode(frame)
     codec = FrameCodec([{**PNG, "format": "any"}], "u1", (None, None, 3))
     for kind in ("png", "jpeg"):
-        data = encoded(frame, kind)
+        data = encoded(frame, kind=kind)
         assert codec.encode(EncodedImage(data)) == data
         np.testing.assert_array_equal(decoded(codec, data, frame), by_pillow(data))
     round_trip(codec, frame)
@@ -495,23 +490,21 @@ def test_image_codecs_by_name() -> None:
         assert resolve(name, frame.dtype, frame.shape, feature="x") == (config,)
         codec = codec_for(name, frame)
         out = decoded(codec, codec.encode(frame), frame)
-        np.testing.assert_array_equal(out, by_pillow(encoded(frame, "jpeg", quality=quality)))
+        np.testing.assert_array_equal(out, by_pillow(encoded(frame, kind="jpeg", quality=quality)))
         assert not np.array_equal(out, frame)
 
 
 def test_images_that_cannot_be_kept() -> None:
     frame = smooth(40, 60, 3)
-    png, jpeg = encoded(frame, "png"), encoded(frame, "jpeg")
-    palette = io.BytesIO()
-    Image.fromarray(frame).convert("P").save(palette, "png")
+    png, jpeg = encoded(frame), encoded(frame, kind="jpeg")
     deep = bytearray(png)
     deep[24] = 16  # 16-bit colour, which Pillow would cut to 8
     deep[29:33] = struct.pack(">I", zlib.crc32(deep[12:29]))
-    for data in (b"", b"GIF89a", png[:20], palette.getvalue(), bytes(deep)):
+    for data in (b"", b"GIF89a", png[:20], encoded(frame, "P"), bytes(deep)):
         with pytest.raises(CodecError):
             image_chain(data)
     codec = codec_for([PNG], frame)
-    others = (jpeg, encoded(smooth(41, 60, 3), "png"), png[:20])
+    others = (jpeg, encoded(smooth(41, 60, 3)), png[:20])
     for data in others:
         with pytest.raises(CodecError):
             codec.encode(EncodedImage(data))

@@ -14,7 +14,7 @@ from seqrecord.edit import clean
 from seqrecord.errors import LocationError
 from seqrecord.storage import parse_location
 from tests.kit.command_line import run
-from tests.kit.datasets import write_small
+from tests.kit.datasets import write_dataset, write_small
 
 SECRET = "MARKED-S3CRET"
 
@@ -127,8 +127,7 @@ SIGNED = f"https://acme.blob.core.windows.net/box/set?sv=1&sig={SECRET}"
 
 
 def _write(path: Any) -> None:
-    with seqrecord.SeqRecordWriter(path) as writer, writer.episode("a") as episode:
-        episode.append({"x": np.zeros(2)})
+    write_dataset(path, {"a": [{"x": np.zeros(2)}]})
 
 
 Use = Callable[[Any], Any]

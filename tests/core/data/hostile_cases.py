@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from seqrecord import FeatureSpec, Schema, SeqRecordWriter, reindex
+from seqrecord import FeatureSpec, Schema, reindex
 from seqrecord.codecs.base import numcodecs
 from seqrecord.errors import (
     ChecksumError,
@@ -36,6 +36,7 @@ from seqrecord.errors import (
     VersionError,
 )
 from tests.kit import tiny
+from tests.kit.datasets import write_dataset
 
 __all__ = ["CASES", "Case"]
 
@@ -136,11 +137,9 @@ def _not_utf8(root: Path) -> None:
     """A dataset with one frame of text that is not UTF-8."""
     shutil.rmtree(root)
     schema = Schema([FeatureSpec("text", np.dtype("u1"), (None,))])
-    with (
-        SeqRecordWriter(root, schema=schema, codecs="raw") as writer,
-        writer.episode(tiny.KEY) as episode,
-    ):
-        episode.append({"text": np.frombuffer(b"abcd", "u1")})
+    write_dataset(
+        root, {tiny.KEY: [{"text": np.frombuffer(b"abcd", "u1")}]}, schema=schema, codecs="raw"
+    )
 
     def change(parts: tiny.RecordParts) -> None:
         parts.head["schema"][0]["value"] = "text"

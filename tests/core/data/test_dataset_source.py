@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -32,7 +31,7 @@ from seqrecord.errors import FormatError, NotFoundError, SchemaError, SourceErro
 from seqrecord.sources import format_names
 from tests.core.training.clip_model import write_all
 from tests.kit.command_line import run
-from tests.kit.datasets import write_small
+from tests.kit.datasets import columns, encoded, noise, write_dataset, write_small
 from tests.kit.made_source import MadeSource
 from tests.kit.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
 from tests.kit.web_server import WebFolder
@@ -51,11 +50,7 @@ def assert_same(path: Path | str, again: Path | str) -> None:
 
 
 def write(path: Path, episodes: dict[str, list[dict[str, Any]]], **options: Any) -> Path:
-    with seqrecord.SeqRecordWriter(path, **options) as writer:
-        for key, frames in episodes.items():
-            with writer.episode(key) as episode:
-                for frame in frames:
-                    episode.append(frame)
+    write_dataset(path, episodes, **options)
     return path
 
 
@@ -94,11 +89,9 @@ def test_any_dataset(made: tuple[Schema, dict[str, Any]]) -> None:
     schema, episodes = made
     with TemporaryDirectory() as folder:
         a, b = Path(folder, "a"), Path(folder, "b")
-        with seqrecord.SeqRecordWriter(a, schema=schema, chunk_frames=2) as writer:
-            for key, (metadata, frames) in episodes.items():
-                with writer.episode(key, metadata=metadata, fps=12.5) as episode:
-                    for frame in frames:
-                        episode.append(frame)
+        written = {key: frames for key, (_, frames) in episodes.items()}
+        metadata = {key: entries for key, (entries, _) in episodes.items()}
+        write_dataset(a, written, metadata=metadata, fps=12.5, schema=schema, chunk_frames=2)
         convert(open_source(a), b, workers=1)
         with seqrecord.open(a) as one, seqrecord.open(b) as two:
             assert frames_of(two) == frames_of(one)
@@ -140,21 +133,19 @@ def video_schema(name: str = "h264") -> Schema:
 
 def write_video(path: Path, *, whole: bool = True) -> None:
     """H.264 in three episodes; the first has a packet that does not decode."""
-    with seqrecord.SeqRecordWriter(path, schema=video_schema()) as writer:
-        gops = gops_of("h264", moving(28), 12)
-        broken = Gop((gops[0].packets[0], b"\0\0\0\1\x65" + b"\x55" * 50), (0, 1))
-        with writer.episode("kept", fps=30) as episode:
-            episode.append_video("image", [*gops, broken] if not whole else gops)
-            for i in range(28 if whole else 30):
-                episode.append({"x": np.float32(i)})
-        with writer.episode("gaps") as episode:  # in both features
-            for i, image in enumerate(moving(28)):
-                frame = {"image": image, "x": np.float32(i)}
-                absent = {"image"} if i in (0, 7, 8, 20, 27) else {"x"} if i == 3 else set()
-                episode.append({n: v for n, v in frame.items() if n not in absent})
-        with writer.episode("none") as episode:
-            for i in range(300):
-                episode.append({"x": np.float32(i)})
+    gops = gops_of("h264", moving(28), 12)
+    broken = Gop((gops[0].packets[0], b"\0\0\0\1\x65" + b"\x55" * 50), (0, 1))
+    x = np.arange(300, dtype=np.float32)
+    images = [None if i in (0, 7, 8, 20, 27) else image for i, image in enumerate(moving(28))]
+    episodes = {
+        "kept": columns(image=gops if whole else [*gops, broken])
+        + columns(x=x[: 28 if whole else 30]),
+        "gaps": columns(image=images, x=[None if i == 3 else x[i] for i in range(28)]),
+        "none": columns(x=x),
+    }
+    if not whole:
+        episodes["kept"] += columns(image=[broken]) + columns(x=x[28:30])
+    write_dataset(path, episodes, rates={"kept": 30}, schema=video_schema())
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -229,9 +220,7 @@ def test_timestamps_of_copied_chunks(tmp_path: Path) -> None:
 
 def test_images_are_passed_on_undecoded(tmp_path: Path) -> None:
     """Their pixels are damaged, so that decoding would fail."""
-    file = io.BytesIO()
-    Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3)).save(file, "png")
-    data = file.getvalue().replace(b"IDATx", b"IDAT\0")
+    data = encoded(np.arange(48, dtype=np.uint8).reshape(4, 4, 3)).replace(b"IDATx", b"IDAT\0")
     schema = Schema([FeatureSpec("image", np.dtype("u1"), (4, 4, 3), PNG)])
     a = write(tmp_path / "a", {"a": [{"image": EncodedImage(data)}]}, schema=schema)
     with seqrecord.open(a) as dataset, pytest.raises(seqrecord.errors.CodecError):
@@ -246,10 +235,9 @@ def test_images_are_passed_on_undecoded(tmp_path: Path) -> None:
 def test_images_that_are_not_complete_files(name: str, tmp_path: Path) -> None:
     if name == "jpegxl":
         pytest.importorskip("imagecodecs")
-    frames = np.random.default_rng(0).integers(0, 256, (3, 40, 60, 3), np.uint8)
+    images = noise(3, 40, 60, 3)
     codec = ({"id": "seqrecord.image", "format": name},)
-    images = [{"image": frame} for frame in frames]
-    a = write(tmp_path / "a", {"a": images}, codecs={"image": codec})
+    a = write(tmp_path / "a", {"a": columns(image=images)}, codecs={"image": codec})
     convert(open_source(a), tmp_path / "b", workers=1)
     assert_same(a, tmp_path / "b")
     convert(open_source(a), tmp_path / "c", codecs="small", workers=1)
@@ -257,10 +245,10 @@ def test_images_that_are_not_complete_files(name: str, tmp_path: Path) -> None:
     edit.merge_datasets([a], tmp_path / "e")
     for place in "bce":
         with seqrecord.open(tmp_path / place) as dataset:
-            assert np.array_equal(dataset.episodes["a"][:]["image"], frames)
+            assert np.array_equal(dataset.episodes["a"][:]["image"], images)
             assert (dataset.features["image"].codec == codec) == (place != "c")
     found = [np.asarray(Image.open(path)) for path in sorted((tmp_path / "d").rglob("*.png"))]
-    assert np.array_equal(found, frames)
+    assert np.array_equal(found, images)
 
 
 def test_video_in_another_codec_is_decoded(tmp_path: Path) -> None:

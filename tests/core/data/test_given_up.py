@@ -20,6 +20,7 @@ from seqrecord.errors import DestinationError, FrameError, SourceError, StorageE
 from seqrecord.sources import EpisodeInfo
 from seqrecord.storage import LocalStorage
 from tests.kit.command_line import main
+from tests.kit.datasets import write_dataset
 from tests.kit.places import Place
 from tests.kit.services.process import wait_for
 from tests.kit.storage_doubles import FailAt, FaultyStorage
@@ -236,8 +237,7 @@ def test_a_failure_leaves_no_object_in_a_bucket(place: Place) -> None:
         with pytest.raises(KeyError):
             error(url)
         assert place.names() == [], name
-    with SeqRecordWriter(url, storage_options=options) as writer, writer.episode("e") as episode:
-        episode.append(frame(0))
+    write_dataset(url, {"e": [frame(0)]}, storage_options=options)
 
 
 @pytest.mark.slow  # starts processes

@@ -17,6 +17,7 @@ from seqrecord.format.pages import aligned, page_offsets, slice_table
 from seqrecord.writing import chunking
 from seqrecord.writing import writer as writer_module
 from tests.kit.command_line import run
+from tests.kit.datasets import write_dataset
 from tests.kit.tiny import footers_of
 
 U1 = np.dtype("u1")
@@ -87,9 +88,9 @@ def test_frames_a_chunk(tmp_path: Path, nbytes: list[int], expected: int) -> Non
 
 def write(root: Path, num_frames: int, **options: Any) -> None:
     """`image` in one group; `pose` and `note`, which frames 5, 70 and 130 lack, in another."""
-    with SeqRecordWriter(root, codecs="raw", **options) as writer, writer.episode("a") as episode:
-        for number in range(num_frames):
-            episode.append(frame(number))
+    write_dataset(
+        root, {"a": [frame(number) for number in range(num_frames)]}, codecs="raw", **options
+    )
 
 
 def frame(number: int) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from seqrecord.errors import ConflictError, FormatError, SchemaError
 from seqrecord.feature_kinds import parse_unit, partner_of, same_unit, size_in
 from tests.kit.bags import image, write_mcap
 from tests.kit.command_line import fail, run
+from tests.kit.datasets import write_dataset
 
 COLOURS = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255]], np.uint8)
 SIDE = 12
@@ -56,9 +57,7 @@ def tree(root: Path, **features: npt.NDArray[Any]) -> Path:
 
 def dataset(path: Path, declared: Any = None, **features: Any) -> Path:
     """A dataset of one episode of four equal frames."""
-    with SeqRecordWriter(path, features=declared, codecs="raw") as writer, writer.episode("e") as e:
-        for _ in range(4):
-            e.append(features)
+    write_dataset(path, {"e": [features for _ in range(4)]}, features=declared, codecs="raw")
     return path
 
 
@@ -157,10 +156,8 @@ def test_a_picture_has_no_depth_in_a_unit(tmp_path: Path) -> None:
     messages.append(fail("edit", "describe", records, *given[2:]))
     run("edit", "describe", records, "--unit", "rgb=px", code=1)
     features: dict[str, Any] = {"rgb": {"kind": "depth", "unit": "mm"}}
-    with pytest.raises(SchemaError) as caught:  # noqa: PT012, SIM117 - from the first frame
-        with seqrecord.SeqRecordWriter(tmp_path / "c", features=features) as writer:
-            with writer.episode("e") as episode:
-                episode.append({"rgb": mask()})
+    with pytest.raises(SchemaError) as caught:
+        write_dataset(tmp_path / "c", {"e": [{"rgb": mask()}]}, features=features)
     for message in (*messages, str(caught.value)):
         assert "no depth in a unit; store depth as uint16 or float32 [H, W]" in message
         assert "got: uint8" in message
@@ -290,9 +287,7 @@ def test_statistics_and_lags_follow_an_edit(
     assert "seqrecord stats" in caplog.text
     path = tmp_path / "b"
     features = {"t": {"kind": "timestamp", "unit": "s"}}
-    with SeqRecordWriter(path, features=features) as writer, writer.episode("e") as episode:
-        for i in range(5):
-            episode.append({"t": float(i), "u": i * 10})
+    write_dataset(path, {"e": [{"t": float(i), "u": i * 10} for i in range(5)]}, features=features)
     line = fail("edit", "describe", path, "--kind", "u=timestamp", "--unit", "u=ms")
     command = line.partition("`seqrecord ")[2].partition("`")[0]
     run(*(word.strip("'") for word in command.split()))

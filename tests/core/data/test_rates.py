@@ -23,6 +23,7 @@ from seqrecord import (
 from seqrecord.export import to_files
 from tests.kit.bags import image, write_mcap
 from tests.kit.command_line import run
+from tests.kit.datasets import write_dataset
 from tests.kit.lerobot_video_data import unpack
 from tests.kit.source_writers import write_euroc
 from tests.kit.video_file_data import pictures, write_video
@@ -36,11 +37,11 @@ SECONDS: dict[str, Any] = {"kind": "timestamp", "unit": "s"}
 
 
 def written(path: Path, episodes: dict[str, list[dict[str, Any]]], **options: Any) -> Path:
-    with SeqRecordWriter(path, **{"fps": FPS, **options}) as writer:
-        for key, frames in episodes.items():
-            with writer.episode(key) as episode:
-                for frame in frames:
-                    episode.append(frame)
+    write_dataset(
+        path,
+        episodes,
+        **{"fps": FPS, **options},
+    )
     return path
 
 

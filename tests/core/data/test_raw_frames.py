@@ -33,7 +33,7 @@ from seqrecord.storage.base import StorageWrapper
 from seqrecord.storage.cache import CachedStorage
 from seqrecord.storage.ranges import ByteRange
 from tests.kit.clip_data import LARGE, LENGTHS, check_clip, possible_clips, write_numbered
-from tests.kit.datasets import damage, flip, nth_page
+from tests.kit.datasets import damage, flip, nth_page, write_dataset
 from tests.kit.storage_doubles import CountingStorage, DamagesOnce
 
 FRAMES = 700
@@ -65,12 +65,7 @@ EXPECTED = [made(frame) for frame in range(FRAMES)]
 
 
 def write(folder: Path) -> Path:
-    with (
-        SeqRecordWriter(folder, schema=SCHEMA, codecs="raw", chunk_frames=600) as writer,
-        writer.episode("e") as episode,
-    ):
-        for frame in EXPECTED:
-            episode.append(frame)
+    write_dataset(folder, {"e": EXPECTED}, schema=SCHEMA, codecs="raw", chunk_frames=600)
     return folder
 
 

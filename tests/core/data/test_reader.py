@@ -27,6 +27,7 @@ from tests.kit.datasets import (
     nth_chunk,
     small_frames,
     small_schema,
+    write_dataset,
     write_small,
 )
 from tests.kit.storage_doubles import CountingStorage, FailAt, FailTransiently, FaultyStorage
@@ -168,9 +169,7 @@ def test_html_for_notebooks_is_escaped_and_small(tmp_path: Path) -> None:
     metadata: dict[str, Any] = {f"number {i}": i for i in range(1000)}
     first = {"<b>name</b>": '<img src="x" onerror="alert(1)">', "frames": "&amp;"}
     metadata = {**first, "long": "x" * 10**5, **metadata}
-    writer = seqrecord.SeqRecordWriter(tmp_path / "<i>records")
-    with writer, writer.episode(key, metadata=metadata) as episode:
-        episode.append({"x": np.zeros(2)})
+    write_dataset(tmp_path / "<i>records", {key: [{"x": np.zeros(2)}]}, metadata={key: metadata})
     with seqrecord.open(tmp_path / "<i>records") as dataset:
         for html in (dataset._repr_html_(), dataset.episodes[key]._repr_html_()):
             tags = set(re.findall(r"</?(\w+)[^>]*>", html))

@@ -18,6 +18,7 @@ from seqrecord.edit import clean
 from seqrecord.errors import ClipError
 from seqrecord.format.edits import Delete, Edit, Split, encode_edit
 from tests.kit.command_line import run
+from tests.kit.datasets import write_dataset
 from tests.kit.tiny import change_manifest, loaded
 
 Frames = list[dict[str, Any]]
@@ -186,8 +187,7 @@ def test_edits_survive_appends_and_rebuilds(tmp_path: Path) -> None:
     assert summarize(tmp_path).splits == {"train": 1, "val": 1}
     assert "train 1, val 1, none 1" in str(summarize(tmp_path))
     # Edits survive an append, a lost manifest and a lost index.
-    with SeqRecordWriter(tmp_path, mode="append") as writer, writer.episode("z") as episode:
-        episode.append(written["env/0"][0])
+    write_dataset(tmp_path, {"z": [written["env/0"][0]]}, mode="append")
     assert loaded(tmp_path)[0].splits == ("train", "val")
     put_edits(tmp_path, Delete((loaded(tmp_path)[1].uid(3),)))
     reindex(tmp_path)

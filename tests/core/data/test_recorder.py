@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import re
 import shutil
 import threading
@@ -14,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import seqrecord
 from seqrecord import EncodedImage, FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter
@@ -28,6 +26,7 @@ from seqrecord.errors import (
 from seqrecord.storage import LocalStorage, Storage, open_storage
 from tests.kit.datasets import (
     EPISODES,
+    encoded,
     frame,
     lengths_of,
     small_schema,
@@ -190,9 +189,7 @@ def test_frames_get_a_timestamp_unless_they_have_one(tmp_path: Path, loop: Loop)
 
 
 def png(height: int, width: int) -> EncodedImage:
-    file = io.BytesIO()
-    Image.fromarray(np.zeros((height, width, 3), np.uint8)).save(file, "png")
-    return EncodedImage(file.getvalue())
+    return EncodedImage(encoded(np.zeros((height, width, 3), np.uint8)))
 
 
 BAD: list[dict[str, Any]] = [

@@ -21,7 +21,7 @@ from seqrecord.storage.ranges import ByteRange
 from tests.core.base.storage_contract import DATA, PATH
 from tests.kit.abandoned import abandon, abandonable
 from tests.kit.command_line import main
-from tests.kit.datasets import contents
+from tests.kit.datasets import contents, write_dataset
 from tests.kit.tiny import TINY, read_all, same_frames, tiny_frames
 
 SETTINGS: dict[str, Any] = {
@@ -101,8 +101,7 @@ def test_complete_episodes_are_copied_once_by_chunk(cut: Path) -> None:
 
 def test_a_key_committed_by_another_writer_is_not_copied(tmp_path: Path) -> None:
     first = abandonable(tmp_path, **SETTINGS)
-    with SeqRecordWriter(tmp_path, **SETTINGS) as other, other.episode("e1") as episode:
-        episode.append(tiny_frames()[0])
+    write_dataset(tmp_path, {"e1": [tiny_frames()[0]]}, **SETTINGS)
     write_ended(first, "e0", "e1")
     abandon(first)
     assert recovered(tmp_path) == ["e0", "e1"]

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 import seqrecord
-from seqrecord import ClipSpec, SeqRecordWriter, summarize
+from seqrecord import ClipSpec, summarize
 from seqrecord.text import codec_text
 from seqrecord.types import ClipSummary
 from tests.kit.command_line import run
-from tests.kit.datasets import EPISODES, SmallFrame, small_frames, write_small
+from tests.kit.datasets import EPISODES, SmallFrame, small_frames, write_dataset, write_small
 from tests.kit.tiny import change_manifest, change_table
 
 
@@ -139,10 +139,7 @@ def test_episodes_are_listed_row_by_row(tmp_path: Path) -> None:
 
 
 def test_a_key_that_looks_like_a_glob(tmp_path: Path) -> None:
-    with SeqRecordWriter(tmp_path) as writer:
-        for key in ("z[1]", "z1"):
-            with writer.episode(key) as episode:
-                episode.append({"x": np.zeros(3)})
+    write_dataset(tmp_path, {key: [{"x": np.zeros(3)}] for key in ("z[1]", "z1")})
     for options in ([], ["--episodes"], ["--episodes", "--json"]):
         text = run("info", tmp_path, "z[1]", *options).stdout
         assert "z[1]" in text
@@ -152,9 +149,7 @@ def test_a_key_that_looks_like_a_glob(tmp_path: Path) -> None:
 def test_control_characters_of_an_episode_are_escaped(tmp_path: Path) -> None:
     nasty = "\x1b[2J\x9b\u202e\n"
     metadata = {nasty: nasty * 30, "measured_fps": 10**400}
-    writer = SeqRecordWriter(tmp_path)
-    with writer, writer.episode("a\u202eb", metadata=metadata) as episode:
-        episode.append({"x": np.zeros(3)})
+    write_dataset(tmp_path, {"a\u202eb": [{"x": np.zeros(3)}]}, metadata={"a\u202eb": metadata})
     assert seqrecord.summarize(tmp_path).measured_fps is None
     change_manifest(tmp_path, lambda manifest: manifest.update(command=f"add(key='{nasty[-2]}')"))
     [key] = seqrecord.open(tmp_path).episodes

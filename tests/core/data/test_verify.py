@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 
 import seqrecord
-from seqrecord import FormatError, NotFoundError, SeqRecordWriter, StorageError, reindex, verify
+from seqrecord import FormatError, NotFoundError, StorageError, reindex, verify
 from seqrecord.errors import ChecksumError, CodecError
 from seqrecord.format.pages import aligned, chunk_bytes
 from seqrecord.storage import LocalStorage
 from seqrecord.types import Progress
-from tests.kit.datasets import flip, nth_chunk, write_small
+from tests.kit.datasets import flip, nth_chunk, write_dataset, write_small
 from tests.kit.storage_doubles import DamagesOnce
 from tests.kit.tiny import (
     KEY,
@@ -372,8 +372,7 @@ def test_parts_of_an_episode_that_contradict_each_other(tmp_path: Path) -> None:
 def test_two_episodes_of_one_ordinal(tmp_path: Path) -> None:
     """As of two writers that began together: uids order them."""
     write_tiny(tmp_path)
-    with SeqRecordWriter(tmp_path, mode="append") as writer, writer.episode("z") as episode:
-        episode.append({"raw": np.zeros((2, 3), "<u2")})
+    write_dataset(tmp_path, {"z": [{"raw": np.zeros((2, 3), "<u2")}]}, mode="append")
     change_record(tmp_path, lambda parts: parts.head["episodes"][0].update(ordinal=1))
     assert verify(tmp_path).ok
     assert reindex(tmp_path, created_by="test").num_episodes == 2

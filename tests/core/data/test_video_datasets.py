@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from seqrecord.codecs.video.packages import pyav
 from seqrecord.errors import CodecError, FrameError, MissingPackageError, SchemaError, SourceError
 from seqrecord.schema import FeatureSpec, Schema
 from tests.kit.command_line import run
+from tests.kit.datasets import columns, write_dataset, write_episodes
 from tests.kit.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
 
 Pixels = npt.NDArray[np.uint8]
@@ -34,12 +36,8 @@ def state(count: int) -> npt.NDArray[np.float32]:
 
 
 def write_arrays(path: Path, codec: str, *, features: Any = None) -> None:
-    codecs = {"image": codec}
-    with seqrecord.SeqRecordWriter(path, codecs=codecs, features=features) as writer:
-        for key, frames in FRAMES.items():
-            with writer.episode(key) as episode:
-                for image, row in zip(frames, state(len(frames)), strict=True):
-                    episode.append({"image": image, "state": row})
+    episodes = {key: columns(image=each, state=state(len(each))) for key, each in FRAMES.items()}
+    write_dataset(path, episodes, codecs={"image": codec}, features=features)
 
 
 def kept_schema(name: str = "h264", size: tuple[int, int] = (HEIGHT, WIDTH)) -> Schema:
@@ -52,19 +50,12 @@ def kept_schema(name: str = "h264", size: tuple[int, int] = (HEIGHT, WIDTH)) -> 
 def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Pixels]]:
     """Kept H.264 with B-frames in GOPs of 12, and its decoded frames."""
     path = tmp_path_factory.mktemp("video") / "kept"
-    decoded: dict[str, Pixels] = {}
-    with seqrecord.SeqRecordWriter(path, schema=kept_schema()) as writer:
-        for key, frames in FRAMES.items():
-            gops = gops_of("h264", frames, 12)
-            decoded[key] = np.concatenate(
-                [decode_gop(config_of("h264"), HEIGHT, WIDTH, gop) for gop in gops]
-            )
-            with writer.episode(key) as episode:
-                episode.append_video("image", gops[:2])
-                for row in state(len(frames)):
-                    episode.append({"state": row})
-                episode.append_video("image", gops[2:])
-    return path, decoded
+    gops = {key: gops_of("h264", each, 12) for key, each in FRAMES.items()}
+    rows = {key: columns(state=state(count)) for key, count in LENGTHS.items()}
+    items = {k: [*columns(image=g[:2]), *rows[k], *columns(image=g[2:])] for k, g in gops.items()}
+    write_dataset(path, items, schema=kept_schema())
+    decode = partial(decode_gop, config_of("h264"), HEIGHT, WIDTH)
+    return path, {key: np.concatenate([*map(decode, each)]) for key, each in gops.items()}
 
 
 @pytest.mark.parametrize(
@@ -122,16 +113,9 @@ def test_kept_packets_decode_unchanged(kept: tuple[Path, dict[str, Pixels]]) -> 
 def test_frames_without_video(tmp_path: Path) -> None:
     images = moving(40)
     present = [n not in (0, 1, 17, 18, 39) for n in range(40)]
-    with seqrecord.SeqRecordWriter(
-        tmp_path, schema=kept_schema("ffv1:gop=6"), chunk_frames=16
-    ) as writer:
-        with writer.episode("gaps") as episode:
-            for n in range(40):
-                image = {"image": images[n]} if present[n] else {}
-                episode.append({"state": state(40)[n], **image})
-        with writer.episode("none") as episode:
-            for row in state(300):
-                episode.append({"state": row})
+    column = [image if there else None for image, there in zip(images, present, strict=True)]
+    episodes = {"gaps": columns(image=column, state=state(40)), "none": columns(state=state(300))}
+    write_dataset(tmp_path, episodes, schema=kept_schema("ffv1:gop=6"), chunk_frames=16)
     dataset = seqrecord.open(tmp_path)
     found = dataset.episodes["gaps"]
     assert found.present("image").tolist() == present
@@ -163,21 +147,14 @@ def test_flush_and_resume(tmp_path: Path) -> None:
         tmp_path, schema=kept_schema("ffv1:gop=6"), mode="resume"
     ) as writer:
         assert writer.completed_episodes == {"kept"}
-        with writer.episode("arrays") as episode:
-            for n, image in enumerate(moving(30)):
-                episode.append({"image": image, "state": state(30)[n]})
-                if n == 9:
-                    episode.flush()
+        arrays = columns(image=moving(30), state=state(30))
+        write_episodes(writer, {"arrays": arrays}, flush_at=[9])
     dataset = seqrecord.open(tmp_path)
     assert np.array_equal(dataset.episodes["kept"][:]["image"], moving(12))
     assert np.array_equal(dataset.episodes["arrays"][:]["image"], moving(30))
     assert dataset.contents.index.groups[0].num_frames.tolist() == [12, 10, 20]
     schema = Schema([kept_schema("ffv1:gop=6")["image"]])  # only video
-    writer = seqrecord.SeqRecordWriter(tmp_path / "only", schema=schema)
-    with writer, writer.episode("a") as episode:
-        episode.append_video("image", gops[:1])
-        episode.flush()
-        episode.append_video("image", gops[1:])
+    write_dataset(tmp_path / "only", {"a": columns(image=gops)}, schema=schema, flush_at=[0])
     assert np.array_equal(seqrecord.open(tmp_path / "only").episodes["a"][:]["image"], moving(30))
 
 
@@ -263,11 +240,8 @@ def test_convert_keeps_video(tmp_path: Path) -> None:
 def test_the_error_names_a_broken_packet(tmp_path: Path) -> None:
     good = gops_of("h264", moving(8), 8)
     bad = Gop((good[0].packets[0], b"\0\0\0\1\x65" + b"\x55" * 50), (0, 1))
-    writer = seqrecord.SeqRecordWriter(tmp_path, schema=kept_schema())
-    with writer, writer.episode("a/b") as episode:
-        episode.append_video("image", [*good, bad])
-        for row in state(10):
-            episode.append({"state": row})
+    items = columns(image=[*good, bad]) + columns(state=state(10))
+    write_dataset(tmp_path, {"a/b": items}, schema=kept_schema())
     dataset = seqrecord.open(tmp_path)
     assert dataset.episodes["a/b"][:8]["image"].shape == (8, HEIGHT, WIDTH, 3)
     (problem, *_) = seqrecord.verify(tmp_path, deep=True).problems

@@ -24,6 +24,7 @@ from seqrecord.schema import FeatureSpec
 from tests.core.data.test_video_datasets import kept_schema, state
 from tests.core.training.test_memory import BESIDE, check_taken
 from tests.kit.clip_data import begun, digests, effective_arguments, minimum_memory, resumed
+from tests.kit.datasets import columns, write_dataset
 from tests.kit.tiny import RecordParts, change_record, record_path
 from tests.kit.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
 
@@ -170,30 +171,25 @@ def test_frames_are_decoded_once_for_any_request() -> None:
     assert reader.num_decoded == 18 + 4 + 5
 
 
-def in_one_group(parts: RecordParts) -> None:
-    parts.head["schema"][1]["group"] = 0
-    parts.head["num_chunks"] = [1]
-
-
-def of_257_frames(parts: RecordParts) -> None:
-    for rows in parts.groups:
-        rows["num_frames"] = 257
-    parts.head["episodes"][0]["num_frames"] = 257
-
-
-def of_another_codec(parts: RecordParts) -> None:
-    parts.head["schema"][0]["codec"][0]["codec"] = "ffv2"
-
-
 def test_footers_of_video_that_are_refused(tmp_path: Path) -> None:
     """Two features in a group, too long chunks, and an unknown codec."""
+
+    def in_one_group(parts: RecordParts) -> None:
+        parts.head["schema"][1]["group"] = 0
+        parts.head["num_chunks"] = [1]
+
+    def of_257_frames(parts: RecordParts) -> None:
+        for rows in (*parts.groups, parts.head["episodes"][0]):
+            rows["num_frames"] = 257
+
+    def of_another_codec(parts: RecordParts) -> None:
+        parts.head["schema"][0]["codec"][0]["codec"] = "ffv2"
+
     chain = (config_of("ffv1").to_json(),)
     specs = [FeatureSpec("image", np.dtype("u1"), (HEIGHT, WIDTH, 3), chain)]
     specs.append(FeatureSpec("state", np.dtype("u1"), (2,), ({"id": "zstd", "level": 1},)))
-    writer = seqrecord.SeqRecordWriter(tmp_path, schema=seqrecord.Schema(specs))
-    with writer, writer.episode("a") as episode:
-        for image in moving(3):
-            episode.append({"image": image, "state": image[0, 0, :2]})
+    content = columns(image=moving(3), state=moving(3)[:, 0, 0, :2])
+    write_dataset(tmp_path, {"a": content}, schema=seqrecord.Schema(specs))
     good = record_path(tmp_path).read_bytes()
     for change, message in ((in_one_group, "shares its group"), (of_257_frames, "wrong length")):
         change_record(tmp_path, change)
@@ -231,17 +227,14 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 def write_long(path: Path, **options: Any) -> Written:
     decoded: dict[str, Pixels] = {}
-    schema, config = kept_schema(size=SIZE), config_of("h264", SIZE)
-    with seqrecord.SeqRecordWriter(path, schema=schema, **options) as writer:
-        for key, cuts in {"a": (100, 100, 60), "b": (50, LONGEST, 37), "c": (20,)}.items():
-            frames = moving(sum(cuts), seed=len(key), size=SIZE)
-            edges = np.cumsum((0, *cuts)).tolist()
-            gops = [gops_of("h264", frames[a:b], b - a)[0] for a, b in pairwise(edges)]
-            decoded[key] = np.concatenate([decode_gop(config, *SIZE, gop) for gop in gops])
-            with writer.episode(key) as episode:
-                episode.append_video("image", gops)
-                for row in state(len(frames)):
-                    episode.append({"state": row})
+    episodes = {}
+    for key, cuts in {"a": (100, 100, 60), "b": (50, LONGEST, 37), "c": (20,)}.items():
+        pieces = np.split(moving(sum(cuts), seed=len(key), size=SIZE), np.cumsum(cuts[:-1]))
+        gops = [gops_of("h264", piece, len(piece))[0] for piece in pieces]
+        decode = partial(decode_gop, config_of("h264", SIZE), *SIZE)
+        decoded[key] = np.concatenate([*map(decode, gops)])
+        episodes[key] = columns(image=gops) + columns(state=state(sum(cuts)))
+    write_dataset(path, episodes, schema=kept_schema(size=SIZE), **options)
     return path, decoded
 
 

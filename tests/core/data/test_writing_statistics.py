@@ -25,7 +25,14 @@ from seqrecord.checksum import crc32c
 from seqrecord.statistics import Statistics
 from seqrecord.types import Progress
 from tests.kit import command_line
-from tests.kit.datasets import EPISODES, flip, small_frames, small_schema, write_small
+from tests.kit.datasets import (
+    EPISODES,
+    flip,
+    small_frames,
+    small_schema,
+    write_dataset,
+    write_small,
+)
 from tests.kit.made_source import MadeSource
 from tests.kit.tiny import change_manifest
 
@@ -115,10 +122,9 @@ def test_episodes_with_nan_are_named(tmp_path: Path, caplog: pytest.LogCaptureFi
     edit.rename_episodes(folder, {"a": "e"})
     assert places(folder) == [("\x1b", 2, 6), ("b", 0, 3)]
     assert "\x1b" not in run(folder).stdout
-    plain = SeqRecordWriter(tmp_path / "none", statistics=False)
-    with plain, plain.episode("b") as episode:
-        for number in range(6):
-            episode.append(frame("b", number))
+    write_dataset(
+        tmp_path / "none", {"b": [frame("b", number) for number in range(6)]}, statistics=False
+    )
     assert loaded(tmp_path / "none") == []
     add_statistics(tmp_path / "none")
     assert len(loaded(tmp_path / "none")) == 1
@@ -229,8 +235,7 @@ def test_statistics_of_aborted_flushed_and_resumed_episodes(tmp_path: Path) -> N
     with writer.episode("a") as episode:
         episode.append(zeros)
     writer.abort()
-    with SeqRecordWriter(tmp_path / "d", mode="resume") as writer, writer.episode("b") as episode:
-        episode.append(zeros)
+    write_dataset(tmp_path / "d", {"b": [zeros]}, mode="resume")
     with seqrecord.open(tmp_path / "d") as reader:
         assert list(reader.episodes) == ["a", "b"]
         assert not reader.statistics
@@ -419,9 +424,7 @@ def test_the_table_shows_the_sampled_pixels(tmp_path: Path) -> None:
     """Large frames: all pixels are counted, quantiles use a sample of pixels."""
     depth = np.full((40, 40), 5, np.float32)
     depth[:10] = np.nan
-    with SeqRecordWriter(tmp_path / "d") as writer, writer.episode("a") as episode:
-        for _ in range(2):
-            episode.append({"depth": depth, "x": np.float32(1)})
+    write_dataset(tmp_path / "d", {"a": [{"depth": depth, "x": np.float32(1)} for _ in range(2)]})
     _, line, _, note = run(tmp_path / "d").stdout.splitlines()
     assert line.split() == ["depth", "5", "0", *["5"] * 5, "800", "0", "2,400", "2"]
     found = json.loads(run(tmp_path / "d", "--json").stdout)["depth"]
@@ -444,8 +447,7 @@ def test_an_edit_that_removes_statistics_logs_it(
 
 def test_statistics_of_other_channels_are_not_merged(tmp_path: Path) -> None:
     for name, value in (("six", np.zeros(6)), ("seven", np.zeros(7)), ("f4", np.ones(6, "f4"))):
-        with SeqRecordWriter(tmp_path / name) as writer, writer.episode("a") as episode:
-            episode.append({"x": value, name: value})
+        write_dataset(tmp_path / name, {"a": [{"x": value, name: value}]})
     six, seven, single = (kept(tmp_path / name) for name in ("six", "seven", "f4"))
     with pytest.raises(errors.SchemaError) as caught:
         six["x"].merged(seven["x"])
