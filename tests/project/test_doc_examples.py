@@ -29,10 +29,11 @@ from tqdm import tqdm
 
 import seqrecord
 from tests.core.training.rank_jobs import finish, free_address, start
-from tests.kit import originals, source_writers
+from tests.kit import originals
 from tests.kit.command_line import main
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.project.language import pages
+from tests.sources.formats import sequences
 
 ROOT = Path(__file__).parents[2]
 HEIGHT, WIDTH = 232, 240
@@ -411,8 +412,8 @@ PREPARED: Mapping[str, Callable[[Path], object]] = {
     "videos": originals.videos,
     "hdf5": originals.hdf5,
     "replay.zarr": lambda root: originals.zarr_buffer(root, 2),
-    "tum": source_writers.write_tum,
-    "euroc": source_writers.write_euroc,
+    "tum": sequences.write_tum,
+    "euroc": sequences.write_euroc,
 }
 """Datasets and originals by the folder's name in examples: `"records/"`, `"photos/0001.jpg"`."""
 

@@ -17,8 +17,9 @@ from seqrecord.sources import LeftOut, inventory_of
 from tests.kit.bags import STORE, imu, write_bag, write_mcap
 from tests.kit.command_line import fail
 from tests.kit.source_faults import frames_of
-from tests.sources.test_mcap import CAMERA, KINDS, MS, START, recording, write
-from tests.sources.test_source_contract import upload
+from tests.sources.cases import upload
+from tests.sources.formats.mcap import CAMERA, MS, START, recording
+from tests.sources.test_mcap import KINDS, write
 
 YAML = "metadata.yaml"
 

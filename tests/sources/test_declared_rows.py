@@ -15,8 +15,13 @@ import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import Hdf5Source, RldsSource, inventory_of
-from tests.kit.source_writers import write_buffer
-from tests.sources.test_hdf5 import with_video, write_aloha, write_droid, write_robomimic
+from tests.sources.formats.hdf5 import (
+    write_aloha,
+    write_droid,
+    write_robomimic,
+    write_video_of_droid,
+)
+from tests.sources.formats.replay_buffers import write_buffer
 from tests.sources.test_rlds import features_json, tensor
 from tests.sources.tf_records import example, write_records
 
@@ -152,7 +157,7 @@ def test_inventories_of_aloha_and_droid(tmp_path: Path) -> None:
     found = inventory_of(Hdf5Source(tmp_path / "aloha"))
     assert found.reason == "1 HDF5 file, 1 episode of ALOHA"
     assert [(each.pattern, each.is_data) for each in found.left_out] == [("compress_len", False)]
-    [video, *_] = with_video(tmp_path / "droid", "Fri", 1, 4)
+    [video, *_] = write_video_of_droid(tmp_path / "droid", "Fri", 1, 4)
     video.with_name("11-stereo.mp4").write_bytes(b"x")
     write_droid(tmp_path / "droid" / "Sat", 2)
     source = Hdf5Source(tmp_path / "droid", without_video=True)

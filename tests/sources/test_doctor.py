@@ -26,8 +26,8 @@ from tests.kit.lerobot_video_data import CAMERAS, with_video
 from tests.kit.lerobot_video_data import unpack as unpack_video
 from tests.kit.storage_doubles import Failure, FaultyStorage, Operation
 from tests.kit.video_file_data import pictures, write_video
+from tests.sources.cases import upload
 from tests.sources.test_lerobot import LISTED, ROWS, at, column, edit_info, rewrite, unpack
-from tests.sources.test_source_contract import upload
 
 CAMERA = CAMERAS[0]
 PICTURE = {"mean": [0.5] * 3, "std": [0.3] * 3, "min": [0.0] * 3, "max": [1.0] * 3}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import random
 import zlib
@@ -25,92 +24,14 @@ from seqrecord.sources import Hdf5Source
 from tests.kit.bags import jpeg
 from tests.kit.source_faults import check_refused, frames_of
 from tests.kit.video_file_data import decode_file_gops, decode_gops_of, pictures, write_video
+from tests.sources.formats.hdf5 import (
+    write_aloha,
+    write_droid,
+    write_robomimic,
+    write_video_of_droid,
+)
 
 Array = npt.NDArray[Any]
-
-# --- files as the recorders write them -------------------------------------------------------
-
-
-def write_aloha(path: Path, seed: int = 0, length: int = 5, *, compress: bool = False) -> None:
-    """As record_episodes.py does: JPEGs of OpenCV, which was given RGB, padded to the longest."""
-    rng = np.random.default_rng(seed)
-    cameras = {name: rng.integers(0, 256, (length, 6, 8, 3), np.uint8) for name in ("high", "low")}
-    with h5py.File(path, "w", rdcc_nbytes=1024**2 * 2) as root:
-        root.attrs["sim"] = False
-        root.attrs["compress"] = compress
-        obs = root.create_group("observations")
-        images = obs.create_group("images")
-        if compress:
-            jpegs = {n: [jpeg(image[..., ::-1]) for image in each] for n, each in cameras.items()}
-            lengths = np.array([[len(data) for data in each] for each in jpegs.values()])
-            for name, each in jpegs.items():
-                padded = images.create_dataset(
-                    f"cam_{name}", (length, lengths.max()), "uint8", chunks=(1, lengths.max())
-                )
-                padded[...] = [np.pad(list(j), (0, lengths.max() - len(j))) for j in each]
-            root.create_dataset("compress_len", lengths.shape, "<f4")[...] = lengths
-        else:
-            for name, array in cameras.items():
-                images.create_dataset(f"cam_{name}", data=array, chunks=(1, 6, 8, 3))
-        for name in ("qpos", "qvel", "effort"):
-            obs[name] = rng.normal(size=(length, 14)).astype("<f4")
-        root["action"] = rng.normal(size=(length, 14)).astype("<f4")
-        root.create_dataset("language_raw", data=["fold the towel"])
-
-
-def write_robomimic(path: Path, lengths: tuple[int, ...] = (3, 5), images: bool = True) -> None:
-    rng = np.random.default_rng(len(lengths))
-    with h5py.File(path, "w") as file:
-        data = file.create_group("data")
-        data.attrs["total"] = sum(lengths)
-        arguments = {"env_name": "Lift", "type": 1, "env_kwargs": {"control_freq": 20}}
-        data.attrs["env_args"] = json.dumps(arguments, indent=4)
-        for number, length in enumerate(lengths):
-            demo = data.create_group(f"demo_{number}")
-            demo.attrs["num_samples"] = length
-            demo.attrs["model_file"] = "<mujoco/>" * 1000
-            demo.create_dataset("actions", data=rng.normal(size=(length, 7)))
-            demo.create_dataset("rewards", data=rng.normal(size=length))
-            demo.create_dataset("dones", data=np.arange(length) == length - 1)
-            for obs in ("obs", "next_obs"):
-                demo.create_dataset(f"{obs}/robot0_eef_pos", data=rng.normal(size=(length, 3)))
-                if images:
-                    pixels = rng.integers(0, 256, (length, 6, 6, 3), np.uint8)
-                    demo.create_dataset(f"{obs}/agentview_image", data=pixels, compression="gzip")
-        file.create_dataset("mask/train", data=np.array([b"demo_0"], dtype="S8"))
-        file.create_dataset("mask/valid", data=np.array([b"demo_1"], dtype="S8"))
-
-
-def write_droid(folder: Path, seed: int = 0, length: int = 4, *, metadata: bool = True) -> None:
-    """As TrajectoryWriter does: a row is added to each dataset at every step."""
-    rng = np.random.default_rng(seed)
-    folder.mkdir(parents=True)
-    serials = {"wrist": f"1{seed}", "ext1": f"2{seed}", "ext2": f"3{seed}"}
-    with h5py.File(folder / "trajectory.h5", "w") as file:
-
-        def write(name: str, value: Any) -> None:
-            row = np.asarray(value)
-            if name not in file:
-                file.create_dataset(name, (1, *row.shape), row.dtype, maxshape=(None, *row.shape))
-            else:
-                file[name].resize(len(file[name]) + 1, axis=0)
-            file[name][-1] = row
-
-        for step in range(length):
-            write("action/cartesian_position", rng.normal(size=6))
-            write("action/gripper_position", rng.normal())
-            write("observation/robot_state/joint_positions", rng.normal(size=7))
-            write("observation/timestamp/skip_action", step % 2 == 0)
-            for serial in serials.values():
-                write(f"observation/camera_extrinsics/{serial}_left", rng.normal(size=6))
-                write(f"observation/camera_type/{serial}", 1)
-            if step:
-                write("observation/controller_info/movement_enabled", True)
-        file.attrs["success"] = True
-    if metadata:
-        labels = {f"{camera}_cam_serial": serial for camera, serial in serials.items()}
-        text = json.dumps({**labels, "lab": "AUTOLab", "current_task": "stack", "extra": {"a": 1}})
-        (folder / "metadata_AUTOLab+1.json").write_text(text)
 
 
 def _decoded(data: bytes) -> Array:
@@ -486,19 +407,10 @@ def test_broken_images_and_files(tmp_path: Path) -> None:
         Hdf5Source(tmp_path).schema()
 
 
-def with_video(root: Path, episode: str, seed: int, *counts: int) -> list[Path]:
-    """DROID with videos of so many frames of its first cameras; returns their paths."""
-    write_droid(root / episode, seed)
-    folder = root / episode / "recordings" / "MP4"
-    folder.mkdir(parents=True)
-    return [
-        write_video(folder / f"{number}{seed}.mp4", pictures(count, 10 * seed + number))
-        for number, count in enumerate(counts, 1)
-    ]
-
-
 def test_videos_of_droid(tmp_path: Path) -> None:
-    paths = [with_video(tmp_path, name, seed, 4, 4) for seed, name in ((1, "Fri"), (2, "Sat"))]
+    paths = [
+        write_video_of_droid(tmp_path, name, seed, 4, 4) for seed, name in ((1, "Fri"), (2, "Sat"))
+    ]
     write_video(paths[0][0].with_name("11-stereo.mp4"), pictures(4))
     source: Any = Hdf5Source(tmp_path)
     schema, cameras = source.schema(), ["observation.image.wrist", "observation.image.ext1"]
@@ -517,7 +429,7 @@ def test_videos_of_droid(tmp_path: Path) -> None:
 
 def test_a_video_of_droid_with_other_frames_than_rows(tmp_path: Path) -> None:
     for seed, (name, frames) in enumerate((("Fri", 4), ("Sat", 3), ("Sun", 5))):
-        with_video(tmp_path / "set", name, seed, frames)
+        write_video_of_droid(tmp_path / "set", name, seed, frames)
     source = open_source(tmp_path / "set")
     report = seqrecord.convert(source, tmp_path / "records", workers=1, skip_bad_episodes=True)
     assert report.written == ("Fri",)

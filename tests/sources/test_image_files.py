@@ -29,7 +29,8 @@ from seqrecord.sources import FolderSource
 from tests.golden.make_rasters import FOLDER
 from tests.golden.make_rasters import values as rasters
 from tests.kit.source_faults import npy
-from tests.kit.source_writers import write_euroc, write_kitti, write_tar, write_tum
+from tests.sources.formats.sequences import write_euroc, write_kitti, write_tum
+from tests.sources.formats.webdataset import write_tar
 
 Array = npt.NDArray[Any]
 

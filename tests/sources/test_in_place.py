@@ -31,8 +31,8 @@ from seqrecord.errors import (
 from tests.kit.command_line import run
 from tests.kit.lerobot_video_data import unpack
 from tests.kit.video_file_data import HAS_TABLES, pictures, write_video
+from tests.sources.cases import upload
 from tests.sources.in_place_cases import KINDS, assert_same, check, frames_of
-from tests.sources.test_source_contract import upload
 
 pytestmark = pytest.mark.usefixtures("home")
 

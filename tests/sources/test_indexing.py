@@ -46,8 +46,8 @@ from tests.kit.gcs_stub import GcsStub
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.kit.places import CLOUDS, Place
 from tests.kit.video_file_data import HAS_TABLES, decoded, pictures, write_fragmented, write_video
+from tests.sources.cases import upload
 from tests.sources.in_place_cases import assert_same, frames_of, index_source
-from tests.sources.test_source_contract import upload
 
 pytestmark = pytest.mark.usefixtures("home")
 

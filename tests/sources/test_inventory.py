@@ -31,8 +31,9 @@ from seqrecord.writing.dataset_source import DatasetSource
 from tests.kit.command_line import run
 from tests.kit.lerobot_video_data import CAMERAS, unpack
 from tests.kit.source_faults import encoded
-from tests.kit.source_writers import write_euroc, write_kitti, write_tar, write_tum
 from tests.kit.video_file_data import pictures, write_video
+from tests.sources.formats.sequences import write_euroc, write_kitti, write_tum
+from tests.sources.formats.webdataset import write_tar
 
 CLOUDS = LeftOut("lidar/*.pcd", 1000, "no reader")
 CHOSEN = LeftOut("feature depth", 1, "not selected by features=", "features", is_data=False)

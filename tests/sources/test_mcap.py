@@ -52,33 +52,14 @@ from tests.kit.command_line import run
 from tests.kit.source_faults import frames_of
 from tests.kit.video_file_data import QUIET, decoded, gops_of, write_video
 from tests.kit.video_file_data import pictures as scenes
+from tests.sources.formats.mcap import (
+    CAMERA,
+    MS,
+    START,
+    pictures,
+    recording,
+)
 from tests.sources.tf_records import messages_of
-
-START = 1_790_000_000_000_000_000
-MS = 1_000_000
-CAMERA = "/camera/image_raw"
-
-
-def pictures(count: int, seed: int = 0) -> npt.NDArray[np.uint8]:
-    return np.random.default_rng(seed).integers(0, 256, (count, 6, 8, 3), np.uint8)
-
-
-def recording(count: int = 5) -> list[tuple[str, int, Any]]:
-    """A camera at 10 Hz, an IMU at 100 Hz with a delay of 20 ms, and joints at 4 Hz."""
-    messages: list[tuple[str, int, Any]] = [
-        (CAMERA, START + 100 * MS * i, image(picture, "rgb8"))
-        for i, picture in enumerate(pictures(count))
-    ]
-    messages += [
-        ("/imu/data", START + 20 * MS + 10 * MS * i, imu([*range(10 * i, 10 * i + 10)]))
-        for i in range(10 * count)
-    ]
-    messages += [
-        ("/joint_states", START + 250 * MS * i, joints(["a", "b"], [i, i + 0.5], [7.0, 8.0]))
-        for i in range(2 * count // 5 + 1)
-    ]
-    return sorted(messages, key=lambda each: each[1])
-
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "mcap": {},

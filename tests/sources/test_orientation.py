@@ -19,8 +19,9 @@ from seqrecord.errors import FrameError, SourceError
 from seqrecord.sources import Source
 from tests.kit.command_line import fail, run
 from tests.kit.lerobot_data import write_v21
-from tests.kit.source_writers import write_kitti, write_tar, write_tum
 from tests.kit.trees import make_frames, write_v1
+from tests.sources.formats.sequences import write_kitti, write_tum
+from tests.sources.formats.webdataset import write_tar
 
 Pixels = npt.NDArray[np.uint8]
 

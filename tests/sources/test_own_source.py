@@ -24,7 +24,7 @@ from seqrecord.schema import Block
 from seqrecord.sources import EpisodeInfo
 from tests.kit import command_line
 from tests.kit.tiny import read_all
-from tests.sources.test_source_contract import upload
+from tests.sources.cases import upload
 
 _TIMES = {
     "a": [0.0, 0.1, 0.2, 1.3, 1.4, 9.0],  # cut before frames 3 and 5

@@ -34,10 +34,10 @@ from seqrecord.storage.retrying import RetryingStorage
 from seqrecord.storage.settings import StorageSettings, split_options
 from tests.kit.command_line import fail, run
 from tests.kit.lerobot_video_data import unpack
-from tests.kit.source_writers import write_buffer
 from tests.kit.tiny import write_tiny
 from tests.kit.trees import make_frames, write_v1
-from tests.sources.test_source_contract import upload
+from tests.sources.cases import upload
+from tests.sources.formats.replay_buffers import write_buffer
 
 Install = Callable[..., None]
 DATASET, *BUILT_IN = format_names()

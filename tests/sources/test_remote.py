@@ -26,17 +26,19 @@ from tests.kit.bags import write_bag, write_ros1
 from tests.kit.command_line import run
 from tests.kit.lerobot_video_data import unpack
 from tests.kit.services.azurite import Azurite
-from tests.kit.source_writers import write_buffer
 from tests.kit.storage_doubles import CountingStorage, FaultyStorage
 from tests.kit.web_server import WebFolder
+from tests.sources.cases import upload
+from tests.sources.formats import CASES
+from tests.sources.formats.mcap import recording
+from tests.sources.formats.replay_buffers import write_buffer
 from tests.sources.in_place_cases import assert_same, frames_of
-from tests.sources.test_mcap import recording
-from tests.sources.test_source_contract import SETS, everything, upload
+from tests.sources.test_source_contract import everything
 
 
 def made(folder: Path, name: str) -> Path:
     folder.mkdir(exist_ok=True)
-    SETS[name].write(folder)
+    CASES[name].write(folder)
     return folder
 
 

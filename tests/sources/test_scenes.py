@@ -21,7 +21,7 @@ from tests.golden.sources import make_colmap
 from tests.kit.command_line import run
 from tests.kit.lerobot_video_data import unpack
 from tests.kit.source_faults import Damage, check_refused, cut, edit, encoded, write
-from tests.sources.scene_data import (
+from tests.sources.formats.scenes import (
     CORNERS,
     SIZE,
     Truth,

@@ -35,8 +35,8 @@ from tests.kit.source_faults import (
     save,
     write,
 )
-from tests.kit.source_writers import write_euroc, write_kitti, write_tum
 from tests.kit.trees import REAL_DATA, Frames, make_frames, write_junk, write_v1, write_v2
+from tests.sources.formats.sequences import write_euroc, write_kitti, write_tum
 
 V1_FEATURES = [
     *("image_left", "depth_left", "flow", "mask", "seg_left"),

@@ -35,7 +35,7 @@ from tests.kit.video_file_data import (
     pictures,
     write_video,
 )
-from tests.sources.test_source_contract import upload
+from tests.sources.cases import upload
 
 Pixels = npt.NDArray[np.uint8]
 Changed = Callable[[bytes], bytes]

@@ -20,7 +20,7 @@ from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import Source, WebDatasetSource, inventory_of
 from tests.kit.source_faults import check_frames, check_refused, encoded
-from tests.kit.source_writers import write_samples, write_tar
+from tests.sources.formats.webdataset import write_samples, write_tar
 
 
 def image(seed: int = 0, kind: str = "png") -> bytes:

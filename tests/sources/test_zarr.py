@@ -21,7 +21,7 @@ from seqrecord.errors import SourceError
 from seqrecord.sources import ZarrSource
 from tests.golden.make_replay_buffer import ENDS, FILE, arrays
 from tests.kit.source_faults import check_refused, frames_of, write
-from tests.kit.source_writers import write_buffer
+from tests.sources.formats.replay_buffers import write_buffer
 
 zarr = pytest.importorskip("zarr")  # it needs Python 3.11
 SLOW = pytest.mark.slow

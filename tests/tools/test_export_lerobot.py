@@ -26,8 +26,8 @@ from tests.kit.lerobot_video_data import unpack as unpack_golden
 from tests.kit.source_faults import frames_of
 from tests.kit.video_file_data import decoded, gops_of, pictures
 from tests.lerobot.tools import CAMERA, described, export
+from tests.sources.formats.mcap import recording
 from tests.sources.test_lerobot import unpack
-from tests.sources.test_mcap import recording
 from tests.sources.test_mcap import write as write_bag
 from tests.sources.test_video_streams import CASES, FRAMES, made
 

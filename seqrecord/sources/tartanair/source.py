@@ -113,23 +113,28 @@ class TartanAirSource(Originals):
 
     def external_files(self) -> dict[str, ExternalFile]:
         """Return the folders of files that frames may reference, see `external_folders`."""
-        folders = {
-            trajectory.path / files.folder
-            for trajectory in self._trajectories
-            for files in trajectory.pixels
-            if files.kept(self.exif) and files.features[0].name in self.schema()
-        }
-        return external_folders(self.path, sorted(folders))
+        return external_folders(self.path, sorted(self._pixel_folders(are_referred_to=True)))
 
     def copied_files(self) -> dict[str, ExternalFile]:
-        """Return the files of poses and IMU samples, whose values an index copies."""
+        """Return the files of poses, IMU samples and codes, whose values an index copies."""
+        folders = self._pixel_folders(are_referred_to=False)
         paths = (
             path
             for trajectory in self._trajectories
             for path in find_files(trajectory.path, is_file)
-            if path.suffix == ".txt" or path.parent.name == "imu"
+            if path.suffix == ".txt" or path.parent.name == "imu" or path.parent in folders
         )
         return external_files(self.path, paths)
+
+    def _pixel_folders(self, *, are_referred_to: bool) -> set[Path]:
+        schema = self.schema()
+        return {
+            trajectory.path / files.folder
+            for trajectory in self._trajectories
+            for files in trajectory.pixels
+            if bool(files.kept(self.exif)) == are_referred_to
+            and any(feature.name in schema for feature in files.features)
+        }
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         return [self._info(trajectory) for trajectory in self._trajectories]

@@ -115,7 +115,7 @@ class ZarrSource(ScannedSource):
         copied = (
             path
             for path in paths
-            if path not in stay and (path.parent not in chunks or path.name == "zarr.json")
+            if path.name == "zarr.json" or (path not in stay and path.parent not in chunks)
         )
         found = [*copied, *filter(is_file, hidden)]
         return external_files(self.path, found)

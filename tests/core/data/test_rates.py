@@ -25,9 +25,9 @@ from tests.kit.bags import image, write_mcap
 from tests.kit.command_line import run
 from tests.kit.datasets import write_dataset
 from tests.kit.lerobot_video_data import unpack
-from tests.kit.source_writers import write_euroc
 from tests.kit.video_file_data import pictures, write_video
-from tests.sources.test_mcap import CAMERA, MS, START
+from tests.sources.formats.mcap import CAMERA, MS, START
+from tests.sources.formats.sequences import write_euroc
 
 FPS = 10.0
 STEPS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}

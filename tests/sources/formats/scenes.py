@@ -12,6 +12,7 @@ import struct
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,11 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from seqrecord.sources import SceneSource
+from tests.sources.cases import Case, Episodes, Frames
+
 __all__ = [
+    "CASES",
     "CORNERS",
     "SIZE",
     "Truth",
@@ -350,3 +355,61 @@ def spot_errors(image: Array, points: Sequence[Any] | Array) -> list[float]:
         centre = np.array([(columns * part).sum(), (rows * part).sum()]) / max(part.sum(), 1)
         found.append(float(np.hypot(*(centre - (x, y)))))
     return found
+
+
+def _scenes(
+    folder: Path,
+    write: Callable[[Path, int], Truth],
+    more: Callable[[Truth, int], dict[str, Any]],
+) -> Episodes:
+    """Two scenes; `more` are a frame's features besides image, pose and number."""
+    found = Episodes()
+    for number, name in enumerate("ab"):
+        made = write(folder / name, number)
+        frames: Frames = [{"image": made.image(i), "pose": p} for i, p in enumerate(made.poses)]
+        found[name] = [frame | more(made, i) for i, frame in enumerate(frames)]
+    return found
+
+
+def _nerfstudio(made: Truth, frame: int) -> dict[str, Any]:
+    mask = np.full(SIZE, 255 * (frame % 2), np.uint8)
+    return {"depth": made.depth(frame), "mask": mask, "frame_number": np.int64(frame + 1)}
+
+
+_case = partial(Case, source="SceneSource", bad="b", kept=["image"], close={"pose": 1e-9})
+
+CASES = {
+    "nerfstudio": _case(
+        write=partial(_scenes, write=write_nerfstudio, more=_nerfstudio),
+        file="b/images/frame_00002.png",
+        referred={"image": "png", "depth": "png", "mask": "png"},
+        inventory=f"""
+format    scenes: 2 sequences: {SceneSource.expected}
+feature   image  uint8 [72, 96, 3]  image  from images/*.png
+feature   depth  uint16 [72, 96]  depth, mm  from depths/*.png
+feature   mask  uint8 [72, 96]  mask  from masks/*.png
+feature   pose  float64 [4, 4]  pose, m  from transforms.json
+feature   frame_number  int64 []  frame_number  from file names
+left out  a/sparse_pc.ply: 1 file, no reader
+left out  b/sparse_pc.ply: 1 file, no reader
+note      2 views without image
+note      the order of frames is that of the images' names (2 of 2 sequences)
+note      unit of depth assumed: mm, and so m for poses, as by nerfstudio's reader (2 of 2 sequences)
+note      values of frames that are not packed: sharpness (2 of 2 sequences)
+""",  # noqa: E501
+    ),
+    "colmap": _case(
+        write=partial(
+            _scenes, write=write_colmap, more=lambda _, frame: {"frame_number": np.int64(frame)}
+        ),
+        file="b/sparse/0/images.bin",
+        referred={"image": "png"},
+        inventory=f"""
+format    scenes: 2 sequences: {SceneSource.expected}
+feature   image  uint8 [72, 96, 3]  image  from images/*.png
+feature   pose  float64 [4, 4]  pose  from sparse/0/images.bin
+feature   frame_number  int64 []  frame_number  from file names
+note      the order of frames is that of the images' names (2 of 2 sequences)
+""",
+    ),
+}

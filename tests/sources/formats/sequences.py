@@ -1,10 +1,9 @@
-"""Small SLAM sequences and replay buffers in their authors' layouts."""
+"""TUM RGB-D, EuRoC and KITTI sequences in their authors' layouts."""
 
 from __future__ import annotations
 
-import io
-import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,11 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from tests.kit.source_faults import encoded
+from tests.sources.cases import Case, Episodes, Frames
 
-__all__ = [
-    "Frames",
-    "write_buffer",
-    "write_euroc",
-    "write_kitti",
-    "write_samples",
-    "write_tar",
-    "write_tum",
-]
+__all__ = ["CASES", "write_euroc", "write_kitti", "write_tum"]
 
 Array = npt.NDArray[Any]
-Frames = list[dict[str, Any]]
 
 
 def _image(path: Path, pixels: Array) -> Array:
@@ -74,6 +64,9 @@ def write_tum(folder: Path, seed: int = 0) -> Frames:
         frame |= {"timestamp": base + colour[number], "depth_timestamp": base + depth[number]}
         if number:
             frame["pose"] = np.array(truth[pose][1:], np.float64)
+        now = round(1000 * colour[number])  # ms; the next image comes 33 ms later
+        first, last = (5 + -(-ms // 2) for ms in (now, now + 33))
+        frame["accelerometer"] = np.array(samples[first:last], np.float64)
         frames.append(frame)
     return frames
 
@@ -131,41 +124,6 @@ def write_euroc(folder: Path, seed: int = 0, *, state: bool = True) -> Frames:
     return frames
 
 
-def write_tar(path: Path, files: Mapping[str, bytes]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as tar:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-
-
-def write_samples(path: Path, seed: int = 0, folder: str = "", count: int = 3) -> Frames:
-    """Write a WebDataset tar file of `count` samples; returns its frames."""
-    rng = np.random.default_rng(seed)
-    frames: Frames = []
-    files: dict[str, bytes] = {}
-    for number in range(count):
-        frame = {
-            "rgb": rng.integers(0, 256, (16, 16, 3), np.uint8),
-            "seg": rng.integers(0, 9, (16, 16), np.uint8),
-            "pose": rng.normal(size=(3, 4)),
-            "cls": np.int64(number * 7 - 3),
-            "json": f'{{"task": "pick {number}"}}',
-        }
-        stem = f"{folder}{number + 4:06d}"
-        for name in ("rgb", "seg"):
-            files[f"{stem}.{name}.png"] = encoded(frame[name])
-        stream = io.BytesIO()
-        np.save(stream, frame["pose"])
-        files[f"{stem}.pose.npy"] = stream.getvalue()
-        files[f"{stem}.cls"] = b"%d\n" % frame["cls"]
-        files[f"{stem}.json"] = str(frame["json"]).encode()
-        frames.append({**frame, "frame_number": np.int64(number + 4)})
-    write_tar(path, files)
-    return frames
-
-
 def write_kitti(
     root: Path, name: str = "00", seed: int = 0, size: tuple[int, int] = (6, 20)
 ) -> Frames:
@@ -196,28 +154,79 @@ def write_kitti(
     return frames
 
 
-def write_buffer(
-    store: Any, lengths: Sequence[int] = (4, 2, 7), *, zarr_format: Any = 2, spare: int = 0
-) -> dict[str, Any]:
-    """Write like ReplayBuffer.save_to_store; returns the arrays."""
-    import numcodecs
-    import zarr
+def _sequences(folder: Path, write: Callable[..., Frames]) -> Episodes:
+    return {name: write(folder / name, number) for number, name in enumerate("ab")}
 
-    rng = np.random.default_rng(sum(lengths))
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) + spare
-    arrays = {
-        "action": rng.normal(size=(total, 2)).astype("<f4"),
-        "img": rng.integers(0, 256, (total, 6, 8, 3)).astype("<f4"),
-        "keypoint": rng.normal(size=(total, 9, 2)).astype("<f4"),
-        "n_contacts": rng.integers(0, 9, (total, 1)).astype("<f8"),
-    }
-    root = zarr.create_group(store, zarr_format=zarr_format)
-    meta, data = root.create_group("meta"), root.create_group("data")
-    meta.create_array("episode_ends", data=ends.astype("<i8"), chunks=ends.shape)
-    meta.create_array("success", data=ends % 2 == 0, chunks=ends.shape)
-    blosc = numcodecs.Blosc(cname="zstd", clevel=5, shuffle=numcodecs.Blosc.BITSHUFFLE)
-    for name, array in arrays.items():
-        options = {"compressors": blosc} if zarr_format == 2 else {}
-        data.create_array(name, data=array, chunks=(3, *array.shape[1:]), **options)
-    return arrays
+
+def _kitti(folder: Path) -> Episodes:
+    return {name: write_kitti(folder, name, number) for number, name in enumerate(("00", "01"))}
+
+
+CASES = {
+    "tum": Case(
+        source="TumSource",
+        write=partial(_sequences, write=write_tum),
+        bad="b",
+        file="b/rgb/1305031102.033000.png",
+        kept=["image"],
+        referred={"image": "png", "depth": "png"},
+        inventory="""
+format    tum: 2 sequences: SEQUENCE/rgb.txt with rgb/, depth.txt with depth/, groundtruth.txt
+feature   image  uint8 [6, 8, 3]  image  from rgb/*
+feature   depth  uint16 [6, 8]  depth, 1/5000 m  from depth/*
+feature   depth_timestamp  float64 []  timestamp, s  from depth.txt
+feature   timestamp  float64 []  timestamp, s  from rgb.txt
+feature   pose  float64 [7]  pose, m  from groundtruth.txt
+feature   accelerometer  float64 [?, 4]  imu  from accelerometer.txt
+note      4 rgb without depth
+note      2 depth without rgb
+note      2 frames without pose
+note      10 accelerometer before first frame
+note      28 accelerometer after last frame
+note      camera unknown: neither the header of rgb.txt nor the path names freiburg1 to 3 (2 of 2 sequences)
+note      unit of depth assumed: 1/5000 m (2 of 2 sequences)
+""",  # noqa: E501
+    ),
+    "euroc": Case(
+        source="EurocSource",
+        write=partial(_sequences, write=write_euroc),
+        bad="b",
+        file="b/mav0/cam1/data/1403636579813555584.png",
+        fps=20,
+        referred={"image_cam0": "png", "image_cam1": "png"},
+        inventory="""
+format    euroc: 2 sequences: SEQUENCE/mav0/cam0/data.csv
+feature   image_cam0  uint8 [6, 8]  image  from mav0/cam0/*
+feature   image_cam1  uint8 [6, 8]  image  from mav0/cam1/*
+feature   timestamp  int64 []  timestamp, ns  from mav0/cam0/data.csv
+feature   imu  float64 [?, 6]  imu, rad/s, m/s^2  from mav0/imu0/*
+feature   imu_timestamp  int64 [?]  timestamp, ns  from mav0/imu0/*
+feature   pose  float64 [7]  pose, m  from mav0/state_groundtruth_estimate0/*
+feature   velocity  float64 [3]  state, m/s  from mav0/state_groundtruth_estimate0/*
+feature   imu_bias  float64 [6]  state, rad/s, m/s^2  from mav0/state_groundtruth_estimate0/*
+note      2 frames without cam1
+note      2 cam1 without frame
+note      6 imu before first frame
+note      20 imu after last frame
+note      2 frames without pose
+""",
+    ),
+    "kitti": Case(
+        source="KittiSource",
+        write=_kitti,
+        bad="01",
+        file="sequences/01/image_3/000001.png",
+        kept=["image_2", "image_3"],
+        referred={f"image_{camera}": "png" for camera in range(4)},
+        inventory="""
+format    kitti: 2 sequences: sequences/00/times.txt with image_0/, image_2/ or velodyne/; poses/00.txt
+feature   image_0  uint8 [6, 20]  image  from image_0/*
+feature   image_1  uint8 [6, 20]  image  from image_1/*
+feature   image_2  uint8 [6, 20, 3]  image  from image_2/*
+feature   image_3  uint8 [6, 20, 3]  image  from image_3/*
+feature   velodyne  float32 [?, 4]  points, m  from velodyne/*
+feature   timestamp  float64 []  timestamp, s  from times.txt
+feature   pose  float64 [3, 4]  pose, m  from poses/*.txt
+""",  # noqa: E501
+    ),
+}
