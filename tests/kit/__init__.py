@@ -16,7 +16,7 @@ test file (`tests/project/test_size_of_tests.py`). A test writes its dataset in 
 | `video_data`, `video_file_data` | moving pictures; as GOPs, as files of many codecs |
 | **originals** | |
 | `originals`, `trees` | small originals that are read in place; TartanAir |
-| `source_writers`, `bags` | SLAM sequences and replay buffers; ROS and MCAP recordings |
+| `bags` | ROS and MCAP recordings |
 | `lerobot_data`, `lerobot_video_data` | LeRobot datasets of lerobot's own writer; with video |
 | `lerobot_depth_data`, `lerobot_language_data` | the same with depth; with language columns |
 | `made_source` | a source without files |

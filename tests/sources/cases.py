@@ -13,12 +13,11 @@ from typing import Any
 
 import fsspec
 import numpy as np
-import numpy.typing as npt
 
 from seqrecord import open_source
 from seqrecord.sources import Source
 
-__all__ = ["Case", "Episodes", "cut", "frames_of_columns", "upload"]
+__all__ = ["Case", "Episodes", "cut", "upload"]
 
 Frames = list[dict[str, Any]]
 Episodes = dict[str, Frames]
@@ -91,12 +90,6 @@ class Case:
                     )
                 else:
                     np.testing.assert_array_equal(one, other, f"{number} {name}")
-
-
-def frames_of_columns(columns: Mapping[str, Sequence[Any] | npt.NDArray[Any]]) -> Frames:
-    """Frames of columns with a row per frame."""
-    rows = zip(*columns.values(), strict=True)
-    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def upload(folder: Path, url: str) -> str:
