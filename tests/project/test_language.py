@@ -58,7 +58,5 @@ def test_count_skips_code_tables_and_comments() -> None:
         "| what | those of |\n<!-- what -->\n[page](what.md)\n"
         "```python\nwhat = 1\n```\n```\nwhat\n```\n\n>>> what\n1\n"
     )
-    assert found == {
-        **{"words": 29, "what": 1, "say": 1, "those": 2, "lies": 2, "of": 1, "stays": 2},
-        "examples": 3,
-    }
+    words = {"words": 29, "what": 1, "say": 1, "those": 2, "lies": 2, "of": 1, "stays": 2}
+    assert found == {**words, "examples": 3}
