@@ -41,7 +41,6 @@ from seqrecord.reading.home import is_settled, is_trusted, settle
 from seqrecord.storage import (
     Storage,
     StorageLike,
-    expect_pages,
     fixed_url_of,
     follow_links,
     identities_of,
@@ -481,7 +480,6 @@ class ExternalFiles:
         if store is None:
             place = self._place_of(root)
             store = open_storage(root if place is None else place, **self._options)
-            expect_pages(store)
             if place is None:  # indexed by this user, and so are the links
                 follow_links(store)
             store = self._stores.setdefault(root, store)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from seqrecord.storage.base import Unfinished as Unfinished
     from seqrecord.storage.base import Upload as Upload
     from seqrecord.storage.base import entries_of as entries_of
-    from seqrecord.storage.base import expect_pages as expect_pages
     from seqrecord.storage.base import fixed_url_of as fixed_url_of
     from seqrecord.storage.base import identity_of as identity_of
     from seqrecord.storage.base import reads_commit as reads_commit

@@ -238,16 +238,6 @@ def has_fixed_files(storage: Storage) -> bool:
     return getattr(storage, "has_fixed_files", False)
 
 
-def expect_pages(storage: Storage) -> None:
-    """Announce that the files of a storage will be read page by page, as record files are.
-
-    The storage may then use a client that does not survive forks; see `ObstoreReader`.
-    """
-    expect = getattr(storage, "expect_pages", None)
-    if expect is not None:
-        expect()
-
-
 def worth_rereading(storage: Storage, path: str, ranges: Sequence[ByteRange]) -> bool:
     """Whether reading again may fix a checksum mismatch; removes the ranges from caches.
 
@@ -370,10 +360,6 @@ class StorageWrapper:
     def fixed_url(self) -> str | None:
         """See `fixed_url_of`."""
         return getattr(self.inner, "fixed_url", None)
-
-    def expect_pages(self) -> None:
-        """See `expect_pages`."""
-        expect_pages(self.inner)
 
     @property
     def has_fixed_files(self) -> bool:

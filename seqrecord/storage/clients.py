@@ -6,7 +6,6 @@ A fork does not copy the threads of obstore's runtime; `RUNTIME` records whether
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import sys
 import threading
 from collections.abc import Callable
@@ -112,23 +111,15 @@ class Runtime:
     """State of obstore's Rust runtime in this process: `used`, or `lost` by a fork.
 
     There is one runtime per process, and a fork does not copy its threads: in the child, every call
-    would hang. `warned` records whether the log has a warning about that.
+    would hang.
     """
 
     def __init__(self) -> None:
-        self.used = self.lost = self.warned = False
+        self.used = self.lost = False
 
     def after_fork(self) -> None:
         self.lost = self.lost or self.used or "obstore" in sys.modules
-        self.used = self.warned = False
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether obstore should do all reads, because no fork is expected after its use.
-
-        Daemonic processes, such as DataLoader workers, cannot have children.
-        """
-        return self.used or multiprocessing.current_process().daemon
+        self.used = False
 
 
 RUNTIME = Runtime()
@@ -142,6 +133,6 @@ def use_obstore(file: str) -> None:
             "obstore was used before this process was forked, and cannot be used here",
             file=file,
             expected="a process that is spawned, as workers are with multiprocessing_context="
-            '"forkserver"; or reading only, without options of obstore',
+            '"forkserver"; or reading only',
         )
     RUNTIME.used = True

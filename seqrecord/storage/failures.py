@@ -118,7 +118,7 @@ _RULES = (
     _rule(
         StorageError,
         "the server's certificate is not trusted: check the endpoint, or set its authority in "
-        "SSL_CERT_FILE (for S3 AWS_CA_BUNDLE too) or as storage option root_certificate",
+        "SSL_CERT_FILE (for S3 AWS_CA_BUNDLE too)",
         "SSLCertVerificationError",
         *("InvalidCertificate", "invalid peer certificate", "certificate verify failed"),
     ),
@@ -131,12 +131,6 @@ _RULES = (
     ),
     _rule(ConflictError, "the file exists already", "obstore.AlreadyExistsError"),
     _rule(ConflictError, "another writer replaced it", "obstore.PreconditionError"),
-    _rule(
-        StorageError,
-        "the server does not support ranges (206 and Content-Range): it would send whole files",
-        "",
-        *("NotPartial", "RangeNotSupported", "non-partial response"),
-    ),
     _rule(StorageError, "the file ended early", "416"),
     _rule(
         NotFoundError,

@@ -1,13 +1,9 @@
-"""Base class of clients that read byte ranges by requests.
-
-`FsspecReader` is the one for fsspec filesystems.
-"""
+"""Reads byte ranges by requests of a client with fsspec's interface."""
 
 from __future__ import annotations
 
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -27,12 +23,19 @@ Request = tuple[ByteRange, list[memoryview]]
 """Byte range of a file, and consecutive views of the same total size for its content."""
 
 
-class RequestReader(ABC):
-    """Reads ranges; makes one request per run of adjacent ranges, see `plan`."""
+class FsspecReader:
+    """Reads files below the path `root` of an fsspec filesystem, created by `make`.
 
-    @abstractmethod
-    def length(self, path: str) -> int:
-        """Size of a file in bytes, requested without its content."""
+    Only uses `info` and `cat_file`, so any object with these methods works. Makes one request per
+    run of adjacent ranges, see `plan`. A response is in memory as a whole before it is copied to
+    the buffers. `shown` is the root for messages; see `Clients` for `is_reread`.
+    """
+
+    def __init__(
+        self, make: Callable[[], Any], root: str, shown: str, *, is_reread: bool = False
+    ) -> None:
+        self.root, self._shown = root, shown.rstrip("/")
+        self.clients = Clients(make, is_reread=is_reread)
 
     def size(self, path: str) -> int:
         check_path(path)
@@ -43,16 +46,6 @@ class RequestReader(ABC):
         # An error of reading distinguishes a missing container from a missing file.
         self.read(path, (ByteRange(0, 1), [memoryview(bytearray(1))]))
         return self.length(path)  # the file was created meanwhile
-
-    @abstractmethod
-    def read(self, path: str, request: Request) -> None:
-        """Make one request; fills all views or raises."""
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    def expect_pages(self) -> None:  # noqa: B027 - no-op for most readers
-        """See `seqrecord.storage.base.expect_pages`."""
 
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
@@ -65,9 +58,50 @@ class RequestReader(ABC):
         for items, views in parts:
             self.read(path, (ByteRange(items[0].start, items[-1].stop), views))
 
-    @abstractmethod
+    def length(self, path: str) -> int:
+        """Size of a file in bytes, requested without its content."""
+        full, shown = self.full(path), f"{self._shown}/{path}"
+
+        def info(fs: Any) -> dict[str, Any]:
+            if isinstance(fs, AbstractFileSystem):
+                fs.invalidate_cache(full.rpartition("/")[0])
+            described: dict[str, Any] = fs.info(full)
+            return described
+
+        found = self.clients.ask(shown, info)
+        if found.get("type") == "directory":
+            raise NotFoundError("no such file", file=shown)
+        if found.get("size") is None:
+            raise StorageError("the server does not report the file's size", file=shown)
+        return int(found["size"])
+
+    def read(self, path: str, request: Request) -> None:
+        """Make one request; fills all views or raises."""
+        item, views = request
+        shown, full = f"{self._shown}/{path}", self.full(path)
+        data = self.clients.ask(shown, lambda fs: _cat(fs, full, item.start, item.stop))
+        if len(data) != item.length:
+            raise self.missing(path, shown, item, len(data))
+        fill(views, [data])
+
     def read_whole(self, path: str, limit: int) -> bytes:
         """Consistent content of a small file; raises `StorageError` above `limit` bytes."""
+        shown, full, data = f"{self._shown}/{path}", self.full(path), b""
+        if size := self.size(path):  # no range of an empty file can be requested
+            if size <= limit:
+                data = self.clients.ask(shown, lambda fs: _cat(fs, full, 0, limit + 1))
+                data, size = bytes(data), len(data)  # the file may have been replaced
+            if size > limit:
+                raise too_large(shown, limit, size)
+        return data
+
+    def close(self) -> None:
+        self.clients.close()
+
+    def full(self, path: str) -> str:
+        """Path in the filesystem."""
+        root = self.root if self.root.endswith("/") or not self.root else f"{self.root}/"
+        return root + check_path(path)
 
     def missing(self, path: str, file: str, item: ByteRange, got: int) -> StorageError:
         """Error for a successful response with only `got` bytes of a range.
@@ -128,63 +162,6 @@ def check_rate(
             raise TransientError(
                 f"the body comes too slowly: {got} bytes in {seconds:.0f} s", file=file
             )
-
-
-class FsspecReader(RequestReader):
-    """Reads files below the path `root` of an fsspec filesystem, created by `make`.
-
-    Only uses `info` and `cat_file`, so any object with these methods works. A response is in memory
-    as a whole before it is copied to the buffers. `shown` is the root for messages; see `Clients`
-    for `is_reread`.
-    """
-
-    def __init__(
-        self, make: Callable[[], Any], root: str, shown: str, *, is_reread: bool = False
-    ) -> None:
-        self.root, self._shown = root, shown.rstrip("/")
-        self.clients = Clients(make, is_reread=is_reread)
-
-    def length(self, path: str) -> int:
-        full, shown = self.full(path), f"{self._shown}/{path}"
-
-        def info(fs: Any) -> dict[str, Any]:
-            if isinstance(fs, AbstractFileSystem):
-                fs.invalidate_cache(full.rpartition("/")[0])
-            described: dict[str, Any] = fs.info(full)
-            return described
-
-        found = self.clients.ask(shown, info)
-        if found.get("type") == "directory":
-            raise NotFoundError("no such file", file=shown)
-        if found.get("size") is None:
-            raise StorageError("the server does not report the file's size", file=shown)
-        return int(found["size"])
-
-    def read(self, path: str, request: Request) -> None:
-        item, views = request
-        shown, full = f"{self._shown}/{path}", self.full(path)
-        data = self.clients.ask(shown, lambda fs: _cat(fs, full, item.start, item.stop))
-        if len(data) != item.length:
-            raise self.missing(path, shown, item, len(data))
-        fill(views, [data])
-
-    def read_whole(self, path: str, limit: int) -> bytes:
-        shown, full, data = f"{self._shown}/{path}", self.full(path), b""
-        if size := self.size(path):  # no range of an empty file can be requested
-            if size <= limit:
-                data = self.clients.ask(shown, lambda fs: _cat(fs, full, 0, limit + 1))
-                data, size = bytes(data), len(data)  # the file may have been replaced
-            if size > limit:
-                raise too_large(shown, limit, size)
-        return data
-
-    def close(self) -> None:
-        self.clients.close()
-
-    def full(self, path: str) -> str:
-        """Path in the filesystem."""
-        root = self.root if self.root.endswith("/") or not self.root else f"{self.root}/"
-        return root + check_path(path)
 
 
 def _cat(fs: Any, path: str, start: int, stop: int) -> bytes:

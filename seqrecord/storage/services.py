@@ -14,7 +14,7 @@ from seqrecord.storage.retrying import REQUESTS_PER_SECOND, RetryingStorage
 from seqrecord.storage.settings import StorageSettings, split_options
 from seqrecord.storage.url import Location
 
-_OBJECT_BACKENDS = (None, "obstore", "urllib3")
+_OBJECT_BACKENDS = (None, "urllib3")
 _PACKAGES = {"az": "adlfs", "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}  # fsspec's
 
 
@@ -64,7 +64,7 @@ def _fsspec(where: Location, settings: StorageSettings, rest: Mapping[str, Any])
 
     package = _PACKAGES.get(where.protocol, "fsspec")
     if settings.backend not in (None, "fsspec", package):
-        objects = ("obstore", "urllib3", "blobfile")[: 3 if where.protocol == "az" else 2]
+        objects = ("urllib3", "blobfile")[: 2 if where.protocol == "az" else 1]
         known = {*(objects if is_object(where) else ()), "fsspec", package}
         raise LocationError(
             f"no such backend for {where.protocol}://",

@@ -21,7 +21,7 @@ class StorageSettings:
     """Settings of this package in `storage_options`.
 
     Attributes:
-        backend: client for reading: `obstore`, a package that reads without obstore, or `fsspec`.
+        backend: client for reading: `urllib3`, `blobfile` (Azure), or `fsspec`, which also writes.
         mount: whether a local path is a mount of remote storage; by default from the kernel's mount
             table.
         deadline: seconds during which a failing request of a URL or mount is retried.

@@ -16,7 +16,7 @@ from seqrecord.errors import (
 from seqrecord.processes.forks import PerProcess
 from seqrecord.storage.base import FileInfo, Unfinished, Upload, check_path, digest_of
 from seqrecord.storage.ranges import ByteRange, check_wanted
-from seqrecord.storage.requests import RequestReader
+from seqrecord.storage.requests import FsspecReader
 from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.uploads import (
     PARTS,
@@ -42,7 +42,7 @@ class WholeFileStorage(ABC):
     most_pieces: int
     timing: UploadTiming | None = None  # of new uploads; `None` for the default
 
-    def __init__(self, reader: RequestReader, shown: str, retrier: Retrier | None) -> None:
+    def __init__(self, reader: FsspecReader, shown: str, retrier: Retrier | None) -> None:
         self._reader, self._url = reader, shown.rstrip("/")
         self.retrier = retrier or Retrier()
         self._uploads = PerProcess[weakref.WeakSet[SpooledUpload]](weakref.WeakSet)

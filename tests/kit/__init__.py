@@ -34,5 +34,5 @@ test file (`tests/project/test_size_of_tests.py`). A test writes its dataset in 
 | `places` | empty folders of all storages, for tests that run on each of them |
 | `gcs_stub`, `hub_stub` | stubs of Google Cloud Storage and of the Hugging Face Hub |
 | `local_server`, `web_server` | base of test servers; a folder over HTTP |
-| `blobfile_pool`, `obstore_runtime` | other clients: their pools and states after a fork |
+| `blobfile_pool` | connection pools of blobfile |
 """

@@ -16,12 +16,12 @@ from tests.project.source_code import (
 
 MANY_HELPERS = {
     "core/base/test_open_files.py",
+    "core/base/test_secrets.py",
     "core/base/test_spooled.py",
     "core/data/test_background_commit.py",
     "core/data/test_clusters.py",
     "core/data/test_convert.py",
     "core/data/test_format.py",
-    "core/data/test_frame_queue.py",
     "core/data/test_frame_values.py",
     "core/data/test_given_up.py",
     "core/data/test_golden.py",

@@ -221,7 +221,7 @@ def test_garbage_files_are_closed_during_a_lookup(memory_url: str) -> None:
 
 
 def test_two_accounts_with_one_url_do_not_meet() -> None:
-    options = {"account_key": "eA==", "backend": "obstore"}
+    options = {"account_key": "eA=="}
     one, two = (
         RemoteFiles(open_storage("az://container/set", {"account_name": name, **options}))
         for name in ("one", "two")

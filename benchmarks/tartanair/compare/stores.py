@@ -59,9 +59,9 @@ class Stores:
         if storage == "blobfile":
             url = url.replace("az://", f"az://{cloud.service.account}/")
             settings = {"blobfile_host": cloud.host, "blobfile_key": cloud.service.key}
-        elif storage != "s3":
+        elif storage == "adlfs":
             settings["options"]["backend"] = storage
-        else:
+        elif storage == "s3":
             client = cloud.service.client()
             keys = [f"{name}/{path.name}" for path in sorted(prepared.glob("*.tar"))]
             places = [{"Bucket": cloud.bucket, "Key": key} for key in keys]

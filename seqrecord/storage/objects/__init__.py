@@ -8,16 +8,14 @@ from functools import partial
 from typing import Any
 
 from seqrecord.errors import LocationError
-from seqrecord.lazy import is_installed
 from seqrecord.storage.base import Storage
 from seqrecord.storage.objects.azure import AzureContainer, Blobfiles
 from seqrecord.storage.objects.bucket import Bucket, WebServer
 from seqrecord.storage.objects.gs import GcsBucket
 from seqrecord.storage.objects.hub import is_hub_dataset, open_hub
-from seqrecord.storage.objects.reader import ObstoreReader
 from seqrecord.storage.objects.s3 import S3Bucket
 from seqrecord.storage.objects.storage import ObjectStorage
-from seqrecord.storage.requests import TIMEOUT_SECONDS, FsspecReader, RequestReader
+from seqrecord.storage.requests import TIMEOUT_SECONDS, FsspecReader
 from seqrecord.storage.settings import StorageSettings
 from seqrecord.storage.url import Location
 
@@ -52,7 +50,6 @@ def open_objects(where: Location, settings: StorageSettings, rest: Mapping[str, 
     rest = dict(rest)
     pool = rest.pop("get_http_pool", None) if settings.backend == "blobfile" else None
     bucket = OBJECTS[where.protocol].resolve(where, rest, os.environ)
-    reader: RequestReader
     if settings.backend == "blobfile" and isinstance(bucket, AzureContainer):
         if set(rest) - {"account_name"}:
             raise LocationError(
@@ -65,19 +62,4 @@ def open_objects(where: Location, settings: StorageSettings, rest: Mapping[str, 
     else:
         client = partial(bucket.http_client, timeout)
         reader = FsspecReader(client, "", where.shown, is_reread=bucket.is_reread)
-    backend = settings.backend or ("obstore" if is_installed("obstore") else "urllib3")
-    if backend != "urllib3" and not is_installed(backend):
-        raise LocationError(
-            f"a package is missing for {backend}: pip install {backend}", file=where.shown
-        )
-    if backend == "obstore":
-        # Its fallback would ignore obstore's client_options, such as a proxy.
-        fallback = None if bucket.client_options else reader
-        reader = ObstoreReader(bucket, where.shown, fallback=fallback, timeout=timeout)
-    elif bucket.client_options:
-        raise LocationError(
-            "these storage options require obstore",
-            file=where.shown,
-            got=", ".join(bucket.client_options),
-        )
     return ObjectStorage(bucket, reader, where.shown, timeout=timeout, retrier=settings.retrier())

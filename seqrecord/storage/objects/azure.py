@@ -27,7 +27,6 @@ from seqrecord.storage.objects.bucket import (
     check_token_endpoint,
     is_true,
     one_kind,
-    split_client_options,
 )
 from seqrecord.storage.objects.http import Fetch, Signer, cached_credential
 from seqrecord.storage.ranges import MAX_REQUEST_BYTES
@@ -100,9 +99,8 @@ class AzureContainer(Bucket):
         credentials of two kinds.
         """
         shown = location.shown
-        client_options, rest = split_client_options(options, shown)
         in_url = _settings(location.options, _OPTIONS, shown)
-        in_options = _settings(rest, _OPTIONS, shown, prefix="azure_")
+        in_options = _settings(options, _OPTIONS, shown, prefix="azure_")
         in_env = _found(environ, shown)
         account = in_url.get("account") or in_options.get("account") or in_env.get("account")
         container, _, root = location.root.strip("/").partition("/")
@@ -129,7 +127,6 @@ class AzureContainer(Bucket):
             root=root,
             shown=shown,
             config=credential or _credential(in_env, shown),
-            client_options=client_options,
             account=account,
             endpoint=({"endpoint": host} | in_env | in_url | in_options)["endpoint"].rstrip("/"),
             from_environment=not credential,

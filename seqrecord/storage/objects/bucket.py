@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import quote, urlsplit
 
@@ -45,7 +44,6 @@ class Bucket(ABC):
     root: str
     shown: str
     config: Mapping[str, Any] = field(repr=False)
-    client_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def resolve(
@@ -53,19 +51,12 @@ class Bucket(ABC):
     ) -> Bucket:
         """Resolve a location: settings of its URL and options, then the environment."""
         shown = location.shown
-        client_options, rest = split_client_options(options, shown)
-        given = canonical_settings(rest, cls.names, shown, prefix=cls.prefix)
+        given = canonical_settings(options, cls.names, shown, prefix=cls.prefix)
         config = cls.configured(given, canonical_settings(environ, cls.environment), shown)
         if endpoint := config.get(cls.endpoint_option):
             check_endpoint(str(endpoint))
         bucket, _, root = location.root.strip("/").partition("/")
-        return cls(
-            bucket=bucket,
-            root=root.strip("/"),
-            shown=shown,
-            config=config,
-            client_options=client_options,
-        )
+        return cls(bucket=bucket, root=root.strip("/"), shown=shown, config=config)
 
     @classmethod
     def configured(cls, given: dict[str, Any], found: dict[str, Any], shown: str) -> dict[str, Any]:
@@ -77,24 +68,24 @@ class Bucket(ABC):
         """Whether a new client reads the credential again from environment, file or function."""
         return not any(self.config.get(name) for name in self.fixed)
 
-    @abstractmethod
     def credential(self) -> Fetch | None:
-        """Credential provider for obstore; `None` if obstore finds a credential, or needs none."""
+        """Credential provider; `None` if `config` has a fixed credential, or none is needed."""
+        return None
 
     def fetch(self) -> Fetch | None:
         """Credential provider: that of the options, or ours."""
         return self.config.get("credential_provider") or self.credential()
 
-    @abstractmethod
     def store(self, **settings: Any) -> Any:
-        """Create an obstore store; `settings` are passed on."""
+        """Create an obstore store for writing and listing; `settings` are passed on."""
+        raise NotImplementedError(f"{self.shown} is read-only")
 
     @abstractmethod
     def signer(self) -> Signer:
-        """Create a signer of requests, for reading without obstore."""
+        """Create a signer of requests for reading."""
 
     def http_client(self, timeout: float) -> HttpFiles:
-        """Create a client for reading without obstore and without retries."""
+        """Create a client for reading, without retries."""
         return HttpFiles(self.signer(), self.shown, timeout, follows=not self.is_writable)
 
     @property
@@ -116,7 +107,6 @@ class Bucket(ABC):
         retry_seconds = retrier.deadline if retrier else 0.0
         settings: dict[str, Any] = {
             "client_options": {
-                **self.client_options,
                 "allow_http": True,  # if the endpoint is http; tokens are never sent to it
                 "connect_timeout": timedelta(seconds=min(10.0, timeout)),
                 "read_timeout": timedelta(seconds=timeout),
@@ -159,13 +149,7 @@ class Provider:
 Names = Mapping[str, tuple[str, ...]]
 """Names of settings: ours, and the aliases of other programs."""
 
-# Options of obstore's clients that users may set.
-_CERTIFICATES = ("proxy_ca_certificate", "root_certificate")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_CLIENT_OPTIONS = (
-    *("allow_invalid_certificates", "proxy_excludes", "proxy_url", "user_agent"),
-    *_CERTIFICATES,
-)
 
 
 def canonical_settings(
@@ -234,25 +218,6 @@ def check_token_endpoint(endpoint: str | None, shown: str) -> None:
         )
 
 
-def split_client_options(
-    options: Mapping[str, Any], shown: str
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split options into obstore's `client_options` and the rest.
-
-    `root_certificate` and `proxy_ca_certificate` may be the path of a PEM file.
-    """
-    chosen = {name: value for name, value in options.items() if name in _CLIENT_OPTIONS}
-    for name in set(_CERTIFICATES) & set(chosen):
-        if "-----BEGIN" not in (text := str(chosen[name])):
-            try:
-                chosen[name] = Path(text).read_text()
-            except OSError:
-                raise LocationError(f"{name} cannot be read", file=shown, got=text) from None
-    if "allow_invalid_certificates" in chosen:
-        chosen["allow_invalid_certificates"] = is_true(chosen["allow_invalid_certificates"])
-    return chosen, {name: value for name, value in options.items() if name not in chosen}
-
-
 @dataclass(frozen=True, kw_only=True)
 class WebServer(Bucket):
     """A folder on a web server. Its URL, which may contain a password, is its only setting."""
@@ -275,14 +240,6 @@ class WebServer(Bucket):
     @property
     def place(self) -> str:
         return named_place(self.shown, {})
-
-    def credential(self) -> None:
-        return None
-
-    def store(self, **settings: Any) -> Any:
-        from obstore.store import HTTPStore
-
-        return HTTPStore(self.config["url"], **settings)
 
     def signer(self) -> Signer:
         return lambda _, path: (f"{self.config['url']}/{quote(path)}", {})

@@ -1,4 +1,4 @@
-"""Reading objects with urllib3, as an alternative to obstore."""
+"""Reading objects with urllib3, which works in forked processes too."""
 
 from __future__ import annotations
 
@@ -62,15 +62,18 @@ class HttpFiles:
 
     The size is from a HEAD request, or from a range's response if HEAD has none. A response is read
     only up to the requested length, and not at all if it has the whole file. Connections are
-    reused. `follows` allows redirects, for servers without credentials only.
+    reused. `follows` allows redirects, for servers without credentials only. If a file is replaced
+    between two reads (the e-tag differs), reads fail until the next `info`.
     """
 
     def __init__(self, sign: Signer, shown: str, timeout: float, *, follows: bool) -> None:
         self._sign, self._shown, self._timeout = sign, shown.rstrip("/"), timeout
         self._follows = follows
         self._pool: urllib3.PoolManager | None = None
+        self._tags: dict[str, str] = {}  # e-tags by path
 
     def info(self, path: str) -> dict[str, Any]:
+        self._tags.pop(path, None)
         try:
             with self._ask("HEAD", path, {"Accept-Encoding": "identity"}) as answer:
                 length = answer.headers.get("Content-Length", "")
@@ -86,7 +89,18 @@ class HttpFiles:
     def cat_file(self, path: str, start: int, end: int) -> bytearray:
         """Read a range; empty if the response has another range."""
         shown = f"{self._shown}/{path}"
-        with self._ask("GET", path, {"Range": f"bytes={start}-{end - 1}"}) as answer:
+        headers = {"Range": f"bytes={start}-{end - 1}"}
+        if path in self._tags:
+            headers["If-Match"] = self._tags[path]
+        try:
+            answer = self._ask("GET", path, headers)
+        except HTTPError as error:
+            if error.status != 412:
+                raise
+            raise StorageError(
+                "the file was replaced while it was read: open the dataset again", file=shown
+            ) from None
+        with answer:
             content_range = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
             if answer.status != 206 or content_range is None:
                 raise StorageError(
@@ -94,6 +108,9 @@ class HttpFiles:
                     "it would send whole files",
                     file=shown,
                 )
+            tag = answer.headers.get("ETag", "W/")
+            if not tag.startswith("W/"):  # weak e-tags do not support `If-Match`
+                self._tags.setdefault(path, tag)
             if int(content_range[1]) != start or int(content_range[2]) >= end:
                 return bytearray()
             data = bytearray(int(content_range[2]) + 1 - start)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
@@ -22,14 +22,12 @@ from seqrecord.storage.objects.bucket import (
     Names,
     canonical_settings,
     check_endpoint,
-    split_client_options,
 )
-from seqrecord.storage.objects.http import HttpFiles, Signer
+from seqrecord.storage.objects.http import Signer
 from seqrecord.storage.objects.hub_api import Hub
-from seqrecord.storage.objects.reader import ObstoreReader
 from seqrecord.storage.objects.storage import ObjectStorage
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.storage.requests import TIMEOUT_SECONDS, FsspecReader, Request, RequestReader
+from seqrecord.storage.requests import TIMEOUT_SECONDS, FsspecReader, Request
 from seqrecord.storage.settings import StorageSettings, split_options
 from seqrecord.storage.url import Location, named_place, parse_location
 
@@ -40,7 +38,6 @@ _PLACE = re.compile(
     r"datasets/(?P<repo>[\w.-]+/[\w.-]+)"
     r"(@(?P<revision>refs/(?:pr|convert)/[^/@]+|[^/@]+))?(/(?P<folder>.*))?"
 )
-_CLIENTS = 64  # cached clients, one per signed URL
 
 
 def is_hub_dataset(where: Location) -> bool:
@@ -74,12 +71,10 @@ def open_hub(where: Location, settings: StorageSettings, rest: Mapping[str, Any]
     found = _PLACE.fullmatch(where.root.strip("/"))
     if found is None:
         raise LocationError("an unclear URL of the Hub", expected=_URL, got=where.shown)
-    for package in ("huggingface_hub", settings.backend):
-        if package is not None and not is_installed(package):
-            raise LocationError(
-                f"a package is missing for hf://: pip install {package}", file=where.shown
-            )
-    client_options, rest = split_client_options(rest, where.shown)
+    if not is_installed("huggingface_hub"):
+        raise LocationError(
+            "a package is missing for hf://: pip install huggingface_hub", file=where.shown
+        )
     given = canonical_settings(rest, HubFolder.names, where.shown, prefix="hf_")
     endpoint = str(given.get("endpoint") or os.environ.get("HF_ENDPOINT") or _ENDPOINT)
     check_endpoint(endpoint)
@@ -93,19 +88,8 @@ def open_hub(where: Location, settings: StorageSettings, rest: Mapping[str, Any]
         retrier=retrier,
     )
     timeout = min(TIMEOUT_SECONDS, settings.deadline / 4)
-    folder = HubFolder(
-        bucket=hub.repo,
-        root="",
-        shown=where.shown,
-        config={},
-        client_options=client_options,
-        hub=hub,
-    )
-    plain = FsspecReader(partial(folder.http_client, timeout), "", where.shown)
-    signed: RequestReader = plain
-    if (settings.backend or "obstore") == "obstore" and is_installed("obstore"):
-        signed = ObstoreReader(folder, where.shown, fallback=plain, timeout=timeout)
-    reader = HubReader(hub, signed, plain)
+    folder = HubFolder(bucket=hub.repo, root="", shown=where.shown, config={}, hub=hub)
+    reader = HubReader(hub, partial(folder.http_client, timeout), where.shown)
     return HubStorage(folder, reader, where.shown, timeout=timeout, retrier=retrier)
 
 
@@ -129,12 +113,6 @@ class HubFolder(Bucket):
         options = {} if endpoint == _ENDPOINT else {"endpoint": endpoint}
         return named_place(self.shown, options)
 
-    def credential(self) -> None:
-        return None
-
-    def store(self, **settings: Any) -> Any:
-        return _Stores(self.hub, settings)
-
     def signer(self) -> Signer:
         def sign(_: str, path: str) -> tuple[str, Mapping[str, str]]:
             address = self.hub.address(path)
@@ -142,58 +120,27 @@ class HubFolder(Bucket):
 
         return sign
 
-    def http_client(self, timeout: float) -> HttpFiles:
-        return _Files(self.hub, self.signer(), self.shown, timeout)
 
+class HubReader(FsspecReader):
+    """Reads files in LFS at signed URLs, and others from the Hub itself; sizes are the Hub's."""
 
-class _Stores:
-    """A subset of obstore's store interface, with a store per signed URL."""
-
-    def __init__(self, hub: Hub, settings: Mapping[str, Any]) -> None:
-        from obstore.store import HTTPStore
-
-        self._hub = hub
-        self._store = lru_cache(_CLIENTS)(lambda url: HTTPStore(url, **settings))
-
-    def get(self, path: str, *, options: Any) -> Any:
-        return self._store(self._hub.address(path).url).get("", options=options)
-
-    def head(self, path: str) -> dict[str, Any]:
-        return {"size": self._hub.file(path).size}
-
-
-class _Files(HttpFiles):
-    """Reads without obstore; sizes are from the Hub's listing."""
-
-    def __init__(self, hub: Hub, sign: Signer, shown: str, timeout: float) -> None:
-        super().__init__(sign, shown, timeout, follows=True)
+    def __init__(self, hub: Hub, make: Callable[[], Any], shown: str) -> None:
+        super().__init__(make, "", shown)
         self._hub = hub
 
-    def info(self, path: str) -> dict[str, Any]:
-        return {"size": self._hub.file(path).size}
-
-
-class HubReader(RequestReader):
-    """Reads files with `signed` if in LFS, else with `plain` from the Hub itself."""
-
-    def __init__(self, hub: Hub, signed: RequestReader, plain: RequestReader) -> None:
-        self._hub, self._signed, self._plain = hub, signed, plain
-
-    def length(self, path: str) -> int:
+    def size(self, path: str) -> int:
         return self._hub.file(check_path(path)).size
 
-    size = length
-
     def read(self, path: str, request: Request) -> None:
-        address = self._hub.address(path)
+        read, address = partial(super().read, path, request), self._hub.address(path)
         if not address.is_signed:
-            self._hub.rate_limited("resolvers", path, lambda: self._plain.read(path, request))
+            self._hub.rate_limited("resolvers", path, read)
             return
         try:
-            self._signed.read(path, request)
+            read()
         except AccessError:  # the signed URL has expired
             self._hub.renew(path, address)
-            self._signed.read(path, request)
+            read()
 
     def read_whole(self, path: str, limit: int) -> bytes:
         size = self.size(path)
@@ -203,13 +150,6 @@ class HubReader(RequestReader):
         if size:
             self.read(path, (ByteRange(0, size), [memoryview(data)]))
         return bytes(data)
-
-    def expect_pages(self) -> None:
-        self._signed.expect_pages()
-
-    def close(self) -> None:
-        self._signed.close()
-        self._plain.close()
 
 
 class HubStorage(ObjectStorage):

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import datetime
-import os
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from urllib.parse import quote
 
 from seqrecord.errors import AccessError
-from seqrecord.lazy import is_installed
 from seqrecord.storage.failures import SET_CREDENTIAL
 from seqrecord.storage.objects.bucket import Bucket, Names, is_true
 from seqrecord.storage.objects.http import Fetch, Signer, cached_credential
 
 _FLAGS = ("skip_signature", "virtual_hosted_style_request", "request_payer")
-_OWN = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")  # credentials found by obstore
 _TTL = datetime.timedelta(minutes=5)  # lifetime of a credential without expiry
 
 
@@ -23,8 +20,7 @@ _TTL = datetime.timedelta(minutes=5)  # lifetime of a credential without expiry
 class S3Bucket(Bucket):
     """An S3 bucket and a path in it.
 
-    Without keys in `config`, the credential is that of the environment, else of boto3 (profiles,
-    SSO, roles), else of obstore (the machine's role).
+    Without keys in `config`, boto3 finds the credential: environment, profiles, SSO, roles.
     """
 
     fixed = ("access_key_id", "skip_signature")
@@ -63,10 +59,7 @@ class S3Bucket(Bucket):
         return found | given
 
     def credential(self) -> Fetch | None:
-        profile = self.config.get("profile")
-        if not self.is_reread or (profile is None and any(map(os.environ.get, _OWN))):
-            return None
-        if profile is None and not is_installed("boto3"):
+        if not self.is_reread:
             return None
         from obstore.auth.boto3 import Boto3CredentialProvider
 

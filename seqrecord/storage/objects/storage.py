@@ -1,4 +1,4 @@
-"""Storage in an object store: read with any client, written and listed with obstore."""
+"""Storage in an object store: read with urllib3 or fsspec, written and listed with obstore."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from seqrecord.errors import (
     DestinationError,
     LocationError,
     NotFoundError,
+    TransientError,
 )
 from seqrecord.storage.base import (
     MAX_PUT_BYTES,
@@ -21,11 +22,12 @@ from seqrecord.storage.base import (
     Upload,
     check_path,
     digest_of,
+    too_large,
 )
 from seqrecord.storage.clients import Clients
+from seqrecord.storage.failures import call
 from seqrecord.storage.objects.bucket import Bucket
-from seqrecord.storage.objects.reader import whole_of
-from seqrecord.storage.requests import TIMEOUT_SECONDS, RequestReader
+from seqrecord.storage.requests import TIMEOUT_SECONDS, FsspecReader
 from seqrecord.storage.retrying import Retrier, put_once
 from seqrecord.storage.uploads import Content
 from seqrecord.storage.whole import Pieces, WholeFileStorage, files_of
@@ -49,7 +51,7 @@ class ObjectStorage(WholeFileStorage):
     def __init__(
         self,
         bucket: Bucket,
-        reader: RequestReader,
+        reader: FsspecReader,
         shown: str,
         *,
         timeout: float = TIMEOUT_SECONDS,
@@ -80,7 +82,7 @@ class ObjectStorage(WholeFileStorage):
         file, key = self.shown(path), self.bucket.key(path)
         try:
             answer = self._ask(path, lambda store: store.get(key))
-            if digest_of(whole_of(answer, file, MAX_PUT_BYTES)) == expected:
+            if digest_of(_whole_of(answer, file, MAX_PUT_BYTES)) == expected:
                 meta = answer.meta
                 version = {n: meta[n] for n in ("e_tag", "version") if meta.get(n) is not None}
                 self._put(path, data, version)
@@ -95,10 +97,6 @@ class ObjectStorage(WholeFileStorage):
         key = self.bucket.key(check_path(path))
         meta = self._ask(path, lambda store: store.head(key))
         return int(meta["size"]), _identity(meta)
-
-    def expect_pages(self) -> None:
-        """See `seqrecord.storage.base.expect_pages`."""
-        self._reader.expect_pages()
 
     def create(self, path: str) -> Upload:
         self._check_writable(path)
@@ -205,3 +203,14 @@ _logger = logging.getLogger("seqrecord")
 def _identity(meta: Mapping[str, Any]) -> str | None:
     """E-tag of an object, without the quotes that Azure adds in responses to HEAD only."""
     return (meta.get("e_tag") or "").strip('"') or None
+
+
+def _whole_of(answer: Any, file: str, limit: int) -> bytes:
+    """Content of a response; raises `StorageError` above `limit` bytes, before reading."""
+    size = int(answer.meta["size"])
+    if size > limit:
+        raise too_large(file, limit, size)
+    data = bytes(call(file, answer.bytes))
+    if len(data) != size:
+        raise TransientError("an answer was cut", file=file, expected=size, got=len(data))
+    return data

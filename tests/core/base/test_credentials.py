@@ -24,19 +24,10 @@ from seqrecord.storage import Storage, StorageWrapper, open_storage, parse_locat
 from seqrecord.storage.objects.azure import AzureContainer
 from tests.core.base.storage_contract import get
 from tests.kit.local_server import Canned, CannedServer, answer
-from tests.kit.obstore_runtime import obstore_is
 from tests.kit.places import CLOUDS, Place, with_short_waits
 from tests.kit.services import Azurite
 
 DATA = bytes(range(200))
-BACKENDS = ("obstore", "urllib3")
-
-
-@pytest.fixture(autouse=True)
-def obstore_reads_all() -> Iterator[None]:
-    """Use obstore for small files too."""
-    with obstore_is(used=True):
-        yield
 
 
 @pytest.fixture
@@ -48,9 +39,9 @@ def blobs(azurite: Azurite, container: str, monkeypatch: pytest.MonkeyPatch) -> 
     return container
 
 
-def opened(azurite: Azurite, container: str, backend: str, **options: Any) -> Storage:
+def opened(azurite: Azurite, container: str, **options: Any) -> Storage:
     where = {"account_name": azurite.account, "endpoint": azurite.endpoint, "deadline": 10}
-    return open_storage(f"az://{container}/set", {**where, "backend": backend, **options})
+    return open_storage(f"az://{container}/set", {**where, **options})
 
 
 def read(storage: Storage) -> bytes:
@@ -58,11 +49,10 @@ def read(storage: Storage) -> bytes:
     return get(storage, "records/0", 0, len(DATA))
 
 
-@pytest.mark.parametrize(("where", "backend"), [("environment", "obstore"), ("file", "urllib3")])
+@pytest.mark.parametrize("where", ["environment", "file"])
 def test_an_expired_sas_is_read_again(
     azurite: Azurite,
     blobs: str,
-    backend: str,
     where: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -78,7 +68,7 @@ def test_an_expired_sas_is_read_again(
 
     options = {"sas_token_file": str(file)} if where == "file" else {}
     renew(-10)
-    storage = opened(azurite, blobs, backend, **options)
+    storage = opened(azurite, blobs, **options)
     with pytest.raises(AccessError, match="SAS"):
         read(storage)
     renew(10)
@@ -86,10 +76,7 @@ def test_an_expired_sas_is_read_again(
     storage.close()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_credential_providers_and_sas_files(
-    azurite: Azurite, blobs: str, backend: str, tmp_path: Path
-) -> None:
+def test_credential_providers_and_sas_files(azurite: Azurite, blobs: str, tmp_path: Path) -> None:
     given: list[str] = []
 
     def credential() -> dict[str, Any]:
@@ -97,7 +84,7 @@ def test_credential_providers_and_sas_files(
         given.append(azurite.sas(blobs, minutes=10 if given else -10))
         return {"sas_token": given[-1], "expires_at": None}
 
-    with closing(opened(azurite, blobs, backend, credential_provider=credential)) as storage:
+    with closing(opened(azurite, blobs, credential_provider=credential)) as storage:
         assert get(storage, "records/0", 0, len(DATA)) == DATA
     assert len(given) == 2
 
@@ -105,17 +92,16 @@ def test_credential_providers_and_sas_files(
         raise RuntimeError("S3CRET")
 
     with pytest.raises(StorageError, match="RuntimeError") as caught:
-        read(opened(azurite, blobs, backend, credential_provider=fail))
+        read(opened(azurite, blobs, credential_provider=fail))
     assert "S3CRET" not in str(caught.value)
-    storage = opened(azurite, blobs, backend, sas_token_file=str(tmp_path / "nothing"))
+    storage = opened(azurite, blobs, sas_token_file=str(tmp_path / "nothing"))
     with pytest.raises(AccessError, match=r"the file of the SAS cannot be read.*nothing"):
         storage.size("records/0")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("place", CLOUDS, indirect=True)
 def test_an_expiring_credential_is_renewed_before_the_server_refuses_it(
-    place: Place, backend: str, request: pytest.FixtureRequest
+    place: Place, request: pytest.FixtureRequest
 ) -> None:
     place.put("records/0", DATA)
     asked: list[str] = []
@@ -135,7 +121,7 @@ def test_an_expiring_credential_is_renewed_before_the_server_refuses_it(
         asked.append("once more")
         return {**credential, "expires_at": datetime.datetime.now(datetime.timezone.utc)}
 
-    options |= {"credential_provider": give, "backend": backend}
+    options["credential_provider"] = give
     storage = open_storage(place.url, options)
     for count in (1, 2, 3):
         assert get(storage, "records/0", 0, len(DATA)) == DATA
@@ -173,8 +159,7 @@ def cloud(
     expires = time.time() + 3600
     given: dict[str, Any] = {"access_token": TOKEN, "expires_in": 3600}
     data = Canned(answer(206, DATA[3:50], Content_Range=f"bytes 3-49/{len(DATA)}"))
-    # Otherwise small reads would not use obstore.
-    with CannedServer([data]) as objects, CannedServer([]) as tokens, obstore_is(used=True):
+    with CannedServer([data]) as objects, CannedServer([]) as tokens:
         asked, at = f"http://{tokens.host}/token", f"http://{objects.host}"
         if request.param == "az":
             pytest.importorskip("azure.identity", reason="pip install azure-identity")
@@ -196,9 +181,9 @@ def cloud(
             monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", asked)
             options = {"endpoint": at, "region": "us-east-1"}
 
-        def open_cloud(deadline: float, backend: str = "obstore") -> Storage:
-            more = {"deadline": deadline, "backend": backend}
-            return with_short_waits(open_storage(f"{request.param}://box/p", {**options, **more}))
+        def open_cloud(deadline: float) -> Storage:
+            more = {**options, "deadline": deadline}
+            return with_short_waits(open_storage(f"{request.param}://box/p", more))
 
         yield Cloud(tokens, json_response(200, given), objects, open_cloud)
 
@@ -225,10 +210,10 @@ def _service_account(token_uri: str) -> dict[str, str]:
 def test_requests_to_the_token_server(cloud: Cloud) -> None:
     """One request; retries if the server is busy; a refusal is an error at once."""
     # More failures than any client retries by itself.
-    for statuses, backend in (([], "urllib3"), ([429] * 5, "obstore"), ([503] * 5, "obstore")):
+    for statuses in ([], [429] * 5, [503] * 5):
         cloud.tokens.asked.clear()
         cloud.tokens.answers = [*map(json_response, statuses), cloud.given]
-        with closing(cloud.open(60, backend)) as storage:
+        with closing(cloud.open(60)) as storage:
             assert get(storage, "records/a", 3, 50) == DATA[3:50]
         assert len(cloud.tokens.asked) == len(statuses) + 1
         assert TOKEN in cloud.objects.asked[-1]
@@ -257,9 +242,9 @@ KEY = "c2VjcmV0LWtleQ=="
 SECRET_SAS = "sv=2024-01-01&sp=r&sig=S3CRET"
 
 
-@pytest.fixture(params=["obstore", "urllib3"])
-def make(request: pytest.FixtureRequest) -> Iterator[Make]:
-    """Makes a storage at an endpoint, without retries; obstore reads small files, too."""
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Makes a storage at an endpoint, without retries."""
     made: list[Storage] = []
 
     def make(
@@ -267,15 +252,14 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     ) -> Storage:
         options = {"account_name": "account", "endpoint": endpoint, "deadline": 4 * timeout}
         credential = {} if {"sas_token", "anonymous"} & settings.keys() else {"account_key": KEY}
-        options |= {"backend": request.param, **credential, **settings}
+        options |= {**credential, **settings}
         storage = open_storage(f"az://{container}/set", options)
         while isinstance(storage, StorageWrapper):
             storage = storage.inner
         made.append(storage)
         return storage
 
-    with obstore_is(used=request.param == "obstore"):
-        yield make
+    yield make
     for storage in made:
         storage.close()
 

@@ -42,7 +42,6 @@ from tests.kit.tiny import read_all
 
 pytest.importorskip("huggingface_hub", reason="pip install huggingface_hub")
 
-BACKENDS = ("obstore", "urllib3")
 DATA = np.random.default_rng(3).bytes(300_000)
 CLIPS: dict[str, Any] = {
     "clip_len": 3,
@@ -73,7 +72,6 @@ def _opened(hub: HubStub, url: str = "", **options: Any) -> Storage:
     return with_short_waits(storage)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 class TestHub(ReadContract):
     @pytest.fixture
     def add(self, hub: HubStub) -> Add:
@@ -85,8 +83,8 @@ class TestHub(ReadContract):
         return add
 
     @pytest.fixture
-    def storage(self, hub: HubStub, backend: str) -> Iterator[Storage]:
-        storage = _opened(hub, f"{hub.url}/set", backend=backend)
+    def storage(self, hub: HubStub) -> Iterator[Storage]:
+        storage = _opened(hub, f"{hub.url}/set")
         yield storage
         storage.close()
 
@@ -96,11 +94,11 @@ def _in_threads(work: Callable[[Any], object], items: Iterable[Any]) -> None:
         list(pool.map(work, items))
 
 
-@pytest.mark.parametrize(("backend", "cached"), [("obstore", False), ("urllib3", True)])
-def test_each_file_is_resolved_once(hub: HubStub, backend: str, cached: bool) -> None:
+@pytest.mark.parametrize("cached", [False, True])
+def test_each_file_is_resolved_once(hub: HubStub, cached: bool) -> None:
     """Among all threads and storages of a process."""
     hub.cached = cached
-    storages = [_opened(hub, f"{hub.url}@main", backend=backend) for _ in range(2)]
+    storages = [_opened(hub, f"{hub.url}@main") for _ in range(2)]
 
     def read(storage: Storage) -> None:
         for at in range(0, 300_000, 50_000):
@@ -137,9 +135,8 @@ def test_a_revision_stays_at_its_commit(hub: HubStub) -> None:
     assert get(_opened(hub, f"{hub.url}@{first}"), "videos/a.mp4", 0, 9) == DATA[:9]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_expired_addresses_are_renewed(hub: HubStub, backend: str) -> None:
-    storage = _opened(hub, backend=backend)
+def test_expired_addresses_are_renewed(hub: HubStub) -> None:
+    storage = _opened(hub)
     assert get(storage, "videos/a.mp4", 0, 9) == DATA[:9]
     hub.end_addresses()
     assert get(storage, "videos/a.mp4", 9, 20) == DATA[9:20]
@@ -260,7 +257,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("backend", ["obstore", "fsspec"])
+@pytest.mark.parametrize("backend", ["urllib3", "fsspec"])
 def test_clips_equal_the_local_clips(folder: Path, backend: str) -> None:
     local = digests(seqrecord.SeqRecordPipe(folder / "records", **CLIPS))
     with HubStub(folder) as hub:
@@ -271,7 +268,7 @@ def test_clips_equal_the_local_clips(folder: Path, backend: str) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_requests_to_a_busy_hub_are_repeated(hub: HubStub) -> None:
-    for backend in (*BACKENDS, "fsspec"):
+    for backend in ("urllib3", "fsspec"):
         storage = open_storage(hub.url, {"endpoint": hub.endpoint, "backend": backend})
         hub.busy = 2
         assert get(storage, "videos/a.mp4", 0, 1) == DATA[:1]
@@ -390,15 +387,14 @@ def test_the_next_open_reads_the_new_commit(tmp_path: Path) -> None:
         opened.close()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_no_secret_leaks(hub: HubStub, backend: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_secret_leaks(hub: HubStub, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    get(_opened(hub, token="hf_S3CRET", backend=backend), "videos/a.mp4", 0, 9)
+    get(_opened(hub, token="hf_S3CRET"), "videos/a.mp4", 0, 9)
     assert not re.search(r"S3CRET|Signature=[0-9a-f]{8}", caplog.text)
     hub.signed_seconds = -1.0
     (hub.folder / "b.mp4").write_bytes(b"b")
     hub.commit()
-    storage = _opened(hub, token="hf_S3CRET", backend=backend)
+    storage = _opened(hub, token="hf_S3CRET")
     with pytest.raises(SeqRecordError) as info:
         get(storage, "b.mp4", 0, 1)
     error: BaseException | None = info.value

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,18 +16,13 @@ import pytest
 
 import seqrecord
 from seqrecord import EngineOptions, errors
-from seqrecord.errors import StorageError, TransientError
 from seqrecord.storage import Storage, open_storage
-from seqrecord.storage.base import expect_pages
-from seqrecord.storage.clients import RUNTIME
-from seqrecord.storage.objects.reader import whole_of
 from tests.core.base.storage_contract import PATH, Add, ReadContract, get, put
 from tests.kit.blobfile_pool import pool_to
 from tests.kit.clip_data import digests
 from tests.kit.command_line import fail, run
 from tests.kit.fault_proxy import FaultProxy, ScriptedFaults
 from tests.kit.local_server import Canned, CannedServer, ConnectProxy, answer
-from tests.kit.obstore_runtime import obstore_is
 from tests.kit.own_threads import busy_threads, succeeds_in_fork
 from tests.kit.places import PLACES, Place, with_deadline
 from tests.kit.services import Authority, Nginx
@@ -44,14 +36,11 @@ DATA = np.random.default_rng(5).bytes(3 << 20)
 NAME = "records/a b/ü%2F+#&=~.bin"
 
 
-@pytest.fixture(params=["obstore", "without"])
-def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """All reads with obstore or, as after a fork, none; proxies of the environment are removed."""
+@pytest.fixture(autouse=True)
+def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
-    with obstore_is(used=request.param == "obstore", lost=request.param != "obstore"):
-        yield str(request.param)
 
 
 # Reads
@@ -63,25 +52,24 @@ class TestReading(ReadContract):
         return place.put
 
     @pytest.fixture
-    def storage(self, place: Place, client: str) -> Iterator[Storage]:
+    def storage(self, place: Place) -> Iterator[Storage]:
         storage = place.open(deadline=60)
         yield storage
         storage.close()
 
 
-def test_odd_names_long_ranges_and_a_replaced_file(place: Place, client: str) -> None:
+def test_odd_names_long_ranges_and_a_replaced_file(place: Place) -> None:
     place.put(NAME, DATA)
     storage = place.open()
     assert storage.size(NAME) == len(DATA)
     for start, stop in ((70, 90), (0, 2_000_000), (2_900_000, 3_000_000)):
         assert get(storage, NAME, start, stop) == DATA[start:stop]
-    if client == "obstore":  # the others do not compare e-tags
-        place.put(NAME, DATA[::-1])
-        with pytest.raises(errors.StorageError, match="replaced while it was read") as caught:
-            get(storage, NAME, 0, 10)
-        assert not isinstance(caught.value, errors.TransientError)
-        assert storage.size(NAME) == len(DATA)  # requests the size again
-        assert get(storage, NAME, 0, 10) == DATA[::-1][:10]
+    place.put(NAME, DATA[::-1])
+    with pytest.raises(errors.StorageError, match="replaced while it was read") as caught:
+        get(storage, NAME, 0, 10)
+    assert not isinstance(caught.value, errors.TransientError)
+    assert storage.size(NAME) == len(DATA)  # requests the size again
+    assert get(storage, NAME, 0, 10) == DATA[::-1][:10]
     storage.close()
 
 
@@ -96,7 +84,7 @@ def clips(location: Any, options: Mapping[str, Any] | None = None) -> list[Any]:
     return digests(pipe)
 
 
-def test_clips_equal_those_of_the_local_disk(place: Place, small: Path, client: str) -> None:
+def test_clips_equal_those_of_the_local_disk(place: Place, small: Path) -> None:
     place.copy(small)
     assert clips(place.url, place.options) == clips(small) != []
 
@@ -168,64 +156,6 @@ def test_commands_take_storage_options(place: Place, tmp_path: Path) -> None:
 # Forks
 
 
-PROGRAM = """
-import os, sys, torch, seqrecord
-from seqrecord.storage.clients import RUNTIME
-
-def report(_):
-    assert not RUNTIME.used
-    os.write(1, b"lost " if RUNTIME.lost else b"well ")  # one atomic write
-
-dataset = seqrecord.open(sys.argv[1])
-assert "obstore" not in sys.modules
-stream = seqrecord.SeqRecordIterableDataset(dataset, clip_len=3, features=["image_left", "pose"])
-settings = dict(batch_size=None, num_workers=2, multiprocessing_context="fork")
-for _ in range(2):
-    print(len(list(torch.utils.data.DataLoader(stream, worker_init_fn=report, **settings))))
-    sys.stdout.flush()
-    RUNTIME.used = True
-    list(stream)
-    assert "obstore" in sys.modules
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("place", ["http"], indirect=True)
-def test_forked_workers_use_obstore_unless_their_parent_has_streamed(
-    place: Place, small: Path
-) -> None:
-    place.copy(small)
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, place.url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    reports = [word for word in done.stdout.split() if not word.isdigit()]
-    assert reports == ["well", "well", "lost", "lost"], done.stderr
-    assert done.returncode == 0, done.stderr
-    assert "0" not in done.stdout.split()
-    assert done.stderr.count("reading without obstore") == 2  # one line per worker
-
-
-@pytest.mark.parametrize("place", ["http"], indirect=True)
-def test_opening_a_large_dataset_does_not_start_obstore(place: Place) -> None:
-    for name in ("manifest.json", "index/table.arrow", "records/0"):
-        place.put(name, DATA)
-    with obstore_is(used=False):
-        storage = place.open()
-        for name in ("manifest.json", "index/table.arrow"):
-            assert get(storage, name) == DATA
-        assert get(storage, "records/0", 0, 1000) == DATA[:1000]
-        used = [RUNTIME.used]
-        assert get(storage, "records/0") == DATA
-        assert [*used, RUNTIME.used] == [False, True]
-        storage.close()
-    with obstore_is(used=False), closing(place.open()) as storage:
-        expect_pages(storage)  # as for originals: pages are in files of any name
-        assert get(storage, "manifest.json") == DATA
-        assert RUNTIME.used
-    storage = place.open(user_agent="me")  # an option of obstore only
-    with obstore_is(lost=True), pytest.raises(errors.LocationError, match="forkserver"):
-        storage.size("a")
-
-
 def test_a_forked_child_reads_while_its_parent_reads(place: Place) -> None:
     place.put("records/0", DATA)
     storage = place.open()
@@ -234,7 +164,6 @@ def test_a_forked_child_reads_while_its_parent_reads(place: Place) -> None:
         return get(storage, "records/0", 100, 2_000_000) == DATA[100:2_000_000]
 
     assert reads()
-    assert succeeds_in_fork(lambda: RUNTIME.lost), "a read with obstore would hang"
     with busy_threads(reads):
         assert all(succeeds_in_fork(reads) for _ in range(2))
     assert reads()
@@ -249,7 +178,7 @@ def test_a_forked_child_reads_while_its_parent_reads(place: Place) -> None:
     [pytest.param(each, marks=pytest.mark.slow) if each == "http" else each for each in PLACES],
     indirect=True,
 )
-def test_transient_errors_are_retried_and_counted(place: Place, client: str) -> None:
+def test_transient_errors_are_retried_and_counted(place: Place) -> None:
     place.put("records/0", DATA)
     with FaultProxy(place.host, retry_after=0) as proxy:
         storage = place.hasty(proxy.host)
@@ -263,7 +192,7 @@ def test_transient_errors_are_retried_and_counted(place: Place, client: str) -> 
             storage = place.hasty(proxy.host)
             with pytest.raises(errors.DeadlineError, match=r"asks to wait \d+ s.*max_retry_after"):
                 get(storage, "records/0", 0, len(DATA))
-            assert proxy.requests <= 2  # obstore does not report the header, urllib3 does
+            assert proxy.requests == 1
             storage.close()
 
 
@@ -299,7 +228,7 @@ def test_errors_of_s3_and_gcs(scheme: str, caplog: pytest.LogCaptureFixture) -> 
     for name in ("", *logging.root.manager.loggerDict):
         caplog.set_level(logging.DEBUG, name)
     for number, (status, code, error, match) in enumerate(RESPONSES):
-        with obstore_is(used=True), CannedServer([Canned(answer(status, body(code)))]) as server:
+        with CannedServer([Canned(answer(status, body(code)))]) as server:
             at = f"http://{server.host}"
             options = {"bearer_token": "T-S3CRET", "base_url": at}
             if scheme == "s3":
@@ -317,9 +246,7 @@ def test_errors_of_s3_and_gcs(scheme: str, caplog: pytest.LogCaptureFixture) -> 
     assert "S3CRET" not in caplog.text
 
 
-def test_a_server_without_ranges_is_an_error_and_sends_no_whole_file(
-    client: str, tmp_path: Path
-) -> None:
+def test_a_server_without_ranges_is_an_error_and_sends_no_whole_file(tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(bytes(30 << 20))
     with WebFolder(tmp_path, ranges=False) as server:
         storage = open_storage(server.endpoint)
@@ -333,32 +260,16 @@ def test_a_server_without_ranges_is_an_error_and_sends_no_whole_file(
         assert server.sent < 16 << 20
 
 
-def test_answers_of_another_length_than_declared() -> None:
-    """A cut answer is requested again; a longer one is not."""
-
-    def whole(declared: int, limit: int = 3) -> bytes:
-        answer = SimpleNamespace(meta={"size": declared}, bytes=lambda: b"abc")
-        return whole_of(answer, "file", limit)
-
-    assert whole(3) == b"abc"
-    with pytest.raises(TransientError, match="was cut"):
-        whole(4, limit=4)
-    for declared, match in ((4, "too large"), (2, "longer than declared")):
-        with pytest.raises(StorageError, match=match) as caught:
-            whole(declared)
-        assert not isinstance(caught.value, TransientError)
-
-
 def test_size_is_read_from_a_range_response(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(DATA[:1000])
-    with obstore_is(lost=True), WebFolder(tmp_path, head=False) as server:
+    with WebFolder(tmp_path, head=False) as server:
         storage = open_storage(server.endpoint)
         assert storage.size("a") == 1000
         assert get(storage, "a", 3, 900) == DATA[3:900]
         storage.close()
 
 
-def test_connections_are_reused_and_handshake_errors_time_out(client: str, tmp_path: Path) -> None:
+def test_connections_are_reused_and_handshake_errors_time_out(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(DATA)
     counts: list[int] = []
     while not counts or (counts[-1] > 3 and len(counts) < 5):
@@ -419,21 +330,14 @@ def cafile(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> Path:
     return authority.certificate
 
 
-def opened(url: str, client: str, cafile: Path, **options: Any) -> Storage:
-    """obstore gets the certificate as an option, other clients from the environment."""
-    if client == "obstore":
-        options["root_certificate"] = str(cafile)
-    return open_storage(url, options)
-
-
 class TestNginx(ReadContract):
     @pytest.fixture
     def add(self, nginx: Nginx, tmp_path: Path) -> Add:
         return lambda path, data: nginx.put(f"{tmp_path.name}/set/{path}", data)
 
     @pytest.fixture
-    def storage(self, nginx: Nginx, cafile: Path, client: str, tmp_path: Path) -> Iterator[Storage]:
-        storage = opened(f"{nginx.endpoint}/{tmp_path.name}/set", client, cafile)
+    def storage(self, nginx: Nginx, cafile: Path, tmp_path: Path) -> Iterator[Storage]:
+        storage = open_storage(f"{nginx.endpoint}/{tmp_path.name}/set")
         yield storage
         storage.close()
 
@@ -442,7 +346,6 @@ def test_certificates_of_an_unknown_authority_or_another_host_are_refused(
     url: str,
     new_nginx: Callable[..., Nginx],
     cafile: Path,
-    client: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -454,7 +357,7 @@ def test_certificates_of_an_unknown_authority_or_another_host_are_refused(
         (url, strange, "certificate is not trusted.*SSL_CERT_FILE"),
     ):
         monkeypatch.setenv("SSL_CERT_FILE", str(authority))
-        storage = opened(where, client, authority)
+        storage = open_storage(where)
         for item in ((0, 50), (0, None)):  # the second requests the size first
             with pytest.raises(errors.StorageError, match=message) as caught:
                 get(storage, "records/0", *item)
@@ -463,32 +366,28 @@ def test_certificates_of_an_unknown_authority_or_another_host_are_refused(
 
 
 def test_broken_connections_are_retried(
-    url: str, cafile: Path, client: str, monkeypatch: pytest.MonkeyPatch
+    url: str, cafile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the handshake, in the headers, in the body."""
     cuts: list[int | None] = [1, 700, 2500, 500_000]
     with ConnectProxy(lambda number: cuts[number] if number < len(cuts) else None) as proxy:
         monkeypatch.setenv("HTTPS_PROXY", proxy.endpoint)
-        storage = opened(url, client, cafile, deadline=60)
+        storage = open_storage(url, {"deadline": 60})
         assert get(storage, "records/0", 0, len(DATA)) == DATA
         assert len(proxy.asked) > len(cuts)
         assert storage.counters()["retries"] >= len(cuts)
         storage.close()
 
 
-def test_proxies_of_the_environment_and_of_an_option(
-    nginx: Nginx, url: str, cafile: Path, client: str, monkeypatch: pytest.MonkeyPatch
+def test_proxies_of_the_environment(
+    nginx: Nginx, url: str, cafile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(**options: Any) -> None:
-        with closing(opened(url, client, cafile, **options)) as storage:
+        with closing(open_storage(url, options)) as storage:
             assert get(storage, "records/0", 0, 50) == DATA[:50]
             assert storage.size("records/0") == len(DATA)
 
     with ConnectProxy() as proxy:
-        if client == "obstore":
-            read(proxy_url=proxy.endpoint)
-            assert set(proxy.asked) == {nginx.host}
-            proxy.asked.clear()
         monkeypatch.setenv("HTTPS_PROXY", proxy.endpoint)
         read()
         assert set(proxy.asked) == {nginx.host}

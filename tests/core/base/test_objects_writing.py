@@ -81,8 +81,8 @@ def test_a_bucket_without_a_path(place: Place) -> None:
 # Conditional puts
 
 
-def test_all_clients_return_the_same_tag(place: Place, storage: Storage) -> None:
-    other = place.open(backend="urllib3")
+def test_copies_return_the_same_tag(place: Place, storage: Storage) -> None:
+    other = place.open()
     storage.put("manifest.json", b"one", expected=None)
     data, tag = other.read_whole("manifest.json", 100)
     assert (data, tag) == storage.read_whole("manifest.json", 100)
@@ -191,13 +191,11 @@ ACTIONS: list[Callable[[Storage], object]] = [
 def test_permanent_errors_are_raised_at_once(place: Place) -> None:
     """Missing buckets and refused requests; a conversion with refused lists writes no objects."""
     url = place.url.replace(place.url.split("/")[2], "no-such-bucket")
-    for backend in ("obstore", "urllib3"):
-        options = {**place.options, "deadline": 5, "backend": backend}
-        storage = with_short_waits(open_storage(url, options))
-        for action in ACTIONS:
-            with pytest.raises(errors.NotFoundError, match=rf"no such (bucket|container).*{url}"):
-                action(storage)
-        storage.close()
+    storage = with_short_waits(open_storage(url, {**place.options, "deadline": 5}))
+    for action in ACTIONS:
+        with pytest.raises(errors.NotFoundError, match=rf"no such (bucket|container).*{url}"):
+            action(storage)
+    storage.close()
     with FaultProxy(place.host, lambda _: "403") as proxy:
         storage = place.hasty(proxy.host)
         for action in ACTIONS:

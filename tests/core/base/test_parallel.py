@@ -17,7 +17,7 @@ from seqrecord.errors import TransientError
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.ranges import ByteRange, check_wanted, coalesce, plan
-from seqrecord.storage.requests import RequestReader, check_rate, fill
+from seqrecord.storage.requests import FsspecReader, check_rate, fill
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from tests.core.base.storage_contract import DATA, PATH, StorageContract, get, put
 from tests.kit.own_threads import own_threads
@@ -131,10 +131,11 @@ def _fewest(pieces: list[ByteRange], max_gap: int, max_bytes: int) -> int:
     return best[-1]
 
 
-class RecordingReader(RequestReader):
+class RecordingReader(FsspecReader):
     """Reads `DATA` and records the ranges of its requests."""
 
     def __init__(self) -> None:
+        super().__init__(object, "", "")
         self.asked: list[ByteRange] = []
 
     def length(self, path: str) -> int:
@@ -144,12 +145,6 @@ class RecordingReader(RequestReader):
         item, views = request
         self.asked.append(item)
         fill(views, [DATA[item.start : item.stop]])
-
-    def read_whole(self, path: str, limit: int) -> bytes:
-        return DATA
-
-    def close(self) -> None:
-        pass
 
 
 def test_adjacent_ranges_are_one_request() -> None:

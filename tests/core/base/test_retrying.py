@@ -403,7 +403,7 @@ def test_every_client_has_the_quota(tmp_path: Path) -> None:
     """For a web server; other services create their retriers in the same way."""
     with WebFolder(tmp_path) as server:
         (server.folder / "file").write_bytes(DATA)
-        for backend in ("obstore", "urllib3", "fsspec"):
+        for backend in ("urllib3", "fsspec"):
             options = {"backend": backend, "bandwidth": 30 * len(DATA)}
             with closing(open_storage(f"http://{server.host}", options)) as storage:
                 storage.size("file")  # creates the client

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from tests.core.data.killed_writer import SETTINGS, Killer, Writers
 from tests.kit.clip_data import digests
 from tests.kit.fault_proxy import FaultProxy, RandomFaults, ScriptedFaults, no_lists
 from tests.kit.made_source import MadeSource, made_frame
-from tests.kit.obstore_runtime import obstore_is
 from tests.kit.own_threads import own_threads
 from tests.kit.places import CLOUDS, PLACES, Place, with_deadline
 from tests.kit.services.process import wait_for
@@ -30,12 +29,6 @@ LARGE = np.random.default_rng(3).bytes(11 << 16)  # a storage of `Place.hasty` s
 SOURCE = MadeSource((9, 3, 1, 6))
 
 clouds = pytest.mark.parametrize("place", CLOUDS, indirect=True)
-
-
-@pytest.fixture(autouse=True)
-def through_obstore() -> Iterator[None]:
-    with obstore_is(used=True):
-        yield
 
 
 # One or two faults in each operation
@@ -159,13 +152,10 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @clouds
-@pytest.mark.parametrize(("backend", "seed"), [("obstore", 1), ("urllib3", 2)])
-def test_an_epoch_with_faults_equals_one_without(
-    place: Place, large: Path, backend: str, seed: int
-) -> None:
+def test_an_epoch_with_faults_equals_one_without(place: Place, large: Path) -> None:
     place.copy(large)
-    with FaultProxy(place.host, RandomFaults(seed, 0.3), retry_after=0) as proxy:
-        storage = place.hasty(proxy.host, backend=backend)
+    with FaultProxy(place.host, RandomFaults(1, 0.3), retry_after=0) as proxy:
+        storage = place.hasty(proxy.host)
         with seqrecord.open(storage) as dataset:
             found = digests(seqrecord.SeqRecordPipe(dataset, **SMALL_MEMORY))
         counters = storage.counters()
