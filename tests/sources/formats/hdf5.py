@@ -11,8 +11,8 @@ import h5py
 import numpy as np
 from PIL import Image
 
+from tests.kit import datasets
 from tests.kit.bags import jpeg
-from tests.kit.datasets import frames
 from tests.kit.video_file_data import decoded, pictures, write_video
 from tests.sources.cases import Case, Episodes
 
@@ -133,7 +133,7 @@ def _aloha(folder: Path) -> Episodes:
         for name in _ALOHA[2:4] if number == 1 else ():
             images = (Image.open(io.BytesIO(row.tobytes())) for row in columns[name])
             columns[name] = [np.asarray(image) for image in images]
-        found[path.stem] = frames(**columns)
+        found[path.stem] = datasets.columns(**columns)
     return found
 
 
@@ -141,7 +141,10 @@ def _robomimic(folder: Path) -> Episodes:
     path = folder / "demos.hdf5"
     write_robomimic(path)
     names = ("actions", "dones", "obs.agentview_image", "obs.robot0_eef_pos", "rewards")
-    return {f"demos/demo_{i}": frames(**_columns(path, f"data/demo_{i}", *names)) for i in (0, 1)}
+    return {
+        f"demos/demo_{i}": datasets.columns(**_columns(path, f"data/demo_{i}", *names))
+        for i in (0, 1)
+    }
 
 
 def _declares_more(path: Path) -> None:
@@ -165,7 +168,7 @@ def _droid(folder: Path) -> Episodes:
                 [values] = _columns(path, "", f"{name}.{number}{seed}{side}").values()
                 columns[f"{name}.{camera}{side}"] = values
         columns["observation.image.wrist"] = decoded(video)[1]
-        found[key] = frames(**columns)
+        found[key] = datasets.columns(**columns)
     return found
 
 
@@ -183,7 +186,7 @@ def _raw(folder: Path) -> Episodes:
             for each, values in columns.items():
                 options = {"chunks": chunks[each]} if each in chunks else {}
                 file.create_dataset(each.replace(".", "/"), data=values, **options)
-        found[name] = frames(**columns)
+        found[name] = datasets.columns(**columns)
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tests.golden.make_replay_buffer import ENDS, FILE, arrays
-from tests.kit.datasets import frames
+from tests.kit import datasets
 from tests.sources.cases import Case, Episodes
 
 __all__ = ["CASES", "write_buffer"]
@@ -49,7 +49,7 @@ def write_buffer(
 
 def _episodes(name: str, ends: Sequence[int], columns: Mapping[str, Any]) -> Episodes:
     return {
-        f"{name}/{number:06d}": frames(**{n: c[a:b] for n, c in columns.items()})
+        f"{name}/{number:06d}": datasets.columns(**{n: c[a:b] for n, c in columns.items()})
         for number, (a, b) in enumerate(pairwise((0, *ends)))
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.kit.datasets import frames
+from tests.kit import datasets
 from tests.kit.video_file_data import decoded, pictures, write_video
 from tests.sources.cases import Case, Episodes
 
@@ -16,7 +16,7 @@ def _videos(folder: Path) -> Episodes:
     for number, name in enumerate("ab"):
         path = write_video(folder / f"{name}.mp4", pictures(6 - number, 30 * number))
         times, images = decoded(path)
-        found[name] = frames(image=images, timestamp=times)
+        found[name] = datasets.columns(image=images, timestamp=times)
     return found
 
 
