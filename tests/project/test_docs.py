@@ -54,6 +54,16 @@ def test_the_architecture_page_lists_rooms_and_existing_modules() -> None:
     assert len(terms) - 1 <= 25
 
 
+def test_paths_in_the_contributors_pages_exist() -> None:
+    for page in ("CONTRIBUTING.md", "docs/contributing.md", "docs/architecture.md"):
+        text = (ROOT / page).read_text()
+        named = re.findall(r"(?<![\w/])((?:tests|docs|benchmarks|development)/[\w/.-]+\w)", text)
+        named += [f"seqrecord/{path}" for path in re.findall(r"`(\w+/\w+\.py)`", text)]
+        assert named
+        for path in named:
+            assert (ROOT / path).exists() or (PACKAGE / path).exists(), f"{page}: {path}"
+
+
 def write_and_read(folder: Path, results: Any) -> None:
     """Put the modules that run while frames are written and while batches are read, by phase."""
     ran: dict[str, set[str]] = {"write": set(), "read": set()}
