@@ -1,32 +1,38 @@
-"""A dataset with features of all kinds, and a brute-force model of the clips of any arguments.
+"""A dataset with many kinds of features, and a brute-force model of its clips for any arguments.
 
-The model loops over frames and shares no code with the package. A `Case` has a loader's arguments.
-`check_case` iterates over the loader, resumes it, reads clips by number, and compares everything
+The model loops over frames and shares no code with the package. A `Case` has a loader's arguments,
+and `cases` draws one. `check_case` iterates over a loader, reads clips by number, and compares both
 with the model.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from itertools import pairwise
+from math import lcm
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from torchdata.nodes import Loader
 
 import seqrecord
 from seqrecord import (
+    CenterCrop,
     ClipError,
+    EngineOptions,
     FeatureSpec,
+    HorizontalFlip,
     Latest,
     Next,
+    RandomCrop,
     Schema,
     Seconds,
     SeqRecordIterableDataset,
@@ -34,7 +40,7 @@ from seqrecord import (
     SeqRecordPipe,
     SeqRecordWriter,
 )
-from seqrecord.samples import BuiltIn
+from seqrecord.samples import BuiltIn, dilate, every, reverse, skip_last
 from tests.kit.clip_data import minimum_memory
 
 __all__ = ["FEATURES", "GROUPS", "IMAGES", "KINDS", "LENGTHS", "SPARSE", "Case", "check_case"]
@@ -161,6 +167,21 @@ class Case:
         return default
 
     @property
+    def every(self) -> int:
+        """Clips start at multiples of this number, plus a remainder if `every` rotates."""
+        n: int = self.function("every", "n", 1)
+        return n
+
+    @cached_property
+    def remainders(self) -> set[int]:
+        """Remainders of starts by `every`: as many epochs have one each."""
+        return {start % self.every for _, start in self.clips}
+
+    def clips_of(self, remainder: int) -> list[tuple[int, int]]:
+        """The clips of an epoch, in order."""
+        return [clip for clip in self.clips if clip[1] % self.every == remainder]
+
+    @property
     def stride(self) -> int:
         usual = self.options.get("clip_len", 1) * self.dilations[0] if self.in_rows else 1
         stride: int = self.options.get("stride", usual)
@@ -258,7 +279,9 @@ class Case:
     @cached_property
     def clips(self) -> list[tuple[int, int]]:
         """All clips, in order."""
-        return [c for c in self.starts if any(self.is_whole(*c, d) for d in self.dilations)]
+        n = 1 if self.function("every", "rotate", True) else self.every
+        starts = [clip for clip in self.starts if not clip[1] % n]
+        return [c for c in starts if any(self.is_whole(*c, d) for d in self.dilations)]
 
     def check(self, clip: Mapping[str, Any]) -> tuple[int, int]:
         """Compare a clip with the stored frames; returns its episode and start."""
@@ -378,6 +401,94 @@ def equal(one: Any, two: Any) -> bool:
     return bool(one == two)
 
 
+SPAN = 16
+"""Maximum frames of drawn windows before and after a clip's start."""
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, rated: bool = False) -> Case:
+    """Loader arguments without a rank; `rated` are windows in seconds of different frame rates."""
+
+    def maybe(tenths: int) -> bool:
+        return draw(st.integers(1, 10)) > 10 - tenths
+
+    def choose(*values: Any) -> Any:
+        return draw(st.sampled_from(values))
+
+    def some(values: Sequence[Any], least: int, most: int) -> list[Any]:
+        kinds = st.lists(st.sampled_from(values), min_size=least, max_size=most, unique=True)
+        return draw(kinds)
+
+    features = [*dict.fromkeys([*some(FEATURES, 0, 5), "id"])]
+    options: dict[str, Any] = {
+        "features": features,
+        "seed": draw(st.integers(0, 99)),
+        "shuffle": not maybe(2),
+        "batch_size": choose(None, 1, 3, 4, 7),
+    }
+    windows: dict[str, Any] = {}
+    if rated:
+        rates = [n for n in features if n == "id" or maybe(6)]
+        windows = {n: Seconds([i / 10 for i in some(range(-3, 6), 1, 3)]) for n in rates}
+    elif maybe(5):
+        chosen = [name for name in features if maybe(6)] or ["id"]
+        windows = {
+            name: some(range(-SPAN // 2, SPAN), 1, 4)
+            if maybe(5)
+            else range(draw(st.integers(-4, 0)), draw(st.integers(1, 5)))
+            for name in chosen
+        }
+    is_plain = not windows
+    if is_plain or maybe(5):
+        options["clip_len"] = draw(st.integers(1, 6))
+        options["dilation"] = choose(1, 1, 2, 3)
+    if maybe(4):
+        options["stride"] = draw(st.integers(1, 11))
+    if maybe(4):
+        options["pad"], is_plain = choose("edge", "before", "after"), False
+    for name in (name for name in SPARSE if name in features and maybe(9)):
+        age, unknown, window = choose(None, 2, 40), choose(None, "zeros"), windows.get(name)
+        windows[name] = Latest(window, max_age=age, unknown=unknown)
+        if maybe(5):
+            windows[name] = Next(window, max_wait=age, unknown=unknown)
+    if windows:
+        options["windows"] = windows
+    if maybe(4):
+        options["metadata"] = some(["task", "arm", "rate"], 1, 3)
+    if maybe(6):
+        forms = {name: choose("list", "pad", "nested", (5,)) for name in ("imu", "force")}
+        forms["grid"] = choose("list", (3, 3), (3, 4))
+        ragged = {name: form for name, form in forms.items() if name in features}
+        is_one_word = "grid" not in ragged and maybe(3)
+        options["ragged"] = choose("list", "pad", "nested") if is_one_word else ragged
+    if maybe(3):
+        options["episodes"] = choose("lab/*", ["kitchen/1", "kitchen/3"], [3, 0])
+    if maybe(4) and {*IMAGES} & {*features}:
+        crop = choose(RandomCrop((5, 7)), CenterCrop((12, 3)))
+        options["clip_transform"] = some([crop, HorizontalFlip(0.5)], 1, 2)
+    functions = [skip_last(draw(st.integers(1, 5)))] if maybe(3) else []
+    engine: dict[str, Any] = {"num_threads": draw(st.integers(1, 3))}
+    if options["batch_size"] and maybe(3):
+        options["order"] = "sequences"
+    else:
+        if is_plain and maybe(4):
+            options["dilation"] = 1
+            functions += [dilate(*choose((1, 2), (3, 1, 2), (2,))), reverse(choose(0.0, 0.5, 1.0))]
+        if options["shuffle"] and maybe(5):
+            engine |= {"num_cursors": choose(1, 5), "shuffle_buffer": choose(1, 5, 64)}
+    if maybe(3):
+        functions.append(every(draw(st.integers(2, 4)), rotate=maybe(7)))
+    if functions:
+        options["samples"] = functions
+    options["engine"] = EngineOptions(**engine)
+    if maybe(2):
+        options["device"] = "cpu"
+    if maybe(3):
+        options["memory_limit"] = "least"
+    options["last_batch"] = choose("repeat", "repeat", "keep", "drop")
+    return Case(options)
+
+
 def _worker(path: Any, **options: Any) -> Any:
     stream = SeqRecordIterableDataset(path, **options)
     return DataLoader(stream, batch_size=None, num_workers=1 if options.get("order") else 2)
@@ -426,17 +537,16 @@ def check_case(path: Any, case: Case, *, seed: int = 0, kind: str = "stream") ->
     assert set(yielded) <= set(case.clips)
     most = case.batch_size if case.in_rows else 2 if kind == "workers" else 1
     assert repeated <= (most or 1)
-    if "rank" not in options:
-        assert sorted(set(yielded)) == case.clips
-        is_in_order = not options.get("shuffle", True) and kind != "workers" and not case.in_rows
-        assert not is_in_order or yielded == case.clips
+    assert sorted(set(yielded)) == case.clips
+    is_in_order = not options.get("shuffle", True) and kind != "workers" and not case.in_rows
+    assert not is_in_order or yielded == case.clips
     if case.in_rows and kind != "workers":
         check_rows(case, batches)
     if kind in ("pipe", "stream"):
         stats = loader.stats()
         inside = [c for c in case.starts if any(case.fits_inside(*c, d) for d in case.dilations)]
         assert (stats["clips"], stats["batches"]) == (len(yielded), len(batches))
-        is_whole = not case.function("skip_last", "n", 0)  # skipped clips are of all starts
+        is_whole = not case.function("skip_last", "n", 0)  # skipped clips count as starts
         assert not is_whole or stats["clips_incomplete"] == len(inside) - len(case.clips)
         if is_whole and any(case.window(name) is not None for name in case.features):
             assert stats["clips_outside"] == len(case.starts) - len(inside)
@@ -446,7 +556,7 @@ def check_case(path: Any, case: Case, *, seed: int = 0, kind: str = "stream") ->
         again.load_state_dict(states[at])
         assert equal(list(again), batches[at:])
     if kind != "map style":
-        check_by_number(path, case, rng)
+        check_by_number(path, case, rng, case.clips)
 
 
 def check_rows(case: Case, batches: list[Any]) -> None:
@@ -458,22 +568,28 @@ def check_rows(case: Case, batches: list[Any]) -> None:
             row.append((clip["episode"], int(clip["start"])))
             flag.append((bool(clip["is_first"]), bool(clip["is_last"])))
     for row, flag in zip(rows, flags, strict=True):
-        ends = [b != (a[0], a[1] + case.stride) for a, b in pairwise(row)]
+        step = lcm(case.stride, case.every)
+        ends = [b != (a[0], a[1] + step) for a, b in pairwise(row)]
         assert flag == [*zip([True, *ends], [*ends, True], strict=True)][: len(row)]
-    if not case.options.get("shuffle", True) and "rank" not in case.options:
+    if case.options.get("last_batch") == "keep":  # whole episodes in each row
+        return
+    if not case.options.get("shuffle", True) and case.options.get("rank", 1) == 1:
         assert [clip for row in rows for clip in row] == [(key_of(e), s) for e, s in case.clips]
     assert max(map(len, rows)) - min(map(len, rows)) <= 1
 
 
-def check_by_number(path: Any, case: Case, rng: random.Random) -> None:
-    """Check the same clips by number."""
-    of_streams = {"seed", "shuffle", "batch_size", "engine", "order", "device", "memory_limit"}
-    of_streams |= {"rank"}
+def check_by_number(
+    path: Any, case: Case, rng: random.Random, clips: Sequence[tuple[int, int]], epoch: int = 0
+) -> None:
+    """Check an epoch's clips by number."""
+    of_streams = {"shuffle", "batch_size", "engine", "order", "device", "memory_limit", "rank"}
+    of_streams |= {"last_batch"}
     options = {name: value for name, value in case.options.items() if name not in of_streams}
     options["stride"] = case.stride
     single, dataset = Case(options), seqrecord.SeqRecordMapDataset(path, **options)
-    assert len(dataset) == len(case.clips)
+    dataset.set_epoch(epoch)
+    assert len(dataset) == len(clips)
     numbers = [rng.randrange(len(dataset)) for _ in range(5)]
-    wanted = [case.clips[number] for number in numbers]
+    wanted = [clips[number] for number in numbers]
     assert [single.check(dataset[number]) for number in numbers] == wanted
     assert [single.check(clip) for clip in dataset.__getitems__(numbers)] == wanted

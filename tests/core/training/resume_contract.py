@@ -15,9 +15,10 @@ from typing import Any, Protocol
 from torchdata.nodes import BaseNode, Loader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from seqrecord import SeqRecordNode
 from tests.kit.clip_data import digest
 
-__all__ = ["Resumable", "check_node", "check_resume", "check_stateful_loader"]
+__all__ = ["Direct", "Resumable", "check_node", "check_resume", "check_stateful_loader"]
 
 
 class Resumable(Protocol):
@@ -26,6 +27,14 @@ class Resumable(Protocol):
     def __iter__(self) -> Iterator[Any]: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
+
+
+class Direct(SeqRecordNode):
+    """A node without torchdata's Loader, as a `Resumable`."""
+
+    def __iter__(self) -> Iterator[Any]:
+        self.reset()
+        return iter(self.next, None)
 
 
 def check_resume(

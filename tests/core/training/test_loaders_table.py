@@ -26,6 +26,7 @@ from seqrecord import (
     StateError,
 )
 from tests.core.training.resume_contract import (
+    Direct,
     Resumable,
     check_node,
     check_resume,
@@ -419,24 +420,5 @@ def test_loaders_resume(path: Path, kind: type[Any]) -> None:
     assert len(list(loader)) == rest
 
 
-class Direct:
-    """A node without a Loader."""
-
-    def __init__(self, node: SeqRecordNode) -> None:
-        self.node = node
-        self.saved: dict[str, Any] | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        self.node.reset(self.saved)
-        self.saved = None
-        yield from self.node
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.node.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        self.saved = state_dict
-
-
 def test_a_node_without_a_loader(path: Path) -> None:
-    check_resume(lambda: Direct(SeqRecordNode(path, **CLIPS, batch_size=4)))
+    check_resume(lambda: Direct(path, **CLIPS, batch_size=4))

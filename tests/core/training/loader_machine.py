@@ -1,0 +1,377 @@
+"""A job of any loader, number of ranks and arguments, compared with a model in every step.
+
+Interface of the machine. `job` draws arguments and begins; the rules then act on all ranks:
+
+- `take` some batches, `finish` an epoch, `restart` in the middle of one;
+- `save` a state, `resume` one on as many ranks or others, with another batch size or more memory;
+- `set_epoch` to an epoch or to a place in it, `set_samples` between epochs, `copy` the loaders;
+- `refuse` a state of other arguments, `read_by_number` from the map-style dataset.
+
+Invariants, after any rules:
+
+- Every value, mask and column of a clip equals the model of `clip_model`, which reads no file.
+- An epoch has every clip of the model exactly once over all ranks and parts; a part is the yield of
+  equal ranks. Duplicates only even out ranks, and `last_batch` determines their number.
+- Batches and their order equal an uninterrupted run of the part, with any class of loader.
+- Ranks have equal numbers of batches (`last_batch="keep"`: at most one more) and equal states.
+- `len`, `stats()` and the peak memory agree with the batches.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, note
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+)
+
+import seqrecord
+from seqrecord import (
+    ClipError,
+    SeqRecordIterableDataset,
+    SeqRecordPipe,
+    StateError,
+)
+from seqrecord.samples import every, skip_last
+from tests.core.training.clip_model import (
+    Case,
+    cases,
+    check_by_number,
+    check_rows,
+    equal,
+)
+from tests.core.training.resume_contract import Direct
+from tests.kit.clip_data import minimum_memory
+
+Clip = tuple[int, int]
+KINDS: dict[str, Any] = {
+    "pipe": SeqRecordPipe,
+    "stream": SeqRecordIterableDataset,
+    "node": Direct,
+}
+SIZES = (1, 3, 4, 7)
+MOST_RANKS = 4
+SAMPLES = (None, [every(2)], [every(3, rotate=True)], [skip_last(2)])
+
+
+@dataclass(frozen=True)
+class Part:
+    """The batches of equal ranks in an epoch, from its begin or from a state.
+
+    `given` are the clips of earlier parts, `options` the arguments of all ranks.
+    """
+
+    options: Any
+    epoch: int
+    ranks: int
+    state: str | None = None
+    given: tuple[Clip, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return repr((sorted(self.options.items()), self.epoch, self.ranks, self.state))
+
+
+@dataclass(frozen=True)
+class Place:
+    """A position: a part, and the batches that each rank has returned of it."""
+
+    part: Part
+    batch: int = 0
+
+    @property
+    def following(self) -> Place:
+        """The begin of the next epoch."""
+        return Place(replace(self.part, epoch=self.part.epoch + 1, state=None, given=()))
+
+
+class LoaderMachine(RuleBasedStateMachine):
+    records: seqrecord.Dataset
+    saved = Bundle("saved")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wholes: dict[str, list[list[Any]]] = {}
+        self.remainders: dict[str, dict[int, int]] = {}  # samples: epoch: remainder
+
+    @initialize(
+        case=st.booleans().flatmap(lambda rated: cases(rated=rated)),
+        kind=st.sampled_from([*KINDS]),
+        ranks=st.integers(1, MOST_RANKS),
+    )
+    def job(self, case: Case, kind: str, ranks: int) -> None:
+        assume(case.clips)
+        options = dict(case.options)
+        if options.get("memory_limit") == "least":
+            options["memory_limit"] = max(
+                minimum_memory(lambda n=n, **given: self.make(Part({**options, **given}, 0, n)))
+                for n in range(1, MOST_RANKS + 1)
+            )
+        least = min(len(case.clips_of(remainder)) for remainder in case.remainders)
+        if least < MOST_RANKS * max(SIZES) and options["last_batch"] == "drop":
+            options["last_batch"] = "repeat"  # or an epoch may have no batch
+        part = Part(options, 0, ranks)
+        self.go(kind, Place(part))
+        note(f"{kind} {part}")
+
+    # ---- the model
+
+    def make(self, part: Part, kind: str = "stream", **more: Any) -> list[Any]:
+        """The loaders of all ranks."""
+        options, ranks = {**part.options, **more}, part.ranks
+        return [KINDS[kind](self.records, **options, rank=(rank, ranks)) for rank in range(ranks)]
+
+    def clips(self, part: Part) -> list[Clip]:
+        """The clips of a part's epoch in order; with `every(…, rotate=True)` of its remainder."""
+        case = Case(part.options)
+        if len(case.remainders) == 1:
+            return case.clips
+        group = self.remainders.setdefault(repr(part.options.get("samples")), {})
+        if part.epoch not in group:
+            (stream,) = self.make(replace(part, ranks=1), last_batch="keep")
+            stream.set_epoch(part.epoch)
+            start = int(np.ravel(next(iter(stream))["start"])[0])
+            group[part.epoch] = start % case.every
+            turns = Counter((n // len(case.remainders), start) for n, start in group.items())
+            assert max(turns.values()) == 1
+        return case.clips_of(group[part.epoch])
+
+    def counts(self, part: Part) -> tuple[int, int]:
+        """The least and the greatest number of clips of a rank."""
+        total = len(set(self.clips(part)) - set(part.given))
+        least, most = total // part.ranks, -(-total // part.ranks)
+        last_batch, size = part.options["last_batch"], part.options["batch_size"] or 1
+        if last_batch == "keep":
+            return least, most
+        least = most if last_batch == "repeat" else least - least % size
+        return least, least
+
+    def has_batches(self, part: Part) -> bool:
+        """Whether enough clips remain, or none."""
+        is_over = {*part.given} >= {*self.clips(part)}
+        return part.options["last_batch"] != "drop" or self.counts(part)[0] > 0 or is_over
+
+    def whole(self, part: Part) -> list[list[Any]]:
+        """Batches of each rank in an uninterrupted run of a part, after a check."""
+        if part.key not in self.wholes:
+            streams = self.make(part)
+            for stream in streams:
+                if part.state is None:
+                    stream.set_epoch(part.epoch)
+                else:
+                    stream.load_state_dict(json.loads(part.state))
+            self.wholes[part.key] = batches = [[*stream] for stream in streams]
+            self.check_clips(part, batches)
+            self.check_stats(part, batches, streams)
+        return self.wholes[part.key]
+
+    def check_clips(self, part: Part, batches: list[list[Any]]) -> None:
+        case, size = Case({**part.options, "rank": part.ranks}), part.options["batch_size"]
+        clips = self.clips(part)
+        of_ranks = [[case.check(c) for b in rank for c in case.clips_in(b)] for rank in batches]
+        found = Counter(clip for rank in of_ranks for clip in rank)
+        assert found.keys() <= set(clips)
+        least, most = self.counts(part)
+        repeated = found.total() - len(found)
+        if not (case.in_rows and part.given):
+            assert not found.keys() & set(part.given)
+            is_even = not (case.in_rows and part.options["last_batch"] == "keep")
+            assert {least, most} >= {len(rank) for rank in of_ranks} or not is_even
+            missing = set(clips) - found.keys() - set(part.given)
+            assert not missing or part.options["last_batch"] == "drop"
+            assert repeated <= (part.ranks - 1 if part.options["last_batch"] == "repeat" else 0)
+        for rank in batches if size and not case.in_rows else []:
+            assert {len(batch["episode"]) for batch in rank[:-1]} <= {size}
+        if part.state is None and part.ranks == 1 and not part.options["shuffle"]:
+            assert case.in_rows or of_ranks[0] == clips[: len(of_ranks[0])]
+        if case.in_rows and part.state is None:
+            for rank in batches:
+                check_rows(case, rank)
+
+    def check_stats(self, part: Part, batches: list[list[Any]], streams: list[Any]) -> None:
+        case, limit = Case(part.options), part.options.get("memory_limit")
+        for stream, rank in zip(streams, batches, strict=True):
+            stats = stream.stats()
+            clips = sum(1 for batch in rank for _ in case.clips_in(batch))
+            assert (stats["clips"], stats["batches"]) == (clips, len(rank))
+            assert limit is None or stats["peak_buffer_bytes"] <= limit
+            if part.state is None:
+                stream.set_epoch(part.epoch)
+                assert len(stream) == len(rank)
+
+    # ---- the job
+
+    def go(self, kind: str, place: Place, loaders: list[Any] | None = None) -> None:
+        """Continue with these loaders."""
+        self.kind, self.place = kind, place
+        self.loaders = self.make(place.part, kind) if loaders is None else loaders
+        self.iterators: list[Any] | None = None
+        self.is_begun = False
+        self.is_over = False
+
+    @property
+    def takes_samples(self) -> bool:
+        """Whether other samples need no other windows or memory."""
+        options = self.place.part.options
+        names = {one.name for one in options.get("samples") or ()}
+        return not names & {"dilate", "reverse"} and "memory_limit" not in options
+
+    @property
+    def next_place(self) -> Place:
+        return self.place.following if self.is_begun else self.place
+
+    def running(self) -> list[Any]:
+        if self.iterators is None:
+            self.place = self.next_place
+            self.iterators = [iter(loader) for loader in self.loaders]
+            self.is_begun = self.is_over = False
+        return self.iterators
+
+    @rule(count=st.integers(1, 5))
+    def take(self, count: int) -> None:
+        """Take some batches on each rank, at most to the last one."""
+        iterators = self.running()
+        whole, batch = self.whole(self.place.part), self.place.batch
+        count = min(count, *(max(0, len(rank) - batch) for rank in whole), count)
+        for iterator, rank in zip(iterators, whole, strict=True):
+            assert equal([*islice(iterator, count)], rank[batch : batch + count])
+        self.is_begun |= count > 0
+        self.place = replace(self.place, batch=batch + count)
+
+    @rule()
+    def finish(self) -> None:
+        """Take the rest of the epoch on each rank."""
+        iterators = self.running()
+        for iterator, rank in zip(iterators, self.whole(self.place.part), strict=True):
+            assert equal([*iterator], rank[self.place.batch :])
+        longest = max(map(len, self.whole(self.place.part)))
+        self.place = replace(self.place, batch=max(longest, self.place.batch))
+        self.iterators, self.is_begun, self.is_over = None, True, True
+
+    @rule(count=st.integers(1, 3), is_copied=st.booleans())
+    def restart(self, count: int, is_copied: bool) -> None:
+        """Begin another iteration, with the loaders or copies of them: the next epoch, if one has
+        begun."""
+        if is_copied:
+            self.loaders = pickle.loads(pickle.dumps(self.loaders))
+        self.iterators = None
+        self.take(count)
+
+    @rule(target=saved)
+    def save(self) -> tuple[str, Place]:
+        """All ranks have the same state, and saving changes nothing."""
+        states = [json.dumps(loader.state_dict()) for loader in self.loaders]
+        longest = max(range(len(states)), key=lambda rank: json.loads(states[rank])["batch"])
+        is_even = self.place.part.options["last_batch"] != "keep"
+        assert len({*states}) == 1 or not (is_even or not self.is_over)
+        ends = self.is_over and self.kind != "node"
+        return states[longest], self.place.following if ends else self.place
+
+    @rule(
+        saved=saved,
+        kind=st.sampled_from([*KINDS]),
+        ranks=st.none() | st.integers(1, MOST_RANKS),
+        size=st.none() | st.sampled_from(SIZES),
+        has_more_memory=st.booleans(),
+    )
+    def resume(
+        self, saved: Any, kind: str, ranks: int | None, size: int | None, has_more_memory: bool
+    ) -> None:
+        """Continue from a state, on as many ranks or others, and with another batch size."""
+        state, place = saved
+        old, more = place.part, dict[str, Any]()
+        options, larger = old.options, {"batch_size": size, "memory_limit": None}
+        options = options if size is None else {**options, **larger}
+        part = replace(old, options=options, ranks=ranks or old.ranks)
+        if place.batch or old.state:
+            if (part.ranks, options["batch_size"]) != (old.ranks, old.options["batch_size"]):
+                given = [
+                    Case(old.options).check(clip)
+                    for rank in self.whole(old)
+                    for batch in rank[: place.batch]
+                    for clip in Case(old.options).clips_in(batch)
+                ]
+                is_over = place.batch >= max(map(len, self.whole(old)))
+                rest = self.clips(old) if is_over else given
+                part = replace(part, state=state, given=(*old.given, *rest))
+                place = Place(part)
+            elif has_more_memory:
+                more["memory_limit"] = None
+        else:
+            place = Place(part)
+        loaders = self.make(place.part, kind, **more)
+        for loader in loaders:
+            loader.load_state_dict(json.loads(state))
+        if self.has_batches(place.part):
+            self.go(kind, place, loaders)
+        else:
+            with pytest.raises(ClipError, match="leaves no batch at all"):
+                next(iter(loaders[0]))
+
+    @rule(epoch=st.integers(0, 5), batches=st.integers(0, 6))
+    def set_epoch(self, epoch: int, batches: int) -> None:
+        """Of the next iteration; a running one continues. A pending place in the epoch stays."""
+        part = replace(self.place.part, epoch=epoch, state=None, given=())
+        batches = min(batches, *map(len, self.whole(part)), batches)
+        for loader in self.loaders:
+            loader.set_epoch(epoch, batches)
+        if self.is_begun and self.iterators:
+            one = [*islice(self.iterators[0], 1)]
+            assert equal(one, self.whole(self.place.part)[0][self.place.batch :][:1])
+        if self.is_begun or batches or epoch != self.place.part.epoch:
+            self.place = Place(part, batches)
+        if self.is_begun:
+            self.iterators = None
+        self.is_begun = self.is_over = False
+
+    @precondition(lambda self: self.takes_samples)
+    @rule(samples=st.sampled_from(SAMPLES))
+    def set_samples(self, samples: Any) -> None:
+        """Between epochs; inside one it is an error."""
+        place = self.place.following if self.is_over else self.next_place
+        if place.batch or place.part.state or (self.iterators and self.is_begun):
+            with pytest.raises(StateError, match="set_samples inside an epoch"):
+                self.loaders[0].set_samples(samples)
+            return
+        options = {**place.part.options, "samples": samples}
+        part = replace(place.part, options=options)
+        if Case(options).clips and self.has_batches(part):
+            for loader in self.loaders:
+                loader.set_samples(samples)
+            self.go(self.kind, Place(part), self.loaders)
+
+    @rule(number=st.integers(0, 99))
+    def read_by_number(self, number: int) -> None:
+        """The map-style dataset has the epoch's clips in the order of the model."""
+        part = self.place.part
+        check_by_number(
+            self.records, Case(part.options), random.Random(number), self.clips(part), part.epoch
+        )
+
+    @rule(saved=saved)
+    def refuse(self, saved: Any) -> None:
+        """A loader of other arguments refuses a state, and its own does not change."""
+        state, place = saved
+        options = place.part.options
+        other = {"seed": options["seed"] + 1}
+        if not options["shuffle"]:
+            other = {"last_batch": "drop" if options["last_batch"] == "keep" else "keep"}
+        (loader,) = self.make(replace(place.part, options={**options, **other}, ranks=1))
+        before = loader.state_dict()
+        with pytest.raises(StateError, match=f"settings: .*{next(iter(other))}"):
+            loader.load_state_dict(json.loads(state))
+        assert loader.state_dict() == before

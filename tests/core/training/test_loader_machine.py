@@ -1,0 +1,24 @@
+"""Loaders with drawn arguments and histories; `loader_machine` has the rules and invariants."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+import seqrecord
+from tests.core.training.clip_model import GROUPS, write_all
+from tests.core.training.loader_machine import LoaderMachine
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> seqrecord.Dataset:
+    return seqrecord.open(write_all(tmp_path_factory.mktemp("machine") / "records", GROUPS))
+
+
+@pytest.mark.parametrize("steps", [8, pytest.param(30, marks=pytest.mark.slow)])
+def test_loaders(records: seqrecord.Dataset, steps: int) -> None:
+    # Without shrinking, which takes minutes: the slow test shrinks.
+    phases = [Phase.generate] if steps == 8 else [*Phase]
+    machine = type("Machine", (LoaderMachine,), {"records": records})
+    run_state_machine_as_test(machine, settings=settings(stateful_step_count=steps, phases=phases))
