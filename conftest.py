@@ -27,9 +27,7 @@ import hypothesis
 import pytest
 
 from tests.kit.command_line import separate_outputs
-from tests.kit.gcs_stub import GcsStub
-from tests.kit.own_threads import forget_threads, is_own
-from tests.kit.places import PLACES, Place, make_place
+from tests.kit.processes import forget_threads, is_own
 from tests.kit.services import (
     Authority,
     Azurite,
@@ -41,6 +39,8 @@ from tests.kit.services import (
     need_mount,
     need_nginx,
 )
+from tests.kit.services.gcs_stub import GcsStub
+from tests.kit.services.places import PLACES, Place, make_place
 
 if TYPE_CHECKING:
     from tests.core.data.killed_writer import Writers

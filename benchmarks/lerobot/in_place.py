@@ -207,7 +207,7 @@ def _s3(folder: Path, root: Path, records: Path) -> Iterator[dict[str, Any]]:
 @contextmanager
 def _hub(_folder: Path, root: Path, records: Path) -> Iterator[dict[str, Any]]:
     """Two stubs of the Hub: for the dataset in place and the packed one."""
-    from tests.kit.hub_stub import HubStub
+    from tests.kit.services.hub_stub import HubStub
 
     with HubStub(root, "a/original") as one, HubStub(records, "a/packed") as other:
         yield {

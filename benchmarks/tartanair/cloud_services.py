@@ -19,8 +19,8 @@ from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
 from seqrecord.format.manifest import IndexFile, Manifest, RecordFile
 from seqrecord.format.rows import GAP_ROW
 from seqrecord.schema import FeatureSpec, Schema
-from tests.kit.fault_proxy import FaultProxy
 from tests.kit.services import Azurite, Moto
+from tests.kit.services.fault_proxy import FaultProxy
 
 __all__ = ["FAR", "NARROW", "SERVICES", "Service", "cpu_seconds", "make_index", "serve", "start"]
 

@@ -19,7 +19,7 @@ from benchmarks.tartanair.cloud import figures
 from benchmarks.tartanair.cloud_line import Line
 from benchmarks.tartanair.cloud_services import SERVICES, make_index
 from tests.kit.services import need_azurite
-from tests.kit.web_server import WebFolder
+from tests.kit.services.web_server import WebFolder
 
 
 def test_generated_index_opens(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ test file (`tests/project/test_size_of_tests.py`). A test writes its dataset in 
 | `datasets` | builder: `write_dataset`, `columns`, `noise`, `texts`; numbered frames |
 | `tiny` | a dataset below 1.5 KB, and tools that change its parts and their checksums |
 | `clip_data` | a dataset for loaders; checks of its clips; leaks of threads, files and memory |
-| `abandoned` | a writer that stops as if its process were killed |
 | `video_data`, `video_file_data` | moving pictures; as GOPs, as files of many codecs |
 | **originals** | |
 | `originals`, `trees` | small originals that are read in place; TartanAir |
@@ -21,18 +20,19 @@ test file (`tests/project/test_size_of_tests.py`). A test writes its dataset in 
 | `lerobot_depth_data`, `lerobot_language_data` | the same with depth; with language columns |
 | `made_source` | a source without files |
 | **processes** | |
+| `processes` | interpreters, forks, programs and threads of tests |
 | `command_line` | the command line in this process, or as a process of its own |
-| `torch_process`, `torch_workers` | processes with torch preloaded; a simulated DataLoader worker |
-| `own_threads` | threads of the running test; forks |
-| `lerobot_stand_in`, `side_streams` | stand-ins for LeRobot's classes and for streams of a GPU |
+| `lerobot_stand_in` | stand-ins for LeRobot's classes |
 | **faults** | |
-| `storage_doubles` | storages that count calls or inject faults |
+| `faults` | storages that count calls or inject faults; abandoned writers |
+| `power_loss` | the states of a disk that a power loss may leave |
+| `side_streams` | streams of a GPU that are late |
 | `source_faults` | broken originals with their expected errors |
-| `fault_proxy` | an HTTP proxy that injects faults |
 | **services** | |
-| `services` | Azurite, moto, nginx and a FUSE mount; programs that end with the test |
-| `places` | empty folders of all storages, for tests that run on each of them |
-| `gcs_stub`, `hub_stub` | stubs of Google Cloud Storage and of the Hugging Face Hub |
-| `local_server`, `web_server` | base of test servers; a folder over HTTP |
-| `blobfile_pool` | connection pools of blobfile |
+| `services` | Azurite, moto, nginx and a FUSE mount |
+| `services.places` | empty folders of all storages, for tests that run on each of them |
+| `services.gcs_stub`, `services.hub_stub` | Google Cloud Storage and the Hub as stubs |
+| `services.local_server`, `services.web_server` | base of test servers; a folder over HTTP |
+| `services.fault_proxy` | an HTTP proxy that injects faults |
+| `services.blobfile_pool` | blobfile's requests to a local service |
 """

@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader
 import seqrecord
 from seqrecord.errors import DestinationError, NotFoundError, SeqRecordError, SourceError
 from seqrecord.lerobot import LeRobotDataset, PlannedSampler, mark_dataset
-from tests.kit.hub_stub import HubStub, without_login
 from tests.kit.lerobot_stand_in import Metadata, same
 from tests.kit.lerobot_video_data import CAMERAS, unpack
+from tests.kit.services.hub_stub import HubStub, without_login
 from tests.lerobot.main_stand_in import PLUGIN, Dataset, write
 
 WINDOWS = {CAMERAS[0]: [-0.1, 0.0], "observation.state": [0.0, 0.1, 0.2], "index": [-0.1]}

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from seqrecord.processes.system import reserve, sync
-from tests.kit.torch_process import run_code
+from tests.kit.processes import run_code, run_python
 
 ROOT = Path(__file__).parents[2]
 WITHOUT = Path(__file__).parent / "without_linux"
@@ -83,8 +81,7 @@ assert usable_cores() >= 1 and usable_memory() > 0 and process_memory() == 0
 
 def test_main_path(tmp_path: Path) -> None:
     """Write, export, convert, verify, load and bench, in one process."""
-    done = run_code(MAIN_PATH, tmp_path, WITHOUT / "sitecustomize.py")
-    assert (done.stderr, done.returncode) == ("", 0)
+    assert run_code(MAIN_PATH, tmp_path, WITHOUT / "sitecustomize.py").stderr == ""
 
 
 FILES = (
@@ -98,13 +95,10 @@ USE_LINUX = "worker"  # forked with objects that cannot be pickled
 @pytest.mark.timeout(900)
 def test_the_demo_and_tests_of_the_core(tmp_path: Path) -> None:
     """All processes are spawned, without these names."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(WITHOUT), str(ROOT)])}
+    environment = {"PYTHONPATH": os.pathsep.join([str(WITHOUT), str(ROOT)])}
     demo = ["-m", "benchmarks.tartanair.demo", str(tmp_path / "demo"), "--frames", "20"]
     files = [str(file) for name in FILES for file in (ROOT / "tests" / "core").rglob(name)]
     tests = ["-m", "pytest", "-q", "--one-case", "--hypothesis-profile=least", *files]
     tests += ["-k", f"not ({USE_LINUX})"]
     for command in (demo, [*tests, "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "t")]):
-        done = subprocess.run(
-            [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+        run_python(*command, timeout=900, environment=environment)

@@ -21,8 +21,8 @@ from seqrecord.errors import StateError
 from seqrecord.format.manifest import put_manifest, read_manifest, read_tagged
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.storage.ranges import ByteRange
-from tests.kit.abandoned import abandon, small_writer
 from tests.kit.datasets import contents, lengths_of, record_files, write_episodes
+from tests.kit.faults import abandon, small_writer
 from tests.kit.made_source import MadeSource
 from tests.kit.tiny import loaded, read_all, same_frames, tiny_frames, write_tiny
 

@@ -23,17 +23,18 @@ from seqrecord.errors import (
     ClipError,
     NotFoundError,
     SeqRecordError,
+    SourceError,
     StorageError,
 )
 from seqrecord.lerobot import LeRobotDataset
 from seqrecord.reading.dataset import open_packed
 from seqrecord.sources import inventory_of
 from tests.kit.command_line import fail, run
-from tests.kit.gcs_stub import GcsStub
 from tests.kit.lerobot_stand_in import install
 from tests.kit.lerobot_video_data import CAMERAS, unpack
 from tests.kit.originals import folders, hdf5, lerobot, tartanair, webdataset
-from tests.kit.torch_process import run_code
+from tests.kit.processes import in_fork, run_code
+from tests.kit.services.gcs_stub import GcsStub
 from tests.kit.video_file_data import pictures, write_video
 from tests.sources.in_place_cases import frames_of, index_source
 from tests.sources.test_lerobot import column, rewrite
@@ -236,7 +237,7 @@ def test_workers_do_not_check_originals_again(tmp_path: Path) -> None:
     change_table(root)
     assert len(list(pickle.loads(pickle.dumps(pipe)))) == len(pipe)
     code = "import seqrecord, sys; seqrecord.SeqRecordPipe(sys.argv[1], clip_len=1)"
-    assert "has changed since it was indexed" in run_code(code, index).stderr
+    assert "has changed since it was indexed" in run_code(code, index, status=1).stderr
 
 
 def test_rebuilt_index_is_compared_with_originals(tmp_path: Path) -> None:
@@ -437,24 +438,14 @@ def test_old_files_are_not_read_again(tmp_path: Path, home: Path) -> None:
 
 def run_as_user(uid: int, work: Callable[[], str]) -> str:
     """Result of `work()` in a process of this user."""
-    read, write = os.pipe()
-    if not (child := os.fork()):
-        text = ""
-        try:
-            os.setgroups([])
-            os.setgid(uid)
-            os.setuid(uid)
-            text = work()
-        except BaseException as error:
-            text = f"{type(error).__name__}: {error}"
-        finally:
-            os.write(write, text.encode())
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as file:
-        text = file.read()
-    os.waitpid(child, 0)
-    return text
+
+    def as_user() -> str:
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+        return work()
+
+    return str(in_fork(as_user))
 
 
 def index_of(root: Path) -> str:
@@ -613,5 +604,5 @@ def test_parts_without_permission_are_left_out_and_listed(
         found = run_as_user(uid, lambda: indexed_keys(root, indexes / "again", **options))
         assert found.startswith("1 1 "), "the episode alone is bad"
     root.chmod(0o744)
-    found = run_as_user(uid, lambda: indexed_keys(root, indexes / "other", **options))
-    assert found.startswith("SourceError: no permission to list the folder or to enter it")
+    with pytest.raises(SourceError, match=r"^no permission to list the folder or to enter it"):
+        run_as_user(uid, lambda: indexed_keys(root, indexes / "other", **options))

@@ -21,10 +21,10 @@ from seqrecord.indexing.doctor import examine
 from seqrecord.indexing.doctor_report import DoctorReport
 from seqrecord.storage import open_storage
 from tests.kit.command_line import run
+from tests.kit.faults import Failure, FaultyStorage, Operation
 from tests.kit.lerobot_data import FPS, episodes
 from tests.kit.lerobot_video_data import CAMERAS, with_video
 from tests.kit.lerobot_video_data import unpack as unpack_video
-from tests.kit.storage_doubles import Failure, FaultyStorage, Operation
 from tests.kit.video_file_data import pictures, write_video
 from tests.sources.cases import upload
 from tests.sources.test_lerobot import LISTED, ROWS, at, column, edit_info, rewrite, unpack

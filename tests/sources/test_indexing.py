@@ -42,9 +42,9 @@ from seqrecord.storage import LocalStorage
 from tests.core.data.test_references import FOLDER_REFERENCE
 from tests.kit import originals
 from tests.kit.command_line import run
-from tests.kit.gcs_stub import GcsStub
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
-from tests.kit.places import CLOUDS, Place
+from tests.kit.services.gcs_stub import GcsStub
+from tests.kit.services.places import CLOUDS, Place
 from tests.kit.video_file_data import HAS_TABLES, decoded, pictures, write_fragmented, write_video
 from tests.sources.cases import upload
 from tests.sources.in_place_cases import assert_same, frames_of, index_source

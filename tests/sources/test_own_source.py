@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +20,7 @@ from seqrecord.errors import SchemaError, SourceError
 from seqrecord.schema import Block
 from seqrecord.sources import EpisodeInfo
 from tests.kit import command_line
+from tests.kit.processes import run_python
 from tests.kit.tiny import read_all
 from tests.sources.cases import upload
 
@@ -249,16 +247,7 @@ def test_the_documented_example_runs(tmp_path: Path) -> None:
         }
         np.savez(folder / f"{name}.npz", **recordings[name])  # type: ignore[arg-type]
     np.savez(folder / "broken.npz", action=np.zeros((2, 7), np.float32))
-    done = subprocess.run(
-        [sys.executable, "pack.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("pack.py", cwd=tmp_path)
     assert done.stdout.splitlines()[-1] == "3 episodes, 1 left out"
     with seqrecord.open(tmp_path / "records") as dataset:
         assert list(dataset.episodes) == ["a", "b", "c"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from seqrecord.storage.retrying import RetryingStorage
 from seqrecord.storage.settings import StorageSettings, split_options
 from tests.kit.command_line import fail, run
 from tests.kit.lerobot_video_data import unpack
+from tests.kit.processes import run_python
 from tests.kit.tiny import write_tiny
 from tests.kit.trees import make_frames, write_v1
 from tests.sources.cases import upload
@@ -403,5 +403,4 @@ def test_azure_packages_are_imported_on_first_use() -> None:
         "/box/p', {'account_key': 'a2V5'}); "
         "sys.exit(sorted({'obstore', 'adlfs', 'blobfile', 'azure.core'} & set(sys.modules)) or 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", code)

@@ -24,10 +24,10 @@ from seqrecord.storage.base import StorageWrapper
 from tests.golden.make_replay_buffer import FILE
 from tests.kit.bags import write_bag, write_ros1
 from tests.kit.command_line import run
+from tests.kit.faults import CountingStorage, FaultyStorage
 from tests.kit.lerobot_video_data import unpack
 from tests.kit.services.azurite import Azurite
-from tests.kit.storage_doubles import CountingStorage, FaultyStorage
-from tests.kit.web_server import WebFolder
+from tests.kit.services.web_server import WebFolder
 from tests.sources.cases import upload
 from tests.sources.formats import CASES
 from tests.sources.formats.mcap import recording

@@ -16,7 +16,7 @@ from seqrecord.errors import ClipError, ConflictError, FrameError, SchemaError, 
 from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import LocalStorage
 from tests.kit.command_line import run
-from tests.kit.storage_doubles import FaultyStorage
+from tests.kit.faults import FaultyStorage
 
 Model = dict[str, list[dict[str, list[float]]]]
 """Frames of each episode: feature name to the first numbers of its array."""

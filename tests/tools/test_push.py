@@ -23,8 +23,8 @@ from seqrecord.errors import (
 )
 from tests.kit.command_line import fail, run
 from tests.kit.datasets import small_frames, small_schema
-from tests.kit.hub_stub import HubStub, without_login
 from tests.kit.lerobot_video_data import unpack
+from tests.kit.services.hub_stub import HubStub, without_login
 from tests.kit.tiny import read_all
 
 pytest.importorskip("huggingface_hub", reason="pip install huggingface_hub")

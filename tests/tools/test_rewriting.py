@@ -22,7 +22,7 @@ from seqrecord.storage import LocalStorage
 from seqrecord.types import Progress
 from tests.kit import command_line
 from tests.kit.datasets import flip
-from tests.kit.storage_doubles import DamagesOnce
+from tests.kit.faults import DamagesOnce
 from tests.kit.tiny import read_all, same_frames
 from tests.tools.test_features_added import (
     WIDTHS,

@@ -36,7 +36,7 @@ from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageE
 from seqrecord.storage import LocalStorage
 from tests.kit.command_line import run
 from tests.kit.datasets import contents
-from tests.kit.storage_doubles import FailAt, FaultyStorage
+from tests.kit.faults import FailAt, FaultyStorage
 from tests.kit.tiny import change_manifest
 
 

@@ -44,7 +44,7 @@ def _open(folder: Path) -> Any:
     remote = load_remote(folder)
     options = remote.get("options")
     if host := remote.get("blobfile_host"):
-        from tests.kit.blobfile_pool import pool_to
+        from tests.kit.services.blobfile_pool import pool_to
 
         os.environ["AZURE_STORAGE_ACCOUNT_KEY"] = remote["blobfile_key"]
         options = {"backend": "blobfile", "get_http_pool": partial(pool_to, host)}

@@ -21,7 +21,7 @@ from seqrecord.storage import Storage, StorageWrapper, entries_of, identity_of
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.uploads import UploadTiming
 from seqrecord.storage.whole import WholeFileStorage
-from tests.kit.services.process import wait_for
+from tests.kit.processes import wait_for
 
 PATH = "records/00000-ab.seqrec"
 DATA = np.random.default_rng(0).bytes(100_000)

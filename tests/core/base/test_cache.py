@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
-import multiprocessing
 import os
 import pickle
 import random
@@ -13,9 +12,10 @@ import shutil
 import signal
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,10 @@ from seqrecord.storage.cache import CachedStorage
 from seqrecord.storage.cache_folder import CacheFolder
 from seqrecord.storage.ranges import ByteRange
 from tests.core.base.storage_contract import PATH, StorageContract, get, put
-from tests.core.data.killed_at import signal_at
 from tests.kit.datasets import flip, nth_chunk, write_small
-from tests.kit.own_threads import busy_threads
-from tests.kit.storage_doubles import CountingStorage, DamagesOnce, FailAt, FaultyStorage
+from tests.kit.faults import CountingStorage, DamagesOnce, FailAt, FaultyStorage
+from tests.kit.processes import Fork, busy_threads, in_fork, killed_at
 
-FORK = multiprocessing.get_context("fork")
 LIMIT = 2 << 20
 SPARE = 16 << 10
 DATA = np.random.default_rng(1).bytes(4 << 20)
@@ -73,14 +71,6 @@ class Cached:
 
     def count(self, name: str) -> int:
         return self.storage.counters()[f"cache_{name}"]
-
-
-def exit_code(work: Callable[..., object], *args: object) -> int | None:
-    """Exit code of a forked process that runs `work`."""
-    worker = FORK.Process(target=work, args=args)
-    worker.start()
-    worker.join()
-    return worker.exitcode
 
 
 @pytest.fixture
@@ -332,17 +322,14 @@ def _stress(root: Path, seed: int, count: int) -> None:
 def test_many_processes_and_threads_stay_within_the_limit(tmp_path: Path, thorough: bool) -> None:
     Cached(tmp_path).storage.close()
     count = 40 if thorough else 15
-    workers = [FORK.Process(target=_stress, args=(tmp_path, seed, count)) for seed in range(3)]
-    for worker in workers:
-        worker.start()
+    workers = [Fork(partial(_stress, tmp_path, seed, count)) for seed in range(3)]
     most = 0
-    while any(worker.is_alive() for worker in workers):
+    while any(worker.is_running() for worker in workers):
         with CacheFolder(tmp_path / "cache", patience=60).locked():
             most = max(most, on_disk(tmp_path / "cache"))
-    for worker in workers:
-        worker.join()
+    codes = [worker.wait() for worker in workers]
     most = max(most, on_disk(tmp_path / "cache"))  # if this process seldom had a core
-    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert codes == [0, 0, 0]
     assert LIMIT / 2 < most <= LIMIT
     _check_sound(tmp_path)
 
@@ -375,7 +362,7 @@ def test_forks_share_the_cache_while_threads_read(tmp_path: Path) -> None:
         cached.check(1000, 50_000)
         os._exit(0)  # an abrupt exit
 
-    assert exit_code(work) == 0
+    assert Fork(work).wait() == 0
     assert cached.check(0, 50_000) == 0
     rng = random.Random(0)
 
@@ -385,7 +372,7 @@ def test_forks_share_the_cache_while_threads_read(tmp_path: Path) -> None:
 
     with busy_threads(read, 2):
         for _ in range(5):
-            assert exit_code(cached.check, 0, 5000) == 0
+            assert in_fork(lambda: cached.check(0, 5000)) == 0
     cached.storage.close()
     _check_sound(tmp_path)
 
@@ -486,12 +473,11 @@ def test_a_kill_never_corrupts_the_cache(tmp_path: Path) -> None:
         cached = Cached(root)
         _read_blocks(cached, list(range(20)))
 
-        def work(cached: Cached = cached, number: int = number) -> None:
-            signal_at(number, signal.SIGKILL, CALLS)
+        def work(cached: Cached = cached) -> None:
             _read_blocks(cached, [30, 31])
             cached.storage.forget(PATH, [ByteRange(3_000_000, 3_000_001)])
 
-        code = exit_code(work)
+        killed = killed_at(number, work, CALLS)
         assert on_disk(cached.cache) <= LIMIT
         survivor = Cached(root)
         _read_blocks(survivor, [33, 30, 32, 31])
@@ -499,9 +485,8 @@ def test_a_kill_never_corrupts_the_cache(tmp_path: Path) -> None:
         if number % 8 == 0:
             _check_sound(root)
         shutil.rmtree(root)
-        if code == 0:
+        if not killed:
             break
-        assert code == -signal.SIGKILL
         kills += 1
     assert 20 < kills < 199
 
@@ -511,11 +496,8 @@ def test_the_space_of_a_killed_writer_is_freed(tmp_path: Path) -> None:
     cached = Cached(tmp_path)
     cached.check(0, 10)
 
-    def work() -> None:
-        signal_at(2, signal.SIGKILL, [(os, "pwrite")])  # inside an entry
-        cached.check(1_000_000, 2_500_000)
-
-    assert exit_code(work) == -signal.SIGKILL
+    inside_entry = [(os, "pwrite")]
+    assert killed_at(2, lambda: cached.check(1_000_000, 2_500_000), inside_entry)
     partial = list((cached.cache / "new").iterdir())
     assert sum(path.stat().st_size for path in partial) > LIMIT / 2
     _read_blocks(cached, list(range(20)))
@@ -540,18 +522,14 @@ def test_a_running_writer_is_undisturbed_unless_the_cache_is_removed(
         os.pwrite = pwrite
         writer.check(3_900_000, 4_000_000)
 
-    worker = FORK.Process(target=work)
-    worker.start()
-    assert worker.pid is not None
-    assert os.WIFSTOPPED(os.waitpid(worker.pid, os.WUNTRACED)[1])
+    worker = Fork(work)
+    assert worker.is_stopped()
     if is_removed:
         shutil.rmtree(tmp_path / "cache")
     else:
         assert third.check(3_900_000, 3_900_100) == 100, "not stored yet"
         _read_blocks(other, list(range(30)))
-    os.kill(worker.pid, signal.SIGCONT)
-    worker.join()
-    assert worker.exitcode == 0
+    assert worker.proceed() == 0
     if is_removed:
         assert entries(other.cache) == {}
         assert other.check(0, 1000) == 1000

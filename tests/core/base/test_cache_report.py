@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import logging
-import multiprocessing
 import os
 import shutil
 import signal
 import stat
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,62 +24,42 @@ from seqrecord.storage.cache_folder import CacheFolder
 from seqrecord.storage.ranges import ByteRange
 from tests.core.base.storage_contract import PATH, get, put
 from tests.core.base.test_cache import CALLS, Cached, entries
-from tests.core.data.killed_at import signal_at
 from tests.kit.clip_data import digests
 from tests.kit.command_line import run
 from tests.kit.datasets import contents, write_small
-from tests.kit.places import CLOUDS, Place
+from tests.kit.faults import CountingStorage
+from tests.kit.processes import Fork
 from tests.kit.services import Moto
-from tests.kit.storage_doubles import CountingStorage
+from tests.kit.services.places import CLOUDS, Place
 
 # Some tests fork a process with threads on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
-FORK = multiprocessing.get_context("fork")
 OTHER = 3_500_000  # an offset in `DATA` not read before
 
 
-@pytest.fixture
-def stop(tmp_path: Path) -> Iterator[Callable[[int], bool]]:
-    """Forks a process that uses the cache; returns whether it stopped before this disk call."""
-    stopped = []
-
-    def start(number: int) -> bool:
-        cached = Cached(tmp_path)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                signal_at(number, signal.SIGSTOP, CALLS)
-                cached.check(2_000_000, 2_100_000)
-                cached.storage.forget(PATH, [ByteRange(2_000_000, 2_000_010)])
-            finally:
-                os._exit(0)
-        _, status = os.waitpid(pid, os.WUNTRACED)
-        if os.WIFSTOPPED(status):
-            stopped.append(pid)
-        return os.WIFSTOPPED(status)
-
-    yield start
-    for pid in stopped:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
 def test_a_stopped_process_does_not_block_others(
-    tmp_path: Path, stop: Callable[[int], bool], caplog: pytest.LogCaptureFixture, thorough: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, thorough: bool
 ) -> None:
     """Stopped at any disk call: cached data is read at once, the rest from the storage."""
+
+    def use() -> None:
+        other = Cached(tmp_path)
+        other.check(2_000_000, 2_100_000)
+        other.storage.forget(PATH, [ByteRange(2_000_000, 2_000_010)])
+
     busy = free = 0
     for number in range(0, 100, 1 if thorough else 3):
         cached = Cached(tmp_path, patience=0.05, pause=1000.0)
         cached.check(0, 10_000)
-        if not stop(number):
-            break
         caplog.clear()
-        with caplog.at_level(logging.WARNING, "seqrecord"), ThreadPoolExecutor(8) as pool:
-            assert sum(pool.map(cached.check, range(0, 800, 100), [10_000] * 8)) == 0
-            cached.check(OTHER, OTHER + 5000)
-            added = cached.check(OTHER, OTHER + 5000) == 0
+        with Fork(use, sign=signal.SIGSTOP, at=number, calls=CALLS) as stopped:
+            if not stopped.is_stopped():
+                break
+            with caplog.at_level(logging.WARNING, "seqrecord"), ThreadPoolExecutor(8) as pool:
+                assert sum(pool.map(cached.check, range(0, 800, 100), [10_000] * 8)) == 0
+                cached.check(OTHER, OTHER + 5000)
+                added = cached.check(OTHER, OTHER + 5000) == 0
         assert cached.count("failures") == 0
         assert bool(cached.count("busy")) == (not added)
         assert caplog.text.count("is locked by another process") == (not added), "logged once"
@@ -123,15 +103,13 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
     """The parent's thread adds data during the fork."""
     cached = Cached(tmp_path, patience=60.0)
     cached.check(0, 10_000)
-    proceed = FORK.Event()
     with CacheFolder(tmp_path / "cache").locked():
-        worker = FORK.Process(target=proceed.wait, args=(60,))
-        worker.start()
-    assert cached.check(10_000, 20_000) == 10_000
-    assert cached.check(10_000, 20_000) == 0
-    assert cached.count("busy") == 0
-    proceed.set()
-    worker.join()
+        child = Fork(lambda: time.sleep(60))
+    with child:
+        assert cached.check(10_000, 20_000) == 10_000
+        assert cached.check(10_000, 20_000) == 0
+        assert cached.count("busy") == 0
+        assert child.is_running()
 
 
 # A read-only disk

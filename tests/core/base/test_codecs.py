@@ -28,7 +28,7 @@ from seqrecord.codecs import PRESETS, FrameCodec, image_chain, probe, resolve
 from seqrecord.codecs.base import MAX_BUFFER_BYTES, numcodecs
 from seqrecord.errors import CodecError, MissingPackageError, SchemaError
 from tests.kit.datasets import encoded
-from tests.kit.torch_process import run_code
+from tests.kit.processes import run_code
 
 Array = npt.NDArray[Any]
 
@@ -332,9 +332,7 @@ def test_wrong_headers_of_zstd_and_blosc() -> None:
 def test_damaged_blobs_never_crash(seed: int) -> None:
     code = "import sys, warnings; warnings.simplefilter('error')\n"
     code += "from tests.core.base.fuzz_codecs import main; main(*map(int, sys.argv[1:]))"
-    done = run_code(code, seed, 5000 if seed else 1000)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "refused" in done.stdout
+    assert "refused" in run_code(code, seed, 5000 if seed else 1000).stdout
 
 
 WRONG_PARAMETERS: dict[str, dict[Any, list[Any]]] = {

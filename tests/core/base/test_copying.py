@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from seqrecord.engine.batches import Copy
 from seqrecord.engine.trace import Trace
 from seqrecord.engine.workers import Copies, CopyThreads, Done
-from tests.kit.own_threads import own_threads
+from tests.kit.processes import own_threads
 
 PATIENCE = 60  # seconds
 

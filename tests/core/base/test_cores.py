@@ -11,7 +11,7 @@ import pytest
 import seqrecord
 from seqrecord.pipes.distributed import worker_threads
 from seqrecord.processes.machine import usable_cores, usable_memory
-from tests.kit.torch_workers import be_worker
+from tests.kit.processes import be_worker
 
 CGROUP = "sys/fs/cgroup"
 

@@ -23,9 +23,9 @@ from seqrecord.errors import AccessError, DeadlineError, StorageError
 from seqrecord.storage import Storage, StorageWrapper, open_storage, parse_location
 from seqrecord.storage.objects.azure import AzureContainer
 from tests.core.base.storage_contract import get
-from tests.kit.local_server import Canned, CannedServer, answer
-from tests.kit.places import CLOUDS, Place, with_short_waits
 from tests.kit.services import Azurite
+from tests.kit.services.local_server import Canned, CannedServer, answer
+from tests.kit.services.places import CLOUDS, Place, with_short_waits
 
 DATA = bytes(range(200))
 

@@ -35,9 +35,9 @@ from tests.core.base.storage_contract import Add, ReadContract, get
 from tests.kit.clip_data import digests
 from tests.kit.command_line import main, run
 from tests.kit.datasets import write_small
-from tests.kit.hub_stub import HubStub, without_login
 from tests.kit.lerobot_video_data import unpack
-from tests.kit.places import with_short_waits
+from tests.kit.services.hub_stub import HubStub, without_login
+from tests.kit.services.places import with_short_waits
 from tests.kit.tiny import read_all
 
 pytest.importorskip("huggingface_hub", reason="pip install huggingface_hub")

@@ -22,9 +22,8 @@ from seqrecord.storage.local import find_remote_mount
 from seqrecord.storage.mounts import HandlePool, MountStorage
 from seqrecord.storage.open_files import Handle
 from tests.core.base.storage_contract import DATA, PATH, StorageContract, get, put
-from tests.kit.own_threads import succeeds_in_fork
+from tests.kit.processes import in_fork, wait_for
 from tests.kit.services import Azurite, Mount, need_mount
-from tests.kit.services.process import wait_for
 
 MakeMount = Callable[..., Mount]
 
@@ -159,7 +158,7 @@ def test_close_closes_handles_and_a_forked_child_opens_its_own(tmp_path: Path) -
         get(storage, "records/4", 10, 20)
         return len(_open_below(tmp_path)) == 4
 
-    assert succeeds_in_fork(opens_one)
+    assert in_fork(opens_one)
     storage.close()
     assert _open_below(tmp_path) == []
 

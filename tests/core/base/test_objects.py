@@ -18,16 +18,16 @@ import seqrecord
 from seqrecord import EngineOptions, errors
 from seqrecord.storage import Storage, open_storage
 from tests.core.base.storage_contract import PATH, Add, ReadContract, get, put
-from tests.kit.blobfile_pool import pool_to
 from tests.kit.clip_data import digests
 from tests.kit.command_line import fail, run
-from tests.kit.fault_proxy import FaultProxy, ScriptedFaults
-from tests.kit.local_server import Canned, CannedServer, ConnectProxy, answer
-from tests.kit.own_threads import busy_threads, succeeds_in_fork
-from tests.kit.places import PLACES, Place, with_deadline
+from tests.kit.processes import busy_threads, in_fork
 from tests.kit.services import Authority, Nginx
+from tests.kit.services.blobfile_pool import pool_to
+from tests.kit.services.fault_proxy import FaultProxy, ScriptedFaults
+from tests.kit.services.local_server import Canned, CannedServer, ConnectProxy, answer
+from tests.kit.services.places import PLACES, Place, with_deadline
+from tests.kit.services.web_server import WebFolder
 from tests.kit.trees import make_frames, write_v1
-from tests.kit.web_server import WebFolder
 
 # Some tests fork a process with threads on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -165,7 +165,7 @@ def test_a_forked_child_reads_while_its_parent_reads(place: Place) -> None:
 
     assert reads()
     with busy_threads(reads):
-        assert all(succeeds_in_fork(reads) for _ in range(2))
+        assert all(in_fork(reads) for _ in range(2))
     assert reads()
     storage.close()
 

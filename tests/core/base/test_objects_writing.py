@@ -23,11 +23,10 @@ from tests.core.base.storage_contract import (
     put,
     unfinished_uploads,
 )
-from tests.kit.fault_proxy import FaultProxy, ScriptedFaults, no_lists
 from tests.kit.made_source import MadeSource
-from tests.kit.own_threads import own_threads, succeeds_in_fork
-from tests.kit.places import CLOUDS, Place, with_short_waits
-from tests.kit.services.process import wait_for
+from tests.kit.processes import in_fork, own_threads, wait_for
+from tests.kit.services.fault_proxy import FaultProxy, ScriptedFaults, no_lists
+from tests.kit.services.places import CLOUDS, Place, with_short_waits
 
 # Sizes for hastened storages:
 LARGE = np.random.default_rng(1).bytes(11 << 16)  # uploaded in parts
@@ -237,7 +236,7 @@ def test_a_forked_child_reads_and_cannot_write(place: Place, storage: Storage) -
         storage.close()  # the parent's upload continues
         return found == DATA[5:50]
 
-    assert succeeds_in_fork(child)
+    assert in_fork(child)
     upload.commit()
     assert get(storage, PATH) == DATA
     assert [file.path for file in storage.files("records")] == [PATH, "records/other"]

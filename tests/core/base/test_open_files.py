@@ -21,6 +21,7 @@ from seqrecord.errors import StorageError
 from seqrecord.storage import CachedStorage, LocalStorage, Storage
 from seqrecord.storage.mounts import MountStorage
 from seqrecord.storage.ranges import ByteRange
+from tests.kit.processes import in_fork
 from tests.kit.video_file_data import pictures, write_video
 
 
@@ -239,17 +240,14 @@ def test_a_forked_child_closes_only_its_own(files: tuple[Path, list[str]]) -> No
     storage = LocalStorage(folder)
     check_all(storage, names[:20])
     before = sorted(open_below(folder))
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            with limit(limit_with_headroom(40)):
-                check_all(storage, names)
-                storage.close()
-                status = 3 if open_below(folder) else 0
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def open_after_close() -> list[str]:
+        with limit(limit_with_headroom(40)):
+            check_all(storage, names)
+            storage.close()
+            return open_below(folder)
+
+    assert in_fork(open_after_close) == []
     assert sorted(open_below(folder)) == before
     check_all(storage, names[:20])
     storage.close()

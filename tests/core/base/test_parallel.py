@@ -20,8 +20,8 @@ from seqrecord.storage.ranges import ByteRange, check_wanted, coalesce, plan
 from seqrecord.storage.requests import FsspecReader, check_rate, fill
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from tests.core.base.storage_contract import DATA, PATH, StorageContract, get, put
-from tests.kit.own_threads import own_threads
-from tests.kit.storage_doubles import CountingStorage, FailTransiently, FaultyStorage
+from tests.kit.faults import CountingStorage, FailTransiently, FaultyStorage
+from tests.kit.processes import own_threads
 
 MIB = 1 << 20
 

@@ -20,8 +20,8 @@ from seqrecord.storage import LocalStorage
 from seqrecord.storage.local_replacing import put_file
 from seqrecord.storage.mounts import MountStorage
 from tests.core.base.storage_contract import StorageContract
-from tests.core.data.killed_at import signal_at
-from tests.core.data.power_loss import Choice, Disk, Record
+from tests.kit.power_loss import Choice, Disk, Record
+from tests.kit.processes import Fork, killed_at
 
 PATH = "manifest.json"
 OLD, NEW = b'{"old": 1}', b'{"new": 22}'
@@ -118,23 +118,6 @@ CALLS = (
 )
 
 
-def hit(number: int, sign: int, put: Callable[[], None]) -> int:
-    """Put in a process that gets a signal before its call `number`; return its process id.
-
-    Its exit code is 0 if the put succeeded, else 1.
-    """
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        signal_at(number, sign, CALLS)
-        put()
-        code = 0
-    finally:
-        os._exit(code)
-
-
 def age(storage: LocalStorage) -> None:
     """Make the files beside the manifest an hour older."""
     for path in storage.root.iterdir():
@@ -158,8 +141,7 @@ def test_a_kill_leaves_the_old_or_the_new_file(
         if not is_new:
             storage.put(PATH, OLD, expected=None)
         expected = tag(storage)
-        pid = hit(number, signal.SIGKILL, lambda e=expected: storage.put(PATH, NEW, expected=e))  # type: ignore[misc]
-        if os.waitpid(pid, 0)[1] == 0:
+        if not killed_at(number, partial(storage.put, PATH, NEW, expected=expected), CALLS):
             break
         seen.add(content(storage))
         if not detects_kills(storage, disk):
@@ -184,8 +166,9 @@ def test_a_stopped_writer_overwrites_nothing(
     storage.put(PATH, OLD, expected=None)
     for number in range(0, 100, 1 if thorough else 5):
         expected, mine = tag(storage), b"mine %d" % number
-        pid = hit(number, signal.SIGSTOP, lambda e=expected: storage.put(PATH, NEW, expected=e))  # type: ignore[misc]
-        if not os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1]):
+        put = partial(storage.put, PATH, NEW, expected=expected)
+        writer = Fork(put, sign=signal.SIGSTOP, at=number, calls=CALLS)
+        if not writer.is_stopped():
             break
         before = content(storage)
         if not detects_kills(storage, disk):
@@ -199,8 +182,7 @@ def test_a_stopped_writer_overwrites_nothing(
         except TransientError:
             waits += 1
         won = content(storage) == mine
-        os.kill(pid, signal.SIGCONT)
-        assert os.waitpid(pid, 0)[1] == (256 if won else 0)
+        assert writer.proceed() == (1 if won else 0)
         assert content(storage) == (mine if won else NEW)
         storage.put(PATH, OLD, expected=tag(storage))
         assert names(storage) == [PATH]
@@ -219,22 +201,20 @@ def test_at_most_one_of_two_stopped_writers_succeeds(
     seconds = range(12, 26, 1 if thorough else 5)
     firsts = (7, 9, 13, 16) if thorough else (9, 16)
     for first, second in itertools.product(firsts, seconds):
-        pids, codes, expected = [], {}, tag(storage)
+        writers, codes, expected = [], {}, tag(storage)
         for place, number in enumerate((first, second)):
             put = partial(
                 put_file, tmp_path / PATH, b"%d" % place, expected, shared=False, patience=0.02
             )
-            pids.append(hit(number, signal.SIGSTOP, put))
-            _, status = os.waitpid(pids[-1], os.WUNTRACED)
-            if os.WIFSTOPPED(status):
+            writers.append(Fork(put, sign=signal.SIGSTOP, at=number, calls=CALLS))
+            if writers[-1].is_stopped():
                 stopped[place] += 1
             else:
-                codes[place] = status
+                codes[place] = writers[-1].wait()
             if disk == "no locks":
                 age(storage)
         for place in {0, 1} - codes.keys():
-            os.kill(pids[place], signal.SIGCONT)
-            codes[place] = os.waitpid(pids[place], 0)[1]
+            codes[place] = writers[place].proceed()
         won = [place for place, code in codes.items() if code == 0]
         assert len(won) < 2, (first, second)
         assert content(storage) == (b"%d" % won[0] if won else OLD), (first, second)

@@ -32,10 +32,9 @@ from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.retrying import Quota, RateLimiter, Retrier, RetryingStorage
 from tests.core.base.storage_contract import DATA, PATH, StorageContract, get, put
 from tests.kit.datasets import write_small
-from tests.kit.own_threads import busy_threads, succeeds_in_fork
-from tests.kit.services.process import wait_for
-from tests.kit.storage_doubles import FailAt, FailTransiently, Fault, FaultyStorage
-from tests.kit.web_server import WebFolder
+from tests.kit.faults import FailAt, FailTransiently, Fault, FaultyStorage
+from tests.kit.processes import busy_threads, in_fork, wait_for
+from tests.kit.services.web_server import WebFolder
 
 FILE = "az://container/dataset/records/0"
 
@@ -314,7 +313,7 @@ def test_counters_of_threads_and_forked_processes(tmp_path: Path) -> None:
         return get(storage, PATH, 5, 50) == DATA[5:50] and storage.counters()["requests"] == 1
 
     with busy_threads(lambda: get(storage, PATH, 0, 10), 3):
-        assert all(succeeds_in_fork(reads) for _ in range(5))
+        assert all(in_fork(reads) for _ in range(5))
 
 
 # Rates and quotas

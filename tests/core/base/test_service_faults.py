@@ -15,11 +15,10 @@ from seqrecord import convert, errors
 from tests.core.base.storage_contract import DATA, PATH, get, unfinished_uploads
 from tests.core.data.killed_writer import SETTINGS, Killer, Writers
 from tests.kit.clip_data import digests
-from tests.kit.fault_proxy import FaultProxy, RandomFaults, ScriptedFaults, no_lists
 from tests.kit.made_source import MadeSource, made_frame
-from tests.kit.own_threads import own_threads
-from tests.kit.places import CLOUDS, PLACES, Place, with_deadline
-from tests.kit.services.process import wait_for
+from tests.kit.processes import own_threads, wait_for
+from tests.kit.services.fault_proxy import FaultProxy, RandomFaults, ScriptedFaults, no_lists
+from tests.kit.services.places import CLOUDS, PLACES, Place, with_deadline
 from tests.kit.tiny import read_all
 
 pytestmark = pytest.mark.slow  # also with services that need no installation

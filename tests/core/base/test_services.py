@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
 import pytest
 
+from tests.kit.processes import ROOT, run_python, wait_for
 from tests.kit.services import needs
-from tests.kit.services.process import wait_for
 
-LOCK = Path(__file__).parents[2] / "kit" / "services" / "package-lock.json"
+LOCK = ROOT / "tests/kit/services/package-lock.json"
 
 
 def test_the_lock_file_has_no_urls() -> None:
@@ -45,7 +44,7 @@ from tests.kit.services import Azurite, Mount
 
 azurite = Azurite(Path(sys.argv[1]) / "azurite")
 mount = Mount(azurite, azurite.new_container(), Path(sys.argv[1]) / "mount")
-print(azurite._program._process.pid, mount._program._process.pid, mount.path, flush=True)
+print(azurite.program.pid, mount.program.pid, mount.path, flush=True)
 os.kill(os.getpid(), 9)
 """
 
@@ -54,8 +53,7 @@ os.kill(os.getpid(), 9)
 def test_services_end_with_a_killed_process(tmp_path: Path) -> None:
     needs.need_azurite()
     needs.need_mount()
-    command = [sys.executable, "-c", KILLED, str(tmp_path)]
-    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    done = run_python("-c", KILLED, tmp_path, status=-signal.SIGKILL)
     first, second, path = done.stdout.split()
     wait_for(lambda: not Path("/proc", first).exists() and not Path("/proc", second).exists())
     assert not Path(path).is_mount()

@@ -17,9 +17,7 @@ from seqrecord.checksum import crc32c
 from seqrecord.storage import Unfinished, uploads
 from seqrecord.storage.base import FileInfo
 from seqrecord.storage.ranges import ByteRange, unwanted_if
-from tests.kit.own_threads import own_threads
-from tests.kit.services.process import wait_for
-from tests.kit.torch_process import run_code
+from tests.kit.processes import own_threads, run_code, wait_for
 
 PATH = "records/00000-ab.seqrec"
 DATA = random.Random(1).randbytes(100_000)
@@ -114,10 +112,10 @@ def fail(path: str = PATH) -> None:
     raise errors.TransientError("as asked", file=path)
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
+def run(code: str, status: int = 0) -> subprocess.CompletedProcess[str]:
     """Run code in another process, with a store for uploads."""
     code = f"import sys\nfrom tests.core.base.test_spooled import PATH, Store, uploads\n{code}"
-    return run_code(code)
+    return run_code(code, status=status)
 
 
 def threads() -> list[threading.Thread]:
@@ -158,9 +156,7 @@ def test_a_thread_runs_from_the_first_checkpoint_to_the_end(store: Store) -> Non
 
 def test_the_thread_ends_with_the_interpreter() -> None:
     lines = ["store = Store()", "store.save_seconds = 1e6", "upload = store.upload(PATH)"]
-    assert (
-        run("\n".join([*lines, "upload.write(b'x')", "upload.checkpoint(b'one')"])).returncode == 0
-    )
+    run("\n".join([*lines, "upload.write(b'x')", "upload.checkpoint(b'one')"]))
 
 
 # Parts
@@ -339,7 +335,8 @@ def test_the_error_of_a_full_temporary_folder_names_tmpdir() -> None:
         "import resource, signal\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "uploads.SpooledUpload(PATH, Store()).write(bytes(2000))\n"
+        "uploads.SpooledUpload(PATH, Store()).write(bytes(2000))\n",
+        status=1,
     )
     for text in ("StorageError", "TMPDIR", PATH):
         assert text in done.stderr

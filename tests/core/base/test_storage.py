@@ -33,8 +33,8 @@ from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.whole import Pieces
 from tests.core.base.storage_contract import DATA, PATH, StorageContract, get, names, put
-from tests.kit.own_threads import busy_threads, succeeds_in_fork
-from tests.kit.storage_doubles import CountingStorage
+from tests.kit.faults import CountingStorage
+from tests.kit.processes import busy_threads, in_fork
 
 # Some tests fork a process with threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -160,9 +160,7 @@ def test_a_forked_child_reads_with_the_handles_of_its_parent(tmp_path: Path) -> 
     put(storage, PATH, DATA)
     get(storage, PATH)
     with busy_threads(lambda: storage.size(PATH)):
-        assert all(
-            succeeds_in_fork(lambda: get(storage, PATH, 5, 50) == DATA[5:50]) for _ in range(10)
-        )
+        assert all(in_fork(lambda: get(storage, PATH, 5, 50) == DATA[5:50]) for _ in range(10))
 
 
 # Local: hostile folders
@@ -444,8 +442,8 @@ def test_a_forked_child_makes_its_own_client(memory: FsspecStorage) -> None:
     clients = Clients(object, is_reread=False)
     mine = clients.ask("file", lambda client: client)
     assert clients.ask("file", lambda client: client) is mine
-    assert succeeds_in_fork(lambda: clients.ask("file", lambda client: client) is not mine)
-    assert succeeds_in_fork(lambda: get(memory, PATH, 0, 9) == DATA[:9])
+    assert in_fork(lambda: clients.ask("file", lambda client: client) is not mine)
+    assert in_fork(lambda: get(memory, PATH, 0, 9) == DATA[:9])
 
 
 def test_clients_of_different_locations_are_made_one_at_a_time() -> None:

@@ -20,7 +20,7 @@ from seqrecord.codecs.video.decoding import GopFrames, decode_gop, describe_vide
 from seqrecord.codecs.video.encoding import encode_gop
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, Gop
 from seqrecord.errors import CodecError
-from tests.kit.torch_process import run_code
+from tests.kit.processes import run_code
 from tests.kit.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
 
 FRAMES = moving(20)

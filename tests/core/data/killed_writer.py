@@ -24,10 +24,10 @@ from seqrecord.format.pages import aligned
 from seqrecord.reading.index_building import complete_episodes
 from seqrecord.reading.metadata import read_footers
 from seqrecord.storage import Storage, open_storage
-from tests.kit.fault_proxy import FaultProxy, Request
 from tests.kit.made_source import MadeSource
-from tests.kit.places import with_short_waits
-from tests.kit.services.process import wait_for
+from tests.kit.processes import wait_for
+from tests.kit.services.fault_proxy import FaultProxy, Request
+from tests.kit.services.places import with_short_waits
 
 __all__ = ["SETTINGS", "Killer", "Writers"]
 

@@ -17,9 +17,8 @@ from seqrecord import SeqRecordWriter
 from seqrecord.errors import AccessError, DestinationError, NotFoundError
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.ranges import check_wanted
-from tests.kit.own_threads import own_threads
-from tests.kit.services.process import wait_for
-from tests.kit.storage_doubles import Failure, FaultyStorage, Operation
+from tests.kit.faults import Failure, FaultyStorage, Operation
+from tests.kit.processes import own_threads, wait_for
 
 SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 1, "max_file_size": 1000}
 FRAMES_A_FILE = 2

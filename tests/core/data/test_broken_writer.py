@@ -15,10 +15,9 @@ from seqrecord import SeqRecordWriter, convert
 from seqrecord.edit import clean
 from seqrecord.errors import DestinationError, SeqRecordError, StorageError
 from seqrecord.storage import LocalStorage, open_storage
-from tests.kit.abandoned import abandon, small_writer
 from tests.kit.datasets import frame, lengths_of, write_episodes
+from tests.kit.faults import FailAt, FaultyStorage, abandon, small_writer
 from tests.kit.made_source import MadeSource
-from tests.kit.storage_doubles import FailAt, FaultyStorage
 
 KEYS = [f"e{number}" for number in range(6)]
 EPISODES = dict.fromkeys(KEYS, 5)

@@ -29,8 +29,8 @@ from seqrecord.types import Progress
 from seqrecord.writing.clusters import open_cluster
 from seqrecord.writing.convert_jobs import write_copy
 from tests.kit.made_source import MadeSource
-from tests.kit.places import CLOUDS, Place
-from tests.kit.services.process import wait_for
+from tests.kit.processes import wait_for
+from tests.kit.services.places import CLOUDS, Place
 
 SMALL: dict[str, Any] = {"chunk_frames": 4, "max_file_size": "60kB"}
 

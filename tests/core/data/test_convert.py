@@ -4,7 +4,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -23,7 +22,7 @@ from seqrecord.errors import DestinationError, NotFoundError, SchemaError, Sourc
 from seqrecord.sources import EpisodeInfo
 from seqrecord.types import Progress
 from tests.kit.made_source import EndlessSource, MadeSource, made_frame
-from tests.kit.services.process import wait_for
+from tests.kit.processes import Program, run_python, wait_for
 
 # Some of these tests fork a process with threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -342,10 +341,7 @@ def test_script_without_a_main_guard_gets_an_error(tmp_path: Path, mode: str) ->
         "from tests.kit.made_source import MadeSource\n"
         "convert(MadeSource(), sys.argv[1], workers=2, mode=sys.argv[2], max_file_size=60_000)\n"
     )
-    command: list[Any] = [sys.executable, script, tmp_path / "d", mode]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    failed = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert failed.returncode == 1
+    failed = run_python(script, tmp_path / "d", mode, status=1)
     errors = [line for line in failed.stderr.splitlines() if "Error: " in line]
     ours = {line.split(":")[0] for line in errors if "seqrecord" in line}
     assert ours == {"seqrecord.errors.DestinationError"}
@@ -374,28 +370,19 @@ class Converting:
 
     def __init__(self, tmp_path: Path, workers: int) -> None:
         self.source, self.folder = EndlessSource(folder=str(tmp_path / "calls")), tmp_path / "d"
-        self.log = tmp_path / "log"
         Path(self.source.folder).mkdir()
-        words: list[Any] = [self.folder, str(workers), self.source.folder]
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _SCRIPT, *words],
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                cwd=ROOT,
-            )
+        words = [str(self.folder), str(workers), self.source.folder]
+        self.process = Program([sys.executable, "-c", _SCRIPT, *words], tmp_path / "log")
 
     def end(self, kill: Callable[[int, int], None], sign: int) -> str:
         """Output after a signal to the process, or to its group by `os.killpg`."""
         self.children = _children(self.process.pid)
         kill(self.process.pid, sign)
         try:
-            self.process.wait(200)
+            wait_for(lambda: not self.process.running, 200)
         finally:
-            with contextlib.suppress(ProcessLookupError):  # it ignored the signal
-                self.process.kill()
-        return self.log.read_text()
+            self.process.kill()  # if it ignored the signal
+        return self.process.output
 
 
 def _stat(pid: int) -> tuple[str, int]:
@@ -427,7 +414,7 @@ def test_ctrl_c_ends_all_processes_and_resume_continues(
     wait_for(running.source.is_endless, 200)
     err = running.end(os.killpg, signal.SIGINT)  # as a terminal does
     assert "all is converted" not in err
-    assert running.process.returncode == -signal.SIGINT or "KeyboardInterrupt" in err
+    assert running.process.code == -signal.SIGINT or "KeyboardInterrupt" in err
     assert err.count("Traceback") <= 2  # the parent's, no worker's
     wait_for(lambda: not any(map(_alive, running.children)), 200)
     assert list(running.folder.glob("records/*.seqrec"))
@@ -480,11 +467,4 @@ open("/proc/self/clear_refs", "w").write("5")  # the peak counts from here
 convert(Big(34), {str(tmp_path / "d")!r}, workers=1, chunk_frames=4, codecs="fast")
 print(status("VmHWM") - before)
 """
-    out = subprocess.run(
-        [sys.executable, "-c", script],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    ).stdout
-    assert 0 < int(out) < 8 * 6_000_000
+    assert 0 < int(run_python("-c", script).stdout) < 8 * 6_000_000

@@ -18,8 +18,8 @@ import seqrecord
 from seqrecord import FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter
 from seqrecord.errors import DestinationError
 from seqrecord.storage import LocalStorage
-from tests.kit.services.process import wait_for
-from tests.kit.storage_doubles import CreateGate, FaultyStorage
+from tests.kit.faults import CreateGate, FaultyStorage
+from tests.kit.processes import in_fork, wait_for
 
 SCHEMA = Schema([FeatureSpec("x", np.dtype(np.float64), (100,))])
 
@@ -31,26 +31,6 @@ def frame(number: int) -> dict[str, Any]:
 def append(episode: Any, count: int) -> None:
     for number in range(count):
         episode.append(frame(number))
-
-
-def in_fork(function: Callable[[], object]) -> str:
-    """Call it in a forked process; return its exception as text, or an empty string."""
-    reader, writer = os.pipe()
-    if not (pid := os.fork()):
-        output = ""
-        try:
-            function()
-        except BaseException as error:
-            output = f"{type(error).__name__}: {error}"
-        finally:
-            os.write(writer, output.encode() + b".")
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as file:
-        output = file.read().decode()
-    os.waitpid(pid, 0)
-    assert output.endswith("."), "the fork crashed"
-    return output[:-1]
 
 
 def files(folder: Path) -> dict[str, int]:
@@ -101,11 +81,8 @@ def test_a_forked_writer_refuses_every_call_and_changes_nothing(tmp_path: Path, 
         wait_until_flushed(writer, episode, 8)
         before = files(tmp_path)
 
-        def every_call() -> None:
-            results = [result_of(call, writer, episode) for call in CALLS_OF[kind].values()]
-            raise RuntimeError("\n".join(results))
-
-        results = in_fork(every_call).removeprefix("RuntimeError: ").split("\n")
+        calls = CALLS_OF[kind].values()
+        results = in_fork(lambda: [result_of(call, writer, episode) for call in calls])
         for name, text in zip(CALLS_OF[kind], results, strict=True):
             assert text.startswith("DestinationError: the "), name
             for part in ("belongs to another process", f"process {os.getpid()}", str(tmp_path)):
@@ -151,9 +128,11 @@ def test_a_fork_that_leaves_the_with_block_changes_nothing(tmp_path: Path, kind:
             gc.collect()
 
     before = files(tmp_path)
-    assert "belongs to another process" in in_fork(lambda: leave(None))
-    assert in_fork(lambda: leave(KeyError("mine"))) == "KeyError: 'mine'"
-    assert in_fork(lambda: leave(SystemExit(3))) == "SystemExit: 3"
+    with pytest.raises(DestinationError, match="belongs to another process"):
+        in_fork(lambda: leave(None))
+    for error in (KeyError("mine"), SystemExit(3)):
+        with pytest.raises(type(error), match=str(error)):
+            in_fork(lambda error=error: leave(error))  # type: ignore[misc]
     assert files(tmp_path) == before
     with writer, episode:
         episode.append(frame(5))

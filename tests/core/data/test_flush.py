@@ -20,10 +20,9 @@ from seqrecord import SeqRecordWriter, reindex
 from seqrecord.errors import ConflictError, DestinationError, FrameError, StorageError
 from seqrecord.format.text import MAX_METADATA_LENGTH, mark_truncated, unmark_truncated
 from seqrecord.storage import LocalStorage, Upload
-from tests.kit.abandoned import abandon, abandonable
 from tests.kit.datasets import flip, record_files
-from tests.kit.own_threads import join_commits
-from tests.kit.storage_doubles import FailAt, FaultyStorage
+from tests.kit.faults import FailAt, FaultyStorage, abandon, abandonable
+from tests.kit.processes import join_commits
 from tests.kit.tiny import footers_of
 
 SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 8}

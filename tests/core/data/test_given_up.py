@@ -21,9 +21,9 @@ from seqrecord.sources import EpisodeInfo
 from seqrecord.storage import LocalStorage
 from tests.kit.command_line import main
 from tests.kit.datasets import write_dataset
-from tests.kit.places import Place
-from tests.kit.services.process import wait_for
-from tests.kit.storage_doubles import FailAt, FaultyStorage
+from tests.kit.faults import FailAt, FaultyStorage
+from tests.kit.processes import wait_for
+from tests.kit.services.places import Place
 
 SCHEMA = Schema([FeatureSpec("x", np.dtype(np.float64), (1000,))])
 FRAMES = 6

@@ -6,8 +6,6 @@ import contextlib
 import itertools
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,7 +23,7 @@ from seqrecord.format.manifest import Manifest
 from tests.core.data.fuzz_files import ALLOWED, KINDS
 from tests.core.data.hostile_cases import CASES
 from tests.kit import tiny
-from tests.kit.torch_process import run_code
+from tests.kit.processes import run_code, run_python
 
 ROOT = Path(__file__).parents[3]
 _TABLES = ("episodes", "chunks0", "gaps")
@@ -171,10 +169,8 @@ def test_every_byte_of_a_signed_index(table: str, root: Path, thorough: bool) ->
 def test_files_with_several_changed_bytes_are_refused_or_read(kind: str) -> None:
     # In one index the first message is no schema: Arrow's file reader crashes on it.
     cases = 200 if kind == "index" else 100
-    command = [sys.executable, "-m", "tests.core.data.fuzz_files", kind]
-    command += ["--seed", "3", f"--cases={cases}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    words = ["-m", "tests.core.data.fuzz_files", kind, "--seed", "3", f"--cases={cases}"]
+    done = run_python(*words, timeout=230)
     counts = json.loads(done.stdout.splitlines()[-1])
     assert counts.keys() <= set(ALLOWED), done.stdout[-3000:]
     assert sum(counts.values()) == cases

@@ -13,8 +13,8 @@ import seqrecord
 from seqrecord import NotFoundError, SeqRecordWriter, convert
 from seqrecord.edit import clean
 from seqrecord.errors import DestinationError
-from tests.core.data.killed_at import killed_at
 from tests.kit.made_source import MadeSource
+from tests.kit.processes import killed_at
 
 # Some tests fork a process with threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

@@ -20,8 +20,7 @@ from seqrecord.errors import AccessError, CommitUnknownError, ConflictError, Not
 from seqrecord.format.manifest import MANIFEST, read_manifest
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.retrying import Retrier, RetryingStorage
-from tests.kit.abandoned import abandon, abandonable
-from tests.kit.storage_doubles import FailAt, FaultyStorage, LosesResponse
+from tests.kit.faults import FailAt, FaultyStorage, LosesResponse, abandon, abandonable
 from tests.tools.test_edits import content, write
 
 

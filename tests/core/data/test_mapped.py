@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +22,9 @@ from seqrecord.storage.base import StorageWrapper
 from tests.core.base.storage_contract import PATH, put
 from tests.core.data.big_index import write_big_index
 from tests.kit.datasets import write_small
-from tests.kit.storage_doubles import CountingStorage
+from tests.kit.faults import CountingStorage
+from tests.kit.processes import run_code, run_python
 from tests.kit.tiny import loaded
-from tests.kit.torch_process import run_code
 
 DATA = np.random.default_rng(2).bytes(100_000)
 
@@ -141,8 +139,7 @@ def test_a_truncated_file_of_an_open_dataset_is_an_error(
     tmp_path: Path, kind: str, expected: list[str]
 ) -> None:
     write_small(tmp_path / "dataset")
-    ran = run_code(_CUT, tmp_path / "dataset", kind)
-    assert ran.returncode == 0, ran.stderr  # -7 is SIGBUS
+    ran = run_code(_CUT, tmp_path / "dataset", kind)  # a status of -7 is SIGBUS
     for line, beginning in zip(ran.stdout.splitlines(), expected, strict=True):
         assert line.startswith(beginning)
         assert beginning == "fine" or str(tmp_path) in line
@@ -197,10 +194,7 @@ def test_a_hundred_million_frames_open_at_once(tmp_path: Path) -> None:
     for kind in ("local", "remote"):
         seconds = []
         for _ in range(3):  # the best of three: other processes may slow down a run
-            command = [sys.executable, "-c", _OPEN, str(tmp_path), kind]
-            ran = subprocess.run(command, capture_output=True, text=True, timeout=100)
-            assert ran.returncode == 0, ran.stderr
-            found = json.loads(ran.stdout)
+            found = json.loads(run_python("-c", _OPEN, tmp_path, kind).stdout)
             assert found["megabytes"] <= 200, found
             seconds.append((found["seconds"], found["plain"]))
             if found["seconds"] <= max(2, 3 * found["plain"]):  # a busy machine slows down both

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from seqrecord.edit import clean
-from tests.core.data.power_loss import Call, Choice, Disk, Record, State, write_state
-from tests.kit.abandoned import abandon
-from tests.kit.abandoned import small_writer as writer
 from tests.kit.datasets import frame, keys_of, write_episodes
+from tests.kit.faults import abandon
+from tests.kit.faults import small_writer as writer
+from tests.kit.power_loss import Call, Choice, Disk, Record, State, write_state
 
 PATH = "new/set"
 

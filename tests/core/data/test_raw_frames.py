@@ -34,7 +34,7 @@ from seqrecord.storage.cache import CachedStorage
 from seqrecord.storage.ranges import ByteRange
 from tests.kit.clip_data import LARGE, LENGTHS, check_clip, possible_clips, write_numbered
 from tests.kit.datasets import damage, flip, nth_page, write_dataset
-from tests.kit.storage_doubles import CountingStorage, DamagesOnce
+from tests.kit.faults import CountingStorage, DamagesOnce
 
 FRAMES = 700
 SCHEMA = Schema(

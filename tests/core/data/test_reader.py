@@ -30,7 +30,7 @@ from tests.kit.datasets import (
     write_dataset,
     write_small,
 )
-from tests.kit.storage_doubles import CountingStorage, FailAt, FailTransiently, FaultyStorage
+from tests.kit.faults import CountingStorage, FailAt, FailTransiently, FaultyStorage
 
 # Some tests fork a process with threads on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

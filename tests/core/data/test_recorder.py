@@ -33,9 +33,8 @@ from tests.kit.datasets import (
     write_episodes,
     write_small,
 )
-from tests.kit.own_threads import own_threads
-from tests.kit.services.process import wait_for
-from tests.kit.storage_doubles import CreateGate, Failure, FaultyStorage, Operation
+from tests.kit.faults import CreateGate, Failure, FaultyStorage, Operation
+from tests.kit.processes import own_threads, wait_for
 from tests.kit.tiny import read_all, same_frames
 
 NBYTES = 1 << 20

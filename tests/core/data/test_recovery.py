@@ -19,9 +19,9 @@ from seqrecord.storage import LocalStorage, Unfinished
 from seqrecord.storage.mounts import MountStorage
 from seqrecord.storage.ranges import ByteRange
 from tests.core.base.storage_contract import DATA, PATH
-from tests.kit.abandoned import abandon, abandonable
 from tests.kit.command_line import main
 from tests.kit.datasets import contents, write_dataset
+from tests.kit.faults import abandon, abandonable
 from tests.kit.tiny import TINY, read_all, same_frames, tiny_frames
 
 SETTINGS: dict[str, Any] = {

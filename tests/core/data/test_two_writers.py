@@ -21,10 +21,9 @@ from seqrecord.edit import add_feature, clean, delete_episodes, drop_features, s
 from seqrecord.errors import ConflictError, DestinationError, NotFoundError, StorageError
 from seqrecord.format.manifest import MANIFEST, Manifest, read_manifest
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
-from tests.kit.abandoned import abandon
-from tests.kit.abandoned import small_writer as writer
 from tests.kit.datasets import contents, frame, keys_of, write_episodes
-from tests.kit.storage_doubles import ActsBeforeCall, CountingStorage
+from tests.kit.faults import ActsBeforeCall, CountingStorage, abandon
+from tests.kit.faults import small_writer as writer
 from tests.kit.tiny import footers_of
 
 

@@ -19,7 +19,7 @@ from seqrecord.format.pages import aligned, chunk_bytes
 from seqrecord.storage import LocalStorage
 from seqrecord.types import Progress
 from tests.kit.datasets import flip, nth_chunk, write_dataset, write_small
-from tests.kit.storage_doubles import DamagesOnce
+from tests.kit.faults import DamagesOnce
 from tests.kit.tiny import (
     KEY,
     RecordParts,

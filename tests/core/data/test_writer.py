@@ -14,8 +14,8 @@ import seqrecord
 from seqrecord import SeqRecordRecorder, SeqRecordWriter, errors
 from seqrecord.codecs import CODEC_NAMES
 from seqrecord.schema import EncodedImage, FeatureSpec, Schema
-from tests.kit.abandoned import small_writer
 from tests.kit.datasets import frame, lengths_of, write_episodes
+from tests.kit.faults import small_writer
 
 KINDS = pytest.mark.parametrize("kind", [SeqRecordWriter, SeqRecordRecorder])
 EPISODES = {"a": 9, "b/c": 1, "d": 30}

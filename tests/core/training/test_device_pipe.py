@@ -34,7 +34,7 @@ from tests.kit.clip_data import (
     possible_clips,
     write_numbered,
 )
-from tests.kit.own_threads import own_threads
+from tests.kit.processes import own_threads
 from tests.kit.side_streams import (
     NO_GPU,
     STREAMS,

@@ -25,8 +25,7 @@ from seqrecord.samples import every
 from seqrecord.sampling import Shard
 from tests.core.training.rank_jobs import PATIENCE, check_once, finish, start
 from tests.kit.clip_data import names, write_numbered
-from tests.kit.torch_process import run_code
-from tests.kit.torch_workers import be_worker
+from tests.kit.processes import be_worker, run_code
 
 
 @pytest.fixture
@@ -303,7 +302,6 @@ def test_check_ranks_compares_positions_orders_and_datasets(path: Path, tmp_path
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     other = write_numbered(tmp_path / "other", chunk_frames=8)
     found = run_code(RANKS, path, other, tmp_path / "store")
-    assert found.returncode == 0, found.stderr
     expected = {
         "no group": "check_ranks compares ranks through torch.distributed; expected: torch.",
         "batch": "; 0 and 1 differ in: batch; expected: batch=0; got: batch=4",

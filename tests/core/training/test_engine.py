@@ -51,8 +51,8 @@ from tests.kit.clip_data import (
     write_numbered,
 )
 from tests.kit.datasets import damage, nth_chunk, nth_page
-from tests.kit.own_threads import own_threads
-from tests.kit.storage_doubles import CountingStorage, FaultyStorage
+from tests.kit.faults import CountingStorage, FaultyStorage
+from tests.kit.processes import in_fork, own_threads
 
 FEATURES = ["image", "flow", "note", "id"]
 FIXED = ["image", "flow", "id"]  # features of a fixed shape
@@ -534,19 +534,16 @@ def test_a_fork_while_an_iteration_runs(path: Path) -> None:
     stream = make_loader(path, SeqRecordIterableDataset)
     iterator = iter(stream)
     first = [digest(next(iterator))]
-    child = os.fork()
-    if child == 0:  # the child has none of the parent's threads to wait for
-        code = 1
-        try:
+
+    def in_child() -> int:  # it has none of the parent's threads to wait for
+        nonlocal iterator
+        with pytest.raises(ClipError):
             next(iterator)
-        except ClipError:
-            del iterator
-            gc.collect()
-            other = digests(stream)  # the next epoch
-            code = 0 if len(other) == len(stream) else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        iterator = iter(())
+        gc.collect()
+        return len(digests(stream))  # the next epoch
+
+    assert in_fork(in_child) == len(stream)
     assert first + digests(iterator) == digests(make_loader(path, SeqRecordIterableDataset))
 
 

@@ -27,8 +27,8 @@ from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.parallel import ParallelStorage
 from tests.core.base.test_spooled import DATA, PATH, Store
 from tests.kit.clip_data import check_clip, expected_frame, no_leaks, possible_clips
+from tests.kit.faults import FaultyStorage
 from tests.kit.made_source import MadeSource
-from tests.kit.storage_doubles import FaultyStorage
 
 pytestmark = pytest.mark.timeout(120)  # a deadlock fails
 

@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 import shutil
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -33,12 +32,12 @@ from seqrecord.errors import ClipError, StorageError
 from seqrecord.indexing.originals import index_source
 from seqrecord.lerobot import LeRobotDataset
 from seqrecord.storage import LocalStorage
-from tests.core.data.killed_at import killed_at, signal_at
 from tests.core.training.test_resize import FRAMES, HALF, LENGTHS, pictures, write
 from tests.kit.clip_data import digest, minimum_memory, no_leaks
+from tests.kit.faults import CountingStorage
 from tests.kit.lerobot_stand_in import install
 from tests.kit.lerobot_video_data import CAMERAS, unpack
-from tests.kit.storage_doubles import CountingStorage
+from tests.kit.processes import killed_at
 from tests.kit.video_file_data import pictures as video_pictures
 from tests.kit.video_file_data import write_video
 
@@ -500,11 +499,8 @@ def test_killed_at_each_write(video: Path, tmp_path: Path, thorough: bool) -> No
             )  # fmt: skip
             _ = [clips[i] for i in range(len(clips))]
 
-        def die(step: int = step, fill: Callable[[], None] = fill) -> None:
-            signal_at(step, signal.SIGKILL, [(os, "pwrite"), (os, "ftruncate"), (Path, "mkdir")])
-            fill()
-
-        was_killed = killed_at(1 << 30, die)
+        calls = [(os, "pwrite"), (os, "ftruncate"), (Path, "mkdir")]
+        was_killed = killed_at(step, fill, calls)
         found = cached(path, cache, **some)
         assert [digest(clip) for clip in found] == expected
         shutil.rmtree(cache)

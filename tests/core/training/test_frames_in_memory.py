@@ -30,7 +30,7 @@ from tests.kit.clip_data import (
     write_numbered,
 )
 from tests.kit.datasets import damage
-from tests.kit.storage_doubles import CountingStorage
+from tests.kit.faults import CountingStorage
 
 FEATURES = ["image", "id"]
 CLIPS: dict[str, Any] = {"clip_len": 3, "features": FEATURES, "batch_size": 4, "seed": 5}

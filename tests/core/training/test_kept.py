@@ -19,7 +19,7 @@ from seqrecord.errors import ChecksumError, StorageError
 from seqrecord.format.pages import slice_frames
 from seqrecord.storage import LocalStorage
 from tests.kit.datasets import damage
-from tests.kit.storage_doubles import CountingStorage
+from tests.kit.faults import CountingStorage
 
 EPISODES = [703, 1, 40, 555]  # frames
 CHUNK = 401  # frames; only slices of single frames end with a chunk

@@ -26,8 +26,8 @@ from seqrecord import (
 from seqrecord.errors import SchemaError
 from seqrecord.samples import every, skip_last
 from tests.kit.clip_data import LENGTHS, begun, check_clip, names, possible_clips, write_numbered
-from tests.kit.storage_doubles import CountingStorage
-from tests.kit.torch_workers import be_worker
+from tests.kit.faults import CountingStorage
+from tests.kit.processes import be_worker
 
 
 def test_invalid_settings_are_errors_at_once(path: Path) -> None:

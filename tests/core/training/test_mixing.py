@@ -41,8 +41,8 @@ from seqrecord.sampling.memory import FrameSizes, MemoryRequest
 from seqrecord.storage import LocalStorage
 from tests.core.training.clip_cases import episode_table
 from tests.kit.clip_data import minimum_memory, names
-from tests.kit.storage_doubles import CountingStorage
-from tests.kit.torch_workers import be_worker
+from tests.kit.faults import CountingStorage
+from tests.kit.processes import be_worker
 
 FRAME = np.zeros((8, 8, 3), np.uint8)
 

@@ -7,7 +7,6 @@ import inspect
 import pickle
 import pydoc
 import re
-import subprocess
 import sys
 from dataclasses import FrozenInstanceError, fields, replace
 from functools import partial
@@ -35,6 +34,7 @@ from seqrecord.pipes.options import ClipOptions, DatasetOptions
 from seqrecord.profiler.bench import BenchOptions
 from seqrecord.samples import every
 from tests.kit.datasets import write_small
+from tests.kit.processes import run_python
 
 STREAMING: list[Any] = [SeqRecordPipe, SeqRecordIterableDataset, SeqRecordNode]
 CALLEES: list[tuple[Any, type[ClipOptions]]] = [
@@ -123,13 +123,8 @@ seqrecord.bench("records", batches=3)  # E: call-arg
 def test_mypy_refuses_wrong_names_and_types(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    result = subprocess.run(
-        [sys.executable, "-m", "mypy", "--config-file=", "--ignore-missing-imports", program],
-        capture_output=True,
-        text=True,
-        cwd=Path(seqrecord.__file__).parents[1],
-        check=False,
-    )
+    words = ["-m", "mypy", "--config-file=", "--ignore-missing-imports", program]
+    result = run_python(*words, status=1, timeout=230)
     found = {
         int(line.split(":")[1]): line.rpartition("[")[2].rstrip("]")
         for line in result.stdout.splitlines()

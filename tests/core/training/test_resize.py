@@ -31,9 +31,9 @@ from seqrecord.schema import Schema
 from seqrecord.storage import LocalStorage
 from tests.kit.clip_data import digests, names, resumed
 from tests.kit.command_line import run
+from tests.kit.faults import CountingStorage
 from tests.kit.lerobot_stand_in import install
 from tests.kit.lerobot_video_data import CAMERAS, unpack
-from tests.kit.storage_doubles import CountingStorage
 from tests.kit.video_data import HEIGHT, WIDTH
 
 LENGTHS = {"a": 14, "b": 9}

@@ -47,7 +47,7 @@ from tests.kit.clip_data import (
     possible_clips,
     write_numbered,
 )
-from tests.kit.web_server import WebFolder
+from tests.kit.services.web_server import WebFolder
 
 Clip = tuple[str, tuple[int, ...]]
 

@@ -38,7 +38,7 @@ from tests.kit.clip_data import (
     possible_clips,
     write_numbered,
 )
-from tests.kit.torch_workers import be_worker
+from tests.kit.processes import be_worker
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),

@@ -21,6 +21,7 @@ from seqrecord import SeqRecordError, SeqRecordPipe, SeqRecordWriter
 from seqrecord.engine.pools import SharedBufferPool, can_share
 from tests.kit.clip_data import names
 from tests.kit.datasets import write_small
+from tests.kit.processes import in_fork
 
 pytestmark = pytest.mark.skipif(not can_share(), reason="needs memfd_create and /proc")
 
@@ -140,11 +141,12 @@ def test_a_tensor_sent_twice_is_freed_when_both_are_dropped() -> None:
 
     with process(work) as (pipe, _):
         received = [pipe.recv(), pipe.recv()]
-        if not (child := os.fork()):
+
+        def drop() -> None:
             received.clear()
             gc.collect()
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
+
+        in_fork(drop)
         for reused in (False, False, True):
             pipe.send(True)
             assert pipe.recv() is reused

@@ -39,9 +39,8 @@ from seqrecord.storage.ranges import ByteRange, check_wanted, unwanted_if
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from seqrecord.storage.uploads import UploadTiming
 from tests.kit.clip_data import effective_arguments, no_leaks
-from tests.kit.own_threads import own_threads
-from tests.kit.storage_doubles import Fault, FaultyStorage
-from tests.kit.torch_process import run_code
+from tests.kit.faults import Fault, FaultyStorage
+from tests.kit.processes import own_threads, run_code
 
 # Waiting for a failing request takes DEADLINE, so an end within SOON has not waited, even on a busy
 # machine; both are within the time limit of tests.
@@ -232,9 +231,9 @@ print(time.monotonic(), flush=True)
 def test_ending_a_process_with_a_failing_storage(
     path: Path, code: str, status: int, stderr: list[str]
 ) -> None:
-    done = run_code(BEGIN + code, path, timeout=DEADLINE + SOON)
+    done = run_code(BEGIN + code, path, status=status, timeout=DEADLINE + SOON)
     assert time.monotonic() - float(done.stdout) < SOON  # all processes have the same clock
-    assert (done.returncode, done.stderr.splitlines()[-1:]) == (status, stderr)
+    assert done.stderr.splitlines()[-1:] == stderr
 
 
 def test_ctrl_c_while_an_iteration_starts_its_thread(
@@ -478,8 +477,7 @@ def chunks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_leaving_waits_only_for_loads_in_progress(
     way: str, code: int, chunks: Path, tmp_path: Path
 ) -> None:
-    done = run_code(_LEAVES, chunks, way, tmp_path / "report.json")
-    assert done.returncode == code, done.stderr
+    done = run_code(_LEAVES, chunks, way, tmp_path / "report.json", status=code)
     report = json.loads((tmp_path / "report.json").read_text())
     assert report == {"begun": 6 + 3, "at the end": ["MainThread"]}
     last = done.stderr.splitlines()[-1:]
@@ -502,8 +500,7 @@ threading.Thread(target=train).start()
 
 
 def test_a_thread_that_outlives_the_main_thread_continues(chunks: Path) -> None:
-    done = run_code(_USER_THREAD, chunks)
-    assert (done.returncode, done.stdout.split()) == (0, ["40", "40"]), done.stderr
+    assert run_code(_USER_THREAD, chunks).stdout.split() == ["40", "40"]
 
 
 # The pool

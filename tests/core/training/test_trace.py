@@ -8,8 +8,6 @@ import logging
 import os
 import resource
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +22,7 @@ from seqrecord import EngineOptions, NotFoundError, SeqRecordPipe, StorageError
 from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.errors import DestinationError
 from tests.kit.datasets import write_small
+from tests.kit.processes import Fork, in_fork, run_code
 
 
 @pytest.fixture
@@ -83,12 +82,13 @@ def test_the_file(path: Path) -> None:
 
 def test_the_file_of_a_killed_process(path: Path) -> None:
     """JSON after each flush; Perfetto also accepts an unterminated array."""
-    child = os.fork()
-    if not child:
+
+    def traced() -> None:
         trace = Trace(path, flush=10)
         add(trace, 35)
         os.kill(os.getpid(), signal.SIGKILL)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+
+    assert Fork(traced).wait() == -signal.SIGKILL
     assert starts(path) == [*range(30)]
     assert set(names(path).values()) == {threading.current_thread().name}
 
@@ -96,8 +96,7 @@ def test_the_file_of_a_killed_process(path: Path) -> None:
 def test_the_file_is_complete_at_interpreter_exit(path: Path) -> None:
     code = "import sys\nfrom seqrecord.engine.trace import Trace\ntrace = Trace(sys.argv[1])\n"
     code += "trace.add('decode', 0.0, 1.0)\nraise KeyError('left early')"
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, check=False)
-    assert b"left early" in done.stderr
+    assert "left early" in run_code(code, path, status=1).stderr
     assert len(events(path)) == 1
 
 
@@ -199,12 +198,12 @@ def test_closing_during_a_write(path: Path) -> None:
 def test_a_fork_writes_nothing(path: Path) -> None:
     trace = Trace(path)
     add(trace, 1)
-    child = os.fork()
-    if not child:
+
+    def in_child() -> None:
         add(trace, 5000, name="fetch")
         trace.close()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+
+    in_fork(in_child)
     trace.close()
     assert [e["name"] for e in events(path)] == ["decode"]
     assert files(path.parent) == ["t.json"]

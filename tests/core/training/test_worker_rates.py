@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from seqrecord import SeqRecordWriter
-from tests.kit.places import Place
+from tests.kit.processes import run_python
+from tests.kit.services.places import Place
 
 EPOCHS = (5, 15)  # per kind, alternating; more if other processes disturb the first
 FRAMES = 24  # per episode
@@ -67,14 +66,7 @@ def test_forked_workers_are_as_fast_as_a_forkservers(place: Place, tmp_path: Pat
     ratios: list[float] = []
     for epochs in EPOCHS:
         arguments = json.dumps([place.url, place.options, epochs])
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", PROGRAM, arguments],
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        done = run_python("-W", "ignore", "-c", PROGRAM, arguments, timeout=400)
         assert "reading without obstore" not in done.stderr
         rates = json.loads(done.stdout)  # of alternating epochs
         ratios += np.divide(rates["fork"], rates["forkserver"]).tolist()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import datetime
 import itertools
 import os
-import re
 from pathlib import Path
 from typing import Any
 
+from tests.kit.processes import Program
 from tests.kit.services.needs import AZURITE
-from tests.kit.services.process import Program
 
 __all__ = ["ACCOUNT", "KEY", "Azurite"]
 
@@ -19,7 +18,7 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 
 
 class Azurite:
-    """A running Azurite with its data in `folder`, on a free port of 127.0.0.1.
+    """A running Azurite with its data in `folder`, at `host`, a free port of 127.0.0.1.
 
     `key` may differ from the default one, for tests that search for it.
     """
@@ -27,15 +26,14 @@ class Azurite:
     def __init__(self, folder: Path, *, key: str = KEY) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.account, self.key = ACCOUNT, key
-        self.port = 0
-        self._folder = folder
         self._numbers = itertools.count()
-        self._start()
-
-    @property
-    def host(self) -> str:
-        """Address `127.0.0.1:PORT`."""
-        return f"127.0.0.1:{self.port}"
+        command = [str(AZURITE), "--blobHost", "127.0.0.1", "--blobPort", "0"]
+        command += ["--location", str(folder), "--silent"]
+        command += ["--skipApiVersionCheck", "--disableTelemetry"]
+        environment = {**os.environ, "AZURITE_ACCOUNTS": f"{self.account}:{self.key}"}
+        log, listens = folder / "azurite.log", r"successfully listens on http://(\S+:\d+)\s"
+        self.program = Program(command, log, environment, lambda it: it.find(listens))
+        self.host = self.program.find(listens)
 
     @property
     def endpoint(self) -> str:
@@ -97,22 +95,4 @@ class Azurite:
         return f"{self.endpoint}/{container}?{self.sas(container, permission)}"
 
     def stop(self) -> None:
-        self._program.stop()
-
-    def _start(self) -> None:
-        command = [str(AZURITE), "--blobHost", "127.0.0.1", "--blobPort", str(self.port)]
-        command += ["--location", str(self._folder), "--silent"]
-        command += ["--skipApiVersionCheck", "--disableTelemetry"]
-        environment = {**os.environ, "AZURITE_ACCOUNTS": f"{self.account}:{self.key}"}
-        self._program = Program(command, self._folder / "azurite.log", environment)
-        try:
-            self._program.wait_until(lambda: self._listening() is not None)
-        except BaseException:
-            self._program.stop()
-            raise
-        self.port = self._listening() or self.port
-
-    def _listening(self) -> int | None:
-        """The port in its output."""
-        found = re.search(r"successfully listens on http://\S+:(\d+)\s", self._program.output)
-        return int(found[1]) if found else None
+        self.program.stop()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
-from tests.kit.services.process import Program
+from tests.kit.processes import Program
 
 __all__ = ["Moto"]
 
@@ -28,13 +27,9 @@ class Moto:
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
         sizes = {"S3_UPLOAD_PART_MIN_SIZE": 64 << 10, "MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": 64 << 20}
         environment = {**os.environ, **{name: str(size) for name, size in sizes.items()}}
-        self._program = Program(command, folder / "moto.log", environment)
-        try:
-            self._program.wait_until(lambda: self._listening() is not None)
-        except BaseException:
-            self._program.stop()
-            raise
-        self.host = f"127.0.0.1:{self._listening()}"
+        log, listens = folder / "moto.log", r"Running on http://(127\.0\.0\.1:\d+)"
+        self.program = Program(command, log, environment, lambda it: it.find(listens))
+        self.host = self.program.find(listens)
 
     @property
     def endpoint(self) -> str:
@@ -72,8 +67,4 @@ class Moto:
         )
 
     def stop(self) -> None:
-        self._program.stop()
-
-    def _listening(self) -> int | None:
-        found = re.search(r"Running on http://127\.0\.0\.1:(\d+)", self._program.output)
-        return int(found[1]) if found else None
+        self.program.stop()

@@ -6,8 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from tests.kit.processes import Program, wait_for
 from tests.kit.services.azurite import Azurite
-from tests.kit.services.process import Program, wait_for
 
 __all__ = ["Mount"]
 
@@ -48,7 +48,7 @@ class Mount:
 
     def kill(self) -> None:
         """Kill the mount's process: open files fail with ENOTCONN from now on."""
-        self._program.kill()
+        self.program.kill()
 
     def restart(self) -> None:
         """Mount it again after `close`."""
@@ -56,18 +56,23 @@ class Mount:
 
     def close(self) -> None:
         """Unmount it; lazily if a file is still open."""
+        self._leave()
+        self.program.stop()
+
+    def _start(self) -> None:
+        log = self._folder / "rclone.log"
+        try:
+            self.program = Program(
+                self._command, log, self._environment, lambda _: self.path.is_mount()
+            )
+        except BaseException:
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
         if self._mounted() and not self._unmount():
             self._unmount("-z")
         wait_for(lambda: not self._mounted())
-        self._program.stop()
-
-    def _start(self) -> None:
-        self._program = Program(self._command, self._folder / "rclone.log", self._environment)
-        try:
-            self._program.wait_until(self.path.is_mount)
-        except BaseException:
-            self.close()
-            raise
 
     def _mounted(self) -> bool:
         # Not by a look into the folder, which fails if the mount's process has died.

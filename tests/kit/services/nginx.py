@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 
-from tests.kit.services.process import Program
+from tests.kit.processes import Program
 
 __all__ = ["Nginx"]
 
@@ -74,15 +73,11 @@ class Nginx:
         configuration = self._folder / "nginx.conf"
         configuration.write_text(text)
         command = ["nginx", "-c", str(configuration), "-e", "stderr", "-p", str(self._folder)]
-        self._program = Program(command, self._folder / "nginx.log", os.environ)
-        try:
-            self._program.wait_until(self._listens)
-        except BaseException:
-            self._program.stop()
-            raise
+        log = self._folder / "nginx.log"
+        self.program = Program(command, log, ready=lambda _: self._listens())
 
     def stop(self) -> None:
-        self._program.stop()
+        self.program.stop()
 
     def _listens(self) -> bool:
         name, _, port = self.host.partition(":")

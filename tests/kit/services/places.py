@@ -15,9 +15,9 @@ from seqrecord.storage.objects.storage import ObjectStorage
 from seqrecord.storage.retrying import RetryingStorage
 from seqrecord.storage.uploads import UploadTiming
 from seqrecord.storage.whole import WholeFileStorage
-from tests.kit.gcs_stub import GcsStub
 from tests.kit.services import Azurite, Moto
-from tests.kit.web_server import WebFolder
+from tests.kit.services.gcs_stub import GcsStub
+from tests.kit.services.web_server import WebFolder
 
 __all__ = ["CLOUDS", "PLACES", "Place", "make_place", "with_deadline", "with_short_waits"]
 

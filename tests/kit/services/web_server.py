@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from tests.kit.local_server import Handler, LocalServer
+from tests.kit.services.local_server import Handler, LocalServer
 
 __all__ = ["WebFolder"]
 

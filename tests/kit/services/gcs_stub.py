@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-from tests.kit.local_server import Handler, LocalServer
+from tests.kit.services.local_server import Handler, LocalServer
 
 __all__ = ["GcsStub"]
 

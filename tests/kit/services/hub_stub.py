@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from tests.kit.local_server import Handler, LocalServer
+from tests.kit.services.local_server import Handler, LocalServer
 
 if TYPE_CHECKING:
     import pytest

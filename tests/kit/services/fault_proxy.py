@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.kit.local_server import Handler, LocalServer, reset
+from tests.kit.services.local_server import Handler, LocalServer, reset
 
 __all__ = [
     "KINDS",

@@ -1,4 +1,4 @@
-"""Wrappers of storages that count reads or inject faults."""
+"""Storages that count reads or inject faults, and abandoned writers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias
+from weakref import WeakKeyDictionary
 
+from seqrecord import SeqRecordWriter
 from seqrecord.checksum import Buffer
 from seqrecord.errors import StorageError, TransientError
 from seqrecord.format.manifest import MANIFEST
+from seqrecord.storage import StorageLike, open_storage
 from seqrecord.storage.base import FileInfo, Storage, StorageWrapper, Unfinished, Upload, short_read
 from seqrecord.storage.ranges import ByteRange
+from tests.kit.processes import own_threads, wait_for
 
 __all__ = [
     "ActsBeforeCall",
@@ -27,6 +31,9 @@ __all__ = [
     "FaultyStorage",
     "LosesResponse",
     "Operation",
+    "abandon",
+    "abandonable",
+    "small_writer",
 ]
 
 Operation: TypeAlias = Literal["size", "read", "create", "write", "commit", "put", "list", "remove"]
@@ -371,3 +378,26 @@ class FailTransiently:
         error = TransientError(f"{operation} {number} fails as asked", file=path)
         error.retry_after = self._retry_after if kind == 1 else None
         return error
+
+
+_STORAGES: WeakKeyDictionary[SeqRecordWriter, Storage] = WeakKeyDictionary()
+
+
+def abandonable(destination: StorageLike, **options: Any) -> SeqRecordWriter:
+    """A `SeqRecordWriter` for `abandon`."""
+    storage = open_storage(destination)
+    writer = SeqRecordWriter(storage, **options)
+    _STORAGES[writer] = storage
+    return writer
+
+
+def small_writer(where: Any, mode: Any = "create", **options: Any) -> SeqRecordWriter:
+    """A writer with short chunks and files, for `abandon`."""
+    defaults = {"codecs": "raw", "chunk_frames": 2, "max_file_size": 700}
+    return abandonable(where, mode=mode, **(defaults | options))
+
+
+def abandon(writer: SeqRecordWriter) -> None:
+    """Stop all writes as if its process were killed; open files stay as they are."""
+    _STORAGES.pop(writer).close()
+    wait_for(lambda: not own_threads("seqrecord-commit"))
