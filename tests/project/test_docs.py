@@ -251,6 +251,32 @@ def test_names_of_llms_txt_exist() -> None:
     assert all((ROOT / page).exists() for page in re.findall(r"\]\(([\w/.-]+)\)", text))
 
 
+def options_of(command: click.Command | None, *name: str) -> dict[tuple[str, ...], set[str]]:
+    """The options of a command, or of each command of a group."""
+    assert command is not None
+    if not isinstance(command, click.Group):
+        return {name: {option for each in command.params for option in each.opts}}
+    context, found = click.Context(command), dict[tuple[str, ...], set[str]]()
+    for part in command.list_commands(context):
+        found |= options_of(command.get_command(context, part), *name, part)
+    return found
+
+
+def test_commands_in_pages_have_these_options() -> None:
+    options, found = options_of(main), 0
+    for page in (*PAGES, ROOT / "llms.txt"):
+        for line in re.findall(r"^(?:\$ )?seqrecord (\w[^`#\n]*)", page.read_text(), re.M):
+            words = tuple(line.split())
+            known = options.get(words[:2]) or options.get(words[:1])
+            if page.name == "licences.md":  # sentences
+                continue
+            assert known is not None, f"{page.name}: {line}"
+            given = {word.partition("=")[0] for word in words if word.startswith("--")}
+            assert given <= known, f"{page.name}: {line}"
+            found += 1
+    assert found > 50
+
+
 def test_described_names() -> None:
     """They exist, with at most one module between the package and a name."""
     for page in USERS:
