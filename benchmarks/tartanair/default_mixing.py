@@ -16,8 +16,10 @@ import numpy as np
 from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, batch_quality
 from seqrecord.clips.grids import ChunkGrid
 from seqrecord.clips.tables import ClipSpec, EpisodeLayout, enumerate_clips
-from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard
+from seqrecord.sampling.bounds import ClipStats, PlanSettings
+from seqrecord.sampling.epoch import EpochPlan
 from seqrecord.sampling.memory import FrameSizes, MemoryRequest, usual_limit
+from seqrecord.sampling.runs import Shard
 
 __all__ = ["CASES", "Case", "Mixing", "measured"]
 

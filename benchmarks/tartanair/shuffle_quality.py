@@ -19,8 +19,10 @@ import numpy.typing as npt
 
 from seqrecord.clips.grids import ChunkGrid
 from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeLayout, enumerate_clips
-from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard
+from seqrecord.sampling.bounds import ClipStats, PlanSettings
+from seqrecord.sampling.epoch import EpochPlan
 from seqrecord.sampling.memory import AHEAD, FrameSizes, MemoryRequest
+from seqrecord.sampling.runs import Shard
 
 __all__ = [
     "ABANDONEDFACTORY",

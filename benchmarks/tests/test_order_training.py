@@ -18,7 +18,8 @@ from benchmarks.tartanair.order_report import REFERENCE, Interval, Run, runs_of,
 from benchmarks.tartanair.order_training import ORDERS, Setup, main, prepare
 from seqrecord import ClipSpec
 from seqrecord.clips.tables import enumerate_clips
-from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings
+from seqrecord.sampling.bounds import ClipStats, PlanSettings
+from seqrecord.sampling.epoch import EpochPlan
 
 SETUP = Setup(scenes=2, frames=16, epochs=2, buffer=4)
 TINY = ["--scenes", "2", "--frames", "16", "--epochs", "1", "--buffer", "4", "--seeds", "2"]

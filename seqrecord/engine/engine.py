@@ -39,8 +39,8 @@ from seqrecord.processes.forks import at_fork
 from seqrecord.processes.threads import start
 from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.reading.dataset import Dataset
-from seqrecord.sampling import Clips, Plan
 from seqrecord.sampling.memory import CONSUMER, Memory
+from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.schema import FeatureSpec
 
 _PATIENCE = 1.0  # seconds; see `Scheduler.close`

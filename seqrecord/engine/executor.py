@@ -38,7 +38,7 @@ from seqrecord.engine.stores import (
 )
 from seqrecord.engine.vectors import NO_STEPS, VectorSteps
 from seqrecord.engine.workers import Loading, WorkerPool
-from seqrecord.sampling import Clips, Plan, Round
+from seqrecord.sampling.plan import Clips, Plan, Round
 
 _FOUND_AT_ONCE = 1 << 12  # clips per lookup of rows
 

@@ -32,7 +32,9 @@ from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import ClipRows
 from seqrecord.format.index import GroupIndex
 from seqrecord.processes.forks import cached_property
-from seqrecord.sampling import Clips, GroupPlan, Intervals, Loads, Plan, Round, Window
+from seqrecord.sampling.fixed_shards import Intervals
+from seqrecord.sampling.plan import Clips, GroupPlan, Loads, Plan, Round
+from seqrecord.sampling.runs import Window
 
 
 class FrameStore(Protocol):

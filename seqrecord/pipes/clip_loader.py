@@ -30,8 +30,11 @@ from seqrecord.pipes.planning import EpochPlanner, of_selected, plan_clips
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.source_orders import SourceOrder
 from seqrecord.pipes.states import Clip, Segments, State
-from seqrecord.sampling import DrawsByPlace, Plan, Shard, count_unused_frames
 from seqrecord.sampling.elastic import EpochSegment
+from seqrecord.sampling.plan import Plan
+from seqrecord.sampling.runs import Shard
+from seqrecord.sampling.sequences import count_unused_frames
+from seqrecord.sampling.shard_batches import DrawsByPlace
 from seqrecord.storage import local_path
 from seqrecord.text import counted, shown_place
 from seqrecord.units import format_size

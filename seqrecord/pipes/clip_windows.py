@@ -31,7 +31,7 @@ from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.reading.dataset import Dataset
-from seqrecord.sampling import Window
+from seqrecord.sampling.runs import Window
 
 
 @dataclass(frozen=True, eq=False)

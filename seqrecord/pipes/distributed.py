@@ -15,7 +15,7 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.errors import ClipError
 from seqrecord.processes.machine import usable_cores
-from seqrecord.sampling import Shard
+from seqrecord.sampling.runs import Shard
 
 _logger = logging.getLogger("seqrecord")
 _warned: dict[str, object] = {}  # by notice; the value identifies the thread that logs it

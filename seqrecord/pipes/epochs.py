@@ -18,8 +18,8 @@ from seqrecord.pipes.iterations import AnyPlan, BatchSource, Iteration
 from seqrecord.pipes.states import Clip, Segments, State, check_same
 from seqrecord.pipes.worker_starts import WorkerStarts
 from seqrecord.processes.forks import check_fork
-from seqrecord.sampling import Shard
 from seqrecord.sampling.elastic import items_of_workers
+from seqrecord.sampling.runs import Shard
 from seqrecord.units import MAX_INT, check_integer
 
 

@@ -15,7 +15,7 @@ from seqrecord.pipes.distributed import Ranks
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.source_orders import SourceOrder
 from seqrecord.pipes.states import Clip, Segments, State
-from seqrecord.sampling import Shard
+from seqrecord.sampling.runs import Shard
 
 
 class AnyPlan(Protocol):

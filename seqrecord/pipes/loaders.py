@@ -31,7 +31,7 @@ from seqrecord.pipes.planning import plan_clips
 from seqrecord.pipes.select_clips import select
 from seqrecord.pipes.states import Clip
 from seqrecord.reading.dataset import Dataset, DatasetLike
-from seqrecord.sampling import Shard
+from seqrecord.sampling.runs import Shard
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.units import check_integer
 

@@ -22,20 +22,15 @@ from seqrecord.pipes.states import Segments
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.array_specs import clip_nbytes
 from seqrecord.reading.dataset import Dataset, DatasetLike
-from seqrecord.sampling import (
-    BatchDraws,
-    ClipStats,
-    EpochPlan,
-    Plan,
-    PlanSettings,
-    SequencePlan,
-    Shard,
-    ShuffledPlan,
-    Window,
-)
-from seqrecord.sampling.bounds import resident_bounds
+from seqrecord.sampling.bounds import ClipStats, PlanSettings, resident_bounds
 from seqrecord.sampling.elastic import find_remaining
+from seqrecord.sampling.epoch import EpochPlan
+from seqrecord.sampling.fixed_shards import ShuffledPlan
 from seqrecord.sampling.memory import FrameSizes, Memory, MemoryPlan, MemoryRequest, usual_limit
+from seqrecord.sampling.plan import Plan
+from seqrecord.sampling.runs import Shard, Window
+from seqrecord.sampling.sequences import SequencePlan
+from seqrecord.sampling.shard_batches import BatchDraws
 from seqrecord.text import shown_place
 from seqrecord.units import format_size, parse_size
 

@@ -14,8 +14,10 @@ from seqrecord.pipes.states import Segments
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.reading.dataset import Dataset
-from seqrecord.sampling import Intervals, PlanSettings, Shard, Window, shard_frames
+from seqrecord.sampling.bounds import PlanSettings
+from seqrecord.sampling.fixed_shards import Intervals, shard_frames
 from seqrecord.sampling.memory import MemoryPlan, MemoryRequest
+from seqrecord.sampling.runs import Shard, Window
 from seqrecord.schema import FeatureSpec
 from seqrecord.units import format_size
 

@@ -10,7 +10,7 @@ from seqrecord.errors import StateError
 from seqrecord.pipes.planning import REQUESTED, EpochPlanner, MemoryPlans
 from seqrecord.pipes.states import Segments, SourceState, State, check_same
 from seqrecord.processes.forks import cached_property
-from seqrecord.sampling import PlanSettings
+from seqrecord.sampling.bounds import PlanSettings
 from seqrecord.text import repr_of
 
 

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from seqrecord.clips.tables import ClipSpec, enumerate_clips
-from seqrecord.sampling import EpochPlan, PlanSettings, Shard
+from seqrecord.sampling.bounds import PlanSettings
+from seqrecord.sampling.epoch import EpochPlan
+from seqrecord.sampling.runs import Shard
 from tests.core.training.clip_cases import episode_table
 
 __all__ = ["CASES", "GOLDEN", "plan_rounds"]

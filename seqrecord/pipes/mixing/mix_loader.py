@@ -46,11 +46,12 @@ from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.source_orders import SourceOrder
 from seqrecord.pipes.states import Clip, Segments, State
 from seqrecord.reading.array_specs import clip_nbytes
-from seqrecord.sampling import BatchDraws, Shard, ShardBatches
 from seqrecord.sampling.elastic import items_of_workers
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, usual_limit
 from seqrecord.sampling.mix_memory import share_out
 from seqrecord.sampling.random_order import key_of
+from seqrecord.sampling.runs import Shard
+from seqrecord.sampling.shard_batches import BatchDraws, ShardBatches
 from seqrecord.sampling.shares import Shares, whole_shares
 
 _MOST_SLOTS = 1 << 60

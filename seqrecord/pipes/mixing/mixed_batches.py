@@ -30,7 +30,7 @@ from seqrecord.pipes.mixing.tasks import TASK, TASK_INDEX, TaskNumbers
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.states import Clip
 from seqrecord.reading.array_specs import ArraySpec, clip_nbytes
-from seqrecord.sampling import DrawsByPlace, ShardBatches
+from seqrecord.sampling.shard_batches import DrawsByPlace, ShardBatches
 from seqrecord.schema import FeatureSpec
 
 _DATASET = "dataset"  # the column with the name of each clip's source

@@ -22,8 +22,10 @@ from seqrecord.pipes.clip_sets import EPOCHS
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.planning import EpochPlanner, plan_clips
 from seqrecord.pipes.selection import Selection
-from seqrecord.sampling import DrawsByPlace, Plan, Shard, ShardBatches
+from seqrecord.sampling.plan import Plan
 from seqrecord.sampling.random_order import key_of
+from seqrecord.sampling.runs import Shard
+from seqrecord.sampling.shard_batches import DrawsByPlace, ShardBatches
 from seqrecord.sampling.shares import Shares
 
 StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted"] | int

@@ -9,7 +9,7 @@ from typing import Any
 from seqrecord.pipes.mixing.mix_loader import MixLoader
 from seqrecord.pipes.mixing.mixed_batches import MixedBatches, meaning
 from seqrecord.pipes.mixing.sources import SourceLoader
-from seqrecord.sampling import Shard
+from seqrecord.sampling.runs import Shard
 from seqrecord.text import counted, shape_text, shown_place, table_lines
 
 

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
 from seqrecord.clips.tables import EpisodeLayout, IntArray
-from seqrecord.sampling import EpochPlan, Plan, PlanSettings, Shard
-from seqrecord.sampling.plan import Frees, Loads, Round
+from seqrecord.sampling.bounds import PlanSettings
+from seqrecord.sampling.epoch import EpochPlan
+from seqrecord.sampling.plan import Frees, Loads, Plan, Round
+from seqrecord.sampling.runs import Shard
 from tests.core.training.clip_cases import Case, cases
 
 __all__ = [

@@ -22,7 +22,7 @@ from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordMix, SeqReco
 from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.processes.machine import usable_cores
 from seqrecord.samples import every
-from seqrecord.sampling import Shard
+from seqrecord.sampling.runs import Shard
 from tests.core.training.rank_jobs import PATIENCE, check_once, finish, start
 from tests.kit.clip_data import names, write_numbered
 from tests.kit.processes import be_worker, run_code

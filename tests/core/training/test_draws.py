@@ -39,7 +39,9 @@ from seqrecord import (
     StateError,
 )
 from seqrecord.samples import dilate, every, reverse, subset
-from seqrecord.sampling import BatchDraws, PlanSettings, Shard, ShardBatches
+from seqrecord.sampling.bounds import PlanSettings
+from seqrecord.sampling.runs import Shard
+from seqrecord.sampling.shard_batches import BatchDraws, ShardBatches
 from tests.core.training.resume_contract import check_resume, check_stateful_loader
 from tests.kit.clip_data import (
     begun,

@@ -17,7 +17,8 @@ import seqrecord
 from seqrecord import EngineOptions, SeqRecordPipe, SeqRecordWriter
 from seqrecord.clips.grids import MAX_OWNERS
 from seqrecord.engine.stores import first_uses
-from seqrecord.sampling import Clips, Loads, Window
+from seqrecord.sampling.plan import Clips, Loads
+from seqrecord.sampling.runs import Window
 from tests.kit.video_data import moving
 
 CHUNK = 8  # frames

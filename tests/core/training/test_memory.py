@@ -30,8 +30,10 @@ from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.planning import predict_memory
 from seqrecord.samples import every
-from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard
+from seqrecord.sampling.bounds import ClipStats, PlanSettings
+from seqrecord.sampling.epoch import EpochPlan
 from seqrecord.sampling.memory import CONSUMER, FrameSizes, MemoryPlan, MemoryRequest
+from seqrecord.sampling.runs import Shard
 from seqrecord.storage import LocalStorage, StorageWrapper
 from tests.core.training.clip_cases import Case, cases
 from tests.kit.clip_data import (

@@ -36,8 +36,10 @@ from seqrecord import (
 from seqrecord.clips.tables import ClipTable, EpisodeLayout, enumerate_clips
 from seqrecord.errors import MemoryLimitError
 from seqrecord.processes.machine import process_memory
-from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard, resident_bounds
+from seqrecord.sampling.bounds import ClipStats, PlanSettings, resident_bounds
+from seqrecord.sampling.epoch import EpochPlan
 from seqrecord.sampling.memory import FrameSizes, MemoryRequest
+from seqrecord.sampling.runs import Shard
 from seqrecord.storage import LocalStorage
 from tests.core.training.clip_cases import episode_table
 from tests.kit.clip_data import minimum_memory, names

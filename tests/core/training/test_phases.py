@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from seqrecord import ClipSpec
 from seqrecord.clips.grids import ChunkGrid
 from seqrecord.clips.tables import EpisodeLayout, enumerate_clips
-from seqrecord.sampling import EpochPlan, Phases, PlanSettings
-from seqrecord.sampling.random_order import clips_before, times_in_epoch
+from seqrecord.sampling.bounds import PlanSettings
+from seqrecord.sampling.epoch import EpochPlan
+from seqrecord.sampling.random_order import Phases, clips_before, times_in_epoch
 from tests.core.training.clip_cases import Case, cases, episode_table, listed_clips
 
 

@@ -14,7 +14,9 @@ from hypothesis import given
 from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY
 from seqrecord import ClipError, ClipSpec
 from seqrecord.clips.tables import enumerate_clips
-from seqrecord.sampling import EpochPlan, PlanSettings, Shard
+from seqrecord.sampling.bounds import PlanSettings
+from seqrecord.sampling.epoch import EpochPlan
+from seqrecord.sampling.runs import Shard
 from tests.core.training.clip_cases import Case, episode_table
 from tests.core.training.plan_cases import Request, requests, shards
 from tests.golden.make_plan_v1 import CASES, GOLDEN, plan_rounds

@@ -13,16 +13,11 @@ from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
 from seqrecord.clips.tables import ClipTable, EpisodeLayout, MissingFrames, enumerate_clips
-from seqrecord.sampling import (
-    ClipStats,
-    EpochPlan,
-    Plan,
-    PlanSettings,
-    Shard,
-    Window,
-    resident_bounds,
-)
+from seqrecord.sampling.bounds import ClipStats, PlanSettings, resident_bounds
 from seqrecord.sampling.elastic import EpochSegment, find_remaining
+from seqrecord.sampling.epoch import EpochPlan
+from seqrecord.sampling.plan import Plan
+from seqrecord.sampling.runs import Shard, Window
 from tests.core.training.clip_cases import grid_of, specs
 from tests.core.training.plan_cases import Chunks, Engine, plan_settings
 

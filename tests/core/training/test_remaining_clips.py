@@ -15,9 +15,13 @@ from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec, StateError
 from seqrecord.clips.tables import ClipTable, EpisodeLayout, enumerate_clips
-from seqrecord.sampling import EpochPlan, Plan, PlanSettings, SequencePlan, Shard, ShuffledPlan
+from seqrecord.sampling.bounds import PlanSettings
 from seqrecord.sampling.elastic import EpochSegment, find_remaining, items_of_workers
-from seqrecord.sampling.sequences import sequence_settings
+from seqrecord.sampling.epoch import EpochPlan
+from seqrecord.sampling.fixed_shards import ShuffledPlan
+from seqrecord.sampling.plan import Plan
+from seqrecord.sampling.runs import Shard
+from seqrecord.sampling.sequences import SequencePlan, sequence_settings
 from tests.core.training.clip_cases import episode_table, listed_clips
 from tests.core.training.plan_cases import LAYOUTS, Engine, Request, requests
 

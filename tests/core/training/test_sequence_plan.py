@@ -13,15 +13,9 @@ from hypothesis import example, given
 
 from seqrecord import ClipError, ClipSpec
 from seqrecord.clips.tables import enumerate_clips
-from seqrecord.sampling import (
-    ClipStats,
-    PlanSettings,
-    SequencePlan,
-    Shard,
-    count_unused_frames,
-    resident_bounds,
-)
-from seqrecord.sampling.sequences import sequence_settings
+from seqrecord.sampling.bounds import ClipStats, PlanSettings, resident_bounds
+from seqrecord.sampling.runs import Shard
+from seqrecord.sampling.sequences import SequencePlan, count_unused_frames, sequence_settings
 from tests.core.training.clip_cases import Case, cases, episode_table
 from tests.core.training.plan_cases import Engine, Request, requests
 

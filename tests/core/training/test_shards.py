@@ -14,21 +14,12 @@ from benchmarks.tartanair.shuffle_quality import default_settings
 from seqrecord import ClipSpec
 from seqrecord.clips.grids import ChunkGrid
 from seqrecord.clips.tables import EpisodeLayout, IntArray, enumerate_clips
-from seqrecord.sampling import (
-    ClipStats,
-    EpochPlan,
-    Plan,
-    PlanSettings,
-    Round,
-    Shard,
-    ShuffledPlan,
-    Window,
-    shard_frames,
-)
-from seqrecord.sampling.bounds import resident_bounds
-from seqrecord.sampling.fixed_shards import shuffled
+from seqrecord.sampling.bounds import ClipStats, PlanSettings, resident_bounds
+from seqrecord.sampling.epoch import EpochPlan
+from seqrecord.sampling.fixed_shards import ShuffledPlan, shard_frames, shuffled
 from seqrecord.sampling.memory import MOST_REREAD, FrameSizes, MemoryRequest
-from seqrecord.sampling.runs import Cuts, Runs, cut_group, shares_of
+from seqrecord.sampling.plan import Plan, Round
+from seqrecord.sampling.runs import Cuts, Runs, Shard, Window, cut_group, shares_of
 from tests.core.training.clip_cases import Case, cases, grid_of
 
 COUNTS = [700, 435, 801, 1022]  # clips of episodes

@@ -34,7 +34,7 @@ from seqrecord import (
 )
 from seqrecord.pipes.select_clips import select
 from seqrecord.samples import dilate, every
-from seqrecord.sampling import Window
+from seqrecord.sampling.runs import Window
 from tests.core.training.clip_model import FEATURES, GROUPS, Case, write_all
 from tests.core.training.resume_contract import check_resume
 from tests.kit.clip_data import LENGTHS, effective_arguments, expected_frame, names
