@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from seqrecord.indexing.source_opening import open_source as open_source
     from seqrecord.pipes.collating import collate as collate
     from seqrecord.pipes.loaders import SeqRecordIterableDataset as SeqRecordIterableDataset
-    from seqrecord.pipes.loaders import SeqRecordMapDataset as SeqRecordMapDataset
     from seqrecord.pipes.loaders import SeqRecordPipe as SeqRecordPipe
+    from seqrecord.pipes.map_dataset import SeqRecordMapDataset as SeqRecordMapDataset
     from seqrecord.pipes.mixing.mix import SeqRecordMix as SeqRecordMix
     from seqrecord.pipes.node import SeqRecordNode as SeqRecordNode
     from seqrecord.pipes.option_values import FrameCache as FrameCache

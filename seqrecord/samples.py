@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     __all__: list[str]
 
     from seqrecord.clips.samples import Samples as Samples
+    from seqrecord.sampling.built_ins import dilate as dilate
+    from seqrecord.sampling.built_ins import every as every
+    from seqrecord.sampling.built_ins import final_goal as final_goal
+    from seqrecord.sampling.built_ins import future_goal as future_goal
+    from seqrecord.sampling.built_ins import inside as inside
+    from seqrecord.sampling.built_ins import one_per_episode as one_per_episode
+    from seqrecord.sampling.built_ins import per_episode as per_episode
+    from seqrecord.sampling.built_ins import repeat_by as repeat_by
+    from seqrecord.sampling.built_ins import reverse as reverse
+    from seqrecord.sampling.built_ins import skip_first as skip_first
+    from seqrecord.sampling.built_ins import skip_last as skip_last
+    from seqrecord.sampling.built_ins import subset as subset
+    from seqrecord.sampling.built_ins import where as where
     from seqrecord.sampling.sample_functions import BuiltIn as BuiltIn
     from seqrecord.sampling.sample_functions import SampleRandom as SampleRandom
-    from seqrecord.sampling.sample_functions import dilate as dilate
-    from seqrecord.sampling.sample_functions import every as every
-    from seqrecord.sampling.sample_functions import final_goal as final_goal
-    from seqrecord.sampling.sample_functions import future_goal as future_goal
-    from seqrecord.sampling.sample_functions import inside as inside
-    from seqrecord.sampling.sample_functions import one_per_episode as one_per_episode
-    from seqrecord.sampling.sample_functions import per_episode as per_episode
-    from seqrecord.sampling.sample_functions import repeat_by as repeat_by
-    from seqrecord.sampling.sample_functions import reverse as reverse
-    from seqrecord.sampling.sample_functions import skip_first as skip_first
-    from seqrecord.sampling.sample_functions import skip_last as skip_last
-    from seqrecord.sampling.sample_functions import subset as subset
-    from seqrecord.sampling.sample_functions import where as where
 
 if not TYPE_CHECKING:
     __getattr__, __dir__, __all__ = lazy(__name__)

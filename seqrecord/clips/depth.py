@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,6 @@ from seqrecord.text import repr_of
 
 if TYPE_CHECKING:
     from seqrecord.schema import Schema
-
-_Transform = TypeVar("_Transform")
 
 
 class DepthToMeters:
@@ -142,13 +140,6 @@ class DepthToMeters:
             if depth.dtype.kind != "u" or self.invalid != 0:
                 np.copyto(found, self.invalid, where=~((found > 0) & (found < np.inf)))
         return found
-
-
-def bound(transform: _Transform, schema: Schema) -> _Transform:
-    """Bind a user's transform to a dataset's schema, if it has a method `with_schema`."""
-    bind: Any = getattr(transform, "with_schema", None)
-    found: _Transform = transform if bind is None else bind(schema)
-    return found
 
 
 def _size_of(name: str, known: str | None, unit: str | None) -> float:

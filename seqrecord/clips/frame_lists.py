@@ -92,8 +92,11 @@ class FrameLists:
 
     def frames_of(self, row: IntArray) -> IntArray:
         """Frames of samples by row, in the user's order, int64[n, T]; -1 behind a shorter list."""
-        frames = self.stored(self.excerpt[row][:, None], self.places[row])[1]
-        return np.where(self._is_pad(row), -1, frames)
+        return np.where(self._is_pad(row), -1, self.filled_of(row))
+
+    def filled_of(self, row: IntArray) -> IntArray:
+        """Like `frames_of`, with the last frame of a shorter list repeated."""
+        return self.stored(self.excerpt[row][:, None], self.places[row])[1]
 
     def starts_of(self, row: IntArray) -> IntArray:
         """The earliest frame of samples by row, int64[n]."""

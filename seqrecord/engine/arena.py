@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.engine.device.streams import upload
 from seqrecord.engine.pools import BufferPool, page_aligned
 from seqrecord.errors import ClipError
 from seqrecord.format.pages import aligned
@@ -317,6 +316,8 @@ def nested(parts: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def _jagged(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    from seqrecord.engine.device.streams import upload
+
     # Neither this copy nor min and max wait for the device.
     ends = torch.tensor([0, *accumulate(lengths)], device="cpu")
     ends = upload(ends, values.device, is_late=values.device.type == "cuda")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from time import perf_counter
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,18 +20,22 @@ from seqrecord.clips.frames import ClipKeys
 from seqrecord.clips.grids import run_bounds
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.arena import RaggedFrames
-from seqrecord.engine.calls import Calls
-from seqrecord.engine.crops import Crop
 from seqrecord.engine.stats import EngineStats
-from seqrecord.engine.vectors import NO_STEPS, VectorSteps
 from seqrecord.errors import ClipError, MemoryLimitError
 from seqrecord.processes.threads import ThreadPool
 from seqrecord.sampling.plan import Clips
+
+if TYPE_CHECKING:
+    from seqrecord.engine.calls import Calls
+    from seqrecord.engine.crops import Crop
+    from seqrecord.engine.vectors import VectorSteps
 
 _THREAD_BYTES = 4 << 20  # per additional thread
 _ENDED = "this iteration has ended: another one has begun"
 
 _ArenaT = TypeVar("_ArenaT")
+
+NO_STEPS: VectorSteps = {}
 
 
 def do_nothing() -> None:
@@ -114,6 +118,18 @@ class ClipRows(Generic[_ArenaT]):
     rows: IntArray
     features: Sequence[str]
     crop: Crop | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ClipDraws:
+    """Draws of clips: windows if there are crops, calls if there are functions."""
+
+    crop: Crop | None = None
+    calls: Calls | None = None
+
+
+DrawClips: TypeAlias = Callable[[ClipKeys, Sequence[ClipRows[Any]]], ClipDraws]
+"""Draws for clips, with their rows, for the sizes of frames."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,19 +26,29 @@ import torch
 from seqrecord.clips.grids import run_bounds
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.arena import Arena, FeatureRows, PackedFrames, clips_of
-from seqrecord.engine.batches import BatchBuilder, BatchForm, ClipRows, Copiers, Copy, do_nothing
-from seqrecord.engine.calls import Calls, read_only
-from seqrecord.engine.crops import frames_in
-from seqrecord.engine.device.streams import SideStream, side_stream
-from seqrecord.engine.pools import BufferPool, batch_pools, view_of
+from seqrecord.engine.batches import (
+    NO_STEPS,
+    BatchBuilder,
+    BatchForm,
+    ClipRows,
+    Copiers,
+    Copy,
+    do_nothing,
+)
+from seqrecord.engine.pools import BufferPool, FreshPool, view_of
 from seqrecord.engine.stats import EngineStats
-from seqrecord.engine.vectors import NO_STEPS, VectorStep, VectorSteps
 from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.sampling.memory import MAX_LOADS
 from seqrecord.schema import FeatureSpec
 
+if TYPE_CHECKING:
+    from seqrecord.engine.calls import Calls
+    from seqrecord.engine.device.streams import SideStream
+    from seqrecord.engine.vectors import VectorStep, VectorSteps
+
 _SCATTERED = 64 << 10  # bytes per clip and feature; larger ones get a call each
 _COPY_BYTES = 4 << 20  # minimum per call, if several threads copy
+_KEEP_SINGLE = 32  # single clips: those of a batch are deleted together
 
 _ArenaT = TypeVar("_ArenaT")
 
@@ -163,12 +173,7 @@ class HostBuffers:
         self.arenas: Sequence[Arena] = [
             Arena(group.specs, group.num_rows) for group in needs.groups
         ]
-        size, lengths = needs.batch_size, needs.lengths
-        if needs.most_frames is not None:  # batches are views of one flat buffer
-            size, lengths = needs.most_frames, dict.fromkeys(lengths, 1)
-        self._pools = batch_pools(
-            needs.specs, size, lengths, needs.num_batches, shared=needs.shared
-        )
+        self._pools = _pools(needs)
 
     def begin(self, stats: EngineStats) -> None:
         """See `Buffers`."""
@@ -187,6 +192,38 @@ class HostBuffers:
     def end(self) -> None:
         """See `Buffers`."""
         self.is_untouched = False
+
+
+def _pools(needs: BufferNeeds) -> dict[str, BufferPool]:
+    """Create a pool per feature; text features need none.
+
+    Batches for another process are sent without a copy. Frames of a variable shape are copied even
+    then, and their memory is not reused.
+    """
+    pool, size, lengths = pool_class(is_shared=needs.shared), needs.batch_size, needs.lengths
+    if needs.most_frames is not None:  # batches are views of one flat buffer
+        size, lengths = needs.most_frames, dict.fromkeys(lengths, 1)
+    keep = max(needs.num_batches, _KEEP_SINGLE) if size == 1 else needs.num_batches
+    pools: dict[str, BufferPool] = {}
+    for name, spec in needs.specs.items():
+        if spec.is_fixed and spec.value == "array":
+            shape: Any = (size, lengths[name], *spec.shape)
+            pools[name] = pool(shape, spec.dtype, keep)
+        elif spec.value == "array":
+            assert spec.largest is not None, "spec.largest is set"
+            room = (size * lengths[name] * spec.largest,)
+            of_bytes = FreshPool if needs.shared else BufferPool
+            pools[name] = of_bytes(room, np.dtype(np.uint8), keep)
+    return pools
+
+
+def pool_class(*, is_shared: bool) -> type[BufferPool]:
+    """The class of pools; if `is_shared`, other processes receive their tensors without a copy."""
+    if is_shared:
+        from seqrecord.engine.shared_pools import SharedBufferPool, can_share
+
+        return SharedBufferPool if can_share() else BufferPool
+    return BufferPool
 
 
 class BufferCache:
@@ -227,6 +264,8 @@ class BufferCache:
         if device is None:
             return None
         if self._stream is None or self._stream.device != device:
+            from seqrecord.engine.device.streams import side_stream
+
             self._stream = side_stream(device)
         return self._stream
 
@@ -236,7 +275,7 @@ class BufferCache:
 
 
 class HostBatchBuilder:
-    """A batch of `size` clips in buffers of pools; see `batch_pools`.
+    """A batch of `size` clips in buffers of pools; see `_pools`.
 
     Features are gathered, see `BatchBuilder`, or loaded directly into `rows`. With `shapes` of
     features in a clip, the batch is a view of the first numbers of a larger buffer.
@@ -422,6 +461,9 @@ class HostBatchBuilder:
 
 def _views(source: ClipRows[Arena], clip: int) -> Iterator[tuple[str, Any]]:
     """Read-only features of a clip: views [frames, …] or lists of frames."""
+    from seqrecord.engine.calls import read_only  # most loaders have no functions of clips
+    from seqrecord.engine.crops import frames_in
+
     arena, rows = source.arena, source.rows[clip]
     for name in source.features:
         if source.crop is not None and name in source.crop.features:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.clips.frames import ClipKeys
 from seqrecord.clips.tables import IntArray
 from seqrecord.clips.transforms import ClipFunction, VaryingClipFunction
-from seqrecord.engine.crops import Crop
-from seqrecord.engine.vectors import NO_STEPS, VectorSteps
 from seqrecord.errors import ClipError
 from seqrecord.reading.array_specs import (
     ArraySpec,
@@ -29,6 +26,9 @@ from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.trials import check_signature, repeatable
 from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.text import repr_of
+
+if TYPE_CHECKING:
+    from seqrecord.engine.vectors import VectorSteps
 
 _SALT = 0x63616C6C  # independent of the draws of crops
 
@@ -176,7 +176,7 @@ class Calls:
         number: int,
         clip: dict[str, Any],
         out: Mapping[str, npt.NDArray[Any]],
-        vectors: VectorSteps = NO_STEPS,
+        vectors: VectorSteps,
     ) -> dict[str, list[Any]]:
         """Call the functions with clip `number`, and write the results, after the steps `vectors`,
         to `out`, [frames, …] by feature.
@@ -308,15 +308,3 @@ def _check_texts(caller: str, name: str, values: Any, spec: ArraySpec) -> None:
         )
     for value in values:
         check_text(caller, name, value, spec)
-
-
-@dataclass(frozen=True, eq=False)
-class ClipDraws:
-    """Draws of clips: windows if there are crops, calls if there are functions."""
-
-    crop: Crop | None = None
-    calls: Calls | None = None
-
-
-DrawClips: TypeAlias = Callable[[ClipKeys, Sequence[Any]], ClipDraws]
-"""Draws for clips, with their `ClipRows`, for the sizes of frames."""

@@ -16,23 +16,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from seqrecord.clips.frames import ClipFrames
 from seqrecord.clips.tables import IntArray
-from seqrecord.engine.batches import Batch, BatchForm, Channel, ClosedError, OpenBatch, no_memory
+from seqrecord.engine.batches import (
+    Batch,
+    BatchForm,
+    Channel,
+    ClosedError,
+    DrawClips,
+    OpenBatch,
+    no_memory,
+)
 from seqrecord.engine.buffers import BufferCache, BufferNeeds, Buffers, GroupRows, HostBuffers
-from seqrecord.engine.calls import DrawClips
 from seqrecord.engine.chunk_loader import ChunkLoader
 from seqrecord.engine.decoding import Transform
-from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.executor import Executor, Slots
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import AllFrames, FrameRows, FrameStore, Rings
-from seqrecord.engine.vectors import VectorSteps
 from seqrecord.engine.workers import THREAD_NAME, WorkerPool
 from seqrecord.format.index import GroupIndex
 from seqrecord.processes.forks import at_fork
@@ -42,6 +47,10 @@ from seqrecord.reading.dataset import Dataset
 from seqrecord.sampling.memory import CONSUMER, Memory
 from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.schema import FeatureSpec
+
+if TYPE_CHECKING:
+    from seqrecord.engine.device.streams import SideStream
+    from seqrecord.engine.vectors import VectorSteps
 
 _PATIENCE = 1.0  # seconds; see `Scheduler.close`
 

@@ -19,14 +19,13 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from time import perf_counter
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from seqrecord.clips.grids import run_bounds
 from seqrecord.clips.tables import IntArray
-from seqrecord.engine.batches import Channel, ClipRows, OpenBatch
-from seqrecord.engine.calls import ClipDraws, DrawClips
+from seqrecord.engine.batches import NO_STEPS, Channel, ClipRows, DrawClips, OpenBatch
 from seqrecord.engine.stores import (
     ArenaRows,
     AssignedLoad,
@@ -36,9 +35,12 @@ from seqrecord.engine.stores import (
     each_load,
     loads_of_round,
 )
-from seqrecord.engine.vectors import NO_STEPS, VectorSteps
 from seqrecord.engine.workers import Loading, WorkerPool
 from seqrecord.sampling.plan import Clips, Plan, Round
+
+if TYPE_CHECKING:
+    from seqrecord.engine.calls import Calls
+    from seqrecord.engine.vectors import VectorSteps
 
 _FOUND_AT_ONCE = 1 << 12  # clips per lookup of rows
 
@@ -173,16 +175,17 @@ class Executor:
         self, opened: OpenBatch, slots: IntArray, clips: Clips, sources: list[ClipRows[Any]]
     ) -> None:
         """Submit copies of clips to slots of a batch."""
-        drawn = ClipDraws()
+        calls: Calls | None = None
         if opened.frames is not None:
             sources = [replace(one, rows=one.rows[:, : opened.frames]) for one in sources]
         if self._draw is not None:
             drawn = self._draw(clips.keys, sources)
+            calls = drawn.calls
             sources = [replace(source, crop=drawn.crop) for source in sources]
         copies = self._copies.begin()
         begin = perf_counter()
         builder = opened.allocate()
-        nbytes = builder.gather(slots, sources, copies, drawn.calls, self._vectors)
+        nbytes = builder.gather(slots, sources, copies, calls, self._vectors)
         opened.name(slots, clips, self._plan.epoch)
         self._workers.note_gather(begin, len(slots), nbytes)
         copies.finish(partial(self._filled, opened, len(slots)))

@@ -32,9 +32,8 @@ from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import ClipRows
 from seqrecord.format.index import GroupIndex
 from seqrecord.processes.forks import cached_property
-from seqrecord.sampling.fixed_shards import Intervals
 from seqrecord.sampling.plan import Clips, GroupPlan, Loads, Plan, Round
-from seqrecord.sampling.runs import Window
+from seqrecord.sampling.runs import Intervals, Window
 
 
 class FrameStore(Protocol):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,9 @@ import torch
 from seqrecord.clips.grids import IntArray
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.array_specs import ArraySpec
-from seqrecord.statistics.normalization import Normalization
+
+if TYPE_CHECKING:
+    from seqrecord.statistics.normalization import Normalization
 
 _BLOCK_BYTES = 4 << 20  # of clips at a time
 
@@ -134,5 +136,3 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 VectorSteps: TypeAlias = Mapping[str, VectorStep]
 """Steps by feature."""
-
-NO_STEPS: VectorSteps = {}

@@ -21,7 +21,7 @@ from seqrecord.lerobot.form import channels_first, depth_in, numbers
 from seqrecord.lerobot.items import PlannedDataset
 from seqrecord.lerobot.planned import ClipPlanner, PlannedReader
 from seqrecord.pipes.collating import collate
-from seqrecord.pipes.loaders import SeqRecordMapDataset
+from seqrecord.pipes.map_dataset import SeqRecordMapDataset
 from seqrecord.pipes.option_values import FrameCache
 from seqrecord.processes.forks import PerProcess, cached_property
 from seqrecord.reading.dataset import Dataset, DatasetLike, skipping_bad_episodes

@@ -18,7 +18,7 @@ from seqrecord.pipes.mixing.mix import SeqRecordMix, mix_loader
 from seqrecord.pipes.mixing.mix_loader import MixLoader
 from seqrecord.pipes.mixing.sources import MixPlan, SourceLoader, StoppingStrategy
 from seqrecord.pipes.option_values import Vector
-from seqrecord.sampling.sample_functions import skip_last
+from seqrecord.sampling.built_ins import skip_last
 
 
 class MixPlanner:

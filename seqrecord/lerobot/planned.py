@@ -15,9 +15,10 @@ from seqrecord.pipes.iterations import BatchSource
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.planning import plan_clips
 from seqrecord.reading.dataset import Dataset
+from seqrecord.sampling.built_ins import skip_last
 from seqrecord.sampling.plan import Plan
 from seqrecord.sampling.runs import Shard
-from seqrecord.sampling.sample_functions import SampleFunctions, skip_last
+from seqrecord.sampling.sample_functions import SampleFunctions
 from seqrecord.text import shown_place
 
 

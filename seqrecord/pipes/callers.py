@@ -63,10 +63,18 @@ def is_batched_again(data: object) -> bool:
     return bool(getattr(fetcher, "auto_collation", False))
 
 
-def is_made_tensors(data: object) -> bool:
-    """Whether a DataLoader makes tensors of arrays in the items of `data`, possibly mapped."""
+def check_kept(data: object) -> None:
+    """Raise `ClipError` if a DataLoader makes tensors of arrays in the items of `data`, possibly
+    mapped.
+    """
     collate_fn = getattr(_find_fetcher(data), "collate_fn", None)
-    return collate_fn is default_convert or collate_fn is default_collate
+    if collate_fn is default_convert or collate_fn is default_collate:
+        raise ClipError(
+            "a DataLoader without collate_fn makes tensors of NumPy arrays",
+            expected="collate_fn=dict around batches of the loader (batch_size=None); around clips "
+            'functools.partial(seqrecord.collate, output="numpy"); or output="torch"',
+            got='output="numpy" and no collate_fn',
+        )
 
 
 def is_stateful() -> bool:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,10 +15,8 @@ from torch.utils.data import get_worker_info
 from seqrecord.clips.frames import ClipFrames, ClipKeys
 from seqrecord.clips.tables import ClipTable
 from seqrecord.engine.arena import for_users
-from seqrecord.engine.batches import Batch
+from seqrecord.engine.batches import Batch, DrawClips
 from seqrecord.engine.buffers import BufferCache
-from seqrecord.engine.calls import DrawClips
-from seqrecord.engine.device.streams import SideStream, find_device
 from seqrecord.engine.engine import Engine, Execution, Job, Resources, run_plan
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.trace import Trace, trace_path
@@ -30,14 +28,16 @@ from seqrecord.pipes.planning import EpochPlanner, of_selected, plan_clips
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.source_orders import SourceOrder
 from seqrecord.pipes.states import Clip, Segments, State
-from seqrecord.sampling.elastic import EpochSegment
+from seqrecord.sampling.bounds import EpochSegment
 from seqrecord.sampling.plan import Plan
 from seqrecord.sampling.runs import Shard
-from seqrecord.sampling.sequences import count_unused_frames
 from seqrecord.sampling.shard_batches import DrawsByPlace
 from seqrecord.storage import local_path
 from seqrecord.text import counted, shown_place
 from seqrecord.units import format_size
+
+if TYPE_CHECKING:
+    from seqrecord.engine.device.streams import SideStream
 
 _logger = logging.getLogger("seqrecord")
 
@@ -99,7 +99,7 @@ class ClipLoader:
         """See `BatchSource`."""
         selection, options = self.selection, self.options
         is_drawn = selection.draws.is_random or options.has_drawn_steps
-        return self.planner.settings.shuffle or selection.clip_set.is_random or is_drawn
+        return self.planner.settings.shuffle or selection.clip_set.epochs.is_random or is_drawn
 
     def set_shuffle(self, shuffle: bool) -> None:
         """Turn shuffling on or off for the next epochs."""
@@ -311,6 +311,8 @@ class ClipLoader:
         """Frames of the selected episodes in no clip, for sequences without windows."""
         if not self._has_sequences or self.options.has_windows:
             return {}
+        from seqrecord.sampling.sequences import count_unused_frames
+
         frames = count_unused_frames(self.clips(epoch), self.selection.episodes.num_frames)
         return {"frames_left_out": frames}
 
@@ -350,6 +352,8 @@ class ClipLoader:
         """The device with its number, or `None`; call it in the thread that begins an iteration."""
         if self.options.device is None:
             return None
+        from seqrecord.engine.device.streams import find_device
+
         device = torch.device(self.options.device)
         if device.type != "cpu" and get_worker_info() is not None:
             raise ClipError(

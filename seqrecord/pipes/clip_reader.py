@@ -27,9 +27,9 @@ from seqrecord.clips.grids import frame_keys, run_bounds, split_keys
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.adjacent import divide
 from seqrecord.engine.arena import Arena, FeatureRows, RaggedFrames, for_users, nested, squeeze
-from seqrecord.engine.batches import CallThreads, ClipRows, Copy, repeats
+from seqrecord.engine.batches import CallThreads, ClipDraws, ClipRows, Copy, repeats
 from seqrecord.engine.buffers import BufferNeeds, HostBuffers
-from seqrecord.engine.calls import ClipDraws, as_arrays
+from seqrecord.engine.calls import as_arrays
 from seqrecord.engine.chunk_loader import ChunkLoader
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import first_rows
@@ -113,7 +113,7 @@ class ClipReader:
         if selection.draws.is_any:
             # From torch's global generator, which a sampler draws the numbers from.
             seed = int(torch.randint(1 << 62, (), device="cpu"))
-        clips = selection.clip_set.locate(numbers, epoch)
+        clips = selection.clip_set.epochs.locate(numbers, epoch)
         frames = selection.drawn_frames(epoch)
         found, drawn = self._read(seed, clips, frames)
         features = squeeze(found, selection.squeezed)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.frame_lists import FrameLists
 from seqrecord.clips.frames import (
     Anchor,
     AnchoredWindow,
@@ -32,6 +31,9 @@ from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.reading.dataset import Dataset
 from seqrecord.sampling.runs import Window
+
+if TYPE_CHECKING:
+    from seqrecord.clips.frame_lists import FrameLists
 
 
 @dataclass(frozen=True, eq=False)

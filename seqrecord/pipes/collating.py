@@ -16,7 +16,8 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.engine.adjacent import join
 from seqrecord.engine.arena import nested
-from seqrecord.engine.pools import BufferPool, SharedBufferPool, can_share
+from seqrecord.engine.buffers import pool_class
+from seqrecord.engine.pools import BufferPool
 from seqrecord.errors import ClipError
 from seqrecord.pipes.options import one_of
 from seqrecord.text import repr_of
@@ -231,11 +232,11 @@ def _pool_for(tensors: Sequence[torch.Tensor]) -> BufferPool:
     if in_worker and memory not in _of_worker:
         _of_worker.append(memory)
     count = 1 << (len(tensors) - 1).bit_length()  # few kinds, also of last batches
-    return memory((count, *first.shape), _DTYPES[first.dtype], in_worker and can_share())
+    return memory((count, *first.shape), _DTYPES[first.dtype], in_worker)
 
 
 def _new_pool(shape: tuple[int, ...], dtype: np.dtype[Any], is_shared: bool) -> BufferPool:
-    return (SharedBufferPool if is_shared else BufferPool)(shape, dtype, _KEEP)
+    return pool_class(is_shared=is_shared)(shape, dtype, _KEEP)
 
 
 @dataclass(eq=False, repr=False)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from seqrecord.clips.frames import ClipFrames, ClipKeys, SampleValues, WindowFrames
-from seqrecord.engine.calls import ClipDraws
+from seqrecord.clips.tables import IntArray
+from seqrecord.engine.batches import ClipDraws
 from seqrecord.errors import ClipError
+from seqrecord.pipes.clip_episodes import ClipEpisodes, EpisodeMetadata
 from seqrecord.pipes.clip_windows import FeatureWindows
-from seqrecord.pipes.draws import AugmentationSampler, ClipEpisodes, StepSampler
+from seqrecord.reading.array_specs import ArraySpec
+
+if TYPE_CHECKING:
+    from seqrecord.engine.calls import ClipFunctions
+    from seqrecord.engine.crops import ClipCrops, DrawBatch
 
 FRAMES_IS_PAD = "frames_is_pad"
 """Name of the mask of lists of frames that differ in length: true behind a shorter list."""
@@ -24,18 +30,55 @@ DIM_IS_PAD = "_dim_is_pad"
 """End of the names of masks: values of the last axis that the source lacks."""
 
 
+class NoDraws:
+    """No random parameters of clips; `draws.AugmentationSampler` has those of a `clip_transform`.
+
+    Attributes:
+        made: arrays of a frame in batches, before functions.
+        crops: the crops of each camera.
+        functions: functions called after the crops.
+        is_any: whether there is anything to draw.
+        is_random: whether the draws of a clip differ by epoch.
+    """
+
+    crops: tuple[ClipCrops, ...] = ()
+    functions: ClipFunctions | None = None
+    is_any = is_random = False
+
+    def __init__(self, made: Mapping[str, ArraySpec]) -> None:
+        self.made = made
+
+    def draw(self, *_: Any, **_settings: Any) -> ClipDraws:
+        """Draw parameters for clips; see `AugmentationSampler.draw`."""
+        return ClipDraws()
+
+    def sizes(self, draw_batch: DrawBatch) -> dict[str, tuple[int, int]]:  # noqa: ARG002
+        """Height and width of features in a batch, if batches differ in size."""
+        return {}
+
+    def columns(
+        self,
+        drawn: ClipDraws,  # noqa: ARG002
+        metadata: Sequence[EpisodeMetadata],  # noqa: ARG002
+        episode: IntArray,  # noqa: ARG002
+    ) -> dict[str, Any]:
+        """Columns of the parameters."""
+        return {}
+
+
 @dataclass(frozen=True, eq=False)
 class BatchColumns:
     """Makes the columns of batches beside features. Picklable.
 
-    `metadata` has the names of metadata entries that become columns, and `constants` the columns
-    that are the same for all clips.
+    `span` is the number of frames from which a clip's frames are drawn. `metadata` has the names of
+    metadata entries that become columns, and `constants` the columns that are the same for all
+    clips.
     """
 
     episodes: ClipEpisodes
     windows: FeatureWindows
-    draws: AugmentationSampler
-    steps: StepSampler | None
+    draws: NoDraws
+    span: int | None
     metadata: tuple[str, ...] = ()
     constants: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
@@ -68,7 +111,7 @@ class BatchColumns:
             columns["frames"] = torch.from_numpy(listed)
             if self.episodes.lists_differ:
                 columns[FRAMES_IS_PAD] = torch.from_numpy(listed < 0)
-        elif self.steps is not None and self.steps.span is not None:
+        elif self.span is not None:
             found = windows.selected.usual.find(clips, frames).frames
             columns["frames"] = torch.from_numpy(found[:, :length])
         columns |= self.draws.columns(drawn, metadata, clips.episode)

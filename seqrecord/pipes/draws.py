@@ -1,29 +1,27 @@
-"""Random augmentation parameters of clips, and metadata of episodes for the columns of batches."""
+"""Random augmentation parameters of clips."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from seqrecord.clips.cameras import EpisodeCamera, known_cameras
-from seqrecord.clips.frame_lists import FrameLists
 from seqrecord.clips.frames import ClipKeys, ClipSteps
 from seqrecord.clips.samples import Samples
 from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.clips.transforms import Camera, CropWindows, HorizontalFlip
-from seqrecord.engine.batches import ClipRows
-from seqrecord.engine.calls import ClipDraws, ClipFunctions
+from seqrecord.engine.batches import ClipDraws, ClipRows
 from seqrecord.engine.crops import ClipCrops, Crop, DrawBatch
 from seqrecord.errors import ClipError, located
 from seqrecord.feature_kinds import partner_of
+from seqrecord.pipes.clip_episodes import ClipEpisodes, EpisodeMetadata
+from seqrecord.pipes.columns import NoDraws
 from seqrecord.pipes.distributed import warn_once
 from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.reading.dataset import Dataset
@@ -33,89 +31,11 @@ from seqrecord.text import repr_of
 if TYPE_CHECKING:
     from seqrecord.pipes.intrinsics import FrameIntrinsics
 
-_MOST_EPISODES = 1 << 14  # with metadata in memory
 _SALT = 0x73746570  # separates these draws from crops
-_FRAMES = 0x66726D73  # … numbers of frame lists from numbers of starts
-_COPIES = 0x636F7079
 
 
 DrawAt: TypeAlias = Callable[[IntArray, int], float]
 """Draws a number in [0, 1) for the batch of clips: their places, int64[n], and a purpose."""
-
-
-class EpisodeMetadata(NamedTuple):
-    """Key, number and metadata of an episode."""
-
-    key: str
-    number: int  # a hash of the key: draws do not depend on other episodes
-    metadata: dict[str, Any]  # `None` where there is none
-
-
-@dataclass(frozen=True, eq=False)
-class ClipEpisodes:
-    """Looks up keys, numbers and metadata of episodes. Picklable.
-
-    `metadata` has the names of entries. With `excerpts`, episode rows are rows of excerpts. If an
-    epoch `repeats` clips, copies of a clip have different numbers.
-    """
-
-    dataset: Dataset
-    metadata: Sequence[str]
-    excerpts: FrameLists | None
-    repeats: bool
-    _known: dict[int, EpisodeMetadata] = field(default_factory=dict, repr=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": {}}
-
-    def of(self, episode: IntArray) -> list[EpisodeMetadata]:
-        """The metadata of episodes by row, int64[n]."""
-        return [self._known.get(row) or self._find(row) for row in self.rows(episode).tolist()]
-
-    def rows(self, episode: IntArray) -> IntArray:
-        """The rows of episodes in the index, int64[n]."""
-        return episode if self.excerpts is None else self.excerpts.episode[episode]
-
-    def key(self, row: int) -> str:
-        """The key of the episode in this row of the index."""
-        return self.dataset.contents.index.key(row)
-
-    def frames(self, clips: ClipKeys) -> IntArray | None:
-        """The frames of clips from frame lists, int64[n, T]; `None` for other clips."""
-        return None if self.excerpts is None else self.excerpts.frames_of(clips.row)
-
-    @property
-    def lists_differ(self) -> bool:
-        """Whether clips are lists of frames that differ in length."""
-        return self.excerpts is not None and self.excerpts.length_of is not None
-
-    def starts(self, clips: ClipKeys) -> IntArray:
-        """The first frames of clips in their stored episodes, int64[n]."""
-        return clips.start if self.excerpts is None else self.excerpts.starts_of(clips.row)
-
-    def numbers(self, clips: ClipKeys) -> IntArray:
-        """Numbers of clips, int64[n], which depend on the keys of episodes and the starts, and on
-        the samples if an epoch repeats clips."""
-        start = clips.start
-        if (frames := self.frames(clips)) is not None:
-            start = np.zeros_like(start)
-            for number, frame in enumerate(frames.T):
-                drawn = hash64(key_of(_FRAMES, number), start + frame) >> np.uint64(8)
-                start = drawn.astype(np.int64)
-        numbers = np.array([one.number for one in self.of(clips.episode)], np.int64) + start
-        if self.repeats:
-            numbers += (hash64(key_of(_COPIES), clips.sample) >> np.uint64(8)).astype(np.int64)
-        return numbers
-
-    def _find(self, row: int) -> EpisodeMetadata:
-        index, known = self.dataset.contents.index, self._known
-        key, entries = index.key(row), index.episode_metadata(row) if self.metadata else {}
-        digest = hashlib.blake2b(key.encode(), digest_size=7).digest()
-        metadata = {name: entries.get(name) for name in self.metadata}
-        if len(known) > _MOST_EPISODES:  # another thread may clear it meanwhile
-            known.clear()
-        known[row] = found = EpisodeMetadata(key, int.from_bytes(digest, "little"), metadata)
-        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +112,7 @@ class CropSampler:
         return {"file": self.url, "episode": self.episodes.key(row), "feature": feature}
 
 
-class AugmentationSampler:
+class AugmentationSampler(NoDraws):
     """Draws the random parameters of a `clip_transform`. Picklable if its functions are.
 
     Raises `ClipError` for steps that do not fit the features.
@@ -202,14 +122,7 @@ class AugmentationSampler:
         arrays: arrays of a frame, after `frame_transform`.
         episodes: the episodes, with the metadata `camera`.
         episode: row of one episode, int64[1]; whether it has intrinsics decides for all.
-
-    Attributes:
-        crops: the crops of each camera.
-        made: `arrays` after the crops.
-        functions: functions called after the crops.
     """
-
-    functions: ClipFunctions | None = None
 
     def __init__(
         self,
@@ -255,19 +168,13 @@ class AugmentationSampler:
             )
         _warn_of_pairs(self.crops, dataset.url)
 
-    def with_functions(self, functions: ClipFunctions) -> AugmentationSampler:
-        """A copy with functions of clips."""
-        found = copy(self)
-        found.functions = functions
-        return found
-
     @property
-    def is_any(self) -> bool:
+    def is_any(self) -> bool:  # type: ignore[override]
         """Whether there is anything to draw."""
         return bool(self.crops or self._intrinsics) or self.functions is not None
 
     @property
-    def is_random(self) -> bool:
+    def is_random(self) -> bool:  # type: ignore[override]
         """Whether the draws of a clip differ by epoch."""
         steps = [step for crops in self.crops for step in crops.steps]
         return self.functions is not None or any(one.num_draws or one.per_batch for one in steps)
@@ -290,8 +197,6 @@ class AugmentationSampler:
         windows depend on the sizes of the episodes' frames, measured in `sources` at first.
         `draw_at` makes the draws of the batch of clips, by their places.
         """
-        if not self.is_any:
-            return ClipDraws()
         named = clips
         if sequences is not None:
             named = clips._replace(start=sequences.first_starts(clips.episode, clips.start))

@@ -18,7 +18,6 @@ from seqrecord.pipes.iterations import AnyPlan, BatchSource, Iteration
 from seqrecord.pipes.states import Clip, Segments, State, check_same
 from seqrecord.pipes.worker_starts import WorkerStarts
 from seqrecord.processes.forks import check_fork
-from seqrecord.sampling.elastic import items_of_workers
 from seqrecord.sampling.runs import Shard
 from seqrecord.units import MAX_INT, check_integer
 
@@ -286,6 +285,8 @@ class Epochs:
 
     def _given(self, position: State, rank: Shard) -> tuple[list[int], list[int]]:
         """The numbers of items that each worker of a rank has returned at a position, and has."""
+        from seqrecord.sampling.elastic import items_of_workers
+
         shards = rank.divided(position.workers)
         plans = [self.loader.plan(position.epoch, one, position.segments) for one in shards]
         most = [plan.num_batches for plan in plans]

@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.clips.depth import DepthToMeters, bound
 from seqrecord.clips.tables import IntArray
-from seqrecord.engine.calls import text_spec
 from seqrecord.engine.decoding import Transform
 from seqrecord.pipes.arrays import ragged_arrays
 from seqrecord.pipes.checks import raise_if
@@ -23,6 +21,7 @@ from seqrecord.reading.array_specs import (
     FrameFunction,
     add_place,
     apply_transform,
+    bound,
     first_frame,
     unchanged_values,
 )
@@ -62,12 +61,14 @@ class FrameArrays:
     @classmethod
     def of(cls, options: ClipOptions, found: ClipSet) -> FrameArrays:
         """The arrays of a request. Raises `ClipError` for unsupported features."""
-        dataset, clips, excerpts = found.dataset, found.clips, found.excerpts
+        dataset, clips, excerpts = found.dataset, found.epochs.clips, found.excerpts
         rows = clips.episode if excerpts is None else excerpts.episode[clips.episode]
         stored = _stored_arrays(dataset, np.unique(rows))
         if options.frame_transform is None:
             arrays, nested = ragged_arrays(options.ragged, stored)
             return cls(stored, arrays, nested)
+        from seqrecord.clips.depth import DepthToMeters
+
         problem = "ragged does not go with frame_transform, which gives frames of one shape"
         is_wrong = options.ragged != "list" and (excerpts is None or excerpts.length_of is None)
         raise_if(is_wrong, problem, 'ragged="list"', repr_of(options.ragged, 100))
@@ -107,6 +108,8 @@ def _transformed(
 
     Raises `ClipError` for a text under a name that is no stored text feature.
     """
+    from seqrecord.engine.calls import text_spec
+
     first_frame(transform, frame)
     given, copies = dict(frame), deepcopy(dict(frame))
     made = apply_transform(transform, dict(frame))

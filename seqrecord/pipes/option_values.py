@@ -6,16 +6,18 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from seqrecord.pipes.checks import are_names, check, raise_if
 from seqrecord.reading.array_specs import FrameFunction
-from seqrecord.statistics.normalization import MODES, Normalization
 from seqrecord.storage import local_path
 from seqrecord.storage.base import MIN_CACHE_BYTES
 from seqrecord.units import MAX_INT, check_integer, check_size, format_size, is_integer, parse_size
+
+if TYPE_CHECKING:
+    from seqrecord.statistics.normalization import Normalization
 
 MOST_VALUES = 1 << 16  # of a vector in batches
 SCOPES = ("source", "robot_type", "mix")
@@ -49,6 +51,8 @@ class Vector:
 
     def __post_init__(self) -> None:
         """Raise `ClipError` for an invalid value."""
+        from seqrecord.statistics.normalization import MODES, Normalization  # few loaders have one
+
         places: Any = self.place
         if places is not None:
             is_list = isinstance(places, (Sequence, np.ndarray)) and not isinstance(places, str)

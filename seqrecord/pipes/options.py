@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from seqrecord.clips.sample_tables import TableLike, column_names
 from seqrecord.clips.samples import OF_CLIPS
 from seqrecord.clips.tables import ClipSpec
-from seqrecord.clips.transforms import ClipTransform, chain_of, checked_size
 from seqrecord.clips.windows import Nearest, Windows, check_windows
 from seqrecord.errors import ClipError
 from seqrecord.pipes.arrays import Ragged, check_ragged
@@ -39,13 +37,16 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
+    from seqrecord.clips.sample_tables import TableLike
+    from seqrecord.clips.transforms import Camera, ClipFunction, ClipTransform
+
 MOST_THREADS = 1024  # of a loader, or of all sources of a mix
 _MOST_RANKS = (1 << 31) - 1
 _LAST_BATCH = ("repeat", "drop", "keep")
 _OF_FRAMES = ("clip_len", "windows", "pad")
 
 
-SamplesLike: TypeAlias = TableLike | SampleFunction | Sequence[TableLike | SampleFunction]
+SamplesLike: TypeAlias = "TableLike | SampleFunction | Sequence[TableLike | SampleFunction]"
 """A table, a function of the table of an epoch, or a list of functions, first maybe a table."""
 
 _Check: TypeAlias = Callable[[str, Any], Any]
@@ -104,11 +105,21 @@ def _check_clip_len(name: str, value: Any) -> int | tuple[int, int]:
 
 def _check_resize(name: str, value: Any) -> Any:
     """Return a size, or sizes by feature."""
+    from seqrecord.clips.transforms import checked_size
+
     if not isinstance(value, Mapping):
         return checked_size(name, value)
     is_right = bool(value) and are_names(list(value))
     check(name, value, is_right, 'a dict by feature: {"camera": (224, 224)}')
     return {feature: checked_size(f"{name} of {feature}", size) for feature, size in value.items()}
+
+
+def _check_clip_transform(_name: str, value: Any) -> Any:
+    """Return crops, flips and functions."""
+    from seqrecord.clips.transforms import chain_of
+
+    chain_of(value)
+    return value
 
 
 def _check_rename(name: str, value: Any) -> Any:
@@ -325,7 +336,7 @@ class ClipOptions:
         None,
         _satisfies(lambda one: callable(one) or isinstance(one, FrameTransform), "a function"),
     )
-    clip_transform: ClipTransform | None = _checked(None, _passes(chain_of))
+    clip_transform: ClipTransform | None = _checked(None, _check_clip_transform)
     ragged: Ragged = _checked("list", _passes(check_ragged))
     vectors: Mapping[str, Vector] | None = _checked(None, check_vectors)
     output: str = _checked("torch", one_of("torch", "numpy"))
@@ -410,7 +421,7 @@ class ClipOptions:
     def _arguments(self, name: str) -> Mapping[str, Any]:
         """The arguments of a built-in function that changes the frames of clips, if it is used."""
         found = (one for one in self.functions if isinstance(one, BuiltIn) and one.name == name)
-        return next(found, BuiltIn(name, {})).arguments
+        return next((one.arguments for one in found), {})
 
     def with_functions(self, *functions: SampleFunction) -> Self:
         """A copy with further functions of samples."""
@@ -420,6 +431,10 @@ class ClipOptions:
 
     @cached_property
     def _columns(self) -> frozenset[str]:
+        if self.table is None:
+            return frozenset()
+        from seqrecord.clips.sample_tables import column_names
+
         return column_names(self.table)
 
     @property
@@ -465,9 +480,18 @@ class ClipOptions:
         return is_drawn or any(self._arguments(name) for name in ("dilate", "reverse"))
 
     @property
+    def steps_and_functions(self) -> tuple[tuple[Camera, ...], tuple[ClipFunction, ...]]:
+        """The parts of `clip_transform`: crops and flips of each camera, then functions."""
+        if self.clip_transform is None:
+            return (), ()
+        from seqrecord.clips.transforms import chain_of
+
+        return chain_of(self.clip_transform)
+
+    @property
     def draws_sizes(self) -> bool:
         """Whether the size of frames is drawn for each batch."""
-        cameras = () if self.clip_transform is None else chain_of(self.clip_transform)[0]
+        cameras, _ = self.steps_and_functions
         return any(step.per_batch for camera in cameras for step in camera.steps)
 
     @property

@@ -23,13 +23,10 @@ from seqrecord.processes.forks import cached_property
 from seqrecord.reading.array_specs import clip_nbytes
 from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.sampling.bounds import ClipStats, PlanSettings, resident_bounds
-from seqrecord.sampling.elastic import find_remaining
 from seqrecord.sampling.epoch import EpochPlan
-from seqrecord.sampling.fixed_shards import ShuffledPlan
 from seqrecord.sampling.memory import FrameSizes, Memory, MemoryPlan, MemoryRequest, usual_limit
 from seqrecord.sampling.plan import Plan
 from seqrecord.sampling.runs import Shard, Window
-from seqrecord.sampling.sequences import SequencePlan
 from seqrecord.sampling.shard_batches import BatchDraws
 from seqrecord.text import shown_place
 from seqrecord.units import format_size, parse_size
@@ -111,7 +108,7 @@ class EpochPlanner:
     @cached_property
     def windows(self) -> Sequence[Window]:
         """The window of clips in each group of features."""
-        return self.selection.windows.of_groups(self.selection.clip_set.spec.stride)
+        return self.selection.windows.of_groups(self.selection.clip_set.epochs.spec.stride)
 
     @property
     def draws(self) -> BatchDraws | None:
@@ -127,13 +124,15 @@ class EpochPlanner:
         Raises `StateError` for impossible segments.
         """
         clip_set = self.selection.clip_set
-        table = clip_set.in_epoch(epoch)
+        table = clip_set.epochs.in_epoch(epoch)
         if self.settings.order == "sequences" and table.repeats:
             expected = "functions that leave out samples or add columns; none that adds repeat"
             raise ClipError('order="sequences" has each clip once', expected=expected)
         if not segments:
             return table
         if (found := self._remaining.get((epoch, segments))) is None:
+            from seqrecord.sampling.elastic import find_remaining  # ranks seldom change
+
             episodes = self.selection.episodes
             found = find_remaining(
                 table, episodes, segments, epoch=epoch, windows=self.windows, draws=self.draws
@@ -158,8 +157,14 @@ class EpochPlanner:
     ) -> Plan:
         """The plan of one shard of an epoch with these settings."""
         table, episodes = self.clips(epoch, segments), self.selection.episodes
-        kind = SequencePlan if settings.order == "sequences" else EpochPlan
-        if settings.resident and epoch and not segments:
+        kind: type[Plan] = EpochPlan
+        if settings.order == "sequences":
+            from seqrecord.sampling.sequences import SequencePlan
+
+            kind = SequencePlan
+        elif settings.resident and epoch and not segments:
+            from seqrecord.sampling.fixed_shards import ShuffledPlan
+
             kind = ShuffledPlan
         make = partial(kind, windows=self.windows, draws=self.draws)
         return make(table, episodes, settings, epoch=epoch, shard=shard, segment=len(segments))
@@ -290,10 +295,10 @@ class EpochPlanner:
 
     @cached_property
     def _all_clip_stats(self) -> ClipStats:
-        clip_set, episodes = self.selection.clip_set, self.selection.episodes
-        any_clips, repeats = clip_set.differs_by_epoch, clip_set.rows_differ
+        epochs, episodes = self.selection.clip_set.epochs, self.selection.episodes
+        any_clips, repeats = epochs.differs_by_epoch, epochs.rows_differ
         return ClipStats.of(
-            clip_set.typical, episodes, self.windows, any_clips=any_clips, repeats=repeats
+            epochs.typical, episodes, self.windows, any_clips=any_clips, repeats=repeats
         )
 
     @cached_property

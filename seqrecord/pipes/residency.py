@@ -15,9 +15,8 @@ from seqrecord.processes.forks import cached_property
 from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.reading.dataset import Dataset
 from seqrecord.sampling.bounds import PlanSettings
-from seqrecord.sampling.fixed_shards import Intervals, shard_frames
 from seqrecord.sampling.memory import MemoryPlan, MemoryRequest
-from seqrecord.sampling.runs import Shard, Window
+from seqrecord.sampling.runs import Intervals, Shard, Window
 from seqrecord.schema import FeatureSpec
 from seqrecord.units import format_size
 
@@ -164,7 +163,7 @@ class Residency:
         """Whether shards have the same clips in every epoch, or may have without `settings`."""
         if self.settings.order == "sequences" or segments:
             return False
-        if num_shards > 1 and self.selection.clip_set.differs_by_epoch:
+        if num_shards > 1 and self.selection.clip_set.epochs.differs_by_epoch:
             return False
         may_be = self.fixed_shards or not self.settings.shuffle
         return may_be and (settings is None or settings.resident == settings.shuffle)
@@ -179,8 +178,10 @@ class Residency:
         self, num_shards: int, settings: PlanSettings, shard: Shard | None = None
     ) -> tuple[list[Intervals], tuple[int, ...]]:
         """See `shard_frames`."""
+        from seqrecord.sampling.fixed_shards import shard_frames
+
         shards = None if shard is None else np.array([shard.index])
-        table, episodes = self.selection.clip_set.clips, self.selection.episodes
+        table, episodes = self.selection.clip_set.epochs.clips, self.selection.episodes
         return shard_frames(table, episodes, self.windows, settings, num_shards, shards)
 
 

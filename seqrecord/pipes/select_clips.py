@@ -4,39 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from seqrecord.clips.depth import bound
 from seqrecord.clips.frames import ClipKeys
-from seqrecord.clips.sample_tables import without_episodes
 from seqrecord.clips.tables import EpisodeLayout, IntArray
-from seqrecord.clips.transforms import ClipFunction, chain_of
-from seqrecord.engine.calls import ClipFunctions
 from seqrecord.errors import ClipError, SeqRecordError, located
 from seqrecord.pipes.arrays import bytes_by_group, check_tensors, in_pieces
 from seqrecord.pipes.checks import raise_if
-from seqrecord.pipes.clip_reader import ClipReader
+from seqrecord.pipes.clip_episodes import ClipEpisodes
 from seqrecord.pipes.clip_sets import ClipSet
+from seqrecord.pipes.columns import NoDraws
 from seqrecord.pipes.distributed import warn_once
-from seqrecord.pipes.draws import AugmentationSampler, ClipEpisodes, StepSampler
 from seqrecord.pipes.frame_arrays import FrameArrays
 from seqrecord.pipes.option_values import FrameCache
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selection import Selection
-from seqrecord.reading.array_specs import ArraySpec
+from seqrecord.reading.array_specs import ArraySpec, bound
 from seqrecord.reading.dataset import Dataset, DatasetLike, cached_in, skipping_bad_episodes
 from seqrecord.reading.filters import check_metadata
 from seqrecord.reading.opening import dataset_of
-from seqrecord.sampling.memory import USUAL_LIMIT
-from seqrecord.sampling.sequences import COLUMNS as SEQUENCE_COLUMNS
 from seqrecord.storage import local_path
 from seqrecord.text import repr_of, shown_place
-from seqrecord.units import format_size, parse_size
+from seqrecord.units import parse_size
+
+if TYPE_CHECKING:
+    from seqrecord.clips.transforms import ClipFunction
 
 _OF_DRAWS = ("crop", "flipped", "intrinsics")  # columns of a `clip_transform`
-_EXCERPTS = 4  # that fit into the memory limit, at least: a cursor may need parts of two
 
 
 def select(
@@ -62,19 +60,30 @@ def select(
         if options.resize is not None:
             dataset = dataset.resized(options.resize)
         selected = dataset.find_episodes(options.episodes, options.split)
-        found = ClipSet.of(options, dataset, selected)
+        found = _clips(options, dataset, selected).checked()
         left_out = found.left_out  # by the whole table, also where excerpts are divided
         frames = FrameArrays.of(options, found)
         if found.excerpts is not None and isinstance(options, LoaderOptions):
-            found = _divided(options, found, frames, smallest=smallest_excerpts)
+            from seqrecord.pipes.clip_tables import divided
+
+            found = divided(options, found, frames, smallest=smallest_excerpts)
         selection = _selection(options, found, frames)
     selection.memory.get()  # as long as this lives
     if left_out:
-        clips = f"{found.clips.num_clips:,} clips"
+        clips = f"{found.epochs.clips.num_clips:,} clips"
         warn_once(f"{shown_place(dataset.url)}: {clips}; left out: {left_out}")
     if options.frame_transform is None:
         _warn_of_values(dataset, selected)
     return selection
+
+
+def _clips(options: ClipOptions, dataset: Dataset, selected: IntArray) -> ClipSet:
+    """The samples of selected episodes, of the table or all complete ones."""
+    if options.table is None:
+        return ClipSet.of_dataset(options, dataset, selected)
+    from seqrecord.pipes.clip_tables import clips_of_table
+
+    return clips_of_table(options, dataset, selected)
 
 
 def _without_bad_clips(dataset: Dataset, options: ClipOptions) -> tuple[Dataset, ClipOptions]:
@@ -82,6 +91,8 @@ def _without_bad_clips(dataset: Dataset, options: ClipOptions) -> tuple[Dataset,
     bad = dataset.contents.bad
     if options.table is None or not bad.records:
         return dataset, options
+    from seqrecord.clips.sample_tables import without_episodes
+
     samples, listed = without_episodes(options.table, bad.errors)
     listed_bad = replace(bad, records=[one for one in bad.records if one["key"] in listed])
     listed_bad.check(options.episodes, options.split)
@@ -111,18 +122,24 @@ def _warn_of_values(dataset: Dataset, selected: IntArray) -> None:
 
 def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Selection:
     dataset, metadata = found.dataset, tuple(options.metadata or ())
-    transform = options.clip_transform
-    cameras, functions = ((), ()) if transform is None else chain_of(transform)
+    cameras, functions = options.steps_and_functions
     has_cameras = bool(cameras or dataset.contents.sizes)
     wanted = (*metadata, "camera") if has_cameras else metadata
-    clip_episodes = ClipEpisodes(dataset, wanted, found.excerpts, found.repeats)
+    clip_episodes = ClipEpisodes(dataset, wanted, found.excerpts, found.epochs.repeats)
     steps = None
     if options.has_drawn_steps:
+        from seqrecord.pipes.draws import StepSampler
+
         steps = StepSampler(options.dilation, options.most_frames or 1, options.span)
     windows = found.windows.of_features({n: s.mask_of for n, s in frames.arrays.items()})
     check_tensors(frames.arrays)
-    first = found.clips.locate(np.zeros(1, np.int64))
-    draws = AugmentationSampler(cameras, frames.arrays, dataset, clip_episodes, first.episode)
+    first = found.epochs.clips.locate(np.zeros(1, np.int64))
+    draws = NoDraws(frames.arrays)
+    if has_cameras or functions:
+        from seqrecord.pipes.draws import AugmentationSampler
+
+        place = clip_episodes, first.episode
+        draws = AugmentationSampler(cameras, frames.arrays, dataset, *place)
     selection = Selection(
         found,
         windows,
@@ -143,17 +160,19 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
                 "functions of clip_transform make clips of one shape",
                 expected="an integer clip_len, and no BatchResize; or crops and flips alone, and "
                 "functions of whole batches in the training loop",
-                got=f"clip_len={options.clip_len}, clip_transform={repr_of(transform, 100)}",
+                got=f"clip_len={options.clip_len}, "
+                f"clip_transform={repr_of(options.clip_transform, 100)}",
             )
-        functions = tuple(bound(function, dataset.features) for function in functions)
         selection = _with_functions(selection, functions, first)
     if options.vectors:
         from seqrecord.pipes.vectors import vector_steps
 
         selection = selection.with_vectors(vector_steps(selection, options.vectors))
-    reserved: tuple[str, ...] = () if transform is None else _OF_DRAWS
+    reserved: tuple[str, ...] = () if options.clip_transform is None else _OF_DRAWS
     if isinstance(options, LoaderOptions) and options.order == "sequences":
-        reserved += SEQUENCE_COLUMNS
+        from seqrecord.sampling.sequences import COLUMNS
+
+        reserved += COLUMNS
     own = {n for n, spec in dataset.features.items() if spec.kind == "intrinsics"}
     _check_names(selection, [name for name in reserved if name not in own])
     called, made = selection.draws.functions, selection.made
@@ -180,13 +199,18 @@ def _with_functions(
     selection: Selection, functions: tuple[ClipFunction, ...], first: ClipKeys
 ) -> Selection:
     """Add functions, called here with the first clip."""
+    from seqrecord.engine.calls import ClipFunctions
+    from seqrecord.pipes.clip_reader import ClipReader
+
+    functions = tuple(bound(function, selection.dataset.features) for function in functions)
     clip, clip_episodes = ClipReader(selection, 0).example(first), selection.clip_episodes
     place = int(clip_episodes.rows(first.episode)[0]), int(clip_episodes.starts(first)[0])
     found = ClipFunctions.of(functions, selection.dataset, *clip, *place, selection.made)
     made = {n: replace(spec, shape=spec.shape[1:]) for n, spec in found.made.items()}
     check_tensors(made)
     lengths = {n: int(spec.shape[0] or 0) for n, spec in found.made.items()}
-    draws = selection.draws.with_functions(found)
+    draws = copy(selection.draws)
+    draws.functions = found
     return replace(selection, draws=draws, made=made, lengths=lengths)
 
 
@@ -200,35 +224,12 @@ def _episode_table(found: ClipSet, frames: FrameArrays) -> EpisodeLayout:
     table = in_pieces(contents.episode_table, features)
     if found.excerpts is not None:
         table = found.excerpts.table(table)
-    table = table.with_leading(nbytes.index(max(nbytes)), found.clips.selected)
+    table = table.with_leading(nbytes.index(max(nbytes)), found.epochs.clips.selected)
     return (
         table
         if frames.transform is None
         else EpisodeLayout(table.num_frames, (table.leading_grid,))
     )
-
-
-def _divided(
-    options: LoaderOptions, found: ClipSet, frames: FrameArrays, *, smallest: bool
-) -> ClipSet:
-    """Divide excerpts that are too large for memory; a warning counts repeated decodes."""
-    excerpts, dataset = found.excerpts, found.dataset
-    assert excerpts is not None
-    nbytes = max(1, sum(spec.nbytes for spec in frames.arrays.values()))
-    limit = USUAL_LIMIT if options.memory_limit is None else parse_size(options.memory_limit)
-    needed = _EXCERPTS * int(excerpts.num_frames.max()) * nbytes
-    if needed <= limit and not smallest:
-        return found
-    most = 1 if smallest else max(1, limit // (_EXCERPTS * nbytes))
-    divided = ClipSet.of_lists(options, dataset, found.selected, most)
-    assert divided.excerpts is not None
-    more = len(divided.excerpts.frames) / len(excerpts.frames) - 1
-    warn_once(
-        f"{shown_place(dataset.url)}: the frames of an episode's clips exceed memory_limit, so an "
-        f"epoch decodes {more:.0%} of the frames a second time; memory_limit={needed} "
-        f"({format_size(needed)}) avoids this"
-    )
-    return divided
 
 
 def _check_names(selection: Selection, reserved: Sequence[str]) -> None:

@@ -6,26 +6,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from seqrecord.clips.frames import ClipFrames, ClipKeys
 from seqrecord.clips.tables import EpisodeLayout, IntArray
 from seqrecord.engine.arena import cut
-from seqrecord.engine.batches import ClipRows
-from seqrecord.engine.calls import ClipDraws
-from seqrecord.engine.vectors import VectorSteps
+from seqrecord.engine.batches import ClipDraws, ClipRows
+from seqrecord.pipes.clip_episodes import ClipEpisodes
 from seqrecord.pipes.clip_sets import ClipSet
 from seqrecord.pipes.clip_windows import FeatureWindows
 from seqrecord.pipes.collating import SingleClip, batch_memory
-from seqrecord.pipes.columns import DIM_IS_PAD, FRAMES_IS_PAD, BatchColumns
-from seqrecord.pipes.draws import AugmentationSampler, ClipEpisodes, StepSampler
+from seqrecord.pipes.columns import DIM_IS_PAD, FRAMES_IS_PAD, BatchColumns, NoDraws
 from seqrecord.pipes.frame_arrays import FrameArrays
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.processes.forks import PerProcess, cached_property
 from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.reading.dataset import Dataset
-from seqrecord.statistics.by_feature import Statistics
 from seqrecord.text import shown_place
+
+if TYPE_CHECKING:
+    from seqrecord.engine.vectors import VectorSteps
+    from seqrecord.pipes.draws import StepSampler
+    from seqrecord.statistics.by_feature import Statistics
 
 _Options = TypeVar("_Options", bound=ClipOptions)
 
@@ -58,7 +60,7 @@ class Selection:
     frames: FrameArrays
     episodes: EpisodeLayout
     clip_episodes: ClipEpisodes
-    draws: AugmentationSampler
+    draws: NoDraws
     steps: StepSampler | None
     made: Mapping[str, ArraySpec]
     lengths: Mapping[str, int]
@@ -135,10 +137,11 @@ class Selection:
         `frames_at` returns the number of frames of clips by their places, if it is drawn for each
         batch.
         """
-        samples, draw = self.clip_set.samples_in(epoch), None
+        epochs, draw = self.clip_set.epochs, None
+        samples = epochs.samples_in(epoch)
         if self.steps is not None:
-            seed = self.clip_set.seed
-            draw = partial(self.steps.draw, seed, epoch, samples=samples, frames_at=frames_at)
+            drawn = epochs.seed, epoch
+            draw = partial(self.steps.draw, *drawn, samples=samples, frames_at=frames_at)
         return replace(self.windows.frames, draw=draw, samples=samples)
 
     def draw(
@@ -173,7 +176,7 @@ class Selection:
             self.clip_episodes,
             self.windows,
             self.draws,
-            self.steps,
+            None if self.steps is None else self.steps.span,
             self.metadata,
             {name + DIM_IS_PAD: mask for name, mask in masks.items() if mask is not None},
         )
@@ -190,7 +193,7 @@ class Selection:
         found = self.clip_set
         left_out = f"; left out: {found.left_out}" if found.left_out else ""
         place = shown_place(self.dataset.url)
-        lines = [f"{place!r}, {found.clips.num_clips} clips{left_out}{more}"]
+        lines = [f"{place!r}, {found.epochs.clips.num_clips} clips{left_out}{more}"]
         for name, spec in self.made.items():
             frames = () if name in self.squeezed else (self.lengths[name],)
             whole = ArraySpec(spec.dtype, (*frames, *spec.shape))

@@ -61,7 +61,7 @@ class SourceOrder:
         chosen = ("num_cursors", "shuffle_buffer")
         is_mixed = is_shuffled and planner.settings.order == "clips"
         free = {name for name in chosen if now[name] is None or not is_mixed}
-        if not is_shuffled and not selection.clip_set.is_random:
+        if not is_shuffled and not selection.clip_set.epochs.is_random:
             free.add("seed")
         free |= {"drop_last", "even_batches"}  # as last_batch
         found = {**state.request, **vars(saved), "last_batch": _last_batch(saved)}
@@ -99,7 +99,7 @@ class SourceOrder:
         drawn = {"frames_per_batch": options.frames_per_batch}
         return {
             "clip_len": list(options.clip_lens or ()) or options.clip_len,
-            "stride": selection.clip_set.base.clips.spec.stride,
+            "stride": selection.clip_set.epochs.base.clips.spec.stride,
             "dilation": options.dilation,
             "windows": {stored(name): window for name, window in windows.items()},
             "pad": options.pad,

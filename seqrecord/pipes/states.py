@@ -19,8 +19,7 @@ from types import UnionType
 from typing import Any, TypeAlias, get_args, get_origin
 
 from seqrecord.errors import ClipError, StateError
-from seqrecord.sampling.bounds import PlanSettings
-from seqrecord.sampling.elastic import EpochSegment
+from seqrecord.sampling.bounds import EpochSegment, PlanSettings
 from seqrecord.text import repr_of
 from seqrecord.units import MAX_INT, SEED_LIMIT
 

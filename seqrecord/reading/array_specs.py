@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from seqrecord.errors import ClipError, SeqRecordError
 from seqrecord.format.pages import aligned
 from seqrecord.reading.trials import check_signature, repeatable
-from seqrecord.schema import ValueKind
+from seqrecord.schema import Schema, ValueKind
 from seqrecord.text import repr_of
 
 FrameFunction: TypeAlias = "Callable[[dict[str, Any]], Mapping[str, npt.ArrayLike | str | bytes]]"
@@ -21,6 +21,7 @@ FrameFunction: TypeAlias = "Callable[[dict[str, Any]], Mapping[str, npt.ArrayLik
 shapes for every frame.
 """
 
+_Transform = TypeVar("_Transform")
 
 SHAPE_DTYPE = np.dtype(np.uint32)  # stored beside frames of variable shape
 _OBJECT_BYTES = 128  # overhead of a `str` or `bytes` object and its reference
@@ -95,6 +96,13 @@ def apply_transform(transform: FrameFunction, frame: dict[str, Any]) -> dict[str
         name: value if isinstance(value, (str, bytes)) else np.asarray(value)
         for name, value in arrays_by_name("frame_transform", transform(frame)).items()
     }
+
+
+def bound(transform: _Transform, schema: Schema) -> _Transform:
+    """Bind a user's transform to a dataset's schema, if it has a method `with_schema`."""
+    bind: Any = getattr(transform, "with_schema", None)
+    found: _Transform = transform if bind is None else bind(schema)
+    return found
 
 
 def first_frame(transform: FrameFunction, frame: Mapping[str, Any]) -> dict[str, Any]:

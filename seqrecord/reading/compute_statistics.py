@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.depth import bound
 from seqrecord.clips.grids import run_bounds
 from seqrecord.errors import ClipError
 from seqrecord.processes.machine import usable_cores
@@ -20,6 +19,7 @@ from seqrecord.reading.array_specs import (
     FrameFunction,
     add_place,
     apply_transform,
+    bound,
     check_arrays,
 )
 from seqrecord.reading.contents import Contents, Episodes

@@ -99,6 +99,21 @@ class PlanSettings:
 
 
 @dataclass(frozen=True)
+class EpochSegment:
+    """A finished segment of an epoch, see `elastic`: the workers of each rank have returned `batch`
+    batches of `batch_size` items together, in turn.
+
+    A rank without workers counts as one worker. `settings` are the settings of the plan.
+    """
+
+    ranks: int
+    workers: int
+    batch: int
+    batch_size: int
+    settings: PlanSettings
+
+
+@dataclass(frozen=True)
 class GroupStats:
     """Window and largest chunk of a group, over episodes with clips."""
 

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 
 from seqrecord.clips.tables import ClipTable, EpisodeLayout, IntArray
 from seqrecord.errors import StateError
-from seqrecord.sampling.bounds import PlanSettings
+from seqrecord.sampling.bounds import EpochSegment, PlanSettings
 from seqrecord.sampling.epoch import EpochLayout
 from seqrecord.sampling.fixed_shards import shuffled
 from seqrecord.sampling.runs import Runs, Shard, Window, remaining_table
@@ -31,21 +30,6 @@ from seqrecord.sampling.shard_batches import BatchDraws, ShardBatches
 
 _MAX_CURSORS = 1 << 24  # of all shards of a segment, …
 _MAX_SHARDS = 1 << 17  # which take time one by one
-
-
-@dataclass(frozen=True)
-class EpochSegment:
-    """A finished segment: the workers of each rank have returned `batch` batches of `batch_size`
-    items together, in turn.
-
-    A rank without workers counts as one worker. `settings` are the settings of the plan.
-    """
-
-    ranks: int
-    workers: int
-    batch: int
-    batch_size: int
-    settings: PlanSettings
 
 
 def items_of_workers(

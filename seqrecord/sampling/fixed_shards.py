@@ -13,7 +13,6 @@ A process that resumes without these frames loads each chunk when a clip first n
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,23 +23,10 @@ from seqrecord.sampling.bounds import PlanSettings
 from seqrecord.sampling.epoch import EpochLayout, EpochPlan, key_of_segment
 from seqrecord.sampling.plan import Clips, Frees, GroupRound, Loads, Round
 from seqrecord.sampling.random_order import key_of, permutation
-from seqrecord.sampling.runs import Runs, Shard, Window
+from seqrecord.sampling.runs import Intervals, Runs, Shard, Window
 
 _SHUFFLE = 5  # purpose of random numbers
 _ROUND = 256  # clips
-
-
-class Intervals(NamedTuple):
-    """Frames `[begin, stop)` of episodes, disjoint and ascending; int64[n] each."""
-
-    episode: IntArray
-    begin: IntArray
-    stop: IntArray
-
-    @property
-    def num_frames(self) -> int:
-        """The number of frames in all intervals."""
-        return int((self.stop - self.begin).sum())
 
 
 def shuffled(settings: PlanSettings, epoch: int, shard: Shard, num_clips: int) -> IntArray:

@@ -14,7 +14,6 @@ from math import ceil
 
 from seqrecord.errors import MemoryLimitError
 from seqrecord.sampling.bounds import ClipStats, PlanSettings, cursor_bounds, resident_bounds
-from seqrecord.sampling.sequences import sequence_settings
 from seqrecord.text import counted
 from seqrecord.units import format_size
 
@@ -187,6 +186,8 @@ class MemoryRequest:
         Raises `MemoryLimitError` with the smallest sufficient limit.
         """
         if self.settings.order == "sequences":  # these follow from the batches alone
+            from seqrecord.sampling.sequences import sequence_settings
+
             given = sequence_settings(self.settings, self.stats.spec.stride)
             return self.plan_given(given, memory_limit, self.what.replace("clips", "sequences"))
         best: MemoryPlan | None = None

@@ -411,6 +411,19 @@ class Shard:
         return [Shard(first + i, count, workers) for i in range(workers)]
 
 
+class Intervals(NamedTuple):
+    """Frames `[begin, stop)` of episodes, disjoint and ascending; int64[n] each."""
+
+    episode: IntArray
+    begin: IntArray
+    stop: IntArray
+
+    @property
+    def num_frames(self) -> int:
+        """The number of frames in all intervals."""
+        return int((self.stop - self.begin).sum())
+
+
 class CursorShares(NamedTuple):
     """The shares of the cursors of some shards: clips `[start, stop)`, int64[shards, cursors] each.
 

@@ -29,7 +29,7 @@ import torch
 
 from seqrecord.clips.grids import run_bounds
 from seqrecord.engine.arena import FeatureRows, Frames, FreshRows, ObjectRows
-from seqrecord.engine.batches import BatchForm, ClipRows, Copiers
+from seqrecord.engine.batches import NO_STEPS, BatchForm, ClipRows, Copiers
 from seqrecord.engine.buffers import BufferNeeds, ChunkBuffers, most_numbers, shapes_of
 from seqrecord.engine.calls import Calls
 from seqrecord.engine.crops import Crop, Place, interpolated, nearest, runs
@@ -44,7 +44,7 @@ from seqrecord.engine.device.streams import (
 from seqrecord.engine.device.video import DeviceFrames, DeviceVideo
 from seqrecord.engine.intrinsics import IntrinsicsChange, changed_intrinsics
 from seqrecord.engine.stats import EngineStats
-from seqrecord.engine.vectors import NO_STEPS, VectorStep, VectorSteps, bits_of
+from seqrecord.engine.vectors import VectorStep, VectorSteps, bits_of
 from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.sampling.memory import CONSUMER
 

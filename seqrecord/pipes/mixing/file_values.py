@@ -15,7 +15,7 @@ from seqrecord.clips.windows import At, Latest, Next, Seconds
 from seqrecord.errors import ClipError
 from seqrecord.pipes.option_values import FrameCache, MaxFrames, Vector
 from seqrecord.pipes.options import EngineOptions
-from seqrecord.sampling.sample_functions import BUILT_INS
+from seqrecord.sampling.built_ins import BUILT_INS
 from seqrecord.text import repr_of
 
 _STEPS: dict[str, Callable[..., Any]] = {"DepthToMeters": DepthToMeters} | {

@@ -18,9 +18,9 @@ from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.vectors import VectorSteps
 from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.clip_loader import ClipLoader
-from seqrecord.pipes.clip_sets import EPOCHS
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.planning import EpochPlanner, plan_clips
+from seqrecord.pipes.sample_epochs import EPOCHS
 from seqrecord.pipes.selection import Selection
 from seqrecord.sampling.plan import Plan
 from seqrecord.sampling.random_order import key_of
@@ -244,11 +244,11 @@ class SourceLoader(ClipLoader):
 
     def first_clip(self, epoch: int, num_shards: int) -> int:
         """The number of a shard's first clip of an epoch, counted over all epochs."""
-        return self.selection.clip_set.first_clip(epoch, num_shards)
+        return self.selection.clip_set.epochs.first_clip(epoch, num_shards)
 
     def locate(self, clip: int, num_shards: int) -> tuple[int, int]:
         """The epoch of a shard's clip, and the epoch's first clip, counted over all epochs."""
-        epoch = self.selection.clip_set.epoch_of(clip, num_shards)
+        epoch = self.selection.clip_set.epochs.epoch_of(clip, num_shards)
         problem = f"source {self.name!r} of a mix has no clips: their weights are too small"
         raise_if(epoch == EPOCHS[-1], problem, "a clip in some epoch")
         return epoch, self.first_clip(epoch, num_shards)

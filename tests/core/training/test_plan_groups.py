@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
 from seqrecord.clips.tables import ClipTable, EpisodeLayout, MissingFrames, enumerate_clips
-from seqrecord.sampling.bounds import ClipStats, PlanSettings, resident_bounds
-from seqrecord.sampling.elastic import EpochSegment, find_remaining
+from seqrecord.sampling.bounds import ClipStats, EpochSegment, PlanSettings, resident_bounds
+from seqrecord.sampling.elastic import find_remaining
 from seqrecord.sampling.epoch import EpochPlan
 from seqrecord.sampling.plan import Plan
 from seqrecord.sampling.runs import Shard, Window

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec, StateError
 from seqrecord.clips.tables import ClipTable, EpisodeLayout, enumerate_clips
-from seqrecord.sampling.bounds import PlanSettings
-from seqrecord.sampling.elastic import EpochSegment, find_remaining, items_of_workers
+from seqrecord.sampling.bounds import EpochSegment, PlanSettings
+from seqrecord.sampling.elastic import find_remaining, items_of_workers
 from seqrecord.sampling.epoch import EpochPlan
 from seqrecord.sampling.fixed_shards import ShuffledPlan
 from seqrecord.sampling.plan import Plan

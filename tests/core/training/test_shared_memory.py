@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from seqrecord import SeqRecordError, SeqRecordPipe, SeqRecordWriter
-from seqrecord.engine.pools import SharedBufferPool, can_share
+from seqrecord.engine.shared_pools import SharedBufferPool, can_share
 from tests.kit.clip_data import names
 from tests.kit.datasets import write_small
 from tests.kit.processes import in_fork

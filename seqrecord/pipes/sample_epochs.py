@@ -1,0 +1,236 @@
+"""The samples of each epoch, and its clips."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from math import lcm
+from typing import Any
+
+import numpy as np
+
+from seqrecord.clips.frames import ClipKeys
+from seqrecord.clips.samples import OF_CLIPS, Samples
+from seqrecord.clips.tables import ClipSpec, ClipTable, IntArray
+from seqrecord.errors import ClipError
+from seqrecord.processes.forks import PerProcess, cached_property
+from seqrecord.sampling.random_order import Phases, clips_before, times_in_epoch, typical_table
+from seqrecord.sampling.sample_functions import BuiltIn, SampleFunctions, called
+
+EPOCHS = range(1 << 62)
+"""Of a source of a mix."""
+
+_MOST_COUNTED = 1 << 20  # epochs, one after the other
+
+
+@dataclass(frozen=True, eq=False)
+class _Epoch:
+    """The table of an epoch, and its clips: each sample as often as it comes."""
+
+    samples: Samples
+    clips: ClipTable
+
+    @cached_property
+    def as_listed(self) -> IntArray:
+        """Number of each sample in the order of the user's table, int64[n]."""
+        return np.argsort(self.samples.rows_listed, kind="stable")
+
+
+@dataclass(frozen=True, eq=False)
+class SampleEpochs:
+    """The table of samples of each epoch, and its clips. Picklable.
+
+    Attributes:
+        base: the default table, or the user's, with the samples that lack no feature.
+        functions: functions of the table, called in each epoch.
+        seed: seed of their random numbers.
+    """
+
+    base: Samples
+    functions: SampleFunctions = ()
+    seed: int = 0
+    _known: dict[int, _Epoch] = field(default_factory=dict, init=False, repr=False)
+    _counts: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
+    _calling: PerProcess[Any] = field(
+        default_factory=lambda: PerProcess(threading.RLock), init=False, repr=False
+    )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": {}, "_counts": {}}
+
+    def samples_in(self, epoch: int) -> Samples:
+        """The table of an epoch.
+
+        Raises `ClipError` if a function returns no table, and if a user's function changes the rows
+        in this epoch only.
+        """
+        return self._in(epoch).samples
+
+    def in_epoch(self, epoch: int) -> ClipTable:
+        """The clips of an epoch: its samples, each as often as it comes.
+
+        Raises `ClipError` if functions leave no sample.
+        """
+        found = self._in(epoch)
+        if not len(found.samples):
+            expected, got = "at least one sample", f"0 of {len(self.base)} in epoch {epoch}"
+            raise ClipError("the functions of samples leave no sample", expected=expected, got=got)
+        return found.clips
+
+    def _in(self, epoch: int) -> _Epoch:
+        epoch = epoch if self.functions or self.differs_by_epoch else 0
+        with self._calling.get():
+            if (found := self._known.get(epoch)) is None:
+                found = self._made(epoch)
+                for other in [*self._known][:-1]:  # the last two are in use
+                    del self._known[other]
+                self._known[epoch] = found
+        return found
+
+    def _made(self, epoch: int) -> _Epoch:
+        samples, changed = called(self.functions, self.base, epoch, self.seed)
+        if changed and epoch and not self._changes_rows:
+            raise ClipError(
+                f"a function of samples changes the rows in epoch {epoch}, and not in epoch 0",
+                expected="samples.filter(…) or with_columns(repeat=…) in every epoch, or in none",
+                got=f"{len(samples)} of {len(self.base)} rows",
+            )
+        known = {"dilate": "dilation", "reverse": "reverse"}
+        listed = [known.get(one.name) for one in self.functions if isinstance(one, BuiltIn)]
+        for name in {*OF_CLIPS} & samples.columns.keys() - {*listed, *self.base.columns}:
+            problem = f"a function of samples adds {name}, which changes the frames of clips"
+            raise ClipError(problem, expected="dilate(…) or reverse(…) in the list of samples")
+        clips, repeat = samples.clips, samples.repeat
+        if repeat is not None:
+            row = samples.rows_listed
+            times = times_in_epoch(repeat, row, seed=self.seed, epoch=epoch)
+            clips = samples.repeated(times)
+        return _Epoch(samples, clips)
+
+    @cached_property
+    def _changes_rows(self) -> bool:
+        """Whether users' functions change the rows."""
+        own = [one for one in self.functions if not isinstance(one, BuiltIn)]
+        return bool(own) and called(self.functions, self.base, 0, self.seed)[1]
+
+    @property
+    def rows_differ(self) -> bool:
+        """Whether functions choose other rows in each epoch."""
+        return bool(self._by_epoch)
+
+    @cached_property
+    def _by_epoch(self) -> list[int]:
+        """Numbers of the functions that choose other rows in each epoch."""
+        found, is_random = list[int](), False
+        for number, one in enumerate(self.functions):
+            if not isinstance(one, BuiltIn):
+                changes = self._changes_rows
+            else:
+                draws = one.is_random or (is_random and one.reads_columns)
+                changes = draws and not one.adds_columns
+            found += [number] * changes
+            is_random |= not isinstance(one, BuiltIn) or one.is_random
+        return found
+
+    @cached_property
+    def _phases(self) -> Phases | None:
+        """The phases of `every(n, rotate=True)`, if nothing else changes the number of clips."""
+        if len(self._by_epoch) != 1:
+            return None
+        number = self._by_epoch[0]
+        turning, later = self.functions[number], self.functions[number + 1 :]
+        if not isinstance(turning, BuiltIn) or turning.name != "every":
+            return None
+        if not all(one.adds_columns for one in later if isinstance(one, BuiltIn)):
+            return None
+        from seqrecord.sampling.built_ins import phases_of
+
+        samples = called(self.functions[:number], self.base, 0, self.seed)[0]
+        return phases_of(samples, turning.arguments["n"]) if samples.repeat is None else None
+
+    @cached_property
+    def differs_by_epoch(self) -> bool:
+        """Whether epochs have different clips."""
+        if self.rows_differ:
+            return True
+        if not self.functions and "repeat" not in self.base.columns:
+            return False
+        repeat = called(self.functions, self.base, 0, self.seed)[0].repeat
+        return repeat is not None and bool((repeat % 1 != 0).any())
+
+    @property
+    def is_random(self) -> bool:
+        """Whether samples depend on the epoch and the seed."""
+        random = (not isinstance(one, BuiltIn) or one.is_random for one in self.functions)
+        return self.differs_by_epoch or any(random)
+
+    @cached_property
+    def repeats(self) -> bool:
+        """Whether an epoch may contain a clip twice."""
+        if self.rows_differ:
+            return True
+        return self.clips.repeats
+
+    @cached_property
+    def clips(self) -> ClipTable:
+        """The clips of all epochs: as often as each sample can come. Of epoch 0, if functions
+        choose other rows in each epoch.
+        """
+        samples = self.samples_in(0)
+        if (repeat := samples.repeat) is None or self.rows_differ:
+            return self.in_epoch(0)
+        return samples.repeated(np.ceil(repeat).astype(np.int64))
+
+    @property
+    def spec(self) -> ClipSpec:
+        """Length, stride and dilation of clips."""
+        return self.typical.spec
+
+    @cached_property
+    def typical(self) -> ClipTable:
+        """The clips from which the settings of all epochs are chosen."""
+        if not self.rows_differ:
+            return self.clips
+        every = (one for one in self.functions if isinstance(one, BuiltIn) and one.name == "every")
+        clips = self.base.clips
+        if self.base.listed is not None:
+            return clips
+        stride = lcm(clips.spec.stride, *(one.arguments["n"] for one in every))
+        return clips if stride == clips.spec.stride else typical_table(clips, stride)
+
+    def first_clip(self, epoch: int, num_shards: int) -> int:
+        """The number of clips in each of `num_shards` equal shards of all epochs before one."""
+        if not self.differs_by_epoch:
+            return epoch * -(-self.clips.num_clips // num_shards)
+        if self._phases is not None:
+            return self._phases.clips_before(epoch, num_shards, seed=self.seed)
+        if self.rows_differ:
+            return self._counted(num_shards, epochs=epoch)[epoch]
+        repeat = self.samples_in(0).repeat
+        assert repeat is not None
+        return clips_before(repeat, epoch, num_shards, seed=self.seed)
+
+    def epoch_of(self, clip: int, num_shards: int) -> int:
+        """The epoch of a shard's clip, counted over all epochs; 2^62 - 1 if epochs lack clips."""
+        if self.rows_differ and self._phases is None:
+            return bisect_right(self._counted(num_shards, clips=clip), clip) - 1
+        return bisect_right(EPOCHS, clip, key=lambda one: self.first_clip(one, num_shards)) - 1
+
+    def _counted(self, num_shards: int, *, epochs: int = 0, clips: int = -1) -> list[int]:
+        """The first clips of epochs, until there are as many, and as many clips."""
+        counts = self._counts.setdefault(num_shards, [0])
+        while len(counts) <= epochs or counts[-1] <= clips:
+            if len(counts) > _MOST_COUNTED:
+                problem = "functions of samples choose other rows in each epoch of a mix's source"
+                expected = f"a position in its first {_MOST_COUNTED} epochs"
+                raise ClipError(problem, expected=expected, got="a later one")
+            counts.append(counts[-1] + -(-self.in_epoch(len(counts) - 1).num_clips // num_shards))
+        return counts
+
+    def locate(self, numbers: IntArray, epoch: int = 0) -> ClipKeys:
+        """Clips of an epoch by their numbers, int64[n], in canonical order, or as listed."""
+        found = self._in(epoch)
+        if found.samples.listed is not None:
+            numbers = found.as_listed[numbers]
+        return found.clips.locate(numbers)
