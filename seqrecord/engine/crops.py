@@ -1,4 +1,7 @@
-"""Crops clips while gathering: only the window is copied or resized."""
+"""Crops clips while gathering: only the window is copied or resized.
+
+Per-frame intrinsics follow the windows of their camera.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +23,7 @@ from seqrecord.clips.transforms import (
     Camera,
     CropStep,
     CropWindows,
+    FloatArray,
     HorizontalFlip,
     RandomResizedCrop,
     Resize,
@@ -29,9 +33,6 @@ from seqrecord.errors import ClipError
 from seqrecord.feature_kinds import has_pixels, is_flow, is_image, known_kind
 from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.sampling.random_order import hash64, key_of
-
-if TYPE_CHECKING:
-    from seqrecord.engine.intrinsics import IntrinsicsChange
 
 _FEW_CHANNELS = 4  # NumPy is slow for items that are not 1, 2, 4 or 8 bytes
 _RESIZING = Resize | RandomResizedCrop | BatchResize
@@ -432,3 +433,61 @@ def _check_coded(name: str, spec: ArraySpec, kind: str | None, steps: tuple[Crop
 @lru_cache(maxsize=256)
 def _number_of(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
+
+
+_NUMBERS = 4  # fx, fy, cx, cy
+
+
+@dataclass(frozen=True, eq=False)
+class IntrinsicsChange:
+    """From the intrinsics of stored frames to those of n clips' windows; float64[n, 2], x and y.
+
+    A pixel at x is at `factor * x + offset` in the batch. The factor is negative if mirrored;
+    focal lengths stay positive.
+    """
+
+    factor: FloatArray
+    offset: FloatArray
+
+    @classmethod
+    def of(
+        cls, windows: CropWindows | None, resized: CropWindows | None, count: int
+    ) -> IntrinsicsChange:
+        """Create from crops of frames that were `resized` before, for `count` clips."""
+        zero, one = (np.tile([1.0, 1.0, at, at], (count, 1)) for at in (0.0, 1.0))
+        for each in (resized, windows):
+            if each is not None:
+                zero, one = each.intrinsics(zero), each.intrinsics(one)
+        return cls(one[:, 2:] - zero[:, 2:], zero[:, 2:])
+
+    def view(self, clip: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The intrinsics of one clip, [frames, …], in their dtype."""
+        one = slice(clip, clip + 1)
+        columns = torch.from_numpy(self.factor[one]), torch.from_numpy(self.offset[one])
+        whole = torch.from_numpy(np.ascontiguousarray(values)[None])
+        return changed_intrinsics(whole, *columns)[0].numpy().astype(values.dtype)
+
+
+def changed_intrinsics(
+    values: torch.Tensor, factor: torch.Tensor, offset: torch.Tensor
+) -> torch.Tensor:
+    """The intrinsics in batches: float64 [clips, frames, 4] or [clips, frames, 3, 3].
+
+    `values`, of the same shape, are those of stored frames; `factor` and `offset` as in
+    `IntrinsicsChange`.
+    """
+    values, factor, offset = values.to(torch.float64), factor[:, None], offset[:, None]
+    if values.shape[-1] == _NUMBERS:
+        sizes, center = values[..., :2] * factor.abs(), values[..., 2:] * factor + offset
+        return torch.cat((sizes, center), dim=-1)
+    last = values[..., 2:, :]
+    rows = values[..., :2, :] * factor[..., None] + last * offset[..., None]
+    found = torch.cat((rows, last), dim=-2)
+    found[..., 0] *= factor[..., :1].sign()  # of a mirrored scene
+    return found + 0.0  # no negative zeros
+
+
+def whole_windows(frame: tuple[int, int], size: tuple[int, int], count: int) -> CropWindows:
+    """Windows of whole frames of this height and width, resized to `size`."""
+    height, width = (np.full(count, side, np.int64) for side in frame)
+    return replace(CropWindows.whole(height, width), size=size)

@@ -27,9 +27,8 @@ from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import Channel, Copy
 from seqrecord.engine.chunk_loader import BegunLoad, ChunkLoader
 from seqrecord.engine.decoding import Fetched
-from seqrecord.engine.stats import EngineStats
+from seqrecord.engine.stats import EngineStats, Trace
 from seqrecord.engine.stores import AssignedLoad, Load
-from seqrecord.engine.trace import Trace
 from seqrecord.errors import ResourceError
 from seqrecord.processes.threads import ThreadPool, start
 from seqrecord.sampling.memory import Memory

@@ -18,11 +18,10 @@ import torch
 from seqrecord.clips.tables import EpisodeLayout
 from seqrecord.errors import ClipError, located
 from seqrecord.format.index import GroupIndex
-from seqrecord.pipes.checks import are_names, check, raise_if
 from seqrecord.reading.array_specs import ArraySpec, mask_name
 from seqrecord.reading.dataset import Dataset
 from seqrecord.schema import Schema
-from seqrecord.units import is_integer
+from seqrecord.units import are_names, check, is_integer, raise_if
 
 
 def bytes_by_group(arrays: Mapping[str, ArraySpec], features: Schema) -> list[int]:

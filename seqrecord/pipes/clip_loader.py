@@ -18,8 +18,7 @@ from seqrecord.engine.arena import for_users
 from seqrecord.engine.batches import Batch, DrawClips
 from seqrecord.engine.buffers import BufferCache
 from seqrecord.engine.engine import Engine, Execution, Job, Resources, run_plan
-from seqrecord.engine.stats import EngineStats
-from seqrecord.engine.trace import Trace, trace_path
+from seqrecord.engine.stats import EngineStats, Trace, trace_path
 from seqrecord.errors import ClipError
 from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.memory import check_machine

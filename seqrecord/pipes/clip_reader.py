@@ -25,19 +25,19 @@ from torch.utils.data import get_worker_info
 from seqrecord.clips.frames import ClipFrames, ClipKeys
 from seqrecord.clips.grids import frame_keys, run_bounds, split_keys
 from seqrecord.clips.tables import IntArray
-from seqrecord.engine.adjacent import divide
 from seqrecord.engine.arena import Arena, FeatureRows, RaggedFrames, for_users, nested, squeeze
 from seqrecord.engine.batches import CallThreads, ClipDraws, ClipRows, Copy, repeats
 from seqrecord.engine.buffers import BufferNeeds, HostBuffers
 from seqrecord.engine.calls import as_arrays
 from seqrecord.engine.chunk_loader import ChunkLoader
+from seqrecord.engine.pools import divide
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import first_rows
 from seqrecord.errors import SeqRecordError
 from seqrecord.format.pages import slice_frames
 from seqrecord.pipes.collating import ClipSequence
 from seqrecord.pipes.distributed import worker_threads
-from seqrecord.pipes.residency import features_in_memory, frames_in_memory
+from seqrecord.pipes.memory import features_in_memory, frames_in_memory
 from seqrecord.pipes.selection import Selection
 from seqrecord.processes.forks import PerProcess
 from seqrecord.reading.array_specs import ArraySpec

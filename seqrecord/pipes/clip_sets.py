@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
+from seqrecord.clips.frames import ClipKeys, offset_range
 from seqrecord.clips.samples import Samples
-from seqrecord.clips.tables import IntArray
+from seqrecord.clips.tables import ClipSpec, ClipTable, IntArray
 from seqrecord.errors import ClipError
-from seqrecord.pipes.clip_episodes import DatasetEpisodes
 from seqrecord.pipes.clip_windows import SelectedWindows
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.pipes.sample_epochs import SampleEpochs
@@ -20,10 +22,98 @@ from seqrecord.processes.forks import cached_property
 from seqrecord.reading.contents import update_digest
 from seqrecord.reading.dataset import Dataset
 from seqrecord.sampling.sample_functions import BuiltIn
-from seqrecord.text import counted
+from seqrecord.schema import FeatureSpec
+from seqrecord.text import counted, repr_of
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from seqrecord.clips.frame_lists import FrameLists
+
+
+@dataclass(frozen=True, eq=False)
+class DatasetEpisodes:
+    """The episodes of a dataset. Implements `SampleEpisodes`. Picklable.
+
+    Values of features are read once for the `selected` episodes.
+    """
+
+    windows: SelectedWindows
+    selected: IntArray
+    excerpts: FrameLists | None = None
+    _values: dict[str, npt.NDArray[Any]] = field(default_factory=dict, repr=False)
+
+    @property
+    def keys(self) -> pa.StringArray:
+        """See `SampleEpisodes`."""
+        return self.windows.dataset.contents.index.keys
+
+    @property
+    def num_frames(self) -> IntArray:
+        """See `SampleEpisodes`."""
+        return self.windows.dataset.contents.index.num_frames
+
+    def stored(self, clips: ClipKeys) -> tuple[IntArray, IntArray]:
+        """See `SampleEpisodes`."""
+        if self.excerpts is None:
+            return clips.episode, clips.start
+        return self.excerpts.episode[clips.episode], self.excerpts.starts_of(clips.row)
+
+    def from_row(self, row: int) -> DatasetEpisodes:
+        """See `SampleEpisodes`."""
+        if self.excerpts is None:
+            return self
+        return replace(self, excerpts=self.excerpts.from_row(row))
+
+    def extent(self, clips: ClipKeys, dilation: IntArray) -> tuple[IntArray, IntArray]:
+        """See `SampleEpisodes`."""
+        if self.excerpts is not None:
+            frames = self.excerpts.filled_of(clips.row)
+            return frames.min(axis=1), frames.max(axis=1)
+        windows, last = self.windows.stored.windows.values(), self.num_frames[clips.episode] - 1
+        before, after = offset_range([window.frame_offsets for window in windows])
+        reach = (clips.start - before * dilation, clips.start + after * dilation)
+        return np.clip(reach[0], 0, last), np.clip(reach[1], 0, last)
+
+    def complete(self, dilation: int) -> ClipTable:
+        """See `SampleEpisodes`."""
+        return self.windows.enumerate(ClipSpec(1), self.selected, [dilation])
+
+    def metadata(self, name: str, episodes: IntArray) -> list[Any]:
+        """See `SampleEpisodes`."""
+        index = self.windows.dataset.contents.index
+        return [index.episode_metadata(row).get(name) for row in episodes.tolist()]
+
+    def values(
+        self, feature: str, episode: IntArray, frame: IntArray, *, segments: bool = False
+    ) -> npt.NDArray[Any]:
+        """See `SampleEpisodes`."""
+        if feature not in self._values:
+            self._values[feature] = self._read(feature)
+        values = self._values[feature]
+        if segments:
+            values = np.cumsum(np.append(False, values[1:] != values[:-1]))
+        count = self.num_frames[self.selected]
+        place = (np.cumsum(count) - count)[np.searchsorted(self.selected, episode)] + frame
+        found: npt.NDArray[Any] = values[place]
+        return found
+
+    def _read(self, feature: str) -> npt.NDArray[Any]:
+        """The values of all frames of the selected episodes."""
+        dataset, problem = self.windows.dataset, "samples have no such value of each frame"
+        features = ", ".join(n for n, one in dataset.features.items() if _is_scalar(one))
+        spec = dataset.features.get(feature)
+        if spec is None or not _is_scalar(spec) or len(dataset.contents.missing_frames([feature])):
+            expected = f"text or number, in all frames and in features=; such: {features or 'none'}"
+            raise ClipError(problem, expected=expected, got=repr_of(feature, 100))
+        dataset = dataset.select([feature])
+        keys = dataset.contents.index.keys_of(self.selected)
+        found = [np.asarray(dataset.episodes[key][:][feature]).reshape(-1) for key in keys]
+        return np.concatenate(found)
+
+
+def _is_scalar(spec: FeatureSpec) -> bool:
+    return spec.value == "text" or (spec.is_fixed and math.prod(spec.shape) == 1)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False)

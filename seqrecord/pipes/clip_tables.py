@@ -13,8 +13,7 @@ from seqrecord.clips.sample_tables import read_frame_lists, read_samples, table_
 from seqrecord.clips.samples import Samples, Values, empty_clips, taken
 from seqrecord.clips.tables import IntArray
 from seqrecord.errors import ClipError
-from seqrecord.pipes.clip_episodes import DatasetEpisodes
-from seqrecord.pipes.clip_sets import ClipSet
+from seqrecord.pipes.clip_sets import ClipSet, DatasetEpisodes
 from seqrecord.pipes.clip_windows import SelectedWindows
 from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.frame_arrays import FrameArrays

@@ -26,11 +26,11 @@ from seqrecord.clips.frames import (
 from seqrecord.clips.tables import ClipSpec, ClipTable, IntArray, enumerate_clips
 from seqrecord.clips.windows import At, Next, Seconds, describe_offsets
 from seqrecord.errors import ClipError
-from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.reading.dataset import Dataset
 from seqrecord.sampling.runs import Window
+from seqrecord.units import raise_if
 
 if TYPE_CHECKING:
     from seqrecord.clips.frame_lists import FrameLists

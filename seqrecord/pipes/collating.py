@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from seqrecord.engine.adjacent import join
 from seqrecord.engine.arena import nested
 from seqrecord.engine.buffers import pool_class
-from seqrecord.engine.pools import BufferPool
+from seqrecord.engine.pools import BufferPool, join
 from seqrecord.errors import ClipError
 from seqrecord.pipes.options import one_of
 from seqrecord.text import repr_of

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,19 +16,100 @@ from seqrecord.clips.frames import ClipFrames, ClipKeys, SampleValues, WindowFra
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import ClipDraws
 from seqrecord.errors import ClipError
-from seqrecord.pipes.clip_episodes import ClipEpisodes, EpisodeMetadata
 from seqrecord.pipes.clip_windows import FeatureWindows
 from seqrecord.reading.array_specs import ArraySpec
+from seqrecord.reading.dataset import Dataset
+from seqrecord.sampling.random_order import hash64, key_of
 
 if TYPE_CHECKING:
+    from seqrecord.clips.frame_lists import FrameLists
     from seqrecord.engine.calls import ClipFunctions
     from seqrecord.engine.crops import ClipCrops, DrawBatch
+
+_MOST_EPISODES = 1 << 14  # with metadata in memory
+_FRAMES = 0x66726D73  # separates numbers of frame lists from numbers of starts
+_COPIES = 0x636F7079
 
 FRAMES_IS_PAD = "frames_is_pad"
 """Name of the mask of lists of frames that differ in length: true behind a shorter list."""
 
 DIM_IS_PAD = "_dim_is_pad"
 """End of the names of masks: values of the last axis that the source lacks."""
+
+
+class EpisodeMetadata(NamedTuple):
+    """Key, number and metadata of an episode."""
+
+    key: str
+    number: int  # a hash of the key: draws do not depend on other episodes
+    metadata: dict[str, Any]  # `None` where there is none
+
+
+@dataclass(frozen=True, eq=False)
+class ClipEpisodes:
+    """Looks up keys, numbers and metadata of episodes. Picklable.
+
+    `metadata` has the names of entries. With `excerpts`, episode rows are rows of excerpts. If an
+    epoch `repeats` clips, copies of a clip have different numbers.
+    """
+
+    dataset: Dataset
+    metadata: Sequence[str]
+    excerpts: FrameLists | None
+    repeats: bool
+    _known: dict[int, EpisodeMetadata] = field(default_factory=dict, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": {}}
+
+    def of(self, episode: IntArray) -> list[EpisodeMetadata]:
+        """The metadata of episodes by row, int64[n]."""
+        return [self._known.get(row) or self._find(row) for row in self.rows(episode).tolist()]
+
+    def rows(self, episode: IntArray) -> IntArray:
+        """The rows of episodes in the index, int64[n]."""
+        return episode if self.excerpts is None else self.excerpts.episode[episode]
+
+    def key(self, row: int) -> str:
+        """The key of the episode in this row of the index."""
+        return self.dataset.contents.index.key(row)
+
+    def frames(self, clips: ClipKeys) -> IntArray | None:
+        """The frames of clips from frame lists, int64[n, T]; `None` for other clips."""
+        return None if self.excerpts is None else self.excerpts.frames_of(clips.row)
+
+    @property
+    def lists_differ(self) -> bool:
+        """Whether clips are lists of frames that differ in length."""
+        return self.excerpts is not None and self.excerpts.length_of is not None
+
+    def starts(self, clips: ClipKeys) -> IntArray:
+        """The first frames of clips in their stored episodes, int64[n]."""
+        return clips.start if self.excerpts is None else self.excerpts.starts_of(clips.row)
+
+    def numbers(self, clips: ClipKeys) -> IntArray:
+        """Numbers of clips, int64[n], which depend on the keys of episodes and the starts, and on
+        the samples if an epoch repeats clips."""
+        start = clips.start
+        if (frames := self.frames(clips)) is not None:
+            start = np.zeros_like(start)
+            for number, frame in enumerate(frames.T):
+                drawn = hash64(key_of(_FRAMES, number), start + frame) >> np.uint64(8)
+                start = drawn.astype(np.int64)
+        numbers = np.array([one.number for one in self.of(clips.episode)], np.int64) + start
+        if self.repeats:
+            numbers += (hash64(key_of(_COPIES), clips.sample) >> np.uint64(8)).astype(np.int64)
+        return numbers
+
+    def _find(self, row: int) -> EpisodeMetadata:
+        index, known = self.dataset.contents.index, self._known
+        key, entries = index.key(row), index.episode_metadata(row) if self.metadata else {}
+        digest = hashlib.blake2b(key.encode(), digest_size=7).digest()
+        metadata = {name: entries.get(name) for name in self.metadata}
+        if len(known) > _MOST_EPISODES:  # another thread may clear it meanwhile
+            known.clear()
+        known[row] = found = EpisodeMetadata(key, int.from_bytes(digest, "little"), metadata)
+        return found
 
 
 class NoDraws:

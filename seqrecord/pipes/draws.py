@@ -20,8 +20,7 @@ from seqrecord.engine.batches import ClipDraws, ClipRows
 from seqrecord.engine.crops import ClipCrops, Crop, DrawBatch
 from seqrecord.errors import ClipError, located
 from seqrecord.feature_kinds import partner_of
-from seqrecord.pipes.clip_episodes import ClipEpisodes, EpisodeMetadata
-from seqrecord.pipes.columns import NoDraws
+from seqrecord.pipes.columns import ClipEpisodes, EpisodeMetadata, NoDraws
 from seqrecord.pipes.distributed import warn_once
 from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.reading.dataset import Dataset

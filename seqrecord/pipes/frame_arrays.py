@@ -12,7 +12,6 @@ import numpy as np
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.decoding import Transform
 from seqrecord.pipes.arrays import ragged_arrays
-from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.clip_sets import ClipSet
 from seqrecord.pipes.option_values import FrameTransform
 from seqrecord.pipes.options import ClipOptions
@@ -27,6 +26,7 @@ from seqrecord.reading.array_specs import (
 )
 from seqrecord.reading.dataset import Dataset
 from seqrecord.text import repr_of
+from seqrecord.units import raise_if
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,7 @@ from typing import Any
 
 from seqrecord.clips.cameras import followed_feature
 from seqrecord.clips.transforms import CropWindows
-from seqrecord.engine.crops import ClipCrops
-from seqrecord.engine.intrinsics import IntrinsicsChange, whole_windows
+from seqrecord.engine.crops import ClipCrops, IntrinsicsChange, whole_windows
 from seqrecord.errors import ClipError
 from seqrecord.feature_kinds import (
     INTRINSICS_SHAPES,

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.engine import Engine
-from seqrecord.engine.stats import EngineStats
-from seqrecord.engine.trace import Trace
+from seqrecord.engine.stats import EngineStats, Trace
 from seqrecord.pipes.collating import make_numpy
 from seqrecord.pipes.distributed import Ranks
 from seqrecord.pipes.options import LoaderOptions

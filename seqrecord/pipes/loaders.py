@@ -11,7 +11,6 @@ from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 
 from seqrecord.clips.tables import ClipTable
 from seqrecord.errors import ClipError
-from seqrecord.pipes.arguments import init_takes_arguments
 from seqrecord.pipes.callers import (
     check_kept,
     find_buffering_pipe,
@@ -21,7 +20,7 @@ from seqrecord.pipes.callers import (
 )
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.epochs import Epochs
-from seqrecord.pipes.options import LoaderOptions, SamplesLike
+from seqrecord.pipes.options import LoaderOptions, SamplesLike, init_takes_arguments
 from seqrecord.pipes.planning import plan_clips
 from seqrecord.pipes.states import Clip
 from seqrecord.reading.dataset import Dataset, DatasetLike

@@ -12,10 +12,9 @@ from torch.utils.data import Dataset as TorchDataset
 
 from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.errors import ClipError
-from seqrecord.pipes.arguments import init_takes_arguments
 from seqrecord.pipes.callers import check_kept
 from seqrecord.pipes.clip_reader import ClipReader
-from seqrecord.pipes.options import DatasetOptions
+from seqrecord.pipes.options import DatasetOptions, init_takes_arguments
 from seqrecord.pipes.select_clips import select
 from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.units import check_integer

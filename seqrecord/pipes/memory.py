@@ -1,14 +1,22 @@
-"""Memory: the sizes of frames, chunks and batches, and the limit of the machine."""
+"""Memory: the sizes of frames, chunks and batches; frames that stay; the limit of the machine."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 from torch.utils.data import get_worker_info
 
+from seqrecord.engine.stores import FrameRows
 from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.arrays import bytes_by_group, groups_of
 from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.selection import Selection
+from seqrecord.pipes.states import Segments
+from seqrecord.processes.forks import cached_property
 from seqrecord.processes.machine import local_ranks, process_memory, usable_memory
+from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.reading.chunk_sizes import (
     chunk_bytes,
     decoder_bytes,
@@ -17,7 +25,11 @@ from seqrecord.reading.chunk_sizes import (
     overlapping_chunk_bytes,
     resized_bytes,
 )
-from seqrecord.sampling.memory import FrameSizes
+from seqrecord.reading.dataset import Dataset
+from seqrecord.sampling.bounds import PlanSettings
+from seqrecord.sampling.memory import FrameSizes, MemoryPlan, MemoryRequest
+from seqrecord.sampling.runs import Intervals, Shard, Window
+from seqrecord.schema import FeatureSpec
 from seqrecord.units import format_size
 
 _TENSOR_BYTES = 1 << 10  # of a tensor beside its values: one for each frame of a variable shape
@@ -102,3 +114,179 @@ def frame_sizes(selection: Selection, batch_size: int) -> FrameSizes:
         clip += (spec.nbytes + tensor) * selection.lengths[name]
     rows, resident = (tuple(max(1, nbytes) for nbytes in some) for some in (held, staying))
     return FrameSizes(rows, chunk + beside, batch_size * max(1, clip), resident, whole)
+
+
+_MAX_CURSORS = 1 << 24  # arrays of 128 MiB; only a damaged state has more
+_SMALL = 64 << 10  # bytes of a frame: to copy a larger one costs more than to read it alone
+
+
+def frames_in_memory(selection: Selection) -> tuple[int, int]:
+    """The numbers of frames that may stay in memory: if only small frames may, and if decoded ones
+    may too.
+
+    Each number is the frame count of the selected episodes, or 0. Decoded frames may stay if their
+    shapes are fixed and decoding or transforming costs more than copying. Large raw frames do not
+    stay: reading them again is a copy. Texts stay if the other features do.
+    """
+    if selection.clip_set.excerpts is not None:  # whose places are no frames of chunks
+        return 0, 0
+    features, transform = selection.dataset.features, selection.frames.transform
+    arrays = [name for name, spec in features.items() if spec.value == "array"]
+    are_small = transform is None and all(_is_small(selection.dataset, name) for name in arrays)
+    may_stay = all(map(_has_rows, selection.frames.arrays.values()))
+    if transform is not None:
+        may_stay &= selection.frames.is_deterministic
+    else:
+        may_stay &= all(map(_has_rows, features.values()))
+        may_stay &= not all(features[name].is_raw for name in arrays)
+    count = int(selection.episodes.num_frames[selection.clip_set.selected].sum())
+    return count * are_small, count * (are_small or may_stay)
+
+
+def features_in_memory(dataset: Dataset) -> tuple[list[str], list[str]]:
+    """The features whose frames may stay in memory individually: small ones, and others.
+
+    Small features are raw, complete and on a local disk. The others are encoded, complete, and of
+    fixed shape or texts.
+    """
+    reader, features, index = dataset.contents.chunks, dataset.features, dataset.contents.index
+    small = [
+        name
+        for name, spec in features.items()
+        if reader.is_local and spec.is_raw and _is_small(dataset, name)
+        if name in reader.raw[spec.group].specs
+    ]
+    decoded = [
+        name
+        for name, spec in features.items()
+        if _has_rows(spec) and not spec.is_raw and not len(index.group_of(name).gaps)
+    ]
+    return small, decoded
+
+
+@dataclass(frozen=True, eq=False)
+class Residency:
+    """Decides whether the frames of a selection stay in memory.
+
+    Shards with `fixed_shards` keep their clips while frames stay. Without `keeps_decoded` only
+    small frames stay.
+    """
+
+    selection: Selection
+    settings: PlanSettings
+    windows: Sequence[Window]
+    fixed_shards: bool
+    keeps_decoded: bool
+
+    def frames(
+        self, num_shards: int, segments: Segments, settings: PlanSettings | None = None
+    ) -> tuple[int, ...]:
+        """The numbers of frames of each group of a shard that may stay; an estimate for several
+        shards without `settings`.
+
+        If shards get other clips in every epoch, each would decode nearly all frames: then only
+        small ones stay.
+        """
+        is_fixed = self._has_fixed_shards(num_shards, segments, settings)
+        found = self.in_memory[self.keeps_decoded and (is_fixed or num_shards == 1)]
+        if num_shards > 1 and found and is_fixed:
+            if settings is not None:
+                return self._most(num_shards, settings)
+            found = -(-found // num_shards)
+        return (found,) * len(self.selection.episodes.groups)
+
+    def plan_memory(self, request: MemoryRequest, limit: int, segments: Segments) -> MemoryPlan:
+        """The best settings within a limit, in bytes, for the shards of a request."""
+        fitted, num_shards = request.plan_memory(limit), request.num_shards
+        if fitted.in_memory is None or not self._has_fixed_shards(num_shards, segments):
+            return fitted
+        settings = replace(fitted.settings, resident=self.settings.shuffle)
+        if num_shards > 1:  # the number of frames was a guess
+            most = self._most(num_shards, settings)
+            fitted = replace(fitted, sizes=request.sizes, in_memory=None).with_all(most)
+        if fitted.in_memory is None:
+            return replace(request, frames_in_memory=()).plan_memory(limit)
+        return replace(fitted, settings=settings)
+
+    def plan_given(
+        self, request: MemoryRequest, limit: int, settings: PlanSettings, segments: Segments
+    ) -> MemoryPlan:
+        """The memory for the settings of a saved state.
+
+        Raises `MemoryLimitError` if the limit is too small for frames that must stay.
+        """
+        frames = self.frames(request.num_shards, segments, settings)
+        fitted = replace(request, frames_in_memory=frames).plan_given(settings, limit)
+        if settings.resident and fitted.in_memory is None:
+            sizes = request.sizes.of_staying
+            least = sizes.held(frames) + sizes.beside_arena(1, 1)
+            raise MemoryLimitError(
+                "memory_limit is too small for the order of the saved state, in which all frames "
+                "stay in memory",
+                file=request.url,
+                expected=f"about {format_size(least)} or more",
+                got=format_size(limit),
+            )
+        return fitted
+
+    def rows(
+        self, shard: Shard, segments: Segments, settings: PlanSettings
+    ) -> tuple[FrameRows, ...]:
+        """The rows of each group's resident frames of a shard."""
+        selection = self.selection
+        if shard.count > 1 and self._has_fixed_shards(shard.count, segments, settings):
+            return tuple(map(FrameRows, self._shard_frames(shard.count, settings, shard)[0]))
+        rows = FrameRows.of_episodes(selection.episodes.num_frames, selection.clip_set.selected)
+        return (rows,) * len(selection.episodes.groups)
+
+    def features(self, stays: bool) -> dict[str, list[str]]:
+        """Names of features whose frames stay in memory, and of features decoded in every epoch."""
+        features, transform = self.selection.dataset.features, self.selection.frames.transform
+        decoded = [n for n, spec in features.items() if transform is not None or not spec.is_raw]
+        return {
+            "features_resident": list(features) if stays else [],
+            "features_redecoded": [] if stays else decoded,
+        }
+
+    @cached_property
+    def in_memory(self) -> tuple[int, int]:
+        """See `frames_in_memory`."""
+        return frames_in_memory(self.selection)
+
+    def _has_fixed_shards(
+        self, num_shards: int, segments: Segments, settings: PlanSettings | None = None
+    ) -> bool:
+        """Whether shards have the same clips in every epoch, or may have without `settings`."""
+        if self.settings.order == "sequences" or segments:
+            return False
+        if num_shards > 1 and self.selection.clip_set.epochs.differs_by_epoch:
+            return False
+        may_be = self.fixed_shards or not self.settings.shuffle
+        return may_be and (settings is None or settings.resident == settings.shuffle)
+
+    def _most(self, num_shards: int, settings: PlanSettings) -> tuple[int, ...]:
+        """Greatest frame counts of groups in any shard; for very many cursors, upper bounds."""
+        if num_shards * settings.num_cursors > _MAX_CURSORS:
+            return (self.in_memory[True],) * len(self.selection.episodes.groups)
+        return self._shard_frames(num_shards, settings)[1]
+
+    def _shard_frames(
+        self, num_shards: int, settings: PlanSettings, shard: Shard | None = None
+    ) -> tuple[list[Intervals], tuple[int, ...]]:
+        """See `shard_frames`."""
+        from seqrecord.sampling.fixed_shards import shard_frames
+
+        shards = None if shard is None else np.array([shard.index])
+        table, episodes = self.selection.clip_set.epochs.clips, self.selection.episodes
+        return shard_frames(table, episodes, self.windows, settings, num_shards, shards)
+
+
+def _is_small(dataset: Dataset, feature: str) -> bool:
+    """Whether frames are small and complete."""
+    spec, gaps = dataset.features[feature], dataset.contents.index.group_of(feature).gaps
+    return spec.is_fixed and spec.nbytes <= _SMALL and not spec.is_video and not len(gaps)
+
+
+def _has_rows(spec: ArraySpec | FeatureSpec) -> bool:
+    """Whether such frames fit into preallocated rows: fixed shapes and texts do."""
+    return spec.is_fixed or spec.value != "array"

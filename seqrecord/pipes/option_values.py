@@ -10,11 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from seqrecord.pipes.checks import are_names, check, raise_if
 from seqrecord.reading.array_specs import FrameFunction
 from seqrecord.storage import local_path
 from seqrecord.storage.base import MIN_CACHE_BYTES
-from seqrecord.units import MAX_INT, check_integer, check_size, format_size, is_integer, parse_size
+from seqrecord.units import (
+    MAX_INT,
+    are_names,
+    check,
+    check_integer,
+    check_size,
+    format_size,
+    is_integer,
+    parse_size,
+    raise_if,
+)
 
 if TYPE_CHECKING:
     from seqrecord.statistics.normalization import Normalization

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import update_wrapper
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -15,7 +18,6 @@ from seqrecord.clips.tables import ClipSpec
 from seqrecord.clips.windows import Nearest, Windows, check_windows
 from seqrecord.errors import ClipError
 from seqrecord.pipes.arrays import Ragged, check_ragged
-from seqrecord.pipes.checks import are_names, check, check_names
 from seqrecord.pipes.option_values import (
     FrameCache,
     FrameTransform,
@@ -25,13 +27,23 @@ from seqrecord.pipes.option_values import (
 )
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.array_specs import FrameFunction
+from seqrecord.reading.dataset import DatasetLike
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.resizing import Sizes
 from seqrecord.sampling.bounds import ORDERS
 from seqrecord.sampling.sample_functions import BuiltIn, SampleFunction, SampleFunctions
 from seqrecord.storage import local_path
 from seqrecord.text import repr_of
-from seqrecord.units import MAX_INT, check_integer, check_seed, check_size, is_integer
+from seqrecord.units import (
+    MAX_INT,
+    are_names,
+    check,
+    check_integer,
+    check_names,
+    check_seed,
+    check_size,
+    is_integer,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -753,3 +765,82 @@ def check_option(name: str, value: Any) -> Any:
     if "check" not in item.metadata or value is item.default is None:
         return value
     return item.metadata["check"](name, value)
+
+
+_P = ParamSpec("_P")
+_Self = TypeVar("_Self")
+_Options = TypeVar("_Options", bound=ClipOptions)
+_Result = TypeVar("_Result")
+
+
+def takes_arguments(
+    options: Callable[_P, _Options],
+) -> Callable[
+    [Callable[[DatasetLike, _Options], _Result]], Callable[Concatenate[DatasetLike, _P], _Result]
+]:
+    """Turn `function(dataset, options)` into a function with a keyword argument for each option.
+
+    Type checkers, `inspect.signature` and `help` show names, types, defaults and documentation.
+    """
+    return lambda function: _with_arguments(function, options)
+
+
+def init_takes_arguments(
+    options: Callable[_P, _Options],
+) -> Callable[
+    [Callable[[_Self, DatasetLike, _Options], None]],
+    Callable[Concatenate[_Self, DatasetLike, _P], None],
+]:
+    """`takes_arguments` for an `__init__(self, dataset, options)`."""
+    return lambda function: _with_arguments(function, options)
+
+
+def _with_arguments(function: Callable[..., Any], options: Any) -> Callable[..., Any]:
+    given = inspect.signature(function)
+    *first, _ = (
+        parameter.replace(kind=parameter.POSITIONAL_ONLY) for parameter in given.parameters.values()
+    )
+    named = inspect.signature(options).parameters
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs.keys() - named.keys():
+            raise _unknown_argument(name, named)
+        if len(args) > len(first):
+            raise TypeError(
+                f"only the dataset is given without a name; got {repr_of(args[-1], 100)} too"
+            )
+        return function(*args, options(**kwargs))
+
+    update_wrapper(call, function)
+    parameters = [*first, *named.values()]
+    call.__signature__ = given.replace(parameters=parameters)  # type: ignore[attr-defined]
+    call.__doc__ = _docstring(function.__doc__ or "", options)
+    return call
+
+
+_OF_OPEN = ("verify", "storage_options", "cache_dir", "cache_limit", "skip_bad_episodes")
+"""Arguments of `seqrecord.open`."""
+
+
+def _unknown_argument(name: str, names: Collection[str]) -> Exception:
+    elsewhere = {one: f"seqrecord.open(location, {one}=…) as the location" for one in _OF_OPEN}
+    if "engine" in names:
+        of_engine = inspect.signature(EngineOptions).parameters
+        elsewhere |= {one: f"engine=seqrecord.EngineOptions({one}=…)" for one in of_engine}
+    if name in elsewhere:
+        return ClipError(f"{name} is no argument of a loader", expected=elsewhere[name], got=name)
+    if name in inspect.signature(LoaderOptions).parameters:
+        expected = "SeqRecordPipe, SeqRecordIterableDataset or SeqRecordNode, which stream epochs"
+        return ClipError("clips read by their number have no epochs", expected=expected, got=name)
+    lerobot = {"delta_timestamps": ["windows"]}
+    near = lerobot.get(name) or difflib.get_close_matches(name, names, 1)
+    hint = f"is it {near[0]}?" if near else f"there are {', '.join(sorted(names))}"
+    return TypeError(f"there is no argument {name!r}; {hint}")
+
+
+def _docstring(text: str, options: type[ClipOptions]) -> str:
+    """Append the options' documentation to a docstring that ends with arguments."""
+    lines = [inspect.cleandoc(text)]
+    for cls in reversed(options.__mro__):
+        lines += inspect.cleandoc(vars(cls)["__doc__"] or "").partition("Args:\n")[2:]
+    return "\n".join(line for line in lines if line)

@@ -12,10 +12,9 @@ from seqrecord.clips.tables import ClipTable
 from seqrecord.engine.stores import FrameRows
 from seqrecord.errors import ClipError, MemoryLimitError
 from seqrecord.pipes.distributed import Ranks
-from seqrecord.pipes.memory import frame_sizes
+from seqrecord.pipes.memory import Residency, frame_sizes
 from seqrecord.pipes.option_values import MaxFrames
 from seqrecord.pipes.options import LoaderOptions
-from seqrecord.pipes.residency import Residency
 from seqrecord.pipes.select_clips import select
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.states import Segments

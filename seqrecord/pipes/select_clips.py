@@ -14,10 +14,8 @@ from seqrecord.clips.frames import ClipKeys
 from seqrecord.clips.tables import EpisodeLayout, IntArray
 from seqrecord.errors import ClipError, SeqRecordError, located
 from seqrecord.pipes.arrays import bytes_by_group, check_tensors, in_pieces
-from seqrecord.pipes.checks import raise_if
-from seqrecord.pipes.clip_episodes import ClipEpisodes
 from seqrecord.pipes.clip_sets import ClipSet
-from seqrecord.pipes.columns import NoDraws
+from seqrecord.pipes.columns import ClipEpisodes, NoDraws
 from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.frame_arrays import FrameArrays
 from seqrecord.pipes.option_values import FrameCache
@@ -29,7 +27,7 @@ from seqrecord.reading.filters import check_metadata
 from seqrecord.reading.opening import dataset_of
 from seqrecord.storage import local_path
 from seqrecord.text import repr_of, shown_place
-from seqrecord.units import parse_size
+from seqrecord.units import parse_size, raise_if
 
 if TYPE_CHECKING:
     from seqrecord.clips.transforms import ClipFunction

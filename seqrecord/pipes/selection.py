@@ -12,11 +12,10 @@ from seqrecord.clips.frames import ClipFrames, ClipKeys
 from seqrecord.clips.tables import EpisodeLayout, IntArray
 from seqrecord.engine.arena import cut
 from seqrecord.engine.batches import ClipDraws, ClipRows
-from seqrecord.pipes.clip_episodes import ClipEpisodes
 from seqrecord.pipes.clip_sets import ClipSet
 from seqrecord.pipes.clip_windows import FeatureWindows
 from seqrecord.pipes.collating import SingleClip, batch_memory
-from seqrecord.pipes.columns import DIM_IS_PAD, FRAMES_IS_PAD, BatchColumns, NoDraws
+from seqrecord.pipes.columns import DIM_IS_PAD, FRAMES_IS_PAD, BatchColumns, ClipEpisodes, NoDraws
 from seqrecord.pipes.frame_arrays import FrameArrays
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.processes.forks import PerProcess, cached_property

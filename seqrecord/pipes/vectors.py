@@ -8,13 +8,13 @@ from typing import Any
 
 from seqrecord.engine.vectors import VectorStep
 from seqrecord.errors import ClipError, located
-from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.option_values import Vector
 from seqrecord.pipes.selection import Selection
 from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.statistics.by_feature import FeatureStatistics
 from seqrecord.statistics.normalization import Normalization
+from seqrecord.units import raise_if
 
 
 def vector_steps(selection: Selection, vectors: Mapping[str, Vector]) -> dict[str, VectorStep]:

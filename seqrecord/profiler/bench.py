@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from seqrecord.engine.stats import STAGES, bottleneck
-from seqrecord.pipes.arguments import takes_arguments
 from seqrecord.pipes.option_values import MaxFrames
-from seqrecord.pipes.options import LoaderOptions
+from seqrecord.pipes.options import LoaderOptions, takes_arguments
 from seqrecord.processes.machine import peak_memory, usable_cores
 from seqrecord.profiler.advice import Sizes, advise
 from seqrecord.reading.dataset import DatasetLike

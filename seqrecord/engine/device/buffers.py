@@ -32,7 +32,15 @@ from seqrecord.engine.arena import FeatureRows, Frames, FreshRows, ObjectRows
 from seqrecord.engine.batches import NO_STEPS, BatchForm, ClipRows, Copiers
 from seqrecord.engine.buffers import BufferNeeds, ChunkBuffers, most_numbers, shapes_of
 from seqrecord.engine.calls import Calls
-from seqrecord.engine.crops import Crop, Place, interpolated, nearest, runs
+from seqrecord.engine.crops import (
+    Crop,
+    IntrinsicsChange,
+    Place,
+    changed_intrinsics,
+    interpolated,
+    nearest,
+    runs,
+)
 from seqrecord.engine.device.streams import (
     Mark,
     QueueLimit,
@@ -42,7 +50,6 @@ from seqrecord.engine.device.streams import (
     upload,
 )
 from seqrecord.engine.device.video import DeviceFrames, DeviceVideo
-from seqrecord.engine.intrinsics import IntrinsicsChange, changed_intrinsics
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.vectors import VectorStep, VectorSteps, bits_of
 from seqrecord.reading.array_specs import ArraySpec

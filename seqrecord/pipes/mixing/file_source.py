@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import ClipError
-from seqrecord.pipes.checks import check
 from seqrecord.pipes.loaders import SeqRecordIterableDataset
 from seqrecord.pipes.mixing.file_context import Context
 from seqrecord.pipes.mixing.file_values import check_keys, python_value
@@ -22,7 +21,7 @@ from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.opening import dataset_of
 from seqrecord.reading.opening import open as open_dataset
 from seqrecord.text import repr_of
-from seqrecord.units import check_integer
+from seqrecord.units import check, check_integer
 
 OF_PYTHON = ("frame_transform",)
 """Arguments of a source that a file cannot have."""

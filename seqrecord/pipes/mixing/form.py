@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 from seqrecord.engine.vectors import VectorStep
 from seqrecord.errors import ClipError
-from seqrecord.pipes.checks import check, raise_if
 from seqrecord.pipes.option_values import Vector, check_vectors
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.vectors import (
@@ -23,6 +22,7 @@ from seqrecord.pipes.vectors import (
     warn_unscaled,
 )
 from seqrecord.statistics.normalization import MODES, Normalization, WeightedChannels
+from seqrecord.units import check, raise_if
 
 _KINDS = (None, "action", "state", "imu")  # of features that are normalized unless named
 _ROBOT = "robot_type"  # the metadata entry

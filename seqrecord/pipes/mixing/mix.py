@@ -14,7 +14,6 @@ import torch
 from torch.utils.data import IterableDataset
 
 from seqrecord.errors import ClipError
-from seqrecord.pipes.checks import check, raise_if
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.loaders import EpochStream, StreamingLoader, loader_of
@@ -35,7 +34,7 @@ from seqrecord.pipes.options import MOST_THREADS, EngineOptions, LoaderOptions, 
 from seqrecord.pipes.states import Clip
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.normalization import Normalization
-from seqrecord.units import MAX_INT, check_integer, check_seed
+from seqrecord.units import MAX_INT, check, check_integer, check_seed, raise_if
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -15,10 +15,8 @@ from torch.utils.data import get_worker_info
 from seqrecord.engine.batches import Batch, Channel, OpenBatch
 from seqrecord.engine.buffers import BufferNeeds
 from seqrecord.engine.engine import Engine
-from seqrecord.engine.stats import STAGES, EngineStats, bottleneck
-from seqrecord.engine.trace import Trace
+from seqrecord.engine.stats import STAGES, EngineStats, Trace, bottleneck
 from seqrecord.errors import ClipError
-from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.distributed import Ranks, warn_once
 from seqrecord.pipes.memory import check_machine
@@ -53,6 +51,7 @@ from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.runs import Shard
 from seqrecord.sampling.shard_batches import BatchDraws, ShardBatches
 from seqrecord.sampling.shares import Shares, whole_shares
+from seqrecord.units import raise_if
 
 _MOST_SLOTS = 1 << 60
 _OWN = ("clips", "batches", "data_wait_seconds")  # statistics of the mix alone

@@ -22,7 +22,6 @@ from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.errors import ClipError
 from seqrecord.feature_kinds import differences, has_pixels, is_image, known_kind
-from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.columns import DIM_IS_PAD
 from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.mixing.sources import SourceLoader
@@ -32,6 +31,7 @@ from seqrecord.pipes.states import Clip
 from seqrecord.reading.array_specs import ArraySpec, clip_nbytes
 from seqrecord.sampling.shard_batches import DrawsByPlace, ShardBatches
 from seqrecord.schema import FeatureSpec
+from seqrecord.units import raise_if
 
 _DATASET = "dataset"  # the column with the name of each clip's source
 _MISSING = "_is_missing"  # the end of the names of masks: the clip's source lacks a feature

@@ -16,7 +16,6 @@ from seqrecord.engine.batches import Channel, OpenBatch
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.vectors import VectorSteps
-from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.planning import EpochPlanner, plan_clips
@@ -27,6 +26,7 @@ from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.runs import Shard
 from seqrecord.sampling.shard_batches import DrawsByPlace, ShardBatches
 from seqrecord.sampling.shares import Shares
+from seqrecord.units import raise_if
 
 StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted"] | int
 """The end of an epoch; see `SeqRecordMix`."""

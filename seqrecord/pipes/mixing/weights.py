@@ -13,9 +13,8 @@ import numpy as np
 
 from seqrecord.clips.transforms import is_probability
 from seqrecord.errors import ClipError
-from seqrecord.pipes.checks import check, raise_if
 from seqrecord.text import repr_of
-from seqrecord.units import MAX_INT, check_integer
+from seqrecord.units import MAX_INT, check, check_integer, raise_if
 
 Weights: TypeAlias = "Mapping[str, float | Fraction] | Literal['clips', 'frames', 'equal']"
 """The argument `weights` of a mix."""

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord.engine.batches import Copy
-from seqrecord.engine.trace import Trace
+from seqrecord.engine.stats import Trace
 from seqrecord.engine.workers import Copies, CopyThreads, Done
 from tests.kit.processes import own_threads
 

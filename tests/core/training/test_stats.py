@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from seqrecord.engine.stats import EngineStats
-from seqrecord.engine.trace import Trace
+from seqrecord.engine.stats import EngineStats, Trace
 from seqrecord.pipes.iterations import Iteration
 
 

@@ -19,7 +19,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from seqrecord import EngineOptions, NotFoundError, SeqRecordPipe, StorageError
-from seqrecord.engine.trace import Trace, trace_path
+from seqrecord.engine.stats import Trace, trace_path
 from seqrecord.errors import DestinationError
 from tests.kit.datasets import write_small
 from tests.kit.processes import Fork, in_fork, run_code
@@ -94,7 +94,7 @@ def test_the_file_of_a_killed_process(path: Path) -> None:
 
 
 def test_the_file_is_complete_at_interpreter_exit(path: Path) -> None:
-    code = "import sys\nfrom seqrecord.engine.trace import Trace\ntrace = Trace(sys.argv[1])\n"
+    code = "import sys\nfrom seqrecord.engine.stats import Trace\ntrace = Trace(sys.argv[1])\n"
     code += "trace.add('decode', 0.0, 1.0)\nraise KeyError('left early')"
     assert "left early" in run_code(code, path, status=1).stderr
     assert len(events(path)) == 1
