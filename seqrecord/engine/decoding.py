@@ -63,7 +63,7 @@ class FrameDecoder:
         transform: Transform | None,
         num_threads: int,
         stats: EngineStats,
-        clip_frames: ClipFrames | None,
+        clip_frames: ClipFrames,
     ) -> None:
         self._contents, self._reader = dataset.contents, dataset.contents.chunks
         self._leading, self._transform, self._clip_frames = leading, transform, clip_frames
@@ -113,8 +113,7 @@ class FrameDecoder:
             # Frames without a feature belong to no clip, but may be between frames that do.
             present = _all_present(chunk, pages, frames)
             decoded = max(decoded, int(np.count_nonzero(present)))
-            known = self._clip_frames
-            if not present.all() and known is not None and known.has_unknown(pages[0].feature):
+            if not present.all() and self._clip_frames.has_unknown(pages[0].feature):
                 for page in pages:
                     spec = self._reader.features[page.feature]
                     for row in rows[~present].tolist():
@@ -188,8 +187,6 @@ class FrameDecoder:
     def _alike(self, pages: Sequence[Page]) -> list[list[Page]]:
         """Group pages of features with the same frames in clips."""
         by_name = {page.feature: page for page in pages}
-        if self._clip_frames is None:
-            return [list(pages)]
         return [[by_name[name] for name in names] for names in self._clip_frames.by_window(by_name)]
 
     @contextmanager

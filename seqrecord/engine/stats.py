@@ -224,6 +224,12 @@ class EngineStats:
         """Include counters of a storage in reports, from now on."""
         self._counters, self._counted = counters, dict(counters())
 
+    def note_fetch(self, begin: float, nbytes: int, chunk: int) -> None:
+        """Count a read that began at `begin`, and trace it by the row of its first chunk."""
+        end = perf_counter()
+        self.trace.add("fetch", begin, end, chunk=chunk)
+        self.add(bytes_read=nbytes, fetch_seconds=end - begin)
+
     def note_resident(self, peak_buffer_bytes: int) -> None:
         """Record the current size of resident frames in bytes."""
         self.peak_buffer_bytes = max(self.peak_buffer_bytes, peak_buffer_bytes)

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import Channel, Copy
 from seqrecord.engine.chunk_loader import BegunLoad, ChunkLoader
 from seqrecord.engine.decoding import Fetched
@@ -180,17 +179,15 @@ class WorkerPool:
 
     def _start(self, some: Sequence[AssignedLoad]) -> Loading:
         """Start loads of one group in one thread."""
-        first = some[0]
-        load, rows = first.load, np.concatenate([item.rows for item in some])
+        load = some[0].load
         fetching, before = self._fetching.pop(load, None), None
         self._not_fetched.discard(load)
         if is_piece := load.group in self._loader.in_pieces:
             before = self._before.get((load.group, load.cursor))
-        loads = [item.load for item in some]
-        done = self._loaders.submit(self._load, loads, first.target, rows, fetching, before)
+        done = self._loaders.submit(self._load, some, fetching, before)
         if is_piece:  # a decoder continues after the previous load
             self._before[load.group, load.cursor] = done
-        return Loading(first.first_use, done)
+        return Loading(some[0].first_use, done)
 
     def fetch(self, loads: Iterable[Load]) -> None:
         """Read up to `num_read_ahead` chunks whose frames have no rows yet.
@@ -236,9 +233,7 @@ class WorkerPool:
 
     def _load(
         self,
-        loads: Sequence[Load],
-        target: Any,
-        rows: IntArray,
+        some: Sequence[AssignedLoad],
         fetching: Future[Fetched] | None,
         before: Future[None] | None,
     ) -> None:
@@ -246,11 +241,11 @@ class WorkerPool:
         if before is not None:
             wait([before])
         if fetching is None:
-            self._run(self._loader, loads, target, rows)
+            self._run(self._loader, some)
             return
         assert self._ahead is not None
         try:
-            self._run(self._loader, loads, target, rows, fetching.result())
+            self._run(self._loader, some, fetching.result())
         finally:
             self._ahead.release()
 
@@ -259,10 +254,10 @@ class WorkerPool:
     ) -> BegunLoad:
         if before is not None:
             wait([before])
-        return self._run(self._loader.begin, item.load, item.target, item.rows, needed)
+        return self._run(self._loader.begin, item, needed)
 
     def _finish(self, item: AssignedLoad, begun: Future[BegunLoad]) -> None:
-        self._run(self._loader.finish, item.load, item.target, item.rows, begun.result())
+        self._run(self._loader.finish, item, begun.result())
 
     def _run(self, do: Callable[..., _Result], *arguments: Any) -> _Result:
         self._channel.check_open()

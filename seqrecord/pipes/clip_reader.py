@@ -29,7 +29,7 @@ from seqrecord.engine.arena import Arena, FeatureRows, RaggedFrames, for_users, 
 from seqrecord.engine.batches import CallThreads, ClipDraws, ClipRows, Copy, repeats
 from seqrecord.engine.buffers import BufferNeeds, HostBuffers
 from seqrecord.engine.calls import as_arrays
-from seqrecord.engine.chunk_loader import ChunkLoader
+from seqrecord.engine.chunk_loader import ChunkLoader, Wanted
 from seqrecord.engine.pools import divide
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import first_rows
@@ -236,8 +236,8 @@ class ClipReader:
         for grid in grids if transform is None else grids[:1]:  # a load of one brings all others'
             chunk = grid.row(episode, grid.place(episode, frame))
             for a, b in pairwise([0, len(keys)] if one.is_small else run_bounds(same=chunk)):
-                part = grid.group, chunk[a:b], frame[a:b], target, rows[a:b]
-                yield Copy(nbytes // len(grids) * (b - a), partial(loader.load_frames, *part))
+                part = Wanted(grid.group, chunk[a:b], frame[a:b], rows[a:b], target)
+                yield Copy(nbytes // len(grids) * (b - a), partial(loader.load_frames, part))
 
     def _rows(self, keys: IntArray) -> IntArray:
         """Rows of resident frames, by keys."""
