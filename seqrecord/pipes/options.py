@@ -30,7 +30,7 @@ from seqrecord.reading.array_specs import FrameFunction
 from seqrecord.reading.dataset import DatasetLike
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.resizing import Sizes
-from seqrecord.sampling.bounds import ORDERS
+from seqrecord.sampling.bounds import LAST_BATCH, ORDERS
 from seqrecord.sampling.sample_functions import BuiltIn, SampleFunction, SampleFunctions
 from seqrecord.storage import local_path
 from seqrecord.text import repr_of
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
 MOST_THREADS = 1024  # of a loader, or of all sources of a mix
 _MOST_RANKS = (1 << 31) - 1
-_LAST_BATCH = ("repeat", "drop", "keep")
 _OF_FRAMES = ("clip_len", "windows", "pad")
 
 
@@ -683,7 +682,7 @@ class LoaderOptions(ClipOptions):
     order: str = _checked("clips", one_of(*ORDERS))
     shuffle: bool = _checked(True, _check_flag)
     batch_size: int | MaxFrames | None = _checked(None, _check_batch_size)
-    last_batch: str = _checked("repeat", one_of(*_LAST_BATCH))
+    last_batch: str = _checked("repeat", one_of(*LAST_BATCH))
     memory_limit: int | str | None = _checked(None, check_size)
     device: str | torch.device | None = _checked(None, _passes(_check_device))
     rank: tuple[int, int] | None = _checked(None, _check_rank)

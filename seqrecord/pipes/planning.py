@@ -30,7 +30,7 @@ from seqrecord.sampling.shard_batches import BatchDraws
 from seqrecord.text import shown_place
 from seqrecord.units import format_size, parse_size
 
-REQUESTED = ("shuffle", "seed", "batch_size", "drop_last", "even_batches", "order")
+REQUESTED = ("shuffle", "seed", "batch_size", "last_batch", "order")
 """Settings of plans that are arguments; memory determines the others."""
 
 MemoryPlans: TypeAlias = dict[tuple[int, int, Segments], MemoryPlan | PlanSettings]
@@ -85,8 +85,7 @@ class EpochPlanner:
         most, lists = options.most_clips, selection.clip_set.excerpts
         if isinstance(options.batch_size, MaxFrames) and lists is not None:  # padding counts
             most = max(1, options.batch_size.frames // lists.length)
-        given |= {"batch_size": most, "drop_last": options.last_batch == "drop"}
-        settings = PlanSettings(**{**given, "even_batches": options.last_batch != "keep"})
+        settings = PlanSettings(**{**given, "batch_size": most})
         ranks = Ranks(options.rank)
         planner = cls(selection.with_seed(options.seed), options, settings, ranks, limit_in)
         if limit_in is None:
@@ -143,7 +142,8 @@ class EpochPlanner:
     def plan(self, epoch: int, shard: Shard, segments: Segments = ()) -> Plan:
         """The plan of one shard of an epoch that remains after its segments.
 
-        Raises `ClipError` if `drop_last` leaves no batch, and `StateError` for impossible segments.
+        Raises `ClipError` if `last_batch="drop"` leaves no batch, and `StateError` for impossible
+        segments.
         """
         if shard.index == 0 and shard.count not in self._logged:
             self._logged.add(shard.count)

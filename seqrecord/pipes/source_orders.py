@@ -56,15 +56,14 @@ class SourceOrder:
         for other in (state.rest or saved, *(segment.settings for segment in segments)):
             check_same(problem, vars(saved), vars(other), compared, url)
         now = {**self.request, **{name: getattr(planner.settings, name) for name in requested}}
-        now |= {"samples": self.samples(epoch), "last_batch": _last_batch(planner.settings)}
+        now["samples"] = self.samples(epoch)
         now["num_cursors"] = planner.options.tuning.num_cursors
         chosen = ("num_cursors", "shuffle_buffer")
         is_mixed = is_shuffled and planner.settings.order == "clips"
         free = {name for name in chosen if now[name] is None or not is_mixed}
         if not is_shuffled and not selection.clip_set.epochs.is_random:
             free.add("seed")
-        free |= {"drop_last", "even_batches"}  # as last_batch
-        found = {**state.request, **vars(saved), "last_batch": _last_batch(saved)}
+        found = {**state.request, **vars(saved)}
         problem = "the saved state is of other settings"
         check_same(problem, found, now, [name for name in now if name not in free], url)
         if state.episodes.get("digest") != episodes["digest"]:
@@ -109,12 +108,6 @@ class SourceOrder:
             "fixed_shards": options.tuning.fixed_shards,
             **{name: value for name, value in drawn.items() if value is not None},
         }
-
-
-def _last_batch(settings: PlanSettings) -> str | None:
-    """The argument of loaders that chooses these settings."""
-    found = {(False, True): "repeat", (True, True): "drop", (False, False): "keep"}
-    return found.get((settings.drop_last, settings.even_batches))
 
 
 def _described(episodes: Mapping[str, Any]) -> str:

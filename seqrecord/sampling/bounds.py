@@ -39,6 +39,7 @@ from seqrecord.processes.forks import cached_property
 from seqrecord.sampling.runs import Window, cut_group
 
 ORDERS = ("clips", "sequences")
+LAST_BATCH = ("repeat", "drop", "keep")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +51,8 @@ class PlanSettings:
             cut.
         seed: seed of the order.
         batch_size: clips of a batch; `None` for single clips.
-        drop_last: drop clips that fill no batch.
-        even_batches: all shards have the same number of clips. Otherwise each clip is in one shard.
+        last_batch: all shards have the same number of clips: some "repeat" one of another, or
+            "drop" clips that fill no batch. Or "keep" each clip in one shard.
         order: "clips"; or "sequences", in which a row of the batches follows an episode, see
             `sequences`: one cursor for each row, and the next four numbers are ignored.
         num_cursors: number of cursors of a shard.
@@ -68,8 +69,7 @@ class PlanSettings:
     shuffle: bool = True
     seed: int = 0
     batch_size: int | None = None
-    drop_last: bool = False
-    even_batches: bool = True
+    last_batch: str = "repeat"
     order: str = "clips"
     num_cursors: int = 32
     block_frames: int = 8
@@ -79,13 +79,24 @@ class PlanSettings:
     resident: bool = False
 
     def __post_init__(self) -> None:
-        if self.order not in ORDERS:
-            raise ClipError("there is no such order", expected=ORDERS, got=self.order)
+        for name, known in (("order", ORDERS), ("last_batch", LAST_BATCH)):
+            if (value := getattr(self, name)) not in known:
+                raise ClipError(f"there is no such {name}", expected=known, got=value)
         names = ("batch_size", "num_cursors", "block_frames", "run_frames", "first_block_frames")
         for name in (*names, "num_shares"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ClipError(f"{name} is too small", expected="at least 1", got=value)
+
+    @property
+    def drops(self) -> bool:
+        """Whether clips that fill no batch are dropped."""
+        return self.last_batch == "drop"
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all shards have the same number of clips."""
+        return self.last_batch != "keep"
 
     @property
     def shares(self) -> int:

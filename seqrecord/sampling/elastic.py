@@ -70,7 +70,7 @@ def find_remaining(
     """The clips of `table` that remain after all `segments` of an epoch, in canonical order.
 
     If every shard has returned its last batch, nothing remains, not even clips dropped by
-    `drop_last`. Takes a byte for each clip, and some milliseconds for each shard.
+    `last_batch="drop"`. Takes a byte for each clip, and some milliseconds for each shard.
 
     Raises `StateError` for a segment with more batches than its plan.
     """
@@ -106,9 +106,9 @@ def _given_of_rows(
     """The ordered clips of sequences, and the returned ones."""
     settings, count = segment.settings, segment.ranks * segment.workers
     sequence, start, stop = rows_of(table, settings, np.arange(count), count, epoch, number)
-    most = (stop - start).min(axis=1) if settings.drop_last else (stop - start).max(axis=1)
-    if settings.even_batches:
-        most[:] = most.min() if settings.drop_last else most.max()
+    most = (stop - start).max(axis=1)
+    if settings.is_even:
+        most[:] = (stop - start).min() if settings.drops else most.max()
     given = _batches_of_shards(segment, most)
     if (given < most).any():
         stop = np.minimum(start + given[:, None], stop)

@@ -78,13 +78,13 @@ class EpochPlan(Plan):
 
     Shards cover the epoch. All have the same numbers of clips and batches, and only the last batch
     may be smaller. If clips do not divide evenly, a shard repeats a clip of another one, and
-    `num_repeated` is 1. With `drop_last` every batch is full, no clip is repeated, and
+    `num_repeated` is 1. With `last_batch="drop"` every batch is full, no clip is repeated, and
     `num_dropped` clips of the shard are dropped.
 
-    Without `settings.even_batches` every clip is in exactly one shard; counts may differ by one
+    With `last_batch="keep"` every clip is in exactly one shard; counts may differ by one
     clip, and a shard may be empty.
 
-    Raises `ClipError` if `drop_last` leaves no batch in any shard of a whole epoch. An epoch
+    Raises `ClipError` if "drop" leaves no batch in any shard of a whole epoch. An epoch
     without clips has no batches.
     """
 
@@ -192,7 +192,7 @@ class EpochLayout:
             shards,
             self.num_shards,
             settings.cursors,
-            fill=settings.even_batches and not settings.drop_last,
+            fill=settings.last_batch == "repeat",
             num_shares=settings.shares,
         )
 
@@ -202,9 +202,8 @@ class EpochLayout:
         `batches` are those of each worker, for the shards of one rank after the other.
         """
         clips: IntArray = (shares.stop - shares.start).sum(axis=1)
-        if self.settings.drop_last:
-            if self.settings.even_batches:
-                clips = np.full_like(clips, self.stats.num_clips // self.num_shards)
+        if self.settings.drops:
+            clips = np.full_like(clips, self.stats.num_clips // self.num_shards)
             for worker, of_worker in enumerate(batches):
                 mine = slice(worker, None, len(batches))
                 clips[mine] = of_worker.whole(clips[mine])
@@ -272,14 +271,12 @@ def key_of_segment(settings: PlanSettings, epoch: int, segment: int) -> int:
 
 
 def check_drop_last(total: int, settings: PlanSettings, num_shards: int) -> None:
-    """Raise `ClipError` if `drop_last` leaves no batch of `total` clips in any shard."""
+    """Raise `ClipError` if `last_batch="drop"` leaves no batch of `total` clips in any shard."""
     size = settings.batch_size or 1
-    least = num_shards * size if settings.even_batches else num_shards * (size - 1) + 1
-    if settings.drop_last and 0 < total < least:
-        which = "each" if settings.even_batches else "one"
+    if settings.drops and 0 < total < (least := num_shards * size):
         raise ClipError(
             'last_batch="drop" leaves no batch at all',
-            expected=f"at least {least} clips: a batch of {size} in {which} of {num_shards} shards",
+            expected=f"at least {least} clips: a batch of {size} in each of {num_shards} shards",
             got=f"{total} clips; smaller batches, fewer workers, or no last_batch",
         )
 

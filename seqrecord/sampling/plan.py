@@ -146,7 +146,7 @@ class Plan(ABC):
     epoch: int
     shard: Shard
     num_clips: int  # that this shard emits
-    num_dropped: int  # that it would emit without `drop_last`
+    num_dropped: int  # that it would emit without `last_batch="drop"`
     num_repeated: int  # of `num_clips`, that another shard emits too
     num_batches: int
     num_rounds: int

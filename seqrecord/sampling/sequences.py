@@ -60,14 +60,13 @@ class SequencePlan(Plan):
 
     All shards have the same numbers of batches and clips, and only the last batch may be smaller: a
     shard with one clip less repeats a clip of another one. For this, sequences are cut, `num_cut`
-    of them at the start of a row of this shard. With `drop_last` every batch is full, and no clip
-    is repeated.
+    of them at the start of a row of this shard. With `last_batch="drop"` every batch is full, and
+    no clip is repeated.
 
-    Without `settings.even_batches` every clip is in exactly one shard, and no sequence is cut. Rows
-    end at different times, the last row first, so batches get smaller; `drop_last` drops those
-    batches.
+    With `last_batch="keep"` every clip is in exactly one shard, and no sequence is cut. Rows end at
+    different times, the last row first, so batches get smaller.
 
-    Raises `ClipError` if `drop_last` leaves no batch in any shard.
+    Raises `ClipError` if "drop" leaves no batch in any shard.
     """
 
     num_cut: int  # of this shard's rows, that begin inside a sequence
@@ -78,18 +77,16 @@ class SequencePlan(Plan):
         shards = np.array([shard.index])
         runs, starts, stops = rows_of(table, settings, shards, shard.count, self.epoch, segment)
         start, stop, lengths = starts[0], stops[0], stops - starts
-        total, full = int(lengths[0].sum()), int(lengths[0].min())
+        total = int(lengths[0].sum())
         self.num_repeated = 0
-        if settings.even_batches:
-            full = runs.num_clips // shard.count // size
-            if not settings.drop_last:
-                self.num_repeated = -(-runs.num_clips // shard.count) - total
-                stop[total % size] += self.num_repeated
-                total += self.num_repeated
-        if not segment and settings.even_batches:
+        if settings.last_batch == "repeat":
+            self.num_repeated = -(-runs.num_clips // shard.count) - total
+            stop[total % size] += self.num_repeated
+            total += self.num_repeated
+        if not segment:
             check_drop_last(runs.num_clips, settings, shard.count)
-        if settings.drop_last:
-            stop = np.minimum(stop, start + full)
+        if settings.drops:
+            stop = np.minimum(stop, start + runs.num_clips // shard.count // size)
         some = stop > start
         start, stop = start[some], stop[some]
         row, _ = runs.find(start)
@@ -205,7 +202,7 @@ def rows_of(
     if settings.shuffle and len(runs):
         key = key_of(key_of_segment(settings, epoch, segment), _EPISODES)
         runs = runs.ordered(permutation(key, int(runs.run[-1]) + 1))
-    if settings.even_batches:
+    if settings.is_even:
         return runs, *_equal_rows(runs.num_clips, shards, count, num_rows)
     return _whole_rows(runs, shards, count, num_rows)
 

@@ -33,6 +33,8 @@ def plan_rounds(case: Mapping[str, Any]) -> list[dict[str, Any]]:
     table = enumerate_clips(ClipSpec(**case["spec"]), episodes, np.arange(len(episodes)))
     settings = dict(case["settings"])
     settings["num_cursors"] = settings.pop("open_episodes")  # the file keeps the old name
+    kinds = {(False, True): "repeat", (True, True): "drop", (False, False): "keep"}
+    settings["last_batch"] = kinds[settings.pop("drop_last"), settings.pop("even_batches")]
     assert not settings.pop("rotate_phase")  # `samples.every(n, rotate=True)` since then
     made, shard = PlanSettings(**settings), Shard(*case["split"])
     plan = EpochPlan(table, episodes, made, epoch=case["epoch"], shard=shard)

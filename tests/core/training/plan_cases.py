@@ -187,8 +187,7 @@ plan_settings = st.builds(
     PlanSettings,
     shuffle=st.sampled_from([True, True, False]),
     seed=st.integers(-3, 2**70),
-    drop_last=st.booleans(),
-    even_batches=st.booleans(),
+    last_batch=st.sampled_from(["repeat", "drop", "keep"]),
     **LAYOUTS,
 )
 
@@ -201,11 +200,9 @@ def shards(request: Request) -> list[EpochPlan]:
     """The plans of all shards; empty if the request raises the expected error."""
     total, size = request.case.table.num_clips, request.settings.batch_size or 1
     most = (
-        total // request.num_shards
-        if request.settings.even_batches
-        else -(-total // request.num_shards)
+        total // request.num_shards if request.settings.is_even else -(-total // request.num_shards)
     )
-    if total and most < size and request.settings.drop_last:
+    if total and most < size and request.settings.drops:
         with pytest.raises(ClipError, match="leaves no batch at all"):
             request.plan()
         return []

@@ -99,7 +99,7 @@ def test_state_is_json(path: Path) -> None:
     settings, request, episodes = (source.pop(k) for k in ("settings", "request", "episodes"))
     assert source == {"rest": None}
     place = {"epoch": 0, "batch": 1, "batch_size": 1, "ranks": 1, "workers": 1, "worker": None}
-    assert state == {"version": 9, **place, "segments": [], "shared_arguments": {}}
+    assert state == {"version": 10, **place, "segments": [], "shared_arguments": {}}
     assert request.pop("shapes")
     common = {"clip_len": 3, "stride": 1, "dilation": 1, "windows": {}, "pad": None}
     more = {"shuffle_buffer": 16, "samples": None, "fixed_shards": True}
@@ -108,7 +108,7 @@ def test_state_is_json(path: Path) -> None:
     assert episodes == {"count": 4, "frames": 75, "dataset": pipe.dataset.fingerprint}
     for name in ("block_frames", "first_block_frames", "num_cursors", "num_shares", "run_frames"):
         assert (chosen := settings.pop(name)) is None or chosen > 0
-    asked = {"shuffle": True, "seed": 5, "batch_size": 4, "drop_last": False, "even_batches": True}
+    asked = {"shuffle": True, "seed": 5, "batch_size": 4, "last_batch": "repeat"}
     assert settings == {**asked, "order": "clips", "resident": False}
     list(iterator)
     assert (pipe.state_dict()["epoch"], pipe.state_dict()["batch"]) == (1, 0)
@@ -360,7 +360,7 @@ def test_state_of_any_rank_fits_all_ranks(path: Path, settings: dict[str, Any]) 
 
 
 def test_rank_with_one_batch_fewer(path: Path) -> None:
-    """Happens only without `even_batches`."""
+    """Happens only with `last_batch="keep"`."""
     changes = {"batch_size": None, "last_batch": "keep", **ID}
     pipes = [make_loader(path, rank=(rank, 2), **changes) for rank in range(2)]
     shorter, longer = sorted(pipes, key=len)

@@ -39,25 +39,25 @@ def test_shards_cover_the_epoch_in_equally_many_full_batches(request: Request) -
         assert all(1 <= sizes[b] <= size for b in sizes)
         starts = [plan.first_clip(b) for b in range(plan.num_batches + 1)]
         assert np.diff(starts).tolist() == [sizes[b] for b in sorted(sizes)]
-        if request.settings.drop_last:
+        if request.settings.drops:
             assert all(sizes[b] == size for b in sizes)
     if not plans:
         return
     together = Counter(clip for clips in emitted for clip in clips)
     repeated, chosen = sum(plan.num_repeated for plan in plans), request.settings
     assert together.total() + sum(plan.num_dropped for plan in plans) == len(every) + repeated
-    assert set(together) <= set(every) if chosen.drop_last else set(together) == set(every)
-    assert not chosen.drop_last or max(together.values(), default=0) <= 1
-    if not chosen.even_batches or chosen.drop_last:
+    assert set(together) <= set(every) if chosen.drops else set(together) == set(every)
+    assert not chosen.drops or max(together.values(), default=0) <= 1
+    if not chosen.is_even or chosen.drops:
         assert repeated == 0
-    if not chosen.shuffle and not chosen.drop_last and not repeated:
+    if not chosen.shuffle and not chosen.drops and not repeated:
         assert [clip for clips in emitted for clip in clips] == every
     counts, total = [plan.num_clips for plan in plans], len(every)
     low, high = total // request.num_shards, -(-total // request.num_shards)
-    if request.settings.even_batches:
-        wanted = low // size * size if request.settings.drop_last else high
+    if request.settings.is_even:
+        wanted = low // size * size if request.settings.drops else high
         assert counts == [wanted] * len(plans)
-    elif not request.settings.drop_last:
+    elif not request.settings.drops:
         assert set(counts) <= {low, high}
         assert sum(counts) == total
 
@@ -137,13 +137,10 @@ def test_fewer_clips_than_shards() -> None:
     case = case_of(17)
     plans = shards(Request(case, PlanSettings(), 0, 3))
     assert [(plan.num_clips, plan.num_repeated) for plan in plans] == [(1, 1), (1, 0), (1, 0)]
-    exact = shards(Request(case, PlanSettings(even_batches=False), 0, 3))
+    exact = shards(Request(case, PlanSettings(last_batch="keep"), 0, 3))
     assert sorted(plan.num_clips for plan in exact) == [0, 1, 1]
     with pytest.raises(ClipError, match=r"no batch at all.*at least 3 clips.*got: 2 clips"):
-        Request(case, PlanSettings(drop_last=True), 0, 3).plan(2)
-    # One of three shards has a whole batch.
-    few = PlanSettings(batch_size=2, drop_last=True, even_batches=False)
-    assert sum(plan.num_batches for plan in shards(Request(case_of(19), few, 0, 3))) == 1
+        Request(case, PlanSettings(last_batch="drop"), 0, 3).plan(2)
 
 
 def test_one_cursor_with_clips_far_longer_than_its_blocks() -> None:

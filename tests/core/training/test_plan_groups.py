@@ -136,7 +136,7 @@ def plan_of(case: Case) -> EpochPlan | None:
     try:
         return case.plan()
     except ClipError:
-        assert case.settings.drop_last
+        assert case.settings.drops
         return None
 
 
@@ -163,7 +163,7 @@ def test_every_chunk_is_loaded_once_before_its_clips_and_freed(case: Case) -> No
     engine = case.engine(plan).finish()
     assert len(engine.clips) == plan.num_clips
     for i, group in enumerate(engine.groups):
-        if not case.settings.drop_last:  # drop_last may shorten the last round
+        if not case.settings.drops:  # "drop" may shorten the last round
             spanned = {
                 (episode, frame)
                 for episode, start in engine.clips

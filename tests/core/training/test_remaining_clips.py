@@ -90,7 +90,7 @@ def test_no_clip_is_lost_or_repeated(data: st.DataObject, request: Request, kind
         try:
             plans = plans_of(table, case.episodes, segment, epoch=epoch, number=number)
         except ClipError:
-            assert settings.drop_last
+            assert settings.drops
             return
         most = [-(-plan.num_batches // segment.batch_size) for plan in plans]
         of_ranks = np.reshape(most, (segment.ranks, -1)).sum(axis=1)
@@ -111,7 +111,7 @@ def test_no_clip_is_lost_or_repeated(data: st.DataObject, request: Request, kind
         assert is_over or set(remaining) | set(earlier) == every
         if is_over:
             assert not remaining
-            assert settings.drop_last or set(earlier) == every
+            assert settings.drops or set(earlier) == every
             return
 
 
@@ -165,8 +165,8 @@ def test_remaining_clips_are_pieces_and_a_round_of_single_clips() -> None:
 def test_impossible_segments_are_refused() -> None:
     episodes = episode_table([100], [8])
     table = enumerate_clips(ClipSpec(3), episodes, np.arange(1))
-    # A finished epoch has no remaining clips, not even those dropped by `drop_last`.
-    over = EpochSegment(2, 1, 12, 1, replace(SETTINGS, drop_last=True))
+    # A finished epoch has no remaining clips, not even those dropped by `last_batch="drop"`.
+    over = EpochSegment(2, 1, 12, 1, replace(SETTINGS, last_batch="drop"))
     assert find_remaining(table, episodes, [over], epoch=0).num_clips == 0
     many = replace(SETTINGS, num_cursors=1 << 30, batch_size=1 << 30)
     for place, settings, message in (

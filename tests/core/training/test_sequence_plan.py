@@ -28,15 +28,15 @@ def settings_of(request: Request) -> PlanSettings:
 
 
 def plans_of(request: Request) -> list[SequencePlan]:
-    """The plans of all shards; empty if `drop_last` leaves no batch."""
+    """The plans of all shards; empty if "drop" leaves no batch."""
     case, chosen = request.case, settings_of(request)
     rows = request.num_shards * (chosen.batch_size or 1)
     clips = len(case.clips())
-    too_few = chosen.even_batches and clips < rows
+    too_few = chosen.is_even and clips < rows
     plans = []
     for index in range(request.num_shards):
         given: Any = {"epoch": request.epoch, "shard": Shard(index, request.num_shards)}
-        if chosen.drop_last and clips and too_few:
+        if chosen.drops and clips and too_few:
             with pytest.raises(ClipError, match="leaves no batch at all"):
                 SequencePlan(case.table, case.episodes, chosen, **given)
         else:
@@ -78,7 +78,8 @@ def run(request: Request, plan: SequencePlan) -> tuple[Engine, Rows]:
     )
 )
 def test_even_shards_cover_the_epoch(request: Request) -> None:
-    request = replace(request, settings=replace(request.settings, even_batches=True))
+    last_batch = "drop" if request.settings.drops else "repeat"
+    request = replace(request, settings=replace(request.settings, last_batch=last_batch))
     case, size, count = request.case, request.settings.batch_size or 1, request.num_shards
     plans = plans_of(request)
     together: Counter[tuple[int, int]] = Counter()
@@ -97,7 +98,7 @@ def test_even_shards_cover_the_epoch(request: Request) -> None:
     )
     assert together.total() + dropped == len(every) + repeated
     clips = -(-len(every) // count)
-    if request.settings.drop_last:
+    if request.settings.drops:
         clips = len(every) // count // size * size
         assert max(together.values(), default=1) == 1
         assert not repeated
@@ -110,8 +111,8 @@ def test_even_shards_cover_the_epoch(request: Request) -> None:
 
 
 @given(requests())
-def test_without_even_batches_no_sequence_is_cut_or_repeated(request: Request) -> None:
-    request = replace(request, settings=replace(request.settings, even_batches=False))
+def test_kept_sequences_are_not_cut_or_repeated(request: Request) -> None:
+    request = replace(request, settings=replace(request.settings, last_batch="keep"))
     size, sequences = request.settings.batch_size or 1, sequences_of(request.case)
     plans = plans_of(request)
     together: Counter[tuple[int, int]] = Counter()
@@ -121,10 +122,6 @@ def test_without_even_batches_no_sequence_is_cut_or_repeated(request: Request) -
         together.update(engine.clips)
         assert plan.num_cut == plan.num_repeated == 0
         assert [len(row) for row in rows] == sorted(map(len, rows), reverse=True)
-        if request.settings.drop_last:
-            assert all(len(row) == plan.num_batches for row in rows)
-            assert len(rows) in (0, size)
-            continue
         loads += [len(row) for row in rows]
         for sequence in sequences:
             assert any(set(sequence) <= set(row) for row in rows) or not any(
@@ -136,11 +133,10 @@ def test_without_even_batches_no_sequence_is_cut_or_repeated(request: Request) -
     assert max(plan.num_batches for plan in plans) == plans[-1].num_batches
     assert together.total() + dropped == sum(map(len, sequences))
     assert max(together.values(), default=1) == 1
-    if not request.settings.drop_last:
-        assert dropped == 0
-        by_episode = Counter(episode for s in sequences for episode, _ in s)
-        longest, rows_of_all = max(by_episode.values(), default=0), request.num_shards * size
-        assert max(loads, default=0) <= sum(loads) / rows_of_all + longest
+    assert dropped == 0
+    by_episode = Counter(episode for s in sequences for episode, _ in s)
+    longest, rows_of_all = max(by_episode.values(), default=0), request.num_shards * size
+    assert max(loads, default=0) <= sum(loads) / rows_of_all + longest
 
 
 @given(requests())

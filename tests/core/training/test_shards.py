@@ -238,7 +238,7 @@ SETTINGS = st.builds(
     PlanSettings,
     seed=st.integers(0, 9),
     batch_size=st.none() | st.integers(1, 5),
-    even_batches=st.booleans(),
+    last_batch=st.sampled_from(["repeat", "keep"]),
     num_cursors=st.integers(1, 5),
     block_frames=st.integers(1, 20),
     run_frames=st.none() | st.integers(4, 30),
@@ -332,7 +332,7 @@ def test_shards_of_resident_frames_have_many_episodes(
     num_frames = int(table.num_frames.sum())
     request = MemoryRequest(
         ClipStats.of(clips, table),
-        PlanSettings(batch_size=size, even_batches=False),
+        PlanSettings(batch_size=size, last_batch="keep"),
         FrameSizes((1,), 1, size * length),
         num_shards,
         frames_in_memory=(num_frames,),
