@@ -146,8 +146,9 @@ def check_seed(value: Any) -> int:
 
 def raise_if(is_wrong: bool, problem: str, expected: object = None, got: object = None) -> None:
     """Raise `ClipError` for arguments that are wrong or conflict."""
-    if is_wrong:
-        raise ClipError(problem, expected=expected, got=got)
+    if is_wrong:  # a long list takes time to show
+        is_short = got is None or isinstance(got, (str, int, float))
+        raise ClipError(problem, expected=expected, got=got if is_short else repr_of(got))
 
 
 def check(name: str, value: Any, is_right: bool, expected: str) -> Any:

@@ -68,8 +68,10 @@ _RESERVED: dict[str, tuple[str, str, Callable[[pa.DataType], bool]]] = {
 _OWN = "values for batches", "numbers, texts, or lists of numbers", _is_own
 
 
-def column_names(samples: TableLike) -> frozenset[str]:
-    """The names of the columns of a table."""
+def column_names(samples: TableLike | None) -> frozenset[str]:
+    """The names of the columns of a table, if there is one."""
+    if samples is None:
+        return frozenset()
     if isinstance(samples, (str, PathLike)):
         import pyarrow.parquet as pq  # a slow import
 

@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips.grids import IntArray
-from seqrecord.errors import ClipError
+from seqrecord.errors import ClipError, located
 from seqrecord.text import repr_of
-from seqrecord.units import MAX_INT, is_integer
+from seqrecord.units import MAX_INT, are_names, check, is_integer, raise_if
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -343,8 +343,8 @@ class RandomResizedCrop(_Sized):
         shared: bool = True,
     ) -> None:
         super().__init__(size, features=features, shared=shared)
-        self._scale = _checked_range("scale", scale, 1.0)
-        self._ratio = _checked_range("ratio", ratio, float(MAX_INT))
+        self._scale = _checked_range("RandomResizedCrop: scale", scale, 1.0)
+        self._ratio = _checked_range("RandomResizedCrop: ratio", ratio, float(MAX_INT))
 
     def __repr__(self) -> str:
         return f"RandomResizedCrop({self._size}, {self._scale}, {self._ratio}{_more_of(self)})"
@@ -403,12 +403,8 @@ class BatchResize(_Sized):
         shared: bool = True,
     ) -> None:
         given: Any = sizes
-        if not isinstance(given, Sequence) or isinstance(given, str) or not given:
-            raise ClipError(
-                "BatchResize: sizes is not a list",
-                expected="sizes such as [(384, 512), (512, 512)]",
-                got=repr_of(sizes, 50),
-            )
+        is_list = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
+        check("sizes of BatchResize", sizes, is_list, "a list such as [(384, 512), (512, 512)]")
         self.sizes = tuple(checked_size("BatchResize", size) for size in sizes)
         self._ends = _cumulative(weights, len(sizes))
         super().__init__(
@@ -441,14 +437,13 @@ class BatchResize(_Sized):
             print(step.sizes)  # ((14, 56), (28, 56), (42, 56), (56, 56))
         """
         (_, width), (_, unit) = checked_size("width", width), checked_size("multiple", multiple)
-        least, most = (width / unit * aspect for aspect in _checked_aspects(aspects))
+        least, most = (
+            width / unit * aspect
+            for aspect in _checked_range("BatchResize: aspects", aspects, float(MAX_INT))
+        )
         first, last = int(least + 1e-9), int(most + 1e-9)
-        if not first:
-            raise ClipError(
-                "BatchResize: the least height is below one multiple",
-                expected=f"aspects of at least {unit / width:g}",
-                got=repr_of(aspects, 50),
-            )
+        problem = "BatchResize: the least height is below one multiple"
+        raise_if(not first, problem, f"aspects of at least {unit / width:g}", aspects)
         numbers = range(first, last + 1)
         shares = [min(most, n + 1) - max(least, n) for n in numbers]
         pairs = [(n, share) for n, share in zip(numbers, shares, strict=True) if share > 1e-9]
@@ -483,29 +478,12 @@ def _cumulative(weights: Any, count: int) -> FloatArray:
         found = np.array([float(weight) for weight in given], np.float64)
     except (TypeError, ValueError):
         found = np.zeros(0)
-    if len(found) != count or not (np.isfinite(found).all() and (found > 0).all()):
-        raise ClipError(
-            "BatchResize: weights is not valid",
-            expected=f"{count} numbers above 0, one for each size",
-            got=repr_of(weights, 50),
-        )
+    is_right = len(found) == count and bool(np.isfinite(found).all() and (found > 0).all())
+    expected = f"{count} numbers above 0, one for each size"
+    check("weights of BatchResize", weights, is_right, expected)
     ends: FloatArray = np.cumsum(found) / found.sum()
     ends[-1] = 1.0
     return ends
-
-
-def _checked_aspects(aspects: Any) -> tuple[float, float]:
-    try:
-        least, most = map(float, aspects)
-    except (TypeError, ValueError):
-        least, most = 0.0, 0.0
-    if not 0 < least <= most < MAX_INT:
-        raise ClipError(
-            "BatchResize: aspects is not valid",
-            expected="the least and the greatest height / width, such as (0.33, 1.0)",
-            got=repr_of(aspects, 50),
-        )
-    return least, most
 
 
 class HorizontalFlip(CropStep):
@@ -534,10 +512,7 @@ class HorizontalFlip(CropStep):
     def __init__(
         self, p: float = 0.5, *, features: Sequence[str] | None = None, shared: bool = True
     ) -> None:
-        if not is_probability(p):
-            raise ClipError(
-                "HorizontalFlip: p is not a probability", expected="0 to 1", got=repr_of(p, 50)
-            )
+        check("HorizontalFlip: p", p, is_probability(p), "a probability: 0 to 1")
         self.p = float(p)
         self.features = _checked_names("HorizontalFlip", features)
         self.shared = _checked_flag("HorizontalFlip", shared)
@@ -563,28 +538,20 @@ def chain_of(transform: Any) -> tuple[tuple[Camera, ...], tuple[ClipFunction, ..
     steps = tuple(step for step in chain if _is_step(step))
     is_first = [isinstance(item, Mapping) or _is_step(item) for item in chain]
     functions = tuple(item for item, first in zip(chain, is_first, strict=True) if not first)
-    if not chain or not all(callable(f) and not isinstance(f, type) for f in functions):
-        raise ClipError(
-            "clip_transform is not valid",
-            expected="RandomCrop, CenterCrop, RandomResizedCrop, Resize, BatchResize or "
-            "HorizontalFlip, a dict of these by feature, a function of a clip and a generator, or "
-            "a list",
-            got=repr_of(transform, 100),
-        )
-    if not all(is_first[: len(chain) - len(functions)]):
-        raise ClipError(
-            "clip_transform has a function before a step",
-            expected="crops, flips and Resize first, then functions",
-            got=repr_of(transform),
-        )
+    is_right = bool(chain) and all(callable(f) and not isinstance(f, type) for f in functions)
+    expected = (
+        "RandomCrop, CenterCrop, RandomResizedCrop, Resize, BatchResize or HorizontalFlip, a "
+    )
+    expected += "dict of these by feature, a function of a clip and a generator, or a list"
+    check("clip_transform", transform, is_right, expected)
+    is_wrong = not all(is_first[: len(chain) - len(functions)])
+    expected = "crops, flips and Resize first, then functions"
+    raise_if(is_wrong, "clip_transform has a function before a step", expected, transform)
     if named:
         cameras = tuple(_camera_of(*item, transform) for one in named for item in one.items())
-        if steps or len(named) > 1 or not cameras:
-            raise ClipError(
-                "clip_transform mixes a dict of cameras with other steps",
-                expected="one dict with the steps of all cameras",
-                got=repr_of(transform),
-            )
+        is_wrong = bool(steps) or len(named) > 1 or not cameras
+        problem = "clip_transform mixes a dict of cameras with other steps"
+        raise_if(is_wrong, problem, "one dict with the steps of all cameras", transform)
     else:
         cameras = (Camera(steps, steps[0].features),) if steps else ()
     for camera in cameras:
@@ -594,37 +561,24 @@ def chain_of(transform: Any) -> tuple[tuple[Camera, ...], tuple[ClipFunction, ..
 
 def _camera_of(name: Any, steps: Any, transform: Any) -> Camera:
     chain = tuple(steps) if isinstance(steps, (list, tuple)) else (steps,)
-    if not isinstance(name, str) or not chain or not all(map(_is_step, chain)):
-        raise ClipError(
-            "clip_transform is not valid for a camera",
-            feature=name if isinstance(name, str) else repr_of(name, 50),
-            expected="the name of a feature, with a step (crop, flip, Resize) or a list of steps",
-            got=repr_of(steps, 100),
-        )
-    if any(step.features is not None for step in chain):
-        raise ClipError(
-            "a step in a dict of cameras has the argument features",
-            feature=name,
-            expected="no argument features",
-            got=repr_of(transform),
-        )
+    is_right = isinstance(name, str) and bool(chain) and all(map(_is_step, chain))
+    expected = "a step (crop, flip, Resize) or a list of steps, by feature"
+    check(f"clip_transform of camera {repr_of(name, 50)}", steps, is_right, expected)
+    with located(ClipError, feature=name):
+        problem = "a step in a dict of cameras has the argument features"
+        is_wrong = any(step.features is not None for step in chain)
+        raise_if(is_wrong, problem, "no argument features", transform)
     return Camera(tuple(step.of_features((name,)) for step in chain), (name,), is_named=True)
 
 
 def _check_steps(camera: Camera, transform: Any) -> None:
-    if len({step.features for step in camera.steps}) > 1:
-        raise ClipError(
-            "the steps of clip_transform choose different features",
-            expected="the same features for all steps: they share a window",
-            got=repr_of(transform),
-        )
+    is_wrong = len({step.features for step in camera.steps}) > 1
+    expected = "the same features for all steps: they share a window"
+    raise_if(is_wrong, "the steps of clip_transform choose different features", expected, transform)
     sized = [step for step in camera.steps if isinstance(step, _Sized)]
-    if any(isinstance(step, (Resize, RandomResizedCrop, BatchResize)) for step in sized[:-1]):
-        raise ClipError(
-            "clip_transform crops or resizes after Resize",
-            expected="crops in pixels of the stored frame, then at most one Resize",
-            got=repr_of(transform),
-        )
+    is_wrong = any(isinstance(one, (Resize, RandomResizedCrop, BatchResize)) for one in sized[:-1])
+    expected = "crops in pixels of the stored frame, then at most one Resize"
+    raise_if(is_wrong, "clip_transform crops or resizes after Resize", expected, transform)
 
 
 def _is_step(step: object) -> bool:
@@ -668,19 +622,13 @@ def _checked_range(name: str, given: Any, most: float) -> tuple[float, float]:
         low, high = map(float, given)
     except (TypeError, ValueError):
         low, high = 0.0, 0.0
-    if not 0 < low <= high <= most:
-        raise ClipError(
-            f"RandomResizedCrop: {name} is not valid",
-            expected=f"two ascending numbers in (0, {most:g}]",
-            got=repr_of(given, 50),
-        )
+    expected = f"two ascending numbers in (0, {most:g}]"
+    check(name, given, 0 < low <= high <= most, expected)
     return low, high
 
 
 def _checked_flag(name: str, shared: Any) -> bool:
-    if not isinstance(shared, (bool, np.bool_)):
-        raise ClipError(f"{name}: shared is not True or False", got=repr_of(shared, 50))
-    return bool(shared)
+    return bool(check(f"{name}: shared", shared, isinstance(shared, (bool, np.bool_)), "a flag"))
 
 
 def _more_of(step: CropStep) -> str:
@@ -691,10 +639,5 @@ def _more_of(step: CropStep) -> str:
 def _checked_names(name: str, features: Any) -> tuple[str, ...] | None:
     if features is None:
         return None
-    is_list = isinstance(features, Collection) and not isinstance(features, str)
-    is_list = is_list and getattr(features, "ndim", 1) > 0  # a 0-d array is not a collection
-    if not is_list or not all(isinstance(item, str) for item in features):
-        raise ClipError(f"{name}: features is not a list of names", got=repr_of(features, 100))
-    if not features:
-        raise ClipError(f"{name}: features is empty", expected="at least one name")
-    return tuple(features)
+    is_list = are_names(features) and not isinstance(features, str) and len(features) > 0
+    return tuple(check(f"{name}: features", features, is_list, "a list of names"))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from seqrecord.clips.tables import MAX_LENGTH, MAX_SETTING, IntArray
 from seqrecord.errors import ClipError, located
 from seqrecord.text import repr_of
-from seqrecord.units import check_integer
+from seqrecord.units import are_names, check, check_integer, raise_if
 
 _TOLERANCE = 1e-4  # seconds
 _ROUNDING = 1e-6  # of a step
@@ -22,7 +22,7 @@ _MOST = 1 << 20  # times of a window
 _FURTHEST = 1 << 31  # exclusive, frames from a clip's start
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, repr=False)
 class Seconds:
     """A window in seconds, relative to the time of the clip's frame `start`.
 
@@ -59,97 +59,65 @@ class Seconds:
         batch = next(iter(pipe))  # at 30 fps: image [2, 2, 48, 64, 3], action [2, 16, 7]
     """
 
-    times: tuple[float, ...] | None
-    first: float
-    last: float
-    step: float | None
-    tolerance: float
-    timestamps: str | None
-    out_of_range: str
+    first: float | Iterable[float]
+    last: float | None = None
+    _: KW_ONLY
+    step: float | None = None
+    tolerance: float = _TOLERANCE
+    timestamps: str | None = None
+    out_of_range: str = "error"
 
-    def __init__(
-        self,
-        first: float | Iterable[float],
-        last: float | None = None,
-        *,
-        step: float | None = None,
-        tolerance: float = _TOLERANCE,
-        timestamps: str | None = None,
-        out_of_range: str = "error",
-    ) -> None:
-        times = None
+    def __post_init__(self) -> None:
+        first, last, step, clock = self.first, self.last, self.step, self.timestamps
+        mode: Any = self.out_of_range  # may be an array
         if last is None:
             is_scalar = isinstance(first, (str, bytes)) or getattr(first, "ndim", 1) == 0
             if not isinstance(first, Iterable) or is_scalar:
-                raise ClipError(
-                    "Seconds requires two times or a list of times",
-                    expected="Seconds(-0.5, 0) or Seconds([-0.5, 0])",
-                    got=f"Seconds({repr_of(first, 90)})",
-                )
-            some = islice(first, _MOST + 1)
-            times = tuple(_number("a time of Seconds", time) for time in some)
-            if not times or step is not None:
-                raise ClipError(
-                    "Seconds: a list of times must not be empty, and excludes step",
-                    got=f"{len(times)} times, step={repr_of(step, 50)}",
-                )
-            begin, end = min(times), max(times)
+                expected, got = "Seconds(-0.5, 0) or Seconds([-0.5, 0])", repr_of(first, 90)
+                problem = "Seconds requires two times or a list of times"
+                raise ClipError(problem, expected=expected, got=f"Seconds({got})")
+            first = tuple(_number("a time of Seconds", time) for time in islice(first, _MOST + 1))
+            problem = "Seconds: a list of times must not be empty, and excludes step"
+            got = f"{len(first)} times, step={repr_of(step, 50)}"
+            raise_if(not first or step is not None, problem, got=got)
+            count: float = len(first)
         else:
-            begin, end = _number("first of Seconds", first), _number("last of Seconds", last)
-        if begin > end:
-            raise ClipError("Seconds: last is before first", expected="first <= last", got=self)
-        step = None if step is None else _number("step of Seconds", step)
-        if step is not None and step <= 0:
-            raise ClipError("step of Seconds is too small", expected="above 0", got=step)
-        count = len(times or ()) if step is None else (end - begin) / step + 1
-        if count > _MOST:
-            raise ClipError("Seconds has too many times", expected=f"at most {_MOST}")
-        if not (timestamps is None or isinstance(timestamps, str)):
-            raise ClipError(
-                "timestamps of Seconds is not a feature's name", got=repr_of(timestamps, 100)
-            )
-        if timestamps is not None and times is None and step is None:
-            raise ClipError("Seconds with timestamps requires a list of times or step", got=self)
-        mode: Any = out_of_range  # may be an array
-        if (
-            not isinstance(mode, str)
-            or mode not in ("error", "pad")
-            or (mode == "pad" and timestamps is None)
-        ):
-            raise ClipError(
-                "out_of_range of Seconds is not valid",
-                expected="'error', or 'pad' together with timestamps",
-                got=repr_of(out_of_range, 100),
-            )
-        near = _number("tolerance of Seconds", tolerance)
-        if near < 0:
-            raise ClipError("tolerance of Seconds is too small", expected="0 or more", got=near)
-        for name, value in (
-            ("times", times), ("first", begin), ("last", end), ("step", step), ("tolerance", near),
-            ("timestamps", timestamps), ("out_of_range", out_of_range),
-        ):  # fmt: skip
+            begin, last = _number("first of Seconds", first), _number("last of Seconds", last)
+            problem = "Seconds: last is before first"
+            raise_if(begin > last, problem, "first <= last", f"{begin:g}, {last:g}")
+            step = None if step is None else _number("step of Seconds", step)
+            raise_if(step is not None and step <= 0, "step of Seconds is too small", "> 0", step)
+            first, count = begin, 0 if step is None else (last - begin) / step + 1
+        raise_if(count > _MOST, "Seconds has too many times", f"at most {_MOST}")
+        is_name = clock is None or isinstance(clock, str)
+        raise_if(not is_name, "timestamps of Seconds is not a feature's name", "a name", clock)
+        problem = "Seconds with timestamps requires a list of times or step"
+        raise_if(clock is not None and not count, problem, "either", f"{first}, {last}")
+        is_mode = isinstance(mode, str) and mode in ("error", "pad")
+        is_mode = is_mode and (mode == "error" or clock is not None)
+        expected = "'error', or 'pad' together with timestamps"
+        check("out_of_range of Seconds", mode, is_mode, expected)
+        near = _number("tolerance of Seconds", self.tolerance)
+        raise_if(near < 0, "tolerance of Seconds is too small", "0 or more", near)
+        for name, value in (("first", first), ("last", last), ("step", step), ("tolerance", near)):
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        if "times" not in vars(self):
-            return "Seconds"
-        text = f"{self.first:g}, {self.last:g}" if self.times is None else f"{list(self.times)}"
-        text += "" if self.step is None else f", step={self.step:g}"
-        text += "" if self.tolerance == _TOLERANCE else f", tolerance={self.tolerance:g}"
-        text += "" if self.timestamps is None else f", timestamps={self.timestamps!r}"
-        text += "" if self.out_of_range == "error" else f", out_of_range={self.out_of_range!r}"
-        return f"Seconds({text})"
+        texts = [str(list(self.times))] if self.times else [f"{self.first:g}", f"{self.last:g}"]
+        names = ("step", "tolerance", "timestamps", "out_of_range")
+        given = {name: getattr(self, name) for name in names}
+        changed = {n: value for n, value in given.items() if value != getattr(Seconds, n)}
+        texts += [f"{n}={v!r}" if isinstance(v, str) else f"{n}={v:g}" for n, v in changed.items()]
+        return f"Seconds({', '.join(texts)})"
+
+    @property
+    def times(self) -> tuple[float, ...] | None:
+        """The list of times; `None` for all from `first` to `last`."""
+        return self.first if isinstance(self.first, tuple) else None
 
     def with_clock(self, feature: str) -> Seconds:
         """The same times, found by a timestamp feature. Requires a list of times, or `step`."""
-        more: dict[str, Any] = {
-            "tolerance": self.tolerance,
-            "timestamps": feature,
-            "out_of_range": self.out_of_range,
-        }
-        if self.times is not None:
-            return Seconds(self.times, **more)
-        return Seconds(self.first, self.last, step=self.step, **more)
+        return replace(self, timestamps=feature)
 
     def offsets(self, fps: float, feature: str) -> IntArray:
         """Convert the times to frame offsets, int64[T], at `fps`.
@@ -159,7 +127,7 @@ class Seconds:
         """
         slack = self.tolerance * fps
         if self.times is None and self.step is None:
-            begin, end = self.first * fps - slack, self.last * fps + slack
+            begin, end = self._bounds[0] * fps - slack, self._bounds[1] * fps + slack
             _check_range(feature, [begin, end], count=end - begin)
             first, last = math.ceil(begin), math.floor(end)
             if first > last:
@@ -211,8 +179,15 @@ class Seconds:
         if self.times is not None:
             return self.times
         assert self.step is not None
-        count = math.floor((self.last - self.first) / self.step + _ROUNDING) + 1
-        return tuple(self.first + i * self.step for i in range(count))
+        first, last = self._bounds
+        count = math.floor((last - first) / self.step + _ROUNDING) + 1
+        return tuple(first + i * self.step for i in range(count))
+
+    @property
+    def _bounds(self) -> tuple[float, float]:
+        assert isinstance(self.first, float)
+        assert self.last is not None
+        return self.first, self.last
 
 
 def delta_timestamps(
@@ -248,12 +223,8 @@ class Nearest:
             most = check_integer(name, self.most, least=0, most=_FURTHEST - 1)
             object.__setattr__(self, self.limit, most)
         mode: Any = self.unknown  # may be an array
-        if mode is not None and not (isinstance(mode, str) and mode == "zeros"):
-            raise ClipError(
-                f"unknown of {type(self).__name__} is not valid",
-                expected="None or 'zeros'",
-                got=repr_of(mode, 100),
-            )
+        is_right = mode is None or (isinstance(mode, str) and mode == "zeros")
+        check(f"unknown of {type(self).__name__}", mode, is_right, "None or 'zeros'")
 
     @property
     def most(self) -> int | None:
@@ -367,23 +338,21 @@ class At:
 
     def __post_init__(self) -> None:
         column: Any = self.column
-        if not isinstance(column, str) or not column:
-            raise ClipError("At has no column", expected="a name", got=repr_of(column, 50))
+        is_name = isinstance(column, str) and column != ""
+        raise_if(not is_name, "At has no column", "a name", column)
         is_one = isinstance(self.offsets, int) or getattr(self.offsets, "ndim", 1) == 0
         offsets: Any = _checked_frames(column, [self.offsets] if is_one else self.offsets)
-        if isinstance(offsets, Seconds) or any(isinstance(one, At) for one in offsets):
-            problem, got = "offsets of At are not frames", repr_of(self.offsets, 100)
-            raise ClipError(problem, expected="such as 0 or range(4)", got=got)
+        is_wrong = isinstance(offsets, Seconds) or any(isinstance(one, At) for one in offsets)
+        raise_if(is_wrong, "offsets of At are not frames", "such as 0 or range(4)", offsets)
         object.__setattr__(self, "offsets", offsets)
         if self.within is not None:
             try:
                 least, most = (check_integer("within of At", one) for one in self.within)
             except (TypeError, ValueError, ClipError):
                 least, most = 1, 0
-            if not -MAX_SETTING < least <= most < MAX_SETTING:
-                expected = "least and greatest distance in frames, such as (1, 64)"
-                got = repr_of(self.within, 100)
-                raise ClipError("within of At is not valid", expected=expected, got=got)
+            is_right = -MAX_SETTING < least <= most < MAX_SETTING
+            expected = "least and greatest distance in frames, such as (1, 64)"
+            check("within of At", self.within, is_right, expected)
             object.__setattr__(self, "within", (least, most))
 
 
@@ -396,14 +365,9 @@ def check_windows(windows: Any) -> dict[str, Offsets | Seconds | Nearest]:
 
     Raises `ClipError` for other types, empty windows, and offsets that are not integers.
     """
-    if not (
-        isinstance(windows, Mapping) and windows and all(isinstance(name, str) for name in windows)
-    ):
-        raise ClipError(
-            "windows is not valid",
-            expected='a dict such as {"image": [-1, 0], "action": range(16)}',
-            got=repr_of(windows),
-        )
+    is_right = isinstance(windows, Mapping) and bool(windows) and are_names(windows)
+    expected = 'a dict such as {"image": [-1, 0], "action": range(16)}'
+    check("windows", windows, is_right, expected)
     found: dict[str, Offsets | Seconds | Nearest] = {}
     for name, window in windows.items():
         if not isinstance(window, Nearest):

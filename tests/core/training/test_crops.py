@@ -362,7 +362,7 @@ def test_invalid_chains_and_steps_are_refused(path: Path, tmp_path: Path) -> Non
     names = ["image", 3, [3], [], True, np.array("image")]
     steps: list[tuple[Any, Any, str]] = [
         *((make, size, "invalid size") for make in (RandomCrop, CenterCrop) for size in sizes),
-        *((HorizontalFlip, p, "not a probability") for p in (-0.1, 1.1, "1", None, True, np.nan)),
+        *((HorizontalFlip, p, "p is not valid") for p in (-0.1, 1.1, "1", None, True, np.nan)),
         *((partial(RandomCrop, 3), {"features": one}, "features") for one in names),
         *((partial(CenterCrop, 3), {"features": one}, "features") for one in names),
         *((HorizontalFlip, {"features": one}, "features") for one in names),

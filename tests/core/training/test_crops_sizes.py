@@ -419,9 +419,9 @@ def test_wrong_cameras_are_refused(cameras: Path) -> None:
     small = Resize(8, features=["wrist"])
     chains: list[tuple[Any, str]] = [
         ({}, "is not valid|mixes a dict"),
-        ({"wrist": 3}, "not valid for a camera"),
-        ({3: Resize(2)}, "not valid for a camera"),
-        ({"wrist": [Resize(2), lambda c, _: c]}, "not valid for a camera"),
+        ({"wrist": 3}, "of camera .* is not valid"),
+        ({3: Resize(2)}, "of camera .* is not valid"),
+        ({"wrist": [Resize(2), lambda c, _: c]}, "of camera .* is not valid"),
         ({"wrist": small}, "has the argument features"),
         ([{"wrist": Resize(2)}, Resize(2)], "mixes a dict"),
         ({"none": Resize(2)}, "not read"),

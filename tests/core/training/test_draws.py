@@ -430,7 +430,7 @@ def test_weights_and_aspects() -> None:
     )
     assert counts == {(3, 4): 2, (4, 4): 1, (6, 3): 1}
     cases: list[tuple[Callable[[], object], str]] = [
-        (lambda: BatchResize([]), "not a list"),
+        (lambda: BatchResize([]), "sizes of BatchResize is not valid"),
         (lambda: BatchResize([(0, 3)]), "invalid size"),
         (lambda: BatchResize(SIZES, weights=[1, 0, 1]), "weights"),
         (lambda: BatchResize(SIZES, weights=[1]), "weights"),
