@@ -263,7 +263,7 @@ def _varying_spec(name: str, largest: Any) -> ArraySpec:
         return ArraySpec(np.dtype(np.uint8), (1, None), len(largest), "bytes")
     if not isinstance(largest, np.ndarray) or not largest.nbytes:
         raise ClipError(
-            f"the example of a function of {_NAME} is not valid",
+            f"the example in a function of {_NAME} is not valid",
             feature=name,
             expected="the largest result: an array with values, or a text",
             got=repr_of(largest, 50),

@@ -67,7 +67,7 @@ def check_ragged(value: Any) -> None:
         form in _FORMS if isinstance(form, str) else forms is value and _are_sizes(form)
         for form in forms.values()
     )
-    expected = '"list", "pad" or "nested", or a dict of these and of sizes by feature'
+    expected = '"list", "pad" or "nested", or a dict of these and sizes by feature'
     check("ragged", value, are_names(forms) and are_known, expected)
 
 

@@ -229,7 +229,7 @@ def _own(
         return found
     for name in samples.own:
         if name in others:
-            problem = "a column of samples has the name of another column of batches"
+            problem = "samples has the name of another column of batches"
             raise ClipError(problem, expected="another name", got=name)
         values = samples.values(name, clips)
         found[name] = values if isinstance(values, list) else torch.from_numpy(values)

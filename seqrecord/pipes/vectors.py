@@ -91,7 +91,7 @@ def normalized(step: VectorStep, name: str, normalization: Any) -> VectorStep:
     channels, values = len(normalization.offset), step.given.shape[-1] if step.given.shape else 1
     if channels not in (1, values):
         raise ClipError(
-            "a normalization of another number of channels",
+            "a normalization with another number of channels",
             feature=name,
             expected=f"{values} channels, as in {step.given}; or 1",
             got=f"{channels} channels",

@@ -84,7 +84,7 @@ class MixedBatches:
         """
         selections = {number: source.selection for number, source in sources.items()}
         for number, selection in selections.items():
-            problem = f"lists of frames of source {sources[number].name!r} differ in length"
+            problem = f"frame lists of source {sources[number].name!r} differ in length"
             got = f"ragged={selection.cut!r}"
             raise_if(selection.cut != "pad", problem, 'ragged="pad" in a mix', got)
         having = {n: [one for one in selections.values() if n in one.made] for n in features}

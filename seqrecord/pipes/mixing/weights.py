@@ -54,7 +54,7 @@ class Proportions:
             return _chosen(sizes, weights, alpha, repeat, choose)
         if isinstance(weights, Mapping):
             is_right = set(weights) == set(sizes)
-            check("weights", weights, is_right, f"a dict of the weights of {', '.join(sizes)}")
+            check("weights", weights, is_right, f"weights by source, of {', '.join(sizes)}")
             found = {
                 name: amount(f"the weight of source {name!r}", weights[name]) for name in sizes
             }
