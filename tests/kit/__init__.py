@@ -18,7 +18,7 @@ test file (`tests/project/test_size_of_tests.py`). A test writes its dataset in 
 | `bags` | ROS and MCAP recordings |
 | `lerobot_data`, `lerobot_video_data` | LeRobot datasets of lerobot's own writer; with video |
 | `lerobot_depth_data`, `lerobot_language_data` | the same with depth; with language columns |
-| `made_source` | a source without files |
+| `made_source` | sources without files: numbered, endless, or of given frames |
 | **processes** | |
 | `processes` | interpreters, forks, programs and threads of tests |
 | `command_line` | the command line in this process, or as a process of its own |

@@ -30,9 +30,12 @@ __all__ = [
     "EPISODES",
     "HEIGHT",
     "LENGTHS",
+    "NUMBERED",
     "WIDTH",
     "Frame",
     "SmallFrame",
+    "append",
+    "chunk_lengths",
     "columns",
     "contents",
     "damage",
@@ -44,7 +47,9 @@ __all__ = [
     "noise",
     "nth_chunk",
     "nth_page",
+    "numbered",
     "record_files",
+    "resume",
     "small_frames",
     "small_schema",
     "texts",
@@ -106,7 +111,7 @@ def write_episodes(
         episode: Any = writer.episode(key, metadata=(metadata or {}).get(key), fps=fps)
         with episode:
             if isinstance(content, int):
-                content = [frame(key, number) for number in range(content)]
+                content = numbered(key, content)
             for number, one in enumerate(content):
                 gops = {name: value for name, value in one.items() if isinstance(value, Gop)}
                 for name, gop in gops.items():
@@ -117,6 +122,21 @@ def write_episodes(
                 if number in flush_at:
                     episode.flush()
     return written
+
+
+def append(episode: Any, frames: Iterable[Frame], *, flush_every: int = 0) -> Any:
+    """Append frames to an open episode and return it; `flush_every` so many frames, if not 0."""
+    for number, one in enumerate(frames, 1):
+        episode.append(one)
+        if flush_every and number % flush_every == 0:
+            episode.flush()
+    return episode
+
+
+def resume(where: StorageLike, **options: Any) -> frozenset[str]:
+    """Commit what a stopped writer left; return the keys that the resumed writer found."""
+    with SeqRecordWriter(where, mode="resume", **options) as writer:
+        return writer.completed_episodes
 
 
 def columns(**values: Iterable[Any]) -> list[Frame]:
@@ -169,6 +189,15 @@ def frame(key: str, number: int) -> Frame:
     return {"x": np.full(50, (zlib.crc32(key.encode()) + number) % 256, np.uint8)}
 
 
+NUMBERED = Schema([FeatureSpec("x", np.dtype("u1"), (50,))])
+"""The schema of numbered frames."""
+
+
+def numbered(key: str, stop: int, start: int = 0) -> list[Frame]:
+    """Frames `start` to `stop` of an episode of numbered frames."""
+    return [frame(key, number) for number in range(start, stop)]
+
+
 def lengths_of(where: Any) -> dict[str, int]:
     """Number of frames by episode, in order; asserts all values of numbered frames.
 
@@ -197,6 +226,12 @@ def contents(folder: Path) -> dict[str, bytes]:
     """Contents of all files below a folder."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def chunk_lengths(root: Any) -> list[list[int]]:
+    """Frames of each chunk, by group."""
+    with seqrecord.open(root) as dataset:
+        return [group.num_frames.tolist() for group in dataset.contents.index.groups]
 
 
 def record_files(folder: Path) -> list[Path]:

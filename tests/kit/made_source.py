@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,14 +20,15 @@ from seqrecord import FeatureSpec, Schema
 from seqrecord.errors import SourceError
 from seqrecord.sources import EpisodeInfo
 
-__all__ = ["EndlessSource", "MadeSource", "made_frame"]
+__all__ = ["EndlessSource", "GivenSource", "MadeSource", "made_frame"]
 
 
 @dataclass(frozen=True)
 class MadeSource:
     """Episodes `made/000`, `made/001`, … with the given numbers of frames.
 
-    `bad` maps failing episodes to a frame; `lies` maps episodes to the number of yielded frames if
+    `bad` maps failing episodes to a frame, at which `error` is raised, or the process is killed if
+    it is a `SystemExit`; `lies` maps episodes to the number of yielded frames if
     it differs from the listed one. Every frame takes `delay` seconds; last frames have no `flow`.
     """
 
@@ -33,6 +36,7 @@ class MadeSource:
     delay: float = 0.0
     bad: Mapping[int, int] = field(default_factory=dict)
     lies: Mapping[int, int] = field(default_factory=dict)
+    error: BaseException | None = None
 
     def schema(self) -> Schema:
         return Schema(
@@ -52,7 +56,9 @@ class MadeSource:
         episode = int(info.metadata["number"])
         for number in range(self.lies.get(episode, info.num_frames)):
             if self.bad.get(episode) == number:
-                raise SourceError("made to fail", episode=info.key, frame=number)
+                if isinstance(self.error, SystemExit):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise self.error or SourceError("made to fail", episode=info.key, frame=number)
             if self.delay:
                 time.sleep(self.delay)
             frame = made_frame(info.key, number)
@@ -90,6 +96,27 @@ class EndlessSource(MadeSource):
         """Whether all episodes have been requested, and the last one does not end."""
         reported = {path.name for path in Path(self.folder).iterdir()}
         return reported == {"endless", *map(str, range(len(self.lengths)))}
+
+
+@dataclass(frozen=True)
+class GivenSource:
+    """A source of the given features, and of frames and packets or decoded video by key."""
+
+    features: Schema
+    content: Mapping[str, Sequence[Mapping[str, Any]]]
+    packets: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)
+
+    def schema(self) -> Schema:
+        return self.features
+
+    def episodes(self) -> list[EpisodeInfo]:
+        return [EpisodeInfo(key, len(frames)) for key, frames in self.content.items()]
+
+    def videos(self, info: EpisodeInfo) -> Mapping[str, Sequence[Any]]:
+        return self.packets.get(info.key, {})
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Mapping[str, Any]]:
+        yield from self.content[info.key]
 
 
 def made_frame(key: str, number: int) -> dict[str, npt.NDArray[Any]]:

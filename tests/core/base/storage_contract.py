@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from seqrecord import errors
-from seqrecord.storage import Storage, StorageWrapper, entries_of, identity_of
+from seqrecord.storage import Storage, StorageWrapper, Unfinished, entries_of, identity_of
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.uploads import UploadTiming
 from seqrecord.storage.whole import WholeFileStorage
@@ -53,10 +53,16 @@ def unfinished_uploads(storage: Storage, folder: str = "records") -> list[tuple[
     found = []
     for each in storage.unfinished(folder):
         checkpoints = each.checkpoints()
-        buffer = bytearray(checkpoints[-1][0] if checkpoints else 0)
-        each.read_ranges([ByteRange(0, len(buffer))], [memoryview(buffer)])
-        found.append((each.path, checkpoints, bytes(buffer)))
+        size = checkpoints[-1][0] if checkpoints else 0
+        found.append((each.path, checkpoints, read_part(each, 0, size)))
     return found
+
+
+def read_part(unfinished: Unfinished, start: int, stop: int) -> bytes:
+    """Bytes of an unfinished upload."""
+    buffer = bytearray(stop - start)
+    unfinished.read_ranges([ByteRange(start, stop)], [memoryview(buffer)])
+    return bytes(buffer)
 
 
 def read_counter(storage: Storage, has_gaps: bool) -> tuple[bytes, str]:

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import SeqRecordIterableDataset, SeqRecordMix, SeqRecordWriter
+from seqrecord import SeqRecordIterableDataset, SeqRecordMix
 from seqrecord.errors import StorageError
 from seqrecord.storage import CachedStorage, LocalStorage, Storage
 from seqrecord.storage.mounts import MountStorage
-from seqrecord.storage.ranges import ByteRange
+from tests.core.base.storage_contract import get
+from tests.kit.datasets import columns, write_dataset
 from tests.kit.processes import in_fork
 from tests.kit.video_file_data import pictures, write_video
 
@@ -55,15 +56,6 @@ def open_below(folder: Path) -> list[str]:
     return [link for link in links if link.startswith(str(folder))]
 
 
-def first_bytes(storage: Storage, names: list[str]) -> list[bytes]:
-    found = []
-    for name in names:
-        buffer = bytearray(4)
-        storage.read_ranges(name, [ByteRange(0, 4)], [memoryview(buffer)])
-        found.append(bytes(buffer))
-    return found
-
-
 def limit_with_headroom(descriptors: int) -> int:
     """A limit with this many descriptors, at least, for a cache that may open half of the limit.
 
@@ -84,15 +76,13 @@ def files(tmp_path: Path) -> tuple[Path, list[str]]:
 
 
 def check_all(storage: Storage, names: list[str]) -> None:
-    assert first_bytes(storage, names) == [name.encode() for name in names]
+    assert [get(storage, name, 0, 4) for name in names] == [name.encode() for name in names]
 
 
 def packed(folder: Path) -> Path:
-    with SeqRecordWriter(folder, max_file_size="1KiB", chunk_frames=6) as writer:
-        for number in range(30):
-            with writer.episode(f"{number}") as episode:
-                for step in range(6):
-                    episode.append({"image": np.full((8, 8, 3), step, np.uint8)})
+    frames = columns(image=[np.full((8, 8, 3), step, np.uint8) for step in range(6)])
+    episodes = dict.fromkeys(map(str, range(30)), frames)
+    write_dataset(folder, episodes, max_file_size="1KiB", chunk_frames=6)
     return folder
 
 
@@ -191,7 +181,7 @@ def test_descriptors_for_others(files: tuple[Path, list[str]]) -> None:
     with few_free(1):
         taken = os.open(os.devnull, os.O_RDONLY)
         with pytest.raises(StorageError, match=r"too many open files.*ulimit -n.*0001"):
-            first_bytes(storage, ["0001"])
+            get(storage, "0001", 0, 4)
         os.close(taken)
         check_all(storage, ["0001"])
 

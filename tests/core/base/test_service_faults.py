@@ -15,6 +15,7 @@ from seqrecord import convert, errors
 from tests.core.base.storage_contract import DATA, PATH, get, unfinished_uploads
 from tests.core.data.killed_writer import SETTINGS, Killer, Writers
 from tests.kit.clip_data import digests
+from tests.kit.datasets import columns, noise, write_dataset
 from tests.kit.made_source import MadeSource, made_frame
 from tests.kit.processes import own_threads, wait_for
 from tests.kit.services.fault_proxy import FaultProxy, RandomFaults, ScriptedFaults, no_lists
@@ -140,13 +141,8 @@ SMALL_MEMORY: dict[str, Any] = {
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset too large to be read ahead with little memory."""
     path = tmp_path_factory.mktemp("faults") / "large"
-    rng = np.random.default_rng(0)
-    settings: dict[str, Any] = {"codecs": "raw", "chunk_frames": 4, "max_file_size": 1 << 20}
-    with seqrecord.SeqRecordWriter(path, **settings) as writer:
-        for number in range(4):
-            with writer.episode(f"set/{number}") as episode:
-                for _ in range(60):
-                    episode.append({"image": rng.integers(0, 256, (64, 64, 3), np.uint8)})
+    episodes = {f"set/{n}": columns(image=noise(60, 64, 64, 3, seed=n)) for n in range(4)}
+    write_dataset(path, episodes, codecs="raw", chunk_frames=4, max_file_size=1 << 20)
     return path
 
 

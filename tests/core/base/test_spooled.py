@@ -8,6 +8,7 @@ import struct
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import product
 
 import pytest
@@ -17,6 +18,7 @@ from seqrecord.checksum import crc32c
 from seqrecord.storage import Unfinished, uploads
 from seqrecord.storage.base import FileInfo
 from seqrecord.storage.ranges import ByteRange, unwanted_if
+from tests.core.base.storage_contract import read_part
 from tests.kit.processes import own_threads, run_code, wait_for
 
 PATH = "records/00000-ab.seqrec"
@@ -83,20 +85,16 @@ class Store:
 
 
 @pytest.fixture
-def store() -> Iterator[Store]:
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     store = Store()
+    store.save_seconds = getattr(request, "param", 4.0)
     yield store
     assert threads() == []
 
 
-@pytest.fixture
-def kept_at_once(store: Store) -> None:
-    store.save_seconds = 0.0
-
-
-@pytest.fixture
-def never_due(store: Store) -> None:
-    store.save_seconds = 1e6
+def saving(seconds: float) -> pytest.MarkDecorator:
+    """Mark a test whose store saves uploads after so many seconds: 0 is at once."""
+    return pytest.mark.parametrize("store", [seconds], indirect=True)
 
 
 def begun(store: Store, *notes: bytes) -> uploads.SpooledUpload:
@@ -118,14 +116,7 @@ def run(code: str, status: int = 0) -> subprocess.CompletedProcess[str]:
     return run_code(code, status=status)
 
 
-def threads() -> list[threading.Thread]:
-    return own_threads("seqrecord-upload")
-
-
-def read(unfinished: Unfinished, start: int, stop: int) -> bytes:
-    buffer = bytearray(stop - start)
-    unfinished.read_ranges([ByteRange(start, stop)], [memoryview(buffer)])
-    return bytes(buffer)
+threads = partial(own_threads, "seqrecord-upload")
 
 
 def saved(store: Store, size: int) -> bool:
@@ -136,7 +127,7 @@ def saved(store: Store, size: int) -> bool:
 # Threads
 
 
-@pytest.mark.usefixtures("kept_at_once")
+@saving(0.0)
 def test_a_thread_runs_from_the_first_checkpoint_to_the_end(store: Store) -> None:
     for end in ("commit", "abort", "abandon", "drop"):
         upload = begun(store)
@@ -162,7 +153,7 @@ def test_the_thread_ends_with_the_interpreter() -> None:
 # Parts
 
 
-@pytest.mark.usefixtures("never_due")
+@saving(1e6)
 def test_frequent_checkpoints_share_a_part(store: Store) -> None:
     upload = store.upload(PATH)
     for i in range(10):
@@ -175,9 +166,9 @@ def test_frequent_checkpoints_share_a_part(store: Store) -> None:
     (unfinished,) = store.unfinished()
     assert unfinished.path == PATH
     assert unfinished.checkpoints() == [(i + 1, b"%d" % i) for i in range(10)]
-    assert read(unfinished, 0, 10) == b"x" * 10
+    assert read_part(unfinished, 0, 10) == b"x" * 10
     with pytest.raises(errors.StorageError, match="ended early"):
-        read(unfinished, 0, 11)
+        read_part(unfinished, 0, 11)
     part = uploads.encode_part(5, b"data", [(7, b"note"), (9, b"")])  # as documented
     head = struct.pack("<IQQI", 1, 5, 9, 2)
     body = head + struct.pack("<QI", 7, 4) + b"note" + struct.pack("<QI", 9, 0) + b"data"
@@ -207,12 +198,12 @@ def test_random_uploads_are_read_as_written(store: Store) -> None:
         found = store.unfinished()
         if notes:
             assert found[0].checkpoints() == notes
-            assert read(found[0], 0, notes[-1][0]) == data[: notes[-1][0]]
+            assert read_part(found[0], 0, notes[-1][0]) == data[: notes[-1][0]]
             found[0].remove()
         assert store.objects == {}
 
 
-@pytest.mark.usefixtures("never_due")
+@saving(1e6)
 def test_parts_after_a_missing_or_damaged_one_are_ignored(store: Store) -> None:
     store.part_bytes = 1000
     upload = store.upload(PATH)
@@ -239,12 +230,12 @@ def test_parts_after_a_missing_or_damaged_one_are_ignored(store: Store) -> None:
         (unfinished,) = store.unfinished()
         assert unfinished.checkpoints() == [((i + 1) * 1000, b"%d" % i) for i in range(number)]
         if number:
-            assert read(unfinished, 0, number * 1000) == DATA[: number * 1000]
+            assert read_part(unfinished, 0, number * 1000) == DATA[: number * 1000]
         unfinished.remove()
         assert store.unfinished() == []
 
 
-@pytest.mark.usefixtures("kept_at_once")
+@saving(0.0)
 def test_parts_are_saved_while_the_file_is_sent(store: Store) -> None:
     upload = store.upload(PATH)
     sending, putting = threading.Event(), threading.Event()
@@ -266,7 +257,7 @@ def test_parts_are_saved_while_the_file_is_sent(store: Store) -> None:
     assert list(store.objects) == [PATH]
 
 
-@pytest.mark.usefixtures("kept_at_once")
+@saving(0.0)
 @pytest.mark.parametrize("is_stuck", [False, True])
 def test_no_part_is_put_while_the_whole_file_is_sent(store: Store, is_stuck: bool) -> None:
     """Unless sending is stuck."""
@@ -287,7 +278,7 @@ def test_no_part_is_put_while_the_whole_file_is_sent(store: Store, is_stuck: boo
 # Failures
 
 
-@pytest.mark.usefixtures("kept_at_once")
+@saving(0.0)
 def test_an_error_of_the_thread_is_raised_by_the_next_call(store: Store) -> None:
     store.on_put = fail
     for name, arguments in (
@@ -302,7 +293,7 @@ def test_an_error_of_the_thread_is_raised_by_the_next_call(store: Store) -> None
         assert store.objects == {}
 
 
-@pytest.mark.usefixtures("never_due")
+@saving(1e6)
 def test_a_failed_commit_can_be_repeated_or_abandoned(store: Store) -> None:
     for end in ("commit", "abandon", "abort"):
         store.on_send = fail
@@ -318,7 +309,7 @@ def test_a_failed_commit_can_be_repeated_or_abandoned(store: Store) -> None:
         store.objects.clear()
 
 
-@pytest.mark.usefixtures("kept_at_once")
+@saving(0.0)
 def test_parts_that_cannot_be_removed_do_not_fail_a_commit(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -342,7 +333,7 @@ def test_the_error_of_a_full_temporary_folder_names_tmpdir() -> None:
         assert text in done.stderr
 
 
-@pytest.mark.usefixtures("kept_at_once")
+@saving(0.0)
 def test_is_durable_unless_a_kill_loses_a_checkpoint(store: Store) -> None:
     putting = threading.Event()
 

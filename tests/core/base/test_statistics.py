@@ -17,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import FeatureSpec, Schema, SeqRecordWriter
+from seqrecord import FeatureSpec, Schema
 from seqrecord.errors import FormatError
 from seqrecord.statistics import FeatureStatistics, Statistics
+from tests.kit.datasets import write_dataset
 
 Array = npt.NDArray[Any]
 
@@ -66,13 +67,8 @@ def episodes(seed: int, lengths: Sequence[int]) -> dict[str, list[dict[str, Arra
 def statistics_of(schema: Schema, data: Mapping[str, Iterable[dict[str, Any]]]) -> Statistics:
     """Statistics of a dataset with these episodes."""
     with TemporaryDirectory() as folder:
-        with SeqRecordWriter(f"{folder}/d", schema=schema, codecs="raw") as writer:
-            for key, frames in data.items():
-                with writer.episode(key) as episode:
-                    for item in frames:
-                        episode.append(item)
-        with seqrecord.open(f"{folder}/d") as dataset:
-            return dataset.statistics
+        write_dataset(f"{folder}/d", data, schema=schema, codecs="raw")
+        return seqrecord.open(f"{folder}/d").statistics
 
 
 def test_a_short_last_axis_is_the_channel_axis() -> None:

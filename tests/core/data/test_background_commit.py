@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import seqrecord
@@ -17,20 +16,14 @@ from seqrecord import SeqRecordWriter
 from seqrecord.errors import AccessError, DestinationError, NotFoundError
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.ranges import check_wanted
+from tests.kit.datasets import append, columns, noise, write_episodes
 from tests.kit.faults import Failure, FaultyStorage, Operation
 from tests.kit.processes import own_threads, wait_for
 
 SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 1, "max_file_size": 1000}
-FRAMES_A_FILE = 2
+FRAMES = columns(x=noise(3, 700))
+FILE = FRAMES[:2]  # fill a record file
 REFUSED = AccessError("access is refused, as asked", file="some.seqrec")
-
-
-def frame(number: int) -> dict[str, Any]:
-    return {"x": np.full(700, number, np.uint8)}
-
-
-def threads() -> list[threading.Thread]:
-    return own_threads("seqrecord-commit")
 
 
 class Commits:
@@ -69,12 +62,6 @@ def writer_of(folder: Path, *actions: Callable[[], Failure]) -> tuple[SeqRecordW
     return SeqRecordWriter(FaultyStorage(LocalStorage(folder), commits), **SETTINGS), commits
 
 
-def write(writer: SeqRecordWriter, key: str, count: int = FRAMES_A_FILE) -> None:
-    with writer.episode(key) as episode:
-        for number in range(count):
-            episode.append(frame(number))
-
-
 def resumed_keys(folder: Path) -> set[str]:
     """Episodes that a resume finds in a dataset without a commit."""
     with pytest.raises(NotFoundError):
@@ -88,14 +75,12 @@ def test_the_next_file_is_written_while_one_is_committed(tmp_path: Path) -> None
     written, commit = delayed_commit()
     writer, commits = writer_of(tmp_path, commit)
     with writer:
-        write(writer, "a")
-        write(writer, "b")  # in the second file
+        write_episodes(writer, {"a": FILE, "b": FILE})  # in two files
         assert commits.done == ["create 0", "commit 0", "create 1"]
         assert not list((tmp_path / "records").glob("*.seqrec"))
         written.set()
-    assert threads() == []
-    with seqrecord.open(tmp_path) as dataset:
-        assert list(dataset.episodes) == ["a", "b"]
+    assert own_threads("seqrecord-commit") == []
+    assert list(seqrecord.open(tmp_path).episodes) == ["a", "b"]
 
 
 def test_one_file_is_committed_at_a_time(tmp_path: Path) -> None:
@@ -109,8 +94,7 @@ def test_one_file_is_committed_at_a_time(tmp_path: Path) -> None:
 
     writer, commits = writer_of(tmp_path, *[commit] * 6)
     with writer:
-        for number in range(6):
-            write(writer, f"{number}")
+        write_episodes(writer, dict.fromkeys("012345", FILE))
     for number in range(2, 6):
         committed = commits.done.index(f"commit {number - 2}")
         assert committed < commits.done.index(f"commit {number - 1}")
@@ -119,7 +103,7 @@ def test_one_file_is_committed_at_a_time(tmp_path: Path) -> None:
 
 
 CALLS: dict[str, Callable[[SeqRecordWriter, Any], object]] = {
-    "append": lambda writer, episode: episode.append(frame(0)),
+    "append": lambda writer, episode: episode.append(FRAMES[0]),
     "end": lambda writer, episode: episode.close(),
     "close": lambda writer, episode: (episode.abort(), writer.close()),
     "next episode": lambda writer, episode: (episode.abort(), writer.episode("next")),
@@ -130,11 +114,11 @@ CALLS: dict[str, Callable[[SeqRecordWriter, Any], object]] = {
 def test_a_failed_commit_is_raised_by_the_next_call(tmp_path: Path, call: str) -> None:
     failing, commit = delayed_commit(lambda: REFUSED)
     writer, _ = writer_of(tmp_path, commit)
-    write(writer, "a")
+    write_episodes(writer, {"a": FILE})
     episode = writer.episode("b")
-    episode.append(frame(0))
+    episode.append(FRAMES[0])
     failing.set()
-    wait_for(lambda: threads() == [])
+    wait_for(lambda: own_threads("seqrecord-commit") == [])
     with pytest.raises(AccessError) as caught:
         CALLS[call](writer, episode)
     assert caught.value is REFUSED
@@ -147,22 +131,19 @@ def test_a_failed_commit_is_raised_by_the_next_call(tmp_path: Path, call: str) -
 
 def test_a_commit_that_fails_last_is_raised_by_close(tmp_path: Path) -> None:
     writer, _ = writer_of(tmp_path, lambda: None, lambda: REFUSED)
-    for key in "ab":
-        write(writer, key)
+    write_episodes(writer, {"a": FILE, "b": FILE})
     assert writer.completed_episodes == {"a", "b"}
     with pytest.raises(AccessError):
         writer.close()
     assert writer.completed_episodes == {"a"}
-    assert threads() == []
+    assert own_threads("seqrecord-commit") == []
 
 
 def test_an_episode_ends_after_its_earlier_files_are_committed(tmp_path: Path) -> None:
     """Otherwise a kill could lose the first frames of a completed episode."""
     ending, commit = delayed_commit(lambda: REFUSED)
     writer, _ = writer_of(tmp_path, commit)
-    episode = writer.episode("a")
-    for number in range(FRAMES_A_FILE + 1):
-        episode.append(frame(number))
+    episode = append(writer.episode("a"), FRAMES)
     ending.set()
     with pytest.raises(AccessError):
         episode.close()
@@ -196,12 +177,11 @@ def interrupted(*calls: Callable[[], object]) -> None:
 
 def test_the_thread_ends_when_its_writer_is_collected(tmp_path: Path) -> None:
     writer, _ = writer_of(tmp_path, hang)
-    write(writer, "a")
-    write(writer, "b", 1)
-    assert len(threads()) == 1
+    write_episodes(writer, {"a": FILE, "b": FRAMES[:1]})
+    assert len(own_threads("seqrecord-commit")) == 1
     del writer
     gc.collect()
-    wait_for(lambda: threads() == [])
+    wait_for(lambda: own_threads("seqrecord-commit") == [])
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
@@ -210,15 +190,15 @@ def test_the_thread_ends_when_the_block_raises(tmp_path: Path, error: type[BaseE
 
     def run() -> None:
         with writer_of(tmp_path, commit)[0] as writer:
-            write(writer, "a")
+            write_episodes(writer, {"a": FILE})
             with writer.episode("b") as episode:
-                episode.append(frame(0))
+                episode.append(FRAMES[0])
                 finishing.set()
                 raise error
 
     with pytest.raises(error):
         run()
-    assert threads() == []
+    assert own_threads("seqrecord-commit") == []
     assert resumed_keys(tmp_path) == {"a"}
 
 
@@ -226,23 +206,21 @@ def test_an_interrupt_while_waiting_for_a_commit_breaks_nothing(tmp_path: Path) 
     was_interrupted, wait = delayed_commit()
     waiting, commit = delayed_commit(interrupt, wait)
     writer, _ = writer_of(tmp_path, commit)
-    write(writer, "a")
-    write(writer, "b")
-    interrupted(waiting.set, lambda: write(writer, "c", 1))  # in a third file
+    write_episodes(writer, {"a": FILE, "b": FILE})
+    third = {"c": FRAMES[:1]}
+    interrupted(waiting.set, lambda: write_episodes(writer, third))  # in a third file
     was_interrupted.set()
-    write(writer, "d", 1)
+    write_episodes(writer, {"d": FRAMES[:1]})
     writer.close()
-    with seqrecord.open(tmp_path) as dataset:
-        assert list(dataset.episodes) == ["a", "b", "d"]
+    assert list(seqrecord.open(tmp_path).episodes) == ["a", "b", "d"]
 
 
 def test_an_interrupted_close_does_not_wait_for_a_hanging_storage(tmp_path: Path) -> None:
     closing, commit = delayed_commit(interrupt, hang)
     writer, _ = writer_of(tmp_path, commit)
-    write(writer, "a")
-    write(writer, "b", 1)
+    write_episodes(writer, {"a": FILE, "b": FRAMES[:1]})
     interrupted(closing.set, writer.close)
-    assert threads() == []
+    assert own_threads("seqrecord-commit") == []
     with pytest.raises(DestinationError, match="closed"):
         writer.close()
     assert resumed_keys(tmp_path) == {"a", "b"}

@@ -15,7 +15,7 @@ from seqrecord import SeqRecordWriter, convert
 from seqrecord.edit import clean
 from seqrecord.errors import DestinationError, SeqRecordError, StorageError
 from seqrecord.storage import LocalStorage, open_storage
-from tests.kit.datasets import frame, lengths_of, write_episodes
+from tests.kit.datasets import append, lengths_of, numbered, write_dataset, write_episodes
 from tests.kit.faults import FailAt, FaultyStorage, abandon, small_writer
 from tests.kit.made_source import MadeSource
 
@@ -179,8 +179,7 @@ def test_a_failed_commit_keeps_the_previous_dataset(
 ) -> None:
     old = {"old": 1} if append else {}
     if append:
-        with SeqRecordWriter(tmp_path, codecs="raw") as first:
-            write_episodes(first, old)
+        write_dataset(tmp_path, old, codecs="raw")
     storage = FaultyStorage(LocalStorage(tmp_path), FailAt(operation, path=path, error=FULL))
     writer, ended = write_skipping_failures(storage, mode="append" if append else "create")
     assert ended == KEYS
@@ -222,10 +221,7 @@ def test_files_that_cannot_be_removed_do_not_undo_the_commit(
 ) -> None:
     storage = FaultyStorage(LocalStorage(tmp_path), FailAt("remove", onwards=True))
     with SeqRecordWriter(storage, codecs="raw", chunk_frames=1, max_file_size=1) as writer:
-        given_up = writer.episode("given up")
-        for number in range(40):
-            given_up.append(frame("given up", number))
-        given_up.abort()
+        append(writer.episode("given up"), numbered("given up", 40)).abort()
         write_episodes(writer, {"a": 1})
     assert "fails as asked" in caplog.text
     assert lengths_of(tmp_path) == {"a": 1}

@@ -297,8 +297,7 @@ def test_resume_with_new_episodes(tmp_path: Path) -> None:
         convert(MadeSource(bad={4: 2}), tmp_path, workers=1, **SMALL)
     report = convert(Shifted(), tmp_path, mode="resume", workers=1, **SMALL)
     assert report.manifest.num_episodes == 9
-    with seqrecord.open(tmp_path) as dataset:
-        assert list(dataset.episodes)[-5:-3] == ["early/one", "made/004"]
+    assert list(seqrecord.open(tmp_path).episodes)[-5:-3] == ["early/one", "made/004"]
 
 
 def test_resume_without_episodes_and_after_all_episodes(tmp_path: Path, expected: str) -> None:
@@ -311,21 +310,12 @@ def test_resume_without_episodes_and_after_all_episodes(tmp_path: Path, expected
 # Killed workers and interrupts
 
 
-@dataclass(frozen=True)
-class _Deadly(MadeSource):
-    """Kills the worker that reads episode 4."""
-
-    def frames(self, info: EpisodeInfo) -> Iterator[dict[str, Any]]:
-        if info.key == "made/004":
-            os.kill(os.getpid(), signal.SIGKILL)
-        yield from super().frames(info)
-
-
 @pytest.mark.parametrize("kind", ["fork", pytest.param("", marks=pytest.mark.slow)])
 def test_killed_worker_is_reported(tmp_path: Path, expected: str, kind: str) -> None:
+    deadly = MadeSource(bad={4: 0}, error=SystemExit())
     with executor_of(kind) if kind else contextlib.nullcontext() as executor:
         with pytest.raises(DestinationError, match=r"killed, or out of memory.*--resume"):
-            convert(_Deadly(), tmp_path, workers=2, executor=executor, **SMALL)
+            convert(deadly, tmp_path, workers=2, executor=executor, **SMALL)
         report = convert(MadeSource(), tmp_path, mode="resume", workers=1, **SMALL)
     assert report.manifest.fingerprint == expected
 

@@ -31,7 +31,7 @@ from seqrecord.errors import FormatError, NotFoundError, SchemaError, SourceErro
 from seqrecord.sources import format_names
 from tests.core.training.clip_model import write_all
 from tests.kit.command_line import run
-from tests.kit.datasets import columns, encoded, noise, write_dataset, write_small
+from tests.kit.datasets import chunk_lengths, columns, encoded, noise, write_dataset, write_small
 from tests.kit.made_source import MadeSource
 from tests.kit.services.web_server import WebFolder
 from tests.kit.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
@@ -100,8 +100,7 @@ def test_any_dataset(made: tuple[Schema, dict[str, Any]]) -> None:
 
 
 def features_of(path: Path) -> Any:
-    with seqrecord.open(path) as dataset:
-        return dataset.features
+    return seqrecord.open(path).features
 
 
 def test_codecs_are_kept_unless_overridden(tmp_path: Path) -> None:
@@ -164,11 +163,6 @@ def test_packets_are_passed_on_undecoded(tmp_path: Path, whole: bool) -> None:
             for name in ("image", "x"):
                 present = two.episodes[key].present(name)
                 assert present.tolist() == one.episodes[key].present(name).tolist()
-
-
-def chunk_lengths(path: Path) -> list[list[int]]:
-    with seqrecord.open(path) as dataset:
-        return [group.num_frames.tolist() for group in dataset.contents.index.groups]
 
 
 def test_chunks_are_copied_unless_their_length_changes(tmp_path: Path) -> None:
@@ -340,8 +334,7 @@ def test_statistics_are_copied_from_the_source(tmp_path: Path) -> None:
         assert made.statistics.num_frames == made.num_frames
         assert "photo" not in made.statistics
     convert(open_source(a), tmp_path / "d", statistics=False, workers=1)
-    with seqrecord.open(tmp_path / "d") as made:
-        assert not made.statistics
+    assert not seqrecord.open(tmp_path / "d").statistics
 
 
 class Part:
@@ -439,6 +432,5 @@ def test_how_a_dataset_is_found_and_features_are_chosen(tmp_path: Path) -> None:
     run("write", "--src", a, "--dst", tmp_path / "b", "--features", "pose,photo")
     with seqrecord.open(tmp_path / "b") as made:
         assert list(made.features) == ["pose", "photo"]
-        with seqrecord.open(a, features=["pose", "photo"]) as dataset:
-            assert frames_of(made) == frames_of(dataset)
+        assert frames_of(made) == frames_of(seqrecord.open(a, features=["pose", "photo"]))
         assert list(made.statistics) == ["pose"]

@@ -11,26 +11,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter
+from seqrecord import SeqRecordRecorder, SeqRecordWriter
 from seqrecord.errors import DestinationError
 from seqrecord.storage import LocalStorage
+from tests.kit.datasets import NUMBERED, append, frame, lengths_of, numbered, write_episodes
 from tests.kit.faults import CreateGate, FaultyStorage
 from tests.kit.processes import in_fork, wait_for
 
-SCHEMA = Schema([FeatureSpec("x", np.dtype(np.float64), (100,))])
-
-
-def frame(number: int) -> dict[str, Any]:
-    return {"x": np.full(100, float(number))}
-
-
-def append(episode: Any, count: int) -> None:
-    for number in range(count):
-        episode.append(frame(number))
+SETTINGS: dict[str, Any] = {"schema": NUMBERED, "codecs": "raw"}
 
 
 def files(folder: Path) -> dict[str, int]:
@@ -39,17 +30,14 @@ def files(folder: Path) -> dict[str, int]:
 
 def check(folder: Path, lengths: dict[str, int]) -> None:
     """The dataset has episodes of these lengths, with correct frames."""
-    with seqrecord.open(folder) as dataset:
-        assert {key: len(episode) for key, episode in dataset.episodes.items()} == lengths
-        for episode in dataset.episodes.values():
-            np.testing.assert_array_equal(episode[:]["x"][:, 0], np.arange(len(episode)))
+    assert lengths_of(folder) == lengths
     assert seqrecord.verify(folder, deep=True).ok
 
 
 Calls = dict[str, Callable[[Any, Any], object]]
 
 COMMON: Calls = {
-    "append": lambda writer, episode: episode.append(frame(3)),
+    "append": lambda writer, episode: episode.append(frame("a", 3)),
     "end": lambda writer, episode: episode.close(),
     "discard": lambda writer, episode: episode.discard(),
     "leave the episode": lambda writer, episode: episode.__exit__(None, None, None),
@@ -73,11 +61,9 @@ CALLS_OF: dict[Any, Calls] = {
 
 @pytest.mark.parametrize("kind", CALLS_OF)
 def test_a_forked_writer_refuses_every_call_and_changes_nothing(tmp_path: Path, kind: Any) -> None:
-    with kind(tmp_path, schema=SCHEMA, chunk_frames=2, codecs="raw") as writer:
-        with writer.episode("a") as episode:
-            append(episode, 5)
-        episode = writer.episode("b")
-        append(episode, 3)
+    with kind(tmp_path, chunk_frames=2, **SETTINGS) as writer:
+        write_episodes(writer, {"a": 5})
+        episode = append(writer.episode("b"), numbered("b", 3))
         wait_until_flushed(writer, episode, 8)
         before = files(tmp_path)
 
@@ -88,7 +74,7 @@ def test_a_forked_writer_refuses_every_call_and_changes_nothing(tmp_path: Path, 
             for part in ("belongs to another process", f"process {os.getpid()}", str(tmp_path)):
                 assert part in text, name
         assert files(tmp_path) == before
-        episode.append(frame(3))
+        episode.append(frame("b", 3))
         episode.close()
     check(tmp_path, {"a": 5, "b": 4})
 
@@ -110,9 +96,8 @@ def wait_until_flushed(writer: Any, episode: Any, count: int) -> None:
 @pytest.mark.parametrize("kind", CALLS_OF)
 def test_a_fork_that_leaves_the_with_block_changes_nothing(tmp_path: Path, kind: Any) -> None:
     """At the block's end, by an error, by `sys.exit`, and by garbage collection."""
-    writer = kind(tmp_path, schema=SCHEMA, chunk_frames=2, codecs="raw")
-    episode = writer.episode("a")
-    append(episode, 5)
+    writer = kind(tmp_path, chunk_frames=2, **SETTINGS)
+    episode = append(writer.episode("a"), numbered("a", 5))
     wait_until_flushed(writer, episode, 5)
 
     def leave(error: BaseException | None) -> None:
@@ -135,7 +120,7 @@ def test_a_fork_that_leaves_the_with_block_changes_nothing(tmp_path: Path, kind:
             in_fork(lambda error=error: leave(error))  # type: ignore[misc]
     assert files(tmp_path) == before
     with writer, episode:
-        episode.append(frame(5))
+        episode.append(frame("a", 5))
     check(tmp_path, {"a": 6})
 
 
@@ -145,7 +130,7 @@ def test_a_writer_is_not_pickled(tmp_path: Path, kind: Any) -> None:
         for each in (writer, episode):
             with pytest.raises(DestinationError, match="cannot be sent to another process"):
                 pickle.dumps(each)
-        episode.append(frame(0))
+        episode.append(frame("a", 0))
 
 
 # ---- threads
@@ -167,7 +152,7 @@ class Waiting:
     def __array__(self, *args: Any, **options: Any) -> Any:
         self.gate.reached.set()
         self.gate.opened.wait(60)
-        return np.zeros(100)
+        return frame("a", 0)["x"]
 
 
 @pytest.mark.parametrize("where", ["storage", "frame"])
@@ -176,9 +161,9 @@ def test_overlapping_calls_of_two_threads_are_refused(
 ) -> None:
     local = LocalStorage(tmp_path)
     storage = FaultyStorage(local, gate) if where == "storage" else local
-    writer = SeqRecordWriter(storage, schema=SCHEMA, chunk_frames=1, codecs="raw")
+    writer = SeqRecordWriter(storage, chunk_frames=1, **SETTINGS)
     episode = writer.episode("a")
-    first = frame(0) if where == "storage" else {"x": Waiting(gate)}
+    first = frame("a", 0) if where == "storage" else {"x": Waiting(gate)}
     failures: list[BaseException] = []
 
     def append() -> None:
@@ -199,7 +184,7 @@ def test_overlapping_calls_of_two_threads_are_refused(
     gate.opened.set()
     thread.join()
     assert not failures
-    episode.append(frame(1))
+    episode.append(frame("a", 1))
     episode.close()
     writer.close()
     check(tmp_path, {"a": 2})
@@ -207,9 +192,9 @@ def test_overlapping_calls_of_two_threads_are_refused(
 
 def test_overlapping_calls_of_a_recorder_are_refused(tmp_path: Path, gate: CreateGate) -> None:
     storage = FaultyStorage(LocalStorage(tmp_path), gate)
-    recorder = SeqRecordRecorder(storage, schema=SCHEMA, chunk_frames=1, codecs="raw")
+    recorder = SeqRecordRecorder(storage, chunk_frames=1, **SETTINGS)
     episode = recorder.episode("a")
-    episode.append(frame(0))
+    episode.append(frame("a", 0))
     assert gate.reached.wait(60)
     entered = threading.Event()
 
@@ -239,10 +224,10 @@ def test_overlapping_calls_of_a_recorder_are_refused(tmp_path: Path, gate: Creat
 
 @pytest.mark.parametrize("kind", CALLS_OF)
 def test_a_writer_may_be_used_by_threads_in_turn(tmp_path: Path, kind: Any) -> None:
-    writer = kind(tmp_path, schema=SCHEMA)
+    writer = kind(tmp_path, schema=NUMBERED)
     steps: list[Callable[[], object]] = [
         lambda: episodes.append(writer.episode("a")),
-        *(lambda n=number: episodes[0].append(frame(n)) for number in range(5)),
+        *(lambda n=number: episodes[0].append(frame("a", n)) for number in range(5)),
         lambda: episodes[0].close(),
         lambda: writer.close(),
     ]

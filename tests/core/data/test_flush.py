@@ -20,7 +20,7 @@ from seqrecord import SeqRecordWriter, reindex
 from seqrecord.errors import ConflictError, DestinationError, FrameError, StorageError
 from seqrecord.format.text import MAX_METADATA_LENGTH, mark_truncated, unmark_truncated
 from seqrecord.storage import LocalStorage, Upload
-from tests.kit.datasets import flip, record_files
+from tests.kit.datasets import append, columns, flip, record_files, resume, write_episodes
 from tests.kit.faults import FailAt, FaultyStorage, abandon, abandonable
 from tests.kit.processes import join_commits
 from tests.kit.tiny import footers_of
@@ -31,29 +31,19 @@ METADATA = {"robot": "arm"}
 CUT = {"robot": "arm", "truncated": True}
 
 
-def frame(number: int) -> dict[str, Any]:
-    """`image`, in one group, and `state` and `note` in another; every third frame has no note."""
-    made = {"image": np.full((64, 64), number, "u1"), "state": np.full(3, number, "<f4")}
-    return made if number % 3 == 2 else {**made, "note": f"frame {number}"}
-
-
-def append(episode: Any, start: int, stop: int, flush_every: int = 0) -> None:
-    for number in range(start, stop):
-        episode.append(frame(number))
-        if flush_every and number % flush_every == flush_every - 1:
-            episode.flush()
-
-
-def write(writer: SeqRecordWriter, key: str, length: int) -> None:
-    with writer.episode(key) as episode:
-        append(episode, 0, length)
+# `image`, in one group, and `state` and `note` in another; every third frame has no note.
+FRAMES = columns(
+    image=[np.full((64, 64), number, "u1") for number in range(60)],
+    state=[np.full(3, number, "<f4") for number in range(60)],
+    note=[None if number % 3 == 2 else f"frame {number}" for number in range(60)],
+)
 
 
 def lengths(root: Path) -> dict[str, int]:
     """Frame count of each episode, after a check of every frame."""
     with seqrecord.open(root) as dataset:
         for episode in dataset.episodes.values():
-            want = [frame(number) for number in range(len(episode))]
+            want = FRAMES[: len(episode)]
             assert list(dataset.features) == list(want[0])
             for name in want[0]:
                 there = [number for number, one in enumerate(want) if name in one]
@@ -72,25 +62,19 @@ def check_rebuilt(root: Path, expected: dict[str, int]) -> None:
     assert lengths(root) == expected
 
 
-def resume(root: Path) -> frozenset[str]:
-    with SeqRecordWriter(root, mode="resume") as writer:
-        return writer.completed_episodes
-
-
 def metadata_of(root: Path, key: str = "a") -> object:
-    with seqrecord.open(root) as dataset:
-        return dataset.episodes[key].metadata
+    return seqrecord.open(root).episodes[key].metadata
 
 
 def test_a_flush_ends_the_chunks_that_are_open(tmp_path: Path) -> None:
     with SeqRecordWriter(tmp_path, **SETTINGS) as writer, writer.episode("a") as episode:
         episode.flush()  # of no frames
-        append(episode, 0, 3)
+        append(episode, FRAMES[:3])
         episode.flush()
         episode.flush()  # nothing has come since
-        append(episode, 3, 14)
+        append(episode, FRAMES[3:14])
         episode.flush()
-        append(episode, 14, 24)
+        append(episode, FRAMES[14:24])
     with seqrecord.open(tmp_path) as dataset:
         for group in dataset.contents.index.groups:
             assert group.num_frames.tolist() == [3, 8, 3, 8, 2]
@@ -101,12 +85,12 @@ def test_flushing_changes_no_frame_and_not_the_number_of_episodes(tmp_path: Path
     with SeqRecordWriter(tmp_path, max_file_size=20_000) as writer:
         for key in ("a", "b"):
             with writer.episode(key, metadata=CUT) as episode:
-                append(episode, 0, 2)
+                append(episode, FRAMES[:2])
                 has_schema = [writer.schema is not None]
                 episode.flush()  # takes the features from the frames so far
                 has_schema.append(writer.schema is not None)
                 assert has_schema == [key == "b", True]
-                append(episode, 2, 30, flush_every=7)
+                append(episode, FRAMES[2:30], flush_every=7)
     before = (tmp_path / "manifest.json").read_text()
     check_rebuilt(tmp_path, {"a": 30, "b": 30})
     assert seqrecord.open(tmp_path).fingerprint in before
@@ -142,12 +126,12 @@ def test_a_writer_that_stops(
         episode = writer.episode("a", metadata=METADATA)
         for number, step in enumerate(steps):
             if step == "f":
-                episode.append(frame(steps[:number].count("f")))
+                episode.append(FRAMES[steps[:number].count("f")])
             else:
                 (episode.flush if step == "F" else episode.close)()
         stop(writer)
         with SeqRecordWriter(folder, mode="resume", **settings) as writer:
-            write(writer, "z", 1)
+            write_episodes(writer, {"z": FRAMES[:1]})
         check_rebuilt(folder, {"z": 1} if expected is None else {"a": expected[0], "z": 1})
         assert expected is None or metadata_of(folder) == expected[1]
 
@@ -165,9 +149,9 @@ def test_a_writer_that_stops(
 def test_an_error_keeps_flushed_frames(tmp_path: Path, max_file_size: int, error: str) -> None:
     with SeqRecordWriter(tmp_path, **SETTINGS, max_file_size=max_file_size) as writer:
         episode = writer.episode("a", metadata=METADATA)
-        append(episode, 0, 11)
+        append(episode, FRAMES[:11])
         episode.flush()
-        append(episode, 11, 20)
+        append(episode, FRAMES[11:20])
         if error == "bad frame":
             with pytest.raises(FrameError):
                 episode.append({"state": np.zeros(4)})
@@ -179,7 +163,7 @@ def test_an_error_keeps_flushed_frames(tmp_path: Path, max_file_size: int, error
         assert writer.completed_episodes == {"a"}
         with pytest.raises(DestinationError, match="exists already"):
             writer.episode("a")
-        write(writer, "b", 9)
+        write_episodes(writer, {"b": FRAMES[:9]})
     length = lengths(tmp_path)["a"]
     assert length == 11 if max_file_size == 1 << 30 else 11 <= length <= 20
     assert metadata_of(tmp_path) == CUT
@@ -190,11 +174,11 @@ def test_a_writer_whose_flushed_part_another_has_committed_loses_nothing(tmp_pat
     """The second commits the first one's flushed frames; a resume adds the remaining frames."""
     first = SeqRecordWriter(tmp_path, **SETTINGS)
     episode = first.episode("a")
-    append(episode, 0, 11)
+    append(episode, FRAMES[:11])
     episode.flush()
     assert resume(tmp_path) == {"a"}
     assert lengths(tmp_path) == {"a": 11}
-    append(episode, 11, 30)
+    append(episode, FRAMES[11:30])
     episode.close()
     with pytest.raises(ConflictError):
         first.close()
@@ -211,7 +195,7 @@ def test_a_damaged_chunk_loses_the_chunks_after_it(
         folder, offsets = tmp_path / str(damaged), [64]
         episode = SeqRecordWriter(folder, **SETTINGS).episode("a")
         for start, stop in ((0, 5), (5, 17), (17, 20)):
-            append(episode, start, stop)
+            append(episode, FRAMES[start:stop])
             episode.flush()
             offsets += [path.stat().st_size for path in folder.glob("records/*.partial")]
         (partial,) = folder.glob("records/*.partial")
@@ -228,7 +212,7 @@ def test_a_damaged_chunk_loses_the_chunks_after_it(
 def test_each_note_covers_only_frames_since_the_last(tmp_path: Path) -> None:
     """Otherwise the bytes of notes grow with the square of the number of flushes."""
     writer = SeqRecordWriter(tmp_path, **SETTINGS)
-    append(writer.episode("a"), 0, 60, flush_every=1)
+    append(writer.episode("a"), FRAMES[:60], flush_every=1)
     (cut,) = LocalStorage(tmp_path).unfinished("records")
     sizes = [len(note) for _, note in cut.checkpoints()]
     assert len(sizes) == 60
@@ -242,9 +226,9 @@ def test_every_file_has_its_flushed_frame_count(tmp_path: Path) -> None:
         SeqRecordWriter(tmp_path, **SETTINGS, max_file_size=1) as writer,
         writer.episode("a") as episode,
     ):
-        append(episode, 0, 4)
+        append(episode, FRAMES[:4])
         episode.flush()
-        append(episode, 4, 9)
+        append(episode, FRAMES[4:9])
     ends = set()
     for footer in footers_of(tmp_path).values():
         (part,) = footer.episodes
@@ -316,9 +300,8 @@ def test_a_discarded_episode_is_nowhere_whatever_the_files(
     root = tmp_path / "d"
     storage = Photographed(root, tmp_path / "copies")
     writer = SeqRecordWriter(storage, max_file_size=max_file_size, **SMALL_CHUNKS)
-    write(writer, "kept", 7)
-    episode = writer.episode("a")
-    append(episode, 0, 26, flush_every)
+    write_episodes(writer, {"kept": FRAMES[:7]})
+    episode = append(writer.episode("a"), FRAMES[:26], flush_every=flush_every)
     storage.is_on = True
     episode.discard()
     storage.photograph()
@@ -341,9 +324,9 @@ def test_a_discarded_episode_is_nowhere_whatever_the_files(
     assert all(one or not other for one, other in itertools.pairwise(found)), "it came back"
     # The same key again, and the writer as if nothing had been.
     assert "a" not in writer.completed_episodes
-    write(writer, "a", 5)
+    write_episodes(writer, {"a": FRAMES[:5]})
     with writer.episode("last") as episode:
-        append(episode, 0, 3, 3)
+        append(episode, FRAMES[:3], flush_every=3)
         episode.discard()
         episode.discard()  # it has been
     writer.close()
@@ -357,9 +340,7 @@ def test_a_discarded_episode_is_nowhere_whatever_the_files(
 def test_nothing_is_left_where_all_was_discarded(tmp_path: Path) -> None:
     writer = SeqRecordWriter(tmp_path, **SMALL_CHUNKS)
     for _ in range(2):
-        episode = writer.episode("a")
-        append(episode, 0, 9, 3)
-        episode.discard()
+        append(writer.episode("a"), FRAMES[:9], flush_every=3).discard()
     with pytest.raises(DestinationError, match="no episode was written"):
         writer.close()
     assert not list(tmp_path.glob("records/*"))
@@ -367,7 +348,7 @@ def test_nothing_is_left_where_all_was_discarded(tmp_path: Path) -> None:
         episode = writer.episode("a")
         episode.append({"other": np.zeros(3)})
         episode.discard()
-        write(writer, "a", 2)
+        write_episodes(writer, {"a": FRAMES[:2]})
     assert lengths(tmp_path) == {"a": 2}
 
 
@@ -376,9 +357,8 @@ def test_a_file_that_cannot_be_removed_is_no_failure(
 ) -> None:
     storage = FaultyStorage(LocalStorage(tmp_path), FailAt("remove", path="records/"))
     writer = SeqRecordWriter(storage, max_file_size=1, **SMALL_CHUNKS)
-    write(writer, "kept", 3)
-    episode = writer.episode("a")
-    append(episode, 0, 20, 3)
+    write_episodes(writer, {"kept": FRAMES[:3]})
+    episode = append(writer.episode("a"), FRAMES[:20], flush_every=3)
     episode.discard()
     assert "cannot be removed" not in caplog.text
     writer.close()
@@ -391,15 +371,14 @@ def test_a_file_that_cannot_be_removed_is_no_failure(
 def test_files_added_by_a_concurrent_resume_stay(tmp_path: Path) -> None:
     """A writer once removed its finished files although the manifest had named them since."""
     writer = SeqRecordWriter(tmp_path, max_file_size=1, **SMALL_CHUNKS)
-    write(writer, "kept", 7)
-    episode = writer.episode("a")
-    append(episode, 0, 26, 3)
+    write_episodes(writer, {"kept": FRAMES[:7]})
+    episode = append(writer.episode("a"), FRAMES[:26], flush_every=3)
     join_commits()
     resume(tmp_path)
     before = lengths(tmp_path)
     assert before["a"] >= 24
     episode.discard()
-    write(writer, "b", 3)
+    write_episodes(writer, {"b": FRAMES[:3]})
     with pytest.raises(ConflictError):
         writer.close()
     assert lengths(tmp_path) == before
@@ -409,9 +388,8 @@ def test_files_added_by_a_concurrent_resume_stay(tmp_path: Path) -> None:
 
 def test_a_storage_that_fails_breaks_the_writer(tmp_path: Path) -> None:
     writer = SeqRecordWriter(LocalStorage(tmp_path), **SMALL_CHUNKS)
-    write(writer, "kept", 3)
-    episode = writer.episode("a")
-    append(episode, 0, 9, 3)
+    write_episodes(writer, {"kept": FRAMES[:3]})
+    episode = append(writer.episode("a"), FRAMES[:9], flush_every=3)
     (notes,) = tmp_path.glob("records/*.notes")
     data = notes.read_bytes()
     notes.unlink()

@@ -51,18 +51,16 @@ def test_header_bytes() -> None:
     assert parse_header(header) == _ID.hex()
 
 
-def _footer() -> Footer:
-    schema = Schema(
+_CHUNKS = [(0, 2, 0, 0, 64, [(4, 1), (25, 2)], [3]), (0, 1, 2, 0, 192, [(2, 3), (0, 0)], [0])]
+_FOOTER = Footer(
+    schema=Schema(
         [FeatureSpec("a", np.dtype("u1"), (2,)), FeatureSpec("b", np.dtype("u1"), (None,))]
-    )
-    chunks = np.zeros(2, chunk_row(2, 1))
-    chunks["num_frames"], chunks["first_frame"], chunks["offset"] = [2, 1], [0, 2], [64, 192]
-    chunks["pages"]["length"] = [[4, 25], [2, 0]]
-    chunks["pages"]["crc32c"] = [[1, 2], [3, 0]]
-    chunks["largest"] = [[3], [0]]
-    gaps = np.array([(1, 1, 0, 0)], GAP_ROW)
-    part = EpisodePart("k", "0" * 32, 5, 3, 29.97, "{}")
-    return Footer(schema, _ID.hex(), (part,), (chunks,), (gaps,))
+    ),
+    file_id=_ID.hex(),
+    episodes=(EpisodePart("k", "0" * 32, 5, 3, 29.97, "{}"),),
+    chunks=(np.array(_CHUNKS, chunk_row(2, 1)),),
+    gaps=(np.array([(1, 1, 0, 0)], GAP_ROW),),
+)
 
 
 def test_footer_bytes() -> None:
@@ -83,7 +81,7 @@ def test_footer_bytes() -> None:
     body = struct.pack("<I", len(text)) + text + rows
     length = struct.pack("<Q", len(body))
     tail = length + struct.pack("<II", crc32c(body + length), 1) + _MAGIC
-    assert encode_footer(_footer()) == body + tail
+    assert encode_footer(_FOOTER) == body + tail
     assert len(tail) == 24
 
 
@@ -208,7 +206,7 @@ def test_gap_rows_store_present_frames(flags: list[bool]) -> None:
 
 
 def test_footer_cut_short() -> None:
-    data = encode_footer(_footer())
+    data = encode_footer(_FOOTER)
     for length in range(24):
         with pytest.raises(FormatError):
             parse_footer(data[:length], 256)

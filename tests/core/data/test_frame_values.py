@@ -13,10 +13,11 @@ import torch
 from PIL import Image
 
 import seqrecord
-from seqrecord import SeqRecordRecorder, SeqRecordWriter
+from seqrecord import SeqRecordRecorder
 from seqrecord.errors import SchemaError, SourceError
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.sources import EpisodeInfo
+from tests.kit.datasets import write_dataset, write_episodes
+from tests.kit.made_source import GivenSource
 
 ONES = torch.ones(2, 3)
 
@@ -44,7 +45,7 @@ def test_quantised_tensors(tmp_path: Path) -> None:
     except (RuntimeError, AttributeError) as error:
         pytest.skip(str(error))
     with pytest.raises(SchemaError, match=r"value\.dequantize\(\)"):
-        by_writer(tmp_path, [{"x": value}])
+        write_dataset(tmp_path, {"e": [{"x": value}]})
 
 
 def turned_picture(orientation: int = 6) -> Image.Image:
@@ -93,63 +94,38 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 Frames = list[dict[str, Any]]
 
 
-def append(frames: Frames, sink: Any) -> None:
-    with sink, sink.episode("e") as episode:
-        for frame in frames:
-            episode.append(frame)
-
-
 def schema_of(frames: Frames) -> Schema:
     return Schema([FeatureSpec(n, v.dtype, v.shape) for n, v in frames[0].items()])
 
 
-class Source:
-    """A user's own source."""
-
-    def __init__(self, frames: Frames) -> None:
-        self.found, self.schema = frames, lambda: schema_of(frames)
-
-    def episodes(self) -> list[EpisodeInfo]:
-        return [EpisodeInfo("e", len(self.found))]
-
-    def frames(self, info: EpisodeInfo) -> Any:
-        yield from self.found
-
-
-def by_writer(root: Path, frames: Frames) -> None:
-    append(frames, SeqRecordWriter(root))
-
-
-def by_writer_with_schema(root: Path, frames: Frames) -> None:
-    append(frames, SeqRecordWriter(root, schema=schema_of(frames)))
-
-
 def by_recorder(root: Path, frames: Frames) -> None:
-    append(frames, SeqRecordRecorder(root))
+    with SeqRecordRecorder(root) as recorder:
+        write_episodes(recorder, {"e": frames})
 
 
-def by_source(root: Path, frames: Frames) -> None:
-    seqrecord.convert(Source(frames), root, workers=1)
-
-
-WRITERS = [by_writer, by_writer_with_schema, by_recorder, by_source]
+WAYS: dict[str, Callable[[Path, Frames], object]] = {
+    "writer": lambda root, frames: write_dataset(root, {"e": frames}),
+    "schema": lambda root, frames: write_dataset(root, {"e": frames}, schema=schema_of(frames)),
+    "recorder": by_recorder,
+    "source": lambda root, frames: seqrecord.convert(
+        GivenSource(schema_of(frames), {"e": frames}), root, workers=1
+    ),
+}
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
-@pytest.mark.parametrize("way", WRITERS)
-def test_values_that_would_lose_data_are_refused(
-    tmp_path: Path, way: Callable[[Path, Frames], None], thorough: bool
-) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_values_that_would_lose_data_are_refused(tmp_path: Path, way: str, thorough: bool) -> None:
     few = ["masked", "bfloat16", "failing", "structured", "texts", "an animation"]
-    for case in REFUSED if thorough or way is by_writer else few:
+    for case in REFUSED if thorough or way == "writer" else few:
         make, match = REFUSED[case]
         good = np.zeros(3, np.int64)
         dtype_only = case in ("objects", "structured", "records", "datetimes", "texts")
-        values = [make()] if dtype_only and way is by_writer else [good, make()]
-        if dtype_only and way is not by_writer:
+        values = [make()] if dtype_only and way == "writer" else [good, make()]
+        if dtype_only and way != "writer":
             match = "does not fit its feature"
         with pytest.raises((SchemaError, SourceError), match=match) as caught:
-            way(tmp_path / case, [{"x": value} for value in values])
+            WAYS[way](tmp_path / case, [{"x": value} for value in values])
         assert caught.value.feature == "x", case
         if values[0] is good:
             assert (caught.value.episode, caught.value.frame) == ("e", 1), case
@@ -162,12 +138,9 @@ VALUES: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("way", [by_writer, by_recorder])
-def test_values_that_convert_to_arrays_without_loss(
-    tmp_path: Path, way: Callable[[Path, Frames], None]
-) -> None:
-    way(tmp_path, [{f"x{number}": value for number, value in enumerate(VALUES)}] * 2)
-    with seqrecord.open(tmp_path) as dataset:
-        got = dataset.episodes["e"][1]
+@pytest.mark.parametrize("way", ["writer", "recorder"])
+def test_values_that_convert_to_arrays_without_loss(tmp_path: Path, way: str) -> None:
+    WAYS[way](tmp_path, [{f"x{number}": value for number, value in enumerate(VALUES)}] * 2)
+    got = seqrecord.open(tmp_path).episodes["e"][1]
     for number, value in enumerate(VALUES):
         np.testing.assert_array_equal(got[f"x{number}"], np.asarray(value), strict=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -15,88 +13,50 @@ import pytest
 from click.testing import CliRunner
 
 import seqrecord
-from seqrecord import FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter, convert
+from seqrecord import SeqRecordRecorder, SeqRecordWriter, convert
 from seqrecord.errors import DestinationError, FrameError, SourceError, StorageError
-from seqrecord.sources import EpisodeInfo
 from seqrecord.storage import LocalStorage
 from tests.kit.command_line import main
-from tests.kit.datasets import write_dataset
+from tests.kit.datasets import append, resume, write_dataset, write_episodes
 from tests.kit.faults import FailAt, FaultyStorage
+from tests.kit.made_source import MadeSource, made_frame
 from tests.kit.processes import wait_for
 from tests.kit.services.places import Place
 
-SCHEMA = Schema([FeatureSpec("x", np.dtype(np.float64), (1000,))])
-FRAMES = 6
+SCHEMA = MadeSource().schema()
+FRAMES = [made_frame("made/000", number) for number in range(6)]
 SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 2}
 
 
-def frame(number: int) -> dict[str, Any]:
-    return {"x": np.full(1000, float(number))}
-
-
-class Source:
-    """Episodes e0, e1, …; the `bad` ones fail at the last frame."""
-
-    def __init__(self, bad: str, error: BaseException, count: int = 2) -> None:
-        self.bad, self.error, self.count = bad, error, count
-
-    def schema(self) -> Schema:
-        return SCHEMA
-
-    def episodes(self) -> list[EpisodeInfo]:
-        return [EpisodeInfo(f"e{number}", FRAMES) for number in range(self.count)]
-
-    def frames(self, episode: EpisodeInfo) -> Iterator[dict[str, Any]]:
-        for number in range(FRAMES):
-            if episode.key in self.bad.split() and number == FRAMES - 1:
-                if isinstance(self.error, SystemExit):
-                    os.kill(os.getpid(), signal.SIGKILL)
-                raise self.error
-            yield frame(number)
-
-
-def add(episode: Any, frames: int = FRAMES) -> Any:
-    """Append this number of frames and return the episode."""
-    for number in range(frames):
-        episode.append(frame(number))
-    return episode
+def made(error: BaseException, *bad: int, count: int = 2) -> MadeSource:
+    """Episodes of six frames, of which some fail at the last frame."""
+    return MadeSource((6,) * count, bad=dict.fromkeys(bad, 5), error=error)
 
 
 def fails(
-    error: BaseException, ended: int, frames: int = FRAMES, **settings: Any
+    error: BaseException, ended: int, frames: Any = FRAMES, **settings: Any
 ) -> Callable[[Any], None]:
-    """A writer that fails in an episode after `frames` frames and `ended` complete episodes."""
+    """A writer that fails in an episode after `frames` and `ended` complete episodes."""
 
     def write(destination: Any) -> None:
         with SeqRecordWriter(destination, schema=SCHEMA, **SETTINGS, **settings) as writer:
-            for number in range(ended):
-                with writer.episode(f"e{number}") as episode:
-                    add(episode, 1)
+            write_episodes(writer, {f"e{number}": FRAMES[:1] for number in range(ended)})
             with writer.episode("bad") as episode:
-                add(episode, frames)
+                append(episode, frames)
                 raise error
 
     return write
 
 
-def misfits(destination: Any) -> None:
-    with SeqRecordWriter(destination, schema=SCHEMA, **SETTINGS) as writer:
-        add(writer.episode("bad")).append({"y": 3})
-
-
 def stays_open(destination: Any) -> None:
     writer = SeqRecordWriter(destination, schema=SCHEMA, **SETTINGS)
-    add(writer.episode("bad"))
+    append(writer.episode("bad"), FRAMES)
     writer.close()
 
 
 def discards(destination: Any) -> None:
     with SeqRecordWriter(destination, schema=SCHEMA, max_file_size=10_000, **SETTINGS) as writer:
-        episode = writer.episode("bad")
-        for number in range(FRAMES):
-            episode.append(frame(number))
-            episode.flush()
-        episode.discard()
+        append(writer.episode("bad"), FRAMES, flush_every=1).discard()
 
 
 def records_nothing(destination: Any) -> None:
@@ -107,8 +67,8 @@ def records_nothing(destination: Any) -> None:
 
 def aborts_recording(destination: Any) -> None:
     with SeqRecordRecorder(destination, schema=SCHEMA, **SETTINGS, flush_seconds=600) as recorder:
-        add(recorder.episode("bad"))
-        wait_for(lambda: recorder.stats().written_frames == FRAMES)
+        append(recorder.episode("bad"), FRAMES)
+        wait_for(lambda: recorder.stats().written_frames == len(FRAMES))
         recorder.abort()
         raise KeyError("mine")
 
@@ -116,16 +76,16 @@ def aborts_recording(destination: Any) -> None:
 def converts(error: BaseException, **settings: Any) -> Callable[[Any], None]:
     def write(destination: Any) -> None:
         settings.setdefault("workers", 1)
-        convert(Source("e0", error), destination, **SETTINGS, **settings)
+        convert(made(error, 0), destination, **SETTINGS, **settings)
 
     return write
 
 
 EARLY: dict[str, Callable[[Any], None]] = {
     "a user's error": fails(KeyError("mine"), 0),
-    "before the first frame": fails(KeyError("mine"), 0, frames=0),
+    "before the first frame": fails(KeyError("mine"), 0, []),
     "an interrupt, full record files": fails(KeyboardInterrupt(), 0, max_file_size=10_000),
-    "a mismatched frame": misfits,
+    "a mismatched frame": fails(KeyError("mine"), 0, [*FRAMES, {"y": 3}]),
     "closed during an episode": stays_open,
     "discarded": discards,
     "a recorder without frames": records_nothing,
@@ -149,19 +109,15 @@ def test_a_failure_in_the_first_episode_leaves_no_file(tmp_path: Path, name: str
         assert sorted(root.rglob("*")) == before
         message = [str(caught.value), *getattr(caught.value, "__notes__", ())]
         assert "are kept" not in "".join(message)
-    with SeqRecordWriter(destination, **SETTINGS) as writer, writer.episode("e") as episode:
-        add(episode, 1)
-    with seqrecord.open(destination) as dataset:
-        assert list(dataset.episodes) == ["e"]
+    write_dataset(destination, {"e": FRAMES[:1]}, **SETTINGS)
+    assert list(seqrecord.open(destination).episodes) == ["e"]
 
 
 def test_a_failed_append_does_not_change_the_dataset(tmp_path: Path) -> None:
     def times() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
 
-    writer = SeqRecordWriter(tmp_path, schema=SCHEMA, **SETTINGS)
-    with writer, writer.episode("e") as episode:
-        add(episode, 1)
+    write_dataset(tmp_path, {"e": FRAMES[:1]}, **SETTINGS)
     before = times()
     for error, write in (
         (DestinationError, EARLY["a bad source"]),  # the dataset exists already
@@ -179,19 +135,15 @@ def check_resumable(destination: Path, error: BaseException, keys: set[str]) -> 
     assert "--resume" in message or not hasattr(error, "add_note")
     with pytest.raises(DestinationError, match="--resume"):
         SeqRecordWriter(destination)
-    with SeqRecordWriter(destination, mode="resume") as writer:
-        assert writer.completed_episodes == keys
-
-
-def fails_between(destination: Any) -> None:
-    with SeqRecordWriter(destination, schema=SCHEMA, **SETTINGS) as writer:
-        for key in ("e0", "e1"):
-            with writer.episode(key) as episode:
-                add(episode, 1)
-        raise KeyError("mine")
+    assert resume(destination) == keys
 
 
 def test_a_later_failure_keeps_all_episodes_and_names_resume(tmp_path: Path) -> None:
+    def fails_between(destination: Any) -> None:
+        with SeqRecordWriter(destination, schema=SCHEMA, **SETTINGS) as writer:
+            write_episodes(writer, dict.fromkeys(("e0", "e1"), FRAMES[:1]))
+            raise KeyError("mine")
+
     errors = (KeyError("mine"), KeyboardInterrupt(), FrameError("mine"))
     for number, write in enumerate((fails_between, *(fails(error, 2) for error in errors))):
         with pytest.raises((KeyError, KeyboardInterrupt, FrameError)) as caught:
@@ -213,8 +165,7 @@ def test_a_failed_index_names_resume(tmp_path: Path) -> None:
     (made / "index").unlink()
     result = CliRunner().invoke(main, ["index", str(root), "-o", str(made), "--resume"])
     assert result.exit_code == 0, result.output
-    with seqrecord.open(made) as dataset:
-        assert list(dataset.episodes) == ["a", "b"]
+    assert list(seqrecord.open(made).episodes) == ["a", "b"]
 
 
 def test_storages_that_fail_to_write_or_remove(tmp_path: Path) -> None:
@@ -237,7 +188,7 @@ def test_a_failure_leaves_no_object_in_a_bucket(place: Place) -> None:
         with pytest.raises(KeyError):
             error(url)
         assert place.names() == [], name
-    write_dataset(url, {"e": [frame(0)]}, storage_options=options)
+    write_dataset(url, {"e": FRAMES[:1]}, storage_options=options)
 
 
 @pytest.mark.slow  # starts processes
@@ -245,7 +196,7 @@ def test_a_failure_leaves_no_object_in_a_bucket(place: Place) -> None:
 def test_failed_and_killed_workers(tmp_path: Path, error: BaseException) -> None:
     """The first source has only the failing episode, so no episode is complete."""
     message = "a worker died before|broken"
-    for source, ended in ((Source("e0", error, count=1), set()), (Source("e1", error), {"e0"})):
+    for source, ended in ((made(error, 0, count=1), set()), (made(error, 1), {"made/000"})):
         pool = ProcessPoolExecutor(1, get_context("forkserver"))
         with pool, pytest.raises((SourceError, DestinationError), match=message) as caught:
             convert(source, tmp_path / "d", executor=pool, **SETTINGS)
@@ -253,5 +204,5 @@ def test_failed_and_killed_workers(tmp_path: Path, error: BaseException) -> None
             check_resumable(tmp_path / "d", caught.value, ended)
         assert (tmp_path / "d").exists() == bool(ended)
     with pytest.raises(SourceError):  # every worker fails
-        convert(Source("e0 e1", SourceError("broken")), tmp_path / "e", workers=2, **SETTINGS)
+        convert(made(SourceError("broken"), 0, 1), tmp_path / "e", workers=2, **SETTINGS)
     assert not (tmp_path / "e").exists()

@@ -17,7 +17,7 @@ from seqrecord.format.pages import aligned, page_offsets, slice_table
 from seqrecord.writing import chunking
 from seqrecord.writing import writer as writer_module
 from tests.kit.command_line import run
-from tests.kit.datasets import write_dataset
+from tests.kit.datasets import chunk_lengths, columns, write_dataset, write_episodes
 from tests.kit.tiny import footers_of
 
 U1 = np.dtype("u1")
@@ -37,13 +37,6 @@ def stored(*specs: FeatureSpec, **options: Any) -> Schema:
     writer.abort()
     assert writer.schema is not None
     return writer.schema
-
-
-def chunk_lengths(root: Path) -> list[list[int]]:
-    """Frames of each chunk, by group; and nothing is wrong."""
-    assert not seqrecord.verify(root).problems
-    with seqrecord.open(root) as dataset:
-        return [group.num_frames.tolist() for group in dataset.contents.index.groups]
 
 
 def test_which_features_are_one_group() -> None:
@@ -77,20 +70,15 @@ def test_frames_a_chunk(tmp_path: Path, nbytes: list[int], expected: int) -> Non
     schema = Schema([spec(f"f{i}", n) for i, n in enumerate(nbytes)])
     frame = {name: np.zeros(feature.shape[0] or 0, "u1") for name, feature in schema.items()}
     one = {"f0": {"group": 0}}  # and all others with it
-    with (
-        SeqRecordWriter(tmp_path, schema=schema, features=one, codecs="fast") as writer,
-        writer.episode("a") as episode,
-    ):
-        for _ in range(expected + 1):
-            episode.append(frame)
+    frames = {"a": [frame] * (expected + 1)}
+    write_dataset(tmp_path, frames, schema=schema, features=one, codecs="fast")
     assert chunk_lengths(tmp_path) == [[expected, 1]]
 
 
 def write(root: Path, num_frames: int, **options: Any) -> None:
     """`image` in one group; `pose` and `note`, which frames 5, 70 and 130 lack, in another."""
-    write_dataset(
-        root, {"a": [frame(number) for number in range(num_frames)]}, codecs="raw", **options
-    )
+    write_dataset(root, {"a": map(frame, range(num_frames))}, codecs="raw", **options)
+    assert not seqrecord.verify(root).problems
 
 
 def frame(number: int) -> dict[str, Any]:
@@ -132,9 +120,10 @@ def test_each_group_has_chunks_of_its_own(
 
 
 def test_a_long_episode_of_small_features_alone(tmp_path: Path) -> None:
-    with SeqRecordWriter(tmp_path) as writer, writer.episode("a") as episode:
-        for number in range(1124):
-            episode.append({"x": np.float64(number)} if number % 100 else {"y": number})
+    x = [float(n) if n % 100 else None for n in range(1124)]
+    y = [None if n % 100 else n for n in range(1124)]
+    write_dataset(tmp_path, {"a": columns(x=x, y=y)})
+    assert not seqrecord.verify(tmp_path).problems
     assert chunk_lengths(tmp_path) == [[1024, 100]]
     with seqrecord.open(tmp_path) as dataset:
         read = dataset.episodes["a"]
@@ -147,14 +136,13 @@ def test_a_long_episode_of_small_features_alone(tmp_path: Path) -> None:
 def test_chunks_that_take_no_room(tmp_path: Path) -> None:
     """Of frames that lack all features of a group, several after each other."""
     image, x = [n // 32 in (3, 6) for n in range(200)], [n // 32 != 6 for n in range(200)]
-    with SeqRecordWriter(tmp_path, schema=Schema([spec("image", 5000), spec("x", 1)])) as writer:
-        for key in ("a", "b"):
-            with writer.episode(key) as episode:
-                for number in range(200):
-                    frame = {"x": np.full(1, number, "u1")} if x[number] else {}
-                    if image[number]:
-                        frame["image"] = np.full(5000, number, "u1")
-                    episode.append(frame)
+    frames = columns(
+        image=[np.full(5000, n, "u1") if image[n] else None for n in range(200)],
+        x=[np.full(1, n, "u1") if x[n] else None for n in range(200)],
+    )
+    schema = Schema([spec("image", 5000), spec("x", 1)])
+    write_dataset(tmp_path, {"a": frames, "b": frames}, schema=schema)
+    assert not seqrecord.verify(tmp_path).problems
     assert chunk_lengths(tmp_path)[0] == [32, 32, 32, 32, 32, 32, 8] * 2
     with seqrecord.open(tmp_path) as dataset:
         assert len(set(dataset.contents.index.groups[0].offset.tolist())) < 14
@@ -226,9 +214,7 @@ def test_properties_of_features_of_the_first_frames(tmp_path: Path) -> None:
         episode.append({"x": 1})
         with pytest.raises(SchemaError, match="properties of an unknown feature"):
             episode.close()
-        with writer.episode("b") as episode:
-            episode.append({"y": 1})
-            episode.append({"x": 1})
+        write_episodes(writer, {"b": [{"y": 1}, {"x": 1}]})
         assert writer.schema is not None
         assert writer.schema["y"].kind == "depth"
 
@@ -236,13 +222,11 @@ def test_properties_of_features_of_the_first_frames(tmp_path: Path) -> None:
 def test_frames_a_second(tmp_path: Path) -> None:
     with SeqRecordWriter(tmp_path, fps=10) as writer:
         for key, fps in (("a", None), ("b", 29.97), ("c", np.float32(0.5))):
-            with writer.episode(key, fps=fps) as episode:
-                episode.append({"x": 1})
+            write_episodes(writer, {key: [{"x": 1}]}, rates={key: fps})
         for fps in (0, -1, float("nan"), float("inf"), True, "10"):
             with pytest.raises(SchemaError, match=r"fps|frames per second"):
                 writer.episode("d", fps=fps)  # type: ignore[arg-type]
-    with seqrecord.open(tmp_path) as dataset:
-        assert dataset.contents.index.fps.tolist() == [10, 29.97, 0.5]
+    assert seqrecord.open(tmp_path).contents.index.fps.tolist() == [10, 29.97, 0.5]
 
 
 # Default frames per chunk: by the sizes of actual frames
@@ -265,20 +249,15 @@ def lidar(points: int, fill: int = 0) -> dict[str, Any]:
 def written(folder: Path, episodes: Sequence[Sequence[int]], **options: Any) -> list[int]:
     """Frames in the first chunk of `lidar` of each episode, given the points of each frame."""
     features = {"lidar": {"shape": (None, 3)}}
-    with SeqRecordWriter(folder, codecs="raw", features=features, **options) as writer:
-        for number, points in enumerate(episodes):
-            with writer.episode(f"e{number}") as episode:
-                for i, count in enumerate(points):
-                    episode.append(lidar(count, i % 256))
-    return check_lidar(folder, episodes)
-
-
-def check_lidar(folder: Path, episodes: Sequence[Sequence[int]]) -> list[int]:
+    frames = {
+        f"e{number}": [lidar(count, i % 256) for i, count in enumerate(points)]
+        for number, points in enumerate(episodes)
+    }
+    write_dataset(folder, frames, codecs="raw", features=features, **options)
     with seqrecord.open(folder) as dataset:
-        for number, points in enumerate(episodes):
-            episode = dataset.episodes[f"e{number}"]
-            assert len(episode) == len(points)
-            got, want = episode[:], [lidar(count, i % 256) for i, count in enumerate(points)]
+        for key, want in frames.items():
+            assert len(dataset.episodes[key]) == len(want)
+            got = dataset.episodes[key][:]
             for name in want[0]:
                 for value, frame in zip(got[name], want, strict=True):
                     np.testing.assert_array_equal(value, frame[name], strict=True)
@@ -340,8 +319,7 @@ def test_fixed_shapes_are_counted_at_once(tmp_path: Path) -> None:
             episode.append({"x": np.zeros(12 << 20, np.uint8)})
         (file,) = (tmp_path / "records").glob("*.partial")
         assert file.stat().st_size > 48 << 20
-    with seqrecord.open(tmp_path) as dataset:
-        assert first_chunks(dataset, 0) == [4]
+    assert first_chunks(seqrecord.open(tmp_path), 0) == [4]
 
 
 @pytest.mark.usefixtures("small_limit")
@@ -355,8 +333,7 @@ def test_frames_wait_within_48_mib(tmp_path: Path) -> None:
             files = list((tmp_path / "records").glob("*.partial"))
             size = files[0].stat().st_size if files else 0
             assert (number + 1) * 15 * KIB - size < 48 * KIB
-    with seqrecord.open(tmp_path) as dataset:
-        assert first_chunks(dataset, 1) == [2]
+    assert first_chunks(seqrecord.open(tmp_path), 1) == [2]
 
 
 @pytest.mark.usefixtures("small_limit")
@@ -368,8 +345,7 @@ def test_info_shows_the_length_of_chunks(tmp_path: Path) -> None:
     written(tmp_path / "mixed", [[5] * 70, [17 * KIB // 3] * 4], schema=LIDAR)
     out = run("info", tmp_path / "mixed").output
     assert "chunks of 2 to 32 frames" in out
-    with seqrecord.open(tmp_path / "mixed") as dataset:
-        groups = summarize(dataset).to_json()["groups"]
+    groups = summarize(seqrecord.open(tmp_path / "mixed")).to_json()["groups"]
     found = [(group["min_chunk_frames"], group["max_chunk_frames"]) for group in groups]
     assert found == [(4, 70), (2, 32)]
 
@@ -384,14 +360,9 @@ VALUES = ["", "a", "Zürich 東京 \0 end", "x" * 5000]
 def test_text_and_bytes_come_back(tmp_path: Path, codec: str, given: bool) -> None:
     schema = Schema([TEXT, BYTES]) if given else None
     blobs = [b"", b"a", bytearray(b"\0\1"), memoryview(b"abcdef")[::2]]
-    with (
-        SeqRecordWriter(tmp_path, schema=schema, codecs=codec) as writer,
-        writer.episode("a") as episode,
-    ):
-        for text, blob in zip(VALUES, blobs, strict=True):
-            episode.append({"note": text, "blob": blob})
-        episode.append({"blob": np.frombuffer(b"xyz", "u1") if given else b"xyz"})
-        episode.append({"note": np.str_("a"), "blob": np.bytes_(b"b")})
+    xyz = np.frombuffer(b"xyz", "u1") if given else b"xyz"
+    frames = columns(note=[*VALUES, None, np.str_("a")], blob=[*blobs, xyz, np.bytes_(b"b")])
+    write_dataset(tmp_path, {"a": frames}, schema=schema, codecs=codec)
     with seqrecord.open(tmp_path) as dataset:
         assert [str(spec) for spec in dataset.features.values()] == ["note: text", "blob: bytes"]
         read = dataset.episodes["a"]

@@ -20,6 +20,7 @@ from seqrecord.errors import AccessError, CommitUnknownError, ConflictError, Not
 from seqrecord.format.manifest import MANIFEST, read_manifest
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.retrying import Retrier, RetryingStorage
+from tests.kit.datasets import append
 from tests.kit.faults import FailAt, FaultyStorage, LosesResponse, abandon, abandonable
 from tests.tools.test_edits import content, write
 
@@ -32,8 +33,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path
     delete_episodes(base, ["e0", "e3"])
     killed = abandonable(base, codecs="raw", max_file_size=1, mode="append")
     with killed.episode("e6") as episode:
-        for value in (60, 61, 62):
-            episode.append({"x": np.full(1000, value, np.float32)})
+        append(episode, [{"x": np.full(1000, value, np.float32)} for value in (60, 61, 62)])
     abandon(killed)
     a, b = write(folder / "a", range(10, 12)), write(folder / "b", range(12, 14))
     delete_episodes(b, "e12")

@@ -26,7 +26,7 @@ from seqrecord.errors import ConflictError, FormatError, SchemaError
 from seqrecord.feature_kinds import parse_unit, partner_of, same_unit, size_in
 from tests.kit.bags import image, write_mcap
 from tests.kit.command_line import fail, run
-from tests.kit.datasets import write_dataset
+from tests.kit.datasets import write_dataset, write_episodes
 
 COLOURS = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255]], np.uint8)
 SIDE = 12
@@ -62,8 +62,7 @@ def dataset(path: Path, declared: Any = None, **features: Any) -> Path:
 
 
 def specs(path: Path) -> dict[str, tuple[str | None, str | None]]:
-    with seqrecord.open(path) as found:
-        return {name: (spec.kind, spec.unit) for name, spec in found.features.items()}
+    return {name: (spec.kind, spec.unit) for name, spec in seqrecord.open(path).features.items()}
 
 
 def batch_of(path: Path, *steps: Any, **options: Any) -> dict[str, Any]:
@@ -191,7 +190,7 @@ def test_append_keeps_kinds_and_units(tmp_path: Path, caplog: pytest.LogCaptureF
     options: dict[str, Any] = {"kinds": {"mask": "segmentation"}, "mode": "append", "workers": 1}
     caplog.clear()
     report = seqrecord.convert(seqrecord.open_source(source), tmp_path / "a", **options)
-    [message] = [record.getMessage() for record in caplog.records]
+    [message] = caplog.messages
     assert "depth: unit unknown in the source, mm in the dataset" in message
     assert [note for note in report.inventory.notes if note in message]
     caplog.clear()
@@ -199,8 +198,7 @@ def test_append_keeps_kinds_and_units(tmp_path: Path, caplog: pytest.LogCaptureF
     options["units"] = {"depth": "1/1000 m"}
     seqrecord.convert(seqrecord.open_source(source), tmp_path / "a", **options)
     assert not caplog.records
-    with seqrecord.open(tmp_path / "a") as found:
-        assert [*found.episodes] == ["episode", "other", "third"]
+    assert [*seqrecord.open(tmp_path / "a").episodes] == ["episode", "other", "third"]
 
 
 # ---- changed
@@ -228,8 +226,8 @@ def test_edit_describe(tmp_path: Path) -> None:
     assert "depth: kind unknown, unit mm" in result.stdout
     assert {file: file.stat().st_mtime_ns for file in (path / "records").iterdir()} == files
     check_survives(path, {"seg": ("mask", None), "depth": (None, "mm")})
-    with SeqRecordWriter(path, mode="append") as writer, writer.episode("f") as episode:
-        episode.append({"seg": mask(), "depth": np.zeros((3, 4), np.uint16)})
+    more = {"seg": mask(), "depth": np.zeros((3, 4), np.uint16)}
+    write_dataset(path, {"f": [more]}, mode="append")
     changed = edit.describe_features(path, kinds={"depth": "depth"}, units={"depth": "1/1000 m"})
     assert [(spec.name, spec.kind, spec.unit) for spec in changed] == [
         ("depth", "depth", "1/1000 m")
@@ -241,8 +239,7 @@ def test_edit_describe(tmp_path: Path) -> None:
     run("edit", "describe", path, "--unit", "depth=", "--kind", "more=reward")
     check_survives(path, {"depth": ("depth", None), "more": ("reward", None)})
     assert edit.describe_features(path, kinds={"depth": "depth"}) == []
-    with seqrecord.open(path) as found:
-        assert found.episodes["e"][0]["depth"][0, 0] == 2000
+    assert seqrecord.open(path).episodes["e"][0]["depth"][0, 0] == 2000
 
 
 def test_writers_and_merges_of_edited_datasets(tmp_path: Path) -> None:
@@ -250,15 +247,13 @@ def test_writers_and_merges_of_edited_datasets(tmp_path: Path) -> None:
     frame = {"d": np.ones((3, 4), np.uint16)}
     path = dataset(tmp_path / "a", **frame)
     writer = SeqRecordWriter(path, mode="append")
-    with writer.episode("f") as episode:
-        episode.append(frame)
+    write_episodes(writer, {"f": [frame]})
     edit.describe_features(path, units={"d": "mm"})
     with pytest.raises(ConflictError):
         writer.close()
     with SeqRecordWriter(path, mode="resume") as resumed:
         assert resumed.completed_episodes == {"e", "f"}
-        with resumed.episode("g") as episode:
-            episode.append(frame)
+        write_episodes(resumed, {"g": [frame]})
     check_survives(path, {"d": (None, "mm")})
     one = dataset(tmp_path / "b", {"d": {"unit": "mm"}}, **frame)
     edit.rename_episodes(one, {"e": "other"})
@@ -281,8 +276,7 @@ def test_statistics_and_lags_follow_an_edit(
     for kind, unit, names in ((None, "m", {"grid", "pose"}), ("depth", "m", {"pose"})):
         with caplog.at_level(logging.WARNING, "seqrecord"):
             edit.describe_features(path, kinds={"grid": kind}, units={"grid": unit})
-        with seqrecord.open(path) as found:
-            assert {*found.statistics} == names
+        assert {*seqrecord.open(path).statistics} == names
     assert "grid removed" in caplog.text
     assert "seqrecord stats" in caplog.text
     path = tmp_path / "b"
@@ -420,7 +414,7 @@ def test_flipped_stereo_pairs_are_logged(tmp_path: Path, caplog: pytest.LogCaptu
     path = dataset(tmp_path / "a", **{left: mask(), right: mask(), "image_front": mask()})
     with caplog.at_level(logging.WARNING, "seqrecord"):
         SeqRecordPipe(path, clip_len=2, clip_transform=HorizontalFlip())
-    [message] = [record.getMessage() for record in caplog.records]
+    [message] = caplog.messages
     assert f"mirrors {left} and {right}" in message
     for left, right in PAIRS:
         assert partner_of(left, [left, right, "image_front"]) == right

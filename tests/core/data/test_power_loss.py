@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from seqrecord.edit import clean
-from tests.kit.datasets import frame, keys_of, write_episodes
+from tests.kit.datasets import append, keys_of, numbered, write_episodes
 from tests.kit.faults import abandon
 from tests.kit.faults import small_writer as writer
 from tests.kit.power_loss import Call, Choice, Disk, Record, State, write_state
@@ -29,9 +29,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
     with record.recording():
         first = writer(folder, "create")
         write_episodes(first, "a")
-        given_up = first.episode("given up")
-        for number in range(3):
-            given_up.append(frame("g", number))
+        given_up = append(first.episode("given up"), numbered("g", 3))
         given_up.abort()
         write_episodes(first, "bc")
         first.close()

@@ -23,7 +23,7 @@ from seqrecord import (
 from seqrecord.export import to_files
 from tests.kit.bags import image, write_mcap
 from tests.kit.command_line import run
-from tests.kit.datasets import write_dataset
+from tests.kit.datasets import append, columns, write_dataset, write_episodes
 from tests.kit.lerobot_video_data import unpack
 from tests.kit.video_file_data import pictures, write_video
 from tests.sources.formats.mcap import CAMERA, MS, START
@@ -37,11 +37,7 @@ SECONDS: dict[str, Any] = {"kind": "timestamp", "unit": "s"}
 
 
 def written(path: Path, episodes: dict[str, list[dict[str, Any]]], **options: Any) -> Path:
-    write_dataset(
-        path,
-        episodes,
-        **{"fps": FPS, **options},
-    )
+    write_dataset(path, episodes, **{"fps": FPS, **options})
     return path
 
 
@@ -64,14 +60,7 @@ def write(
 
 
 def rates(path: Path) -> list[float | None]:
-    with seqrecord.open(path) as dataset:
-        return [episode.fps for episode in dataset.episodes.values()]
-
-
-def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
-    found = [record.getMessage() for record in caplog.records]
-    caplog.clear()
-    return found
+    return [episode.fps for episode in seqrecord.open(path).episodes.values()]
 
 
 def clips(path: Path, **options: Any) -> SeqRecordMapDataset:
@@ -110,12 +99,13 @@ def test_the_contradiction_is_logged_once(tmp_path: Path, caplog: pytest.LogCapt
     caplog.set_level(logging.WARNING, "seqrecord")
     path = write(tmp_path / "a", {"e": regular(), "f": moved(7, 2), "g": moved(3, 1)}, "ms", "f8")
     assert rates(path) == [FPS, None, None]
-    [message] = warned(caplog)
+    [message] = caplog.messages
+    caplog.clear()
     parts = ("2 episodes", "episode f, frame 7", "0.9 s", "0.7 s", "10 frames", "timestamp in ms")
     assert all(part in message for part in parts), message
     report = seqrecord.convert(seqrecord.open_source(path), tmp_path / "b", fps=FPS, workers=1)
     assert rates(tmp_path / "b") == [FPS, None, None]
-    for texts in (warned(caplog), report.inventory.notes):
+    for texts in (caplog.messages, report.inventory.notes):
         assert len([text for text in texts if "episode f, frame 7" in text]) == 1
     assert "episode f, frame 7" in run("info", tmp_path / "b").stdout
 
@@ -124,14 +114,14 @@ def test_long_episodes_in_many_files(tmp_path: Path) -> None:
     """Parts written before the contradiction still declare the fps."""
     options: dict[str, Any] = {"features": {"timestamp": SECONDS}, "codecs": "raw", "fps": FPS}
     path = tmp_path / "a"
+    late = np.arange(60) == 50
+    frames = {
+        key: columns(x=np.arange(60)[:, None].repeat(300, 1), timestamp=np.arange(60) / FPS + more)
+        for key, more in (("e", 0), ("f", late))
+    }
     with SeqRecordWriter(path, **options, max_file_size=10_000, chunk_frames=4) as writer:
-        for key, late in (("e", False), ("f", True)):
-            with writer.episode(key) as episode:
-                for i in range(60):
-                    time = i / FPS + (late and i == 50)
-                    episode.append({"x": np.full(300, i), "timestamp": time})
-                    if key == "f" and i % 20 == 0:
-                        episode.flush()
+        write_episodes(writer, {"e": frames["e"]})
+        write_episodes(writer, {"f": frames["f"]}, flush_at=[0, 20, 40])
     assert len([*(path / "records").iterdir()]) > 3
     for _ in range(2):
         assert rates(path) == [FPS, None]
@@ -164,8 +154,7 @@ def test_the_clock_is_one_feature(tmp_path: Path) -> None:
         assert rates(path) == [expected]
     recorder = SeqRecordRecorder(tmp_path / "recorded", features={"t": SECONDS}, fps=FPS)
     with recorder, recorder.episode("e") as episode:
-        for time in moved(7, 1):
-            episode.append({"t": np.float64(time)})
+        append(episode, [{"t": np.float64(time)} for time in moved(7, 1)])
     assert rates(tmp_path / "recorded") == [None]
 
 
@@ -247,8 +236,7 @@ def test_lerobot_of_another_fps(tmp_path: Path, version: str) -> None:
 def test_files_that_declare_a_wrong_rate(tmp_path: Path) -> None:
     """An edited `seqrecord.json` of an exported folder, and `sensor.yaml` of EuRoC."""
     path = write(tmp_path / "a", {"e": regular()})
-    with seqrecord.open(path) as dataset:
-        to_files(dataset, "e", tmp_path / "files")
+    to_files(seqrecord.open(path), "e", tmp_path / "files")
     [description] = (tmp_path / "files").rglob("seqrecord.json")
     value = json.loads(description.read_text())
     description.write_text(json.dumps({**value, "fps": 25}))

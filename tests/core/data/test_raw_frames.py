@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -85,10 +85,9 @@ def slow(*values: Any) -> Any:
 
 
 @pytest.fixture(params=["local", "remote", "unverified"])
-def opened(root: Path, request: pytest.FixtureRequest) -> Iterator[Dataset]:
+def opened(root: Path, request: pytest.FixtureRequest) -> Dataset:
     storage = CountingStorage(LocalStorage(root), is_local=request.param != "remote")
-    with seqrecord.open(storage, verify=request.param != "unverified") as dataset:
-        yield dataset
+    return seqrecord.open(storage, verify=request.param != "unverified")
 
 
 @given(data=st.data())

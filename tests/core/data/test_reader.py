@@ -7,22 +7,25 @@ import pickle
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import ClipError, Dataset, NotFoundError, StorageError
+from seqrecord import ClipError, ClipSpec, Dataset, NotFoundError, StorageError
 from seqrecord.errors import ChecksumError, SchemaError
 from seqrecord.storage import LocalStorage
 from tests.core.data.big_index import write_big_index
 from tests.kit.datasets import (
     EPISODES,
     SmallFrame,
+    columns,
     damage,
     nth_chunk,
     small_frames,
@@ -46,9 +49,8 @@ def written() -> Written:
 
 
 @pytest.fixture
-def dataset(small: Path) -> Iterator[Dataset]:
-    with seqrecord.open(small) as dataset:
-        yield dataset
+def dataset(small: Path) -> Dataset:
+    return seqrecord.open(small)
 
 
 def same(got: Any, want: Any) -> None:
@@ -191,6 +193,46 @@ def test_an_append_is_seen_by_the_next_open(tmp_path: Path) -> None:
     assert before.num_frames == 17
     assert len(before.select(["pose"]).episodes[KEY][0:10]["pose"]) == 10
     assert pickle.loads(again).num_frames == 17
+
+
+# Functions accept a path or an open dataset, and refuse options without effect
+
+
+def _exported(dataset: Any, **more: Any) -> object:
+    with TemporaryDirectory() as folder:
+        [made] = seqrecord.export.to_files(dataset, "a", folder, **more)
+        return {file.name: file.read_bytes() for file in made.rglob("*") if file.is_file()}
+
+
+def _streamed(dataset: Any, **more: Any) -> object:
+    clips = seqrecord.SeqRecordIterableDataset(dataset, clip_len=4, **more)
+    return [clip["start"] for clip in clips]
+
+
+FUNCTIONS: dict[str, Callable[..., object]] = {
+    "summarize": partial(seqrecord.summarize, clip=ClipSpec(4)),
+    "verify": lambda dataset, **more: re.sub(
+        r"; last.*", "", str(seqrecord.verify(dataset, **more))
+    ),
+    "view": lambda dataset, **more: seqrecord.view(dataset, "b", **more).get_label(),
+    "export": _exported,
+    "stream": _streamed,
+    "map": lambda dataset, **more: len(seqrecord.SeqRecordMapDataset(dataset, clip_len=4, **more)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_path_and_an_open_dataset_give_the_same_result(name: str, tmp_path: Path) -> None:
+    """Storage options with an open dataset are refused: pass them to `seqrecord.open`."""
+    path = tmp_path / "records"
+    frames = columns(x=np.arange(12, dtype=np.int32)[:, None], y=np.arange(12, dtype=np.uint8))
+    write_dataset(path, {"a": frames, "b": frames})
+    function, match = FUNCTIONS[name], r"cannot be combined with an open|is no argument"
+    with seqrecord.open(path) as reader:
+        assert function(reader) == function(path)
+        with pytest.raises(ClipError, match=rf"storage_options ({match})"):
+            function(reader, storage_options={"deadline": 3})
+        assert int(reader.episodes["b"][3]["y"]) == 3  # still open
 
 
 # Bytes read

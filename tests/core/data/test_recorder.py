@@ -26,6 +26,7 @@ from seqrecord.errors import (
 from seqrecord.storage import LocalStorage, Storage, open_storage
 from tests.kit.datasets import (
     EPISODES,
+    append,
     encoded,
     frame,
     lengths_of,
@@ -81,14 +82,11 @@ def test_recorded_and_written_datasets_are_equal(tmp_path: Path) -> None:
         flush_seconds=60,
     ) as recorder:
         for key in EPISODES:
-            with recorder.episode(key, metadata={"place": key}) as episode:
-                for frame in written[key]:
-                    episode.append(frame)
+            write_episodes(recorder, {key: written[key]}, metadata={key: {"place": key}})
     assert recorder_threads() == []
-    with seqrecord.open(tmp_path / "recorded") as dataset:
-        assert {k: e.metadata["place"] for k, e in dataset.episodes.items()} == {
-            key: key for key in EPISODES
-        }
+    assert {
+        k: e.metadata["place"] for k, e in seqrecord.open(tmp_path / "recorded").episodes.items()
+    } == {key: key for key in EPISODES}
     assert same_frames(read_all(tmp_path / "written"), read_all(tmp_path / "recorded"))
 
 
@@ -97,8 +95,7 @@ def test_feature_properties_and_rates_are_kept(tmp_path: Path) -> None:
         tmp_path, features={"x": {"unit": "m", "kind": "state"}}, fps=30, statistics=False
     ) as recorder:
         for key, fps in (("a", None), ("b", 12.5)):
-            with recorder.episode(key, fps=fps) as episode:
-                episode.append({"x": np.zeros(3)})
+            write_episodes(recorder, {key: [{"x": np.zeros(3)}]}, rates={key: fps})
         with pytest.raises(SchemaError):
             recorder.episode("c", fps=-1)
     with seqrecord.open(tmp_path) as dataset:
@@ -144,7 +141,7 @@ def test_a_loop_slower_than_its_fps_is_reported(
                 episode.append({"x": np.zeros(3, np.float32)})
                 loop.passed += 0.2
             episode.discard()
-        [message] = [record.getMessage() for record in caplog.records]
+        [message] = caplog.messages
         assert re.search("episode slow was recorded at 6.6.* frames per .* its fps is 10", message)
         caplog.clear()
         with seqrecord.open(path) as dataset:
@@ -162,8 +159,7 @@ def test_frames_get_a_timestamp_unless_they_have_one(tmp_path: Path, loop: Loop)
         mode, more = options.pop("mode", "create"), options.pop("frame", {})
         with SeqRecordRecorder(path, mode=mode, **options) as recorder:
             loop.record(recorder, f"{mode}{options}", 3, **more)
-        with seqrecord.open(path) as dataset:
-            return list(dataset.features)
+        return list(seqrecord.open(path).features)
 
     own = np.float64(5)
     schema = Schema([FeatureSpec("x", np.dtype("<f4"), (3,))])
@@ -240,8 +236,7 @@ def test_append_does_not_block(tmp_path: Path, gate: CreateGate, gated: Storage)
 def test_a_full_queue(tmp_path: Path, gate: CreateGate, gated: Storage) -> None:
     recorder = SeqRecordRecorder(gated, schema=LARGE, queue_size="4.5MiB", chunk_frames=1)
     with recorder, recorder.episode("a") as episode:
-        for number in range(4):
-            episode.append(large(number))
+        append(episode, [large(number) for number in range(4)])
         for number in range(4, 10):
             with pytest.raises(QueueFullError, match=r"not recorded.*queue_size"):
                 episode.append(large(number))
@@ -325,8 +320,7 @@ def test_calls_in_the_wrong_order(tmp_path: Path) -> None:
         with pytest.raises(DestinationError, match="is closed"):
             call()
     recorder.abort()  # without effect
-    with seqrecord.open(tmp_path / "d") as dataset:
-        assert list(dataset.episodes) == ["a", "b"]
+    assert list(seqrecord.open(tmp_path / "d").episodes) == ["a", "b"]
 
 
 @pytest.mark.parametrize("wait", [True, False])
@@ -337,8 +331,7 @@ def test_a_discarded_episode_is_recorded_again(tmp_path: Path, wait: bool) -> No
         for take in range(3):
             takes.append(recorder.episode("a", metadata={"take": take}))
             with takes[-1] as episode:
-                for number in range(20 + take):
-                    episode.append({"x": number})
+                append(episode, [{"x": number} for number in range(20 + take)])
                 if take < 2:
                     episode.discard(wait=wait)
                     with pytest.raises(DestinationError, match="has ended"):
@@ -357,9 +350,7 @@ def test_a_discarded_episode_is_recorded_again(tmp_path: Path, wait: bool) -> No
 
 def test_discard_does_not_block(tmp_path: Path, gate: CreateGate, gated: Storage) -> None:
     with SeqRecordRecorder(gated, codecs="raw", chunk_frames=1) as recorder:
-        episode = recorder.episode("a")
-        for number in range(50):
-            episode.append({"x": number + 7})
+        episode = append(recorder.episode("a"), [{"x": number + 7} for number in range(50)])
         assert gate.reached.wait(60)
         episode.discard()
         stats = recorder.stats()
@@ -395,8 +386,8 @@ def test_an_unclosed_recorder_leaves_no_thread(
     tmp_path: Path, end: Callable[[SeqRecordRecorder], None]
 ) -> None:
     recorder = SeqRecordRecorder(tmp_path / "d")
-    with recorder.episode("a") as episode:
-        episode.append({"x": np.zeros(3)})
+    episode = append(recorder.episode("a"), [{"x": np.zeros(3)}])
+    episode.close()
     threads = recorder_threads()
     assert len(threads) == 1
     end(recorder)

@@ -15,12 +15,11 @@ import seqrecord
 import seqrecord.types
 from seqrecord import SeqRecordWriter
 from seqrecord.errors import DestinationError, FormatError, NotFoundError, StorageError
-from seqrecord.storage import LocalStorage, Unfinished
+from seqrecord.storage import LocalStorage
 from seqrecord.storage.mounts import MountStorage
-from seqrecord.storage.ranges import ByteRange
-from tests.core.base.storage_contract import DATA, PATH
+from tests.core.base.storage_contract import DATA, PATH, read_part
 from tests.kit.command_line import main
-from tests.kit.datasets import contents, write_dataset
+from tests.kit.datasets import append, contents, write_dataset, write_episodes
 from tests.kit.faults import abandon, abandonable
 from tests.kit.tiny import TINY, read_all, same_frames, tiny_frames
 
@@ -33,10 +32,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def write_ended(writer: SeqRecordWriter, *keys: str) -> None:
-    for key in keys:
-        with writer.episode(key) as episode:
-            for frame in tiny_frames():
-                episode.append(frame)
+    write_episodes(writer, dict.fromkeys(keys, tiny_frames()))
 
 
 def write(folder: Path, *keys: str, is_cut: bool = False, **options: Any) -> None:
@@ -44,9 +40,7 @@ def write(folder: Path, *keys: str, is_cut: bool = False, **options: Any) -> Non
     writer = abandonable(folder, **{**SETTINGS, **options})
     write_ended(writer, *keys)
     if is_cut:
-        episode = writer.episode("open")
-        for frame in tiny_frames():
-            episode.append(frame)
+        append(writer.episode("open"), tiny_frames())
     abandon(writer)
 
 
@@ -150,10 +144,7 @@ def test_an_aborted_episode_leaves_no_bytes(tmp_path: Path) -> None:
         with SeqRecordWriter(tmp_path / name, **SETTINGS) as writer:
             write_ended(writer, "e0")
             if name == "with":
-                with writer.episode("given up") as episode:
-                    for frame in tiny_frames():
-                        episode.append(frame)
-                    episode.abort()
+                append(writer.episode("given up"), tiny_frames()).abort()
             write_ended(writer, "e1")
         assert list(read_all(tmp_path / name)) == ["e0", "e1"]
         (file,) = (tmp_path / name / "records").iterdir()
@@ -208,8 +199,7 @@ def test_a_resume_skips_a_damaged_file_and_recovers_the_others(
 ) -> None:
     """After an interrupted first write, and after an interrupted append."""
     if has_dataset:
-        with SeqRecordWriter(tmp_path, **SETTINGS) as writer:
-            write_ended(writer, "committed")
+        write_dataset(tmp_path, {"committed": tiny_frames()}, **SETTINGS)
     left_by(tmp_path, "append" if has_dataset else "create", "a")
     left_by(tmp_path, "append" if has_dataset else "resume", "b")
     bad = file_with(tmp_path, "a")
@@ -240,8 +230,7 @@ def test_a_damaged_file_of_the_dataset(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A resume refuses to drop its episodes; a reindex drops and reports them."""
-    with SeqRecordWriter(tmp_path, max_file_size=1, **SETTINGS) as writer:
-        write_ended(writer, "a", "b")
+    write_dataset(tmp_path, dict.fromkeys("ab", tiny_frames()), max_file_size=1, **SETTINGS)
     left_by(tmp_path, "append", "c")
     bad = file_with(tmp_path, "a")
     damaged, before = damage(bad, name), (tmp_path / "manifest.json").read_bytes()
@@ -280,8 +269,7 @@ def test_only_damaged_files_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(FormatError) as caught:
         seqrecord.reindex(tmp_path)
     assert caught.value.file == str(bad)
-    with SeqRecordWriter(tmp_path, mode="resume", **SETTINGS) as writer:
-        write_ended(writer, "a")
+    write_dataset(tmp_path, {"a": tiny_frames()}, mode="resume", **SETTINGS)
     assert list(read_all(tmp_path)) == ["a"]
 
 
@@ -301,12 +289,6 @@ def other(storage: LocalStorage) -> Iterator[LocalStorage]:
     other = type(storage)(storage.root)
     yield other
     other.close()
-
-
-def read(found: Unfinished, start: int, stop: int) -> bytes:
-    buffer = bytearray(stop - start)
-    found.read_ranges([ByteRange(start, stop)], [memoryview(buffer)])
-    return bytes(buffer)
 
 
 def test_a_kill_leaves_two_files_until_they_are_removed(
@@ -354,7 +336,7 @@ def test_a_cut_note_ends_the_checkpoints(storage: LocalStorage, other: LocalStor
     os.truncate(storage.root / f"{PATH}.partial", 6)
     assert found.checkpoints() == [(4, b"good")]
     with pytest.raises(StorageError, match="ended early"):
-        read(found, 0, 8)
+        read_part(found, 0, 8)
 
 
 def test_links_out_of_the_folder_are_not_followed(storage: LocalStorage) -> None:
@@ -372,7 +354,7 @@ def test_links_out_of_the_folder_are_not_followed(storage: LocalStorage) -> None
         with pytest.raises(StorageError, match=found.path):
             found.checkpoints()
     with pytest.raises(StorageError, match="leads out"):
-        read(a, 0, 1)
+        read_part(a, 0, 1)
     (storage.root / "index").symlink_to(storage.root.parent)
     for listing in (storage.files, storage.unfinished):
         with pytest.raises(StorageError, match="leads out"):

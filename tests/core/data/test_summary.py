@@ -76,13 +76,11 @@ def test_clips_against_brute_force(small: Path) -> None:
                 whole = all("flow" in frame and "note" in frame for frame in used)
                 complete, incomplete = complete + whole, incomplete + (not whole)
                 episodes |= {number} if whole else set()
-        with seqrecord.open(small, features=["note", "flow"]) as dataset:
-            clips = summarize(dataset, clip=spec).clips
+        clips = summarize(seqrecord.open(small, features=["note", "flow"]), clip=spec).clips
         settings = (spec.length, spec.stride, spec.dilation, spec.span)
         assert clips == ClipSummary(*settings, complete, len(episodes), short, incomplete)
         assert min(complete, incomplete) > 0
-    with seqrecord.open(small, features=["pose", "step"]) as dataset:
-        summary = summarize(dataset, clip=ClipSpec(5))
+    summary = summarize(seqrecord.open(small, features=["pose", "step"]), clip=ClipSpec(5))
     assert [feature.spec.name for feature in summary.features] == ["pose", "step"]
     assert summary.raw_bytes == 17 * (7 + 1) * 8
     assert summary.clips is not None

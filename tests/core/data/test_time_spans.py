@@ -6,15 +6,15 @@ import base64
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import FormatError, SeqRecordWriter, reindex
+from seqrecord import FormatError, reindex
 from seqrecord.edit import merge_datasets
 from seqrecord.format.time_spans import (
     EpisodeTimeSpans,
@@ -22,6 +22,7 @@ from seqrecord.format.time_spans import (
     TimeSpans,
     num_time_spans,
 )
+from tests.kit.datasets import columns, write_dataset
 
 gaps = st.lists(st.integers(1, 1000), max_size=60)
 
@@ -106,22 +107,19 @@ def test_unusable_timestamps() -> None:
 def _bounds(path: Path) -> list[list[int]]:
     time_spans = seqrecord.open(path).contents.index.time_spans
     assert time_spans is not None
-    found: npt.NDArray[np.int64] = np.stack(time_spans.frames_within(np.arange(3), 0, 0.55))
-    rows: list[list[int]] = found.tolist()
-    return rows
+    return [bound.tolist() for bound in time_spans.frames_within(np.arange(3), 0, 0.55)]
 
 
 def test_the_index_stores_time_spans(tmp_path: Path) -> None:
     """After a flush, with several record files, rebuilt, and merged."""
     features = {"t": {"kind": "timestamp", "unit": "s"}}
     path = tmp_path / "records"
-    with SeqRecordWriter(path, features=features, chunk_frames=50, max_file_size=2000) as writer:
-        for number, length in enumerate((30, 1, 700)):
-            with writer.episode(f"{number}") as episode:
-                for i in range(length):
-                    episode.append({"t": np.float64(i / (10 * (number + 1))), "a": np.int64(i)})
-                    if i == 300:
-                        episode.flush()
+    episodes = {
+        f"{number}": columns(t=np.arange(length) / (10 * (number + 1)), a=np.arange(length))
+        for number, length in enumerate((30, 1, 700))
+    }
+    options: dict[str, Any] = {"features": features, "chunk_frames": 50, "max_file_size": 2000}
+    write_dataset(path, episodes, flush_at=[300], **options)
     expected = [[5, 0, 16], [5, 0, 16]]
     assert _bounds(path) == expected
     assert len(seqrecord.open(path).contents.manifest.record_files) > 1

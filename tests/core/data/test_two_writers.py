@@ -21,7 +21,7 @@ from seqrecord.edit import add_feature, clean, delete_episodes, drop_features, s
 from seqrecord.errors import ConflictError, DestinationError, NotFoundError, StorageError
 from seqrecord.format.manifest import MANIFEST, Manifest, read_manifest
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
-from tests.kit.datasets import contents, frame, keys_of, write_episodes
+from tests.kit.datasets import append, contents, frame, keys_of, numbered, write_episodes
 from tests.kit.faults import ActsBeforeCall, CountingStorage, abandon
 from tests.kit.faults import small_writer as writer
 from tests.kit.tiny import footers_of
@@ -77,14 +77,11 @@ def test_a_resume_adopts_an_episode_during_its_write(tmp_path: Path) -> None:
     """The resume commits the episode's first part; the last one is written later."""
     running = writer(tmp_path, max_file_size=1)
     write_episodes(running, "a")
-    half = running.episode("g")
-    for number in range(5):
-        half.append(frame("g", number))
+    half = append(running.episode("g"), numbered("g", 5))
     with writer(tmp_path, "resume") as resumed:
         assert resumed.completed_episodes == {"a"}
         write_episodes(resumed, "b")
-    for number in range(5, 7):
-        half.append(frame("g", number))
+    append(half, [frame("g", number) for number in range(5, 7)])
     half.close()
     refused(running)
     writer(tmp_path, "resume").close()
@@ -178,8 +175,7 @@ class Before(StorageWrapper):
 
 
 def opened(where: Any) -> None:
-    with seqrecord.open(where) as dataset:
-        assert set(dataset.episodes) > {"a", "b"}
+    assert set(seqrecord.open(where).episodes) > {"a", "b"}
 
 
 def verified(where: Any) -> None:

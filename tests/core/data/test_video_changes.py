@@ -130,8 +130,7 @@ def test_changed_headers_with_equal_frames(tmp_path: Path) -> None:
     for reference in (False, True):
         out = tmp_path / f"out{reference}"
         seqrecord.convert(open_source(path), out, in_place=reference, workers=1)
-        with seqrecord.open(out) as dataset:
-            assert dataset.episodes["a"][:]["image"].shape == (12, *SMALL.shape[1:])
+        assert seqrecord.open(out).episodes["a"][:]["image"].shape == (12, *SMALL.shape[1:])
 
 
 def test_frames_of_vp9_may_change_between_keyframes(tmp_path: Path) -> None:
@@ -155,8 +154,7 @@ def test_odd_sizes(tmp_path: Path) -> None:
     for codecs, most in ((None, 3), ({"image": "ffv1"}, 0)):
         place = tmp_path / f"odd{most}"
         seqrecord.convert(open_source(path), place, workers=1, codecs=codecs)
-        with seqrecord.open(place) as dataset:
-            [found] = dataset.episodes["a"][:]["image"]
+        [found] = seqrecord.open(place).episodes["a"][:]["image"]
         assert np.abs(found.astype(int) - decoded(path)[1][0]).mean() <= most
     path = write_video(tmp_path / "b.mkv", odd, "ffv1", pixels="bgr0")
     seqrecord.convert(open_source(path), tmp_path / "records", workers=1)
@@ -278,8 +276,7 @@ def test_changed_pixels_are_in_the_inventory(
     assert "exact pixels" not in shown
     assert f"image: 4 frames without loss, {before} encoded as ffv1 bgr0: {why}" in shown
     assert ("10 bits rounded to 8" in shown) == ("10" in pixels)
-    with seqrecord.open(tmp_path / "kept") as dataset:
-        np.testing.assert_array_equal(dataset.episodes["a"][:]["image"], want)
+    np.testing.assert_array_equal(seqrecord.open(tmp_path / "kept").episodes["a"][:]["image"], want)
 
 
 def test_depth_in_a_video(tmp_path: Path) -> None:
@@ -298,8 +295,7 @@ def test_depth_in_a_video(tmp_path: Path) -> None:
         assert notes == [
             "feature depth: uint16 depth without a unit in the files; --unit depth=mm"
         ] * (units is None)
-        with seqrecord.open(place) as dataset:
-            assert dataset.features["depth"].unit == (units and units["depth"])
+        assert seqrecord.open(place).features["depth"].unit == (units and units["depth"])
     options: dict[str, Any] = {"kinds": {"left_depth": "depth"}, "units": {"left_depth": "mm"}}
     with pytest.raises(SchemaError, match="no depth in a unit"):
         seqrecord.convert(source, tmp_path / "c", workers=1, **options)

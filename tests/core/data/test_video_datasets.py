@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ from seqrecord.codecs.video.packages import pyav
 from seqrecord.errors import CodecError, FrameError, MissingPackageError, SchemaError, SourceError
 from seqrecord.schema import FeatureSpec, Schema
 from tests.kit.command_line import run
-from tests.kit.datasets import columns, write_dataset, write_episodes
+from tests.kit.datasets import append, columns, write_dataset, write_episodes
+from tests.kit.made_source import GivenSource
 from tests.kit.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
 
 Pixels = npt.NDArray[np.uint8]
@@ -136,9 +136,7 @@ def test_flush_and_resume(tmp_path: Path) -> None:
     episode.append_video("image", gops[:2])
     with pytest.raises(FrameError, match="different numbers of frames"):
         episode.flush()
-    episode = writer.episode("kept")
-    for row in state(12):
-        episode.append({"state": row})
+    episode = append(writer.episode("kept"), [{"state": row} for row in state(12)])
     episode.append_video("image", gops[:2])
     episode.flush()
     episode.append_video("image", gops[2:])
@@ -204,33 +202,14 @@ def test_invalid_schemas_are_refused(tmp_path: Path) -> None:
         episode.close()
 
 
-class KeptSource:
-    """A source of kept video; the episode `short` has too few frames of it."""
-
-    def __init__(self, names: tuple[str, ...] = ("a", "short", "b")) -> None:
-        self.names = names
-
-    def schema(self) -> Schema:
-        return kept_schema("ffv1:gop=6")
-
-    def episodes(self) -> list[seqrecord.EpisodeInfo]:
-        return [seqrecord.EpisodeInfo(name, 12) for name in self.names]
-
-    def videos(self, info: seqrecord.EpisodeInfo) -> dict[str, Iterator[Gop]]:
-        count = 6 if info.key == "short" else 12
-        return {"image": iter(gops_of("ffv1", moving(count), 6))}
-
-    def frames(self, info: seqrecord.EpisodeInfo) -> Iterator[dict[str, Any]]:
-        for row in state(12):
-            yield {"state": row}
-
-
 def test_convert_keeps_video(tmp_path: Path) -> None:
+    rows = columns(state=state(12))
+    counts = {"a": 12, "short": 6, "b": 12}  # of frames of video
+    packets = {key: {"image": gops_of("ffv1", moving(n), 6)} for key, n in counts.items()}
+    source = GivenSource(kept_schema("ffv1:gop=6"), dict.fromkeys(counts, rows), packets)
     with pytest.raises(SourceError, match="different numbers of frames"):
-        seqrecord.convert(KeptSource(), tmp_path, workers=1)
-    report = seqrecord.convert(
-        KeptSource(), tmp_path, workers=1, skip_bad_episodes=True, mode="resume"
-    )
+        seqrecord.convert(source, tmp_path, workers=1)
+    report = seqrecord.convert(source, tmp_path, workers=1, skip_bad_episodes=True, mode="resume")
     assert [bad.key for bad in report.bad] == ["short"]
     dataset = seqrecord.open(tmp_path)
     assert list(dataset.episodes) == ["a", "b"]

@@ -27,12 +27,12 @@ from seqrecord.export import to_lerobot
 from seqrecord.format.references import parse_reference
 from seqrecord.format.video_pages import parse_video_page
 from seqrecord.schema import FeatureSpec
-from seqrecord.sources import EpisodeInfo
 from tests.core.data.test_references import _PAGE as REFERENCE
 from tests.core.data.test_video_pages import GOPS, PAGE, codec
 from tests.core.training.test_device_video import MOST, NEEDS_TORCHCODEC
 from tests.kit.command_line import run
 from tests.kit.lerobot_video_data import CAMERAS, with_video
+from tests.kit.made_source import GivenSource
 from tests.kit.video_file_data import HEIGHT, QUIET, decoded, pictures, write_video
 from tests.sources.test_lerobot import at, column, rewrite
 from tests.sources.test_lerobot import unpack as unpack_rows
@@ -51,8 +51,7 @@ def lerobot_v21(tmp_path: Path, height: int = HEIGHT) -> tuple[Path, list[npt.ND
     with_video(root, ROWS)
     paths = [root / f"videos/chunk-000/{VIDEO}/{key}.mp4" for key in KEYS]
     for path, length, (encoder, more) in zip(paths[1:], ROWS[1:], OTHERS, strict=True):
-        images = pictures(length, 40)
-        images = images if path != paths[-1] else images[:, :height]
+        images = pictures(length, 40)[:, : height if path == paths[-1] else HEIGHT]
         write_video(path, images, encoder, rate=10, **more)
     return root, [decoded(path)[1] for path in paths]
 
@@ -238,32 +237,19 @@ def test_another_dtype_is_refused() -> None:
         codec("h264").reader(memoryview(page), 4)
 
 
-class Alternating:
-    """An episode whose packets can be kept in part: each list is the frames between two cuts."""
+ALTERNATING = VideoConfig("h264", "yuv444p")
 
-    def __init__(self, groups: list[npt.NDArray[np.uint8]]) -> None:
-        self.groups = groups
 
-    def schema(self) -> seqrecord.Schema:
-        config = VideoConfig("h264", "yuv444p")
-        spec = FeatureSpec("image", config.dtype, config.shape(48, 64), (config.to_json(),))
-        return seqrecord.Schema([spec])
-
-    def episodes(self) -> list[EpisodeInfo]:
-        return [EpisodeInfo("e", 40)]
-
-    def frames(self, info: EpisodeInfo) -> Any:
-        return ({} for _ in range(info.num_frames))
-
-    def videos(self, _: EpisodeInfo) -> Any:
-        config = VideoConfig("h264", "yuv444p")
-        parts: list[Gop | DecodedFrame] = []
-        for number, images in enumerate(self.groups):
-            if number % 2:
-                parts += [DecodedFrame(image, "h264 yuv444p", "a test") for image in images]
-            else:
-                parts.append(encode_gop(config, images))
-        return {"image": parts}
+def alternating(groups: list[npt.NDArray[np.uint8]]) -> GivenSource:
+    """An episode whose packets can be kept in part: each array is the frames between two cuts."""
+    spec = FeatureSpec("image", np.dtype("u1"), (48, 64, 3), (ALTERNATING.to_json(),))
+    parts: list[Gop | DecodedFrame] = []
+    for number, images in enumerate(groups):
+        if number % 2:
+            parts += [DecodedFrame(image, "h264 yuv444p", "a test") for image in images]
+        else:
+            parts.append(encode_gop(ALTERNATING, images))
+    return GivenSource(seqrecord.Schema([spec]), {"e": [{}] * 40}, {"e": {"image": parts}})
 
 
 @pytest.mark.parametrize(
@@ -273,7 +259,7 @@ def test_kept_packets_and_encoded_frames_in_an_episode(
     tmp_path: Path, stored: str, most: float
 ) -> None:
     groups = np.split(pictures(40), (4, 11, 18, 19, 20))
-    source = Alternating(groups)
+    source = alternating(groups)
     report = seqrecord.convert(source, tmp_path / "out", workers=1, codecs={"image": stored})
     lost = [each.count for each in report.inventory.left_out_data]
     assert lost == ([sum(map(len, groups[1::2]))] if most else [])
@@ -281,17 +267,16 @@ def test_kept_packets_and_encoded_frames_in_an_episode(
         found = np.split(dataset.episodes["e"][:]["image"], (4, 11, 18, 19, 20))
         [again] = seqrecord.open(tmp_path / "out").episodes.values()
         np.testing.assert_array_equal(again[17:21]["image"], np.concatenate(found)[17:21])
-    config = VideoConfig("h264", "yuv444p")
     for number, (images, got) in enumerate(zip(groups, found, strict=True)):
         if number % 2:
             assert np.abs(got.astype(int) - images).mean() <= most
         else:
-            kept = decode_gop(config, 48, 64, encode_gop(config, images))
+            kept = decode_gop(ALTERNATING, 48, 64, encode_gop(ALTERNATING, images))
             np.testing.assert_array_equal(got, kept)
     for lossy in ("av1", "jpeg"):
         with pytest.raises(SchemaError, match="to a lossy one"):
             seqrecord.convert(source, tmp_path / "no", workers=1, codecs={"image": lossy})
     for wrong, difference in ((groups[:-1], "20 frames missing"), ([*groups, *groups], "too many")):
-        source.groups = wrong
+        source = alternating(wrong)
         with pytest.raises(SourceError, match=f"different numbers of frames.*{difference}"):
             seqrecord.convert(source, tmp_path / "no", workers=1, codecs={"image": stored})

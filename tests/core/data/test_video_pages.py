@@ -36,8 +36,8 @@ def codec(name: str) -> VideoPageCodec:
 
 def parse(page: bytes, count: int) -> list[list[int]]:
     table = parse_video_page(memoryview(page), count, "image")
-    arrays = (table.offsets, table.order, table.first_packet, table.first_frame)
-    return [array.tolist() for array in arrays]
+    names = ("offsets", "order", "first_packet", "first_frame")
+    return [getattr(table, name).tolist() for name in names]
 
 
 GOPS = [Gop((b"AAA", b"BB", b"C"), (0, 2, 1)), Gop((b"DD", b"E"), (0, -1))]
@@ -128,15 +128,15 @@ def test_tables_that_cannot_be_true() -> None:
         assert info.value.offset is not None, name
 
 
-def _decoded(name: str, page: bytes, count: int) -> npt.NDArray[np.uint8]:
-    out = np.empty((count, HEIGHT, WIDTH, 3), np.uint8)
-    codec(name).reader(memoryview(page), count).decode_into(range(count), out)
-    return out
-
-
 @pytest.mark.parametrize("name", ["h264", "hevc", "av1", "vp9", "ffv1"])
 def test_changed_bytes_give_an_error_or_frames(name: str, thorough: bool) -> None:
     """With valid checksums: changed bytes of packets or the table, or exchanged pieces."""
+
+    def decoded(page: bytes) -> npt.NDArray[np.uint8]:
+        out = np.empty((6, HEIGHT, WIDTH, 3), np.uint8)
+        codec(name).reader(memoryview(page), 6).decode_into(range(6), out)
+        return out
+
     gops = gops_of(name, moving(6), 3)
     page, draw = codec(name).join(gops), random.Random(4)
     table = 4 + 4 * 13
@@ -150,12 +150,12 @@ def test_changed_bytes_give_an_error_or_frames(name: str, thorough: bool) -> Non
             a, b = draw.randrange(table, len(page)), draw.randrange(table, len(page))
             changed[min(a, b) : max(a, b)] = changed[min(a, b) : max(a, b)][::-1]
         try:
-            seen.add(_decoded(name, bytes(changed), 6).shape)
+            seen.add(decoded(bytes(changed)).shape)
         except (CodecError, FormatError) as error:
             seen.add(type(error))
     assert FormatError in seen
     # … and a reused decoder keeps nothing of it.
-    assert np.array_equal(_decoded(name, page, 6), _decoded(name, codec(name).join(gops), 6))
+    assert np.array_equal(decoded(page), decoded(codec(name).join(gops)))
 
 
 def test_frames_are_decoded_once_for_any_request() -> None:
@@ -238,11 +238,6 @@ def write_long(path: Path, **options: Any) -> Written:
     return path, decoded
 
 
-def same(frame: dict[str, Any]) -> dict[str, Any]:
-    """A transform that changes nothing."""
-    return frame
-
-
 def upside_down(frame: dict[str, Any]) -> dict[str, Any]:
     return {"image": frame["image"][::-2, ::2], "number": frame["state"][:1] / 3}
 
@@ -267,8 +262,8 @@ def check(written: Written, *, at: tuple[int, ...] = (), **options: Any) -> dict
             check_clip(key, start, {n: batch[n][i] for n in ("image", "number") if n in batch})
             seen += 1
     assert seen == len(pipe) * 4 - (-pipe.stats()["clips"] % 4)
-    kept = ("clip_len", "stride", "dilation", "frame_transform")
-    own = {n: v for n, v in options.items() if n in kept}
+    names = options.keys() & {"clip_len", "stride", "dilation", "frame_transform"}
+    own = {name: options[name] for name in names}
     clips: Any = seqrecord.SeqRecordMapDataset(path, **own) if at else []
     for number in at:
         check_clip(clips[number]["episode"], clips[number]["start"], clips[number])
@@ -281,19 +276,19 @@ def least_limit(path: Path, **options: Any) -> int:
     return minimum_memory(make)
 
 
-def spans(group: Any) -> list[tuple[int, int]]:
-    """First and last frame of each chunk; episodes are far from each other."""
-    begin = group.first_frame + 1000 * np.cumsum(group.first_frame == 0)
-    return [*zip(begin.tolist(), (begin + group.num_frames).tolist(), strict=True)]
-
-
 @pytest.mark.parametrize(
-    ("dataset", "transform"), [("long", None), ("long", same), ("apart", same)]
+    ("dataset", "transform"), [("long", None), ("long", dict), ("apart", dict)]
 )
 def test_chunks_are_read_and_decoded_once(
     dataset: str, transform: Any, request: pytest.FixtureRequest
 ) -> None:
     """A transform gets frames in pieces; states are read once per chunk of video."""
+
+    def spans(group: Any) -> list[tuple[int, int]]:
+        """First and last frame of each chunk; episodes are far from each other."""
+        begin = group.first_frame + 1000 * np.cumsum(group.first_frame == 0)
+        return [*zip(begin.tolist(), (begin + group.num_frames).tolist(), strict=True)]
+
     path, decoded = written = request.getfixturevalue(dataset)
     options: dict[str, Any] = {"clip_len": 4, "shuffle": False, "frame_transform": transform}
     stats = check(written, **options, memory_limit=least_limit(path, **options))
@@ -332,10 +327,10 @@ def test_clips(long: Written, apart: Written, number: int, transform: Any) -> No
 
 def test_transform_needs_no_more_memory(apart: Written) -> None:
     options: dict[str, Any] = {"clip_len": 4, "num_cursors": 2, "num_threads": 1}
-    least = [least_limit(apart[0], **options, frame_transform=made) for made in (None, same)]
+    least = [least_limit(apart[0], **options, frame_transform=made) for made in (None, dict)]
     # Each current load has one extra frame and its result; a chunk has 120.
     assert least[1] <= 1.05 * least[0]
-    options |= {"frame_transform": same, "memory_limit": least[1]}
+    options |= {"frame_transform": dict, "memory_limit": least[1]}
     check_taken(lambda: check(apart, **options), least[1] + BESIDE)
 
 

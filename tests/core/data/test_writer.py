@@ -14,7 +14,7 @@ import seqrecord
 from seqrecord import SeqRecordRecorder, SeqRecordWriter, errors
 from seqrecord.codecs import CODEC_NAMES
 from seqrecord.schema import EncodedImage, FeatureSpec, Schema
-from tests.kit.datasets import frame, lengths_of, write_episodes
+from tests.kit.datasets import append, frame, lengths_of, numbered, write_episodes
 from tests.kit.faults import small_writer
 
 KINDS = pytest.mark.parametrize("kind", [SeqRecordWriter, SeqRecordRecorder])
@@ -26,8 +26,7 @@ def write(where: Any, episodes: Mapping[str, int], mode: str = "create", **optio
     """Write and return the fingerprint."""
     with small_writer(where, mode, **options) as writer:
         write_episodes(writer, episodes)
-    with seqrecord.open(where) as dataset:
-        return dataset.fingerprint
+    return seqrecord.open(where).fingerprint
 
 
 def test_modes(tmp_path: Path, memory_url: str) -> None:
@@ -123,9 +122,7 @@ def test_closing_with_an_open_episode_is_an_error(tmp_path: Path) -> None:
 def test_a_refused_frame_drops_its_episode(tmp_path: Path, has_features: bool) -> None:
     with SeqRecordWriter(tmp_path, chunk_frames=4) as writer:
         write_episodes(writer, {"a": 1} if has_features else {})
-        episode = writer.episode("b")
-        for i in range(40):
-            episode.append(frame("b", i))
+        episode = append(writer.episode("b"), numbered("b", 40))
         with pytest.raises(errors.FrameError, match="episode: b; feature: x; frame: 40"):
             episode.append({"x": np.zeros(50, np.uint16)})
         with pytest.raises(errors.DestinationError, match="dropped after an error"):
@@ -139,8 +136,7 @@ def test_a_refused_frame_drops_its_episode(tmp_path: Path, has_features: bool) -
 def test_a_swallowed_error_does_not_shorten_an_episode(tmp_path: Path) -> None:
     def swallow() -> None:
         with SeqRecordWriter(tmp_path) as writer, writer.episode("a") as episode:
-            for i in range(40):
-                episode.append(frame("a", i))
+            append(episode, numbered("a", 40))
             with pytest.raises(errors.FrameError):
                 episode.append({"x": np.zeros(3)})
 
@@ -151,9 +147,7 @@ def test_a_swallowed_error_does_not_shorten_an_episode(tmp_path: Path) -> None:
 
 def test_files_of_an_aborted_episode_are_removed(tmp_path: Path) -> None:
     with SeqRecordWriter(tmp_path, chunk_frames=1, max_file_size=1) as writer:
-        episode = writer.episode("given up")
-        for i in range(40):
-            episode.append(frame("x", i))
+        episode = append(writer.episode("given up"), numbered("x", 40))
         episode.abort()
         write_episodes(writer, {"a": 1})
     assert len(list((tmp_path / "records").iterdir())) == 1
@@ -173,8 +167,7 @@ def test_pillow_masks_are_stored_as_bools(tmp_path: Path, kind: Any, codec: str)
     assert array.view(np.uint8).max() == 255
     specs = {"mask": {"kind": "mask"}}
     with kind(tmp_path, codecs=codec, features=specs) as writer, writer.episode("a") as episode:
-        for item in (array, array.T[:9, :6].T, mask):
-            episode.append({"mask": item})
+        append(episode, [{"mask": item} for item in (array, array.T[:9, :6].T, mask)])
     with seqrecord.open(tmp_path) as dataset:
         for stored in dataset.episodes["a"][:]["mask"]:
             np.testing.assert_array_equal(stored.view(np.uint8), mask)
@@ -218,9 +211,8 @@ def test_probable_mistakes_are_logged_once(
     with kind(tmp_path, features=features, codecs=codec) as writer:
         for key in "ab":
             with writer.episode(key) as episode:
-                for value in (np.zeros_like(item), item, item):
-                    episode.append({name: value})
-    found = [record.getMessage() for record in caplog.records]
+                append(episode, [{name: value} for value in (np.zeros_like(item), item, item)])
+    found = caplog.messages
     assert len(found) == bool(message)
     assert re.search(message, "".join(found))
     caplog.clear()
@@ -240,8 +232,7 @@ def test_a_first_value_may_have_no_rows(tmp_path: Path, kind: Any) -> None:
         episode.append({"points": rows[0]})
     shape = {"points": {"shape": (None, 3)}}
     with kind(tmp_path / "b", features=shape) as writer, writer.episode("a") as episode:
-        for each in rows:
-            episode.append({"points": each})
+        append(episode, [{"points": each} for each in rows])
     with seqrecord.open(tmp_path / "b") as dataset:
         read = dataset.episodes["a"]
         assert [len(read[i]["points"]) for i in range(4)] == [0, 2, 0, 1]
@@ -251,8 +242,7 @@ def test_a_first_value_may_have_no_rows(tmp_path: Path, kind: Any) -> None:
 def test_one_mismatched_frame_is_refused_at_any_position(tmp_path: Path, kind: Any) -> None:
     def write(path: Path, **more: Any) -> None:
         with kind(path, **more) as writer, writer.episode("a") as episode:
-            for number in range(45):
-                episode.append({"x": np.zeros((4 - (number == odd), 3))})
+            append(episode, [{"x": np.zeros((4 - (number == odd), 3))} for number in range(45)])
 
     for odd in (2, 31, 40):
         with pytest.raises(errors.FrameError, match="pass schema=") as caught:
@@ -313,9 +303,7 @@ def test_frames_without_a_valid_schema_are_refused(
     episode.append({1: np.zeros(3)})  # type: ignore[dict-item]
     with pytest.raises(errors.SchemaError, match=r"not a feature name; .* got: 1"):
         episode.close()
-    episode = writer.episode("some/key")
-    for item in frames:
-        episode.append({"x": item})
+    episode = append(writer.episode("some/key"), [{"x": item} for item in frames])
     with pytest.raises(error, match=message) as caught:
         episode.close()
     assert caught.value.episode == "some/key"

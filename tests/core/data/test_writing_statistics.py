@@ -27,10 +27,12 @@ from seqrecord.types import Progress
 from tests.kit import command_line
 from tests.kit.datasets import (
     EPISODES,
+    columns,
     flip,
     small_frames,
     small_schema,
     write_dataset,
+    write_episodes,
     write_small,
 )
 from tests.kit.made_source import MadeSource
@@ -40,13 +42,11 @@ run = partial(command_line.run, "stats", "--quiet")
 
 
 def kept(folder: Path) -> Statistics:
-    with seqrecord.open(folder) as reader:
-        return reader.statistics
+    return seqrecord.open(folder).statistics
 
 
 def computed(folder: Path) -> Statistics:
-    with seqrecord.open(folder) as reader:
-        return reader.compute_statistics()
+    return seqrecord.open(folder).compute_statistics()
 
 
 def file_of(folder: Path) -> Path:
@@ -56,11 +56,8 @@ def file_of(folder: Path) -> Path:
 
 
 def write(folder: Path, keys: str, **arguments: Any) -> Path:
-    with SeqRecordWriter(folder, **arguments) as writer:
-        for key in keys:
-            with writer.episode(key) as episode:
-                for number in range(10):
-                    episode.append({"x": np.full(3, ord(key) + number, np.float32)})
+    values = np.arange(10, dtype=np.float32)[:, None].repeat(3, axis=1)
+    write_dataset(folder, {key: columns(x=values + ord(key)) for key in keys}, **arguments)
     return folder
 
 
@@ -92,11 +89,8 @@ def test_episodes_with_nan_are_named(tmp_path: Path, caplog: pytest.LogCaptureFi
     for codecs in ("raw", "balanced"):
         folder = tmp_path / ("random" if codecs == "balanced" else codecs)
         for mode, keys in (("create", "ab"), ("append", "cd")):
-            with SeqRecordWriter(folder, codecs=codecs, mode=mode) as writer:  # type: ignore[arg-type]
-                for key in keys:
-                    with writer.episode(key) as episode:
-                        for number in range(6):
-                            episode.append(frame(key, number))
+            episodes = {key: [frame(key, number) for number in range(6)] for key in keys}
+            write_dataset(folder, episodes, codecs=codecs, mode=mode)
         assert places(folder) == [("b", 2, 6), ("c", 0, 3)]
         assert places(folder, computed(folder)) == places(folder)
         text = "NaN or infinities of action: 9 values; b from frame 2 (6), c from frame 0 (3)"
@@ -214,8 +208,7 @@ def test_statistics_of_aborted_flushed_and_resumed_episodes(tmp_path: Path) -> N
     for flushed in (False, True):
         path = tmp_path / f"{flushed}"
         with SeqRecordWriter(path) as writer:
-            with writer.episode("z") as episode:
-                episode.append(zeros)
+            write_episodes(writer, {"z": [zeros]})
             episode = writer.episode("a")
             episode.append(zeros)
             if flushed:
@@ -232,8 +225,7 @@ def test_statistics_of_aborted_flushed_and_resumed_episodes(tmp_path: Path) -> N
         assert kept(path)["x"].max.tolist() == [4, 4, 4]
         assert_close(kept(path), computed(path))
     writer = SeqRecordWriter(tmp_path / "d")
-    with writer.episode("a") as episode:
-        episode.append(zeros)
+    write_episodes(writer, {"a": [zeros]})
     writer.abort()
     write_dataset(tmp_path / "d", {"b": [zeros]}, mode="resume")
     with seqrecord.open(tmp_path / "d") as reader:
@@ -290,8 +282,7 @@ def test_computed_statistics_match_the_frames(
     small: Path, tmp_path: Path, num_threads: int
 ) -> None:
     reports: list[Progress] = []
-    with seqrecord.open(small) as reader:
-        got = reader.compute_statistics(num_threads=num_threads, progress=reports.append)
+    got = seqrecord.open(small).compute_statistics(num_threads=num_threads, progress=reports.append)
     convert(open_source(small), tmp_path / "d", codecs={"photo": "balanced"}, workers=1)
     whole = kept(tmp_path / "d")  # the writer got all frames
     assert_close(got, Statistics(whole.num_frames, {name: whole[name] for name in got}))
@@ -323,11 +314,8 @@ def test_statistics_of_selected_features_and_after_a_transform(small: Path) -> N
 
 def test_statistics_of_sampled_frames(tmp_path: Path) -> None:
     """Spans of 8 frames, since a frame takes 4 MiB."""
-    with seqrecord.SeqRecordWriter(tmp_path / "d", codecs="fast") as writer:
-        for key in ("a", "b"):
-            with writer.episode(key) as episode:
-                for number in range(32):
-                    episode.append({"x": np.full((1024, 1024), number, np.float32)})
+    frames = [{"x": np.full((1024, 1024), number, np.float32)} for number in range(32)]
+    write_dataset(tmp_path / "d", {"a": frames, "b": frames}, codecs="fast")
     with seqrecord.open(tmp_path / "d") as reader:
         some = reader.compute_statistics(max_frames=16)
         one = reader.compute_statistics(max_frames=1)
@@ -383,12 +371,9 @@ def test_errors_of_a_transform_name_the_frame(tmp_path: Path) -> None:
 
 @pytest.fixture
 def without_statistics(tmp_path: Path) -> Path:
-    with SeqRecordWriter(tmp_path / "d", statistics=False) as writer:
-        for key in ("a", "b"):
-            with writer.episode(key) as episode:
-                for number in range(100):
-                    action = np.array([number, np.nan, -1], np.float32)
-                    episode.append({"action": action, "flag": np.bool_(number == 3)})
+    action = np.array([[number, np.nan, -1] for number in range(100)], np.float32)
+    frames = columns(action=action, flag=np.arange(100) == 3)
+    write_dataset(tmp_path / "d", {"a": frames, "b": frames}, statistics=False)
     return tmp_path / "d"
 
 
