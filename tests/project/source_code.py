@@ -20,6 +20,9 @@ __all__ = ["Module", "TestLines", "closure", "module_name", "parse"]
 
 PACKAGE = Path(__file__).parents[2] / "seqrecord"
 TESTS = Path(__file__).parents[1]
+OPEN_ROOMS = {"format", "storage", "codecs", "sampling"}
+"""Rooms whose modules tests import: their contracts are documented, and tested one by one."""
+
 WRITER_AND_LOADER = "seqrecord.writing.writer", "seqrecord.pipes.loaders"
 
 
@@ -188,6 +191,18 @@ def closure(roots: Iterable[str], modules: Mapping[str, Module], *, in_functions
             one = modules[name]
             names = one.imported if in_functions else one.imported_at_start
             waiting += [lazy.get(each, each) for each in names] + [name.rpartition(".")[0]]
+    return found
+
+
+def inner_modules(path: Path) -> set[str]:
+    """Modules of rooms that a test imports, without faces of rooms, and without `OPEN_ROOMS`."""
+    found = set()
+    for name in imported_names(parse(path), in_functions=True):
+        parts = name.split(".")
+        if parts[0] == "seqrecord" and len(parts) > 2 and parts[1] not in OPEN_ROOMS:
+            module = PACKAGE.joinpath(*parts[1:])
+            if module.is_dir() or module.with_suffix(".py").is_file():
+                found.add(name)
     return found
 
 

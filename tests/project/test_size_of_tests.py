@@ -5,14 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from tests.project.source_code import (
-    PACKAGE,
-    TESTS,
-    TestLines,
-    areas_of_tests,
-    imported_names,
-    parse,
-)
+from tests.project.source_code import TESTS, TestLines, areas_of_tests, inner_modules
 
 MANY_HELPERS = {
     "core/base/test_secrets.py",
@@ -40,9 +33,6 @@ MANY_HELPERS = {
     "tools/test_trim.py",
 }
 """Files with more helpers than a quarter of their lines. Remove a file once it has fewer."""
-
-OPEN_ROOMS = {"format", "storage", "codecs", "sampling"}
-"""Rooms whose modules tests import: their contracts are documented, and tested one by one."""
 
 
 @cache
@@ -75,19 +65,7 @@ def test_helpers_are_a_quarter_of_a_file_at_most() -> None:
     assert found - MANY_HELPERS == set()
 
 
-def inner_modules(path: Path) -> set[str]:
-    """Modules of rooms that a test imports, without faces of rooms, and without `OPEN_ROOMS`."""
-    found = set()
-    for name in imported_names(parse(path), in_functions=True):
-        parts = name.split(".")
-        if parts[0] == "seqrecord" and len(parts) > 2 and parts[1] not in OPEN_ROOMS:
-            module = PACKAGE.joinpath(*parts[1:])
-            if module.is_dir() or module.with_suffix(".py").is_file():
-                found.add(name)
-    return found
-
-
 def test_few_files_import_inner_modules() -> None:
     """The goal is 40."""
     found = {path for path in files() if is_test(path) and inner_modules(TESTS / path)}
-    assert len(found) <= 46, sorted(map(str, found))
+    assert len(found) <= 45, sorted(map(str, found))
