@@ -24,7 +24,6 @@ MANY_HELPERS = {
     "project/test_doc_examples.py",
     "project/test_layers.py",
     "project/test_private_names.py",
-    "project/test_size_of_tests.py",
     "sources/test_image_files.py",
     "sources/test_orientation.py",
     "sources/test_own_source.py",
