@@ -218,7 +218,7 @@ class Samples:
 
     @property
     def repeat(self) -> npt.NDArray[np.float64] | None:
-        """Mean number of occurrences of each row in an epoch; `None`: each comes once."""
+        """How often each row occurs in an epoch, on average; `None`: each comes once."""
         if "repeat" not in self.columns:
             return None
         found: Any = self.values("repeat", self.keys)

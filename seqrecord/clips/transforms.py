@@ -368,11 +368,11 @@ class RandomResizedCrop(_Sized):
 class BatchResize(_Sized):
     """Resize to a size drawn once for each batch, equal on all ranks at each step.
 
-    The window is the largest one at the center of the frame, or of the window of earlier crops,
-    that has the aspect ratio of the size. Only flips may follow. All cameras with a `BatchResize`
-    share the draw: cameras with as many sizes get the size with the same number. Interpolation and
-    values: see `Resize`. Requires a `batch_size`, of the loader or of the
-    mix around it; a mix requires the same `BatchResize` in all sources. Excludes functions in
+    The window is the largest one at the center of the frame, or of the window that earlier crops
+    left, that has the aspect ratio of the size. Only flips may follow. All cameras with a
+    `BatchResize` share the draw: cameras with as many sizes get the size with the same number.
+    Interpolation and values: see `Resize`. Requires a `batch_size`, of the loader or of the mix
+    around it; a mix requires the same `BatchResize` in all sources. Excludes functions in
     `clip_transform`, `order="sequences"` and `SeqRecordMapDataset`.
 
     Args:
@@ -424,7 +424,7 @@ class BatchResize(_Sized):
         """Resize to a fixed width, and to a height drawn by its ratio to the width.
 
         The ratio is uniform in [least, most]; the height is rounded down to a multiple of
-        `multiple` pixels, for example of the patches of a transformer.
+        `multiple` pixels, for example a transformer's patches.
 
         Args:
             width: width in pixels.
@@ -493,7 +493,7 @@ class HorizontalFlip(CropStep):
     numbers per pixel) and of float normals (kind `normals`, or "normal" in the name). Normals coded
     as integers and flow coded as unsigned integers are an error. Poses and actions are unchanged,
     and so are the names of left and right cameras: swap the two images of a flipped stereo pair
-    yourself; its disparity stays positive.
+    yourself; its disparity remains positive.
 
     Args:
         p: probability in [0, 1].

@@ -315,7 +315,7 @@ class At:
     suffice for one episode. Frames are read once, too.
 
     Args:
-        column: name of a column of `samples` with integers.
+        column: name of a `samples` column with integers.
         offsets: an offset in frames, or several.
         within: least and greatest value of the column minus `start`.
 

@@ -124,7 +124,7 @@ def rewrite_files(
 
     Raises `NotFoundError` if there is no dataset, `ChecksumError` for a damaged page, `ValueError`
     for an invalid share or size, and `ConflictError` if another writer commits meanwhile. Earlier
-    commits of the call stay.
+    commits of the call are kept.
 
     Example:
         from seqrecord import edit
@@ -299,16 +299,16 @@ def clean(
 
     Episodes of interrupted writers are lost: run `mode="resume"` before to keep them. A writer that
     is running meanwhile is refused at its commit: before any removal, a commit lists the removed
-    files, so that no resume recovers them. Lists of external files stay, since a running writer may
-    refer to one.
+    files, so that no resume recovers them. Lists of external files are kept, since a running writer
+    may refer to one.
 
     The age of a file is relative to the storage's clock, read from a small file that is written and
-    removed. Files from the future stay, with a warning.
+    removed. Files from the future are kept, with a warning.
 
     Args:
         location: local path or URL of the dataset.
-        older_than: seconds. Files stay if their writer wrote anything since then, or if they left
-            the dataset since then, for open readers.
+        older_than: seconds. Files are kept if their writer wrote anything since then, or if they
+            left the dataset since then, for open readers.
         keep_versions: keep files of the last versions before the current one, as many as this, at
             most `KEPT_VERSIONS`. A version with the content of a later one does not count.
         dry_run: remove nothing.

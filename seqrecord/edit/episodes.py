@@ -156,8 +156,8 @@ def set_metadata(
 ) -> list[str]:
     """Change entries of episodes' metadata, `None` removes one; returns the changed episodes' keys.
 
-    Other entries stay. Arguments and errors as for `delete_episodes`; also raises `FormatError` for
-    a value that is not JSON, and `SchemaError` for a new entry with the name of a text feature:
+    Other entries are kept. Arguments and errors as for `delete_episodes`; also raises `FormatError`
+    for a value that is not JSON, and `SchemaError` for a new entry with the name of a text feature:
     change that with `set_text`.
 
     Example:
@@ -290,8 +290,8 @@ def split_dataset(
     """Assign episodes to named splits by their shares; returns the number of episodes per split.
 
     Shares add up to 1 at most; remaining episodes are in no split. Episodes already in one of the
-    splits stay there, so that validation data is never trained on later; `split_episodes` removes
-    them from it. Episodes in other splits stay there, and do not count.
+    splits are kept there, so that validation data is never trained on later; `split_episodes`
+    removes them from it. Episodes in other splits are unchanged, and do not count.
 
     Args:
         location: local path or URL of the dataset.

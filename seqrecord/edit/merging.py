@@ -52,10 +52,10 @@ def merge_datasets(
     progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> MergeReport:
-    """Make a dataset of all episodes of several datasets, which stay unchanged.
+    """Make a dataset with all episodes of several datasets, which do not change.
 
     Chunks are copied without decoding, after a check of their checksums; references to external
-    files stay references. Codecs and groups come from the first dataset, or from the dataset under
+    files are kept. Codecs and groups come from the first dataset, or from the dataset under
     `mode="append"`; features in other codecs are encoded again. Splits of the same name become one
     split. Statistics are merged if all datasets have them. Episodes keep the order of the datasets.
     Runs in this process.
@@ -76,7 +76,7 @@ def merge_datasets(
     in features, or in their dtypes, shapes, kinds or units, and if a feature would be encoded again
     with a lossy codec. Raises `DestinationError` for two episodes with the same key, and for a
     destination that is not empty. Raises `ConflictError` if another writer has committed there
-    meanwhile; the episodes then stay there for `mode="resume"`.
+    meanwhile; the episodes are then kept there for `mode="resume"`.
 
     Example:
         from seqrecord import edit

@@ -32,7 +32,7 @@ def restore_version(
     """Commit a new version that is equal to an earlier one; returns its id.
 
     Episodes, frames, features and splits are as in `version`; `list_versions` has its id. The
-    versions in between stay, so a restoration can be undone by another one. Episodes that were
+    versions in between are kept, so a restoration can be undone by another one. Episodes that were
     added since are deleted, and a `reindex` does not bring them back. Statistics are restored if
     their file is left. No record file is rewritten.
 

@@ -90,9 +90,9 @@ def to_hub(
 
     Missing repositories and branches are created. One commit contains all files, so readers see the
     old dataset or the new one. If the dataset grew after an earlier push, only new files are sent.
-    Files that left the dataset are removed from the branch, but stay in its history; other files in
-    the repository are not changed. Earlier versions of the dataset are not pushed. For an original
-    on a URL, or an index of one, the index is pushed.
+    Files that left the dataset are removed from the branch, but remain in its history; other files
+    in the repository are not changed. Earlier versions of the dataset are not pushed. For an
+    original on a URL, or an index of one, the index is pushed.
 
     The commit includes a dataset card, `README.md`: features, sizes, and code for reading. A card
     that somebody else wrote or edited is kept; remove it to get a new one.

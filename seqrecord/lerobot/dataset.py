@@ -231,7 +231,7 @@ class LeRobotDataset(PlannedDataset):
 
     @property
     def num_frames(self) -> int:
-        """The number of frames of the selected episodes, one per item."""
+        """The number of frames in the selected episodes, one per item."""
         return len(self.clips)
 
     @property

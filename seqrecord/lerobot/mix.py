@@ -138,7 +138,7 @@ class LeRobotMixDataset(PlannedDataset):
 
     @property
     def num_frames(self) -> int:
-        """The number of frames of the selected episodes, one per item."""
+        """The number of frames in the selected episodes, one per item."""
         return self._numbers.num_items
 
     @property

@@ -27,8 +27,8 @@ class PlannedSampler(Sampler[int]):
     or `load_state_dict` was called. The numbers carry their places, so the dataset reads the next
     batch ahead, also in worker processes.
 
-    If the decoded frames of a process fit into `memory_limit`, they stay in memory for all epochs,
-    and each rank and worker keeps its items.
+    If the decoded frames of a process fit into `memory_limit`, they are kept in memory for all
+    epochs, and each rank and worker keeps its items.
 
     Accelerate and DataLoader distribute batches in turn: batch i goes to rank i mod `num_replicas`,
     and there to worker (i div `num_replicas`) mod `num_workers`. Each has its own shard of the
@@ -38,7 +38,7 @@ class PlannedSampler(Sampler[int]):
     Args:
         dataset: a `LeRobotDataset` or `LeRobotMixDataset` of `seqrecord.lerobot`.
         batch_size: batch size of the DataLoader, at least 1.
-        num_workers: number of workers of the DataLoader.
+        num_workers: number of the DataLoader's workers.
         num_replicas: number of processes that share the batches. Default: from `torch.distributed`,
             or 1.
         rank: return only this process's batches, the same number in every process, if nothing else
@@ -48,7 +48,7 @@ class PlannedSampler(Sampler[int]):
         shuffle: shuffled order (default); if false, each shard keeps the stored order.
         drop_last_frames: number of frames to skip at the end of each episode.
         memory_limit: memory of each reading process, as in `SeqRecordPipe`.
-        samples: functions of `seqrecord.samples` that choose the items of an epoch of a
+        samples: functions of `seqrecord.samples` that choose an epoch's items of a
             `LeRobotDataset`, such as `[one_per_episode()]`; items lack their columns.
 
     Raises `ClipError` for invalid arguments, and if no frame is left. The first iteration raises

@@ -78,7 +78,7 @@ class Source(Protocol):
         """Return the features of all episodes: name, dtype, frame shape, kind and unit.
 
         Variable dimensions are `None`. Leave codecs and groups to the writer, except for images
-        that stay encoded. Open as few files as possible. Raise `SourceError` if the original is
+        that are kept encoded. Open as few files as possible. Raise `SourceError` if the original is
         empty.
         """
         ...

@@ -274,7 +274,7 @@ class SeqRecordPipe(StreamingLoader, IterDataPipe[Clip]):
 
     With `batch_size`, the fast path, the loader assembles batches: tensors [batch, T, …], `episode`
     a list of keys, `start` int64 [batch]. The memory of a batch is reused after its last reference
-    is gone; a batch that you keep stays unchanged.
+    is gone; a batch that you keep is never overwritten.
 
     The order is a function of the dataset, the arguments, the epoch and the shard alone. Each
     iteration is the next epoch, and one iteration runs at a time. Use a `DataLoader` with

@@ -55,7 +55,7 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
         return {**self.__dict__, "_options": self._selection.portable(self._options)}
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the functions of `samples`, here and in workers; 0 by default.
+        """Set the epoch for functions of `samples`, here and in workers; 0 by default.
 
         They may choose other clips: then a sampler needs the new length.
         """
@@ -106,8 +106,8 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
         """Return statistics of this process.
 
         These are `bytes_read`; `frames_decoded`; `frames_from_cache`; `video_frames_decoded`,
-        including reference frames; and `features_resident`, features whose frames stay in memory
-        once read.
+        including reference frames; and `features_resident`, features whose frames are kept in
+        memory once read.
         """
         report, names = self._reader.stats.get().report(), ("bytes_read", "frames_decoded")
         found = {n: report[n] for n in (*names, "frames_from_cache", "video_frames_decoded")}

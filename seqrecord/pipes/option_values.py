@@ -42,7 +42,7 @@ class Vector:
         pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, vectors={"pose": wide})
 
     Args:
-        place: the index of each of the D values of a feature [D] in the last axis of batches, all
+        place: for a feature [D], the index of each value in the last axis of batches, all
             different. Values at other indices are 0.
         pad_to: the number of values in batches: zeros follow the values. Default with `place`: its
             largest index + 1.
@@ -101,7 +101,7 @@ class MaxFrames:
         batch = next(iter(pipe))  # 8 clips of 2 frames, 5 of 3, ... or 2 of 8
 
     Args:
-        frames: the frames of all clips of a batch together, at least 1.
+        frames: the frames of a batch's clips together, at least 1.
     """
 
     frames: int
@@ -162,8 +162,8 @@ class FrameTransform:
 
     Args:
         function: a function from the dict of a frame's values to those of clips.
-        deterministic: declares that the result for a frame is always the same. Results may then
-            stay in memory across epochs.
+        deterministic: declares that the result for a frame is always the same. Results may then be
+            kept in memory across epochs.
         cache_key: text that identifies the function, for example `"undistort-2"`: results of a
             deterministic function are then kept in the `frame_cache`. Change it with the function.
     """

@@ -204,7 +204,7 @@ class ClipOptions:
             `SeqRecordMapDataset`.
         stride: frames from the start of one clip to the start of the next, at least 1. Default: 1,
             every start; with `order="sequences"` the length of a clip.
-        dilation: frames between neighbouring frames of a clip of `clip_len` frames, at least 1.
+        dilation: frames between neighbouring frames in a clip of `clip_len` frames, at least 1.
         windows: frames of individual features relative to the clip's `start`, as a dict of frame
             offsets or seconds: `{"image": [-1, 0], "action": range(16), "imu": Seconds(-0.5, 0)}`.
             Seconds use the episode's frames per second, or its timestamps. `{"gps":
@@ -214,7 +214,7 @@ class ClipOptions:
             frames; without `clip_len`, the frame `start` alone. Each feature is read for its own
             window only. With `frame_transform`, windows apply to the arrays that it returns.
         squeeze_time: remove the frame axis of features without a window, which have one frame:
-            [batch, …] instead of [batch, 1, …], and a text instead of a list of one text. For
+            [batch, …] instead of [batch, 1, …], and a text instead of a list with one text. For
             `clip_len` 1 or `None`. Features of variable shape without padding and results of
             `clip_transform` functions keep their axis.
         pad: clips with frames outside their episode. `None` (default): skipped. "edge": the
@@ -230,9 +230,9 @@ class ClipOptions:
             on keys, or a predicate. A predicate receives the metadata of an episode, a dict with
             the attributes `key`, `num_frames`, `fps` and `split`.
         split: name of a split; selects its episodes. See `seqrecord split`.
-        samples: the samples of an epoch, a clip for each: a table, a function of the table of an
-            epoch, or a list of functions, which may begin with a table. Default: every start at
-            which a clip is complete, every `stride` frames.
+        samples: the samples of an epoch, a clip for each: a table, a function of an epoch's table,
+            or a list of functions, which may begin with a table. Default: every start at which a
+            clip is complete, every `stride` frames.
 
             A function is a built-in one of `seqrecord.samples`, such as `future_goal()`, or one of
             your own, `f(samples, epoch, rng)`. It takes and returns `seqrecord.samples.Samples`:
@@ -251,11 +251,11 @@ class ClipOptions:
             Optional columns: `repeat`, mean number of occurrences in an epoch, 1 by default: 2.3
             means two occurrences in most epochs and three in the others, as the seed decides;
             `dilation` and `reverse`, integers and booleans, the frames of each clip. Batches have
-            every other column: numbers as a tensor [batch], texts as a list, lists of numbers of
-            one length as a tensor [batch, length]. Rows may be equal, or differ only in these
+            every other column: numbers as a tensor [batch], texts as a list, lists of numbers, all
+            of one length, as a tensor [batch, length]. Rows may be equal, or differ only in these
             columns.
-        metadata: names of metadata entries of episodes that become columns: the value for a clip, a
-            list of values for a batch. `None` if an episode lacks the entry.
+        metadata: names of the episodes' metadata entries that become columns: the value for a clip,
+            a list of values for a batch. `None` if an episode lacks the entry.
         resize: height and width in pixels: `{"camera": (224, 224)}` by feature, or `(224, 224)` for
             all images. Frames are resized once, directly after decoding. Images (kind `image`, or
             uint8 with 3 or 4 channels and no kind) are interpolated with antialiasing; depth,
@@ -275,7 +275,7 @@ class ClipOptions:
             Texts are `str` and `bytes`, also in results under the names of text features. It runs
             in several threads, and twice for the first frame when the loader is created: results
             must not be random. `FrameTransform(function, deterministic=True)` declares that the
-            result for a frame is always the same: results may then stay in memory, see
+            result for a frame is always the same: results may then be kept in memory, see
             `memory_limit`.
         clip_transform: `RandomCrop`, `CenterCrop`, `RandomResizedCrop`, `Resize`, `BatchResize`,
             `HorizontalFlip`, a function, or a list of these, applied in order. All frames of a clip
@@ -284,7 +284,7 @@ class ClipOptions:
             Batches have the columns `crop`, int64 [batch, 4], with top, left, height and width in
             pixels of the stored frame; `flipped`, bool [batch]; and `intrinsics`, float64 [batch,
             4], with fx, fy, cx and cy of the visible image if the episode's metadata has a
-            `camera`. These columns stay on the host. Features of kind `intrinsics` become those of
+            `camera`. These columns are on the host. Features of kind `intrinsics` become those of
             the visible image, too. A dict has separate steps for features, such as cameras of
             different sizes: `{"front": RandomCrop(224), "wrist": Resize(224)}`; columns are then
             `front_crop` and so on. If frame sizes differ between episodes, each window fits its own
@@ -293,31 +293,31 @@ class ClipOptions:
             Functions come after crops and flips. A function is called once for each clip with a
             dict and a `numpy.random.Generator` seeded by seed, epoch and clip. The dict has
             read-only arrays [clip_len, …], valid during the call (a list of arrays for a feature of
-            variable shape, a list of texts for a text feature), and the clip's values of all
+            variable shape, a list of texts for a text feature), and the clip's values in all
             columns of the batch: `episode`, `start`, masks `<feature>_is_pad`, columns of
             `samples`, metadata. A function returns the arrays of the batch, each with at least one
             axis and with the same dtype and shape for every clip, or lists of texts for a text
             feature. Unchanged columns in the result are ignored, others under the name of a column
             are an error. An example of the largest declares other texts and arrays of varying
-            length, see `seqrecord.types.VaryingClipFunction`. It runs in several threads, and
-            twice for the first clip when the loader is created: a function that uses a global
-            generator (`torch`, `numpy.random` or `random`), or whose results differ, raises
-            `ClipError`. With a `device`, there are crops and flips only.
-        ragged: form of features of variable shape, except texts. "list" (default): a list of
-            tensors, one per frame. "pad": one tensor of the size of the largest frame in the
-            selected episodes, filled with zeros, and `<feature>_mask`, bool [clip_len, length],
-            true for values of the frame. "nested": a nested tensor of layout `torch.jagged`,
-            [clip_len, ?, …] or [batch * clip_len, ?, …], if only the first dimension varies. A dict
-            has a form for each feature, or the sizes to pad to, one per varying dimension:
-            `{"points": "nested", "image": (480, 640)}`; other features are lists. Also the form of
-            all features for lists of `frames` that differ in length: "list", a tensor [length, …]
-            per clip; "pad", the last frame of a shorter list repeated; "nested", [batch, ?, …].
+            length, see `seqrecord.types.VaryingClipFunction`. It runs in several threads, and twice
+            for the first clip when the loader is created: a function that uses a global generator
+            (`torch`, `numpy.random` or `random`), or whose results differ, raises `ClipError`. With
+            a `device`, there are crops and flips only.
+        ragged: form of features with variable shape, except texts. "list" (default): a list of
+            tensors, one per frame. "pad": one tensor as large as the largest frame in the selected
+            episodes, filled with zeros, and `<feature>_mask`, bool [clip_len, length], true for
+            values of the frame. "nested": a nested tensor of layout `torch.jagged`, [clip_len, ?,
+            …] or [batch * clip_len, ?, …], if only the first dimension varies. A dict has a form
+            for each feature, or the sizes to pad to, one per varying dimension: `{"points":
+            "nested", "image": (480, 640)}`; other features are lists. Also the form of all features
+            for lists of `frames` that differ in length: "list", a tensor [length, …] per clip;
+            "pad", the last frame of a shorter list repeated; "nested", [batch, ?, …].
         vectors: form of vectors [D] and scalars in batches, by feature: `{"action":
             Vector(pad_to=32, normalize="mean_std")}`. `place` and `pad_to` make longer vectors, and
             the column `action_dim_is_pad`, bool [batch, size], true where the source has no value;
-            it stays on the host. `normalize` makes float32 values by the stored statistics of the
+            it is on the host. `normalize` makes float32 values by the stored statistics of the
             whole dataset (see `seqrecord stats`), or by a `Normalization`; a channel with one value
-            only is divided by 1, and zeros of padding stay 0. This comes last: `frame_transform`
+            only is divided by 1, and zeros of padding are kept. This comes last: `frame_transform`
             and the functions of `clip_transform` receive stored values. Not for images, nor for
             features that a function changes.
         output: "torch" (default): tensors. "numpy": writable NumPy arrays on the same memory, which
@@ -578,7 +578,7 @@ class EngineOptions:
             stores no frames. Default: limited by `memory_limit` only, so an epoch that fits is
             fully shuffled. An epoch begins with 256 clips, and the number at most doubles in each
             round, for an early first batch. No effect with `shuffle=False` or `order="sequences"`.
-        fixed_shards: while all frames of a process stay in memory (see `memory_limit`), every rank
+        fixed_shards: while all frames of a process are resident (see `memory_limit`), every rank
             and worker keeps its clips in all epochs, and each epoch after the first is a full
             shuffle of them (default). If false, the clips of ranks and workers change in every
             epoch. With `shuffle=False` they never change.
@@ -645,7 +645,7 @@ class LoaderOptions(ClipOptions):
             the other clips are dropped. Without `batch_size`, the number of clips is the same.
             "keep": each clip comes exactly once, and a rank may get one batch more than others, or
             none: for evaluation. With `order="sequences"`, episodes are cut so that all rows have
-            the same length; with "keep" they stay whole, and the last batches have fewer rows.
+            the same length; with "keep" they are whole, and the last batches have fewer rows.
         memory_limit: memory of each process for decoded frames, batches (in preparation, and two at
             the consumer) and chunks being read, as bytes or text such as "2GiB". Default: 2 GiB, or
             more if needed to mix batches well, up to 8 GiB for all workers of a rank together. The
@@ -653,14 +653,14 @@ class LoaderOptions(ClipOptions):
             machine; a warning names a limit that mixes better. An epoch raises `MemoryLimitError`
             above 80 % of the machine's memory for all its ranks.
 
-            If all frames of a process fit beside batches and chunks, they stay in memory, decoded,
-            as long as the object lives, and later epochs decode nothing. This applies to frames of
-            fixed shape that are small (64 KiB) or have an encoded or video feature, and to the
-            results of a deterministic `frame_transform`; large raw frames are read again. Workers
-            keep frames while they live: use `persistent_workers=True`.
+            If all frames of a process fit beside batches and chunks, they are kept in memory,
+            decoded, as long as the object lives, and later epochs decode nothing. This applies to
+            frames of fixed shape that are small (64 KiB) or have an encoded or video feature, and
+            to the results of a deterministic `frame_transform`; large raw frames are read again.
+            Workers keep frames while they live: use `persistent_workers=True`.
 
             With a `device`, frames and batches use the device's memory, and frames other than small
-            ones stay there under an explicit limit only. Pinned memory of the host is extra:
+            ones are kept there under an explicit limit only. Pinned memory of the host is extra:
             decoded frames of the chunks being read and of two more, each rounded up to a power of
             two by torch. Batches that a DataLoader prefetches (`prefetch_factor` per worker, two by
             default) are extra.

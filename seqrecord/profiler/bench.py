@@ -257,7 +257,7 @@ def _nbytes(values: Sequence[Any]) -> int:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Duration of one part of training steps, in seconds."""
+    """Duration of one part in training steps, in seconds."""
 
     mean: float
     p50: float

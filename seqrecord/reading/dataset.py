@@ -278,7 +278,7 @@ class Dataset:
             progress: called from the calling thread, in frames processed for all features.
 
         Raises `ClipError` for unknown episodes or an unknown split, and if `max_frames` or
-        `num_threads` is below 1. Errors of reading and of `frame_transform` are passed on.
+        `num_threads` is below 1. Errors in reading and in `frame_transform` are passed on.
 
         Example:
             dataset = seqrecord.open("records/")

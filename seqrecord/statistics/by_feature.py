@@ -118,7 +118,7 @@ class FeatureStatistics:
 
     @property
     def num_infinite(self) -> npt.NDArray[np.int64]:
-        """Number of infinite values of either sign: int64 [C]."""
+        """Number of infinite values with either sign: int64 [C]."""
         return np.array(
             [sketch.positive_infinity + sketch.negative_infinity for sketch in self.sketches],
             np.int64,

@@ -90,8 +90,8 @@ class Normalization:
         """Create the normalization of `size` channels from several statistics, by weight.
 
         A channel's distribution is the mixture of the parts that have it, in proportion to their
-        weights w, which sum to 1: mean `m = sum(w * mean)`, variance `sum(w * (std**2 + mean**2))
-        - m**2`, and the mixture's quantiles. The number of frames of each part has no effect.
+        weights w, which sum to 1: mean `m = sum(w * mean)`, variance `sum(w * (std**2 + mean**2)) -
+        m**2`, and the mixture's quantiles. The parts' numbers of frames have no effect.
         """
         numbers, eps = np.full((5, size), np.nan), 0.0
         numbers[0] = 0

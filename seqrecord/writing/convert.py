@@ -121,7 +121,7 @@ def convert(
 
     If the source is a dataset, splits are kept, and also codecs and groups, unless `codecs` or the
     existing dataset under `mode="append"` replaces them. Chunks are copied without decoding if all
-    their codecs stay the same. `chunk_frames` turns that off, except for video and single encoded
+    their codecs are the same. `chunk_frames` turns that off, except for video and single encoded
     images. Statistics of copied features are kept.
 
     Args:
@@ -148,7 +148,7 @@ def convert(
             video that would be encoded again with loss; see `Inventory`.
         chunk_frames, max_file_size, statistics, storage_options: as for `SeqRecordWriter`.
         in_place: keep packets of video, images and arrays in the original files, and store
-            references. Other features are copied. The originals must stay, and other users must
+            references. Other features are copied. The originals must remain, and other users must
             pass their place to `seqrecord.open(originals=…)`. A kill loses unfinished record files,
             except with `checksums`.
         check_video: decode all video whose packets are kept or referenced; an episode with a frame
@@ -166,11 +166,10 @@ def convert(
         progress: called from this thread, several times per second.
 
     Raises `SchemaError` for an unknown kind or unit, for a feature that the source lacks, and for
-    `split_at_gaps` without timestamps,
-    `ClipError` for a `resize` that does not fit the features,
+    `split_at_gaps` without timestamps, `ClipError` for a `resize` that does not fit the features,
     `SourceError` for a broken original, `DestinationError` for a destination that does not fit
-    `mode`, and `ConflictError` if another writer committed meanwhile; the episodes then stay there
-    for `mode="resume"`.
+    `mode`, and `ConflictError` if another writer committed meanwhile; the episodes are then kept
+    there for `mode="resume"`.
 
     Example:
         source = seqrecord.open_source("records/")

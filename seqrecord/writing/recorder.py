@@ -207,7 +207,7 @@ class SeqRecordRecorder:
 
     @exclusive
     def abort(self) -> None:
-        """Stop without a commit, and drop queued frames; flushed frames stay for a resume."""
+        """Stop without a commit, and drop queued frames; flushed frames are kept for a resume."""
         if not self._is_closed:
             self._stop()
 

@@ -50,8 +50,8 @@ class SeqRecordWriter:
     during a call of another thread, raises `DestinationError` and changes nothing.
 
     Several writers may write to one destination at the same time, each into files of its own. The
-    first to commit succeeds; the others raise `ConflictError` at the end, and their episodes stay
-    on the storage for `mode="resume"`.
+    first to commit succeeds; the others raise `ConflictError` at the end, and their episodes are
+    kept on the storage for `mode="resume"`.
 
     Args:
         destination: local path or URL of the dataset.
@@ -196,8 +196,8 @@ class SeqRecordWriter:
     def close(self) -> Manifest:
         """Finish the last record file and commit the dataset.
 
-        The index of hundreds of thousands of episodes takes tens of seconds; the logger `seqrecord`
-        reports its start at level INFO.
+        An index with hundreds of thousands of episodes takes tens of seconds; the logger
+        `seqrecord` reports its start at level INFO.
 
         Raises `ConflictError`, and commits nothing, if another writer has committed since this one
         began. Raises `DestinationError` if an episode is open, no episode was written, or an

@@ -91,9 +91,9 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
             divide its weight by their shares and get names such as "indoor/kitchen"; its
             `batch_size` and `single_source_batches` are ignored.
         weights: relative numbers of clips by source, at least 0; 0 excludes a source. Or "clips"
-            (default): the number of clips of each source; "frames": the number of frames of its
-            selected episodes; "equal": 1. Weights are rounded to integer ratios with a sum of at
-            most 65,536; `shares` has the result.
+            (default): each source's number of clips; "frames": the number of frames in its selected
+            episodes; "equal": 1. Weights are rounded to integer ratios with a sum of at most
+            65,536; `shares` has the result.
         alpha: power of the sizes "clips" or "frames", of 0 (equal weights) to 1 (default): with 0.5
             a source of 100 times the size has 10 times the weight.
         repeat: how often each clip of a source comes in an epoch on average, as in MosaicML's
@@ -105,7 +105,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
             continues, so no clip is lost.
         stopping_strategy: end of an epoch. "first_exhausted" (default): before the first source
             would begin again, but after at least one batch. "all_exhausted": when every source has
-            returned its last clip. An integer: number of batches of each rank. The clips of the
+            returned its last clip. An integer: number of batches on each rank. The clips of the
             first epoch of each source determine the length.
         batch_size: clips of a batch, at least 1; or `MaxFrames`, as in `SeqRecordIterableDataset`,
             if all sources have the same drawn `clip_len`, for batches of several sources and

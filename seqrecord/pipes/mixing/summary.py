@@ -18,7 +18,7 @@ class MixSourceSummary:
     """A source: its share, its clips, and the changes to its features.
 
     Attributes:
-        num_clips: clips of an epoch of the source.
+        num_clips: clips in an epoch of the source.
         num_frames: frames of the selected episodes.
         left_out: numbers of skipped clips and episodes, with the reasons.
         renamed: stored names by name in batches.

@@ -89,7 +89,7 @@ class FolderSource(NumberedFrames):
     times: a decimal point means seconds; 10, 13, 16 or 19 digits mean s, ms, us or ns, if all dates
     are from 2000 to 2099. The inventory names the unit.
 
-    Points in PLY, PCD and `.bin` files are [?, columns] of the dtype of `x`; columns of another
+    Points in PLY, PCD and `.bin` files are [?, columns] with the dtype of `x`; columns of another
     dtype are a feature of their own, `points.ring` [?] or `points.uint8` [?, columns].
 
     Images are uint8 or uint16, [H, W] (grayscale or palette indices), [H, W, 3] RGB or [H, W, 4]
