@@ -27,8 +27,8 @@ from seqrecord.engine.buffers import Buffers, ChunkBuffers
 from seqrecord.engine.decoding import Fetched, FrameDecoder, Transform
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import AssignedLoad, Load
-from seqrecord.reading.chunks import Chunk
 from seqrecord.reading.dataset import Dataset
+from seqrecord.reading.pages import Chunk
 from seqrecord.reading.raw_frames import frame_runs
 from seqrecord.storage.ranges import check_wanted
 

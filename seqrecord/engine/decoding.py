@@ -27,8 +27,8 @@ from seqrecord.reading.array_specs import (
     check_arrays,
     mask_name,
 )
-from seqrecord.reading.chunks import Chunk, Page
 from seqrecord.reading.dataset import Dataset
+from seqrecord.reading.pages import Chunk, Page
 
 
 class Transform(NamedTuple):

@@ -16,13 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from seqrecord.codecs.video.gops import MAX_GOP_FRAMES
+from seqrecord.codecs.video.config import MAX_GOP_FRAMES
 from seqrecord.errors import FormatError, located
 from seqrecord.format.arrow import read_batch, to_arrow
 from seqrecord.format.pages import ALIGNMENT, chunk_bytes, table_bytes
-from seqrecord.format.references import least_reference_bytes
 from seqrecord.format.time_spans import MAX_TIME_SPANS, num_time_spans, timestamp_features
-from seqrecord.format.video_pages import least_video_bytes
 from seqrecord.schema import MAX_FRAME_BYTES, FeatureSpec, Schema
 
 HEADER_BYTES = 64  # before a record file's first chunk
@@ -223,17 +221,36 @@ def check_pages(
         if spec.is_raw:
             fits = length == n * spec.nbytes
         elif spec.is_video:
-            least = np.where(external, least_reference_bytes(n), least_video_bytes(n))
-            fits = np.where(n == 0, length == 0, length >= least) & ((n > 0) | (external == 0))
+            from seqrecord.format.video_pages import least_video_bytes
+
+            fits = _can_be_length(length, n, least_video_bytes(n), external)
             fits &= num_frames <= MAX_GOP_FRAMES
         else:
-            least = np.where(external, least_reference_bytes(n), table_bytes(spec, n))
-            fits = np.where(n == 0, length == 0, length >= least) & ((n > 0) | (external == 0))
+            fits = _can_be_length(length, n, table_bytes(spec, n), external)
         check_rows(fits, f"a page of {spec.name} with a wrong length", offset, first=first)
         if spec.name in variable:
             fits = _can_be_largest(largest[:, variable[spec.name]], n, length, spec)
             message = f"a page of {spec.name} with an impossible largest frame"
             check_rows(fits, message, offset, first=first)
+
+
+def _can_be_length(
+    length: npt.NDArray[Any],
+    count: npt.NDArray[np.int64],
+    least: npt.NDArray[np.int64],
+    external: npt.NDArray[Any],
+) -> npt.NDArray[np.bool_]:
+    """Return whether encoded pages of `count` frames may have these lengths: bool [chunks].
+
+    `least` are the least lengths of pages that are no references.
+    """
+    if external.any():
+        from seqrecord.format.references import least_reference_bytes  # most datasets have none
+
+        least = np.where(external, least_reference_bytes(count), least)
+    fits: npt.NDArray[np.bool_] = np.where(count == 0, length == 0, length >= least)
+    fits &= (count > 0) | (external == 0)
+    return fits
 
 
 def _can_be_largest(

@@ -98,6 +98,29 @@ class VideoPageCodec:
             )
         return page_of_packets(packets, np.array(numbers, np.uint32), config)
 
+    def cut(self, page: memoryview, count: int, positions: range) -> bytes:
+        """Return the page of some consecutive frames of a page with `count` frames.
+
+        Nothing is decoded: whole groups of pictures remain, up to the last packet of a chosen
+        frame. Packets of other frames become packets without a shown frame.
+        """
+        if not positions:
+            return b""
+        table = self.parse(page, count)
+        shown = (table.order >= positions.start) & (table.order < positions.stop)
+        group = int(np.searchsorted(table.first_frame, positions.start, side="right")) - 1
+        some = slice(int(table.first_packet[group]), int(np.flatnonzero(shown)[-1]) + 1)
+        frames = np.where(shown, table.order - positions.start, NOT_SHOWN)[some].astype(np.uint32)
+        begins = table.first_packet[group:-1] - some.start
+        frames[begins[begins < len(frames)]] |= np.uint32(BEGINS)
+        bounds = table.offsets[some.start : some.stop + 1].tolist()
+        packets = [bytes(page[a:b]) for a, b in pairwise(bounds)]
+        return page_of_packets(packets, frames, table.config)
+
+    def parse(self, page: memoryview, count: int) -> VideoTable:
+        """Parse and check the table of a page of `count` frames; see `parse_video_page`."""
+        return parse_video_page(page, count, self.spec.name)
+
     def own_config(self, config: VideoConfig | None) -> VideoConfig | None:
         """Return the configuration that a page needs for packets of `config`; `None` for the
         feature's.
@@ -244,26 +267,6 @@ def parse_config(page: memoryview, at: int, feature: str) -> tuple[VideoConfig, 
             offset=at,
             got=str(error)[:200],
         ) from error
-
-
-def cut_video_page(page: memoryview, count: int, positions: range, feature: str) -> bytes:
-    """Return the page of some consecutive frames of a page with `count` frames.
-
-    Nothing is decoded: whole groups of pictures remain, up to the last packet of a chosen frame.
-    Packets of other frames become packets without a shown frame.
-    """
-    if not positions:
-        return b""
-    table = parse_video_page(page, count, feature)
-    shown = (table.order >= positions.start) & (table.order < positions.stop)
-    group = int(np.searchsorted(table.first_frame, positions.start, side="right")) - 1
-    some = slice(int(table.first_packet[group]), int(np.flatnonzero(shown)[-1]) + 1)
-    frames = np.where(shown, table.order - positions.start, NOT_SHOWN)[some].astype(np.uint32)
-    begins = table.first_packet[group:-1] - some.start
-    frames[begins[begins < len(frames)]] |= np.uint32(BEGINS)
-    bounds = table.offsets[some.start : some.stop + 1].tolist()
-    packets = [bytes(page[a:b]) for a, b in pairwise(bounds)]
-    return page_of_packets(packets, frames, table.config)
 
 
 def _first_packet(count: int, config: VideoConfig | None = None) -> int:

@@ -55,6 +55,7 @@ from seqrecord.reading.home import (
     private_folder,
 )
 from seqrecord.reading.opening import FoundIndex
+from seqrecord.reading.original_checks import check_new
 from seqrecord.sources.common.nested import NestedError
 from seqrecord.sources.registry import OptionError
 from seqrecord.storage import LocalStorage, Storage, StorageLike, open_storage, parse_location
@@ -266,7 +267,7 @@ class _OriginalIndex:
         """Whether files that were new when indexed have the same content."""
         with closing(ExternalFiles(LocalStorage(self._folder(note)))) as externals:
             try:
-                externals.check_new()
+                check_new(externals)
             except SeqRecordError:  # also for damaged lists
                 return False
         return True

@@ -2,126 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.checksum import Buffer, crc32c
+from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordError
-from seqrecord.format.index import GroupIndex, Index
+from seqrecord.format.index import Index
 from seqrecord.format.manifest import MANIFEST
-from seqrecord.format.pages import ALIGNMENT, PageCodec, aligned, slice_sums
-from seqrecord.format.references import (
-    Reference,
-    named_file,
-    parse_reference,
-    portable_bytes,
-    portable_checksum,
-)
-from seqrecord.format.video_pages import (
-    VideoPageCodec,
-    VideoReader,
-    cut_video_page,
-    parse_video_page,
-)
+from seqrecord.format.pages import ALIGNMENT, PageCodec, slice_sums
 from seqrecord.processes.forks import cached_property
-from seqrecord.reading.externals import ExternalFiles
+from seqrecord.reading.pages import Chunk, Page
 from seqrecord.reading.raw_frames import RawFrames
 from seqrecord.reading.resizing import resize_frame, temporary_frame
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, worth_rereading
 from seqrecord.storage.ranges import ByteRange, coalesce
 
+if TYPE_CHECKING:
+    from seqrecord.format.video_pages import VideoPageCodec, VideoReader
+    from seqrecord.reading.external_pages import ExternalPages
+    from seqrecord.reading.externals import ExternalFiles
+
 _UNCHECKED_BYTES = 64 << 20  # for larger chunks, the file's size is checked before allocation
 _MAX_READ_BYTES = 16 << 20  # maximum range of one request; pages of a chunk are merged
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Position of a chunk, with the frames `[first_frame, first_frame + num_frames)` of an episode.
-
-    `row` is its row in the chunk table of its group.
-    """
-
-    group: int
-    row: int
-    episode: int
-    first_frame: int
-    num_frames: int
-    path: str
-    offset: int
-
-    @property
-    def stop_frame(self) -> int:
-        """End of its frames, exclusive."""
-        return self.first_frame + self.num_frames
-
-
-@dataclass(frozen=True, eq=False)
-class Page:
-    """A page's position in its record file.
-
-    `present`, bool [frames of the chunk], is true for frames with the feature; `None` if all have
-    it. `sums` is the offset of its slice checksums, `None` unless raw. `external` is the number
-    of referenced bytes in an external file, else 0. `memo` caches values computed from its bytes.
-    """
-
-    feature: str
-    chunk: Chunk
-    start: int
-    stop: int
-    crc32c: int
-    present: npt.NDArray[np.bool_] | None
-    largest: int | None  # decoded size of its largest frame; `None` for a fixed shape
-    sums: int | None
-    external: int = 0
-    memo: dict[str, Any] = field(default_factory=dict, repr=False)
-
-    @property
-    def nbytes(self) -> int:
-        """Number of bytes read for the page."""
-        return self.stop - self.start + self.external
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Memory in bytes while the page is read, including referenced bytes."""
-        return aligned(self.stop - self.start) + self.external_buffer_bytes
-
-    @property
-    def external_buffer_bytes(self) -> int:
-        """Memory in bytes for referenced bytes, with an offset table of the frames."""
-        return self.external + 4 * (self.num_present + 1) if self.external else 0
-
-    @property
-    def num_present(self) -> int:
-        return self.chunk.num_frames if self.present is None else int(self._ranks[-1])
-
-    def has(self, frame: int) -> bool:
-        """Return whether frame `frame` of the chunk has the feature."""
-        return self.present is None or bool(self.present[frame])
-
-    def positions(self, frames: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Convert frames of the chunk to positions in the page: int64 [...].
-
-        All frames must have the feature.
-        """
-        numbers = np.asarray(frames, np.int64)
-        if self.present is None:
-            return numbers
-        assert self.present[numbers].all(), "a frame lacks the feature"
-        return self._ranks[numbers] - 1
-
-    @cached_property
-    def _ranks(self) -> npt.NDArray[np.int64]:
-        assert self.present is not None
-        ranks: npt.NDArray[np.int64] = np.cumsum(self.present, dtype=np.int64)
-        return ranks
 
 
 class ChunkReader:
@@ -141,13 +49,13 @@ class ChunkReader:
         externals: ExternalFiles | None = None,
     ) -> None:
         self.verify = verify
-        self.externals = externals or ExternalFiles(storage)
+        self._externals = externals
         self.features = features
         self._storage, self._index = storage, index
         self._has_path = storage.local_path(MANIFEST) is not None
         self._paths = paths  # record files
         self._lengths: dict[str, int] = {}  # of record files, if checked
-        self._video = {n: VideoPageCodec(spec) for n, spec in features.items() if spec.is_video}
+        self._video = _video_codecs(features)
         self._codecs = {n: PageCodec(s.stored) for n, s in features.items() if n not in self._video}
         self.raw = [
             RawFrames(*(storage, paths, index, n, features), verify=verify, is_local=self._has_path)
@@ -156,10 +64,23 @@ class ChunkReader:
         """Readers for the raw features of each group."""
 
     @cached_property
+    def external(self) -> ExternalPages:
+        """Pages in external files, at the first reference to one."""
+        from seqrecord.reading.external_pages import ExternalPages  # most datasets have none
+
+        files = self._externals
+        return ExternalPages(self._storage, self._paths, self.features, self.located, files)
+
+    @cached_property
     def is_local(self) -> bool:
         """Whether everything is on local disks. Requests to other storages are slow."""
         refers = any(group.external.any() for group in self._index.groups)
-        return self._has_path and not (refers and self.externals.are_remote())
+        return self._has_path and not (refers and self.external.files.are_remote())
+
+    def close(self) -> None:
+        """Close external files; they are reopened on demand."""
+        if "external" in vars(self):
+            self.external.files.close()
 
     def chunk_at(self, group: int, row: int, episode: int | None = None) -> Chunk:
         """Return the chunk at a row of a group's table. `episode` avoids a search."""
@@ -189,12 +110,10 @@ class ChunkReader:
         if len(positions) == page.num_present:
             return data
         try:
-            if page.feature in self._video:
-                cut: Buffer = cut_video_page(data, page.num_present, positions, page.feature)
-            else:
-                cut = self._codecs[page.feature].cut(data, page.num_present, positions)
+            codec = self._video.get(page.feature) or self._codecs[page.feature]
+            cut = codec.cut(data, page.num_present, positions)
         except FormatError as error:
-            raise self._located(page, error) from error.__cause__
+            raise self.located(page, error) from error.__cause__
         return memoryview(cut)
 
     def pages(self, chunk: Chunk) -> list[Page]:
@@ -267,7 +186,9 @@ class ChunkReader:
         rest = memory[ends[-1] :]
         for i, page in enumerate(pages):
             if page.external and resolve:
-                data[i] = self._resolved(page, data[i], rest[: page.external_buffer_bytes])
+                memory, video = rest[: page.external_buffer_bytes], self._video.get(page.feature)
+                codec = None if video is None else video.config.codec
+                data[i] = self.external.resolve(page, data[i], memory, codec)
                 rest = rest[page.external_buffer_bytes :]
         return [item.toreadonly() for item in data]
 
@@ -275,69 +196,6 @@ class ChunkReader:
         """Return the byte ranges that `read` would read, each with positions in `pages`; no I/O."""
         ranges = [ByteRange(page.start, page.stop) for page in pages]
         return coalesce(ranges, max_gap=ALIGNMENT - 1, max_length=_MAX_READ_BYTES)
-
-    def _resolved(self, page: Page, data: memoryview, memory: npt.NDArray[np.uint8]) -> memoryview:
-        """Read the referenced packets and return the page with them."""
-        reference = page.memo["reference"] = self._reference(page, data)
-        packets = self.externals.read(reference, memory)
-        video = self._video.get(page.feature)
-        try:
-            codec = None if video is None else video.config.codec
-            return reference.page(packets, codec)
-        except (ChecksumError, FormatError) as error:
-            raise error.located(**self.externals.place_of(reference)) from error.__cause__
-
-    def _reference(self, page: Page, data: memoryview) -> Reference:
-        count = None if page.feature in self._video else page.num_present
-        try:
-            return parse_reference(data, page.external, page.feature, count)
-        except FormatError as error:
-            raise self._located(page, error) from error.__cause__
-
-    def identity(self, group: int, row: int, feature: str) -> tuple[bytes, Reference | None]:
-        """Return bytes that identify the content of a page, also in a changed dataset.
-
-        Also returns its reference to an external file, if it has one; the page is read for this.
-        """
-        table = self._index.groups[group]
-        if not table.external[row]:
-            place = row, table.schema.position(feature)
-            facts = int(table.page_crc32c[place]), int(table.page_length[place])
-            uid = self._index.uid(table.episode_of(row))
-            return json.dumps([uid, *facts, int(table.num_frames[row])]).encode(), None
-        [page] = (p for p in self.pages(self.chunk_at(group, row)) if p.feature == feature)
-        [data] = self.read([page], resolve=False)
-        reference = self._reference(page, data)
-        file = self.externals.file_of(reference.list_id, reference.file)
-        return file.root.encode() + portable_bytes(data, file), reference
-
-    def portable_checksums(
-        self, table: GroupIndex, rows: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.uint32]:
-        """Return checksums of the pages of chunks, uint32 [rows, features].
-
-        For pages of references, `portable_checksum` of the page, which is read for this.
-        """
-        sums = table.page_crc32c[rows]
-        for number in np.unique(table.file[rows[refers := table.external[rows] > 0]]).tolist():
-            some = np.flatnonzero(refers & (table.file[rows] == number))
-            starts, lengths = table.offset[rows[some]], table.page_length[rows[some], 0]
-            path, total = self._paths[number], int(lengths.sum(dtype=np.int64))
-            if (size := self._storage.size(path)) < total:
-                raise FormatError(
-                    "chunks outside their record file",
-                    file=f"{self._storage.url}/{path}",
-                    expected=f"at least {total} bytes",
-                    got=f"{size} bytes",
-                )
-            memory = np.empty(total, np.uint8).data
-            buffers = [memory[a:b] for a, b in pairwise(accumulate(lengths.tolist(), initial=0))]
-            ends = (starts + lengths).tolist()
-            ranges = [ByteRange(a, b) for a, b in zip(starts.tolist(), ends, strict=True)]
-            self._storage.read_ranges(path, ranges, buffers)
-            for row, page in zip(some.tolist(), buffers, strict=True):
-                sums[row] = portable_checksum(page, self.externals.file_of(*named_file(page)))
-        return sums
 
     def check_slices(self, page: Page, data: memoryview) -> None:
         """Raise `ChecksumError` unless the stored slice checksums match the raw page's data."""
@@ -357,7 +215,7 @@ class ChunkReader:
                 expected=f"CRC32C {int(actual[at]):08x}",
                 got=f"{int(stored[at]):08x}",
             )
-            raise self._located(page, error)
+            raise self.located(page, error)
 
     def _verify(self, page: Page, data: memoryview) -> None:
         actual, place = crc32c(data), ByteRange(page.start, page.stop)
@@ -370,7 +228,7 @@ class ChunkReader:
                 expected=f"CRC32C {page.crc32c:08x}",
                 got=f"{actual:08x}",
             )
-            raise self._located(page, error)
+            raise self.located(page, error)
 
     def decode(
         self,
@@ -406,7 +264,7 @@ class ChunkReader:
                 codec.decode_into(data, count, [frame], [position], offsets)
                 resize_frame(spec, frame, target)
         except (CodecError, FormatError) as error:
-            raise self._located(page, error) from error.__cause__
+            raise self.located(page, error) from error.__cause__
 
     def gops(self, page: Page, data: memoryview, frames: npt.NDArray[np.int64]) -> Any:
         """Return the GOP number of each frame, counted from the chunk's start: int64 [frames].
@@ -414,9 +272,9 @@ class ChunkReader:
         Frames without the feature get the GOP of the preceding frame.
         """
         try:
-            table = parse_video_page(data, page.num_present, page.feature)
+            table = self._video[page.feature].parse(data, page.num_present)
         except FormatError as error:
-            raise self._located(page, error) from error.__cause__
+            raise self.located(page, error) from error.__cause__
         places = frames if page.present is None else np.cumsum(page.present)[frames] - 1
         return np.searchsorted(table.first_frame, places, side="right")
 
@@ -450,7 +308,7 @@ class ChunkReader:
                 shapes = self._codecs[page.feature].shapes(data, page.num_present)
                 self._check_largest(page, shapes, is_whole=True)
             except FormatError as error:
-                raise self._located(page, error) from error.__cause__
+                raise self.located(page, error) from error.__cause__
         page.memo["shapes"] = shapes
         return shapes
 
@@ -484,12 +342,24 @@ class ChunkReader:
         except UnicodeDecodeError as error:
             wrong = CodecError("text that is not UTF-8", expected="UTF-8", got=data[:50])
             wrong.frame = page.chunk.first_frame + frame
-            raise self._located(page, wrong) from error
+            raise self.located(page, wrong) from error
 
-    def _located(self, page: Page, error: SeqRecordError) -> SeqRecordError:
+    def located(self, page: Page, error: SeqRecordError) -> SeqRecordError:
+        """Add place, episode and feature to an error about a page."""
         raw, reference = self.raw[page.chunk.group], page.memo.get("reference")
         if reference is None:
             return raw.located(error, page.chunk.row, page.feature)
         at, error.offset = error.offset or 0, None
-        error.located(**self.externals.place_of(reference, at), feature=page.feature)
+        place = self.external.files.place_of(reference, at)
+        error.located(**place, feature=page.feature)
         return error.located(**raw.place_of(page.chunk.row))
+
+
+def _video_codecs(features: Schema) -> dict[str, VideoPageCodec]:
+    """Return a codec for each video feature."""
+    specs = [spec for spec in features.values() if spec.is_video]
+    if not specs:
+        return {}
+    from seqrecord.format.video_pages import VideoPageCodec  # most features are no video
+
+    return {spec.name: VideoPageCodec(spec) for spec in specs}

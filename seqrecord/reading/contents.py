@@ -21,13 +21,11 @@ from seqrecord.clips.tables import (
 )
 from seqrecord.errors import EpisodeKeyError
 from seqrecord.format.index import Index
-from seqrecord.format.inventory import Inventory, read_inventories
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.statistics_file import read_statistics
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.chunks import ChunkReader
 from seqrecord.reading.episode import Episode
-from seqrecord.reading.externals import ExternalFiles
 from seqrecord.reading.filters import BadEpisodes, EpisodeFilter, find_episodes, shown_keys
 from seqrecord.schema import Schema
 from seqrecord.statistics.by_feature import Statistics
@@ -35,6 +33,8 @@ from seqrecord.storage import Storage
 from seqrecord.text import repr_of, shown_place
 
 if TYPE_CHECKING:
+    from seqrecord.format.inventory import Inventory
+    from seqrecord.reading.externals import ExternalFiles
     from seqrecord.reading.frame_cache import CachedFrames, FrameFolder
 
 _EPISODES_AT_ONCE = 1 << 12  # episodes hashed together
@@ -46,9 +46,9 @@ class Contents:
 
     `manifest` and `index` are a snapshot from the opening. `features` are the selected features.
     `verify` enables checksums of pages. `names` maps stored names to present ones, for renamed
-    features. `externals` are the referenced files. `sizes` are (height, width) of resized features.
-    `bad` are episodes of an original that the index leaves out. `frame_cache` has decoded frames,
-    for loaders.
+    features. `externals` are the referenced files, if they may be at other places than their
+    lists say. `sizes` are (height, width) of resized features. `bad` are episodes of an original
+    that the index leaves out. `frame_cache` has decoded frames, for loaders.
     """
 
     storage: Storage
@@ -96,8 +96,11 @@ class Contents:
     @cached_property
     def inventories(self) -> tuple[Inventory, ...]:
         """See `Dataset.inventories`."""
-        file = self.manifest.inventory
-        return () if file is None else read_inventories(self.storage, file)
+        if (file := self.manifest.inventory) is None:
+            return ()
+        from seqrecord.format.inventory import read_inventories
+
+        return read_inventories(self.storage, file)
 
     @cached_property
     def episode_table(self) -> EpisodeLayout:
@@ -140,7 +143,9 @@ class Contents:
             for some in np.array_split(episodes, 1 + len(episodes) // _EPISODES_AT_ONCE):
                 owner, place = ragged_arange(group.num_chunks[some])
                 chunks = group.first_chunk[some][owner] + place
-                sums = self.chunks.portable_checksums(group, chunks)
+                sums = group.page_crc32c[chunks]
+                if group.external[chunks].any():
+                    sums = self.chunks.external.portable_checksums(group, chunks)
                 tables = group.page_length[chunks][:, columns], sums[:, columns]
                 update_digest(digest, "<u4", group.num_frames[chunks], *tables)
                 first = group.first_frame[group.first_chunk[some]]

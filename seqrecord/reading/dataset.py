@@ -12,12 +12,10 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError, SchemaError, located
 from seqrecord.format.index import Index
-from seqrecord.format.inventory import Inventory
 from seqrecord.format.manifest import Manifest
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.contents import Contents, Episodes
 from seqrecord.reading.episode import html_card
-from seqrecord.reading.externals import ExternalFiles, Originals
 from seqrecord.reading.filters import BadEpisodes, EpisodeFilter
 from seqrecord.reading.metadata import load, load_version
 from seqrecord.reading.resizing import Sizes, resized_schema
@@ -28,7 +26,9 @@ from seqrecord.text import shown_place
 from seqrecord.units import Progress, format_size
 
 if TYPE_CHECKING:
+    from seqrecord.format.inventory import Inventory
     from seqrecord.reading.array_specs import FrameFunction
+    from seqrecord.reading.externals import ExternalFiles, Originals
     from seqrecord.reading.frame_cache import FrameFolder
 
 _SHOWN_KEYS = 3  # in a notebook
@@ -57,14 +57,14 @@ def open_packed(
     frames.
 
     Arguments are those of `seqrecord.open`, and three more: `external_options`, the `open_storage`
-    arguments for external files; `check_originals`, which runs `ExternalFiles.check_open`; `bad`,
+    arguments for external files; `check_originals`, which compares them with their index; `bad`,
     the original's episodes that are not in the dataset.
 
     Raises `NotFoundError` if the dataset, the version or one of its files is missing,
     `FormatError` for a damaged dataset and `SchemaError` for an unknown feature.
     """
     storage = open_storage(location, storage_options, cache_dir=cache_dir, cache_limit=cache_limit)
-    externals = ExternalFiles(storage, originals, external_options)
+    externals: ExternalFiles | None = None
     try:
         if version is None:
             manifest, index = load(storage)
@@ -72,8 +72,13 @@ def open_packed(
             from seqrecord.reading.versions import open_version
 
             manifest, index = open_version(storage, version)
-        if check_originals and (manifest.copied or originals is not None):
-            externals.check_open(manifest.copied.lists if manifest.copied else ())
+        if manifest.copied or originals is not None or external_options:
+            from seqrecord.reading.externals import ExternalFiles  # most datasets have none
+            from seqrecord.reading.original_checks import compare_originals
+
+            externals = ExternalFiles(storage, originals, external_options)
+            if check_originals and (manifest.copied or originals is not None):
+                compare_originals(externals, manifest.copied.lists if manifest.copied else ())
         return Dataset(
             *(storage, manifest, index),
             features=features,
@@ -82,7 +87,8 @@ def open_packed(
             bad=bad,
         )
     except BaseException:
-        externals.close()
+        if externals is not None:
+            externals.close()
         storage.close()
         raise
 
@@ -122,7 +128,6 @@ class Dataset:
         bad: BadEpisodes | None = None,
         frame_cache: FrameFolder | None = None,
     ) -> None:
-        externals = externals or ExternalFiles(storage)
         with located(SchemaError, file=storage.url):
             chosen = index.schema.select(features)
         sizes = {name: size for name, size in (sizes or {}).items() if name in chosen}
@@ -300,8 +305,7 @@ class Dataset:
     def close(self) -> None:
         """Close the dataset's files."""
         self.contents.storage.close()
-        if self.contents.externals is not None:
-            self.contents.externals.close()
+        self.contents.chunks.close()
 
     def __enter__(self) -> Dataset:
         return self

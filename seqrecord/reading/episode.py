@@ -14,7 +14,8 @@ import numpy.typing as npt
 from seqrecord.clips.grids import run_bounds
 from seqrecord.errors import ClipError
 from seqrecord.format.index import Index
-from seqrecord.reading.chunks import ChunkReader, Page
+from seqrecord.reading.chunks import ChunkReader
+from seqrecord.reading.pages import Page
 from seqrecord.reading.raw_frames import frame_runs
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.text import codec_text, printable, repr_of, shape_text

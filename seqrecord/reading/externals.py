@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from os import PathLike
 from pathlib import Path
@@ -19,9 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.checksum import crc32c
 from seqrecord.errors import (
-    ClipError,
     FormatError,
     NotFoundError,
     StorageError,
@@ -33,27 +30,20 @@ from seqrecord.format.references import (
     ExternalFile,
     ExternalList,
     Reference,
-    Sample,
     list_path,
-    sampled_ranges,
 )
-from seqrecord.reading.home import is_settled, is_trusted, settle
+from seqrecord.reading.home import is_trusted
 from seqrecord.storage import (
     Storage,
     StorageLike,
-    fixed_url_of,
     follow_links,
-    identities_of,
     identity_of,
     map_files,
-    modified_ns,
-    new_since,
     open_storage,
     reads_commit,
 )
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.url import without_commit
-from seqrecord.text import repr_of
 
 Originals: TypeAlias = "StorageLike | Mapping[str, StorageLike] | None"
 
@@ -61,10 +51,7 @@ FileState: TypeAlias = tuple[int, int, int]
 
 _logger = logging.getLogger("seqrecord")
 
-_BLOCK = 1 << 20
-_AGAIN = "index it again (`seqrecord index SRC -o DST`)"
-_PLACE = "give the place of the same original as originals="
-_checked: set[object] = set()  # roots on remote stores already checked by this process
+AGAIN = "index it again (`seqrecord index SRC -o DST`)"
 
 
 class ExternalFiles:
@@ -83,7 +70,7 @@ class ExternalFiles:
         originals: Originals = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._storage, self._originals = storage, originals
+        self.storage, self.originals = storage, originals
         self._states: dict[ExternalFile, FileState] = {}  # local files
         self._paths: dict[ExternalFile, str | Path | None] = {}
         self._options = dict(options or {})
@@ -92,135 +79,11 @@ class ExternalFiles:
         self._seen: set[object] = set()  # hashes of unchanged files
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ExternalFiles, (self._storage, self._originals, self._options)
+        return ExternalFiles, (self.storage, self.originals, self._options)
 
-    def check_open(self, copied: Sequence[str], *, always: bool = False) -> None:
-        """Check external files when a dataset is opened; on remote stores once per process.
-
-        Files in the lists `copied` must have the size and modification time or e-tag of their
-        indexing; on the Hub the commit decides. Files moved to `originals` must have the same
-        sizes, and samples the same checksums. Files that this user neither indexed nor located are
-        skipped, with a warning. `always` repeats checks of remote stores.
-
-        Raises `ClipError` if `originals` does not match the roots, `StorageError` for a changed
-        file, and `NotFoundError` for a missing one, both with the remedy.
-        """
-        lists = {list_id: self.list(list_id) for list_id in copied}
-        if self._originals is not None:
-            lists |= {list_id: self.list(list_id) for list_id in self._list_ids()}
-            self._check_roots(lists.values())
-        for list_id, each in lists.items():
-            for root in dict.fromkeys(file.root for file in each.files):
-                if self._place_of(root) is None and not is_trusted(list_id):
-                    _logger.warning(
-                        "%s: copied values not compared with the original: the index was made by "
-                        "another user, or on another machine; pass originals= to compare them",
-                        self._storage.url,
-                    )
-                    return
-                key = (self._storage.place, list_id, root, str(self._place_of(root)))
-                if always or key not in _checked:
-                    self._check_root(each, root)
-                if "://" in self._store(root).url:  # listings of remote stores are requests
-                    _checked.add(key)
-        if lists and self._storage.local_path("any name") is not None:
-            self.check_new()
-
-    def check_new(self) -> None:
-        """Compare files that were new when indexed with their checksums, until they are older.
-
-        Raises `StorageError` for a file that was written again with the same size and time. Files
-        with another size or time are skipped: reading them raises.
-        """
-        for list_id in self._list_ids():
-            if is_settled(list_id) or not is_trusted(list_id):
-                continue
-            found, since, are_old = self.list(list_id), dict[str, int](), True
-            for number, checksum in found.new:
-                file = found.files[number]
-                if file.root not in since:  # the clock is read before the files
-                    since[file.root] = new_since(file.root)
-                store, state = self._store(file.root), None
-                with suppress(NotFoundError):
-                    state = identity_of(store, file.path)
-                if state == (file.size, file.identity):
-                    self._check_checksum(store, file, checksum)
-                    are_old &= (modified_ns(file.identity) or 0) < since[file.root]
-            if are_old:
-                settle(list_id)
-
-    def _check_checksum(self, store: Storage, file: ExternalFile, checksum: int) -> None:
-        starts = range(0, file.size, _BLOCK)
-        value = _checksum(store, file.path, [[(n, min(n + _BLOCK, file.size))] for n in starts])
-        if value != checksum:
-            raise StorageError(
-                f"a file of the original has changed since it was indexed; {_AGAIN}",
-                file=f"{store.url}/{file.path}",
-                expected=f"CRC32C {checksum:08x}",
-                got=f"{value:08x}, with the same size and modification time",
-            )
-
-    def _check_roots(self, lists: Iterable[ExternalList]) -> None:
-        """Raise `ClipError` unless `originals` has a location for each root."""
-        roots = sorted({_bare(f.root) for each in lists for f in each.files})
-        if isinstance(self._originals, Mapping):
-            given = set(map(_bare, self._originals))
-            if unknown := sorted(given.difference(roots)):
-                raise ClipError(
-                    "originals= has an unknown root",
-                    expected=", ".join(roots),
-                    got=", ".join(unknown),
-                )
-        elif len(roots) > 1:
-            raise ClipError(
-                "this dataset refers to several originals; pass originals= as a dict from each old "
-                "root to its new location",
-                file=self._storage.url,
-                expected="{" + ", ".join(f"{root!r}: PLACE" for root in roots) + "}",
-                got=repr_of(self._originals, 100),
-            )
-
-    def _check_root(self, files: ExternalList, root: str) -> None:
-        """Check the listed files of this root against their state when indexed."""
-        store, is_moved = self._store(root), self._place_of(root) is not None
-        if reads_commit(store) and fixed_url_of(store) == root:
-            return
-        mine = [file for file in files.files if file.root == root and file.size]
-        now = identities_of(store, [file.path for file in mine])
-        for file in mine:
-            self._compare(file, *now.get(file.path, (None, None)))
-        is_of_hub = without_commit(root) != root
-        if not is_moved or (reads_commit(store) and is_of_hub):
-            return
-        if is_of_hub:
-            _logger.warning(
-                "%s: compared with %s by sizes only: indexes of Hub files have no samples",
-                *(store.url, root),
-            )
-        for sample in files.samples:
-            file = files.files[sample.number]
-            if file.root == root:
-                self._check_sample(store, file, sample)
-
-    def _check_sample(self, store: Storage, file: ExternalFile, sample: Sample) -> None:
-        path = "/".join(filter(None, (file.path, sample.name)))
-        facts: dict[str, Any] = {"file": f"{store.url}/{path}"}
-        try:
-            size = store.size(path)
-        except NotFoundError as error:
-            raise NotFoundError(f"a file of the original is missing; {_PLACE}", **facts) from error
-        is_same = size == sample.size
-        value = _checksum(store, path, [sampled_ranges(size)]) if is_same else 0
-        if not is_same or value != sample.crc32c:
-            raise StorageError(
-                f"the file differs from the indexed one; {_PLACE}",
-                **facts,
-                expected=f"{sample.size} bytes, CRC32C {sample.crc32c:08x} of a sample",
-                got=f"{size} bytes" + (f", {value:08x}" if is_same else ""),
-            )
-
-    def _list_ids(self) -> list[str]:
-        paths = (file.path for file in self._storage.files(EXTERNALS))
+    def list_ids(self) -> list[str]:
+        """Return the ids of all present lists."""
+        paths = (file.path for file in self.storage.files(EXTERNALS))
         return [Path(path).stem for path in paths if path.endswith(".json")]
 
     def read(self, reference: Reference, memory: npt.NDArray[np.uint8] | None = None) -> memoryview:
@@ -262,7 +125,7 @@ class ExternalFiles:
         """Check the files of a page as `read` does, without reading them."""
         file = self.file_of(reference.list_id, reference.file)
         if reference.parts:
-            is_remote = self._store(file.root).local_path(file.path) is None
+            is_remote = self.store(file.root).local_path(file.path) is None
             for part, _ in self._parts(reference, file):
                 (self._check if is_remote else self._check_same)(part)
         else:
@@ -302,7 +165,7 @@ class ExternalFiles:
         """Read whole files of a folder into consecutive ranges of `data`."""
         parts = self._parts(reference, folder)
         wanted = {file.path: (file, data[span]) for file, span in parts}
-        store = self._store(folder.root)
+        store = self.store(folder.root)
 
         def read(path: str) -> None:
             file, part = wanted[path]
@@ -320,7 +183,7 @@ class ExternalFiles:
         """Return the path of a local file; `None` for a remote one."""
         path = self._paths.get(file, "")
         if path == "":
-            path = self._paths[file] = self._store(file.root).local_path(file.path)
+            path = self._paths[file] = self.store(file.root).local_path(file.path)
         return path
 
     def _read_unchanged(
@@ -336,7 +199,7 @@ class ExternalFiles:
         This error replaces others: bytes of a changing file may belong to neither version.
         """
         try:
-            self._store(file.root).read_ranges(file.path, ranges, buffers)
+            self.store(file.root).read_ranges(file.path, ranges, buffers)
         finally:
             self._check_unchanged(file, path, before)
 
@@ -346,8 +209,8 @@ class ExternalFiles:
         if before is not None and before != (now := _file_state(path)):
             raise StorageError(
                 "a file of the original changed while it was read; wait until it is complete, and "
-                f"open the dataset again, or {_AGAIN}",
-                file=f"{self._store(file.root).url}/{file.path}",
+                f"open the dataset again, or {AGAIN}",
+                file=f"{self.store(file.root).url}/{file.path}",
                 expected=f"{before[0]} bytes, changed at {before[1]} ns",
                 got="no file" if now is None else f"{now[0]} bytes, changed at {now[1]} ns",
             )
@@ -358,7 +221,7 @@ class ExternalFiles:
         if number >= len(files):
             raise FormatError(
                 "a page refers to an unknown file of its list",
-                file=f"{self._storage.url}/{list_path(list_id)}",
+                file=f"{self.storage.url}/{list_path(list_id)}",
                 expected=f"below {len(files)}",
                 got=number,
             )
@@ -370,7 +233,7 @@ class ExternalFiles:
         For video, the start of the page's range.
         """
         file = self.file_of(reference.list_id, reference.file)
-        shown, start = f"{self._store(file.root).url}/{file.path}", reference.start
+        shown, start = f"{self.store(file.root).url}/{file.path}", reference.start
         if not reference.is_video:
             ends = np.cumsum(reference.sizes)
             frame = int(
@@ -386,15 +249,15 @@ class ExternalFiles:
         found = self._lists.get(list_id)
         if found is None:
             path = list_path(list_id)
-            with located((FormatError, StorageError), file=f"{self._storage.url}/{path}"):
-                data, _ = self._storage.read_whole(path, MAX_LIST_BYTES)
+            with located((FormatError, StorageError), file=f"{self.storage.url}/{path}"):
+                data, _ = self.storage.read_whole(path, MAX_LIST_BYTES)
                 found = ExternalList.parse(data, list_id)
             self._lists[list_id] = found
         return found
 
     def all_files(self) -> set[ExternalFile]:
         """Return the files of all present lists."""
-        found = [self.list(list_id) for list_id in self._list_ids()]
+        found = [self.list(list_id) for list_id in self.list_ids()]
         return {file for each in found for file in each.files}
 
     def are_remote(self) -> bool:
@@ -403,7 +266,7 @@ class ExternalFiles:
 
     def storages(self) -> Sequence[Storage]:
         """Return the storages of all listed files."""
-        return [self._store(root) for root in {file.root for file in self.all_files()}]
+        return [self.store(root) for root in {file.root for file in self.all_files()}]
 
     def _check(self, file: ExternalFile) -> None:
         """Like `_check_same`, once per file."""
@@ -413,11 +276,11 @@ class ExternalFiles:
 
     def _check_allowed(self, list_id: str, file: ExternalFile) -> None:
         """Raise `StorageError` unless the user trusts the list or gave a location for its files."""
-        if self._place_of(file.root) is None and not is_trusted(list_id):
+        if self.new_place(file.root) is None and not is_trusted(list_id):
             raise StorageError(
                 "this dataset refers to external files, and you did not index it on this machine: "
                 "pass their location as originals=",
-                file=f"{self._storage.url}/{list_path(list_id)}",
+                file=f"{self.storage.url}/{list_path(list_id)}",
                 expected="originals=…, or an index made by you with `seqrecord index`",
                 got=file.root,
             )
@@ -430,44 +293,44 @@ class ExternalFiles:
         """
         found: tuple[int | None, str | None]
         try:
-            found = identity_of(self._store(file.root), file.path)
+            found = identity_of(self.store(file.root), file.path)
         except NotFoundError:
             found = None, None
-        self._compare(file, *found)
+        self.compare(file, *found)
 
-    def _compare(self, file: ExternalFile, size: int | None, identity: str | None) -> None:
+    def compare(self, file: ExternalFile, size: int | None, identity: str | None) -> None:
         """Raise `NotFoundError` or `StorageError` unless size and identity match the indexed file.
 
         A size of `None` means that the file is missing.
         """
-        store = self._store(file.root)
+        store = self.store(file.root)
         shown = f"{store.url}/{file.path}"
         if size is None:
             raise NotFoundError(
-                f"a file of the original is missing; {_AGAIN}, or pass its new location as "
+                f"a file of the original is missing; {AGAIN}, or pass its new location as "
                 "originals=",
                 file=shown,
                 expected=f"{file.size} bytes",
             )
         # After a move, modification times differ. The Hub reports content hashes.
-        is_moved = self._place_of(file.root) is not None
+        is_moved = self.new_place(file.root) is not None
         if is_moved and reads_commit(store) and without_commit(file.root) != file.root:
             is_moved = False
         is_same = is_moved or None in (identity, file.identity) or identity == file.identity
         if size != file.size or not is_same:
             raise StorageError(
-                f"a file of the original has changed since it was indexed; {_AGAIN}",
+                f"a file of the original has changed since it was indexed; {AGAIN}",
                 file=shown,
                 expected=f"{file.size} bytes, {file.identity}",
                 got=f"{size} bytes, {identity}",
             )
 
-    def _place_of(self, root: str) -> StorageLike | None:
+    def new_place(self, root: str) -> StorageLike | None:
         """Return the new location of a root; `None` if unchanged."""
-        if not isinstance(self._originals, Mapping):
-            return self._originals
-        bare = _bare(root)
-        return next((v for k, v in self._originals.items() if _bare(k) == bare), None)
+        if not isinstance(self.originals, Mapping):
+            return self.originals
+        bare = bare_root(root)
+        return next((v for k, v in self.originals.items() if bare_root(k) == bare), None)
 
     def close(self) -> None:
         """Close the files; they are reopened on demand."""
@@ -475,10 +338,11 @@ class ExternalFiles:
         for store in stores.values():
             store.close()
 
-    def _store(self, root: str) -> Storage:
+    def store(self, root: str) -> Storage:
+        """Return the storage of a root."""
         store = self._stores.get(root)
         if store is None:
-            place = self._place_of(root)
+            place = self.new_place(root)
             store = open_storage(root if place is None else place, **self._options)
             if place is None:  # indexed by this user, and so are the links
                 follow_links(store)
@@ -497,18 +361,7 @@ def _file_state(path: str | Path | None) -> FileState | None:
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 
-def _checksum(store: Storage, path: str, reads: Iterable[Sequence[tuple[int, int]]]) -> int:
-    """Return the CRC32C of ranges of a file; each item of `reads` has those of one call."""
-    value = 0
-    for ranges in reads:
-        buffers = [memoryview(bytearray(stop - start)) for start, stop in ranges]
-        store.read_ranges(path, [ByteRange(*each) for each in ranges], buffers)
-        for buffer in buffers:
-            value = crc32c(buffer, start=value)
-    return value
-
-
-def _bare(root: str | PathLike[str]) -> str:
+def bare_root(root: str | PathLike[str]) -> str:
     """Return a root without a commit, normalised as in indexes."""
     text = without_commit(os.fspath(root))
     return text if "://" in text else os.path.abspath(text)  # noqa: PTH100

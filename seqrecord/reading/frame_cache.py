@@ -302,7 +302,7 @@ class CachedFrames:
                 continue
             key, references = self._page(group, int(chunk[begin]), name)
             for reference in () if is_checked else references:
-                self._reader.externals.check(reference)
+                self._reader.external.files.check(reference)
             total = int(table.num_frames[chunk[begin]])
             file = _Frames(key, total, self._nbytes[name], int(first[begin]), stop - begin)
             runs.append((slice(begin, stop), file))
@@ -329,12 +329,26 @@ class CachedFrames:
             pages, references = hashlib.sha256(), []
             for feature in self._sources[name]:
                 for other in self._chunks_beside(group, row, self._reader.features[feature].group):
-                    page, reference = self._reader.identity(*other, feature)
+                    page, needed = self._identity(*other, feature)
                     pages.update(b"%d %b" % (len(page), page))
-                    references += [] if reference is None else [reference]
+                    references += needed
             found = CacheKey(self._places[name], pages.hexdigest()), references
             self._known[group, row, name] = found
         return found
+
+    def _identity(self, group: int, row: int, feature: str) -> tuple[bytes, list[Reference]]:
+        """Bytes that identify the content of a page, also in a changed dataset; its references."""
+        table = self._index.groups[group]
+        if table.external[row]:
+            pages = self._reader.pages(self._reader.chunk_at(group, row))
+            [page] = (page for page in pages if page.feature == feature)
+            [data] = self._reader.read([page], resolve=False)
+            found, reference = self._reader.external.identity(page, data)
+            return found, [reference]
+        place = row, table.schema.position(feature)
+        facts = int(table.page_crc32c[place]), int(table.page_length[place])
+        uid = self._index.uid(table.episode_of(row))
+        return json.dumps([uid, *facts, int(table.num_frames[row])]).encode(), []
 
     def _chunks_beside(self, group: int, row: int, other: int) -> Iterator[tuple[int, int]]:
         """Number and row of each chunk in group `other` that has frames of a chunk."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs.video.gops import MAX_GOP_FRAMES
+from seqrecord.codecs.video.config import MAX_GOP_FRAMES
 from seqrecord.errors import FormatError
 from seqrecord.format.arrow import text_column
 from seqrecord.format.edits import Edits

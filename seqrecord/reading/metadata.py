@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,6 @@ from seqrecord.errors import (
     StorageError,
     located,
 )
-from seqrecord.format.edits import MAX_EDIT_BYTES, Edit, Edits, parse_edit
 from seqrecord.format.footer import (
     RECORDS,
     TAIL_BYTES,
@@ -40,13 +39,16 @@ from seqrecord.format.footer import (
     parse_tail,
 )
 from seqrecord.format.index import Index
-from seqrecord.format.manifest import EDITS, IndexFile, Manifest, read_manifest, read_named
+from seqrecord.format.manifest import IndexFile, Manifest, read_manifest, read_named
 from seqrecord.format.rows import HEADER_BYTES, most_table_bytes, table_names
 from seqrecord.processes.system import reserve
 from seqrecord.storage import Storage, map_files, request_threads, worth_rereading
 from seqrecord.storage.base import short_read
 from seqrecord.storage.open_files import with_descriptor
 from seqrecord.storage.ranges import ByteRange
+
+if TYPE_CHECKING:
+    from seqrecord.format.edits import Edit, Edits
 
 _logger = logging.getLogger("seqrecord")
 
@@ -321,6 +323,8 @@ def _copy(storage: Storage, path: str, size: int, file: IO[bytes], piece: int) -
 
 def read_edits(storage: Storage, files: Sequence[IndexFile]) -> Edits:
     """Combine the edits of a manifest. Raises `FormatError` with the file."""
+    from seqrecord.format.edits import MAX_EDIT_BYTES, Edits, parse_edit  # `open` needs none
+
     by_path = {file.path: file for file in files}
 
     def read(path: str) -> list[Edit]:
@@ -330,16 +334,6 @@ def read_edits(storage: Storage, files: Sequence[IndexFile]) -> Edits:
 
     found = map_files(storage, read, by_path)
     return Edits.of(edit for file in files for edit in found[file.path])
-
-
-def all_edits(storage: Storage) -> tuple[IndexFile, ...]:
-    """List all present edit files, sorted by name, for a lost manifest."""
-    found = []
-    for path in sorted(file.path for file in storage.files(EDITS)):
-        if path.endswith(".json"):
-            data, _ = storage.read_whole(path, MAX_EDIT_BYTES)
-            found.append(IndexFile(path, len(data), f"{crc32c(data):08x}"))
-    return tuple(found)
 
 
 def record_sizes(storage: Storage) -> dict[str, int]:

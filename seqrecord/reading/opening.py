@@ -19,12 +19,12 @@ from seqrecord.reading.dataset import (
     refuse_ignored,
     skipping_bad_episodes,
 )
-from seqrecord.reading.externals import ExternalFiles, Originals
 from seqrecord.reading.filters import BadEpisodes
 from seqrecord.storage import LocalStorage, StorageLike, open_storage
 from seqrecord.units import Progress
 
 if TYPE_CHECKING:  # not needed by `open`
+    from seqrecord.reading.externals import Originals
     from seqrecord.reading.summary import Summary
     from seqrecord.reading.verify import VerifyReport
 
@@ -280,6 +280,8 @@ def verify(
             return verify(storage, **checks)
         except NotFoundError as error:
             found = _index_of(dataset, storage_options, error)
+    from seqrecord.reading.externals import ExternalFiles
+
     storage = LocalStorage(found.folder)
     with closing(ExternalFiles(storage, None, {"storage_options": storage_options})) as externals:
         report = verify(storage, externals, **checks)

@@ -208,10 +208,10 @@ def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
     fps = index.fps[index.fps > 0]
     external_bytes = sum(int(group.external.sum(dtype=np.uint64)) for group in index.groups)
     measured = _measured_rates(index)
-    externals = reader.contents.externals
     roots: list[str] = []
-    if externals is not None and (external_bytes or manifest.copied):
-        roots = sorted({file.root for file in externals.all_files()})
+    if external_bytes or manifest.copied:
+        files = reader.contents.chunks.external.files.all_files()
+        roots = sorted({file.root for file in files})
     return Summary(
         url=reader.url,
         created_by=manifest.created_by,

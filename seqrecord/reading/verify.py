@@ -29,7 +29,7 @@ from seqrecord.format.rows import table_names
 from seqrecord.format.statistics_file import read_statistics
 from seqrecord.processes.machine import usable_cores
 from seqrecord.reading.agreement import disagreements
-from seqrecord.reading.chunks import ChunkReader, Page
+from seqrecord.reading.chunks import ChunkReader
 from seqrecord.reading.externals import ExternalFiles
 from seqrecord.reading.metadata import (
     index_of,
@@ -39,6 +39,8 @@ from seqrecord.reading.metadata import (
     read_footer,
     record_sizes,
 )
+from seqrecord.reading.original_checks import compare_originals
+from seqrecord.reading.pages import Page
 from seqrecord.storage import Storage, request_threads
 from seqrecord.text import counted, shown_place
 from seqrecord.units import Progress, format_size
@@ -223,7 +225,7 @@ def _read_metadata(storage: Storage, externals: ExternalFiles) -> _DatasetMetada
             read_statistics(storage, manifest.statistics, manifest.schema)
     with _collecting(found.problems):
         if manifest.copied is not None:
-            externals.check_open(manifest.copied.lists, always=True)
+            compare_originals(externals, manifest.copied.lists, always=True)
     with _collecting(found.problems):
         if manifest.inventory is not None:
             read_inventories(storage, manifest.inventory)

@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from seqrecord.checksum import crc32c
 from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError
-from seqrecord.format.edits import Edits
+from seqrecord.format.edits import MAX_EDIT_BYTES, Edits
 from seqrecord.format.footer import RECORDS, Footer
 from seqrecord.format.index import Index
 from seqrecord.format.inventory import Inventory, encode_inventories
 from seqrecord.format.manifest import (
+    EDITS,
     CopiedFiles,
     IndexFile,
     Manifest,
@@ -29,7 +31,6 @@ from seqrecord.format.references import EXTERNALS
 from seqrecord.reading.index_building import build_index, complete_episodes
 from seqrecord.reading.metadata import (
     DamagedFile,
-    all_edits,
     load_index,
     read_edits,
     readable_footers,
@@ -71,7 +72,14 @@ class Version:
 
 def edits_of(storage: Storage, base: Base) -> tuple[IndexFile, ...]:
     """The dataset's files of edits; without a manifest, all files of edits on the storage."""
-    return all_edits(storage) if base.manifest is None else base.manifest.edits
+    if base.manifest is not None:
+        return base.manifest.edits
+    found = []
+    for path in sorted(file.path for file in storage.files(EDITS)):
+        if path.endswith(".json"):
+            data, _ = storage.read_whole(path, MAX_EDIT_BYTES)
+            found.append(IndexFile(path, len(data), f"{crc32c(data):08x}"))
+    return tuple(found)
 
 
 def rebuilt(

@@ -35,8 +35,8 @@ from seqrecord.format.text import parse_json
 from seqrecord.format.time_spans import timestamp_features
 from seqrecord.originals.inventory import Account, not_selected
 from seqrecord.originals.protocol import EpisodeInfo
-from seqrecord.reading.chunks import Chunk, Page
 from seqrecord.reading.dataset import Dataset, open_packed
+from seqrecord.reading.pages import Chunk, Page
 from seqrecord.schema import Block, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -23,11 +23,8 @@ from seqrecord.errors import (
 )
 from seqrecord.format.footer import RECORDS, Footer
 from seqrecord.format.index import Index
-from seqrecord.format.inventory import Inventory, read_inventories
 from seqrecord.format.manifest import MANIFEST, CopiedFiles, Manifest, check_record_path
 from seqrecord.processes.forks import cached_property
-from seqrecord.reading.home import home
-from seqrecord.reading.index_building import matching_footers
 from seqrecord.reading.metadata import (
     DamagedFile,
     load_index,
@@ -42,11 +39,12 @@ from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, Unfinished, map_files
 from seqrecord.storage.local import missing_folders, remove_empty_folders
 from seqrecord.text import counted, repr_of
-from seqrecord.writing.commits import Version, appended, edits_of, put_version, rebuilt
 from seqrecord.writing.committing import loose_files, read_base
-from seqrecord.writing.edit_files import put_splits
 from seqrecord.writing.own_files import SmallFiles, new_writer_id, own_sizes, tidy, writer_of
-from seqrecord.writing.stored_statistics import statistics_of
+
+if TYPE_CHECKING:
+    from seqrecord.format.inventory import Inventory
+    from seqrecord.writing.commits import Version
 
 WriteMode = Literal["create", "resume", "append"]
 
@@ -124,7 +122,10 @@ class Destination:
 
     def _recover(self, footers: Mapping[str, Footer], unfinished: Sequence[Unfinished]) -> None:
         """Find complete episodes in files with these footers, and in unfinished files."""
-        from seqrecord.writing.recovery import recover  # most writers create a dataset
+        # Most writers create a dataset.
+        from seqrecord.reading.index_building import matching_footers
+        from seqrecord.writing.commits import edits_of
+        from seqrecord.writing.recovery import recover
 
         storage, base = self.storage, self._base
         edits = read_edits(storage, edits_of(storage, base))
@@ -181,6 +182,10 @@ class Destination:
         `DestinationError` if an episode of `keys` or a record file of the dataset is missing. Then
         nothing is committed or removed.
         """
+        # Here, because a writer needs the code that builds indexes at its end only.
+        from seqrecord.writing.commits import appended, put_version, rebuilt
+        from seqrecord.writing.stored_statistics import statistics_of
+
         _logger.info("%s: committing %s", self.storage.url, counted(len(keys), "episode"))
         sizes = record_sizes(self.storage)
         if gone := sorted({*self._base.files, *self._footers}.difference(sizes)):
@@ -222,6 +227,8 @@ class Destination:
         manifest = self._base.manifest
         if manifest is None or manifest.inventory is None:
             return ()
+        from seqrecord.format.inventory import read_inventories
+
         try:
             return read_inventories(self.storage, manifest.inventory)
         except (NotFoundError, FormatError) as error:
@@ -230,6 +237,8 @@ class Destination:
 
     def _split(self, own: SmallFiles, version: Version, splits: Mapping[str, str]) -> Version:
         """The version with new episodes in their splits."""
+        from seqrecord.writing.edit_files import put_splits
+
         places = version.index.positions
         new = [key for key in splits if key in places and key not in self.committed]
         names = tuple(dict.fromkeys((*version.splits, *(splits[key] for key in new))))
@@ -254,6 +263,8 @@ class Destination:
             except SeqRecordError as second:
                 is_kept = True
                 _logger.info("%s: own files stay: %s", self.storage.url, second)
+        from seqrecord.reading.home import home
+
         path = self.storage.local_path(MANIFEST)
         is_in_home = path is not None and home() in Path(path).parents
         if (is_kept or self.recovered) and not is_in_home:

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs.video.gops import DecodedFrame, Gop
 from seqrecord.errors import CodecError, FrameError, located
 from seqrecord.format.footer import EpisodePart
 from seqrecord.format.pages import Blob, PageCodec, check_fits
-from seqrecord.format.references import ReferencedGops
 from seqrecord.format.rows import MAX_EPISODE_FRAMES, may_be_references
 from seqrecord.format.time_spans import TimeSpanCollector, timestamp_features
 from seqrecord.schema import Block, EncodedImage, FeatureSpec, Schema
@@ -27,6 +25,8 @@ from seqrecord.writing.record_files import ChunkWriter, FeatureTimeSpans
 from seqrecord.writing.values import plain_items
 
 if TYPE_CHECKING:
+    from seqrecord.codecs.video.gops import DecodedFrame, Gop
+    from seqrecord.format.references import ReferencedGops
     from seqrecord.writing.reference_group import ReferenceGroup
     from seqrecord.writing.video_group import VideoGroup
 

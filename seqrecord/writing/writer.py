@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import (
     DestinationError,
     FormatError,
@@ -35,6 +34,9 @@ from seqrecord.writing.stored_schema import (
     check_sizes,
 )
 from seqrecord.writing.values import copied_value, nbytes_of, plain_frame
+
+if TYPE_CHECKING:
+    from seqrecord.codecs.video.gops import Gop
 
 
 class SeqRecordWriter:
