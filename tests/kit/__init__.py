@@ -26,7 +26,6 @@ test file (`tests/project/test_size_of_tests.py`). A test writes its dataset in 
 | **faults** | |
 | `faults` | storages that count calls or inject faults; abandoned writers |
 | `power_loss` | the states of a disk that a power loss may leave |
-| `side_streams` | streams of a GPU that are late |
 | `source_faults` | broken originals with their expected errors |
 | **services** | |
 | `services` | Azurite, moto, nginx and a FUSE mount |

@@ -51,9 +51,12 @@ def message(type_name: str, *values: Any) -> Any:
     return STORE.types[type_name](*values)
 
 
-def header(time: int = 0) -> Any:
-    stamp = message("builtin_interfaces/msg/Time", time // 10**9, time % 10**9)
-    return message("std_msgs/msg/Header", stamp, "a frame")
+def stamp(time: int) -> Any:
+    return message("builtin_interfaces/msg/Time", time // 10**9, time % 10**9)
+
+
+def header(time: int = 0, frame: str = "a frame") -> Any:
+    return message("std_msgs/msg/Header", stamp(time), frame)
 
 
 def image(pixels: npt.NDArray[Any], encoding: str, *, padding: int = 0, big: bool = False) -> Any:
@@ -142,14 +145,12 @@ def points(rows: npt.NDArray[Any], *, height: int = 1, padding: int = 0) -> Any:
 
 def transform(parent: str, child: str, pose: Sequence[float], time: int) -> Any:
     """geometry_msgs/TransformStamped with x, y, z and a quaternion x, y, z, w."""
-    stamp = message("builtin_interfaces/msg/Time", time // 10**9, time % 10**9)
     moved = message(
         "geometry_msgs/msg/Transform",
         message("geometry_msgs/msg/Vector3", *pose[:3]),
         message("geometry_msgs/msg/Quaternion", *pose[3:]),
     )
-    head = message("std_msgs/msg/Header", stamp, parent)
-    return message("geometry_msgs/msg/TransformStamped", head, child, moved)
+    return message("geometry_msgs/msg/TransformStamped", header(time, parent), child, moved)
 
 
 def png(pixels: npt.NDArray[Any]) -> bytes:
@@ -203,8 +204,7 @@ def register(store: Any) -> None:
 def video_message(packet: bytes, format_: str, time: int = 0) -> Any:
     """foxglove_msgs/CompressedVideo"""
     register(STORE)
-    stamp = message("builtin_interfaces/msg/Time", time // 10**9, time % 10**9)
-    return message(VIDEO, stamp, "a frame", np.frombuffer(packet, np.uint8), format_)
+    return message(VIDEO, stamp(time), "a frame", np.frombuffer(packet, np.uint8), format_)
 
 
 def ros1(value: Any) -> Any:

@@ -1,14 +1,12 @@
 """Content of tests/golden/sources/lerobot_*.zip, written by lerobot's own writer.
 
-To make them again, in an environment with lerobot 0.4.4 (v3.0) or 0.3.3 (v2.1):
-`python -m tests.kit.lerobot_data FOLDER`, then zip the folder without `stats.json` and `images/`.
+`tests.golden.make_lerobot` makes them.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -54,10 +52,6 @@ def episodes() -> list[list[dict[str, Any]]]:
         ]
         for number, (length, tasks) in enumerate(plan)
     ]
-
-
-def main(root: Path) -> None:
-    write_dataset(root, FEATURES, episodes(), use_videos=False, robot_type="arm")
 
 
 def write_dataset(
@@ -109,7 +103,3 @@ def write_v21(
     rows = pa.table({**table, "timestamp": order.astype("f4")})
     pq.write_table(rows, root / "data" / "000000.parquet", row_group_size=1 << 30)
     return root
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -3,17 +3,13 @@
 tests/golden/sources/lerobot_depth.zip was written and read by lerobot 0.6.1. It has two datasets,
 one with a logarithmic and one with a linear scale, and `frames.npz`, lerobot's depth in metres of
 every row. lerobot_depth_images.zip has depth as TIFF images, uint16 and float32, and the depth of
-every row in both units. To make them again, in an environment with lerobot:
-`python -m tests.kit.lerobot_depth_data FOLDER`, then zip the folder and its folder `images`,
-without `stats.json` and `images/` of datasets.
+every row in both units. `tests.golden.make_lerobot` makes them.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -113,24 +109,3 @@ def write_depth_images(root: Path, dtype: str, lengths: Sequence[int] = LENGTHS)
         for n, count in enumerate(lengths)
     ]
     write_dataset(root, {IMAGE: feature}, recorded, use_videos=False)
-
-
-def main(root: Path) -> None:
-    from lerobot.datasets.lerobot_dataset import LeRobotDataset
-
-    frames: dict[str, Any] = {}
-    for name, place in zip(DEPTH, write(root), strict=True):
-        read = LeRobotDataset("a/test", root=place, depth_output_unit="m")
-        frames[name] = np.concatenate([read[i][name].numpy() for i in range(len(read))])
-    np.savez_compressed(root / "frames.npz", **frames)
-    images: dict[str, Any] = {}
-    for dtype, unit in product(("u2", "f4"), ("mm", "m")):
-        if not (place := root / "images" / dtype).exists():
-            write_depth_images(place, dtype)
-        read = LeRobotDataset("a/test", root=place, depth_output_unit=unit)
-        images[f"{dtype} {unit}"] = np.stack([read[i][IMAGE].numpy() for i in range(len(read))])
-    np.savez_compressed(root / "images" / "frames.npz", **images)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Language columns of lerobot 0.6 for datasets in tests: written by pyarrow, or by lerobot."""
+"""Language columns of lerobot 0.6 for datasets in tests: written by pyarrow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ANNOTATED", "BINDINGS", "annotate", "annotate_by_lerobot", "random_rows"]
+__all__ = ["ANNOTATED", "BINDINGS", "annotate", "random_rows"]
 
 Rows = list[dict[str, Any]]
 
@@ -108,27 +108,3 @@ def annotate(
     declared = {"dtype": "language", "shape": [1], "names": None}
     info["features"] |= dict.fromkeys(("language_persistent", "language_events"), declared)
     (root / "meta/info.json").write_text(json.dumps(info))
-
-
-def annotate_by_lerobot(root: Path, staging: Path) -> None:
-    """Add the columns to a dataset by lerobot's own writer."""
-    from lerobot.annotations.steerable_pipeline.reader import iter_episodes
-    from lerobot.annotations.steerable_pipeline.staging import EpisodeStaging
-    from lerobot.annotations.steerable_pipeline.writer import LanguageColumnsWriter
-    from lerobot.datasets.io_utils import load_info, write_info
-    from lerobot.datasets.language import language_feature_info
-
-    records = [*iter_episodes(root)]
-    for record in records:
-        stamps = record.frame_timestamps
-        persistent, events = random_rows(record.episode_index, stamps)
-        placed = [
-            {**one, "timestamp": time}
-            for time, some in zip(stamps, events, strict=True)
-            for one in some
-        ]
-        EpisodeStaging(staging, record.episode_index).write("plan", persistent + placed)
-    LanguageColumnsWriter().write_all(records, staging, root)
-    info = load_info(root)
-    info.features = {**info.features, **language_feature_info()}
-    write_info(info, root)

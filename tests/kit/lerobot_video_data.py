@@ -2,14 +2,12 @@
 
 tests/golden/sources/lerobot_video_*.zip were written and read by lerobot 0.4.4 (v3.0) and 0.3.3
 (v2.1): AV1; in v3.0 several episodes share a file. `frames.npz` has lerobot's image of every row of
-every episode, as means of blocks of 8 x 8 pixels. To make them again, in an environment with
-lerobot: `python -m tests.kit.lerobot_video_data FOLDER`, then zip the folder.
+every episode, as means of blocks of 8 x 8 pixels. `tests.golden.make_lerobot` makes them.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,14 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.kit.lerobot_data import FPS, write_dataset
+from tests.kit.lerobot_data import FPS
 
 __all__ = ["CAMERAS", "LENGTHS", "block_means", "declare_video", "unpack", "with_video"]
 
 CAMERAS = ("observation.images.front", "observation.images.wrist")
 LENGTHS = (5, 4, 7)
 BLOCK = 8
-_HEIGHT, _WIDTH = 32, 48
 _NAMES = ["height", "width", "channels"]
 _GOLDEN = Path(__file__).parents[1] / "golden" / "sources"
 
@@ -103,32 +100,3 @@ def declare_video(
     paths[0].parent.mkdir(parents=True)
     (root / "meta/info.json").write_text(json.dumps(info))
     return paths
-
-
-def _frame(number: int, i: int) -> dict[str, Any]:
-    y, x = np.mgrid[:_HEIGHT, :_WIDTH]
-    frame: dict[str, Any] = {"observation.state": np.array([number, i], np.float32)}
-    for camera, name in enumerate(CAMERAS):
-        colours = [40 * number + 3 * x, 30 * i + 2 * y, 120 * camera + x + y]
-        frame[name] = np.clip(np.stack(colours, -1), 0, 255).astype(np.uint8)
-    return frame
-
-
-def main(root: Path) -> None:
-    from lerobot.datasets.lerobot_dataset import LeRobotDataset
-
-    image = {"dtype": "video", "shape": (_HEIGHT, _WIDTH, 3), "names": _NAMES}
-    state = {"dtype": "float32", "shape": (2,), "names": ["x", "y"]}
-    features = {**dict.fromkeys(CAMERAS, image), "observation.state": state}
-    write_dataset(root, features, ([_frame(n, i) for i in range(k)] for n, k in enumerate(LENGTHS)))
-    dataset = LeRobotDataset("a/test", root=root, video_backend="pyav")
-    rows = [dataset[i] for i in range(len(dataset))]
-    means: dict[str, Any] = {
-        name: block_means(np.stack([row[name].permute(1, 2, 0).numpy() for row in rows]) * 255)
-        for name in CAMERAS
-    }
-    np.savez_compressed(root / "frames.npz", **means)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

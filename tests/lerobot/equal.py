@@ -28,7 +28,7 @@ from seqrecord.lazy import is_installed
 from tests.kit.lerobot_data import FEATURES, FPS, episodes, write_dataset
 from tests.kit.lerobot_depth_data import DEPTH, IMAGE, write_depth_images
 from tests.kit.lerobot_depth_data import write as write_depth
-from tests.kit.lerobot_language_data import BINDINGS, annotate_by_lerobot
+from tests.kit.lerobot_language_data import BINDINGS, random_rows
 
 _FRAMES = {
     **dict.fromkeys(CAMERAS, range(-2, 2)),
@@ -267,6 +267,30 @@ def main(folder: Path) -> None:
     for name, result in found.items():
         sys.stdout.write(json.dumps({"dataset": name, **result}) + "\n")
     sys.exit(any(result["differ"] for result in found.values()))
+
+
+def annotate_by_lerobot(root: Path, staging: Path) -> None:
+    """Add the columns to a dataset by lerobot's own writer."""
+    from lerobot.annotations.steerable_pipeline.reader import iter_episodes
+    from lerobot.annotations.steerable_pipeline.staging import EpisodeStaging
+    from lerobot.annotations.steerable_pipeline.writer import LanguageColumnsWriter
+    from lerobot.datasets.io_utils import load_info, write_info
+    from lerobot.datasets.language import language_feature_info
+
+    records = [*iter_episodes(root)]
+    for record in records:
+        stamps = record.frame_timestamps
+        persistent, events = random_rows(record.episode_index, stamps)
+        placed = [
+            {**one, "timestamp": time}
+            for time, some in zip(stamps, events, strict=True)
+            for one in some
+        ]
+        EpisodeStaging(staging, record.episode_index).write("plan", persistent + placed)
+    LanguageColumnsWriter().write_all(records, staging, root)
+    info = load_info(root)
+    info.features = {**info.features, **language_feature_info()}
+    write_info(info, root)
 
 
 if __name__ == "__main__":

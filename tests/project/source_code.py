@@ -104,7 +104,7 @@ def line_numbers(node: Any) -> range:
 
 @dataclass(frozen=True)
 class TestLines:
-    """Lines of code of a file of tests.
+    """Lines of code of a file of tests; also methods of contracts are test functions.
 
     `inside`: in test functions and their decorators. `helpers`: in other functions and classes;
     `lines - inside` also counts imports and constants.
@@ -120,16 +120,17 @@ class TestLines:
     def of(cls, path: Path, tree: ast.Module) -> TestLines:
         """Count them in a file and its syntax tree."""
         code = code_line_numbers(path.read_text(), tree)
-        inside: set[int] = set()
-        helpers: set[int] = set()
-        waiting: list[ast.stmt] = [*tree.body]
-        while waiting:
-            node = waiting.pop()
-            if isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
-                waiting += node.body
-            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                found = inside if node.name.startswith("test") else helpers
-                found.update(line_numbers(node))
+        functions = ast.FunctionDef, ast.AsyncFunctionDef
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        nodes = [*tree.body, *(node for each in classes for node in each.body)]
+        inside = {
+            number
+            for node in nodes
+            if isinstance(node, functions) and node.name.startswith("test")
+            for number in line_numbers(node)
+        }
+        others = [node for node in tree.body if isinstance(node, (*functions, ast.ClassDef))]
+        helpers = {number for node in others for number in line_numbers(node)} - inside
         return cls(len(code), len(code & inside), len(code & helpers))
 
 

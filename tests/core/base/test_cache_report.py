@@ -26,7 +26,7 @@ from tests.core.base.storage_contract import PATH, get, put
 from tests.core.base.test_cache import CALLS, Cached, entries
 from tests.kit.clip_data import digests
 from tests.kit.command_line import run
-from tests.kit.datasets import contents, write_small
+from tests.kit.datasets import contents, flip, write_small
 from tests.kit.faults import CountingStorage
 from tests.kit.processes import Fork
 from tests.kit.services import Moto
@@ -80,7 +80,8 @@ def test_a_cache_locked_by_another_process(tmp_path: Path) -> None:
             assert cached.count("busy") == count
         for _ in range(2):
             assert resting.check(10_000, 20_000) == 10_000
-        _damage(tmp_path)
+        [entry] = entries(tmp_path / "cache")
+        flip(entry, 100)
         for _ in range(2):
             assert cached.check(0, 10_000) == 10_000
         assert cached.count("damaged") == 1
@@ -89,14 +90,6 @@ def test_a_cache_locked_by_another_process(tmp_path: Path) -> None:
     assert cached.check(0, 20_000) == 20_000
     assert cached.check(0, 20_000) == 0
     assert (cached.count("busy"), resting.count("busy")) == (busy, 1)
-
-
-def _damage(root: Path) -> None:
-    """Flip a bit of the only entry."""
-    (entry,) = entries(root / "cache")
-    data = bytearray(entry.read_bytes())
-    data[100] ^= 1
-    entry.write_bytes(data)
 
 
 def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
@@ -159,7 +152,8 @@ def test_damage_on_a_read_only_disk_is_not_served(
     cached = Cached(tmp_path)
     cached.check(0, 10_000)
     cached.storage.close()
-    _damage(tmp_path)
+    [entry] = entries(tmp_path / "cache")
+    flip(entry, 100)
     read_only()
 
     def unlink(path: Path, missing_ok: bool = False) -> None:

@@ -27,7 +27,7 @@ from seqrecord.engine.device.streams import (
     find_device,
     upload,
 )
-from tests.kit.side_streams import STREAMS, LateStream, make_stream
+from tests.core.training.side_streams import STREAMS, LateStream, make_stream
 
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 

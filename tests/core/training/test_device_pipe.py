@@ -25,6 +25,15 @@ from seqrecord import (
 )
 from seqrecord.samples import every
 from tests.core.training.resume_contract import check_resume
+from tests.core.training.side_streams import (
+    NO_GPU,
+    STREAMS,
+    LateStream,
+    OutrunStream,
+    late_streams,
+    on_host,
+    streams_of,
+)
 from tests.kit.clip_data import (
     begun,
     check_clip,
@@ -35,15 +44,6 @@ from tests.kit.clip_data import (
     write_numbered,
 )
 from tests.kit.processes import own_threads
-from tests.kit.side_streams import (
-    NO_GPU,
-    STREAMS,
-    LateStream,
-    OutrunStream,
-    late_streams,
-    on_host,
-    streams_of,
-)
 
 FIXED = ["image", "flow", "id"]
 FRAME_NBYTES = 6 * 8 * 3 + 4 * 2 * 4 + 2 * 8

@@ -28,8 +28,8 @@ from seqrecord.errors import CodecError
 from seqrecord.format.video_pages import VideoPageCodec, VideoReader, parse_video_page
 from seqrecord.schema import FeatureSpec
 from tests.core.data.test_video_datasets import kept_schema, state
+from tests.core.training.side_streams import NO_GPU, LateStream
 from tests.kit.clip_data import effective_arguments
-from tests.kit.side_streams import NO_GPU, LateStream
 from tests.kit.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
 
 Pixels = npt.NDArray[np.uint8]

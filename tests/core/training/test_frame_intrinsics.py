@@ -28,8 +28,8 @@ from seqrecord import (
     SeqRecordWriter,
 )
 from seqrecord.errors import SchemaError
+from tests.core.training.side_streams import STREAMS, device_of, on_host
 from tests.kit import command_line
-from tests.kit.side_streams import STREAMS, device_of, on_host
 
 Array = npt.NDArray[Any]
 

@@ -24,8 +24,8 @@ from seqrecord import (
     Vector,
 )
 from seqrecord.samples import subset
+from tests.core.training.side_streams import NO_GPU, STREAMS, device_of
 from tests.kit.clip_data import begun, digests, resumed
-from tests.kit.side_streams import NO_GPU, STREAMS, device_of
 
 SIZES = {"arm": 6, "humanoid": 14, "second": 6}
 CAMERAS = {"arm": ("top",), "humanoid": ("top", "wrist"), "second": ("wrist",)}

@@ -27,8 +27,8 @@ from seqrecord import (
     Vector,
 )
 from seqrecord.samples import dilate, reverse
+from tests.core.training.side_streams import NO_GPU, device_of
 from tests.kit.clip_data import digests, with_vectors
-from tests.kit.side_streams import NO_GPU, device_of
 
 LENGTHS = (13, 9, 20)
 STEPS: dict[str, Any] = {
