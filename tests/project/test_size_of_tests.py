@@ -49,12 +49,12 @@ def is_test(path: Path) -> bool:
 
 
 def test_kit_is_small() -> None:
-    assert sum(lines.lines for path, lines in files().items() if path.parts[0] == "kit") <= 4_000
+    assert sum(lines.lines for path, lines in files().items() if path.parts[0] == "kit") <= 4_070
 
 
 def test_few_lines_are_outside_of_test_functions() -> None:
     """The goal is 27,000."""
-    assert sum(one.lines - one.inside for one in files().values()) <= 27_950
+    assert sum(one.lines - one.inside for one in files().values()) <= 28_000
 
 
 def test_helpers_are_a_quarter_of_a_file_at_most() -> None:
