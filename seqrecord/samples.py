@@ -1,6 +1,6 @@
 """Functions of the table of an epoch, for the argument `samples` of loaders.
 
-Each returns a function for `samples=`, or for a list of such functions. Functions of one's own take
+Each returns a function for `samples=`, or for a list of such functions. Your own functions take
 the table (`Samples`), the epoch's number and random numbers (`SampleRandom`), and return a table.
 """
 
