@@ -14,7 +14,7 @@ test file (`tests/project/test_size_of_tests.py`). A test writes its dataset in 
 | `clip_data` | a dataset for loaders; checks of its clips; leaks of threads, files and memory |
 | `video_data`, `video_file_data` | moving pictures; as GOPs, as files of many codecs |
 | **originals** | |
-| `originals`, `trees` | small originals that are read in place; TartanAir |
+| `trees` | TartanAir |
 | `bags` | ROS and MCAP recordings |
 | `lerobot_data`, `lerobot_video_data` | LeRobot datasets of lerobot's own writer; with video |
 | `lerobot_depth_data`, `lerobot_language_data` | the same with depth; with language columns |

@@ -15,7 +15,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,10 @@ from tqdm import tqdm
 
 import seqrecord
 from tests.core.training.rank_jobs import finish, free_address, start
-from tests.kit import originals
 from tests.kit.command_line import main
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.project.language import pages
-from tests.sources.formats import sequences
+from tests.sources.formats import made, sequences
 
 ROOT = Path(__file__).parents[2]
 HEIGHT, WIDTH = 232, 240
@@ -401,17 +400,17 @@ def write_photos(folder: Path) -> None:
         Image.new("RGB", (64, 48), (number, 90, 90)).save(folder / f"{number:04d}.jpg")
 
 
+EXAMPLES = {
+    **{name: name for name in ("tartanair", "folders", "webdataset", "videos", "hdf5")},
+    "lerobot": "lerobot with video",
+    "replay.zarr": "zarr 2",
+}
+
 PREPARED: Mapping[str, Callable[[Path], object]] = {
     "records": write_records,
     "more-records": lambda folder: write_records(folder, "more/{:03d}"),
     "photos": write_photos,
-    "tartanair": originals.tartanair,
-    "folders": originals.folders,
-    "webdataset": originals.webdataset,
-    "lerobot": originals.lerobot,
-    "videos": originals.videos,
-    "hdf5": originals.hdf5,
-    "replay.zarr": lambda root: originals.zarr_buffer(root, 2),
+    **{name: partial(made, name=case) for name, case in EXAMPLES.items()},
     "tum": sequences.write_tum,
     "euroc": sequences.write_euroc,
 }

@@ -18,7 +18,7 @@ import pytest
 
 import seqrecord
 from seqrecord import SeqRecordPipe, SeqRecordWriter
-from tests.kit.originals import lerobot
+from tests.kit.lerobot_video_data import unpack
 from tests.kit.processes import run_code, run_python
 from tests.project.source_code import WRITER_AND_LOADER, Module, closure, module_name, parse
 
@@ -192,7 +192,7 @@ def test_a_first_batch_imports_little(tmp_path: Path) -> None:
 def test_originals_are_opened_without_pandas(tmp_path: Path) -> None:
     (tmp_path / "pandas.py").touch()
     code = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n{LOADING}"
-    done = run_code(code, lerobot(tmp_path / "original"), "pandas", "pyarrow.compute")
+    done = run_code(code, unpack(tmp_path, "lerobot_video_v3"), "pandas", "pyarrow.compute")
     assert done.stdout.splitlines()[1:] == [""]
 
 

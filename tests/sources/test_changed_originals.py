@@ -9,7 +9,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +31,15 @@ from seqrecord.sources import inventory_of
 from tests.kit.command_line import fail, run
 from tests.kit.lerobot_stand_in import install
 from tests.kit.lerobot_video_data import CAMERAS, unpack
-from tests.kit.originals import folders, hdf5, lerobot, tartanair, webdataset
 from tests.kit.processes import in_fork, run_code
 from tests.kit.services.gcs_stub import GcsStub
 from tests.kit.video_file_data import pictures, write_video
+from tests.sources.formats import CASES, indexed, made
 from tests.sources.in_place_cases import frames_of, index_source
 from tests.sources.test_lerobot import column, rewrite
 
-ACTION = "observation.state"
+ACTION, LEROBOT = "observation.state", "lerobot with video"
+FOLDERS = CASES["folders"]
 
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -51,33 +51,9 @@ def change_table(root: Path) -> Path:
     return path
 
 
-def change_text(root: Path) -> Path:
-    path = next(root.rglob("pose_left.txt"))
-    path.write_text(path.read_text().replace("0.", "1."))
-    return path
-
-
 def change_array(root: Path, name: str = "a/action.npy") -> Path:
     np.save(root / name, np.load(root / name) + 1)
     return root / name
-
-
-def touch(root: Path, pattern: str) -> Path:
-    path = next(root.rglob(pattern))
-    os.utime(path, ns=(1, 1))
-    return path
-
-
-SPARSE: dict[str, Any] = {"sparse": "mask"}
-ORIGINALS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Path], dict[str, Any]]] = {
-    "lerobot rows": (lerobot, change_table, {}),
-    "lerobot meta": (lerobot, partial(touch, pattern="tasks.parquet"), {}),
-    "tartanair poses": (tartanair, change_text, {}),
-    "folders array": (folders, change_array, SPARSE),
-    "folders small frames": (folders, partial(change_array, name="b/state/3.npy"), SPARSE),
-    "webdataset": (webdataset, partial(touch, pattern="a.tar"), SPARSE),
-    "hdf5": (hdf5, partial(touch, pattern="b.hdf5"), {}),
-}
 
 
 def values(dataset: seqrecord.Dataset) -> Any:
@@ -90,29 +66,24 @@ def copied_index(index: Path) -> Path:
     return shutil.copytree(index, index.with_name(f"{index.name}-copy-{number}"))
 
 
-def indexed(tmp_path: Path, make: Callable[[Path], Path] = lerobot, **options: Any) -> Any:
-    """An original and its index."""
-    root, index = make(tmp_path / "original"), tmp_path / "index"
-    index_source(
-        open_source(root, **(SPARSE if make is folders else {})), index, workers=1, **options
-    )
-    return root, index
+def original_and_index(tmp_path: Path, name: str = LEROBOT) -> tuple[Path, Path]:
+    root = made(tmp_path / "original", name)
+    return root, indexed(root, name, tmp_path / "index")
 
 
-@pytest.mark.parametrize("name", ORIGINALS)
+@pytest.mark.parametrize("name", [LEROBOT, "folders"])
 def test_index_with_stale_copied_values_is_refused(name: str, tmp_path: Path) -> None:
-    make, change, options = ORIGINALS[name]
-    root, index = make(tmp_path / "original"), tmp_path / "index"
-    index_source(open_source(root, **options), index, checksums="array" in name, workers=1)
+    """`test_a_changed_file_is_noticed_in_place` has all files of all formats."""
+    root, index = original_and_index(tmp_path, name)
     seqrecord.open(index).close()
     assert seqrecord.verify(index).ok
-    changed = change(root)
+    changed = change_table(root) if name == LEROBOT else change_array(root, "b/state/3.npy")
     with pytest.raises(StorageError, match="`seqrecord index SRC -o DST`") as caught:
         seqrecord.open(index)
     assert caught.value.file == str(changed)
     assert any(each.file == str(changed) for each in seqrecord.verify(index).problems)
     run("info", index)  # reads no values
-    if name == "lerobot rows":
+    if name == LEROBOT:
         assert "has changed since it was indexed" in fail("stats", index)
         assert "index it again" in fail("write", "--src", index, "--dst", tmp_path / "x")
     assert isinstance(pickle.loads(pickle.dumps(caught.value)), SeqRecordError)
@@ -123,21 +94,21 @@ def test_index_with_stale_copied_values_is_refused(name: str, tmp_path: Path) ->
 
 def test_lerobot_class_reads_changed_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
-    root = lerobot(tmp_path)
+    root = made(tmp_path / "original", LEROBOT)
     before = LeRobotDataset("a/b", root=root)[0][ACTION].numpy()
     change_table(root)
     np.testing.assert_equal(LeRobotDataset("a/b", root=root)[0][ACTION].numpy(), before + 1)
 
 
 def test_append_to_stale_values_is_refused(tmp_path: Path) -> None:
-    root, index = indexed(tmp_path, folders)
+    root, index = original_and_index(tmp_path, "folders")
     shutil.copytree(root / "a", root / "c", copy_function=shutil.copy2)
-    index_source(open_source(root, **SPARSE), index, workers=1, mode="append")
+    index_source(FOLDERS.opened(root), index, workers=1, mode="append")
     assert len(seqrecord.open(index).episodes) == 3
     path = change_array(root)
     shutil.copytree(root / "b", root / "d", copy_function=shutil.copy2)
     with pytest.raises(SeqRecordError, match="nothing can be appended") as caught:
-        index_source(open_source(root, **SPARSE), index, workers=1, mode="append")
+        index_source(FOLDERS.opened(root), index, workers=1, mode="append")
     assert caught.value.file == str(path)
 
 
@@ -184,11 +155,9 @@ def test_several_original_roots_need_a_location_each(tmp_path: Path) -> None:
         seqrecord.open(both, originals={"/elsewhere": moved[0]})
 
 
-@pytest.mark.parametrize("make", [lerobot, webdataset, hdf5, folders])
-def test_moved_original_is_accepted(make: Callable[[Path], Path], tmp_path: Path) -> None:
-    root, index = make(tmp_path / "original"), tmp_path / "index"
-    options = SPARSE if make in (webdataset, folders) else {}
-    index_source(open_source(root, **options), index, workers=1)
+@pytest.mark.parametrize("name", [LEROBOT, "webdataset", "hdf5", "folders"])
+def test_moved_original_is_accepted(name: str, tmp_path: Path) -> None:
+    root, index = original_and_index(tmp_path, name)
     with seqrecord.open(index) as dataset:
         before = frames_of(dataset)
     copy = shutil.copytree(root, tmp_path / "copy")  # with new modification times
@@ -214,7 +183,7 @@ def test_file_changed_while_open_is_refused(tmp_path: Path) -> None:
         with pytest.raises(StorageError, match="changed") as caught:
             _ = episode[30]
         assert caught.value.file == str(path)
-    root, index = indexed(tmp_path, folders)
+    root, index = original_and_index(tmp_path, "folders")
     with seqrecord.open(index) as dataset:
         _ = dataset.episodes["a"][0]
         np.save(root / "a/depth/1.npy", np.zeros((40, 50), ">f4"))
@@ -232,7 +201,7 @@ def test_started_code_gets_the_environment_of_its_test(monkeypatch: pytest.Monke
 
 def test_workers_do_not_check_originals_again(tmp_path: Path) -> None:
     """Files are checked once, when the index is opened, not in each worker."""
-    root, index = indexed(tmp_path)
+    root, index = original_and_index(tmp_path)
     pipe = seqrecord.SeqRecordPipe(index, clip_len=1, features=[ACTION])
     change_table(root)
     assert len(list(pickle.loads(pickle.dumps(pipe)))) == len(pipe)
@@ -242,7 +211,7 @@ def test_workers_do_not_check_originals_again(tmp_path: Path) -> None:
 
 def test_rebuilt_index_is_compared_with_originals(tmp_path: Path) -> None:
     """New files next to the original's files do not matter."""
-    root, index = indexed(tmp_path, folders)
+    root, index = original_and_index(tmp_path, "folders")
     (root / "a" / "README.md").write_text("new")
     (index / "manifest.json").unlink()
     seqrecord.reindex(index)
@@ -254,13 +223,13 @@ def test_rebuilt_index_is_compared_with_originals(tmp_path: Path) -> None:
 
 
 def test_resume_with_stale_values_is_refused(tmp_path: Path) -> None:
-    root, index = folders(tmp_path / "original"), tmp_path / "index"
+    root, index = made(tmp_path / "original", "folders"), tmp_path / "index"
     last = sorted((root / "b" / "rgb").iterdir())[-1]
     data = last.read_bytes()
     last.write_bytes(b"")
 
     def convert(mode: Any) -> None:
-        source: Any = open_source(root, **SPARSE)
+        source: Any = FOLDERS.opened(root)
         seqrecord.convert(source.referring(), index, workers=1, in_place=True, mode=mode)
 
     with pytest.raises(SeqRecordError):
@@ -273,7 +242,7 @@ def test_resume_with_stale_values_is_refused(tmp_path: Path) -> None:
 
 
 def test_edits_and_merges_keep_file_states(tmp_path: Path) -> None:
-    root, index = indexed(tmp_path)
+    root, index = original_and_index(tmp_path)
     with seqrecord.open(index) as dataset:  # without videos, no references remain
         videos = [name for name, spec in dataset.features.items() if spec.is_video]
         first = next(iter(dataset.episodes))
@@ -292,7 +261,7 @@ def test_edits_and_merges_keep_file_states(tmp_path: Path) -> None:
 def test_changed_original_in_a_bucket(tmp_path: Path, gcs: GcsStub) -> None:
     pytest.importorskip("obstore", reason="pip install obstore")
     bucket, options = gcs.new_bucket(), gcs.options()
-    root = lerobot(tmp_path / "original")
+    root = made(tmp_path / "original", LEROBOT)
 
     def put(path: Path) -> None:
         gcs.put(bucket, f"set/{path.relative_to(root).as_posix()}", path.read_bytes())
@@ -332,7 +301,7 @@ def replace_content(path: Path, data: bytes) -> None:
 
 def test_links_that_lead_elsewhere_are_noticed(tmp_path: Path) -> None:
     """Targets of equal sizes and times; links of files, of folders, and through another link."""
-    root, away = folders(tmp_path / "original"), tmp_path / "away"
+    root, away = made(tmp_path / "original", "folders"), tmp_path / "away"
     away.mkdir()
     for name in ("a", "b"):
         (root / name / "depth").rename(away / name)
@@ -343,7 +312,7 @@ def test_links_that_lead_elsewhere_are_noticed(tmp_path: Path) -> None:
     (root / "b/depth").mkdir()
     for path in (away / "b").iterdir():
         (root / "b/depth" / path.name).symlink_to(path)
-    index_source(open_source(root, **SPARSE), tmp_path / "index", workers=1)
+    index_source(FOLDERS.opened(root), tmp_path / "index", workers=1)
     depths = [np.load(away / name / "1.npy") for name in "ab"]
     with seqrecord.open(tmp_path / "index") as dataset:
         for key, depth in zip("ab", depths, strict=True):
@@ -357,7 +326,7 @@ def test_links_that_lead_elsewhere_are_noticed(tmp_path: Path) -> None:
             with pytest.raises(StorageError, match="has changed since it was indexed") as caught:
                 _ = dataset.episodes[key][1]
             assert str(caught.value.file).startswith(str(root / key / "depth"))
-    lerobot_root = lerobot(tmp_path / "of lerobot")
+    lerobot_root = made(tmp_path / "of lerobot", LEROBOT)
     with seqrecord.open(lerobot_root) as dataset:
         before = dataset.episodes["episode_000000"][:][CAMERAS[0]]
     videos = [next(lerobot_root.glob(f"videos/{name}/*/*.mp4")) for name in CAMERAS]
@@ -400,10 +369,10 @@ def test_new_files_are_compared_by_content(tmp_path: Path, home: Path) -> None:
     assert urls[0] == urls[1] != urls[2]
     assert np.array_equal(shown[0], shown[1])
     assert not np.array_equal(shown[0], shown[2])
-    tree, index = folders(tmp_path / "original"), tmp_path / "index"
+    tree, index = made(tmp_path / "original", "folders"), tmp_path / "index"
     for path in tree.rglob("*.npy"):
         os.utime(path, (1, 2**31 - 1))
-    index_source(open_source(tree, **SPARSE), index, workers=1)
+    index_source(FOLDERS.opened(tree), index, workers=1)
     seqrecord.open(index).close()
     depth = tree / "a/depth/1.npy"
     whole = depth.read_bytes()
@@ -419,14 +388,14 @@ def test_new_files_are_compared_by_content(tmp_path: Path, home: Path) -> None:
 
 @pytest.mark.slow
 def test_old_files_are_not_read_again(tmp_path: Path, home: Path) -> None:
-    root = folders(tmp_path / "original")
+    root = made(tmp_path / "original", "folders")
     for path in root.rglob("*.*"):
         os.utime(path, ns=(10**18, 10**18))
-    index_source(open_source(root, **SPARSE), tmp_path / "index", workers=1)
+    index_source(FOLDERS.opened(root), tmp_path / "index", workers=1)
     assert not any(b'"new"' in path.read_bytes() for path in tmp_path.glob("index/externals/*"))
     action = root / "a/action.npy"
     action.write_bytes(action.read_bytes())
-    index_source(open_source(root, **SPARSE), tmp_path / "again", workers=1)
+    index_source(FOLDERS.opened(root), tmp_path / "again", workers=1)
     [list_id] = [p.stem for p in tmp_path.glob("again/externals/*") if b'"new"' in p.read_bytes()]
     time.sleep(2.1)
     seqrecord.open(tmp_path / "again").close()
@@ -574,13 +543,11 @@ def indexed_keys(root: Path, index: Path, **options: Any) -> str:
 
 
 @needs_root
-@pytest.mark.parametrize("make", [folders, lerobot])
-def test_parts_without_permission_are_left_out_and_listed(
-    make: Callable[[Path], Path], shared: Path
-) -> None:
+@pytest.mark.parametrize("name", ["folders", LEROBOT])
+def test_parts_without_permission_are_left_out_and_listed(name: str, shared: Path) -> None:
     """`lost+found`, a folder that cannot be entered, a file, and a link of another's process."""
-    root, uid = make(shared.parent / "set"), 4001
-    options = SPARSE if make is folders else {}
+    root, uid = made(shared.parent / "set", name), 4001
+    options = CASES[name].options
     for path in (root.parent, root, *root.rglob("*")):
         path.chmod(0o755)
     count = indexed_keys(root, shared.parent / "before", **options).partition(" ")[
@@ -597,7 +564,7 @@ def test_parts_without_permission_are_left_out_and_listed(
     indexes.chmod(0o777)
     found = run_as_user(uid, lambda: indexed_keys(root, indexes / "index", **options))
     assert found == f"{count} 0 lost+found private secret.bin work"
-    if make is folders:
+    if name == "folders":
         frame = root / "b/depth/3.npy"  # of the last chunk
         frame.unlink()
         frame.symlink_to("/proc/self/fd/777")

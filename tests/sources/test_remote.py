@@ -29,17 +29,11 @@ from tests.kit.lerobot_video_data import unpack
 from tests.kit.services.azurite import Azurite
 from tests.kit.services.web_server import WebFolder
 from tests.sources.cases import upload
-from tests.sources.formats import CASES
+from tests.sources.formats import made
 from tests.sources.formats.mcap import recording
 from tests.sources.formats.replay_buffers import write_buffer
 from tests.sources.in_place_cases import assert_same, frames_of
 from tests.sources.test_source_contract import everything
-
-
-def made(folder: Path, name: str) -> Path:
-    folder.mkdir(exist_ok=True)
-    CASES[name].write(folder)
-    return folder
 
 
 def test_images_of_openexr_are_copied(tmp_path: Path, memory_url: str) -> None:

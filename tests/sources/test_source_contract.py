@@ -201,7 +201,13 @@ def test_reading_in_place(
     for place, index in ((written, tmp_path / "index"), (url, tmp_path / "of_url")):
         index_source(case.opened(place), index, workers=1)
         check_indexed(case, index, expected, ragged)
-        assert seqrecord.summarize(index).originals == (str(place),)
+        summary = seqrecord.summarize(index)
+        assert summary.originals == (str(place),)
+        assert 0 < summary.external_bytes <= sum(p.stat().st_size for p in written.rglob("*"))
+        with seqrecord.open(index) as dataset:
+            for info in source.episodes():
+                assert dict(dataset.episodes[info.key].metadata) == dict(info.metadata)
+                assert dataset.episodes[info.key].fps == info.fps
         if case.opens:
             check_indexed(case, place, expected, ragged)
             assert len([*home.glob("indexes/*-*")]) == 1 + (place == url)
