@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,13 +25,13 @@ from seqrecord.format.inventory import (
     PackedFeature,
     encode_inventories,
 )
-from seqrecord.sources import Account, EpisodeInfo, LeftOut, TumSource, inventory_of, unread_files
+from seqrecord.sources import Account, EpisodeInfo, LeftOut, inventory_of, unread_files
 from seqrecord.writing.dataset_source import DatasetSource
 from tests.kit.command_line import run
 from tests.kit.lerobot_video_data import CAMERAS, unpack
 from tests.kit.source_faults import encoded
 from tests.kit.video_file_data import pictures, write_video
-from tests.sources.formats.sequences import write_euroc, write_kitti, write_tum
+from tests.sources.formats.sequences import write_tum
 from tests.sources.formats.webdataset import write_tar
 
 CLOUDS = LeftOut("lidar/*.pcd", 1000, "no reader")
@@ -245,83 +244,6 @@ def test_a_source_of_three_methods_has_an_inventory_of_its_features(tmp_path: Pa
 
 def lines(path: Path, **options: Any) -> list[str]:
     return inventory_of(open_source(path, **options)).lines()
-
-
-def test_the_inventory_of_tum(tmp_path: Path) -> None:
-    for name in ("freiburg1_a", "freiburg1_b"):
-        write_tum(tmp_path / name)
-        (tmp_path / name / "calibration.txt").write_text("517.3 516.5 318.6 255.3")
-    shutil.copy(
-        tmp_path / "freiburg1_a/rgb/1305031102.000000.png",
-        tmp_path / "freiburg1_a/rgb/1305031109.000000.png",
-    )
-    (tmp_path / "freiburg1_b/accelerometer.txt").write_text("# timestamp ax ay az\n")
-    (tmp_path / "evaluation.json").write_text("{}")
-    assert [line for line in lines(tmp_path) if line[:7] != "feature"] == [
-        f"format    tum: 2 sequences: {TumSource.expected}",
-        "left out  */calibration.txt: 2 files, no reader",
-        "left out  evaluation.json: 1 file, no reader",
-        (
-            "left out  freiburg1_a/rgb/1305031109.000000.png: 1 file, an image that belongs to no "
-            "feature"
-        ),
-        "note      4 rgb without depth",
-        "note      2 depth without rgb",
-        "note      2 frames without pose",
-        "note      5 accelerometer before first frame",
-        "note      14 accelerometer after last frame",
-        "note      camera assumed: freiburg1's, named by the path (2 of 2 sequences)",
-        "note      unit of depth assumed: 1/5000 m (2 of 2 sequences)",
-        "note      accelerometer.txt is empty (1 of 2 sequences)",
-    ]
-    found = inventory_of(open_source(tmp_path, features=["image"]))
-    assert (
-        LeftOut("feature depth", 2, "not selected by features=", "sequences", False)
-        in found.left_out
-    )
-    assert [each.pattern for each in found.left_out_data] == [
-        "*/calibration.txt", "evaluation.json", "freiburg1_a/rgb/1305031109.000000.png"
-    ]  # fmt: skip
-    assert found.features[0].place == "rgb/*"
-
-
-def test_the_inventory_of_euroc(tmp_path: Path) -> None:
-    for name in ("MH_01", "MH_02"):
-        write_euroc(tmp_path / name)
-        leica = tmp_path / name / "mav0/leica0"
-        leica.mkdir()
-        # Rows as a table of `Folders` counts them: without comments and empty lines.
-        (leica / "data.csv").write_text("#timestamp,x,y,z\n\n  # paused\n% resumed\n1,2,3,4")
-        (tmp_path / name / "mav0/body.yaml").write_text("comment: none")
-    (tmp_path / "MH_02/mav0/imu0/data.csv").write_text("#timestamp\n")
-    (tmp_path / "MH_02/mav0/cam1/sensor.yaml").unlink()
-    found = lines(tmp_path)
-    assert "left out  */mav0/leica0/data.csv: 2 rows, no reader" in found
-    assert "left out  */mav0/body.yaml: 2 files, no reader" in found
-    assert "note      2 cam1 without frame" in found
-    assert "note      imu0/data.csv is empty (1 of 2 sequences)" in found
-    unknown = "note      camera cam1 unknown: no pinhole camera in its sensor.yaml"
-    assert f"{unknown} (1 of 2 sequences)" in found
-    assert sum(line.startswith("left out") for line in found) == 2
-    chosen = lines(tmp_path, features=["image_cam0", "pose"])
-    assert "left out  feature imu: 2 sequences, not selected by features=" in chosen
-    assert sum(line.startswith("left out") for line in chosen) == 8
-
-
-def test_the_inventory_of_kitti(tmp_path: Path) -> None:
-    root = tmp_path / "dataset"
-    write_kitti(root, "00")
-    write_kitti(root, "11", 1)
-    (root / "sequences/00/oxts").mkdir()
-    np.savetxt(root / "sequences/00/oxts/000000.txt", [1, 2])
-    (root / "poses/12.txt").write_text("")
-    (root / "sequences/11/calib.txt").unlink()
-    found = lines(tmp_path)
-    assert [line for line in found if line[:7] not in ("feature", "format ")] == [
-        "left out  dataset/poses/12.txt: 1 file, no reader",
-        "left out  dataset/sequences/00/oxts/000000.txt: 1 file, no reader",
-        "note      camera unknown: no P0 in calib.txt (1 of 2 sequences)",
-    ]
 
 
 def test_the_inventory_of_webdataset(tmp_path: Path) -> None:

@@ -54,9 +54,11 @@ from tests.kit.video_file_data import QUIET, decoded, gops_of, write_video
 from tests.kit.video_file_data import pictures as scenes
 from tests.sources.formats.mcap import (
     CAMERA,
+    CASES,
     MS,
     START,
     pictures,
+    recorded_frames,
     recording,
 )
 from tests.sources.tf_records import messages_of
@@ -84,18 +86,8 @@ def write(path: Path, messages: list[tuple[str, int, Any]], kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_frames_at_the_camera_s_times(tmp_path: Path, kind: str) -> None:
+def test_every_container(tmp_path: Path, kind: str) -> None:
     source = open_source(write(tmp_path, recording(), kind), clock=CAMERA)
-    schema = source.schema()
-    assert {str(spec): (spec.kind, spec.unit) for spec in schema.values()} == {
-        "camera.image_raw: uint8 [6, 8, 3]": ("image", None),
-        "imu.data.angular_velocity: float64 [3]": ("imu", "rad/s"),
-        "imu.data.linear_acceleration: float64 [3]": ("imu", "m/s^2"),
-        "imu.data.orientation: float64 [4]": ("imu", None),
-        "joint_states.effort: float64 [2]": ("state", None),
-        "joint_states.position: float64 [2]": ("state", None),
-        "log_time: int64 []": ("timestamp", "ns"),
-    }
     [info] = source.episodes()
     assert (info.key, info.num_frames, info.fps) == ("run", 5, 10.0)
     assert info.metadata["topics"] == {
@@ -104,18 +96,7 @@ def test_frames_at_the_camera_s_times(tmp_path: Path, kind: str) -> None:
         "/joint_states": {"messages": 3, "used": 3, "dropped": 0, "frames_without": 0},
     }
     assert info.metadata["names"]["joint_states.position"] == ["a", "b"]
-    images = pictures(5)
-    nearest = [0, 8, 18, 28, 38]  # messages of the IMU, delayed by 20 ms
-    joint = [0, 0, 1, 1, 2]  # at 0, 100, 200, 300, 400 ms; the joints at 0, 250, 500 ms
-    for i, frame in enumerate(frames_of(source)):
-        assert list(frame) == list(schema)
-        assert frame["log_time"] == START + 100 * MS * i
-        np.testing.assert_array_equal(frame["camera.image_raw"], images[i])
-        values = range(10 * nearest[i], 10 * nearest[i] + 10)
-        assert frame["imu.data.orientation"].tolist() == [*values[:4]]
-        assert frame["imu.data.linear_acceleration"][2] == values[9]
-        assert frame["joint_states.position"].tolist() == [joint[i], joint[i] + 0.5]
-        assert frame["joint_states.effort"].tolist() == [7.0, 8.0]
+    CASES["mcap"].assert_frames(frames_of(source), recorded_frames())
 
 
 def test_alignments_and_clocks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import seqrecord
 from seqrecord import EpisodeInfo, FeatureSpec, Schema, open_source
-from seqrecord.errors import LocationError, MissingPackageError, SourceError
+from seqrecord.errors import LocationError, SourceError
 from seqrecord.sources import (
     FolderSource,
     SourceFormat,
@@ -208,21 +208,6 @@ def test_unusable_formats_of_other_packages(numbers: Path, install: Install) -> 
     install("second", gone="tests.sources.test_registry:NUMBERS")
     with pytest.raises(SourceError, match="two packages add a format named gone"):
         open_source(numbers, format="gone")
-
-
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, file, package in (
-        ("hdf5", "episode_0.hdf5", "h5py"),
-        ("zarr", "a.zarr.zip", "zarr"),
-    ):
-        path = tmp_path / name
-        path.mkdir()
-        (path / file).touch()
-        monkeypatch.setitem(sys.modules, package, None)
-        source = open_source(path)  # detected without the package
-        assert source == open_source(path, format=name)
-        with pytest.raises(MissingPackageError, match=f"extra `{name}`: pip install .*{package}"):
-            source.schema()
 
 
 # Folders above datasets, and parts of datasets

@@ -121,7 +121,14 @@ def test_inventory(case: Case, root: Path) -> None:
     assert LIDAR in found.left_out
     left_out = tuple(row for row in found.left_out if row != LIDAR)
     assert replace(found, left_out=left_out).lines() == case.inventory.strip().splitlines()
-    assert [each.name for each in found.features] == [*case.opened(root).schema()]
+    names = [each.name for each in found.features]
+    assert names == [*case.opened(root).schema()]
+    chosen = inventory_of(case.opened(root, features=names[:1]))
+    assert [each.name for each in chosen.features] == names[:1]
+    assert chosen.features == found.features[:1]
+    others = [row for row in chosen.left_out if row not in found.left_out]
+    assert others or case.source == "VideoSource"  # times are no data of their own
+    assert not any(row.is_data or "not selected by features=" not in row.reason for row in others)
 
 
 def test_frames(case: Case, original: tuple[Path, Episodes]) -> None:
@@ -206,7 +213,9 @@ def test_reading_in_place(
         assert 0 < summary.external_bytes <= sum(p.stat().st_size for p in written.rglob("*"))
         with seqrecord.open(index) as dataset:
             for info in source.episodes():
-                assert dict(dataset.episodes[info.key].metadata) == dict(info.metadata)
+                metadata = dataset.episodes[info.key].metadata
+                assert metadata.items() <= info.metadata.items()
+                assert ragged or metadata == info.metadata
                 assert dataset.episodes[info.key].fps == info.fps
         if case.opens:
             check_indexed(case, place, expected, ragged)

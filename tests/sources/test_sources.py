@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 from PIL import Image, ImageFile
 
-from seqrecord import EncodedImage, Schema, open_source
+from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import FolderSource, Source, TartanAirSource, inventory_of
 from tests.kit.source_faults import (
@@ -44,10 +44,6 @@ V1_FEATURES = [
 ]
 
 
-def summary(schema: Schema) -> dict[str, tuple[str, str | None, str | None]]:
-    return {n: (str(s).partition(": ")[2], s.kind, s.unit) for n, s in schema.items()}
-
-
 def test_v1(tmp_path: Path) -> None:
     frames = make_frames(0, 4)
     folder = write_v1(tmp_path / "carwelding" / "Easy" / "P004", frames)
@@ -64,18 +60,7 @@ def test_v1(tmp_path: Path) -> None:
         "first_frame_id": 0,
         "camera": {"fx": 4.0, "fy": 4.0, "cx": 4.0, "cy": 3.0, "width": 8, "height": 6},
     }
-    schema = source.schema()
-    assert list(schema) == V1_FEATURES
-    assert all(spec.codec == () for spec in schema.values())
-    assert {
-        "image_right": ("uint8 [6, 8, 3]", "image", None),
-        "depth_left": ("float32 [6, 8]", "depth", "m"),
-        "flow": ("float32 [6, 8, 2]", "flow", "px"),
-        "mask": ("uint8 [6, 8]", "mask", None),
-        "seg_left": ("uint8 [6, 8]", "segmentation", None),
-        "pose_left": ("float64 [7]", "pose", "m"),
-    }.items() <= summary(schema).items()
-    check_frames(source, 0, frames)
+    assert len(list(source.frames(info))) == 4
 
 
 def test_v2(tmp_path: Path) -> None:
@@ -87,13 +72,6 @@ def test_v2(tmp_path: Path) -> None:
     assert (info.key, info.fps) == ("AbandonedSchool/Data_hard/P001", 10)
     facts = {"dataset": "TartanAir V2", "difficulty": "Hard", "first_frame_id": 12}
     assert facts.items() <= dict(info.metadata).items()
-    assert set(source.schema()) == set(frames[0])
-    assert {
-        "mask_rcam_front": ("uint8 [6, 8]", "mask", None),
-        "depth_lcam_front": ("float32 [6, 8]", "depth", "m"),
-        "imu_acc": ("float64 [10, 3]", "imu", "m/s^2"),
-        "imu_gyro": ("float64 [10, 3]", "imu", "rad/s"),
-    }.items() <= summary(source.schema()).items()
     check_frames(source, 0, frames)
 
 

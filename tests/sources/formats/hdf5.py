@@ -155,7 +155,7 @@ def _declares_more(path: Path) -> None:
 def _droid(folder: Path) -> Episodes:
     found = Episodes()
     for seed, key in ((1, "Fri"), (2, "Sat")):
-        [video] = write_video_of_droid(folder, key, seed, 4)
+        videos = write_video_of_droid(folder, key, seed, 4, 4)
         names = [
             *("action.cartesian_position", "action.gripper_position"),
             *("observation.robot_state.joint_positions", "observation.timestamp.skip_action"),
@@ -167,7 +167,8 @@ def _droid(folder: Path) -> Episodes:
                 name = f"observation.camera_{kind}"
                 [values] = _columns(path, "", f"{name}.{number}{seed}{side}").values()
                 columns[f"{name}.{camera}{side}"] = values
-        columns["observation.image.wrist"] = decoded(video)[1]
+        for camera, video in zip(("wrist", "ext1"), videos, strict=True):
+            columns[f"observation.image.{camera}"] = decoded(video)[1]
         found[key] = datasets.columns(**columns)
     return found
 
@@ -234,7 +235,7 @@ left out  data/demo_*/next_obs/*: 4 datasets, observations of the next frame, no
         write=_droid,
         bad="Sat",
         file="Sat/trajectory.h5",
-        referred={"observation.image.wrist": "video"},
+        referred=dict.fromkeys(("observation.image.wrist", "observation.image.ext1"), "video"),
         packages=_H5PY,
         inventory="""
 format    hdf5: 2 HDF5 files, 2 episodes of DROID
@@ -249,6 +250,7 @@ feature   observation.camera_type.ext2  int64 []  from /observation/camera_type/
 feature   observation.robot_state.joint_positions  float64 [7]  state  from /observation/robot_state/joint_positions
 feature   observation.timestamp.skip_action  bool []  from /observation/timestamp/skip_action
 feature   observation.image.wrist  uint8 [48, 64, 3]  image  from */recordings/MP4/*.mp4
+feature   observation.image.ext1  uint8 [48, 64, 3]  image  from */recordings/MP4/*.mp4
 left out  observation/controller_info/movement_enabled: 2 datasets, not one value or text per frame
 """,  # noqa: E501
     ),

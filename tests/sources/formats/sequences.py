@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -154,20 +153,52 @@ def write_kitti(
     return frames
 
 
-def _sequences(folder: Path, write: Callable[..., Frames]) -> Episodes:
-    return {name: write(folder / name, number) for number, name in enumerate("ab")}
+def _tum(folder: Path) -> Episodes:
+    """With files of no feature; the second sequence has an empty table."""
+    found = {name: write_tum(folder / name, i) for i, name in enumerate(("freiburg1_a", "office"))}
+    for name in found:
+        (folder / name / "calibration.txt").write_text("517.3 516.5 318.6 255.3")
+    image = folder / "freiburg1_a/rgb/1305031102.000000.png"
+    shutil.copy(image, image.with_name("1305031109.000000.png"))
+    (folder / "evaluation.json").write_text("{}")
+    (folder / "office/accelerometer.txt").write_text("# timestamp ax ay az\n")
+    for frame in found["office"]:
+        del frame["accelerometer"]
+    return found
+
+
+def _euroc(folder: Path) -> Episodes:
+    """With files of no feature; the second sequence has an empty table and an unknown camera."""
+    found = {name: write_euroc(folder / name, i) for i, name in enumerate("ab")}
+    for name in found:
+        (folder / name / "mav0/leica0").mkdir()
+        # Rows as a table of `Folders` counts them: without comments and empty lines.
+        text = "#timestamp,x,y,z\n\n  # paused\n% resumed\n1,2,3,4"
+        (folder / name / "mav0/leica0/data.csv").write_text(text)
+        (folder / name / "mav0/body.yaml").write_text("comment: none")
+    (folder / "b/mav0/imu0/data.csv").write_text("#timestamp\n")
+    (folder / "b/mav0/cam1/sensor.yaml").unlink()
+    for frame in found["b"]:
+        del frame["imu"], frame["imu_timestamp"]
+    return found
 
 
 def _kitti(folder: Path) -> Episodes:
-    return {name: write_kitti(folder, name, number) for number, name in enumerate(("00", "01"))}
+    """With files of no feature; the second sequence has no camera."""
+    found = {name: write_kitti(folder, name, i) for i, name in enumerate(("00", "01"))}
+    (folder / "sequences/00/oxts").mkdir()
+    np.savetxt(folder / "sequences/00/oxts/000000.txt", [1, 2])
+    (folder / "poses/12.txt").write_text("")
+    (folder / "sequences/01/calib.txt").unlink()
+    return found
 
 
 CASES = {
     "tum": Case(
         source="TumSource",
-        write=partial(_sequences, write=write_tum),
-        bad="b",
-        file="b/rgb/1305031102.033000.png",
+        write=_tum,
+        bad="office",
+        file="office/rgb/1305031102.033000.png",
         kept=["image"],
         referred={"image": "png", "depth": "png"},
         inventory="""
@@ -178,18 +209,24 @@ feature   depth_timestamp  float64 []  timestamp, s  from depth.txt
 feature   timestamp  float64 []  timestamp, s  from rgb.txt
 feature   pose  float64 [7]  pose, m  from groundtruth.txt
 feature   accelerometer  float64 [?, 4]  imu  from accelerometer.txt
+left out  evaluation.json: 1 file, no reader
+left out  freiburg1_a/calibration.txt: 1 file, no reader
+left out  freiburg1_a/rgb/1305031109.000000.png: 1 file, an image that belongs to no feature
+left out  office/calibration.txt: 1 file, no reader
 note      4 rgb without depth
 note      2 depth without rgb
 note      2 frames without pose
-note      10 accelerometer before first frame
-note      28 accelerometer after last frame
-note      camera unknown: neither the header of rgb.txt nor the path names freiburg1 to 3 (2 of 2 sequences)
+note      5 accelerometer before first frame
+note      14 accelerometer after last frame
+note      camera unknown: neither the header of rgb.txt nor the path names freiburg1 to 3 (1 of 2 sequences)
 note      unit of depth assumed: 1/5000 m (2 of 2 sequences)
+note      accelerometer.txt is empty (1 of 2 sequences)
+note      camera assumed: freiburg1's, named by the path (1 of 2 sequences)
 """,  # noqa: E501
     ),
     "euroc": Case(
         source="EurocSource",
-        write=partial(_sequences, write=write_euroc),
+        write=_euroc,
         bad="b",
         file="b/mav0/cam1/data/1403636579813555584.png",
         fps=20,
@@ -204,11 +241,15 @@ feature   imu_timestamp  int64 [?]  timestamp, ns  from mav0/imu0/*
 feature   pose  float64 [7]  pose, m  from mav0/state_groundtruth_estimate0/*
 feature   velocity  float64 [3]  state, m/s  from mav0/state_groundtruth_estimate0/*
 feature   imu_bias  float64 [6]  state, rad/s, m/s^2  from mav0/state_groundtruth_estimate0/*
+left out  */mav0/leica0/data.csv: 2 rows, no reader
+left out  */mav0/body.yaml: 2 files, no reader
 note      2 frames without cam1
 note      2 cam1 without frame
-note      6 imu before first frame
-note      20 imu after last frame
+note      3 imu before first frame
+note      10 imu after last frame
 note      2 frames without pose
+note      camera cam1 unknown: no pinhole camera in its sensor.yaml (1 of 2 sequences)
+note      imu0/data.csv is empty (1 of 2 sequences)
 """,
     ),
     "kitti": Case(
@@ -227,6 +268,9 @@ feature   image_3  uint8 [6, 20, 3]  image  from image_3/*
 feature   velodyne  float32 [?, 4]  points, m  from velodyne/*
 feature   timestamp  float64 []  timestamp, s  from times.txt
 feature   pose  float64 [3, 4]  pose, m  from poses/*.txt
+left out  poses/12.txt: 1 file, no reader
+left out  sequences/00/oxts/000000.txt: 1 file, no reader
+note      camera unknown: no P0 in calib.txt (1 of 2 sequences)
 """,  # noqa: E501
     ),
 }

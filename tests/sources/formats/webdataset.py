@@ -34,15 +34,17 @@ def write_samples(path: Path, seed: int = 0, folder: str = "", count: int = 3) -
             "rgb": rng.integers(0, 256, (16, 16, 3), np.uint8),
             "seg": rng.integers(0, 9, (16, 16), np.uint8),
             "pose": rng.normal(size=(3, 4)),
+            "depth": rng.random((40, 50), np.float32),
             "cls": np.int64(number * 7 - 3),
             "json": f'{{"task": "pick {number}"}}',
         }
         stem = f"{folder}{number + 4:06d}"
         for name in ("rgb", "seg"):
             files[f"{stem}.{name}.png"] = encoded(frame[name])
-        stream = io.BytesIO()
-        np.save(stream, frame["pose"])
-        files[f"{stem}.pose.npy"] = stream.getvalue()
+        for name in ("pose", "depth"):
+            stream = io.BytesIO()
+            np.save(stream, frame[name])
+            files[f"{stem}.{name}.npy"] = stream.getvalue()
         files[f"{stem}.cls"] = b"%d\n" % frame["cls"]
         files[f"{stem}.json"] = str(frame["json"]).encode()
         frames.append({**frame, "frame_number": np.int64(number + 4)})
@@ -64,12 +66,13 @@ CASES = {
         bad="more/b",
         file="more/b.tar",
         kept=["rgb"],
-        referred={"rgb": "png", "seg": "png"},
+        referred={"rgb": "png", "seg": "png", "depth": "npy"},
         inventory="""
 format    webdataset: 2 tar files of samples KEY.FIELD
 feature   rgb  uint8 [16, 16, 3]  image  from *.tar/*.rgb.png
 feature   seg  uint8 [16, 16]  segmentation  from *.tar/*.seg.png
 feature   pose  float64 [3, 4]  from *.tar/*.pose.npy
+feature   depth  float32 [40, 50]  depth  from *.tar/*.depth.npy
 feature   cls  int64 []  from *.tar/*.cls
 feature   json  text []  text  from *.tar/*.json
 feature   frame_number  int64 []  frame_number
