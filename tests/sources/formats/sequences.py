@@ -218,10 +218,10 @@ note      2 depth without rgb
 note      2 frames without pose
 note      5 accelerometer before first frame
 note      14 accelerometer after last frame
-note      camera unknown: neither the header of rgb.txt nor the path names freiburg1 to 3 (1 of 2 sequences)
-note      unit of depth assumed: 1/5000 m (2 of 2 sequences)
-note      accelerometer.txt is empty (1 of 2 sequences)
 note      camera assumed: freiburg1's, named by the path (1 of 2 sequences)
+note      unit of depth assumed: 1/5000 m (2 of 2 sequences)
+note      camera unknown: neither the header of rgb.txt nor the path names freiburg1 to 3 (1 of 2 sequences)
+note      accelerometer.txt is empty (1 of 2 sequences)
 """,  # noqa: E501
     ),
     "euroc": Case(
