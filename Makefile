@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 ))) --maxprocesses 6 --max-worker-restart 0
 DEMO := demo
 BENCH := bench
+BENCH_ENV := $(VENV)/bench
+BENCH_PYTHON = $(firstword $(wildcard $(BENCH_ENV)/bin/python) $(BIN)/python)
 INSTALLED := $(VENV)/installed
 SERVICES := tests/kit/services/node_modules
 LEROBOT := $(VENV)/lerobot
@@ -54,31 +56,40 @@ $(SERVICES)/installed: tests/kit/services/package.json tests/kit/services/packag
 	cd tests/kit/services && npm ci --loglevel=error
 	@touch $@
 
-install-bench: $(INSTALLED) ## Install the loaders to compare with; 2 GB
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[azure,blobfile,bench]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/tartanair/no-deps.txt
-	rm -rf $(VENV)/microsoft-seqrecord # same import name as ours, hence a separate folder
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/microsoft-seqrecord seqrecord==0.1.8
+install-bench: $(BENCH_ENV)/installed ## Install the loaders to compare with, in .venv/bench; 2 GB
 
-install-ffcv: install-bench ## Install FFCV, which is compiled; needs libopencv-dev, libturbojpeg0-dev and g++
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/tartanair/ffcv.txt
+# A Python of its own, because some loaders need other versions than the tests. It finds the packages
+# of .venv last, and pip installs none of them again.
+$(BENCH_ENV)/installed: pyproject.toml constraints.txt benchmarks/tartanair/no-deps.txt $(INSTALLED)
+	$(PYTHON) -m venv --clear $(BENCH_ENV)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> $$($(BENCH_ENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-seqrecord.pth
+	$(BENCH_ENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[azure,blobfile,bench]'
+	$(BENCH_ENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/tartanair/no-deps.txt
+	$(BENCH_ENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(BENCH_ENV)/microsoft-seqrecord seqrecord==0.1.8 # our import name
+	@touch $@
 
-lerobot-env: $(LEROBOT)/installed ## Make a Python that has lerobot, for its benchmark; needs make install-bench
+install-ffcv: $(BENCH_ENV)/installed ## Install FFCV, which is compiled; needs libopencv-dev, libturbojpeg0-dev and g++
+	$(BENCH_ENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/tartanair/ffcv.txt
 
-# Search order: its own packages, the stand-in for torchvision, the packages of .venv with torch.
-$(LEROBOT)/installed: benchmarks/lerobot/no-deps.txt benchmarks/lerobot/no-deps-v2.txt $(INSTALLED)
+lerobot-env: $(LEROBOT)/installed ## Make a Python that has lerobot, for its benchmark
+
+# Search order: its own packages, the stand-in for torchvision, the packages of .venv/bench and .venv.
+$(LEROBOT)/installed: benchmarks/lerobot/no-deps.txt benchmarks/lerobot/no-deps-v2.txt $(BENCH_ENV)/installed
 	$(PYTHON) -m venv --clear $(LEROBOT)
 	$(LEROBOT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	$(LEROBOT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(LEROBOT)/v2 -r $(word 2,$^)
-	$(BIN)/python -c 'import sysconfig; print("$(CURDIR)/benchmarks/lerobot/stand_in", sysconfig.get_path("purelib"), sep="\n")' \
+	for python in $(BENCH_ENV) $(VENV); do \
+		$$python/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; done \
+		| sed '1i $(CURDIR)/benchmarks/lerobot/stand_in' \
 		> $$($(LEROBOT)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-seqrecord.pth
 	@touch $@
 
 bench-lerobot: $(LEROBOT)/installed ## Measure against LeRobot, in bench/lerobot; ARGS='--to benchmarks/lerobot' and so on
-	$(BIN)/python -m benchmarks.lerobot $(BENCH)/lerobot $(ARGS)
+	$(BENCH_PYTHON) -m benchmarks.lerobot $(BENCH)/lerobot $(ARGS)
 
 bench-training: $(INSTALLED) ## Train beside each loader, in bench/training; ARGS='--rows odometry/*' and so on
-	$(BIN)/python -m benchmarks.training $(BENCH)/training $(ARGS)
+	$(BENCH_PYTHON) -m benchmarks.training $(BENCH)/training $(ARGS)
 
 lerobot-tools: $(LEROBOT_TOOLS)/installed $(INSTALLED) ## Let lerobot 0.6.1 load, cut, merge, extend and train on an export; 6 GB, needs Python 3.12
 	rm -rf $(LEROBOT_TOOLS)/data
@@ -101,7 +112,7 @@ $(LEROBOT_TOOLS)/installed: integrations/lerobot/pyproject.toml
 	@touch $@
 
 bench: $(INSTALLED) ## Compare loaders on TartanAir, audio and RGB-D, in bench/; ARGS='--resume --workload audio' and so on
-	$(BIN)/python -m benchmarks.tartanair.compare $(BENCH) $(ARGS)
+	$(BENCH_PYTHON) -m benchmarks.tartanair.compare $(BENCH) $(ARGS)
 
 bench-results: $(INSTALLED) ## Write benchmarks/tartanair/RESULTS.md from the last `make bench`
 	$(BIN)/python -m benchmarks.tartanair.compare.results $(BENCH)

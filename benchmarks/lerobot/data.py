@@ -32,7 +32,7 @@ __all__ = [
     "python_environment",
 ]
 
-LEROBOT = Path(sys.prefix) / "lerobot" / "bin" / "python"
+LEROBOT = Path(__file__).parents[2] / ".venv" / "lerobot" / "bin" / "python"
 NO_LEROBOT = "needs lerobot: make lerobot-env"
 CAMERA = "observation.images.front"
 _FPS, _SIDE = 10, 64  # of the dataset of links

@@ -4,7 +4,7 @@
 
 LeRobot writes a dataset of each size into FOLDER unless it exists; each loader then runs all epochs
 in its own process. Results are decoded_once.json and DECODED_ONCE.md; `--readme` replaces the table
-of the first figure. `make install-bench lerobot-env` creates the Python for this command and the
+of the first figure. `make lerobot-env` creates the Python for this command and the
 default of `--lerobot`.
 """
 
