@@ -69,8 +69,11 @@ def write_video(
     import av
 
     policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
+    chosen = dict(options or {})
+    if codec == "libx265" and len(images) <= 2:
+        chosen["bf"] = "0"  # x265 delays B-frames by 2; the times of fewer frames are undefined
     with av.open(str(path), "w") as file:
-        stream: Any = file.add_stream(codec, rate=rate, options=dict(options or {}))
+        stream: Any = file.add_stream(codec, rate=rate, options=chosen)
         stream.height, stream.width = images.shape[1:3]
         stream.pix_fmt = pixels
         stream.codec_context.thread_count = 1
