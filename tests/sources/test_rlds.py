@@ -244,7 +244,7 @@ def test_damaged_files(tmp_path: Path) -> None:
         check_refused(source, bad, match, file=root / TRAIN)
 
 
-GREY, BOMB = np.zeros((2, 3, 3), np.uint8), zlib.compress(bytes(50 << 20), 1)
+GREY, BOMB = np.zeros((2, 3, 3), np.uint8), zlib.compress(bytes(1 << 20), 1)
 
 
 WRONG: list[tuple[dict[str, list[Any]], str]] = [
