@@ -9,7 +9,7 @@ test file (`tests/project/test_size_of_tests.py`). A test writes its dataset in 
 | module | content |
 |---|---|
 | **datasets** | |
-| `datasets` | builder: `write_dataset`, `columns`, `noise`, `texts`; numbered frames |
+| `datasets` | builder: `write_dataset`, `append`, `columns`, `noise`, `encoded`; numbered frames |
 | `tiny` | a dataset below 1.5 KB, and tools that change its parts and their checksums |
 | `clip_data` | a dataset for loaders; checks of its clips; leaks of threads, files and memory |
 | `video_data`, `video_file_data` | moving pictures; as GOPs, as files of many codecs |

@@ -21,13 +21,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from seqrecord import (
-    ClipError,
-    EngineOptions,
-    SeqRecordIterableDataset,
-    SeqRecordPipe,
-    Vector,
-)
+from seqrecord import ClipError, EngineOptions, SeqRecordIterableDataset, SeqRecordPipe, Vector
 from seqrecord.errors import MemoryLimitError
 from tests.kit.datasets import write_dataset
 

@@ -52,7 +52,6 @@ __all__ = [
     "resume",
     "small_frames",
     "small_schema",
-    "texts",
     "write_dataset",
     "write_episodes",
     "write_small",
@@ -170,11 +169,6 @@ def encoded(
     stream, image = io.BytesIO(), Image.fromarray(pixels)
     (image.convert(mode) if mode else image).save(stream, kind, **options)
     return stream.getvalue()
-
-
-def texts(count: int) -> list[str]:
-    """Different texts of different lengths; the first is empty, others are not ASCII."""
-    return ["Zürich → "[: number % 10] + str(number or "") for number in range(count)]
 
 
 # Numbered frames

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import ClipError, FormatError, NotFoundError, SeqRecordPipe, SeqRecordWriter
+from seqrecord import ClipError, FormatError, NotFoundError, SeqRecordPipe
 from seqrecord.edit import (
     clean,
     delete_episodes,
@@ -25,15 +25,17 @@ from seqrecord.errors import SeqRecordError
 from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import LocalStorage
 from tests.kit import command_line
+from tests.kit.datasets import write_dataset
 
 
 def write(path: Path, numbers: range, **settings: Any) -> Path:
     """Episodes of three frames each, two of them in a record file."""
-    with SeqRecordWriter(path, codecs="raw", max_file_size=20_000, **settings) as writer:
-        for number in numbers:
-            with writer.episode(f"e{number}", metadata={"number": number, "of": "a"}) as episode:
-                for i in range(3):
-                    episode.append({"x": np.full(1000, 10 * number + i, np.float32)})
+    episodes = {
+        f"e{n}": [{"x": np.full(1000, 10 * n + i, np.float32)} for i in range(3)] for n in numbers
+    }
+    metadata = {f"e{number}": {"number": number, "of": "a"} for number in numbers}
+    options = {"codecs": "raw", "max_file_size": 20_000, **settings}
+    write_dataset(path, episodes, metadata=metadata, **options)
     return path
 
 

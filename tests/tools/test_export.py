@@ -22,22 +22,13 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 import seqrecord
-from seqrecord import (
-    ClipError,
-    Dataset,
-    EncodedImage,
-    FeatureSpec,
-    Schema,
-    SeqRecordWriter,
-    convert,
-    open_source,
-)
+from seqrecord import ClipError, Dataset, EncodedImage, FeatureSpec, Schema, convert, open_source
 from seqrecord.edit import split_episodes
 from seqrecord.errors import DestinationError, NotFoundError, SchemaError, SourceError
 from seqrecord.export import to_files, to_lerobot
 from seqrecord.sources import FolderSource
 from seqrecord.types import Progress
-from tests.kit.datasets import small_frames, write_small
+from tests.kit.datasets import columns, small_frames, write_dataset, write_small
 from tests.kit.source_faults import remove, save, write
 from tests.kit.tiny import same_frames
 
@@ -112,11 +103,9 @@ def _item(rng: np.random.Generator, spec: FeatureSpec) -> npt.NDArray[Any] | Enc
 
 
 def _write(root: Path, schema: Schema, episodes: dict[str, Any]) -> Dataset:
-    with SeqRecordWriter(root, schema=schema, chunk_frames=2) as writer:
-        for key, (metadata, frames) in episodes.items():
-            with writer.episode(key, metadata=metadata) as episode:
-                for frame in frames:
-                    episode.append(frame)
+    frames = {key: each for key, (_, each) in episodes.items()}
+    metadata = {key: entries for key, (entries, _) in episodes.items()}
+    write_dataset(root, frames, metadata=metadata, schema=schema, chunk_frames=2)
     return seqrecord.open(root)
 
 
@@ -255,9 +244,8 @@ def test_names_of_files(tmp_path: Path) -> None:
     Image.new("RGB", (9, 7), "red").save(tmp_path / "one.jpg", quality=3)
     original = {e: (tmp_path / f"one.{e}").read_bytes() for e in ("png", "jpg")}
     images = {e: EncodedImage(data) for e, data in original.items()}
-    with SeqRecordWriter(tmp_path / "records") as writer, writer.episode("a") as episode:
-        episode.append({"joint_1": np.zeros(2), "action": np.ones(3), **images})
-        episode.append({"joint_1": np.zeros(2)})
+    first = {"joint_1": np.zeros(2), "action": np.ones(3), **images}
+    write_dataset(tmp_path / "records", {"a": [first, {"joint_1": np.zeros(2)}]})
     [folder] = to_files(tmp_path / "records", "a", tmp_path / "out")
     for ending, data in original.items():
         assert (folder / ending / f"000000.{ending}").read_bytes() == data
@@ -400,13 +388,9 @@ def test_broken(dataset: Dataset, tmp_path: Path) -> None:
 def test_text_bytes_kinds_and_frames_a_second(tmp_path: Path) -> None:
     values = [("ä\r\n\0", b"\0\r\n\x1a"), ("", b""), (None, b"x" * 5000), ("end", None)]
     features = {"note": {"kind": "text"}, "x": {"kind": "state", "unit": "rad"}}
-    with (
-        SeqRecordWriter(tmp_path / "records", features=features) as writer,
-        writer.episode("k/é", fps=12.5) as episode,
-    ):
-        for number, (note, blob) in enumerate(values):
-            frame = {"x": np.float32(number), "note": note, "blob": blob}
-            episode.append({name: item for name, item in frame.items() if item is not None})
+    notes, blobs = zip(*values, strict=True)
+    frames = columns(x=np.arange(len(values), dtype=np.float32), note=notes, blob=blobs)
+    write_dataset(tmp_path / "records", {"k/é": frames}, features=features, fps=12.5)
     with seqrecord.open(tmp_path / "records") as dataset:
         [folder] = to_files(dataset, "k/é", tmp_path / "tree")
         names = {"note/000000.txt", "note/000003.txt", "blob/000002.bin", "x.npy"}
@@ -423,10 +407,8 @@ def test_text_bytes_kinds_and_frames_a_second(tmp_path: Path) -> None:
 
 
 def test_the_fps_argument_is_for_episodes_without_fps(tmp_path: Path) -> None:
-    with SeqRecordWriter(tmp_path / "records") as writer:
-        for number, fps in enumerate((12.5, None)):
-            with writer.episode(f"e{number}", fps=fps) as episode:
-                episode.append({"x": number})
+    episodes = {"e0": [{"x": 0}], "e1": [{"x": 1}]}
+    write_dataset(tmp_path / "records", episodes, rates={"e0": 12.5})
     to_files(tmp_path / "records", None, tmp_path / "tree")
     report = convert(open_source(tmp_path / "tree"), tmp_path / "all", workers=1, fps=25)
     assert report.written == ("e0", "e1")
@@ -442,8 +424,7 @@ def test_the_fps_argument_is_for_episodes_without_fps(tmp_path: Path) -> None:
 def test_a_failed_or_killed_export_can_be_repeated(tmp_path: Path, way: str) -> None:
     """A missing record file is no error of the destination, which is empty afterwards."""
     path, out = tmp_path / "records", tmp_path / "out"
-    with SeqRecordWriter(path, fps=10) as writer, writer.episode("a") as episode:
-        episode.append({"x": np.int64(0)})
+    write_dataset(path, {"a": [{"x": np.int64(0)}]}, fps=10)
     [file] = (path / "records").iterdir()
     file.rename(path / "away")
     ways: dict[str, Callable[[], object]] = {

@@ -18,6 +18,7 @@ from seqrecord.edit import split_episodes
 from seqrecord.errors import ClipError, CodecError, DestinationError, SchemaError
 from seqrecord.export import to_lerobot
 from tests.kit.command_line import run
+from tests.kit.datasets import write_dataset
 from tests.kit.lerobot_data import FEATURES, FPS
 from tests.kit.lerobot_data import episodes as lerobot_episodes
 from tests.kit.lerobot_language_data import annotate
@@ -296,12 +297,7 @@ def test_episodes_between_keyframes(
 
 
 def write(path: Path, frames: list[dict[str, Any]], fps: float | None = 10, **options: Any) -> Path:
-    with (
-        seqrecord.SeqRecordWriter(path, **options) as writer,
-        writer.episode("a/b", fps=fps) as episode,
-    ):
-        for frame in frames:
-            episode.append(frame)
+    write_dataset(path, {"a/b": frames}, rates={"a/b": fps}, **options)
     return path
 
 

@@ -16,6 +16,7 @@ from seqrecord.errors import ClipError, ConflictError, FrameError, SchemaError, 
 from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import LocalStorage
 from tests.kit.command_line import run
+from tests.kit.datasets import write_dataset, write_episodes
 from tests.kit.faults import FaultyStorage
 
 Model = dict[str, list[dict[str, list[float]]]]
@@ -168,9 +169,8 @@ def test_dropped_features_and_their_files_are_removed(dataset: tuple[Path, Model
 def test_a_writer_opened_before_an_edit_conflicts_and_resumes(dataset: tuple[Path, Model]) -> None:
     path, model = dataset
     writer = SeqRecordWriter(path, codecs="raw", mode="append")
-    with writer.episode("late", metadata={}) as episode:
-        for i in range(70):
-            episode.append({n: np.full(WIDTHS[n], i, "<f4") for n in ("x", "y", "s")})
+    frames = [{n: np.full(WIDTHS[n], i, "<f4") for n in ("x", "y", "s")} for i in range(70)]
+    write_episodes(writer, {"late": frames})
     edit.add_feature(path, "z", some("z"))
     edit.drop_features(path, "y")
     with pytest.raises(ConflictError):
@@ -312,9 +312,9 @@ def test_failed_edits_change_nothing(dataset: tuple[Path, Model], tmp_path: Path
 def test_time_spans_follow_added_and_dropped_timestamps(tmp_path: Path) -> None:
     path = tmp_path / "records"
     described = {"t": {"kind": "timestamp"}, "u": {"kind": "timestamp"}}
-    with SeqRecordWriter(path, features=described) as writer, writer.episode("e") as episode:
-        for i in range(5):
-            episode.append({"t": float(i), "u": float(7 * i)})
+    write_dataset(
+        path, {"e": [{"t": float(i), "u": float(7 * i)} for i in range(5)]}, features=described
+    )
 
     def least() -> list[float]:
         seqrecord.reindex(path)
@@ -363,10 +363,8 @@ def test_overwrite_replaces_a_feature(dataset: tuple[Path, Model]) -> None:
 def test_set_text_ignores_episodes_that_are_removed_meanwhile(tmp_path: Path) -> None:
     """Between its two commits."""
     path = tmp_path / "records"
-    with SeqRecordWriter(path) as writer:
-        for key in "ab":
-            with writer.episode(key, metadata={"task": "old"}) as episode:
-                episode.append({"task": "old"})
+    old = {"task": "old"}
+    write_dataset(path, {"a": [old], "b": [old]}, metadata={"a": old, "b": old})
 
     def delete(*_: object) -> None:
         if (path / "manifest.json").read_bytes() != before and len(metadata_of(path)) == 2:
@@ -473,8 +471,8 @@ def test_renamed_features(tmp_path: Path) -> None:
         window = seqrecord.Seconds([-1.125, 0.0], timestamps="time")
         clips = seqrecord.SeqRecordPipe(dataset, windows={"x": window}, shuffle=False)
         assert len([*clips]) == 4
-    with SeqRecordWriter(path, mode="append") as writer, writer.episode("c") as episode:
-        episode.append({"y": np.ones(4, "<f4"), "x": np.zeros(4, "<f4"), "time": np.float64(0)})
+    frame = {"y": np.ones(4, "<f4"), "x": np.zeros(4, "<f4"), "time": np.float64(0)}
+    write_dataset(path, {"c": [frame]}, mode="append")
     check(path, {**expected, "c": [{"x": [0.0], "y": [1.0], "time": [0.0]}]})
     for wrong in ({"gone": "z"}, {"x": "y"}, {"x": "z", "y": "z"}, {"x": "../x"}):
         with pytest.raises(SchemaError):

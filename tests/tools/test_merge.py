@@ -27,6 +27,7 @@ from seqrecord.errors import DestinationError, FormatError, SchemaError, SourceE
 from seqrecord.types import Progress
 from tests.core.data.test_dataset_source import pages_of, write_video
 from tests.kit.command_line import main, run
+from tests.kit.datasets import write_dataset
 from tests.tools.test_edits import check, content, write
 from tests.tools.test_export import frames_of
 
@@ -142,8 +143,7 @@ def test_keys_with_prefixes(tmp_path: Path) -> None:
 def test_datasets_that_cannot_be_merged(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a", range(3)), write(tmp_path / "b", range(2, 4))
     for name, frame in (("c", {"x": np.zeros(1000)}), ("f", {"y": np.zeros(3)})):
-        with SeqRecordWriter(tmp_path / name) as writer, writer.episode("other") as episode:
-            episode.append(frame)
+        write_dataset(tmp_path / name, {"other": [frame]})
     d = write(tmp_path / "d", range(10, 12), features={"x": {"unit": "m"}})
     e = write(tmp_path / "e", range(12, 14), features={"x": {"unit": "px"}})
     made = tmp_path / "made"
@@ -248,9 +248,8 @@ def test_the_command_takes_features_that_all_have(tmp_path: Path, first: str) ->
 
 def test_a_codec_that_loses_data_is_asked_for(tmp_path: Path) -> None:
     for name, codec in (("a", "jpeg:quality=90"), ("b", "jpeg:quality=80"), ("c", "raw")):
-        writer = SeqRecordWriter(tmp_path / name, codecs={"image": codec})
-        with writer, writer.episode(name) as episode:
-            episode.append({"image": np.zeros((8, 8, 3), np.uint8)})
+        frames = [{"image": np.zeros((8, 8, 3), np.uint8)}]
+        write_dataset(tmp_path / name, {name: frames}, codecs={"image": codec})
     merge_datasets([tmp_path / "a", tmp_path / "b"], tmp_path / "copied")  # the files of images
     with pytest.raises(
         SchemaError, match=r"lossy codec.*expected: image.jpeg, 90.*: raw$"

@@ -22,7 +22,7 @@ from seqrecord.errors import (
     StorageError,
 )
 from tests.kit.command_line import fail, run
-from tests.kit.datasets import small_frames, small_schema
+from tests.kit.datasets import small_frames, small_schema, write_dataset
 from tests.kit.lerobot_video_data import unpack
 from tests.kit.services.hub_stub import HubStub, without_login
 from tests.kit.tiny import read_all
@@ -58,12 +58,8 @@ def records(tmp_path: Path) -> Path:
 
 def _append(folder: Path, key: str, *, mode: Any = "append", num_frames: int = 4) -> None:
     schema = small_schema() if mode == "create" else None
-    with (
-        seqrecord.SeqRecordWriter(folder, schema=schema, mode=mode, statistics=False) as writer,
-        writer.episode(key) as episode,
-    ):
-        for frame in small_frames(len(key), num_frames):
-            episode.append(frame)
+    frames = {key: small_frames(len(key), num_frames)}
+    write_dataset(folder, frames, schema=schema, mode=mode, statistics=False)
 
 
 def _options(hub: HubStub, **more: Any) -> dict[str, Any]:

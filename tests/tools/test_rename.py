@@ -25,11 +25,11 @@ from seqrecord import (
     SeqRecordMix,
     SeqRecordNode,
     SeqRecordPipe,
-    SeqRecordWriter,
     StateError,
 )
 from seqrecord.errors import SchemaError, SeqRecordError
 from tests.kit.clip_data import digest
+from tests.kit.datasets import write_dataset
 
 NAMES = {"image_left": "image", "points": "lidar", "gps": "position", "stamp": "time"}
 
@@ -57,11 +57,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
             FeatureSpec("gps", np.dtype("<f8"), (3,), group=1),
         ]
     )
-    with SeqRecordWriter(folder, schema=schema, chunk_frames=5) as writer:
-        for number, length in enumerate((14, 9, 3)):
-            with writer.episode(f"e/{number}", metadata={"task": number}) as episode:
-                for i in range(length):
-                    episode.append(frame(number, i))
+    lengths = {0: 14, 1: 9, 2: 3}
+    episodes = {f"e/{n}": [frame(n, i) for i in range(length)] for n, length in lengths.items()}
+    metadata = {f"e/{number}": {"task": number} for number in lengths}
+    write_dataset(folder, episodes, metadata=metadata, schema=schema, chunk_frames=5)
     return folder
 
 
@@ -170,9 +169,8 @@ def test_workers_and_open_datasets(path: Path) -> None:
 
 
 def test_a_mix_joins_renamed_features(path: Path, tmp_path: Path) -> None:
-    with SeqRecordWriter(tmp_path / "other") as writer, writer.episode("a") as episode:
-        for _ in range(8):
-            episode.append({"image": np.zeros((6, 8, 3), np.uint8), "pose": np.zeros(2)})
+    frames = [{"image": np.zeros((6, 8, 3), np.uint8), "pose": np.zeros(2)}] * 8
+    write_dataset(tmp_path / "other", {"a": frames})
     sources = {
         "a": SeqRecordIterableDataset(
             path, clip_len=2, rename=NAMES, windows={"position": Latest()}

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-import seqrecord
 from seqrecord.errors import ClipError, DestinationError
 from seqrecord.types import Progress
 from seqrecord.viewer import view_rerun
 from tests.kit.command_line import run
+from tests.kit.datasets import write_dataset
 
 pytestmark = pytest.mark.usefixtures("rerun")
 
@@ -50,11 +50,9 @@ def rerun() -> None:
 def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rerun") / "records"
     features: dict[str, Any] = {"depth": {"unit": "m"}, "mask": {"kind": "segmentation"}}
-    with seqrecord.SeqRecordWriter(folder, features=features) as writer:
-        for key, length in LENGTHS.items():
-            with writer.episode(key, fps=10, metadata={"robot": "arm"}) as episode:
-                for number in range(length):
-                    episode.append(frame_of(key, number))
+    episodes = {key: [frame_of(key, i) for i in range(n)] for key, n in LENGTHS.items()}
+    metadata = {key: {"robot": "arm"} for key in LENGTHS}
+    write_dataset(folder, episodes, metadata=metadata, fps=10, features=features)
     return folder
 
 

@@ -12,19 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import ClipError, NotFoundError, SeqRecordPipe, SeqRecordWriter
+from seqrecord import ClipError, NotFoundError, SeqRecordPipe
 from seqrecord.edit import split_dataset, split_episodes
 from seqrecord.types import EpisodeDescription
 from tests.kit.clip_data import LENGTHS, names
 from tests.kit.command_line import fail, run
+from tests.kit.datasets import write_dataset
 
 
 def write(path: Path, numbers: range, **settings: Any) -> Path:
     """Episodes of one frame each, four per scene."""
-    with SeqRecordWriter(path, **settings) as writer:
-        for number in numbers:
-            with writer.episode(f"e{number}", metadata={"scene": number // 4}) as episode:
-                episode.append({"id": [number]})
+    metadata = {f"e{number}": {"scene": number // 4} for number in numbers}
+    write_dataset(path, {f"e{n}": [{"id": [n]}] for n in numbers}, metadata=metadata, **settings)
     return path
 
 

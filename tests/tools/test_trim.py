@@ -22,6 +22,7 @@ from seqrecord.edit import (
     trim_episodes,
 )
 from tests.kit import command_line
+from tests.kit.datasets import write_dataset
 from tests.kit.tiny import Frames, copy_dataset, read_all, same_frames
 
 _LENGTHS = {"a": 37, "b": 70, "c": 5}
@@ -46,19 +47,18 @@ def _frame(key: str, i: int) -> dict[str, Any]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Groups of video, of raw and encoded arrays with gaps, and of texts; several record files."""
     path = tmp_path_factory.mktemp("trim") / "whole"
-    with SeqRecordWriter(
+    write_dataset(
         path,
+        {key: [_frame(key, i) for i in range(length)] for key, length in _LENGTHS.items()},
+        metadata={key: {"of": key} for key in _LENGTHS},
+        fps=10,
         codecs={"image": "h264:gop=8", "depth": "raw", "pose": "raw"},
         features={
             "time": {"kind": "timestamp", "unit": "s"},
             "points": {"shape": (None, 3)},
         },
         max_file_size=20_000,
-    ) as writer:
-        for key, length in _LENGTHS.items():
-            with writer.episode(key, metadata={"of": key}, fps=10) as episode:
-                for i in range(length):
-                    episode.append(_frame(key, i))
+    )
     return path
 
 
@@ -214,9 +214,7 @@ def test_other_edits_of_a_trimmed_dataset(whole: Path, tmp_path: Path) -> None:
     rewrite_files(path, min_unused=0.01)
     clean(path, older_than=-1)
     _check(path, frames, "rewritten")
-    with SeqRecordWriter(path, mode="append") as writer, writer.episode("new", fps=10) as episode:
-        for frame in frames["c"]:
-            episode.append(frame)
+    write_dataset(path, {"new": frames["c"]}, rates={"new": 10}, mode="append")
     _check(path, {**frames, "new": frames["c"]}, "appended")
 
 
@@ -287,11 +285,11 @@ def test_identity_covers_missing_frames(tmp_path: Path) -> None:
     """Also of equal pages; other episodes have no effect."""
     value, found = np.zeros(2, np.float32), list[str]()
     for number, lacking in enumerate([{"b": 0}, {"b": 2}, {"a": 3, "b": 0}]):
-        with SeqRecordWriter(tmp_path / str(number), codecs="raw") as writer:
-            for key, frame in lacking.items():
-                with writer.episode(key) as episode:
-                    for i in range(4):
-                        episode.append({"x": value} | ({} if i == frame else {"y": value}))
+        episodes = {
+            key: [{"x": value} | ({} if i == frame else {"y": value}) for i in range(4)]
+            for key, frame in lacking.items()
+        }
+        write_dataset(tmp_path / str(number), episodes, codecs="raw")
         with seqrecord.open(tmp_path / str(number)) as dataset:
             row = np.array([dataset.contents.index.positions["b"]])
             found.append(dataset.contents.identity(row)["digest"])

@@ -35,7 +35,7 @@ from seqrecord.edit import (
 from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError
 from seqrecord.storage import LocalStorage
 from tests.kit.command_line import run
-from tests.kit.datasets import contents
+from tests.kit.datasets import contents, write_dataset
 from tests.kit.faults import FailAt, FaultyStorage
 from tests.kit.tiny import change_manifest
 
@@ -99,8 +99,7 @@ def test_an_earlier_version_is_restored(path: Path) -> None:
     assert list(seqrecord.open(path).statistics) == ["x"]
     trim_episodes(path, "a", slice(1, None))
     add_feature(path, "y", lambda episode: np.arange(len(episode)))
-    with SeqRecordWriter(path, mode="append") as writer, writer.episode("d") as episode:
-        episode.append({"x": np.zeros(500, np.float32), "y": np.int64(3)})
+    write_dataset(path, {"d": [{"x": np.zeros(500, np.float32), "y": np.int64(3)}]}, mode="append")
     last, after = version_of(path), content(path)
     assert last in run("edit", "restore", path, first, "--if-version", first, code=1).stderr
     restore_version(path, first, dry_run=True)
@@ -135,8 +134,7 @@ def test_files_that_a_restoration_left_stay_left(path: Path) -> None:
     first = version_of(path)
     files = seqrecord.open(path).contents.manifest.record_files
     add_feature(path, "y", lambda episode: np.arange(len(episode)))
-    with SeqRecordWriter(path, mode="append") as writer, writer.episode("d") as episode:
-        episode.append({"x": np.zeros(500, np.float32), "y": np.int64(3)})
+    write_dataset(path, {"d": [{"x": np.zeros(500, np.float32), "y": np.int64(3)}]}, mode="append")
     restore_version(path, first)
     set_metadata(path, None, {"x": 1})
     change_manifest(path, lambda manifest: manifest.update(earlier_commits=[]))
@@ -181,8 +179,7 @@ def test_each_edit_is_recorded_and_checks_its_version(path: Path) -> None:
     assert json.loads(run("info", path, "--versions", "--json").output)[0]["command"] == command
     rewrite_files(path, min_unused=0.01)
     assert list_versions(path)[0].command == "rewrite_files(min_unused=0.01)"
-    with SeqRecordWriter(path, mode="append") as writer, writer.episode("d") as episode:
-        episode.append({"x": np.zeros(500, np.float32)})
+    write_dataset(path, {"d": [{"x": np.zeros(500, np.float32)}]}, mode="append")
     assert list_versions(path)[0].command == ""
 
 

@@ -21,13 +21,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.utils import infer_storage_options
 
 from seqrecord import errors
-from seqrecord.storage import (
-    FsspecStorage,
-    LocalStorage,
-    Storage,
-    entries_of,
-    open_storage,
-)
+from seqrecord.storage import FsspecStorage, LocalStorage, Storage, entries_of, open_storage
 from seqrecord.storage.clients import Clients
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.retrying import Retrier

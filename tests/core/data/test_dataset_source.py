@@ -17,15 +17,7 @@ from hypothesis import given
 from PIL import Image
 
 import seqrecord
-from seqrecord import (
-    EncodedImage,
-    EpisodeInfo,
-    FeatureSpec,
-    Schema,
-    convert,
-    edit,
-    open_source,
-)
+from seqrecord import EncodedImage, EpisodeInfo, FeatureSpec, Schema, convert, edit, open_source
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import FormatError, NotFoundError, SchemaError, SourceError
 from seqrecord.sources import format_names

@@ -16,13 +16,7 @@ import pytest
 
 import seqrecord
 from seqrecord import EncodedImage, FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter
-from seqrecord.errors import (
-    DestinationError,
-    FrameError,
-    QueueFullError,
-    SchemaError,
-    StorageError,
-)
+from seqrecord.errors import DestinationError, FrameError, QueueFullError, SchemaError, StorageError
 from seqrecord.storage import LocalStorage, Storage, open_storage
 from tests.kit.datasets import (
     EPISODES,
