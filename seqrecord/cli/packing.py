@@ -81,13 +81,6 @@ skip_bad_episodes = click.option(
     help="Convert on a cluster: dask://HOST:PORT or ray://HOST:PORT. Its workers need --src and "
     "--dst at the same paths. [processes on this machine]",
 )
-@click.option(
-    "--job-timeout",
-    type=ABOVE_0,
-    metavar="SECONDS",
-    help="With --executor: fail after this time without progress or a result from any worker. "
-    "[warnings only]",
-)
 @write_mode
 @feature_names("Features to convert.")
 @click.option(

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
-import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future
 from types import ModuleType
@@ -27,26 +24,7 @@ from seqrecord.writing.convert_jobs import (
 
 _TRIES = 4
 _WAIT_SECONDS = 1.0  # between tries
-_REPORT_SECONDS = 0.5  # longer than for local workers: reports go over the network
-
-
-class _FrameCounter:
-    """Counts the frames that workers on other machines have written."""
-
-    reports = True
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._frames: int | None = None  # without a report since `take`
-
-    def take(self) -> int | None:
-        with self._lock:
-            frames, self._frames = self._frames, None
-        return frames
-
-    def add(self, frames: int) -> None:
-        with self._lock:
-            self._frames = (self._frames or 0) + frames
+_CHECK_SECONDS = 0.5  # between checks whether a job is still wanted
 
 
 def open_workers(
@@ -79,52 +57,24 @@ def open_cluster(address: str) -> Iterator[Workers]:
         yield cluster
 
 
-def _written(
-    job: PackedJob, report: Callable[[int], None], is_wanted: Callable[[], bool] = lambda: True
-) -> JobResult:
-    """Run a job on a worker: call `report` with frames, and stop once `is_wanted` returns false."""
-    frames, last = 0, time.monotonic()
-
-    def advance(count: int) -> None:
-        nonlocal frames, last
-        frames += count
-        if time.monotonic() - last >= _REPORT_SECONDS:
-            if not is_wanted():
-                raise StoppedError("stopped")
-            report(frames)
-            frames, last = 0, time.monotonic()
-
-    written = write_copy(job, advance)
-    report(frames)
-    return written
-
-
 # Dask
 
 
-class _Dask(_FrameCounter, Workers):
+class _Dask(Workers):
     """Workers of a Dask cluster.
 
     If a worker is lost, Dask runs its job on another one, three times by default.
     """
 
     def __init__(self, distributed: ModuleType, client: Any) -> None:
-        super().__init__()
+        super().__init__(client.get_executor(pure=False))
         killed = distributed.scheduler.KilledWorker
         self.broken: tuple[type[BaseException], ...] = (killed, CancelledError)
         self.count = sum(client.nthreads().values())
-        self._executor = client.get_executor(pure=False)
-        self._topic = f"seqrecord-{uuid.uuid4().hex}"
-        client.subscribe_topic(self._topic, lambda event: self.add(event[1]))
 
     def submit(self, job: Job) -> Future[JobResult]:
-        future: Future[JobResult] = self._executor.submit(
-            _write_on_dask, PackedJob(job), self._topic
-        )
+        future: Future[JobResult] = self._executor.submit(_write_on_dask, PackedJob(job))
         return future
-
-    def stop(self) -> None:
-        """Do nothing: Dask releases jobs of cancelled futures, and jobs check for it."""
 
 
 @contextlib.contextmanager
@@ -140,15 +90,19 @@ def _dask(address: str) -> Iterator[Workers]:
         yield _Dask(distributed, client)
 
 
-def _write_on_dask(job: PackedJob, topic: str) -> JobResult:
+def _write_on_dask(job: PackedJob) -> JobResult:
+    """Run a job on a worker until Dask releases it, as it does with jobs of cancelled futures."""
     worker = importlib.import_module("distributed").get_worker()
-    key = worker.get_current_task()
+    key, checked = worker.get_current_task(), time.monotonic()
 
-    def is_wanted() -> bool:
-        task = worker.state.tasks.get(key)
-        return task is not None and task.state == "executing"
+    def advance(_: int) -> None:
+        nonlocal checked
+        if time.monotonic() - checked >= _CHECK_SECONDS:
+            checked, task = time.monotonic(), worker.state.tasks.get(key)
+            if task is None or task.state != "executing":
+                raise StoppedError("stopped")
 
-    return _written(job, lambda frames: worker.log_event(topic, frames), is_wanted)
+    return write_copy(job, advance)
 
 
 # Ray
@@ -158,7 +112,7 @@ class _LostError(Exception):
     """Ray lost a job: its worker, node or result, or the connection."""
 
 
-class _Ray(_FrameCounter, Workers):
+class _Ray(Workers):
     """Workers of a Ray cluster.
 
     If a worker is lost, Ray runs its job on another one, three times by default.
@@ -171,12 +125,10 @@ class _Ray(_FrameCounter, Workers):
         self.count = int(ray.cluster_resources().get("CPU", 0))
         self._ray = ray
         self._refs: list[Any] = []
-        self._counter = ray.remote(num_cpus=0, max_restarts=-1)(_FrameCounter).remote()
-        self._asked: Any = None
-        self._write = ray.remote(_write_on_ray)
+        self._write = ray.remote(write_copy)
 
     def submit(self, job: Job) -> Future[JobResult]:
-        ref = self._write.remote(PackedJob(job), self._counter)
+        ref = self._write.remote(PackedJob(job))
         self._refs.append(ref)
         future: Future[JobResult] = Future()
 
@@ -186,18 +138,6 @@ class _Ray(_FrameCounter, Workers):
 
         ref.future().add_done_callback(done)
         return future
-
-    def take(self) -> int | None:
-        # Ray restarts a lost counter, so it costs progress only. Futures report a lost connection.
-        with contextlib.suppress(Exception):
-            if self._asked is not None and self._ray.wait([self._asked], timeout=0)[0]:
-                asked, self._asked = self._asked, None
-                frames = self._ray.get(asked)
-                if frames is not None:
-                    self.add(frames)
-            if self._asked is None:
-                self._asked = self._counter.take.remote()
-        return super().take()
 
     def stop(self) -> None:
         with contextlib.suppress(Exception):  # without a connection the jobs end anyway
@@ -220,33 +160,12 @@ def _connected(ray: ModuleType, address: str) -> Any:
     """
     for tries_left in reversed(range(_TRIES)):
         try:
-            with _short_grace_period():
-                return ray.init(address, log_to_driver=False)
+            return ray.init(address, log_to_driver=False)
         except ConnectionError as error:
             if not tries_left or not isinstance(error, ConnectionAbortedError):
                 raise _nobody(address, error) from error
             time.sleep(_WAIT_SECONDS)
     raise AssertionError("tried at least once")
-
-
-@contextlib.contextmanager
-def _short_grace_period() -> Iterator[None]:
-    """Let Ray end the jobs of a lost client after a second instead of 30, unless the user set it.
-
-    Ray's client reads the time from the environment as it connects.
-    """
-    name = "RAY_CLIENT_RECONNECT_GRACE_PERIOD"
-    is_set = name in os.environ
-    os.environ.setdefault(name, "1")
-    try:
-        yield
-    finally:
-        if not is_set:
-            del os.environ[name]
-
-
-def _write_on_ray(job: PackedJob, counter: Any) -> JobResult:
-    return _written(job, lambda frames: counter.add.remote(frames))
 
 
 def _pass_on(

@@ -96,7 +96,6 @@ def convert(
     mode: WriteMode = "create",
     workers: int | None = None,
     executor: Executor | str | None = None,
-    job_timeout: float | None = None,
     skip_bad_episodes: bool = False,
     strict: bool = False,
     chunk_frames: int | None = None,
@@ -137,11 +136,8 @@ def convert(
             `DestinationError` is raised.
         executor: runs the jobs instead: an executor, or the address `dask://HOST:PORT` or
             `ray://HOST:PORT` (Ray's client server) of a cluster that shares source and destination.
-            With an executor, `progress` advances by whole jobs, and an interrupt waits for running
+            Then `progress` advances by whole jobs. With an executor, an interrupt waits for running
             jobs. `workers` is then only the number of parallel jobs, by default the cluster's.
-        job_timeout: seconds without progress or a result from any worker of `executor`, after
-            which `DestinationError` is raised. By default there are only warnings, the first after
-            60 s. Executors other than cluster addresses report results only.
         skip_bad_episodes: leave out and report episodes that raise `SourceError` or cannot be
             stored.
         strict: raise `SourceError` if the original has data that the source does not pack, and for
@@ -182,12 +178,6 @@ def convert(
     check_codecs(codecs)
     if workers is not None and workers < 1:
         raise DestinationError("invalid number of workers", expected="1 or more", got=workers)
-    if job_timeout is not None and (executor is None or not job_timeout > 0):
-        raise DestinationError(
-            "invalid job_timeout (--job-timeout)",
-            expected="seconds above 0, with an executor (--executor)",
-            got=job_timeout,
-        )
     _check_source(source)
     if in_place:
         if not hasattr(source, "referring"):
@@ -281,9 +271,7 @@ def convert(
                 for part in cut_in_jobs(todo, work, job_bytes)
             ]
             meter = Meter(total_frames, schema.frame_nbytes, progress)
-            written = run_jobs(
-                jobs, processes=processes, workers=runner, meter=meter, timeout=job_timeout
-            )
+            written = run_jobs(jobs, processes=processes, workers=runner, meter=meter)
             chosen = getattr(source, "features", None)  # any value in a user's own source
             requested = chosen if isinstance(chosen, list | tuple) else ()
             check = partial(_check_values, requested=requested, shown=target.storage.url)

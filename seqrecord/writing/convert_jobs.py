@@ -38,7 +38,6 @@ from seqrecord.schema import Block, Schema
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
-from seqrecord.text import counted
 from seqrecord.units import Progress
 from seqrecord.version import __version__
 from seqrecord.writing.rates import IrregularEpisode
@@ -348,7 +347,6 @@ def _as_source_errors() -> Iterator[None]:
 
 
 _REPORT_SECONDS = 0.1
-_SILENT_SECONDS = 60.0  # until the first warning
 _POOL_THREADS = 2  # of a process pool, which waits for ever if one cannot start
 
 
@@ -383,10 +381,8 @@ class Workers:
     """Errors of a job whose worker is gone."""
     count: int | None = None
     """Number of parallel jobs; `None` if unknown."""
-    reports = False
-    """Whether `take` returns frames of running jobs."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Any = None) -> None:
         self._executor = executor
 
     @property
@@ -396,10 +392,11 @@ class Workers:
 
     def submit(self, job: Job) -> Future[JobResult]:
         """Start a job."""
-        return self._executor.submit(write_copy, PackedJob(job))
+        future: Future[JobResult] = self._executor.submit(write_copy, PackedJob(job))
+        return future
 
     def take(self) -> int | None:
-        """Number of frames written since the last call; `None` without a report since then."""
+        """Number of frames written since the last call; `None` if only results have it."""
         return None
 
     def stop(self) -> None:
@@ -412,16 +409,14 @@ def run_jobs(
     processes: int,
     workers: Workers | None,
     meter: Meter,
-    timeout: float | None = None,
 ) -> list[JobResult]:
     """Write all jobs on `workers`, or else on `processes` processes including this one.
 
-    Returns a result for each job, in order. Raises `DestinationError` after `timeout` seconds in
-    which no one of `workers` reports progress or a result.
+    Returns a result for each job, in order.
     """
     processes = min(processes, len(jobs))
     if workers is not None:
-        written = _run_on(workers, jobs, meter, timeout)
+        written = _run_on(workers, jobs, meter)
     elif processes <= 1:
         written = [write_job(job, meter.add) for job in jobs]
     else:
@@ -431,41 +426,21 @@ def run_jobs(
     return written
 
 
-def _run_on(
-    workers: Workers, jobs: Sequence[Job], meter: Meter, timeout: float | None = None
-) -> list[JobResult]:
+def _run_on(workers: Workers, jobs: Sequence[Job], meter: Meter) -> list[JobResult]:
     """Run the jobs, the largest first to keep the last ones short."""
     futures: dict[int, Future[JobResult]] = {}
-    heard, warn_after = time.monotonic(), _SILENT_SECONDS
-    patience: float | None = None  # for running jobs after an error
     try:
         for number in sorted(range(len(jobs)), key=lambda n: jobs[n].num_frames, reverse=True):
             futures[number] = workers.submit(jobs[number])
         pending = set(futures.values())
         while pending:
             done, pending = wait(pending, timeout=_REPORT_SECONDS, return_when="FIRST_COMPLETED")
-            frames = workers.take()
-            ended = sum(future.result().frames for future in done)
-            if new := (frames or 0) if workers.reports else ended:
+            ended, frames = sum(future.result().frames for future in done), workers.take()
+            if new := ended if frames is None else frames:
                 meter.add(new)
-            if done or frames is not None:
-                heard = time.monotonic()
-                continue
-            silent = time.monotonic() - heard
-            is_over = timeout is not None and silent >= timeout
-            if is_over or silent >= warn_after:
-                text = _silence(
-                    silent, [job for n, job in enumerate(jobs) if futures[n] in pending]
-                )
-                if is_over:
-                    patience = 0.0
-                    raise DestinationError(text, file=jobs[0].storage.url)
-                remedy = "job_timeout (--job-timeout) ends such a conversion on an executor"
-                _logger.warning("%s; %s", text, remedy)
-                warn_after *= 2
     except BaseException as error:
         workers.stop()
-        wait([future for future in futures.values() if not future.cancel()], patience)
+        wait([future for future in futures.values() if not future.cancel()])
         if not isinstance(error, workers.broken):
             raise
         if not workers.has_begun:
@@ -481,28 +456,17 @@ def _run_on(
     return written
 
 
-def _silence(seconds: float, unfinished: Sequence[Job]) -> str:
-    return (
-        f"no worker has reported a frame or a result for {seconds:.0f} s: "
-        f"{counted(len(unfinished), 'job')} unfinished, the first begins with episode "
-        f"{unfinished[0].episodes[0][1].key}; check the workers, and their access to source and "
-        "destination"
-    )
-
-
 class _Processes(Workers):
     """Workers that are processes of this machine.
 
-    Shared memory has counters for each job and a stop flag. It needs no lock, which a killed
+    Shared memory has a counter for each job and a stop flag. It needs no lock, which a killed
     worker could leave locked.
     """
-
-    reports = True
 
     def __init__(self, executor: Executor, count: int, shared: _Shared) -> None:
         super().__init__(executor)
         self.count = count
-        self._shared, self._jobs, self._taken = shared, 0, (0, 0)
+        self._shared, self._jobs, self._taken = shared, 0, 0
 
     @property
     def has_begun(self) -> bool:
@@ -512,16 +476,20 @@ class _Processes(Workers):
         self._jobs += 1
         try:
             with _interrupts_blocked():
-                return self._executor.submit(_write_in_pool, self._jobs - 1, PackedJob(job))
+                number = self._jobs - 1
+                future: Future[JobResult] = self._executor.submit(
+                    _write_in_pool, number, PackedJob(job)
+                )
+                return future
         except OSError as error:
             raise ResourceError(
                 f"no worker process can be started: {error}; raise the limit of processes and "
                 "threads, or use fewer workers",
             ) from error
 
-    def take(self) -> int | None:
-        before, self._taken = self._taken, (sum(self._shared.frames), sum(self._shared.calls))
-        return None if self._taken[1] == before[1] else self._taken[0] - before[0]
+    def take(self) -> int:
+        before, self._taken = self._taken, sum(self._shared.frames)
+        return self._taken - before
 
     def stop(self) -> None:
         self._shared.stop.value = True
@@ -532,7 +500,6 @@ class _Shared:
     """State that this process shares with its workers, as raw ctypes."""
 
     frames: Any  # int64 [jobs]: frames written
-    calls: Any  # int64 [jobs]: reports of progress, of 0 frames too
     begun: Any  # bool: whether any worker has started
     stop: Any  # bool: whether jobs should stop
 
@@ -549,8 +516,8 @@ def _worker_processes(count: int, num_jobs: int) -> Iterator[_Processes]:
     check_room(_POOL_THREADS)
     # Spawned, not forked: the parent may have threads.
     context = multiprocessing.get_context("spawn")
-    counters = context.RawArray("q", num_jobs), context.RawArray("q", num_jobs)
-    shared = _Shared(*counters, context.RawValue("b", 0), context.RawValue("b", 0))
+    flags = context.RawValue("b", 0), context.RawValue("b", 0)
+    shared = _Shared(context.RawArray("q", num_jobs), *flags)
     with _interrupts_blocked():  # multiprocessing starts a process that tracks semaphores
         pool = ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=(shared,))
     try:
@@ -620,6 +587,5 @@ def _write_in_pool(number: int, job: PackedJob) -> JobResult:
         if shared.stop.value:
             raise StoppedError("stopped")
         shared.frames[number] += frames
-        shared.calls[number] += 1
 
     return write_copy(job, advance)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import itertools
-import logging
 import os
 import pickle
 import signal
@@ -14,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,7 +75,6 @@ def _converts(folder: Path, cluster: str) -> None:
     frames = [progress.done for progress in seen]
     assert frames == sorted(frames)
     assert frames[-1] == 73
-    assert len(set(frames) - {0, 73}) > 4  # progress within jobs
 
 
 def _a_bad_episode_stops(folder: Path, cluster: str) -> None:
@@ -96,10 +93,10 @@ def _a_bad_episode_is_reported(folder: Path, cluster: str) -> None:
 
 
 def _an_interrupt_stops_the_jobs(folder: Path, cluster: str) -> None:
-    source = MadeSource((3, 4, 100_000), delay=0.01)
+    source = MadeSource((9, 4, 100_000), delay=0.01)  # in two jobs
 
     def interrupt(progress: Progress) -> None:
-        if progress.done > 20:
+        if progress.done > 0:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -111,7 +108,7 @@ def _an_interrupt_stops_the_jobs(folder: Path, cluster: str) -> None:
         return _bytes(folder) == before
 
     wait_for(is_quiet, seconds=100)
-    report = convert(MadeSource((3, 4)), folder, mode="resume", workers=1, **SMALL)
+    report = convert(MadeSource((9, 4)), folder, mode="resume", workers=1, **SMALL)
     assert len(report.written) + len(report.skipped) == 2
 
 
@@ -159,32 +156,27 @@ def test_a_connection_to_ray_whose_server_ends_is_retried(
 
 
 class _FakeRay:
-    """Runs jobs in threads; the counter of frames is lost. `lost` is the error of all jobs."""
+    """Runs jobs in threads. `lost` is the error of all jobs."""
 
     def __init__(self, lost: type[Exception] | None = None) -> None:
-        names = ("RayTaskError", "ActorDiedError", *_LOST)
+        names = ("RayTaskError", *_LOST)
         ray_error = type("RayError", (Exception,), {})
         self.exceptions = SimpleNamespace(
             RayError=ray_error, **{name: type(name, (ray_error,), {}) for name in names}
         )
         self.lost = lost
-        self.grace_period: str | None = None
         self.pool = ThreadPoolExecutor(2)
 
     def init(self, *_: object, **__: object) -> contextlib.AbstractContextManager[object]:
-        self.grace_period = os.environ.get(_GRACE_PERIOD)
         return self.pool
 
     def cluster_resources(self) -> dict[str, float]:
         return {"CPU": 2.0}
 
-    def remote(self, *written: Any, **_: Any) -> Any:
-        return SimpleNamespace(remote=self._submit) if written else lambda _: self.remote(MagicMock)
+    def remote(self, _: Any) -> Any:
+        return SimpleNamespace(remote=self._submit)
 
-    def _submit(self, *args: Any) -> Any:
-        if not args:
-            return MagicMock()  # the counter
-        job, _ = args
+    def _submit(self, job: Any) -> Any:
         future: Future[Any] = Future()
         if self.lost is None:
             future = self.pool.submit(write_copy, job)
@@ -192,38 +184,20 @@ class _FakeRay:
             future.set_exception(self.lost("gone"))
         return SimpleNamespace(future=lambda: future)
 
-    def wait(self, refs: list[Any], **_: object) -> tuple[list[Any], list[Any]]:
-        return refs, []
-
-    def get(self, _: object) -> object:
-        raise self.exceptions.ActorDiedError
-
     def cancel(self, _: object) -> None:
         raise ConnectionError
 
 
-_GRACE_PERIOD = "RAY_CLIENT_RECONNECT_GRACE_PERIOD"
 _LOST = (
     *("WorkerCrashedError", "NodeDiedError", "OutOfMemoryError", "OwnerDiedError"),
     *("ObjectLostError", "LocalRayletDiedError"),
 )
 
 
-@pytest.mark.parametrize("period", ["1", "20"])
-def test_a_lost_counter_of_ray_costs_progress_only(
-    period: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The client's server ends jobs of a killed command after a second, or the user's time."""
-    if period == "1":
-        monkeypatch.delenv(_GRACE_PERIOD, raising=False)
-    else:
-        monkeypatch.setenv(_GRACE_PERIOD, period)
-    before = os.environ.get(_GRACE_PERIOD)
-    ray = _FakeRay()
-    monkeypatch.setitem(sys.modules, "ray", ray)
+def test_jobs_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", _FakeRay())
     report = convert(MadeSource(), tmp_path / "d", executor="ray://host:1", **SMALL)
     assert report.manifest.num_frames == sum(MadeSource().lengths)
-    assert (ray.grace_period, os.environ.get(_GRACE_PERIOD)) == (period, before)
 
 
 @pytest.mark.parametrize("name", [*_LOST, "ConnectionError"])
@@ -235,30 +209,6 @@ def test_jobs_that_ray_loses_are_an_error(
     monkeypatch.setitem(sys.modules, "ray", ray)
     with pytest.raises(DestinationError, match=f"a worker died before.*{name}: gone"):
         convert(MadeSource(), tmp_path / "d", executor="ray://host:1", **SMALL)
-
-
-class _Silent(Executor):
-    def submit(self, *_: Any, **__: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()
-        return future
-
-
-def test_workers_without_a_result_are_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    clock = itertools.count(0.0, 29.0)  # each look at it is later
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    silent = "no worker has reported .*1 job unfinished, .*made/000"
-    with (
-        caplog.at_level(logging.WARNING, "seqrecord"),
-        pytest.raises(DestinationError, match=silent),
-    ):
-        convert(MadeSource(), tmp_path / "d", executor=_Silent(), job_timeout=100)
-    assert "--job-timeout" in caplog.messages[0]
-    for executor, seconds in ((None, 1.0), (_Silent(), 0.0), (_Silent(), float("nan"))):
-        with pytest.raises(DestinationError, match="invalid job_timeout"):
-            convert(MadeSource(), tmp_path / "e", executor=executor, job_timeout=seconds)
 
 
 class _Lent(MadeSource):
