@@ -477,7 +477,7 @@ def cases(draw: st.DrawFn, *, rated: bool = False) -> Case:
         if options["shuffle"] and maybe(5):
             engine |= {"num_cursors": choose(1, 5), "shuffle_buffer": choose(1, 5, 64)}
     if maybe(3):
-        functions.append(every(draw(st.integers(2, 4)), rotate=maybe(7)))
+        functions.append(every(choose(2, 3, 4, 25), rotate=maybe(7)))
     if functions:
         options["samples"] = functions
     options["engine"] = EngineOptions(**engine)

@@ -43,6 +43,7 @@ import seqrecord
 from seqrecord import (
     ClipError,
     SeqRecordIterableDataset,
+    SeqRecordMix,
     SeqRecordPipe,
     StateError,
 )
@@ -65,6 +66,7 @@ KINDS: dict[str, Any] = {
 }
 SIZES = (1, 3, 4, 7)
 MOST_RANKS = 4
+FOLDERS = ("lab", "kitchen")
 SAMPLES = (None, [every(2)], [every(3, rotate=True)], [skip_last(2)])
 
 
@@ -101,6 +103,7 @@ class Place:
 
 class LoaderMachine(RuleBasedStateMachine):
     records: seqrecord.Dataset
+    is_mix = False
     saved = Bundle("saved")
 
     def __init__(self) -> None:
@@ -150,6 +153,11 @@ class LoaderMachine(RuleBasedStateMachine):
             assert max(turns.values()) == 1
         return case.clips_of(group[part.epoch])
 
+    def clips_in(self, batches: list[Any], part: Part) -> list[Clip]:
+        """The clips of a rank's batches, after a check of their values."""
+        case = Case(part.options)
+        return [case.check(clip) for batch in batches for clip in case.clips_in(batch)]
+
     def counts(self, part: Part) -> tuple[int, int]:
         """The least and the greatest number of clips of a rank."""
         total = len(set(self.clips(part)) - set(part.given))
@@ -182,7 +190,7 @@ class LoaderMachine(RuleBasedStateMachine):
     def check_clips(self, part: Part, batches: list[list[Any]]) -> None:
         case, size = Case({**part.options, "rank": part.ranks}), part.options["batch_size"]
         clips = self.clips(part)
-        of_ranks = [[case.check(c) for b in rank for c in case.clips_in(b)] for rank in batches]
+        of_ranks = [self.clips_in(rank, part) for rank in batches]
         found = Counter(clip for rank in of_ranks for clip in rank)
         assert found.keys() <= set(clips)
         least, most = self.counts(part)
@@ -203,15 +211,20 @@ class LoaderMachine(RuleBasedStateMachine):
                 check_rows(case, rank)
 
     def check_stats(self, part: Part, batches: list[list[Any]], streams: list[Any]) -> None:
-        case, limit = Case(part.options), part.options.get("memory_limit")
+        limit = part.options.get("memory_limit")
+        every, found = self.clips(part), [c for rank in batches for c in self.clips_in(rank, part)]
+        if not part.given:
+            repeated = sum(stream.stats()["duplicate_clips"] for stream in streams)
+            assert repeated == len(found) - len({*found})
+        if not part.given and part.ranks == 1:
+            assert streams[0].stats()["clips_dropped"] == len(every) - len(found)
         for stream, rank in zip(streams, batches, strict=True):
             stats = stream.stats()
-            clips = sum(1 for batch in rank for _ in case.clips_in(batch))
-            assert (stats["clips"], stats["batches"]) == (clips, len(rank))
+            assert (stats["clips"], stats["batches"]) == (len(self.clips_in(rank, part)), len(rank))
             assert limit is None or stats["peak_buffer_bytes"] <= limit
             if part.state is None:
                 stream.set_epoch(part.epoch)
-                assert len(stream) == len(rank)
+                assert (len(stream), stream.num_clips) == (len(rank), len(every))
 
     # ---- the job
 
@@ -228,7 +241,8 @@ class LoaderMachine(RuleBasedStateMachine):
         """Whether other samples need no other windows or memory."""
         options = self.place.part.options
         names = {one.name for one in options.get("samples") or ()}
-        return not names & {"dilate", "reverse"} and "memory_limit" not in options
+        is_plain = not names & {"dilate", "reverse"} and "memory_limit" not in options
+        return is_plain and not self.is_mix
 
     @property
     def next_place(self) -> Place:
@@ -271,6 +285,7 @@ class LoaderMachine(RuleBasedStateMachine):
         self.iterators = None
         self.take(count)
 
+    @precondition(lambda self: self.wholes)
     @rule(target=saved)
     def save(self) -> tuple[str, Place]:
         """All ranks have the same state, and saving changes nothing."""
@@ -279,7 +294,11 @@ class LoaderMachine(RuleBasedStateMachine):
         is_even = self.place.part.options["last_batch"] != "keep"
         assert len({*states}) == 1 or not (is_even or not self.is_over)
         ends = self.is_over and self.kind != "node"
-        return states[longest], self.place.following if ends else self.place
+        place = self.place.following if ends else self.place
+        found = json.loads(states[longest])
+        if self.is_begun or place.part.state is None:
+            assert (found["epoch"], found["batch"]) == (place.part.epoch, place.batch)
+        return states[longest], place
 
     @rule(
         saved=saved,
@@ -294,18 +313,17 @@ class LoaderMachine(RuleBasedStateMachine):
         """Continue from a state, on as many ranks or others, and with another batch size."""
         state, place = saved
         old, more = place.part, dict[str, Any]()
+        size = None if self.is_mix else size
         options, larger = old.options, {"batch_size": size, "memory_limit": None}
         options = options if size is None else {**options, **larger}
         part = replace(old, options=options, ranks=ranks or old.ranks)
-        if place.batch or old.state:
+        if self.is_mix and ranks not in (None, old.ranks) and place.batch:
+            place = Place(part).following  # a mix continues there
+        elif place.batch or old.state:
             if (part.ranks, options["batch_size"]) != (old.ranks, old.options["batch_size"]):
-                given = [
-                    Case(old.options).check(clip)
-                    for rank in self.whole(old)
-                    for batch in rank[: place.batch]
-                    for clip in Case(old.options).clips_in(batch)
-                ]
-                is_over = place.batch >= max(map(len, self.whole(old)))
+                whole = self.whole(old)
+                given = [c for rank in whole for c in self.clips_in(rank[: place.batch], old)]
+                is_over = place.batch >= max(map(len, whole))
                 rest = self.clips(old) if is_over else given
                 part = replace(part, state=state, given=(*old.given, *rest))
                 place = Place(part)
@@ -322,9 +340,14 @@ class LoaderMachine(RuleBasedStateMachine):
             with pytest.raises(ClipError, match="leaves no batch at all"):
                 next(iter(loaders[0]))
 
-    @rule(epoch=st.integers(0, 5), batches=st.integers(0, 6))
-    def set_epoch(self, epoch: int, batches: int) -> None:
-        """Of the next iteration; a running one continues. A pending place in the epoch stays."""
+    @rule(epoch=st.integers(0, 5), batches=st.integers(0, 6), is_made=st.booleans())
+    def set_epoch(self, epoch: int, batches: int, is_made: bool) -> None:
+        """Of the next iteration, also of one that is made; a running one continues.
+
+        A pending place in the epoch stays.
+        """
+        if is_made and not self.iterators:
+            self.running()
         part = replace(self.place.part, epoch=epoch, state=None, given=())
         batches = min(batches, *map(len, self.whole(part)), batches)
         for loader in self.loaders:
@@ -354,6 +377,7 @@ class LoaderMachine(RuleBasedStateMachine):
                 loader.set_samples(samples)
             self.go(self.kind, Place(part), self.loaders)
 
+    @precondition(lambda self: self.wholes and not self.is_mix)
     @rule(number=st.integers(0, 99))
     def read_by_number(self, number: int) -> None:
         """The map-style dataset has the epoch's clips in the order of the model."""
@@ -372,6 +396,70 @@ class LoaderMachine(RuleBasedStateMachine):
             other = {"last_batch": "drop" if options["last_batch"] == "keep" else "keep"}
         (loader,) = self.make(replace(place.part, options={**options, **other}, ranks=1))
         before = loader.state_dict()
-        with pytest.raises(StateError, match=f"settings: .*{next(iter(other))}"):
+        with pytest.raises(StateError, match=f": .*{next(iter(other))}"):
             loader.load_state_dict(json.loads(state))
         assert loader.state_dict() == before
+
+
+class MixMachine(LoaderMachine):
+    """A mix of the dataset's episodes of each folder; each source has epochs of its own."""
+
+    is_mix = True
+
+    @initialize(
+        case=cases(),
+        ranks=st.integers(1, MOST_RANKS),
+        end=st.sampled_from(["first_exhausted", "all_exhausted", 5]),
+        weights=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    )
+    def job(self, case: Case, ranks: int, end: str | int, weights: tuple[int, int]) -> None:
+        kept = {"clip_len", "dilation", "windows", "pad", "features", "metadata", "ragged"}
+        self.common = {n: value for n, value in case.options.items() if n in kept}
+        self.sources = {n: Case({**self.common, "episodes": f"{n}/*"}) for n in FOLDERS}
+        assume(all(source.clips for source in self.sources.values()))
+        options = {"batch_size": max(case.batch_size or 0, 3), "seed": case.options["seed"]}
+        options |= {"weights": dict(zip(FOLDERS, weights, strict=True)), "stopping_strategy": end}
+        self.go("mix", Place(Part(options | {"last_batch": "repeat", "shuffle": True}, 0, ranks)))
+
+    def make(self, part: Part, kind: str = "mix", **more: Any) -> list[Any]:
+        options = {**part.options, **more}
+        options = {n: value for n, value in options.items() if n not in ("last_batch", "shuffle")}
+        return [
+            SeqRecordMix(
+                {
+                    n: SeqRecordIterableDataset(self.records, **source.options)
+                    for n, source in self.sources.items()
+                },
+                **options,
+                rank=(rank, part.ranks),
+            )
+            for rank in range(part.ranks)
+        ]
+
+    def has_batches(self, part: Part) -> bool:
+        return True
+
+    def check_clips(self, part: Part, batches: list[list[Any]]) -> None:
+        """A rank's clips of a source are whole epochs of its share, and the rest of one."""
+        assert len({*map(len, batches)}) == 1
+        columns = {"dataset", *(f"{name}_is_missing" for name in self.sources)}
+        for rank in batches:
+            found: dict[str, list[Clip]] = {name: [] for name in self.sources}
+            for batch in rank:
+                for clip in Case(self.common).clips_in(batch):
+                    name = clip["dataset"]
+                    plain = {n: value for n, value in clip.items() if n not in columns}
+                    found[name].append(self.sources[name].check(plain))
+            for name, clips in found.items():
+                share = -(-len(self.sources[name].clips) // part.ranks)
+                for start in range(0, len(clips) if part.epoch == 0 else 0, share):
+                    epoch = clips[start : start + share]
+                    assert len({*epoch}) == len(epoch)
+
+    def check_stats(self, part: Part, batches: list[list[Any]], streams: list[Any]) -> None:
+        for stream, rank in zip(streams, batches, strict=True):
+            stats = stream.stats()
+            assert stats["batches"] == len(rank)
+            assert stats["clips"] == len(rank) * part.options["batch_size"]
+            stream.set_epoch(part.epoch)
+            assert len(stream) == len(rank)

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import pickle
 import re
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ import seqrecord
 from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordMix, SeqRecordPipe
 from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.processes.machine import usable_cores
-from seqrecord.samples import every
 from seqrecord.sampling.runs import Shard
 from tests.core.training.rank_jobs import PATIENCE, check_once, finish, start
 from tests.kit.clip_data import names, write_numbered
@@ -130,40 +128,6 @@ def _clips_of(stream: bytes) -> list[tuple[str, int]]:
     clips = clips_in(copy.deepcopy(found))
     assert clips_in(found) == clips
     return clips
-
-
-def shards() -> Iterator[Any]:
-    """Sizes of batches, numbers of workers, whether to drop the last and to rotate the phase."""
-    sizes = [(None, 0), (1, 0), (4, 0), (4, 2)]
-    for (size, workers), *more in itertools.product(sizes, (False, True), (False, True)):
-        is_slow = not all(more) if workers else size == 1
-        yield pytest.param(size, workers, *more, marks=pytest.mark.slow if is_slow else ())
-
-
-@pytest.mark.parametrize(("batch_size", "num_workers", "drop_last", "rotate"), list(shards()))
-def test_all_ranks_get_the_same_number_of_items(
-    path: Path, num_workers: int, batch_size: int | None, drop_last: bool, rotate: bool
-) -> None:
-    settings: dict[str, Any] = {"clip_len": 3, "features": ["flow"]}  # missing in some clips
-    total = SeqRecordPipe(path, **settings).num_clips
-    settings |= {"batch_size": batch_size, "last_batch": "drop" if drop_last else "repeat"}
-    settings |= {"samples": every(2, rotate=True)} if rotate else {}
-    clips, counts, repeated = list[Any](), list[Any](), 0
-    ranks = 2 if num_workers else 3
-    for number in range(ranks):
-        pipe = SeqRecordPipe(path, **settings, rank=(number, ranks))
-        loader = DataLoader(pipe, batch_size=None, num_workers=num_workers)
-        for _ in range(2 if rotate else 1):
-            batches = [names(batch) for batch in loader]
-            counts.append(list(map(len, batches)))
-            clips += [name for batch in batches for name in batch]
-            repeated += pipe.stats()["duplicate_clips"]
-    assert all(count == counts[i % (len(counts) // ranks)] for i, count in enumerate(counts))
-    if drop_last:
-        assert len(clips) == len(set(clips)) <= total
-    else:
-        assert len(set(clips)) == total
-        assert num_workers or len(clips) == total + repeated
 
 
 def test_evaluation_has_every_clip_exactly_once(path: Path, rank: Any) -> None:

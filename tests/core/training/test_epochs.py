@@ -10,20 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchdata.nodes import Loader
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import (
     ClipError,
     SeqRecordIterableDataset,
-    SeqRecordNode,
-    SeqRecordPipe,
     SeqRecordWriter,
     StateError,
 )
 from seqrecord.errors import MemoryLimitError
 from seqrecord.samples import dilate, every, skip_last
-from tests.core.training.resume_contract import check_resume
 from tests.kit.clip_data import (
     LENGTHS,
     begun,
@@ -41,39 +36,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 ID: dict[str, Any] = {"features": ["id"]}
 
 
-def node(path: Path, **settings: Any) -> Any:
-    return Loader(SeqRecordNode(path, **settings))
-
-
-def stateful(path: Path, **settings: Any) -> Any:
-    return StatefulDataLoader(SeqRecordIterableDataset(path, **settings), batch_size=None)
-
-
 def named(loader: Any, epochs: int = 1) -> list[Any]:
     return [names(batch) for _ in range(epochs) for batch in loader]
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        (SeqRecordPipe, {"features": ["image", "flow", "note"]}),
-        (SeqRecordPipe, {"batch_size": 5, "stride": 2, "dilation": 2, "last_batch": "drop", **ID}),
-        (SeqRecordPipe, {"stride": 7, "clip_len": 2, "memory_limit": 800, **ID}),
-        (SeqRecordPipe, {"batch_size": None, "stride": 3, "features": ["image", "flow", "id"]}),
-        (SeqRecordPipe, {"windows": {"image": [-1, 0], "flow": [-4, -2, 3]}, "pad": "edge"}),
-        (SeqRecordIterableDataset, {}),
-        (node, {}),
-        (stateful, {}),
-    ],
-)
-def test_resumes_after_any_batch(
-    path: Path, kind: Callable[..., Any], settings: dict[str, Any], thorough: bool
-) -> None:
-    check_resume(
-        lambda: make_loader(path, kind, **settings),
-        positions=range if thorough else lambda count: [count // 2],
-        num_epochs=3 if thorough else 2,
-    )
 
 
 def resume_elsewhere(path: Path, state: str) -> list[Any]:
@@ -114,68 +78,12 @@ def test_state_is_json(path: Path) -> None:
     assert (pipe.state_dict()["epoch"], pipe.state_dict()["batch"]) == (1, 0)
 
 
-@pytest.fixture(scope="module")
-def epochs(path: Path) -> list[list[Any]]:
-    """Batches of the first three epochs."""
+def test_invalid_epochs_are_refused(path: Path) -> None:
     pipe = make_loader(path)
-    return [named(pipe) for _ in range(3)]
-
-
-def test_interrupted_epoch_is_not_repeated(path: Path, epochs: list[list[Any]]) -> None:
-    pipe = make_loader(path)
-    assert names(next(iter(pipe))) == epochs[0][0]
-    assert pipe.state_dict()["batch"] == 1
-    unused = iter(pipe)  # without a batch: counts as no epoch
-    assert [named(pipe) for _ in range(2)] == epochs[1:]
-    del unused
-
-
-def test_set_epoch(path: Path, epochs: list[list[Any]]) -> None:
-    pipe = make_loader(path)
-    pipe.set_epoch(1)
-    assert [named(pipe) for _ in range(2)] == epochs[1:]
-    first = []
-    pipe.set_epoch(0)
-    for batch in pipe:
-        first.append(names(batch))
-        pipe.set_epoch(2)  # for the next iteration; this one continues
-    assert first == epochs[0]
-    assert named(pipe) == epochs[2]
-    for epoch in (0, 2):  # after iter(), before the first batch, as in Accelerate
-        pipe = make_loader(path)
-        iterator = iter(pipe)
-        pipe.set_epoch(epoch)
-        assert named(iterator) == epochs[epoch]
-        assert pipe.state_dict()["epoch"] == epoch + 1
     wrong: list[Any] = [-1, 1 << 63, 0.5, "1", None]
     for value in wrong:
         with pytest.raises(ClipError, match=r"^epoch is (not an integer|too small|too large)"):
             pipe.set_epoch(value)
-
-
-def test_set_epoch_with_the_loaded_epoch_keeps_the_position(
-    path: Path, epochs: list[list[Any]]
-) -> None:
-    pipe = make_loader(path)
-    pipe.set_epoch(1)
-    iterator = begun(pipe, 4)
-    state = pipe.state_dict()
-    del iterator
-    pipe = resumed(make_loader(path), state)
-    for epoch in (1, 2):  # as Accelerate does, each time
-        pipe.set_epoch(epoch)
-        assert named(pipe) == epochs[epoch][4 if epoch == 1 else 0 :]
-    pipe = resumed(make_loader(path), state)
-    pipe.set_epoch(2)
-    assert named(pipe) == epochs[2]
-    pipe = resumed(make_loader(path), state)
-    begun(pipe)
-    pipe.set_epoch(1)  # after a batch, the epoch starts again
-    assert named(pipe) == epochs[1]
-    pipe = pickle.loads(pickle.dumps(resumed(make_loader(path), state)))
-    pipe.set_epoch(1)
-    assert pipe.state_dict() == state
-    assert named(pipe) == epochs[1][4:]
 
 
 def test_a_second_iteration_ends_the_first(path: Path) -> None:
@@ -337,36 +245,3 @@ def test_the_order_does_not_depend_on_the_machine(
     monkeypatch.setattr("os.cpu_count", lambda: 64)
     assert named(make_loader(path, memory_limit=limit)) == expected
     assert named(make_loader(path, memory_limit=limit, num_threads=5)) == expected
-
-
-# ---- ranks
-
-
-@pytest.mark.parametrize("settings", [{}, {"batch_size": None}, {"last_batch": "keep"}])
-def test_state_of_any_rank_fits_all_ranks(path: Path, settings: dict[str, Any]) -> None:
-    def of_rank(rank: int) -> Any:
-        return make_loader(path, rank=(rank, 3), **settings)
-
-    states, rests = [], []
-    for rank in range(3):
-        pipe = of_rank(rank)
-        iterator = begun(pipe, 3)
-        states.append(pipe.state_dict())
-        rests.append(digests(iterator) + digests(pipe))
-    assert states[0] == states[1] == states[2]
-    assert len({repr(rest) for rest in rests}) == 3
-    for rank in range(3):
-        assert digests(resumed(of_rank(rank), states[(rank + 1) % 3]), 2) == rests[rank]
-
-
-def test_rank_with_one_batch_fewer(path: Path) -> None:
-    """Happens only with `last_batch="keep"`."""
-    changes = {"batch_size": None, "last_batch": "keep", **ID}
-    pipes = [make_loader(path, rank=(rank, 2), **changes) for rank in range(2)]
-    shorter, longer = sorted(pipes, key=len)
-    assert len(longer) == len(shorter) + 1
-    iterator = begun(longer, len(longer))
-    shorter.load_state_dict(longer.state_dict())
-    del iterator
-    assert list(shorter) == []
-    assert len(list(shorter)) == len(shorter)

@@ -8,7 +8,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 import seqrecord
 from tests.core.training.clip_model import GROUPS, write_all
-from tests.core.training.loader_machine import LoaderMachine
+from tests.core.training.loader_machine import LoaderMachine, MixMachine
 
 
 @pytest.fixture(scope="module")
@@ -17,8 +17,15 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> seqrecord.Dataset:
 
 
 @pytest.mark.parametrize("steps", [8, pytest.param(30, marks=pytest.mark.slow)])
-def test_loaders(records: seqrecord.Dataset, steps: int) -> None:
-    # Without shrinking, which takes minutes: the slow test shrinks.
-    phases = [Phase.generate] if steps == 8 else [*Phase]
-    machine = type("Machine", (LoaderMachine,), {"records": records})
-    run_state_machine_as_test(machine, settings=settings(stateful_step_count=steps, phases=phases))
+@pytest.mark.parametrize(("kind", "share"), [(LoaderMachine, 1), (MixMachine, 4)])
+def test_loaders(
+    records: seqrecord.Dataset, kind: type[LoaderMachine], share: int, steps: int
+) -> None:
+    machine, usual = type("Machine", (kind,), {"records": records}), settings()
+    chosen = settings(
+        max_examples=max(2, usual.max_examples // share),
+        stateful_step_count=steps,
+        # Without shrinking, which takes minutes: the slow test shrinks.
+        phases=[Phase.generate] if steps == 8 else usual.phases,
+    )
+    run_state_machine_as_test(machine, settings=chosen)

@@ -26,10 +26,7 @@ from seqrecord import (
     StateError,
 )
 from tests.core.training.resume_contract import (
-    Direct,
-    Resumable,
     check_node,
-    check_resume,
     check_stateful_loader,
 )
 from tests.kit.clip_data import begun, names, resumed
@@ -401,24 +398,3 @@ def test_stateful_loader_contract(path: Path, workers: int, persistent: bool) ->
         return StatefulDataLoader(stream, batch_size=None, **options)
 
     check_stateful_loader(make)
-
-
-@pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordIterableDataset])
-def test_loaders_resume(path: Path, kind: type[Any]) -> None:
-    def make() -> Resumable:
-        loader: Resumable = kind(path, **CLIPS, batch_size=4)
-        return loader
-
-    check_resume(make)
-    loader: Any = make()
-    iterator = iter(loader)
-    next(iterator)
-    state = loader.state_dict()
-    rest = len(list(iterator))
-    loader.load_state_dict(state)
-    assert loader.state_dict() == state  # also before an iteration
-    assert len(list(loader)) == rest
-
-
-def test_a_node_without_a_loader(path: Path) -> None:
-    check_resume(lambda: Direct(path, **CLIPS, batch_size=4))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections import Counter
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -202,17 +200,6 @@ def test_the_order_depends_only_on_settings(video: Path) -> None:
     assert shards[1] == shards[0], "shards change with little memory"
 
 
-def test_other_ranks_go_on_behind_the_last_batch(images: Path) -> None:
-    """Nothing remains of the epoch, and the next one is whole."""
-    pipe = SeqRecordPipe(images, **CLIPS)
-    batches = [*islice(pipe, -(-NUM_CLIPS // 5))]  # before the end of the iteration
-    state = pipe.state_dict()
-    assert (state["epoch"], state["batch"]) == (0, len(batches))
-    ranks = [resumed(SeqRecordPipe(images, **CLIPS, rank=(rank, 2)), state) for rank in range(2)]
-    assert [list(rank) for rank in ranks] == [[], []]
-    assert len({clip for rank in ranks for clip in clips_of(images, rank)}) == NUM_CLIPS
-
-
 def test_weighted_clips_and_clips_of_a_device(video: Path) -> None:
     # Weighted clips stay in one process only.
     clips = {"episode": list(LENGTHS), "start": [1] * 6, "repeat": [0.5, 2.5, 1.5, 3, 0.2, 4.1]}
@@ -275,49 +262,6 @@ def test_results_of_a_transform(path: Path) -> None:
 
 
 # ---- resuming
-
-
-@pytest.mark.parametrize("options", [{"last_batch": "drop"}, {"rank": (1, 3)}], ids=str)
-def test_every_position_resumes(video: Path, options: dict[str, Any]) -> None:
-    check_resume(
-        lambda: SeqRecordIterableDataset(video, **{**CLIPS, "batch_size": 16}, **options),
-        positions=lambda count: range(1, count, 4),
-    )
-
-
-def test_positions_without_shuffle_resume(video: Path) -> None:
-    def make() -> SeqRecordIterableDataset:
-        return SeqRecordIterableDataset(video, **CLIPS, shuffle=False, rank=(0, 2))
-
-    whole = digests(make())
-    for place in (1, 4):
-        first = make()
-        assert digests(first) == whole
-        begun = list(islice(first, place))
-        assert digests(begun) + digests(resumed(make(), first.state_dict())) == whole
-
-
-@pytest.mark.parametrize(("epoch", "before", "after"), [(0, 1, 2), (1, 3, 1), (2, 2, 5)])
-def test_other_numbers_of_ranks_resume(video: Path, epoch: int, before: int, after: int) -> None:
-    """Ranks together yield the remaining clips once; the next epoch has every clip."""
-    given: list[tuple[str, int]] = []
-    states = []
-    for rank in range(before):
-        pipe = SeqRecordPipe(video, **CLIPS, rank=(rank, before))
-        pipe.set_epoch(epoch)
-        given += clips_of(video, islice(pipe, 3))
-        states.append(json.loads(json.dumps(pipe.state_dict())))
-    rest: list[tuple[str, int]] = []
-    following: list[tuple[str, int]] = []
-    for rank in range(after):
-        pipe = SeqRecordPipe(video, **CLIPS, rank=(rank, after))
-        pipe.load_state_dict(states[0])
-        rest += clips_of(video, pipe)
-        following += clips_of(video, pipe)
-    assert not set(given) & set(rest)
-    assert set(given) | set(rest) == set(every_clip())
-    assert len(rest) < len(every_clip()) - len(set(given)) + after
-    assert set(following) == set(every_clip())
 
 
 def test_a_state_needs_memory_for_its_order(video: Path) -> None:

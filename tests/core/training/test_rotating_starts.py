@@ -12,7 +12,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordPipe, StateError
 from seqrecord.samples import every
 from tests.core.training.resume_contract import check_resume
-from tests.kit.clip_data import check_clip, make_loader, names, possible_clips
+from tests.kit.clip_data import make_loader, names, possible_clips
 
 # torch warns about more workers than cores, and about calls by torchdata.
 pytestmark = [
@@ -36,38 +36,6 @@ def make_at(path: Path, epoch: int, **changes: Any) -> Any:
 
 def every_clip() -> list[tuple[str, int]]:
     return sorted(possible_clips(FEATURES, 3))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"features": ["image", "flow", "note", "id"], "dilation": 2},
-        {"shuffle": False, "batch_size": None},
-        {"n": 40, "clip_len": 2, "features": ["note"]},  # phase 39 has no clip
-    ],
-)
-def test_rotated_epochs_cover_every_clip(path: Path, changes: dict[str, Any]) -> None:
-    """Each epoch has clips of one phase, and the announced number of clips."""
-    pipe, stride, dilation = (
-        make(path, **changes),
-        changes.get("n", 4),
-        changes.get("dilation", 1),
-    )
-    features, length = changes.get("features", FEATURES), changes.get("clip_len", 3)
-    every = sorted(possible_clips(features, length, dilation=dilation))
-    num_phases = len({start % stride for _, start in every})
-    assert num_phases == min(stride, 39)
-    for _ in range(2 if num_phases < 20 else 1):
-        clips: list[tuple[str, int]] = []
-        for _ in range(num_phases):
-            expected, total = len(pipe), pipe.num_clips
-            assert pipe.clips.num_clips == total
-            batches = [check_clip(batch, features, length, dilation) for batch in pipe]
-            assert len(batches) == expected
-            assert sum(map(len, batches)) == total > 0
-            clips += [name for batch in batches for name in batch]
-            assert len({start % stride for batch in batches for _, start in batch}) == 1
-        assert sorted(clips) == every
 
 
 def test_figures_describe_the_running_epoch_or_else_the_next(path: Path) -> None:
@@ -128,23 +96,6 @@ def test_set_epoch_counts_from_there_in_workers_too(path: Path) -> None:
         assert [names(batch) for batch in loader] == epoch
 
 
-def test_ranks_have_the_same_number_of_batches(path: Path) -> None:
-    clips: list[tuple[str, int]] = []
-    counts: list[list[list[int]]] = []
-    repeated = 0
-    for rank in range(3):
-        pipe = make(path, rank=(rank, 3))
-        counts.append([])
-        for _ in range(4):
-            batches = [names(batch) for batch in pipe]
-            counts[-1].append(list(map(len, batches)))
-            clips += [name for batch in batches for name in batch]
-            repeated += pipe.stats()["duplicate_clips"]
-    assert counts[0] == counts[1] == counts[2]
-    assert sorted(set(clips)) == every_clip()
-    assert len(clips) - len(set(clips)) == repeated > 0
-
-
 def test_an_epoch_without_a_batch_is_refused(path: Path) -> None:
     settings: dict[str, Any] = {"n": 30, "features": ["id"], "episodes": "set/[03]"}
     settings |= {"batch_size": 1, "rank": (1, 2)}
@@ -161,21 +112,6 @@ def test_an_epoch_without_a_batch_is_refused(path: Path) -> None:
 
 
 # ---- resuming
-
-
-@pytest.mark.parametrize(
-    ("kind", "changes"),
-    [
-        (SeqRecordPipe, {}),
-        (SeqRecordIterableDataset, {"batch_size": None, "n": 9}),
-        (SeqRecordPipe, {"shuffle": False, "batch_size": 7, "last_batch": "keep"}),
-    ],
-)
-def test_resuming_after_any_batch(
-    path: Path, kind: type[Any], changes: dict[str, Any], thorough: bool
-) -> None:
-    positions: Any = range if thorough else lambda count: range(1, count, 3)
-    check_resume(lambda: make(path, kind, **changes), positions=positions)
 
 
 @pytest.mark.slow

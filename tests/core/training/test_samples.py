@@ -592,26 +592,6 @@ def test_ranks_workers_and_mixes_divide_a_list(numbered: Dataset) -> None:
             assert batch["id"][i].tolist() == [[int(key[4:]), frame] for frame in frames]
 
 
-def test_resumes_with_another_number_of_ranks(numbered: Dataset) -> None:
-    weights = [3, 1, 1, 2, 1, 1, 2, 1]
-    settings: dict[str, Any] = {
-        "samples": {**FRAMES, "repeat": weights},
-        "batch_size": 2,
-        "seed": 3,
-    }
-    found, states = [], []
-    for rank in range(2):
-        pipe = make(numbered, **settings, rank=(rank, 2))
-        found += frames_of(next(iter(pipe)))
-        states.append(pipe.state_dict())
-    rest = make(numbered, **settings)
-    rest.load_state_dict(states[0])
-    found += clips_of(rest)
-    assert Counter(found) == Counter(
-        pair for pair, weight in zip(PAIRS, weights, strict=True) for _ in range(weight)
-    )
-
-
 MANY: list[Clip] = [
     (f"set/{episode}", (start, start + gap))
     for episode, length in enumerate(LENGTHS)

@@ -24,29 +24,12 @@ from tests.kit.clip_data import (
     digests,
     minimum_memory,
     possible_clips,
-    resumed,
     write_numbered,
 )
 
 BUFFER_SIZE = 1000
 NUMPY = np.lib.tracemalloc_domain
 CLIPS: dict[str, Any] = {"clip_len": 3, "seed": 1, "features": ["image", "id"]}
-
-
-@pytest.mark.parametrize("count", [0, 1, 32, 33])
-def test_a_state_counts_delivered_clips(path: Path, count: int) -> None:
-    expected = digests(SeqRecordPipe(path, **CLIPS))
-    assert len(expected) > 64
-    pipe = SeqRecordPipe(path, **CLIPS)
-    iterator = iter(pipe)
-    found = digests(islice(iterator, count))
-    assert (pipe.stats()["clips"], pipe.stats()["batches"]) == (count, count)
-    state = pipe.state_dict()
-    del iterator  # abandoned early
-    assert (pipe.stats()["clips"], pipe.stats()["batches"]) == (count, count)
-    other = resumed(SeqRecordPipe(path, **CLIPS), state)
-    assert found + digests(other) == expected
-    assert other.stats()["clips"] == len(expected) - count
 
 
 @pytest.fixture(scope="module")
