@@ -144,7 +144,8 @@ class Epochs:
             expected, got = "a call between epochs", f"a position in epoch {self._next.epoch}"
             raise StateError("set_samples inside an epoch", expected=expected, got=got)
         self.loader = loader
-        self._workers.publish(self._next, is_new_state=True)
+        self._go_to(self._next)  # the end of an epoch of other samples is no position
+        self._workers.publish(self._position, is_new_state=True)
 
     def announce(self) -> None:
         """Called by torch when a DataLoader around a pipe begins an iteration, once or twice, and

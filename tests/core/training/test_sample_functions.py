@@ -23,6 +23,7 @@ from seqrecord import (
     Dataset,
     SeqRecordMapDataset,
     SeqRecordMix,
+    SeqRecordNode,
     SeqRecordPipe,
     SeqRecordWriter,
     StateError,
@@ -608,6 +609,18 @@ def test_samples_replaced_between_epochs(tmp_path: Path, rename: dict[str, str] 
     next(iterator)
     with pytest.raises(StateError, match="inside an epoch"):
         pipe.set_samples(None)
+
+
+def test_samples_replaced_behind_the_end_of_a_node(numbered: Dataset) -> None:
+    """Its state is at the begin of the next epoch."""
+    node = SeqRecordNode(numbered, clip_len=3, features=["id"], samples=every(4), batch_size=4)
+    node.reset()
+    few = list(iter(node.next, None))
+    node.set_samples(None)
+    state = node.state_dict()
+    assert (state["epoch"], state["batch"]) == (1, 0)
+    node.reset(state)
+    assert len(list(iter(node.next, None))) > len(few)
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
