@@ -344,8 +344,7 @@ class Epochs:
     def _differs_from_set(self) -> bool:
         """In a worker, whether the training process has called `set_epoch` with another epoch."""
         start = self._workers.start
-        is_set = self._workers.is_set and not start.is_saved
-        return is_set and start.epoch != self._position.epoch
+        return self._workers.is_set and not start.is_saved and start.epoch != self._position.epoch
 
 
 def _placed(position: State, batches: int, batch_size: int | None) -> State:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from torch.utils.data import DataLoader
 from torchdata.nodes import Loader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-import seqrecord
 from seqrecord import SeqRecordIterableDataset, SeqRecordNode, StateError
 from seqrecord.errors import MemoryLimitError
 from tests.kit.clip_data import begun, digests, make_loader, names, resumed
@@ -29,16 +26,11 @@ State = dict[str, Any]
 Clip = tuple[str, int]
 
 
-@cache
-def opened(path: Path) -> seqrecord.Dataset:
-    return seqrecord.open(path)
-
-
 def make(
     path: Path, rank: int, ranks: int, kind: Any = SeqRecordIterableDataset, **changes: Any
 ) -> Any:
     settings = {"features": ["id"], "batch_size": 2, **changes}
-    return make_loader(opened(path), kind, rank=(rank, ranks), **settings)
+    return make_loader(path, kind, rank=(rank, ranks), **settings)
 
 
 @dataclass
@@ -63,14 +55,11 @@ class Job:
             loader, given = data, 0
             if self.workers:
                 options: Any = {"collate_fn": list} if self.batches else {}
-                loader = DataLoader(
-                    data, batch_size=self.batches, num_workers=self.workers, **options
-                )
-            for batch in islice(loader, self.stop):
-                self.clips += [
-                    clip for one in ([batch], batch)[isinstance(batch, list)] for clip in names(one)
-                ]
-                given += 1
+                options |= {"batch_size": self.batches, "num_workers": self.workers}
+                loader = DataLoader(data, **options)
+            for given, batch in enumerate(islice(loader, self.stop), start=1):  # noqa: B007
+                for one in batch if isinstance(batch, list) else [batch]:
+                    self.clips += names(one)
             self.ended &= given != self.stop
             place = {"batches": given, "batch_size": self.batches} if self.workers else {}
             states.append(data.state_dict(**place))
@@ -80,14 +69,6 @@ class Job:
         self.state: State = min(states, key=lambda one: one["epoch"])
         assert all(one == self.state or not is_even for one in states)
         return self
-
-
-def check_epoch(jobs: Sequence[Job], every: set[Clip]) -> None:
-    """Check that every clip was yielded, and duplicates only to even out batches, as counted."""
-    given = Counter(clip for job in jobs for clip in job.clips)
-    assert set(given) == every
-    assert given.total() - len(given) <= sum(job.repeated for job in jobs)
-    assert sum(len(set(job.clips)) for job in jobs) == len(given), "given again after a change"
 
 
 @pytest.fixture
@@ -130,8 +111,10 @@ def test_workers_and_other_numbers_of_them(
         place = job.stop, 1, max(1, job.workers)
         assert (state["batch"], state["ranks"], state["workers"]) == place
     assert state is not None
-    check_epoch(done, every)
     given = Counter(clip for job in done for clip in job.clips)
+    assert set(given) == every
+    assert given.total() - len(given) <= sum(job.repeated for job in done)
+    assert sum(len(set(job.clips)) for job in done) == len(given), "given again after a change"
     if "last_batch" in changes:
         assert set(given.values()) == {1}
     assert (state["epoch"], state["batch"], state["segments"]) == (1, 0, [])
