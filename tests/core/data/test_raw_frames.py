@@ -22,7 +22,6 @@ from seqrecord import (
     FeatureSpec,
     Schema,
     SeqRecordPipe,
-    SeqRecordWriter,
     verify,
 )
 from seqrecord.errors import ChecksumError, CodecError
@@ -33,7 +32,7 @@ from seqrecord.storage.base import StorageWrapper
 from seqrecord.storage.cache import CachedStorage
 from seqrecord.storage.ranges import ByteRange
 from tests.kit.clip_data import LARGE, LENGTHS, check_clip, possible_clips, write_numbered
-from tests.kit.datasets import damage, flip, nth_page, write_dataset
+from tests.kit.datasets import columns, damage, flip, nth_page, write_dataset
 from tests.kit.faults import CountingStorage, DamagesOnce
 
 FRAMES = 700
@@ -225,11 +224,11 @@ def sound(episode: int) -> npt.NDArray[np.int16]:
 def sounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One chunk of 100 frames per episode; parts are read for few frames only."""
     path = tmp_path_factory.mktemp("sounds") / "records"
-    with SeqRecordWriter(path, codecs="raw") as writer:
-        for number in range(5):
-            with writer.episode(str(number)) as episode:
-                for frame, samples in enumerate(sound(number)):
-                    episode.append({"sound": samples, "id": np.array([number, frame])})
+    episodes = {
+        str(n): columns(sound=sound(n), id=[np.array([n, frame]) for frame in range(100)])
+        for n in range(5)
+    }
+    write_dataset(path, episodes, codecs="raw")
     return path
 
 

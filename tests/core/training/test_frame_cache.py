@@ -29,7 +29,6 @@ from seqrecord import (
 )
 from seqrecord.edit import delete_episodes, describe_features, rename_episodes, trim_episodes
 from seqrecord.errors import ClipError, StorageError
-from seqrecord.indexing.originals import index_source
 from seqrecord.lerobot import LeRobotDataset
 from seqrecord.storage import LocalStorage
 from tests.core.training.test_resize import FRAMES, HALF, LENGTHS, pictures, write
@@ -346,8 +345,9 @@ def test_originals_in_place_are_checked(tmp_path: Path, home: Path) -> None:
     one = write_video(root / "a.mp4", video_pictures(12), options={"g": "4"})
     some: dict[str, Any] = {"resize": {"image": (24, 24)}, "features": ["image"], "clip_len": 2}
     for number in range(2):
-        index_source(seqrecord.open_source(root), tmp_path / f"index{number}", workers=1)
-        loader = cached(tmp_path / f"index{number}", cache, **some)
+        place = tmp_path / f"index{number}"
+        seqrecord.convert(seqrecord.open_source(root), place, in_place=True, workers=1)
+        loader = cached(place, cache, **some)
         assert len(list(loader)) == len(loader)
         assert decoded(loader) == (0 if number else 12)
     loader = cached(tmp_path / "index1", cache, **some)
