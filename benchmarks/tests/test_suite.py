@@ -46,7 +46,7 @@ PAGES: dict[str, tuple[Callable[[Any], str], str]] = {
     "training/DECODED_ONCE.md": (decoded_once.page, "decoded_once.json"),
     "lerobot/RESULTS.md": (lerobot.page, "results.json"),
     "lerobot/IN_PLACE.md": (in_place.page, "in_place.json"),
-    "../docs/order_training.md": (order_report.page, "order_training.json"),
+    "tartanair/order_training.md": (order_report.page, "order_training.json"),
 }
 
 
