@@ -1,6 +1,6 @@
 """Effect of the clip order on accuracy: one small model, trained in four orders.
 
-    python -m benchmarks.tartanair.order_training FOLDER [--seeds 5] [--resume] [--to benchmarks/tartanair]
+    python -m benchmarks.tartanair.order_training FOLDER [--seeds 5] [--resume] [--to PLACE]
 
 Depth from colour, on rendered episodes; validation on other episodes of the same scenes. With one
 seed the initial weights are the same for all orders, and so are an epoch's clips: only their order
