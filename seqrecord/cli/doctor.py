@@ -44,16 +44,16 @@ def doctor(
     quiet: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
-    """Check a LeRobot dataset for problems, or any other original for NaN and infinities.
+    """Check a LeRobot dataset for problems, or measure the quality of any demonstrations.
 
     Compares the frame counts of index, tables and videos. Reports missing or unreferenced files,
     rows and frames, timestamps that drift or jump, distant keyframes, black or frozen cameras,
-    wrong statistics, and skipped checks. Of other formats and of datasets, reports NaN and
-    infinities in actions, states, poses and IMU values. Writes nothing. The exit code is 1 if there
-    is an error, 0 if there are only warnings.
+    wrong statistics, and skipped checks. Writes nothing. The exit code is 1 if there is an error, 0
+    if there are only warnings.
 
-    --quality measures each episode's vectors and times instead: length, share without motion, jerk,
-    outliers, last pose, gaps in time, NaN. It reads no images, and judges nothing.
+    --quality measures each episode's vectors and times instead, of any original or dataset: length,
+    share without motion, jerk, outliers, last pose, gaps in time, NaN. It reads no images, and
+    judges nothing.
     """
     if quality is not None:
         check_replaceable(quality)

@@ -23,7 +23,6 @@ from seqrecord.edit import (
     delete_episodes,
     describe_features,
     drop_features,
-    keep_episodes,
     merge_datasets,
     rename_episodes,
     rename_features,
@@ -99,7 +98,7 @@ def delete(path: str, episodes: EpisodeFilter, **options: Any) -> None:
 @_options
 def keep(path: str, episodes: EpisodeFilter, **options: Any) -> None:
     """Delete all episodes except these."""
-    _print_keys(path, keep_episodes(path, episodes, **options), "deleted", options)
+    _print_keys(path, delete_episodes(path, episodes, others=True, **options), "deleted", options)
 
 
 @_command()

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from seqrecord.edit.cleaning import clean as clean
     from seqrecord.edit.cleaning import rewrite_files as rewrite_files
     from seqrecord.edit.episodes import delete_episodes as delete_episodes
-    from seqrecord.edit.episodes import keep_episodes as keep_episodes
     from seqrecord.edit.episodes import rename_episodes as rename_episodes
     from seqrecord.edit.episodes import set_metadata as set_metadata
     from seqrecord.edit.episodes import split_dataset as split_dataset

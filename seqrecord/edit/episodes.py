@@ -40,6 +40,7 @@ def delete_episodes(
     location: str | PathLike[str],
     episodes: EpisodeFilter,
     *,
+    others: bool = False,
     dry_run: bool = False,
     if_version: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -54,6 +55,7 @@ def delete_episodes(
     Args:
         location: local path or URL of the dataset.
         episodes: keys, a glob, or a function of an episode.
+        others: keep these episodes, and delete all others.
         dry_run: change nothing.
         if_version: change only this version of the dataset, its id; so an edit that is repeated
             after a `CommitUnknownError` is not applied twice. Every edit has this argument.
@@ -69,28 +71,7 @@ def delete_episodes(
         edit.delete_episodes("records/", ["demo/000", "demo/001"])
     """
     return edit_dataset(
-        location, partial(_deleted, episodes, False), dry_run, storage_options, if_version
-    )
-
-
-@recorded
-def keep_episodes(
-    location: str | PathLike[str],
-    episodes: EpisodeFilter,
-    *,
-    dry_run: bool = False,
-    if_version: str | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> list[str]:
-    """Delete all other episodes, see `delete_episodes`; returns the keys of deleted episodes.
-
-    Example:
-        from seqrecord import edit
-
-        edit.keep_episodes("records/", lambda episode: episode.num_frames >= 10)
-    """
-    return edit_dataset(
-        location, partial(_deleted, episodes, True), dry_run, storage_options, if_version
+        location, partial(_deleted, episodes, others), dry_run, storage_options, if_version
     )
 
 
@@ -238,10 +219,10 @@ def trim_episodes(
     return edit_dataset(location, make, dry_run, storage_options, if_version)
 
 
-def _deleted(episodes: EpisodeFilter, but_these: bool, dataset: EditedDataset) -> Change:
-    """Delete these episodes, or with `but_these` all others."""
+def _deleted(episodes: EpisodeFilter, others: bool, dataset: EditedDataset) -> Change:
+    """Delete these episodes, or all `others`."""
     chosen = dataset.find(episodes)
-    if but_these:
+    if others:
         chosen = sorted(set(dataset.index.positions.values()).difference(chosen))
     if len(chosen) == len(dataset.index.num_frames):
         raise ClipError(

@@ -1,30 +1,24 @@
-"""Checks a LeRobot dataset, or the values of another original, before training."""
+"""Checks a LeRobot dataset before training."""
 
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from seqrecord.errors import SourceError
-from seqrecord.feature_kinds import is_vector
 from seqrecord.indexing.doctor_report import DoctorReport, Findings
 from seqrecord.indexing.doctor_rows import RowChecker
 from seqrecord.indexing.doctor_statistics import check_statistics
 from seqrecord.indexing.doctor_videos import VideoChecker
-from seqrecord.indexing.source_opening import open_source
 from seqrecord.originals.files import find_original, is_file, json_object, read_bytes, size_of
-from seqrecord.originals.inventory import format_of
-from seqrecord.originals.protocol import blocks_of
 from seqrecord.originals.remote import RemoteFiles, is_url
 from seqrecord.sources.common.nested import check_nested
 from seqrecord.sources.common.originals import find_files
 from seqrecord.sources.common.parquet_tables import ParquetTable
+from seqrecord.sources.lerobot.counts import wrong_totals
 from seqrecord.sources.lerobot.layout import (
     INFO,
     LeRobotEpisode,
@@ -35,7 +29,6 @@ from seqrecord.sources.lerobot.layout import (
 )
 from seqrecord.sources.lerobot.rows import number_column
 from seqrecord.sources.video.files import VIDEO_ENDINGS
-from seqrecord.statistics.by_feature import NonFinite, add_non_finite
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.units import Progress
 
@@ -51,18 +44,16 @@ def examine(
 ) -> DoctorReport:
     """Check a LeRobot dataset of version 2.0, 2.1 or 3.0.
 
-    Of a dataset or an original of another format, actions, states, poses and IMU values are read,
-    and NaN and infinities reported. A damaged file is a finding; the other files are still checked.
-    For videos, only headers are read if they suffice, and one keyframe a minute is decoded. Memory:
-    the list of episodes, the timestamps of episodes that deviate from the frame rate, and the data
-    of one file.
+    A damaged file is a finding; the other files are still checked. For videos, only headers are
+    read if they suffice, and one keyframe a minute is decoded. Memory: the list of episodes, the
+    timestamps of episodes that deviate from the frame rate, and the data of one file.
 
     Args:
         location: local path or URL.
         progress: called from the calling thread, after every file.
         storage_options: for the filesystem of the URL.
 
-    Raises `SourceError` if there is no original (with a list of nested LeRobot datasets), or if
+    Raises `SourceError` for other data (with a list of nested LeRobot datasets), and if
     `meta/info.json` is unreadable. Raises `StorageError` if the storage does not answer.
     """
     files = None
@@ -74,46 +65,14 @@ def examine(
         shown = str(location)
     if not is_file(root / INFO):
         check_nested(root, only_lerobot=True)
-        return _examine_values(location, Findings(root), progress, storage_options)
+        raise SourceError(
+            "not a LeRobot dataset; of other data, --quality counts NaN and infinities by episode",
+            file=shown,
+            expected=INFO,
+        )
     report = _Examination(root, read_info(root), progress).report(shown)
     del files  # the paths needed its files until here
     return report
-
-
-def _examine_values(
-    location: StorageLike,
-    findings: Findings,
-    progress: Callable[[Progress], None] | None,
-    storage_options: Mapping[str, Any] | None,
-) -> DoctorReport:
-    source = open_source(location, storage_options=storage_options)
-    names = [name for name, spec in source.schema().items() if is_vector(spec)]
-    if names:
-        source = open_source(location, storage_options=storage_options, features=names)
-    episodes = source.episodes()
-    for done, info in enumerate(episodes, 1):
-        frame, found = 0, defaultdict[str, list[NonFinite]](list)
-        with findings.caught(episode=info.key):
-            for block in blocks_of(source, info) if names else ():
-                numbers = np.arange(frame, frame + block.num_frames)
-                for name in block.columns.keys() & names:
-                    place = NonFinite.of(info.key, np.asarray(block.columns[name]), numbers)
-                    add_non_finite(found[name], [] if place is None else [place])
-                frame += block.num_frames
-        for name, places in found.items():
-            for one in places:  # at most one, of all blocks
-                facts: dict[str, Any] = {"episode": info.key, "feature": name, "frame": one.frame}
-                findings.add("not_finite", "NaN or infinities", got=f"{one.count} values", **facts)
-        if progress is not None:
-            progress(Progress(done, len(episodes)))
-    return DoctorReport(
-        location=str(location),
-        format=format_of(source),
-        num_episodes=len(episodes),
-        num_frames=sum(info.num_frames for info in episodes),
-        findings=tuple(findings.kept),
-        counts=dict(findings.counts),
-    )
 
 
 class _Examination:
@@ -131,7 +90,7 @@ class _Examination:
             for name in info.videos
         }
         document = json_object(read_bytes(self._root / INFO, _MAX_INFO_BYTES))
-        episodes = self._episodes(document)
+        episodes = self._episodes()
         good = [each for each in episodes if each.error is None]
 
         tables: dict[str, list[LeRobotEpisode]] = {}
@@ -181,7 +140,7 @@ class _Examination:
             counts=dict(findings.counts),
         )
 
-    def _episodes(self, document: Mapping[str, Any]) -> list[LeRobotEpisode]:
+    def _episodes(self) -> list[LeRobotEpisode]:
         """Return the episodes listed in `meta`, by number, without duplicates.
 
         Reports list errors.
@@ -202,20 +161,10 @@ class _Examination:
                     elif each.error is None and not each.length:
                         self._findings.add("metadata", "an episode has no frames", **facts)
                     found.setdefault(each.index, each)
-        sums = {
-            "total_episodes": len(found),
-            "total_frames": sum(each.length for each in found.values()),
-        }
-        for name, count in sums.items():
-            if name in document and document[name] != count:
-                self._findings.add(
-                    "metadata",
-                    f"{name} differs from the list of episodes",
-                    file=INFO,
-                    expected=count,
-                    got=str(document[name])[:100],
-                )
-        return [found[index] for index in sorted(found)]
+        episodes = [found[index] for index in sorted(found)]
+        for error in wrong_totals(self._root, self._info, episodes):
+            self._findings.failed(error, "metadata")
+        return episodes
 
     def _check_ranges(self, rows: RowChecker) -> None:
         """Check the row ranges of v3.0, counted over all tables in order."""

@@ -81,7 +81,6 @@ class DoctorReport:
 
     `num_frames` is the sum of episode lengths in the index in `meta`, `num_rows` the rows in the
     tables. `counts` has the number of findings by kind, `findings` the first 1,000 of each kind.
-    For formats other than LeRobot, the fields after `counts` are empty.
     """
 
     location: str
@@ -89,27 +88,22 @@ class DoctorReport:
     num_frames: int
     findings: tuple[Finding, ...]
     counts: dict[str, int]
-    version: str = ""
-    fps: float = 0.0
-    num_tables: int = 0
-    num_rows: int = 0
-    cameras: tuple[CameraCount, ...] = ()
-    format: str = "lerobot"
+    version: str
+    fps: float
+    num_tables: int
+    num_rows: int
+    cameras: tuple[CameraCount, ...]
 
     @property
     def ok(self) -> bool:
         """Whether there is no error. Warnings are allowed."""
         return not any(finding.severity == "error" for finding in self.findings)
 
-    @property
-    def _skipped(self) -> tuple[str, ...]:
-        return SKIPPED if self.version else ("all but NaN and infinities in vectors",)
-
     def to_json(self) -> dict[str, Any]:
         return {
             **asdict(self),
             "ok": self.ok,
-            "skipped": list(self._skipped),
+            "skipped": list(SKIPPED),
             "findings": [finding.to_json() for finding in self.findings],
         }
 
@@ -130,10 +124,8 @@ class DoctorReport:
             ),
         ]
         episodes = counted(self.num_episodes, "episode")
-        lines = [f"{self.location}: {self.format}, {episodes}, {counted(self.num_frames, 'frame')}"]
-        if self.version:
-            form = f"LeRobot {self.version}, {episodes}, {self.fps:g} frames a second"
-            lines = [f"{self.location}: {form}", *table_lines(rows, left=1)]
+        form = f"LeRobot {self.version}, {episodes}, {self.fps:g} frames a second"
+        lines = [f"{self.location}: {form}", *table_lines(rows, left=1)]
         for kind, count in self.counts.items():
             found = [each for each in self.findings if each.kind == kind]
             lines += [f"{each.severity}: {kind}: {each}" for each in found[:_MOST_SHOWN]]
@@ -141,7 +133,7 @@ class DoctorReport:
                 lines.append(f"  and {count - _MOST_SHOWN:,} more of {kind}")
         total = sum(self.counts.values())
         lines.append(counted(total, "finding") if total else "no problem found")
-        lines += [f"not checked: {each}" for each in self._skipped]
+        lines += [f"not checked: {each}" for each in SKIPPED]
         return "\n".join(lines)
 
 

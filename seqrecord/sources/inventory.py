@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from seqrecord.errors import SourceError
@@ -52,16 +53,42 @@ def left_out_by_pattern(counts: Counter[tuple[str, str, bool]], unit: str) -> li
     ]
 
 
-def check_is_written(feature: str, file: str, missing: int, total: int, unit: str) -> None:
-    """Raise `SourceError` for a selected feature without any stored row or chunk."""
-    if total and missing == total:
-        raise SourceError(
-            "the feature has no values; exclude it (--features)",
-            file=file,
-            feature=feature,
-            expected=f"written {unit}s",
-            got=f"{counted(total, unit)}, none of them written",
-        )
+@dataclass
+class Unwritten:
+    """Rows, chunks or shards that were never written, by place; readers get a fill value."""
+
+    _missing: Counter[str] = field(default_factory=Counter)
+    _totals: Counter[str] = field(default_factory=Counter)
+    _facts: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def add(self, place: str, missing: int, total: int, unit: str, fill: str) -> None:
+        """Count `missing` of `total` units at a place, which have this fill value."""
+        self._missing[place] += missing
+        self._totals[place] += total
+        if missing or place not in self._facts:
+            self._facts[place] = (unit, fill)
+
+    def notes(self) -> list[str]:
+        """Return a note per place with missing units."""
+        return [
+            f"{missing:,} of {counted(self._totals[place], unit)} of {place} were never written: "
+            f"filled with {fill}"
+            for place, (unit, fill) in self._facts.items()
+            if (missing := self._missing[place])
+        ]
+
+    def check(self, places: Mapping[str, str], file: str) -> None:
+        """Raise `SourceError` for a feature without any written unit, by the feature's place."""
+        for feature, place in places.items():
+            if (total := self._totals[place]) and self._missing[place] == total:
+                unit, _ = self._facts[place]
+                raise SourceError(
+                    "the feature has no values; exclude it (--features)",
+                    file=file,
+                    feature=feature,
+                    expected=f"written {unit}s",
+                    got=f"{counted(total, unit)}, none of them written",
+                )
 
 
 def unread_files(

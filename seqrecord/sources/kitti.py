@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,18 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.originals.files import is_file, list_folder
 from seqrecord.originals.protocol import SourceFormat
-from seqrecord.schema import FeatureSpec
 from seqrecord.sources.common.cameras import camera_of_matrix
-from seqrecord.sources.common.images import IMAGE_ENDINGS, image_header
+from seqrecord.sources.common.images import IMAGE_ENDINGS
 from seqrecord.sources.common.point_files import read_points
 from seqrecord.sources.common.sequence_tables import SequenceTables
 from seqrecord.sources.common.sequences import (
     Column,
+    DecodedFile,
     Images,
     SequenceFrames,
     SequenceSource,
     Values,
+    image_size,
 )
 from seqrecord.sources.common.tables import Rows, read_rows
 
@@ -93,7 +95,7 @@ class KittiSource(SequenceSource):
                 endings = (".bin",) if name == _SCANS else tuple(IMAGE_ENDINGS)
                 mine = _files(folder / name, len(times), endings)
                 found.files += mine
-                found.columns[name] = _Scans(mine) if name == _SCANS else Images(mine)
+                found.columns[name] = _scans(mine) if name == _SCANS else Images(mine)
         found.places["timestamp"] = "times.txt"
         found.begin(times)
         poses = folder.parent.parent / "poses" / f"{folder.name}.txt"
@@ -117,17 +119,17 @@ class KittiSource(SequenceSource):
 FORMAT = SourceFormat("kitti", KittiSource.expected, KittiSource, ("exif",), takes_urls=True)
 
 
-@dataclass(frozen=True)
-class _Scans(Column):
-    """One file of points per frame."""
+def _scans(paths: Sequence[Path]) -> Images:
+    files = (partial(_points, path) for path in paths)
+    items = (
+        DecodedFile(path, "<f4", lambda: (None, 4), read)
+        for path, read in zip(paths, files, strict=True)
+    )
+    return Images([*items], "points", "m")
 
-    paths: Sequence[Path]
 
-    def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:  # noqa: ARG002 - no image
-        return FeatureSpec(name, np.dtype("<f4"), (None, 4), kind="points", unit="m")
-
-    def read(self, frame: int, spec: FeatureSpec) -> npt.NDArray[Any]:  # noqa: ARG002
-        return read_points(self.paths[frame])[""].values
+def _points(path: Path) -> npt.NDArray[Any]:
+    return read_points(path)[""].values
 
 
 def _files(folder: Path, count: int, endings: Sequence[str]) -> list[Path]:
@@ -167,9 +169,9 @@ def _calibration(path: Path, columns: dict[str, Column]) -> dict[str, Any]:
     for number, words in zip(rows.lines, rows.words, strict=True):
         if name := _MATRIX.fullmatch(words[0]):
             found[name[1]] = Rows(path, [words], [number]).numbers(12, 1)[0].tolist()
-    images = [column for column in columns.values() if isinstance(column, Images)]
-    if "P0" in found and images and images[0].paths[0] is not None:
-        height, width = image_header(images[0].paths[0]).shape[:2]
+    images = [c for n, c in columns.items() if n in _IMAGES and isinstance(c, Images)]
+    if "P0" in found and images:
+        height, width = image_size(images[0].paths[0])
         camera = camera_of_matrix(np.reshape(found["P0"], (3, 4)), (width, height), path)
         return {"calibration": found, "camera": camera.to_json()}
     return {"calibration": found} if found else {}

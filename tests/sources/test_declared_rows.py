@@ -226,8 +226,8 @@ def test_stale_consolidated_metadata_is_ignored_and_missing_chunks_are_counted(
     frames = [dict(frame) for frame in source.frames(source.episodes()[3])]
     assert [frame["added"] for frame in frames] == [13, 14]
     np.testing.assert_array_equal([frame["action"] for frame in frames], np.full((2, 2), 7, "f4"))
-    success = "1 of 1 chunk of meta/success missing: filled with False"
-    images = "2 of 5 chunks of data/img missing: filled with 0.0"
+    success = "1 of 1 chunk of meta/success were never written: filled with False"
+    images = "2 of 5 chunks of data/img were never written: filled with 0.0"
     assert inventory_of(open_source(other)).notes == (images, success)
     assert inventory_of(open_source(other, features=["action"])).notes == (success,)
 
@@ -235,7 +235,7 @@ def test_stale_consolidated_metadata_is_ignored_and_missing_chunks_are_counted(
 def test_arrays_without_chunks_and_shards_are_counted(tmp_path: Path) -> None:
     write_buffer(tmp_path / "a.zarr")
     zarr.open_group(tmp_path / "a.zarr")["data"].create_array("depth", shape=(13, 4), dtype="f4")
-    assert "1 of 1 chunk of data/depth missing: filled with 0.0" in "\n".join(
+    assert "1 of 1 chunk of data/depth were never written: filled with 0.0" in "\n".join(
         lines(open_source(tmp_path))
     )
     with pytest.raises(SourceError, match=r"no values; .*depth.*got: 1 chunk, none"):
@@ -245,7 +245,7 @@ def test_arrays_without_chunks_and_shards_are_counted(tmp_path: Path) -> None:
     options: dict[str, Any] = {"shape": (8, 2), "dtype": "f4", "chunks": (2, 2), "shards": (4, 2)}
     group.create_group("data").create_array("x", **options)[:4] = 1
     [note] = inventory_of(open_source(tmp_path / "shards")).notes
-    assert note == "1 of 2 shards of data/x missing: filled with 0.0"
+    assert note == "1 of 2 shards of data/x were never written: filled with 0.0"
 
 
 def test_unused_rows_and_arrays_of_a_buffer_are_listed(tmp_path: Path) -> None:

@@ -155,12 +155,12 @@ BROKEN = [
         "15 rows; the first other row belongs to episode 0",
     ),
     broken(
-        "unnamed_rows metadata metadata metadata row_range unnamed_frames",
+        "unnamed_rows metadata metadata metadata metadata row_range unnamed_frames",
         listed(column("episode_index", at(2, 1))),
         "first other row belongs to episode 2",
     ),
     broken(
-        "unnamed_frames metadata metadata unnamed_rows",
+        "unnamed_frames metadata unnamed_rows",
         listed(column(BEGIN, at(1, -1.0))),
         "expected: 12 frames; got: 15 frames",
     ),
@@ -170,7 +170,7 @@ BROKEN = [
     broken(
         "metadata",
         lambda r: edit_info(r, total_frames=99),
-        "file: meta/info.json; expected: 15; got: 99",
+        "file: meta/info.json; expected: total_frames 99; got: 15",
     ),
     broken(
         "row_range",
@@ -335,35 +335,14 @@ def test_the_command(root: Path, tmp_path: Path) -> None:
 
 
 def test_other_folders_and_parts_of_a_dataset_are_errors(valid: Path, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="no supported dataset"):
-        examine(tmp_path)
     (tmp_path / "x.hdf5").touch()
     for place, message in (
-        (tmp_path / "x.hdf5", "HDF5"),
+        (tmp_path / "x.hdf5", "not a LeRobot dataset.*--quality"),
         (valid.parent, r"contains 1 dataset \(lerobot\)"),
         (valid / "data", "part of a LeRobot dataset"),
     ):
         with pytest.raises(SourceError, match=message):
             examine(place)
-
-
-def test_values_of_other_formats(tmp_path: Path, memory_url: str) -> None:
-    """NaN of a folder of arrays and of a dataset, by episode, feature and frame."""
-    pose = np.arange(35, dtype=np.float64).reshape(5, 7)
-    pose[3:, 2:4] = np.nan
-    for key in "ab":
-        (tmp_path / "src" / key).mkdir(parents=True)
-        np.save(tmp_path / "src" / key / "pose.npy", pose if key == "b" else pose[:3])
-        np.save(tmp_path / "src" / key / "depth.npy", np.full((len(pose), 4, 5), np.inf)[:3])
-    np.save(tmp_path / "src" / "b" / "depth.npy", np.full((5, 4, 5), np.inf))
-    run("write", "--src", tmp_path / "src", "--dst", tmp_path / "dst", "--quiet")
-    for place in (tmp_path / "src", tmp_path / "dst", upload(tmp_path / "dst", memory_url)):
-        report = examine(place)
-        [found] = report.findings
-        assert (found.kind, found.severity, found.got) == ("not_finite", "error", "4 values")
-        assert (found.episode, found.feature, found.frame) == ("b", "pose", 3)
-        assert (report.num_episodes, report.num_frames, report.ok) == (2, 8, False)
-        assert str(report).startswith(f"{place}: {report.format}, 2 episodes, 8 frames\n")
 
 
 def test_a_url_and_a_failing_storage(root: Path, memory_url: str) -> None:

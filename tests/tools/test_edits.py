@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from seqrecord import ClipError, FormatError, NotFoundError, SeqRecordPipe
 from seqrecord.edit import (
     clean,
     delete_episodes,
-    keep_episodes,
     merge_datasets,
     rename_episodes,
     rewrite_files,
@@ -70,7 +70,7 @@ def test_statistics_are_correct_or_removed_with_a_message(
 
     ends: dict[str, Callable[[Path], Any]] = {
         "delete": lambda path: delete_episodes(path, ["e1"]),
-        "keep": lambda path: keep_episodes(path, ["e1"]),
+        "keep": lambda path: delete_episodes(path, ["e1"], others=True),
         "append": lambda path: write(path, range(6, 7), mode="append", statistics=False),
         "reindex": lost_file,
     }
@@ -125,8 +125,8 @@ def test_delete_and_clean(tmp_path: Path) -> None:
     check(path, remaining)
     clips = SeqRecordPipe(path, clip_len=3, shuffle=False)
     assert [clip["episode"] for clip in clips] == list(remaining)
-    assert keep_episodes(path, "e[35]") == ["e0", "e2"]
-    assert keep_episodes(path, "e*") == []
+    assert delete_episodes(path, "e[35]", others=True) == ["e0", "e2"]
+    assert delete_episodes(path, "e*", others=True) == []
     gone = files - record_files_of(path)
     assert gone
     assert set(clean(path, older_than=0)) >= gone, "record files without episodes"
@@ -228,7 +228,12 @@ def test_an_impossible_edit_is_an_error_and_changes_nothing(tmp_path: Path) -> N
         (delete_episodes, ["e9"], ClipError, r"unknown episode.*e9"),
         (delete_episodes, none_of_them, ClipError, r"got: the function none_of_them$"),
         (delete_episodes, lambda _: False, ClipError, r"no episode.*a function of an episode$"),
-        (keep_episodes, "nothing*", ClipError, "the selection has no episode"),
+        (
+            partial(delete_episodes, others=True),
+            "nothing*",
+            ClipError,
+            "the selection has no episode",
+        ),
         (rename_episodes, {"e0": "e2"}, ClipError, r"two episodes would have the same key.*e2"),
         (rename_episodes, {"e0": "x", "e1": "x"}, ClipError, r"would have the same key.*x"),
         (rename_episodes, {"e0": "../x"}, FormatError, "not an episode key"),

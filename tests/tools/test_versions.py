@@ -20,7 +20,6 @@ from seqrecord.edit import (
     delete_episodes,
     describe_features,
     drop_features,
-    keep_episodes,
     list_versions,
     rename_episodes,
     rename_features,
@@ -157,7 +156,10 @@ def test_each_edit_is_recorded_and_checks_its_version(path: Path) -> None:
         ("describe_features(units={'x': 'm'})", partial(describe_features, path, units={"x": "m"})),
         ("rename_features(names={'y': 'z'})", partial(rename_features, path, {"y": "z"})),
         ("drop_features(names=['z'])", partial(drop_features, path, ["z"])),
-        ("keep_episodes(episodes='[Ab]')", partial(keep_episodes, path, "[Ab]")),
+        (
+            "delete_episodes(episodes='[Ab]', others=True)",
+            partial(delete_episodes, path, "[Ab]", others=True),
+        ),
         ("delete_episodes(episodes=['b'])", partial(delete_episodes, path, ["b"])),
         (
             "trim_episodes(episodes=None, frames=slice(1, -1, None))",

@@ -24,6 +24,7 @@ from seqrecord.originals.files import (
     list_folder,
 )
 from seqrecord.originals.protocol import EpisodeInfo
+from seqrecord.originals.references import referring_schema
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.sources.common.orientation import check_exif
@@ -108,24 +109,33 @@ class Originals:
 
 
 @dataclass(frozen=True)
-class NumberedFrames(Originals):
+class InPlace(Originals):
+    """Base class of sources whose frames can refer to files, with `in_place`."""
+
+    in_place: bool = field(default=False, kw_only=True)
+
+    refers_to_images: ClassVar[bool] = True
+
+    def referring(self) -> Self:
+        """Return a copy of the source that references data instead of copying it."""
+        keeps = self.refers_to_images
+        return self if self.in_place else replace(self, keep_encoded=keeps, in_place=True)
+
+
+@dataclass(frozen=True)
+class NumberedFrames(InPlace):
     """Base class of sources with numbered or named files per frame; features may lack frames.
 
-    With `in_place`, images are referenced instead of copied. See `FolderSource`.
+    See `FolderSource`.
     """
 
     sparse: Sequence[str] = ()
     allow_gaps: bool = False
-    in_place: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         sparse = self.sparse.split(",") if isinstance(self.sparse, str) else self.sparse
         object.__setattr__(self, "sparse", tuple(sparse))
-
-    def referring(self) -> Self:
-        """Return a copy of the source that references images instead of copying them."""
-        return self if self.in_place else replace(self, keep_encoded=True, in_place=True)
 
 
 class FirstError:
@@ -178,7 +188,7 @@ class Scan:
 
 
 @dataclass(frozen=True)
-class ScannedSource(Originals, ABC):
+class ScannedSource(InPlace, ABC):
     """Base class of sources that open each original once to determine features and episodes.
 
     The source is a snapshot: schema and episodes are determined once. Pickles contain the schema.
@@ -189,7 +199,8 @@ class ScannedSource(Originals, ABC):
         """Fill `found`. Specs of features that are not selected may be omitted."""
 
     def schema(self) -> Schema:
-        return self._scanned[0]
+        found = self._scanned[0]
+        return referring_schema(found) if self.in_place else found
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         return self._scanned[1]
@@ -198,7 +209,7 @@ class ScannedSource(Originals, ABC):
         state = super().__getstate__()
         state.pop("scan_result", None)
         if "_scanned" in state:
-            state["_scanned"] = (self.schema(), ())  # a worker gets its episodes one by one
+            state["_scanned"] = (self._scanned[0], ())  # a worker gets its episodes one by one
         return state
 
     @cached_property

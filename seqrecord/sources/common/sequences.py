@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,11 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError, located
 from seqrecord.feature_kinds import size_in
 from seqrecord.format.references import ExternalFile, ReferencedFile
-from seqrecord.originals.files import read_bytes
+from seqrecord.originals.files import check_array, read_bytes
 from seqrecord.originals.protocol import EpisodeInfo
-from seqrecord.originals.references import external_files, external_folders, referring_schema
+from seqrecord.originals.references import external_files, external_folders
 from seqrecord.processes.forks import cached_property
-from seqrecord.schema import FeatureSpec, Frame, Schema
+from seqrecord.schema import FeatureSpec, Frame
 from seqrecord.sources.common.array_files import array_header, read_array
 from seqrecord.sources.common.embedded import embedded_value
 from seqrecord.sources.common.images import (
@@ -53,9 +53,6 @@ from seqrecord.sources.inventory import (
 )
 from seqrecord.text import counted
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 _WITHOUT_PARTNER = re.compile("_(without|before|after)_")
 
 
@@ -72,28 +69,47 @@ class Column(Protocol):
 
 
 @dataclass(frozen=True)
+class DecodedFile:
+    """A frame that `read` decodes from a file into an array, where a plain reader does not suffice.
+
+    `shape` returns the shape without decoding; variable dimensions are `None`.
+    """
+
+    path: Path
+    dtype: npt.DTypeLike
+    shape: Callable[[], Sequence[int | None]]
+    read: Callable[[], npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
 class Images(Column):
-    """One file per frame, an image or an npy array; `None` for frames without one.
+    """One file per frame: an image, an npy array, or a `DecodedFile`; `None` for no file.
 
     `samples` are files whose shapes differ, the first file by default. With `in_place`, files are
     referenced.
     """
 
-    paths: Sequence[Path | None]
+    items: Sequence[Path | DecodedFile | None]
     kind: str | None = "image"
     unit: str | None = None
-    samples: Sequence[Path] = ()
+    samples: Sequence[Path | DecodedFile] = ()
     exif: str | None = None
     in_place: bool = False
 
-    def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:
-        there = [path for path in self.paths if path is not None]
-        endings = frozenset(path.suffix.lower() for path in there) if keep_encoded else frozenset()
-        specs = [self._spec(name, path, endings) for path in self.samples or there[:1]]
-        return reduce(widened, specs)
+    @property
+    def paths(self) -> list[Path]:
+        """All files."""
+        return [path_of(item) for item in self.items if item is not None]
 
-    def _spec(self, name: str, path: Path, endings: Collection[str]) -> FeatureSpec:
-        meaning = {"kind": self.kind, "unit": self.unit}
+    def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:
+        endings = frozenset(path.suffix.lower() for path in self.paths if keep_encoded)
+        samples = self.samples or [item for item in self.items if item is not None][:1]
+        return reduce(widened, [self._spec(name, item, endings) for item in samples])
+
+    def _spec(self, name: str, item: Path | DecodedFile, endings: Collection[str]) -> FeatureSpec:
+        meaning, path = {"kind": self.kind, "unit": self.unit}, path_of(item)
+        if isinstance(item, DecodedFile):
+            return feature_spec(name, np.dtype(item.dtype), item.shape(), path, **meaning)
         codec = referable_codec(read_bytes(path), endings, path, self.exif) if self.in_place else ()
         if path.suffix.lower() not in IMAGE_ENDINGS:
             array = array_header(path)
@@ -105,16 +121,32 @@ class Images(Column):
         return feature_spec(name, header.dtype, shape, path, codec=codec, **meaning)
 
     def read(self, frame: int, spec: FeatureSpec) -> Any:
-        path = self.paths[frame]
-        if path is None:
+        if (item := self.items[frame]) is None:
             return None
+        path = path_of(item)
         if self.in_place and spec.may_be_referred_to:
             return ReferencedFile(str(path))
-        if path.suffix.lower() not in IMAGE_ENDINGS:
-            array = read_array(path)
-            check_spec(array.dtype, array.shape, spec, path)
-            return array
-        return embedded_value(read_bytes(path), spec, path, self.exif)
+        if isinstance(item, Path) and path.suffix.lower() in IMAGE_ENDINGS:
+            return embedded_value(read_bytes(path), spec, path, self.exif)
+        with located(SourceError, file=str(path)):
+            array = read_array(path) if isinstance(item, Path) else item.read()
+        check_spec(array.dtype, array.shape, spec, path)
+        return array
+
+
+def path_of(item: Path | DecodedFile) -> Path:
+    """Return the file of a frame."""
+    return item if isinstance(item, Path) else item.path
+
+
+def image_size(item: Path | DecodedFile) -> tuple[int, int]:
+    """Return (height, width) of an image or array, from its header."""
+    if isinstance(item, DecodedFile):
+        shape: Sequence[int | None] = item.shape()
+    else:
+        is_image = item.suffix.lower() in IMAGE_ENDINGS
+        shape = (image_header if is_image else array_header)(item).shape
+    return shape[0] or 0, shape[1] or 0
 
 
 @dataclass(frozen=True)
@@ -181,8 +213,6 @@ class SequenceSource(ScannedSource):
         in_place: reference images instead of copying them.
     """
 
-    in_place: bool = field(default=False, kw_only=True)
-
     expected: ClassVar[str]
     """Description of a sequence's files, for errors."""
 
@@ -218,17 +248,6 @@ class SequenceSource(ScannedSource):
         """Return whether the first entries of the tree contain a sequence."""
         return has_folder(self.path, self.is_sequence)
 
-    def schema(self) -> Schema:
-        found = super().schema()
-        if not self.in_place:
-            return found
-        specs = (spec if spec.is_fixed else replace(spec, codec=()) for spec in found.values())
-        return referring_schema(Schema(list(specs)))
-
-    def referring(self) -> Self:
-        """Return a copy of the source that references images instead of copying them."""
-        return self if self.in_place else replace(self, keep_encoded=True, in_place=True)
-
     def external_files(self) -> dict[str, ExternalFile]:
         """Return the folders of files that frames may reference, see `external_folders`."""
         folders = {path.parent for path in self._files(are_referred_to=True)}
@@ -245,7 +264,7 @@ class SequenceSource(ScannedSource):
                 sequence = self.open(place)
                 columns = (column for n, column in sequence.columns.items() if n in names)
                 images = (column.paths for column in columns if isinstance(column, Images))
-                referred = {path for paths in images for path in paths if path is not None}
+                referred = {path for paths in images for path in paths}
                 yield from referred if are_referred_to else {*sequence.files} - referred
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
@@ -261,6 +280,11 @@ class SequenceSource(ScannedSource):
             }
             if not columns or not sequence.num_frames:
                 raise SourceError("no frames of the selected features", file=str(folder))
+            for name, (column, spec) in columns.items():
+                if isinstance(column, Values) and spec.value == "array":
+                    with located(SourceError, feature=name):
+                        path = folder / sequence.places.get(name, "")
+                        check_array(column.array.dtype, (), spec.dtype, (), path)
             for number in range(sequence.num_frames):
                 frame: dict[str, Any] = {}
                 for name, (column, spec) in columns.items():
@@ -273,8 +297,9 @@ class SequenceSource(ScannedSource):
     def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
         """Return the frames' times in seconds since the first frame, float64 [T]."""
         with located(SourceError, episode=info.key):
-            column = self.open(self._places[info.key]).columns["timestamp"]
-            assert isinstance(column, Values)
+            column = self.open(self._places[info.key]).columns.get("timestamp")
+            if not isinstance(column, Values):  # a steady rate
+                return np.arange(info.num_frames) / (info.fps or 1.0)
             since = column.array - column.array[0]
             return np.asarray(since * (size_in(column.unit, "s") or 1.0), np.float64)
 

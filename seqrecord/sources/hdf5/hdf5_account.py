@@ -26,7 +26,7 @@ from seqrecord.sources.hdf5.layouts import (
 from seqrecord.sources.inventory import (
     NOT_SELECTED,
     LeftOut,
-    check_is_written,
+    Unwritten,
     left_out_by_pattern,
 )
 from seqrecord.text import counted
@@ -41,9 +41,7 @@ class Hdf5Account:
     is_chosen: bool = False  # by features=
     layouts: Counter[str] = field(default_factory=Counter)
     places: dict[str, str] = field(default_factory=dict)
-    unwritten: Counter[str] = field(default_factory=Counter)
-    rows: Counter[str] = field(default_factory=Counter)
-    fills: dict[str, str] = field(default_factory=dict)
+    unwritten: Unwritten = field(default_factory=Unwritten)
     notes: list[str] = field(default_factory=list)
     files: int = 0
     _videos: set[Path] = field(default_factory=set)
@@ -59,7 +57,9 @@ class Hdf5Account:
             if feature in selected:
                 assert feature is not None
                 self.places.setdefault(feature, f"/{pattern}")
-                self._add_rows(feature, item)
+                if item.shape:
+                    count = unwritten_rows(item)
+                    self.unwritten.add(feature, count, item.shape[0], "row", _fill(item))
             elif feature in one.optional:
                 reason = f"observations of the next frame, {NOT_SELECTED}"
                 is_data = not self.is_chosen
@@ -116,28 +116,6 @@ class Hdf5Account:
     def left_out(self) -> list[LeftOut]:
         """Return the datasets that are not packed, by pattern."""
         return left_out_by_pattern(self._left_out, "datasets")
-
-    def unwritten_notes(self) -> list[str]:
-        """Return a note per feature with rows never written."""
-        return [
-            f"{count:,} of {counted(self.rows[name], 'row')} of {name} were never written: "
-            f"filled with {self.fills[name]}"
-            for name, count in self.unwritten.items()
-            if count
-        ]
-
-    def check_requested(self, features: Sequence[str], file: str) -> None:
-        """Raise `SourceError` for a feature without any written row."""
-        for name in features:
-            check_is_written(name, file, self.unwritten[name], self.rows[name], "row")
-
-    def _add_rows(self, feature: str, item: Any) -> None:
-        if not item.shape:
-            return
-        self.rows[feature] += item.shape[0]
-        if count := unwritten_rows(item):
-            self.unwritten[feature] += count
-            self.fills.setdefault(feature, _fill(item))
 
     def _add_beside(self, file: Any, parent: str, child: str, name: str) -> None:
         """Count datasets outside of demonstrations."""

@@ -18,8 +18,8 @@ from seqrecord.format.references import ExternalFile, ReferencedGops
 from seqrecord.originals.files import is_file
 from seqrecord.originals.limits import check_decoded, check_frames
 from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
-from seqrecord.originals.references import external_files, referring_schema
-from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
+from seqrecord.originals.references import external_files
+from seqrecord.schema import EncodedImage, FeatureSpec, Frame
 from seqrecord.sources.common.embedded import embedded_spec, embedded_value, read_rows
 from seqrecord.sources.common.images import image_format
 from seqrecord.sources.common.originals import Scan, ScannedSource, find_files, has_file, key_of
@@ -80,9 +80,9 @@ class Hdf5Source(ScannedSource):
     map: Mapping[str, str] | None = None
     jpeg_order: str | None = None
     without_video: bool = False
-    in_place: bool = False
 
     takes_files = True
+    refers_to_images = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,13 +92,6 @@ class Hdf5Source(ScannedSource):
     def exists(self) -> bool:
         """Return whether there is a file with the ending `.hdf5` or `.h5`."""
         return has_file(self.path, is_hdf5_name)
-
-    def schema(self) -> Schema:
-        return referring_schema(super().schema()) if self.in_place else super().schema()
-
-    def referring(self) -> Hdf5Source:
-        """Return a copy of the source that references large arrays and videos."""
-        return self if self.in_place else replace(self, keep_encoded=False, in_place=True)
 
     def external_files(self) -> dict[str, ExternalFile]:
         """Return the files that frames and GOPs may reference, by path."""
@@ -172,12 +165,13 @@ class Hdf5Source(ScannedSource):
 
     def account(self) -> Account:
         found, counts = self.scan_result, self.scan_result.details
-        counts.check_requested([*(self.features or ()), *(self.map or ())], str(self.root))
+        requested = (*(self.features or ()), *(self.map or ()))
+        counts.unwritten.check({name: name for name in requested}, str(self.root))
         left_out: list[LeftOut] = counts.left_out()
         for each in unread_files(self.path, counts.is_taken):
             is_stereo = each.pattern.endswith("-stereo.mp4")
             left_out.append(replace(each, reason="both lenses in one frame") if is_stereo else each)
-        notes = (*found.notes, *counts.notes, *counts.unwritten_notes())
+        notes = (*found.notes, *counts.notes, *counts.unwritten.notes())
         return Account(counts.reason(), counts.places, tuple(left_out), notes)
 
     def _place(self, path: Path, group: str) -> EpisodeInfo:

@@ -7,7 +7,7 @@ and positions in videos.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,21 +15,22 @@ from seqrecord.errors import SourceError
 from seqrecord.sources.lerobot.layout import EPISODES, INFO, TASKS, LeRobotEpisode, LeRobotInfo
 
 
-def check_totals(root: Path, info: LeRobotInfo, episodes: Sequence[LeRobotEpisode]) -> None:
-    """Raise `SourceError` if `info.json` disagrees with the listed episodes, frames or splits.
+def wrong_totals(
+    root: Path, info: LeRobotInfo, episodes: Sequence[LeRobotEpisode]
+) -> Iterator[SourceError]:
+    """Yield disagreements of `info.json` with the listed episodes, frames and splits.
 
     `episodes` are in the order of their numbers.
     """
-    if not episodes:
-        return
     table = EPISODES[info.version]
-    _check_total(root, info, "total_episodes", len(episodes), table)
+    yield from _wrong_total(root, info, "total_episodes", len(episodes), table)
     if all(each.error is None for each in episodes):
-        _check_total(root, info, "total_frames", sum(each.length for each in episodes), table)
-    last = episodes[-1].index
+        frames = sum(each.length for each in episodes)
+        yield from _wrong_total(root, info, "total_frames", frames, table)
+    last = max((each.index for each in episodes), default=-1)
     for name, numbers in info.splits.items():
         if numbers.stop > last + 1:
-            raise SourceError(
+            yield SourceError(
                 f"the split {name} has episodes beyond the listed ones",
                 file=str(root / INFO),
                 expected=f"episodes up to {last}",
@@ -40,7 +41,8 @@ def check_totals(root: Path, info: LeRobotInfo, episodes: Sequence[LeRobotEpisod
 def check_tasks(root: Path, info: LeRobotInfo, num_tasks: int) -> None:
     """Raise `SourceError` if `info.json` declares more tasks than the task table has."""
     if num_tasks < info.totals.get("total_tasks", 0):
-        _check_total(root, info, "total_tasks", num_tasks, TASKS[info.version])
+        for error in _wrong_total(root, info, "total_tasks", num_tasks, TASKS[info.version]):
+            raise error
 
 
 def frames_in_files(
@@ -74,11 +76,13 @@ def limits_in_videos(
     }
 
 
-def _check_total(root: Path, info: LeRobotInfo, name: str, found: int, table: str) -> None:
-    """Raise `SourceError` if `info.json` declares another number than `found`."""
+def _wrong_total(
+    root: Path, info: LeRobotInfo, name: str, found: int, table: str
+) -> Iterator[SourceError]:
+    """Yield an error if `info.json` declares another number than `found`."""
     declared = info.totals.get(name, found)
     if declared != found:
-        raise SourceError(
+        yield SourceError(
             f"{name} disagrees with {table}: the dataset is incomplete or still being recorded, "
             "or info.json is wrong; `seqrecord doctor PATH` lists all differences",
             file=str(root / INFO),

@@ -22,14 +22,14 @@ from seqrecord.originals.references import external_files, identity_of_files
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import Block, FeatureSpec, Frame, Schema
 from seqrecord.sources.common.embedded import embedded_spec
-from seqrecord.sources.common.originals import FirstError, Originals, files_below
+from seqrecord.sources.common.originals import FirstError, InPlace, files_below
 from seqrecord.sources.common.specs import UnsupportedError, chosen_names, text_spec
 from seqrecord.sources.inventory import Account
 from seqrecord.sources.lerobot.counts import (
     check_tasks,
-    check_totals,
     frames_in_files,
     limits_in_videos,
+    wrong_totals,
 )
 from seqrecord.sources.lerobot.language import (
     EVENTS,
@@ -63,7 +63,7 @@ _AXES = {"height", "width", "channel", "channels"}
 
 
 @dataclass(frozen=True)
-class LeRobotSource(Originals):
+class LeRobotSource(InPlace):
     """A LeRobot dataset of version 2.0, 2.1 or 3.0.
 
     ::
@@ -109,9 +109,9 @@ class LeRobotSource(Originals):
 
     without_video: bool = False
     tolerance: float = TOLERANCE
-    in_place: bool = False
     language: Mapping[str, str | Resolver] | str = field(default_factory=dict)
 
+    refers_to_images = False
     unpickled = ("_episodes", "_rows", "_videos")
 
     def __post_init__(self) -> None:
@@ -152,10 +152,6 @@ class LeRobotSource(Originals):
             numbered=self._numbered,
             language=self._resolvers,
         )
-
-    def referring(self) -> LeRobotSource:
-        """Return a copy of the source that references packets instead of copying them."""
-        return self if self.in_place else replace(self, in_place=True)
 
     def is_whole(self) -> bool:
         """Return whether the folder contains nothing but the dataset."""
@@ -225,7 +221,8 @@ class LeRobotSource(Originals):
     @cached_property
     def _episodes(self) -> dict[str, LeRobotEpisode]:
         episodes = read_episodes(self.path, self._info)
-        check_totals(self.path, self._info, episodes)
+        for error in wrong_totals(self.path, self._info, episodes) if episodes else ():
+            raise error
         return {each.key: each for each in episodes}
 
     @cached_property

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
 from seqrecord.lazy import import_extra
 from seqrecord.originals.files import first_line, read_bytes
 
@@ -33,31 +33,36 @@ class BagMetadata:
     by_topic: Mapping[str, int]
     by_file: Mapping[str, int]
 
-    def check(self, found: Mapping[str, int]) -> None:
-        """Raise `SourceError` if the numbers of messages by topic differ from the declared ones."""
-        for topic in sorted({*self.by_topic, *found}):
-            if self.by_topic and self.by_topic.get(topic, 0) != found.get(topic, 0):
-                raise self._disagrees(
-                    f"{self.by_topic.get(topic, 0)} messages of {topic}",
-                    f"{found.get(topic, 0)}",
-                )
-        total = sum(found.values())
-        if self.messages is not None and self.messages != total:
-            raise self._disagrees(f"{self.messages} messages", str(total))
+    def check(self, found: Mapping[str, int], by_file: Mapping[str, int]) -> None:
+        """Raise `SourceError` if numbers of messages by topic or file differ from declared ones."""
+        remedy = "`ros2 bag reindex` rewrites the metadata for the existing files"
+        with located(SourceError, file=str(self.path)):
+            files = {name: count for name, count in by_file.items() if name in self.by_file}
+            listed = {name: count for name, count in self.by_file.items() if name in files}
+            check_counts("recording's metadata", remedy, listed, files)
+            check_counts("recording's metadata", remedy, self.by_topic, found, self.messages)
 
-    def check_file(self, path: Path, count: int) -> None:
-        """Raise `SourceError` if a file's number of messages differs from the declared one."""
-        if (declared := self.by_file.get(path.name)) is not None and declared != count:
-            raise self._disagrees(f"{declared} messages in {path.name}", str(count))
 
-    def _disagrees(self, expected: str, got: str) -> SourceError:
-        return SourceError(
-            "the number of messages differs from the recording's metadata; `ros2 bag "
-            "reindex` rewrites the metadata for the existing files",
-            file=str(self.path),
-            expected=expected,
-            got=got,
-        )
+def check_counts(
+    origin: str,
+    remedy: str,
+    declared: Mapping[str, int],
+    found: Mapping[str, int],
+    total: int | None = None,
+) -> None:
+    """Raise `SourceError` if numbers of messages by topic, or their sum, differ from declared ones.
+
+    Without any declared topic only the sum is compared, if it is declared.
+    """
+    pairs = [(f" of {n}", declared.get(n, 0), found.get(n, 0)) for n in sorted({*declared, *found})]
+    sums = [] if total is None else [(" of all topics", total, sum(found.values()))]
+    for of, expected, got in (*(pairs if declared else ()), *sums):
+        if expected != got:
+            raise SourceError(
+                f"the number of messages differs from the {origin}; {remedy}",
+                expected=f"{expected} messages{of}",
+                got=got,
+            )
 
 
 def read_metadata(path: Path) -> BagMetadata:

@@ -30,7 +30,7 @@ from seqrecord.originals.files import (
 )
 from seqrecord.processes.forks import cached_property
 from seqrecord.sources.common.originals import by_key, find_files, key_of, natural_order
-from seqrecord.sources.mcap.bag_metadata import METADATA, read_metadata
+from seqrecord.sources.mcap.bag_metadata import METADATA, check_counts, read_metadata
 
 if TYPE_CHECKING:
     import sqlite3
@@ -99,11 +99,11 @@ class Recording:
         """
         declared = None if self.metadata is None else read_metadata(self.metadata)
         found: dict[str, list[npt.NDArray[np.int64]]] = {}
+        by_file: dict[str, int] = {}
         for path in self.paths:
             with _opened(path) as file:
                 times_of = file.times()
-            if declared is not None:
-                declared.check_file(path, sum(map(len, times_of.values())))
+            by_file[path.name] = sum(map(len, times_of.values()))
             for topic, times in times_of.items():
                 runs = found.setdefault(topic, [])
                 if runs and len(runs[-1]) and len(times) and times[0] < runs[-1][-1]:
@@ -116,7 +116,7 @@ class Recording:
                 runs.append(times)
         joined = {topic: np.concatenate(runs) for topic, runs in found.items()}
         if declared is not None:
-            declared.check({topic: len(each) for topic, each in joined.items()})
+            declared.check({topic: len(each) for topic, each in joined.items()}, by_file)
         return joined
 
     def extras(self) -> dict[str, int]:
@@ -265,17 +265,10 @@ class _Mcap:
             channel = self.channels.get(number)
             topic = f"channel {number}" if channel is None else channel.topic
             declared[topic] = declared.get(topic, 0) + count
-        if not declared or sum(declared.values()) != statistics.message_count:
-            declared = {"all topics": statistics.message_count}
-            found = {"all topics": sum(found.values())}
-        for topic in sorted({*declared, *found}):
-            if declared.get(topic, 0) != found.get(topic, 0):
-                raise SourceError(
-                    "the number of messages differs from the file's statistics; `mcap recover` "
-                    "writes a file of the existing messages",
-                    expected=f"{declared.get(topic, 0)} messages of {topic}",
-                    got=found.get(topic, 0),
-                )
+        if sum(declared.values()) != statistics.message_count:
+            declared = {}
+        remedy = "`mcap recover` writes a file of the existing messages"
+        check_counts("file's statistics", remedy, declared, found, statistics.message_count)
 
     def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         """Yield topic and bytes of each message of these topics, ordered by time per topic."""
@@ -370,13 +363,9 @@ class _Rosbag1:
 
     def __init__(self, reader: Any) -> None:
         self._reader = reader
-        declared = reader.message_count
-        if (got := sum(map(len, reader.indexes.values()))) != declared:
-            raise SourceError(
-                "the number of messages differs from the bag's index; `rosbag reindex` writes it",
-                expected=declared,
-                got=got,
-            )
+        found = {"": sum(map(len, reader.indexes.values()))}
+        remedy = "`rosbag reindex` writes it"
+        check_counts("bag's index", remedy, {}, found, reader.message_count)
         for place, chunk in reader.chunks.items():
             reader.chunks[place] = _limited(reader.bio, place, chunk)
 

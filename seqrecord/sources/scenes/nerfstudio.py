@@ -15,13 +15,13 @@ from typing import Any
 from seqrecord.errors import SourceError
 from seqrecord.originals.files import is_file, opened
 from seqrecord.sources.common.cameras import FISHEYE, OPENCV, Camera, pose_of
+from seqrecord.sources.common.sequences import image_size
 from seqrecord.sources.scenes.views import (
     DEPTH,
     Layout,
     Scene,
     View,
     existing_files,
-    image_size,
     inside,
     read_json,
     well_formed,

@@ -21,7 +21,7 @@ from seqrecord.codecs.base import ERRORS
 from seqrecord.codecs.compressors import Lz4
 from seqrecord.errors import SourceError
 from seqrecord.originals.files import opened
-from seqrecord.sources.scenes.views import Pixels
+from seqrecord.sources.common.sequences import DecodedFile
 
 METRIC_NOTE = "float32 metres become whole millimetres, rounded down as by ScanNet++'s toolbox"
 
@@ -33,7 +33,7 @@ _REMEDY = "download it again, or extract it to depth/ with ScanNet++'s toolbox"
 _Depth = npt.NDArray[np.uint16]
 
 
-def packed_depth(path: Path, count: int) -> tuple[dict[str, Pixels], bool]:
+def packed_depth(path: Path, count: int) -> tuple[dict[str, DecodedFile], bool]:
     """Return the depth of `count` frames by name, uint16 [192, 256] in mm, and whether it was in m.
 
     Reads the sizes and decodes the first frame. Raises `SourceError` for damaged sizes, one stream,
@@ -48,7 +48,9 @@ def packed_depth(path: Path, count: int) -> tuple[dict[str, Pixels], bool]:
             got=len(places),
         )
     frames = {
-        f"frame_{number:06}": Pixels(path, np.uint16, partial(_depth, path, *place), _SIZE)
+        f"frame_{number:06}": DecodedFile(
+            path, np.uint16, lambda: _SIZE, partial(_depth, path, *place)
+        )
         for number, place in enumerate(places)
     }
     return frames, bool(places) and _frame(path, *places[0])[1]

@@ -16,16 +16,15 @@ import numpy as np
 
 from seqrecord.originals.files import is_file
 from seqrecord.sources.common.cameras import Camera, FloatArray, camera_of_matrix, pose_of
+from seqrecord.sources.common.sequences import DecodedFile, image_size
 from seqrecord.sources.common.tables import read_numbers
 from seqrecord.sources.scenes.packed_depth import METRIC_NOTE, packed_depth
 from seqrecord.sources.scenes.views import (
     DEPTH,
     IMAGE,
     Layout,
-    Pixels,
     Scene,
     View,
-    image_size,
     images_in,
     read_json,
     well_formed,
@@ -73,7 +72,7 @@ def _read_iphone(folder: Path) -> Scene:
     images, depths, masks = (images_in(folder / name) for name in ("rgb", "depth", "rgb_masks"))
     size = image_size(next(iter(images.values())))[::-1] if images else (0, 0)
     views, notes, poses = [], ["values of IMU are not packed"], read_json(path)
-    depth_of: Mapping[str, Path | Pixels] = depths
+    depth_of: Mapping[str, Path | DecodedFile] = depths
     if not depths and is_file(depth := folder / "depth.bin"):
         depth_of, is_metric = packed_depth(depth, len(poses))
         notes += [f"{depth.name}: {METRIC_NOTE}"] if is_metric else []

@@ -26,14 +26,13 @@ from seqrecord.originals.files import is_directory, list_folder, opened, read_by
 from seqrecord.sources.common.aligning import NONE, align
 from seqrecord.sources.common.cameras import OPENCV, Camera, pose_of, rotation_of
 from seqrecord.sources.common.images import decode_image
+from seqrecord.sources.common.sequences import DecodedFile, image_size
 from seqrecord.sources.common.tables import Rows, read_numbers, read_rows, timed_values
 from seqrecord.sources.scenes.views import (
     DEPTH,
     Layout,
-    Pixels,
     Scene,
     View,
-    image_size,
     images_in,
     inside,
     well_formed,
@@ -179,14 +178,14 @@ def _read_co3d(place: Path) -> Scene:
             mask, depth = frame.get("mask") or {}, frame.get("depth") or {}
             named = {"mask": mask.get("path"), "depth_mask": depth.get("mask_path")}
             named[DEPTH] = depth.get("path")
-            others: dict[str, Path | Pixels] = {}
+            others: dict[str, Path | DecodedFile] = {}
             for name, file in named.items():
                 found = None if file is None else inside(root, file, path)
                 if found is not None and not is_directory(found.parent):
                     missing.add(name)
                 elif found is not None and name == DEPTH:
                     read = partial(_co3d_depth, found, float(depth["scale_adjustment"]))
-                    others[name] = Pixels(found, np.float32, read)
+                    others[name] = DecodedFile(found, "<f4", partial(image_size, found), read)
                 elif found is not None:
                     others[name] = found
             image = inside(root, frame["image"]["path"], path)

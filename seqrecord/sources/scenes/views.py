@@ -7,17 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
 from seqrecord.originals.files import is_directory, json_object, list_folder, read_bytes
-from seqrecord.schema import FeatureSpec
-from seqrecord.sources.common.array_files import array_header
 from seqrecord.sources.common.cameras import FISHEYE, OPENCV, POSE, Camera, FloatArray
 from seqrecord.sources.common.frame_names import (
     FRAME_NAME,
@@ -26,27 +22,21 @@ from seqrecord.sources.common.frame_names import (
     frame_files,
     time_note,
 )
-from seqrecord.sources.common.images import IMAGE_ENDINGS, image_header
+from seqrecord.sources.common.images import IMAGE_ENDINGS
 from seqrecord.sources.common.originals import natural_order
-from seqrecord.sources.common.sequences import Column, Images, SequenceFrames, Values
-from seqrecord.sources.common.specs import check_spec, feature_spec, widened
+from seqrecord.sources.common.sequences import (
+    Column,
+    DecodedFile,
+    Images,
+    SequenceFrames,
+    Values,
+    image_size,
+    path_of,
+)
 
 IMAGE, DEPTH = "image", "depth"
 _KINDS = {IMAGE: IMAGE, DEPTH: DEPTH, "mask": "mask", "depth_mask": "mask"}
 _MAX_JSON = 1 << 28
-
-
-@dataclass(frozen=True)
-class Pixels:
-    """Pixels [H, W] of a view that are no image file, but decoded from `path` by `read`.
-
-    `size` is (height, width), by default that in the header of the image file `path`.
-    """
-
-    path: Path
-    dtype: npt.DTypeLike
-    read: Callable[[], npt.NDArray[Any]]
-    size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +49,7 @@ class View:
     image: Path
     camera: Camera | None = None
     pose: FloatArray | None = None
-    others: Mapping[str, Path | Pixels] = field(default_factory=dict)
+    others: Mapping[str, Path | DecodedFile] = field(default_factory=dict)
     time: int | None = None
 
 
@@ -111,7 +101,7 @@ def sequence_of(
 ) -> SequenceFrames:
     """Make the columns of a scene, in the order of the images' names."""
     views, names, notes = _ordered(_existing(scene))
-    files: dict[str, list[Path | Pixels | None]] = {IMAGE: [view.image for view in views]}
+    files: dict[str, list[Path | DecodedFile | None]] = {IMAGE: [view.image for view in views]}
     for name in dict.fromkeys(name for view in views for name in view.others):
         files[name] = [view.others.get(name) for view in views]
     metadata: dict[str, Any] = {"dataset": layout, **scene.metadata}
@@ -124,15 +114,14 @@ def sequence_of(
         own = scene.cameras.get(name)
         of_views = [view.camera if own is None else own for view in views]
         samples: dict[
-            tuple[int, int] | None, Path | Pixels
+            tuple[int, int] | None, Path | DecodedFile
         ] = {}  # files of cameras may differ in size
         for path, camera in zip(paths, of_views, strict=True):
             if path is not None:
                 samples.setdefault(camera.size if camera else None, path)
         cameras[name] = _scaled(of_views, samples)
         unit = scene.depth_unit if name == DEPTH else None
-        made: Any = _DecodedPixels if any(isinstance(p, Pixels) for p in paths) else Images
-        columns[name] = made(paths, _KINDS.get(name), unit, [*samples.values()])
+        columns[name] = Images(paths, _KINDS.get(name), unit, [*samples.values()])
     camera_columns, cameras_found = _camera_columns(cameras, scene)
     columns |= camera_columns
     if cameras_found:
@@ -155,7 +144,10 @@ def sequence_of(
         len(views),
         {name: column for name, column in columns.items() if wants(name)},
         places,
-        [*lists, *(_file(item) for items in files.values() for item in items if item is not None)],
+        [
+            *lists,
+            *(path_of(item) for items in files.values() for item in items if item is not None),
+        ],
         {name: value for name, value in metadata.items() if value != 0},
         notes=[*notes, *scene.notes],
         split=scene.split,
@@ -197,15 +189,6 @@ def well_formed(path: Path, expected: str) -> Iterator[None]:
             expected=expected,
             got=f"{type(error).__name__}: {error}"[:200],
         ) from error
-
-
-def image_size(path: Path | Pixels) -> tuple[int, int]:
-    """Return (height, width) of an image or array file, from its header."""
-    if isinstance(path, Pixels):
-        return path.size or image_size(path.path)
-    is_image = path.suffix.lower() in IMAGE_ENDINGS
-    height, width = (image_header(path) if is_image else array_header(path)).shape[:2]
-    return height, width
 
 
 def images_in(folder: Path) -> dict[str, Path]:
@@ -260,7 +243,7 @@ def _ordered(views: Sequence[View]) -> tuple[list[View], dict[str, Column], list
 
 
 def _scaled(
-    cameras: Sequence[Camera | None], samples: Mapping[tuple[int, int] | None, Path | Pixels]
+    cameras: Sequence[Camera | None], samples: Mapping[tuple[int, int] | None, Path | DecodedFile]
 ) -> list[Camera | None]:
     """Return the cameras of files that have the size of the `samples`, by size of the camera."""
     sizes = {key: image_size(path) for key, path in samples.items()}
@@ -269,7 +252,7 @@ def _scaled(
         if camera is not None and camera not in known:
             path = samples.get(camera.size)
             known[camera] = (
-                camera if path is None else camera.scaled(*sizes[camera.size], _file(path))
+                camera if path is None else camera.scaled(*sizes[camera.size], path_of(path))
             )
     return [known[camera] for camera in cameras]
 
@@ -313,36 +296,7 @@ def _camera_columns(
     return columns, metadata.get("", metadata)
 
 
-def _pattern(items: Sequence[Path | Pixels | None], folder: Path) -> str:
-    there = [_file(item) for item in items if item is not None]
+def _pattern(items: Sequence[Path | DecodedFile | None], folder: Path) -> str:
+    there = [path_of(item) for item in items if item is not None]
     above = os.path.relpath(os.path.commonpath([path.parent for path in there]), folder)
     return os.path.normpath(f"{above}/*{there[0].suffix}")
-
-
-def _file(item: Path | Pixels) -> Path:
-    return item.path if isinstance(item, Pixels) else item
-
-
-@dataclass(frozen=True)
-class _DecodedPixels(Column):
-    """`Pixels` of all frames; `samples` are those whose sizes may differ."""
-
-    items: Sequence[Pixels | None]
-    kind: str | None
-    unit: str | None
-    samples: Sequence[Pixels]
-
-    def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:  # noqa: ARG002 - decoded
-        return reduce(widened, [self._spec(name, item) for item in self.samples])
-
-    def _spec(self, name: str, item: Pixels) -> FeatureSpec:
-        dtype, size = np.dtype(item.dtype), image_size(item)
-        return feature_spec(name, dtype, size, item.path, kind=self.kind, unit=self.unit)
-
-    def read(self, frame: int, spec: FeatureSpec) -> Any:
-        if (item := self.items[frame]) is None:
-            return None
-        with located(SourceError, file=str(item.path)):
-            array = item.read()
-        check_spec(array.dtype, array.shape, spec, item.path)
-        return array

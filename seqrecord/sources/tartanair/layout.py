@@ -21,83 +21,77 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
 from seqrecord.originals.files import check_array, read_bytes
-from seqrecord.schema import CodecConfig, FeatureSpec
-from seqrecord.sources.common.array_files import array_header, read_array
-from seqrecord.sources.common.images import decode_image, image_header, kept_config
-from seqrecord.sources.common.orientation import applied_orientation, shape_of
+from seqrecord.sources.common.images import decode_image, load_imagecodecs
+from seqrecord.sources.common.sequences import Column, DecodedFile, Images, image_size
 
 CAMERAS = ("left", "right")
 
 IMU_ROWS = 10
 """IMU samples per frame in version 2: 100 Hz at 10 frames per second."""
 
-Size = tuple[int, int]
-"""Height and width in pixels."""
+_Arrays: TypeAlias = tuple[npt.NDArray[Any], ...]
 
-Reader = Callable[[Path, Size, Sequence[FeatureSpec], "str | None"], "tuple[npt.NDArray[Any], ...]"]
-
-_PIXELS: Mapping[str, tuple[str, tuple[int, ...], str, str | None]] = {
-    "image": ("|u1", (3,), "image", None),
-    "depth": ("<f4", (), "depth", "m"),
-    "flow": ("<f4", (2,), "flow", "px"),
-    "mask": ("|u1", (), "mask", None),
-    "seg": ("|u1", (), "segmentation", None),
+_KINDS: Mapping[str, tuple[str, str | None]] = {
+    "image": ("image", None),
+    "depth": ("depth", "m"),
+    "flow": ("flow", "px"),
+    "mask": ("mask", None),
+    "seg": ("segmentation", None),
 }
-"""dtype, channels, kind and unit by the first word of TartanAir's names."""
+"""Kind and unit by the first word of TartanAir's names."""
 
 
 @dataclass(frozen=True)
 class PixelFiles:
     """A folder with one file per frame, or per pair of consecutive frames if `between`.
 
-    `features` have shape [?, ?] or [?, ?, channels]. `read` returns their arrays in that order and
-    raises `SourceError`.
+    `decode` returns the arrays of `features`, in that order, where a file is more than an image or
+    an array; `forms` has their dtype and channels.
     """
 
     folder: str
     pattern: re.Pattern[str]
     camera: str
-    features: tuple[FeatureSpec, ...]
-    read: Reader
+    features: tuple[str, ...]
+    decode: Callable[[Path], _Arrays] | None = None
+    forms: tuple[tuple[str, tuple[int, ...]], ...] = ()
     between: bool = False
 
     @property
     def shown(self) -> str:
-        """Pattern of its file names, for messages: `*_left_depth.npy`."""
+        """Pattern of its files, for messages: `depth_left/*_left_depth.npy`."""
         pattern = self.pattern.pattern.replace(r"(\d+)", "*")
-        return pattern.replace("*_*", "*").replace("\\.", ".")
+        return f"{self.folder}/{pattern.replace('*_*', '*')}".replace("\\.", ".")
 
-    @property
-    def is_image(self) -> bool:
-        return self.read is _read_rgb
-
-    def kept(self, exif: str | None) -> tuple[CodecConfig, ...]:
-        """Return the codec of files that can be referenced; empty for the others."""
-        formats: dict[Reader, str] = {_read_rgb: "png", _read_seg_png: "png", _read_npy: "npy"}
-        return (kept_config(formats[self.read], exif),) if self.read in formats else ()
-
-    @property
-    def needs_imagecodecs(self) -> bool:
-        return self.read is _read_flow_png
-
-    def size(self, path: Path, exif: str | None) -> Size:
-        """Return height and width from a file's header. Raises `SourceError` if it is invalid."""
-        if path.suffix == ".npy":
-            header = array_header(path)
-            want = self.features[0]
-            shape = header.shape
-            check_array(header.dtype, shape, want.dtype, (*shape[:2], *_channels(want)), path)
-        else:
-            shape = shape_of(image_header(path), exif, is_kept=False)
-        return shape[0], shape[1]
+    def columns(self, paths: Sequence[Path | None]) -> dict[str, Column]:
+        """Return the columns of `features`; frames without a path lack them."""
+        columns: dict[str, Column] = {}
+        if self.decode is _flow_png:
+            load_imagecodecs()
+        decode = self.decode and lru_cache(maxsize=1)(self.decode)  # several features per file
+        for place, name in enumerate(self.features):
+            items: list[Path | DecodedFile | None] = [*paths]
+            if decode is not None:
+                dtype, channels = self.forms[place]
+                items = [
+                    path
+                    and DecodedFile(
+                        *(path, dtype, partial(_shape, path, channels)),
+                        partial(_decoded, decode, path, place),
+                    )
+                    for path in paths
+                ]
+            columns[name] = Images(items, *_KINDS[name.partition("_")[0]])
+        return columns
 
 
 @dataclass(frozen=True)
@@ -112,8 +106,9 @@ class TartanAirLayout:
     centre: float
     fps: float | None
     pixels: tuple[PixelFiles, ...]
-    poses: tuple[tuple[FeatureSpec, str, str], ...]  # feature, camera, file
+    poses: tuple[tuple[str, str, str], ...]  # feature, camera, file
     imu: tuple[tuple[str, str, str], ...]  # feature, file in imu/, unit
+    note: str
 
     @property
     def names(self) -> frozenset[str]:
@@ -123,67 +118,31 @@ class TartanAirLayout:
         )
 
 
-def check_rgb(
-    data: bytes, path: Path, size: Size, spec: FeatureSpec, exif: str | None
-) -> npt.NDArray[Any]:
-    """Decode an encoded image, which must be 8-bit RGB."""
-    return _decoded(data, path, "RGB", "|u1", size, spec, exif)
+def _shape(path: Path, channels: tuple[int, ...]) -> tuple[int, ...]:
+    return (*image_size(path), *channels)
 
 
-def _decoded(
-    data: bytes,
-    path: Path,
-    mode: str,
-    dtype: str,
-    size: Size,
-    spec: FeatureSpec,
-    exif: str | None,
-) -> npt.NDArray[Any]:
-    image = decode_image(
-        data, path, mode, size, turn=lambda header: applied_orientation(header, spec, path, exif)
-    )
+def _decoded(decode: Callable[[Path], _Arrays], path: Path, place: int) -> npt.NDArray[Any]:
+    return decode(path)[place]
+
+
+def _pixels(path: Path, mode: str, dtype: str) -> npt.NDArray[Any]:
+    image = decode_image(read_bytes(path), path, mode)
     check_array(image.dtype, image.shape, dtype, image.shape, path)
     return image
 
 
-def _read_npy(
-    path: Path, size: Size, features: Sequence[FeatureSpec], _: str | None
-) -> tuple[Any, ...]:
-    return (read_array(path, features[0].dtype, (*size, *_channels(features[0]))),)
-
-
-def _channels(spec: FeatureSpec) -> tuple[int, ...]:
-    return tuple(length for length in spec.shape if length is not None)
-
-
-def _read_rgb(
-    path: Path, size: Size, features: Sequence[FeatureSpec], exif: str | None
-) -> tuple[Any, ...]:
-    return (check_rgb(read_bytes(path), path, size, features[0], exif),)
-
-
-def _read_depth_png(
-    path: Path, size: Size, features: Sequence[FeatureSpec], exif: str | None
-) -> tuple[Any, ...]:
-    rgba = _decoded(read_bytes(path), path, "RGBA", "|u1", size, features[0], exif)
+def _depth_png(path: Path) -> _Arrays:
     # The four bytes of a float are in OpenCV's channel order, BGRA.
-    bgra = rgba[..., [2, 1, 0, 3]]
+    bgra = _pixels(path, "RGBA", "|u1")[..., [2, 1, 0, 3]]
     return (np.ascontiguousarray(bgra).view("<f4")[..., 0],)
 
 
-def _read_seg_png(
-    path: Path, size: Size, features: Sequence[FeatureSpec], exif: str | None
-) -> tuple[Any, ...]:
-    return (_decoded(read_bytes(path), path, "L", "|u1", size, features[0], exif),)
-
-
-def _read_flow_png(
-    path: Path, size: Size, features: Sequence[FeatureSpec], exif: str | None
-) -> tuple[Any, ...]:
-    rgb = _decoded(read_bytes(path), path, "RGB", "<u2", size, features[0], exif)
+def _flow_png(path: Path) -> _Arrays:
+    rgb = _pixels(path, "RGB", "<u2")
     # In OpenCV's order x, y and mask are blue, green and red.
     mask = rgb[..., 0]
-    flow = np.empty((*size, 2), np.float32)
+    flow = np.empty((*mask.shape, 2), np.float32)
     flow[...] = rgb[..., :0:-1]
     flow -= 32768
     flow /= 64
@@ -194,59 +153,54 @@ def _read_flow_png(
     return flow, mask.astype(np.uint8)
 
 
-def _per_frame(modality: str, side: str, camera: str, ending: str, read: Reader) -> PixelFiles:
+def _per_frame(modality: str, side: str, camera: str, ending: str, **how: Any) -> PixelFiles:
     pattern = re.compile(rf"(\d+)_{camera}{ending}", re.ASCII)
     name = f"{modality}_{camera}"
-    return PixelFiles(name, pattern, side, (_pixels(modality, name),), read)
+    return PixelFiles(name, pattern, side, (name,), **how)
 
 
-def _between(
-    folder: str, side: str, ending: str, features: tuple[FeatureSpec, ...], read: Reader
-) -> PixelFiles:
+def _between(folder: str, side: str, ending: str, *features: str, **how: Any) -> PixelFiles:
     pattern = re.compile(rf"(\d+)_(\d+)_{ending}", re.ASCII)
-    return PixelFiles(folder, pattern, side, features, read, between=True)
+    return PixelFiles(folder, pattern, side, features, between=True, **how)
 
 
-def _pixels(modality: str, name: str) -> FeatureSpec:
-    dtype, channels, kind, unit = _PIXELS[modality]
-    return FeatureSpec(name, np.dtype(dtype), (None, None, *channels), kind=kind, unit=unit)
-
-
-def _poses(cameras: Mapping[str, str]) -> tuple[tuple[FeatureSpec, str, str], ...]:
+def _poses(cameras: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
     names = [(f"pose_{camera}", side) for side, camera in cameras.items()]
-    return tuple(
-        (FeatureSpec(name, np.dtype("<f8"), (7,), kind="pose", unit="m"), side, f"{name}.txt")
-        for name, side in names
-    )
+    return tuple((name, side, f"{name}.txt") for name, side in names)
 
 
 def _v1() -> TartanAirLayout:
     pixels: list[PixelFiles] = []
     for side in CAMERAS:
-        pixels.append(_per_frame("image", side, side, r"\.png", _read_rgb))
-        pixels.append(_per_frame("depth", side, side, r"_depth\.npy", _read_npy))
-        for modality in ("flow", "mask") if side == "left" else ():
-            features = (_pixels(modality, modality),)
-            pixels.append(_between("flow", side, rf"{modality}\.npy", features, _read_npy))
-        pixels.append(_per_frame("seg", side, side, r"_seg\.npy", _read_npy))
-    return TartanAirLayout(
-        "V1", 0.0, None, tuple(pixels), _poses({side: side for side in CAMERAS}), ()
-    )
+        pixels.append(_per_frame("image", side, side, r"\.png"))
+        pixels.append(_per_frame("depth", side, side, r"_depth\.npy"))
+        if side == "left":
+            pixels += [_between("flow", side, rf"{n}\.npy", n) for n in ("flow", "mask")]
+        pixels.append(_per_frame("seg", side, side, r"_seg\.npy"))
+    note = "TartanAir V1: frame rate not documented; poses in NED"
+    poses = _poses({side: side for side in CAMERAS})
+    return TartanAirLayout("V1", 0.0, None, tuple(pixels), poses, (), note)
 
 
 def _v2() -> TartanAirLayout:
     pixels: list[PixelFiles] = []
     cameras = {side: f"{side[0]}cam_front" for side in CAMERAS}
+    depth = {"decode": _depth_png, "forms": (("<f4", ()),)}
+    flow = {"decode": _flow_png, "forms": (("<f4", (2,)), ("|u1", ()))}
     for side, camera in cameras.items():
-        pixels.append(_per_frame("image", side, camera, r"\.png", _read_rgb))
-        pixels.append(_per_frame("depth", side, camera, r"_depth\.png", _read_depth_png))
-        pixels.append(_per_frame("seg", side, camera, r"_seg\.png", _read_seg_png))
-        both = (_pixels("flow", f"flow_{camera}"), _pixels("mask", f"mask_{camera}"))
-        pixels.append(_between(f"flow_{camera}", side, r"flow\.png", both, _read_flow_png))
+        pixels.append(_per_frame("image", side, camera, r"\.png"))
+        pixels.append(_per_frame("depth", side, camera, r"_depth\.png", **depth))
+        pixels.append(_per_frame("seg", side, camera, r"_seg\.png"))
+        both = (f"flow_{camera}", f"mask_{camera}")
+        pixels.append(_between(f"flow_{camera}", side, r"flow\.png", *both, **flow))
     imu = (("imu_acc", "acc.npy", "m/s^2"), ("imu_gyro", "gyro.npy", "rad/s"))
+    note = (
+        "TartanAir V2: depth PNGs decoded as bytes of float32, flow PNGs as (value - 32768) / 64 "
+        "and a mask; 10 frames per second; poses in NED"
+    )
     # The documentation gives 320 for the centre. Depth and poses reproject to the official flow
     # to within its rounding of 1/128 pixel with 319.5 only (with 320 they are 0.04 pixels off).
-    return TartanAirLayout("V2", 0.5, 10.0, tuple(pixels), _poses(cameras), imu)
+    return TartanAirLayout("V2", 0.5, 10.0, tuple(pixels), _poses(cameras), imu, note)
 
 
 LAYOUTS = (_v1(), _v2())

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.originals.references import external_files, identity_of_files
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
-from seqrecord.sources.common.originals import FirstError, Originals, find_files, has_file, key_of
+from seqrecord.sources.common.originals import FirstError, InPlace, find_files, has_file, key_of
 from seqrecord.sources.common.specs import chosen_names, feature_spec
 from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
 from seqrecord.sources.video.files import COPY, VIDEO_ENDINGS, VideoFile
@@ -35,7 +35,7 @@ _TIME = "timestamp"
 
 
 @dataclass(frozen=True)
-class VideoSource(Originals):
+class VideoSource(InPlace):
     """Video files: MP4, MOV, Matroska, WebM, AVI, MPEG-TS and GIF.
 
     ::
@@ -63,7 +63,6 @@ class VideoSource(Originals):
     """
 
     by_folder: bool = False
-    in_place: bool = False
     stream: int | str | None = None
     dtype: str = "uint8"
 
@@ -140,10 +139,6 @@ class VideoSource(Originals):
             if spec.kind == "depth" and spec.unit is None
         )
         return Account(f"{count} {names}", places, tuple(left_out), tuple(notes))
-
-    def referring(self) -> VideoSource:
-        """Return a copy of the source that references packets instead of copying them."""
-        return self if self.in_place else replace(self, in_place=True)
 
     def is_whole(self) -> bool:
         """Return whether the folder contains nothing but videos."""

@@ -19,8 +19,8 @@ from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ExternalFile, ReferencedFile
 from seqrecord.originals.files import is_file, is_junk, opened
 from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
-from seqrecord.originals.references import external_files, referring_schema
-from seqrecord.schema import FeatureSpec, Frame, Schema
+from seqrecord.originals.references import external_files
+from seqrecord.schema import FeatureSpec, Frame
 from seqrecord.sources.common.array_files import decode_array
 from seqrecord.sources.common.embedded import embedded_spec, embedded_value
 from seqrecord.sources.common.frame_names import (
@@ -108,9 +108,6 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
     def exists(self) -> bool:
         """Return whether there is a file with the ending `.tar`."""
         return has_file(self.path, _is_tar)
-
-    def schema(self) -> Schema:
-        return referring_schema(super().schema()) if self.in_place else super().schema()
 
     def external_files(self) -> dict[str, ExternalFile]:
         """Return the tar files that frames may reference, by path."""

@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -28,10 +28,10 @@ from seqrecord.format.references import ExternalFile
 from seqrecord.originals.files import first_line, is_directory, is_file, list_folder
 from seqrecord.originals.limits import MAX_CHUNK_BYTES, check_frames
 from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
-from seqrecord.originals.references import external_files, referring_schema
+from seqrecord.originals.references import external_files
 from seqrecord.originals.remote import remote_files
 from seqrecord.processes.forks import cached_property
-from seqrecord.schema import FeatureSpec, Frame, Schema
+from seqrecord.schema import FeatureSpec, Frame
 from seqrecord.sources.common.embedded import read_rows
 from seqrecord.sources.common.originals import Scan, ScannedSource, find_files, natural_order
 from seqrecord.sources.common.specs import check_spec, feature_spec, kind_of, text_spec
@@ -75,21 +75,12 @@ class ZarrSource(ScannedSource):
     Raises `SourceError` with file, episode and feature for inconsistent or unreadable data.
     """
 
-    in_place: bool = False
-
     takes_files = True
     unpickled = ("_buffers",)
 
     def exists(self) -> bool:
         """Return whether there is a group with `data` and `meta/episode_ends`, or a `.zarr.zip`."""
         return bool(self._buffers)
-
-    def schema(self) -> Schema:
-        return referring_schema(super().schema()) if self.in_place else super().schema()
-
-    def referring(self) -> ZarrSource:
-        """Return a copy of the source that references large arrays instead of copying them."""
-        return self if self.in_place else replace(self, in_place=True)
 
     def external_files(self) -> dict[str, ExternalFile]:
         """Return the files that frames may reference, by path."""
@@ -166,13 +157,14 @@ class ZarrSource(ScannedSource):
                 meta = [group[name] for name in sorted(taken) if name.startswith("meta/")]
                 counts.add_meta(path, meta)
                 counts.add_others(path, group, taken)
-        counts.check_requested(self.features or (), str(self.root))
+        requested = {name: f"data/{name}" for name in self.features or ()}
+        counts.unwritten.check(requested, str(self.root))
         left_out = counts.left_out()
         if self._buffers != [self.path]:
             left_out += unread_files(self.path, self._is_taken, goes_down=_is_no_group)
         reason = f"{counted(len(self._buffers), 'group')} with data/ and {_ENDS}"
         places = {name: f"data/{name}" for name in self.schema()}
-        return Account(reason, places, tuple(left_out), (*counts.notes, *counts.chunk_notes()))
+        return Account(reason, places, tuple(left_out), (*counts.notes, *counts.unwritten.notes()))
 
     def _is_taken(self, path: Path) -> bool:
         return path in self._buffers or path.parent in self._buffers

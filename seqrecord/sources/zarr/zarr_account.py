@@ -18,10 +18,9 @@ from seqrecord.sources.common.originals import walk
 from seqrecord.sources.inventory import (
     NOT_SELECTED,
     LeftOut,
-    check_is_written,
+    Unwritten,
     left_out_by_pattern,
 )
-from seqrecord.text import counted
 
 _MOST_CHUNKS = 1_000_000  # chunks of an array that are listed
 _MOST_REMOTE = 1_000  # on a URL, where each folder of chunks is a request
@@ -32,10 +31,7 @@ class ZarrAccount:
     """Collect counts over all buffers."""
 
     notes: list[str] = field(default_factory=list)
-    _missing: Counter[str] = field(default_factory=Counter)
-    _chunks: Counter[str] = field(default_factory=Counter)
-    _fills: dict[str, str] = field(default_factory=dict)
-    _nouns: dict[str, str] = field(default_factory=dict)
+    unwritten: Unwritten = field(default_factory=Unwritten)
     _unused_rows: Counter[str] = field(default_factory=Counter)
     _arrays: Counter[tuple[str, str, bool]] = field(default_factory=Counter)
 
@@ -77,21 +73,6 @@ class ZarrAccount:
         ]
         return rows + left_out_by_pattern(self._arrays, "arrays")
 
-    def chunk_notes(self) -> list[str]:
-        """Return a note per array with missing chunks."""
-        return [
-            f"{missing:,} of {counted(self._chunks[place], self._nouns[place])} of {place} "
-            f"missing: filled with {self._fills[place]}"
-            for place, missing in self._missing.items()
-        ]
-
-    def check_requested(self, features: Sequence[str], file: str) -> None:
-        """Raise `SourceError` for a feature without any chunk."""
-        for name in features:
-            place = f"data/{name}"
-            missing, total = self._missing[place], self._chunks[place]
-            check_is_written(name, file, missing, total, self._nouns.get(place, "chunk"))
-
     def _add_chunks(self, path: Path, array: Any, names: set[str]) -> None:
         grid, place = _grid(array), array.path
         total = math.prod(grid)
@@ -99,11 +80,9 @@ class ZarrAccount:
         if total > most:
             self.notes.append(f"missing chunks of {place} not counted: {total:,} chunks")
             return
-        self._chunks[place] += total
-        self._nouns[place] = "chunk" if array.shards is None else "shard"
-        if missing := total - _present(names or _names(path, place), array, grid):
-            self._missing[place] += missing
-            self._fills.setdefault(place, _fill(array))
+        missing = total - _present(names or _names(path, place), array, grid)
+        unit = "chunk" if array.shards is None else "shard"
+        self.unwritten.add(place, missing, total, unit, _fill(array))
 
     @contextmanager
     def _listing(self, path: Path) -> Iterator[None]:

@@ -17,7 +17,6 @@ from seqrecord.edit import (
     clean,
     delete_episodes,
     drop_features,
-    keep_episodes,
     merge_datasets,
     rename_episodes,
     rewrite_files,
@@ -307,7 +306,7 @@ COMMANDS: dict[str, Command] = {
     "only resume": Command(partial(write, mode="resume", episodes=0), _resumed),
     "reindex": Command(_on(seqrecord.reindex), _resumed),
     "delete": Command(_on(delete_episodes, "e1"), _deleted),
-    "keep": Command(_on(keep_episodes, "e[12]*"), _kept),
+    "keep": Command(_on(delete_episodes, "e[12]*", others=True), _kept),
     "rename": Command(_on(rename_episodes, {"e2": "two"}), _renamed),
     "trim": Command(_on(trim_episodes, "e2", slice(1, None)), _trimmed),
     "relabel": Command(
