@@ -198,8 +198,11 @@ def parts_of(folder: str, names: Sequence[str]) -> tuple[list[int], list[FolderF
 def referring_schema(schema: Schema) -> Schema:
     """Return the schema for referenced images: each in its own group, all other features in one.
 
-    Only chunks of a single feature can refer to files.
+    Only chunks of a single feature can refer to files. Arrays of variable shape are copied.
     """
+    variable = [s for s in schema.values() if s.codec and not s.is_fixed]
+    copied = [s.name for s in variable if s.codec[0].get("format") == "npy"]
+    schema = Schema([replace(s, codec=()) if s.name in copied else s for s in schema.values()])
     numbers: dict[str, int] = {}
     for spec in schema.values():
         numbers.setdefault(spec.name if spec.may_be_referred_to else "", len(numbers))

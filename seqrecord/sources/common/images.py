@@ -158,11 +158,14 @@ def passthrough_codec(
 def passthrough_of_both(
     one: tuple[CodecConfig, ...], other: tuple[CodecConfig, ...]
 ) -> tuple[CodecConfig, ...]:
-    """Merge a feature's codecs of two episodes; `any` for both PNG and JPEG images."""
+    """Merge a feature's codecs of two episodes; `any` for both PNG and JPEG images.
+
+    Empty if one is.
+    """
     if one != other and [config["id"] for config in (*one, *other)] == [IMAGE, IMAGE]:
         formats = {config["format"] for config in (*one, *other)}
         return ({**one[0], "format": "any"},) if formats <= {"png", "jpeg", "any"} else ()
-    return one
+    return one if other else ()
 
 
 def image_format(data: bytes, path: Path) -> str:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from seqrecord.schema import Schema
+from seqrecord.errors import SourceError
+from seqrecord.schema import FeatureSpec
 from seqrecord.sources.common.frame_names import (
     FRAME_NAME,
     FRAME_NUMBER,
     TIMESTAMP,
     number_of,
 )
-from seqrecord.sources.common.images import IMAGE_ENDINGS
+from seqrecord.sources.common.images import IMAGE_ENDINGS, image_header
 from seqrecord.sources.folders.encodings import encoding_note
-from seqrecord.sources.folders.rows import RowFiles
+from seqrecord.sources.folders.rows import RowFiles, find_camera
 from seqrecord.sources.folders.tree import (
     METADATA,
     EpisodeFolder,
@@ -72,9 +75,23 @@ def account_of(
     return Account(reason, packed, tuple(left_out), tuple(notes))
 
 
-def encoding_notes(schema: Schema, episodes: Sequence[EpisodeFolder]) -> Iterator[str]:
+def camera_of(episode: EpisodeFolder) -> tuple[dict[str, Any] | None, dict[str, str]]:
+    """Return an episode's camera, if there is one, and reasons for unused camera files."""
+    sizes = set[tuple[int, int]]()
+    for folder in episode.folders.values() if episode.cameras else ():
+        path = episode.path / folder.folder / folder.first
+        if path.suffix.lower() in IMAGE_ENDINGS:
+            with suppress(SourceError):  # raised by `frames`
+                height, width = image_header(path).shape[:2]
+                sizes.add((height, width))
+    return find_camera(episode.path, episode.cameras, sizes)
+
+
+def encoding_notes(
+    specs: Mapping[str, FeatureSpec], episodes: Sequence[EpisodeFolder]
+) -> Iterator[str]:
     """Yield notes on images whose values may encode other data, by feature."""
-    for name, spec in schema.items():
+    for name, spec in specs.items():
         places = (each.folders.get(name) for each in episodes)
         first = next((place.first for place in places if place is not None), "")
         if Path(first).suffix.lower() not in IMAGE_ENDINGS or spec.unit:

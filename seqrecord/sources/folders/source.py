@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +16,9 @@ from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ExternalFile
 from seqrecord.originals.files import is_directory, is_file, read_bytes
 from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
-from seqrecord.originals.references import external_files, external_folders, referring_schema
+from seqrecord.originals.references import external_files, external_folders
 from seqrecord.processes.forks import cached_property
-from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
+from seqrecord.schema import CodecConfig, FeatureSpec, Frame
 from seqrecord.sources.common.array_files import NPZ, array_header, arrays_form
 from seqrecord.sources.common.frame_names import name_specs, time_note
 from seqrecord.sources.common.images import (
@@ -26,19 +26,30 @@ from seqrecord.sources.common.images import (
     image_header,
     load_imagecodecs,
     passthrough_codec,
-    passthrough_of_both,
     referable_codec,
 )
 from seqrecord.sources.common.orientation import shape_of
-from seqrecord.sources.common.originals import NumberedFrames, find_files, key_of
+from seqrecord.sources.common.originals import (
+    FirstError,
+    NumberedFrames,
+    Scan,
+    ScannedSource,
+    find_files,
+    key_of,
+)
 from seqrecord.sources.common.point_files import POINT_ENDINGS, read_points
-from seqrecord.sources.common.specs import chosen_names, feature_name, feature_spec, widened
+from seqrecord.sources.common.specs import feature_name, feature_spec, widened
 from seqrecord.sources.common.tables import frames_shape
 from seqrecord.sources.folders.encodings import kind_of_values, known_meaning
 from seqrecord.sources.folders.episode_frames import check_time_axis, files_of, read_frames
 from seqrecord.sources.folders.exported import ExportedFeature, read_description
-from seqrecord.sources.folders.folder_account import EpisodeFiles, account_of, encoding_notes
-from seqrecord.sources.folders.rows import RowFiles, find_camera, find_rows
+from seqrecord.sources.folders.folder_account import (
+    EpisodeFiles,
+    account_of,
+    camera_of,
+    encoding_notes,
+)
+from seqrecord.sources.folders.rows import RowFiles, find_rows
 from seqrecord.sources.folders.tree import (
     METADATA,
     EpisodeFolder,
@@ -54,9 +65,11 @@ from seqrecord.text import counted
 
 _logger = logging.getLogger("seqrecord")
 
+_DECODED: tuple[CodecConfig, ...] = ()  # no codec: images are decoded
+
 
 @dataclass(frozen=True)
-class FolderSource(NumberedFrames):
+class FolderSource(NumberedFrames, ScannedSource):
     """A tree of episode folders.
 
     ::
@@ -132,9 +145,6 @@ class FolderSource(NumberedFrames):
         if isinstance(self.columns, str):
             object.__setattr__(self, "columns", tuple(self.columns.split(",")))
 
-    def schema(self) -> Schema:
-        return referring_schema(self._schema) if self.in_place else self._schema
-
     def external_files(self) -> dict[str, ExternalFile]:
         """Return the folders of files that frames may reference, see `external_folders`."""
         kept = {name for name, spec in self.schema().items() if spec.may_be_referred_to}
@@ -156,16 +166,13 @@ class FolderSource(NumberedFrames):
         copied = (p for p in paths if p not in referred and not is_document(p.name))
         return external_files(self.path, copied)
 
-    def episodes(self) -> Sequence[EpisodeInfo]:
-        return [self._info(episode) for episode in self._episodes]
-
     def account(self) -> Account:
         """Report places of features, files that are not packed with reasons, and assumptions."""
         found = [
-            EpisodeFiles(episode, self._rows_of(episode), self._camera(episode)[1])
+            EpisodeFiles(episode, self._rows[episode.path], camera_of(episode)[1])
             for episode in self._episodes
         ]
-        names, notes = self.schema().keys(), self._notes(self._schema)
+        names, notes = self.schema().keys(), self.scan_result.notes
         return account_of(self.path, found, names, notes, are_chosen=self.features is not None)
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
@@ -189,22 +196,16 @@ class FolderSource(NumberedFrames):
 
     @cached_property
     def _rows(self) -> dict[Path, RowFiles]:
-        """Row files by episode folder, without values."""
-        return {}
-
-    def _rows_of(self, episode: EpisodeFolder) -> RowFiles:
-        """Return an episode's row files; empty for exported and for broken episodes."""
-        if episode.path not in self._rows:
-            found = RowFiles(0)
-            if not episode.is_exported:
-                with suppress(SourceError):
-                    num_frames = self._num_frames(episode)
-                    taken = {*episode.folders, *episode.arrays}
-                    found = find_rows(episode.path, episode.rows, taken, num_frames)
-            for name, rows in found.features.items():
-                found.features[name] = replace(rows, values=None)
-            self._rows[episode.path] = found
-        return self._rows[episode.path]
+        """Row files by episode folder, without values; none of exported and broken episodes."""
+        every = {episode.path: RowFiles(0) for episode in self._episodes}
+        for episode in self._plain:
+            with suppress(SourceError):
+                taken, num_frames = {*episode.folders, *episode.arrays}, self._num_frames(episode)
+                found = find_rows(episode.path, episode.rows, taken, num_frames)
+                for name, rows in found.features.items():
+                    found.features[name] = replace(rows, values=None)
+                every[episode.path] = found
+        return every
 
     @property
     def _episodes(self) -> list[EpisodeFolder]:
@@ -217,79 +218,62 @@ class FolderSource(NumberedFrames):
             )
         return self._found
 
-    @cached_property
-    def _schema(self) -> Schema:
-        schema = self._make_schema()
-        for note in self._notes(schema):
-            _logger.warning("%s: %s", self.path, note)
-        return schema
+    @property
+    def _plain(self) -> list[EpisodeFolder]:
+        """Episodes that are not exported."""
+        return [episode for episode in self._episodes if not episode.is_exported]
 
-    def _make_schema(self) -> Schema:
-        """Merge the features of all episodes, selected by `features`, in that order.
-
-        By default exported features come first, in their order, then the others by name. Raises
-        `SourceError` for a feature that no episode has, or whose first files are all unreadable.
-        """
+    def scan(self, found: Scan) -> None:
+        """Find the features of all episodes; exported ones come first, the others by name."""
         specs: dict[str, FeatureSpec] = {}
-        codecs: dict[str, _Codec] = {}
-        errors: dict[str, SourceError] = {}  # by feature; "" for errors of episodes
-        exported: dict[str, None] = {}
-        offered: set[str] = set()
+        errors: defaultdict[str, FirstError] = defaultdict(FirstError)  # by feature; "": episodes
+        exported: dict[str, FeatureSpec] = {}
         for episode in self._episodes:
-            key = self._key(episode.path)
-            described: dict[str, ExportedFeature] = {}
-            try:
+            key, described = self._key(episode.path), dict[str, ExportedFeature]()
+            with errors[""].skipped(episode=key):
                 if episode.is_exported:
                     features = read_description(episode.path).features
                     described = {feature.spec.name: feature for feature in features}
-            except SourceError as error:
-                error.located(episode=key)
-                errors.setdefault("", error)
-                continue
-            exported |= dict.fromkeys(described)
-            rows = self._rows_of(episode).features
-            own = {*episode.folders, *episode.arrays, *rows}
-            here = {*described} if episode.is_exported else own
-            offered |= here
-            for name in here if self.features is None else here & set(self.features):
-                try:
-                    spec, codec = (
-                        self._as_exported(episode, described[name])
-                        if episode.is_exported
-                        else self._from_first_file(episode, name)
-                    )
-                except SourceError as error:
-                    error.located(episode=key, feature=name)
-                    errors.setdefault(name, error)
-                    continue
-                specs[name] = widened(specs.get(name, spec), spec)
-                if codec is not None:
-                    known = codecs.get(name, codec)
-                    codecs[name] = passthrough_of_both(known, codec) if codec else ()
+                exported |= {name: described[name].spec for name in described if self._wants(name)}
+                rows = self._rows[episode.path].features
+                own = {*episode.folders, *episode.arrays, *rows}
+                offered = {*described} if episode.is_exported else own
+                found.offered |= dict.fromkeys(offered)
+                for name in filter(self._wants, offered):
+                    with errors[name].skipped(episode=key, feature=name):
+                        if not episode.is_exported:
+                            spec = self._from_first_file(episode, name)
+                        elif (folder := episode.folders.get(described[name].path)) is not None:
+                            spec = self._as_exported(episode, folder, described[name].spec)
+                        else:
+                            continue  # no file tells a codec
+                        specs[name] = widened(specs.get(name, spec), spec)
+        specs = {**exported, **specs}
         for name in sorted(errors.keys() - specs.keys()):
-            if not specs:
-                raise errors[name]
-            if name:
+            if (error := errors[name].first) is not None and not specs:
+                raise error
+            if error is not None and name:
                 with self.unless_unreadable(name):
-                    raise errors[name]
-        for spec in self._name_specs():
-            if spec.name not in offered and (self.features is None or spec.name in self.features):
-                specs[spec.name] = spec
-            offered.add(spec.name)
-        for name in {*(self.features or ())} - offered:
+                    raise error
+        every = {spec.name: spec for spec in self._name_specs() if spec.name not in found.offered}
+        every |= specs
+        names = [*exported, *sorted(every.keys() - exported.keys())]
+        found.specs += [every[name] for name in names]
+        found.offered |= dict.fromkeys(names)
+        for name in {*(self.features or ())} - found.offered.keys():
             self._check_rows(name)
-        every = [n for n in (*exported, *sorted(offered - {*exported})) if n not in self.unreadable]
-        names = chosen_names(every, self.features, self.path, "no such feature")
-        if not self.keep_encoded:
-            return Schema([specs[name] for name in names])
-        if self.in_place:
-            codecs = {name: codec for name, codec in codecs.items() if specs[name].is_fixed}
-        return Schema([replace(specs[name], codec=codecs.get(name, ())) for name in names])
+        found.episodes += [self._info(episode, names) for episode in self._episodes]
+        found.notes += self._notes(specs)
+        for note in found.notes:
+            _logger.warning("%s: %s", self.path, note)
+
+    def _wants(self, name: str) -> bool:
+        return self.features is None or name in self.features
 
     def _check_rows(self, name: str) -> None:
         """Raise `SourceError` if a row file of this name is not a feature."""
         for episode in self._episodes:
-            for place, reason in self._rows_of(episode).reasons.items():
+            for place, reason in self._rows[episode.path].reasons.items():
                 file, _, member = place.partition(": ")
                 if name in (member, feature_name(Path(file).with_suffix("").as_posix())):
                     raise SourceError(
@@ -300,38 +284,31 @@ class FolderSource(NumberedFrames):
                         got=reason,
                     )
 
-    def _notes(self, schema: Schema) -> list[str]:
-        plain = [episode for episode in self._episodes if not episode.is_exported]
+    def _notes(self, specs: Mapping[str, FeatureSpec]) -> list[str]:
+        plain = self._plain
         firsts = (folder for each in plain for folder in self._dense(each)[:1])
         units = Counter(folder.times for folder in firsts if folder.times)
         of = counted(len(plain), "episode")
         times = [f"{time_note(unit)} ({count} of {of})" for unit, count in units.items()]
-        return [*times, *encoding_notes(schema, plain)]
+        return [*times, *encoding_notes(specs, plain)]
 
     def _as_exported(
-        self, episode: EpisodeFolder, feature: ExportedFeature
-    ) -> tuple[FeatureSpec, _Codec | None]:
-        """Return the described feature and its codec.
-
-        It has no codec if the episode has none of its images.
-        """
-        folder = episode.folders.get(feature.path)
-        if folder is None or not self.keep_encoded:
-            return feature.spec, None
-        path = episode.path / feature.path / folder.first
+        self, episode: EpisodeFolder, folder: FeatureFolder, spec: FeatureSpec
+    ) -> FeatureSpec:
+        """Return the described feature with a codec that keeps its images, if possible."""
+        path, codec = episode.path / folder.folder / folder.first, _DECODED
         if self.in_place:
-            return feature.spec, self._referable(path, folder)
-        if not folder.all_images:
-            return feature.spec, ()
-        header = image_header(path)
-        return feature.spec, passthrough_codec(header, folder.endings, exif=self.exif)
+            codec = self._referable(path, folder)
+        elif self.keep_encoded and folder.all_images:
+            codec = passthrough_codec(image_header(path), folder.endings, exif=self.exif)
+        return replace(spec, codec=codec)
 
-    def _from_first_file(self, episode: EpisodeFolder, name: str) -> tuple[FeatureSpec, _Codec]:
+    def _from_first_file(self, episode: EpisodeFolder, name: str) -> FeatureSpec:
         """Return the feature as declared by the header of this episode's first file."""
-        codec: _Codec = ()
+        codec = _DECODED
         meaning: Mapping[str, str | None] = {}
         shape: Sequence[int | None]
-        if (rows := self._rows_of(episode).features.get(name)) is not None:
+        if (rows := self._rows[episode.path].features.get(name)) is not None:
             path, dtype, shape = episode.path / rows.file, rows.dtype, rows.shape
         elif (folder := episode.folders.get(name)) is None:
             path = episode.path / episode.arrays[name]
@@ -341,14 +318,15 @@ class FolderSource(NumberedFrames):
         else:
             path = episode.path / folder.folder / folder.first
             meaning = known_meaning(folder.pattern, folder.first)
+            if self.in_place:
+                codec = self._referable(path, folder)
             if ending_of(path.name) in IMAGE_ENDINGS:
                 image = image_header(path)
                 if image.dtype == np.uint16 and len(image.shape) == 3:
                     load_imagecodecs(path)
-                dtype = image.dtype
-                codec = passthrough_codec(image, folder.endings, exif=self.exif)
-                is_kept = self.keep_encoded and bool(codec)
-                shape = shape_of(image, self.exif, is_kept=is_kept)
+                if self.keep_encoded and not self.in_place:
+                    codec = passthrough_codec(image, folder.endings, exif=self.exif)
+                dtype, shape = image.dtype, shape_of(image, self.exif, is_kept=bool(codec))
             elif ending_of(path.name) in POINT_ENDINGS:
                 found = read_points(path, self.columns)[folder.member or ""].values
                 dtype, shape, meaning = found.dtype, (None, *found.shape[1:]), {"kind": "points"}
@@ -358,21 +336,19 @@ class FolderSource(NumberedFrames):
                 are_arrays = folder.endings <= {".npy", NPZ}
                 files = files_like(path) if are_arrays else [path]
                 dtype, shape = arrays_form(files, folder.member)
-            if self.in_place:
-                codec = self._referable(path, folder)
         meaning = {"kind": kind_of_values(name, dtype, shape), **meaning}
-        return feature_spec(name, dtype, shape, path, **meaning), codec
+        return feature_spec(name, dtype, shape, path, codec=codec, **meaning)
 
-    def _referable(self, path: Path, folder: FeatureFolder) -> _Codec:
+    def _referable(self, path: Path, folder: FeatureFolder) -> tuple[CodecConfig, ...]:
         return referable_codec(read_bytes(path), folder.endings, path, self.exif)
 
     def _name_specs(self) -> list[FeatureSpec]:
         """Return the specs of file name features, unless all episodes are exported."""
-        plain = [episode for episode in self._episodes if not episode.is_exported]
-        firsts = [each for episode in plain for each in self._dense(episode)[:1]]
+        firsts = [each for episode in self._plain for each in self._dense(episode)[:1]]
         are_named = any(each.pattern is None for each in firsts)
         are_times = any(each.times for each in firsts)
-        return name_specs(self.path, are_named=are_named, are_times=are_times) if plain else []
+        specs = name_specs(self.path, are_named=are_named, are_times=are_times)
+        return specs if self._plain else []
 
     def _dense(self, episode: EpisodeFolder) -> list[FeatureFolder]:
         """Return the feature folders with all frames of an episode, selected ones first."""
@@ -391,23 +367,25 @@ class FolderSource(NumberedFrames):
                     return path
         raise SourceError("no such episode", file=str(root), got=key)
 
-    def _info(self, episode: EpisodeFolder) -> EpisodeInfo:
+    def _info(self, episode: EpisodeFolder, names: Collection[str]) -> EpisodeInfo:
         metadata: dict[str, Any] = {}
         num_frames, fps, split = 0, None, None
         try:
             num_frames, fps, split = self._length(episode)
             if not episode.is_exported:
-                metadata = {**self._files(episode, num_frames), **self._text_metadata(episode)}
+                metadata = self._files(episode, num_frames, names)
+                metadata |= self._text_metadata(episode, names)
             if episode.has_metadata:
                 metadata |= read_metadata(episode.path / METADATA)
         except SourceError:
             pass  # raised by `frames`
         return EpisodeInfo(self._key(episode.path), num_frames, metadata, fps, split)
 
-    def _files(self, episode: EpisodeFolder, num_frames: int) -> dict[str, Any]:
+    def _files(
+        self, episode: EpisodeFolder, num_frames: int, names: Collection[str]
+    ) -> dict[str, Any]:
         """Return file patterns and counts of missing frames, for the metadata."""
-        names = self.schema().keys() & episode.folders.keys()
-        chosen = {name: episode.folders[name] for name in sorted(names)}
+        chosen = {n: episode.folders[n] for n in sorted(episode.folders.keys() & names)}
         files = {name: each.path_of_number for name, each in chosen.items() if each.pattern}
         lacking = {
             f"frames_without_{name}": num_frames - chosen[name].num_frames
@@ -416,37 +394,25 @@ class FolderSource(NumberedFrames):
         }
         return {"files": files, **lacking} if files else lacking
 
-    def _text_metadata(self, episode: EpisodeFolder) -> dict[str, Any]:
+    def _text_metadata(self, episode: EpisodeFolder, names: Collection[str]) -> dict[str, Any]:
         """Return the camera and the column names of tables, for the metadata."""
-        camera, _ = self._camera(episode)
+        camera, _ = camera_of(episode)
         metadata: dict[str, Any] = {} if camera is None else {"camera": camera}
-        columns = {**self._rows_of(episode).columns}
+        columns = {**self._rows[episode.path].columns}
         for name, each in episode.folders.items():
             if ending_of(each.first) in POINT_ENDINGS:
                 with suppress(SourceError):  # raised by `frames`
                     found = read_points(episode.path / each.folder / each.first, self.columns)
                     columns[name] = list(found[each.member or ""].names)
-        chosen = {name: columns[name] for name in sorted(columns.keys() & self.schema().keys())}
+        chosen = {name: columns[name] for name in sorted(columns.keys() & names)}
         return {**metadata, "columns": chosen} if chosen else metadata
-
-    def _camera(self, episode: EpisodeFolder) -> tuple[dict[str, Any] | None, dict[str, str]]:
-        if not episode.cameras:
-            return None, {}
-        sizes = set()
-        for folder in episode.folders.values():
-            path = episode.path / folder.folder / folder.first
-            if path.suffix.lower() in IMAGE_ENDINGS:
-                with suppress(SourceError):  # raised by `frames`
-                    height, width = image_header(path).shape[:2]
-                    sizes.add((height, width))
-        return find_camera(episode.path, episode.cameras, sizes)
 
     def _length(self, episode: EpisodeFolder) -> tuple[int, float | None, str | None]:
         """Return number of frames, from one feature (`frames` checks the others), fps and split."""
         if episode.is_exported:
             described = read_description(episode.path)
             return len(described.frames), described.fps, described.split
-        return self._num_frames(episode) or self._rows_of(episode).num_frames, None, None
+        return self._num_frames(episode) or self._rows[episode.path].num_frames, None, None
 
     def _num_frames(self, episode: EpisodeFolder) -> int | None:
         """Return the number of frames from files or an npy array; `None` without both."""
@@ -467,7 +433,3 @@ FORMAT = SourceFormat(
     is_fallback=True,
     takes_urls=True,
 )
-
-
-_Codec: TypeAlias = tuple[CodecConfig, ...]
-"""Codec that keeps a feature's images encoded; empty if not possible."""
