@@ -54,22 +54,22 @@ def feature_names(help_text: str) -> Callable[[_Function], _Function]:
 
 
 def meanings(function: _Function) -> _Function:
-    """`--kind FEATURE=KIND` and `--unit FEATURE=UNIT`, as `kinds` and `units`."""
-    kind = click.option(
-        "--kind",
-        "kinds",
+    """`--kind FEATURE=KIND` and `--unit FEATURE=UNIT`, as `kinds` and `units` by feature."""
+    kind = f"Kind of a feature (repeatable): {', '.join(KINDS)}."
+    unit = "Unit of a feature (repeatable): m, mm, px, rad, ns, 1/5000 m, …"
+    with_units = pairs("--unit", "units", "FEATURE=UNIT", unit)(function)
+    return pairs("--kind", "kinds", "FEATURE=KIND", kind)(with_units)
+
+
+def pairs(option: str, name: str, form: str, help_text: str) -> Callable[[_Function], _Function]:
+    """A repeatable option of this `form`, `NAME=VALUE`, as a dict."""
+    return click.option(
+        *(option, name),
         multiple=True,
-        metavar="FEATURE=KIND",
-        help=f"Kind of a feature (repeatable): {', '.join(KINDS)}.",
+        metavar=form,
+        callback=lambda _ctx, _param, values: parse_pairs(values, form),
+        help=help_text,
     )
-    unit = click.option(
-        "--unit",
-        "units",
-        multiple=True,
-        metavar="FEATURE=UNIT",
-        help="Unit of a feature (repeatable): m, mm, px, rad, ns, 1/5000 m, …",
-    )
-    return kind(unit(function))
 
 
 check_video = click.option("--check-video", is_flag=True, help="Decode all frames of video.")

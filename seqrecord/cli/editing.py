@@ -296,7 +296,7 @@ def add(
 @_command()
 @meanings
 @_options
-def describe(path: str, kinds: tuple[str, ...], units: tuple[str, ...], **options: Any) -> None:
+def describe(path: str, kinds: dict[str, str], units: dict[str, str], **options: Any) -> None:
     """Change kinds and units of features.
 
     Reads and writes no frame. An empty unit (--unit depth=) removes it. Example:
@@ -306,11 +306,9 @@ def describe(path: str, kinds: tuple[str, ...], units: tuple[str, ...], **option
         raise click.UsageError(
             "nothing to change; expected --kind FEATURE=KIND or --unit FEATURE=UNIT"
         )
-    given = [
-        {name: text or None for name, text in parse_pairs(values, form).items()}
-        for values, form in ((kinds, "FEATURE=KIND"), (units, "FEATURE=UNIT"))
-    ]
-    changed = describe_features(path, kinds=given[0], units=given[1], **options)
+    for name, given in {"kinds": kinds, "units": units}.items():
+        options[name] = {feature: text or None for feature, text in given.items()}
+    changed = describe_features(path, **options)
     for spec in changed:
         click.echo(f"{spec.name}: kind {spec.kind or 'unknown'}, unit {spec.unit or 'unknown'}")
     _print_done(path, counted(len(changed), "feature"), "changed", options)

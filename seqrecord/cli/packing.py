@@ -18,8 +18,8 @@ from seqrecord.cli.arguments import (
     common,
     feature_names,
     meanings,
+    pairs,
     parse_codecs,
-    parse_pairs,
     parse_sizes,
     source_option,
     write_mode,
@@ -86,12 +86,9 @@ skip_bad_episodes = click.option(
 @click.option(
     "--cameras", type=click.Choice([*CAMERAS, "both"]), help="Cameras, for TartanAir. [both]"
 )
-@click.option(
-    "--map",
-    "places",
-    multiple=True,
-    metavar="FEATURE=PATH",
-    help="Path of a feature inside the original's files (repeatable), such as "
+@pairs(
+    *("--map", "places", "FEATURE=PATH"),
+    "Path of a feature inside the original's files (repeatable), such as "
     "image=/observations/images/front. Only mapped features are converted.",
 )
 @source_option
@@ -128,9 +125,9 @@ skip_bad_episodes = click.option(
 )
 @click.option(
     "--resize",
-    "sizes",
     multiple=True,
     metavar="FEATURE=HxW|HxW",
+    callback=lambda _ctx, _param, values: parse_sizes(values),
     help="Store frames of a feature, or of all images, at this height and width (repeatable).",
 )
 @click.option(
@@ -146,14 +143,10 @@ def write(
     source_format: str | None,
     dst: str | None,
     codecs: tuple[str, ...],
-    mode: WriteMode,
     features: list[str] | None,
     cameras: str | None,
-    places: tuple[str, ...],
+    places: dict[str, str],
     source_options: dict[str, Any] | None,
-    kinds: tuple[str, ...],
-    units: tuple[str, ...],
-    sizes: tuple[str, ...],
     keep_encoded: bool,
     undistort: bool,
     statistics: str,
@@ -168,7 +161,7 @@ def write(
     destination = dst or _default_destination(src)
     named: dict[str, Any] = {
         "cameras": CAMERAS if cameras == "both" else cameras and (cameras,),
-        "map": parse_pairs(places, "FEATURE=PATH") or None,
+        "map": places or None,
     }
     others = source_options or {}
     if twice := sorted(others.keys() & (named.keys() | {"features", "format", "keep_encoded"})):
@@ -190,20 +183,15 @@ def write(
         source = undistorted(source)
     destined = storage_options if is_url(destination) or not is_url(src) else None
     # Features of --keep-encoded have a codec: a preset for all others does not replace it.
-    resize = parse_sizes(sizes)
+    resized = options["resize"] or ()
     chosen = parse_codecs(
-        codecs,
-        lambda: [n for n, s in source.schema().items() if not s.codec or n in (resize or ())],
+        codecs, lambda: [n for n, s in source.schema().items() if not s.codec or n in resized]
     )
     with ProgressBar("frames", speed=True, quiet=quiet, resumes=True) as bar:
         report = convert(
             source,
             destination,
             codecs=chosen,
-            kinds=parse_pairs(kinds, "FEATURE=KIND"),
-            units=parse_pairs(units, "FEATURE=UNIT"),
-            resize=resize,
-            mode=mode,
             statistics=statistics != "none",
             progress=bar,
             storage_options=destined,
@@ -239,16 +227,11 @@ def index(
     src: str,
     dst: str | None,
     mode: WriteMode,
-    checksums: bool,
-    check_video: bool,
     features: list[str] | None,
     source_options: dict[str, Any] | None,
-    kinds: tuple[str, ...],
-    units: tuple[str, ...],
-    skip_bad_episodes: bool,
-    strict: bool,
     quiet: bool,
     storage_options: dict[str, Any] | None,
+    **options: Any,
 ) -> None:
     """Index originals to read them in place.
 
@@ -260,8 +243,7 @@ def index(
     from seqrecord.indexing.originals import find_index, index_source
 
     if dst is None:
-        given = (checksums, check_video, features, source_options, kinds, units)
-        if mode != "create" or any(given) or skip_bad_episodes or strict:
+        if mode != "create" or any((features, source_options, *options.values())):
             raise click.UsageError(
                 "--append, --resume, --checksums, --check-video, --features, --source-option, "
                 "--kind, --unit, --skip-bad-episodes and --strict require --dst"
@@ -287,14 +269,9 @@ def index(
             source,
             dst,
             mode=mode,
-            checksums=checksums,
-            check_video=check_video,
-            kinds=parse_pairs(kinds, "FEATURE=KIND"),
-            units=parse_pairs(units, "FEATURE=UNIT"),
-            strict=strict,
-            skip_bad_episodes=skip_bad_episodes,
             progress=bar,
             storage_options=storage_options if is_url(dst) or not is_url(src) else None,
+            **options,
         )
         took = f"{bar.seconds:.1f} s"
     if not quiet:
