@@ -7,17 +7,18 @@ the expected format, and its many exceptions become `ValueError`.
 from __future__ import annotations
 
 import io
+import math
 import struct
 import zlib
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib import format as npy_format
 
 from seqrecord.codecs.exif import check_single, check_upright, orientation_of
-from seqrecord.codecs.npy import MAGIC, decode_npy_into, encode_npy, npy_header
 from seqrecord.lazy import import_extra
 
 if TYPE_CHECKING:
@@ -38,6 +39,12 @@ FORMATS = (*FILES, "jpegxl", *RAW)
 SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
 """Format by first bytes of a file."""
 
+_NPY = b"\x93NUMPY"
+# Version 3 is for structured dtypes with Unicode field names, which frames cannot have.
+_NPY_HEADERS = {
+    (1, 0): npy_format.read_array_header_1_0,
+    (2, 0): npy_format.read_array_header_2_0,
+}
 _JPEGXL_EFFORT = 3
 _CHANNELS = {"L": (), "RGB": (3,), "RGBA": (4,), "I;16": (), "I": ()}
 # By PNG bit depth and colour type: lossless Pillow modes. Pillow would silently halve the depth of
@@ -74,7 +81,7 @@ def probe(data: bytes | memoryview) -> ImageHeader:
     may have any dtype and shape. Raises `ValueError` otherwise: for palettes, 16-bit colour, CMYK,
     and files with several pictures.
     """
-    if data[: len(MAGIC)] == MAGIC:
+    if data[: len(_NPY)] == _NPY:
         dtype, shape, _ = npy_header(io.BytesIO(data))
         return ImageHeader("npy", "npy", dtype, shape)
     name = image_format(data)
@@ -233,3 +240,49 @@ def _header(image: Image.Image, data: bytes | memoryview, name: str) -> ImageHea
     dtype = np.dtype("<u2" if image.mode.startswith("I") else "u1")
     shape = (image.height, image.width, *_CHANNELS[image.mode])
     return ImageHeader(name, image.mode, dtype, shape)
+
+
+# npy files, NumPy's format with a Python literal as header; pickled objects are refused:
+# https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+
+
+def npy_header(stream: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+    """dtype, shape and whether the order is Fortran's; leaves the stream at the first value.
+
+    Raises `ValueError` for an invalid header, and `OSError`.
+    """
+    try:
+        shape, fortran_order, dtype = _NPY_HEADERS[npy_format.read_magic(stream)](stream)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # usually ValueError, but NumPy parses Python literals
+        raise ValueError(str(error)) from error
+    return dtype, shape, fortran_order
+
+
+def decode_npy_into(data: bytes | memoryview, out: npt.NDArray[Any]) -> None:
+    """Decode an npy file of either byte order into `out`; raises `ValueError` on a mismatch."""
+    view = memoryview(data)
+    stream = io.BytesIO(view[:_MOST_HEADER])
+    dtype, shape, fortran_order = npy_header(stream)
+    if dtype.hasobject or dtype.newbyteorder("<") != out.dtype or shape != out.shape:
+        raise ValueError(
+            f"the array is {dtype} {list(shape)}, expected {out.dtype} {list(out.shape)}"[:200]
+        )
+    begin = stream.tell()
+    if len(view) - begin != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"an npy file of {len(view)} bytes does not match its header")
+    values = np.frombuffer(view, dtype, offset=begin).reshape(
+        shape, order="F" if fortran_order else "C"
+    )
+    np.copyto(out, values)
+
+
+def encode_npy(frame: npt.NDArray[Any]) -> bytes:
+    """Encode an array as an npy file."""
+    file = io.BytesIO()
+    npy_format.write_array(file, frame, allow_pickle=False)
+    return file.getvalue()
+
+
+_MOST_HEADER = 1 << 16

@@ -20,9 +20,8 @@ from seqrecord.reading.metadata import load_index, read_footers, record_sizes
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, open_storage
 from seqrecord.writing.commits import put_version, rebuilt
-from seqrecord.writing.committing import Base, read_consistent
+from seqrecord.writing.committing import Base, SmallFiles, own_sizes, read_consistent
 from seqrecord.writing.edit_files import put_edits
-from seqrecord.writing.own_files import SmallFiles, own_sizes
 from seqrecord.writing.stored_statistics import stored_statistics
 
 REFUSED = "another writer committed meanwhile; nothing was committed: try again"

@@ -44,17 +44,20 @@ from seqrecord.storage.ranges import ByteRange
 from seqrecord.text import counted, first_of
 from seqrecord.units import Progress, parse_size
 from seqrecord.writing.chunking import StoredChunk, page_ranges, stored_chunk
-from seqrecord.writing.committing import Base, commit, read_dataset, recorded
-from seqrecord.writing.edit_files import batched
-from seqrecord.writing.own_files import (
+from seqrecord.writing.committing import (
+    Base,
     RetiredFiles,
     SmallFiles,
+    commit,
     is_retired_note,
     new_writer_id,
     put_file,
+    read_dataset,
+    recorded,
     retired_files,
     writer_of,
 )
+from seqrecord.writing.edit_files import batched
 from seqrecord.writing.record_files import ChunkWriter
 from seqrecord.writing.stored_schema import DEFAULT_MAX_FILE_SIZE, check_sizes
 

@@ -34,8 +34,7 @@ from seqrecord.schema import Block, FeatureSpec, Schema
 from seqrecord.sources.common.array_files import NPZ, NpyFile, npz_names
 from seqrecord.statistics.by_feature import Statistics, num_channels
 from seqrecord.statistics.collecting import StatisticsCollector
-from seqrecord.writing.committing import recorded
-from seqrecord.writing.own_files import new_writer_id
+from seqrecord.writing.committing import new_writer_id, recorded
 from seqrecord.writing.rates import irregular_note
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import (

@@ -14,9 +14,8 @@ from seqrecord.format.index import Index
 from seqrecord.reading.versions import open_version
 from seqrecord.storage import open_storage
 from seqrecord.writing.commits import Version, put_version
-from seqrecord.writing.committing import read_indexed, recorded
+from seqrecord.writing.committing import SmallFiles, read_indexed, recorded
 from seqrecord.writing.edit_files import put_edits
-from seqrecord.writing.own_files import SmallFiles
 from seqrecord.writing.stored_statistics import stored_statistics
 
 

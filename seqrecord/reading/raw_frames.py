@@ -120,6 +120,26 @@ class _PageRange:
         if stop > done:
             self.parts.append(stop - done)
 
+    def checksum_error(self) -> ChecksumError:
+        """Error for its last slice, whose checksum is wrong."""
+        text, offset = "a page does not match its checksum", 0
+        if self.sums_range is not None:
+            text = "frames of a page do not match their checksum"
+            offset = self.skipped + self.last_slice * self.slice_bytes
+        return ChecksumError(
+            text,
+            offset=offset,
+            expected=f"CRC32C {self.sums[self.last_slice]:08x}",
+            got=f"{self.crc:08x}",
+        )
+
+    def has_bools(self, array: npt.NDArray[Any]) -> bool:
+        """Return whether all bytes read for rows of `array` are 0 or 1."""
+        found: list[Any] = [part for part in self.parts if not isinstance(part, int)]
+        if self.rows is not None:
+            found = [array[self.rows]]
+        return all(np.frombuffer(each, np.uint8).max() <= 1 for each in found)
+
     def is_right(self, data: memoryview) -> bool:
         """Check the next bytes against the checksums of all slices completed so far."""
         while len(data):
@@ -286,27 +306,21 @@ class RawFrames:
     ) -> int:
         """Like `read`, without resizing."""
         memories = {n: array.reshape(-1).view(np.uint8).data for n, array in rows.items()}
-        pieces = self._sorted_pieces(runs, memories, exact)
-        nbytes = 0
-        for file, some in groupby(pieces, key=attrgetter("file")):
-            padding = 0 if exact else PADDING
-            nbytes += self._read_file(self._paths[file], list(some), rows, pool, padding)
-        for piece in pieces:
-            if rows[piece.feature].dtype == np.bool_:
-                self._check_bools(piece, rows[piece.feature])
-        return nbytes
-
-    def _sorted_pieces(
-        self, runs: Sequence[FrameRun], memories: Mapping[str, memoryview], exact: bool
-    ) -> list[_PageRange]:
-        """Return the page ranges to read, sorted by file and offset."""
         pieces = [
             piece
             for chunk, some in groupby(runs, key=attrgetter("chunk"))
             for piece in self._pieces(chunk, list(some), memories, exact)
         ]
         pieces.sort(key=attrgetter("file", "start"))
-        return pieces
+        nbytes = 0
+        for file, some in groupby(pieces, key=attrgetter("file")):
+            padding = 0 if exact else PADDING
+            nbytes += self._read_file(self._paths[file], list(some), rows, pool, padding)
+        for piece in pieces:
+            if rows[piece.feature].dtype == np.bool_ and not piece.has_bools(rows[piece.feature]):
+                error = CodecError("a bool that is neither 0 nor 1", expected="bytes 0 and 1")
+                raise self.located(error, piece.chunk, piece.feature)
+        return nbytes
 
     def _pieces(
         self, chunk: int, runs: Sequence[FrameRun], memories: Mapping[str, memoryview], exact: bool
@@ -384,7 +398,7 @@ class RawFrames:
             if broken is None:
                 break
             if is_again or not worth_rereading(self._storage, path, _ranges_of(pieces)):
-                raise self._broken(broken)
+                raise self.located(broken.checksum_error(), broken.chunk, broken.feature)
         return sum(item.length for item in sums.values()) + sum(piece.nbytes for piece in pieces)
 
     def _fill(
@@ -432,27 +446,6 @@ class RawFrames:
                 if pool is not None:
                     pool.release(scratch)
         return None
-
-    def _broken(self, piece: _PageRange) -> SeqRecordError:
-        text, offset = "a page does not match its checksum", 0
-        if piece.sums_range is not None:
-            text = "frames of a page do not match their checksum"
-            offset = piece.skipped + piece.last_slice * piece.slice_bytes
-        error = ChecksumError(
-            text,
-            offset=offset,
-            expected=f"CRC32C {piece.sums[piece.last_slice]:08x}",
-            got=f"{piece.crc:08x}",
-        )
-        return self.located(error, piece.chunk, piece.feature)
-
-    def _check_bools(self, piece: _PageRange, array: npt.NDArray[Any]) -> None:
-        found: list[Any] = [part for part in piece.parts if not isinstance(part, int)]
-        if piece.rows is not None:
-            found = [array[piece.rows]]
-        if any(np.frombuffer(each, np.uint8).max() > 1 for each in found):
-            error = CodecError("a bool that is neither 0 nor 1", expected="bytes 0 and 1")
-            raise self.located(error, piece.chunk, piece.feature)
 
 
 def _ranges_of(pieces: Sequence[_PageRange]) -> list[ByteRange]:

@@ -41,8 +41,15 @@ from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, open_storage
 from seqrecord.text import counted, first_of
 from seqrecord.version import CREATED_BY
-from seqrecord.writing.committing import Base, commit, loose_files, read_base, recorded
-from seqrecord.writing.own_files import SmallFiles, put_retired_note
+from seqrecord.writing.committing import (
+    Base,
+    SmallFiles,
+    commit,
+    loose_files,
+    put_retired_note,
+    read_base,
+    recorded,
+)
 
 _MAX_SHOWN = 20  # episodes in one line of the log
 

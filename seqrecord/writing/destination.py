@@ -39,8 +39,15 @@ from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, Unfinished, map_files
 from seqrecord.storage.local import missing_folders, remove_empty_folders
 from seqrecord.text import counted, repr_of
-from seqrecord.writing.committing import loose_files, read_base
-from seqrecord.writing.own_files import SmallFiles, new_writer_id, own_sizes, tidy, writer_of
+from seqrecord.writing.committing import (
+    SmallFiles,
+    loose_files,
+    new_writer_id,
+    own_sizes,
+    read_base,
+    tidy,
+    writer_of,
+)
 
 if TYPE_CHECKING:
     from seqrecord.format.inventory import Inventory

@@ -20,7 +20,7 @@ from seqrecord.format.manifest import EDITS, SPLIT_NAME, IndexFile
 from seqrecord.storage import Storage
 from seqrecord.text import repr_of
 from seqrecord.writing.commits import Version
-from seqrecord.writing.own_files import SmallFiles
+from seqrecord.writing.committing import SmallFiles
 
 _NUMBERED = re.compile(rf"{EDITS}/([0-9]{{8}})-")
 

@@ -23,12 +23,10 @@ from seqrecord.text import counted, repr_of
 
 @dataclass(frozen=True)
 class _Part:
-    """The frames `span` of an episode; `ends` are the clock's values of its first and last
-    frame."""
+    """The frames `span` of an episode."""
 
     whole: EpisodeInfo
     span: range
-    ends: tuple[Any, Any] | None
 
     @property
     def is_last(self) -> bool:
@@ -41,8 +39,8 @@ class SplitSource:
     The frames of an episode are read once if its parts are read in order.
     """
 
-    def __init__(self, source: Source, clock: str | None, parts: Mapping[str, _Part]) -> None:
-        self.source, self._clock, self._parts = source, clock, parts
+    def __init__(self, source: Source, parts: Mapping[str, _Part]) -> None:
+        self.source, self._parts = source, parts
         self.format_name = format_of(source)
         self.features = getattr(source, "features", None)
         self._open: tuple[str, int, Iterator[Block]] | None = None
@@ -78,7 +76,6 @@ class SplitSource:
             stop = block.num_frames if part.is_last else part.span.stop - begin
             if start < min(stop, block.num_frames):
                 columns = {name: column[start:stop] for name, column in block.columns.items()}
-                self._check(info.key, part, columns, begin + start)
                 yield Block(min(stop, block.num_frames) - start, columns)
             if at >= part.span.stop and not part.is_last:
                 self._open = part.whole.key, begin, chain([block], blocks)
@@ -89,22 +86,6 @@ class SplitSource:
         times: Any = self.source
         found: npt.NDArray[np.float64] = times.timestamps(info if part is None else part.whole)
         return found if part is None else found[part.span.start : part.span.stop]
-
-    def _check(self, key: str, part: _Part, columns: Mapping[str, Any], first: int) -> None:
-        """Raise `SourceError` if the timestamps differ from those by which the episode was cut."""
-        if part.ends is None or self._clock is None or self._clock not in columns:
-            return
-        values = columns[self._clock]
-        for frame, end in ((part.span.start, part.ends[0]), (part.span.stop - 1, part.ends[1])):
-            if first <= frame < first + len(values) and values[frame - first] != end:
-                raise SourceError(
-                    "timestamps differ from those by which the episode was split",
-                    episode=key,
-                    frame=frame - part.span.start,
-                    feature=self._clock,
-                    expected=end,
-                    got=values[frame - first],
-                )
 
 
 class _SplitVideoSource(SplitSource):
@@ -171,11 +152,10 @@ def split_at_gaps(
         for number, (start, stop) in enumerate(pairwise([0, *gaps.tolist(), info.num_frames])):
             if start == stop:
                 continue  # an episode without frames
-            ends = None if clock is None else (times[start], times[stop - 1])
             key = f"{info.key}/{number}" if len(gaps) else info.key
             if key in parts:
                 raise SourceError("a part of an episode has the key of another one", episode=key)
-            parts[key] = _Part(info, range(start, stop), ends)
+            parts[key] = _Part(info, range(start, stop))
     note = f"split at gaps of more than {seconds:g} s: no episode has one"
     if cut:
         note = (
@@ -183,7 +163,7 @@ def split_at_gaps(
             f"{made}; the first gap: {first}"
         )
     kind = _SplitVideoSource if hasattr(source, "videos") else SplitSource
-    return kind(source, clock, parts), note
+    return kind(source, parts), note
 
 
 def _only(source: Source, clock: str, episodes: Sequence[EpisodeInfo]) -> Source:

@@ -17,8 +17,7 @@ from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, open_storage
 from seqrecord.units import Progress
 from seqrecord.writing.commits import Version
-from seqrecord.writing.committing import commit, read_indexed, recorded
-from seqrecord.writing.own_files import SmallFiles
+from seqrecord.writing.committing import SmallFiles, commit, read_indexed, recorded
 
 _logger = logging.getLogger("seqrecord")
 

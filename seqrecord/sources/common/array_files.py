@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs.npy import npy_header
+from seqrecord.codecs.images import npy_header
 from seqrecord.errors import SourceError, StorageError, located
 from seqrecord.lazy import import_extra
 from seqrecord.originals.files import (
