@@ -116,7 +116,7 @@ class MixPlanner:
 
     def numbers(self, loader: MixLoader, share: Share, first: int) -> Iterator[int]:
         plan = loader.plan(share.epoch, share.order.shard(share.number))
-        begin, skipped = divmod(first, plan.batch_size)
+        begin, skipped = divmod(first, plan.batches.size)
         given = plan.given(begin).tolist()
         sources = enumerate(loader.loaders.values())
         streams = [self._stream(source, plan, given[number]) for number, source in sources]

@@ -24,6 +24,7 @@ from seqrecord.reading.dataset import Dataset
 from seqrecord.sampling.sample_functions import BuiltIn
 from seqrecord.schema import FeatureSpec
 from seqrecord.text import counted, repr_of
+from seqrecord.units import raise_if
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -167,6 +168,10 @@ class ClipSet:
                 f"no clip has all of its frames{skipped}",
                 expected=f"{found.windows.span} frames with {', '.join(found.dataset.features)}",
             )
+        repeat = found.epochs.samples_in(0).repeat
+        total = 1.0 if repeat is None else float(repeat.sum())
+        expected = "a sum of at least 1, the mean number of samples in an epoch"
+        raise_if(total < 1, "repeat is too small: some epochs have no sample", expected, total)
         return found
 
     def _with_anchors(self) -> ClipSet:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from seqrecord.clips.tables import ClipTable
 from seqrecord.engine.stores import FrameRows
-from seqrecord.errors import ClipError, MemoryLimitError
+from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.distributed import Ranks
 from seqrecord.pipes.memory import Residency, frame_sizes
 from seqrecord.pipes.option_values import MaxFrames
@@ -28,7 +28,7 @@ from seqrecord.sampling.plan import Plan
 from seqrecord.sampling.runs import Shard, Window
 from seqrecord.sampling.shard_batches import BatchDraws
 from seqrecord.text import shown_place
-from seqrecord.units import format_size, parse_size
+from seqrecord.units import format_size, parse_size, raise_if
 
 REQUESTED = ("shuffle", "seed", "batch_size", "last_batch", "order")
 """Settings of plans that are arguments; memory determines the others."""
@@ -88,6 +88,7 @@ class EpochPlanner:
         settings = PlanSettings(**{**given, "batch_size": most})
         ranks = Ranks(options.rank)
         planner = cls(selection.with_seed(options.seed), options, settings, ranks, limit_in)
+        planner.clips(0)
         if limit_in is None:
             planner.plan_memory(1)
         return planner
@@ -121,11 +122,11 @@ class EpochPlanner:
 
         Raises `StateError` for impossible segments.
         """
-        clip_set = self.selection.clip_set
-        table = clip_set.epochs.in_epoch(epoch)
-        if self.settings.order == "sequences" and table.repeats:
-            expected = "functions that leave out samples or add columns; none that adds repeat"
-            raise ClipError('order="sequences" has each clip once', expected=expected)
+        table = self.selection.clip_set.epochs.in_epoch(epoch)
+        is_wrong = self.settings.order == "sequences"
+        is_wrong = is_wrong and self.selection.clip_set.epochs.has_copies(epoch)
+        expected = "functions that leave out samples or add columns; none that adds repeat"
+        raise_if(is_wrong, 'order="sequences" has each clip once', expected)
         if not segments:
             return table
         if (found := self._remaining.get((epoch, segments))) is None:

@@ -165,6 +165,11 @@ class SampleEpochs:
         random = (not isinstance(one, BuiltIn) or one.is_random for one in self.functions)
         return self.differs_by_epoch or any(random)
 
+    def has_copies(self, epoch: int) -> bool:
+        """Whether a sample may come several times in an epoch, by its column `repeat`."""
+        repeat = self.samples_in(epoch).repeat
+        return repeat is not None and bool((repeat > 1).any())
+
     @cached_property
     def repeats(self) -> bool:
         """Whether an epoch may contain a clip twice."""

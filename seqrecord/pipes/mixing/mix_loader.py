@@ -16,7 +16,6 @@ from seqrecord.engine.batches import Batch, Channel, OpenBatch
 from seqrecord.engine.buffers import BufferNeeds
 from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import STAGES, EngineStats, Trace, bottleneck
-from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.distributed import Ranks, warn_once
 from seqrecord.pipes.memory import check_machine
@@ -26,7 +25,7 @@ from seqrecord.pipes.mixing.mixed_batches import (
     Join,
     MixedBatches,
     agreed_features,
-    agreed_sizes,
+    check_sizes,
     differing_shapes,
     joined_features,
 )
@@ -97,7 +96,7 @@ class MixLoader:
         steps = form.steps(selections, self.shares, features)
         formed = {name: one.with_vectors(steps[name]) for name, one in selections.items()}
         self.alternate = agreed_features(selections, formed, features, alternate, form.own_units)
-        self._draws_sizes = agreed_sizes(selections)
+        check_sizes(selections)
         frames = options.frames_per_batch
         problem = "MaxFrames is for batches of all sources, and epochs of whole ones"
         expected = (
@@ -185,30 +184,24 @@ class MixLoader:
         Epochs of a mix have no segments.
         """
         raise_if(bool(segments), "an epoch of a mix has segments", "none", segments)
-        workers, size = shard.workers, self._unit
-        worker, num_batches = shard.index % workers, self._count(shard)
-        first = epoch * num_batches
-        if (first + num_batches) * size >= _MOST_SLOTS:
-            raise ClipError("an epoch that no mix comes to", got=epoch)
-        key = key_of(self.options.seed, _SALT, worker)
+        seed, worker, num_slots = self.options.seed, shard.index % shard.workers, self._count(shard)
+        raise_if((epoch + 1) * num_slots >= _MOST_SLOTS, "an epoch that no mix comes to", got=epoch)
+        key = key_of(seed, _SALT, worker)
         shares = self._places.setdefault(key, Shares(self.counts, key))
-        turn, drawn, num_slots = size if self.alternate else 1, None, num_batches * size
-        if self.draws is not None or self._draws_sizes:
-            key = key_of(self.options.seed, _DRAWS, epoch)
-            drawn = ShardBatches(self.batch_size, self.draws, key, worker, workers)
-            num_batches = drawn.count(num_slots)
-        return MixPlan(
-            *(shard, num_batches, self.batch_size, shares, turn, first, drawn, num_slots)
-        )
+        key = key_of(seed, _DRAWS, epoch)
+        batches = ShardBatches(self.batch_size, self.draws, key, worker, shard.workers)
+        turn, num_batches = self._unit if self.alternate else 1, batches.count(num_slots)
+        first = epoch * num_slots
+        return MixPlan(shard, num_batches, batches, shares, turn, first, num_slots)
 
     def _count(self, shard: Shard) -> int:
-        """The number of batches until sources have returned the clips of their first epochs."""
+        """The number of slots until sources have returned the clips of their first epochs."""
         stop, workers = self.stop, shard.workers
         if self.epoch_clips is not None:  # a number of batches on each rank
             stop = max(1, self.epoch_clips // (shard.count // workers * self.batch_size))
         each = zip(self._sources, self.shares.values(), strict=True)
         slots = [max(1, source.first_clip(1, shard.count)) / share for source, share in each]
-        return count_batches(stop, slots, self._unit, shard.index % workers, workers)
+        return self._unit * count_batches(stop, slots, self._unit, shard.index % workers, workers)
 
     def after_change(self, state: State) -> State:
         """See `BatchSource`: the remaining clips are skipped."""

@@ -261,11 +261,8 @@ def _frames_of(batches: ShardBatches, number: int) -> int | None:
     return None if batches.draws is None else int(batches.frames(np.array([number]))[0])
 
 
-def agreed_sizes(sources: Mapping[str, Selection]) -> bool:
-    """Whether the size of a feature is drawn for each batch.
-
-    Raises `ClipError` if sources draw the size of a feature differently.
-    """
+def check_sizes(sources: Mapping[str, Selection]) -> None:
+    """Raise `ClipError` if sources draw the size of a feature differently."""
     drawn: dict[str, dict[str, str]] = {}  # of each feature, the steps of each source
     for source, one in sources.items():
         steps = dict.fromkeys(one.made, "none")
@@ -282,7 +279,6 @@ def agreed_sizes(sources: Mapping[str, Selection]) -> bool:
                 expected="one BatchResize in the clip_transform of every source",
                 got=_listed(texts),
             )
-    return any(text != "none" for texts in drawn.values() for text in texts.values())
 
 
 def _is_camera(selection: Selection, name: str) -> bool:

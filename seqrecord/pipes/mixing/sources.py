@@ -78,43 +78,25 @@ def count_batches(
 class MixPlan:
     """The batches of one shard of one epoch: the source of each slot.
 
-    Batches are numbered over all epochs of the shard; `first` is the epoch's first batch. The clips
-    of a source are numbered over all epochs: each epoch of the mix continues at the end of the last
-    one.
-
-    `drawn` are batches with draws. If these differ in their number of clips, `first` is the epoch's
-    first slot, and the epoch has `num_slots`.
+    The clips of a source are numbered over all epochs: each epoch of the mix continues at the end
+    of the last one. So are the slots of the shard: the epoch has `num_slots`, from `first` on.
     """
 
     shard: Shard
     num_batches: int
-    batch_size: int
+    batches: ShardBatches
     shares: Shares
     turn: int  # clips that a source gives in its turn: one, or a batch
     first: int
-    drawn: ShardBatches | None = None
-    num_slots: int = 0
+    num_slots: int
     counts: ClassVar[dict[str, int]] = {}  # statistics count the clips of each source
-
-    @property
-    def batches(self) -> ShardBatches:
-        """The batches of this epoch."""
-        return self.drawn or ShardBatches(self.batch_size, None, 0)
-
-    @property
-    def _are_drawn(self) -> bool:
-        return self.drawn is not None and self.drawn.are_drawn
 
     def left(self, batch: int) -> int:
         """The slots from a batch to the end of the epoch."""
-        if self._are_drawn:
-            return self.num_slots - min(self.batches.first_clip(batch), self.num_slots)
-        return (self.num_batches - batch) * self.batch_size
+        return self.num_slots - min(self.batches.first_clip(batch), self.num_slots)
 
-    def draws(self, source: int, given: int, plan: Plan) -> DrawsByPlace | None:
+    def draws(self, source: int, given: int, plan: Plan) -> DrawsByPlace:
         """The draws for the clips of a source's plan, with `given` clips before it."""
-        if self.drawn is None:
-            return None
         return DrawsByPlace(
             self.batches, lambda place: self._find(source, given + plan.numbers(place))[0]
         )
@@ -152,9 +134,7 @@ class MixPlan:
 
     def _slots_before(self, batch: int) -> int:
         """The slots before a batch of this epoch, in all epochs."""
-        if self._are_drawn:
-            return self.first + self.num_slots - self.left(batch)
-        return (self.first + batch) * self.batch_size
+        return self.first + self.num_slots - self.left(batch)
 
 
 @dataclass

@@ -998,6 +998,7 @@ BAD: list[tuple[Any, str]] = [
     ({**ONE, "repeat": [1e9]}, "invalid repeat.*row 0"),
     ({**ONE, "repeat": ["1"]}, "no numbers in column repeat"),
     ({**ONE, "repeat": [0.0]}, "no clip has all of its frames"),
+    ({**ONE, "repeat": [0.25]}, "some epochs have no sample.*a sum of at least 1.*got: 0.25"),
     ({"episode": [], "start": []}, "no rows"),
     ({"episode": [["a"], 3], "start": [0, 0]}, "samples is not a table"),
     ({**ONE, "start": [10**30]}, "samples is not a table"),
