@@ -80,6 +80,39 @@ class FrameSizes:
         """The bytes of all batches in use and of chunks being read."""
         return (prefetch + CONSUMER) * self.batch + loads * self.chunk
 
+    def ways_to_spend(
+        self, memory_limit: int, held: int, what: str, url: str
+    ) -> list[tuple[int, int, int, int]]:
+        """Ways to divide a memory limit, best first: batches to prefetch, chunks to read at a time,
+        bytes of arenas, and greatest bytes of frames in use; the rest of the arenas is for loads
+        ahead.
+
+        Raises `MemoryLimitError` if no way leaves `held` bytes for frames.
+        """
+        affordable = memory_limit // LOADS_SHARE // max(1, self.chunk)
+        loads = max(1, min(MAX_LOADS, affordable))
+        ways = [
+            (prefetch, loads, ahead) for ahead in (AHEAD, 1) for prefetch in range(PREFETCH, 0, -1)
+        ]
+        found = []
+        ways += [(1, max(1, loads >> i), 1) for i in range(1, MAX_LOADS.bit_length())]
+        for prefetch, loads, ahead in ways:
+            arena = memory_limit - self.beside_arena(prefetch, loads)
+            if int(arena / ahead) >= held:
+                found.append((prefetch, loads, arena, int(arena / ahead)))
+        if found:
+            return found
+        least = held + self.beside_arena(1, 1)
+        raise MemoryLimitError(
+            f"memory_limit is too small for {what}",
+            file=url,
+            expected=(
+                f"at least {least} bytes ({format_size(least)}): {format_size(held)} of frames, "
+                f"{1 + CONSUMER} batches and a chunk"
+            ),
+            got=f"{memory_limit} bytes ({format_size(memory_limit)})",
+        )
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -191,7 +224,7 @@ class MemoryRequest:
             given = sequence_settings(self.settings, self.stats.spec.stride)
             return self.plan_given(given, memory_limit, self.what.replace("clips", "sequences"))
         best: MemoryPlan | None = None
-        ways = self._ways_to_spend(memory_limit, self.least_held, self.what)
+        ways = self.sizes.ways_to_spend(memory_limit, self.least_held, self.what, self.url)
         for prefetch, loads, arena, max_held in ways:
             found = MemoryPlan(self.settings, self.sizes, arena, prefetch, loads).with_all(
                 self.frames_in_memory
@@ -222,7 +255,8 @@ class MemoryRequest:
         Raises `MemoryLimitError` with the smallest sufficient limit.
         """
         resident = tuple(resident_bounds(self.stats, settings))
-        ways = self._ways_to_spend(memory_limit, self.sizes.held(resident), what)
+        held = self.sizes.held(resident)
+        ways = self.sizes.ways_to_spend(memory_limit, held, what, self.url)
         prefetch, loads, arena, _ = ways[0]
         most = resident if self.stats.any_clips else None
         return MemoryPlan(settings, self.sizes, arena, prefetch, loads, most).with_all(
@@ -383,38 +417,6 @@ class MemoryRequest:
         reread = stats.reread(enough, num_shards)
         shards = f"in {num_shards} shards of so short an epoch"
         return f"{found}: {shards} these would read {reread:.0%} of it twice", False
-
-    def _ways_to_spend(
-        self, memory_limit: int, held: int, what: str
-    ) -> list[tuple[int, int, int, int]]:
-        """Ways to divide a memory limit, best first: batches to prefetch, chunks to read at a time,
-        bytes of arenas, and greatest bytes of frames in use; the rest of the arenas is for loads
-        ahead.
-
-        Raises `MemoryLimitError` if no way leaves `held` bytes for frames.
-        """
-        sizes, usual = self.sizes, range(PREFETCH, 0, -1)
-        affordable = memory_limit // LOADS_SHARE // max(1, sizes.chunk)
-        loads = max(1, min(MAX_LOADS, affordable))
-        ways = [(prefetch, loads, ahead) for ahead in (AHEAD, 1) for prefetch in usual]
-        found = []
-        ways += [(1, max(1, loads >> i), 1) for i in range(1, MAX_LOADS.bit_length())]
-        for prefetch, loads, ahead in ways:
-            arena = memory_limit - sizes.beside_arena(prefetch, loads)
-            if int(arena / ahead) >= held:
-                found.append((prefetch, loads, arena, int(arena / ahead)))
-        if found:
-            return found
-        least = held + sizes.beside_arena(1, 1)
-        raise MemoryLimitError(
-            f"memory_limit is too small for {what}",
-            file=self.url,
-            expected=(
-                f"at least {least} bytes ({format_size(least)}): {format_size(held)} of frames, "
-                f"{1 + CONSUMER} batches and a chunk"
-            ),
-            got=f"{memory_limit} bytes ({format_size(memory_limit)})",
-        )
 
     @property
     def _held_to_mix(self) -> list[int]:
