@@ -13,7 +13,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass
 from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -21,21 +21,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from seqrecord.clips.frames import ClipFrames
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import (
     Batch,
-    BatchForm,
     Channel,
     ClosedError,
-    DrawClips,
     OpenBatch,
     no_memory,
 )
 from seqrecord.engine.buffers import BufferCache, BufferNeeds, Buffers, GroupRows, HostBuffers
 from seqrecord.engine.chunk_loader import ChunkLoader
-from seqrecord.engine.decoding import Transform
-from seqrecord.engine.executor import Executor, Slots
+from seqrecord.engine.executor import Executor, Job, Slots
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import AllFrames, FrameRows, FrameStore, Rings
 from seqrecord.engine.workers import THREAD_NAME, WorkerPool
@@ -43,60 +39,26 @@ from seqrecord.format.index import GroupIndex
 from seqrecord.processes.forks import at_fork
 from seqrecord.processes.threads import start
 from seqrecord.reading.array_specs import ArraySpec
-from seqrecord.reading.dataset import Dataset
 from seqrecord.sampling.memory import CONSUMER, Memory
 from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.schema import FeatureSpec
 
 if TYPE_CHECKING:
     from seqrecord.engine.device.streams import SideStream
-    from seqrecord.engine.vectors import VectorSteps
 
 _PATIENCE = 1.0  # seconds; see `Scheduler.close`
 
 
-@dataclass(frozen=True, eq=False)
-class Job:
-    """The clips to load: a plan and its dataset.
+@dataclass(eq=False)
+class Execution:
+    """Executes one plan. Allocates memory at construction; threads exist during `run` only.
 
-    Args:
-        dataset: opened with the requested features.
-        specs: dtype and shape of each feature of a frame, after `frame_transform`.
-        clip_frames: windows of the features.
-        frame_transform: called once per frame, before the arena. The plan then has a single group,
-            whose arena contains the results; see `ChunkLoader`.
-        made, lengths: dtype and shape of frames, and number of frames per clip, for each feature of
-            batches.
-        draw: draws crops and function calls for clips. Functions receive clips from the arenas.
-        vectors: steps of vectors, after functions.
-        sizes: height and width of features in a batch by its number, if batches differ.
-    """
+    Memory: an arena per group (`num_rows` frames), `prefetch` batches plus the consumer's,
+    and one chunk per load in progress. With a `device`, arenas and batches are in its memory; the
+    host has the chunks and decoded frames of loads in progress, and of two more that the device
+    copies.
 
-    dataset: Dataset
-    plan: Plan
-    clip_frames: ClipFrames
-    specs: Mapping[str, ArraySpec]
-    made: Mapping[str, ArraySpec]
-    lengths: Mapping[str, int]
-    frame_transform: Transform | None = None
-    draw: DrawClips | None = None
-    vectors: VectorSteps = field(default_factory=dict)
-    sizes: Callable[[int], Mapping[str, tuple[int, int]]] | None = None
-
-    def form(self, batch: int) -> BatchForm | None:
-        """The drawn form of a batch; `None` if all batches have one."""
-        batches = self.plan.batches
-        if batches.draws is None and self.sizes is None:
-            return None
-        sizes = {} if self.sizes is None else self.sizes(batch)
-        if batches.draws is None:
-            return BatchForm(None, sizes)
-        return BatchForm(int(batches.frames(np.array([batch]))[0]), sizes)
-
-
-@dataclass(frozen=True, eq=False)
-class Resources:
-    """Resources of an execution: memory and threads.
+    One thread calls `run`, then `release`.
 
     Args:
         memory: settings of the plan. `num_rows` has the rows of each arena, at least
@@ -113,42 +75,30 @@ class Resources:
             memory for the next iteration; see `AllFrames`.
     """
 
+    job: Job
+    stats: EngineStats
     memory: Memory
     num_threads: int
-    kept: BufferCache
+    kept: InitVar[BufferCache]
     device: torch.device | None = None
     stream: SideStream | None = None
     shared: bool = False
     decode_there: bool = False
     rows: Sequence[FrameRows] = ()
 
-
-class Execution:
-    """Executes one plan. Allocates memory at construction; threads exist during `run` only.
-
-    Memory: an arena per group (`num_rows` frames), `prefetch` batches plus the consumer's,
-    and one chunk per load in progress. With a `device`, arenas and batches are in its memory; the
-    host has the chunks and decoded frames of loads in progress, and of two more that the device
-    copies.
-
-    One thread calls `run`, then `release`.
-    """
-
-    def __init__(self, job: Job, resources: Resources, stats: EngineStats) -> None:
-        self.job, self.resources, self.stats = job, resources, stats
-        kept = resources.kept
-        stream = resources.stream or kept.stream(resources.device)
+    def __post_init__(self, kept: BufferCache) -> None:
+        stream = self.stream or kept.stream(self.device)
         make: Callable[[BufferNeeds], Buffers[Any]] = HostBuffers
         if stream is not None:
             from seqrecord.engine.device.buffers import DeviceBuffers
 
             make = partial(DeviceBuffers, stream=stream)
         try:
-            self.buffers = kept.acquire(_needs(job, resources), make)
+            self.buffers = kept.acquire(self._needs(), make)
         except MemoryError as error:
             raise no_memory(error) from error
         self._kept = weakref.ref(kept)
-        stats.watch(job.dataset.contents.storage.counters)
+        self.stats.watch(self.job.dataset.contents.storage.counters)
 
     def run(
         self,
@@ -158,39 +108,15 @@ class Execution:
         filled: Callable[[OpenBatch, int], None],
     ) -> None:
         """Fill batches of a channel with clips `[first, last)` of the plan; see `Executor`."""
-        job, resources, buffers, stats = self.job, self.resources, self.buffers, self.stats
-        plan = job.plan
-        loader = ChunkLoader(
-            job.dataset,
-            buffers,
-            {group.group: group.window.frame_step for group in plan.groups},
-            plan.groups[plan.leading].group,
-            job.frame_transform,
-            resources.num_threads,
-            stats,
-            job.clip_frames,
-            # Resident frames have a row each, so no chunk stays open.
-            in_pieces={g.group for g in plan.groups if g.in_pieces and not resources.rows},
-        )
-        workers = WorkerPool(
-            loader,
-            num_threads=resources.num_threads,
-            memory=resources.memory,
-            channel=channel,
-            stats=stats,
-            is_untouched=buffers.is_untouched,
-        )
-        executor = Executor(
-            job.plan,
-            self._store(),
-            workers,
-            channel,
-            job.clip_frames.num_frames,
-            slots=slots,
-            filled=filled,
-            draw=job.draw,
-            vectors=job.vectors,
-        )
+        job, buffers, stats, groups = self.job, self.buffers, self.stats, self.job.plan.groups
+        steps = {group.group: group.window.frame_step for group in groups}
+        leading, threads = groups[job.plan.leading].group, self.num_threads
+        # Resident frames have a row each, so no chunk stays open.
+        in_pieces = {group.group for group in groups if group.in_pieces and not self.rows}
+        frames = job.dataset, buffers, steps, leading, job.frame_transform
+        loader = ChunkLoader(*frames, threads, stats, job.clip_frames, in_pieces)
+        workers = WorkerPool(loader, threads, self.memory, channel, stats, buffers.is_untouched)
+        executor = Executor(job, self._store(), workers, channel, slots, filled)
         buffers.begin(stats)
         try:
             with workers:
@@ -202,10 +128,31 @@ class Execution:
 
     def _store(self) -> FrameStore:
         """Create the plan's frame store, which contains resident frames only."""
-        job, rows, arenas = self.job, self.resources.rows, self.buffers.arenas
-        if not rows:
-            return Rings(job.plan, job.clip_frames, arenas)
-        return AllFrames(job.plan, job.clip_frames, arenas, rows, whole_chunks(job))
+        given = self.job.plan, self.job.clip_frames, self.buffers.arenas
+        return AllFrames(*given, self.rows, whole_chunks(self.job)) if self.rows else Rings(*given)
+
+    def _needs(self) -> BufferNeeds:
+        """Memory requirements of an iteration."""
+        job, memory, plan = self.job, self.memory, self.job.plan
+        groups = tuple(
+            GroupRows(_of_group(job, group.group), num_rows, rows.digest if rows else "")
+            for group, num_rows, rows in zip_longest(plan.groups, memory.num_rows, self.rows)
+        )
+        video: tuple[FeatureSpec, ...] = ()
+        if self.decode_there and self.device is not None and job.frame_transform is None:
+            video = tuple(spec for spec in job.dataset.features.values() if spec.is_video)
+        return BufferNeeds(
+            groups,
+            job.made,
+            job.lengths,
+            _most_clips(plan) * memory.together,
+            memory.prefetch + CONSUMER,  # in the channel, and the consumer's last two
+            self.device,
+            self.shared,
+            video,
+            plan.batches.most_frames,
+            memory.max_loads + memory.max_read_ahead,
+        )
 
     def release(self) -> None:
         """Return the memory to the cache for the next iteration, if it still exists."""
@@ -276,7 +223,7 @@ def run_plan(
     describe: Callable[[Batch], Mapping[str, Any]] | None = None,
 ) -> Engine:
     """Create an engine for the batches of a plan, from number `batch` on. See `OpenBatch`."""
-    plan, memory = execution.job.plan, execution.resources.memory
+    plan, memory = execution.job.plan, execution.memory
     first = min(batch, plan.num_batches)
     job = execution.job
     make = partial(OpenBatch, lock=threading.Lock(), describe=describe)
@@ -324,30 +271,6 @@ def _begin(
     form = job.form(number)
     frames = None if form is None else form.frames
     return make(size, partial(buffers.begin_batch, size, form), frames=frames)
-
-
-def _needs(job: Job, resources: Resources) -> BufferNeeds:
-    """Memory requirements of an iteration."""
-    plan, memory = job.plan, resources.memory
-    groups = tuple(
-        GroupRows(_of_group(job, group.group), num_rows, rows.digest if rows else "")
-        for group, num_rows, rows in zip_longest(plan.groups, memory.num_rows, resources.rows)
-    )
-    video: tuple[FeatureSpec, ...] = ()
-    if resources.decode_there and resources.device is not None and job.frame_transform is None:
-        video = tuple(spec for spec in job.dataset.features.values() if spec.is_video)
-    return BufferNeeds(
-        groups,
-        job.made,
-        job.lengths,
-        _most_clips(plan) * memory.together,
-        memory.prefetch + CONSUMER,  # in the channel, and the consumer's last two
-        resources.device,
-        resources.shared,
-        video,
-        plan.batches.most_frames,
-        memory.max_loads + memory.max_read_ahead,
-    )
 
 
 def _most_clips(plan: Plan) -> int:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from time import perf_counter
@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from seqrecord.clips.frames import ClipFrames
 from seqrecord.clips.grids import run_bounds
 from seqrecord.clips.tables import IntArray
-from seqrecord.engine.batches import NO_STEPS, Channel, ClipRows, DrawClips, OpenBatch
+from seqrecord.engine.batches import BatchForm, Channel, ClipRows, DrawClips, OpenBatch
+from seqrecord.engine.decoding import Transform
 from seqrecord.engine.stores import (
     ArenaRows,
     AssignedLoad,
@@ -36,6 +38,8 @@ from seqrecord.engine.stores import (
     loads_of_round,
 )
 from seqrecord.engine.workers import Loading, WorkerPool
+from seqrecord.reading.array_specs import ArraySpec
+from seqrecord.reading.dataset import Dataset
 from seqrecord.sampling.plan import Clips, Plan, Round
 
 if TYPE_CHECKING:
@@ -57,34 +61,63 @@ class _Planned(NamedTuple):
     waiting: list[PendingLoad]
 
 
+@dataclass(frozen=True, eq=False)
+class Job:
+    """The clips to load: a plan and its dataset.
+
+    Args:
+        dataset: opened with the requested features.
+        specs: dtype and shape of each feature of a frame, after `frame_transform`.
+        clip_frames: windows of the features.
+        frame_transform: called once per frame, before the arena. The plan then has a single group,
+            whose arena contains the results; see `ChunkLoader`.
+        made, lengths: dtype and shape of frames, and number of frames per clip, for each feature of
+            batches.
+        draw: draws crops and function calls for clips. Functions receive clips from the arenas.
+        vectors: steps of vectors, after functions.
+        sizes: height and width of features in a batch by its number, if batches differ.
+    """
+
+    dataset: Dataset
+    plan: Plan
+    clip_frames: ClipFrames
+    specs: Mapping[str, ArraySpec]
+    made: Mapping[str, ArraySpec]
+    lengths: Mapping[str, int]
+    frame_transform: Transform | None = None
+    draw: DrawClips | None = None
+    vectors: VectorSteps = field(default_factory=dict)
+    sizes: Callable[[int], Mapping[str, tuple[int, int]]] | None = None
+
+    def form(self, batch: int) -> BatchForm | None:
+        """The drawn form of a batch; `None` if all batches have one."""
+        batches = self.plan.batches
+        if batches.draws is None and self.sizes is None:
+            return None
+        sizes = {} if self.sizes is None else self.sizes(batch)
+        if batches.draws is None:
+            return BatchForm(None, sizes)
+        return BatchForm(int(batches.frames(np.array([batch]))[0]), sizes)
+
+
 class Executor:
     """Executes a plan.
 
-    From remote storage, chunks without rows are read ahead and decoded later.
-
-    Args:
-        num_frames: length of each episode, int64[episodes].
-        filled: called by any thread after it has filled slots of a batch.
-        draw: draws for clips.
-        vectors: steps of vectors.
+    From remote storage, chunks without rows are read ahead and decoded later. `filled` is called by
+    any thread after it has filled slots of a batch.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        job: Job,
         store: FrameStore,
         workers: WorkerPool,
         channel: Channel,
-        num_frames: IntArray,
-        *,
         slots: Slots,
         filled: Callable[[OpenBatch, int], None],
-        draw: DrawClips | None = None,
-        vectors: VectorSteps = NO_STEPS,
     ) -> None:
-        self._plan, self._store, self._workers, self._channel = plan, store, workers, channel
-        self._num_frames, self._slots, self._filled, self._draw = num_frames, slots, filled, draw
-        self._vectors = vectors
+        self._job, self._store, self._workers, self._channel = job, store, workers, channel
+        self._slots, self._filled = slots, filled
         self._copies = workers.copies()
         self._rounds = _Rounds(iter(()))
         self._first_batch: int | None = None  # -1 after the first batch
@@ -102,7 +135,7 @@ class Executor:
             raise
 
     def _execute(self, first: int, last: int) -> None:
-        plan, store, stats = self._plan, self._store, self._workers.stats
+        plan, store, stats = self._job.plan, self._store, self._workers.stats
         index, skip = plan.locate_clip(first)
         number = first - skip  # number of the round's first clip
         loads = _RoundLoads(store, self._workers)
@@ -114,7 +147,7 @@ class Executor:
         loads.place(resident)
         assert not resident, "the plan exceeds its frame limit"
         # Not a method: a reference to this object would keep its memory during the next epoch.
-        planned_loads = partial(_planned, plan, self._num_frames)
+        planned_loads = partial(_planned, plan, self._job.clip_frames.num_frames)
         self._rounds = _Rounds(map(planned_loads, store.rounds(plan, index)))
         while number < last and (planned := self._rounds.pop()) is not None:
             loads.place(planned.waiting)
@@ -178,15 +211,15 @@ class Executor:
         calls: Calls | None = None
         if opened.frames is not None:
             sources = [replace(one, rows=one.rows[:, : opened.frames]) for one in sources]
-        if self._draw is not None:
-            drawn = self._draw(clips.keys, sources)
+        if self._job.draw is not None:
+            drawn = self._job.draw(clips.keys, sources)
             calls = drawn.calls
             sources = [replace(source, crop=drawn.crop) for source in sources]
         copies = self._copies.begin()
         begin = perf_counter()
         builder = opened.allocate()
-        nbytes = builder.gather(slots, sources, copies, calls, self._vectors)
-        opened.name(slots, clips, self._plan.epoch)
+        nbytes = builder.gather(slots, sources, copies, calls, self._job.vectors)
+        opened.name(slots, clips, self._job.plan.epoch)
         self._workers.note_gather(begin, len(slots), nbytes)
         copies.finish(partial(self._filled, opened, len(slots)))
 

@@ -17,11 +17,12 @@ epochs. A row is found by adding, nothing is freed, and each frame is loaded onc
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,29 +35,6 @@ from seqrecord.format.index import GroupIndex
 from seqrecord.processes.forks import cached_property
 from seqrecord.sampling.plan import Clips, GroupPlan, Loads, Plan, Round
 from seqrecord.sampling.runs import Intervals, Window
-
-
-class FrameStore(Protocol):
-    """Bookkeeping of the frames in arenas for one plan. Other threads load and copy."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of resident frames and of loads in progress."""
-
-    def rounds(self, plan: Plan, start: int, stop: int | None = None) -> Iterator[Round]:
-        """Yield rounds `[start, stop)` of a plan.
-
-        A store may merge consecutive rounds, for fewer steps, if it frees no frame in between.
-        """
-
-    def place(self, waiting: list[PendingLoad]) -> list[AssignedLoad]:
-        """Assign rows to loads. Loads without room remain in `waiting`."""
-
-    def find(self, clips: Clips) -> list[ArenaRows]:
-        """Find the rows of clips, for each set of features with equal windows."""
-
-    def finish(self, done: Round, assigned: Sequence[AssignedLoad]) -> None:
-        """End a round with these loads: free frames that no later clip needs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,14 +81,45 @@ class _Group:
         return AssignedLoad(use, load, self.arena, rows, len(rows) * self.frame_nbytes)
 
 
-class Rings:
-    """Frame store with a ring of rows per cursor. Frames are freed after their last clip."""
+class FrameStore(ABC):
+    """Bookkeeping of the frames in arenas for one plan. Other threads load and copy."""
 
     def __init__(self, plan: Plan, clip_frames: ClipFrames, arenas: Sequence[Any]) -> None:
         self._groups = {
             group.group: _Group(group, clip_frames, arena)
             for group, arena in zip(plan.groups, arenas, strict=True)
         }
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of resident frames and of loads in progress."""
+
+    def rounds(self, plan: Plan, start: int) -> Iterator[Round]:
+        """Yield rounds of a plan from `start` on.
+
+        A store may merge consecutive rounds, for fewer steps, if it frees no frame in between.
+        """
+        return plan.rounds(start)
+
+    @abstractmethod
+    def place(self, waiting: list[PendingLoad]) -> list[AssignedLoad]:
+        """Assign rows to loads. Loads without room remain in `waiting`."""
+
+    @abstractmethod
+    def find(self, clips: Clips) -> list[ArenaRows]:
+        """Find the rows of clips, for each set of features with equal windows."""
+
+    @abstractmethod
+    def finish(self, done: Round, assigned: Sequence[AssignedLoad]) -> None:
+        """End a round with these loads: free frames that no later clip needs."""
+
+
+class Rings(FrameStore):
+    """Frame store with a ring of rows per cursor. Frames are freed after their last clip."""
+
+    def __init__(self, plan: Plan, clip_frames: ClipFrames, arenas: Sequence[Any]) -> None:
+        super().__init__(plan, clip_frames, arenas)
         self._rings: dict[int, list[Ring]] = {}  # by group
         for group in self._groups.values():
             rows = group.arena.num_rows // max(1, plan.num_cursors)
@@ -125,9 +134,6 @@ class Rings:
             sum(ring.resident for ring in self._rings[number]) * group.frame_nbytes
             for number, group in self._groups.items()
         )
-
-    def rounds(self, plan: Plan, start: int, stop: int | None = None) -> Iterator[Round]:
-        return plan.rounds(start, stop)
 
     def place(self, waiting: list[PendingLoad]) -> list[AssignedLoad]:
         late: list[PendingLoad] = []
@@ -163,7 +169,7 @@ class Rings:
                     ring.free(count)
 
 
-class AllFrames:
+class AllFrames(FrameStore):
     """Frame store with a row for every frame; merges rounds.
 
     A load counts as done at the end of its round: if the epoch ends before, the next epoch repeats
@@ -182,10 +188,7 @@ class AllFrames:
         rows: Sequence[FrameRows],
         chunks: Mapping[int, GroupIndex],
     ) -> None:
-        self._groups = {
-            group.group: _Group(group, clip_frames, arena)
-            for group, arena in zip(plan.groups, arenas, strict=True)
-        }
+        super().__init__(plan, clip_frames, arenas)
         self._rows = {group.group: of for group, of in zip(plan.groups, rows, strict=True)}
         self._chunks = chunks
         # Rows that are loaded or being loaded.
@@ -199,8 +202,8 @@ class AllFrames:
     def nbytes(self) -> int:
         return sum(self._counts[n] * group.frame_nbytes for n, group in self._groups.items())
 
-    def rounds(self, plan: Plan, start: int, stop: int | None = None) -> Iterator[Round]:
-        for begin, end in plan.spans(start, stop):
+    def rounds(self, plan: Plan, start: int) -> Iterator[Round]:
+        for begin, end in plan.spans(start):
             is_full = all(self._asked[n][: len(used)][used].all() for n, used in self._used.items())
             yield plan.merged(begin, end, loads=not is_full)
 

@@ -79,7 +79,6 @@ class WorkerPool:
     def __init__(
         self,
         loader: ChunkLoader,
-        *,
         num_threads: int,
         memory: Memory,
         channel: Channel,

@@ -17,7 +17,8 @@ from seqrecord.clips.tables import ClipTable
 from seqrecord.engine.arena import for_users
 from seqrecord.engine.batches import Batch, DrawClips
 from seqrecord.engine.buffers import BufferCache
-from seqrecord.engine.engine import Engine, Execution, Job, Resources, run_plan
+from seqrecord.engine.engine import Engine, Execution, run_plan
+from seqrecord.engine.executor import Job
 from seqrecord.engine.stats import EngineStats, Trace, trace_path
 from seqrecord.errors import ClipError
 from seqrecord.pipes.distributed import worker_threads
@@ -175,7 +176,9 @@ class ClipLoader:
         if not on_device and self.planner.limit_in is None:
             check_machine(nbytes, self.selection.dataset.url)
         tuning = self.options.tuning
-        resources = Resources(
+        return Execution(
+            self.job(plan, draws),
+            stats,
             memory,
             tuning.num_threads or worker_threads(),
             self._buffers,
@@ -185,7 +188,6 @@ class ClipLoader:
             decode_there=tuning.video_decoder == "torchcodec",
             rows=rows,
         )
-        return Execution(self.job(plan, draws), resources, stats)
 
     def _note_decoding(self, num_shards: int, stats: EngineStats) -> None:
         """Log once, as a second epoch begins, that each epoch decodes its frames again."""
