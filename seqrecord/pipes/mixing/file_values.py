@@ -106,19 +106,7 @@ def _step(key: str, value: Any, steps: Mapping[str, Callable[..., Any]] = _STEPS
         raise ClipError(f"{key} has an invalid step", expected=expected, got=repr_of(value, 100))
     check_keys(f"{key} has an unknown key", value, steps)
     ((name, given),) = value.items()
-    parameters = inspect.signature(steps[name]).parameters
-    options = dict(given) if isinstance(given, Mapping) else {}
-    check_keys(f"{name} has an unknown key", options, parameters)
-    values = [] if given is None or isinstance(given, Mapping) else [given]
-    for key, one in parameters.items():
-        if one.kind is one.VAR_POSITIONAL:  # a list of them
-            given = options.pop(key, given)
-            values = given if isinstance(given, list) else values
-    try:
-        return steps[name](*values, **options)
-    except TypeError:
-        expected = f"{name}: with values for {', '.join(parameters)}"
-        raise ClipError(f"{name} lacks a value", expected=expected, got=repr_of(given)) from None
+    return _called(steps[name], name, given)
 
 
 def _engine(key: str, value: Any) -> Any:
@@ -147,15 +135,24 @@ def _vectors(key: str, value: Any) -> Any:
 
 def _made(make: Callable[..., Any], key: str, value: Any) -> Any:
     """A value of the package from a mapping with its arguments; others are of Python."""
-    if not isinstance(value, Mapping):
-        return value
-    parameters = [*inspect.signature(make).parameters]
-    check_keys(f"{key} has an unknown key", value, parameters)
+    return _called(make, key, value) if isinstance(value, Mapping) else value
+
+
+def _called(make: Callable[..., Any], name: str, given: Any) -> Any:
+    """The value of a class or function with these arguments: a mapping, or its only one."""
+    parameters = inspect.signature(make).parameters
+    options = dict(given) if isinstance(given, Mapping) else {}
+    check_keys(f"{name} has an unknown key", options, parameters)
+    values = [] if given is None or isinstance(given, Mapping) else [given]
+    for key, one in parameters.items():
+        if one.kind is one.VAR_POSITIONAL:  # a list of them
+            given = options.pop(key, given)
+            values = given if isinstance(given, list) else values
     try:
-        return make(**value)
+        return make(*values, **options)
     except TypeError:
         expected = f"values for {', '.join(parameters)}"
-        raise ClipError(f"{key} lacks a value", expected=expected, got=repr_of(value)) from None
+        raise ClipError(f"{name} lacks a value", expected=expected, got=repr_of(given)) from None
 
 
 _CONVERTERS: dict[str, Callable[[str, Any], Any]] = {

@@ -23,15 +23,14 @@ _MOST_VALUES = 1 << 16  # after the expansion of aliases
 _MOST_LEVELS = 32
 _MOST_DIGITS = 40  # characters of a number
 
-_FIRST = "-.0123456789"
 _TAG = "tag:yaml.org,2002:"
-_SCALARS: dict[str, tuple[str, str, Callable[[str], Any]]] = {  # pattern, first characters, value
-    "null": (r"null|~|", "n~", lambda _: None),
-    "bool": (r"true|false", "tf", lambda text: text == "true"),
-    "int": (r"-?(?:0|[1-9][0-9]*)", _FIRST, int),
-    "float": (r"-?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?", _FIRST, float),
-    "merge": (r"<<", "<", str),
-}
+_FLOAT = r"-?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?"
+_SCALARS: tuple[tuple[str, Callable[[str], Any]], ...] = (  # unquoted ones: pattern, value
+    (r"null|~|", lambda _: None),
+    (r"true|false", lambda text: text == "true"),
+    (r"-?(?:0|[1-9][0-9]*)", int),
+    (_FLOAT, float),
+)
 
 
 class YamlDict(dict[str, Any]):
@@ -98,14 +97,9 @@ def _compose(data: bytes) -> yaml.Node | None:
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader that resolves scalars as JSON does."""
+    """A safe loader that leaves scalars as text."""
 
     yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 - of PyYAML
-
-
-for _name, (_pattern, _first, _) in _SCALARS.items():
-    _first_characters = [*_first, ""] if _name == "null" else [*_first]
-    _Loader.add_implicit_resolver(_TAG + _name, re.compile(rf"(?:{_pattern})$"), _first_characters)
 
 
 class _Reader:
@@ -125,24 +119,25 @@ class _Reader:
             return self._mapping(node, level)
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
             return [self.value(one, level + 1, key) for one in node.value]
-        kind = node.tag.removeprefix(_TAG)
-        if isinstance(node, yaml.ScalarNode) and kind in ("str", "merge"):
-            return node.value
-        if isinstance(node, yaml.ScalarNode) and kind in _SCALARS:
-            pattern, _, convert = _SCALARS[kind]
-            if len(node.value) > _MOST_DIGITS:
-                problem, expected = "has a number of too many digits", f"at most {_MOST_DIGITS}"
-                raise _at(node, f"{key} {problem}".strip(), expected, f"{len(node.value)} digits")
-            if re.fullmatch(pattern, node.value):
-                return convert(node.value)
+        if isinstance(node, yaml.ScalarNode) and node.tag == _TAG + "str":
+            return self._scalar(node, key)
         raise _at(node, "a tag is not allowed", "plain values", node.tag)
+
+    def _scalar(self, node: yaml.ScalarNode, key: str) -> Any:
+        for pattern, convert in _SCALARS if node.style is None else ():
+            if re.fullmatch(pattern, node.value):
+                if convert in (int, float) and len(node.value) > _MOST_DIGITS:
+                    problem, got = "has a number of too many digits", f"{len(node.value)} digits"
+                    raise _at(node, f"{key} {problem}".strip(), f"at most {_MOST_DIGITS}", got)
+                return convert(node.value)
+        return node.value
 
     def _mapping(self, node: yaml.MappingNode, level: int) -> YamlDict:
         merged: list[yaml.Node] = []
         found: dict[str, Any] = {}
         lines: dict[str, int] = {}
         for key_node, value_node in node.value:
-            if key_node.tag == _TAG + "merge":
+            if key_node.value == "<<" and key_node.style is None:
                 is_list = isinstance(value_node, yaml.SequenceNode)
                 merged += value_node.value if is_list else [value_node]
                 continue
