@@ -22,7 +22,7 @@ def _parse_arguments(values: Sequence[str]) -> dict[str, Any]:
     """Parse `NAME=VALUE` to arguments of a loader, as in a mix file."""
     if not values:
         return {}
-    from seqrecord.pipes.mixing.file_source import OF_PYTHON  # imports torch, which takes seconds
+    from seqrecord.pipes.mixing.file import OF_PYTHON  # imports torch, which takes seconds
     from seqrecord.pipes.mixing.file_values import check_keys, python_value
     from seqrecord.pipes.mixing.yaml_file import yaml_value
 
