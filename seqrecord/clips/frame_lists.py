@@ -21,15 +21,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.frames import ClipFrames, ClipKeys, WindowFrames
+from seqrecord.clips.frames import ClipFrames, ClipKeys, ClipWindow, WindowFrames
 from seqrecord.clips.grids import ChunkGrid, IntArray, frame_keys, split_keys
 from seqrecord.clips.tables import EpisodeLayout
 from seqrecord.processes.forks import cached_property
 
 
 @dataclass(frozen=True, eq=False)
-class FrameLists:
-    """Frame lists of n samples, and the excerpts they refer to. Implements `ClipWindow`.
+class FrameLists(ClipWindow):
+    """Frame lists of n samples, and the excerpts they refer to.
 
     Excerpt `i` contains the frames `frames[first[i]:first[i + 1]]` of `episode[i]`, a row of the
     index; both ascend. Sample `j` belongs to `excerpt[j]`, starts at `start[j]` and has the frames
@@ -44,9 +44,6 @@ class FrameLists:
     start: IntArray
     places: IntArray
     length_of: IntArray | None = None
-    pads = False
-    reach = (0, 0)
-    is_anywhere = True
 
     @classmethod
     def of(
@@ -143,19 +140,15 @@ class FrameLists:
         return int(self.places.shape[1])
 
     @property
-    def key(self) -> object:
-        """Equal for windows with the same frames."""
-        return self
+    def is_anywhere(self) -> bool:
+        """See `ClipWindow`."""
+        return True
 
     @cached_property
     def frame_offsets(self) -> IntArray:
         """Possible offsets of places from starts."""
         apart = self.places - self.start[:, None]
         return np.arange(min(0, int(apart.min())), int(apart.max()) + 1)
-
-    def frame_offsets_at(self, _rate: int) -> IntArray:
-        """`frame_offsets`; independent of the frame rate."""
-        return self.frame_offsets
 
     def find(self, clips: ClipKeys, _frames: ClipFrames) -> WindowFrames:
         """See `ClipFrames.find`; returns places."""

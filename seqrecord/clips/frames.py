@@ -30,6 +30,7 @@ changes::
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -111,8 +112,50 @@ DrawSteps: TypeAlias = Callable[[ClipKeys], ClipSteps]
 """Draws steps for clips."""
 
 
+class ClipWindow(ABC):
+    """Window of one feature."""
+
+    @property
+    def pads(self) -> bool:
+        """Whether clips may contain frames outside their episode, or no frame near a time."""
+        return False
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Number of frames before and behind a clip's frames that may be read for it."""
+        return 0, 0
+
+    @property
+    def is_anywhere(self) -> bool:
+        """Whether a clip may use any frame of its episode."""
+        return False
+
+    @property
+    def key(self) -> object:
+        """Equal for windows with the same frames."""
+        return self
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """Frames per clip."""
+
+    @property
+    @abstractmethod
+    def frame_offsets(self) -> IntArray:
+        """Frame offsets from a clip's start that may be used, equal in all episodes; int64[n]."""
+
+    def frame_offsets_at(self, _rate: int) -> IntArray:
+        """The offsets that decide whether a clip is complete, in episodes with one frame rate."""
+        return self.frame_offsets
+
+    @abstractmethod
+    def find(self, clips: ClipKeys, frames: ClipFrames) -> WindowFrames:
+        """See `ClipFrames.find`."""
+
+
 @dataclass(frozen=True, eq=False)
-class OffsetWindow:
+class OffsetWindow(ClipWindow):
     """Frames at fixed offsets from a clip's start: int64[rates, T], one row per frame rate.
 
     `rate`, int64[E], is the row of each episode, `None` for a single row. Rows differ if offsets
@@ -123,9 +166,6 @@ class OffsetWindow:
     offsets: IntArray
     rate: IntArray | None = None
     most: int | None = None
-    pads = False
-    reach = (0, 0)
-    is_anywhere = False
 
     @classmethod
     def of(cls, offsets: Iterable[int], most: int | None = None) -> OffsetWindow:
@@ -139,7 +179,7 @@ class OffsetWindow:
 
     @property
     def key(self) -> object:
-        """Equal for windows with the same frames."""
+        """See `ClipWindow`."""
         return self.offsets.shape, self.offsets.tobytes()
 
     @property
@@ -148,7 +188,7 @@ class OffsetWindow:
         return self.offsets[0] if len(self.offsets) == 1 else np.unique(self.offsets)
 
     def frame_offsets_at(self, rate: int) -> IntArray:
-        """`frame_offsets` of episodes with one frame rate."""
+        """See `ClipWindow`."""
         found: IntArray = self.offsets[rate if len(self.offsets) > 1 else 0]
         return found
 
@@ -182,7 +222,7 @@ class Anchor(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class AnchoredWindow:
+class AnchoredWindow(ClipWindow):
     """Frames at offsets from a clip's start and from columns of its sample, in this order.
 
     `longest` is the length of the longest episode, `missing` are the frames that lack `feature`,
@@ -194,8 +234,6 @@ class AnchoredWindow:
     feature: str
     missing: MissingFrames
     padded: tuple[bool, bool]
-    pads = False
-    reach = (0, 0)
 
     @property
     def length(self) -> int:
@@ -204,13 +242,13 @@ class AnchoredWindow:
 
     @property
     def key(self) -> object:
-        """Equal for windows with the same frames."""
+        """See `ClipWindow`."""
         lacking = self.feature if len(self.missing) else ""  # each reports its own missing frames
         return lacking, *((one.column, one.offsets.tobytes()) for one in self.anchors)
 
     @property
     def is_anywhere(self) -> bool:
-        """Whether a clip may use any frame of its episode."""
+        """See `ClipWindow`."""
         return any(one.within is None for one in self.anchors)
 
     @property
@@ -312,7 +350,7 @@ class Clock(Protocol):
 
 
 @dataclass(frozen=True)
-class TimedWindow:
+class TimedWindow(ClipWindow):
     """Frames nearest to times in seconds, relative to the clip's start.
 
     The frames are at offsets in [`first`, `last`] from the start, or at the ends of the episode.
@@ -320,12 +358,15 @@ class TimedWindow:
 
     times: tuple[float, ...]
     tolerance: float
-    pads: bool  # pad times without a near frame, instead of raising an error
+    pads_far: bool  # pad times without a near frame, instead of raising an error
     first: int
     last: int
     clock: Clock
-    reach = (0, 0)
-    is_anywhere = False
+
+    @property
+    def pads(self) -> bool:
+        """See `ClipWindow`."""
+        return self.pads_far
 
     @property
     def length(self) -> int:
@@ -333,24 +374,15 @@ class TimedWindow:
         return len(self.times)
 
     @property
-    def key(self) -> object:
-        """Equal for windows with the same frames."""
-        return self
-
-    @property
     def frame_offsets(self) -> IntArray:
         """Frame offsets from a clip's start, equal in all episodes; int64[n]."""
         return np.arange(self.first, self.last + 1)
 
-    def frame_offsets_at(self, _rate: int) -> IntArray:
-        """`frame_offsets`; independent of the frame rate."""
-        return self.frame_offsets
-
     def find(self, clips: ClipKeys, _frames: ClipFrames) -> WindowFrames:
         """See `ClipFrames.find`.
 
-        Raises `ClipError` if a frame is further than `tolerance` from its time, unless `pads`; and
-        if the distances of timestamps contradict the index.
+        Raises `ClipError` if a frame is further than `tolerance` from its time, unless `pads_far`;
+        and if the distances of timestamps contradict the index.
         """
         episode, start, *_ = clips
         shape = len(start), len(self.times)
@@ -371,7 +403,7 @@ class TimedWindow:
         frames = np.where(asked - stamps[earlier] <= stamps[later] - asked, earlier, later)
         is_pad = np.abs(stamps[frames] - asked) > near
         far = is_pad & (asked >= stamps[0]) & (asked <= stamps[-1])
-        if far.any() and not self.pads:
+        if far.any() and not self.pads_far:
             clip, number = np.argwhere(far)[0].tolist()
             raise ClipError(
                 "no frame within the tolerance of a time; increase Seconds(…, tolerance=), or pad "
@@ -395,7 +427,7 @@ class TimedWindow:
 
 
 @dataclass(frozen=True, eq=False)
-class NearestWindow:
+class NearestWindow(ClipWindow):
     """For each frame of `window`, the last frame at or before it that has the feature.
 
     With `ahead`, it is the next one at or behind it.
@@ -405,7 +437,7 @@ class NearestWindow:
     away; `None` allows any distance. With `has_unknown`, clips may contain frames without a value.
     """
 
-    window: OffsetWindow | AnchoredWindow | TimedWindow
+    window: ClipWindow
     missing: MissingFrames
     is_open: npt.NDArray[np.bool_]
     most: int | None = None
@@ -418,32 +450,27 @@ class NearestWindow:
         return self.window.length
 
     @property
-    def key(self) -> object:
-        """Equal for windows with the same frames."""
-        return self
-
-    @property
     def frame_offsets(self) -> IntArray:
         """Offsets of frames of `window`, before looking for values."""
         return self.window.frame_offsets
 
     def frame_offsets_at(self, rate: int) -> IntArray:
-        """`frame_offsets` of episodes with one frame rate."""
+        """See `ClipWindow`."""
         return self.window.frame_offsets_at(rate)
 
     @property
     def pads(self) -> bool:
-        """Whether times without a near frame are padded."""
+        """See `ClipWindow`."""
         return self.window.pads
 
     @property
     def is_anywhere(self) -> bool:
-        """Whether a clip may use any frame of its episode."""
+        """See `ClipWindow`."""
         return self.window.is_anywhere
 
     @property
     def reach(self) -> tuple[int, int]:
-        """Largest distance of a value in frames, before and behind."""
+        """See `ClipWindow`: largest distance of a value."""
         missing = self.missing
         furthest = int((missing.stop - missing.start)[~self.is_open].max(initial=0))
         furthest = furthest if self.most is None else min(furthest, self.most)
@@ -478,40 +505,6 @@ class NearestWindow:
         age[is_unknown] = UNKNOWN
         step = np.maximum(age, 0)
         return asked._replace(frames=of_clips + step if self.ahead else of_clips - step, age=age)
-
-
-class ClipWindow(Protocol):
-    """Window of one feature."""
-
-    @property
-    def pads(self) -> bool:
-        """Whether clips may contain frames outside their episode."""
-
-    @property
-    def reach(self) -> tuple[int, int]:
-        """Number of frames before and behind a clip's frames that may be read for it."""
-
-    @property
-    def is_anywhere(self) -> bool:
-        """Whether a clip may use any frame of its episode."""
-
-    @property
-    def length(self) -> int:
-        """Frames per clip."""
-
-    @property
-    def key(self) -> object:
-        """Equal for windows with the same frames."""
-
-    @property
-    def frame_offsets(self) -> IntArray:
-        """Frame offsets from a clip's start, equal in all episodes; int64[n]."""
-
-    def frame_offsets_at(self, rate: int, /) -> IntArray:
-        """`frame_offsets` of episodes with one frame rate."""
-
-    def find(self, clips: ClipKeys, frames: ClipFrames, /) -> WindowFrames:
-        """See `ClipFrames.find`."""
 
 
 class FrameMapping(Protocol):

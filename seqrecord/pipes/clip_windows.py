@@ -123,7 +123,7 @@ class SelectedWindows:
         step = 1 if options.has_drawn_steps else options.dilations[0]
         most = None if options.span is None else options.most_frames
         offsets = OffsetWindow.of(np.arange(options.frames_of_span) * step, most)
-        self._others: OffsetWindow | FrameLists = excerpts or offsets
+        self._others: ClipWindow = excerpts or offsets
         self._nearest = options.nearest
         self._windows = {**own, **self._known(own)}
         self.anchored = list[AnchoredWindow]()
@@ -147,7 +147,7 @@ class SelectedWindows:
         self.span = 1 + int(self._reach.sum(axis=1).min())
 
     @property
-    def usual(self) -> OffsetWindow | FrameLists:
+    def usual(self) -> ClipWindow:
         """The window of features without a window."""
         return self._others
 
