@@ -3,80 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
+from tests.project.private_names import found_in, own_names, private_in
 from tests.project.source_code import parse
 
 TESTS = Path(__file__).parents[1]
 FILES = sorted(path for path in TESTS.rglob("*.py") if "node_modules" not in path.parts)
-
-FOREIGN = {
-    "_exit",  # os
-    "_replace",  # named tuples
-    "_pin_memory",  # torch.ops.aten
-    "_schema",  # torch.ops.aten
-    "_sleep",  # torch.cuda
-    "_shutdown_workers",  # an iterator of torch's DataLoader
-    "_datapipe",  # the dataset of torch's DataLoader
-    "_repr_html_",  # read by IPython from any object
-    "_repr_png_",
-    "_worker_info",  # torch.utils.data.get_worker_info
-}
-
-ACCESSES = {"getattr", "setattr", "delattr", "hasattr", "patch"}
-PATCHES = {"setattr", "delattr", "setitem", "delitem", "patch"}
-
-
-def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__") and name != "_"
-
-
-def found_in(tree: ast.Module) -> Iterator[str]:
-    """Private names read from other objects, and patches of the package."""
-    nodes = list(ast.walk(tree))
-    own = {
-        node.attr
-        for node in nodes
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node)
-    } | {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    ours: set[str] = set()  # names imported from the package
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "seqrecord":
-            ours |= {alias.asname or alias.name for alias in node.names}
-            yield from (alias.name for alias in node.names if is_private(alias.name))
-        elif isinstance(node, ast.Import):
-            ours |= {
-                alias.asname or "seqrecord"
-                for alias in node.names
-                if alias.name.split(".")[0] == "seqrecord"
-            }
-    for node in nodes:
-        if isinstance(node, ast.Attribute) and is_private(node.attr) and not is_self(node):
-            if node.attr not in own | FOREIGN:
-                yield node.attr
-        elif isinstance(node, ast.Call):
-            is_method = isinstance(node.func, ast.Attribute)
-            function = getattr(node.func, "attr" if is_method else "id", "")
-            if function not in ACCESSES | PATCHES:
-                continue
-            words = [
-                part
-                for item in node.args
-                if isinstance(item, ast.Constant) and isinstance(item.value, str)
-                for part in item.value.split(".")
-            ]
-            if function in ACCESSES:
-                yield from (word for word in words if is_private(word) and word not in FOREIGN)
-            if function in PATCHES and node.args and is_method:
-                first = node.args[0]
-                if words[:1] == ["seqrecord"] or ast.unparse(first).split(".")[0] in ours:
-                    yield "a patch of " + ".".join([ast.unparse(first).strip("'\""), *words[:1]])
-
-
-def is_self(node: ast.Attribute) -> bool:
-    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-
 
 EXAMPLES: dict[str, set[str]] = {
     "import os; os._exit(0)": set(),
@@ -99,7 +32,6 @@ def test_no_private_name_is_read_and_nothing_is_patched() -> None:
 
 
 PACKAGE = sorted((TESTS.parent / "seqrecord").rglob("*.py"))
-OTHERS = "seqrecord", "torch", "torchdata", "multiprocessing", "jax", "accelerate", "lightning"
 ALLOWED = {
     "_replace",  # named tuples
     "_exit",  # os
@@ -107,42 +39,6 @@ ALLOWED = {
     "_get_kwargs_from_urls",
     "_decode_single",  # zarr: a method of its codecs
 }
-
-
-def own_names(tree: ast.Module) -> Iterator[str]:
-    """Private names that code defines: functions, classes, variables, fields and attributes."""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            yield node.name
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node):
-            yield node.attr
-
-
-def private_in(tree: ast.Module, own: set[str]) -> Iterator[str]:
-    """Private names of other modules and packages: imports, attributes, and names in texts."""
-    others: set[str] = set()  # names imported from them
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            of = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-            for alias in node.names:
-                if (words := f"{of}{alias.name}".split("."))[0] in OTHERS:
-                    others.add((alias.asname or alias.name).split(".")[0])
-                    yield from filter(is_private, words)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            words = node.value.split(".")
-            is_name = words[0] in OTHERS and " " not in node.value
-            yield from filter(is_private, words) if is_name else ()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and is_private(node.attr) and not is_self(node):
-            root = ast.unparse(node.value).split(".")[0].split("(")[0]
-            if root in others or node.attr not in own:
-                yield node.attr
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ACCESSES:
-            for item in node.args:
-                if isinstance(item, ast.Constant) and isinstance(item.value, str):
-                    yield from {item.value} - own if is_private(item.value) else ()
 
 
 PRIVATE: dict[str, set[str]] = {

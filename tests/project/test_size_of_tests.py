@@ -23,7 +23,6 @@ MANY_HELPERS = {
     "lerobot/test_mix.py",
     "project/test_doc_examples.py",
     "project/test_layers.py",
-    "project/test_private_names.py",
     "sources/test_image_files.py",
     "sources/test_orientation.py",
     "sources/test_own_source.py",
