@@ -15,9 +15,10 @@ import fsspec
 import numpy as np
 
 from seqrecord import open_source
+from seqrecord.indexing.originals import index_source
 from seqrecord.sources import Source
 
-__all__ = ["Case", "Episodes", "cut", "upload"]
+__all__ = ["Case", "Episodes", "cut", "index_source", "upload"]
 
 Frames = list[dict[str, Any]]
 Episodes = dict[str, Frames]

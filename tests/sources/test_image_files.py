@@ -6,14 +6,12 @@ import io
 import struct
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-import imagecodecs
 import numpy as np
 import numpy.typing as npt
 import OpenEXR
@@ -28,99 +26,24 @@ from seqrecord.errors import MissingPackageError, SourceError
 from seqrecord.sources import FolderSource
 from tests.golden.make_rasters import FOLDER
 from tests.golden.make_rasters import values as rasters
+from tests.kit.datasets import noise
 from tests.kit.source_faults import npy
 from tests.sources.formats.sequences import write_euroc, write_kitti, write_tum
 from tests.sources.formats.webdataset import write_tar
+from tests.sources.image_data import (
+    Read,
+    colour_files,
+    exr,
+    exr_files,
+    netpbm_files,
+    png_files,
+    raster_files,
+    saved,
+    tiff,
+    tiff_files,
+)
 
 Array = npt.NDArray[Any]
-
-
-def values(dtype: str, *shape: int) -> Array:
-    rng = np.random.default_rng(0)
-    if np.dtype(dtype).kind == "f":
-        return rng.normal(size=shape).astype(dtype)
-    info = np.iinfo(dtype)
-    return rng.integers(info.min, info.max, shape, dtype, endpoint=True)
-
-
-def netpbm(kind: str, pixels: Array, most: int, comment: str = "") -> bytes:
-    height, width = pixels.shape[:2]
-    head = f"{kind}\n{comment}{width} {height}\n" + ("" if kind in ("P1", "P4") else f"{most}\n")
-    if kind in ("P1", "P2", "P3"):
-        text = "\n".join(" ".join(map(str, row.ravel().tolist())) for row in pixels)
-        return f"{head}{text}\n".encode()
-    if kind == "P4":
-        return head.encode() + np.packbits(pixels, axis=1).tobytes()
-    return head.encode() + pixels.astype(">u2" if most > 255 else "u1").tobytes()
-
-
-NETPBM: list[tuple[str, str, tuple[int, ...], int]] = [
-    *(("P5", "u1", (), 255), ("P5", "u2", (), 65535), ("P5", "u2", (), 4095), ("P5", "u1", (), 15)),
-    *(("P6", "u1", (3,), 255), ("P6", "u2", (3,), 65535)),
-    *(("P2", "u2", (), 10_000), ("P3", "u1", (3,), 255)),
-]
-TIFF = ("u1", "u2", "i2", "u4", "i4", "f4", "u1 3", "u2 3", "u1 4")
-Read = Iterator[tuple[str, bytes, Array]]  # ending, bytes of the file, its values
-
-
-def netpbm_files() -> Read:
-    """Not scaled: Pillow would turn 4095 into 65535, and 16-bit colour into 8 bits."""
-    for kind, dtype, channels, most in NETPBM:
-        pixels = (values(dtype, 5, 7, *channels).astype(np.int64) % (most + 1)).astype(dtype)
-        for ending in (".pgm", ".PNM"):
-            yield ending, netpbm(kind, pixels, most, "# made by hand\n"), pixels
-    bits = values("u1", 5, 9) % 2
-    for kind in ("P1", "P4"):
-        yield ".pbm", netpbm(kind, bits, 1), bits == 1  # 1 is black ink
-
-
-def tiff_files() -> Read:
-    for dtype, *channels in map(str.split, TIFF):
-        pixels = values(dtype, 5, 7, *map(int, channels))
-        if dtype != "u4":  # Pillow reads no big-endian 32-bit files
-            yield ".tiff", tiff(pixels, ">"), pixels
-        data = tiff(pixels, "<")
-        with suppress(NotImplementedError):  # old releases of imagecodecs only decode
-            data = bytes(imagecodecs.tiff_encode(pixels))
-        yield ".tiff", data, pixels
-
-
-def colour_files(folder: Path) -> Read:
-    for channels in ((3,), (4,), ()):
-        pixels = values("u1", 5, 7, *channels)
-        coloured = pixels if channels else np.stack([pixels] * 3, axis=-1)  # WebP is always RGB
-        yield ".webp", saved(folder / "a.webp", pixels, lossless=True, exact=True), coloured
-        if channels != (4,):  # Pillow writes no alpha
-            yield ".bmp", saved(folder / "a.bmp", pixels), pixels
-
-
-def raster_files(folder: Path) -> Read:
-    """Files of OpenCV, Sintel and Pillow; the scale in a header is ignored."""
-    flow, depth = rasters()[..., :2], rasters()[..., 0]
-    yield ".flo", (FOLDER / "flow.flo").read_bytes(), flow
-    yield ".pfm", (FOLDER / "depth.pfm").read_bytes(), depth
-    yield ".pfm", (FOLDER / "normals.pfm").read_bytes(), rasters()
-    big = rasters()[::-1, :, 2].astype(">f4").tobytes()
-    yield ".PFM", b"Pf 7 5\n2.5e0\n" + big, rasters()[..., 2]
-    yield ".dpt", b"PIEH\7\0\0\0\5\0\0\0" + depth.tobytes(), depth
-    with suppress(OSError):  # before Pillow 10.3
-        yield ".pfm", saved(folder / "a.pfm", np.ascontiguousarray(depth), format="PPM"), depth
-
-
-def exr_files(folder: Path) -> Read:
-    for dtype, channels in product(("<f2", "<f4", "<u4"), ("Z", "RGB", "RGBA")):
-        pixels = np.arange(5 * 7 * len(channels)).reshape(5, 7, -1).astype(dtype)
-        planes = {name: np.ascontiguousarray(pixels[..., i]) for i, name in enumerate(channels)}
-        want = pixels if len(channels) > 1 else pixels[..., 0]
-        yield ".exr", exr(folder / "a.exr", planes), want
-
-
-def png_files(folder: Path) -> Read:
-    for dtype, channels in product(("u1", "u2"), ((), (2,), (3,), (4,))):
-        pixels = values(dtype, 5, 7, *channels)
-        yield ".png", bytes(imagecodecs.png_encode(pixels)), pixels
-    bits = values("u1", 5, 9) % 2 == 1
-    yield ".png", saved(folder / "a.png", bits), bits
 
 
 FORMATS: dict[str, tuple[Callable[[Path], Read], str | None]] = {
@@ -159,42 +82,8 @@ def test_datasets_have_the_values_of_the_files(tmp_path: Path, name: str) -> Non
             np.testing.assert_array_equal(got, want, shown, strict=True)
 
 
-def tiff(pixels: Array, order: Any, **more: int) -> bytes:
-    """One strip without compression; `more` are further tags by number, `t262=0`."""
-    height, width, channels = (*pixels.shape, 1)[:3]
-    data = pixels.astype(pixels.dtype.newbyteorder(order)).tobytes()
-    sample = {"u": 1, "i": 2, "f": 3}[pixels.dtype.kind]
-    single = {256: width, 257: height, 259: 1, 262: 2 if channels > 1 else 1, 273: 8}
-    single |= {277: channels, 278: height, 279: len(data)} | ({338: 2} if channels == 4 else {})
-    tags = {tag: [value] for tag, value in single.items()}
-    tags |= {258: [8 * pixels.dtype.itemsize] * channels, 339: [sample] * channels}
-    tags |= {int(tag[1:]): [value] for tag, value in more.items()}
-    place = 8 + len(data)
-    entries, far, after = b"", b"", place + 2 + 12 * len(tags) + 4
-    for tag, found in sorted(tags.items()):
-        value = struct.pack(f"{order}{len(found)}H", *found)
-        if len(value) > 4:
-            value, far = struct.pack(f"{order}I", after + len(far)), far + value
-        entries += struct.pack(f"{order}HHI", tag, 3, len(found)) + value.ljust(4, b"\0")
-    directory = struct.pack(f"{order}H", len(tags)) + entries + b"\0\0\0\0"
-    head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}I", place)
-    return head + data + directory + far
-
-
-def saved(path: Path, pixels: Array, **options: Any) -> bytes:
-    Image.fromarray(pixels).save(path, **options)
-    return path.read_bytes()
-
-
 def written(tmp_path: Path, ending: str) -> bytes:
-    return saved(tmp_path / f"whole{ending}", values("u1", 40, 40, 3))
-
-
-def exr(path: Path, channels: dict[str, Array], **more: Any) -> bytes:
-    header = {"compression": OpenEXR.ZIP_COMPRESSION, "type": OpenEXR.scanlineimage, **more}
-    with OpenEXR.File(header, channels) as file:
-        file.write(str(path))
-    return path.read_bytes()
+    return saved(tmp_path / f"whole{ending}", noise(40, 40, 3, dtype="u1"))
 
 
 @given(st.data())
@@ -278,12 +167,12 @@ def of_planes(*names: str) -> Callable[[Path], bytes]:
 
 FLOW, DEPTH = ((FOLDER / name).read_bytes() for name in ("flow.flo", "depth.pfm"))
 LISTED = b"\x76\x2f\x31\x01\x02\0\0\0"
-NPZ = npz(values("f4", 50, 70))
+NPZ = npz(noise(50, 70, dtype="f4"))
 WRITTEN = (".ppm", ".tiff", ".webp", ".bmp", ".png")
 GOOD: dict[str, Callable[[Path], bytes] | bytes] = {
     **{ending: partial(written, ending=ending) for ending in WRITTEN},
     ".pgm": b"P5\n2 2\n7\n\0\0\0\0",
-    ".tif": tiff(values("u1", 4, 4), "<"),
+    ".tif": tiff(noise(4, 4, dtype="u1"), "<"),
     ".flo": FLOW,
     ".pfm": DEPTH,
     ".exr": of_planes("Z"),
@@ -304,8 +193,8 @@ REFUSED: list[tuple[str, Callable[[Path], bytes] | bytes, str]] = [
     (".pgm", b"P5\n99999999 99999999\n7\n\0", ""),
     (".pgm", b"P5" + b" " * 5000 + b"x", ""),
     (".ppm", b"P7\nWIDTH 2\n", ""),
-    (".tif", tiff(values("u1", 4, 4), "<", t258=4, t256=8), ""),  # 4 bits
-    (".tif", tiff(values("f2", 4, 4), "<"), ""),
+    (".tif", tiff(noise(4, 4, dtype="u1"), "<", t258=4, t256=8), ""),  # 4 bits
+    (".tif", tiff(noise(4, 4, dtype="f2"), "<"), ""),
     (".flo", b"", "not a .flo file|the file is empty"),
     (".flo", b"PIEX" + FLOW[4:], "not a .flo file"),
     (".flo", FLOW[:-1], f"{SIZE}; .*got: 291 bytes"),
@@ -414,7 +303,7 @@ def test_sequences_read_other_image_formats(tmp_path: Path) -> None:
 
 
 def test_tar_files_contain_other_image_formats(tmp_path: Path) -> None:
-    depth = values("f4", 3, 5, 7)
+    depth = noise(3, 5, 7, dtype="f4")
     files: dict[str, bytes] = {}
     for number in range(3):
         files[f"{number:04d}.depth.tiff"] = tiff(depth[number], "<")
@@ -431,7 +320,11 @@ def test_tar_files_contain_other_image_formats(tmp_path: Path) -> None:
 
 def test_npz(tmp_path: Path) -> None:
     """Files per frame and per episode; a file in the root does not make it an episode."""
-    depth, points, state = values("f4", 6, 5, 7), values("f8", 6, 9, 3), values("i8", 6)
+    depth, points, state = (
+        noise(6, 5, 7, dtype="f4"),
+        noise(6, 9, 3, dtype="f8"),
+        noise(6, dtype="i8"),
+    )
     run = tmp_path / "run"
     for name in ("depth", "lidar"):
         (run / name).mkdir(parents=True)

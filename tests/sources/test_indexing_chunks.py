@@ -23,9 +23,9 @@ from seqrecord import open_source
 from seqrecord.errors import CodecError, SeqRecordError, SourceError
 from tests.kit.command_line import run
 from tests.kit.video_file_data import pictures, write_video
-from tests.sources.cases import upload
+from tests.sources.cases import index_source, upload
 from tests.sources.formats.hdf5 import write_video_of_droid
-from tests.sources.in_place_cases import assert_same, frames_of, index_source
+from tests.sources.in_place_cases import assert_same, frames_of
 
 Array = npt.NDArray[Any]
 

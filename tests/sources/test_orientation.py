@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image
 
 import seqrecord
 from seqrecord import EncodedImage, SeqRecordError, SeqRecordWriter, open_source
@@ -22,51 +21,9 @@ from tests.kit.lerobot_data import write_v21
 from tests.kit.trees import make_frames, write_v1
 from tests.sources.formats.sequences import write_kitti, write_tum
 from tests.sources.formats.webdataset import write_tar
+from tests.sources.image_data import STORED, encoded, late_exif, raw_profile, shown, stored
 
-Pixels = npt.NDArray[np.uint8]
-
-STORED: Pixels = np.random.default_rng(0).integers(0, 256, (32, 48, 3), np.uint8)
 COUNT = 2
-
-
-def encoded(
-    orientation: int = 1, format_: str = "PNG", pixels: Pixels = STORED, **options: Any
-) -> bytes:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    stream = io.BytesIO()
-    given = {"exif": exif, **({"quality": 95} if format_ == "JPEG" else {}), **options}
-    Image.fromarray(pixels).save(stream, format_, **given)
-    return stream.getvalue()
-
-
-def shown(data: bytes) -> Pixels:
-    """The pixels as viewers display them, by Pillow."""
-    return np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
-
-
-def stored(data: bytes) -> Pixels:
-    return np.asarray(Image.open(io.BytesIO(data)))
-
-
-def late_exif(data: bytes) -> bytes:
-    """A PNG with EXIF after the pixels."""
-    at = data.index(b"eXIf") - 4
-    length = int.from_bytes(data[at : at + 4], "big") + 12
-    end = data.rindex(b"IEND") - 4
-    return data[:at] + data[at + length : end] + data[at : at + length] + data[end:]
-
-
-def raw_profile(data: bytes) -> bytes:
-    """A PNG as written by ImageMagick, with EXIF as text."""
-    at = data.index(b"eXIf") - 4
-    length = int.from_bytes(data[at : at + 4], "big")
-    exif = b"Exif\0\0" + data[at + 8 : at + 8 + length]
-    body = b"zTXtRaw profile type exif\0\0" + zlib.compress(
-        b"\nexif\n%8d\n%s\n" % (len(exif), exif.hex().encode())
-    )
-    chunk = (len(body) - 4).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
-    return data[:at] + chunk + data[at + length + 12 :]
 
 
 def write_folder(root: Path, images: list[bytes], ending: str = "png") -> Path:

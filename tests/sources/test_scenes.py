@@ -15,12 +15,12 @@ import pytest
 import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import ClipError, SourceError
-from seqrecord.indexing.originals import index_source
 from seqrecord.sources import FolderSource, SceneSource, inventory_of, undistorted
 from tests.golden.sources import make_colmap
 from tests.kit.command_line import run
 from tests.kit.lerobot_video_data import unpack
 from tests.kit.source_faults import Damage, check_refused, cut, edit, encoded, write
+from tests.sources.cases import index_source
 from tests.sources.formats.scenes import (
     CORNERS,
     SIZE,

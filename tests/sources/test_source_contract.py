@@ -9,6 +9,7 @@ import io
 import json
 import os
 import pickle
+import random
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -24,11 +25,10 @@ import seqrecord
 from seqrecord import EncodedImage, open_source
 from seqrecord.errors import NotFoundError, SeqRecordError, SourceError
 from seqrecord.feature_kinds import check_kinds_and_units
-from seqrecord.indexing.originals import index_source
 from seqrecord.sources import EpisodeInfo, LeftOut, Source, format_names, inventory_of
 from tests.kit.source_faults import check_refused, read_all
 from tests.kit.video_file_data import decode_gops_of
-from tests.sources.cases import Case, Episodes, upload
+from tests.sources.cases import Case, Episodes, index_source, upload
 from tests.sources.formats import CASES
 
 LIDAR = LeftOut("notes/lidar.pcd", 1, "no reader")
@@ -241,7 +241,7 @@ def check_indexed(case: Case, place: Any, expected: Episodes, ragged: list[str])
 
 
 def test_a_changed_file_is_noticed_in_place(case: Case, root: Path, home: Path) -> None:
-    """A file of each folder, except data left out and features that an index cannot have."""
+    """A file of each kind of folder, except data left out and features that no index has."""
     assert home
     if case.referred is None:
         return
@@ -251,7 +251,8 @@ def test_a_changed_file_is_noticed_in_place(case: Case, root: Path, home: Path) 
     unread = [row.pattern for row in found.left_out]
     unread += [f"**/{each.place}" for each in found.features if None in each.shape]
     paths = {*filter(Path.is_file, root.rglob("*"))} - {p for n in unread for p in root.glob(n)}
-    for number, path in enumerate({(p.parent, p.suffix): p for p in sorted(paths)}.values()):
+    kinds = {(*p.parts[-3:-1], p.suffix): p for p in sorted(paths)}
+    for number, path in enumerate(kinds.values()):
         before = path.stat()
         os.utime(path, ns=(1, 1))
         copy = shutil.copytree(index, root.parent / f"{number}")  # no file of it is checked yet
@@ -285,6 +286,31 @@ def test_a_damaged_episode_is_skipped_and_converted_later(
     report = seqrecord.convert(source, records, workers=1, mode="append")
     assert (report.written, report.skipped) == ((case.bad,), others)
     check_packed(case, records, source, original[1])
+
+
+def test_any_damage_is_a_source_error_or_goes_unseen(
+    case: Case, root: Path, thorough: bool
+) -> None:
+    """Bytes of a file are changed, mostly in its head, or it is cut."""
+    paths = sorted(path for path in root.rglob("*") if path.is_file() and path.stat().st_size)
+    rng, refused, rounds = random.Random(0), 0, 60 if thorough else 4
+    for number in range(rounds):
+        path = rng.choice(paths)
+        whole = path.read_bytes()
+        data = bytearray(whole[: rng.randrange(len(whole))] if number % 3 == 2 else whole)
+        for _ in range(rng.randint(1, 4) if data else 0):
+            data[rng.randrange(min(len(data), 12_000))] = rng.choice([0, 255, rng.randrange(256)])
+        path.write_bytes(data)
+        source = case.opened(root)
+        try:
+            source.schema()
+            for info in source.episodes():
+                assert read_all(source, info) == info.num_frames
+        except SourceError as error:
+            assert error.file is not None  # noqa: PT017 - it may go unseen
+            refused += 1
+        path.write_bytes(whole)
+    assert refused > rounds / 10
 
 
 def test_a_named_pipe_is_refused_without_blocking(case: Case, root: Path) -> None:

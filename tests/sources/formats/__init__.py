@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from seqrecord.indexing.originals import index_source
-from tests.sources.cases import Case
+from tests.sources.cases import Case, index_source
 
 __all__ = ["CASES", "indexed", "made"]
 
