@@ -1,21 +1,39 @@
-"""Content of tests/golden/sources/lerobot_*.zip, written by lerobot's own writer.
+"""Content of tests/golden/sources/lerobot_*.zip, written by lerobot's own writer; changes of it.
 
-`tests.golden.make_lerobot` makes them.
+`tests.golden.make_lerobot` makes the files. A table is changed by a function of the table:
+
+>>> rewrite(root / ROWS, column("timestamp", at(6, 0.0)))
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-__all__ = ["FEATURES", "FPS", "episodes", "write_dataset", "write_v21"]
+__all__ = [
+    "FEATURES",
+    "FPS",
+    "LISTED",
+    "ROWS",
+    "at",
+    "column",
+    "edit_info",
+    "episodes",
+    "rewrite",
+    "write_dataset",
+    "write_v21",
+]
 
 FPS = 10
+ROWS = "data/chunk-000/file-000.parquet"
+LISTED = "meta/episodes/chunk-000/file-000.parquet"
 
 FEATURES: dict[str, dict[str, Any]] = {
     "observation.state": {"dtype": "float32", "shape": (3,), "names": ["x", "y", "grip"]},
@@ -83,9 +101,6 @@ def write_v21(
     root: Path, columns: Mapping[str, Any], features: Mapping[str, Any], length: int
 ) -> Path:
     """Write version 2.1: one episode of `length` frames, in a table that may have more."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     count = len(next(iter(columns.values())))
     order = np.arange(count) if count < 1000 else np.zeros(count, "i8")  # small when compressed
     zeros = np.zeros(count, "i8")
@@ -103,3 +118,30 @@ def write_v21(
     rows = pa.table({**table, "timestamp": order.astype("f4")})
     pq.write_table(rows, root / "data" / "000000.parquet", row_group_size=1 << 30)
     return root
+
+
+def edit_info(root: Path, **changes: Any) -> None:
+    """Change values in `meta/info.json`."""
+    path = root / "meta/info.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **options: Any) -> None:
+    """Write a changed table; `options` are those of `pyarrow.parquet.write_table`."""
+    pq.write_table(change(pq.read_table(path)), path, **options)
+
+
+def column(name: str, change: Callable[[list[Any]], list[Any]]) -> Callable[[pa.Table], pa.Table]:
+    """Replace the values of a column; its type stays."""
+
+    def changed(table: pa.Table) -> pa.Table:
+        place = table.column_names.index(name)
+        values = change(table.column(name).to_pylist())
+        return table.set_column(place, name, pa.array(values, table.schema.types[place]))
+
+    return changed
+
+
+def at(row: int, value: Any) -> Callable[[list[Any]], list[Any]]:
+    """Replace the value of a row."""
+    return lambda values: [*values[:row], value, *values[row + 1 :]]

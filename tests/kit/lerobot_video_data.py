@@ -27,7 +27,8 @@ _NAMES = ["height", "width", "channels"]
 _GOLDEN = Path(__file__).parents[1] / "golden" / "sources"
 
 
-def unpack(folder: Path, name: str) -> Path:
+def unpack(folder: Path, name: str = "lerobot_v3") -> Path:
+    """Unpack a golden original into a folder of its name."""
     with zipfile.ZipFile(_GOLDEN / f"{name}.zip") as archive:
         archive.extractall(folder / name)
     return folder / name

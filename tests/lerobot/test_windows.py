@@ -10,7 +10,7 @@ import pytest
 
 from seqrecord import Seconds, SeqRecordMapDataset, SeqRecordPipe, convert, open_source
 from tests.golden.make_lerobot_windows import WINDOWS
-from tests.sources.test_lerobot import unpack
+from tests.kit.lerobot_video_data import unpack
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "lerobot_windows.npz"
 

@@ -29,6 +29,7 @@ from seqrecord.lerobot import LeRobotDataset
 from seqrecord.reading.dataset import open_packed
 from seqrecord.sources import inventory_of
 from tests.kit.command_line import fail, run
+from tests.kit.lerobot_data import column, rewrite
 from tests.kit.lerobot_stand_in import install
 from tests.kit.lerobot_video_data import CAMERAS, unpack
 from tests.kit.processes import in_fork, run_code
@@ -37,7 +38,6 @@ from tests.kit.video_file_data import pictures, write_video
 from tests.sources.cases import index_source
 from tests.sources.formats import CASES, indexed, made
 from tests.sources.in_place_cases import frames_of
-from tests.sources.test_lerobot import column, rewrite
 
 ACTION, LEROBOT = "observation.state", "lerobot with video"
 FOLDERS = CASES["folders"]

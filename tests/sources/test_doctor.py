@@ -22,12 +22,10 @@ from seqrecord.indexing.doctor_report import DoctorReport
 from seqrecord.storage import open_storage
 from tests.kit.command_line import run
 from tests.kit.faults import Failure, FaultyStorage, Operation
-from tests.kit.lerobot_data import FPS, episodes
-from tests.kit.lerobot_video_data import CAMERAS, with_video
-from tests.kit.lerobot_video_data import unpack as unpack_video
+from tests.kit.lerobot_data import FPS, LISTED, ROWS, at, column, edit_info, episodes, rewrite
+from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.kit.video_file_data import pictures, write_video
 from tests.sources.cases import upload
-from tests.sources.test_lerobot import LISTED, ROWS, at, column, edit_info, rewrite, unpack
 
 CAMERA = CAMERAS[0]
 PICTURE = {"mean": [0.5] * 3, "std": [0.3] * 3, "min": [0.0] * 3, "max": [1.0] * 3}
@@ -38,7 +36,7 @@ BEGIN = f"videos/{CAMERA}/from_timestamp"
 
 def made(folder: Path, version: str = "v3", **options: Any) -> Path:
     """A valid dataset with statistics computed from its rows."""
-    root = unpack(folder, version)
+    root = unpack(folder, f"lerobot_{version}")
     with_video(root, LENGTHS, **options)
     tables = pa.concat_tables(map(pq.read_table, sorted(root.glob("data/*/*.parquet"))))
     stats: dict[str, Any] = dict.fromkeys((CAMERA, "observation.image"), PICTURE)
@@ -83,7 +81,7 @@ def test_a_valid_dataset_has_no_finding(tmp_path: Path, version: str) -> None:
 
 
 def test_a_dataset_written_by_lerobot_has_no_finding(tmp_path: Path) -> None:
-    assert examine(unpack_video(tmp_path, "lerobot_video_v21")).findings == ()
+    assert examine(unpack(tmp_path, "lerobot_video_v21")).findings == ()
 
 
 def listed(change: Callable[[pa.Table], pa.Table]) -> Callable[[Path], None]:

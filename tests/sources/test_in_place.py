@@ -29,7 +29,8 @@ from seqrecord.errors import (
     StorageError,
 )
 from tests.kit.command_line import run
-from tests.kit.lerobot_video_data import unpack
+from tests.kit.lerobot_data import LISTED, ROWS, at, column, edit_info, rewrite
+from tests.kit.lerobot_video_data import CAMERAS, unpack
 from tests.kit.video_file_data import HAS_TABLES, pictures, write_video
 from tests.sources.cases import upload
 from tests.sources.in_place_cases import KINDS, assert_same, check, frames_of
@@ -47,28 +48,18 @@ def test_a_feature_is_dropped_whose_pages_refer(tmp_path: Path) -> None:
     assert seqrecord.summarize(tmp_path / "index").external_bytes == 0
 
 
-def _info(root: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    path = root / "meta/info.json"
-    value = json.loads(path.read_text())
-    change(value)
-    path.write_text(json.dumps(value))
-
-
-def _table(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change a table's columns, as lists."""
-    schema, columns = pq.read_schema(path), pq.read_table(path).to_pydict()
-    change(columns)
-    pq.write_table(pa.table(columns, schema=schema), path)
-
-
-_EPISODES, _ROWS = (f"{name}/chunk-000/file-000.parquet" for name in ("meta/episodes", "data"))
-_CAMERA = "observation.images.front"
+_CAMERA, _WRIST = CAMERAS
 _FROM = f"videos/{_CAMERA}/from_timestamp"
 
 
+def _features(root: Path, without: str = "") -> dict[str, Any]:
+    features = json.loads((root / "meta/info.json").read_text())["features"]
+    return {name: feature for name, feature in features.items() if name != without}
+
+
 def _change_rows(root: Path) -> None:
-    _table(root / _ROWS, lambda t: t["observation.state"].__setitem__(0, [7.0, 7.0]))
-    _info(root, lambda value: value.update(note=7))
+    rewrite(root / ROWS, column("observation.state", at(0, [7.0, 7.0])))
+    edit_info(root, note=7)
 
 
 _TWO = {"total_episodes": 2, "total_frames": 9, "splits": {"train": "0:2"}}
@@ -76,10 +67,10 @@ _TWO = {"total_episodes": 2, "total_frames": 9, "splits": {"train": "0:2"}}
 
 def _drop_episode(root: Path) -> None:
     """Without the last episode, of 7 rows."""
-    for name, count in ((_EPISODES, 1), (_ROWS, 7)):
+    for name, count in ((LISTED, 1), (ROWS, 7)):
         table = pq.read_table(root / name)
         pq.write_table(table.slice(0, len(table) - count), root / name)
-    _info(root, lambda value: value.update(_TWO))
+    edit_info(root, **_TWO)
 
 
 def _unlist_episode(root: Path) -> dict[Path, bytes]:
@@ -87,22 +78,20 @@ def _unlist_episode(root: Path) -> dict[Path, bytes]:
     paths = [root / f"meta/{name}" for name in ("episodes.jsonl", "info.json")]
     before = {path: path.read_bytes() for path in paths}
     paths[0].write_bytes(b"\n".join(before[paths[0]].splitlines()[:-1]))
-    _info(root, lambda value: value.update(_TWO))
+    edit_info(root, **_TWO)
     return before
 
 
 _CHANGES: dict[str, Callable[[Path], object]] = {
     "rows": _change_rows,
-    "a text": lambda root: _table(
-        root / "meta/tasks.parquet", lambda t: t.update(__index_level_0__=["other"])
+    "a text": lambda root: rewrite(
+        root / "meta/tasks.parquet", column("__index_level_0__", lambda _: ["other"])
     ),
     "an episode": _drop_episode,
-    "metadata": lambda root: _table(root / _EPISODES, lambda t: t.update(tasks=[["new"]] * 3)),
-    "frames": lambda root: _table(root / _EPISODES, lambda t: t.update({_FROM: [0.4, 0.0, 0.9]})),
-    "the rate": lambda root: _info(root, lambda value: value.update(fps=20)),
-    "a feature": lambda root: _info(
-        root, lambda value: value["features"].pop("observation.images.wrist")
-    ),
+    "metadata": lambda root: rewrite(root / LISTED, column("tasks", lambda _: [["new"]] * 3)),
+    "frames": lambda root: rewrite(root / LISTED, column(_FROM, lambda _: [0.4, 0.0, 0.9])),
+    "the rate": lambda root: edit_info(root, fps=20),
+    "a feature": lambda root: edit_info(root, features=_features(root, _WRIST)),
 }
 
 
@@ -187,8 +176,8 @@ def test_a_state_of_an_original_that_has_changed(
 
 def test_the_error_of_a_bad_episode_names_the_remedy(tmp_path: Path) -> None:
     root = unpack(tmp_path, "lerobot_video_v3")
-    _table(root / _EPISODES, lambda t: t["length"].__setitem__(1, 77))
-    _info(root, lambda value: value.update(total_frames=89))
+    rewrite(root / LISTED, column("length", at(1, 77)))
+    edit_info(root, total_frames=89)
     with pytest.raises(SourceError, match="number of rows differs") as info:
         seqrecord.open(root)
     for remedy in ("episodes=", "skip_bad_episodes=True", "-o DST --skip-bad-episodes"):
@@ -204,13 +193,13 @@ def test_the_error_of_a_bad_episode_names_the_remedy(tmp_path: Path) -> None:
 
 def test_columns_that_cannot_be_read_are_left_out_and_listed(tmp_path: Path) -> None:
     root = unpack(tmp_path, "lerobot_video_v3")
-    table = pq.read_table(root / _ROWS)
+    table = pq.read_table(root / ROWS)
     words = pa.array([[{"role": "user", "content": "go"}]] * len(table))
     wide = pa.array([[0.0] * 40_000] * len(table), pa.list_(pa.float32()))
-    pq.write_table(table.append_column("words", words).append_column("wide", wide), root / _ROWS)
+    pq.write_table(table.append_column("words", words).append_column("wide", wide), root / ROWS)
     for name, dtype, shape in (("words", "language", [1]), ("wide", "float32", [40_000])):
         feature = {"dtype": dtype, "shape": shape, "names": None}
-        _info(root, lambda v, n=name, f=feature: v["features"].update({n: f}))  # type: ignore[misc]
+        edit_info(root, features={**_features(root), name: feature})
     every = seqrecord.open(root)
     left_out = {row.pattern: row.reason for row in every.inventories[0].left_out_data}
     for name, reason in (("words", "unsupported feature"), ("wide", "more than 64 KiB a frame")):
@@ -311,9 +300,9 @@ def test_a_loop_of_links_is_named(tmp_path: Path) -> None:
 
 def test_an_episode_without_frames(tmp_path: Path) -> None:
     root = unpack(tmp_path, "lerobot_video_v3")
-    _table(root / _EPISODES, lambda t: t["length"].__setitem__(2, 0))
-    _table(root / _ROWS, lambda t: [column.__delitem__(slice(9, None)) for column in t.values()])
-    _info(root, lambda value: value.update(total_frames=9))
+    rewrite(root / LISTED, column("length", at(2, 0)))
+    rewrite(root / ROWS, lambda table: table.slice(0, 9))
+    edit_info(root, total_frames=9)
     for in_place in (False, True):
         with pytest.raises(SourceError, match="episode without frames") as info:
             seqrecord.convert(

@@ -23,7 +23,7 @@ from seqrecord.errors import SourceError
 from seqrecord.sources import DepthScale, LeftOut, Source, inventory_of
 from seqrecord.writing.convert_jobs import KEPT_COST, frame_cost
 from tests.kit.bags import png
-from tests.kit.lerobot_data import episodes
+from tests.kit.lerobot_data import LISTED, ROWS, at, column, edit_info, episodes, rewrite
 from tests.kit.lerobot_depth_data import DEPTH, IMAGE, INFO, codes_of, with_depth
 from tests.kit.lerobot_depth_data import LENGTHS as DEPTH_LENGTHS
 from tests.kit.lerobot_language_data import ANNOTATED, annotate, random_rows
@@ -41,8 +41,6 @@ from tests.kit.video_file_data import (
 )
 from tests.sources.formats.lerobot import CASES, row_frames
 
-ROWS = "data/chunk-000/file-000.parquet"
-LISTED = "meta/episodes/chunk-000/file-000.parquet"
 BLACK = np.zeros((7, 8, 3), np.uint8)
 VERSIONS = ["v21", "v3"]
 
@@ -69,10 +67,6 @@ def test_metadata(tmp_path: Path, version: str) -> None:
         "split": "train",
         "names": {"observation.state": ["x", "y", "grip"], "action": {"motors": ["a", "b"]}},
     }
-
-
-def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **options: Any) -> None:
-    pq.write_table(change(pq.read_table(path)), path, **options)
 
 
 @pytest.mark.parametrize(
@@ -121,11 +115,6 @@ def test_files_of_several_episodes_are_read_once(
     check(source)
 
 
-def edit_info(root: Path, **changes: Any) -> None:
-    path = root / "meta/info.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
 KINDS_OF_LISTS = [
     pa.list_(pa.list_(pa.int16())),
     pa.large_list(pa.large_list(pa.int16())),
@@ -165,19 +154,6 @@ def not_utf8(name: str, *, is_lost: bool = False) -> Callable[[pa.Table], pa.Tab
         return table.set_column(place, name, array)
 
     return changed
-
-
-def column(name: str, change: Callable[[list[Any]], list[Any]]) -> Callable[[pa.Table], pa.Table]:
-    def changed(table: pa.Table) -> pa.Table:
-        place = table.column_names.index(name)
-        values = change(table.column(name).to_pylist())
-        return table.set_column(place, name, pa.array(values, table.schema.types[place]))
-
-    return changed
-
-
-def at(row: int, value: Any) -> Callable[[list[Any]], list[Any]]:
-    return lambda values: [*values[:row], value, *values[row + 1 :]]
 
 
 BROKEN: list[tuple[Callable[[pa.Table], pa.Table], str]] = [

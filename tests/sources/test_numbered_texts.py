@@ -17,9 +17,9 @@ from seqrecord import open_source
 from seqrecord.edit import merge_datasets, rename_episodes
 from seqrecord.errors import SchemaError, SourceError
 from seqrecord.export import to_lerobot
-from tests.sources.test_lerobot import edit_info, rewrite, unpack
+from tests.kit.lerobot_data import ROWS, edit_info, rewrite
+from tests.kit.lerobot_video_data import unpack
 
-ROWS = "data/chunk-000/file-000.parquet"
 CUBE = {0: "pick the cube", 1: "place the cube"}
 TOWEL = {1: "fold the towel", 0: "fetch the towel"}
 STEPS = {0: "approach", 1: "grasp"}

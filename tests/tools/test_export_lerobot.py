@@ -22,13 +22,11 @@ from tests.kit.datasets import write_dataset
 from tests.kit.lerobot_data import FEATURES, FPS
 from tests.kit.lerobot_data import episodes as lerobot_episodes
 from tests.kit.lerobot_language_data import annotate
-from tests.kit.lerobot_video_data import CAMERAS, with_video
-from tests.kit.lerobot_video_data import unpack as unpack_golden
+from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.kit.source_faults import frames_of
 from tests.kit.video_file_data import decoded, gops_of, pictures
 from tests.lerobot.tools import CAMERA, described, export
 from tests.sources.formats.mcap import recording
-from tests.sources.test_lerobot import unpack
 from tests.sources.test_mcap import write as write_bag
 from tests.sources.test_video_streams import CASES, FRAMES, made
 
@@ -100,7 +98,7 @@ def test_depth_comes_back(tmp_path: Path, kind: str) -> None:
     """As the same packets of a video, and as TIFF."""
     is_video = kind in ("log", "linear")
     golden = "lerobot_depth" if is_video else "lerobot_depth_images"
-    before = open_source(unpack_golden(tmp_path, golden) / kind)
+    before = open_source(unpack(tmp_path, golden) / kind)
     seqrecord.convert(before, tmp_path / "records", workers=1)
     after: Any = open_source(to_lerobot(tmp_path / "records", tmp_path / "out"))
     [name] = [n for n, spec in before.schema().items() if spec.kind == "depth"]

@@ -31,11 +31,10 @@ from tests.core.data.test_references import _PAGE as REFERENCE
 from tests.core.data.test_video_pages import GOPS, PAGE, codec
 from tests.core.training.test_device_video import MOST, NEEDS_TORCHCODEC
 from tests.kit.command_line import run
-from tests.kit.lerobot_video_data import CAMERAS, with_video
+from tests.kit.lerobot_data import at, column, rewrite
+from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.kit.made_source import GivenSource
 from tests.kit.video_file_data import HEIGHT, QUIET, decoded, pictures, write_video
-from tests.sources.test_lerobot import at, column, rewrite
-from tests.sources.test_lerobot import unpack as unpack_rows
 
 VIDEO, ROWS = CAMERAS[0], (5, 3, 7)
 KEYS = [f"episode_{i:06d}" for i in range(3)]
@@ -47,7 +46,7 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [  # of the second and third episode;
 
 def lerobot_v21(tmp_path: Path, height: int = HEIGHT) -> tuple[Path, list[npt.NDArray[np.uint8]]]:
     """A file for each episode; the last is `height` pixels high."""
-    root = unpack_rows(tmp_path, "v21")
+    root = unpack(tmp_path, "lerobot_v21")
     with_video(root, ROWS)
     paths = [root / f"videos/chunk-000/{VIDEO}/{key}.mp4" for key in KEYS]
     for path, length, (encoder, more) in zip(paths[1:], ROWS[1:], OTHERS, strict=True):
@@ -58,7 +57,7 @@ def lerobot_v21(tmp_path: Path, height: int = HEIGHT) -> tuple[Path, list[npt.ND
 
 def lerobot_v3(tmp_path: Path) -> tuple[Path, list[npt.NDArray[np.uint8]]]:
     """Extended by LeRobot: two episodes in a file of H.264, and the third in one of AV1."""
-    root = unpack_rows(tmp_path)
+    root = unpack(tmp_path)
     images = with_video(root, ROWS)
     folder = root / f"videos/{VIDEO}/chunk-000"
     path = write_video(folder / "file-001.mp4", pictures(7, 40), "libsvtav1", rate=10)

@@ -33,7 +33,7 @@ from tests.core.training.resume_contract import check_resume, check_stateful_loa
 from tests.kit.clip_data import digests, names, resumed
 from tests.kit.video_data import moving
 from tests.kit.video_file_data import write_video
-from tests.sources.in_place_cases import index_source
+from tests.sources.cases import index_source
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from tests.kit.lerobot_data import FEATURES, FPS, episodes
+from tests.kit.lerobot_data import FEATURES, FPS, ROWS, at, column, episodes, rewrite
 from tests.kit.lerobot_video_data import CAMERAS, LENGTHS, unpack
 from tests.kit.video_file_data import decoded
 from tests.sources.cases import Case, Episodes, cut
 
-__all__ = ["CASES", "rewrite_column", "row_frames"]
+__all__ = ["CASES", "row_frames"]
 
 
 def row_frames() -> Episodes:
@@ -57,19 +54,10 @@ def _videos(folder: Path, version: str) -> Episodes:
     return found
 
 
-def rewrite_column(path: Path, name: str, change: Callable[[list[Any]], list[Any]]) -> None:
-    """Replace the values of a column of a table; its type stays."""
-    table = pq.read_table(path)
-    place = table.column_names.index(name)
-    values = pa.array(change(table[name].to_pylist()), table.schema.types[place])
-    pq.write_table(table.set_column(place, name, values), path)
-
-
 def _one_time_back(path: Path) -> None:
-    rewrite_column(path, "timestamp", lambda times: [*times[:6], 0.0, *times[7:]])
+    rewrite(path, column("timestamp", at(6, 0.0)))
 
 
-_TABLE = "data/chunk-000/file-000.parquet"
 _V21 = "data/chunk-000/episode_000001.parquet"
 
 
@@ -121,7 +109,7 @@ left out  features frame_index, episode_index, index: 3 features, follows from t
 CASES = {
     "lerobot v2.1": _case(2, "jsonl", write=partial(_rows, version="v21"), file=_V21),
     "lerobot v3.0": _case(
-        3, "parquet", write=partial(_rows, version="v3"), file=_TABLE, damage=_one_time_back
+        3, "parquet", write=partial(_rows, version="v3"), file=ROWS, damage=_one_time_back
     ),
     "lerobot v2.1 with video": _video_case(
         2,
@@ -136,7 +124,7 @@ CASES = {
         "parquet",
         "videos/{}/*/*.mp4",
         write=partial(_videos, version="v3"),
-        file=_TABLE,
+        file=ROWS,
         damage=_one_time_back,
     ),
 }
