@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +27,7 @@ __all__ = [
     "fault",
     "flipped",
     "frames_of",
-    "huge_png",
     "line",
-    "npy",
-    "png_of_few_pixels",
     "read_all",
     "remove",
     "save",
@@ -177,25 +173,3 @@ def remove(*names: str) -> Damage:
 
 def flipped(position: int) -> Callable[[bytes], bytes]:
     return lambda data: data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
-
-
-def _chunk(name: bytes, data: bytes) -> bytes:
-    crc = zlib.crc32(name + data).to_bytes(4, "big")
-    return len(data).to_bytes(4, "big") + name + data + crc
-
-
-def huge_png(data: bytes) -> bytes:
-    """The same PNG with a header of 60,000 by 60,000 pixels."""
-    header = (60_000).to_bytes(4, "big") * 2 + data[24:29]
-    return data[:8] + _chunk(b"IHDR", header) + data[33:]
-
-
-def png_of_few_pixels(data: bytes) -> bytes:
-    """A valid PNG except that its pixel data ends early."""
-    return data[:33] + _chunk(b"IDAT", zlib.compress(b"\0" * 30)) + _chunk(b"IEND", b"")
-
-
-def npy(header: str, values: bytes = b"") -> bytes:
-    """An npy file with this header."""
-    text = header.ljust(117).encode() + b"\n"
-    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + values

@@ -23,8 +23,6 @@ MANY_HELPERS = {
     "lerobot/test_mix.py",
     "project/test_doc_examples.py",
     "project/test_layers.py",
-    "sources/test_image_files.py",
-    "sources/test_orientation.py",
     "sources/test_own_source.py",
     "tools/test_rename.py",
     "tools/test_rerun.py",
@@ -53,7 +51,7 @@ def test_kit_is_small() -> None:
 
 def test_few_lines_are_outside_of_test_functions() -> None:
     """The goal is 27,000."""
-    assert sum(one.lines - one.inside for one in files().values()) <= 28_000
+    assert sum(one.lines - one.inside for one in files().values()) <= 27_900
 
 
 def test_helpers_are_a_quarter_of_a_file_at_most() -> None:
@@ -66,4 +64,4 @@ def test_helpers_are_a_quarter_of_a_file_at_most() -> None:
 def test_few_files_import_inner_modules() -> None:
     """The goal is 40."""
     found = {path for path in files() if is_test(path) and inner_modules(TESTS / path)}
-    assert len(found) <= 45, sorted(map(str, found))
+    assert len(found) <= 42, sorted(map(str, found))

@@ -177,3 +177,25 @@ def raw_profile(data: bytes) -> bytes:
     )
     chunk = (len(body) - 4).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
     return data[:at] + chunk + data[at + length + 12 :]
+
+
+def _chunk(name: bytes, data: bytes) -> bytes:
+    crc = zlib.crc32(name + data).to_bytes(4, "big")
+    return len(data).to_bytes(4, "big") + name + data + crc
+
+
+def huge_png(data: bytes) -> bytes:
+    """The same PNG with a header of 60,000 by 60,000 pixels."""
+    header = (60_000).to_bytes(4, "big") * 2 + data[24:29]
+    return data[:8] + _chunk(b"IHDR", header) + data[33:]
+
+
+def png_of_few_pixels(data: bytes) -> bytes:
+    """A valid PNG except that its pixel data ends early."""
+    return data[:33] + _chunk(b"IDAT", zlib.compress(b"\0" * 30)) + _chunk(b"IEND", b"")
+
+
+def npy(header: str, values: bytes = b"") -> bytes:
+    """An npy file with this header."""
+    text = header.ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + values

@@ -21,7 +21,8 @@ import seqrecord
 from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import FolderSource, Source
-from tests.kit.source_faults import check_faults, cut, encoded, fault, remove, save, write
+from tests.kit.datasets import encoded
+from tests.kit.source_faults import check_faults, cut, fault, remove, save, write
 from tests.kit.trees import write_junk
 
 Array = npt.NDArray[Any]

@@ -27,7 +27,6 @@ from seqrecord.sources import FolderSource
 from tests.golden.make_rasters import FOLDER
 from tests.golden.make_rasters import values as rasters
 from tests.kit.datasets import noise
-from tests.kit.source_faults import npy
 from tests.sources.formats.sequences import write_euroc, write_kitti, write_tum
 from tests.sources.formats.webdataset import write_tar
 from tests.sources.image_data import (
@@ -36,6 +35,7 @@ from tests.sources.image_data import (
     exr,
     exr_files,
     netpbm_files,
+    npy,
     png_files,
     raster_files,
     saved,

@@ -28,8 +28,8 @@ from seqrecord.format.inventory import (
 from seqrecord.sources import Account, EpisodeInfo, LeftOut, inventory_of, unread_files
 from seqrecord.writing.dataset_source import DatasetSource
 from tests.kit.command_line import run
+from tests.kit.datasets import encoded
 from tests.kit.lerobot_video_data import CAMERAS, unpack
-from tests.kit.source_faults import encoded
 from tests.kit.video_file_data import pictures, write_video
 from tests.sources.formats.sequences import write_tum
 from tests.sources.formats.webdataset import write_tar

@@ -18,8 +18,9 @@ from seqrecord.errors import ClipError, SourceError
 from seqrecord.sources import FolderSource, SceneSource, inventory_of, undistorted
 from tests.golden.sources import make_colmap
 from tests.kit.command_line import run
+from tests.kit.datasets import encoded
 from tests.kit.lerobot_video_data import unpack
-from tests.kit.source_faults import Damage, check_refused, cut, edit, encoded, write
+from tests.kit.source_faults import Damage, check_refused, cut, edit, write
 from tests.sources.cases import index_source
 from tests.sources.formats.scenes import (
     CORNERS,

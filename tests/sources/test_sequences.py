@@ -17,15 +17,7 @@ import seqrecord
 from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import EurocSource, TumSource
-from tests.kit.source_faults import (
-    Damage,
-    check_faults,
-    check_frames,
-    cut,
-    edit,
-    fault,
-    remove,
-)
+from tests.kit.source_faults import Damage, check_faults, check_frames, cut, edit, fault, remove
 from tests.sources.formats.sequences import write_euroc, write_kitti, write_tum
 
 

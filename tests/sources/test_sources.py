@@ -19,24 +19,22 @@ from PIL import Image, ImageFile
 from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import FolderSource, Source, TartanAirSource, inventory_of
+from tests.kit.datasets import encoded
 from tests.kit.source_faults import (
     check_faults,
     check_frames,
     cut,
     edit,
-    encoded,
     fault,
     flipped,
-    huge_png,
     line,
-    npy,
-    png_of_few_pixels,
     remove,
     save,
     write,
 )
 from tests.kit.trees import REAL_DATA, Frames, make_frames, write_junk, write_v1, write_v2
 from tests.sources.formats.sequences import write_euroc, write_kitti, write_tum
+from tests.sources.image_data import huge_png, npy, png_of_few_pixels
 
 V1_FEATURES = [
     *("image_left", "depth_left", "flow", "mask", "seg_left"),

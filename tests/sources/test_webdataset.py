@@ -19,7 +19,8 @@ import seqrecord
 from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import Source, WebDatasetSource, inventory_of
-from tests.kit.source_faults import check_refused, encoded
+from tests.kit.datasets import encoded
+from tests.kit.source_faults import check_refused
 from tests.sources.formats.webdataset import write_samples, write_tar
 
 

@@ -31,7 +31,7 @@ from tests.core.data.test_references import _PAGE as REFERENCE
 from tests.core.data.test_video_pages import GOPS, PAGE, codec
 from tests.core.training.test_device_video import MOST, NEEDS_TORCHCODEC
 from tests.kit.command_line import run
-from tests.kit.lerobot_data import at, column, rewrite
+from tests.kit.lerobot_data import LISTED, at, column, rewrite
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.kit.made_source import GivenSource
 from tests.kit.video_file_data import HEIGHT, QUIET, decoded, pictures, write_video
@@ -62,8 +62,7 @@ def lerobot_v3(tmp_path: Path) -> tuple[Path, list[npt.NDArray[np.uint8]]]:
     folder = root / f"videos/{VIDEO}/chunk-000"
     path = write_video(folder / "file-001.mp4", pictures(7, 40), "libsvtav1", rate=10)
     for name, value in (("file_index", 1), ("from_timestamp", 0.0)):
-        table = root / "meta/episodes/chunk-000/file-000.parquet"
-        rewrite(table, column(f"videos/{VIDEO}/{name}", at(2, value)))
+        rewrite(root / LISTED, column(f"videos/{VIDEO}/{name}", at(2, value)))
     return root, [images[:5], images[5:8], decoded(path)[1]]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.kit.source_faults import encoded
+from tests.kit.datasets import encoded
 from tests.sources.cases import Case, Episodes, Frames
 
 __all__ = ["CASES", "write_samples", "write_tar"]
