@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ __all__ = [
     "Frame",
     "SmallFrame",
     "append",
+    "check_rebuilt",
     "chunk_lengths",
     "columns",
     "contents",
@@ -214,6 +215,18 @@ def keys_of(folder: Path, *, verify: bool = True) -> str:
     assert found == {key: LENGTHS[key] for key in found}
     assert not (found and verify) or seqrecord.verify(folder).problems == ()
     return "".join(found)
+
+
+def check_rebuilt(folder: Path, read: Callable[[Path], object], expected: object) -> None:
+    """Assert that `read(folder)` is `expected` and stays so if index and manifest are rebuilt."""
+    assert read(folder) == expected
+    assert not seqrecord.verify(folder, deep=True).problems
+    seqrecord.reindex(folder)
+    assert read(folder) == expected
+    (folder / "manifest.json").unlink()
+    seqrecord.reindex(folder)
+    assert read(folder) == expected
+    assert not seqrecord.verify(folder).problems
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -25,7 +25,7 @@ from seqrecord.errors import SeqRecordError
 from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import LocalStorage
 from tests.kit import command_line
-from tests.kit.datasets import write_dataset
+from tests.kit.datasets import check_rebuilt, write_dataset
 
 
 def write(path: Path, numbers: range, **settings: Any) -> Path:
@@ -50,13 +50,7 @@ def content(path: Path) -> dict[str, tuple[dict[str, Any], list[float]]]:
 
 def check(path: Path, expected: dict[str, tuple[dict[str, Any], list[float]]]) -> None:
     """Check the dataset's content, also after its index and then its manifest are rebuilt."""
-    assert content(path) == expected
-    seqrecord.reindex(path)
-    assert content(path) == expected
-    assert not seqrecord.verify(path).problems
-    (path / "manifest.json").unlink()
-    seqrecord.reindex(path)
-    assert content(path) == expected
+    check_rebuilt(path, content, expected)
 
 
 def test_statistics_are_correct_or_removed_with_a_message(

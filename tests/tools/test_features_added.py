@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from seqrecord.errors import ClipError, ConflictError, FrameError, SchemaError, 
 from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import LocalStorage
 from tests.kit.command_line import run
-from tests.kit.datasets import write_dataset, write_episodes
+from tests.kit.datasets import Frame, check_rebuilt, columns, write_dataset, write_episodes
 from tests.kit.faults import FaultyStorage
 
 Model = dict[str, list[dict[str, list[float]]]]
@@ -28,17 +28,20 @@ LENGTHS = {"e0": 3, "e1": 5, "e2": 1}
 
 def write(path: Path, lengths: dict[str, int], names: list[str], **settings: Any) -> Model:
     """Write about two episodes a record file; returns their frames."""
-    made: Model = {}
-    with SeqRecordWriter(path, codecs="raw", max_file_size=20_000, **settings) as writer:
-        for key, length in lengths.items():
-            made[key] = []
-            with writer.episode(key, metadata={"key": key}) as episode:
-                for i in range(length):
-                    numbers = {name: hash_of(key, name, i) for name in names}
-                    frame = {n: np.full(WIDTHS.get(n, 4), v, "<f4") for n, v in numbers.items()}
-                    episode.append(frame)
-                    made[key].append({name: [value] for name, value in numbers.items()})
+    made = {
+        key: [{name: [hash_of(key, name, i)] for name in names} for i in range(length)]
+        for key, length in lengths.items()
+    }
+    frames = {key: list(map(arrays_of, each)) for key, each in made.items()}
+    metadata = {key: {"key": key} for key in lengths}
+    settings = {"codecs": "raw", "max_file_size": 20_000, **settings}
+    write_dataset(path, frames, metadata=metadata, **settings)
     return made
+
+
+def arrays_of(numbers: Mapping[str, Any]) -> Frame:
+    """A frame with these numbers, each an array of equal values."""
+    return {name: np.full(WIDTHS.get(name, 4), value, "<f4") for name, value in numbers.items()}
 
 
 def hash_of(key: str, name: str, frame: int) -> float:
@@ -59,14 +62,7 @@ def content(path: Path) -> Model:
 
 def check(path: Path, expected: Model) -> None:
     """The dataset equals `expected`, also after its index and manifest are rebuilt."""
-    assert content(path) == expected
-    assert not seqrecord.verify(path, deep=True).problems
-    seqrecord.reindex(path)
-    assert content(path) == expected
-    (path / "manifest.json").unlink()
-    seqrecord.reindex(path)
-    assert content(path) == expected
-    assert not seqrecord.verify(path).problems
+    check_rebuilt(path, content, expected)
 
 
 def some(name: str, scale: float = 1.0) -> Callable[[Episode], list[Any]]:
@@ -169,16 +165,16 @@ def test_dropped_features_and_their_files_are_removed(dataset: tuple[Path, Model
 def test_a_writer_opened_before_an_edit_conflicts_and_resumes(dataset: tuple[Path, Model]) -> None:
     path, model = dataset
     writer = SeqRecordWriter(path, codecs="raw", mode="append")
-    frames = [{n: np.full(WIDTHS[n], i, "<f4") for n in ("x", "y", "s")} for i in range(70)]
-    write_episodes(writer, {"late": frames})
+    late = [{name: [float(i)] for name in ("x", "y", "s")} for i in range(70)]
+    write_episodes(writer, {"late": map(arrays_of, late)})
     edit.add_feature(path, "z", some("z"))
     edit.drop_features(path, "y")
     with pytest.raises(ConflictError):
         writer.close()
     assert content(path) == without(with_feature(model, "z"), "y")
     SeqRecordWriter(path, codecs="raw", mode="resume").close()
-    late = [{"x": [float(i)], "s": [float(i)]} for i in range(70)]
-    model = {**without(with_feature(model, "z"), "y"), "late": late}
+    model = {**with_feature(model, "z"), "late": late}
+    model = without(model, "y")
     check(path, model)
     edit.add_feature(path, "w", some("w"))  # its record files list `z`, which the episode lacks
     model = with_feature(model, "w")
@@ -383,13 +379,10 @@ def metadata_of(path: Path) -> dict[str, Any]:
 
 def test_set_text_relabels_frames(tmp_path: Path) -> None:
     path = tmp_path / "records"
-    with SeqRecordWriter(path) as writer:
-        for key in "abc":
-            metadata = {"tasks": ["old"], "place": 1} if key != "b" else {"task": "old"}
-            with writer.episode(key, metadata=metadata) as episode:
-                for i in range(4):
-                    frame = {"x": np.float32(i), "task": "old" if i % 2 else "older"}
-                    episode.append(frame if (key, i) != ("c", 3) else {"x": np.float32(i)})
+    tasks = dict.fromkeys("ab", ["older", "old"] * 2) | {"c": ["older", "old", "older", None]}
+    episodes = {key: columns(x=map(np.float32, range(4)), task=each) for key, each in tasks.items()}
+    several = {"tasks": ["old"], "place": 1}
+    write_dataset(path, episodes, metadata={"a": several, "b": {"task": "old"}, "c": several})
 
     def texts() -> dict[str, list[Any]]:
         with seqrecord.open(path) as found:
@@ -435,14 +428,17 @@ def test_set_text_relabels_frames(tmp_path: Path) -> None:
 def test_renamed_features(tmp_path: Path) -> None:
     """Readers, rebuilt indexes and later writers use the new names; two names may be swapped."""
     path, features = tmp_path / "records", {"t": {"kind": "timestamp", "unit": "s"}}
-    with SeqRecordWriter(path, features=features, codecs="raw") as writer:
-        for key in ("a", "b"):
-            camera = {"x": {"fx": 1}, "other": {"fx": 2}} if key == "a" else {"fx": 3}
-            metadata = {"camera": camera, "names": {"x": list("abcd")}, "columns": {"y": ["e"]}}
-            with writer.episode(key, metadata=metadata) as episode:
-                for i in range(4):
-                    value = np.full(4, hash_of(key, "x", i), "<f4")
-                    episode.append({"x": value, "y": -value, "t": np.float64(i + i / 8)})
+    names: dict[str, Any] = {"names": {"x": list("abcd")}, "columns": {"y": ["e"]}}
+    cameras: dict[str, Any] = {"a": {"x": {"fx": 1}, "other": {"fx": 2}}, "b": {"fx": 3}}
+    times = [np.float64(i + i / 8) for i in range(4)]
+    values = {key: [np.full(4, hash_of(key, "x", i), "<f4") for i in range(4)] for key in "ab"}
+    write_dataset(
+        path,
+        {key: columns(x=each, y=np.negative(each), t=times) for key, each in values.items()},
+        metadata={key: {"camera": camera, **names} for key, camera in cameras.items()},
+        features=features,
+        codecs="raw",
+    )
     seqrecord.add_statistics(path)
     expected, means = content(path), {}
     with seqrecord.open(path) as dataset:

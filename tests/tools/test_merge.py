@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import seqrecord
-from seqrecord import NotFoundError, SeqRecordPipe, SeqRecordWriter
+from seqrecord import NotFoundError, SeqRecordPipe
 from seqrecord.edit import (
     add_feature,
     delete_episodes,
@@ -27,7 +27,7 @@ from seqrecord.errors import DestinationError, FormatError, SchemaError, SourceE
 from seqrecord.types import Progress
 from tests.core.data.test_dataset_source import pages_of, write_video
 from tests.kit.command_line import main, run
-from tests.kit.datasets import write_dataset
+from tests.kit.datasets import columns, write_dataset
 from tests.tools.test_edits import check, content, write
 from tests.tools.test_export import frames_of
 
@@ -183,15 +183,15 @@ def run_as_printed(error: SchemaError) -> None:
 
 def write_frames(path: Path, keys: str, names: list[str], **settings: Any) -> None:
     """Episodes of 24 frames of the features `names`."""
-    frames = [
-        {"x": np.full(2000, i, "<f4"), "s": np.int32(i), "text": f"frame {i}", "y": np.zeros(2000)}
-        for i in range(24)
-    ]
-    with SeqRecordWriter(path, **settings) as writer:
-        for number, key in enumerate(keys):
-            with writer.episode(key, metadata={"n": number}, fps=30) as episode:
-                for i, frame in enumerate(frames):
-                    episode.append({n: frame[n] for n in names if n != "s" or i % 7 != 3})
+    values: dict[str, list[Any]] = {
+        "x": [np.full(2000, i, "<f4") for i in range(24)],
+        "s": [np.int32(i) if i % 7 != 3 else None for i in range(24)],
+        "text": [f"frame {i}" for i in range(24)],
+        "y": [np.zeros(2000)] * 24,
+    }
+    frames = columns(**{name: values[name] for name in names})
+    metadata = {key: {"n": number} for number, key in enumerate(keys)}
+    write_dataset(path, dict.fromkeys(keys, frames), metadata=metadata, fps=30, **settings)
 
 
 def test_features_stored_differently_are_encoded_as_in_the_first(tmp_path: Path) -> None:

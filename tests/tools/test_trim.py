@@ -53,10 +53,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         metadata={key: {"of": key} for key in _LENGTHS},
         fps=10,
         codecs={"image": "h264:gop=8", "depth": "raw", "pose": "raw"},
-        features={
-            "time": {"kind": "timestamp", "unit": "s"},
-            "points": {"shape": (None, 3)},
-        },
+        features={"time": {"kind": "timestamp", "unit": "s"}, "points": {"shape": (None, 3)}},
         max_file_size=20_000,
     )
     return path

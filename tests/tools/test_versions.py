@@ -34,7 +34,7 @@ from seqrecord.edit import (
 from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError
 from seqrecord.storage import LocalStorage
 from tests.kit.command_line import run
-from tests.kit.datasets import contents, write_dataset
+from tests.kit.datasets import columns, contents, write_dataset
 from tests.kit.faults import FailAt, FaultyStorage
 from tests.kit.tiny import change_manifest
 
@@ -42,11 +42,9 @@ from tests.kit.tiny import change_manifest
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """Two episodes in one record file, and a third in another."""
-    with SeqRecordWriter(tmp_path / "records", codecs="raw", max_file_size=8000) as writer:
-        for number, key in enumerate("abc"):
-            with writer.episode(key) as episode:
-                for frame in range(3):
-                    episode.append({"x": np.full(500, 10 * number + frame, np.float32)})
+    values = [np.full(500, 10 * n + i, np.float32) for n in range(3) for i in range(3)]
+    episodes = {key: columns(x=values[3 * n : 3 * n + 3]) for n, key in enumerate("abc")}
+    write_dataset(tmp_path / "records", episodes, codecs="raw", max_file_size=8000)
     return tmp_path / "records"
 
 

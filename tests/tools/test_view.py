@@ -27,6 +27,7 @@ from seqrecord import ClipError, Dataset, NotFoundError, view
 from seqrecord.errors import SchemaError
 from seqrecord.viewer import view_quality
 from tests.kit.command_line import run
+from tests.kit.datasets import columns, write_dataset
 from tests.kit.processes import run_code
 
 Array = npt.NDArray[Any]
@@ -320,13 +321,14 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "state": {"unit": "rad"},
         "imu": {"shape": (None, 3)},
     }
-    writer = seqrecord.SeqRecordWriter(path, features=features)
-    with writer, writer.episode("a", metadata={"robot": "arm"}) as episode:
-        for number in range(4):
-            frame = {"range": np.full((16, 16), 1500, np.uint16), "state": np.array([number])}
-            frame |= {"imu": np.arange(3.0 * (number + 1)).reshape(-1, 3)}
-            task = "pick\nup" if number < 2 else "place"
-            episode.append({**frame, "task": task, "raw": bytes(number)})
+    frames = columns(
+        range=np.full((4, 16, 16), 1500, np.uint16),
+        state=np.arange(4)[:, None],
+        imu=[np.arange(3.0 * n).reshape(-1, 3) for n in (1, 2, 3, 4)],
+        task=["pick\nup"] * 2 + ["place"] * 2,
+        raw=map(bytes, range(4)),
+    )
+    write_dataset(path, {"a": frames}, metadata={"a": {"robot": "arm"}}, features=features)
     return path
 
 
