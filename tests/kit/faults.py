@@ -23,7 +23,7 @@ __all__ = [
     "ActsBeforeCall",
     "CountingStorage",
     "CreateGate",
-    "DamagesOnce",
+    "Ending",
     "FailAt",
     "FailTransiently",
     "Failure",
@@ -33,13 +33,17 @@ __all__ = [
     "Operation",
     "abandon",
     "abandonable",
+    "damages_once",
     "small_writer",
 ]
 
 Operation: TypeAlias = Literal["size", "read", "create", "write", "commit", "put", "list", "remove"]
-Failure: TypeAlias = "Exception | Literal['short', 'cut'] | None"
-"""The error to raise, or `None`; a read may also end halfway, like a short file (`"short"`) or a
-lost connection (`"cut"`), with other bytes in the rest of its buffers."""
+Ending: TypeAlias = Literal["short", "cut", "damaged"]
+"""A read ends halfway like a short file or a lost connection, with other bytes in the rest of its
+buffers; or a bit of its first buffer is flipped."""
+
+Failure: TypeAlias = "Exception | Ending | None"
+"""The error to raise, the `Ending` of a read, or `None`."""
 
 Fault: TypeAlias = Callable[[Operation, str, int], Failure]
 """`fault(operation, path, number)` for the number-th operation of its kind, counted from 0.
@@ -102,27 +106,10 @@ class CountingStorage(StorageWrapper):
         return super().files(folder)
 
 
-class DamagesOnce(StorageWrapper):
-    """Flips a bit of the data of read `number`, from 0, of files with this ending."""
-
-    def __init__(self, inner: Storage, ending: str = ".seqrec", *, number: int = 0) -> None:
-        super().__init__(inner)
-        self.ending, self.left = ending, number
-
-    def read_ranges(
-        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
-    ) -> None:
-        super().read_ranges(path, ranges, buffers)
-        if path.endswith(self.ending):
-            if not self.left:
-                buffers[0].cast("B")[buffers[0].nbytes // 2] ^= 1
-            self.left -= 1
-
-
 class FaultyStorage(StorageWrapper):
     """Calls `fault` before every operation, and injects its result; see `Fault`.
 
-    A pickled copy counts its operations from zero.
+    `injected` counts the faults. A pickled copy counts its operations from zero.
     """
 
     def __init__(self, inner: Storage, fault: Fault) -> None:
@@ -130,16 +117,18 @@ class FaultyStorage(StorageWrapper):
         self._fault = fault
         self._lock = threading.Lock()
         self._counts: Counter[Operation] = Counter()
+        self.injected = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FaultyStorage, (self.inner, self._fault)
 
-    def ask(self, operation: Operation, path: str) -> Literal["short", "cut"] | None:
+    def ask(self, operation: Operation, path: str) -> Ending | None:
         """Raise the operation's error, if any; returns how a read ends early, if it does."""
         with self._lock:
             number = self._counts[operation]
             self._counts[operation] += 1
         failure = self._fault(operation, path, number)
+        self.injected += failure is not None
         if isinstance(failure, Exception):
             raise failure
         return failure
@@ -153,7 +142,9 @@ class FaultyStorage(StorageWrapper):
     ) -> None:
         ends = self.ask("read", path)
         super().read_ranges(path, ranges, buffers)
-        if ends is not None:
+        if ends == "damaged":
+            buffers[0].cast("B")[buffers[0].nbytes // 2] ^= 1
+        elif ends is not None:
             cut = ranges[-1].length // 2
             buffers[-1].cast("B")[cut:] = bytes(ranges[-1].length - cut)
             if ends == "short":
@@ -334,6 +325,11 @@ class FailAt:
         if not (self._seen > at if onwards else self._seen == at + 1):
             return None
         return self._error or StorageError(f"{operation} {number} fails as asked", file=path)
+
+
+def damages_once(inner: Storage, ending: str = ".seqrec", *, number: int = 0) -> FaultyStorage:
+    """Flips a bit of the data of read `number`, from 0, of files with this ending."""
+    return FaultyStorage(inner, FailAt("read", number, path=ending, error="damaged"))
 
 
 class CreateGate:

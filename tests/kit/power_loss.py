@@ -8,6 +8,7 @@ power loss.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -191,6 +192,17 @@ class Disk:
                 file.safe, file.pending = bytearray(file.after(file.pending)), []
             else:
                 file.pending.append(call)
+
+    @staticmethod
+    def losses(calls: list[Call], *, repeats: int = 1) -> Iterator[tuple[int, State]]:
+        """After each number of calls from 0: the states that a power loss may leave."""
+        disk, choices = Disk(), list[Choice](("none", "all", "some"))
+        for number in range(len(calls) + 1):
+            rng = random.Random(number)
+            for contents, names in itertools.product(choices, choices * repeats):
+                yield number, disk.after_loss(contents, names, rng)
+            if number < len(calls):
+                disk.apply(calls[number])
 
     def after_loss(self, contents: Choice, names: Choice, rng: random.Random) -> State:
         """A state of the disk after a power loss."""

@@ -24,6 +24,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,7 @@ __all__ = [
     "be_worker",
     "busy_threads",
     "forget_threads",
+    "free_port",
     "in_fork",
     "is_own",
     "join_commits",
@@ -355,6 +357,13 @@ class Program:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_SECONDS)
         self.kill()
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that no process uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def wait_for(ready: Callable[[], bool], seconds: float = _START_SECONDS) -> None:

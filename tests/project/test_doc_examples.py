@@ -28,9 +28,10 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 import seqrecord
-from tests.core.training.rank_jobs import finish, free_address, start
+from tests.core.training.rank_jobs import finish, start
 from tests.kit.command_line import main
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
+from tests.kit.processes import free_port
 from tests.project.language import pages
 from tests.sources.formats import made, sequences
 
@@ -355,7 +356,7 @@ def test_the_jax_scripts_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     pages = [(ROOT / "docs" / name).read_text() for name in ("recipes.md", "jax.md")]
     (make, *_), (alone, several) = ([s for _, s in blocks_of(page)] for page in pages)
     exec(compile(make, "docs/recipes.md", "exec"), {})
-    connect, address = "jax.distributed.initialize(", free_address()
+    connect, address = "jax.distributed.initialize(", f"127.0.0.1:{free_port()}"
     assert f"{connect})" in several
     scripts = [f"{alone}\nassert inputs['action'].shape == (8, 20, 7)"]
     for rank in range(2):

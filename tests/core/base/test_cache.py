@@ -32,7 +32,7 @@ from seqrecord.storage.cache_folder import CacheFolder
 from seqrecord.storage.ranges import ByteRange
 from tests.core.base.storage_contract import PATH, StorageContract, get, put
 from tests.kit.datasets import flip, nth_chunk, write_small
-from tests.kit.faults import CountingStorage, DamagesOnce, FailAt, FaultyStorage
+from tests.kit.faults import CountingStorage, FailAt, FaultyStorage, damages_once
 from tests.kit.processes import Fork, busy_threads, in_fork, killed_at
 
 LIMIT = 2 << 20
@@ -189,8 +189,8 @@ def test_pages_damaged_in_transit_are_evicted(straight: bool, tmp_path: Path) ->
             return bytes(reader.read(reader.pages(nth_chunk(dataset, 0, 0)))[0])
 
     right = read(local)
-    assert read(DamagesOnce(local)) == right, "without a cache too"
-    remote = CountingStorage(DamagesOnce(local))
+    assert read(damages_once(local)) == right, "without a cache too"
+    remote = CountingStorage(damages_once(local))
     storage = CachedStorage(remote, tmp_path / "cache", "16MiB")
     assert read(storage) == right, "read again at once"
     assert storage.counters()["cache_damaged"] == 1
@@ -199,7 +199,7 @@ def test_pages_damaged_in_transit_are_evicted(straight: bool, tmp_path: Path) ->
     assert set(remote.ranges) == {"manifest.json"}
     storage.close()
     # A second thread with the same damaged bytes finds them evicted already and must retry too.
-    storage = CachedStorage(DamagesOnce(local), tmp_path / "other", "16MiB")
+    storage = CachedStorage(damages_once(local), tmp_path / "other", "16MiB")
     drop = storage.forget
 
     def drop_twice(path: str, ranges: Sequence[ByteRange]) -> bool:
@@ -215,8 +215,8 @@ def test_index_tables_damaged_in_transit_are_evicted(tmp_path: Path) -> None:
     write_small(tmp_path / "remote")
     local = LocalStorage(tmp_path / "remote")
     for number, table in enumerate(("episodes", "chunks0", "gaps")):
-        seqrecord.open(DamagesOnce(local, f"{table}.arrow"))  # without a cache too
-        remote = CountingStorage(DamagesOnce(local, f"{table}.arrow"))
+        seqrecord.open(damages_once(local, f"{table}.arrow"))  # without a cache too
+        remote = CountingStorage(damages_once(local, f"{table}.arrow"))
         storage = CachedStorage(remote, tmp_path / table, "16MiB")
         outer: Storage = CountingStorage(storage) if number == 1 else storage
         seqrecord.open(outer)
@@ -237,7 +237,7 @@ def test_index_tables_damaged_in_transit_are_evicted(tmp_path: Path) -> None:
 def test_any_read_damaged_in_transit_is_evicted(small: Path, tmp_path: Path) -> None:
     """Reads of the tail, the header, the footer and a page."""
     for number in range(6):
-        damaging = DamagesOnce(LocalStorage(small), number=number)
+        damaging = damages_once(LocalStorage(small), number=number)
         storage = CachedStorage(damaging, tmp_path / f"cache-{number}", "16MiB")
         for _ in range(2):
             assert seqrecord.verify(storage, num_threads=1).ok

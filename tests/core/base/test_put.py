@@ -6,7 +6,6 @@ import errno
 import fcntl
 import itertools
 import os
-import random
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,7 +19,7 @@ from seqrecord.storage import LocalStorage
 from seqrecord.storage.local_replacing import put_file
 from seqrecord.storage.mounts import MountStorage
 from tests.core.base.storage_contract import StorageContract
-from tests.kit.power_loss import Choice, Disk, Record
+from tests.kit.power_loss import Disk, Record
 from tests.kit.processes import Fork, killed_at
 
 PATH = "manifest.json"
@@ -232,17 +231,10 @@ def test_a_power_loss_leaves_the_old_or_the_new_file(tmp_path: Path, is_new: boo
             storage.put(PATH, OLD, expected=None)
         begin = len(record.calls)
         storage.put(PATH, NEW, expected=tag(storage))
-    disk, rng = Disk(), random.Random(0)
-    choices: tuple[Choice, ...] = ("none", "all", "some")
-    for number in range(len(record.calls) + 1):
+    for number, state in Disk.losses(record.calls, repeats=3):
         if number >= begin:
-            for contents in choices:
-                for entries in choices * 3:
-                    state = disk.after_loss(contents, entries, rng)
-                    valid = [NEW] if number == len(record.calls) else [None if is_new else OLD, NEW]
-                    assert state.get(PATH) in valid
-        if number < len(record.calls):
-            disk.apply(record.calls[number])
+            valid = [NEW] if number == len(record.calls) else [None if is_new else OLD, NEW]
+            assert state.get(PATH) in valid
 
 
 # Disk errors

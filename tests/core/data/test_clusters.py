@@ -7,8 +7,6 @@ import importlib
 import os
 import pickle
 import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,8 +24,9 @@ from seqrecord.errors import DestinationError, SourceError
 from seqrecord.types import Progress
 from seqrecord.writing.clusters import open_cluster
 from seqrecord.writing.convert_jobs import write_copy
+from tests.kit.datasets import contents
 from tests.kit.made_source import MadeSource
-from tests.kit.processes import wait_for
+from tests.kit.processes import free_port, run_python, wait_for
 from tests.kit.services.places import CLOUDS, Place
 
 SMALL: dict[str, Any] = {"chunk_frames": 4, "max_file_size": "60kB"}
@@ -57,13 +56,13 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A head of two CPUs, with a client server."""
     pytest.importorskip("ray", reason="pip install 'ray[client]'")
     port = free_port()
-    command = [sys.executable, "-m", "ray.scripts.scripts"]
+    command = ["-m", "ray.scripts.scripts"]
     start = [*command, "start", "--head", "--num-cpus=2", f"--port={free_port()}"]
     start += [f"--ray-client-server-port={port}", "--include-dashboard=false"]
     start += ["--disable-usage-stats", "--object-store-memory=100000000"]
-    subprocess.run(start, check=True, stdout=subprocess.DEVNULL, timeout=120)
+    run_python(*start, timeout=120)
     yield f"ray://127.0.0.1:{port}"
-    subprocess.run([*command, "stop", "--force"], check=True, stdout=subprocess.DEVNULL)
+    run_python(*command, "stop", "--force")
 
 
 def _converts(folder: Path, cluster: str) -> None:
@@ -83,42 +82,40 @@ def _a_bad_episode_stops(folder: Path, cluster: str) -> None:
     assert (caught.value.episode, caught.value.frame) == ("made/004", 2)
 
 
-def _a_bad_episode_is_reported(folder: Path, cluster: str) -> None:
-    _a_bad_episode_stops(folder, cluster)
-    report = convert(MadeSource(), folder, mode="resume", executor=cluster, **SMALL)
+@slow
+def test_on_dask(tmp_path: Path, dask: str) -> None:
+    _converts(tmp_path / "set", dask)
+
+
+@slow
+def test_a_bad_episode_is_reported(tmp_path: Path, dask: str) -> None:
+    _a_bad_episode_stops(tmp_path / "set", dask)
+    report = convert(MadeSource(), tmp_path / "set", mode="resume", executor=dask, **SMALL)
     assert {*report.skipped, *report.written} == {e.key for e in MadeSource().episodes()}
-    bad, other = MadeSource(bad={1: 0}), folder.with_name("other")
-    report = convert(bad, other, executor=cluster, skip_bad_episodes=True, **SMALL)
+    bad, other = MadeSource(bad={1: 0}), tmp_path / "other"
+    report = convert(bad, other, executor=dask, skip_bad_episodes=True, **SMALL)
     assert [each.key for each in report.bad] == ["made/001"]
 
 
-def _an_interrupt_stops_the_jobs(folder: Path, cluster: str) -> None:
-    source = MadeSource((9, 4, 100_000), delay=0.01)  # in two jobs
+@slow
+def test_an_interrupt_stops_the_jobs(tmp_path: Path, dask: str) -> None:
+    source, folder = MadeSource((9, 4, 100_000), delay=0.01), tmp_path / "set"  # in two jobs
 
     def interrupt(progress: Progress) -> None:
         if progress.done > 0:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert(source, folder, executor=cluster, progress=interrupt, **SMALL)
+        convert(source, folder, executor=dask, progress=interrupt, **SMALL)
 
     def is_quiet() -> bool:
-        before = _bytes(folder)
+        before = contents(folder)
         time.sleep(3)  # frames come every 10 ms
-        return _bytes(folder) == before
+        return contents(folder) == before
 
     wait_for(is_quiet, seconds=100)
     report = convert(MadeSource((9, 4)), folder, mode="resume", workers=1, **SMALL)
     assert len(report.written) + len(report.skipped) == 2
-
-
-CHECKS = [_converts, _a_bad_episode_is_reported, _an_interrupt_stops_the_jobs]
-
-
-@slow
-@pytest.mark.parametrize("check", CHECKS)
-def test_on_dask(tmp_path: Path, dask: str, check: Callable[[Path, str], None]) -> None:
-    check(tmp_path / "set", dask)
 
 
 @slow
@@ -283,13 +280,3 @@ def test_into_object_stores(dask: str, place: Place) -> None:
     assert len(report.written) == 8
     assert len(report.manifest.record_files) > 1
     assert seqrecord.verify(place.url, deep=True, storage_options=place.options).ok
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
-
-
-def _bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

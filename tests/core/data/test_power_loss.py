@@ -16,7 +16,7 @@ from seqrecord.edit import clean
 from tests.kit.datasets import append, keys_of, numbered, write_episodes
 from tests.kit.faults import abandon
 from tests.kit.faults import small_writer as writer
-from tests.kit.power_loss import Call, Choice, Disk, Record, State, write_state
+from tests.kit.power_loss import Call, Disk, Record, State, write_state
 
 PATH = "new/set"
 
@@ -65,22 +65,15 @@ def losses(calls: list[Call]) -> Iterator[tuple[int, State, str, str]]:
     Also yields the keys of the last committed dataset and of the next one.
     """
     marks = [(number, call.path) for number, call in enumerate(calls) if call.kind == "mark"]
-    disk, seen = Disk(), set[Any]()
-    for number in range(len(calls) + 1):
+    seen = set[Any]()
+    for number, state in Disk.losses(calls):
         before = [keys for at, keys in marks if at < number]
         after = [keys for at, keys in marks if at >= number]
         last, following = (before or [""])[-1], (after or before)[0 if after else -1]
-        rng = random.Random(number)
-        choices: tuple[Choice, ...] = ("none", "all", "some")
-        for contents in choices:
-            for names in choices:
-                state = disk.after_loss(contents, names, rng)
-                key = (last, following, *sorted(state.items(), key=lambda item: item[0]))
-                if key not in seen:
-                    seen.add(key)
-                    yield number, state, last, following
-        if number < len(calls):
-            disk.apply(calls[number])
+        key = (last, following, *sorted(state.items(), key=lambda item: item[0]))
+        if key not in seen:
+            seen.add(key)
+            yield number, state, last, following
 
 
 def first_invalid(

@@ -33,7 +33,7 @@ from seqrecord.storage.cache import CachedStorage
 from seqrecord.storage.ranges import ByteRange
 from tests.kit.clip_data import LARGE, LENGTHS, check_clip, possible_clips, write_numbered
 from tests.kit.datasets import columns, damage, flip, nth_page, write_dataset
-from tests.kit.faults import CountingStorage, DamagesOnce
+from tests.kit.faults import CountingStorage, damages_once
 
 FRAMES = 700
 SCHEMA = Schema(
@@ -205,7 +205,7 @@ def test_invalid_bools_are_errors(copy: Path, verified: bool) -> None:
 
 def test_a_slice_damaged_in_transfer_is_read_again(root: Path, tmp_path: Path) -> None:
     for is_cached in (False, True):
-        storage: Storage = DamagesOnce(LocalStorage(root))
+        storage: Storage = damages_once(LocalStorage(root))
         if is_cached:
             storage = CachedStorage(storage, tmp_path / "cache", "16MiB")
         with seqrecord.open(storage, features=["mid"]) as dataset:

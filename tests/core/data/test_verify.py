@@ -19,7 +19,7 @@ from seqrecord.format.pages import aligned, chunk_bytes
 from seqrecord.storage import LocalStorage
 from seqrecord.types import Progress
 from tests.kit.datasets import flip, nth_chunk, write_dataset, write_small
-from tests.kit.faults import DamagesOnce
+from tests.kit.faults import damages_once
 from tests.kit.tiny import (
     KEY,
     RecordParts,
@@ -103,11 +103,10 @@ def test_every_byte_that_is_read_is_checked(tmp_path: Path, thorough: bool) -> N
 @pytest.mark.parametrize("ending", [".seqrec", ".arrow"])
 def test_damage_in_a_single_read_is_no_problem(small: Path, ending: str) -> None:
     """For storages other than a local disk, in any read."""
-    storage = DamagesOnce(LocalStorage(small), ending)
     for number in itertools.count():
-        storage.left = number
+        storage = damages_once(LocalStorage(small), ending, number=number)
         assert verify(storage, num_threads=1).ok
-        if storage.left >= 0:  # there are no more reads
+        if not storage.injected:  # there are no more reads
             break
     assert number > 2
 

@@ -14,11 +14,11 @@ from tests.core.training.rank_jobs import (
     check_equal,
     check_once,
     finish,
-    free_address,
     start,
 )
 from tests.core.training.test_elastic import Job
 from tests.kit.clip_data import write_numbered
+from tests.kit.processes import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE + 50)]
 
@@ -80,7 +80,7 @@ def test_accelerate(path: str) -> None:
 
 def test_jax(path: str) -> None:
     pytest.importorskip("jax")
-    script = ["-m", "tests.core.training.rank_jobs.with_jax", path, free_address()]
+    script = ["-m", "tests.core.training.rank_jobs.with_jax", path, f"127.0.0.1:{free_port()}"]
     found = finish([start([*script, str(rank)], JAX_PLATFORMS="cpu") for rank in range(2)])
     check_once([{"named": part["named"]} for part in found], TOTAL // 8 * 8)
     sums = [sum(own) for own in zip(*(part["own"] for part in found), strict=True)]

@@ -66,12 +66,8 @@ class HubStubFile:
     is_large: bool
     data: bytes | None
 
-    def read(self, start: int, stop: int) -> bytes:
-        if self.data is not None:
-            return self.data[start:stop]
-        with self.path.open("rb") as file:
-            file.seek(start)
-            return file.read(stop - start)
+    def read(self) -> bytes:
+        return self.path.read_bytes() if self.data is None else self.data
 
 
 class HubStub(LocalServer):
@@ -147,7 +143,7 @@ class HubStub(LocalServer):
     def read(self, path: str, revision: str = "main") -> bytes:
         """A file of a revision."""
         file = self.commits[self.branches.get(revision, revision)][path]
-        return file.read(0, file.size)
+        return file.read()
 
     def upload(self, oid: str, data: bytes) -> bool:
         """Upload a file to the store; returns whether it is accepted."""
@@ -161,16 +157,11 @@ class HubStub(LocalServer):
         return True
 
     def _file(self, path: Path) -> HubStubFile:
-        size = path.stat().st_size
+        data = path.read_bytes()
         if path.suffix not in LARGE:
-            return _small(path.read_bytes())
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while part := file.read(1 << 20):
-                digest.update(part)
-        return HubStubFile(
-            path, size, digest.hexdigest(), True, path.read_bytes() if size <= _KEPT else None
-        )
+            return _small(data)
+        kept = data if len(data) <= _KEPT else None
+        return HubStubFile(path, len(data), hashlib.sha256(data).hexdigest(), True, kept)
 
     def close(self) -> None:
         self.store.close()
@@ -226,23 +217,11 @@ class _Sending(Handler):
     """Sends ranges of files."""
 
     def send_file(self, hub: HubStub, file: HubStubFile, headers: Mapping[str, str]) -> None:
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        start, stop = 0, file.size
-        if wanted is not None:
-            start, stop = int(wanted[1]), min(int(wanted[2] or file.size) + 1, file.size)
-            if start >= file.size:
-                self.send(416, b"", {"Content-Range": f"bytes */{file.size}"})
-                return
-            headers = {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{file.size}"}
-        if self.command == "HEAD":
-            self.send(200, b"", {**headers, "Content-Length": str(file.size)})
-            return
-        if hub.busy > 0:
+        if hub.busy > 0 and self.command != "HEAD":
             hub.busy -= 1
             self.send(503)
             return
-        hub.sent += stop - start
-        self.send(200 if wanted is None else 206, file.read(start, stop), headers)
+        hub.sent += self.send_range(file.read(), headers)
 
 
 class _StoreHandler(_Sending):

@@ -106,18 +106,18 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
         self.wfile.flush()
 
-    def send_range(self, data: bytes, headers: Mapping[str, str] = {}) -> None:
-        """Send the requested range, or everything."""
+    def send_range(self, data: bytes, headers: Mapping[str, str] = {}) -> int:
+        """Send the requested range, or everything; returns the number of sent bytes."""
         requested = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if requested is None:
-            self.send(200, data, headers)
-            return
-        start, stop = int(requested[1]), min(int(requested[2] or len(data)) + 1, len(data))
-        if start >= len(data):
-            self.send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
-            return
-        found = {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
-        self.send(206, data[start:stop], {**headers, **found})
+        if requested is not None:
+            start, stop = int(requested[1]), min(int(requested[2] or len(data)) + 1, len(data))
+            if start >= len(data):
+                self.send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
+                return 0
+            headers = {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
+            data = data[start:stop]
+        self.send(200 if requested is None else 206, data, headers)
+        return 0 if self.command == "HEAD" else len(data)
 
 
 def read_head(connection: socket.socket) -> tuple[str, bytes]:

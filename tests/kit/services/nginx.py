@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from tests.kit.processes import Program
+from tests.kit.processes import Program, free_port
 
 __all__ = ["Nginx"]
 
@@ -43,11 +43,11 @@ class Nginx:
         self.root = folder / "root"
         self.root.mkdir(parents=True)
         self._folder, self._certificate, self._key = folder, certificate, key
-        self.host = f"127.0.0.1:{_free_port()}"
+        self.host = f"127.0.0.1:{free_port()}"
         try:
             self._start()
         except RuntimeError:  # another process took the port
-            self.host = f"127.0.0.1:{_free_port()}"
+            self.host = f"127.0.0.1:{free_port()}"
             self._start()
 
     @property
@@ -83,10 +83,3 @@ class Nginx:
         name, _, port = self.host.partition(":")
         with socket.socket() as probe:
             return probe.connect_ex((name, int(port))) == 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    *("CLIPS", "PATIENCE", "Found", "check_equal", "check_once", "finish", "free_address"),
+    *("CLIPS", "PATIENCE", "Found", "check_equal", "check_once", "finish"),
     *("report", "start"),
 ]
 
@@ -42,13 +41,6 @@ def start(command: Sequence[str], **environment: str) -> subprocess.Popen[str]:
         text=True,
         env={**os.environ, **more, **environment},
     )
-
-
-def free_address() -> str:
-    """Address of a free port on loopback."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 def finish(processes: Sequence[subprocess.Popen[str]], timeout: float = PATIENCE) -> list[Found]:
