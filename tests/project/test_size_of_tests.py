@@ -16,7 +16,6 @@ MANY_HELPERS = {
     "core/training/test_frame_intrinsics.py",
     "core/training/test_hostile_states.py",
     "core/training/test_many_episodes.py",
-    "core/training/test_plan_groups.py",
     "core/training/test_sampling_page.py",
     "core/training/test_subclasses.py",
     "lerobot/test_contract.py",

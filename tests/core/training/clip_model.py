@@ -485,7 +485,7 @@ def cases(draw: st.DrawFn, *, rated: bool = False) -> Case:
         options["device"] = "cpu"
     if maybe(3):
         options["memory_limit"] = "least"
-    options["last_batch"] = choose("repeat", "repeat", "keep", "drop")
+    options["last_batch"] = choose("repeat", "keep", "drop")
     return Case(options)
 
 

@@ -4,25 +4,39 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
-from seqrecord.clips.tables import EpisodeLayout, IntArray
+from seqrecord.clips.tables import (
+    ClipTable,
+    EpisodeLayout,
+    IntArray,
+    MissingFrames,
+    enumerate_clips,
+)
 from seqrecord.sampling.bounds import PlanSettings
 from seqrecord.sampling.epoch import EpochPlan
 from seqrecord.sampling.plan import Frees, Loads, Plan, Round
-from seqrecord.sampling.runs import Shard
-from tests.core.training.clip_cases import Case, cases
+from seqrecord.sampling.runs import Shard, Window
+from tests.core.training.clip_cases import Case, cases, grid_of, specs
 
 __all__ = [
     "LAYOUTS",
     "Chunks",
     "Engine",
+    "GroupCase",
+    "Lengths",
     "Request",
+    "group_cases",
+    "lengths_of_chunks",
+    "one_group",
+    "plan_of",
     "plan_settings",
     "requests",
     "shards",
@@ -207,3 +221,132 @@ def shards(request: Request) -> list[EpochPlan]:
             request.plan()
         return []
     return [request.plan(index) for index in range(request.num_shards)]
+
+
+# Several groups
+
+
+Lengths = tuple[tuple[int, ...], ...]
+"""Chunk lengths by episode."""
+
+
+@dataclass(frozen=True)
+class GroupCase:
+    """A clip request on groups with chunks of their own; `missing`: episode, start, stop."""
+
+    groups: tuple[Lengths, ...]
+    windows: tuple[Window, ...]
+    spec: ClipSpec
+    selected: tuple[int, ...]
+    leading: int
+    missing: tuple[tuple[int, int, int], ...]
+    settings: PlanSettings
+    shard: Shard = field(default_factory=Shard)
+    epoch: int = 0
+
+    @property
+    def num_frames(self) -> list[int]:
+        return [sum(lengths) for lengths in self.groups[0]]
+
+    @property
+    def episodes(self) -> EpisodeLayout:
+        grids = tuple(grid_of(chunks, i) for i, chunks in enumerate(self.groups))
+        table = EpisodeLayout(np.array(self.num_frames), grids)
+        return table.with_leading(self.leading, np.array(self.selected))
+
+    @property
+    def table(self) -> ClipTable:
+        missing = MissingFrames.of(*np.array(self.missing, np.int64).reshape(-1, 3).T)
+        return enumerate_clips(self.spec, self.episodes, np.array(self.selected), missing)
+
+    def plan(self) -> EpochPlan:
+        return EpochPlan(
+            self.table,
+            self.episodes,
+            self.settings,
+            epoch=self.epoch,
+            shard=self.shard,
+            windows=self.windows,
+        )
+
+    def used(self, group: int, episode: int, start: int) -> list[int]:
+        """Frames of a group used by a clip."""
+        window, last = self.windows[group], self.num_frames[episode] - 1
+        if window == Window.of(self.spec):
+            return [start + i * self.spec.dilation for i in range(self.spec.length)]
+        first = start + window.offset
+        frames = range(first, first + window.span, window.frame_step)
+        return [min(max(frame, 0), last) for frame in frames]
+
+    def engine(self, plan: Plan) -> Engine:
+        return Engine(plan, [self.chunks(i) for i in range(len(self.groups))], self.used)
+
+    def chunks(self, group: int) -> Chunks:
+        return [
+            (episode, *edges)
+            for episode, lengths in enumerate(self.groups[group])
+            for edges in pairwise((0, *accumulate(lengths)))
+        ]
+
+
+@st.composite
+def lengths_of_chunks(draw: st.DrawFn, num_frames: int) -> tuple[int, ...]:
+    if draw(st.booleans()):
+        size = draw(st.sampled_from([1, 2, 3, 4, 7, 8, 16, 40, 100]))
+        return tuple(min(size, num_frames - begin) for begin in range(0, num_frames, size))
+    edges = draw(st.sets(st.integers(1, max(1, num_frames - 1)), max_size=8))
+    inner = sorted(edge for edge in edges if edge < num_frames)
+    return tuple(b - a for a, b in pairwise([0, *inner, num_frames]))
+
+
+@st.composite
+def windows_in(draw: st.DrawFn, spec: ClipSpec) -> Window:
+    kind = draw(st.integers(0, 3))
+    if kind == 0:
+        return Window.of(spec)
+    if kind == 1:  # part of the clip, with the same frame step
+        length = draw(st.integers(1, spec.length))
+        skipped = draw(st.integers(0, spec.length - length))
+        span = (length - 1) * spec.dilation + 1
+        step = spec.stride if length == 1 else spec.frame_step
+        count = (span - 1) // step + 1
+        return Window(skipped * spec.dilation, span, step, count)
+    span = draw(st.integers(1, 12))
+    return Window(draw(st.integers(-9, 9)), span, 1, span)
+
+
+@st.composite
+def group_cases(draw: st.DrawFn) -> GroupCase:
+    num_frames = draw(st.lists(st.integers(1, 70), min_size=1, max_size=5))
+    num_groups = draw(st.integers(1, 3))
+    groups = tuple(
+        tuple(draw(lengths_of_chunks(count)) for count in num_frames) for _ in range(num_groups)
+    )
+    spec = draw(specs())
+    every = st.integers(0, len(num_frames) - 1)
+    gaps = draw(st.lists(st.tuples(every, st.integers(0, 69), st.integers(1, 9)), max_size=4))
+    count = draw(st.integers(1, 3))
+    return GroupCase(
+        groups,
+        tuple(draw(windows_in(spec)) for _ in groups),
+        spec,
+        tuple(sorted(draw(st.sets(every)) or range(len(num_frames)))),
+        draw(st.integers(0, num_groups - 1)),
+        tuple((e, s, min(s + n, num_frames[e])) for e, s, n in gaps if s < num_frames[e]),
+        draw(plan_settings),
+        Shard(draw(st.integers(0, count - 1)), count),
+        draw(st.integers(0, 2)),
+    )
+
+
+def plan_of(case: GroupCase) -> EpochPlan | None:
+    try:
+        return case.plan()
+    except ClipError:
+        assert case.settings.drops
+        return None
+
+
+def one_group(chunks: Lengths, spec: ClipSpec, settings: PlanSettings) -> GroupCase:
+    episodes = tuple(range(len(chunks)))
+    return GroupCase((chunks,), (Window.of(spec),), spec, episodes, 0, (), settings)
