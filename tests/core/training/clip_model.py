@@ -196,6 +196,10 @@ class Case:
         nearest = self.nearest(name)
         return nearest.window if nearest else (self.options.get("windows") or {}).get(name)
 
+    @property
+    def has_windows(self) -> bool:
+        return any(self.window(name) is not None for name in self.features)
+
     def offsets(self, name: str, episode: int, dilation: int) -> list[int]:
         """Frame offsets of a feature from the clip's start."""
         window = self.window(name)
@@ -548,7 +552,7 @@ def check_case(path: Any, case: Case, *, seed: int = 0, kind: str = "stream") ->
         assert (stats["clips"], stats["batches"]) == (len(yielded), len(batches))
         is_whole = not case.function("skip_last", "n", 0)  # skipped clips count as starts
         assert not is_whole or stats["clips_incomplete"] == len(inside) - len(case.clips)
-        if is_whole and any(case.window(name) is not None for name in case.features):
+        if is_whole and case.has_windows:
             assert stats["clips_outside"] == len(case.starts) - len(inside)
     if states:
         at = max(states)

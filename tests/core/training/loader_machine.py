@@ -218,8 +218,15 @@ class LoaderMachine(RuleBasedStateMachine):
             assert repeated == len(found) - len({*found})
         if not part.given and part.ranks == 1:
             assert streams[0].stats()["clips_dropped"] == len(every) - len(found)
+        case = Case(part.options)
+        inside = [c for c in case.starts if any(case.fits_inside(*c, d) for d in case.dilations)]
+        skips = case.function("skip_last", "n", 0) or not case.function("every", "rotate", True)
         for stream, rank in zip(streams, batches, strict=True):
             stats = stream.stats()
+            if not skips:
+                assert stats["clips_incomplete"] == len(inside) - len(case.clips)
+                if case.has_windows:
+                    assert stats["clips_outside"] == len(case.starts) - len(inside)
             assert (stats["clips"], stats["batches"]) == (len(self.clips_in(rank, part)), len(rank))
             assert limit is None or stats["peak_buffer_bytes"] <= limit
             if part.state is None:
@@ -265,6 +272,9 @@ class LoaderMachine(RuleBasedStateMachine):
             assert equal([*islice(iterator, count)], rank[batch : batch + count])
         self.is_begun |= count > 0
         self.place = replace(self.place, batch=batch + count)
+        if not self.is_mix:
+            every = len(self.clips(self.place.part))
+            assert {loader.num_clips for loader in self.loaders} == {every}
 
     @rule()
     def finish(self) -> None:

@@ -162,16 +162,6 @@ def test_shares_epochs_and_ends(
         assert sorted(own[:5]) == sorted(own[5:10])
 
 
-def test_order_is_a_function_of_the_seed(root: Root) -> None:
-    order = list(run(mixed(root), 2))
-    less: dict[str, Any] = {"engine": EngineOptions(num_threads=1), "memory_limit": "64MiB"}
-    assert list(run(mixed(root, **less), 2)) == order
-    assert list(run(mixed(root, seed=6), 2)) != order
-    second = mixed(root)
-    second.set_epoch(1)
-    assert list(run(second)) == order[len(order) // 2 :]
-
-
 def test_ranks_give_all_clips_and_equal_counts(root: Root) -> None:
     mixes = [mixed(root, stopping_strategy="all_exhausted", rank=(rank, 4)) for rank in range(4)]
     assert {len(mix) for mix in mixes} == {5}  # a has 17 clips on each rank: -(-17 x 2 // 7)
@@ -319,21 +309,6 @@ def test_clips_of_an_epoch_and_their_duplicates(root: Root, ranks: int) -> None:
 
 
 # States and workers
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"single_source_batches": True},
-        {"weights": None, "repeat": {"b": 2}, "batch_size": 20},
-        pytest.param({}, marks=pytest.mark.slow),
-        pytest.param({"stopping_strategy": "all_exhausted"}, marks=pytest.mark.slow),
-    ],
-)
-def test_resume(root: Root, options: dict[str, Any]) -> None:
-    check_resume(
-        partial(mixed, root, **options), num_epochs=2, positions=lambda count: (1, count // 2)
-    )
 
 
 def test_states(root: Root) -> None:

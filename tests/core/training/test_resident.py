@@ -29,7 +29,7 @@ from seqrecord import (
 )
 from seqrecord.errors import MemoryLimitError, StateError
 from seqrecord.samples import every
-from tests.core.training.resume_contract import check_resume, check_stateful_loader
+from tests.core.training.resume_contract import check_stateful_loader
 from tests.kit.clip_data import digests, names, resumed
 from tests.kit.video_data import moving
 from tests.kit.video_file_data import write_video
@@ -295,12 +295,6 @@ def test_a_mix_decodes_once(video: Path) -> None:
         decoded.append(mix.stats()["frames_decoded"])
     assert decoded == [2 * FRAMES, 0, 0]
     assert mix.stats()["features_resident"] == ["image", "id"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [{}, {"rank": (1, 2)}], ids=str)
-def test_a_mix_resumes(video: Path, ranks: dict[str, Any]) -> None:
-    check_resume(lambda: mix_of(video, **ranks), positions=lambda count: (1, count // 2))
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordPipe, StateError
+from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordPipe
 from seqrecord.samples import every
 from tests.core.training.resume_contract import check_resume
 from tests.kit.clip_data import make_loader, names, possible_clips
@@ -36,33 +36,6 @@ def make_at(path: Path, epoch: int, **changes: Any) -> Any:
 
 def every_clip() -> list[tuple[str, int]]:
     return sorted(possible_clips(FEATURES, 3))
-
-
-def test_figures_describe_the_running_epoch_or_else_the_next(path: Path) -> None:
-    pipe = make(path)
-    lengths = []
-    for epoch in range(8):
-        pipe.set_epoch(epoch)
-        lengths.append(pipe.num_clips)
-    assert len(set(lengths)) > 1
-    first = lengths.index(min(lengths))
-    pipe.set_epoch(first)
-    iterator = iter(pipe)
-    next(iterator)
-    assert pipe.num_clips == pipe.clips.num_clips == lengths[first]
-    del iterator  # abandoned: the next iterator starts another epoch
-    assert pipe.num_clips == lengths[first + 1]
-    list(pipe)
-    assert pipe.num_clips == lengths[first + 2]
-
-
-def test_stats_count_the_clips_of_an_epoch_and_all_skipped_ones(path: Path) -> None:
-    pipe = make(path, features=["flow"], shuffle=False)
-    one = SeqRecordPipe(path, clip_len=3, features=["flow"]).clips
-    for _ in range(4):
-        clips = [name for batch in pipe for name in names(batch)]
-        assert pipe.stats()["clips"] == len(clips)
-        assert pipe.stats()["clips_incomplete"] == one.num_incomplete
 
 
 @pytest.mark.parametrize(
@@ -129,10 +102,3 @@ def test_resuming_a_stateful_loader_with_workers(path: Path) -> None:
 
 def _set_epoch(loader: Any, epoch: int) -> None:
     loader.dataset.set_epoch(epoch)
-
-
-def test_a_state_of_other_phases_is_refused(path: Path) -> None:
-    pipe = make(path)
-    for changes in ({"samples": None}, {"seed": 6}, {"n": 2}):
-        with pytest.raises(StateError, match="other settings"):
-            pipe.load_state_dict(make(path, **changes).state_dict())

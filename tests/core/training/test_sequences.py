@@ -22,14 +22,12 @@ from seqrecord import (
     RandomCrop,
     SeqRecordIterableDataset,
     SeqRecordMapDataset,
-    SeqRecordNode,
     SeqRecordPipe,
     SeqRecordWriter,
     StateError,
 )
 from seqrecord.errors import MemoryLimitError
-from seqrecord.samples import every
-from tests.core.training.resume_contract import check_node, check_resume, check_stateful_loader
+from tests.core.training.resume_contract import check_stateful_loader
 from tests.kit.clip_data import (
     LENGTHS,
     check_clip,
@@ -114,12 +112,6 @@ def sequences(clips: list[tuple[str, int]], stride: int) -> list[tuple[str, int]
     return [(key, start) for key, start in clips if (key, start - stride) not in clips]
 
 
-def test_phases_move_the_first_frames(path: Path) -> None:
-    loader = stream(path, stride=1, samples=every(3, rotate=True))
-    seen = Counter(clip for _ in range(3) for row in follow(loader, FEATURES, 3) for clip in row)
-    assert seen == Counter(possible_clips(FEATURES, 3))
-
-
 @pytest.mark.parametrize("even_batches", [True, False])
 def test_ranks_and_workers(path: Path, monkeypatch: pytest.MonkeyPatch, even_batches: bool) -> None:
     lengths, repeated = set(), 0
@@ -139,12 +131,6 @@ def test_ranks_and_workers(path: Path, monkeypatch: pytest.MonkeyPatch, even_bat
     assert together.total() == len(every) + repeated
     assert len(lengths) == 1 or not even_batches
     assert repeated == 0 or even_batches
-
-
-def test_resumes_at_every_batch(path: Path) -> None:
-    check_resume(lambda: stream(path, seed=3), num_epochs=2)
-    node = SeqRecordNode(path, clip_len=3, order="sequences", batch_size=2, features=FEATURES)
-    check_node(node, 4)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
