@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 import seqrecord
 from seqrecord.errors import ClipError
 from seqrecord.lerobot import LeRobotDataset, LeRobotMixDataset, PlannedSampler
+from tests.kit.datasets import write_dataset
 from tests.kit.lerobot_depth_data import DEPTH
 from tests.kit.lerobot_stand_in import install
 from tests.kit.lerobot_video_data import unpack
@@ -52,12 +53,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SEQRECORD_HOME", str(folder / "home"))
         for name, robot in ROBOTS.items():
-            metadata = {"robot_type": name, "names": {"action": ["x", "y"]}}
-            with seqrecord.SeqRecordWriter(folder / name, fps=robot["fps"]) as writer:
-                for number, length in enumerate(robot["lengths"]):
-                    with writer.episode(f"{name}/{number}", metadata=metadata) as episode:
-                        for i in range(length):
-                            episode.append(frame(name, number, i))
+            about = {"robot_type": name, "names": {"action": ["x", "y"]}}
+            episodes = {
+                f"{name}/{number}": [frame(name, number, i) for i in range(length)]
+                for number, length in enumerate(robot["lengths"])
+            }
+            metadata = dict.fromkeys(episodes, about)
+            write_dataset(folder / name, episodes, metadata=metadata, fps=robot["fps"])
             seqrecord.add_statistics(folder / name)
         yield folder
 
@@ -123,14 +125,6 @@ def test_items_by_number(root: Path) -> None:
     assert torch.equal(ours[3][TOP], 1 - dataset(root)[3][TOP])
 
 
-def numbers_of(batch: dict[str, Any]) -> list[int]:
-    """Frame numbers of a batch, counted across robots."""
-    keys = [f"{robot}/{episode}" for robot, episode, _ in EPISODES]
-    firsts = np.array([BEGINS[keys.index(key)] for key in batch["episode"]])
-    found: list[int] = (firsts + batch["start"].numpy()).tolist()
-    return found
-
-
 def test_order_equals_that_of_the_mix(root: Path) -> None:
     ours = dataset(root)
     floats = seqrecord.Normalization("mean_std", np.zeros(1), np.ones(1))
@@ -138,8 +132,14 @@ def test_order_equals_that_of_the_mix(root: Path) -> None:
     options["vectors"] = {"action": seqrecord.Vector(normalize=floats)}
     mix = mixed(root, seed=7, aloha=options, so101=options)
     sampler, count = PlannedSampler(ours, batch_size=4, seed=7), 0
+    keys = [f"{robot}/{episode}" for robot, episode, _ in EPISODES]
+    begins = dict(zip(keys, BEGINS.tolist(), strict=True))  # frames are numbered across robots
     for _ in range(3):
-        order = [number for batch in mix for number in numbers_of(batch)]
+        order = [
+            begins[key] + int(start)
+            for batch in mix
+            for key, start in zip(batch["episode"], batch["start"], strict=True)
+        ]
         found = list(sampler)
         assert found == order
         assert len(sampler) == len(order)

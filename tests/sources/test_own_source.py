@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,75 +16,19 @@ from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.encoding import encode_gop
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SchemaError, SourceError
-from seqrecord.schema import Block
 from seqrecord.sources import EpisodeInfo
 from tests.kit import command_line
 from tests.kit.processes import run_python
 from tests.kit.tiny import read_all
 from tests.sources.cases import upload
-
-_TIMES = {
-    "a": [0.0, 0.1, 0.2, 1.3, 1.4, 9.0],  # cut before frames 3 and 5
-    "b": [5.0, 5.1, 5.2],
-    "c": [7.0, 7.1, 3.0, 3.1],  # the clock was set back
-}
-_CUTS = {"a": [0, 3, 5, 6], "b": [0, 3], "c": [0, 2, 4]}
-
-
-@dataclass(frozen=True)
-class Recording:
-    """A source with timestamps in a feature, in blocks of `block` frames."""
-
-    features: tuple[str, ...] | None = None
-    block: int = 1
-    kind: str | None = "timestamp"
-    unit: str | None = "ms"
-    wrong: int = -1  # frame of `c` without a timestamp
-
-    def schema(self) -> Schema:
-        specs = [
-            FeatureSpec("x", np.dtype("<i4"), (2,)),
-            FeatureSpec("word", np.dtype("u1"), (None,), value="text"),
-            FeatureSpec("t", np.dtype("<f8"), (), kind=self.kind, unit=self.unit),
-        ]
-        return Schema([s for s in specs if self.features is None or s.name in self.features])
-
-    def episodes(self) -> Sequence[EpisodeInfo]:
-        return [EpisodeInfo(k, len(t), {"of": k}, 10.0, "train") for k, t in _TIMES.items()]
-
-    def frames(self, info: EpisodeInfo) -> Iterator[Any]:
-        for block in self.blocks(info):
-            yield from block.frames()
-
-    def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
-        names = self.schema()
-        for start in range(0, info.num_frames, self.block):
-            rows = range(start, min(start + self.block, info.num_frames))
-            columns: dict[str, Any] = {
-                "x": np.array([[i, -i] for i in rows], "<i4"),
-                "word": [f"{info.key} {i}" for i in rows],
-                "t": np.array(_TIMES[info.key])[rows] * 1000,
-            }
-            if self.wrong in rows and info.key == "c":
-                del columns["t"]
-            yield Block(len(rows), {n: c for n, c in columns.items() if n in names})
-
-
-@dataclass(frozen=True)
-class Timed(Recording):
-    """A source with timestamps from a method only."""
-
-    features: tuple[str, ...] | None = ("x", "word")
-
-    def timestamps(self, info: EpisodeInfo) -> Any:
-        return np.array(_TIMES[info.key])
+from tests.sources.timed_source import CUTS, TIMES, Recording, Timed
 
 
 def _check(path: Path) -> None:
     found = read_all(path)
     expected = {
         key if len(cuts) == 2 else f"{key}/{n}": (key, range(*cuts[n : n + 2]))
-        for key, cuts in _CUTS.items()
+        for key, cuts in CUTS.items()
         for n in range(len(cuts) - 1)
     }
     assert list(found) == list(expected)
@@ -117,7 +60,7 @@ def test_worker_processes_split_at_gaps(tmp_path: Path) -> None:
     convert(Recording(), tmp_path / "r", split_at_gaps=0.5, workers=2, max_file_size=1000)
     _check(tmp_path / "r")
     report = convert(Recording(), tmp_path / "whole", split_at_gaps=60, workers=1)
-    assert list(read_all(tmp_path / "whole")) == [*_TIMES]
+    assert list(read_all(tmp_path / "whole")) == [*TIMES]
     assert "split at gaps of more than 60 s: no episode has one" in report.inventory.notes
 
 
@@ -147,15 +90,6 @@ def test_video_packets_are_split_within_groups_of_pictures(tmp_path: Path, codec
     for got, expected in zip([f for frames in cut.values() for f in frames], whole, strict=True):
         assert np.array_equal(got["v"], expected["v"])
     assert not seqrecord.verify(tmp_path / "cut", deep=True).problems
-
-
-class Shifting(Recording):
-    """Reading one feature gives other timestamps than reading all."""
-
-    def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
-        for block in super().blocks(info):
-            columns: dict[str, Any] = dict(block.columns)
-            yield Block(block.num_frames, {**columns, "t": columns["t"] + (not self.features)})
 
 
 @pytest.mark.parametrize(
@@ -189,8 +123,6 @@ def test_sources_that_cannot_be_split(tmp_path: Path) -> None:
         (Recording(), {"split_at_gaps": 0}, SourceError, "above 0"),
         (Recording(), {"split_at_gaps": float("nan")}, SourceError, "above 0"),
         (Timed(), {"in_place": True}, SourceError, "in place"),
-        (Shifting(), {}, SourceError, "timestamps differ"),
-        (Shifting(), {"split_at_gaps": 60}, SourceError, "timestamps differ"),
     ]
     for number, (source, options, error, message) in enumerate(cases):
         path = tmp_path / f"{number}"
@@ -200,7 +132,7 @@ def test_sources_that_cannot_be_split(tmp_path: Path) -> None:
 
 
 def _folders(folder: Path) -> Path:
-    for key, times in _TIMES.items():
+    for key, times in TIMES.items():
         (folder / key).mkdir(parents=True)
         np.save(folder / key / "t.npy", np.array(times))
         np.save(folder / key / "x.npy", np.arange(len(times), dtype="<i4"))
