@@ -8,7 +8,6 @@ from pathlib import Path
 from tests.project.source_code import TESTS, TestLines, areas_of_tests, inner_modules
 
 MANY_HELPERS = {
-    "core/base/test_secrets.py",
     "core/data/test_clusters.py",
     "core/data/test_power_loss.py",
     "core/training/test_crops.py",
