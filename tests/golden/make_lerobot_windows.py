@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["WINDOWS"]
-
 WINDOWS: dict[str, list[float]] = {
     "observation.image": [-0.1, 0.0],
     "observation.state": [-0.3, 0.0, 0.2, 0.1],

@@ -19,8 +19,6 @@ from seqrecord.sampling.epoch import EpochPlan
 from seqrecord.sampling.runs import Shard
 from tests.core.training.clip_cases import episode_table
 
-__all__ = ["CASES", "GOLDEN", "plan_rounds"]
-
 GOLDEN = Path(__file__).parent / "plan_v1.json"
 CASES = range(9)  # plans in it: with and without shuffle, of one and several shards, by frame, …
 

@@ -16,29 +16,6 @@ from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
 from tests.kit.datasets import encoded
 
-__all__ = [
-    "IMAGE",
-    "IMU",
-    "JOINTS",
-    "STORE",
-    "camera_info",
-    "compressed",
-    "image",
-    "imu",
-    "joints",
-    "jpeg",
-    "message",
-    "png",
-    "points",
-    "transform",
-    "video_message",
-    "write_bag",
-    "write_json",
-    "write_mcap",
-    "write_raw",
-    "write_ros1",
-]
-
 STORE, STORE1 = get_typestore(Stores.ROS2_HUMBLE), get_typestore(Stores.ROS1_NOETIC)
 VIDEO = "foxglove_msgs/msg/CompressedVideo"
 IMAGE, IMU, JOINTS = (f"sensor_msgs/msg/{name}" for name in ("Image", "Imu", "JointState"))

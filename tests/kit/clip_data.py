@@ -25,26 +25,6 @@ from seqrecord import ClipError, EngineOptions, SeqRecordIterableDataset, SeqRec
 from seqrecord.errors import MemoryLimitError
 from tests.kit.datasets import write_dataset
 
-__all__ = [
-    "LARGE",
-    "LENGTHS",
-    "STRAIGHT",
-    "begun",
-    "check_clip",
-    "check_ended",
-    "digest",
-    "digests",
-    "effective_arguments",
-    "expected_frame",
-    "make_loader",
-    "minimum_memory",
-    "names",
-    "no_leaks",
-    "possible_clips",
-    "resumed",
-    "write_numbered",
-]
-
 LENGTHS = (23, 9, 3, 40)
 """Frames of the episodes `set/0`, `set/1`, …"""
 

@@ -26,38 +26,6 @@ from seqrecord.format.manifest import read_manifest
 from seqrecord.sources import Gop
 from seqrecord.storage import LocalStorage, StorageLike
 
-__all__ = [
-    "EPISODES",
-    "HEIGHT",
-    "LENGTHS",
-    "NUMBERED",
-    "WIDTH",
-    "Frame",
-    "SmallFrame",
-    "append",
-    "check_rebuilt",
-    "chunk_lengths",
-    "columns",
-    "contents",
-    "damage",
-    "encoded",
-    "flip",
-    "frame",
-    "keys_of",
-    "lengths_of",
-    "noise",
-    "nth_chunk",
-    "nth_page",
-    "numbered",
-    "record_files",
-    "resume",
-    "small_frames",
-    "small_schema",
-    "write_dataset",
-    "write_episodes",
-    "write_small",
-]
-
 Frame = dict[str, Any]
 """Values by feature."""
 

@@ -19,24 +19,6 @@ from seqrecord.storage.base import FileInfo, Storage, StorageWrapper, Unfinished
 from seqrecord.storage.ranges import ByteRange
 from tests.kit.processes import own_threads, wait_for
 
-__all__ = [
-    "ActsBeforeCall",
-    "CountingStorage",
-    "CreateGate",
-    "Ending",
-    "FailAt",
-    "FailTransiently",
-    "Failure",
-    "Fault",
-    "FaultyStorage",
-    "LosesResponse",
-    "Operation",
-    "abandon",
-    "abandonable",
-    "damages_once",
-    "small_writer",
-]
-
 Operation: TypeAlias = Literal["size", "read", "create", "write", "commit", "put", "list", "remove"]
 Ending: TypeAlias = Literal["short", "cut", "damaged"]
 """A read ends halfway like a short file or a lost connection, with other bytes in the rest of its

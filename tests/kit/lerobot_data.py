@@ -17,20 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = [
-    "FEATURES",
-    "FPS",
-    "LISTED",
-    "ROWS",
-    "at",
-    "column",
-    "edit_info",
-    "episodes",
-    "rewrite",
-    "write_dataset",
-    "write_v21",
-]
-
 FPS = 10
 ROWS = "data/chunk-000/file-000.parquet"
 LISTED = "meta/episodes/chunk-000/file-000.parquet"

@@ -19,8 +19,6 @@ import numpy.typing as npt
 from tests.kit.lerobot_data import FPS, write_dataset
 from tests.kit.lerobot_video_data import declare_video
 
-__all__ = ["DEPTH", "INFO", "LENGTHS", "codes_of", "with_depth", "write"]
-
 IMAGE = "observation.images.depth"
 DEPTH = ("observation.images.log", "observation.images.linear")
 LENGTHS = (4, 6)

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ANNOTATED", "BINDINGS", "annotate", "random_rows"]
-
 Rows = list[dict[str, Any]]
 
 BINDINGS = {

@@ -15,8 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-__all__ = ["Metadata", "install", "same"]
-
 _DEPTH = "is_depth_map"
 
 

@@ -18,8 +18,6 @@ import numpy.typing as npt
 
 from tests.kit.lerobot_data import FPS
 
-__all__ = ["CAMERAS", "LENGTHS", "block_means", "declare_video", "unpack", "with_video"]
-
 CAMERAS = ("observation.images.front", "observation.images.wrist")
 LENGTHS = (5, 4, 7)
 BLOCK = 8

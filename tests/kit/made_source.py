@@ -20,8 +20,6 @@ from seqrecord import FeatureSpec, Schema
 from seqrecord.errors import SourceError
 from seqrecord.sources import EpisodeInfo
 
-__all__ = ["EndlessSource", "GivenSource", "MadeSource", "made_frame"]
-
 
 @dataclass(frozen=True)
 class MadeSource:

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from unittest import mock
 
-__all__ = ["Call", "Choice", "Disk", "Record", "State", "write_state"]
-
 State: TypeAlias = "dict[str, bytes | None]"
 """Contents of files, and `None` for folders, by path."""
 

@@ -40,24 +40,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pytest
 
-__all__ = [
-    "ROOT",
-    "Fork",
-    "Program",
-    "be_worker",
-    "busy_threads",
-    "forget_threads",
-    "free_port",
-    "in_fork",
-    "is_own",
-    "join_commits",
-    "killed_at",
-    "own_threads",
-    "run_code",
-    "run_python",
-    "wait_for",
-]
-
 ROOT = Path(__file__).parents[2]
 
 # --- Interpreters -------------------------------------------------------------------------------

@@ -26,28 +26,6 @@ from seqrecord.format.pages import slice_table
 from seqrecord.format.rows import GAP_ROW, chunk_row
 from tests.kit.datasets import write_dataset
 
-__all__ = [
-    "KEY",
-    "TINY",
-    "Frames",
-    "RecordParts",
-    "change_manifest",
-    "change_record",
-    "change_table",
-    "copy_dataset",
-    "footers_of",
-    "index_entry",
-    "loaded",
-    "read_all",
-    "record_path",
-    "replace_table",
-    "same_frames",
-    "sign_manifest",
-    "split_record",
-    "tiny_frames",
-    "write_tiny",
-]
-
 Frames = dict[str, list[dict[str, Any]]]
 
 KEY = "env/P0"

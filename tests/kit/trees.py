@@ -10,8 +10,6 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-__all__ = ["REAL_DATA", "Frames", "make_frames", "write_junk", "write_v1", "write_v2"]
-
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
 """Original TartanAir files next to the project, available on some machines only."""
 

@@ -20,19 +20,6 @@ from seqrecord.schema import FeatureSpec
 from seqrecord.sources.video.files import VideoFile
 from seqrecord.sources.video.streams import read_gops, video_spec
 
-__all__ = [
-    "HAS_TABLES",
-    "decode_file_gops",
-    "decode_gops_of",
-    "decoded",
-    "gops_of",
-    "hide_first",
-    "pictures",
-    "set_display_matrix",
-    "write_fragmented",
-    "write_video",
-]
-
 HEIGHT, WIDTH = 48, 64
 try:
     HAS_TABLES = int(version("av").partition(".")[0]) >= 17  # PyAV exposes a container's tables

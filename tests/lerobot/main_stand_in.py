@@ -15,8 +15,6 @@ import torch
 
 from tests.kit.lerobot_stand_in import Metadata
 
-__all__ = ["PLUGIN", "RECORDED", "Dataset", "write"]
-
 PLUGIN = Path(__file__).parents[2] / "integrations" / "lerobot"
 RECORDED = json.loads((PLUGIN / "lerobot_policy_seqrecord/reader_contract.json").read_text())
 

@@ -18,8 +18,6 @@ import numpy as np
 
 from tests.kit.lerobot_data import FEATURES, episodes, write_dataset
 
-__all__ = ["CAMERA", "described", "export", "recorded"]
-
 CAMERA = "observation.images.front"
 _SIDES = (64, 96, 3)
 _AXES = ["height", "width", "channels"]

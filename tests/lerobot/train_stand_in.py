@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["DATASET", "Training", "options_of"]
-
 DATASET: dict[str, Any] = {
     "repo_id": "robots",
     "root": None,

@@ -29,19 +29,6 @@ from pathlib import Path
 
 from tests.project.source_code import parse
 
-__all__ = [
-    "EXAMPLES",
-    "LIMITS",
-    "MORE_LIMITS",
-    "allowed",
-    "code",
-    "count",
-    "docstrings",
-    "literals",
-    "pages",
-    "rates",
-]
-
 ROOT = Path(__file__).parents[2]
 LIMITS = {"what": 0.8, "say": 0.6, "those": 1.0, "lies": 0.5}
 MORE_LIMITS = {

@@ -18,8 +18,6 @@ import tomllib  # type: ignore[import-not-found, unused-ignore] # of Python 3.11
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-__all__ = ["floors", "write_lowest"]
-
 ROOT = Path(__file__).parents[2]
 APART = ("rerun", "zarr")
 """Extras that need a later numpy, pyarrow or numcodecs than the package."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-__all__ = ["found_in", "own_names", "private_in"]
-
 FOREIGN = {
     "_exit",  # os
     "_replace",  # named tuples

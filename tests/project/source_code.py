@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Module", "TestLines", "closure", "module_name", "parse"]
-
 PACKAGE = Path(__file__).parents[2] / "seqrecord"
 TESTS = Path(__file__).parents[1]
 OPEN_ROOMS = {"format", "storage", "codecs", "sampling"}

@@ -46,7 +46,7 @@ def test_kit_is_small() -> None:
 
 def test_few_lines_are_outside_of_test_functions() -> None:
     """The goal is 27,000."""
-    assert sum(one.lines - one.inside for one in files().values()) <= 27_800
+    assert sum(one.lines - one.inside for one in files().values()) <= 27_550
 
 
 def test_helpers_are_a_quarter_of_a_file_at_most() -> None:

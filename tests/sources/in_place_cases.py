@@ -31,8 +31,6 @@ from seqrecord.errors import SourceError
 from tests.kit import video_file_data as video
 from tests.sources.cases import index_source
 
-__all__ = ["KINDS", "assert_same", "check", "frames_of"]
-
 KINDS = ["videos", "cameras", "v3.0", "v2.1", "folders", "webdataset", "hdf5"]
 if importlib.util.find_spec("zarr"):  # zarr needs Python 3.11
     KINDS.append("zarr")

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["SPLITS", "episodes"]
-
 SPLITS = {"train": (4, 2), "val": (3,)}
 """Episode lengths by split."""
 

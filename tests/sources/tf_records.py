@@ -10,8 +10,6 @@ from typing import Any
 from crc32c import crc32c
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-__all__ = ["example", "messages_of", "sequence_example", "write_records"]
-
 
 def messages_of(file: str) -> dict[str, Any]:
     """Message classes of a `FileDescriptorProto`, given as text, by name."""

@@ -12,8 +12,6 @@ from seqrecord import FeatureSpec, Schema
 from seqrecord.schema import Block
 from seqrecord.sources import EpisodeInfo
 
-__all__ = ["CUTS", "TIMES", "Recording", "Timed"]
-
 TIMES = {
     "a": [0.0, 0.1, 0.2, 1.3, 1.4, 9.0],  # cut before frames 3 and 5
     "b": [5.0, 5.1, 5.2],

@@ -17,8 +17,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-__all__ = ["stuck_children", "watch"]
-
 PATIENCE = 30.0  # timeout in seconds for a child
 _PAUSE = 5.0  # maximum seconds for which a lock is kept; the fork itself needs some locks
 _PACKAGE = str(Path(__file__).parents[3] / "seqrecord")

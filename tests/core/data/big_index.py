@@ -15,8 +15,6 @@ from seqrecord.format.manifest import IndexFile, Manifest, RecordFile
 from seqrecord.format.pages import ALIGNMENT, chunk_bytes
 from seqrecord.format.rows import GAP_ROW
 
-__all__ = ["put_tables", "write_big_index"]
-
 _ZSTD = ({"id": "zstd", "level": 1},)
 _SCHEMA = Schema(
     [

@@ -41,8 +41,6 @@ from tests.kit.tiny import (
     write_tiny,
 )
 
-__all__ = ["ALLOWED", "KINDS"]
-
 KINDS = ("index", "footer", "manifest", "reference", "original")
 ALLOWED = ("refused", "as before", "other values")
 

@@ -38,8 +38,6 @@ from seqrecord.errors import (
 from tests.kit import tiny
 from tests.kit.datasets import write_dataset
 
-__all__ = ["CASES", "Case"]
-
 Change = Callable[[Path], object]
 
 

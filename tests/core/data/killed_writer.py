@@ -29,8 +29,6 @@ from tests.kit.processes import wait_for
 from tests.kit.services.fault_proxy import FaultProxy, Request
 from tests.kit.services.places import with_short_waits
 
-__all__ = ["SETTINGS", "Killer", "Writers"]
-
 SETTINGS: dict[str, Any] = {"chunk_frames": 2, "max_file_size": 30_000}
 
 

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from seqrecord import SeqRecordWriter
 
-__all__ = ["LENGTHS", "frame_of", "write_source", "write_sources"]
-
 LENGTHS = {"a": (13, 9, 20), "b": (12, 5), "c": (7,)}
 """Episode lengths of the sources of `write_sources`."""
 

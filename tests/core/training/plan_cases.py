@@ -26,23 +26,6 @@ from seqrecord.sampling.plan import Frees, Loads, Plan, Round
 from seqrecord.sampling.runs import Shard, Window
 from tests.core.training.clip_cases import Case, cases, grid_of, specs
 
-__all__ = [
-    "LAYOUTS",
-    "Chunks",
-    "Engine",
-    "GroupCase",
-    "Lengths",
-    "Request",
-    "group_cases",
-    "lengths_of_chunks",
-    "one_group",
-    "plan_of",
-    "plan_settings",
-    "requests",
-    "shards",
-]
-
-
 Chunks = list[tuple[int, int, int]]
 """For each row of a chunk table: the episode, the first frame and the end."""
 

@@ -18,8 +18,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from seqrecord import SeqRecordNode
 from tests.kit.clip_data import digest
 
-__all__ = ["Direct", "Resumable", "check_node", "check_resume", "check_stateful_loader"]
-
 
 class Resumable(Protocol):
     """An iterable over epochs whose state can be saved between any two items."""

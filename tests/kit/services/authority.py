@@ -7,8 +7,6 @@ import ipaddress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Authority"]
-
 _DAY = datetime.timedelta(days=1)
 
 

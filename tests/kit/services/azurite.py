@@ -11,8 +11,6 @@ from typing import Any
 from tests.kit.processes import Program
 from tests.kit.services.needs import AZURITE
 
-__all__ = ["ACCOUNT", "KEY", "Azurite"]
-
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 

@@ -7,8 +7,6 @@ from urllib.parse import urlsplit
 
 import urllib3
 
-__all__ = ["pool_to"]
-
 
 class _Pool(urllib3.PoolManager):
     def __init__(self, host: str) -> None:

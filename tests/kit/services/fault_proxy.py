@@ -15,16 +15,6 @@ from typing import Any
 
 from tests.kit.services.local_server import Handler, LocalServer, reset
 
-__all__ = [
-    "KINDS",
-    "FaultProxy",
-    "Planned",
-    "RandomFaults",
-    "Request",
-    "ScriptedFaults",
-    "no_lists",
-]
-
 KINDS = {
     "reset": "the connection is reset before the service sees the request",
     "lost": "the service processes the request, but the connection is reset before the response",

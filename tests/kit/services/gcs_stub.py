@@ -21,8 +21,6 @@ from xml.sax.saxutils import escape
 
 from tests.kit.services.local_server import Handler, LocalServer
 
-__all__ = ["GcsStub"]
-
 _PAGE = 1000  # objects per page of a listing
 
 

@@ -36,8 +36,6 @@ from tests.kit.services.local_server import Handler, LocalServer
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["HubStub", "without_login"]
-
 
 def without_login(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """Ignore the user's login and caches on this machine, and disable prompts for a login."""

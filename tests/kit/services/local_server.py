@@ -14,17 +14,6 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-__all__ = [
-    "Canned",
-    "CannedServer",
-    "ConnectProxy",
-    "Handler",
-    "LocalServer",
-    "answer",
-    "read_head",
-    "reset",
-]
-
 
 class LocalServer(socketserver.ThreadingTCPServer):
     """Serves from its creation until `close` or the end of its `with` block.

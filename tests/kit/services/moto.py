@@ -10,8 +10,6 @@ from typing import Any
 
 from tests.kit.processes import Program
 
-__all__ = ["Moto"]
-
 
 class Moto:
     """A running server on a free port of 127.0.0.1, which accepts any key. Data stays in memory.

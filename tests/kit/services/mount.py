@@ -9,8 +9,6 @@ from pathlib import Path
 from tests.kit.processes import Program, wait_for
 from tests.kit.services.azurite import Azurite
 
-__all__ = ["Mount"]
-
 
 class Mount:
     """A container as the folder `path`; rclone's files are in `folder`.

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["AZURITE", "need_azurite", "need_moto", "need_mount", "need_nginx"]
-
 AZURITE = Path(__file__).parent / "node_modules" / ".bin" / "azurite-blob"
 
 _AZURITE = "{}: `apt-get install nodejs npm && make services` installs it"

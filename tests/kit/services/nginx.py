@@ -7,8 +7,6 @@ from pathlib import Path
 
 from tests.kit.processes import Program, free_port
 
-__all__ = ["Nginx"]
-
 _CONFIGURATION = """
 daemon off;
 master_process off;

@@ -19,8 +19,6 @@ from tests.kit.services import Azurite, Moto
 from tests.kit.services.gcs_stub import GcsStub
 from tests.kit.services.web_server import WebFolder
 
-__all__ = ["CLOUDS", "PLACES", "Place", "make_place", "with_deadline", "with_short_waits"]
-
 _FOLDER = "data/set"
 
 CLOUDS: tuple[Any, ...] = (

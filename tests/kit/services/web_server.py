@@ -8,8 +8,6 @@ from urllib.parse import unquote, urlsplit
 
 from tests.kit.services.local_server import Handler, LocalServer
 
-__all__ = ["WebFolder"]
-
 
 class WebFolder(LocalServer):
     """Serves the files of `folder`; `sent` counts bytes of bodies, `connections` counts

@@ -14,8 +14,6 @@ import pytest
 
 from tests.sources.cases import Case, index_source
 
-__all__ = ["CASES", "indexed", "made"]
-
 CASES: dict[str, Case] = {
     name: case
     for module in pkgutil.iter_modules(__path__, f"{__name__}.")

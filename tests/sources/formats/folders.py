@@ -10,8 +10,6 @@ from PIL import Image
 
 from tests.sources.cases import Case, Episodes
 
-__all__ = ["CASES", "write_folders"]
-
 
 def write_folders(folder: Path) -> Episodes:
     """Images, arrays of one frame and of one episode; frame 2 has no mask."""

@@ -16,8 +16,6 @@ from tests.kit.bags import jpeg
 from tests.kit.video_file_data import decoded, pictures, write_video
 from tests.sources.cases import Case, Episodes
 
-__all__ = ["CASES", "write_aloha", "write_droid", "write_robomimic", "write_video_of_droid"]
-
 
 def write_aloha(path: Path, seed: int = 0, length: int = 5, *, compress: bool = False) -> None:
     """As record_episodes.py does: JPEGs of OpenCV, which was given RGB, padded to the longest."""

@@ -13,8 +13,6 @@ from tests.kit.lerobot_video_data import CAMERAS, LENGTHS, unpack
 from tests.kit.video_file_data import decoded
 from tests.sources.cases import Case, Episodes, cut
 
-__all__ = ["CASES", "row_frames"]
-
 
 def row_frames() -> Episodes:
     """Frames of the datasets with images in tables: lerobot's input."""

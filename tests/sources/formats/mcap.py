@@ -12,8 +12,6 @@ import numpy.typing as npt
 from tests.kit.bags import image, imu, joints, write_bag, write_mcap
 from tests.sources.cases import Case, Episodes, Frames
 
-__all__ = ["CAMERA", "CASES", "MS", "START", "pictures", "recorded_frames", "recording"]
-
 START = 1_790_000_000_000_000_000
 MS = 1_000_000
 CAMERA = "/camera/image_raw"

@@ -17,8 +17,6 @@ from tests.golden.make_replay_buffer import ENDS, FILE, arrays
 from tests.kit import datasets
 from tests.sources.cases import Case, Episodes
 
-__all__ = ["CASES", "write_buffer"]
-
 
 def write_buffer(
     store: Any, lengths: Sequence[int] = (4, 2, 7), *, zarr_format: Any = 2, spare: int = 0

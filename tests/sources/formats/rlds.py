@@ -8,8 +8,6 @@ from tests.kit.lerobot_video_data import unpack
 from tests.sources.cases import Case, Episodes
 from tests.sources.rlds_data import SPLITS, episodes
 
-__all__ = ["CASES"]
-
 
 def _golden(folder: Path) -> Episodes:
     unpack(folder.parent, "rlds").rename(folder)

@@ -24,26 +24,6 @@ from PIL import Image
 from seqrecord.sources import SceneSource
 from tests.sources.cases import Case, Episodes, Frames
 
-__all__ = [
-    "CASES",
-    "CORNERS",
-    "SIZE",
-    "Truth",
-    "co3d_depth",
-    "iphone_depth",
-    "pack_depth",
-    "save",
-    "spot_errors",
-    "truth",
-    "write_arkitscenes",
-    "write_co3d",
-    "write_colmap",
-    "write_nerfstudio",
-    "write_realestate10k",
-    "write_scannet",
-    "write_scannetpp",
-]
-
 Array = npt.NDArray[Any]
 
 CORNERS: Array = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], float)

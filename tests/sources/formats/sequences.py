@@ -12,8 +12,6 @@ from PIL import Image
 
 from tests.sources.cases import Case, Episodes, Frames
 
-__all__ = ["CASES", "write_euroc", "write_kitti", "write_tum"]
-
 Array = npt.NDArray[Any]
 
 

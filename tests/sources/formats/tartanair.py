@@ -9,8 +9,6 @@ from typing import Any
 from tests.kit.trees import make_frames, write_v1, write_v2
 from tests.sources.cases import Case, Episodes
 
-__all__ = ["CASES"]
-
 
 def _trajectories(folder: Path, *, v2: bool = False) -> Episodes:
     write, found = (write_v2 if v2 else write_v1), Episodes()

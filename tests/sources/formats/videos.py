@@ -8,8 +8,6 @@ from tests.kit import datasets
 from tests.kit.video_file_data import decoded, pictures, write_video
 from tests.sources.cases import Case, Episodes
 
-__all__ = ["CASES"]
-
 
 def _videos(folder: Path) -> Episodes:
     found = Episodes()

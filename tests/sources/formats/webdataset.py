@@ -12,8 +12,6 @@ import numpy as np
 from tests.kit.datasets import encoded
 from tests.sources.cases import Case, Episodes, Frames
 
-__all__ = ["CASES", "write_samples", "write_tar"]
-
 
 def write_tar(path: Path, files: Mapping[str, bytes]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -27,18 +27,6 @@ from seqrecord.edit import (
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from tests.core.data.simulation.model import Actor, Client, Server
 
-__all__ = [
-    "COMMANDS",
-    "KEPT",
-    "Content",
-    "History",
-    "empty",
-    "read",
-    "started",
-    "storage_of",
-    "write",
-]
-
 KEPT = 3  # versions kept by "clean keeping"
 DEADLINE = 2.0  # seconds for which requests are repeated, by the actor's clock
 

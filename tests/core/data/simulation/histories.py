@@ -55,17 +55,6 @@ from tests.core.data.simulation.model import (
     current_actor,
 )
 
-__all__ = [
-    "BLOCK",
-    "Case",
-    "GuaranteeError",
-    "failure_of",
-    "random_case",
-    "run",
-    "run_block",
-    "shortened",
-]
-
 
 @dataclass(frozen=True)
 class Case:

@@ -39,8 +39,6 @@ from seqrecord.storage.base import (
 )
 from seqrecord.storage.ranges import ByteRange
 
-__all__ = ["Actor", "Client", "Fault", "Killed", "Server", "Step", "World"]
-
 _T = TypeVar("_T")
 
 
