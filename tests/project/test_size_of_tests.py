@@ -19,7 +19,6 @@ MANY_HELPERS = {
     "core/training/test_subclasses.py",
     "project/test_doc_examples.py",
     "project/test_layers.py",
-    "tools/test_rename.py",
     "tools/test_rerun.py",
     "tools/test_trim.py",
 }
@@ -50,10 +49,12 @@ def test_few_lines_are_outside_of_test_functions() -> None:
 
 
 def test_helpers_are_a_quarter_of_a_file_at_most() -> None:
+    """The list of exceptions only becomes shorter."""
     found = {
         str(path) for path, one in files().items() if is_test(path) and 4 * one.helpers > one.lines
     }
     assert found - MANY_HELPERS == set()
+    assert len(MANY_HELPERS) <= 13
 
 
 def test_few_files_import_inner_modules() -> None:

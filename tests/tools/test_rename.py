@@ -32,6 +32,15 @@ from seqrecord.errors import SchemaError, SeqRecordError
 from tests.kit.clip_data import digest
 from tests.kit.datasets import write_dataset
 
+SCHEMA = seqrecord.Schema(
+    [
+        FeatureSpec("image_left", np.dtype("u1"), (6, 8, 3)),
+        FeatureSpec("points", np.dtype("<f4"), (None, 2)),
+        FeatureSpec("note", np.dtype("u1"), (None,), value="text"),
+        FeatureSpec("stamp", np.dtype("<f8"), (), kind="timestamp", unit="s"),
+        FeatureSpec("gps", np.dtype("<f8"), (3,), group=1),
+    ]
+)
 NAMES = {"image_left": "image", "points": "lidar", "gps": "position", "stamp": "time"}
 
 
@@ -49,19 +58,10 @@ def frame(number: int, i: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rename") / "records"
-    schema = seqrecord.Schema(
-        [
-            FeatureSpec("image_left", np.dtype("u1"), (6, 8, 3)),
-            FeatureSpec("points", np.dtype("<f4"), (None, 2)),
-            FeatureSpec("note", np.dtype("u1"), (None,), value="text"),
-            FeatureSpec("stamp", np.dtype("<f8"), (), kind="timestamp", unit="s"),
-            FeatureSpec("gps", np.dtype("<f8"), (3,), group=1),
-        ]
-    )
     lengths = {0: 14, 1: 9, 2: 3}
     episodes = {f"e/{n}": [frame(n, i) for i in range(length)] for n, length in lengths.items()}
     metadata = {f"e/{number}": {"task": number} for number in lengths}
-    write_dataset(folder, episodes, metadata=metadata, schema=schema, chunk_frames=5)
+    write_dataset(folder, episodes, metadata=metadata, schema=SCHEMA, chunk_frames=5)
     return folder
 
 
