@@ -6,7 +6,7 @@ tests of the contract with each case.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ class Case:
         damage: Breaks the file.
         options: Arguments of `open_source`.
         fps: Expected frame rate of all episodes.
-        kept: Features that `keep_encoded=True` keeps as encoded images.
+        kept: Features that `keep_encoded=True` keeps as in the files, with their format.
         referred: Features that are not copied when the original is read in place, with the format
             of their files, or `video`; `None`: cannot be read in place.
         opens: Whether `seqrecord.open` reads the original without an index.
@@ -63,7 +63,7 @@ class Case:
     named: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     fps: float | None = None
-    kept: Sequence[str] = ()
+    kept: Mapping[str, str] = field(default_factory=dict)
     referred: Mapping[str, str] | None = None
     opens: bool = False
     close: Mapping[str, float] = field(default_factory=dict)

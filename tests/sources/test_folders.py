@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 import seqrecord
-from seqrecord import EncodedImage, open_source
+from seqrecord import open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import FolderSource, Source
 from tests.kit.datasets import encoded
@@ -299,24 +299,6 @@ def test_values_of_varying_length_are_ragged(tmp_path: Path, ending: str) -> Non
     assert source.schema()["points"].shape == (None, 3)
     for frame, array in zip(_read(source), rows, strict=True):
         np.testing.assert_array_equal(frame["points"], array)
-
-
-def test_images_are_kept_encoded(tmp_path: Path) -> None:
-    _save(tmp_path / "run" / "photo", _images(0, 2, 16, 16, 3), ending="jpg")
-    _save(tmp_path / "run" / "render", _images(1, 2, 4, 5, 3))
-    _save(tmp_path / "run" / "labels", _images(2, 2, 4, 5))
-    source = FolderSource(tmp_path, keep_encoded=True)
-    codecs = {name: spec.codec for name, spec in source.schema().items()}
-    assert codecs == {
-        "frame_number": (),
-        "labels": (),
-        "photo": ({"id": "seqrecord.image", "format": "jpeg"},),
-        "render": ({"id": "seqrecord.image", "format": "png"},),
-    }
-    second = list(source.frames(source.episodes()[0]))[1]
-    for name, file in (("photo", "000001.jpg"), ("render", "000001.png")):
-        assert second[name] == EncodedImage((tmp_path / "run" / name / file).read_bytes())
-    assert isinstance(second["labels"], np.ndarray)
 
 
 # --- broken folders --------------------------------------------------------------------------

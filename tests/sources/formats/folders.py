@@ -44,7 +44,7 @@ CASES = {
         bad="b",
         file="b/rgb/2.jpg",
         options={"sparse": "mask"},
-        kept=["rgb"],
+        kept={"rgb": "jpeg"},
         referred={"depth": "npy", "mask": "png", "rgb": "jpeg"},
         inventory="""
 format    folders: 2 episode folders, such as a with */action.npy

@@ -64,7 +64,7 @@ def _case(version: int, tasks: str, **more: Any) -> Case:
         source="LeRobotSource",
         bad="episode_000001",
         fps=FPS,
-        kept=["observation.image"],
+        kept={"observation.image": "png"},
         inventory=f"""
 format    lerobot: meta/info.json of LeRobot v{version}, 3 episodes
 feature   observation.state  float32 [3]  state  from data/*/*.parquet, column observation.state

@@ -35,7 +35,7 @@ CASES = {
         bad="train/000000",
         file="arm-train.tfrecord-00000-of-00001",
         damage=_flipped,
-        kept=["observation.image", "observation.wrist"],
+        kept={"observation.image": "jpeg", "observation.wrist": "png"},
         close={"observation.image": 3},  # JPEG
         inventory="""
 format    rlds: features.json with steps, 1 shard of train, 1 shard of val

@@ -356,7 +356,7 @@ def _nerfstudio(made: Truth, frame: int) -> dict[str, Any]:
     return {"depth": made.depth(frame), "mask": mask, "frame_number": np.int64(frame + 1)}
 
 
-_case = partial(Case, source="SceneSource", bad="b", kept=["image"], close={"pose": 1e-9})
+_case = partial(Case, source="SceneSource", bad="b", kept={"image": "png"}, close={"pose": 1e-9})
 
 CASES = {
     "nerfstudio": _case(

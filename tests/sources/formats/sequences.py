@@ -197,7 +197,7 @@ CASES = {
         write=_tum,
         bad="office",
         file="office/rgb/1305031102.033000.png",
-        kept=["image"],
+        kept={"image": "png"},
         referred={"image": "png", "depth": "png"},
         inventory="""
 format    tum: 2 sequences: SEQUENCE/rgb.txt with rgb/, depth.txt with depth/, groundtruth.txt
@@ -255,7 +255,7 @@ note      imu0/data.csv is empty (1 of 2 sequences)
         write=_kitti,
         bad="01",
         file="sequences/01/image_3/000001.png",
-        kept=["image_2", "image_3"],
+        kept={"image_2": "png", "image_3": "png"},
         referred={f"image_{camera}": "png" for camera in range(4)},
         inventory="""
 format    kitti: 2 sequences: sequences/00/times.txt with image_0/, image_2/ or velodyne/; poses/00.txt

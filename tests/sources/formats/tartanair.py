@@ -27,7 +27,7 @@ CASES = {
         write=_trajectories,
         bad="house/Hard/P000",
         file="house/Hard/P000/image_right/000001_right.png",
-        kept=["image_left", "image_right"],
+        kept={"image_left": "png", "image_right": "png"},
         referred=dict.fromkeys(("image_left", "image_right"), "png"),
         inventory="""
 format    tartanair: 2 sequences: ENV/Easy/P000/image_left/000000_left.png, or ENV/Data_easy/P000/image_lcam_front/000000_lcam_front.png
@@ -50,7 +50,7 @@ note      TartanAir V1: frame rate not documented; poses in NED (2 of 2 sequence
         bad="house/Data_hard/P000",
         file="house/Data_hard/P000/flow_lcam_front/000001_000002_flow.png",
         fps=10,
-        kept=[f"image_{side}" for side in _SIDES],
+        kept={f"image_{side}": "png" for side in _SIDES},
         referred={f"{kind}_{side}": "png" for side in _SIDES for kind in ("image", "seg")},
         packages={"imagecodecs": "imagecodecs"},
         inventory="""

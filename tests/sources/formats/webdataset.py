@@ -63,7 +63,7 @@ CASES = {
         write=_tars,
         bad="more/b",
         file="more/b.tar",
-        kept=["rgb"],
+        kept={"rgb": "png"},
         referred={"rgb": "png", "seg": "png", "depth": "npy"},
         inventory="""
 format    webdataset: 2 tar files of samples KEY.FIELD
