@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from matplotlib import colormaps
-from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize, hsv_to_rgb
 from matplotlib.patches import Circle, Patch
@@ -130,9 +129,8 @@ def _labels(frames: Sequence[Array], _: str) -> Panel:
     common = values[np.argsort(-counts, kind="stable")]
 
     def legend(page: Page, x: float, y: float, height: float) -> None:
-        """Draw the most frequent labels, in one or two columns."""
-        rows = max(1, int(height / 0.113))
-        room = rows if len(common) <= rows else 2 * rows
+        """Draw the most frequent labels."""
+        room = max(1, int(height / 0.113))
         shown = np.sort(common[: room if len(common) <= room else room - 1])
         patches = [
             Patch(facecolor=_hex(_label_colours(value)), edgecolor=LINE, linewidth=0.5)
@@ -143,24 +141,12 @@ def _labels(frames: Sequence[Array], _: str) -> Panel:
             patches.append(Patch(alpha=0))
             names.append(f"+{len(common) - len(shown)}")
         axes = page.axes(x, y, LEGEND_WIDTH, height, "legend")
-        _draw_legend(axes, patches, names, 1 if len(names) <= rows else 2)
+        axes.set_axis_off()
+        axes.legend(patches, names, loc="upper left", labelspacing=0.25, fontsize=SMALL)
 
     # Labels must not be interpolated.
     images = [_label_colours(frame) for frame in frames]
     return Panel(images, {"interpolation": "nearest"}, legend)
-
-
-def _draw_legend(axes: Axes, patches: Sequence[Patch], names: Sequence[str], columns: int) -> None:
-    axes.set_axis_off()
-    axes.legend(
-        patches,
-        names,
-        loc="upper left",
-        ncols=columns,
-        columnspacing=1,
-        labelspacing=0.25,
-        fontsize=SMALL,
-    )
 
 
 def _make_palette() -> npt.NDArray[np.uint8]:

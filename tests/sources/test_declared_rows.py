@@ -359,9 +359,6 @@ def test_splits_and_shards_that_differ_from_their_declaration_are_refused(tmp_pa
 
 def test_inventory_of_rlds(tmp_path: Path) -> None:
     write_rlds(tmp_path, {"train": (2, 1), "val": (1,)}, {"train": [2, 1], "val": [1], "more": []})
-    info = json.loads((tmp_path / "dataset_info.json").read_text())
-    info["splits"][1]["numBytes"] = "7"
-    (tmp_path / "dataset_info.json").write_text(json.dumps(info))
     (tmp_path / "action_stats.json").write_text("{}")
     source = RldsSource(tmp_path, features=["state"])
     found = inventory_of(source)
@@ -372,9 +369,6 @@ def test_inventory_of_rlds(tmp_path: Path) -> None:
         "episode feature picture": (4, "episodes", True),
         "action_stats.json": (1, "files", True),
     }
-    assert set(found.notes) == {
-        f"split val: 7 bytes declared, {len(RECORD)} found",
-        "split more: declared as empty, no files",
-    }
+    assert found.notes == ("split more: declared as empty, no files",)
     (tmp_path / "dataset_info.json").unlink()
     assert inventory_of(source).notes == ("no dataset_info.json: record counts not checked",)

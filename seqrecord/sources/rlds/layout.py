@@ -337,11 +337,10 @@ def find_shards(folder: Path) -> list[Shard]:
 
 @dataclass(frozen=True)
 class DeclaredSplit:
-    """A split in `dataset_info.json`: number of shards, records per shard, bytes of all records."""
+    """A split in `dataset_info.json`: number of shards, and records per shard."""
 
     num_shards: int
     lengths: list[int]
-    num_bytes: int | None
 
 
 def read_splits(folder: Path) -> Mapping[str, DeclaredSplit]:
@@ -369,6 +368,6 @@ def _declared(split: dict[str, Any]) -> DeclaredSplit:
     lengths = [int(length) for length in split.get("shardLengths", [])]
     if min(lengths, default=0) < 0:
         raise ValueError(f"negative shard length {min(lengths)}")
-    num_bytes = split.get("numBytes")
-    num_shards = len(lengths) or int(split.get("numShards", 0))  # of older versions
-    return DeclaredSplit(num_shards, lengths, None if num_bytes is None else int(num_bytes))
+    return DeclaredSplit(
+        len(lengths) or int(split.get("numShards", 0)), lengths
+    )  # of older versions

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqrecord.originals.files import size_of
 from seqrecord.originals.protocol import EpisodeInfo
 from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
 from seqrecord.sources.rlds.layout import (
@@ -17,7 +16,6 @@ from seqrecord.sources.rlds.layout import (
     find_shards,
     read_splits,
 )
-from seqrecord.sources.rlds.tfrecord import RECORD_BYTES
 from seqrecord.text import counted
 
 
@@ -54,27 +52,14 @@ def account_of(
         for each in features.steps
         if each.name in chosen
     }
-    return Account(reason, places, tuple(left_out), tuple(_notes(folder, infos)))
-
-
-def _notes(folder: Path, infos: Sequence[EpisodeInfo]) -> list[str]:
-    notes = []
-    shards = find_shards(folder)
     declared = read_splits(folder)
-    if not declared:
-        notes.append(f"no {INFO}: record counts not checked")
-    for split, each in declared.items():
-        files = [shard.file for shard in shards if shard.split == split]
-        if not files:
+    notes = [] if declared else [f"no {INFO}: record counts not checked"]
+    for split, stated in declared.items():
+        if all(shard.split != split for shard in shards):
             notes.append(f"split {split}: declared as empty, no files")
-            continue
-        if not each.lengths:
+        elif not stated.lengths:
             notes.append(f"split {split}: no shardLengths in {INFO}, record counts not checked")
-        count = sum(info.metadata.get("split") == split for info in infos)
-        found = sum(size_of(folder / file) for file in files) - RECORD_BYTES * count
-        if each.num_bytes not in (None, found):
-            notes.append(f"split {split}: {each.num_bytes:,} bytes declared, {found:,} found")
-    return notes
+    return Account(reason, places, tuple(left_out), tuple(notes))
 
 
 def _unreadable(feature: RldsFeature) -> str:

@@ -31,8 +31,6 @@ RECORD_HEAD = _HEAD.size
 """Bytes of a record before its data."""
 _MASK_DELTA = 0xA282EAD8
 _TRAILER = 4
-RECORD_BYTES = RECORD_HEAD + _TRAILER
-"""Bytes of a record besides its data."""
 _PEEK_BYTES = 512  # enough for the sizes and name of a map entry
 
 
