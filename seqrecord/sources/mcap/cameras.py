@@ -14,8 +14,9 @@ from seqrecord.errors import SourceError
 from seqrecord.feature_kinds import PIXEL_KINDS
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.common.cameras import MODELS, OPENCV, Camera
-from seqrecord.sources.mcap.bags import Recording, Topic
+from seqrecord.sources.mcap.bags import Topic
 from seqrecord.sources.mcap.messages import ros_message
+from seqrecord.sources.mcap.recordings import Recording
 
 CAMERA_INFO = "sensor_msgs/msg/CameraInfo"
 

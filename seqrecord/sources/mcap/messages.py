@@ -25,8 +25,9 @@ from seqrecord.errors import SourceError
 from seqrecord.lazy import import_extra
 from seqrecord.sources.common.images import pixels
 from seqrecord.sources.common.points import split_points
-from seqrecord.sources.mcap.bags import Recording, Topic
+from seqrecord.sources.mcap.bags import Topic
 from seqrecord.sources.mcap.protobuf import fields
+from seqrecord.sources.mcap.recordings import Recording
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from seqrecord.schema import Frame
 from seqrecord.sources.common.aligning import NONE, AlignedMessages
 from seqrecord.sources.common.originals import has_file
 from seqrecord.sources.inventory import Account
-from seqrecord.sources.mcap.bags import BAG_ENDINGS, Recording
+from seqrecord.sources.mcap.bags import BAG_ENDINGS
 from seqrecord.sources.mcap.mcap_account import account_of
 from seqrecord.sources.mcap.messages import (
     READABLE,
@@ -26,6 +26,7 @@ from seqrecord.sources.mcap.messages import (
     decoder,
     header_times,
 )
+from seqrecord.sources.mcap.recordings import Recording
 from seqrecord.sources.mcap.topics import LAYOUT, TopicSource, is_video, type_of
 from seqrecord.sources.mcap.transforms import read_poses
 from seqrecord.sources.mcap.videos import TopicVideo, decoded, num_before_start

@@ -13,10 +13,11 @@ from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.sources.common.aligning import ALIGNMENTS
 from seqrecord.sources.common.originals import FirstError, Originals
 from seqrecord.sources.common.specs import feature_name
-from seqrecord.sources.mcap.bags import Recording, Topic, find_recordings
+from seqrecord.sources.mcap.bags import Topic
 from seqrecord.sources.mcap.cameras import CAMERA_INFO, ImageCameras
 from seqrecord.sources.mcap.features import TopicFeatures
 from seqrecord.sources.mcap.messages import READABLE, VIDEOS, can_read, decoder
+from seqrecord.sources.mcap.recordings import Recording, find_recordings
 from seqrecord.sources.mcap.videos import is_start
 from seqrecord.text import repr_of
 

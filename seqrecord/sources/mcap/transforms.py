@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
-from seqrecord.sources.mcap.bags import Recording, Topic
+from seqrecord.sources.mcap.bags import Topic
 from seqrecord.sources.mcap.messages import TRANSFORMS, pose_of, ros_message
+from seqrecord.sources.mcap.recordings import Recording
 
 Floats = npt.NDArray[np.float64]
 _MAX_DEPTH = 1000  # frames between a frame and the top of the tree

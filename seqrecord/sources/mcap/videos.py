@@ -20,8 +20,8 @@ from seqrecord.codecs.video.packets import packet_format
 from seqrecord.errors import CodecError, SourceError
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.common.specs import check_like_first
-from seqrecord.sources.mcap.bags import Recording
 from seqrecord.sources.mcap.messages import Message, Packet, decoder
+from seqrecord.sources.mcap.recordings import Recording
 
 _MAX_DELAY = 16  # frames that a decoder of H.264 or HEVC retains
 
