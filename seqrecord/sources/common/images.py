@@ -160,12 +160,15 @@ def passthrough_of_both(
 ) -> tuple[CodecConfig, ...]:
     """Merge a feature's codecs of two episodes; `any` for both PNG and JPEG images.
 
-    Empty if one is.
+    Images that one of them does not keep encoded are decoded. Raw rows of arrays are as in the
+    first episode, whose codec the reader requires.
     """
-    if one != other and [config["id"] for config in (*one, *other)] == [IMAGE, IMAGE]:
+    ids = [[config["id"] for config in codec] for codec in (one, other)]
+    if one != other and ids == [[IMAGE], [IMAGE]]:
         formats = {config["format"] for config in (*one, *other)}
         return ({**one[0], "format": "any"},) if formats <= {"png", "jpeg", "any"} else ()
-    return one if other else ()
+    is_kept = ids[0] == [IMAGE] and not one[0]["format"].startswith("raw")
+    return () if is_kept and not other else one
 
 
 def image_format(data: bytes, path: Path) -> str:
