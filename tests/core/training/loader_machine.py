@@ -5,6 +5,7 @@ Interface of the machine. `job` draws arguments and begins; the rules then act o
 - `take` some batches, `finish` an epoch, `restart` in the middle of one;
 - `save` a state, `resume` one on as many ranks or others, with another batch size or more memory;
 - `set_epoch` to an epoch or to a place in it, `set_samples` between epochs, `copy` the loaders;
+- ranks may have DataLoaders with workers (`WorkerMachine`);
 - `refuse` a state of other arguments, `read_by_number` from the map-style dataset.
 
 Invariants, after any rules:
@@ -24,7 +25,7 @@ import pickle
 import random
 from collections import Counter
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from torch.utils.data import DataLoader
 
 import seqrecord
 from seqrecord import (
@@ -74,7 +76,8 @@ SAMPLES = (None, [every(2)], [every(3, rotate=True)], [skip_last(2)])
 class Part:
     """The batches of equal ranks in an epoch, from its begin or from a state.
 
-    `given` are the clips of earlier parts, `options` the arguments of all ranks.
+    `given` are the clips of earlier parts, `options` the arguments of all ranks; each rank has a
+    DataLoader with `workers`, if any.
     """
 
     options: Any
@@ -82,10 +85,15 @@ class Part:
     ranks: int
     state: str | None = None
     given: tuple[Clip, ...] = ()
+    workers: int = 0
 
     @property
     def key(self) -> str:
-        return repr((sorted(self.options.items()), self.epoch, self.ranks, self.state))
+        return repr((sorted(self.options.items()), replace(self, options=None, given=())))
+
+    @property
+    def shards(self) -> int:
+        return self.ranks * max(1, self.workers)
 
 
 @dataclass(frozen=True)
@@ -104,6 +112,7 @@ class Place:
 class LoaderMachine(RuleBasedStateMachine):
     records: seqrecord.Dataset
     is_mix = False
+    most_workers = 0
     saved = Bundle("saved")
 
     def __init__(self) -> None:
@@ -115,8 +124,9 @@ class LoaderMachine(RuleBasedStateMachine):
         case=st.booleans().flatmap(lambda rated: cases(rated=rated)),
         kind=st.sampled_from([*KINDS]),
         ranks=st.integers(1, MOST_RANKS),
+        workers=st.integers(0, 2),
     )
-    def job(self, case: Case, kind: str, ranks: int) -> None:
+    def job(self, case: Case, kind: str, ranks: int, workers: int) -> None:
         assume(case.clips)
         options = dict(case.options)
         if options.get("memory_limit") == "least":
@@ -125,9 +135,12 @@ class LoaderMachine(RuleBasedStateMachine):
                 for n in range(1, MOST_RANKS + 1)
             )
         least = min(len(case.clips_of(remainder)) for remainder in case.remainders)
-        if least < MOST_RANKS * max(SIZES) and options["last_batch"] == "drop":
+        if (
+            least < MOST_RANKS * max(SIZES) * max(1, self.most_workers)
+            and options["last_batch"] == "drop"
+        ):
             options["last_batch"] = "repeat"  # or an epoch may have no batch
-        part = Part(options, 0, ranks)
+        part = Part(options, 0, ranks, workers=min(workers, self.most_workers))
         self.go(kind, Place(part))
         note(f"{kind} {part}")
 
@@ -159,9 +172,9 @@ class LoaderMachine(RuleBasedStateMachine):
         return [case.check(clip) for batch in batches for clip in case.clips_in(batch)]
 
     def counts(self, part: Part) -> tuple[int, int]:
-        """The least and the greatest number of clips of a rank."""
+        """The least and the greatest number of clips of a rank, or of a worker."""
         total = len(set(self.clips(part)) - set(part.given))
-        least, most = total // part.ranks, -(-total // part.ranks)
+        least, most = total // part.shards, -(-total // part.shards)
         last_batch, size = part.options["last_batch"], part.options["batch_size"] or 1
         if last_batch == "keep":
             return least, most
@@ -182,12 +195,26 @@ class LoaderMachine(RuleBasedStateMachine):
                     stream.set_epoch(part.epoch)
                 else:
                     stream.load_state_dict(json.loads(part.state))
-            self.wholes[part.key] = batches = [[*stream] for stream in streams]
-            self.check_clips(part, batches)
-            self.check_stats(part, batches, streams)
+            batches = [[*self.iterate(stream, part)] for stream in streams]
+            self.wholes[part.key] = batches
+            clips = self.check_clips(part, batches)
+            if not part.workers:
+                self.check_stats(part, clips, batches, streams)
+            elif part.state is None:  # workers are shards that take turns
+                alone = self.whole(replace(part, ranks=part.shards, workers=0))
+                for rank, found in enumerate(batches):
+                    parts = alone[rank * part.workers : (rank + 1) * part.workers]
+                    turns = (batch for turn in zip_longest(*parts) for batch in turn)
+                    assert equal(found, [batch for batch in turns if batch is not None])
         return self.wholes[part.key]
 
-    def check_clips(self, part: Part, batches: list[list[Any]]) -> None:
+    @staticmethod
+    def iterate(loader: Any, part: Part) -> Any:
+        """An iterator over the rest of a rank's epoch."""
+        return iter(DataLoader(loader, None, num_workers=part.workers) if part.workers else loader)
+
+    def check_clips(self, part: Part, batches: list[list[Any]]) -> list[list[Clip]]:
+        """Check values, and that each clip comes once; returns the clips of each rank."""
         case, size = Case({**part.options, "rank": part.ranks}), part.options["batch_size"]
         clips = self.clips(part)
         of_ranks = [self.clips_in(rank, part) for rank in batches]
@@ -198,10 +225,14 @@ class LoaderMachine(RuleBasedStateMachine):
         if not (case.in_rows and part.given):
             assert not found.keys() & set(part.given)
             is_even = not (case.in_rows and part.options["last_batch"] == "keep")
-            assert {least, most} >= {len(rank) for rank in of_ranks} or not is_even
+            workers = max(1, part.workers)
+            counts = range(least * workers, most * workers + 1)
+            assert all(len(rank) in counts for rank in of_ranks) or not is_even
             missing = set(clips) - found.keys() - set(part.given)
             assert not missing or part.options["last_batch"] == "drop"
-            assert repeated <= (part.ranks - 1 if part.options["last_batch"] == "repeat" else 0)
+            assert repeated <= (part.shards - 1 if part.options["last_batch"] == "repeat" else 0)
+        if part.workers:
+            return of_ranks
         for rank in batches if size and not case.in_rows else []:
             assert {len(batch["episode"]) for batch in rank[:-1]} <= {size}
         if part.state is None and part.ranks == 1 and not part.options["shuffle"]:
@@ -209,10 +240,13 @@ class LoaderMachine(RuleBasedStateMachine):
         if case.in_rows and part.state is None:
             for rank in batches:
                 check_rows(case, rank)
+        return of_ranks
 
-    def check_stats(self, part: Part, batches: list[list[Any]], streams: list[Any]) -> None:
-        limit = part.options.get("memory_limit")
-        every, found = self.clips(part), [c for rank in batches for c in self.clips_in(rank, part)]
+    def check_stats(
+        self, part: Part, clips: list[list[Clip]], batches: list[list[Any]], streams: list[Any]
+    ) -> None:
+        limit, every = part.options.get("memory_limit"), self.clips(part)
+        found = [clip for own in clips for clip in own]
         if not part.given:
             repeated = sum(stream.stats()["duplicate_clips"] for stream in streams)
             assert repeated == len(found) - len({*found})
@@ -221,13 +255,13 @@ class LoaderMachine(RuleBasedStateMachine):
         case = Case(part.options)
         inside = [c for c in case.starts if any(case.fits_inside(*c, d) for d in case.dilations)]
         skips = case.function("skip_last", "n", 0) or not case.function("every", "rotate", True)
-        for stream, rank in zip(streams, batches, strict=True):
+        for stream, rank, own in zip(streams, batches, clips, strict=True):
             stats = stream.stats()
             if not skips:
                 assert stats["clips_incomplete"] == len(inside) - len(case.clips)
                 if case.has_windows:
                     assert stats["clips_outside"] == len(case.starts) - len(inside)
-            assert (stats["clips"], stats["batches"]) == (len(self.clips_in(rank, part)), len(rank))
+            assert (stats["clips"], stats["batches"]) == (len(own), len(rank))
             assert limit is None or stats["peak_buffer_bytes"] <= limit
             if part.state is None:
                 stream.set_epoch(part.epoch)
@@ -237,7 +271,8 @@ class LoaderMachine(RuleBasedStateMachine):
 
     def go(self, kind: str, place: Place, loaders: list[Any] | None = None) -> None:
         """Continue with these loaders."""
-        self.kind, self.place = kind, place
+        self.kind = kind = "pipe" if place.part.workers else kind  # others need each epoch
+        self.place = place
         self.loaders = self.make(place.part, kind) if loaders is None else loaders
         self.iterators: list[Any] | None = None
         self.is_begun = False
@@ -249,7 +284,7 @@ class LoaderMachine(RuleBasedStateMachine):
         options = self.place.part.options
         names = {one.name for one in options.get("samples") or ()}
         is_plain = not names & {"dilate", "reverse"} and "memory_limit" not in options
-        return is_plain and not self.is_mix
+        return is_plain and not self.is_mix and not self.place.part.workers
 
     @property
     def next_place(self) -> Place:
@@ -258,7 +293,7 @@ class LoaderMachine(RuleBasedStateMachine):
     def running(self) -> list[Any]:
         if self.iterators is None:
             self.place = self.next_place
-            self.iterators = [iter(loader) for loader in self.loaders]
+            self.iterators = [self.iterate(loader, self.place.part) for loader in self.loaders]
             self.is_begun = self.is_over = False
         return self.iterators
 
@@ -272,7 +307,7 @@ class LoaderMachine(RuleBasedStateMachine):
             assert equal([*islice(iterator, count)], rank[batch : batch + count])
         self.is_begun |= count > 0
         self.place = replace(self.place, batch=batch + count)
-        if not self.is_mix:
+        if not self.is_mix and not self.place.part.workers:
             every = len(self.clips(self.place.part))
             assert {loader.num_clips for loader in self.loaders} == {every}
 
@@ -299,7 +334,9 @@ class LoaderMachine(RuleBasedStateMachine):
     @rule(target=saved)
     def save(self) -> tuple[str, Place]:
         """All ranks have the same state, and saving changes nothing."""
-        states = [json.dumps(loader.state_dict()) for loader in self.loaders]
+        in_workers = self.is_begun and self.place.part.workers
+        taken = {"batches": self.place.batch} if in_workers else {}
+        states = [json.dumps(loader.state_dict(**taken)) for loader in self.loaders]
         longest = max(range(len(states)), key=lambda rank: json.loads(states[rank])["batch"])
         is_even = self.place.part.options["last_batch"] != "keep"
         assert len({*states}) == 1 or not (is_even or not self.is_over)
@@ -315,32 +352,43 @@ class LoaderMachine(RuleBasedStateMachine):
         kind=st.sampled_from([*KINDS]),
         ranks=st.none() | st.integers(1, MOST_RANKS),
         size=st.none() | st.sampled_from(SIZES),
+        workers=st.none() | st.integers(0, 2),
         has_more_memory=st.booleans(),
     )
     def resume(
-        self, saved: Any, kind: str, ranks: int | None, size: int | None, has_more_memory: bool
+        self,
+        saved: Any,
+        kind: str,
+        ranks: int | None,
+        size: int | None,
+        workers: int | None,
+        has_more_memory: bool,
     ) -> None:
-        """Continue from a state, on as many ranks or others, and with another batch size."""
+        """Continue from a state: with equal ranks, workers and batch size, or others."""
         state, place = saved
         old, more = place.part, dict[str, Any]()
         size = None if self.is_mix else size
         options, larger = old.options, {"batch_size": size, "memory_limit": None}
         options = options if size is None else {**options, **larger}
-        part = replace(old, options=options, ranks=ranks or old.ranks)
+        workers = old.workers if workers is None else min(workers, self.most_workers)
+        part = replace(old, options=options, ranks=ranks or old.ranks, workers=workers)
         if self.is_mix and ranks not in (None, old.ranks) and place.batch:
             place = Place(part).following  # a mix continues there
         elif place.batch or old.state:
-            if (part.ranks, options["batch_size"]) != (old.ranks, old.options["batch_size"]):
+            is_same = (part.ranks, part.shards) == (old.ranks, old.shards)
+            if not is_same or options["batch_size"] != old.options["batch_size"]:
                 whole = self.whole(old)
                 given = [c for rank in whole for c in self.clips_in(rank[: place.batch], old)]
                 is_over = place.batch >= max(map(len, whole))
                 rest = self.clips(old) if is_over else given
                 part = replace(part, state=state, given=(*old.given, *rest))
                 place = Place(part)
-            elif has_more_memory:
-                more["memory_limit"] = None
+            else:
+                place = replace(place, part=part)
+                more |= {"memory_limit": None} if has_more_memory else {}
         else:
             place = Place(part)
+        kind = "pipe" if workers else kind
         loaders = self.make(place.part, kind, **more)
         for loader in loaders:
             loader.load_state_dict(json.loads(state))
@@ -348,7 +396,7 @@ class LoaderMachine(RuleBasedStateMachine):
             self.go(kind, place, loaders)
         else:
             with pytest.raises(ClipError, match="leaves no batch at all"):
-                next(iter(loaders[0]))
+                next(self.iterate(loaders[0], place.part))
 
     @rule(epoch=st.integers(0, 5), batches=st.integers(0, 6), is_made=st.booleans())
     def set_epoch(self, epoch: int, batches: int, is_made: bool) -> None:
@@ -411,6 +459,12 @@ class LoaderMachine(RuleBasedStateMachine):
         assert loader.state_dict() == before
 
 
+class WorkerMachine(LoaderMachine):
+    """A job whose ranks may have a DataLoader with workers. Starts processes."""
+
+    most_workers = 2
+
+
 class MixMachine(LoaderMachine):
     """A mix of the dataset's episodes of each folder; each source has epochs of its own."""
 
@@ -449,7 +503,7 @@ class MixMachine(LoaderMachine):
     def has_batches(self, part: Part) -> bool:
         return True
 
-    def check_clips(self, part: Part, batches: list[list[Any]]) -> None:
+    def check_clips(self, part: Part, batches: list[list[Any]]) -> list[list[Clip]]:
         """A rank's clips of a source are whole epochs of its share, and the rest of one."""
         assert len({*map(len, batches)}) == 1
         columns = {"dataset", *(f"{name}_is_missing" for name in self.sources)}
@@ -465,8 +519,11 @@ class MixMachine(LoaderMachine):
                 for start in range(0, len(clips) if part.epoch == 0 else 0, share):
                     epoch = clips[start : start + share]
                     assert len({*epoch}) == len(epoch)
+        return []
 
-    def check_stats(self, part: Part, batches: list[list[Any]], streams: list[Any]) -> None:
+    def check_stats(
+        self, part: Part, clips: list[list[Clip]], batches: list[list[Any]], streams: list[Any]
+    ) -> None:
         for stream, rank in zip(streams, batches, strict=True):
             stats = stream.stats()
             assert stats["batches"] == len(rank)

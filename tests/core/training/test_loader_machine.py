@@ -8,7 +8,9 @@ from hypothesis.stateful import run_state_machine_as_test
 
 import seqrecord
 from tests.core.training.clip_model import GROUPS, write_all
-from tests.core.training.loader_machine import LoaderMachine, MixMachine
+from tests.core.training.loader_machine import LoaderMachine, MixMachine, WorkerMachine
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +19,14 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> seqrecord.Dataset:
 
 
 @pytest.mark.parametrize("steps", [8, pytest.param(30, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("kind", "share"), [(LoaderMachine, 1), (MixMachine, 4)])
+@pytest.mark.parametrize(
+    ("kind", "share"),
+    [
+        (LoaderMachine, 1),
+        (MixMachine, 4),
+        pytest.param(WorkerMachine, 4, marks=pytest.mark.slow),
+    ],
+)
 def test_loaders(
     records: seqrecord.Dataset, kind: type[LoaderMachine], share: int, steps: int
 ) -> None:
