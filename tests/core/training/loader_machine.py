@@ -61,11 +61,7 @@ from tests.core.training.resume_contract import Direct
 from tests.kit.clip_data import minimum_memory
 
 Clip = tuple[int, int]
-KINDS: dict[str, Any] = {
-    "pipe": SeqRecordPipe,
-    "stream": SeqRecordIterableDataset,
-    "node": Direct,
-}
+KINDS: Any = {"pipe": SeqRecordPipe, "stream": SeqRecordIterableDataset, "node": Direct}
 SIZES = (1, 3, 4, 7)
 MOST_RANKS = 4
 FOLDERS = ("lab", "kitchen")
@@ -127,8 +123,11 @@ class LoaderMachine(RuleBasedStateMachine):
         workers=st.integers(0, 2),
     )
     def job(self, case: Case, kind: str, ranks: int, workers: int) -> None:
-        assume(case.clips)
         options = dict(case.options)
+        if not case.clips:
+            with pytest.raises(ClipError):
+                self.make(Part({**options, "memory_limit": None}, 0, 1))
+        assume(case.clips)
         if options.get("memory_limit") == "least":
             options["memory_limit"] = max(
                 minimum_memory(lambda n=n, **given: self.make(Part({**options, **given}, 0, n)))
