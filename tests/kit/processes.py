@@ -313,10 +313,9 @@ class Program:
     def pid(self) -> int:
         return self._process.pid
 
-    @property
-    def code(self) -> int | None:
-        """Its exit code, `None` while it runs."""
-        return self._process.poll()
+    def wait(self, seconds: float = 200) -> int:
+        """Wait until it ends; returns its exit code, `-N` if signal N killed it."""
+        return self._process.wait(seconds)
 
     @property
     def output(self) -> str:

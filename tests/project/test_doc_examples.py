@@ -9,8 +9,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +29,7 @@ import seqrecord
 from tests.core.training.rank_jobs import finish, start
 from tests.kit.command_line import main
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
-from tests.kit.processes import free_port
+from tests.kit.processes import free_port, run_python
 from tests.project.language import pages
 from tests.sources.formats import made, sequences
 
@@ -337,13 +335,10 @@ def test_the_multi_gpu_script_runs(tmp_path: Path) -> None:
     (script,) = (source for source in sources if "__main__" in source)
     (tmp_path / "make.py").write_text(sources[0])
     (tmp_path / "train.py").write_text(script)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     output = ""
     for arguments in (["make.py"], [*torchrun, "train.py"]):
-        options: Any = {"cwd": tmp_path, "env": env, "stdout": subprocess.PIPE, "timeout": 100}
-        command = [sys.executable, *arguments]
-        output = subprocess.run(command, text=True, check=True, **options).stdout
+        output = run_python(*arguments, cwd=tmp_path, environment={"OMP_NUM_THREADS": "1"}).stdout
     lines = sorted(re.findall(r"rank \d: epoch \d, (\d+) batches", output))
     assert len(lines) == 4
     assert len(set(lines)) == 1

@@ -10,7 +10,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ import seqrecord
 from seqrecord import SeqRecordError
 from tests.kit.command_line import COMMAND, fail, main, run
 from tests.kit.datasets import flip, write_small
+from tests.kit.processes import Program, run_python
 from tests.kit.trees import make_frames, write_v1
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -449,7 +449,7 @@ run("split", records, "train=0.5", "val=0.5")
 run("export", records, "cave/Easy/P000", {str(tmp_path / "out")!r})
 run("view", records, "--features", "pose_left", "-o", {str(tmp_path / "clip.png")!r})
 """
-    subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, check=True, timeout=200)
+    run_python("-c", script, timeout=200)
 
 
 _WAITING = """
@@ -478,16 +478,17 @@ def test_a_signal_keeps_finished_episodes(number: int, tree: Path, tmp_path: Pat
     [file] = tree.glob("cave/Easy/P001/depth_left/000001_*")
     words = ["write", "--workers", "1", "--src", str(tree), "--dst", str(destination)]
     command = [sys.executable, "-c", _WAITING, str(file), str(waits), *words]
-    process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
-    while not (waits.exists() and list(destination.glob("records/*.notes"))):
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(number)
+    process = Program(
+        command,
+        tmp_path / "log",
+        ENVIRONMENT,
+        lambda _: waits.exists() and [*destination.glob("records/*.notes")],
+    )
+    os.kill(process.pid, number)
     waits.rmdir()
-    _, errors = process.communicate()
-    assert process.returncode == 128 + number, errors
-    assert "Traceback" not in errors
-    assert errors.splitlines()[-1] == (
+    assert process.wait() == 128 + number, process.output
+    assert "Traceback" not in process.output
+    assert process.output.splitlines()[-1] == (
         "seqrecord: error: interrupted; the same command with --resume continues after the "
         "finished episodes"
     )
