@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 from seqrecord import SeqRecordWriter
@@ -18,6 +20,9 @@ from seqrecord.storage import StorageLike, open_storage
 from seqrecord.storage.base import FileInfo, Storage, StorageWrapper, Unfinished, Upload, short_read
 from seqrecord.storage.ranges import ByteRange
 from tests.kit.processes import own_threads, wait_for
+
+if TYPE_CHECKING:
+    import pytest
 
 Operation: TypeAlias = Literal["size", "read", "create", "write", "commit", "put", "list", "remove"]
 Ending: TypeAlias = Literal["short", "cut", "damaged"]
@@ -140,7 +145,7 @@ class FaultyStorage(StorageWrapper):
 
     def create(self, path: str) -> Upload:
         self.ask("create", path)
-        return _SteppedUpload(super().create(path), self.ask)
+        return _FaultyUpload(self, super().create(path))
 
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
         self.ask("put", path)
@@ -158,21 +163,19 @@ class FaultyStorage(StorageWrapper):
         super().remove(path)
 
 
-class _SteppedUpload:
-    """Calls `step` with the name of each operation before it starts."""
-
-    def __init__(self, inner: Upload, step: Callable[[Operation, str], object]) -> None:
-        self._inner, self._step = inner, step
+class _FaultyUpload:
+    def __init__(self, storage: FaultyStorage, inner: Upload) -> None:
+        self._storage, self._inner = storage, inner
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     def write(self, data: Buffer) -> None:
-        self._step("write", self.path)
+        self._storage.ask("write", self.path)
         self._inner.write(data)
 
     def commit(self) -> None:
-        self._step("commit", self.path)
+        self._storage.ask("commit", self.path)
         self._inner.commit()
 
 
@@ -190,47 +193,6 @@ class _FaultyUnfinished:
             return function(*args)
 
         return call
-
-
-def _stepping(name: str) -> Any:
-    def call(storage: ActsBeforeCall, *args: Any, **options: Any) -> Any:
-        storage.step()
-        return getattr(storage.inner, name)(*args, **options)
-
-    return call
-
-
-class ActsBeforeCall(StorageWrapper):
-    """Calls `act` before the `number`-th call of this storage, from 0; sets `came` if it does.
-
-    Counts reads, listings and all steps of writing, but not the calls of `act`.
-    """
-
-    def __init__(self, inner: Storage, number: int, act: Callable[[], object]) -> None:
-        super().__init__(inner)
-        self.came = False
-        self._left, self._act = number, act
-        self._lock = threading.RLock()
-
-    def step(self) -> None:
-        with self._lock:
-            due, self._left = self._left == 0, self._left - 1
-            if due:
-                self.came = True
-                self._act()
-
-    size, files, unfinished = map(_stepping, ("size", "files", "unfinished"))
-    read_ranges, read_whole = map(_stepping, ("read_ranges", "read_whole"))
-    put, remove = map(_stepping, ("put", "remove"))
-
-    def local_path(self, path: str) -> str | None:
-        return self.inner.local_path(path)  # so that files are read sequentially
-
-    def create(self, path: str) -> Upload:
-        self.step()
-        return _SteppedUpload(
-            super().create(path), lambda name, _: self.step() if name == "commit" else None
-        )
 
 
 class LosesResponse(StorageWrapper):
@@ -312,6 +274,31 @@ class FailAt:
 def damages_once(inner: Storage, ending: str = ".seqrec", *, number: int = 0) -> FaultyStorage:
     """Flips a bit of the data of read `number`, from 0, of files with this ending."""
     return FaultyStorage(inner, FailAt("read", number, path=ending, error="damaged"))
+
+
+def fail_calls(
+    patch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    code: int,
+    *,
+    below: Path | None = None,
+    flags: int = 0,
+) -> None:
+    """Let a function that takes a path or a descriptor first raise `OSError` with this `code`.
+
+    Only for files below a folder, and only for `os.open` with any of the `flags`, if given.
+    """
+    real = getattr(owner, name)
+
+    def call(target: Any, *args: Any, **options: Any) -> Any:
+        is_open = isinstance(target, int)
+        path = Path(f"/proc/self/fd/{target}").readlink() if is_open else Path(target)
+        if (below and not path.is_relative_to(below)) or (flags and not args[0] & flags):
+            return real(target, *args, **options)
+        raise OSError(code, os.strerror(code), None if is_open else target)
+
+    patch.setattr(owner, name, call)
 
 
 class CreateGate:

@@ -32,7 +32,7 @@ from seqrecord.storage.cache_folder import CacheFolder
 from seqrecord.storage.ranges import ByteRange
 from tests.core.base.storage_contract import PATH, StorageContract, get, put
 from tests.kit.datasets import flip, nth_chunk, write_small
-from tests.kit.faults import CountingStorage, FailAt, FaultyStorage, damages_once
+from tests.kit.faults import CountingStorage, FailAt, FaultyStorage, damages_once, fail_calls
 from tests.kit.processes import Fork, busy_threads, in_fork, killed_at
 
 LIMIT = 2 << 20
@@ -553,17 +553,9 @@ def test_disk_failures_are_bypassed(
 ) -> None:
     cached = Cached(tmp_path, pause=0.0)
     cached.check(0, 1000)
-    inside, works = str(cached.cache), getattr(os, name)
-
-    def fails(target: Any, *args: Any, **options: Any) -> Any:
-        path = target if name == "open" else Path(f"/proc/self/fd/{target}").readlink()
-        if str(path).startswith(inside):
-            raise OSError(number, os.strerror(number))
-        return works(target, *args, **options)
-
     resting = Cached(tmp_path, pause=1000.0)
     with monkeypatch.context() as broken, caplog.at_level(logging.WARNING, "seqrecord"):
-        broken.setattr(os, name, fails)
+        fail_calls(broken, os, name, number, below=cached.cache)
         open_files = set()
         for _ in range(3):
             cached.check(0, 1000)

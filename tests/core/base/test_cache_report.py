@@ -27,7 +27,7 @@ from tests.core.base.test_cache import CALLS, Cached, entries
 from tests.kit.clip_data import digests
 from tests.kit.command_line import run
 from tests.kit.datasets import contents, flip, write_small
-from tests.kit.faults import CountingStorage
+from tests.kit.faults import CountingStorage, fail_calls
 from tests.kit.processes import Fork
 from tests.kit.services import Moto
 from tests.kit.services.places import CLOUDS, Place
@@ -111,17 +111,12 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
 @pytest.fixture
 def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Simulates a read-only disk: root may write whatever the permissions of the cache folder."""
-    inside, works = str(tmp_path / "cache"), os.open
-
-    def refuse(path: Any, flags: int, mode: int = 0o777, **options: Any) -> int:
-        if str(path).startswith(inside) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
-        return works(path, flags, mode, **options)
+    cache, writing = tmp_path / "cache", os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
     def begin() -> None:
-        for path in [tmp_path / "cache", *(tmp_path / "cache").rglob("*")]:
+        for path in [cache, *cache.rglob("*")]:
             path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
-        monkeypatch.setattr(os, "open", refuse)
+        fail_calls(monkeypatch, os, "open", errno.EROFS, below=cache, flags=writing)
 
     return begin
 
@@ -155,11 +150,7 @@ def test_damage_on_a_read_only_disk_is_not_served(
     [entry] = entries(tmp_path / "cache")
     flip(entry, 100)
     read_only()
-
-    def unlink(path: Path, missing_ok: bool = False) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
-
-    monkeypatch.setattr(Path, "unlink", unlink)
+    fail_calls(monkeypatch, Path, "unlink", errno.EROFS)
     cached = Cached(tmp_path, pause=0.0)
     for _ in range(2):
         assert cached.check(0, 10_000) == 10_000

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from seqrecord.storage.local import find_remote_mount
 from seqrecord.storage.mounts import HandlePool, MountStorage
 from seqrecord.storage.open_files import Handle
 from tests.core.base.storage_contract import DATA, PATH, StorageContract, get, put
+from tests.kit.faults import fail_calls
 from tests.kit.processes import in_fork, wait_for
 from tests.kit.services import Azurite, Mount, need_mount
 
@@ -166,13 +166,6 @@ def test_close_closes_handles_and_a_forked_child_opens_its_own(tmp_path: Path) -
 # Faults
 
 
-def _failing(number: int) -> Callable[..., Any]:
-    def fail(*args: object, **options: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    return fail
-
-
 def test_after_a_transient_error_the_file_is_reopened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +174,7 @@ def test_after_a_transient_error_the_file_is_reopened(
     for number in (errno.EIO, errno.ESTALE, errno.ENOTCONN):
         get(storage, PATH, 0, 10)
         with monkeypatch.context() as broken:
-            broken.setattr(os, "preadv", _failing(number))
+            fail_calls(broken, os, "preadv", number)
             with pytest.raises(errors.TransientError, match=os.strerror(number)) as caught:
                 get(storage, PATH, 10, 20)
         assert PATH in str(caught.value)
@@ -207,7 +200,7 @@ def test_errors_of_lists_and_unfinished_uploads_are_transient(
     for call in (partial(storage.files, "records"), found.checkpoints, found.remove):
         with monkeypatch.context() as broken:
             for module, name in ((os, "open"), (os, "scandir"), (os, "unlink"), (Path, "unlink")):
-                broken.setattr(module, name, _failing(errno.ESTALE))
+                fail_calls(broken, module, name, errno.ESTALE)
             with pytest.raises(errors.TransientError, match="records"):
                 call()
     assert found.checkpoints() == [(0, b"note")]

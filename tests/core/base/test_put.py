@@ -19,6 +19,7 @@ from seqrecord.storage import LocalStorage
 from seqrecord.storage.local_replacing import put_file
 from seqrecord.storage.mounts import MountStorage
 from tests.core.base.storage_contract import StorageContract
+from tests.kit.faults import fail_calls
 from tests.kit.power_loss import Disk, Record
 from tests.kit.processes import Fork, killed_at
 
@@ -29,16 +30,9 @@ OLD, NEW = b'{"old": 1}', b'{"new": 22}'
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 
-def raising(code: int) -> Callable[..., Any]:
-    def fail(*args: Any, **options: Any) -> Any:
-        raise OSError(code, os.strerror(code))
-
-    return fail
-
-
 @pytest.fixture
 def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fcntl, "flock", raising(errno.ENOLCK))
+    fail_calls(monkeypatch, fcntl, "flock", errno.ENOLCK)
 
 
 @pytest.fixture(params=["locks", "no locks"])
@@ -254,19 +248,14 @@ FAULTS: list[tuple[Any, str, int]] = [
 def test_a_failed_put_leaves_the_old_file(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = os.open
     storage.root.mkdir()
     for (module, name, code), is_new in itertools.product(FAULTS, (True, False)):
         storage.remove(PATH)
         if not is_new:
             storage.put(PATH, OLD, expected=None)
         before, expected = found(storage)
-
-        def creating(path: Any, flags: int, *args: Any, code: int = code) -> Any:
-            return raising(code)() if flags & os.O_CREAT else real(path, flags, *args)
-
         with monkeypatch.context() as patch:
-            patch.setattr(module, name, creating if name == "open" else raising(code))
+            fail_calls(patch, module, name, code, flags=os.O_CREAT if name == "open" else 0)
             with pytest.raises(StorageError, match=r"manifest\.json") as caught:
                 storage.put(PATH, NEW, expected=expected)
         assert os.strerror(code) in str(caught.value)
@@ -293,7 +282,7 @@ def test_a_folder_sync_that_fails(
             nonlocal syncs
             syncs += Path(f"/proc/self/fd/{fd}").is_dir()
             if syncs >= failing:
-                raising(errno.EIO)()
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
             real(fd)
 
         with monkeypatch.context() as patch:

@@ -33,7 +33,7 @@ from seqrecord.lerobot import LeRobotDataset
 from seqrecord.storage import LocalStorage
 from tests.core.training.test_resize import FRAMES, HALF, LENGTHS, pictures, write
 from tests.kit.clip_data import digest, minimum_memory, no_leaks
-from tests.kit.faults import CountingStorage
+from tests.kit.faults import CountingStorage, fail_calls
 from tests.kit.lerobot_stand_in import install
 from tests.kit.lerobot_video_data import CAMERAS, unpack
 from tests.kit.processes import killed_at
@@ -469,15 +469,9 @@ def test_other_folders(
     some: dict[str, Any] = {"episodes": ["a"]}
     list(cached(video, cache, **some))
     before = {file: file.stat().st_mtime_ns for file in entries(cache)}
-    works = os.open
-
-    def read_only(file: Any, flags: int, *args: Any, **options: Any) -> int:
-        if str(file).startswith(str(cache)) and flags & (os.O_RDWR | os.O_WRONLY):
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        return works(file, flags, *args, **options)
-
     caplog.clear()
-    monkeypatch.setattr(os, "open", read_only)
+    writing = os.O_RDWR | os.O_WRONLY
+    fail_calls(monkeypatch, os, "open", errno.EROFS, below=cache, flags=writing)
     loader = cached(video, cache)
     assert outcome(loader) == expected
     assert loader.stats()["frames_from_cache"] > 0

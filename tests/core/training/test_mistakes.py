@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -32,6 +33,7 @@ from seqrecord.errors import (
 )
 from tests.kit.command_line import fail, run
 from tests.kit.datasets import lengths_of, write_episodes, write_small
+from tests.kit.faults import fail_calls
 
 
 def written(folder: Path, *frames: dict[str, Any], **options: Any) -> Path:
@@ -293,14 +295,7 @@ def test_a_full_disk_and_a_read_only_one(tmp_path: Path) -> None:
 
 def test_a_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for a user without root privileges."""
-    real = os.open
-
-    def refuse(path: Any, flags: int, *args: Any, **options: Any) -> int:
-        if flags & os.O_CREAT and str(path).startswith(str(tmp_path)):
-            raise OSError(13, os.strerror(13), path)
-        return real(path, flags, *args, **options)
-
-    monkeypatch.setattr(os, "open", refuse)
+    fail_calls(monkeypatch, os, "open", errno.EACCES, below=tmp_path, flags=os.O_CREAT)
     with pytest.raises(DestinationError, match="cannot write: Permission denied; file: "):
         write_numbers(tmp_path)
 
