@@ -162,16 +162,18 @@ class ClipSet:
         found = self
         if found.windows.anchored and len(found.epochs.base):
             found = found._with_anchors()
-        if not len(found.epochs.base) or not found.epochs.clips.num_clips:
+        base = found.epochs.base
+        repeat = found.epochs.samples_in(0).repeat if len(base) else None
+        if repeat is not None and len(repeat):
+            total = round(float(repeat.sum()), 9)  # 1 of six times 1/6
+            expected = "a sum of at least 1, the mean number of samples in an epoch"
+            raise_if(total < 1, "repeat is too small: some epochs have no sample", expected, total)
+        if not len(base) or not found.epochs.clips.num_clips:
             skipped = f"; skipped: {found.left_out}" if found.left_out else ""
             raise ClipError(
                 f"no clip has all of its frames{skipped}",
                 expected=f"{found.windows.span} frames with {', '.join(found.dataset.features)}",
             )
-        repeat = found.epochs.samples_in(0).repeat
-        total = 1.0 if repeat is None else float(repeat.sum())
-        expected = "a sum of at least 1, the mean number of samples in an epoch"
-        raise_if(total < 1, "repeat is too small: some epochs have no sample", expected, total)
         return found
 
     def _with_anchors(self) -> ClipSet:
