@@ -48,14 +48,15 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_line_is_tested() -> None:
     programs = [words[0] for words in LINES]
     plugin = ["pip", "SEQRECORD_LEROBOT=1"]
-    first = ["pip", "seqrecord", *plugin, *["seqrecord"] * 3, "make", "python"]
+    first = ["pip", "seqrecord", *plugin, *["seqrecord"] * 3, "make", "make"]
     assert programs == [*first, plugin[1], "SEQRECORD_LEROBOT_MIX=mix.yaml", "lerobot-train"]
     assert len(PYTHON) == 3
-    made, measured = (words for words in LINES if words[0] in ("make", "python"))
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
-    assert set(made[1:]) <= set(targets)
-    assert measured[:3] == ["python", "-m", "benchmarks.lerobot"]
-    assert parse(measured[3:]).folder == Path("bench/lerobot")
+    makefile = (ROOT / "Makefile").read_text()
+    made = {word for words in LINES if words[0] == "make" for word in words[1:]}
+    assert made <= set(re.findall(r"^([a-z-]+):", makefile, re.M))
+    assert re.search(r"-m benchmarks\.lerobot \S+ \$\(ARGS\)", makefile)
+    [arguments] = re.findall(r'ARGS="(.*?)"', FIRST)
+    assert parse(["bench/lerobot", *shlex.split(arguments)]).folder == Path("bench/lerobot")
 
 
 def test_convert_and_back() -> None:
