@@ -25,7 +25,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> seqrecord.Dataset:
     [
         (LoaderMachine, 1),
         (MixMachine, 4),
-        pytest.param(WorkerMachine, 4, marks=pytest.mark.slow),
+        pytest.param(WorkerMachine, 10, marks=pytest.mark.slow),
     ],
 )
 def test_loaders(

@@ -227,31 +227,6 @@ def test_columns_before_a_choice_of_rows_keep_the_rows(numbered: Dataset, adds: 
     assert starts[0] == starts[1]
 
 
-@pytest.mark.parametrize("samples", [turned, [tagged, future_goal()], every(2, rotate=True)])
-@pytest.mark.parametrize("limit", [None, "24KiB"])
-def test_resumes_on_other_ranks(numbered: Dataset, samples: Any, limit: str | None) -> None:
-    def rank_of(number: int, count: int) -> SeqRecordPipe:
-        options = {"last_batch": "keep", "memory_limit": limit}
-        pipe = make(numbered, samples, rank=(number, count), **options)
-        pipe.set_epoch(1)
-        return pipe
-
-    expected = rank_of(0, 1)
-    columns = [name for name in next(iter(expected)) if name not in ("id", "episode", "start")]
-    expected.set_epoch(1)
-    found, states = list[Any](), list[Any]()
-    for number in range(3):
-        pipe = rank_of(number, 3)
-        found += rows_of(islice(pipe, 2), *columns)
-        states.append(pipe.state_dict())
-    for number in range(2):
-        pipe = rank_of(number, 2)
-        pipe.load_state_dict(states[0])
-        found += rows_of(pipe, *columns)
-    assert sorted(found) == sorted(rows_of(expected, *columns))
-    check_resume(lambda: make(numbered, samples, memory_limit=limit), positions=lambda _: [1, 5])
-
-
 def test_states_compare_functions(numbered: Dataset) -> None:
     def other(samples: Samples, _epoch: int, _rng: SampleRandom) -> Samples:
         return samples.with_columns(tag=samples["start"])
