@@ -18,14 +18,13 @@ from seqrecord.writing.writer import EpisodeWriter, SeqRecordWriter
 
 _ITEM_BYTES = 1024  # overhead per frame
 _POLL_SECONDS = 0.1
-_FLUSH_AT = 0.5  # share of `flush_seconds` after which a frame is flushed; the flush takes time
+_FLUSH_AT = 0.5  # share of `flush_seconds` between flushes; waiting and the flush take time too
 
 
 @dataclass(eq=False)
 class _QueuedFrame:
     """A copy of a frame."""
 
-    put_at: float  # on the clock
     frame: Frame
     nbytes: int
 
@@ -81,7 +80,7 @@ class RecordingThread:
         copied = {name: copied_value(item) for name, item in frame.items()}
         with self._condition:
             if self._failure is None:  # else the next call raises
-                self._items.append(_QueuedFrame(time.monotonic(), copied, nbytes))
+                self._items.append(_QueuedFrame(copied, nbytes))
                 self.queued_frames += 1
                 self.queued_bytes += nbytes
                 self._condition.notify_all()
@@ -188,10 +187,10 @@ class RecordingThread:
             self._flush_at, self.durable_frames = None, self.written_frames
 
     def _write(self, item: _QueuedFrame) -> None:
+        if self._flush_at is None:  # not since `put`: frames that waited long share a flush
+            self._flush_at = time.monotonic() + _FLUSH_AT * self._flush_seconds
         self._begun().append(item.frame)
         self.written_frames += 1
-        if self._flush_at is None:
-            self._flush_at = item.put_at + _FLUSH_AT * self._flush_seconds
         with self._condition:
             if self._failure is None:
                 self.queued_bytes -= item.nbytes

@@ -257,6 +257,21 @@ def test_frames_are_flushed_after_half_of_the_time(tmp_path: Path, loop: Loop) -
             assert recorder.stats().durable_frames == durable
 
 
+def test_late_frames_are_flushed_together(
+    tmp_path: Path, loop: Loop, gate: CreateGate, gated: Storage
+) -> None:
+    """A flush per frame would make a late thread later still."""
+    recorder = SeqRecordRecorder(gated, schema=LARGE, chunk_frames=4, flush_seconds=1)
+    with recorder, recorder.episode("a") as episode:
+        append(episode, [large(number) for number in range(8)])
+        assert gate.reached.wait(60)
+        loop.passed = 100
+        gate.opened.set()
+    check_recorded(tmp_path / "d", 8)
+    with seqrecord.open(tmp_path / "d") as dataset:
+        assert dataset.contents.index.groups[0].num_chunks.tolist() == [2]
+
+
 def test_a_failed_write_is_raised_and_complete_episodes_are_kept(tmp_path: Path) -> None:
     burning = threading.Event()
 
