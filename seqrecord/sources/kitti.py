@@ -100,7 +100,8 @@ class KittiSource(SequenceSource):
         found.begin(times)
         poses = folder.parent.parent / "poses" / f"{folder.name}.txt"
         if found.has(poses, pose="poses/*.txt"):
-            found.files.append(poses)
+            if poses.is_relative_to(self.path):  # else an index cannot compare them
+                found.files.append(poses)
             found.columns["pose"] = Values(_poses(poses, len(times)), "pose", "m")
         if is_file(folder / "calib.txt"):
             found.files.append(folder / "calib.txt")

@@ -16,10 +16,11 @@ from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.encoding import encode_gop
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SchemaError, SourceError
-from seqrecord.sources import EpisodeInfo
+from seqrecord.sources import EpisodeInfo, TartanAirSource
 from tests.kit import command_line
 from tests.kit.processes import run_python
 from tests.kit.tiny import read_all
+from tests.kit.trees import make_frames, write_v1
 from tests.sources.cases import upload
 from tests.sources.timed_source import CUTS, TIMES, Recording, Timed
 
@@ -116,8 +117,10 @@ def test_extreme_timestamps_are_split(
 
 
 def test_sources_that_cannot_be_split(tmp_path: Path) -> None:
+    trajectory = write_v1(tmp_path / "P000", make_frames(0, 3))
     cases: list[tuple[Any, Any, type[Exception], str]] = [
         (Recording(kind=None), {}, SchemaError, "needs timestamps"),
+        (TartanAirSource(trajectory), {}, SourceError, "neither timestamps nor a frame rate"),
         (Recording(unit=None), {}, SchemaError, "unit of timestamps"),
         (Recording(wrong=2), {}, SourceError, "lacks its timestamp"),
         (Recording(), {"split_at_gaps": 0}, SourceError, "above 0"),

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import EncodedImage, open_source
+from seqrecord import EncodedImage, convert, open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import EurocSource, TumSource
 from tests.kit.source_faults import Damage, check_faults, check_frames, cut, edit, fault, remove
+from tests.kit.tiny import read_all
 from tests.sources.formats.sequences import write_euroc, write_kitti, write_tum
 
 
@@ -322,8 +323,12 @@ def test_kitti(tmp_path: Path) -> None:
     camera = {"fx": 718.0, "fy": 718.0, "cx": 607.0, "cy": 185.0, "width": 20, "height": 7}
     assert source.episodes()[1].metadata["camera"] == camera
     assert list(source.episodes()[1].metadata["calibration"]) == ["P0", "P1", "P2", "P3", "Tr"]
-    for path in (root, root / "sequences", root / "sequences" / "00"):
-        assert open_source(path).episodes()[0].key == "00"
+    for number, path in enumerate((root, root / "sequences", root / "sequences" / "00")):
+        source = open_source(path, features=["image_0", "pose"])
+        assert source.episodes()[0].key == "00"
+        convert(source, tmp_path / f"{number}", in_place=True, codecs="raw", workers=1)
+        found = read_all(tmp_path / f"{number}")["00"]
+        assert [f["pose"].tolist() for f in found] == [f["pose"].tolist() for f in expected[0]]
 
 
 # --- broken sequences ------------------------------------------------------------------------

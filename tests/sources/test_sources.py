@@ -21,6 +21,7 @@ from seqrecord.errors import SourceError
 from seqrecord.sources import FolderSource, Source, TartanAirSource, inventory_of
 from tests.kit.datasets import encoded
 from tests.kit.source_faults import (
+    Damage,
     check_faults,
     check_frames,
     cut,
@@ -110,7 +111,7 @@ def test_difficulties_cameras_and_features_can_be_selected(tmp_path: Path) -> No
     for match, options in (
         ("expected: Easy or Hard; got: medium", {"difficulty": "medium"}),
         ("no Hard TartanAir trajectory found", {"difficulty": "Hard"}),
-        ("seg_left.*; got: seg_right, lidar", {"features": wrong, "cameras": ("left",)}),
+        ("seg_left, pose_left; got: seg_right, lidar", {"features": wrong, "cameras": ("left",)}),
         ("expected: left, right or both; got: up", {"cameras": ("up",)}),
     ):
         with pytest.raises(SourceError, match=match):
@@ -294,6 +295,32 @@ def test_threads_refuse_truncated_images_in_a_lenient_program(
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(read, range(100))) == [False, True] * 50
     assert ImageFile.LOAD_TRUNCATED_IMAGES
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("depth_left/000000_left_depth.npy", save("", np.zeros((6, 8)))),
+        ("depth_left/000000_left_depth.npy", save("", np.zeros((6, 8, 3), "f4"))),
+        (FLOW, save("", np.zeros((6, 8, 3), "f4"))),
+        ("image_left/000000_left.png", write("", encoded(RGB[..., 0]))),
+    ],
+)
+def test_a_first_file_of_another_form_does_not_change_the_schema(
+    tmp_path: Path, file: str, change: Damage
+) -> None:
+    frames = make_frames(0, 4)
+    for number in range(2):
+        write_v1(tmp_path / f"a/Easy/P00{number}", frames)
+    schema = TartanAirSource(tmp_path).schema()
+    change(tmp_path / "a/Easy/P000" / file)
+    source = TartanAirSource(tmp_path)
+    assert source.schema() == schema
+    check_frames(source, 1, frames)
+    alone = TartanAirSource(tmp_path / "a/Easy/P000")
+    for read in (alone.schema, lambda: [*source.frames(source.episodes()[0])]):
+        with pytest.raises(SourceError, match=rf"(wrong|differ).*{file}.*P000; feature: "):
+            read()
 
 
 V2_FLOW = "flow_lcam_front/000001_000002_flow.png"
@@ -600,8 +627,9 @@ def test_the_inventory_of_tartanair(tmp_path: Path) -> None:
         ("house/*/*/lidar/*_lcam_front_lidar.ply", 6),
         ("house/*/*/imu/vel_global.npy", 2),
     }
-    chosen = {each.pattern for each in found.left_out if not each.is_data}
-    assert {"feature imu_gyro", "feature image_rcam_front", "feature pose_lcam_front"} <= chosen
+    chosen = {each.pattern: each.reason for each in found.left_out if not each.is_data}
+    for name in ("imu_gyro", "image_rcam_front", "pose_lcam_front"):
+        assert chosen[f"feature {name}"] == "not selected by features= or cameras="
     assert "10 frames per second" in found.notes[0]
     easy = inventory_of(open_source(tmp_path, difficulty="Easy"))
     assert ("trajectories", 1) in {(each.pattern, each.count) for each in easy.left_out}

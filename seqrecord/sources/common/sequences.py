@@ -85,14 +85,15 @@ class DecodedFile:
 class Images(Column):
     """One file per frame: an image, an npy array, or a `DecodedFile`; `None` for no file.
 
-    `samples` are files whose shapes differ, the first file by default. With `in_place`, files are
-    referenced.
+    `samples` are files whose shapes differ, the first file by default. `form` is the required dtype
+    and channels. With `in_place`, files are referenced.
     """
 
     items: Sequence[Path | DecodedFile | None]
     kind: str | None = "image"
     unit: str | None = None
     samples: Sequence[Path | DecodedFile] = ()
+    form: tuple[npt.DTypeLike, tuple[int, ...]] | None = None
     exif: str | None = None
     in_place: bool = False
 
@@ -113,12 +114,20 @@ class Images(Column):
         codec = referable_codec(read_bytes(path), endings, path, self.exif) if self.in_place else ()
         if path.suffix.lower() not in IMAGE_ENDINGS:
             array = array_header(path)
+            self._check(array.dtype, array.shape, name, path)
             return feature_spec(name, array.dtype, array.shape, path, codec=codec, **meaning)
         header = image_header(path)
+        self._check(header.dtype, header.shape, name, path)
         if endings and not self.in_place:
             codec = passthrough_codec(header, endings, exif=self.exif)
         shape = shape_of(header, self.exif, is_kept=bool(codec))
         return feature_spec(name, header.dtype, shape, path, codec=codec, **meaning)
+
+    def _check(self, dtype: np.dtype[Any], shape: tuple[int, ...], name: str, path: Path) -> None:
+        if self.form is not None:
+            with located(SourceError, feature=name):
+                want, channels = self.form
+                check_array(dtype.newbyteorder("<"), shape, want, (*shape[:2], *channels), path)
 
     def read(self, frame: int, spec: FeatureSpec) -> Any:
         if (item := self.items[frame]) is None:
@@ -216,6 +225,9 @@ class SequenceSource(ScannedSource):
     expected: ClassVar[str]
     """Description of a sequence's files, for errors."""
 
+    selected_also_by: ClassVar[str] = ""
+    """Text of further arguments that select features, for the inventory: ` or cameras=`."""
+
     @abstractmethod
     def is_sequence(self, names: set[str]) -> bool:
         """Return whether a folder with these entry names contains sequences."""
@@ -299,7 +311,13 @@ class SequenceSource(ScannedSource):
         with located(SourceError, episode=info.key):
             column = self.open(self._places[info.key]).columns.get("timestamp")
             if not isinstance(column, Values):  # a steady rate
-                return np.arange(info.num_frames) / (info.fps or 1.0)
+                if info.fps is None:
+                    raise SourceError(
+                        "the sequence has neither timestamps nor a frame rate; omit split_at_gaps "
+                        "(--split-at-gaps)",
+                        file=str(self._places[info.key]),
+                    )
+                return np.arange(info.num_frames) / info.fps
             since = column.array - column.array[0]
             return np.asarray(since * (size_in(column.unit, "s") or 1.0), np.float64)
 
@@ -376,7 +394,7 @@ class SequenceSource(ScannedSource):
         left_out = [LeftOut(name, count, "no reader", "rows") for name, count in rows.items()]
         left_out += group_names(unread, self.path, NO_READER)
         left_out += [
-            not_selected(f"feature {name}", count, "sequences")
+            not_selected(f"feature {name}", count, "sequences", also=self.selected_also_by)
             for name, count in unselected.items()
         ]
         lines = [f"{n:,} {name.replace('_', ' ')}" for name, n in counts.items() if n]

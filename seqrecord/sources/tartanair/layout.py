@@ -40,14 +40,14 @@ IMU_ROWS = 10
 
 _Arrays: TypeAlias = tuple[npt.NDArray[Any], ...]
 
-_KINDS: Mapping[str, tuple[str, str | None]] = {
-    "image": ("image", None),
-    "depth": ("depth", "m"),
-    "flow": ("flow", "px"),
-    "mask": ("mask", None),
-    "seg": ("segmentation", None),
+_PIXELS: Mapping[str, tuple[str, tuple[int, ...], str, str | None]] = {
+    "image": ("|u1", (3,), "image", None),
+    "depth": ("<f4", (), "depth", "m"),
+    "flow": ("<f4", (2,), "flow", "px"),
+    "mask": ("|u1", (), "mask", None),
+    "seg": ("|u1", (), "segmentation", None),
 }
-"""Kind and unit by the first word of TartanAir's names."""
+"""dtype, channels, kind and unit by the first word of TartanAir's names."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class PixelFiles:
     """A folder with one file per frame, or per pair of consecutive frames if `between`.
 
     `decode` returns the arrays of `features`, in that order, where a file is more than an image or
-    an array; `forms` has their dtype and channels.
+    an array.
     """
 
     folder: str
@@ -63,7 +63,6 @@ class PixelFiles:
     camera: str
     features: tuple[str, ...]
     decode: Callable[[Path], _Arrays] | None = None
-    forms: tuple[tuple[str, tuple[int, ...]], ...] = ()
     between: bool = False
 
     @property
@@ -80,8 +79,8 @@ class PixelFiles:
         decode = self.decode and lru_cache(maxsize=1)(self.decode)  # several features per file
         for place, name in enumerate(self.features):
             items: list[Path | DecodedFile | None] = [*paths]
+            dtype, channels, kind, unit = _PIXELS[name.partition("_")[0]]
             if decode is not None:
-                dtype, channels = self.forms[place]
                 items = [
                     path
                     and DecodedFile(
@@ -90,7 +89,7 @@ class PixelFiles:
                     )
                     for path in paths
                 ]
-            columns[name] = Images(items, *_KINDS[name.partition("_")[0]])
+            columns[name] = Images(items, kind, unit, form=(dtype, channels))
         return columns
 
 
@@ -185,14 +184,12 @@ def _v1() -> TartanAirLayout:
 def _v2() -> TartanAirLayout:
     pixels: list[PixelFiles] = []
     cameras = {side: f"{side[0]}cam_front" for side in CAMERAS}
-    depth = {"decode": _depth_png, "forms": (("<f4", ()),)}
-    flow = {"decode": _flow_png, "forms": (("<f4", (2,)), ("|u1", ()))}
     for side, camera in cameras.items():
         pixels.append(_per_frame("image", side, camera, r"\.png"))
-        pixels.append(_per_frame("depth", side, camera, r"_depth\.png", **depth))
+        pixels.append(_per_frame("depth", side, camera, r"_depth\.png", decode=_depth_png))
         pixels.append(_per_frame("seg", side, camera, r"_seg\.png"))
         both = (f"flow_{camera}", f"mask_{camera}")
-        pixels.append(_between(f"flow_{camera}", side, r"flow\.png", *both, **flow))
+        pixels.append(_between(f"flow_{camera}", side, r"flow\.png", *both, decode=_flow_png))
     imu = (("imu_acc", "acc.npy", "m/s^2"), ("imu_gyro", "gyro.npy", "rad/s"))
     note = (
         "TartanAir V2: depth PNGs decoded as bytes of float32, flow PNGs as (value - 32768) / 64 "

@@ -16,6 +16,7 @@ from seqrecord.originals.files import is_file
 from seqrecord.originals.protocol import SourceFormat
 from seqrecord.processes.forks import cached_property
 from seqrecord.sources.common.array_files import array_header, read_array
+from seqrecord.sources.common.originals import Scan
 from seqrecord.sources.common.sequences import (
     Column,
     SequenceFrames,
@@ -88,6 +89,7 @@ class TartanAirSource(SequenceSource):
         "ENV/Easy/P000/image_left/000000_left.png, or "
         "ENV/Data_easy/P000/image_lcam_front/000000_lcam_front.png"
     )
+    selected_also_by = " or cameras="
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -149,6 +151,11 @@ class TartanAirSource(SequenceSource):
             fps=layout.fps,
             notes=[layout.note],
         )
+
+    def scan(self, found: Scan) -> None:
+        super().scan(found)
+        offered = [n for n in found.offered if _CAMERA_OF.get(n, self.cameras[0]) in self.cameras]
+        found.offered = dict.fromkeys(offered)
 
     def account(self) -> Account:
         """Report all trajectories. Reads their lists again; broken trajectories are skipped."""
