@@ -67,11 +67,11 @@ def plain_items(items: Iterable[Any], feature: str) -> list[Any]:
 
 def copied_value(item: Any) -> Any:
     """A copy of a value, unless it is immutable."""
-    if isinstance(item, (str, bytes, EncodedImage)):
-        return item
-    if isinstance(item, (bytearray, memoryview)):
+    if isinstance(item, EncodedImage):
+        return EncodedImage(bytes(item.data))  # perhaps a bytearray
+    if isinstance(item, (bytes, bytearray, memoryview)):
         return bytes(item)
-    return np.array(item)
+    return item if isinstance(item, str) else np.array(item)
 
 
 def nbytes_of(item: Any) -> int:

@@ -227,6 +227,20 @@ def test_append_does_not_block(tmp_path: Path, gate: CreateGate, gated: Storage)
     check_recorded(tmp_path / "d", 50)
 
 
+def test_buffers_may_be_reused_at_once(tmp_path: Path) -> None:
+    """Frames are encoded later: the features are not known before the first flush."""
+    image = encoded(np.full((4, 6, 3), 7, np.uint8))
+    photo: Any = bytearray(image)
+    blob, x = bytearray(b"12"), np.ones(3)
+    with SeqRecordRecorder(tmp_path) as recorder, recorder.episode("a") as episode:
+        episode.append({"photo": EncodedImage(photo), "blob": blob, "x": x})
+        photo[:], blob[:], x[:] = bytes(len(image)), b"34", 2
+    with seqrecord.open(tmp_path) as dataset:
+        found = dataset.episodes["a"][0]
+    assert (found["photo"] == 7).all()
+    assert (found["blob"], found["x"].tolist()) == (b"12", [1, 1, 1])
+
+
 def test_a_full_queue(tmp_path: Path, gate: CreateGate, gated: Storage) -> None:
     recorder = SeqRecordRecorder(gated, schema=LARGE, queue_size="4.5MiB", chunk_frames=1)
     with recorder, recorder.episode("a") as episode:
