@@ -40,7 +40,7 @@ DEADLINE_SECONDS = 120.0
 MAX_RETRY_AFTER = 600.0  # maximum delay in seconds that a server may ask for
 REQUESTS_PER_SECOND = 400.0  # per file; Azure's limit is about 500 per blob
 
-_LONGEST_WAIT = 8.0  # so that a recovered server is used soon
+LONGEST_WAIT = 8.0  # seconds between attempts, so that a recovered server is used soon
 _POLL_SECONDS = 0.25
 _OTHER_CAUSES = 3  # earlier errors in a message, beside the last one
 _PATIENCE_SECONDS = 5.0  # before the first warning, and between warnings
@@ -137,7 +137,7 @@ class Retrier:
             state.count("retries")
             wait = max(asked, min(asked + backoff * (1 + self._draw()) / 2, left))
             self.sleep(wait, file=file, closed=closed)
-            backoff = min(_LONGEST_WAIT, 2 * backoff)
+            backoff = min(LONGEST_WAIT, 2 * backoff)
         what = f"bytes {item.start} to {item.stop} could not be read" if item else "it failed"
         raise DeadlineError(
             f"{what}: {counted(attempts, 'attempt')} in {now - start:.0f} s; at last "

@@ -18,7 +18,7 @@ from seqrecord.storage.clients import use_obstore
 from seqrecord.storage.objects.http import Fetch, HttpFiles, Signer
 from seqrecord.storage.ranges import MAX_REQUEST_BYTES
 from seqrecord.storage.requests import MIN_BYTES_PER_SECOND
-from seqrecord.storage.retrying import Retrier
+from seqrecord.storage.retrying import LONGEST_WAIT, Retrier
 from seqrecord.storage.url import Location, named_place
 
 _NO_LIMIT = 10_000
@@ -117,7 +117,7 @@ class Bucket(ABC):
                 "retry_timeout": timedelta(seconds=retry_seconds),
                 "backoff": {
                     "init_backoff": timedelta(seconds=(retrier or Retrier).first_wait),
-                    "max_backoff": timedelta(seconds=8),
+                    "max_backoff": timedelta(seconds=LONGEST_WAIT),
                     "base": 2,
                 },
             },
