@@ -162,6 +162,21 @@ def test_shares_epochs_and_ends(
         assert sorted(own[:5]) == sorted(own[5:10])
 
 
+def test_order_is_a_function_of_the_seed(root: Root) -> None:
+    """Places of the sources and the order in each of them; threads and memory change nothing."""
+    order = list(run(mixed(root), 2))
+    less: dict[str, Any] = {"engine": EngineOptions(num_threads=1), "memory_limit": "64MiB"}
+    assert list(run(mixed(root, **less), 2)) == order
+    other = list(run(mixed(root, seed=6), 2))
+    assert [clip[0] for clip in other] != [clip[0] for clip in order]
+    for name in SHARES:
+        mine, others = ([clip for clip in each if clip[0] == name] for each in (order, other))
+        assert mine[:4] != others[:4]
+    second = mixed(root)
+    second.set_epoch(1)
+    assert list(run(second)) == order[len(order) // 2 :]
+
+
 def test_ranks_give_all_clips_and_equal_counts(root: Root) -> None:
     mixes = [mixed(root, stopping_strategy="all_exhausted", rank=(rank, 4)) for rank in range(4)]
     assert {len(mix) for mix in mixes} == {5}  # a has 17 clips on each rank: -(-17 x 2 // 7)

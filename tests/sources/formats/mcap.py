@@ -21,36 +21,45 @@ def pictures(count: int, seed: int = 0) -> npt.NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, 256, (count, 6, 8, 3), np.uint8)
 
 
-def recording(count: int = 5) -> list[tuple[str, int, Any]]:
+def recording(count: int = 5, seed: int = 0) -> list[tuple[str, int, Any]]:
     """A camera at 10 Hz, an IMU at 100 Hz with a delay of 20 ms, and joints at 4 Hz."""
+    first = 1000 * seed
     messages: list[tuple[str, int, Any]] = [
         (CAMERA, START + 100 * MS * i, image(picture, "rgb8"))
-        for i, picture in enumerate(pictures(count))
+        for i, picture in enumerate(pictures(count, seed))
     ]
     messages += [
-        ("/imu/data", START + 20 * MS + 10 * MS * i, imu([*range(10 * i, 10 * i + 10)]))
+        (
+            "/imu/data",
+            START + 20 * MS + 10 * MS * i,
+            imu([*range(first + 10 * i, first + 10 * i + 10)]),
+        )
         for i in range(10 * count)
     ]
     messages += [
-        ("/joint_states", START + 250 * MS * i, joints(["a", "b"], [i, i + 0.5], [7.0, 8.0]))
+        (
+            "/joint_states",
+            START + 250 * MS * i,
+            joints(["a", "b"], [first + i, i + 0.5], [7.0, 8.0]),
+        )
         for i in range(2 * count // 5 + 1)
     ]
     return sorted(messages, key=lambda each: each[1])
 
 
-def recorded_frames(count: int = 5) -> Frames:
+def recorded_frames(count: int = 5, seed: int = 0) -> Frames:
     """Frames of `recording` at the camera's times, with the nearest message of each topic."""
     frames: Frames = []
-    for i, picture in enumerate(pictures(count)):
+    for i, picture in enumerate(pictures(count, seed)):
         joint = min(round(100 * i / 250), 2 * count // 5)
-        values = np.arange(10.0) + 10 * max(0, 10 * i - 2)  # delayed by 20 ms
+        values = np.arange(10.0) + 1000 * seed + 10 * max(0, 10 * i - 2)  # delayed by 20 ms
         frames.append(
             {
                 "camera.image_raw": picture,
                 "imu.data.orientation": values[:4],
                 "imu.data.angular_velocity": values[4:7],
                 "imu.data.linear_acceleration": values[7:],
-                "joint_states.position": np.array([joint, joint + 0.5]),
+                "joint_states.position": np.array([1000 * seed + joint, joint + 0.5]),
                 "joint_states.effort": np.array([7.0, 8.0]),
                 "log_time": np.int64(START + 100 * MS * i),
             }
@@ -60,14 +69,14 @@ def recorded_frames(count: int = 5) -> Frames:
 
 def _files(folder: Path) -> Episodes:
     for number, name in enumerate("abc"):
-        write_mcap(folder / f"{name}.mcap", recording(3 + number))
-    return {name: recorded_frames(3 + number) for number, name in enumerate("abc")}
+        write_mcap(folder / f"{name}.mcap", recording(3 + number, number))
+    return {name: recorded_frames(3 + number, number) for number, name in enumerate("abc")}
 
 
 def _sqlite(folder: Path) -> Episodes:
     for number in range(3):
-        write_bag(folder / f"run_{number}", recording(3 + number), sqlite=True)
-    return {f"run_{number}": recorded_frames(3 + number) for number in range(3)}
+        write_bag(folder / f"run_{number}", recording(3 + number, number), sqlite=True)
+    return {f"run_{number}": recorded_frames(3 + number, number) for number in range(3)}
 
 
 def _inventory(kind: str) -> str:
