@@ -29,7 +29,7 @@ from seqrecord import (
 )
 from seqrecord.errors import MemoryLimitError, StateError
 from seqrecord.samples import every
-from tests.core.training.resume_contract import check_stateful_loader
+from tests.core.training.resume_contract import check_resume, check_stateful_loader
 from tests.kit.clip_data import digests, names, resumed
 from tests.kit.video_data import moving
 from tests.kit.video_file_data import write_video
@@ -262,6 +262,15 @@ def test_results_of_a_transform(path: Path) -> None:
 
 
 # ---- resuming
+
+
+@pytest.mark.parametrize("options", [{"last_batch": "drop"}, {"rank": (1, 3)}], ids=str)
+def test_video_in_memory_resumes(video: Path, options: dict[str, Any]) -> None:
+    """Raw frames and images in memory: the state machine of loaders."""
+    check_resume(
+        lambda: SeqRecordIterableDataset(video, **{**CLIPS, "batch_size": 16}, **options),
+        positions=lambda count: range(1, count, 4),
+    )
 
 
 def test_a_state_needs_memory_for_its_order(video: Path) -> None:
