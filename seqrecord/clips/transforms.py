@@ -628,7 +628,8 @@ def _checked_range(name: str, given: Any, most: float) -> tuple[float, float]:
 
 
 def _checked_flag(name: str, shared: Any) -> bool:
-    return bool(check(f"{name}: shared", shared, isinstance(shared, (bool, np.bool_)), "a flag"))
+    is_flag = isinstance(shared, (bool, np.bool_))
+    return bool(check(f"{name}: shared", shared, is_flag, "True or False"))
 
 
 def _more_of(step: CropStep) -> str:

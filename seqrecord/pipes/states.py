@@ -118,7 +118,9 @@ class State:
             saved,
         )
         version = saved["version"]
-        _check(version == _VERSION and type(version) is int, "another version", _VERSION, version)
+        is_right, problem = version == _VERSION and type(version) is int, "another version"
+        remedy = f"{_VERSION}; resume with the release that saved it, or begin with set_epoch(…)"
+        _check(is_right, problem, remedy, version)
         entries = {name: value for name, value in saved.items() if name != "version"}
         state: State = _read(cls, entries, "itself")
         _check(state.is_saved, "sources that no loader has saved", "at least one", state.sources)

@@ -126,7 +126,7 @@ NUMBERS: list[Any] = [-1, 1.0, "1", None, True, 1 << 63, 10**5000]
 NO_DICTS: list[Any] = [None, [], {}, 1]
 SEGMENT = {"ranks": 4, "workers": 1, "batch": 1, "batch_size": 1}
 REFUSED: dict[str, list[Any]] = {
-    "version": [5, True, "9"],
+    "version": [5, 9, True, "10"],
     **{name: [*NUMBERS, [1], []] for name in ("epoch", "batch")},
     **{name: [0, *NUMBERS] for name in ("batch_size", "ranks", "workers")},
     "worker": [0, 1, *(number for number in NUMBERS if number is not None)],
@@ -173,6 +173,7 @@ def test_invalid_entries_are_refused_and_change_nothing(root: Path) -> None:
         (stream, "segments.0.ranks", 1 << 23, "shards or cursors than can be planned"),
         (stream, "segments.0.settings.seed", 6, "segments .* have different settings: seed"),
         (stream, "segments.0.settings.shuffle", False, "have different settings: shuffle"),
+        (stream, "version", 9, "another version; .*resume with the release that saved it.*got: 9"),
         (mixed, "sources", [], "sources that no loader has saved"),
         (mixed, "sources.2", None, "another type in sources"),
         (mixed, "shared_arguments.seed", 6, "another kind of loader, or of another mix: seed"),
