@@ -43,6 +43,7 @@ from tests.sources.formats.lerobot import CASES, row_frames
 
 BLACK = np.zeros((7, 8, 3), np.uint8)
 VERSIONS = ["v21", "v3"]
+IMAGES = "observation.image"
 
 
 def unpack(folder: Path, version: str = "v3") -> Path:
@@ -67,6 +68,20 @@ def test_metadata(tmp_path: Path, version: str) -> None:
         "split": "train",
         "names": {"observation.state": ["x", "y", "grip"], "action": {"motors": ["a", "b"]}},
     }
+
+
+def test_images_stay_encoded_in_an_index(tmp_path: Path) -> None:
+    root = unpack(tmp_path)
+    for keep in (False, True):
+        source, index = open_source(root, keep_encoded=keep), tmp_path / f"{keep}"
+        seqrecord.convert(source, index, in_place=True, workers=1)
+        with seqrecord.open(index) as dataset:
+            codecs = {
+                name: [each["id"] for each in s.codec] for name, s in dataset.features.items()
+            }
+            assert codecs[IMAGES] == ["seqrecord.image"] * keep
+            frame = dataset.episodes["episode_000001"][2]
+            np.testing.assert_array_equal(frame[IMAGES], episodes()[1][2][IMAGES])
 
 
 @pytest.mark.parametrize(

@@ -114,11 +114,12 @@ class InPlace(Originals):
 
     in_place: bool = field(default=False, kw_only=True)
 
-    refers_to_images: ClassVar[bool] = True
+    keeps_in_place: ClassVar[bool | None] = True
+    """`keep_encoded` of a source that references data; `None`: as given."""
 
     def referring(self) -> Self:
         """Return a copy of the source that references data instead of copying it."""
-        keeps = self.refers_to_images
+        keeps = self.keep_encoded if self.keeps_in_place is None else self.keeps_in_place
         return self if self.in_place else replace(self, keep_encoded=keeps, in_place=True)
 
 

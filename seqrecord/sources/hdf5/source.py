@@ -82,7 +82,7 @@ class Hdf5Source(ScannedSource):
     without_video: bool = False
 
     takes_files = True
-    refers_to_images = False
+    keeps_in_place = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

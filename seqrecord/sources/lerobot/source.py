@@ -111,7 +111,7 @@ class LeRobotSource(InPlace):
     tolerance: float = TOLERANCE
     language: Mapping[str, str | Resolver] | str = field(default_factory=dict)
 
-    refers_to_images = False
+    keeps_in_place = None
     unpickled = ("_episodes", "_rows", "_videos")
 
     def __post_init__(self) -> None:
