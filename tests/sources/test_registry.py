@@ -354,7 +354,7 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("s3://b/p", {"client_options": SECRET}, "unknown storage option.*client_options"),
     ("gs://b/p", {"key": SECRET}, "unknown storage option.*key"),
     ("gs://b/p", {"anon": True, "bearer_token": SECRET}, "more than one kind"),
-    ("https://h/p", {"token": SECRET}, "unknown storage option.*token"),
+    ("https://h/p", {"token": SECRET}, "unknown storage option.*expected: none.*got: token"),
     ("memory://box", {"mount": True}, "local paths only"),
     ("records", {"direct": True}, "a local path does not take.*direct"),
     ("records", {"account_key": SECRET}, "a local path does not take.*account_key"),

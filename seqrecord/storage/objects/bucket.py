@@ -174,7 +174,7 @@ def canonical_settings(
         raise LocationError(
             "an unknown storage option",
             file=shown,
-            expected=f"any of {', '.join(sorted(known))}",
+            expected=f"any of {', '.join(sorted(known))}" if known else "none for this server",
             got=", ".join(unknown),
         )
     found = {ours: [given[n] for n in theirs if n in given] for ours, theirs in names.items()}
