@@ -362,6 +362,17 @@ def test_mixes(path: Path, options: dict[str, Any]) -> None:
     assert set([clip for clip in given if clip[0] == "one"][: len(every)]) == every
 
 
+def test_draws_of_a_mix_depend_on_seed_and_epoch(path: Path) -> None:
+    def lengths(seed: int) -> list[list[int]]:
+        mix = make_mix(path, **{**MIXES[0], "seed": seed})
+        return [[shape(batch)[1] for batch in mix] for _ in range(2)]
+
+    (first, second), other = lengths(5), lengths(6)
+    assert lengths(5) == [first, second]
+    assert first != second
+    assert first[: len(other[0])] != other[0][: len(first)]
+
+
 @pytest.mark.parametrize("options", [MIXES[0], pytest.param(MIXES[1], marks=pytest.mark.slow)])
 def test_mixes_resume(path: Path, options: dict[str, Any]) -> None:
     """In the middle of an epoch; see also tests/core/training/test_mix_elastic.py."""
