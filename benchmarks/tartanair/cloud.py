@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--write-frames", type=int, default=160)
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
-    azurite = ROOT / "tests" / "services" / "node_modules" / "azurite" / "package.json"
+    azurite = ROOT / "tests" / "kit" / "services" / "node_modules" / "azurite" / "package.json"
     settings = {
         **SETTINGS,
         "consumer_seconds": CONSUMER_SECONDS,
