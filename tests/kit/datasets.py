@@ -186,7 +186,7 @@ def keys_of(folder: Path, *, verify: bool = True) -> str:
 
 
 def check_rebuilt(folder: Path, read: Callable[[Path], object], expected: object) -> None:
-    """Assert that `read(folder)` is `expected` and stays so if index and manifest are rebuilt."""
+    """Assert that `read(folder)` is `expected`, also after index and manifest are rebuilt."""
     assert read(folder) == expected
     assert not seqrecord.verify(folder, deep=True).problems
     seqrecord.reindex(folder)

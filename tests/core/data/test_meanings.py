@@ -26,7 +26,7 @@ from seqrecord.errors import ConflictError, FormatError, SchemaError
 from seqrecord.feature_kinds import parse_unit, partner_of, same_unit, size_in
 from tests.kit.bags import image, write_mcap
 from tests.kit.command_line import fail, run
-from tests.kit.datasets import write_dataset, write_episodes
+from tests.kit.datasets import check_rebuilt, write_dataset, write_episodes
 
 COLOURS = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255]], np.uint8)
 SIDE = 12
@@ -204,18 +204,6 @@ def test_append_keeps_kinds_and_units(tmp_path: Path, caplog: pytest.LogCaptureF
 # ---- changed
 
 
-def check_survives(path: Path, expected: dict[str, tuple[str | None, str | None]]) -> None:
-    """The features are as expected, also after the index and the manifest were lost."""
-    assert specs(path) == expected
-    assert not seqrecord.verify(path, deep=True).problems
-    seqrecord.reindex(path)
-    assert specs(path) == expected
-    (path / "manifest.json").unlink()
-    seqrecord.reindex(path)
-    assert specs(path) == expected
-    assert not seqrecord.verify(path).problems
-
-
 def test_edit_describe(tmp_path: Path) -> None:
     path = dataset(tmp_path / "a", seg=mask(), depth=np.full((3, 4), 2000, np.uint16))
     files = {file: file.stat().st_mtime_ns for file in (path / "records").iterdir()}
@@ -225,19 +213,19 @@ def test_edit_describe(tmp_path: Path) -> None:
     result = run("edit", "describe", path, "--kind", "seg=mask", "--unit", "depth=mm")
     assert "depth: kind unknown, unit mm" in result.stdout
     assert {file: file.stat().st_mtime_ns for file in (path / "records").iterdir()} == files
-    check_survives(path, {"seg": ("mask", None), "depth": (None, "mm")})
+    check_rebuilt(path, specs, {"seg": ("mask", None), "depth": (None, "mm")})
     more = {"seg": mask(), "depth": np.zeros((3, 4), np.uint16)}
     write_dataset(path, {"f": [more]}, mode="append")
     changed = edit.describe_features(path, kinds={"depth": "depth"}, units={"depth": "1/1000 m"})
     assert [(spec.name, spec.kind, spec.unit) for spec in changed] == [
         ("depth", "depth", "1/1000 m")
     ]
-    check_survives(path, {"seg": ("mask", None), "depth": ("depth", "1/1000 m")})
+    check_rebuilt(path, specs, {"seg": ("mask", None), "depth": ("depth", "1/1000 m")})
     edit.rewrite_files(path)
     edit.add_feature(path, "more", lambda e: np.zeros(len(e)))
     edit.drop_features(path, "seg")
     run("edit", "describe", path, "--unit", "depth=", "--kind", "more=reward")
-    check_survives(path, {"depth": ("depth", None), "more": ("reward", None)})
+    check_rebuilt(path, specs, {"depth": ("depth", None), "more": ("reward", None)})
     assert edit.describe_features(path, kinds={"depth": "depth"}) == []
     assert seqrecord.open(path).episodes["e"][0]["depth"][0, 0] == 2000
 
@@ -254,11 +242,11 @@ def test_writers_and_merges_of_edited_datasets(tmp_path: Path) -> None:
     with SeqRecordWriter(path, mode="resume") as resumed:
         assert resumed.completed_episodes == {"e", "f"}
         write_episodes(resumed, {"g": [frame]})
-    check_survives(path, {"d": (None, "mm")})
+    check_rebuilt(path, specs, {"d": (None, "mm")})
     one = dataset(tmp_path / "b", {"d": {"unit": "mm"}}, **frame)
     edit.rename_episodes(one, {"e": "other"})
     edit.merge_datasets([one, path], tmp_path / "c")
-    check_survives(tmp_path / "c", {"d": (None, "mm")})
+    check_rebuilt(tmp_path / "c", specs, {"d": (None, "mm")})
     # Without an edit, record files with different units are refused.
     other = dataset(tmp_path / "m", {"d": {"unit": "m"}}, **frame)
     for file in (other / "records").iterdir():
@@ -287,7 +275,7 @@ def test_statistics_and_lags_follow_an_edit(
     run(*(word.strip("'") for word in command.split()))
     for kind in ("state", "timestamp"):
         run("edit", "describe", path, "--kind", f"t={kind}")
-        check_survives(path, {"t": (kind, "s"), "u": ("timestamp", "ms")})
+        check_rebuilt(path, specs, {"t": (kind, "s"), "u": ("timestamp", "ms")})
 
 
 # ---- inferred
