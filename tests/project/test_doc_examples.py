@@ -31,7 +31,8 @@ from tests.kit.command_line import main
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.kit.processes import free_port, run_python
 from tests.project.language import pages
-from tests.sources.formats import made, sequences
+from tests.sources.all_cases import made
+from tests.sources.formats import sequences
 
 ROOT = Path(__file__).parents[2]
 HEIGHT, WIDTH = 232, 240

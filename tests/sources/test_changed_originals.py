@@ -35,8 +35,8 @@ from tests.kit.lerobot_video_data import CAMERAS, unpack
 from tests.kit.processes import in_fork, run_code
 from tests.kit.services.gcs_stub import GcsStub
 from tests.kit.video_file_data import pictures, write_video
+from tests.sources.all_cases import CASES, indexed, made
 from tests.sources.cases import index_source
-from tests.sources.formats import CASES, indexed, made
 from tests.sources.in_place_cases import frames_of
 
 ACTION, LEROBOT = "observation.state", "lerobot with video"

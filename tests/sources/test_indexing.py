@@ -43,8 +43,8 @@ from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.kit.services.gcs_stub import GcsStub
 from tests.kit.services.places import CLOUDS, Place
 from tests.kit.video_file_data import HAS_TABLES, decoded, pictures, write_fragmented, write_video
+from tests.sources.all_cases import CASES, indexed, made
 from tests.sources.cases import index_source, upload
-from tests.sources.formats import CASES, indexed, made
 from tests.sources.in_place_cases import assert_same, frames_of
 
 pytestmark = pytest.mark.usefixtures("home")

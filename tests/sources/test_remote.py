@@ -28,8 +28,8 @@ from tests.kit.faults import CountingStorage, FaultyStorage
 from tests.kit.lerobot_video_data import unpack
 from tests.kit.services.azurite import Azurite
 from tests.kit.services.web_server import WebFolder
+from tests.sources.all_cases import made
 from tests.sources.cases import upload
-from tests.sources.formats import made
 from tests.sources.formats.mcap import recording
 from tests.sources.formats.replay_buffers import write_buffer
 from tests.sources.in_place_cases import assert_same, frames_of

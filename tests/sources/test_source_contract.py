@@ -28,8 +28,8 @@ from seqrecord.feature_kinds import check_kinds_and_units
 from seqrecord.sources import EpisodeInfo, LeftOut, Source, format_names, inventory_of
 from tests.kit.source_faults import check_refused, read_all
 from tests.kit.video_file_data import decode_gops_of
+from tests.sources.all_cases import CASES
 from tests.sources.cases import Case, Episodes, index_source, upload
-from tests.sources.formats import CASES
 
 LIDAR = LeftOut("notes/lidar.pcd", 1, "no reader")
 
