@@ -29,7 +29,8 @@ class Bucket(ABC):
     """A bucket, container or web server, and the path `root` in it (`""` for the whole).
 
     `config` has the settings and at most one credential, by names of the subclass. `shown` is the
-    URL without credentials. Pickles contain the credential; `repr` and messages do not.
+    URL without credentials. Pickles contain the credential; `repr` and messages do not. `tags` has
+    the e-tags of files that were read, for all clients.
     """
 
     names: ClassVar[Names]  # of options, with or without `prefix`
@@ -44,6 +45,7 @@ class Bucket(ABC):
     root: str
     shown: str
     config: Mapping[str, Any] = field(repr=False)
+    tags: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def resolve(
@@ -86,7 +88,8 @@ class Bucket(ABC):
 
     def http_client(self, timeout: float) -> HttpFiles:
         """Create a client for reading, without retries."""
-        return HttpFiles(self.signer(), self.shown, timeout, follows=not self.is_writable)
+        follows = not self.is_writable
+        return HttpFiles(self.signer(), self.shown, timeout, self.tags, follows=follows)
 
     @property
     def place(self) -> str:

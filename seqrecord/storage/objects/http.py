@@ -63,14 +63,15 @@ class HttpFiles:
     The size is from a HEAD request, or from a range's response if HEAD has none. A response is read
     only up to the requested length, and not at all if it has the whole file. Connections are
     reused. `follows` allows redirects, for servers without credentials only. If a file is replaced
-    between two reads (the e-tag differs), reads fail until the next `info`.
+    between two reads (the e-tag in `tags` differs), reads fail until the next `info`.
     """
 
-    def __init__(self, sign: Signer, shown: str, timeout: float, *, follows: bool) -> None:
+    def __init__(
+        self, sign: Signer, shown: str, timeout: float, tags: dict[str, str], *, follows: bool
+    ) -> None:
         self._sign, self._shown, self._timeout = sign, shown.rstrip("/"), timeout
-        self._follows = follows
+        self._follows, self._tags = follows, tags
         self._pool: urllib3.PoolManager | None = None
-        self._tags: dict[str, str] = {}  # e-tags by path
 
     def info(self, path: str) -> dict[str, Any]:
         self._tags.pop(path, None)

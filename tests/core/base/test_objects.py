@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import pickle
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -65,9 +66,12 @@ def test_odd_names_long_ranges_and_a_replaced_file(place: Place) -> None:
     for start, stop in ((70, 90), (0, 2_000_000), (2_900_000, 3_000_000)):
         assert get(storage, NAME, start, stop) == DATA[start:stop]
     place.put(NAME, DATA[::-1])
-    with pytest.raises(errors.StorageError, match="replaced while it was read") as caught:
-        get(storage, NAME, 0, 10)
-    assert not isinstance(caught.value, errors.TransientError)
+    for again in (storage, pickle.loads(pickle.dumps(storage))):
+        for _ in range(2):
+            with pytest.raises(errors.StorageError, match="replaced while it was read") as caught:
+                get(again, NAME, 0, 10)
+            assert not isinstance(caught.value, errors.TransientError)
+            again.close()  # the next read makes a new client
     assert storage.size(NAME) == len(DATA)  # requests the size again
     assert get(storage, NAME, 0, 10) == DATA[::-1][:10]
     storage.close()
