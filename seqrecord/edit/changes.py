@@ -77,9 +77,9 @@ class EditedDataset:
                 )
             are_trimmed = any(isinstance(edit, Trim) for edit in edits)
             if is_same and not are_trimmed and version.index.schema == manifest.schema:
-                version = replace(version, statistics=manifest.statistics)
+                version = version.with_fields(statistics=manifest.statistics)
             renames = [edit.keys for edit in edits if isinstance(edit, Rename)]
-            if renames and statistics is None and version.statistics is not None:
+            if renames and statistics is None and version.manifest.statistics is not None:
                 statistics = self._rekeyed(renames[-1])
             done = put_version(own, self.base, version, statistics, refused=REFUSED)
         return done, list(sizes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing, suppress
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -60,15 +61,16 @@ def restore_version(
         added = sorted(_uids(index) - _uids(old_index))
         with SmallFiles(storage) as own:
             edits = put_edits(own, [Delete(tuple(added))] if added else [], len(old.edits))
-            restored = Version(
-                *(old_index, old.record_files),
-                max(current.next_ordinal, old.next_ordinal),
-                *(old.left_out, old.splits),
+            restored = replace(
+                old,
+                next_ordinal=max(current.next_ordinal, old.next_ordinal),
+                statistics=None,
                 edits=(*old.edits, *edits),
                 inventory=inventory,
-                copied=old.copied,
+                removed=current.removed,
             )
-            done = put_version(own, base, restored, statistics, refused=REFUSED, is_final=True)
+            made = Version(old_index, restored)
+            done = put_version(own, base, made, statistics, refused=REFUSED, is_final=True)
             return done.commit
 
 

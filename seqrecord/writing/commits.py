@@ -24,7 +24,6 @@ from seqrecord.format.manifest import (
     IndexFile,
     Manifest,
     RecordFile,
-    StatisticsFile,
     check_record_path,
 )
 from seqrecord.format.references import EXTERNALS
@@ -63,18 +62,14 @@ _logger = logging.getLogger("seqrecord")
 
 @dataclass(frozen=True)
 class Version:
-    """Content of a new manifest: the dataset's episodes and files."""
+    """The next version of a dataset. `put_version` completes the manifest: tables, counts, id."""
 
     index: Index
-    record_files: tuple[RecordFile, ...]
-    next_ordinal: int
-    left_out: tuple[str, ...]
-    splits: tuple[str, ...] = ()
-    statistics: StatisticsFile | None = None
-    edits: tuple[IndexFile, ...] = ()
-    inventory: IndexFile | None = None
-    copied: CopiedFiles | None = None
-    removed: tuple[str, ...] = ()  # record files that no resume may recover
+    manifest: Manifest
+
+    def with_fields(self, **fields: Any) -> Version:
+        """The version with these fields of the manifest."""
+        return Version(self.index, replace(self.manifest, **fields))
 
 
 def edits_of(storage: Storage, base: Base) -> tuple[IndexFile, ...]:
@@ -122,17 +117,18 @@ def rebuilt(
         if path in footers and _holds_any(footers[path], effect.deleted, schema)
     }
     lost = (episode.uid for episode in built.duplicates if not episode.files.isdisjoint(paths))
-    return Version(
-        built.index,
-        tuple(RecordFile(path, sizes[path], footers[path].file_id) for path in paths),
-        max(built.next_ordinal, old.next_ordinal if old else 0),
-        tuple(sorted(lost)),
-        built.splits,
-        old.statistics if old and old.fingerprint == built.index.fingerprint() else None,
-        edits,
-        old.inventory if old else None,
-        old.copied if old else None,
+    before = old or Manifest(schema, (), {}, 0, 0, "", CREATED_BY)
+    is_same = before.fingerprint == built.index.fingerprint()
+    manifest = replace(
+        before,
+        record_files=tuple(RecordFile(path, sizes[path], footers[path].file_id) for path in paths),
+        next_ordinal=max(built.next_ordinal, before.next_ordinal),
+        left_out=tuple(sorted(lost)),
+        splits=built.splits,
+        statistics=before.statistics if is_same else None,
+        edits=edits,
     )
+    return Version(built.index, manifest)
 
 
 def _holds_any(footer: Footer, deleted: Collection[str], schema: Schema) -> bool:
@@ -152,25 +148,17 @@ def appended(
     Their ordinals start at the manifest's `next_ordinal`, so the old index is extended without
     reading old record files. The result is the same as from `rebuilt`.
     """
-    version = Version(
-        *(index, manifest.record_files, manifest.next_ordinal, manifest.left_out),
-        splits=manifest.splits,
-        statistics=manifest.statistics,
-        edits=manifest.edits,
-        inventory=manifest.inventory,
-        copied=manifest.copied,
-    )
     if not complete_episodes(list(footers.items()), manifest.schema):
-        return version
+        return Version(index, manifest)
     new = build_index(footers, edits=Edits(schema=manifest.schema))
     files = tuple(RecordFile(path, sizes[path], footers[path].file_id) for path in new.files)
-    return replace(
-        version,
-        index=index.extended(new.index, len(version.record_files)),
-        record_files=(*version.record_files, *files),
-        next_ordinal=max(version.next_ordinal, new.next_ordinal),
+    extended = replace(
+        manifest,
+        record_files=(*manifest.record_files, *files),
+        next_ordinal=max(manifest.next_ordinal, new.next_ordinal),
         statistics=None,
     )
+    return Version(index.extended(new.index, len(manifest.record_files)), extended)
 
 
 def put_version(
@@ -194,36 +182,30 @@ def put_version(
     that the new version lacks. Raises as `commit` does, with the message `refused` if another
     writer committed first.
     """
-    storage = own.storage
+    storage, index, manifest = own.storage, version.index, version.manifest
     tables = {
         name: own.put_index(f"{name}.arrow", memoryview(data))
-        for name, data in version.index.encode().items()
+        for name, data in index.encode().items()
     }
     if statistics is not None and (file := own.put_statistics(statistics)) is not None:
-        version = replace(version, statistics=file)
+        manifest = replace(manifest, statistics=file)
     if inventories:
         data = encode_inventories(inventories)
-        version = replace(version, inventory=own.put_index("inventory.json", data))
-    left = base.files.keys() - {file.path for file in version.record_files}
+        manifest = replace(manifest, inventory=own.put_index("inventory.json", data))
+    left = base.files.keys() - {file.path for file in manifest.record_files}
     if left:
         put_retired_note(own, sorted(left), is_final=is_final)
-    removed = _still_there(storage, base.manifest.removed if base.manifest else ())
-    manifest = Manifest(
-        schema=version.index.schema,
-        record_files=version.record_files,
+    known = base.manifest.removed if base.manifest else ()
+    removed = (path for path in manifest.removed if path not in known)
+    manifest = replace(
+        manifest,
+        schema=index.schema,
         index=tables,
-        num_episodes=len(version.index.num_frames),
-        num_frames=int(version.index.num_frames.sum()),
-        fingerprint=version.index.fingerprint(),
+        num_episodes=len(index.num_frames),
+        num_frames=int(index.num_frames.sum()),
+        fingerprint=index.fingerprint(),
         created_by=created_by,
-        splits=version.splits,
-        statistics=version.statistics,
-        edits=version.edits,
-        inventory=version.inventory,
-        copied=version.copied,
-        next_ordinal=version.next_ordinal,
-        left_out=version.left_out,
-        removed=tuple(dict.fromkeys((*removed, *version.removed))),
+        removed=(*_still_there(storage, known), *removed),
     )
     try:
         done = commit(own, base, manifest)
@@ -315,12 +297,12 @@ def _reindex(
         # Unknown which files values were copied from: compare all files that the lists name.
         lists = (PurePosixPath(file.path) for file in storage.files(EXTERNALS))
         if found := tuple(sorted(path.stem for path in lists if path.suffix == ".json")):
-            version = replace(version, copied=CopiedFiles(found))
-    if base.manifest is None and version.edits:
+            version = version.with_fields(copied=CopiedFiles(found))
+    if base.manifest is None and (edits := version.manifest.edits):
         _logger.warning(
             "%s: no manifest lists the committed edits; applied all %s of edits: %s",
-            *(storage.url, counted(len(version.edits), "file")),
-            first_of([file.path for file in version.edits], _MAX_SHOWN),
+            *(storage.url, counted(len(edits), "file")),
+            first_of([file.path for file in edits], _MAX_SHOWN),
         )
     with SmallFiles(storage) as own:
         manifest = put_version(own, base, version, created_by=created_by)

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
-
-import numpy as np
 
 from seqrecord.errors import (
     DestinationError,
@@ -51,7 +48,6 @@ from seqrecord.writing.committing import (
 
 if TYPE_CHECKING:
     from seqrecord.format.inventory import Inventory
-    from seqrecord.writing.commits import Version
 
 WriteMode = Literal["create", "resume", "append"]
 
@@ -191,6 +187,7 @@ class Destination:
         """
         # Here, because a writer needs the code that builds indexes at its end only.
         from seqrecord.writing.commits import appended, put_version, rebuilt
+        from seqrecord.writing.edit_files import put_splits
         from seqrecord.writing.stored_statistics import statistics_of
 
         _logger.info("%s: committing %s", self.storage.url, counted(len(keys), "episode"))
@@ -218,11 +215,14 @@ class Destination:
         check(version.index)
         # Record files with incomplete episodes only: from this commit on no resume may recover
         # them, and a writer that recovered them before cannot commit.
-        unused = sorted(own.keys() - {file.path for file in version.record_files})
-        version = replace(version, removed=tuple(unused), copied=copied or version.copied)
+        found = version.manifest
+        unused = sorted(own.keys() - {file.path for file in found.record_files})
+        removed = (*found.removed, *unused)
+        version = version.with_fields(removed=removed, copied=copied or found.copied)
         together = statistics_of(self.storage, self._base.manifest, version, statistics)
+        new = {key: n for key, n in (splits or {}).items() if key not in self.committed}
         with SmallFiles(self.storage, self.writer) as small:
-            version = self._split(small, version, splits or {})
+            version = put_splits(small, version, new)
             known = self._inventories() if inventories else ()
             every = (*known, *inventories)
             manifest = put_version(small, self._base, version, together, inventories=every)
@@ -241,17 +241,6 @@ class Destination:
         except (NotFoundError, FormatError) as error:
             _logger.warning("%s: inventories dropped: %s", self.storage.url, error)
             return ()
-
-    def _split(self, own: SmallFiles, version: Version, splits: Mapping[str, str]) -> Version:
-        """The version with new episodes in their splits."""
-        from seqrecord.writing.edit_files import put_splits
-
-        places = version.index.positions
-        new = [key for key in splits if key in places and key not in self.committed]
-        names = tuple(dict.fromkeys((*version.splits, *(splits[key] for key in new))))
-        numbers = version.index.split.astype(np.int64)
-        numbers[[places[key] for key in new]] = [names.index(splits[key]) for key in new]
-        return put_splits(own, version, numbers, names) if new else version
 
     def give_up(self, error: BaseException | None, cause: BaseException | None = None) -> None:
         """Clean up after a failure: remove this writer's files if no episode has ended or was

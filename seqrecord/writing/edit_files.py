@@ -38,25 +38,25 @@ def check_split_name(name: object) -> None:
         )
 
 
-def put_splits(
-    own: SmallFiles, version: Version, new: npt.NDArray[np.int64], names: tuple[str, ...]
-) -> Version:
-    """Put episodes into splits: write the edits, and return the version with them.
-
-    `new` has a place in `names` for each episode, or `NO_SPLIT`: int64 [episodes].
-    """
-    edits = split_edits(version.index, new, names)
-    files = put_edits(own, edits, len(version.edits))
-    return replace(
-        version,
-        index=replace(version.index, split=new.astype(np.uint16)),
-        splits=names,
-        edits=(*version.edits, *files),
-    )
+def put_splits(own: SmallFiles, version: Version, splits: Mapping[str, str]) -> Version:
+    """Put episodes into splits, by key: write the edits, and return the version with them."""
+    index, manifest = version.index, version.manifest
+    new = {key: name for key, name in splits.items() if key in index.positions}
+    if not new:
+        return version
+    names = tuple(dict.fromkeys((*manifest.splits, *new.values())))
+    numbers = index.split.astype(np.int64)
+    numbers[[index.positions[key] for key in new]] = [names.index(name) for name in new.values()]
+    files = put_edits(own, split_edits(index, numbers, names), len(manifest.edits))
+    manifest = replace(manifest, splits=names, edits=(*manifest.edits, *files))
+    return Version(replace(index, split=numbers.astype(np.uint16)), manifest)
 
 
 def split_edits(index: Index, new: npt.NDArray[np.int64], names: Sequence[str]) -> list[Split]:
-    """Edits for the episodes whose split differs from the index; arguments as for `put_splits`."""
+    """Edits for the episodes whose split differs from the index.
+
+    `new` has a place in `names` for each episode, or `NO_SPLIT`: int64 [episodes].
+    """
     changed = np.flatnonzero(new != index.split)
     return [
         Split(
