@@ -24,7 +24,6 @@ from seqrecord.schema import Block, Frame, Schema
 from seqrecord.storage import Storage, StorageLike, parse_location
 from seqrecord.text import repr_of
 from seqrecord.units import parse_size
-from seqrecord.writing.dataset_files import STAMP
 from seqrecord.writing.destination import WriteMode
 from seqrecord.writing.record_file import check_names, check_value
 from seqrecord.writing.recording_thread import RecordingThread
@@ -36,7 +35,7 @@ from seqrecord.writing.stored_schema import (
     infer_schema,
 )
 from seqrecord.writing.values import plain_frame
-from seqrecord.writing.writer import SeqRecordWriter, expect_stamps
+from seqrecord.writing.writer import STAMP, SeqRecordWriter, expect_stamps
 
 DEFAULT_QUEUE_BYTES = "1GiB"
 [_STAMP] = STAMP

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +15,17 @@ from seqrecord.errors import (
     SeqRecordError,
     located,
 )
+from seqrecord.feature_kinds import doubtful_forms
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata, parse_metadata
 from seqrecord.processes.exclusive import Exclusive, exclusive
 from seqrecord.reading.metadata import DamagedFile
 from seqrecord.schema import Block, Frame, Schema
+from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.writing.chunking import CHUNK_BYTES, CHUNK_FRAMES
-from seqrecord.writing.dataset_files import DatasetFiles
 from seqrecord.writing.destination import Destination, WriteMode, check_mode
+from seqrecord.writing.rates import irregular_note
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import (
     DEFAULT_MAX_FILE_SIZE,
@@ -32,11 +35,18 @@ from seqrecord.writing.stored_schema import (
     check_descriptions,
     check_fps,
     check_sizes,
+    infer_schema,
+    stored_schema,
 )
 from seqrecord.writing.values import copied_value, nbytes_of, plain_frame
 
 if TYPE_CHECKING:
     from seqrecord.codecs.video.gops import Gop
+
+STAMP: FeatureInfo = {"timestamp": {"kind": "timestamp", "unit": "s"}}
+"""The feature of a recorder with the time of `append`."""
+
+_logger = logging.getLogger("seqrecord")
 
 
 class SeqRecordWriter:
@@ -117,21 +127,26 @@ class SeqRecordWriter:
     ) -> None:
         check_mode(mode)
         self._fps = check_fps(fps)
-        nbytes = check_sizes(chunk_frames, max_file_size)
+        self._chunk_frames = chunk_frames
+        self._max_file_size = check_sizes(chunk_frames, max_file_size)
         check_codecs(codecs)
         check_descriptions(features)
-        self._closed = False
+        self._codecs, self._features, self._has_statistics = codecs, features, statistics
+        self._is_stamped = self._closed = False
         self._episode: EpisodeWriter | None = None  # the last one
+        self._schema: Schema | None = None  # until the features are known
+        self._records: RecordFileWriter | None = None  # until the features are known
+        self._collector: StatisticsCollector | None = None
+        self._noted: set[str] = set()  # features with NaN or infinities
         self._destination = Destination(open_storage(destination, storage_options), mode)
+        self._keys = {*self._destination.finished}  # of complete episodes
+        self._ordinal = self._destination.next_ordinal
         self._exclusive = Exclusive("writer", self.url)
         try:
-            self._files = DatasetFiles(
-                self._destination, features, codecs, chunk_frames, nbytes, statistics
-            )
             if schema is None and self._destination.schema is not None:
                 schema = self._destination.schema.active
             if schema is not None:
-                self._files.use(schema)
+                self._use(schema)
         except BaseException:
             self._destination.release()
             raise
@@ -144,8 +159,7 @@ class SeqRecordWriter:
     @property
     def schema(self) -> Schema | None:
         """The features with their codecs; `None` until they are known."""
-        schema = self._files.schema
-        return None if schema is None else schema.active
+        return None if self._schema is None else self._schema.active
 
     @property
     def damaged_files(self) -> tuple[DamagedFile, ...]:
@@ -162,7 +176,9 @@ class SeqRecordWriter:
         After a failed write, only episodes in finished record files; `mode="resume"` finds the
         other complete ones.
         """
-        return self._files.safe_keys
+        return frozenset(
+            self._keys if self._records is None else self._keys - self._records.at_risk
+        )
 
     @exclusive
     def episode(
@@ -176,12 +192,12 @@ class SeqRecordWriter:
         """
         if self._closed:
             raise DestinationError("the writer is closed", episode=key)
-        if self._files.records is not None:
-            self._files.records.check()
+        if self._records is not None:
+            self._records.check()
         if self._episode is not None and self._episode.is_open:
             raise DestinationError(f"episode {self._episode.key} has not ended", episode=key)
         check_key(key)
-        if key in self._files.keys:
+        if key in self._keys:
             raise DestinationError(
                 "episode exists already; skip the keys in writer.completed_episodes, or choose "
                 "another key",
@@ -191,7 +207,7 @@ class SeqRecordWriter:
         fps = self._fps if fps is None else check_fps(fps)
         with located(FormatError, episode=key):
             text = encode_metadata(dict(metadata or {}))
-        self._episode = EpisodeWriter(self._files, self._exclusive, key, text, fps)
+        self._episode = EpisodeWriter(self, key, text, fps)
         return self._episode
 
     @exclusive
@@ -215,10 +231,14 @@ class SeqRecordWriter:
                 episode=episode.key,
             )
         try:
-            statistics = self._files.close()
-            if not self._files.keys:
+            if self._records is not None:
+                self._records.close()
+                if self._records.irregular:
+                    _logger.warning("%s: %s", self.url, irregular_note(self._records.irregular))
+            if not self._keys:
                 raise DestinationError("no episode was written", file=self.url)
-            return self._destination.commit(self._files.keys, statistics)
+            statistics = None if self._collector is None else self._collector.statistics()
+            return self._destination.commit(self._keys, statistics)
         except BaseException as error:
             self._give_up(error)
             raise
@@ -239,15 +259,15 @@ class SeqRecordWriter:
         try:
             if self._episode is not None:
                 self._episode.abort()
-            if self._files.records is not None:
-                self._files.records.close_after_error()
+            if self._records is not None:
+                self._records.close_after_error()
         finally:
             self._give_up(error)
             self._release()
 
     def _give_up(self, error: BaseException | None) -> None:
-        records = self._files.records
-        self._destination.give_up(error, None if records is None else records.failure)
+        cause = None if self._records is None else self._records.failure
+        self._destination.give_up(error, cause)
 
     def __reduce__(self) -> tuple[object, ...]:
         return self._exclusive.__reduce__()
@@ -272,6 +292,50 @@ class SeqRecordWriter:
         self._closed = True
         self._destination.release()
 
+    def _use(self, schema: Schema) -> None:
+        """Set the features, with codecs and groups, and start to write."""
+        known = self._destination.schema
+        self._schema = stored_schema(schema, self._codecs, known, self._features)
+        for note in doubtful_forms(self._schema) if known is None else ():
+            _logger.warning("%s: %s", self.url, note)
+        if self._has_statistics:
+            self._collector = StatisticsCollector(self._schema)
+        self._records = RecordFileWriter(
+            self._destination.storage,
+            self._schema,
+            writer=self._destination.writer,
+            max_file_size=self._max_file_size,
+            statistics=self._collector,
+        )
+
+    def _begin(self, episode: EpisodeWriter, first: Sequence[Frame]) -> RecordFileWriter:
+        """Begin an episode in the record files; its `first` frames determine unknown features."""
+        if self._records is None:
+            with located(SchemaError, episode=episode.key):
+                self._use(infer_schema(first, self._features))
+        assert self._records is not None
+        self._records.begin(
+            episode.key,
+            ordinal=self._ordinal,
+            chunk_frames=self._chunk_frames,
+            metadata=episode._metadata,
+            fps=episode._fps,
+            checks_rate=not self._is_stamped,
+        )
+        self._ordinal += 1
+        return self._records
+
+    def _end(self, key: str) -> None:
+        """Note an ended episode, and log the first NaN or infinity of each feature."""
+        self._keys.add(key)
+        found = {} if self._collector is None else self._collector.non_finite()
+        for name in found.keys() - self._noted:
+            self._noted.add(name)
+            _logger.warning(
+                "%s: feature %s has NaN or infinite values, first in episode %s, frame %d",
+                *(self.url, name, found[name].episode, found[name].frame),
+            )
+
 
 class EpisodeWriter:
     """One episode being written.
@@ -281,8 +345,7 @@ class EpisodeWriter:
 
     def __init__(
         self,
-        files: DatasetFiles,
-        guard: Exclusive,
+        writer: SeqRecordWriter,
         key: str,
         metadata: str,
         fps: float | None,
@@ -290,7 +353,7 @@ class EpisodeWriter:
         self.key = key
         self.num_frames = 0
         self.is_open = True
-        self._exclusive, self._files = guard, files
+        self._writer, self._exclusive = writer, writer._exclusive
         self._metadata = metadata
         self._fps = fps
         # Copies of a dataset's first frames, for the schema.
@@ -312,7 +375,7 @@ class EpisodeWriter:
         with self._forget_on_error():
             with located(SchemaError, episode=self.key, frame=self.num_frames):
                 block = Block.of(frame := plain_frame(frame))
-            if self._records is not None or self._files.schema is not None:
+            if self._records is not None or self._writer._schema is not None:
                 self._begun().append(block)
             else:
                 copy = {name: copied_value(item) for name, item in frame.items()}
@@ -334,7 +397,7 @@ class EpisodeWriter:
         """
         self._check_open()
         with self._forget_on_error():
-            if self._records is None and self._files.schema is None:
+            if self._records is None and self._writer._schema is None:
                 raise FrameError(
                     "encoded video needs a schema: pass one to the writer",
                     episode=self.key,
@@ -373,7 +436,7 @@ class EpisodeWriter:
                 raise FrameError("episode has no frames", episode=self.key)
             self._begun().end(text)
         self.is_open = False
-        self._files.end(self.key)
+        self._writer._end(self.key)
 
     @exclusive
     def abort(self) -> None:
@@ -381,7 +444,7 @@ class EpisodeWriter:
         if self.is_open:
             self.is_open = False
             if self._records is not None and self._records.drop():
-                self._files.keys.add(self.key)
+                self._writer._keys.add(self.key)
 
     @exclusive
     def discard(self) -> None:
@@ -429,8 +492,7 @@ class EpisodeWriter:
         """The record files, in which the episode has begun; infers the features if needed."""
         if self._records is None:
             first, self._pending = self._pending, []
-            self._records = self._files.opened(self.key, first)
-            self._files.begin(self.key, metadata=self._metadata, fps=self._fps)
+            self._records = self._writer._begin(self, first)
             for frame in first:
                 self._records.append(Block.of(frame))
         return self._records
@@ -438,4 +500,5 @@ class EpisodeWriter:
 
 def expect_stamps(writer: SeqRecordWriter) -> None:
     """Expect `STAMP` in all frames of a writer: it decides about no fps."""
-    writer._files.expect_stamps()
+    writer._is_stamped = True
+    writer._features = {**(writer._features or {}), **STAMP}
