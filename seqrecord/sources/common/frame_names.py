@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -78,7 +78,11 @@ class FrameFiles:
     """The files of a feature in the order of their numbers.
 
     Args:
-        names: file names by number, or by name without ending if there is no unique number.
+        names: file names by number, or by name without ending if there is no unique number; empty
+            in a `summary`.
+        first: name of the first frame's file.
+        num_frames: number of files.
+        endings: file name endings, in lower case.
         pattern: `str.format` pattern from number to name without ending; `None` if the number is
             not enough.
         twice: two files of the same frame, if any.
@@ -86,20 +90,18 @@ class FrameFiles:
         times: the times in the names, if each name has one.
     """
 
-    names: Mapping[int | str, str]
+    names: Mapping[int | str, str] = field(default_factory=dict)
+    first: str = ""
+    num_frames: int = 0
+    endings: frozenset[str] = frozenset()
     pattern: str | None = None
     twice: tuple[str, str] | None = None
     unlike: tuple[str, str] | None = None
     times: NameTimes | None = None
 
-    @property
-    def first(self) -> str:
-        """Name of the first frame's file."""
-        return next(iter(self.names.values()))
-
-    @property
-    def num_frames(self) -> int:
-        return len(self.names)
+    def summary(self) -> FrameFiles:
+        """Return a copy without the names and times of single files."""
+        return replace(self, names={}, times=self.times and self.times._replace(values=[]))
 
     def check(self, folder: Path, feature: str | None = None) -> None:
         """Raise `SourceError` for two files of one frame, and for files of two recordings."""
@@ -178,6 +180,12 @@ def files_by_feature(files: Iterable[str]) -> dict[str, FrameFiles]:
 def frame_files(files: Iterable[str]) -> FrameFiles:
     """Like `files_by_feature`, for files of a single feature."""
     return _in_order([*map(_parsed, files)])
+
+
+def ending_of(name: str) -> str:
+    """Return a file name's ending in lower case: `.png`."""
+    stem, dot, ending = name.rpartition(".")
+    return f"{dot}{ending.lower()}" if stem else ""
 
 
 def escaped(text: str) -> str:
@@ -274,7 +282,7 @@ def _words(texts: Iterable[str]) -> str:
 def _in_order(names: Sequence[_Name]) -> FrameFiles:
     """Sort files by the first number that varies, if names are equal except for numbers."""
     if not names:
-        return FrameFiles({})
+        return FrameFiles()
     usual, other = _unlike(names)
     times = _times(name.stem for name in names)
     if times is not None and times.unit is not None:
@@ -326,7 +334,9 @@ def _once(
         if pattern is not None and pattern.format(frame) != name.stem:
             pattern = None
     order = list(found) if is_sorted else sorted(found, key=_place)
-    return FrameFiles({frame: found[frame] for frame in order}, pattern, twice)
+    ordered = {frame: found[frame] for frame in order}
+    endings = frozenset(map(ending_of, ordered.values()))
+    return FrameFiles(ordered, ordered[order[0]], len(order), endings, pattern, twice)
 
 
 def _place(frame: int | str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ from seqrecord.sources.folders.exported import (
 from seqrecord.sources.folders.rows import find_rows
 from seqrecord.sources.folders.tree import (
     METADATA,
+    FeatureFolder,
     Listing,
     is_frame,
     look,
@@ -85,20 +86,20 @@ def read_frames(
             if name in found.arrays:
                 frame[name] = np.array(found.arrays[name][index], spec.dtype, order="C")
             elif name in found.files:
-                folder, files, member = found.files[name]
-                if key not in files.names:
+                feature = found.files[name]
+                if key not in feature.files.names:
                     continue
+                path_of = path / feature.folder / feature.files.names[key]
                 if in_place and spec.may_be_referred_to:
-                    frame[name] = ReferencedFile(str(folder / files.names[key]))
+                    frame[name] = ReferencedFile(str(path_of))
                 else:
                     with located(SourceError, feature=name, frame=index):
-                        path_of = folder / files.names[key]
                         are_points = path_of.suffix.lower() in POINT_ENDINGS and not spec.codec
                         if are_points and spec.value == "array":
-                            points = read_points(path_of, columns).get(member or "")
+                            points = read_points(path_of, columns).get(feature.member or "")
                             frame[name] = check_columns(labels, points, spec, path_of)
                         else:
-                            frame[name] = _read_frame(path_of, spec, exif, member)
+                            frame[name] = _read_frame(path_of, spec, exif, feature.member)
             elif spec.kind in name_values:
                 frame[name] = name_values[spec.kind]
         yield frame
@@ -113,36 +114,24 @@ class _EpisodeData:
 
     order: Mapping[int | str, str]
     arrays: Mapping[str, NpyFile | npt.NDArray[Any]]
-    files: Mapping[str, _Files]
+    files: Mapping[str, FeatureFolder]
     times: Sequence[int] = ()  # of the file names, in nanoseconds
 
 
-class _Files(NamedTuple):
-    """Files of a feature, their folder, and the array in npz files."""
-
-    folder: Path
-    files: FrameFiles
-    member: str | None = None
-
-
-def _find(
-    path: Path, own: Listing[FrameFiles], schema: Schema, sparse: Collection[str]
-) -> _EpisodeData:
+def _find(path: Path, own: Listing, schema: Schema, sparse: Collection[str]) -> _EpisodeData:
     """Find the features of an episode by its files and folders."""
     arrays = {
         name: _open_array(path / file, schema[name])
         for name, file in own.arrays.items()
         if name in schema
     }
-    inside = look_inside(path, own.subfolders)
-    named, row_files = name_features(path, own, inside, sparse)
-    every = {n: _Files(path / each.folder, each.files, each.member) for n, each in named.items()}
+    every, row_files = name_features(path, own, look_inside(path, own.subfolders), sparse)
     files = {name: found for name, found in every.items() if name in schema}
     dense = [name for name in files if name not in sparse]
     if not dense:  # the frames must not depend on the selected features
         dense = [name for name in every if name not in sparse][:1]
     for name in {**dict.fromkeys(dense), **files}:
-        every[name].files.check(every[name].folder, name)
+        every[name].files.check(path / every[name].folder, name)
     _check_lengths(path, arrays, {name: every[name] for name in (*dense, *files)}, dense)
     order: Mapping[int | str, str] = {}
     times: Sequence[int] = ()
@@ -174,8 +163,7 @@ def _find(
 def files_of(path: Path, names: Collection[str], sparse: Collection[str]) -> Iterator[Path]:
     """Yield the files of these features in an episode's folder, if they have one file per frame."""
     own = look(path)
-    inside = {name: look(path / name) for name in own.subfolders}
-    named, _ = name_features(path, own, inside, sparse)
+    named, _ = name_features(path, own, look_inside(path, own.subfolders), sparse)
     for name in named.keys() & names:
         yield from (path / named[name].folder / file for file in named[name].files.names.values())
 
@@ -184,7 +172,7 @@ def _find_exported(path: Path, schema: Schema, episode: ExportedEpisode) -> _Epi
     """Find the features of an exported episode by its description."""
     order: dict[int | str, str] = dict.fromkeys(episode.frames, "")
     arrays: dict[str, NpyFile] = {}
-    files: dict[str, _Files] = {}
+    files: dict[str, FeatureFolder] = {}
     chosen = [feature for feature in episode.features if feature.spec.name in schema]
     if not chosen:
         raise SourceError("the episode has no frames of the selected features", file=str(path))
@@ -197,7 +185,7 @@ def _find_exported(path: Path, schema: Schema, episode: ExportedEpisode) -> _Epi
                 raise _disagrees(place, name, wanted, f"{len(arrays[name])} frames")
         elif feature.num_frames:
             there = _exported_frames(place, schema[name])
-            files[name] = _Files(place, there)
+            files[name] = FeatureFolder(feature.path, there)
             if len(there.names) != feature.num_frames or not there.names.keys() <= order.keys():
                 raise SourceError(
                     "exported files are missing, or files were added",
@@ -225,7 +213,10 @@ def _open_array(path: Path, spec: FeatureSpec) -> NpyFile:
 
 
 def _check_lengths(
-    path: Path, arrays: Mapping[str, NpyFile], files: Mapping[str, _Files], dense: Collection[str]
+    path: Path,
+    arrays: Mapping[str, NpyFile],
+    files: Mapping[str, FeatureFolder],
+    dense: Collection[str],
 ) -> None:
     """Raise `SourceError` unless all `dense` features have the same frames.
 
@@ -241,8 +232,8 @@ def _check_lengths(
             got=f"{name}/ and {name}.npy",
         )
     places = {name: path / f"{name}.npy" for name in arrays}
-    places |= {name: one.folder for name, one in files.items()}
-    lengths = {name: len(files[name].files.names) for name in dense}
+    places |= {name: path / one.folder for name, one in files.items()}
+    lengths = {name: files[name].files.num_frames for name in dense}
     lengths |= {name: len(array) for name, array in arrays.items()}
     if not any(lengths.values()):
         return
@@ -260,7 +251,7 @@ def _check_lengths(
     for name, one in files.items():
         if more := one.files.names.keys() - frames:
             wanted = f"{_least(frames - one.files.names.keys())}, {origin}"
-            raise _disagrees(one.folder, name, wanted, _least(more))
+            raise _disagrees(places[name], name, wanted, _least(more))
 
 
 def _disagrees(path: Path, feature: str, expected: str, got: str, fewer: str = "") -> SourceError:

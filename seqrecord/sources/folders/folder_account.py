@@ -79,7 +79,7 @@ def camera_of(episode: EpisodeFolder) -> tuple[dict[str, Any] | None, dict[str, 
     """Return an episode's camera, if there is one, and reasons for unused camera files."""
     sizes = set[tuple[int, int]]()
     for folder in episode.folders.values() if episode.cameras else ():
-        path = episode.path / folder.folder / folder.first
+        path = episode.path / folder.first
         if path.suffix.lower() in IMAGE_ENDINGS:
             with suppress(SourceError):  # raised by `frames`
                 height, width = image_header(path).shape[:2]
@@ -93,7 +93,7 @@ def encoding_notes(
     """Yield notes on images whose values may encode other data, by feature."""
     for name, spec in specs.items():
         places = (each.folders.get(name) for each in episodes)
-        first = next((place.first for place in places if place is not None), "")
+        first = next((place.files.first for place in places if place is not None), "")
         if Path(first).suffix.lower() not in IMAGE_ENDINGS or spec.unit:
             continue
         if text := encoding_note(f"{name} {first}", spec.dtype, spec.shape):
@@ -161,11 +161,13 @@ class _Taken:
 def _is_of(folder: FeatureFolder, name: str) -> bool:
     """Return whether a file name is that of a frame of the feature."""
     path = Path(name)
-    if path.suffix.lower() not in folder.endings or not (is_frame(name) or is_text_name(name)):
+    if path.suffix.lower() not in folder.files.endings or not (
+        is_frame(name) or is_text_name(name)
+    ):
         return False
-    if folder.pattern is None:
+    if (pattern := folder.files.pattern) is None:
         return True
     try:
-        return folder.pattern.format(number_of(folder.pattern, path.stem)) == path.stem
+        return pattern.format(number_of(pattern, path.stem)) == path.stem
     except ValueError:
         return False

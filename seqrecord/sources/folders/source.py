@@ -20,9 +20,10 @@ from seqrecord.originals.references import external_files, external_folders
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import CodecConfig, FeatureSpec, Frame
 from seqrecord.sources.common.array_files import NPZ, array_header, arrays_form
-from seqrecord.sources.common.frame_names import name_specs, time_note
+from seqrecord.sources.common.frame_names import ending_of, name_specs, time_note
 from seqrecord.sources.common.images import (
     IMAGE_ENDINGS,
+    IMAGE_FORMATS,
     image_header,
     load_imagecodecs,
     passthrough_codec,
@@ -54,7 +55,6 @@ from seqrecord.sources.folders.tree import (
     METADATA,
     EpisodeFolder,
     FeatureFolder,
-    ending_of,
     files_like,
     find_episodes,
     is_text_name,
@@ -286,8 +286,8 @@ class FolderSource(NumberedFrames, ScannedSource):
 
     def _notes(self, specs: Mapping[str, FeatureSpec]) -> list[str]:
         plain = self._plain
-        firsts = (folder for each in plain for folder in self._dense(each)[:1])
-        units = Counter(folder.times for folder in firsts if folder.times)
+        firsts = (each for episode in plain for each in self._dense(episode)[:1])
+        units = Counter(each.files.times.unit for each in firsts if each.files.times)
         of = counted(len(plain), "episode")
         times = [f"{time_note(unit)} ({count} of {of})" for unit, count in units.items()]
         return [*times, *encoding_notes(specs, plain)]
@@ -296,11 +296,11 @@ class FolderSource(NumberedFrames, ScannedSource):
         self, episode: EpisodeFolder, folder: FeatureFolder, spec: FeatureSpec
     ) -> FeatureSpec:
         """Return the described feature with a codec that keeps its images, if possible."""
-        path, codec = episode.path / folder.folder / folder.first, _DECODED
+        path, codec = episode.path / folder.first, _DECODED
         if self.in_place:
             codec = self._referable(path, folder)
-        elif self.keep_encoded and folder.all_images:
-            codec = passthrough_codec(image_header(path), folder.endings, exif=self.exif)
+        elif self.keep_encoded and folder.files.endings <= IMAGE_FORMATS.keys():
+            codec = passthrough_codec(image_header(path), folder.files.endings, exif=self.exif)
         return replace(spec, codec=codec)
 
     def _from_first_file(self, episode: EpisodeFolder, name: str) -> FeatureSpec:
@@ -316,8 +316,8 @@ class FolderSource(NumberedFrames, ScannedSource):
             check_time_axis(header.shape, path)
             dtype, shape = header.dtype, header.shape[1:]
         else:
-            path = episode.path / folder.folder / folder.first
-            meaning = known_meaning(folder.pattern, folder.first)
+            path = episode.path / folder.first
+            meaning = known_meaning(folder.files.pattern, path.name)
             if self.in_place:
                 codec = self._referable(path, folder)
             if ending_of(path.name) in IMAGE_ENDINGS:
@@ -325,7 +325,7 @@ class FolderSource(NumberedFrames, ScannedSource):
                 if image.dtype == np.uint16 and len(image.shape) == 3:
                     load_imagecodecs(path)
                 if self.keep_encoded and not self.in_place:
-                    codec = passthrough_codec(image, folder.endings, exif=self.exif)
+                    codec = passthrough_codec(image, folder.files.endings, exif=self.exif)
                 dtype, shape = image.dtype, shape_of(image, self.exif, is_kept=bool(codec))
             elif ending_of(path.name) in POINT_ENDINGS:
                 found = read_points(path, self.columns)[folder.member or ""].values
@@ -333,20 +333,20 @@ class FolderSource(NumberedFrames, ScannedSource):
             elif is_text_name(path.name):
                 dtype, shape = np.dtype("<f8"), frames_shape(files_like(path))
             else:
-                are_arrays = folder.endings <= {".npy", NPZ}
+                are_arrays = folder.files.endings <= {".npy", NPZ}
                 files = files_like(path) if are_arrays else [path]
                 dtype, shape = arrays_form(files, folder.member)
         meaning = {"kind": kind_of_values(name, dtype, shape), **meaning}
         return feature_spec(name, dtype, shape, path, codec=codec, **meaning)
 
     def _referable(self, path: Path, folder: FeatureFolder) -> tuple[CodecConfig, ...]:
-        return referable_codec(read_bytes(path), folder.endings, path, self.exif)
+        return referable_codec(read_bytes(path), folder.files.endings, path, self.exif)
 
     def _name_specs(self) -> list[FeatureSpec]:
         """Return the specs of file name features, unless all episodes are exported."""
         firsts = [each for episode in self._plain for each in self._dense(episode)[:1]]
-        are_named = any(each.pattern is None for each in firsts)
-        are_times = any(each.times for each in firsts)
+        are_named = any(each.files.pattern is None for each in firsts)
+        are_times = any(each.files.times for each in firsts)
         specs = name_specs(self.path, are_named=are_named, are_times=are_times)
         return specs if self._plain else []
 
@@ -386,9 +386,9 @@ class FolderSource(NumberedFrames, ScannedSource):
     ) -> dict[str, Any]:
         """Return file patterns and counts of missing frames, for the metadata."""
         chosen = {n: episode.folders[n] for n in sorted(episode.folders.keys() & names)}
-        files = {name: each.path_of_number for name, each in chosen.items() if each.pattern}
+        files = {name: each.path_of_number for name, each in chosen.items() if each.files.pattern}
         lacking = {
-            f"frames_without_{name}": num_frames - chosen[name].num_frames
+            f"frames_without_{name}": num_frames - chosen[name].files.num_frames
             for name in self.sparse
             if name in chosen
         }
@@ -402,7 +402,7 @@ class FolderSource(NumberedFrames, ScannedSource):
         for name, each in episode.folders.items():
             if ending_of(each.first) in POINT_ENDINGS:
                 with suppress(SourceError):  # raised by `frames`
-                    found = read_points(episode.path / each.folder / each.first, self.columns)
+                    found = read_points(episode.path / each.first, self.columns)
                     columns[name] = list(found[each.member or ""].names)
         chosen = {name: columns[name] for name in sorted(columns.keys() & names)}
         return {**metadata, "columns": chosen} if chosen else metadata
@@ -417,7 +417,7 @@ class FolderSource(NumberedFrames, ScannedSource):
     def _num_frames(self, episode: EpisodeFolder) -> int | None:
         """Return the number of frames from files or an npy array; `None` without both."""
         for folder in self._dense(episode):
-            return folder.num_frames
+            return folder.files.num_frames
         for file in episode.arrays.values():
             shape = array_header(episode.path / file).shape
             check_time_axis(shape, episode.path / file)

@@ -7,13 +7,18 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from seqrecord.errors import SourceError, located
 from seqrecord.originals.files import json_object, list_folder, read_bytes
 from seqrecord.sources.common.array_files import NPZ, RASTER_ENDINGS, npz_names
-from seqrecord.sources.common.frame_names import FrameFiles, escaped, files_by_feature
-from seqrecord.sources.common.images import IMAGE_ENDINGS, IMAGE_FORMATS
+from seqrecord.sources.common.frame_names import (
+    FrameFiles,
+    ending_of,
+    escaped,
+    files_by_feature,
+)
+from seqrecord.sources.common.images import IMAGE_ENDINGS
 from seqrecord.sources.common.originals import check_depth
 from seqrecord.sources.common.point_files import POINT_ENDINGS, read_points
 from seqrecord.sources.common.specs import feature_name
@@ -34,32 +39,24 @@ class FeatureFolder:
 
     Args:
         folder: folder of its files below the episode's folder; "" for the episode's folder itself.
-        num_frames: number of files.
-        first: name of the first frame's file.
-        endings: file name endings, in lower case.
-        pattern: see `FrameFiles.pattern`.
+        files: the files, or their summary.
         member: array in each npz file, or columns of points in each file.
-        times: the unit of times in the names, if they are times.
     """
 
     folder: str
-    num_frames: int
-    first: str
-    endings: frozenset[str]
-    pattern: str | None
+    files: FrameFiles
     member: str | None = None
-    times: str | None = None
 
     @property
-    def all_images(self) -> bool:
-        """Whether all files are PNG or JPEG images."""
-        return self.endings <= IMAGE_FORMATS.keys()
+    def first(self) -> str:
+        """Path of the first frame's file below the episode's folder."""
+        return f"{self.folder}/{self.files.first}".lstrip("/")
 
     @property
     def path_of_number(self) -> str:
         """`str.format` pattern from frame number to path below the episode's folder."""
         folder = f"{self.folder}/" if self.folder else ""
-        return f"{escaped(folder)}{self.pattern}{escaped(Path(self.first).suffix)}"
+        return f"{escaped(folder)}{self.files.pattern}{escaped(Path(self.first).suffix)}"
 
 
 @dataclass(frozen=True)
@@ -79,11 +76,8 @@ class EpisodeFolder:
     is_exported: bool = False
 
 
-_Files = TypeVar("_Files", FeatureFolder, FrameFiles)
-
-
 @dataclass(frozen=True)
-class Listing(Generic[_Files]):
+class Listing:
     """The entries of one folder, by name.
 
     `groups` are features with one file per frame, by the words of the file names: images, arrays,
@@ -91,8 +85,8 @@ class Listing(Generic[_Files]):
     without any group.
     """
 
-    groups: Mapping[str, _Files]
-    texts: Mapping[str, _Files]
+    groups: Mapping[str, FrameFiles]
+    texts: Mapping[str, FrameFiles]
     arrays: Mapping[str, str]
     rows: Sequence[str]
     cameras: Sequence[str]
@@ -120,7 +114,7 @@ class Listing(Generic[_Files]):
         return [f"{folder}/{file}".lstrip("/") for file in files]
 
 
-def look(folder: Path) -> Listing[FrameFiles]:
+def look(folder: Path) -> Listing:
     """List a folder. Reads a sample of the text files with a number in their names."""
     frames: list[str] = []
     texts: list[str] = []
@@ -157,16 +151,7 @@ def look(folder: Path) -> Listing[FrameFiles]:
     )
 
 
-@dataclass(frozen=True)
-class Feature(Generic[_Files]):
-    """A feature with one file per frame: folder below the episode's, files, array in npz files."""
-
-    folder: str
-    files: _Files
-    member: str | None = None
-
-
-def look_inside(path: Path, folders: Sequence[str]) -> dict[str, Listing[FrameFiles]]:
+def look_inside(path: Path, folders: Sequence[str]) -> dict[str, Listing]:
     """List an episode's subfolders, by path below the episode's folder."""
     found = {}
     for name in folders:
@@ -179,19 +164,21 @@ def look_inside(path: Path, folders: Sequence[str]) -> dict[str, Listing[FrameFi
 
 def name_features(
     path: Path,
-    own: Listing[_Files],
-    inside: Mapping[str, Listing[_Files]],
+    own: Listing,
+    inside: Mapping[str, Listing],
     sparse: Collection[str] = (),
-) -> tuple[dict[str, Feature[_Files]], list[str]]:
+) -> tuple[dict[str, FeatureFolder], list[str]]:
     """Return an episode's features by name, and the files that may have a row per frame.
 
     `own` lists the episode's folder at `path`, `inside` its subfolders. Text files for fewer than
     half of the frames count as row files, unless the feature is `sparse`.
     """
-    listed: dict[str, Listing[_Files]] = {n: part for n, part in inside.items() if part.groups}
-    if are_features(own.groups, listed):
+    listed = {n: part for n, part in inside.items() if part.groups}
+    # A single group of files without numbers beside features is an unrelated picture.
+    is_alone = not listed and all(each.pattern for each in own.groups.values())
+    if len(own.groups) > 1 or is_alone:
         listed = {"": own, **listed}
-    found: dict[str, Feature[_Files]] = {}
+    found: dict[str, FeatureFolder] = {}
     for folder, part in listed.items():
         for words, files in part.groups.items():
             name = feature_of(folder, words, is_alone=len(part.groups) == 1)
@@ -201,21 +188,21 @@ def name_features(
                     place = f"{name}.{member}".rstrip(".")
                 if place in found:
                     place = f"{name}.{place}"
-                found[place] = Feature(folder, files, member)
+                found[place] = FeatureFolder(folder, files, member)
     rows: list[str] = []
     for folder, leaf in {"": own, **inside}.items():
         if leaf is not own and not leaf.is_leaf:
             continue
         for words, files in leaf.texts.items():
             name = feature_of(folder, words, is_alone=len(leaf.texts) == 1 and not leaf.groups)
-            found[f"{name}.txt" if name in found else name] = Feature(folder, files)
+            found[f"{name}.txt" if name in found else name] = FeatureFolder(folder, files)
         rows += leaf.row_files(folder)
     is_text = {name: is_text_name(each.files.first) for name, each in found.items()}
     counts = [each.files.num_frames for name, each in found.items() if not is_text[name]]
     for name in [name for name in found if is_text[name] and name not in sparse]:
         if 2 * found[name].files.num_frames < max(counts, default=0):
             feature = found.pop(name)
-            every = files_like(path / feature.folder / feature.files.first)
+            every = files_like(path / feature.first)
             rows += [file.relative_to(path).as_posix() for file in every]
     return found, rows
 
@@ -238,17 +225,6 @@ def find_episodes(root: Path, sparse: Collection[str] = ()) -> list[EpisodeFolde
     return sorted(found or spare, key=lambda episode: episode.path.parts)
 
 
-def are_features(
-    own: Mapping[str, FeatureFolder] | Mapping[str, FrameFiles], folders: Collection[str]
-) -> bool:
-    """Return whether frame files beside arrays and folders of an episode are features.
-
-    Several are; a single one is if its names have numbers and there are no feature folders. Any
-    other is an unrelated picture.
-    """
-    return len(own) > 1 or (not folders and all(each.pattern for each in own.values()))
-
-
 def feature_of(folder: str, words: str, *, is_alone: bool) -> str:
     """Return a feature's name: its folder, plus the words of its file names if needed."""
     folder = folder.partition("/")[0]
@@ -269,7 +245,7 @@ def _visit(
     sparse: Collection[str],
     found: list[EpisodeFolder],
     spare: list[EpisodeFolder],
-) -> Listing[FeatureFolder] | None:
+) -> Listing | None:
     """Search `path` for episodes; return its entries, or `None` if it is an episode itself.
 
     Episodes are appended to `found`. Folders with npz files are appended to `spare`; they are
@@ -280,13 +256,8 @@ def _visit(
     beside it has one feature with other words: then both belong to the folder above.
     """
     check_depth(path, depth)
-    listed = look(path)
-    here = Listing(
-        {words: _summary(files) for words, files in listed.groups.items()},
-        {words: _summary(files) for words, files in listed.texts.items()},
-        *(listed.arrays, listed.rows, listed.cameras, listed.subfolders, listed.names),
-    )
-    del listed
+    here = look(path)
+    here = replace(here, groups=_summaries(here.groups), texts=_summaries(here.texts))
     visited = {
         name: _visit(path / name, depth + 1, sparse, found, spare) for name in here.subfolders
     }
@@ -312,16 +283,12 @@ def _visit(
 
 def _whole(
     path: Path,
-    here: Listing[FeatureFolder],
-    inside: Mapping[str, Listing[FeatureFolder]],
+    here: Listing,
+    inside: Mapping[str, Listing],
     sparse: Collection[str],
 ) -> EpisodeFolder:
     """Return the episode with the features of its folders."""
-    found, rows = name_features(path, here, inside, sparse)
-    folders = {
-        name: replace(each.files, folder=each.folder, member=each.member)
-        for name, each in found.items()
-    }
+    folders, rows = name_features(path, here, inside, sparse)
     leaves = {name: part for name, part in inside.items() if part.is_leaf}
     cameras = [f"{name}/{file}" for name, part in leaves.items() for file in part.cameras]
     return EpisodeFolder(
@@ -335,11 +302,8 @@ def _whole(
     )
 
 
-def _summary(files: FrameFiles) -> FeatureFolder:
-    names = list(files.names.values())
-    endings = frozenset(map(ending_of, names))
-    times = None if files.times is None else files.times.unit
-    return FeatureFolder("", len(names), names[0], endings, files.pattern, times=times)
+def _summaries(groups: Mapping[str, FrameFiles]) -> dict[str, FrameFiles]:
+    return {words: files.summary() for words, files in groups.items()}
 
 
 def _members(first: Path) -> Sequence[str | None]:
@@ -363,12 +327,6 @@ def is_frame(name: str) -> bool:
 
 def is_text_name(name: str) -> bool:
     return ending_of(name) in TEXT_ENDINGS
-
-
-def ending_of(name: str) -> str:
-    """Return a file name's ending in lower case: `.png`."""
-    stem, dot, ending = name.rpartition(".")
-    return f"{dot}{ending.lower()}" if stem else ""
 
 
 def _no_constant(name: str) -> None:
