@@ -273,5 +273,5 @@ def test_zips_that_are_refused(tmp_path: Path) -> None:
         open_source(path).schema()
     assert caught.value.got == "2 entries named data/action/0.0"
     path.write_bytes(b"PK but no more")
-    with pytest.raises(SourceError, match="invalid or unreadable Zarr group"):
+    with pytest.raises(SourceError, match="unreadable or damaged Zarr group"):
         open_source(tmp_path).schema()

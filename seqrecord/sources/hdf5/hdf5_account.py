@@ -20,15 +20,11 @@ from seqrecord.sources.hdf5.layouts import (
     Hdf5Episode,
     declared_rows,
     group_of,
+    is_droid_metadata,
     mask_lists,
     whole_number,
 )
-from seqrecord.sources.inventory import (
-    NOT_SELECTED,
-    LeftOut,
-    Unwritten,
-    left_out_by_pattern,
-)
+from seqrecord.sources.inventory import NOT_SELECTED, Unwritten
 from seqrecord.text import counted
 
 _SHOWN = 3
@@ -45,7 +41,7 @@ class Hdf5Account:
     notes: list[str] = field(default_factory=list)
     files: int = 0
     _videos: set[Path] = field(default_factory=set)
-    _left_out: Counter[tuple[str, str, bool]] = field(default_factory=Counter)
+    left_out: Counter[tuple[str, str, bool]] = field(default_factory=Counter)
 
     def add_episode(self, one: Hdf5Episode, group: str, selected: Container[str]) -> None:
         """Count an episode's datasets; `selected` are the names of its selected features."""
@@ -62,8 +58,8 @@ class Hdf5Account:
                     self.unwritten.add(feature, count, item.shape[0], "row", _fill(item))
             elif feature in one.optional:
                 reason = f"observations of the next frame, {NOT_SELECTED}"
-                is_data = not self.is_chosen
-                self._leave_out(_shortened(pattern, "next_obs"), reason, is_data=is_data)
+                several = f"{pattern.partition('next_obs/')[0]}next_obs/*"
+                self._leave_out(several, reason, is_data=not self.is_chosen)
             elif feature is not None:
                 self._leave_out(pattern, NOT_SELECTED)
             elif place in one.left_out:
@@ -108,14 +104,8 @@ class Hdf5Account:
 
     def is_taken(self, path: Path) -> bool:
         """Return whether a file was read."""
-        is_about = path.name.startswith("metadata_") and path.suffix == ".json"  # DROID's
-        return (
-            is_hdf5_name(path) or path in self._videos or (is_about and self.layouts["DROID"] > 0)
-        )
-
-    def left_out(self) -> list[LeftOut]:
-        """Return the datasets that are not packed, by pattern."""
-        return left_out_by_pattern(self._left_out, "datasets")
+        is_about = self.layouts["DROID"] > 0 and is_droid_metadata(path.name)
+        return is_about or is_hdf5_name(path) or path in self._videos
 
     def _add_beside(self, file: Any, parent: str, child: str, name: str) -> None:
         """Count datasets outside of demonstrations."""
@@ -130,7 +120,7 @@ class Hdf5Account:
             self._leave_out(_pattern(f"{parent}/{child}", each), reason, is_data=True)
 
     def _leave_out(self, pattern: str, reason: str, *, is_data: bool = False) -> None:
-        self._left_out[(pattern, reason, is_data)] += 1
+        self.left_out[(pattern, reason, is_data)] += 1
 
 
 def check_total(file: Any, demos: Sequence[str]) -> None:
@@ -201,8 +191,3 @@ def _pattern(group: str, place: str) -> str:
     """Return the path in the file with `*` for the episode's number: `data/demo_*/obs/x`."""
     above = re.sub(r"[0-9]+$", "*", group.strip("/"))
     return "/".join(filter(None, (above, place)))
-
-
-def _shortened(pattern: str, group: str) -> str:
-    head, found, _ = pattern.partition(f"{group}/")
-    return f"{head}{found}*" if found else pattern

@@ -111,70 +111,52 @@ def read_episode(
     if group != "/" and group_of(file, group) is None:
         raise SourceError(f"missing group {group}")
     found = datasets(file[group])
-    return replace(_laid_out(file, path, group, places, found), datasets=found)
-
-
-def _laid_out(
-    file: Any,
-    path: Path,
-    group: str,
-    places: Mapping[str, str] | None,
-    found: Mapping[str, Any],
-) -> Hdf5Episode:
-    if places:
-        stored = _mapped(found, places)
-        if group == "/":
-            count = declared_rows(file)
-            own = attributes(file)
-            return Hdf5Episode("mapped", stored, num_frames=count, metadata=own, is_mapped=True)
-        return replace(_robomimic(file, path, group, {}), stored=stored, is_mapped=True)
     if group != "/":
-        return _robomimic(file, path, group, found)
-    if group_of(file, "action") is not None and group_of(file, "observation") is not None:
-        return _droid(file, found, path)
-    if "action" in found and any(name.startswith("observations/") for name in found):
-        return _aloha(file, found, path)
-    shown = [f"/{name} {list(found[name].shape)}" for name in found]
-    raise SourceError(
-        "unknown layout of an HDF5 file",
-        expected="ALOHA (/action, /observations/…), robomimic (/data/demo_0/actions), DROID "
-        "(/action/…, /observation/…), or --map FEATURE=PATH for each feature",
-        got=", ".join(shown[:_SHOWN]) or "no datasets",
-    )
+        one = _robomimic(file, path, group, {} if places else found)
+    elif places:
+        one = Hdf5Episode("mapped", {}, num_frames=declared_rows(file), metadata=attributes(file))
+    elif group_of(file, "action") is not None and group_of(file, "observation") is not None:
+        one = _droid(file, found, path)
+    elif "action" in found and any(name.startswith("observations/") for name in found):
+        one = _aloha(file, found, path)
+    else:
+        shown = [f"/{name} {list(found[name].shape)}" for name in found]
+        raise SourceError(
+            "unknown layout of an HDF5 file",
+            expected="ALOHA (/action, /observations/…), robomimic (/data/demo_0/actions), DROID "
+            "(/action/…, /observation/…), or --map FEATURE=PATH for each feature",
+            got=", ".join(shown[:_SHOWN]) or "no datasets",
+        )
+    if places:
+        one = replace(one, stored=_mapped(found, places), is_mapped=True)
+    return replace(one, datasets=found)
 
 
 def _aloha(file: Any, found: Mapping[str, Any], path: Path) -> Hdf5Episode:
-    sorted_ = _sorted_out(found, path)
-    stored = {name: item for name, item in sorted_.frames.items() if name not in AUXILIARY}
-    return Hdf5Episode(
-        "ALOHA",
-        {_feature(name): item for name, item in stored.items()},
-        sorted_.left_out,
-        num_frames=declared_rows(file),
-        metadata={"layout": "ALOHA", **attributes(file), **sorted_.values},
-    )
+    one = _sorted_out("ALOHA", found, path, attributes(file))
+    stored = {_feature(name): item for name, item in one.stored.items() if name not in AUXILIARY}
+    return replace(one, stored=stored, num_frames=declared_rows(file))
 
 
 def _robomimic(file: Any, path: Path, group: str, found: Mapping[str, Any]) -> Hdf5Episode:
     name = group.rpartition("/")[2]
-    sorted_ = _sorted_out(found, path)
-    stored = {_feature(where): item for where, item in sorted_.frames.items()}
-    own = attributes(file[group], without=("model_file",))
-    metadata = {"layout": "robomimic", "demonstration": name, **own, **sorted_.values}
+    own = {"demonstration": name, **attributes(file[group], without=("model_file",))}
+    one = _sorted_out("robomimic", found, path, own)
+    stored = {_feature(where): item for where, item in one.stored.items()}
     environment = _environment(file["data"])
     if isinstance(environment.get("env_name"), str):
-        metadata["env_name"] = environment["env_name"]
-    if masks := _masks(file, name):
-        metadata["masks"] = masks
-    return Hdf5Episode(
-        "robomimic",
-        stored,
-        sorted_.left_out,
+        one.metadata["env_name"] = environment["env_name"]
+    if masks := [mask for mask, demos in mask_lists(file).items() if name in demos]:
+        one.metadata["masks"] = masks
+    arguments = environment.get("env_kwargs")
+    return replace(
+        one,
+        stored=stored,
         # Repeats `obs` of the next frame; only the last row is new.
-        frozenset(feature for feature in stored if feature.startswith("next_obs.")),
+        optional=frozenset(feature for feature in stored if feature.startswith("next_obs.")),
         num_frames=declared_rows(file[group]),
-        fps=_control_rate(environment),
-        metadata=metadata,
+        # robosuite's control frequency in Hz
+        fps=frame_rate(arguments.get("control_freq")) if isinstance(arguments, dict) else None,
     )
 
 
@@ -186,10 +168,10 @@ def _droid(file: Any, found: Mapping[str, Any], path: Path) -> Hdf5Episode:
         for camera in _CAMERAS
         if about.get(f"{camera}_cam_serial")
     }
+    one = _sorted_out("DROID", found, path, attributes(file))
     stored: dict[str, Any] = {}
-    sorted_ = _sorted_out(found, path)
-    left_out = list(sorted_.left_out)
-    for name, item in sorted_.frames.items():
+    left_out = list(one.left_out)
+    for name, item in one.stored.items():
         *above, last = name.split("/")
         if "controller_info" in above or "videos" in above:
             left_out.append(name)  # DROID's reader ignores their rows too
@@ -197,9 +179,9 @@ def _droid(file: Any, found: Mapping[str, Any], path: Path) -> Hdf5Episode:
         head, _, tail = last.partition("_")
         last = "_".join(filter(None, (serials.get(head, head), tail)))
         stored[".".join([*above, last])] = item
-    metadata = {"layout": "DROID", **attributes(file), **sorted_.values, **about}
+    one.metadata.update(about)
     videos = _droid_videos(path.parent, serials)
-    return Hdf5Episode("DROID", stored, left_out, metadata=metadata, videos=videos)
+    return replace(one, stored=stored, left_out=left_out, videos=videos)
 
 
 def _droid_videos(folder: Path, serials: Mapping[str, str]) -> dict[str, Path]:
@@ -251,16 +233,13 @@ def _mapped(found: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, An
     return stored
 
 
-@dataclass(frozen=True)
-class _SortedOut:
-    """Datasets with a value, image or text per frame; single values; and paths of all others."""
+def _sorted_out(
+    layout: str, found: Mapping[str, Any], path: Path, own: Mapping[str, Any]
+) -> Hdf5Episode:
+    """Sort datasets: with a value, image or text per frame; single values; and all others.
 
-    frames: Mapping[str, Any]
-    values: Mapping[str, Any]
-    left_out: Sequence[str]
-
-
-def _sorted_out(found: Mapping[str, Any], path: Path) -> _SortedOut:
+    The metadata are the episode's `own` and the single values; `stored` has datasets by path.
+    """
     frames: dict[str, Any] = {}
     texts: dict[str, Any] = {}
     values: dict[str, Any] = {}
@@ -283,7 +262,8 @@ def _sorted_out(found: Mapping[str, Any], path: Path) -> _SortedOut:
             frames[name] = item
         else:
             left_out.append(name)
-    return _SortedOut(frames, values, left_out)
+    metadata = {"layout": layout, **own, **values}
+    return Hdf5Episode(layout, frames, left_out, metadata=metadata)
 
 
 def _only_text(item: Any) -> str | None:
@@ -313,17 +293,6 @@ def _environment(data: Any) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _control_rate(environment: Mapping[str, Any]) -> float | None:
-    """Return robosuite's control frequency in Hz, the frame rate."""
-    arguments = environment.get("env_kwargs")
-    return frame_rate(arguments.get("control_freq")) if isinstance(arguments, dict) else None
-
-
-def _masks(file: Any, demo: str) -> list[str]:
-    """Return the filter keys, such as `train`, that list the demonstration."""
-    return [name for name, demos in mask_lists(file).items() if demo in demos]
 
 
 def mask_lists(file: Any) -> dict[str, list[str]]:

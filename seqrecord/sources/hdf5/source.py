@@ -36,7 +36,7 @@ from seqrecord.sources.hdf5.files import (
 )
 from seqrecord.sources.hdf5.hdf5_account import Hdf5Account, check_total
 from seqrecord.sources.hdf5.layouts import Hdf5Episode, groups, is_droid_metadata, read_episode
-from seqrecord.sources.inventory import Account, LeftOut, unread_files
+from seqrecord.sources.inventory import Account, left_out_by_pattern, unread_files
 from seqrecord.sources.video.files import VIDEO_ENDINGS, VideoFile
 from seqrecord.sources.video.streams import own_config, read_gops, video_spec
 from seqrecord.sources.video.tables import read_references, read_table
@@ -167,7 +167,7 @@ class Hdf5Source(ScannedSource):
         found, counts = self.scan_result, self.scan_result.details
         requested = (*(self.features or ()), *(self.map or ()))
         counts.unwritten.check({name: name for name in requested}, str(self.root))
-        left_out: list[LeftOut] = counts.left_out()
+        left_out = left_out_by_pattern(counts.left_out, "datasets")
         for each in unread_files(self.path, counts.is_taken):
             is_stereo = each.pattern.endswith("-stereo.mp4")
             left_out.append(replace(each, reason="both lenses in one frame") if is_stereo else each)

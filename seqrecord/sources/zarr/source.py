@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -23,7 +24,7 @@ from zipfile import ZipFile
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError, StorageError, located
+from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError, located
 from seqrecord.format.references import ExternalFile
 from seqrecord.originals.files import first_line, is_directory, is_file, list_folder
 from seqrecord.originals.limits import MAX_CHUNK_BYTES, check_frames
@@ -41,14 +42,21 @@ from seqrecord.sources.common.stored_rows import (
     zarr_rows,
     zarr_spec,
 )
-from seqrecord.sources.inventory import Account, unread_files
-from seqrecord.sources.zarr.zarr_account import ZarrAccount
+from seqrecord.sources.inventory import (
+    NOT_SELECTED,
+    Account,
+    LeftOut,
+    Unwritten,
+    left_out_by_pattern,
+    unread_files,
+)
 from seqrecord.text import counted
 
 _ZIP = ".zarr.zip"
 _ENDS = "meta/episode_ends"
-
-
+_MOST_CHUNKS = 1_000_000  # chunks of an array that are listed
+_MOST_REMOTE = 1_000  # on a URL, where each folder of chunks is a request
+_NOT_PACKED = {"data": "in a subgroup of data/", "meta": "not a finite number per episode"}
 _HIDDEN = (".zarray", ".zattrs", ".zgroup", ".zmetadata")  # metadata of Zarr 2
 
 
@@ -147,24 +155,41 @@ class ZarrSource(ScannedSource):
                 found.specs += specs
 
     def account(self) -> Account:
-        counts = ZarrAccount()
+        notes, unwritten = list[str](), Unwritten()
+        rows, others = Counter[str](), Counter[tuple[str, str, bool]]()
         for path in self._buffers:
             with suppress(SourceError), _open(path) as group:  # raised by reading
                 arrays, ends = _arrays(group), _episode_ends(group, path)
-                counts.add_data(path, arrays, self.schema(), int(ends[-1]) if len(ends) else 0)
-                taken = {_ENDS, *(f"data/{name}" for name in arrays)}
-                taken |= {f"meta/{name}" for name in _per_episode(group, path, len(ends))}
-                meta = [group[name] for name in sorted(taken) if name.startswith("meta/")]
-                counts.add_meta(path, meta)
-                counts.add_others(path, group, taken)
+                meta = {_ENDS, *(f"meta/{name}" for name in _per_episode(group, path, len(ends)))}
+                last = max([0, *ends[-1:].tolist()])
+                for name, array in arrays.items():
+                    if name in self.schema():
+                        rows[name] += max(0, array.shape[0] - last)
+                    else:
+                        others[f"data/{name}", NOT_SELECTED, False] += 1
+                chosen = [f"data/{name}" for name in arrays if name in self.schema()]
+                for place in (*chosen, *sorted(meta)):
+                    _count_chunks(group[place], path, unwritten, notes)
+                taken = {*meta, *(f"data/{name}" for name in arrays)}
+                try:
+                    for place in sorted({*_array_places(group)} - taken):
+                        reason = _NOT_PACKED.get(place.partition("/")[0], "outside of data/")
+                        others[place, reason, True] += 1
+                except Exception as error:  # zarr raises many types; episodes do not need these
+                    notes.append(f"{path.name}: cannot list other arrays: {first_line(error)}")
         requested = {name: f"data/{name}" for name in self.features or ()}
-        counts.unwritten.check(requested, str(self.root))
-        left_out = counts.left_out()
+        unwritten.check(requested, str(self.root))
+        left_out = [
+            LeftOut(f"data/{name}", count, "after the last episode", "rows")
+            for name, count in rows.items()
+            if count
+        ]
+        left_out += left_out_by_pattern(others, "arrays")
         if self._buffers != [self.path]:
             left_out += unread_files(self.path, self._is_taken, goes_down=_is_no_group)
         reason = f"{counted(len(self._buffers), 'group')} with data/ and {_ENDS}"
         places = {name: f"data/{name}" for name in self.schema()}
-        return Account(reason, places, tuple(left_out), (*counts.notes, *counts.unwritten.notes()))
+        return Account(reason, places, tuple(left_out), (*notes, *unwritten.notes()))
 
     def _is_taken(self, path: Path) -> bool:
         return path in self._buffers or path.parent in self._buffers
@@ -254,48 +279,38 @@ def _open(path: Path) -> Iterator[Any]:
             "Zarr buffers need zarr 3, the extra `zarr`: pip install 'zarr>=3.1.2'"
         ) from error
     _register_image_codecs()
+    from seqrecord.sources.zarr.stores import LocalFiles, RemoteStore, RemoteZip
+
     store: Any = None
     try:
-        from seqrecord.sources.zarr.stores import LocalFiles, RemoteStore, RemoteZip
-
         files, is_zip = remote_files(path), is_file(path)
         if files is not None:
             store = RemoteZip(path) if is_zip else RemoteStore(files, path)
         else:
             store = ZipStore(path, mode="r") if is_zip else LocalFiles(path, read_only=True)
-        if is_zip:
-            _check_names(store, path)
-        # Consolidated metadata may be outdated.
-        group = zarr.open_group(store, mode="r", use_consolidated=False)
-    except (StorageError, SourceError):
-        with suppress(Exception):
-            store.close()
-        raise
-    except Exception as error:  # zarr, zipfile and json raise many types
-        with suppress(Exception):  # closing fails if opening a ZIP file failed
-            store.close()
-        raise SourceError(
-            "invalid or unreadable Zarr group", file=str(path), got=first_line(error)
-        ) from error
-    try:
         with located(SourceError, file=str(path)):
-            yield group
+            if is_zip:
+                _check_names(store)
+            # Consolidated metadata may be outdated.
+            yield zarr.open_group(store, mode="r", use_consolidated=False)
     except SeqRecordError:
         raise
     except Exception as error:  # missing codecs, broken JSON, missing arrays
-        raise SourceError("damaged Zarr group", file=str(path), got=first_line(error)) from error
+        raise SourceError(
+            "unreadable or damaged Zarr group", file=str(path), got=first_line(error)
+        ) from error
     finally:
-        store.close()
+        with suppress(Exception):  # closing fails if opening a ZIP file failed
+            store.close()
 
 
-def _check_names(store: Any, path: Path) -> None:
+def _check_names(store: Any) -> None:
     """Raise `SourceError` for duplicate names in a ZIP file; zarr would read the last one."""
     with ZipFile(store.path) as file:
         names = Counter(file.namelist())
     if twice := [name for name, count in names.items() if count > 1]:
         raise SourceError(
             "duplicate names in a ZIP file; unpack it and pack the current files again",
-            file=str(path),
             expected="one entry of each name",
             got=f"{names[twice[0]]} entries named {twice[0]}",
         )
@@ -415,3 +430,28 @@ def _per_episode(group: Any, path: Path, count: int) -> dict[str, npt.NDArray[An
             if np.isfinite(values).all():
                 found[name] = values
     return found
+
+
+def _array_places(group: Any) -> list[str]:
+    """Return the paths of all arrays below a group, from its current metadata."""
+    members = group.members(max_depth=None, use_consolidated_for_children=False)
+    return [name for name, item in members if hasattr(item, "chunks")]
+
+
+def _count_chunks(array: Any, path: Path, unwritten: Unwritten, notes: list[str]) -> None:
+    """Count an array's chunks or shards that were never written."""
+    from zarr.core.sync import collect_aiterator
+
+    files = array.shards or array.chunks
+    grid = [-(-size // length) for size, length in zip(array.shape, files, strict=True)]
+    is_remote = remote_files(path) is not None and not is_file(path)
+    if (total := math.prod(grid)) > (_MOST_REMOTE if is_remote else _MOST_CHUNKS):
+        notes.append(f"missing chunks of {array.path} not counted: {total:,} chunks")
+        return
+    names = {*collect_aiterator(array.store.list_prefix(f"{array.path}/"))}
+    keys = map(array.metadata.encode_chunk_key, product(*map(range, grid)))
+    missing = total - sum(f"{array.path}/{key}" in names for key in keys)
+    fill = array.metadata.fill_value
+    fill = 0 if fill is None else fill.item() if hasattr(fill, "item") else fill
+    unit = "chunk" if array.shards is None else "shard"
+    unwritten.add(array.path, missing, total, unit, repr(fill)[:50])
