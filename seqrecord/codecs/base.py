@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Collection, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,6 @@ with warnings.catch_warnings(record=True) as _caught:
     import numcodecs
     import numcodecs.blosc
     from numcodecs.abc import Codec
-    from numcodecs.registry import register_codec
 
 for _warning in _caught:
     if not str(_warning.message).startswith("crc32c usage is deprecated"):
@@ -36,8 +35,6 @@ __all__ = [
     "check_limit",
     "check_size",
     "numcodecs",
-    "output",
-    "register_codec",
     "thread_buffer",
 ]
 
@@ -106,7 +103,7 @@ class Compressor:
         raise NotImplementedError
 
 
-class Filter(Protocol):
+class Filter:
     """A reversible transform of unsigned integers, same shape and dtype, that improves compression.
 
     It is exact modulo the range of the integers, and decodes in place; docs/codecs.md defines the
@@ -118,21 +115,25 @@ class Filter(Protocol):
     """
 
     codec_id: ClassVar[str]
-    parameters: ClassVar[Parameters]
-
-    def __init__(self, **parameters: Any) -> None: ...
+    parameters: ClassVar[Parameters] = {}
 
     def check(self, shape: tuple[int, ...], itemsize: int) -> None:
         """Raise `ValueError` unless arrays of this shape and item size can be filtered."""
-        ...
 
-    def encode(self, buf: UIntArray) -> UIntArray:
-        """Filter an array into a new C-contiguous one."""
-        ...
+    def is_serial(self, shape: tuple[int, ...], itemsize: int) -> bool:  # noqa: ARG002
+        """Whether decoding is bound by the adder rather than by memory."""
+        return False
 
-    def decode(self, buf: UIntArray, out: UIntArray | None = None) -> UIntArray:
-        """Inverse of `encode` into `out`, which may be `buf` itself."""
-        ...
+    def encode(self, frame: UIntArray) -> UIntArray:
+        """Filter a frame into a new C-contiguous array."""
+        raise NotImplementedError
+
+    def decode(self, frames: UIntArray, out: UIntArray) -> None:
+        """Inverse of `encode` for frames [n, …] into `out`, which may be `frames` itself.
+
+        Both are C-contiguous.
+        """
+        raise NotImplementedError
 
 
 def check_size(got: int, size: int) -> None:
@@ -145,15 +146,6 @@ def check_limit(size: int, limit: int) -> None:
     """Raise `ValueError` if the decoded size exceeds `limit`."""
     if size > limit:
         raise ValueError(f"more than {limit} bytes")
-
-
-def output(buf: UIntArray, out: UIntArray | None) -> UIntArray:
-    """Copy `buf` to `out`, or to a new array if `out` is `None`; `buf` itself if it is `out`."""
-    if out is None:
-        return np.array(buf, order="C", copy=True)
-    if out is not buf:
-        np.copyto(out, buf)
-    return out
 
 
 def thread_buffer(purpose: str, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -205,7 +205,7 @@ class FrameCodec:
         """Decoding steps of the filters for frames [n, …]."""
         shape, size = numbers.shape[1:], numbers.itemsize
         return [
-            (step, isinstance(step, Delta) and step.is_serial(shape, size))
+            (step, step.is_serial(shape, size))
             for step in (reversed(self._filters) if numbers.size else ())
         ]
 
@@ -230,10 +230,7 @@ class FrameCodec:
                 target[:] = np.frombuffer(view, np.uint8)
         for step, waits in steps:
             target = numbers if waits else source
-            if isinstance(step, Delta):
-                step.decode_frames(source, target)
-            else:
-                step.decode(source, target)
+            step.decode(source, target)
             source = target
 
     def _check(self, frame: npt.NDArray[Any]) -> None:

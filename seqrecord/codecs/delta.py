@@ -11,14 +11,14 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from seqrecord.codecs.base import Codec, Parameters, UIntArray, register_codec
+from seqrecord.codecs.base import Filter, Parameters, UIntArray
 
 
-class Delta(Codec):  # type: ignore[misc]  # numcodecs has no types
+class Delta(Filter):
     """Replaces each integer by its difference to the previous one along `axis`, except the first.
 
     With `axis=None` the array is one sequence in C order. `width` is the size in bytes of the
@@ -42,14 +42,6 @@ class Delta(Codec):  # type: ignore[misc]  # numcodecs has no types
         self.width = width
         self.restart = restart
 
-    def get_config(self) -> dict[str, Any]:
-        optional = {"width": self.width, "restart": self.restart}
-        return {
-            "id": self.codec_id,
-            "axis": self.axis,
-            **{name: value for name, value in optional.items() if value is not None},
-        }
-
     def check(self, shape: tuple[int, ...], itemsize: int) -> None:
         """Raise `ValueError` unless arrays of this shape and item size can be filtered."""
         _slab_shape(self.axis, self.width, shape, itemsize)
@@ -59,43 +51,29 @@ class Delta(Codec):  # type: ignore[misc]  # numcodecs has no types
         slabs = _slab_shape(self.axis, self.width, shape, itemsize)
         return _is_serial(slabs, self.width or itemsize)
 
-    def encode(self, buf: UIntArray) -> UIntArray:
-        """Differences as a new C-contiguous array."""
-        out = np.array(buf, order="C", copy=True)
-        before, after = self._slabs(np.ascontiguousarray(buf)), self._slabs(out)
+    def encode(self, frame: UIntArray) -> UIntArray:
+        out = np.array(frame, order="C", copy=True)
+        before = self._slabs(np.ascontiguousarray(frame), frame.shape)
+        after = self._slabs(out, frame.shape)
         np.subtract(before[:, 1:], before[:, :-1], out=after[:, 1:])
         if self.restart is not None:
             after[:, :: self.restart] = before[:, :: self.restart]
         return out
 
-    def decode(self, buf: UIntArray, out: UIntArray | None = None) -> UIntArray:
-        """Running sums of `buf` into `out`, which may be `buf` itself."""
-        if out is None:
-            out = np.empty(buf.shape, buf.dtype)
-        source = out if out is buf else np.ascontiguousarray(buf)
-        with unbuffered():
-            self.decode_frames(source[np.newaxis], out[np.newaxis])
-        return out
-
-    def decode_frames(self, buf: UIntArray, out: UIntArray) -> None:
-        """Decode several C-contiguous arrays, [n, …]; faster inside `unbuffered`."""
+    def decode(self, frames: UIntArray, out: UIntArray) -> None:
+        """See `Filter`; faster inside `unbuffered`."""
         target = self._slabs(out, out.shape[1:])
-        source = target if out is buf else self._slabs(buf, buf.shape[1:])
+        source = target if out is frames else self._slabs(frames, out.shape[1:])
         _sum_along(source, target, self.restart)
 
-    def _slabs(self, array: UIntArray, each: tuple[int, ...] | None = None) -> UIntArray:
-        """View `array` [..., N, ...] as [outer, N, inner] of integers of `width` bytes.
-
-        `each` is the shape of each array if `array` contains several.
+    def _slabs(self, array: UIntArray, each: tuple[int, ...]) -> UIntArray:
+        """View frames of the shape `each`, [..., N, ...], as [outer, N, inner] of integers of
+        `width` bytes.
         """
-        each = array.shape if each is None else each
         _, length, inner = _slab_shape(self.axis, self.width, each, array.dtype.itemsize)
         if self.width is not None:
             array = array.view(f"<u{self.width}")
         return array.reshape(-1 if array.size else 0, length, inner)
-
-
-register_codec(Delta)
 
 
 @lru_cache(maxsize=1024)
@@ -200,7 +178,7 @@ def _block_size(length: int) -> tuple[int, int]:
 
 @contextmanager
 def unbuffered() -> Iterator[None]:
-    """Context in which `Delta.decode_frames` is fast.
+    """Context in which `Delta.decode` is fast.
 
     NumPy copies non-contiguous rows through a buffer if several fit into it, which takes longer
     than the sum. With the smallest buffer no row fits. The setting affects this thread only.

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from seqrecord.codecs.base import (
-    MAX_BUFFER_BYTES,
-    Codec,
-    Parameters,
-    UIntArray,
-    output,
-    register_codec,
-    thread_buffer,
-)
+from seqrecord.codecs.base import MAX_BUFFER_BYTES, Filter, UIntArray, thread_buffer
 
 
-class Bias(Codec):  # type: ignore[misc]
+class Bias(Filter):
     """Adds 0x80 to every byte but the top one, as one integer addition: 0x00808080.
 
     Small differences of either sign then have a top byte of 0 and other bytes near 0x80. Their byte
@@ -27,25 +19,14 @@ class Bias(Codec):  # type: ignore[misc]
     """
 
     codec_id = "seqrecord.bias"
-    parameters: ClassVar[Parameters] = {}
 
-    def check(self, shape: tuple[int, ...], itemsize: int) -> None:
-        """Accept any array."""
-
-    def encode(self, buf: UIntArray) -> UIntArray:
-        """Sums as a new C-contiguous array."""
-        out = np.array(buf, order="C", copy=True)
+    def encode(self, frame: UIntArray) -> UIntArray:
+        out = np.array(frame, order="C", copy=True)
         np.add(out, _bias(out.dtype), out=out)
         return out
 
-    def decode(self, buf: UIntArray, out: UIntArray | None = None) -> UIntArray:
-        """Inverse of `encode` into `out`, which may be `buf` itself."""
-        out = output(buf, out)
-        np.subtract(out, _bias(out.dtype), out=out)
-        return out
-
-
-register_codec(Bias)
+    def decode(self, frames: UIntArray, out: UIntArray) -> None:
+        np.subtract(frames, _bias(out.dtype), out=out)
 
 
 def _bias(dtype: np.dtype[Any]) -> np.unsignedinteger[Any]:
@@ -53,29 +34,25 @@ def _bias(dtype: np.dtype[Any]) -> np.unsignedinteger[Any]:
     return value
 
 
-class SubtractGreen(Codec):  # type: ignore[misc]
+class SubtractGreen(Filter):
     """Maps interleaved pixels [..., 3] to red minus green, green, blue minus green."""
 
     codec_id = "seqrecord.subtract_green"
-    parameters: ClassVar[Parameters] = {}
 
     def check(self, shape: tuple[int, ...], itemsize: int) -> None:  # noqa: ARG002
         """Raise `ValueError` unless the last axis has three channels."""
         if len(shape) < 1 or shape[-1] != 3:
             raise ValueError(f"pixels need a last axis of 3 channels, not {list(shape)}")
 
-    def encode(self, buf: UIntArray) -> UIntArray:
-        """Encode to a new C-contiguous array; raises `ValueError` without three channels."""
-        self.check(buf.shape, buf.dtype.itemsize)
-        out = np.array(buf, order="C", copy=True)
+    def encode(self, frame: UIntArray) -> UIntArray:
+        out = np.array(frame, order="C", copy=True)
         out[..., 0] -= out[..., 1]
         out[..., 2] -= out[..., 1]
         return out
 
-    def decode(self, buf: UIntArray, out: UIntArray | None = None) -> UIntArray:
-        """Inverse of `encode` into `out`, which may be `buf` itself."""
-        self.check(buf.shape, buf.dtype.itemsize)
-        out = output(buf, out)
+    def decode(self, frames: UIntArray, out: UIntArray) -> None:
+        if out is not frames:
+            np.copyto(out, frames)
         flat = out.reshape(-1)
         # Per-channel operations have a stride of 3 and do not vectorize. Instead, the greens are
         # masked into a copy, which is added to contiguous memory, shifted by one channel each way.
@@ -87,10 +64,6 @@ class SubtractGreen(Codec):  # type: ignore[misc]
             np.bitwise_and(band, mask[: band.size], out=green)
             np.add(band[:-1], green[1:], out=band[:-1])
             np.add(band[1:], green[:-1], out=band[1:])
-        return out
-
-
-register_codec(SubtractGreen)
 
 
 @lru_cache

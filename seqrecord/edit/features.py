@@ -24,6 +24,7 @@ from seqrecord.format.footer import EpisodePart
 from seqrecord.format.index import Index
 from seqrecord.format.text import encode_metadata
 from seqrecord.format.time_spans import is_timestamp
+from seqrecord.reading.contents import Contents, Episodes
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
@@ -108,7 +109,7 @@ def add_feature(
                 file=storage.url,
                 feature=name,
             )
-        episodes = Dataset(storage, manifest, dataset.index).episodes
+        episodes = Episodes(Contents.of(storage, manifest, dataset.index))
         # Read now: two commits of other writers would remove the file.
         known = stored_statistics(storage, manifest)
         found = _inferred(episodes, name, values) if spec is None else replace(spec, name=name)

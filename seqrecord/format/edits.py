@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from seqrecord.errors import FormatError
@@ -29,69 +29,52 @@ from seqrecord.text import repr_of
 MAX_EDIT_BYTES = 1 << 25
 EDIT_VERSION = 1
 
-_KEYS = {  # keys of an edit beside `op`, by op
-    "delete": ("uids",),
-    "split": ("uids", "split"),
-    "rename": ("keys",),
-    "relabel": ("metadata",),
-    "trim": ("frames",),
-    "features": ("schema",),
-}
+
+class Edit:
+    """Base class of edits: `op` is the class's name, the other keys are its attributes."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"op": type(self).__name__.lower(), **vars(self)}
 
 
 @dataclass(frozen=True)
-class Delete:
+class Delete(Edit):
     """Deletes episodes."""
 
     uids: tuple[str, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        return {"op": "delete", "uids": list(self.uids)}
-
 
 @dataclass(frozen=True)
-class Split:
+class Split(Edit):
     """Assigns episodes to a split; `None` removes them from theirs."""
 
     split: str | None
     uids: tuple[str, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        return {"op": "split", "split": self.split, "uids": list(self.uids)}
-
 
 @dataclass(frozen=True)
-class Rename:
+class Rename(Edit):
     """Changes episode keys, by uid."""
 
     keys: Mapping[str, str]
 
-    def to_json(self) -> dict[str, Any]:
-        return {"op": "rename", "keys": dict(self.keys)}
-
 
 @dataclass(frozen=True)
-class Relabel:
+class Relabel(Edit):
     """Replaces the metadata of episodes, by uid. Each value is canonical JSON text of an object."""
 
     metadata: Mapping[str, str]
 
-    def to_json(self) -> dict[str, Any]:
-        return {"op": "relabel", "metadata": dict(self.metadata)}
-
 
 @dataclass(frozen=True)
-class Trim:
+class Trim(Edit):
     """Limits episodes to the frames `[start, stop)` of the record files, by uid."""
 
     frames: Mapping[str, tuple[int, int]]
 
-    def to_json(self) -> dict[str, Any]:
-        return {"op": "trim", "frames": {uid: list(span) for uid, span in self.frames.items()}}
-
 
 @dataclass(frozen=True)
-class Features:
+class Features(Edit):
     """Replaces the dataset's schema: features were dropped, or added at the end."""
 
     schema: Schema
@@ -100,7 +83,7 @@ class Features:
         return {"op": "features", "schema": self.schema.to_json()}
 
 
-Edit = Delete | Split | Rename | Relabel | Trim | Features
+_EDITS = {kind.__name__.lower(): kind for kind in Edit.__subclasses__()}
 
 
 @dataclass(frozen=True)
@@ -126,28 +109,23 @@ class Edits:
         deleted: set[str] = set()
         splits: dict[str, str] = {}
         names: dict[str, None] = {}
-        keys: dict[str, str] = {}
-        metadata: dict[str, str] = {}
-        frames: dict[str, tuple[int, int]] = {}
+        by_uid: dict[str, dict[str, Any]] = {"keys": {}, "metadata": {}, "frames": {}}
         schema = None
         for edit in edits:
             if isinstance(edit, Delete):
                 deleted.update(edit.uids)
             elif isinstance(edit, Features):
                 schema = edit.schema
-            elif isinstance(edit, Rename):
-                keys.update(edit.keys)
-            elif isinstance(edit, Relabel):
-                metadata.update(edit.metadata)
-            elif isinstance(edit, Trim):
-                frames.update(edit.frames)
-            elif edit.split is None:
+            elif isinstance(edit, Split):
                 for uid in edit.uids:
                     splits.pop(uid, None)
+                if edit.split is not None:
+                    names[edit.split] = None
+                    splits.update(dict.fromkeys(edit.uids, edit.split))
             else:
-                names[edit.split] = None
-                splits.update(dict.fromkeys(edit.uids, edit.split))
-        return cls(frozenset(deleted), splits, tuple(names), keys, metadata, frames, schema)
+                for name, values in vars(edit).items():
+                    by_uid[name].update(values)
+        return cls(frozenset(deleted), splits, tuple(names), schema=schema, **by_uid)
 
 
 def encode_edit(edits: Sequence[Edit]) -> bytes:
@@ -179,23 +157,33 @@ def parse_edit(data: bytes) -> list[Edit]:
 
 def _edit(value: object) -> Edit:
     op = value.get("op") if isinstance(value, dict) else None
-    if not isinstance(op, str) or op not in _KEYS:
-        expected = f"an object with an op: {', '.join(_KEYS)}"
+    if not isinstance(op, str) or op not in _EDITS:
+        expected = f"an object with an op: {', '.join(_EDITS)}"
         raise FormatError("not an edit", expected=expected, got=repr_of(value))
-    found = JsonObject(value, ("op", *_KEYS[op]), f"an edit of op {op}")
-    if op == "features":
-        return Features(parse_schema(found.value["schema"], "an edit"))
-    if op == "rename":
-        return Rename({uid: check_key(key) for uid, key in _by_uid(found, "keys").items()})
-    if op == "relabel":
-        texts = _by_uid(found, "metadata")
-        return Relabel({uid: encode_metadata(parse_metadata(text)) for uid, text in texts.items()})
-    if op == "trim":
-        return Trim({uid: _span(span) for uid, span in _by_uid(found, "frames").items()})
-    uids = found.texts("uids", ID)
-    if op == "delete":
-        return Delete(uids)
-    return Split(None if found.value["split"] is None else found.text("split", SPLIT_NAME), uids)
+    kind: Any = _EDITS[op]
+    names = [field.name for field in fields(kind)]
+    found = JsonObject(value, ("op", *names), f"an edit of op {op}")
+    made: Edit = kind(*(_value(found, name) for name in names))
+    return made
+
+
+def _value(edit: JsonObject, name: str) -> Any:
+    """Check a value of an edit by its name."""
+    value = edit.value[name]
+    if name == "schema":
+        return parse_schema(value, "an edit")
+    if name == "uids":
+        return edit.texts("uids", ID)
+    if name == "split":
+        return None if value is None else edit.text("split", SPLIT_NAME)
+    if not isinstance(value, dict) or not all(map(ID.fullmatch, value)):
+        raise FormatError("not an edit", expected=f"{name} by uid", got=repr_of(value))
+    check = {"keys": check_key, "metadata": _metadata, "frames": _span}[name]
+    return {uid: check(one) for uid, one in value.items()}
+
+
+def _metadata(text: object) -> str:
+    return encode_metadata(parse_metadata(text))
 
 
 def _span(value: object) -> tuple[int, int]:
@@ -209,11 +197,3 @@ def _span(value: object) -> tuple[int, int]:
         expected=f"frames as start and stop, 0 <= start < stop <= {MAX_EPISODE_FRAMES}",
         got=repr_of(value),
     )
-
-
-def _by_uid(edit: JsonObject, key: str) -> dict[str, Any]:
-    """Return an edit's dict with uids as keys."""
-    found = edit.value[key]
-    if not isinstance(found, dict) or not all(map(ID.fullmatch, found)):
-        raise FormatError("not an edit", expected=f"{key} by uid", got=repr_of(found))
-    return found

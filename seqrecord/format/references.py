@@ -27,7 +27,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -213,60 +213,49 @@ def _id_of(data: bytes) -> str:
 
 
 def _file(item: object, roots: Sequence[str]) -> ExternalFile:
-    if not isinstance(item, list) or len(item) != 4:
-        raise FormatError("an external file is not a list of four", got=repr(item)[:100])
-    root, path, size, identity = item
-    if (
-        type(root) is not int
-        or not 0 <= root < len(roots)
-        or not isinstance(path, str)
-        or type(size) is not int
-        or not 0 <= size < 2**63
-        or not _is_identity(identity)
-        or (size == 0 and identity is not None)
-    ):
+    what = "external file"
+    root, path, size, identity = _checked(item, what, (len(roots), str, 2**63, None))
+    if size == 0 and identity is not None:
         raise FormatError("an invalid external file", got=repr(item)[:100])
-    try:
-        if path or size:
-            check_path(path)
-    except LocationError as error:
-        raise FormatError("an external file outside its root", got=error.got) from error
+    if path or size:
+        _check_inside(path, "an external file outside its root")
     return ExternalFile(roots[root], path, size, identity)
 
 
 def _sample(item: object, num_files: int) -> Sample:
-    if (
-        not isinstance(item, list)
-        or len(item) != 4
-        or not all(type(n) is int and n >= 0 for n in (item[0], *item[2:]))
-        or not isinstance(item[1], str)
-        or item[0] >= num_files
-        or item[2] >= 2**63
-        or item[3] >= 2**32
-    ):
-        raise FormatError("an invalid sample of an external file", got=repr(item)[:100])
-    if item[1]:
-        try:
-            check_path(item[1])
-        except LocationError as error:
-            raise FormatError("a sample outside its folder", got=error.got) from error
-    return Sample(*item)
+    what = "sample of an external file"
+    sample = Sample(*_checked(item, what, (num_files, str, 2**63, 2**32)))
+    if sample.name:
+        _check_inside(sample.name, "a sample outside its folder")
+    return sample
 
 
 def _new(item: object, num_files: int) -> tuple[int, int]:
-    if (
-        not isinstance(item, list)
-        or len(item) != 2
-        or not all(type(n) is int and n >= 0 for n in item)
-        or item[0] >= num_files
-        or item[1] >= 2**32
-    ):
-        raise FormatError("an invalid checksum of a new external file", got=repr(item)[:100])
-    return item[0], item[1]
+    number, checksum = _checked(item, "checksum of a new external file", (num_files, 2**32))
+    return number, checksum
 
 
-def _is_identity(value: object) -> bool:
-    return value is None or (isinstance(value, str) and _TEXT.fullmatch(value) is not None)
+def _checked(item: object, what: str, kinds: Sequence[Any]) -> list[Any]:
+    """Check a list of values, each of a kind of `_is_right`."""
+    if isinstance(item, list) and len(item) == len(kinds) and all(map(_is_right, item, kinds)):
+        return item
+    raise FormatError(f"an invalid {what}", got=repr(item)[:100])
+
+
+def _is_right(value: object, kind: Any) -> bool:
+    """Whether a value is an identity (`None`), text (`str`) or an integer from 0 below `kind`."""
+    if kind is None:
+        return value is None or (isinstance(value, str) and _TEXT.fullmatch(value) is not None)
+    if kind is str:
+        return isinstance(value, str)
+    return type(value) is int and 0 <= value < kind
+
+
+def _check_inside(path: str, message: str) -> None:
+    try:
+        check_path(path)
+    except LocationError as error:
+        raise FormatError(message, got=error.got) from error
 
 
 class FolderFile(NamedTuple):
@@ -491,13 +480,9 @@ def _parts(names: bytes, count: int) -> tuple[FolderFile, ...]:
         return ()
     parts: dict[str, FolderFile] = {}
     for item in value:
-        if not (isinstance(item, list) and len(item) == 2 and isinstance(item[0], str)):
-            return ()
-        name, identity = item
-        if "/" in name or not _is_identity(identity):
-            return ()
         try:
-            parts[check_path(name)] = FolderFile(name, identity)
-        except LocationError:
+            part = FolderFile(*_checked(item, "file of a folder", (str, None)))
+            parts[check_path(part.name)] = part
+        except (FormatError, LocationError):
             return ()
-    return tuple(parts.values())
+    return () if any("/" in name for name in parts) else tuple(parts.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from seqrecord.clips.tables import (
     enumerate_clips,
     missing_from_bitmaps,
 )
-from seqrecord.errors import EpisodeKeyError
+from seqrecord.errors import EpisodeKeyError, SchemaError, located
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.statistics_file import read_statistics
@@ -47,8 +47,8 @@ class Contents:
     `manifest` and `index` are a snapshot from the opening. `features` are the selected features.
     `verify` enables checksums of pages. `names` maps stored names to present ones, for renamed
     features. `externals` are the referenced files, if they may be at other places than their
-    lists say. `sizes` are (height, width) of resized features. `bad` are episodes of an original
-    that the index leaves out. `frame_cache` has decoded frames, for loaders.
+    lists say. `bad` are episodes of an original that the index leaves out. `frame_cache` has
+    decoded frames, for loaders.
     """
 
     storage: Storage
@@ -58,9 +58,27 @@ class Contents:
     verify: bool = True
     names: Mapping[str, str] = field(default_factory=dict)
     externals: ExternalFiles | None = None
-    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     bad: BadEpisodes = field(default_factory=BadEpisodes)
     frame_cache: FrameFolder | None = None
+
+    @classmethod
+    def of(
+        cls,
+        storage: Storage,
+        manifest: Manifest,
+        index: Index,
+        features: Sequence[str] | None = None,
+        **more: Any,
+    ) -> Contents:
+        """The contents with the named features (default: all), and `more` fields."""
+        with located(SchemaError, file=storage.url):
+            return cls(storage, manifest, index, index.schema.select(features), **more)
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Height and width, two integers, of the features that are resized, by name."""
+        specs = self.features.items()
+        return {name: spec.shape[:2] for name, spec in specs if spec.stored_shape is not None}
 
     def stored_name(self, feature: str) -> str:
         """Return a feature's name in the record files."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -11,8 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError, SchemaError, located
-from seqrecord.format.index import Index
-from seqrecord.format.manifest import Manifest
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.contents import Contents, Episodes
 from seqrecord.reading.episode import html_card
@@ -21,7 +19,7 @@ from seqrecord.reading.metadata import load, load_version
 from seqrecord.reading.resizing import Sizes, resized_schema
 from seqrecord.schema import Schema
 from seqrecord.statistics.by_feature import Statistics
-from seqrecord.storage import Storage, StorageLike, open_storage
+from seqrecord.storage import StorageLike, open_storage
 from seqrecord.text import shown_place
 from seqrecord.units import Progress, format_size
 
@@ -79,13 +77,9 @@ def open_packed(
             externals = ExternalFiles(storage, originals, external_options)
             if check_originals and (manifest.copied or originals is not None):
                 compare_originals(externals, manifest.copied.lists if manifest.copied else ())
-        return Dataset(
-            *(storage, manifest, index),
-            features=features,
-            verify=verify,
-            externals=externals,
-            bad=bad,
-        )
+        more: dict[str, Any] = {"verify": verify, "externals": externals}
+        more |= {} if bad is None else {"bad": bad}
+        return Dataset(Contents.of(storage, manifest, index, features, **more))
     except BaseException:
         if externals is not None:
             externals.close()
@@ -114,30 +108,9 @@ class Dataset:
             print(key, len(episode), dataset.features)
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        manifest: Manifest,
-        index: Index,
-        *,
-        features: Sequence[str] | None = None,
-        verify: bool = True,
-        names: Mapping[str, str] | None = None,
-        externals: ExternalFiles | None = None,
-        sizes: Mapping[str, tuple[int, int]] | None = None,
-        bad: BadEpisodes | None = None,
-        frame_cache: FrameFolder | None = None,
-    ) -> None:
-        with located(SchemaError, file=storage.url):
-            chosen = index.schema.select(features)
-        sizes = {name: size for name, size in (sizes or {}).items() if name in chosen}
-        if sizes:
-            chosen = resized_schema(chosen, sizes)
-        self.contents = Contents(
-            *(storage, manifest, index, chosen, verify, names or {}, externals, sizes),
-            *(bad or BadEpisodes(), frame_cache),
-        )
-        _ = self.contents.chunks  # raises for unknown codecs
+    def __init__(self, contents: Contents) -> None:
+        self.contents = contents
+        _ = contents.chunks  # raises for unknown codecs
 
     @property
     def url(self) -> str:
@@ -205,7 +178,11 @@ class Dataset:
 
     def select(self, features: Sequence[str] | None) -> Dataset:
         """Return the dataset with only these features, in this order; `None` selects all."""
-        return self._changed(features=features)
+        of = self.contents
+        with located(SchemaError, file=self.url):
+            chosen = of.index.schema.select(features)
+        sizes = {name: size for name, size in of.sizes.items() if name in chosen}
+        return Dataset(replace(of, features=resized_schema(chosen, sizes)))
 
     def renamed(self, names: Mapping[str, str]) -> Dataset:
         """Return the dataset with some features renamed. `names` maps present to new names.
@@ -222,11 +199,9 @@ class Dataset:
                 expected="an unused name; to swap names, rename both features",
                 got=", ".join(wrong),
             )
-        features = [names.get(name, name) for name in self.features]
         stored = {**of.names, **{of.stored_name(old): new for old, new in names.items()}}
-        sizes = {names.get(name, name): size for name, size in of.sizes.items()}
-        index = of.index.renamed(names)
-        return self._changed(index=index, features=features, names=stored, sizes=sizes)
+        index, features = of.index.renamed(names), of.features.renamed(names)
+        return Dataset(replace(of, index=index, features=features, names=stored))
 
     def resized(self, sizes: Sizes | None) -> Dataset:
         """Return the dataset with frames resized during decoding.
@@ -235,17 +210,11 @@ class Dataset:
         frames. Raises `ClipError` for a feature that is unknown or cannot be resized.
         """
         if sizes is None:
-            return self._changed(sizes=None) if self.contents.sizes else self
+            chosen = Schema([spec.stored for spec in self.features.values()])
+            return Dataset(replace(self.contents, features=chosen)) if self.contents.sizes else self
         with located(ClipError, file=self.url):
             chosen = resized_schema(self.features, sizes)
-        changed = {n: spec.shape[:2] for n, spec in chosen.items() if spec.stored_shape is not None}
-        return self._changed(sizes=changed)
-
-    def _changed(self, **changes: Any) -> Dataset:
-        of = self.contents
-        same = ("storage", "manifest", "index", "verify", "names", "sizes", "bad", "frame_cache")
-        given = {name: getattr(of, name) for name in (*same, "externals")}
-        return Dataset(**{**given, "features": list(of.features), **changes})
+        return Dataset(replace(self.contents, features=chosen))
 
     def find_episodes(
         self, episodes: EpisodeFilter, split: str | None = None
@@ -314,11 +283,8 @@ class Dataset:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        of = self.contents
-        return _reopen, (
-            *(of.storage, of.manifest, list(of.features), of.verify, of.names),
-            *(of.externals, of.sizes, of.bad, of.frame_cache),
-        )
+        each = {one.name: getattr(self.contents, one.name) for one in fields(self.contents)}
+        return _reopen, ({name: value for name, value in each.items() if name != "index"},)
 
     def __repr__(self) -> str:
         features = "".join(f"\n  {spec}" for spec in self.features.values())
@@ -340,35 +306,19 @@ class Dataset:
 
 def skipping_bad_episodes(dataset: Dataset) -> Dataset:
     """Return the dataset for `skip_bad_episodes`: selections leave bad episodes out."""
-    return dataset._changed(bad=replace(dataset.contents.bad, are_skipped=True))
+    bad = replace(dataset.contents.bad, are_skipped=True)
+    return Dataset(replace(dataset.contents, bad=bad))
 
 
 def cached_in(dataset: Dataset, cache: FrameFolder) -> Dataset:
     """Return the dataset with a cache of decoded frames, for loaders."""
-    return dataset._changed(frame_cache=cache)
+    return Dataset(replace(dataset.contents, frame_cache=cache))
 
 
-def _reopen(
-    storage: Storage,
-    manifest: Manifest,
-    features: list[str],
-    verify: bool,
-    names: Mapping[str, str],
-    externals: ExternalFiles | None,
-    sizes: Mapping[str, tuple[int, int]],
-    bad: BadEpisodes,
-    frame_cache: FrameFolder | None,
-) -> Dataset:
-    """Open a pickled dataset in another process, without a second check of the index."""
-    manifest, index = load_version(storage, manifest)
-    index = index.renamed(names)
-    return Dataset(
-        *(storage, manifest, index),
-        features=features,
-        verify=verify,
-        names=names,
-        externals=externals,
-        sizes=sizes,
-        bad=bad,
-        frame_cache=frame_cache,
-    )
+def _reopen(of: dict[str, Any]) -> Dataset:
+    """Open a pickled dataset in another process, without a second check of the index.
+
+    `of` are its `Contents` without the index.
+    """
+    of["manifest"], index = load_version(of["storage"], of["manifest"])
+    return Dataset(Contents(**of, index=index.renamed(of["names"])))

@@ -88,11 +88,12 @@ def add_statistics(
         print(statistics["action"].mean)
     """
     # Imported here: a writer does not need the modules that read frames.
+    from seqrecord.reading.contents import Contents
     from seqrecord.reading.dataset import Dataset
 
     with closing(open_storage(location, storage_options)) as storage:
         base, manifest, index = read_indexed(storage)
-        reader = Dataset(storage, manifest, index)
+        reader = Dataset(Contents.of(storage, manifest, index))
         known = reader.statistics if only_lacking else Statistics(0, {})
         missing = known.missing(reader.features)
         if known and not missing:

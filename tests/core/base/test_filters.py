@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from numcodecs.registry import get_codec
 
 from seqrecord.codecs.base import MAX_BUFFER_BYTES
-from seqrecord.codecs.delta import Delta
+from seqrecord.codecs.delta import Delta, unbuffered
 from seqrecord.codecs.integers import Bias, SubtractGreen
 
 UINTS = ("<u1", "<u2", "<u4", "<u8")
@@ -23,6 +22,20 @@ UINTS = ("<u1", "<u2", "<u4", "<u8")
 
 def u1(*rows: list[int]) -> npt.NDArray[np.uint8]:
     return np.array(rows, np.uint8)
+
+
+def decoded(codec: Any, frame: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    out = np.empty(frame.shape, frame.dtype)
+    with unbuffered():
+        codec.decode(frame[np.newaxis], out[np.newaxis])
+    return out
+
+
+def decoded_in_place(codec: Any, frame: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    frames = frame[np.newaxis]
+    with unbuffered():
+        codec.decode(frames, frames)
+    return frame
 
 
 @pytest.mark.parametrize(
@@ -50,7 +63,7 @@ def u1(*rows: list[int]) -> npt.NDArray[np.uint8]:
 )
 def test_bytes(codec: Any, array: npt.NDArray[Any], encoded: str) -> None:
     assert codec.encode(array).tobytes() == bytes.fromhex(encoded)
-    assert codec.decode(codec.encode(array)).tobytes() == array.tobytes()
+    assert decoded(codec, codec.encode(array)).tobytes() == array.tobytes()
 
 
 @given(
@@ -65,8 +78,8 @@ def test_any_shape_is_inverted(array: npt.NDArray[Any], axis: int, restart: int)
         encoded = codec.encode(array)
         assert encoded.shape == array.shape
         assert encoded.dtype == array.dtype
-        np.testing.assert_array_equal(codec.decode(encoded, np.empty_like(array)), array)
-        np.testing.assert_array_equal(codec.decode(encoded, encoded), array)
+        np.testing.assert_array_equal(decoded(codec, encoded), array)
+        np.testing.assert_array_equal(decoded_in_place(codec, encoded), array)
 
 
 # Slabs long enough for sums in blocks, with different remainders.
@@ -79,8 +92,8 @@ def test_filters_of_long_slabs_are_inverted(length: int, dtype: str) -> None:
     for codec in codecs:
         if codec.width is None or (300 * array.dtype.itemsize) % codec.width == 0:
             encoded = codec.encode(array)
-            np.testing.assert_array_equal(codec.decode(encoded), array)
-            np.testing.assert_array_equal(codec.decode(encoded, encoded), array)
+            np.testing.assert_array_equal(decoded(codec, encoded), array)
+            np.testing.assert_array_equal(decoded_in_place(codec, encoded), array)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (0, 3), (3, 0), (2, 0, 4)])
@@ -88,7 +101,7 @@ def test_sums_of_empty_and_tiny_arrays(shape: tuple[int, ...]) -> None:
     array = np.full(shape, 7, "<u4")
     axes = [None, *range(len(shape))]
     for codec in [Delta(axis, restart=restart) for axis in axes for restart in (None, 2)]:
-        np.testing.assert_array_equal(codec.decode(codec.encode(array)), array)
+        np.testing.assert_array_equal(decoded(codec, codec.encode(array)), array)
 
 
 def test_sums_into_another_array_keep_their_source() -> None:
@@ -96,10 +109,10 @@ def test_sums_into_another_array_keep_their_source() -> None:
     for codec in (Delta(None), Delta(0), Delta(0, restart=16), Delta(-2), Delta(1, restart=3)):
         encoded = codec.encode(array)
         before = encoded.copy()
-        np.testing.assert_array_equal(codec.decode(encoded, np.empty_like(encoded)), array)
+        np.testing.assert_array_equal(decoded(codec, encoded), array)
         np.testing.assert_array_equal(encoded, before)
     size = np.getbufsize()  # NumPy's buffer size, which sums change temporarily
-    Delta(0).decode(np.ones((40, 300), "<u1"))
+    decoded(Delta(0), np.ones((40, 300), "<u1"))
     assert np.getbufsize() == size
 
 
@@ -113,7 +126,7 @@ def test_sums_into_another_array_keep_their_source() -> None:
     ],
 )
 def test_the_gil_is_released_while_a_frame_is_decoded(codec: Any, shape: tuple[int, ...]) -> None:
-    source = np.zeros(shape, "<u4")
+    source = np.zeros((1, *shape), "<u4")
     out = source if isinstance(codec, Bias) else np.zeros_like(source)
     ran, start = threading.Event(), threading.Lock()
     start.acquire()
@@ -130,7 +143,8 @@ def test_the_gil_is_released_while_a_frame_is_decoded(codec: Any, shape: tuple[i
         start.release()
         calls = 0
         while not ran.is_set() and calls < 2000:
-            codec.decode(source, out)
+            with unbuffered():
+                codec.decode(source, out)
             calls += 1
         assert ran.is_set()
     finally:
@@ -144,7 +158,7 @@ def test_pixel_filters_are_inverted_over_several_bands(dtype: str) -> None:
     pixels = np.random.default_rng(0).integers(0, 255, shape, np.uint8).astype(dtype)
     for codec in (SubtractGreen(), Bias()):
         encoded = codec.encode(pixels)
-        np.testing.assert_array_equal(codec.decode(encoded, encoded), pixels)
+        np.testing.assert_array_equal(decoded_in_place(codec, encoded), pixels)
 
 
 def test_input_of_any_layout_is_not_changed() -> None:
@@ -154,7 +168,7 @@ def test_input_of_any_layout_is_not_changed() -> None:
         for codec in (Delta(0), Delta(1), Bias(), SubtractGreen()):
             encoded = codec.encode(view)
             np.testing.assert_array_equal(view, before)
-            np.testing.assert_array_equal(codec.decode(encoded), before)
+            np.testing.assert_array_equal(decoded(codec, encoded), before)
 
 
 def test_unsupported_shapes_are_refused() -> None:
@@ -172,16 +186,3 @@ def test_unsupported_shapes_are_refused() -> None:
     for codec, shape, itemsize in several:
         with pytest.raises(ValueError, match=r"axis|bytes"):
             codec.check(shape, itemsize)
-
-
-def test_filters_are_registered_in_numcodecs() -> None:
-    delta = {"id": "seqrecord.delta"}
-    configs: list[dict[str, Any]] = [
-        {**delta, "axis": -3, "width": 8},
-        {**delta, "axis": 0},
-        {**delta, "axis": None, "width": 8},
-        {**delta, "axis": -3, "restart": 16},
-        *({"id": f"seqrecord.{name}"} for name in ("bias", "subtract_green")),
-    ]
-    for config in configs:
-        assert get_codec(dict(config)).get_config() == config

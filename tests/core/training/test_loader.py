@@ -24,6 +24,7 @@ from seqrecord import (
     SeqRecordWriter,
 )
 from seqrecord.errors import SchemaError
+from seqrecord.reading.contents import Contents
 from seqrecord.samples import every, skip_last
 from tests.kit.clip_data import LENGTHS, begun, check_clip, names, possible_clips, write_numbered
 from tests.kit.faults import CountingStorage
@@ -169,10 +170,8 @@ def test_stats_agree_with_the_storage(path: Path) -> None:
     index = dataset.contents.index
     chunks = index.groups[0]
     for features in (["image", "flow", "note", "id"], ["flow"]):
-        contents = (storage, dataset.contents.manifest, index)
-        pipe = SeqRecordPipe(
-            Dataset(*contents, features=features), clip_len=3, batch_size=4, shuffle=False
-        )
+        contents = Contents.of(storage, dataset.contents.manifest, index, features)
+        pipe = SeqRecordPipe(Dataset(contents), clip_len=3, batch_size=4, shuffle=False)
         columns = [index.schema.position(name) for name in features]
         used = {
             int(chunks.first_chunk[int(key[4:])]) + (start + i) // 4
