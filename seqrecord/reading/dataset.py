@@ -13,7 +13,6 @@ import numpy.typing as npt
 from seqrecord.errors import ClipError, SchemaError, located
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.contents import Contents, Episodes
-from seqrecord.reading.episode import html_card
 from seqrecord.reading.filters import BadEpisodes, EpisodeFilter
 from seqrecord.reading.metadata import load, load_version
 from seqrecord.reading.resizing import Sizes, resized_schema
@@ -21,15 +20,13 @@ from seqrecord.schema import Schema
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.text import shown_place
-from seqrecord.units import Progress, format_size
+from seqrecord.units import Progress
 
 if TYPE_CHECKING:
     from seqrecord.format.inventory import Inventory
     from seqrecord.reading.array_specs import FrameFunction
     from seqrecord.reading.externals import ExternalFiles, Originals
     from seqrecord.reading.frame_cache import FrameFolder
-
-_SHOWN_KEYS = 3  # in a notebook
 
 DatasetLike: TypeAlias = "StorageLike | Dataset"
 """A dataset: local path, URL, or an open `Dataset`."""
@@ -108,9 +105,9 @@ class Dataset:
             print(key, len(episode), dataset.features)
     """
 
-    def __init__(self, contents: Contents) -> None:
-        self.contents = contents
-        _ = contents.chunks  # raises for unknown codecs
+    def __init__(self, parts: Contents) -> None:
+        self.contents = parts
+        _ = parts.chunks  # raises for unknown codecs
 
     @property
     def url(self) -> str:
@@ -290,18 +287,6 @@ class Dataset:
         features = "".join(f"\n  {spec}" for spec in self.features.values())
         counts = f"{len(self.episodes)} episodes, {self.num_frames} frames"
         return f"Dataset({shown_place(self.url)!r}, {counts}){features}"
-
-    def _repr_html_(self) -> str:
-        """HTML for notebooks. Reads no files."""
-        keys = self.contents.index.keys[:_SHOWN_KEYS].to_pylist()
-        more = ", …" if len(self.episodes) > len(keys) else ""
-        files = self.contents.manifest.record_files
-        facts = [
-            ("episodes", f"{len(self.episodes):,}: {', '.join(keys)}{more}"),
-            ("frames", f"{self.num_frames:,}"),
-            ("record files", f"{len(files):,}, {format_size(sum(file.size for file in files))}"),
-        ]
-        return html_card(shown_place(self.url), facts, self.features.values())
 
 
 def skipping_bad_episodes(dataset: Dataset) -> Dataset:

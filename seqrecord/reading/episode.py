@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from html import escape
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,12 +17,10 @@ from seqrecord.reading.chunks import ChunkReader
 from seqrecord.reading.pages import Page
 from seqrecord.reading.raw_frames import frame_runs
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.text import codec_text, printable, repr_of, shape_text
+from seqrecord.text import repr_of
 
 _FRAMES_AT_ONCE = 32  # a typical chunk of images
 _SMALL_BYTES = 1 << 20  # of small frames, with many in a chunk
-_SHOWN_METADATA = 20  # in a notebook
-_MOST_SHOWN = 200  # characters in an HTML cell; longer text is cut
 
 
 class Episode:
@@ -209,15 +206,6 @@ class Episode:
     def __repr__(self) -> str:
         return f"Episode({self.key!r}, {len(self)} frames)"
 
-    def _repr_html_(self) -> str:
-        """HTML for notebooks. Reads no frames."""
-        metadata = [(name, str(value)) for name, value in self.metadata.items()]
-        facts = [("frames", f"{len(self):,}"), *metadata[:_SHOWN_METADATA]]
-        if len(metadata) > _SHOWN_METADATA:
-            facts.append(("…", f"{len(metadata) - _SHOWN_METADATA} more"))
-        missing = [str(len(self) - int(self.present(name).sum())) for name in self.features]
-        return html_card(self.key, facts, self.features.values(), {"missing": missing})
-
 
 def values_in_order(episode: Episode, feature: str, numbers: Sequence[int]) -> Iterator[Any]:
     """Yield a feature's values of frames `numbers`, in order; `None` for frames without it.
@@ -234,33 +222,3 @@ def values_in_order(episode: Episode, feature: str, numbers: Sequence[int]) -> I
         values = iter(episode.read(there, features=[feature])[feature])
         for number in part:
             yield next(values) if present[number] else None
-
-
-def html_card(
-    title: str,
-    facts: Iterable[tuple[str, str]],
-    features: Iterable[FeatureSpec],
-    columns: Mapping[str, Sequence[str]] | None = None,
-) -> str:
-    """Return HTML: `facts` as names and values, and a table with a row for each feature.
-
-    `columns` are additional columns, by heading. All text is escaped.
-    """
-    columns = columns or {}
-    head = ("feature", "dtype", "shape", "codec", *columns)
-    rows = [
-        (spec.name, spec.dtype.name, shape_text(spec.shape), codec_text(spec.codec), *further)
-        for spec, *further in zip(features, *columns.values(), strict=True)
-    ]
-    lines = "".join(f"<div>{_text(name)}: {_text(value)}</div>" for name, value in facts)
-    table = _row("th", head) + "".join(_row("td", row) for row in rows)
-    return f"<div><strong>{_text(title)}</strong>{lines}<table>{table}</table></div>"
-
-
-def _row(tag: str, cells: Sequence[str]) -> str:
-    style = ' style="text-align: left"'
-    return f"<tr>{''.join(f'<{tag}{style}>{_text(cell)}</{tag}>' for cell in cells)}</tr>"
-
-
-def _text(text: str) -> str:
-    return escape(printable(text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"))

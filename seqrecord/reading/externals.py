@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from os import PathLike
 from pathlib import Path
@@ -71,8 +72,8 @@ class ExternalFiles:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.storage, self.originals = storage, originals
-        self._states: dict[ExternalFile, FileState] = {}  # local files
-        self._paths: dict[ExternalFile, str | Path | None] = {}
+        # Local files, by their paths and states at the first read.
+        self._known: dict[ExternalFile, tuple[str | None, FileState]] = {}
         self._options = dict(options or {})
         self._lists: dict[str, ExternalList] = {}
         self._stores: dict[str, Storage] = {}  # by root
@@ -111,39 +112,56 @@ class ExternalFiles:
                 expected=f"at most {file.size}",
                 got=item.stop,
             )
-        path, before = self._begin(reference.list_id, file)
         ranges, buffers = [item], [data]
         if not reference.is_video:
             sizes = reference.sizes.tolist()
             starts = (reference.start + reference.offsets).tolist()
             ranges = [ByteRange(a, a + n) for a, n in zip(starts, sizes, strict=True)]
             buffers = [data[a:b] for a, b in pairwise(accumulate(sizes, initial=0))]
-        self._read_unchanged(file, path, before, ranges, buffers)
+        with self._unchanged(file, reference.list_id):
+            self.store(file.root).read_ranges(file.path, ranges, buffers)
         return whole
 
     def check(self, reference: Reference) -> None:
         """Check the files of a page as `read` does, without reading them."""
         file = self.file_of(reference.list_id, reference.file)
-        if reference.parts:
-            is_remote = self.store(file.root).local_path(file.path) is None
-            for part, _ in self._parts(reference, file):
-                (self._check if is_remote else self._check_same)(part)
-        else:
-            path, before = self._begin(reference.list_id, file)
-            self._check_unchanged(file, path, before)
+        parts = [part for part, _ in self._parts(reference, file)] if reference.parts else [file]
+        for part in parts:
+            with self._unchanged(part, None if reference.parts else reference.list_id):
+                pass
 
-    def _begin(
-        self, list_id: str, file: ExternalFile
-    ) -> tuple[str | Path | None, FileState | None]:
-        """Check a file; returns the path of a local one, and its state at the first read."""
-        if hash(file) not in self._seen:
+    @contextmanager
+    def _unchanged(self, file: ExternalFile, list_id: str | None = None) -> Iterator[None]:
+        """Check a file; raise `StorageError` if a local one changes in the block.
+
+        This error replaces others: bytes of a changing file may belong to neither version. A file
+        of a list is also compared with its state at the first read. Files of folders have no
+        `list_id`: there are too many to remember, so local ones are compared with the index again.
+        """
+        if list_id is not None and hash(file) not in self._seen:
             self._check_allowed(list_id, file)
-        path = self._path(file)
-        before = _file_state(path)
-        self._check(file)
-        if before is not None:
-            before = self._states.setdefault(file, before)
-        return path, before
+        path, before = self._known.get(file, (None, None))
+        if path is None:
+            path = self.store(file.root).local_path(file.path)
+            before = _file_state(path)
+        if path is not None and list_id is None:
+            self._check_same(file)
+        elif hash(file) not in self._seen:
+            self._check_same(file)
+            self._seen.add(hash(file))
+        if before is not None and list_id is not None:
+            _, before = self._known.setdefault(file, (path, before))
+        try:
+            yield
+        finally:
+            if before is not None and before != (now := _file_state(path)):
+                raise StorageError(
+                    "a file of the original changed while it was read; wait until it is complete, "
+                    f"and open the dataset again, or {AGAIN}",
+                    file=f"{self.store(file.root).url}/{file.path}",
+                    expected=f"{before[0]} bytes, changed at {before[1]} ns",
+                    got="no file" if now is None else f"{now[0]} bytes, changed at {now[1]} ns",
+                )
 
     def _parts(
         self, reference: Reference, folder: ExternalFile
@@ -169,51 +187,10 @@ class ExternalFiles:
 
         def read(path: str) -> None:
             file, part = wanted[path]
-            local = store.local_path(path)
-            before = _file_state(local)
-            if local is not None:
-                self._check_same(file)
-            else:  # one request per file
-                self._check(file)
-            self._read_unchanged(file, local, before, [ByteRange(0, file.size)], [part])
+            with self._unchanged(file):
+                store.read_ranges(path, [ByteRange(0, file.size)], [part])
 
         map_files(store, read, wanted)
-
-    def _path(self, file: ExternalFile) -> str | Path | None:
-        """Return the path of a local file; `None` for a remote one."""
-        path = self._paths.get(file, "")
-        if path == "":
-            path = self._paths[file] = self.store(file.root).local_path(file.path)
-        return path
-
-    def _read_unchanged(
-        self,
-        file: ExternalFile,
-        path: str | Path | None,
-        before: FileState | None,
-        ranges: Sequence[ByteRange],
-        buffers: Sequence[memoryview],
-    ) -> None:
-        """Read ranges. Raises `StorageError` if a local file has changed since `before`.
-
-        This error replaces others: bytes of a changing file may belong to neither version.
-        """
-        try:
-            self.store(file.root).read_ranges(file.path, ranges, buffers)
-        finally:
-            self._check_unchanged(file, path, before)
-
-    def _check_unchanged(
-        self, file: ExternalFile, path: str | Path | None, before: FileState | None
-    ) -> None:
-        if before is not None and before != (now := _file_state(path)):
-            raise StorageError(
-                "a file of the original changed while it was read; wait until it is complete, and "
-                f"open the dataset again, or {AGAIN}",
-                file=f"{self.store(file.root).url}/{file.path}",
-                expected=f"{before[0]} bytes, changed at {before[1]} ns",
-                got="no file" if now is None else f"{now[0]} bytes, changed at {now[1]} ns",
-            )
 
     def file_of(self, list_id: str, number: int) -> ExternalFile:
         """Return the file with a number in a list."""
@@ -267,12 +244,6 @@ class ExternalFiles:
     def storages(self) -> Sequence[Storage]:
         """Return the storages of all listed files."""
         return [self.store(root) for root in {file.root for file in self.all_files()}]
-
-    def _check(self, file: ExternalFile) -> None:
-        """Like `_check_same`, once per file."""
-        if hash(file) not in self._seen:
-            self._check_same(file)
-            self._seen.add(hash(file))
 
     def _check_allowed(self, list_id: str, file: ExternalFile) -> None:
         """Raise `StorageError` unless the user trusts the list or gave a location for its files."""
@@ -350,7 +321,7 @@ class ExternalFiles:
         return store
 
 
-def _file_state(path: str | Path | None) -> FileState | None:
+def _file_state(path: str | None) -> FileState | None:
     """Return size, modification time in ns and inode of a local file; `None` if missing."""
     if path is None:
         return None

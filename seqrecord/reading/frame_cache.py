@@ -20,12 +20,11 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +55,6 @@ _PAUSE_SECONDS = 600.0  # without adding, if the folder is full
 _ALIGNMENT = 4096
 _MOST_PAGES = 1 << 12  # whose keys are remembered
 
-_T = TypeVar("_T")
 _Bools = npt.NDArray[np.bool_]
 _logger = logging.getLogger("seqrecord")
 
@@ -119,22 +117,7 @@ class FrameFolder:
 
     def read(self, file: _Frames, out: memoryview) -> _Bools:
         """Read frames into `out`; returns which were there, bool[frames]."""
-        return self._try(partial(self._read, file, out), np.zeros(file.number, np.bool_))
-
-    def covers(self, file: _Frames) -> bool:
-        """Whether all frames are there, without a look at them."""
-        return self._try(partial(self._covers, file), otherwise=False)
-
-    def add(self, file: _Frames, data: memoryview) -> None:
-        """Add frames, unless they do not fit."""
-        if self.is_filling:
-            self._try(partial(self._add, file, data), None, is_adding=True)
-            if self._folder.is_full:
-                self._folder.is_full = False
-                self._paused_until = time.monotonic() + _PAUSE_SECONDS
-
-    def _read(self, file: _Frames, out: memoryview) -> _Bools:
-        with self._opened(file) as fd:
+        with self._errors(), self._opened(file) as fd:
             sums = file.sums_in(fd)
             found: _Bools = sums != 0
             if found.any() and os.preadv(fd, [out], file.start) == len(out):
@@ -146,32 +129,43 @@ class FrameFolder:
                 return found
         return np.zeros(file.number, np.bool_)
 
-    def _covers(self, file: _Frames) -> bool:
-        with self._opened(file) as fd:
-            return bool(file.sums_in(fd).all())
+    def covers(self, file: _Frames) -> bool:
+        """Whether all frames are there, without a look at them."""
+        sums = np.zeros(file.number, np.uint32)
+        with self._errors(), self._opened(file) as fd:
+            sums = file.sums_in(fd)
+        return bool(sums.all())
 
-    def _add(self, file: _Frames, data: memoryview) -> None:
-        fd = self._folder.open_slots(file.key, file.size)
-        if fd is None:
+    def add(self, file: _Frames, data: memoryview) -> None:
+        """Add frames, unless they do not fit."""
+        if not self.is_filling:
             return
-        try:
-            size = file.nbytes
-            frames = (data[at : at + size] for at in range(0, len(data), size))
-            sums = np.array([crc32c(frame) or 1 for frame in frames], "<u4")
-            for part, at in ((data, file.start), (sums.view(np.uint8).data, 4 * file.first)):
-                while part:
-                    written = os.pwrite(fd, part, at)
-                    part, at = part[written:], at + written
-        finally:
-            os.close(fd)
+        with self._errors(is_adding=True):
+            if (fd := self._folder.open_slots(file.key, file.size)) is not None:
+                try:
+                    self._write(file, data, fd)
+                finally:
+                    os.close(fd)
+        if self._folder.is_full:
+            self._folder.is_full = False
+            self._paused_until = time.monotonic() + _PAUSE_SECONDS
+
+    def _write(self, file: _Frames, data: memoryview, fd: int) -> None:
+        size = file.nbytes
+        frames = (data[at : at + size] for at in range(0, len(data), size))
+        sums = np.array([crc32c(frame) or 1 for frame in frames], "<u4")
+        for part, at in ((data, file.start), (sums.view(np.uint8).data, 4 * file.first)):
+            while part:
+                written = os.pwrite(fd, part, at)
+                part, at = part[written:], at + written
 
     @contextlib.contextmanager
     def _opened(self, file: _Frames) -> Iterator[int]:
-        """A file for reading; an empty one if there is none."""
+        """A file for reading; an empty one if there is none, or if the folder is not used."""
         path: Path | str = self._folder.slots_path(file.key, file.size)
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe fails
         try:
-            fd = with_descriptor(lambda: os.open(path, flags))
+            fd = with_descriptor(lambda: os.open(path if self._is_used else os.devnull, flags))
         except (FileNotFoundError, NotADirectoryError):
             fd = os.open(os.devnull, flags)
         try:
@@ -179,13 +173,13 @@ class FrameFolder:
         finally:
             os.close(fd)
 
-    def _try(self, do: Callable[[], _T], otherwise: _T, *, is_adding: bool = False) -> _T:
-        if not self._is_used:
-            return otherwise
+    @contextlib.contextmanager
+    def _errors(self, *, is_adding: bool = False) -> Iterator[None]:
+        """Log errors of the block once, and end the use of the folder or its filling."""
         try:
-            return do()
+            yield
         except CacheBusyError:
-            return otherwise
+            pass
         except (OSError, LocationError) as error:
             was_filled, self._is_filled = self._is_filled, False
             is_ours = isinstance(error, OSError) and self._folder.path.is_dir()
@@ -193,7 +187,15 @@ class FrameFolder:
             if was_filled and not isinstance(error, CacheReadOnlyError):
                 what = "not filled any more" if self._is_used else "not used"
                 _logger.warning("%s: the frame cache is %s: %s", self.path, what, error)
-            return otherwise
+
+
+class _Kept(NamedTuple):
+    """Group of a cached name, bytes of a frame, place in the cache, and its source features."""
+
+    group: int
+    nbytes: int
+    place: str
+    sources: list[str]
 
 
 class CachedFrames:
@@ -207,16 +209,13 @@ class CachedFrames:
         self._cache, self._index, self._reader = cache, index, reader
         self.features: dict[int, list[str]] = {}
         """Names of the features, or results, of each group that has any."""
-        self._places: dict[str, str] = {}
-        self._sources: dict[str, list[str]] = {}  # features from which each is made
-        self._groups: dict[str, int] = {}
-        self._nbytes: dict[str, int] = {}
-        self._known: dict[tuple[int, int, str], tuple[CacheKey, list[Reference]]] = {}
+        self._kept: dict[str, _Kept] = {}
+        self._known: dict[tuple[int, str], tuple[CacheKey, list[Reference]]] = {}
         self._results: dict[Any, CachedFrames] = {}
         for name, spec in reader.features.items():
             if is_costly(spec):
-                self._take(spec.group, name, spec.nbytes, _place(spec), [name])
-        others = {spec.group for name, spec in reader.features.items() if name not in self._places}
+                self._take(name, _Kept(spec.group, spec.nbytes, _place(spec), [name]))
+        others = {spec.group for name, spec in reader.features.items() if name not in self._kept}
         self._whole = self.features.keys() - others  # groups of which all features are here
 
     def of_results(
@@ -240,13 +239,12 @@ class CachedFrames:
         for name, spec in specs.items():
             facts = [key, name, spec.dtype.str, spec.shape, places]
             place = "transformed frames " + json.dumps(facts)
-            found._take(leading, name, spec.nbytes, place, [*features])
+            found._take(name, _Kept(leading, spec.nbytes, place, [*features]))
         return self._results.setdefault(known, found)
 
-    def _take(self, group: int, name: str, nbytes: int, place: str, sources: list[str]) -> None:
-        self.features.setdefault(group, []).append(name)
-        self._groups[name], self._nbytes[name] = group, nbytes
-        self._places[name], self._sources[name] = place, sources
+    def _take(self, name: str, kept: _Kept) -> None:
+        self.features.setdefault(kept.group, []).append(name)
+        self._kept[name] = kept
 
     def covers(self, group: int, chunk: IntArray, frame: IntArray) -> bool:
         """Whether all features of these frames of a group seem to be there."""
@@ -274,7 +272,7 @@ class CachedFrames:
     ) -> None:
         """Add decoded frames, from rows of `out`, except if they lack a feature of the group."""
         if self._cache.is_filling:
-            group, features = self._groups[name], self._reader.features.items()
+            group, features = self._kept[name].group, self._reader.features.items()
             names = [name, *(n for n, s in features if s.group == group)]
             whole = self._present(names, chunk, frame)
             chunk, frame, rows = chunk[whole], frame[whole], rows[whole]
@@ -294,23 +292,23 @@ class CachedFrames:
 
         Without the frames that lack the feature.
         """
-        group, runs = self._groups[name], []
-        table = self._index.groups[group]
+        kept, runs = self._kept[name], []
+        table = self._index.groups[kept.group]
         first, present = frame - table.first_frame[chunk], self._present([name], chunk, frame)
         for begin, stop in pairwise(run_bounds(frame, rows, same=2 * chunk + present)):
             if not present[begin]:
                 continue
-            key, references = self._page(group, int(chunk[begin]), name)
+            key, references = self._page(kept, int(chunk[begin]), name)
             for reference in () if is_checked else references:
                 self._reader.external.files.check(reference)
             total = int(table.num_frames[chunk[begin]])
-            file = _Frames(key, total, self._nbytes[name], int(first[begin]), stop - begin)
+            file = _Frames(key, total, kept.nbytes, int(first[begin]), stop - begin)
             runs.append((slice(begin, stop), file))
         return runs
 
     def _present(self, names: list[str], chunk: IntArray, frame: IntArray) -> _Bools:
         """Whether frames have all these features of a group, bool[n]; a transform needs all."""
-        found, group = np.ones(len(frame), np.bool_), self._groups[names[0]]
+        found, group = np.ones(len(frame), np.bool_), self._kept[names[0]].group
         table = self._index.groups[group]
         if not self._reader.raw[group].has_gaps:
             return found
@@ -321,19 +319,21 @@ class CachedFrames:
                     found[begin:stop] &= there[frame[begin:stop] - table.first_frame[row]]
         return found
 
-    def _page(self, group: int, row: int, name: str) -> tuple[CacheKey, list[Reference]]:
+    def _page(self, kept: _Kept, row: int, name: str) -> tuple[CacheKey, list[Reference]]:
         """The key of a chunk's frames, and references to the external files that they need."""
-        if (found := self._known.get((group, row, name))) is None:
+        if (found := self._known.get((row, name))) is None:
             if len(self._known) >= _MOST_PAGES:
                 self._known.clear()
             pages, references = hashlib.sha256(), []
-            for feature in self._sources[name]:
-                for other in self._chunks_beside(group, row, self._reader.features[feature].group):
+            for feature in kept.sources:
+                for other in self._chunks_beside(
+                    kept.group, row, self._reader.features[feature].group
+                ):
                     page, needed = self._identity(*other, feature)
                     pages.update(b"%d %b" % (len(page), page))
                     references += needed
-            found = CacheKey(self._places[name], pages.hexdigest()), references
-            self._known[group, row, name] = found
+            found = CacheKey(kept.place, pages.hexdigest()), references
+            self._known[row, name] = found
         return found
 
     def _identity(self, group: int, row: int, feature: str) -> tuple[bytes, list[Reference]]:
