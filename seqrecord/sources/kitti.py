@@ -100,8 +100,7 @@ class KittiSource(SequenceSource):
         found.begin(times)
         poses = folder.parent.parent / "poses" / f"{folder.name}.txt"
         if found.has(poses, pose="poses/*.txt"):
-            if poses.is_relative_to(self.path):  # else an index cannot compare them
-                found.files.append(poses)
+            found.files.append(poses)
             found.columns["pose"] = Values(_poses(poses, len(times)), "pose", "m")
         if is_file(folder / "calib.txt"):
             found.files.append(folder / "calib.txt")
@@ -129,7 +128,7 @@ def _scans(paths: Sequence[Path]) -> Images:
     return Images([*items], "points", "m")
 
 
-def _points(path: Path) -> npt.NDArray[Any]:
+def _points(path: Path, _exif: str | None) -> npt.NDArray[Any]:
     return read_points(path)[""].values
 
 

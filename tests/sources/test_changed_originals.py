@@ -37,6 +37,7 @@ from tests.kit.services.gcs_stub import GcsStub
 from tests.kit.video_file_data import pictures, write_video
 from tests.sources.all_cases import CASES, indexed, made
 from tests.sources.cases import index_source
+from tests.sources.formats.sequences import write_kitti
 from tests.sources.in_place_cases import frames_of
 
 ACTION, LEROBOT = "observation.state", "lerobot with video"
@@ -91,6 +92,19 @@ def test_index_with_stale_copied_values_is_refused(name: str, tmp_path: Path) ->
     changed.unlink()
     with pytest.raises(NotFoundError, match="is missing"):
         seqrecord.open(copied_index(index))
+
+
+@pytest.mark.parametrize("below", ["sequences", "sequences/00"])
+def test_changed_files_above_the_root_are_noticed(below: str, tmp_path: Path) -> None:
+    write_kitti(tmp_path / "kitti")
+    root, poses = tmp_path / "kitti" / below, tmp_path / "kitti/poses/00.txt"
+    index_source(open_source(root), tmp_path / "index", workers=1)
+    seqrecord.open(tmp_path / "index").close()
+    lines = poses.read_text().splitlines()
+    poses.write_text("\n".join((lines[0], lines[0], lines[2])))
+    with pytest.raises(StorageError, match="`seqrecord index SRC -o DST`") as caught:
+        seqrecord.open(tmp_path / "index")
+    assert caught.value.file == str(poses)
 
 
 def test_lerobot_class_reads_changed_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

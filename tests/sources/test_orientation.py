@@ -18,7 +18,8 @@ from seqrecord.errors import FrameError, SourceError
 from seqrecord.sources import Source
 from tests.kit.command_line import fail, run
 from tests.kit.lerobot_data import write_v21
-from tests.kit.trees import make_frames, write_v1
+from tests.kit.trees import make_frames, write_v1, write_v2
+from tests.sources.formats.scenes import write_co3d
 from tests.sources.formats.sequences import write_kitti, write_tum
 from tests.sources.formats.webdataset import write_tar
 from tests.sources.image_data import STORED, encoded, late_exif, raw_profile, shown, stored
@@ -240,6 +241,41 @@ def test_trees_of_known_layouts_need_an_option(tmp_path: Path) -> None:
         for exif, expected in (("apply", pixels[::-1, ::-1]), ("ignore", pixels)):
             got = values(open_source(root, exif=exif), feature)[1]
             np.testing.assert_array_equal(got, expected)
+
+
+CODED = {
+    "depth_lcam_front": "env/Data_easy/P000/depth_lcam_front/000001_lcam_front_depth.png",
+    "flow_lcam_front": "env/Data_easy/P000/flow_lcam_front/000001_000002_flow.png",
+    "mask_lcam_front": "env/Data_easy/P000/flow_lcam_front/000001_000002_flow.png",
+    "depth": "apple/0_isot/depths/frame000002.jpg.geometric.png",
+}
+
+
+@pytest.mark.parametrize("feature", CODED)
+def test_images_of_coded_values_can_only_be_ignored(feature: str, tmp_path: Path) -> None:
+    """Depth and flow of TartanAir V2, depth of Co3D."""
+    write_v2(tmp_path / "env" / "Data_easy" / "P000", make_frames(0, 3, v2=True))
+    write_co3d(tmp_path)
+    path = tmp_path / CODED[feature]
+    root = tmp_path / Path(CODED[feature]).parts[0]
+
+    def read(exif: str | None) -> list[Any]:
+        source = open_source(root, features=[feature], exif=exif)
+        frames = [frame for info in source.episodes() for frame in source.frames(info)]
+        return [frame[feature] for frame in frames if feature in frame]  # the last has no flow
+
+    expected = read(None)
+    data = path.read_bytes()
+    chunk = late_exif(encoded(3))
+    at = chunk.index(b"eXIf") - 4
+    length = int.from_bytes(chunk[at : at + 4], "big") + 12
+    path.write_bytes(data[:33] + chunk[at : at + length] + data[33:])
+    np.testing.assert_array_equal(read("ignore"), expected)
+    for exif in (None, "apply"):
+        with pytest.raises(SourceError, match="exif=ignore") as caught:
+            read(exif)
+        assert caught.value.file == str(path)
+        assert caught.value.feature == feature
 
 
 # --- several images in one file --------------------------------------------------------------

@@ -327,9 +327,9 @@ V2_FLOW = "flow_lcam_front/000001_000002_flow.png"
 V2_DEPTH = "depth_lcam_front/000001_lcam_front_depth.png"
 V2_SEG = "seg_rcam_front/000000_rcam_front_seg.png"
 
-_V2_DEPTH = {"expected": "RGBA", "got": "RGB", "feature": "depth_lcam_front", "frame": 1}
+_V2_DEPTH = {"expected": "'any', 4]", "got": "3]", "feature": "depth_lcam_front", "frame": 1}
 BROKEN_V2 = [
-    fault(write(V2_DEPTH, encoded(RGB)), V2_DEPTH, "wrong image mode", **_V2_DEPTH),
+    fault(write(V2_DEPTH, encoded(RGB)), V2_DEPTH, "wrong shape", **_V2_DEPTH),
     fault(write(V2_FLOW, encoded(RGB)), V2_FLOW, "dtype", got="uint8", feature="flow_lcam_front"),
     fault(cut(V2_FLOW, -40), V2_FLOW, "truncated PNG"),
     fault(edit(V2_FLOW, png_of_few_pixels), V2_FLOW, "cannot decode"),

@@ -19,7 +19,7 @@ from seqrecord.sources.common.images import (
     image_format,
     passthrough_codec,
 )
-from seqrecord.sources.common.orientation import applied_orientation, shape_of
+from seqrecord.sources.common.orientation import shape_of
 from seqrecord.sources.common.specs import check_like_first, feature_spec
 
 _BLOCK_BYTES = 8 << 20  # read at once, unless a chunk is larger
@@ -51,9 +51,7 @@ def embedded_value(
     data: bytes, spec: FeatureSpec, path: Path, exif: str | None = None
 ) -> npt.NDArray[Any] | EncodedImage:
     """Return an image as a value of `spec`. Images that stay encoded are decoded to check them."""
-    array = decode_image(
-        data, path, turn=lambda header: applied_orientation(header, spec, path, exif)
-    )
+    array = decode_image(data, path, spec, exif=exif)
     check_like_first("the image", array.dtype.newbyteorder("<"), array.shape, spec, path)
     if not spec.codec:
         return array

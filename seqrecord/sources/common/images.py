@@ -12,7 +12,7 @@ import io
 import re
 import threading
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -26,7 +26,6 @@ from seqrecord.codecs.exif import (
     check_upright,
     orientation_of,
     turned,
-    turned_shape,
 )
 from seqrecord.codecs.images import IMAGE, ImageHeader, probe
 from seqrecord.codecs.images import image_format as format_of
@@ -35,7 +34,7 @@ from seqrecord.originals.file_types import type_of
 from seqrecord.originals.files import first_line, opened
 from seqrecord.originals.limits import check_image_size
 from seqrecord.processes.forks import PerProcess
-from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
+from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig, FeatureSpec
 from seqrecord.sources.common.netpbm import (
     NETPBM,
     NETPBM_HEADER_BYTES,
@@ -43,6 +42,7 @@ from seqrecord.sources.common.netpbm import (
     decode_netpbm,
     netpbm_header,
 )
+from seqrecord.sources.common.orientation import applied_orientation
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -206,12 +206,7 @@ def encoded_header(data: bytes, path: Path) -> ImageHeader:
 
 
 def decode_image(
-    data: bytes,
-    path: Path,
-    mode: str | None = None,
-    size: tuple[int, int] | None = None,
-    *,
-    turn: Callable[[ImageHeader], int] | None = None,
+    data: bytes, path: Path, spec: FeatureSpec | None = None, *, exif: str | None
 ) -> npt.NDArray[Any]:
     """Decode an image read from `path`: [H, W] or [H, W, C].
 
@@ -221,25 +216,14 @@ def decode_image(
     Args:
         data: the whole file.
         path: named in errors.
-        mode: required mode as Pillow names it: `L`, `RGB`, `RGBA`.
-        size: required (H, W).
-        turn: returns the EXIF orientation to apply, see `applied_orientation`. Without it, an image
-            with an orientation other than 1 raises.
+        spec: the image's feature; `None` for an image whose pixels encode other values.
+        exif: see `applied_orientation`.
 
-    Raises `SourceError` for truncated or damaged data, and for another mode or size.
+    Raises `SourceError` for truncated or damaged data.
     """
     with located(SourceError, file=str(path)):
         header, image = _header(io.BytesIO(data), path)
-        orientation = 1
-        if turn is not None:
-            orientation = turn(header)
-        elif header.orientation != 1:
-            raise SourceError("image with an EXIF orientation", expected=1, got=header.orientation)
-        shape = turned_shape(header.shape, orientation)
-        if mode is not None and header.mode != mode:
-            raise SourceError("wrong image mode", expected=mode, got=header.mode)
-        if size is not None and shape[:2] != size:
-            raise SourceError("wrong shape", expected=[*size, *shape[2:]], got=list(shape))
+        orientation = applied_orientation(header, spec, path, exif)
         if header.format == "png":
             _check_png(data)
         try:

@@ -25,23 +25,27 @@ def check_exif(exif: object) -> None:
 
 
 def applied_orientation(
-    header: ImageHeader, spec: FeatureSpec, path: Path, exif: str | None
+    header: ImageHeader, spec: FeatureSpec | None, path: Path, exif: str | None
 ) -> int:
     """Return the orientation to apply to an image of the feature; 1 leaves it unchanged.
 
+    `spec` is `None` for an image whose pixels encode other values, such as the bytes of depth.
     Raises `SourceError` for an image with an EXIF orientation without a choice by `exif`, and if it
     is to be turned but cannot.
     """
     if (found := header.orientation) == 1 or exif == "ignore":
         return 1
-    if spec.codec:
+    if spec is None or spec.kind in _VECTORS:
+        problem = (
+            "flow, normals and encoded values cannot be turned by EXIF; set --source-option "
+            "exif=ignore"
+        )
+    elif spec.codec:
         problem = (
             "an image with an EXIF orientation cannot stay encoded or in place; convert without "
             "--keep-encoded (keep_encoded=False), or use the stored pixels by --source-option "
             "exif=ignore"
         )
-    elif spec.kind in _VECTORS:
-        problem = "flow and normals cannot be turned by EXIF; set --source-option exif=ignore"
     elif exif is None:
         problem = (
             "an image has an EXIF orientation; set --source-option exif=apply (pixels as viewers "
@@ -52,7 +56,7 @@ def applied_orientation(
     raise SourceError(
         problem,
         file=str(path),
-        feature=spec.name,
+        feature=None if spec is None else spec.name,
         expected="EXIF orientation 1",
         got=f"EXIF orientation {found}",
     )

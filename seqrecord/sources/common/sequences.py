@@ -72,13 +72,14 @@ class Column(Protocol):
 class DecodedFile:
     """A frame that `read` decodes from a file into an array, where a plain reader does not suffice.
 
-    `shape` returns the shape without decoding; variable dimensions are `None`.
+    `read` gets the source's `exif`. `shape` returns the shape without decoding; variable dimensions
+    are `None`.
     """
 
     path: Path
     dtype: npt.DTypeLike
     shape: Callable[[], Sequence[int | None]]
-    read: Callable[[], npt.NDArray[Any]]
+    read: Callable[[str | None], npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class Images(Column):
         if isinstance(item, Path) and path.suffix.lower() in IMAGE_ENDINGS:
             return embedded_value(read_bytes(path), spec, path, self.exif)
         with located(SourceError, file=str(path)):
-            array = read_array(path) if isinstance(item, Path) else item.read()
+            array = read_array(path) if isinstance(item, Path) else item.read(self.exif)
         check_spec(array.dtype, array.shape, spec, path)
         return array
 
@@ -266,8 +267,18 @@ class SequenceSource(ScannedSource):
         return external_folders(self.path, sorted(folders))
 
     def copied_files(self) -> dict[str, ExternalFile]:
-        """Return all other files that are read: an index copies values from them."""
-        return external_files(self.path, self._files(are_referred_to=False))
+        """Return all other files that are read: an index copies values from them.
+
+        Files outside of `root` have their folder as root.
+        """
+        roots: dict[Path, list[Path]] = {}
+        for path in self._files(are_referred_to=False):
+            root = self.path if path.is_relative_to(self.path) else path.parent
+            roots.setdefault(root, []).append(path)
+        found: dict[str, ExternalFile] = {}
+        for root, paths in roots.items():
+            found |= external_files(root, paths)
+        return found
 
     def _files(self, *, are_referred_to: bool) -> Iterator[Path]:
         names = {name for name, spec in self.schema().items() if spec.may_be_referred_to}

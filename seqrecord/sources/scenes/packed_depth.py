@@ -74,7 +74,7 @@ def _places(path: Path) -> Iterator[tuple[int, int]]:
             at += 4 + size
 
 
-def _depth(path: Path, start: int, size: int) -> _Depth:
+def _depth(path: Path, start: int, size: int, _exif: str | None) -> _Depth:
     return _frame(path, start, size)[0]
 
 

@@ -197,9 +197,9 @@ def _read_co3d(place: Path) -> Scene:
     )
 
 
-def _co3d_depth(path: Path, scale: float) -> npt.NDArray[np.float32]:
+def _co3d_depth(path: Path, scale: float, exif: str | None) -> npt.NDArray[np.float32]:
     """Depth float32 [H, W] from a 16-bit PNG of the bits of float16; 0 where there is none."""
-    bits = decode_image(read_bytes(path), path)
+    bits = decode_image(read_bytes(path), path, exif=exif)
     if bits.dtype != np.uint16 or bits.ndim != 2:
         raise SourceError(
             "not a depth map", expected="PNG, grey, 16 bits", got=f"{bits.dtype} {bits.shape}"

@@ -52,18 +52,22 @@ _PIXELS: Mapping[str, tuple[str, tuple[int, ...], str, str | None]] = {
 
 @dataclass(frozen=True)
 class PixelFiles:
-    """A folder with one file per frame, or per pair of consecutive frames if `between`.
+    """A folder with one file per frame, or per pair of consecutive frames.
 
     `decode` returns the arrays of `features`, in that order, where a file is more than an image or
-    an array.
+    an array. Its arguments are the file and the source's `exif`.
     """
 
     folder: str
     pattern: re.Pattern[str]
     camera: str
     features: tuple[str, ...]
-    decode: Callable[[Path], _Arrays] | None = None
-    between: bool = False
+    decode: Callable[[Path, str | None], _Arrays] | None = None
+
+    @property
+    def between(self) -> bool:
+        """Whether a file belongs to a pair of frames."""
+        return self.pattern.groups > 1
 
     @property
     def shown(self) -> str:
@@ -97,48 +101,53 @@ class PixelFiles:
 class TartanAirLayout:
     """One version of TartanAir. `pixels` are in the default order of features.
 
-    `centre` is the offset, in pixels, of the optical axis to the left of and above (W / 2, H / 2).
-    `fps` is `None` if TartanAir does not document it.
+    `poses` has the camera of each feature, `imu` file and unit. `centre` is the offset, in pixels,
+    of the optical axis to the left of and above (W / 2, H / 2). `fps` is `None` if TartanAir does
+    not document it.
     """
 
     version: str
     centre: float
     fps: float | None
     pixels: tuple[PixelFiles, ...]
-    poses: tuple[tuple[str, str, str], ...]  # feature, camera, file
-    imu: tuple[tuple[str, str, str], ...]  # feature, file in imu/, unit
+    poses: Mapping[str, str]
+    imu: Mapping[str, tuple[str, str]]
     note: str
 
     @property
     def names(self) -> frozenset[str]:
         """Folders and files that identify a trajectory of this layout."""
-        return frozenset(
-            [files.folder for files in self.pixels] + [file for *_, file in self.poses]
-        )
+        return frozenset([*(files.folder for files in self.pixels), *self.pose_files])
+
+    @property
+    def pose_files(self) -> list[str]:
+        return [f"{name}.txt" for name in self.poses]
 
 
 def _shape(path: Path, channels: tuple[int, ...]) -> tuple[int, ...]:
     return (*image_size(path), *channels)
 
 
-def _decoded(decode: Callable[[Path], _Arrays], path: Path, place: int) -> npt.NDArray[Any]:
-    return decode(path)[place]
+def _decoded(
+    decode: Callable[[Path, str | None], _Arrays], path: Path, place: int, exif: str | None
+) -> npt.NDArray[Any]:
+    return decode(path, exif)[place]
 
 
-def _pixels(path: Path, mode: str, dtype: str) -> npt.NDArray[Any]:
-    image = decode_image(read_bytes(path), path, mode)
-    check_array(image.dtype, image.shape, dtype, image.shape, path)
+def _pixels(path: Path, exif: str | None, dtype: str, channels: int) -> npt.NDArray[Any]:
+    image = decode_image(read_bytes(path), path, exif=exif)
+    check_array(image.dtype, image.shape, dtype, (None, None, channels), path)
     return image
 
 
-def _depth_png(path: Path) -> _Arrays:
+def _depth_png(path: Path, exif: str | None) -> _Arrays:
     # The four bytes of a float are in OpenCV's channel order, BGRA.
-    bgra = _pixels(path, "RGBA", "|u1")[..., [2, 1, 0, 3]]
+    bgra = _pixels(path, exif, "|u1", 4)[..., [2, 1, 0, 3]]
     return (np.ascontiguousarray(bgra).view("<f4")[..., 0],)
 
 
-def _flow_png(path: Path) -> _Arrays:
-    rgb = _pixels(path, "RGB", "<u2")
+def _flow_png(path: Path, exif: str | None) -> _Arrays:
+    rgb = _pixels(path, exif, "<u2", 3)
     # In OpenCV's order x, y and mask are blue, green and red.
     mask = rgb[..., 0]
     flow = np.empty((*mask.shape, 2), np.float32)
@@ -152,52 +161,54 @@ def _flow_png(path: Path) -> _Arrays:
     return flow, mask.astype(np.uint8)
 
 
-def _per_frame(modality: str, side: str, camera: str, ending: str, **how: Any) -> PixelFiles:
-    pattern = re.compile(rf"(\d+)_{camera}{ending}", re.ASCII)
-    name = f"{modality}_{camera}"
-    return PixelFiles(name, pattern, side, (name,), **how)
+def _pixel_files(cameras: Sequence[str], *kinds: tuple[Any, ...]) -> tuple[PixelFiles, ...]:
+    """Return kinds of files: folder, pattern, features and decoder, `CAM` for a camera.
 
-
-def _between(folder: str, side: str, ending: str, *features: str, **how: Any) -> PixelFiles:
-    pattern = re.compile(rf"(\d+)_(\d+)_{ending}", re.ASCII)
-    return PixelFiles(folder, pattern, side, features, between=True, **how)
-
-
-def _poses(cameras: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
-    names = [(f"pose_{camera}", side) for side, camera in cameras.items()]
-    return tuple((name, side, f"{name}.txt") for name, side in names)
-
-
-def _v1() -> TartanAirLayout:
-    pixels: list[PixelFiles] = []
-    for side in CAMERAS:
-        pixels.append(_per_frame("image", side, side, r"\.png"))
-        pixels.append(_per_frame("depth", side, side, r"_depth\.npy"))
-        if side == "left":
-            pixels += [_between("flow", side, rf"{n}\.npy", n) for n in ("flow", "mask")]
-        pixels.append(_per_frame("seg", side, side, r"_seg\.npy"))
-    note = "TartanAir V1: frame rate not documented; poses in NED"
-    poses = _poses({side: side for side in CAMERAS})
-    return TartanAirLayout("V1", 0.0, None, tuple(pixels), poses, (), note)
-
-
-def _v2() -> TartanAirLayout:
-    pixels: list[PixelFiles] = []
-    cameras = {side: f"{side[0]}cam_front" for side in CAMERAS}
-    for side, camera in cameras.items():
-        pixels.append(_per_frame("image", side, camera, r"\.png"))
-        pixels.append(_per_frame("depth", side, camera, r"_depth\.png", decode=_depth_png))
-        pixels.append(_per_frame("seg", side, camera, r"_seg\.png"))
-        both = (f"flow_{camera}", f"mask_{camera}")
-        pixels.append(_between(f"flow_{camera}", side, r"flow\.png", *both, decode=_flow_png))
-    imu = (("imu_acc", "acc.npy", "m/s^2"), ("imu_gyro", "gyro.npy", "rad/s"))
-    note = (
-        "TartanAir V2: depth PNGs decoded as bytes of float32, flow PNGs as (value - 32768) / 64 "
-        "and a mask; 10 frames per second; poses in NED"
+    Kinds without `CAM` are those of the left camera.
+    """
+    return tuple(
+        PixelFiles(
+            folder.replace("CAM", camera),
+            re.compile(pattern.replace("CAM", camera), re.ASCII),
+            side,
+            tuple(features.replace("CAM", camera).split()),
+            *decode,
+        )
+        for side, camera in zip(CAMERAS, cameras, strict=True)
+        for folder, pattern, features, *decode in kinds
+        if side == CAMERAS[0] or "CAM" in folder
     )
+
+
+LAYOUTS = (
+    TartanAirLayout(
+        *("V1", 0.0, None),
+        _pixel_files(
+            CAMERAS,
+            ("image_CAM", r"(\d+)_CAM\.png", "image_CAM"),
+            ("depth_CAM", r"(\d+)_CAM_depth\.npy", "depth_CAM"),
+            ("flow", r"(\d+)_(\d+)_flow\.npy", "flow"),
+            ("flow", r"(\d+)_(\d+)_mask\.npy", "mask"),
+            ("seg_CAM", r"(\d+)_CAM_seg\.npy", "seg_CAM"),
+        ),
+        {"pose_left": "left", "pose_right": "right"},
+        {},
+        "TartanAir V1: frame rate not documented; poses in NED",
+    ),
     # The documentation gives 320 for the centre. Depth and poses reproject to the official flow
     # to within its rounding of 1/128 pixel with 319.5 only (with 320 they are 0.04 pixels off).
-    return TartanAirLayout("V2", 0.5, 10.0, tuple(pixels), _poses(cameras), imu, note)
-
-
-LAYOUTS = (_v1(), _v2())
+    TartanAirLayout(
+        *("V2", 0.5, 10.0),
+        _pixel_files(
+            ("lcam_front", "rcam_front"),
+            ("image_CAM", r"(\d+)_CAM\.png", "image_CAM"),
+            ("depth_CAM", r"(\d+)_CAM_depth\.png", "depth_CAM", _depth_png),
+            ("seg_CAM", r"(\d+)_CAM_seg\.png", "seg_CAM"),
+            ("flow_CAM", r"(\d+)_(\d+)_flow\.png", "flow_CAM mask_CAM", _flow_png),
+        ),
+        {"pose_lcam_front": "left", "pose_rcam_front": "right"},
+        {"imu_acc": ("acc.npy", "m/s^2"), "imu_gyro": ("gyro.npy", "rad/s")},
+        "TartanAir V2: depth PNGs decoded as bytes of float32, flow PNGs as (value - 32768) / 64 "
+        "and a mask; 10 frames per second; poses in NED",
+    ),
+)

@@ -16,6 +16,7 @@ from seqrecord.originals.files import is_file
 from seqrecord.originals.protocol import SourceFormat
 from seqrecord.processes.forks import cached_property
 from seqrecord.sources.common.array_files import array_header, read_array
+from seqrecord.sources.common.cameras import Camera
 from seqrecord.sources.common.originals import Scan
 from seqrecord.sources.common.sequences import (
     Column,
@@ -26,13 +27,12 @@ from seqrecord.sources.common.sequences import (
 )
 from seqrecord.sources.inventory import Account, LeftOut
 from seqrecord.sources.tartanair.layout import CAMERAS, IMU_ROWS, LAYOUTS, TartanAirLayout
-from seqrecord.sources.tartanair.trajectory_frames import TrajectoryFrames, read_poses
-from seqrecord.sources.tartanair.tree import (
+from seqrecord.sources.tartanair.trajectories import (
     DIFFICULTIES,
     Trajectory,
     find_trajectories,
     is_tartanair,
-    open_trajectory,
+    read_poses,
 )
 
 _CAMERA_OF = {
@@ -40,7 +40,7 @@ _CAMERA_OF = {
     for layout in LAYOUTS
     for names, camera in (
         *((files.features, files.camera) for files in layout.pixels),
-        *(((name,), camera) for name, camera, _ in layout.poses),
+        *(((name,), camera) for name, camera in layout.poses.items()),
     )
     for name in names
 }
@@ -118,36 +118,36 @@ class TartanAirSource(SequenceSource):
         return bool(of_cameras) and super().wants(*of_cameras)
 
     def open(self, folder: Path) -> SequenceFrames:
-        trajectory = open_trajectory(folder)
-        lists, layout = TrajectoryFrames(trajectory), trajectory.layout
+        trajectory = Trajectory(folder)
+        count, layout = len(trajectory.frames.ids), trajectory.layout
         assert layout is not None  # else it has no frames
         columns, places = dict[str, Column](), dict[str, str]()
         used: list[Path] = []
         for files in trajectory.pixels:
-            if not lists.lacks(files):
+            if not trajectory.lacks(files):
                 places |= dict.fromkeys(files.features, files.shown)
                 if self.wants(*files.features):
-                    paths = lists.paths(files)
+                    paths = trajectory.paths(files)
                     used += [path for path in paths if path is not None]
                     columns |= files.columns(paths)
-        for name, _, file in layout.poses:
-            if file in trajectory.entries:
+        for name in layout.poses:
+            if (file := f"{name}.txt") in trajectory.entries:
                 places[name] = file
                 if self.wants(name):
                     used.append(folder / file)
-                    columns[name] = Values(_poses(folder / file, name, lists), "pose", "m")
-        for name, file, unit in layout.imu:
-            counts = [IMU_ROWS * (len(lists.ids) - last) for last in (1, 0)]
+                    columns[name] = Values(_poses(folder / file, name, count), "pose", "m")
+        for name, (file, unit) in layout.imu.items():
             path = folder / "imu" / file
-            if is_file(path) and (header := array_header(path)).shape in [(n, 3) for n in counts]:
+            shapes = [(IMU_ROWS * n, 3) for n in (count - 1, count)]
+            if is_file(path) and array_header(path).shape in shapes:
                 places[name] = f"imu/{file}"
                 if self.wants(name):
                     used.append(path)
-                    samples = read_array(path, header.dtype).reshape(-1, IMU_ROWS, 3)
-                    there = np.arange(len(lists.ids)) < len(samples)
+                    samples = read_array(path).reshape(-1, IMU_ROWS, 3)
+                    there = np.arange(count) < len(samples)
                     columns[name] = Values(samples, "imu", unit, there)
         return SequenceFrames(
-            *(len(lists.ids), columns, places, used, _metadata(trajectory, layout, lists)),
+            *(count, columns, places, used, _metadata(trajectory, layout)),
             fps=layout.fps,
             notes=[layout.note],
         )
@@ -167,12 +167,13 @@ class TartanAirSource(SequenceSource):
         return replace(found, left_out=(*found.left_out, left_out))
 
     @cached_property
-    def _found(self) -> dict[str, Trajectory]:
-        return find_trajectories(self.path)
+    def _found(self) -> list[Trajectory]:
+        found = find_trajectories(self.path, self.path)
+        return sorted(found, key=lambda trajectory: trajectory.key(self.path))
 
     @cached_property
     def _folders(self) -> dict[Path, Mapping[str, Path]]:
-        found = [t for t in self._found.values() if self.difficulty in (None, t.difficulty)]
+        found = [t for t in self._found if self.difficulty in (None, t.difficulty)]
         if not any(trajectory.layout for trajectory in found):
             level = f"{self.difficulty} " if self.difficulty else ""
             raise SourceError(
@@ -181,7 +182,7 @@ class TartanAirSource(SequenceSource):
                 expected=self.expected,
                 got=f"{len(found)} folders without files" if found else None,
             )
-        return {trajectory.path: {trajectory.key: trajectory.path} for trajectory in found}
+        return {each.path: {each.key(self.path): each.path} for each in found}
 
 
 FORMAT = SourceFormat(
@@ -193,39 +194,33 @@ FORMAT = SourceFormat(
 )
 
 
-def _poses(path: Path, feature: str, lists: TrajectoryFrames) -> npt.NDArray[np.float64]:
+def _poses(path: Path, feature: str, count: int) -> npt.NDArray[np.float64]:
     poses = read_poses(path)
-    if len(poses) != len(lists.ids):
+    if len(poses) != count:
         raise SourceError(
             "the number of poses differs from the number of frames",
             file=str(path),
             feature=feature,
-            expected=f"{len(lists.ids)} lines",
+            expected=f"{count} lines",
             got=f"{len(poses)} lines",
         )
     return poses
 
 
-def _metadata(
-    trajectory: Trajectory, layout: TartanAirLayout, lists: TrajectoryFrames
-) -> dict[str, Any]:
+def _metadata(trajectory: Trajectory, layout: TartanAirLayout) -> dict[str, Any]:
     """Return the metadata; the camera's field of view is 90 degrees, so fx = fy = width / 2."""
+    ids, _, first = trajectory.frames
     metadata: dict[str, Any] = {
         "dataset": f"TartanAir {layout.version}",
         "env": trajectory.environment,
         "difficulty": trajectory.difficulty,
-        "trajectory": trajectory.name,
-        "first_frame_id": lists.ids[0],
+        "trajectory": trajectory.path.name,
+        "first_frame_id": ids[0],
     }
     with suppress(SourceError):  # raised by reading
-        if lists.first is not None:
-            height, width = image_size(lists.first)
-            metadata["camera"] = {
-                "fx": width / 2,
-                "fy": width / 2,
-                "cx": width / 2 - layout.centre,
-                "cy": height / 2 - layout.centre,
-                "width": width,
-                "height": height,
-            }
+        if first is not None:
+            height, width = image_size(first)
+            x, y = width / 2, height / 2
+            camera = Camera(x, x, x - layout.centre, y - layout.centre, width, height)
+            metadata["camera"] = camera.to_json()
     return metadata
