@@ -26,10 +26,14 @@ _MOST_COUNTED = 1 << 20  # epochs, one after the other
 
 @dataclass(frozen=True, eq=False)
 class _Epoch:
-    """The table of an epoch, and its clips: each sample as often as it comes."""
+    """The table of an epoch, and its clips: each sample as often as it comes.
+
+    `changed` is whether users' functions changed the rows.
+    """
 
     samples: Samples
     clips: ClipTable
+    changed: bool
 
     @cached_property
     def as_listed(self) -> IntArray:
@@ -40,6 +44,8 @@ class _Epoch:
 @dataclass(frozen=True, eq=False)
 class SampleEpochs:
     """The table of samples of each epoch, and its clips. Picklable.
+
+    A process calls the functions once per epoch. The table of epoch 0 and the last two are kept.
 
     Attributes:
         base: the default table, or the user's, with the samples that lack no feature.
@@ -79,11 +85,13 @@ class SampleEpochs:
         return found.clips
 
     def _in(self, epoch: int) -> _Epoch:
-        epoch = epoch if self.functions or self.differs_by_epoch else 0
         with self._calling.get():
+            if epoch and not self.functions and not self.differs_by_epoch:
+                epoch = 0
             if (found := self._known.get(epoch)) is None:
                 found = self._made(epoch)
-                for other in [*self._known][:-1]:  # the last two are in use
+                latest = [0, *[*self._known][-1:]]  # epoch 0 determines the settings of all
+                for other in self._known.keys() - latest:
                     del self._known[other]
                 self._known[epoch] = found
         return found
@@ -106,39 +114,38 @@ class SampleEpochs:
             row = samples.rows_listed
             times = times_in_epoch(repeat, row, seed=self.seed, epoch=epoch)
             clips = samples.repeated(times)
-        return _Epoch(samples, clips)
+        return _Epoch(samples, clips, changed)
 
     @cached_property
     def _changes_rows(self) -> bool:
-        """Whether users' functions change the rows."""
-        own = [one for one in self.functions if not isinstance(one, BuiltIn)]
-        return bool(own) and called(self.functions, self.base, 0, self.seed)[1]
+        """Whether users' functions change the rows; kept when a process gets a copy."""
+        return self._in(0).changed
 
     @property
     def rows_differ(self) -> bool:
         """Whether functions choose other rows in each epoch."""
-        return bool(self._by_epoch)
+        return bool(self._choosing)
 
     @cached_property
-    def _by_epoch(self) -> list[int]:
+    def _choosing(self) -> list[int]:
         """Numbers of the functions that choose other rows in each epoch."""
         found, is_random = list[int](), False
         for number, one in enumerate(self.functions):
             if not isinstance(one, BuiltIn):
-                changes = self._changes_rows
+                chooses, is_random = self._changes_rows, True
             else:
-                draws = one.is_random or (is_random and one.reads_columns)
-                changes = draws and not one.adds_columns
-            found += [number] * changes
-            is_random |= not isinstance(one, BuiltIn) or one.is_random
+                is_drawn = one.is_random or (is_random and one.reads_columns)
+                chooses = is_drawn and not one.adds_columns
+                is_random |= one.is_random
+            found += [number] * chooses
         return found
 
     @cached_property
     def _phases(self) -> Phases | None:
         """The phases of `every(n, rotate=True)`, if nothing else changes the number of clips."""
-        if len(self._by_epoch) != 1:
+        if len(self._choosing) != 1:
             return None
-        number = self._by_epoch[0]
+        number = self._choosing[0]
         turning, later = self.functions[number], self.functions[number + 1 :]
         if not isinstance(turning, BuiltIn) or turning.name != "every":
             return None
@@ -146,18 +153,16 @@ class SampleEpochs:
             return None
         from seqrecord.sampling.built_ins import phases_of
 
-        samples = called(self.functions[:number], self.base, 0, self.seed)[0]
+        # Users' functions add columns here, which no earlier built-in function reads.
+        earlier = [one for one in self.functions[:number] if isinstance(one, BuiltIn)]
+        samples = called(earlier, self.base, 0, self.seed)[0]
         return phases_of(samples, turning.arguments["n"]) if samples.repeat is None else None
 
     @cached_property
     def differs_by_epoch(self) -> bool:
         """Whether epochs have different clips."""
-        if self.rows_differ:
-            return True
-        if not self.functions and "repeat" not in self.base.columns:
-            return False
-        repeat = called(self.functions, self.base, 0, self.seed)[0].repeat
-        return repeat is not None and bool((repeat % 1 != 0).any())
+        repeat = None if self.rows_differ else self.samples_in(0).repeat
+        return self.rows_differ or (repeat is not None and bool((repeat % 1 != 0).any()))
 
     @property
     def is_random(self) -> bool:

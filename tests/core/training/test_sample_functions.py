@@ -104,6 +104,33 @@ def test_functions_choose_samples_and_columns_of_each_epoch(numbered: Dataset) -
     assert all(of_row[key, start] == number for key, start, number in rows_of(again, "drawn"))
 
 
+def weighed(samples: Samples, epoch: int, _: SampleRandom) -> Samples:
+    return samples.with_columns(repeat=1 + (samples["start"] + epoch) % 3 / 4)
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+@pytest.mark.parametrize("function", [turned, tagged, weighed])
+def test_a_function_is_called_once_in_each_epoch(
+    numbered: Dataset, function: Any, is_mixed: bool
+) -> None:
+    calls = Counter[tuple[int, int]]()
+
+    def counting(samples: Samples, epoch: int, rng: SampleRandom) -> Samples:
+        calls[rng.seed, epoch] += 1
+        found: Samples = function(samples, epoch, rng)
+        return found
+
+    pipe: Any = make(numbered, [counting, skip_last(1)])
+    if is_mixed:
+        functions = [counting, every(2, rotate=True)]
+        source = SeqRecordPipe(numbered, clip_len=3, features=["id"], samples=functions)
+        pipe = SeqRecordMix({"own": source}, batch_size=4)
+    for _ in range(4):
+        rows_of(pipe)
+    assert {*range(4)} <= {epoch for _, epoch in calls}
+    assert {*calls.values()} == {1}
+
+
 GOALS = {
     "uniform": future_goal(),
     "geometric": future_goal("geometric", discount=0.6),
