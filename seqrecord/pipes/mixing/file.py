@@ -16,7 +16,7 @@ from seqrecord.pipes.loaders import SeqRecordIterableDataset
 from seqrecord.pipes.mixing.file_values import check_keys, python_value
 from seqrecord.pipes.mixing.sources import MIX_OPTIONS
 from seqrecord.pipes.mixing.weights import amount
-from seqrecord.pipes.mixing.yaml_file import YamlDict, plain, read_yaml
+from seqrecord.pipes.mixing.yaml_file import YamlDict, read_yaml
 from seqrecord.pipes.option_values import FrameCache
 from seqrecord.pipes.options import LoaderOptions, check_option
 from seqrecord.reading.dataset import Dataset
@@ -173,7 +173,7 @@ class _MixFile:
             with self.naming(lines[name]):
                 check_keys("the mix file has an unknown key", [name], known)
                 if name != "sources":
-                    top[name] = self._value(name, plain(root[name]))
+                    top[name] = self._value(name, root[name])
         if any(name in overrides for name in _WEIGHTS):
             top = {name: value for name, value in top.items() if name not in _WEIGHTS}
         where = "argument of from_file"
@@ -237,7 +237,7 @@ class _MixFile:
                 expected = f"from_file(…, {key}=…) for all sources, or a mix in Python"
                 raise_if(key in OF_PYTHON, f"{key} needs a function", expected)
                 check_keys("the source has an unknown key", [key], known)
-                value = python_value(key, plain(entry[key]))
+                value = python_value(key, entry[key])
                 found[key] = check_option(key, value) if key in _OF_SOURCE else value
                 if key in ("weight", "repeat"):
                     amount(key, value)

@@ -25,6 +25,9 @@ _STEPS: dict[str, Callable[..., Any]] = {"DepthToMeters": DepthToMeters} | {
 }
 _STEPS.pop("CropStep")  # their base class
 
+_WINDOWS: dict[str, Any] = {"at": At, "latest": Latest, "next": Next, "seconds": Seconds}
+"""Classes by the key that has their first argument."""
+
 
 def python_value(key: str, value: Any) -> Any:
     """Convert a key's value, of a file or already of Python. Raises `ClipError`."""
@@ -55,18 +58,13 @@ def _window(name: str, value: Any) -> Any:
         return [_window(name, one) for one in value]
     if not isinstance(value, Mapping):
         return value
-    if "at" in value:
-        check_keys(f"{name} has an unknown key", value, ("at", "offsets", "within"))
-        return At(value["at"], value.get("offsets", 0), value.get("within"))
-    for key, kind in (("latest", Latest), ("next", Next)):
+    for key, kind in _WINDOWS.items():
         if key in value:
-            check_keys(f"{name} has an unknown key", value, (key, kind.limit, "unknown"))
-            options: dict[str, Any] = {one: value[one] for one in value if one != key}
-            return kind(_window(name, value[key]), **options)
-    if "seconds" in value:
-        return _seconds(name, dict(value))
-    keys = ("start", "stop", "step", "at", "seconds", "latest", "next")
-    check_keys(f"{name} has an unknown key", value, keys)
+            first, options = value[key], {one: value[one] for one in value if one != key}
+            if kind is not Seconds or not isinstance(first, Mapping):  # no first, last and step
+                first = {next(iter(inspect.signature(kind).parameters)): _window(name, first)}
+            return _called(kind, name, {**first, **options})
+    check_keys(f"{name} has an unknown key", value, ("start", "stop", "step", *_WINDOWS))
     numbers: list[Any] = [value.get("start", 0), value.get("stop"), value.get("step", 1)]
     if any(type(one) is not int for one in numbers) or numbers[2] == 0:
         raise ClipError(
@@ -75,18 +73,6 @@ def _window(name: str, value: Any) -> Any:
             got=repr_of(dict(value)),
         )
     return range(*numbers)
-
-
-def _seconds(name: str, value: dict[str, Any]) -> Seconds:
-    times, rest = value.pop("seconds"), value
-    check_keys(f"{name} has an unknown key", rest, ("tolerance", "timestamps", "out_of_range"))
-    if not isinstance(times, Mapping):
-        return Seconds(times, **rest)
-    check_keys(f"seconds of {name} has an unknown key", times, ("first", "last", "step"))
-    if not {"first", "last"} <= set(times):
-        expected = "a list of times; or first and last (inclusive), with a step or without"
-        raise ClipError(f"{name} is not a window in seconds", expected=expected, got=dict(times))
-    return Seconds(times["first"], times["last"], step=times.get("step"), **rest)
 
 
 def _transform(key: str, value: Any) -> Any:

@@ -36,9 +36,7 @@ _SCALARS: tuple[tuple[str, Callable[[str], Any]], ...] = (  # unquoted ones: pat
 class YamlDict(dict[str, Any]):
     """A mapping of a YAML file, with the line of each of its keys, from 1."""
 
-    def __init__(self, value: dict[str, Any], lines: dict[str, int]) -> None:
-        super().__init__(value)
-        self.lines = lines
+    lines: dict[str, int]
 
 
 def read_yaml(path: Path) -> YamlDict:
@@ -65,14 +63,7 @@ def read_yaml(path: Path) -> YamlDict:
 
 def yaml_value(text: str) -> Any:
     """The value of a YAML text, such as `{front: [-1, 0]}`; raises `ClipError` like `read_yaml`."""
-    return plain(_Reader().value(_compose(text.encode()), 0))
-
-
-def plain(value: Any) -> Any:
-    """A copy of a value with plain dicts."""
-    if isinstance(value, dict):
-        return {name: plain(one) for name, one in value.items()}
-    return [plain(one) for one in value] if isinstance(value, list) else value
+    return _Reader().value(_compose(text.encode()), 0)
 
 
 def _opened(path: str, flags: int) -> int:
@@ -80,10 +71,8 @@ def _opened(path: str, flags: int) -> int:
 
 
 def _compose(data: bytes) -> yaml.Node | None:
-    loader: Any = None
     try:
-        loader = _Loader(data)
-        return loader.get_single_node()  # type: ignore[no-any-return]
+        return yaml.compose(data, _Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = "" if mark is None else f"line {mark.line + 1}: "
@@ -91,9 +80,6 @@ def _compose(data: bytes) -> yaml.Node | None:
     except (yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split()) or "too many levels"
         raise ClipError(f"invalid YAML: {reason}") from None
-    finally:
-        if loader is not None:
-            loader.dispose()
 
 
 class _Loader(yaml.SafeLoader):
@@ -134,8 +120,7 @@ class _Reader:
 
     def _mapping(self, node: yaml.MappingNode, level: int) -> YamlDict:
         merged: list[yaml.Node] = []
-        found: dict[str, Any] = {}
-        lines: dict[str, int] = {}
+        found, lines = YamlDict(), dict[str, int]()
         for key_node, value_node in node.value:
             if key_node.value == "<<" and key_node.style is None:
                 is_list = isinstance(value_node, yaml.SequenceNode)
@@ -152,9 +137,10 @@ class _Reader:
             base = self.value(other, level + 1)
             if not isinstance(base, YamlDict):
                 raise _at(other, "<< is not a mapping", "an alias such as *name", repr_of(base, 50))
-            found = {**base, **found}
+            found = YamlDict({**base, **found})
             lines = {**base.lines, **lines}
-        return YamlDict(found, lines)
+        found.lines = lines
+        return found
 
 
 def _line(node: yaml.Node) -> int:
