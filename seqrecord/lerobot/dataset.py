@@ -12,18 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from seqrecord.clips.grids import ragged_arange
 from seqrecord.clips.tables import IntArray
 from seqrecord.clips.windows import delta_timestamps
 from seqrecord.errors import ClipError, SourceError
 from seqrecord.lazy import import_extra
-from seqrecord.lerobot.form import channels_first, depth_in, numbers
-from seqrecord.lerobot.items import PlannedDataset
+from seqrecord.lerobot.items import Episodes, PlannedDataset
 from seqrecord.lerobot.planned import ClipPlanner, PlannedReader
 from seqrecord.pipes.collating import collate
 from seqrecord.pipes.map_dataset import SeqRecordMapDataset
 from seqrecord.pipes.option_values import FrameCache
-from seqrecord.processes.forks import PerProcess, cached_property
+from seqrecord.processes.forks import PerProcess
 from seqrecord.reading.dataset import Dataset, DatasetLike, skipping_bad_episodes
 from seqrecord.reading.opening import dataset_of
 from seqrecord.reading.resizing import Sizes
@@ -202,8 +200,6 @@ class LeRobotDataset(PlannedDataset):
                 "from 0",
                 got=f"{total} frames in {len(keys)} episodes",
             )
-        self._length = np.array([lengths[key] for key in keys], np.int64)
-        self._begin = np.cumsum(self._length) - self._length
         wanted = None
         if self.episodes is not None:
             wanted = [keys[i] for i in sorted({*self.episodes}) if 0 <= i < len(keys)]
@@ -221,32 +217,15 @@ class LeRobotDataset(PlannedDataset):
             **options,
         )
         rows = clips.clips.selected
-        self._chosen = [_number(key) for key in index.keys.take(rows).to_pylist()]
-        lengths_of = self._length[self._chosen]
+        chosen = [_number(key) for key in index.keys.take(rows).to_pylist()]
+        self._numbers = Episodes(
+            np.array([lengths[key] for key in keys], np.int64), np.array(chosen, np.int64)
+        )
         self.first_items = np.full(len(index.num_frames), -1)
-        self.first_items[rows] = np.cumsum(lengths_of) - lengths_of
+        self.first_items[rows] = self._numbers.first_items[chosen]
         if skip_bad and bad:
-            self.episodes = self._chosen
+            self.episodes = chosen
         return clips
-
-    @property
-    def num_frames(self) -> int:
-        """The number of frames in the selected episodes, one per item."""
-        return len(self.clips)
-
-    @property
-    def num_episodes(self) -> int:
-        """The number of selected episodes."""
-        return len(self._length) if self.episodes is None else len(self.episodes)
-
-    @cached_property
-    def absolute_to_relative_idx(self) -> dict[int, int] | None:
-        """Item numbers by `index` of their frames; `None` if all episodes are selected."""
-        if self.episodes is None:
-            return None
-        owner, inside = ragged_arange(self._length[self._chosen])
-        index = self._begin[self._chosen][owner] + inside
-        return {number: item for item, number in enumerate(index.tolist())}
 
     def __len__(self) -> int:
         return len(self.clips)
@@ -291,13 +270,6 @@ class LeRobotDataset(PlannedDataset):
         found |= self._places(episode, batch["start"].numpy())
         return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
 
-    def _values(self, name: str, value: Any) -> Any:
-        if name in self._images:
-            return channels_first(value, return_uint8=self._images[name])
-        if name in self._depths:
-            return depth_in(self.depth_output_unit, value.unsqueeze(-3), self._depths[name])
-        return numbers(value)
-
     def _places(self, episode: IntArray, start: IntArray) -> dict[str, torch.Tensor]:
         """The columns `episode_index`, `frame_index` and `index` of clips with these starts, int64
         [clips].
@@ -306,8 +278,9 @@ class LeRobotDataset(PlannedDataset):
         deltas = self.delta_indices or {}
         for name in self.features.keys() & {"episode_index", "frame_index", "index"}:
             asked = start[:, None] + np.array(deltas.get(name, [0]))
-            frames = asked.clip(0, self._length[episode, None] - 1)
-            first = {"episode_index": episode, "index": self._begin[episode]}.get(name, 0 * episode)
+            frames = asked.clip(0, self._numbers.lengths[episode, None] - 1)
+            begins = {"episode_index": episode, "index": self._numbers.begins[episode]}
+            first = begins.get(name, 0 * episode)
             values = first[:, None] + (frames if name != "episode_index" else 0 * frames)
             found[name] = torch.from_numpy(values if name in deltas else values[:, 0])
             if name in deltas:

@@ -7,18 +7,47 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
+from seqrecord.clips.grids import ragged_arange
+from seqrecord.clips.tables import IntArray
+from seqrecord.lerobot.form import channels_first, depth_in, numbers
 from seqrecord.lerobot.planned import PlannedIndex, PlannedReader, Planner
 from seqrecord.pipes.distributed import warn_once
-from seqrecord.processes.forks import PerProcess
+from seqrecord.processes.forks import PerProcess, cached_property
 from seqrecord.text import counted
 
 STATISTICS = ("bytes_read", "frames_decoded", "video_frames_decoded")
 
 ImageTransforms = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Episodes:
+    """Numbers of episodes and frames, and of the items of some episodes. Arrays are int64.
+
+    Attributes:
+        lengths: frames of each episode.
+        begins: the number of the first frame of each episode.
+        chosen: the episodes with items, in ascending order.
+        first_items: the number of the first item of each episode; -1 without items.
+        num_items: the number of items, one per frame.
+    """
+
+    def __init__(self, lengths: IntArray, chosen: IntArray) -> None:
+        self.lengths, self.chosen = lengths, chosen
+        self.begins: IntArray = np.cumsum(lengths) - lengths
+        counts = lengths[chosen]
+        self.num_items = int(counts.sum())
+        self.first_items = np.full(len(lengths), -1)
+        self.first_items[chosen] = np.cumsum(counts) - counts
+
+    def frames(self) -> IntArray:
+        """The number of the frame of each item."""
+        owner, inside = ragged_arange(self.lengths[self.chosen])
+        return self.begins[self.chosen][owner] + inside
 
 
 class PlannedDataset(TorchDataset[dict[str, Any]]):
@@ -28,17 +57,23 @@ class PlannedDataset(TorchDataset[dict[str, Any]]):
 
     Attributes:
         meta: LeRobot's metadata, or an equivalent.
+        episodes: numbers of the selected episodes; `None`: all.
+        depth_output_unit: "m" or "mm".
         image_transforms: function called with each image, or `None`.
         delta_indices: the windows in frames, or `None`.
         planner: plans and reads the items in order.
     """
 
     meta: Any
+    episodes: Sequence[int] | None
+    depth_output_unit: str
     image_transforms: ImageTransforms | None
     delta_indices: dict[str, list[int]] | None
     planner: Planner
 
+    _numbers: Episodes
     _images: Mapping[str, bool]  # the images that are transformed, and whether they stay uint8
+    _depths: Mapping[str, str | bool | None]  # their units, see `depth_in`
     _redecoded: Collection[str]  # images that an item by number decodes anew
     _reader: PerProcess[PlannedReader]
 
@@ -69,6 +104,23 @@ class PlannedDataset(TorchDataset[dict[str, Any]]):
         """`meta.features`."""
         features: dict[str, dict[str, Any]] = self.meta.features
         return features
+
+    @property
+    def num_frames(self) -> int:
+        """The number of frames in the selected episodes, one per item."""
+        return len(self)
+
+    @property
+    def num_episodes(self) -> int:
+        """The number of selected episodes."""
+        return len(self._numbers.chosen)
+
+    @cached_property
+    def absolute_to_relative_idx(self) -> dict[int, int] | None:
+        """Item numbers by `index` of their frames; `None` if all episodes are selected."""
+        if self.episodes is None:
+            return None
+        return {number: item for item, number in enumerate(self._numbers.frames().tolist())}
 
     @property
     def hf_dataset(self) -> Any:
@@ -105,6 +157,14 @@ class PlannedDataset(TorchDataset[dict[str, Any]]):
             rest = iter(self._read(others))
             found = [next(rest) if item is None else item for item in found]
         return [self._transformed(item) for item in found if item is not None]
+
+    def _values(self, name: str, value: Any) -> Any:
+        """The values of a batch in LeRobot's form."""
+        if name in self._images:
+            return channels_first(value, return_uint8=self._images[name])
+        if name in self._depths:
+            return depth_in(self.depth_output_unit, value.unsqueeze(-3), self._depths[name])
+        return numbers(value)
 
     def _transformed(self, item: dict[str, Any]) -> dict[str, Any]:
         item = dict(item)  # which may come again

@@ -14,7 +14,6 @@ import torch
 from seqrecord.clips.windows import delta_timestamps as windows_in_frames
 from seqrecord.errors import ClipError
 from seqrecord.export.lerobot_meta import TASK, TIMESTAMP
-from seqrecord.lerobot.form import channels_first, depth_in, numbers
 from seqrecord.lerobot.items import STATISTICS, ImageTransforms, PlannedDataset
 from seqrecord.lerobot.mix_meta import MixMeta
 from seqrecord.lerobot.mix_planner import MixPlanner
@@ -25,7 +24,7 @@ from seqrecord.pipes.collating import collate
 from seqrecord.pipes.mixing.mix import SeqRecordMix, mix_loader
 from seqrecord.pipes.mixing.mixed_batches import agreed_features, joined_features
 from seqrecord.pipes.mixing.sources import StoppingStrategy
-from seqrecord.processes.forks import PerProcess, cached_property
+from seqrecord.processes.forks import PerProcess
 from seqrecord.statistics.moments import FloatArray
 
 _FLAGS = ("_dim_is_pad", "_is_pad", "_is_missing", "_padding_mask")  # ends of names of masks
@@ -78,6 +77,8 @@ class LeRobotMixDataset(PlannedDataset):
         sources: the sources.
     """
 
+    _numbers: MixEpisodes
+
     def __init__(
         self,
         mix: SeqRecordMix,
@@ -122,7 +123,8 @@ class LeRobotMixDataset(PlannedDataset):
         self._names = {*names}
         self._missing = {n for n in names if any(n not in one.made for one in selections.values())}
         self._images = dict.fromkeys(self.made.images, return_uint8)
-        self._redecoded = {*self._images, *self.made.depths}
+        self._depths = self.made.depths
+        self._redecoded = {*self._images, *self._depths}
         self._readers = [ClipReader(one.selection, cache_limit) for one in self.sources]
         self._select(episodes)
 
@@ -135,23 +137,6 @@ class LeRobotMixDataset(PlannedDataset):
         )
         self.planner = self._planner
         self._reader = PerProcess(partial(PlannedReader, self.planner))
-
-    @property
-    def num_frames(self) -> int:
-        """The number of frames in the selected episodes, one per item."""
-        return self._numbers.num_items
-
-    @property
-    def num_episodes(self) -> int:
-        """The number of selected episodes."""
-        return len(self._numbers.chosen)
-
-    @cached_property
-    def absolute_to_relative_idx(self) -> dict[int, int] | None:
-        """Item numbers by `index` of their frames; `None` if all episodes are selected."""
-        if self.episodes is None:
-            return None
-        return {number: item for item, number in enumerate(self._numbers.frames().tolist())}
 
     @property
     def order_identity(self) -> str:
@@ -244,6 +229,9 @@ class LeRobotMixDataset(PlannedDataset):
             for name, value in batch.items()
             if name in self._names or _described(name) in self._names
         }
+        for name, value in found.items():
+            if isinstance(value, list):  # without texts of sources that lack the feature
+                found[name] = ["" if text is None else text for text in value]
         for name, fill in self.made.statistics.fills.items():
             found[name] = _padded(found[name], name, batch, fill)
         sources = {one.name: one for one in self.sources}
@@ -265,15 +253,6 @@ class LeRobotMixDataset(PlannedDataset):
             [self.made.tasks.get(t, -1) for t in texts], device="cpu"
         )
         return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
-
-    def _values(self, name: str, value: Any) -> Any:
-        if name in self._images:
-            return channels_first(value, return_uint8=self._images[name])
-        if name in self.made.depths:
-            return depth_in(self.depth_output_unit, value.unsqueeze(-3), self.made.depths[name])
-        if isinstance(value, list):
-            return ["" if text is None else text for text in value]
-        return numbers(value)
 
     def _task_numbers(self) -> list[int]:
         found: list[int] = []

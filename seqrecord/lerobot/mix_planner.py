@@ -41,7 +41,7 @@ class MixPlanner:
         items: Callable[[dict[str, Any]], list[dict[str, Any]]],
     ) -> None:
         self.name, self.items = f"mix of {', '.join(loader.loaders)}", items
-        self._first_items = numbers.first_items
+        self._first_items = numbers.of_sources
         self._rows = {one.name: numbers.chosen_rows(one).tolist() for one in sources}
         self._sources = [*sources]
         self._counts = dict(zip(loader.loaders, loader.counts, strict=True))

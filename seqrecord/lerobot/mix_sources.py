@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.clips.grids import ragged_arange
 from seqrecord.clips.tables import IntArray
 from seqrecord.clips.windows import Nearest
 from seqrecord.engine.vectors import VectorSteps
 from seqrecord.errors import ClipError, located
 from seqrecord.export.lerobot_meta import TIMESTAMP
+from seqrecord.lerobot.items import Episodes
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.option_values import Vector
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
@@ -118,65 +118,46 @@ class MixSource:
         return (episodes[key].metadata for key in self.keys)
 
 
-class MixEpisodes:
-    """Numbers of the episodes and frames of a mix, and of the items of some of its episodes.
-
-    Episodes and frames count over all sources. Arrays are int64.
+class MixEpisodes(Episodes):
+    """Numbers of the episodes and frames of a mix, counted over all sources.
 
     Args:
         sources: the sources.
         chosen: numbers of the episodes with items. Default: all.
 
     Attributes:
-        lengths: frames of each episode.
-        begins: the number of the first frame of each episode.
-        chosen: the episodes with items, in ascending order.
-        first_items: for each source, the number of the first item of each episode of its dataset.
-        num_items: the number of items, one per frame.
+        of_sources: for each source, `first_items` of the episodes of its dataset.
     """
 
     def __init__(self, sources: Sequence[MixSource], chosen: Collection[int] | None = None) -> None:
-        counts = [len(one.rows) for one in sources]
         self._firsts = np.array([one.first_episode for one in sources])
-        self.lengths: IntArray = np.concatenate([one.lengths for one in sources])
-        self.begins: IntArray = np.cumsum(self.lengths) - self.lengths
-        number = np.arange(sum(counts)) if chosen is None else np.unique([*chosen])
-        if not len(number) or number[0] < 0 or number[-1] >= len(self.lengths):
+        lengths = np.concatenate([one.lengths for one in sources])
+        number = np.arange(len(lengths)) if chosen is None else np.unique([*chosen])
+        if not len(number) or number[0] < 0 or number[-1] >= len(lengths):
             raise ClipError(
                 "no such episodes of the mix",
-                expected=f"numbers from 0 to {len(self.lengths) - 1}",
+                expected=f"numbers from 0 to {len(lengths) - 1}",
                 got=list(chosen or ()),
             )
-        self.chosen: IntArray = number.astype(np.int64)
-        lengths = self.lengths[self.chosen]
-        self.num_items = int(lengths.sum())
-        self._item_begins: IntArray = np.cumsum(lengths) - lengths
-        of_episode = np.full(len(self.lengths), -1)
-        of_episode[self.chosen] = self._item_begins
-        self.first_items: dict[str, IntArray] = {}
-        for one, first, count in zip(sources, self._firsts, counts, strict=True):
+        super().__init__(lengths, number.astype(np.int64))
+        self.of_sources: dict[str, IntArray] = {}
+        for one in sources:
             found = np.full(len(one.dataset.contents.index.num_frames), -1)
-            found[one.rows] = of_episode[first : first + count]
-            self.first_items[one.name] = found
+            found[one.rows] = self.first_items[one.first_episode :][: len(one.rows)]
+            self.of_sources[one.name] = found
 
     def chosen_rows(self, source: MixSource) -> IntArray:
         """The rows of the episodes of a source with items, in its dataset."""
-        inside = self.chosen - source.first_episode
-        return source.rows[inside[(inside >= 0) & (inside < len(source.rows))]]
+        return source.rows[self.of_sources[source.name][source.rows] >= 0]
 
     def locate(self, items: Sequence[int]) -> tuple[IntArray, IntArray]:
         """Convert numbers of items to numbers of sources, and of frames in their source."""
-        at = np.array(items, np.int64)
-        place = np.searchsorted(self._item_begins, at, side="right") - 1
+        at, first_items = np.array(items, np.int64), self.first_items[self.chosen]
+        place = np.searchsorted(first_items, at, side="right") - 1
         episode = self.chosen[place]
         source = np.searchsorted(self._firsts, episode, side="right") - 1
-        frame = self.begins[episode] + at - self._item_begins[place]
+        frame = self.begins[episode] + at - first_items[place]
         return source, frame - self.begins[self._firsts[source]]
-
-    def frames(self) -> IntArray:
-        """The number of the frame of each item."""
-        owner, inside = ragged_arange(self.lengths[self.chosen])
-        return self.begins[self.chosen][owner] + inside
 
 
 def mix_sources(loaders: Mapping[str, ClipLoader]) -> list[MixSource]:
