@@ -22,7 +22,7 @@ from seqrecord.lerobot.planned import PlannedReader
 from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.collating import collate
 from seqrecord.pipes.mixing.mix import SeqRecordMix, mix_loader
-from seqrecord.pipes.mixing.mixed_batches import agreed_features, joined_features
+from seqrecord.pipes.mixing.mixed_batches import differing_shapes, joined_features
 from seqrecord.pipes.mixing.sources import StoppingStrategy
 from seqrecord.processes.forks import PerProcess
 from seqrecord.statistics.moments import FloatArray
@@ -119,7 +119,7 @@ class LeRobotMixDataset(PlannedDataset):
         self.sources = [one.with_windows(deltas, steps_of[one.name]) for one in sources]
         selections = {one.name: one.selection for one in self.sources}
         names = joined_features(selections, self._loader.join)
-        agreed_features(selections, selections, names, alternate=False, own_units=None)
+        differing_shapes(selections, selections, names, alternate=False, own_units=None)
         self._names = {*names}
         self._missing = {n for n in names if any(n not in one.made for one in selections.values())}
         self._images = dict.fromkeys(self.made.images, return_uint8)

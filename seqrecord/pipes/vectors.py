@@ -77,15 +77,6 @@ def placed(
     return VectorStep(spec, places, size)
 
 
-def resized(step: VectorStep, name: str, size: int) -> VectorStep:
-    """A placed feature with another size. Raises `ClipError` if it is too small."""
-    needed = max(step.places or (), default=0) + 1
-    if size < needed:
-        problem, expected = "pad_to is smaller than the feature in batches", f"at least {needed}"
-        raise ClipError(problem, feature=name, expected=expected, got=size)
-    return replace(step, size=size)
-
-
 def normalized(step: VectorStep, name: str, normalization: Any) -> VectorStep:
     """A step with a normalization. Raises `ClipError` if the numbers of channels differ."""
     channels, values = len(normalization.offset), step.given.shape[-1] if step.given.shape else 1

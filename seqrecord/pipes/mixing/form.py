@@ -17,7 +17,6 @@ from seqrecord.pipes.vectors import (
     checked_vector,
     normalized,
     placed,
-    resized,
     stored_statistics,
     warn_unscaled,
 )
@@ -177,11 +176,9 @@ def _is_usual(selection: Selection, name: str) -> bool:
 def _padded(
     selection: Selection, name: str, steps: Mapping[str, VectorStep], size: int
 ) -> VectorStep:
-    if (own := steps.get(name)) is None:
-        return placed(selection, name, None, size)
-    if own.places is None:
-        return replace(placed(selection, name, None, size), normalization=own.normalization)
-    return resized(own, name, size)
+    own = steps.get(name)
+    step = placed(selection, name, None if own is None else own.places, size)
+    return step if own is None else replace(step, normalization=own.normalization)
 
 
 def _having(

@@ -24,7 +24,6 @@ from seqrecord.pipes.mixing.mixed_batches import (
     BatchBuffers,
     Join,
     MixedBatches,
-    agreed_features,
     check_sizes,
     differing_shapes,
     joined_features,
@@ -36,7 +35,6 @@ from seqrecord.pipes.mixing.sources import (
     SourceRun,
     SourceStats,
     StoppingStrategy,
-    count_batches,
 )
 from seqrecord.pipes.mixing.tasks import TaskNumbers
 from seqrecord.pipes.options import LoaderOptions
@@ -95,7 +93,8 @@ class MixLoader:
         features = joined_features(selections, join)
         steps = form.steps(selections, self.shares, features)
         formed = {name: one.with_vectors(steps[name]) for name, one in selections.items()}
-        self.alternate = agreed_features(selections, formed, features, alternate, form.own_units)
+        differing = differing_shapes(selections, formed, features, alternate, form.own_units)
+        self.alternate = bool(alternate or differing)
         check_sizes(selections)
         frames = options.frames_per_batch
         problem = "MaxFrames is for batches of all sources, and epochs of whole ones"
@@ -122,17 +121,15 @@ class MixLoader:
         alike = [{i: one} for i, one in numbered.items()] if self.alternate else [numbered]
         self.tasks = TaskNumbers.of(formed, features) if form.number_tasks else None
         masks = form.camera_padding_masks
-        self._batches = [
+        self.batches = [
             MixedBatches.of(some, features, camera_masks=masks, tasks=self.tasks) for some in alike
         ]
-        differs = self.alternate and alternate is None
-        shapes = differing_shapes(formed, features) if differs else {}
         shown = {name: float(share) for name, share in self.shares.items()}
-        warn_of_form(self._batches, shown, shapes)
+        warn_of_form(self.batches, shown, differing)
         most = size  # in clips of the greatest length
         if self.draws is not None:
             most = -(-self.draws.most_frames(size) // self.draws.most)
-        self._batch_bytes = sum(most * batches.clip_bytes for batches in self._batches)
+        self._batch_bytes = sum(most * batches.clip_bytes for batches in self.batches)
         self._requests = {
             name: loader.planner.memory_request() for name, loader in self.loaders.items()
         }
@@ -147,11 +144,6 @@ class MixLoader:
         self.prefetch, _ = self._share_out(1)
         for source in self._sources:
             source.planner.plan_memory(1)  # a limit that is too small is an error here and now
-
-    @property
-    def batches(self) -> Sequence[MixedBatches]:
-        """The forms of batches: one, or one of each source."""
-        return self._batches
 
     @property
     def ranks(self) -> Ranks:
@@ -196,12 +188,17 @@ class MixLoader:
 
     def _count(self, shard: Shard) -> int:
         """The number of slots until sources have returned the clips of their first epochs."""
-        stop, workers = self.stop, shard.workers
+        stop, workers, size = self.stop, shard.workers, self._unit
         if self.epoch_clips is not None:  # a number of batches on each rank
             stop = max(1, self.epoch_clips // (shard.count // workers * self.batch_size))
+        if isinstance(stop, int):
+            return size * ((stop + workers - 1 - shard.index % workers) // workers)
+        # A source with n clips and a share p returns its last clip within n / p slots.
         each = zip(self._sources, self.shares.values(), strict=True)
         slots = [max(1, source.first_clip(1, shard.count)) / share for source, share in each]
-        return self._unit * count_batches(stop, slots, self._unit, shard.index % workers, workers)
+        if stop == "first_exhausted":
+            return size * max(1, int(min(slots) // size))
+        return size * int(-(-max(slots) // size))
 
     def after_change(self, state: State) -> State:
         """See `BatchSource`: the remaining clips are skipped."""
@@ -227,11 +224,11 @@ class MixLoader:
         if device is None:
             nbytes = sum(source.planner.most_bytes(plan.shard.count) for source in self._sources)
             check_machine(nbytes + num_batches * self._batch_bytes, "a mix")
-        stream = self._batches[0].kept.stream(device)
+        stream = self.batches[0].kept.stream(device)
         needs = BufferNeeds((), {}, {}, self.batch_size, num_batches, device, in_worker)
         if self.draws is not None:
             needs = replace(needs, most_frames=self.draws.most_frames(self.batch_size))
-        buffers = [batches.buffers(needs, stream) for batches in self._batches]
+        buffers = [batches.buffers(needs, stream) for batches in self.batches]
         begin = partial(self._begin, plan, buffers, threading.Lock())
         channel = Channel(num_batches - CONSUMER, stats, begin, batch, len(self._sources))
         clips = zip(plan.given(batch).tolist(), plan.given(plan.num_batches).tolist(), strict=True)
@@ -249,7 +246,7 @@ class MixLoader:
         """A batch to fill, by its number."""
         sources = plan.sources(number)
         which = int(sources[0]) if self.alternate else 0
-        return self._batches[which].begin(buffers[which], lock, sources, plan.batches, number)
+        return self.batches[which].begin(buffers[which], lock, sources, plan.batches, number)
 
     def trace(self) -> Trace:
         """See `BatchSource`."""
@@ -258,7 +255,7 @@ class MixLoader:
     def to_clips(self, batch: Batch, plan: MixPlan, number: int) -> list[Clip]:  # noqa: ARG002
         """See `BatchSource`."""
         which = int(batch.source[0]) if self.alternate else 0
-        return [self._batches[which].to_clips(batch)]
+        return [self.batches[which].to_clips(batch)]
 
     def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:  # noqa: ARG002
         """See `BatchSource`: of the mix, and of each source."""

@@ -299,49 +299,41 @@ def joined_features(sources: Mapping[str, Selection], join: Join) -> list[str]:
     return found
 
 
-def agreed_features(
+def differing_shapes(
     sources: Mapping[str, Selection],
     formed: Mapping[str, Selection],
     features: Sequence[str],
     alternate: bool | None,
     own_units: Collection[str] | None,
-) -> bool:
-    """Whether each batch comes from a single source.
+) -> dict[str, str]:
+    """The features that cannot be in one batch, with the dtype and shape of each source.
 
     Args:
         sources: the sources.
         formed: the sources with the steps of the mix.
         features: the features of batches.
-        alternate: the user's choice.
+        alternate: whether each batch comes from a single source, by the user's choice.
         own_units: features that are normalized by source, which may differ in unit. `None`: all
             normalized ones.
 
-    Raises `ClipError` for different kinds or units of a feature, and for shapes that cannot be in
-    one batch if `alternate` is false.
+    Raises `ClipError` for different kinds or units of a feature, and for such features if
+    `alternate` is false.
     """
     _check_meanings(features, sources, _unitless(formed, own_units))
-    if alternate:
-        return True
-    differing = differing_shapes(formed, features)
-    if not differing or alternate is None:
-        return bool(differing)
-    name, shapes = next(iter(differing.items()))
-    raise ClipError(
-        "the sources of a mix disagree in a shape, so they cannot be in one batch",
-        feature=name,
-        expected="the same dtype and fixed shape in every source; or "
-        "single_source_batches=True, for batches of a single source",
-        got=shapes,
-    )
-
-
-def differing_shapes(sources: Mapping[str, Selection], features: Iterable[str]) -> dict[str, str]:
-    """The features that cannot be in one batch, with the dtype and shape of each source."""
     found: dict[str, str] = {}
-    for name in features:
-        shapes = {source: _shape(one, name) for source, one in sources.items() if name in one.made}
+    for name in () if alternate else features:
+        shapes = {source: _shape(one, name) for source, one in formed.items() if name in one.made}
         if len({*shapes.values()}) > 1 or "?" in next(iter(shapes.values())):
             found[name] = _listed(shapes)
+    if found and alternate is False:
+        name, got = next(iter(found.items()))
+        raise ClipError(
+            "the sources of a mix disagree in a shape, so they cannot be in one batch",
+            feature=name,
+            expected="the same dtype and fixed shape in every source; or "
+            "single_source_batches=True, for batches of a single source",
+            got=got,
+        )
     return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -51,27 +50,6 @@ def agreed_clip_len(loaders: Mapping[str, ClipLoader]) -> int | tuple[int, int]:
     got = ", ".join(f"{name}: {loaders[name].options.clip_len}" for name in found)
     raise_if(len({*found.values()}) > 1, problem, "the same clip_len of all sources", got)
     return next(iter(found.values())) or 1
-
-
-def count_batches(
-    stop: StoppingStrategy,
-    slots: Sequence[Fraction],
-    size: int,
-    worker: int,
-    workers: int,
-) -> int:
-    """The number of batches, of `size` slots, in an epoch of one shard; the same on all ranks.
-
-    A source with `n` clips and a share `p` returns its last clip within `n / p` slots: one number
-    of `slots` for each source. "first_exhausted" ends before the first source would begin again,
-    but has at least `least` batches; "all_exhausted" ends with the batch of the last source's last
-    clip. An integer is divided among the workers of a rank.
-    """
-    if isinstance(stop, int):
-        return (stop + workers - 1 - worker) // workers
-    if stop == "first_exhausted":
-        return max(1, int(min(slots) // size))
-    return int(-(-max(slots) // size))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from seqrecord.pipes.mixing.mix_loader import MixLoader
 from seqrecord.pipes.mixing.mixed_batches import MixedBatches, meaning
@@ -92,23 +92,21 @@ class MixSummary:
     @classmethod
     def of(cls, mix: MixLoader) -> MixSummary:
         """Summarize a mix."""
-        sources = list(mix.loaders.values())
-        rows: dict[MixFeatureSummary, list[str]] = {}
+        rows: dict[_Feature, list[str]] = {}
         columns = dict[str, str]()
         for batches in mix.batches:
             columns |= batches.column_texts
             for name in batches.specs:
-                feature, having = _feature(batches, name, has_drawn_frames=mix.draws is not None)
-                rows.setdefault(feature, []).extend(having)
+                having = [one for one in batches.sources.values() if name in one.selection.made]
+                feature = _feature(batches, name, having[0], is_drawn=mix.draws is not None)
+                rows.setdefault(feature, []).extend(one.name for one in having)
+        features = (MixFeatureSummary(*feature, tuple(some)) for feature, some in rows.items())
         return cls(
             mix.batch_size,
             mix.alternate,
             mix.plan(0, Shard()).num_batches,
-            tuple(_source(mix, number, source) for number, source in enumerate(sources)),
-            tuple(
-                MixFeatureSummary(**{**vars(feature), "sources": tuple(having)})
-                for feature, having in sorted(rows.items(), key=lambda row: row[0].name)
-            ),
+            tuple(_source(mix, number, one) for number, one in enumerate(mix.loaders.values())),
+            tuple(sorted(features, key=lambda feature: feature.name)),
             columns,
             () if mix.tasks is None else tuple(mix.tasks.numbers),
         )
@@ -153,29 +151,23 @@ class MixSummary:
         return feature.name, feature.dtype, shape, kind, unit, where
 
 
-def _feature(
-    batches: MixedBatches, name: str, *, has_drawn_frames: bool
-) -> tuple[MixFeatureSummary, list[str]]:
-    """A feature without its sources, and their names. Sizes drawn for each batch are `None`."""
-    spec = batches.specs[name]
-    having = [one for one in batches.sources.values() if name in one.selection.made]
-    stored = meaning(having[0].selection, name)
-    frames: tuple[int | None, ...] = (None if has_drawn_frames else batches.lengths[name],)
+_Feature: TypeAlias = tuple[str, str, tuple[int | None, ...], str | None, str | None]
+
+
+def _feature(batches: MixedBatches, name: str, source: SourceLoader, *, is_drawn: bool) -> _Feature:
+    """Name, dtype, shape, kind and unit of a feature. Sizes drawn for each batch are `None`."""
+    spec, stored = batches.specs[name], meaning(source.selection, name)
+    frames: tuple[int | None, ...] = (None if is_drawn else batches.lengths[name],)
     shape: tuple[int | None, ...] = spec.shape
-    crops = [one for one in having[0].selection.draws.crops if name in one.features]
-    if any(step.per_batch for one in crops for step in one.steps):
+    crops = [one for one in source.selection.draws.crops if name in one.features]
+    if any(one.per_batch for one in crops):
         shape = (None, None, *shape[2:])
     if name in batches.squeezed:
         frames = ()
     is_array = spec.value == "array"
-    return MixFeatureSummary(
-        name,
-        spec.dtype.name if is_array else spec.value,
-        (*frames, *shape) if is_array else frames,
-        None if stored is None else stored.kind,
-        None if stored is None else stored.unit,
-        (),
-    ), [one.name for one in having]
+    dtype, shape = (spec.dtype.name, (*frames, *shape)) if is_array else (spec.value, frames)
+    kind, unit = (None, None) if stored is None else (stored.kind, stored.unit)
+    return name, dtype, shape, kind, unit
 
 
 def _places_text(places: tuple[int, ...]) -> str:
