@@ -329,15 +329,15 @@ def test_a_split_without_shard_lengths(tmp_path: Path) -> None:
     )
     for split, count in (({"numShards": "3"}, 3), ({}, 0)):
         info.write_text(json.dumps({"splits": [{"name": "train", **split}]}))
-        with pytest.raises(SourceError, match=f"expected: {count} of train; got: 2"):
+        with pytest.raises(SourceError, match=f"expected: train: {count} files; got: 2"):
             source.episodes()
 
 
 def test_splits_and_shards_that_differ_from_their_declaration_are_refused(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, tuple[int, ...]], dict[str, list[int]], str, str]] = [
         ({"train": (1,), "test": (1, 1)}, {"train": [1]}, "train", r"test \(2 shards\)"),
-        ({"train": (1,)}, {"train": [1], "val": [2, 3]}, "val: 2 files, 5 records", "no file"),
-        ({"train": (1, 1)}, {"train": [1]}, "1 of train", "2"),
+        ({"train": (1,)}, {"train": [1], "val": [2, 3]}, "val: 2 files, 5 records", "0 files"),
+        ({"train": (1, 1)}, {"train": [1]}, "train: 1 file, 1 record", "2 files"),
     ]
     for number, (found, declared, expected, got) in enumerate(cases):
         write_rlds(tmp_path / f"{number}", found, declared)
@@ -350,7 +350,10 @@ def test_splits_and_shards_that_differ_from_their_declaration_are_refused(tmp_pa
     (tmp_path / "less" / f"{shard}3").unlink()
     (tmp_path / "other" / f"{shard}3").rename(tmp_path / "other" / f"{shard}4")
     for name, match in (
-        ("less", "missing shard; download it again; .*expected: train, 1 of 3; got: 2 files"),
+        (
+            "less",
+            "download the split again; .*expected: train: 3 files; got: 2 files, without number 1",
+        ),
         ("other", "not belong to one dataset; .*file per shard, 3 shards .*got: shard 1 of 4"),
     ):
         with pytest.raises(SourceError, match=match):

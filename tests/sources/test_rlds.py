@@ -217,7 +217,7 @@ def test_shards(tmp_path: Path) -> None:
     for i, key in enumerate(keys):
         assert frames_of(source, key)[0]["state"].tolist() == [i, 0]
     (tmp_path / "a-train.tfrecord-00001-of-00003").unlink()
-    missing = r"missing shard; download it again; .*expected: train, 1 of 3"
+    missing = r"missing shards, .*expected: train: 3 files; got: 2 files, without number 1"
     with pytest.raises(SourceError, match=missing):
         source.episodes()
 
@@ -333,9 +333,10 @@ def test_broken_description_files(tmp_path: Path) -> None:
         ({"fileFormat": "array_record"}, "unsupported file format .*expected: tfrecord; got: 'arr"),
         (
             {"splits": [{"name": "train", "shardLengths": ["1", "1"]}]},
-            "number of shards differs .*expected: 2 of train; got: 1",
+            "missing shards, .*expected: train: 2 files, 2 records; got: 1 file",
         ),
-        ({"splits": [{"name": "more", "shardLengths": ["4"]}]}, "missing shards of a split"),
+        ({"splits": [{"name": "more", "shardLengths": ["4"]}]}, "missing shards, .*got: 0 files"),
+        ({"splits": [{"name": "train", "numShards": "9999999999"}]}, "more than 1048576 shards"),
     ):
         (root / "dataset_info.json").write_text(json.dumps(info | change))
         with pytest.raises(SourceError, match=match):

@@ -10,7 +10,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ INFO = "dataset_info.json"
 _MAX_BYTES = 16 << 20
 _MAXINFO_BYTES = 64 << 20
 _MAX_DEPTH = 16  # nested features
+_MAX_SHARDS = 1 << 20
 _MAX_FOLDERS = 2  # NAME/VERSION/, or NAME/CONFIG/VERSION/
 _STEPS = "steps"
 _SHARD = re.compile(r"(?:.+-)?([A-Za-z0-9_]+)\.tfrecord-(\d{5,9})-of-(\d{5,9})")
@@ -295,33 +296,21 @@ def find_shards(folder: Path) -> list[Shard]:
         raise SourceError("no TFRecord file", file=str(folder), expected="NAME-SPLIT.tfrecord-…")
     shards = []
     for split in sorted({*found, *declared}, key=lambda name: (name != "train", name)):
-        stated = declared.get(split)
-        known = stated.lengths if stated else []
-        total = totals.get(split, 0)
-        if stated and total and stated.num_shards != total:
+        files, total, lengths = found.get(split, {}), totals.get(split, 0), declared.get(split)
+        wanted = total if lengths is None else len(lengths)
+        absent = next((number for number in range(wanted) if number not in files), None)
+        is_empty = lengths is not None and not total and not any(n != 0 for n in lengths)
+        if (absent is not None or total != wanted) and not is_empty:
+            records = sum(number or 0 for number in lengths or ())
             raise SourceError(
-                "the number of shards differs from dataset_info.json",
+                f"missing shards, or more than {INFO} declares; download the split again",
                 file=str(folder),
-                expected=f"{stated.num_shards} of {split}",
-                got=total,
+                expected=f"{split}: {counted(wanted, 'file')}"
+                + (f", {counted(records, 'record')}" if records else ""),
+                got=counted(len(files), "file")
+                + (f", without number {absent}" if files and absent is not None else ""),
             )
-        for number in range(total):
-            if number not in found[split]:
-                raise SourceError(
-                    "missing shard; download it again",
-                    file=str(folder),
-                    expected=f"{split}, {number} of {total}",
-                    got=f"{counted(len(found[split]), 'file')} of {split}",
-                )
-            shards.append(Shard(split, found[split][number], known[number] if known else None))
-        if stated and not total and (sum(known) if known else stated.num_shards):
-            raise SourceError(
-                "missing shards of a split; download them again",
-                file=str(folder),
-                expected=f"{split}: {counted(stated.num_shards, 'file')}"
-                + (f", {counted(sum(known), 'record')}" if known else ""),
-                got="no file",
-            )
+        shards += [Shard(split, files[n], lengths[n] if lengths else None) for n in range(total)]
     if declared and (undeclared := {*found} - {*declared}):
         raise SourceError(
             f"{INFO} does not declare all splits; move the files of the others to another "
@@ -335,16 +324,11 @@ def find_shards(folder: Path) -> list[Shard]:
     return shards
 
 
-@dataclass(frozen=True)
-class DeclaredSplit:
-    """A split in `dataset_info.json`: number of shards, and records per shard."""
+def read_splits(folder: Path) -> Mapping[str, Sequence[int | None]]:
+    """Return each declared split's records per shard; empty without `dataset_info.json`.
 
-    num_shards: int
-    lengths: list[int]
-
-
-def read_splits(folder: Path) -> Mapping[str, DeclaredSplit]:
-    """Return the declared splits by name; empty without `dataset_info.json`."""
+    Older versions of TFDS declare the number of shards only: their records are `None`.
+    """
     path = folder / INFO
     if not is_file(path):
         return {}
@@ -364,10 +348,10 @@ def read_splits(folder: Path) -> Mapping[str, DeclaredSplit]:
     return splits
 
 
-def _declared(split: dict[str, Any]) -> DeclaredSplit:
+def _declared(split: dict[str, Any]) -> list[int] | list[None]:
     lengths = [int(length) for length in split.get("shardLengths", [])]
     if min(lengths, default=0) < 0:
         raise ValueError(f"negative shard length {min(lengths)}")
-    return DeclaredSplit(
-        len(lengths) or int(split.get("numShards", 0)), lengths
-    )  # of older versions
+    if (count := int(split.get("numShards", 0))) > _MAX_SHARDS:
+        raise ValueError(f"more than {_MAX_SHARDS} shards: {count}")
+    return lengths or [None] * count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,17 +26,18 @@ from seqrecord.sources.common.specs import (
     kind_of,
     text_spec,
 )
-from seqrecord.sources.inventory import Account
+from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
 from seqrecord.sources.rlds.layout import (
     FEATURES,
+    INFO,
     RldsFeature,
     RldsFeatures,
     Shard,
     find_dataset,
     find_shards,
     read_features,
+    read_splits,
 )
-from seqrecord.sources.rlds.rlds_account import account_of
 from seqrecord.sources.rlds.tfrecord import (
     RECORD_HEAD,
     TfRecord,
@@ -45,7 +47,7 @@ from seqrecord.sources.rlds.tfrecord import (
 )
 from seqrecord.text import counted
 
-_DECLARED = "dataset_info.json"  # metadata key: numbers of declared and found records
+_DECLARED = INFO  # metadata key: numbers of declared and found records
 _MAX_VALUES = 64
 _MAX_TEXT = 4096  # bytes of a text in the metadata
 
@@ -102,9 +104,7 @@ class RldsSource(Originals):
 
     def account(self) -> Account:
         infos = self._seen or self.episodes()
-        return account_of(
-            self.path, self._folder, self._features, [each.name for each in self._chosen], infos
-        )
+        return _account_of(self.path, self._folder, self._features, self.schema(), infos)
 
     @cached_property
     def _seen(self) -> list[EpisodeInfo]:
@@ -164,9 +164,9 @@ class RldsSource(Originals):
             dtype = np.dtype(feature.dtype)
             kind = kind_of(feature.name, dtype, feature.shape)
             return feature_spec(feature.name, dtype, feature.shape, path, kind=kind)
-        return (
-            self._image_spec(feature) if feature.kind == "image" else text_spec(feature.name, path)
-        )
+        if feature.kind == "image":
+            return self._image_spec(feature)
+        return text_spec(feature.name, path)
 
     def _image_spec(self, feature: RldsFeature) -> FeatureSpec:
         """Return the spec from the first readable image."""
@@ -208,13 +208,10 @@ class RldsSource(Originals):
             damage = error
         found = len(infos)
         declared = found if shard.num_records is None else shard.num_records
-        if damage:
-            # The rest of the file is lost: the declared number of records, at least one.
-            for _ in range(max(declared - found, 1)):
-                add((damage.offset or 0) + RECORD_HEAD, 1, {})
-        else:
-            for _ in range(declared - found):
-                add(size_of(path) + RECORD_HEAD, 1, {})
+        # After damage the rest of the file is lost: the declared number of records, at least one.
+        end = (damage.offset or 0) if damage else size_of(path)
+        for _ in range(max(declared - found, 1 if damage else 0)):
+            add(end + RECORD_HEAD, 1, {})
         for number in range(min(declared, found), found if damage else len(infos)):
             numbers = {_DECLARED: [declared, found]}
             infos[number] = replace(infos[number], metadata={**infos[number].metadata, **numbers})
@@ -347,3 +344,45 @@ def _examples(path: Path, offset: int) -> Iterator[None]:
             offset=offset,
             got=str(error)[:300],
         ) from error
+
+
+def _account_of(
+    root: Path, folder: Path, features: RldsFeatures, schema: Schema, infos: Sequence[EpisodeInfo]
+) -> Account:
+    """Return the account of a dataset, from file names and sizes; `infos` are all episodes."""
+    shards = find_shards(folder)
+    taken = {folder / name for name in (FEATURES, INFO, *(shard.file for shard in shards))}
+    taken |= {folder / each.labels_file for each in (*features.steps, *features.episode)}
+    steps = sum(info.num_frames for info in infos)
+    left_out, places = list[LeftOut](), dict[str, str]()
+    for each in features.steps:
+        if each.name in schema:
+            places[each.name] = f"*.tfrecord-*, feature {each.key}"
+        else:
+            also = "" if each.can_be_read else f", no reader ({each.kind})"
+            left_out.append(not_selected(f"feature {each.name}", steps, "steps", also=also))
+    for each in features.episode:
+        if absent := sum(not _has(info.metadata, each.key) for info in infos):
+            reason = "not short text or numbers" if each.can_be_read else f"no reader ({each.kind})"
+            left_out.append(LeftOut(f"episode feature {each.key}", absent, reason, "episodes"))
+    left_out += unread_files(root, lambda path: path in taken)
+    splits = Counter(shard.split for shard in shards)
+    numbers = [f"{counted(count, 'shard')} of {split}" for split, count in splits.items()]
+    reason = f"{FEATURES} with steps, {', '.join(numbers)}"
+    declared = read_splits(folder)
+    notes = [] if declared else [f"no {INFO}: record counts not checked"]
+    for split, lengths in declared.items():
+        if split not in splits:
+            notes.append(f"split {split}: declared as empty, no files")
+        elif lengths[0] is None:
+            notes.append(f"split {split}: no shardLengths in {INFO}, record counts not checked")
+    return Account(reason, places, tuple(left_out), tuple(notes))
+
+
+def _has(metadata: Mapping[str, Any], key: str) -> bool:
+    place: Any = metadata
+    for name in key.split("/"):
+        if not isinstance(place, Mapping) or name not in place:
+            return False
+        place = place[name]
+    return True
