@@ -20,7 +20,13 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.originals.file_types import file_type, known_type
 from seqrecord.originals.files import read_bytes
-from seqrecord.sources.common.array_files import NPZ, array_header, npz_names, read_array
+from seqrecord.sources.common.array_files import (
+    NPZ,
+    ArrayHeader,
+    array_header,
+    npz_names,
+    read_array,
+)
 from seqrecord.sources.common.cameras import camera_of_matrix
 from seqrecord.sources.common.specs import feature_name
 from seqrecord.sources.common.tables import NumberTable, count_rows, read_numbers
@@ -66,21 +72,27 @@ def find_rows(
 
     Without `num_frames`, the most frequent length of the npz arrays is used.
     """
-    arrays = [(file, *each) for file in files for each in _arrays(folder, file)]
+    arrays = {file: _arrays(folder / file) for file in files if file.lower().endswith(NPZ)}
     if num_frames is None:
-        lengths = Counter(length for *_, length, _ in arrays if length is not None)
+        headers = (header for members in arrays.values() for header in members.values())
+        lengths = Counter(one.shape[0] for one in headers if not isinstance(one, str))
         num_frames = max(lengths, key=lambda n: (lengths[n], n), default=0)
     found = RowFiles(num_frames)
     for file in files:
-        if file.lower().endswith(NPZ):
-            members = [each for each in arrays if each[0] == file]
-            for _, member, dtype, shape, length, problem in members:
-                if dtype is None or length != num_frames:
-                    where = f"{file}: {member}" if len(members) > 1 else file
-                    found.reasons[where] = problem or _rows_for(length, num_frames)
+        if file in arrays:
+            is_alone = len(arrays[file]) == 1
+            for member, header in arrays[file].items():
+                if isinstance(header, str):
+                    problem = header
+                elif header.shape[0] != num_frames:
+                    problem = _rows_for(header.shape[0], num_frames)
+                else:
+                    stem = Path(file).with_suffix("").as_posix() if is_alone else member
+                    dtype = header.dtype.newbyteorder("<")
+                    rows = RowFeature(file, dtype, header.shape[1:], member)
+                    _add(found, taken, stem, file, rows)
                     continue
-                stem = member if len(members) > 1 else Path(file).with_suffix("").as_posix()
-                _add(found, taken, stem, file, RowFeature(file, dtype, shape, member))
+                found.reasons[file if is_alone else f"{file}: {member}"] = problem
         elif (is_camera := is_camera_name(Path(file).name)) and num_frames <= _MATRIX_ROWS:
             continue
         elif isinstance(table := _table(folder / file, num_frames), NumberTable):
@@ -108,30 +120,24 @@ def _add(found: RowFiles, taken: Collection[str], stem: str, file: str, rows: Ro
     return name
 
 
-def _arrays(
-    folder: Path, file: str
-) -> list[tuple[str, np.dtype[Any] | None, tuple[int, ...], int | None, str]]:
-    """Return name, dtype, row shape, length and problem of each array in an npz file."""
-    if not file.lower().endswith(NPZ):
-        return []
+def _arrays(path: Path) -> dict[str, ArrayHeader | str]:
+    """Return the header of each array [T, …] in an npz file, or the reason against it."""
     try:
-        names = npz_names(folder / file)
+        names = npz_names(path)
     except SourceError as error:
-        kind = file_type(folder / file)
-        return [("", None, (), None, error.message + (f"; the file is {kind}" if kind else ""))]
-    found: list[tuple[str, np.dtype[Any] | None, tuple[int, ...], int | None, str]] = []
+        kind = file_type(path)
+        return {"": error.message + (f"; the file is {kind}" if kind else "")}
+    found: dict[str, ArrayHeader | str] = {}
     for name in names:
         try:
-            header = array_header(folder / file, name)
+            header = array_header(path, name)
         except SourceError as error:
-            found.append((name, None, (), None, error.message))
+            found[name] = error.message
             continue
-        if header.dtype.kind not in "biuf" or not header.shape:
-            problem = "no time axis" if not header.shape else f"dtype {header.dtype}"
-            found.append((name, None, (), None, problem))
-        else:
-            dtype = header.dtype.newbyteorder("<")
-            found.append((name, dtype, header.shape[1:], header.shape[0], ""))
+        is_number = header.dtype.kind in "biuf"
+        found[name] = header if is_number else f"dtype {header.dtype}"
+        if not header.shape:
+            found[name] = "no time axis"
     return found
 
 
@@ -155,7 +161,7 @@ def _table(path: Path, num_frames: int) -> NumberTable | str:
     return table
 
 
-def _rows_for(rows: int | None, num_frames: int) -> str:
+def _rows_for(rows: int, num_frames: int) -> str:
     return f"{rows:,} rows for {num_frames:,} frames"
 
 

@@ -23,7 +23,6 @@ from seqrecord.sources.common.array_files import NPZ, array_header, arrays_form
 from seqrecord.sources.common.frame_names import ending_of, name_specs, time_note
 from seqrecord.sources.common.images import (
     IMAGE_ENDINGS,
-    IMAGE_FORMATS,
     image_header,
     load_imagecodecs,
     passthrough_codec,
@@ -244,7 +243,8 @@ class FolderSource(NumberedFrames, ScannedSource):
                         if not episode.is_exported:
                             spec = self._from_first_file(episode, name)
                         elif (folder := episode.folders.get(described[name].path)) is not None:
-                            spec = self._as_exported(episode, folder, described[name].spec)
+                            codec = self._codec(episode.path / folder.first, folder)
+                            spec = replace(described[name].spec, codec=codec)
                         else:
                             continue  # no file tells a codec
                         specs[name] = widened(specs.get(name, spec), spec)
@@ -292,17 +292,6 @@ class FolderSource(NumberedFrames, ScannedSource):
         times = [f"{time_note(unit)} ({count} of {of})" for unit, count in units.items()]
         return [*times, *encoding_notes(specs, plain)]
 
-    def _as_exported(
-        self, episode: EpisodeFolder, folder: FeatureFolder, spec: FeatureSpec
-    ) -> FeatureSpec:
-        """Return the described feature with a codec that keeps its images, if possible."""
-        path, codec = episode.path / folder.first, _DECODED
-        if self.in_place:
-            codec = self._referable(path, folder)
-        elif self.keep_encoded and folder.files.endings <= IMAGE_FORMATS.keys():
-            codec = passthrough_codec(image_header(path), folder.files.endings, exif=self.exif)
-        return replace(spec, codec=codec)
-
     def _from_first_file(self, episode: EpisodeFolder, name: str) -> FeatureSpec:
         """Return the feature as declared by the header of this episode's first file."""
         codec = _DECODED
@@ -318,14 +307,11 @@ class FolderSource(NumberedFrames, ScannedSource):
         else:
             path = episode.path / folder.first
             meaning = known_meaning(folder.files.pattern, path.name)
-            if self.in_place:
-                codec = self._referable(path, folder)
+            codec = self._codec(path, folder)
             if ending_of(path.name) in IMAGE_ENDINGS:
                 image = image_header(path)
                 if image.dtype == np.uint16 and len(image.shape) == 3:
                     load_imagecodecs(path)
-                if self.keep_encoded and not self.in_place:
-                    codec = passthrough_codec(image, folder.files.endings, exif=self.exif)
                 dtype, shape = image.dtype, shape_of(image, self.exif, is_kept=bool(codec))
             elif ending_of(path.name) in POINT_ENDINGS:
                 found = read_points(path, self.columns)[folder.member or ""].values
@@ -339,8 +325,14 @@ class FolderSource(NumberedFrames, ScannedSource):
         meaning = {"kind": kind_of_values(name, dtype, shape), **meaning}
         return feature_spec(name, dtype, shape, path, codec=codec, **meaning)
 
-    def _referable(self, path: Path, folder: FeatureFolder) -> tuple[CodecConfig, ...]:
-        return referable_codec(read_bytes(path), folder.files.endings, path, self.exif)
+    def _codec(self, path: Path, folder: FeatureFolder) -> tuple[CodecConfig, ...]:
+        """Return the codec that keeps images like the one at `path`, if it shall and can."""
+        endings = folder.files.endings
+        if self.in_place:
+            return referable_codec(read_bytes(path), endings, path, self.exif)
+        if self.keep_encoded and endings <= IMAGE_ENDINGS:
+            return passthrough_codec(image_header(path), endings, exif=self.exif)
+        return _DECODED
 
     def _name_specs(self) -> list[FeatureSpec]:
         """Return the specs of file name features, unless all episodes are exported."""
@@ -371,8 +363,11 @@ class FolderSource(NumberedFrames, ScannedSource):
         metadata: dict[str, Any] = {}
         num_frames, fps, split = 0, None, None
         try:
-            num_frames, fps, split = self._length(episode)
-            if not episode.is_exported:
+            if episode.is_exported:
+                described = read_description(episode.path)
+                num_frames, fps, split = len(described.frames), described.fps, described.split
+            else:  # `frames` checks that all features have as many
+                num_frames = self._num_frames(episode) or self._rows[episode.path].num_frames
                 metadata = self._files(episode, num_frames, names)
                 metadata |= self._text_metadata(episode, names)
             if episode.has_metadata:
@@ -406,13 +401,6 @@ class FolderSource(NumberedFrames, ScannedSource):
                     columns[name] = list(found[each.member or ""].names)
         chosen = {name: columns[name] for name in sorted(columns.keys() & names)}
         return {**metadata, "columns": chosen} if chosen else metadata
-
-    def _length(self, episode: EpisodeFolder) -> tuple[int, float | None, str | None]:
-        """Return number of frames, from one feature (`frames` checks the others), fps and split."""
-        if episode.is_exported:
-            described = read_description(episode.path)
-            return len(described.frames), described.fps, described.split
-        return self._num_frames(episode) or self._rows[episode.path].num_frames, None, None
 
     def _num_frames(self, episode: EpisodeFolder) -> int | None:
         """Return the number of frames from files or an npy array; `None` without both."""
