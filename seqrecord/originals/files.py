@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
+from seqrecord.originals.limits import check_size
 from seqrecord.originals.remote import remote_files
 from seqrecord.schema import MAX_FRAME_BYTES
 from seqrecord.storage import local_path
@@ -26,22 +27,22 @@ JUNK = ("__MACOSX",)
 """Folder names that file managers create; ignored like hidden names."""
 
 
-def find_original(path: str | os.PathLike[str]) -> Path:
+def find_original(path: str | os.PathLike[str], *, takes_files: bool = True) -> Path:
     """Return `path` as an absolute path.
 
-    Raises `SourceError` if neither a file nor a folder exists, and `LocationError` for a URL as
-    text; pass URLs to `open_source`.
+    Raises `SourceError` if neither a file, unless `takes_files` is false, nor a folder exists, and
+    `LocationError` for a URL as text; pass URLs to `open_source`.
     """
     if isinstance(path, Path) and remote_files(path) is not None:
         return path
     local = local_path(path, "originals")
     absolute = Path(os.path.abspath(local))  # noqa: PTH100 - resolve() would rename links
     is_folder = is_directory(absolute)
-    if not is_folder and not is_file(absolute):
+    if not is_folder and not (takes_files and is_file(absolute)):
         raise SourceError(
             "no such file or folder",
             file=os.fspath(path),
-            expected="a local or mounted folder, or a file",
+            expected=f"a local or mounted folder{', or a file' if takes_files else ''}",
         )
     if is_folder and not is_readable(absolute):
         raise SourceError(
@@ -50,18 +51,6 @@ def find_original(path: str | os.PathLike[str]) -> Path:
             expected="both, as by `chmod u+rx`",
         )
     return absolute
-
-
-def find_root(root: str | os.PathLike[str]) -> Path:
-    """Like `find_original`, but `path` must be a folder."""
-    path = find_original(root)
-    if not is_directory(path):
-        raise SourceError(
-            "no such file or folder",
-            file=os.fspath(root),
-            expected="a local or mounted folder",
-        )
-    return path
 
 
 def is_junk(name: str) -> bool:
@@ -133,14 +122,7 @@ def link_loop(path: Path) -> LinkLoopError | None:
 def read_bytes(path: Path, limit: int = MAX_FRAME_BYTES) -> bytes:
     """Read a whole file. Raises `SourceError` if it is unreadable or larger than `limit` bytes."""
     try:
-        size = size_of(path)
-        if size > limit:
-            raise SourceError(
-                "file too large",
-                file=str(path),
-                expected=f"at most {limit} bytes",
-                got=f"{size} bytes",
-            )
+        check_size("file", size_of(path), limit, file=str(path))
         with open_file(path) as file:
             return file.read()
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from seqrecord.errors import SourceError
 from seqrecord.schema import MAX_FRAME_BYTES
@@ -23,12 +24,17 @@ MAX_TEXT_CHUNK_BYTES = 256 << 20
 _FREE_BYTES = 1 << 30  # always allowed: small data may consist of fill values only
 
 
+def check_size(noun: str, size: int, most: int, unit: str = "bytes", **facts: Any) -> None:
+    """Raise `SourceError` for something of more than `most` bytes, or another unit."""
+    if size > most:
+        raise SourceError(
+            f"{noun} too large", expected=f"at most {most} {unit}", got=f"{size} {unit}", **facts
+        )
+
+
 def check_frames(count: int) -> None:
     """Raise `SourceError` for an episode of more than `MAX_FRAMES` frames."""
-    if count > MAX_FRAMES:
-        raise SourceError(
-            "too many frames in an episode", expected=f"at most {MAX_FRAMES}", got=count
-        )
+    check_size("episode", count, MAX_FRAMES, "frames")
 
 
 def check_decoded(decoded: int, stored: int) -> None:

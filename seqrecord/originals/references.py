@@ -235,22 +235,8 @@ def identity_of_files(root: Path, paths: Iterable[Path]) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
-def checksum_of(file: str, start: int, stop: int) -> int:
-    """Return the CRC32C of bytes `[start, stop)` of a file; 1 in place of 0, which means none.
-
-    Raises `SourceError` for shorter files.
-    """
-    with opened(Path(file)) as stream:
-        stream.seek(start)
-        data = stream.read(stop - start)
-        if len(data) != stop - start:
-            expected = f"{stop - start} bytes"
-            raise SourceError("truncated file", offset=start, expected=expected)
-    return crc32c(data) or 1
-
-
 def checksum_of_files(files: Iterable[ReferencedFile]) -> int:
-    """Return the CRC32C of concatenated frames."""
+    """Return the CRC32C of concatenated frames. Raises `SourceError` for shorter files."""
     value = 0
     for file in files:
         with opened(Path(file.file)) as stream:
@@ -258,6 +244,9 @@ def checksum_of_files(files: Iterable[ReferencedFile]) -> int:
             left = sys.maxsize if file.stop is None else file.stop - file.start
             while left and (data := stream.read(min(left, _BLOCK))):
                 value, left = crc32c(data, start=value), left - len(data)
+            if left and file.stop is not None:
+                expected = f"{file.stop - file.start} bytes"
+                raise SourceError("truncated file", offset=file.start, expected=expected)
     return value
 
 

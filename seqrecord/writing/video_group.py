@@ -17,10 +17,10 @@ import numpy.typing as npt
 from seqrecord.codecs.video.encoding import encode_gop
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, DecodedFrame, Gop
 from seqrecord.errors import CodecError, FrameError, located
-from seqrecord.format.references import Reference, ReferencedGops
+from seqrecord.format.references import Reference, ReferencedFile, ReferencedGops
 from seqrecord.format.rows import MAX_EPISODE_FRAMES
 from seqrecord.format.video_pages import VideoPageCodec
-from seqrecord.originals.references import checksum_of
+from seqrecord.originals.references import checksum_of_files
 from seqrecord.schema import Schema
 from seqrecord.writing.chunking import MAX_REFERENCED_BYTES, ChunkLength, EncodedColumn, StoredChunk
 
@@ -160,7 +160,8 @@ class VideoGroup:
         references = Reference.of(gops, pages, *self._externals[gops.file])
         for page, reference in zip(pages, references, strict=True):
             if self._checksums:
-                crc = checksum_of(gops.file, reference.start, reference.stop)
+                part = ReferencedFile(gops.file, reference.start, reference.stop)
+                crc = checksum_of_files([part]) or 1
                 reference = replace(reference, crc32c=crc)
             present = np.ones(int(gops.num_frames[page.start : page.stop].sum()), bool)
             self._add_chunk(present, reference.encode(), reference.length)

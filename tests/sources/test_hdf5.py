@@ -317,7 +317,7 @@ BROKEN: list[tuple[Callable[[Any], object], str]] = [
     ),
     (_all_rows(data=np.zeros((0, 14), "<f4")), "episode (without|has no) frames"),
     (_replace("observations/huge", **HUGE), "rows of /observations/huge .* large"),
-    (_long_text, "rows of /long are too large"),
+    (_long_text, "rows of /long too large"),
     (
         _chunk(zlib.compress(bytes(100 << 20), 1)),
         "chunk of action stores more bytes than it declares",

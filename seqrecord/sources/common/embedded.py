@@ -12,6 +12,7 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.feature_kinds import pixel_kind
 from seqrecord.originals.files import first_line
+from seqrecord.originals.limits import check_size
 from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec
 from seqrecord.sources.common.images import (
     decode_image,
@@ -73,13 +74,8 @@ def read_rows(array: Any, path: Path, start: int, stop: int) -> Iterator[Any]:
     `array.chunks` is `None` if the values are contiguous. Raises `SourceError` for unreadable data.
     """
     row_bytes = max(1, array.dtype.itemsize * math.prod(array.shape[1:]))
-    if row_bytes > MAX_FRAME_BYTES:  # checked before allocation
-        raise SourceError(
-            f"rows of {array.name} are too large",
-            file=str(path),
-            expected=f"at most {MAX_FRAME_BYTES} bytes",
-            got=f"{row_bytes} bytes",
-        )
+    # Checked before allocation.
+    check_size(f"rows of {array.name}", row_bytes, MAX_FRAME_BYTES, file=str(path))
     block = max(1, _BLOCK_BYTES // row_bytes)
     if array.chunks is not None:
         chunk = int(array.chunks[0])

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from seqrecord.errors import SourceError, located
 from seqrecord.originals.files import (
     find_original,
-    find_root,
     is_directory,
     is_file,
     link_loop,
@@ -61,8 +60,8 @@ class Originals:
     unpickled: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        find = find_original if self.takes_files else find_root
-        object.__setattr__(self, "root", find(self.root))
+        root = find_original(self.root, takes_files=self.takes_files)
+        object.__setattr__(self, "root", root)
         check_exif(self.exif)
         if self.features is not None:
             object.__setattr__(self, "features", tuple(self.features))

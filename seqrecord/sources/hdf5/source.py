@@ -32,7 +32,6 @@ from seqrecord.sources.hdf5.files import (
     is_text,
     open_hdf5,
     reading_hdf5,
-    text_of,
 )
 from seqrecord.sources.hdf5.hdf5_account import Hdf5Account, check_total
 from seqrecord.sources.hdf5.layouts import Hdf5Episode, groups, is_droid_metadata, read_episode
@@ -152,8 +151,6 @@ class Hdf5Source(ScannedSource):
                             known = {spec.name for spec in [*found.specs, *specs]}
                             specs += self._video_specs(one, known)
                         metadata = {**one.metadata, **place.metadata}
-                        if one.left_out:
-                            metadata["left_out"] = [text_of(name) for name in one.left_out]
                         info = EpisodeInfo(place.key, _num_frames(one), metadata, one.fps)
                         found.episodes.append(info)
                         found.specs += specs

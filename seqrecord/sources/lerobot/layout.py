@@ -329,35 +329,24 @@ def _features(value: object) -> dict[str, LeRobotFeature]:
             or not isinstance(each.get("dtype"), str)
         ):
             raise _wrong(f"features.{name}"[:100], "an object of dtype and shape", each)
+        infos = (each.get("video_info"), each.get("info"))  # of earlier versions, and of later ones
+        known = {k: v for info in infos if isinstance(info, dict) for k, v in info.items()}
         features[name] = LeRobotFeature(
-            *(name, each["dtype"], tuple(shape), each.get("names"), _depth(each)),
-            video_fps=_video_fps(each),
+            *(name, each["dtype"], tuple(shape), each.get("names")),
+            depth=known if _is_depth(known) else None,
+            video_fps=frame_rate(known.get("video.fps")),
         )
     return features
 
 
-def _infos(feature: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found = (feature.get(name) for name in ("info", "video_info"))
-    return [known for known in found if isinstance(known, dict)]
-
-
-def _depth(feature: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a feature's `info` if it declares a video of 12-bit depth codes, else `None`."""
-    for known in _infos(feature):
-        if (
-            known.get("is_depth_map")
-            or known.get("video.is_depth_map")
-            or str(known.get("video.pix_fmt")).startswith("gray1")
-            or any(str(key).startswith("video.depth") for key in known)
-        ):
-            return known
-    return None
-
-
-def _video_fps(feature: Mapping[str, Any]) -> float | None:
-    """Return the frame rate in a feature's `info`."""
-    rates = (frame_rate(known.get("video.fps")) for known in _infos(feature))
-    return next((rate for rate in rates if rate is not None), None)
+def _is_depth(known: Mapping[str, Any]) -> bool:
+    """Return whether a feature's `info` declares a video of 12-bit depth codes."""
+    return bool(
+        known.get("is_depth_map")
+        or known.get("video.is_depth_map")
+        or str(known.get("video.pix_fmt")).startswith("gray1")
+        or any(str(key).startswith("video.depth") for key in known)
+    )
 
 
 def _splits(value: object) -> tuple[dict[str, range], dict[str, str]]:

@@ -23,7 +23,7 @@ from seqrecord.schema import FeatureSpec
 from seqrecord.sources.common.specs import UnsupportedError
 from seqrecord.sources.lerobot.layout import LeRobotEpisode, LeRobotFeature
 from seqrecord.sources.video.files import VideoFile
-from seqrecord.sources.video.streams import check_size, own_config, read_gops, video_spec
+from seqrecord.sources.video.streams import own_config, read_gops, video_spec
 from seqrecord.sources.video.tables import PacketTable, read_references, read_table
 
 _PIXELS = "gray12le"
@@ -79,9 +79,9 @@ class LeRobotVideos:
                 got=f"{len(times)} rows to {end:.3f} s",
             )
         if self._file is None or self._opened_last != place.file:
+            self._opened_last = ""
             if self._file is not None:
                 self._file.close()
-                self._file, self._opened_last = None, ""
             self._file = VideoFile(self._root / place.file)
             if self._is_depth:
                 _check_pixels(self._file)
@@ -89,7 +89,6 @@ class LeRobotVideos:
             self._how = {"tolerance": self._tolerance, "config": config}
             self._table = read_table(self._file) if self._reference else None
             self._opened_last = place.file
-        check_size(self._file, self._spec)
         return self._file, place.begin
 
 

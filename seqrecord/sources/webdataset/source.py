@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from pathlib import Path
@@ -85,8 +85,8 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
 
     Features are named by the fields, without the ending if a name is left: `rgb`, `depth`, `json`.
     Images and arrays (`npy`, `flo`, `pfm`) are as in `FolderSource`; `json` and `txt` are texts;
-    `cls`, `index`, `id` and similar are int64. Other fields are not packed; `left_out` in the
-    metadata and a warning list them. Nothing is unpickled. A field that is a short number, as in
+    `cls`, `index`, `id` and similar are int64. Other fields are not packed; the inventory and a
+    warning list them. Nothing is unpickled. A field that is a short number, as in
     `000012.5.png`, may be a part of a time: select it by `features` or `sparse`.
 
     A tar file is read sequentially, once for names and positions and once for frames.
@@ -131,8 +131,7 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
         for path in paths:
             again, before = None, len(found.episodes)
             with found.unless_broken(self._place(path, "", 0)), opened(path) as stream:
-                skipped = Counter[str]()
-                each = _samples(stream, path, skipped=skipped)
+                each = _samples(stream, path, skipped=found.unread)
                 for folder, samples in groupby(each, lambda one: one.folder):
                     first = next(samples)
                     place = self._place(path, folder, first.offset)
@@ -145,21 +144,23 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
                         for sample in chain([first], samples):
                             one.add(sample)
                         self._check_fields(one, path)
-                        pattern = one.pattern()
-                        if (note := one.unlike()) and len(found.notes) < _MOST_NOTES:
-                            found.notes.append(f"{place.key}: {note}")
-                            _logger.warning("%s: %s: %s", self.path, place.key, note)
+                        files = frame_files(one.keys)
+                        if files.unlike and len(found.notes) < _MOST_NOTES:
+                            unlike = " and ".join(files.unlike)
+                            note = f"names differ by more than a number ({unlike})"
+                            found.notes.append(f"{place.key}: {note}, maybe two recordings")
+                            _logger.warning("%s: %s", self.path, found.notes[-1])
+                        # The numbers of times are not enough.
+                        are_times = any("." in key for key in one.keys)
+                        pattern = None if are_times else files.pattern
                         specs = list(self._specs(one, path))
-                        found.episodes.append(self._info(place, one, pattern, skipped))
+                        found.episodes.append(self._info(place, one, pattern))
                         found.specs += specs
                         for name, values in one.fields.items():
                             found.counts[name] += values.count
                             found.places[name] = f"*.tar/*.{split_name(values.first.name)[2]}"
                         found.offered |= dict.fromkeys(one.fields)
                         are_named |= pattern is None
-                    found.unread += skipped
-                    skipped.clear()
-                found.unread += skipped
                 if len(found.episodes) == before:
                     found.notes.append(f"{path.name} has no samples")
             if again is not None:
@@ -177,7 +178,7 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
             _logger.warning(
                 "%s: fields not read (pickles never are): %s",
                 self.path,
-                ", ".join(_names(found.unread)),
+                ", ".join(sorted(pattern.removeprefix("*.") for pattern in found.unread)),
             )
         for folder in dict.fromkeys(path.parent for path in paths):
             names = [path.name for path in paths if path.parent == folder]
@@ -223,22 +224,19 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
         file = path.relative_to(self._folder).as_posix()
         return EpisodeInfo(key, 0, {"file": file, "offset": offset})
 
-    def _info(
-        self, place: EpisodeInfo, one: _Episode, pattern: str | None, unread: Collection[str]
-    ) -> EpisodeInfo:
+    def _info(self, place: EpisodeInfo, one: _Episode, pattern: str | None) -> EpisodeInfo:
         metadata = dict(place.metadata)
         fields = one.fields if self.features is None else one.fields.keys() & {*self.features}
         chosen = {name: one.fields[name] for name in sorted(fields)}
         if pattern is not None:
+            folder = escaped(f"{one.folder}/" if one.folder else "")
             metadata["files"] = {
-                name: pattern + escaped(f".{split_name(each.first.name)[2]}")
+                name: folder + pattern + escaped(f".{split_name(each.first.name)[2]}")
                 for name, each in (chosen or one.fields).items()
             }
         for name in self.sparse:
             if name in chosen:
                 metadata[f"frames_without_{name}"] = len(one.keys) - chosen[name].count
-        if unread:
-            metadata["left_out"] = _names(unread)
         return replace(place, num_frames=len(one.keys), metadata=metadata)
 
     def _specs(self, one: _Episode, path: Path) -> Iterator[FeatureSpec]:
@@ -387,24 +385,6 @@ class _Episode:
             one.endings.add(_ending(member.name))
             one.count += 1
 
-    def pattern(self) -> str | None:
-        """Return the `str.format` pattern from number to path of a sample without field.
-
-        `None` if keys are times or have no number.
-        """
-        if any("." in key for key in self.keys):
-            return None
-        found = frame_files(self.keys).pattern
-        folder = escaped(f"{self.folder}/" if self.folder else "")
-        return None if found is None else folder + found
-
-    def unlike(self) -> str | None:
-        """Return a note if the texts around the keys' numbers differ, as in two recordings."""
-        found = frame_files(self.keys).unlike
-        if found is None:
-            return None
-        return f"names differ by more than a number ({' and '.join(found)}), maybe two recordings"
-
 
 def _samples(
     stream: BinaryIO, path: Path, offset: int = 0, *, skipped: Counter[str] | None = None
@@ -433,11 +413,6 @@ def _samples(
             )
     if sample is not None:
         yield sample
-
-
-def _names(patterns: Iterable[str]) -> list[str]:
-    """Return fields, and files without field, from patterns."""
-    return sorted(pattern.removeprefix("*.") for pattern in patterns)
 
 
 def _ending(name: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.originals.files import first_line
+from seqrecord.originals.limits import check_size
 from seqrecord.schema import MAX_FRAME_BYTES
 
 _MAX_HEADER = 1 << 20  # bytes of a header, whatever the file declares
@@ -55,13 +56,7 @@ def members(file: BinaryIO, path: Path, offset: int = 0) -> Iterator[Member]:
 
 def read_member(file: BinaryIO, member: Member, path: Path) -> bytes:
     """Read a member's bytes."""
-    if member.size > MAX_FRAME_BYTES:
-        raise SourceError(
-            "file in a tar file too large",
-            file=str(path / member.name),
-            expected=f"at most {MAX_FRAME_BYTES} bytes",
-            got=f"{member.size} bytes",
-        )
+    check_size("file", member.size, MAX_FRAME_BYTES, file=str(path / member.name))
     file.seek(member.start)
     data = file.read(member.size)
     if len(data) != member.size:

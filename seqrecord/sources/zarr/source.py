@@ -27,7 +27,7 @@ import numpy.typing as npt
 from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError, located
 from seqrecord.format.references import ExternalFile
 from seqrecord.originals.files import first_line, is_directory, is_file, list_folder
-from seqrecord.originals.limits import MAX_CHUNK_BYTES, check_frames
+from seqrecord.originals.limits import MAX_CHUNK_BYTES, check_frames, check_size
 from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.originals.references import external_files
 from seqrecord.originals.remote import remote_files
@@ -66,7 +66,7 @@ class ZarrSource(ScannedSource):
 
     Episode keys are `NAME/000000` and so on. Each array of `data` is a feature. Arrays of `meta`
     with a number per episode are stored in its metadata. Rows after the last episode are not
-    packed, as in Diffusion Policy; `unused_rows` in the last episode's metadata counts them.
+    packed, as in Diffusion Policy; the inventory counts them.
     Missing chunks have the array's fill value, as Zarr defines.
 
     String arrays [N] are text features. Other non-numeric arrays are an error, unless `features`
@@ -151,7 +151,7 @@ class ZarrSource(ScannedSource):
                     if self.features is None or name in self.features:
                         with self.unless_unreadable(name):
                             specs.append(self._spec(name, array, path))
-                found.episodes += _infos(path, group, arrays)
+                found.episodes += _infos(path, group)
                 found.specs += specs
 
     def account(self) -> Account:
@@ -342,12 +342,7 @@ def _array(group: Any, name: str) -> Any:
     if _unpickles(metadata):
         raise SourceError(f"{name} contains pickled objects, which are never loaded")
     chunk_bytes = array.dtype.itemsize * math.prod(array.shards or array.chunks)
-    if chunk_bytes > MAX_CHUNK_BYTES:  # checked before allocation
-        raise SourceError(
-            f"chunks of {name} are too large",
-            expected=f"at most {MAX_CHUNK_BYTES} bytes",
-            got=f"{chunk_bytes} bytes",
-        )
+    check_size(f"chunks of {name}", chunk_bytes, MAX_CHUNK_BYTES)  # before allocation
     from seqrecord.sources.zarr.bounds import bounded
 
     with located(SourceError, feature=name):
@@ -403,7 +398,7 @@ def _bounds(ends: npt.NDArray[np.int64], number: object) -> tuple[int, int]:
     return start, stop
 
 
-def _infos(path: Path, group: Any, arrays: dict[str, Any]) -> list[EpisodeInfo]:
+def _infos(path: Path, group: Any) -> list[EpisodeInfo]:
     ends = _episode_ends(group, path)
     more = _per_episode(group, path, len(ends))
     infos = []
@@ -411,10 +406,6 @@ def _infos(path: Path, group: Any, arrays: dict[str, Any]) -> list[EpisodeInfo]:
     for number, stop in enumerate(map(int, ends)):
         metadata: dict[str, Any] = {"buffer": path.name, "number": number}
         metadata |= {name: values[number].item() for name, values in more.items()}
-        if number == len(ends) - 1:
-            unused = max((array.shape[0] for array in arrays.values()), default=0) - stop
-            if unused > 0:
-                metadata["unused_rows"] = unused
         infos.append(EpisodeInfo(f"{_name(path)}/{number:06d}", max(0, stop - start), metadata))
         start = stop
     return infos
