@@ -181,32 +181,75 @@ def _checksums(spec: FeatureSpec, page: Buffer) -> tuple[int, bytes]:
     return combined_crc32c(sums.tolist(), size, last), sums.tobytes()
 
 
-class FrameGroup:
-    """Encoded frames of a group without video, for one episode after the other."""
+class ChunkGroup:
+    """Frames of a group that wait for the next chunk, for one episode after the other."""
 
     def __init__(self, schema: Schema, number: int) -> None:
         self.number = number
         self.schema = schema.group(number)
-        self._places = {name: schema.position(name) for name in self.schema}
-        self._codecs = {name: PageCodec(spec) for name, spec in self.schema.items()}
-        self._raw = {name: _RawFrames() for name, spec in self.schema.items() if spec.is_raw}
+        self.num_kept: int | None = None  # frames of the episode that came encoded, `None` if none
+        self._places = [schema.position(name) for name in self.schema]
         self._length = ChunkLength(self.schema)
-        self.begin(None)
 
     def begin(self, chunk_frames: int | None) -> None:
         """Start the next episode; `ChunkLength` chooses a length for `None`."""
         self._length.begin(chunk_frames)
-        self.clear()
         self._written = 0  # frames of the episode in chunks
+        self.num_kept = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop the frames that are not in a chunk yet."""
+        raise NotImplementedError
 
     def rows_left(self, columns: Mapping[str, EncodedColumn], rows: range) -> int:
         """Number of these rows up to the row that may end a chunk, at most all."""
+        raise NotImplementedError
+
+    def add(self, columns: Mapping[str, EncodedColumn], rows: range) -> None:
+        """Add these rows of a block as the episode's next frames; at most `rows_left`."""
+        raise NotImplementedError
+
+    def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
+        """Take the full chunks; with `rest`, also chunks of the remaining frames."""
+        raise NotImplementedError
+
+    def fix_length(self) -> None:
+        """Fix the chunk length at the end of the episode."""
+        self._length.fix_length()
+
+    def _chunk(
+        self,
+        present: Sequence[Sequence[bool]],
+        pages: Sequence[Buffer],
+        largest: Sequence[int] = (),
+        external: int = 0,
+    ) -> StoredChunk:
+        """The episode's next chunk; `present` has for each feature which frames have it."""
+        frames = range(self._written, self._written + len(present[0]))
+        self._written = frames.stop
+        gaps = {
+            place: np.array(has, np.bool_)
+            for place, has in zip(self._places, present, strict=True)
+            if not all(has)
+        }
+        return StoredChunk.of(self.number, self.schema, frames, gaps, pages, largest, external)
+
+
+class FrameGroup(ChunkGroup):
+    """Encoded frames of a group without video."""
+
+    def __init__(self, schema: Schema, number: int) -> None:
+        super().__init__(schema, number)
+        self._codecs = {name: PageCodec(spec) for name, spec in self.schema.items()}
+        self._raw = {name: _RawFrames() for name, spec in self.schema.items() if spec.is_raw}
+
+    def rows_left(self, columns: Mapping[str, EncodedColumn], rows: range) -> int:
         if self._length.frames is None:
             return self._length.rows_left(columns, rows)
         return min(self._length.frames - self._num_frames, len(rows))
 
     def add(self, columns: Mapping[str, EncodedColumn], rows: range) -> None:
-        """Add these rows of a block as the episode's next frames; at most `rows_left`."""
         for name, spec in self.schema.items():
             column = columns.get(name)
             self._present[name] += [column is not None] * len(rows)
@@ -221,21 +264,13 @@ class FrameGroup:
             self._length.add(columns, rows)
 
     def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
-        """Take the full chunks; with `rest`, also a last chunk of the remaining frames, if any.
-
-        Raw pages of a chunk are valid until the next `add`.
-        """
+        """As `ChunkGroup.chunks`. Raw pages of a chunk are valid until the next `add`."""
         while (length := self._length.frames) is not None and self._num_frames >= length:
             yield self._take(length)
         if rest and self._num_frames:
             yield self._take(self._num_frames)
 
-    def fix_length(self) -> None:
-        """Fix the chunk length at the end of the episode."""
-        self._length.fix_length()
-
     def clear(self) -> None:
-        """Drop the frames that are not in a chunk yet."""
         self._num_frames = 0
         self._blobs: dict[str, list[Blob]] = {name: [] for name in self.schema}
         for page in self._raw.values():
@@ -244,14 +279,12 @@ class FrameGroup:
 
     def _take(self, length: int) -> StoredChunk:
         pages: list[Buffer] = []
-        gaps: dict[int, npt.NDArray[np.bool_]] = {}
+        present: list[list[bool]] = []
         largest: list[int] = []
         for name, spec in self.schema.items():
-            present = self._present[name]
-            count = sum(present[:length])
-            if count < length:
-                gaps[self._places[name]] = np.array(present[:length], np.bool_)
-            del present[:length]
+            present.append(self._present[name][:length])
+            count = sum(present[-1])
+            del self._present[name][:length]
             if spec.is_raw:
                 blobs = [Blob(self._raw[name].take(count * spec.nbytes), ())]
             else:
@@ -260,9 +293,7 @@ class FrameGroup:
             if not spec.is_fixed:
                 largest.append(int(_decoded_bytes(spec, blobs).max(initial=0)))
         self._num_frames -= length
-        span = range(self._written, self._written + length)
-        self._written = span.stop
-        return StoredChunk.of(self.number, self.schema, span, gaps, pages, largest)
+        return self._chunk(present, pages, largest)
 
 
 class _RawFrames:

@@ -19,7 +19,7 @@ from seqrecord.format.time_spans import TimeSpanCollector, timestamp_features
 from seqrecord.schema import Block, EncodedImage, FeatureSpec, Schema
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
-from seqrecord.writing.chunking import EncodedColumn, FrameGroup, StoredChunk
+from seqrecord.writing.chunking import ChunkGroup, EncodedColumn, FrameGroup, StoredChunk
 from seqrecord.writing.rates import IrregularEpisode, RateCheck
 from seqrecord.writing.record_files import ChunkWriter, FeatureTimeSpans
 from seqrecord.writing.values import plain_items
@@ -27,10 +27,7 @@ from seqrecord.writing.values import plain_items
 if TYPE_CHECKING:
     from seqrecord.codecs.video.gops import DecodedFrame, Gop
     from seqrecord.format.references import ReferencedGops
-    from seqrecord.writing.reference_group import ReferenceGroup
     from seqrecord.writing.video_group import VideoGroup
-
-_Group: TypeAlias = "FrameGroup | ReferenceGroup | VideoGroup"
 
 _Encoder: TypeAlias = "Callable[[npt.NDArray[Any] | Sequence[Any]], EncodedColumn]"
 """Encodes one feature of a block's frames. Raises `FrameError`, with the frame's number in the
@@ -80,8 +77,7 @@ class RecordFileWriter(ChunkWriter):
             IrregularEpisode
         ] = []  # episodes without fps, for their timestamps differ
         self._num_frames = 0  # of the episode
-        self._copied: dict[int, int] = {}  # number of copied frames by group
-        self._encoding = self._groups  # the other groups
+        self._encoding = self._groups  # without those whose chunks are copied
 
     def begin(
         self,
@@ -105,7 +101,7 @@ class RecordFileWriter(ChunkWriter):
         """Start chunks of an episode that may also have chunks in other files."""
         super().begin_part(episode)
         self._num_frames = 0
-        self._copied, self._encoding = {}, self._groups
+        self._encoding = self._groups
         for group in self._groups:
             group.begin(chunk_frames)
         for time_spans in self._time_spans.values():
@@ -183,9 +179,10 @@ class RecordFileWriter(ChunkWriter):
         features get no statistics.
         """
         self._begun()
-        self._copied[chunk.group] = chunk.first_frame + chunk.num_frames
-        self._encoding = [g for g in self._groups if g.number not in self._copied]
-        for name in self.schema.group(chunk.group):
+        [group] = (group for group in self._groups if group.number == chunk.group)
+        group.num_kept = chunk.first_frame + chunk.num_frames
+        self._encoding = [each for each in self._encoding if each is not group]
+        for name in group.schema:
             self._statistics.exclude(name)
         for name in self._time_spans.keys() & times.keys():
             self._add_times(name, *times[name])
@@ -302,17 +299,15 @@ class RecordFileWriter(ChunkWriter):
     def _other_length(self) -> tuple[str, int] | None:
         """A feature of kept video or copied chunks with another number of frames, and that
         number."""
-        kept = [(g.name, g.num_passthrough) for g in self._video.values()]
+        kept = ((next(iter(group.schema)), group.num_kept) for group in self._groups)
         found = [(name, count) for name, count in kept if count is not None]
-        for number, count in self._copied.items():
-            found.append((next(iter(self.schema.group(number))), count))
         if found and len(found) == len(self._groups):  # no other frames will come
             self._num_frames = found[0][1]
         return next((each for each in found if each[1] != self._num_frames), None)
 
     def _group(
         self, number: int, externals: Mapping[str, tuple[str, int]], checksums: bool
-    ) -> _Group:
+    ) -> ChunkGroup:
         """The group of this number; imports its class only if the schema has such features."""
         schema = self.schema
         own = schema.group(number)
@@ -328,11 +323,11 @@ class RecordFileWriter(ChunkWriter):
             from seqrecord.writing.reference_group import ReferenceGroup
 
             referred = ReferenceGroup(schema, number, externals, checksums=checksums)
-            self._referred.add(referred.name)
+            self._referred.update(own)
             return referred
         return FrameGroup(schema, number)
 
-    def _write_chunks(self, group: _Group, *, rest: bool = False) -> None:
+    def _write_chunks(self, group: ChunkGroup, *, rest: bool = False) -> None:
         for chunk in group.chunks(rest=rest):
             self._watch(group.schema, chunk)
             self.add(chunk)

@@ -7,23 +7,21 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from seqrecord.errors import FrameError, SourceError
 from seqrecord.format.pages import Blob, PageCodec
 from seqrecord.format.references import MAX_NAMES, FolderFile, Reference, ReferencedFile
 from seqrecord.originals.references import checksum_of_files, parts_of, place_of
 from seqrecord.schema import Schema
 from seqrecord.storage import modified_ns, new_since
-from seqrecord.writing.chunking import MAX_REFERENCED_BYTES, ChunkLength, StoredChunk
+from seqrecord.writing.chunking import MAX_REFERENCED_BYTES, ChunkGroup, StoredChunk
 
 _Placed = tuple["ReferencedFile | Blob", str, str]
 
 _MOST_SPAN = 1 << 32  # bytes from a chunk's first frame to its last one
 
 
-class ReferenceGroup:
-    """Frames of a feature that wait for the next chunk, for one episode after the other.
+class ReferenceGroup(ChunkGroup):
+    """Frames of a feature in files of an original.
 
     Frames are byte ranges of files, or whole files in folders; `externals` has their numbers, see
     `VideoGroup`. A chunk refers to one such file or folder, or contains frames without a file, such
@@ -39,37 +37,21 @@ class ReferenceGroup:
         *,
         checksums: bool,
     ) -> None:
-        self.number = number
-        self.schema = schema.group(number)
-        [self.name] = self.schema
-        self._place = schema.position(self.name)
-        self._codec = PageCodec(self.schema[self.name])
+        super().__init__(schema, number)
+        [spec] = self.schema.values()
+        self._codec = PageCodec(spec)
         self._externals, self._checksums = externals, checksums
         self._new_since = cache(new_since)  # an earlier time includes more files
-        self._chunk_length = ChunkLength(self.schema)
-        self.begin(None)
-
-    def begin(self, chunk_frames: int | None) -> None:
-        """Start the next episode; `ChunkLength` chooses a length for `None`."""
-        self._chunk_length.begin(chunk_frames)
-        self._length = self._chunk_length.frames or 1
-        self._written = 0  # frames of the episode in chunks
-        self.clear()
 
     def clear(self) -> None:
-        """Drop the frames that are not in a chunk yet."""
         self._frames: list[_Placed | None] = []
-
-    def fix_length(self) -> None:
-        """Do nothing: `begin` fixes the length of chunks."""
+        self._most = self._length.frames or 1
 
     def rows_left(self, columns: Mapping[str, object], rows: range) -> int:  # noqa: ARG002
-        """Number of these rows up to the row that ends a chunk, at most all."""
-        return min(self._length - len(self._frames), len(rows))
+        return min(self._most - len(self._frames), len(rows))
 
     def add(self, columns: Mapping[str, Any], rows: range) -> None:
-        """Add these rows of a block as the episode's next frames."""
-        found = columns.get(self.name)
+        found = columns.get(self._codec.spec.name)
         if found is None:
             self._frames += [None] * len(rows)
             return
@@ -80,17 +62,16 @@ class ReferenceGroup:
                 self._frames.append((self._codec.encode_frame(item), "", ""))
 
     def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
-        """Take the full chunks; with `rest`, also chunks of the remaining frames."""
-        while len(self._frames) >= self._length or (rest and self._frames):
-            yield from self._taken(self._frames[: self._length])
-            del self._frames[: self._length]
+        while len(self._frames) >= self._most or (rest and self._frames):
+            yield from self._taken(self._frames[: self._most])
+            del self._frames[: self._most]
 
     def _taken(self, frames: Sequence[_Placed | None]) -> Iterator[StoredChunk]:
         """Chunks of these frames: one, unless their files differ or their ranges are far apart."""
         begin = 0
         for at in range(1, len(frames) + 1):
             if at == len(frames) or self._is_cut(frames[begin:at], frames[at]):
-                yield self._chunk(frames[begin:at])
+                yield self._chunk_of(frames[begin:at])
                 begin = at
 
     @staticmethod
@@ -109,18 +90,15 @@ class ReferenceGroup:
             return file.stop != last.stop
         return file.start < last.stop or file.stop - first.start >= _MOST_SPAN
 
-    def _chunk(self, frames: Sequence[_Placed | None]) -> StoredChunk:
+    def _chunk_of(self, frames: Sequence[_Placed | None]) -> StoredChunk:
         there = [frame for frame in frames if frame is not None]
         page, external = self._codec.join([f for f, *_ in there if isinstance(f, Blob)]), 0
         referred = [(f, at, name) for f, at, name in there if isinstance(f, ReferencedFile)]
         if referred:
             reference = self._reference(referred)
             page, external = reference.encode(), reference.length
-        span = range(self._written, self._written + len(frames))
-        self._written = span.stop
-        present = np.array([frame is not None for frame in frames], bool)
-        gaps = {} if present.all() else {self._place: present}
-        return StoredChunk.of(*(self.number, self.schema, span, gaps, [page]), external=external)
+        present = [frame is not None for frame in frames]
+        return self._chunk([present], [page], external=external)
 
     def _reference(self, frames: Sequence[tuple[ReferencedFile, str, str]]) -> Reference:
         files, places, names = zip(*frames, strict=True)
@@ -139,7 +117,7 @@ class ReferenceGroup:
         if found.length > MAX_REFERENCED_BYTES or len(found.extradata) > MAX_NAMES:
             raise FrameError(
                 "chunk refers to too many bytes; write smaller chunks",
-                feature=self.name,
+                feature=self._codec.spec.name,
                 expected=f"at most {MAX_REFERENCED_BYTES} bytes, and {MAX_NAMES} of names",
                 got=f"{found.length} bytes, and {len(found.extradata)} of names",
             )

@@ -22,11 +22,11 @@ from seqrecord.format.rows import MAX_EPISODE_FRAMES
 from seqrecord.format.video_pages import VideoPageCodec
 from seqrecord.originals.references import checksum_of_files
 from seqrecord.schema import Schema
-from seqrecord.writing.chunking import MAX_REFERENCED_BYTES, ChunkLength, EncodedColumn, StoredChunk
+from seqrecord.writing.chunking import MAX_REFERENCED_BYTES, ChunkGroup, EncodedColumn, StoredChunk
 
 
-class VideoGroup:
-    """Frames of a video feature that wait for the next chunk, for one episode after the other.
+class VideoGroup(ChunkGroup):
+    """Frames of a video feature.
 
     An episode's video comes frame by frame as arrays, or as GOPs: encoded, or as references into
     original files. `externals` maps the name of such a file to the id of a list and the place in
@@ -41,26 +41,18 @@ class VideoGroup:
         *,
         checksums: bool = False,
     ) -> None:
+        super().__init__(schema, number)
         self._externals, self._checksums = externals or {}, checksums
-        self.number = number
-        self.schema = schema.group(number)
         self.codec = VideoPageCodec(next(iter(self.schema.values())))
-        self._place = schema.position(self.name)
         self.config = self.codec.config.encoding(self.codec.height, self.codec.width)
         self._own = self.codec.own_config(self.config)
-        self._length = ChunkLength(self.schema)
-        self.begin(None)
 
     def begin(self, chunk_frames: int | None) -> None:
-        """Start the next episode; `ChunkLength` chooses a length for `None`."""
-        self._length.begin(chunk_frames)
+        super().begin(chunk_frames)
         self._most = min(self._length.frames or 1, MAX_GOP_FRAMES)
-        self._written = 0  # frames of the episode in chunks
-        self._has_arrays = self._has_gops = False
-        self.clear()
+        self._has_arrays = False
 
     def clear(self) -> None:
-        """Drop the frames that are not in a chunk yet."""
         self._ready: deque[StoredChunk] = deque()
         self._present: list[bool] = []  # of the frames of the next chunk
         self._gops: list[Gop] = []  # of the next chunk
@@ -70,33 +62,29 @@ class VideoGroup:
     def name(self) -> str:
         return self.codec.spec.name
 
-    @property
-    def num_passthrough(self) -> int | None:
-        """Frames in the episode's kept GOPs so far; `None` without any."""
-        return self._written + len(self._present) if self._has_gops else None
-
     def rows_left(self, columns: Mapping[str, EncodedColumn], rows: range) -> int:
-        """Number of these rows up to the row that may end a chunk, at most all."""
-        return len(rows) if self._has_gops and self.name not in columns else 1
+        is_kept = self.num_kept is not None and self.name not in columns
+        return len(rows) if is_kept else 1
 
     def add(self, columns: Mapping[str, EncodedColumn], rows: range) -> None:
-        """Add the episode's next frames, at most `rows_left`, with or without the feature's
-        pixels."""
         column = columns.get(self.name)
         if column is None:
-            if not self._has_gops:  # GOPs may come later
+            if self.num_kept is None:  # GOPs may come later
                 self._present.append(False)
                 self._end_chunk_if(self._has_arrays and len(self._present) >= self._most)
             return
-        if self._has_gops:
+        if self.num_kept is not None:
             raise FrameError("feature has both frames and appended video", feature=self.name)
         if not self._has_arrays:
             self._has_arrays = True
             self._cut_absent()
         assert not isinstance(column, memoryview), "only raw features have memoryviews"
         blob = column[rows.start]
+        self._add_array(np.frombuffer(blob.data, self.codec.config.dtype).reshape(blob.shape))
+
+    def _add_array(self, array: npt.NDArray[Any]) -> None:
         self._present.append(True)
-        self._arrays.append(np.frombuffer(blob.data, self.codec.config.dtype).reshape(blob.shape))
+        self._arrays.append(array)
         assert self.config.gop is not None
         if len(self._arrays) == self.config.gop:
             self._end_gop()
@@ -107,26 +95,24 @@ class VideoGroup:
     def keep(self, video: Gop | ReferencedGops | DecodedFrame) -> None:
         """Add frames of a source's video: a GOP, references to GOPs (each page becomes a chunk),
         or a frame to be encoded."""
-        if self._has_arrays or (self._written and not self._has_gops):
+        if self._has_arrays or (self._written and self.num_kept is None):
             raise FrameError(
                 "cannot append video: the episode has frames of the feature, or was flushed "
                 "without it",
                 feature=self.name,
             )
-        if not self._has_gops:
-            self._has_gops, self._present = True, []
-        count = int(np.sum(video.num_frames))
-        if self._written + self._held + count > MAX_EPISODE_FRAMES:
+        if self.num_kept is None:
+            self.num_kept, self._present = 0, []
+        self.num_kept += int(np.sum(video.num_frames))
+        if self.num_kept > MAX_EPISODE_FRAMES:
             raise FrameError("video has too many frames", feature=self.name)
         if isinstance(video, DecodedFrame):
             self._keep_frame(video.pixels)
-            return
-        video = replace(video, config=self.codec.own_config(video.config))
-        if isinstance(video, Gop):
-            self._keep_gop(video)
-            return
-        self._end_chunk_if(bool(self._present))
-        self._refer(video)
+        elif isinstance(video, Gop):
+            self._keep_gop(replace(video, config=self.codec.own_config(video.config)))
+        else:
+            self._end_chunk_if(bool(self._present))
+            self._refer(replace(video, config=self.codec.own_config(video.config)))
 
     def _keep_frame(self, pixels: npt.NDArray[Any]) -> None:
         shape = self.config.shape(self.codec.height, self.codec.width)
@@ -140,20 +126,15 @@ class VideoGroup:
             )
         if not self._arrays:
             self._end_chunk_if(bool(self._gops) and self._gops[-1].config != self._own)
-        self._present.append(True)
-        self._arrays.append(pixels)
-        assert self.config.gop is not None
-        if len(self._arrays) == self.config.gop:
-            self._end_gop()
-            self._end_chunk_if(self._held + self.config.gop > self._most)
+        self._add_array(pixels)
 
     def _keep_gop(self, gop: Gop) -> None:
         self._end_gop()
-        is_full = self._held + gop.num_frames > self._most
+        is_full = len(self._present) + gop.num_frames > self._most
         self._end_chunk_if(bool(self._gops) and (is_full or gop.config != self._gops[-1].config))
         self._gops.append(gop)
         self._present += [True] * gop.num_frames
-        self._end_chunk_if(self._held >= self._most)
+        self._end_chunk_if(len(self._present) >= self._most)
 
     def _refer(self, gops: ReferencedGops) -> None:
         pages = gops.pages(self._most, MAX_REFERENCED_BYTES)
@@ -163,23 +144,15 @@ class VideoGroup:
                 part = ReferencedFile(gops.file, reference.start, reference.stop)
                 crc = checksum_of_files([part]) or 1
                 reference = replace(reference, crc32c=crc)
-            present = np.ones(int(gops.num_frames[page.start : page.stop].sum()), bool)
-            self._add_chunk(present, reference.encode(), reference.length)
+            present = [True] * int(gops.num_frames[page.start : page.stop].sum())
+            self._ready.append(self._chunk([present], [reference.encode()], (), reference.length))
 
     def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
-        """Take the full chunks; with `rest`, also a chunk of the remaining frames, if any."""
         if rest:
             self._cut_absent()
             self._end_chunk_if(bool(self._present))
         while self._ready:
             yield self._ready.popleft()
-
-    def fix_length(self) -> None:
-        """Do nothing: `begin` fixes the length of chunks."""
-
-    @property
-    def _held(self) -> int:
-        return len(self._present)
 
     def _cut_absent(self) -> None:
         """Cut chunks from waiting frames that all lack the feature."""
@@ -199,12 +172,5 @@ class VideoGroup:
         if not condition:
             return
         self._end_gop()
-        self._add_chunk(np.array(self._present, bool), self.codec.join(self._gops))
+        self._ready.append(self._chunk([self._present], [self.codec.join(self._gops)]))
         self._present, self._gops = [], []
-
-    def _add_chunk(self, present: npt.NDArray[np.bool_], page: bytes, external: int = 0) -> None:
-        gaps = {} if present.all() else {self._place: present}
-        frames = range(self._written, self._written + len(present))
-        chunk = StoredChunk.of(*(self.number, self.schema, frames, gaps, [page]), external=external)
-        self._ready.append(chunk)
-        self._written = frames.stop
