@@ -238,7 +238,7 @@ def test_another_dtype_is_refused() -> None:
 ALTERNATING = VideoConfig("h264", "yuv444p")
 
 
-def alternating(groups: list[npt.NDArray[np.uint8]]) -> GivenSource:
+def alternating(groups: list[npt.NDArray[np.uint8]], length: int = 40) -> GivenSource:
     """An episode whose packets can be kept in part: each array is the frames between two cuts."""
     spec = FeatureSpec("image", np.dtype("u1"), (48, 64, 3), (ALTERNATING.to_json(),))
     parts: list[Gop | DecodedFrame] = []
@@ -247,7 +247,17 @@ def alternating(groups: list[npt.NDArray[np.uint8]]) -> GivenSource:
             parts += [DecodedFrame(image, "h264 yuv444p", "a test") for image in images]
         else:
             parts.append(encode_gop(ALTERNATING, images))
-    return GivenSource(seqrecord.Schema([spec]), {"e": [{}] * 40}, {"e": {"image": parts}})
+    return GivenSource(seqrecord.Schema([spec]), {"e": [{}] * length}, {"e": {"image": parts}})
+
+
+def test_kept_packets_before_a_long_group_of_encoded_frames(tmp_path: Path) -> None:
+    """A chunk of video has at most 256 frames."""
+    images = pictures(270)
+    stored = {"image": "h264:pixel_format=yuv444p,gop=250"}
+    source = alternating([images[:20], images[20:]], len(images))
+    seqrecord.convert(source, tmp_path, workers=1, codecs=stored)
+    found = seqrecord.open(tmp_path).episodes["e"][:]["image"]
+    assert np.abs(found.astype(int) - images).mean() <= 3
 
 
 @pytest.mark.parametrize(
