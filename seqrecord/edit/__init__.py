@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from seqrecord.lazy import lazy
 
 if TYPE_CHECKING:
+    from seqrecord.edit.changes import restore_version as restore_version
     from seqrecord.edit.cleaning import RewriteReport as RewriteReport
     from seqrecord.edit.cleaning import clean as clean
     from seqrecord.edit.cleaning import rewrite_files as rewrite_files
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from seqrecord.edit.features import values_of_files as values_of_files
     from seqrecord.edit.merging import MergeReport as MergeReport
     from seqrecord.edit.merging import merge_datasets as merge_datasets
-    from seqrecord.edit.restoring import restore_version as restore_version
     from seqrecord.reading.versions import list_versions as list_versions
 
 if not TYPE_CHECKING:

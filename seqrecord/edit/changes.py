@@ -1,30 +1,38 @@
-"""Edits of a dataset: open it, make edits from its state, commit them together."""
+"""Edits of a dataset: open it, make edits from its state, commit them; restore a version."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from seqrecord.errors import ConflictError, FormatError
+from seqrecord.errors import ConflictError, FormatError, NotFoundError
 from seqrecord.format.edits import Delete, Edit, Rename, Trim
 from seqrecord.format.footer import Footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest, RecordFile
 from seqrecord.reading.filters import EpisodeFilter, find_episodes
 from seqrecord.reading.metadata import load_index, read_footers, record_sizes
+from seqrecord.reading.versions import open_version
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, open_storage
-from seqrecord.writing.commits import put_version, rebuilt
-from seqrecord.writing.committing import Base, SmallFiles, own_sizes, read_consistent
+from seqrecord.writing.commits import Version, put_version, rebuilt
+from seqrecord.writing.committing import (
+    Base,
+    SmallFiles,
+    own_sizes,
+    read_consistent,
+    read_indexed,
+    recorded,
+)
 from seqrecord.writing.edit_files import put_edits
 from seqrecord.writing.stored_statistics import stored_statistics
 
-REFUSED = "another writer committed meanwhile; nothing was committed: try again"
+_REFUSED = "another writer committed meanwhile; nothing was committed: try again"
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ class EditedDataset:
             renames = [edit.keys for edit in edits if isinstance(edit, Rename)]
             if renames and statistics is None and version.manifest.statistics is not None:
                 statistics = self._rekeyed(renames[-1])
-            done = put_version(own, self.base, version, statistics, refused=REFUSED)
+            done = put_version(own, self.base, version, statistics, refused=_REFUSED)
         return done, list(sizes)
 
     def _rekeyed(self, keys: Mapping[str, str]) -> Statistics | None:
@@ -153,3 +161,61 @@ def check_version(storage: Storage, manifest: Manifest, if_version: str | None) 
             expected=if_version,
             got=manifest.commit,
         )
+
+
+@recorded
+def restore_version(
+    location: str | PathLike[str],
+    version: str,
+    *,
+    dry_run: bool = False,
+    if_version: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> str:
+    """Commit a new version that is equal to an earlier one; returns its id.
+
+    Episodes, frames, features and splits are as in `version`; `list_versions` has its id. The
+    versions in between are kept, so a restoration can be undone by another one. Episodes that were
+    added since are deleted, and a `reindex` does not bring them back. Statistics are restored if
+    their file is left. No record file is rewritten.
+
+    Arguments and errors as for `delete_episodes`; also raises `NotFoundError` for an unknown
+    version, and for one with files that `clean` has removed.
+
+    Example:
+        from seqrecord import edit
+
+        before = edit.list_versions("records/")[0].id
+        edit.delete_episodes("records/", ["demo/000"])
+        edit.restore_version("records/", before)
+    """
+    with closing(open_storage(location, storage_options)) as storage:
+        base, current, index = read_indexed(storage)
+        check_version(storage, current, if_version)
+        old, old_index = open_version(storage, version)
+        if dry_run or version == current.commit:
+            return current.commit
+        inventory, statistics = current.inventory, None
+        with suppress(NotFoundError):
+            statistics = stored_statistics(storage, old)
+        with suppress(NotFoundError):
+            if old.inventory is not None and storage.size(old.inventory.path):
+                inventory = old.inventory
+        added = sorted(_uids(index) - _uids(old_index))
+        with SmallFiles(storage) as own:
+            edits = put_edits(own, [Delete(tuple(added))] if added else [], len(old.edits))
+            restored = replace(
+                old,
+                next_ordinal=max(current.next_ordinal, old.next_ordinal),
+                statistics=None,
+                edits=(*old.edits, *edits),
+                inventory=inventory,
+                removed=current.removed,
+            )
+            made = Version(old_index, restored)
+            done = put_version(own, base, made, statistics, refused=_REFUSED, is_final=True)
+            return done.commit
+
+
+def _uids(index: Index) -> set[str]:
+    return {index.uid(i) for i in range(len(index.num_frames))}
