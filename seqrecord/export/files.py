@@ -75,7 +75,7 @@ def to_files(
 
     Images become PNG, which is lossless; encoded images are written as they are stored; texts
     become UTF-8 files. Missing features and empty frames are left out. `seqrecord write`, or
-    `convert`, packs the files to the same episodes again. Memory: one chunk of frames.
+    `convert`, packs the files to the same episodes again. Memory: one chunk of each group.
 
     Args:
         dataset: local path or URL, or an open dataset.
@@ -144,7 +144,7 @@ def _describe(dataset: Dataset, key: str) -> ExportedEpisode:
 def _write_episode(
     dataset: Dataset, key: str, folder: Path, described: ExportedEpisode, meter: Meter
 ) -> None:
-    """Write an episode's files, chunk by chunk and group by group."""
+    """Write an episode's files, frame by frame."""
     (folder / DESCRIPTION).write_text(encode_description(described), encoding="utf-8")
     _write_metadata(folder, dataset.episodes[key].metadata)
     features = dataset.features
@@ -155,17 +155,15 @@ def _write_episode(
         if f.is_array
     }
     source = DatasetSource(dataset, frozenset(n for n, s in features.items() if _is_decoded(s)))
-    groups = {spec.group: features.group(spec.group) for spec in features.values()}
-    largest = max(groups, key=lambda group: groups[group].frame_nbytes)
-    for group in groups:
-        values = source.values(group, features, key, described.frames)
-        for place, (number, found) in enumerate(zip(described.frames, values, strict=True)):
-            for name, value in found.items():
-                if name in arrays:
-                    arrays[name][place] = value
-                else:
-                    _write_frame(paths[name] / frame_stem(number), value, features[name])
-            meter.add(group == largest)
+    place = 0  # among the frames that are not empty
+    for number, frame in enumerate(source.frames_of(key)):
+        for name, value in frame.items():
+            if name in arrays:
+                arrays[name][place] = value
+            else:
+                _write_frame(paths[name] / frame_stem(number), value, features[name])
+        place += bool(frame)
+        meter.add(1)
 
 
 def _open_array(path: Path, spec: FeatureSpec, num_frames: int) -> npt.NDArray[Any]:

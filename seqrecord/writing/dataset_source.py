@@ -8,7 +8,6 @@ too if their group changes. Other features are decoded and encoded again.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -205,13 +204,7 @@ class DatasetSource:
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         """The episode's frames, without the features whose chunks are copied."""
-        key, copied = self._key(info), self.undecoded_features
-        names = [name for name in self.stored if name not in copied]
-        groups = dict.fromkeys(self.stored[name].group for name in names)
-        columns = [self.values(group, names, key) for group in groups]
-        rows = zip(range(info.num_frames), *columns, strict=True)
-        frames = ({name: v for part in parts for name, v in part.items()} for _, *parts in rows)
-        return _located(info.key, frames)
+        return _located(info.key, self.frames_of(self._key(info)))
 
     def chunks(self, info: EpisodeInfo) -> Iterator[CopiedChunk]:
         """The episode's copied chunks, in the order in which a writer completes them."""
@@ -227,26 +220,24 @@ class DatasetSource:
                 data = reader.cut(page, reader.read([page])[0], shown)
             yield len(shown), data
 
-    def values(
-        self, group: int, names: Collection[str], key: str, frames: Sequence[int] | None = None
-    ) -> Iterator[dict[str, Any]]:
-        """Values of these features of a group for each frame of an episode, by name.
+    def frames_of(self, key: str) -> Iterator[Frame]:
+        """The frames of the dataset's episode `key`, as `frames`. Memory: a chunk of each group."""
+        copied = self.undecoded_features
+        names = [name for name in self.stored if name not in copied]
+        groups = dict.fromkeys(self.stored[name].group for name in names)
+        length = self.reader.contents.index.num_frames[self.reader.contents.index.positions[key]]
+        rows = zip(
+            range(length), *(self._values(group, names, key) for group in groups), strict=True
+        )
+        return ({name: v for part in parts for name, v in part.items()} for _, *parts in rows)
 
-        With `frames`, in ascending order, only for these frames. Memory: one chunk.
-        """
+    def _values(self, group: int, names: Collection[str], key: str) -> Iterator[dict[str, Any]]:
+        """Values of these features of a group for each frame of an episode, by name."""
         reader = self.reader.contents.chunks
         for chunk in self._chunks(group, key):
-            inside: Sequence[int] = reader.shown(chunk)
-            if frames is not None:
-                first, stop = (
-                    bisect_left(frames, n) for n in (chunk.first_frame, chunk.stop_frame)
-                )
-                inside = [frame - chunk.first_frame for frame in frames[first:stop]]
-            if not inside:
-                continue
             pages = [p for p in reader.pages(chunk) if p.feature in names and p.num_present]
             read = list(zip(pages, reader.read(pages), strict=True))
-            for frame in inside:
+            for frame in reader.shown(chunk):
                 there = [(page, data) for page, data in read if page.has(frame)]
                 yield {page.feature: self._value(page, data, frame) for page, data in there}
 

@@ -218,13 +218,12 @@ class RecordFileWriter(ChunkWriter):
         """Compare the fps with timestamps in seconds, float64 [frames], if no feature has them."""
         self._rate.add_seconds(times)
 
-    def _is_regular(self) -> bool:
-        """Whether the episode's timestamps so far agree with its fps."""
-        if (found := self._rate.contradiction()) is None:
-            return True
-        if found not in self.irregular[-1:]:  # noted at an earlier flush
+    def _check_rate(self) -> None:
+        """Remove the episode's fps if its timestamps so far contradict it."""
+        if (found := self._rate.contradiction()) is not None:
             self.irregular.append(found)
-        return False
+            self._episode = replace(self._begun(), fps=None)
+            self._rate.begin(self._episode)
 
     def check_lengths(self) -> None:
         """Raise `FrameError` if an appended video has more or fewer frames than the other
@@ -249,7 +248,8 @@ class RecordFileWriter(ChunkWriter):
         with located(CodecError, episode=episode.key):
             for group in self._groups:
                 self._write_chunks(group, rest=True)
-        self.flush_part(self._num_frames, self._time_spans_so_far(), is_regular=self._is_regular())
+        self._check_rate()
+        self.flush_part(self._num_frames, self._time_spans_so_far())
         self._statistics.keep()
 
     def end(self, metadata: str | None = None) -> None:
@@ -264,7 +264,8 @@ class RecordFileWriter(ChunkWriter):
             for group in self._groups:
                 group.fix_length()
                 self._write_chunks(group, rest=True)
-        self.end_part(self._num_frames, self._time_spans_so_far(), is_regular=self._is_regular())
+        self._check_rate()
+        self.end_part(self._num_frames, self._time_spans_so_far())
         self._statistics.keep()
 
     def drop(self) -> bool:
