@@ -66,7 +66,7 @@ class Hdf5Source(ScannedSource):
         map: paths in the file by feature name, for other layouts. A file is then one episode, or
             has robomimic's demonstrations, in which the paths are.
         jpeg_order: channels of JPEGs: `rgb` as JPEG defines, or `bgr`. The default is `bgr` for
-            ALOHA, whose recorder passes RGB to OpenCV as BGR, else `rgb`; frames equal those of
+            ALOHA, whose recorder passes RGB to OpenCV as BGR, else `rgb`; frames are as in
             ALOHA's reader.
         without_video: exclude DROID's videos.
         in_place: reference video packets, and arrays of at least 4 KiB per frame, if they are

@@ -61,7 +61,7 @@ class RldsSource(Originals):
         ROOT/features.json, ROOT/dataset_info.json
         ROOT/NAME-train.tfrecord-00000-of-00042             one record per episode
 
-    Episode keys are `train/000000`: split and index in the split. Features are those of a step:
+    Episode keys are `train/000000`: split and index in the split. A feature is a value per step:
     `observation/image` becomes `observation.image`; images are uint8 or uint16, [H, W] or [H, W,
     C]. Texts such as `language_instruction` are text features. So are labels with names
     (`ClassLabel`), since their numbers differ between datasets. TFRecord stores float64 as float32.
