@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from seqrecord.codecs import PRESETS, FrameCodec, resolve
+from seqrecord.codecs.chain import FrameCodec, resolve
+from seqrecord.codecs.presets import PRESETS
 from seqrecord.schema import CodecConfig
 
 Frames = dict[str, list[npt.NDArray[Any]]]

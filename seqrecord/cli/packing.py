@@ -25,7 +25,7 @@ from seqrecord.cli.arguments import (
     write_mode,
 )
 from seqrecord.cli.terminal import Command, ProgressBar
-from seqrecord.codecs import CODEC_NAMES
+from seqrecord.codecs.presets import CODEC_NAMES
 from seqrecord.errors import SourceError
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.rows import MAX_CHUNK_FRAMES

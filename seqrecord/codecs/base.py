@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import warnings
 from collections.abc import Collection, Sequence
@@ -13,30 +14,15 @@ import numpy.typing as npt
 # numcodecs warns on import about its dependency for CRC32C, which is not used here. It sets a
 # warning filter that has precedence over filters of ours, so the warning is caught.
 with warnings.catch_warnings(record=True) as _caught:
-    import numcodecs
+    import numcodecs as numcodecs
     import numcodecs.blosc
-    from numcodecs.abc import Codec
+    from numcodecs.abc import Codec as Codec
 
 for _warning in _caught:
     if not str(_warning.message).startswith("crc32c usage is deprecated"):
         warnings.warn_explicit(
             _warning.message, _warning.category, _warning.filename, _warning.lineno
         )
-
-__all__ = [
-    "ERRORS",
-    "MAX_BUFFER_BYTES",
-    "Bytes",
-    "Codec",
-    "Compressor",
-    "Filter",
-    "Parameters",
-    "UIntArray",
-    "check_limit",
-    "check_size",
-    "numcodecs",
-    "thread_buffer",
-]
 
 UIntArray = npt.NDArray[np.unsignedinteger[Any]]
 Bytes = npt.NDArray[np.uint8]
@@ -134,6 +120,26 @@ class Filter:
         Both are C-contiguous.
         """
         raise NotImplementedError
+
+
+def named_parameters(
+    name: str, text: str, allowed: Collection[str], texts: Collection[str] = ()
+) -> dict[str, Any]:
+    """Parameters `KEY=VALUE,…` of a named codec; values are JSON, or text for the keys `texts`.
+
+    Raises `ValueError` for unknown keys and other values.
+    """
+    found: dict[str, Any] = {}
+    for item in text.split(",") if text else []:
+        key, equals, value = item.partition("=")
+        if key not in allowed or not equals:
+            takes = ", ".join(allowed) or "no parameter"
+            raise ValueError(f"{name} takes {takes}, not {item[:50]!r}")
+        try:
+            found[key] = value if key in texts else json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{name}: {key} is not a number: {value[:50]!r}") from error
+    return found
 
 
 def check_size(got: int, size: int) -> None:

@@ -6,12 +6,12 @@ benchmarks/tartanair/CODECS.md the alternatives that were tried.
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
 import numpy as np
 
+from seqrecord.codecs.base import named_parameters
 from seqrecord.codecs.images import IMAGE
 from seqrecord.codecs.video.config import VIDEO_CODECS
 from seqrecord.schema import CodecConfig
@@ -43,7 +43,7 @@ def named_chain(
     if name not in CODEC_NAMES:
         raise ValueError(f"no codec is named {name[:50]!r}")
     config, defaults = _IMAGES.get(name, ({}, {}))
-    given = dict(_parameter(name, item, defaults) for item in rest.split(",")) if rest else {}
+    given = named_parameters(name, rest, defaults)
     if name in PRESETS:
         return preset_chain(name, dtype, shape)
     return ({**config, **defaults, **given},)
@@ -103,14 +103,3 @@ def _blosc(cname: str, level: int, *, shuffle: int = 1) -> CodecConfig:
 def _is_grid(shape: tuple[int | None, ...]) -> bool:
     """Whether the last two dimensions are large enough for an image's height and width."""
     return len(shape) >= 2 and all(n is None or n >= 16 for n in shape[-2:])
-
-
-def _parameter(name: str, text: str, allowed: CodecConfig) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if key not in allowed or not equals:
-        takes = ", ".join(allowed) or "no parameter"
-        raise ValueError(f"{name} takes {takes}, not {text[:50]!r}")
-    try:
-        return key, json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name}: {key} is not a number: {value[:50]!r}") from error

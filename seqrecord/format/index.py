@@ -179,9 +179,6 @@ class GroupIndex:
             end = int(ends[-1])
             release()
 
-    def check_gaps(self) -> None:
-        check_gaps(self.gaps, self.num_frames, self.features, 0)
-
     def check_chunks(
         self, file_sizes: npt.NDArray[np.uint64], release: Callable[[], None], block_pages: int
     ) -> None:
@@ -362,27 +359,24 @@ class Index:
 
     def encode(self) -> dict[str, pa.Buffer]:
         """Encode the tables as Arrow IPC files of one record batch, by name; see `table_names`."""
-        counts = np.stack([group.num_chunks for group in self.groups], axis=1)
-        episodes = [
-            *(self.keys, self.uids, self.num_frames, self.fps, self.split, self.metadata, counts)
-        ]
-        gaps = np.concatenate([group.gaps for group in self.groups])
         names = iter(table_names(self.schema))
+        episodes = {
+            "key": self.keys,
+            "uid": self.uids,
+            "metadata": self.metadata,
+            "num_frames": self.num_frames,
+            "fps": self.fps,
+            "split": self.split,
+            "num_chunks": np.stack([group.num_chunks for group in self.groups], axis=1),
+        }
         tables = {next(names): encode_table(episodes_schema(len(self.groups)), episodes)}
         for group in self.groups:
-            chunks = [group.file, group.offset, group.first_frame, group.num_frames]
-            chunks += [group.page_length, group.page_crc32c]
-            if group.schema.variable:
-                chunks.append(group.largest_frame)
-            if "external" in chunks_schema(group.schema).names:
-                chunks.append(group.external)
-            tables[next(names)] = encode_table(chunks_schema(group.schema), chunks)
-        tables[next(names)] = encode_table(GAPS, [gaps[name] for name in GAP_ROW.names or ()])
+            tables[next(names)] = encode_table(chunks_schema(group.schema), vars(group))
+        gaps = np.concatenate([group.gaps for group in self.groups])
+        tables[next(names)] = encode_table(GAPS, {name: gaps[name] for name in GAPS.names})
         if self.time_spans is not None:
             schema = times_schema(self.time_spans.least.shape[1], int(self.num_frames.max()))
-            tables[next(names)] = encode_table(
-                schema, [self.time_spans.least, self.time_spans.most]
-            )
+            tables[next(names)] = encode_table(schema, vars(self.time_spans))
         return tables
 
     @classmethod
@@ -429,7 +423,7 @@ class Index:
         sizes = np.asarray(file_sizes, np.uint64)
         for number, table in enumerate(groups):
             with located(FormatError, file="gaps"):
-                table.check_gaps()
+                check_gaps(table.gaps, table.num_frames, table.features, 0)
             with located(FormatError, file=f"chunks{number}"):
                 table.check_chunks(sizes, release, block_pages)
         time_spans = None

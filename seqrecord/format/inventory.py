@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from seqrecord.errors import FormatError, located
@@ -209,29 +209,23 @@ def _text(text: str) -> str:
 
 
 def _feature(value: object) -> PackedFeature:
-    keys = ("name", "dtype", "shape", "kind", "unit", "place")
-    found = JsonObject(value, keys, "a feature of an inventory")
-    for key in ("kind", "unit"):
-        if found.value[key] is not None:
+    names = [field.name for field in fields(PackedFeature)]
+    found = JsonObject(value, names, "a feature of an inventory")
+    for key in ("name", "dtype", "place", "kind", "unit"):
+        if found.value[key] is not None or key not in ("kind", "unit"):
             found.text(key, _TEXT)
     shape = found.list("shape", 0, 32)
     if not all(size is None or (type(size) is int and size >= 0) for size in shape):
         raise FormatError("an inventory's feature has an invalid shape", got=repr(shape)[:100])
-    return PackedFeature(
-        found.text("name", _TEXT),
-        found.text("dtype", _TEXT),
-        tuple(shape),
-        found.value["kind"],
-        found.value["unit"],
-        found.text("place", _TEXT),
-    )
+    return PackedFeature(**{**found.value, "shape": tuple(shape)})
 
 
 def _left_out(value: object) -> LeftOut:
-    keys = ("pattern", "count", "reason", "unit", "is_data")
-    found = JsonObject(value, keys, "left-out data of an inventory")
-    texts: Sequence[str] = [found.text(key, _TEXT) for key in ("pattern", "reason", "unit")]
+    names = [field.name for field in fields(LeftOut)]
+    found = JsonObject(value, names, "left-out data of an inventory")
+    for key in ("pattern", "reason", "unit"):
+        found.text(key, _TEXT)
+    found.integer("count")
     if type(found.value["is_data"]) is not bool:
         raise FormatError("is_data of an inventory is not a bool")
-    pattern, reason, unit = texts
-    return LeftOut(pattern, found.integer("count"), reason, unit, found.value["is_data"])
+    return LeftOut(**found.value)

@@ -25,8 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.checksum import Buffer, crc32c
-from seqrecord.codecs import FrameCodec, probe
+from seqrecord.codecs.chain import FrameCodec
 from seqrecord.codecs.exif import check_upright
+from seqrecord.codecs.images import probe
 from seqrecord.errors import CodecError, FormatError, FrameError, SchemaError, located
 from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec, Schema
 
@@ -111,11 +112,13 @@ class PageCodec:
 
         Nothing is decoded.
         """
-        bounds = [self.blob_range(count, i, page) for i in positions]
-        shapes = [self.shape_of(count, i, page) for i in positions]
-        return self.join(
-            [Blob(page[a:b], shape) for (a, b), shape in zip(bounds, shapes, strict=True)]
-        )
+        if self.spec.is_raw:
+            size = self.spec.nbytes
+            return page[positions.start * size : positions.stop * size]
+        offsets = self.offsets(page, count).tolist()
+        blobs = (page[offsets[i] : offsets[i + 1]] for i in positions)
+        shapes = (self.shape_of(count, i, page) for i in positions)
+        return self.join(list(map(Blob, blobs, shapes)))
 
     def shapes(self, page: memoryview, count: int) -> list[tuple[int, ...]]:
         """Return the shapes of the page's `count` frames, checked against the feature's."""
@@ -202,25 +205,6 @@ class PageCodec:
             )
         if not _are_bools(out):
             raise self._not_bools()
-
-    def blob_range(self, count: int, position: int, table: memoryview) -> tuple[int, int]:
-        """Return the half-open byte range of one frame in its page.
-
-        `table` is the page's beginning, at least `table_bytes(spec, count)` bytes; ignored for raw
-        pages, which have no table.
-        """
-        if self.spec.is_raw:
-            return position * self.spec.nbytes, (position + 1) * self.spec.nbytes
-        start, stop = struct.unpack_from("<2I", table, position * 4)
-        if not table_bytes(self.spec, count) <= start <= stop:
-            raise FormatError(
-                "a page's offsets are out of order",
-                feature=self.spec.name,
-                offset=position * 4,
-                expected=f"rising from {table_bytes(self.spec, count)}",
-                got=(start, stop),
-            )
-        return start, stop
 
     def offsets(self, page: memoryview, count: int) -> npt.NDArray[np.int64]:
         """Parse and check the page's blob offsets: int64 [count + 1]; the last is the page's

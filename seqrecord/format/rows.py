@@ -7,7 +7,7 @@ the first invalid row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -387,8 +387,8 @@ def most_table_bytes(
     return {name: min(MAX_TABLE_BYTES, _MOST_AROUND + size) for name, size in rows.items()}
 
 
-def encode_table(schema: pa.Schema, columns: Sequence[Any]) -> pa.Buffer:
-    arrays = [_array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+def encode_table(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.Buffer:
+    arrays = [_array(columns[field.name], field.type) for field in schema]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(pa.record_batch(arrays, schema=schema))

@@ -88,15 +88,15 @@ class VideoPageCodec:
             own[0] |= BEGINS
             numbers += own
             first += gop.num_frames
-        size = _first_packet(len(packets), config) + sum(map(len, packets))
-        if size > MAX_PAGE_BYTES:
+        try:
+            return page_of_packets(packets, np.array(numbers, np.uint32), config)
+        except ValueError as error:
             raise FrameError(
                 "a page is too large",
                 feature=self.spec.name,
                 expected=f"at most {MAX_PAGE_BYTES} bytes",
-                got=f"{size} bytes",
-            )
-        return page_of_packets(packets, np.array(numbers, np.uint32), config)
+                got=str(error),
+            ) from None
 
     def cut(self, page: memoryview, count: int, positions: range) -> bytes:
         """Return the page of some consecutive frames of a page with `count` frames.

@@ -311,7 +311,7 @@ class DatasetSource:
         spec = self.stored[page.feature]
         if self._passes(spec):
             place = int(page.positions(frame))
-            start, stop = PageCodec(spec).blob_range(page.num_present, place, data)
+            start, stop = PageCodec(spec).offsets(data, page.num_present)[place : place + 2]
             return EncodedImage(bytes(data[start:stop]))
         return self.reader.contents.chunks.value_of(page, data, frame)
 

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from seqrecord.codecs import check_codec, image_chain, probe, resolve
-from seqrecord.codecs.images import FILES, IMAGE
+from seqrecord.codecs.chain import check_codec, image_chain, resolve
+from seqrecord.codecs.images import FILES, IMAGE, probe
 from seqrecord.errors import CodecError, DestinationError, FrameError, SchemaError
 from seqrecord.feature_kinds import check_depth, same_unit
 from seqrecord.format.rows import MAX_CHUNK_FRAMES

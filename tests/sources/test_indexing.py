@@ -21,7 +21,7 @@ from PIL import Image
 
 import seqrecord
 from seqrecord import EncodedImage, open_source
-from seqrecord.codecs import FrameCodec
+from seqrecord.codecs.chain import FrameCodec
 from seqrecord.errors import (
     ChecksumError,
     ClipError,

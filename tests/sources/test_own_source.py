@@ -12,6 +12,7 @@ import pytest
 
 import seqrecord
 from seqrecord import FeatureSpec, Schema, convert
+from seqrecord.codecs.chain import resolve
 from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.encoding import encode_gop
 from seqrecord.codecs.video.gops import Gop
@@ -68,7 +69,7 @@ def test_worker_processes_split_at_gaps(tmp_path: Path) -> None:
 @pytest.mark.parametrize("codec", ["h264:gop=4", "av1:gop=4"])
 def test_video_packets_are_split_within_groups_of_pictures(tmp_path: Path, codec: str) -> None:
     images, shape = [np.full((16, 16, 3), 20 * i, np.uint8) for i in range(6)], (16, 16, 3)
-    config = VideoConfig.from_json(seqrecord.codecs.resolve(codec, np.uint8, shape, feature="v")[0])
+    config = VideoConfig.from_json(resolve(codec, np.uint8, shape, feature="v")[0])
     config = config.encoding(16, 16)
     gops = [encode_gop(config, images[a : a + 4]) for a in (0, 4)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from seqrecord.codecs.base import named_parameters
 from seqrecord.schema import CodecConfig
 
 if TYPE_CHECKING:
@@ -190,14 +190,8 @@ def named_video(
     is_deep = dtype.kind == "u" and dtype.itemsize == 2
     if is_deep and name != "ffv1":
         raise ValueError(f"{name} would lose bits of {dtype.name}; use ffv1, which is lossless")
-    params: dict[str, Any] = {
-        "pixel_format": GREY16 if is_deep else VIDEO_CODECS[name].pixel_formats[0]
-    }
-    for item in rest.split(",") if rest else []:
-        key, equals, value = item.partition("=")
-        if key not in ("quality", "gop", "pixel_format") or not equals:
-            raise ValueError(f"{name} takes quality, gop, pixel_format, not {item[:50]!r}")
-        params[key] = value if key == "pixel_format" else _number(name, key, value)
+    params = named_parameters(name, rest, ("quality", "gop", "pixel_format"), ("pixel_format",))
+    params.setdefault("pixel_format", GREY16 if is_deep else VIDEO_CODECS[name].pixel_formats[0])
     config = VideoConfig(name, **params)
     _check_shape(config, dtype, shape)
     if config.pixel_format not in VIDEO_CODECS[name].pixel_formats:
@@ -235,13 +229,3 @@ def _check_shape(config: VideoConfig, dtype: np.dtype[Any], shape: tuple[int | N
         raise ValueError(f"video of {config.pixel_format} stores {expected}{other} not {found}")
     if max(n or 0 for n in shape[:2]) > 16384 or math.prod(n or 0 for n in shape) > 1 << 29:
         raise ValueError(f"video of {list(shape)} is too large; at most 16384 a side")
-
-
-def _number(name: str, key: str, value: str) -> int:
-    try:
-        number = json.loads(value)
-    except (ValueError, RecursionError):
-        number = None
-    if type(number) is not int:
-        raise ValueError(f"{name}: {key} is not a number: {value[:50]!r}")
-    return number

@@ -42,23 +42,20 @@ class VideoDecoder:
     """
 
     def __init__(self, config: VideoConfig, height: int, width: int) -> None:
-        av = pyav()
         self._config = config
         self._size = height, width
-        context = av.CodecContext.create(_DECODERS.get(config.codec, config.codec), "r")
-        context.thread_count = 1  # parallelism is over GOPs
-        options = {"max_pixels": str((height + _MARGIN) * (width + _MARGIN))}
+        pixels = (height + _MARGIN) * (width + _MARGIN)
+        # "strict": order frames by the standard, without heuristics.
+        strict = {"strict": "1"} if config.codec == "h264" else {}
+        context = _context(config.codec, max_pixels=str(pixels), **strict)
         if config.codec == "ffv1":  # its packets do not contain the size
             context.width, context.height = width, height
-        if config.codec == "h264":
-            options["strict"] = "1"  # order frames by the standard, without heuristics
         if config.matrix is not None:
             context.colorspace = config.matrix
         if config.range is not None:
             context.color_range = _RANGES[config.range]
-        context.options = options
         self._context = context
-        self._reformatter = av.video.reformatter.VideoReformatter()
+        self._reformatter = pyav().video.reformatter.VideoReformatter()
 
     def decode(self, packets: Iterable[Bytes | bytes], order: Sequence[int]) -> Iterator[Any]:
         """Decode the visible frames of one GOP, as PyAV frames in display order.
@@ -92,13 +89,7 @@ class VideoDecoder:
 
         `pts` of a frame is the `number` of its packet. Raises any of `video_errors()`.
         """
-        packet = None
-        if data is not None:
-            packet = packet_of(data)
-            packet.pts = packet.dts = None
-            packet.pts = number
-        found: list[Any] = self._context.decode(packet)
-        return found
+        return _decode(self._context, data, number)
 
     def check(self, frame: Any) -> None:
         """Raise `ValueError` for an incomplete frame, another size or another pixel format."""
@@ -276,23 +267,28 @@ def display_order(codec: str, packets: Iterable[bytes]) -> list[int]:
     """
     context, order = _context(codec, strict="1"), list[int]()  # see `VideoDecoder`
     for number, data in enumerate((*packets, None)):
-        packet = None if data is None else packet_of(data)
-        if packet is not None:
-            packet.pts = number
-        order += [frame.pts for frame in context.decode(packet)]
+        order += [frame.pts for frame in _decode(context, data, number)]
     return order
 
 
 def _context(codec: str, **options: str) -> Any:
     context = pyav().CodecContext.create(_DECODERS.get(codec, codec), "r")
-    context.thread_count = 1
+    context.thread_count = 1  # parallelism is over GOPs
     context.options = {"max_pixels": str(MAX_FRAME_BYTES // 3), **options}
     return context
 
 
+def _decode(context: Any, data: Bytes | bytes | None, number: int | None = None) -> list[Any]:
+    packet = None
+    if data is not None:
+        packet = packet_of(data)
+        packet.pts = number
+    frames: list[Any] = context.decode(packet)
+    return frames
+
+
 def _first_frame(context: Any, packets: Sequence[bytes]) -> Any:
     for data in (*packets, None):
-        packet = None if data is None else packet_of(data)
-        for frame in context.decode(packet):
+        for frame in _decode(context, data):
             return frame
     raise ValueError("no frame in these packets")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs import FrameCodec, resolve
+from seqrecord.codecs.chain import FrameCodec, resolve
 from seqrecord.errors import CodecError
 from seqrecord.schema import CodecConfig
 

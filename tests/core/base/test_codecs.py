@@ -24,8 +24,10 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from seqrecord import EncodedImage
-from seqrecord.codecs import PRESETS, FrameCodec, image_chain, probe, resolve
 from seqrecord.codecs.base import MAX_BUFFER_BYTES, numcodecs
+from seqrecord.codecs.chain import FrameCodec, image_chain, resolve
+from seqrecord.codecs.images import probe
+from seqrecord.codecs.presets import PRESETS
 from seqrecord.errors import CodecError, MissingPackageError, SchemaError
 from tests.kit.datasets import encoded
 from tests.kit.processes import run_code

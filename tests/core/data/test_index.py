@@ -114,7 +114,8 @@ def test_tables_of_an_impossible_number_of_rows() -> None:
         pa.array(["{}"] * count, pa.string()),
         np.ones((count, 1), "u4"),
     ]
-    data = encode_table(episodes_schema(1), columns).to_pybytes()
+    schema = episodes_schema(1)
+    data = encode_table(schema, dict(zip(schema.names, columns, strict=True))).to_pybytes()
     number = count.to_bytes(8, "little")
     assert data.count(number) > 5
     for rows in (-1, -2, -1237, -(1 << 62), -(1 << 63), 1 << 62, (1 << 63) - 1):

@@ -12,7 +12,7 @@ from PIL import Image
 
 import seqrecord
 from seqrecord import SeqRecordRecorder, SeqRecordWriter, errors
-from seqrecord.codecs import CODEC_NAMES
+from seqrecord.codecs.presets import CODEC_NAMES
 from seqrecord.schema import EncodedImage, FeatureSpec, Schema
 from tests.kit.datasets import append, frame, lengths_of, numbered, write_episodes
 from tests.kit.faults import small_writer
