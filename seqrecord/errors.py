@@ -139,6 +139,11 @@ class FormatError(SeqRecordError):
 class ChecksumError(FormatError):
     """Stored bytes do not match their CRC32C."""
 
+    @classmethod
+    def of(cls, message: str, stored: int, actual: int, **place: Any) -> ChecksumError:
+        """The error for two different CRC32C."""
+        return cls(message, expected=f"CRC32C {stored:08x}", got=f"{actual:08x}", **place)
+
 
 class VersionError(FormatError):
     """The format version is not supported."""

@@ -51,6 +51,7 @@ _MAGIC = b"\x89SQREC\r\n"
 _HEADER = struct.Struct("<8sI16s32s")  # magic, version, file id, reserved; then CRC32C
 _TAIL = struct.Struct("<QII8s")  # footer length, CRC32C, version, magic
 _U32 = struct.Struct("<I")
+_MISMATCH = "does not match its checksum"
 
 _KEYS = ("file_id", "schema", "num_chunks", "num_gaps", "episodes")
 _EPISODE_KEYS = ("key", "uid", "ordinal", "num_frames", "fps", "metadata")
@@ -112,7 +113,7 @@ def parse_header(data: Buffer) -> str:
     _check_version(version, 8)
     stored = _U32.unpack_from(data, _HEADER.size)[0]
     if (actual := crc32c(data[: _HEADER.size])) != stored:
-        raise _mismatch("the header", 0, stored, actual)
+        raise ChecksumError.of(f"the header {_MISMATCH}", stored, actual, offset=0)
     if any(reserved):
         raise FormatError(
             "reserved header bytes are not zero", offset=28, expected=0, got=reserved.hex()
@@ -198,7 +199,7 @@ def parse_footer(data: Buffer, offset: int) -> Footer:
         raise FormatError("the footer is cut short", offset=offset, got=f"{len(view)} bytes")
     stored = _TAIL.unpack(tail)[1]
     if (actual := crc32c(body, tail[:8])) != stored:
-        raise _mismatch("the footer", offset, stored, actual)
+        raise ChecksumError.of(f"the footer {_MISMATCH}", stored, actual, offset=offset)
     with located(FormatError, offset=offset):
         return _parse_footer_body(body, offset)
 
@@ -323,12 +324,3 @@ def _check_version(version: int, offset: int) -> None:
             expected=FORMAT_VERSION,
             got=version,
         )
-
-
-def _mismatch(what: str, offset: int, stored: int, actual: int) -> ChecksumError:
-    return ChecksumError(
-        f"{what} does not match its checksum",
-        offset=offset,
-        expected=f"CRC32C {stored:08x}",
-        got=f"{actual:08x}",
-    )

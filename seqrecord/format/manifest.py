@@ -258,27 +258,22 @@ def read_named(storage: Storage, file: IndexFile, what: str, most: int) -> bytes
     Raises `NotFoundError` if it is missing. Raises `FormatError` if it exceeds `most` bytes or
     differs from the manifest's size or checksum.
     """
-    shown = f"{storage.url}/{file.path}"
-    if file.size > most:
-        expected = f"at most {most} bytes"
-        raise FormatError(f"{what} is too large", file=shown, expected=expected, got=file.size)
-    if (size := storage.size(file.path)) != file.size:
-        raise FormatError(
-            f"{what} differs in length from the manifest's entry",
-            file=shown,
-            expected=file.size,
-            got=size,
-        )
+    check_size(storage, file, what, most)
     data, _ = storage.read_whole(file.path, most)
-    if (actual := f"{crc32c(data):08x}") != file.crc32c:
-        raise ChecksumError(
-            f"{what} does not match its checksum",
-            file=shown,
-            offset=0,
-            expected=f"CRC32C {file.crc32c}",
-            got=actual,
-        )
+    if (actual := crc32c(data)) != int(file.crc32c, 16):
+        message, shown = f"{what} does not match its checksum", f"{storage.url}/{file.path}"
+        raise ChecksumError.of(message, int(file.crc32c, 16), actual, file=shown, offset=0)
     return data
+
+
+def check_size(storage: Storage, file: IndexFile, what: str, most: int) -> None:
+    """Raise `FormatError` unless a file has the manifest's size, of at most `most` bytes."""
+    shown, size = f"{storage.url}/{file.path}", storage.size(file.path)
+    if size != file.size:
+        raise FormatError(f"{what} has a wrong length", file=shown, expected=file.size, got=size)
+    if size > most:
+        expected = f"at most {most} bytes"
+        raise FormatError(f"{what} is too large", file=shown, expected=expected, got=size)
 
 
 def read_tagged(storage: Storage) -> tuple[bytes, str]:
@@ -371,13 +366,9 @@ def _check_end(data: bytes) -> None:
             expected=_END.pattern,
             got=data[-_END_BYTES:],
         )
-    if (actual := b"%08x" % crc32c(data[: end.start()])) != end[1]:
-        raise ChecksumError(
-            "the manifest does not match its checksum",
-            offset=0,
-            expected=f"CRC32C {end[1].decode()}",
-            got=actual.decode(),
-        )
+    if (actual := crc32c(data[: end.start()])) != int(end[1], 16):
+        message = "the manifest does not match its checksum"
+        raise ChecksumError.of(message, int(end[1], 16), actual, offset=0)
 
 
 def _record_file(value: object) -> RecordFile:

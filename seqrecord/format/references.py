@@ -371,12 +371,8 @@ class Reference:
         extradata.
         """
         if self.crc32c and (actual := crc32c(data[self.offset_table_bytes :]) or 1) != self.crc32c:
-            raise ChecksumError(
-                "a range of an external file does not match its checksum",
-                offset=self.start,
-                expected=f"CRC32C {self.crc32c:08x}",
-                got=f"{actual:08x}",
-            )
+            message = "a range of an external file does not match its checksum"
+            raise ChecksumError.of(message, self.crc32c, actual, offset=self.start)
         if codec is None:
             offsets = self.offset_table_bytes + np.append(0, np.cumsum(self.sizes))
             data[: self.offset_table_bytes] = offsets.astype("<u4").tobytes()

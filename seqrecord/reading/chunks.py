@@ -209,12 +209,9 @@ class ChunkReader:
             self._storage.read_ranges(path, [item], [stored.view(np.uint8).data])
         if not np.array_equal(stored, actual):
             at = int(np.argmin(stored == actual))
-            error = ChecksumError(
-                "the checksums of a page's slices do not match it",
-                offset=page.sums - page.start + 4 * at,
-                expected=f"CRC32C {int(actual[at]):08x}",
-                got=f"{int(stored[at]):08x}",
-            )
+            offset, pair = page.sums - page.start + 4 * at, (int(actual[at]), int(stored[at]))
+            message = "the checksums of a page's slices do not match it"
+            error = ChecksumError.of(message, *pair, offset=offset)
             raise self.located(page, error)
 
     def _verify(self, page: Page, data: memoryview) -> None:
@@ -223,11 +220,7 @@ class ChunkReader:
             self._storage.read_ranges(page.chunk.path, [place], [data])
             actual = crc32c(data)
         if actual != page.crc32c:
-            error = ChecksumError(
-                "a page does not match its checksum",
-                expected=f"CRC32C {page.crc32c:08x}",
-                got=f"{actual:08x}",
-            )
+            error = ChecksumError.of("a page does not match its checksum", page.crc32c, actual)
             raise self.located(page, error)
 
     def decode(

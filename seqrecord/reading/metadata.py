@@ -39,7 +39,13 @@ from seqrecord.format.footer import (
     parse_tail,
 )
 from seqrecord.format.index import Index
-from seqrecord.format.manifest import IndexFile, Manifest, read_manifest, read_named
+from seqrecord.format.manifest import (
+    IndexFile,
+    Manifest,
+    check_size,
+    read_manifest,
+    read_named,
+)
 from seqrecord.format.rows import HEADER_BYTES, most_table_bytes, table_names
 from seqrecord.processes.system import reserve
 from seqrecord.storage import Storage, map_files, request_threads, worth_rereading
@@ -151,7 +157,11 @@ def index_of(
 
 def load_index(storage: Storage, manifest: Manifest, *, verify: bool = True) -> Index:
     """Load the index of this manifest; see `load`."""
-    mapped = _tables(storage, manifest, verify)
+
+    def table(name: str) -> MappedFile:
+        return map_table(storage, manifest, name, verify=verify)
+
+    mapped = map_files(storage, table, table_names(manifest.schema))
     tables = {name: pa.py_buffer(table.data) for name, table in mapped.items()}
     sizes = [file.size for file in manifest.record_files]
 
@@ -177,56 +187,22 @@ def load_index(storage: Storage, manifest: Manifest, *, verify: bool = True) -> 
     return index
 
 
-def _tables(storage: Storage, manifest: Manifest, verify: bool) -> dict[str, MappedFile]:
-    """Load the index's tables, by name; from a remote storage all at once."""
-    names: dict[str, str] = {}  # by path
-    for name in table_names(manifest.schema):
-        path = manifest.index[name].path
-        if (other := names.setdefault(path, name)) != name:
-            raise FormatError(
-                "one index file for two tables with different columns",
-                file=f"{storage.url}/{path}",
-                expected="a file for each table",
-                got=f"{other} and {name}",
-            )
-
-    def table(path: str) -> MappedFile:
-        return map_table(storage, manifest, names[path], verify=verify)
-
-    return {names[path]: mapped for path, mapped in map_files(storage, table, names).items()}
-
-
 def map_table(
     storage: Storage, manifest: Manifest, name: str, *, verify: bool = True
 ) -> MappedFile:
     """Load one table of the index, and check its length and checksum against the manifest."""
     file = manifest.index[name]
-    shown = f"{storage.url}/{file.path}"
-    if (size := storage.size(file.path)) != file.size:
-        raise FormatError(
-            "an index file has a wrong length", file=shown, expected=file.size, got=size
-        )
     record_bytes = sum(record_file.size for record_file in manifest.record_files)
     counts = (manifest.num_episodes, manifest.num_frames, record_bytes)
-    if size > (most := most_table_bytes(manifest.schema, *counts)[name]):
-        raise FormatError(
-            "an index file is larger than possible for this dataset",
-            file=shown,
-            expected=f"at most {most} bytes",
-            got=size,
-        )
+    most, size = most_table_bytes(manifest.schema, *counts)[name], file.size
+    check_size(storage, file, "an index file", most)
     mapped, right = map_file(storage, file.path, size, checksum=verify), int(file.crc32c, 16)
     is_wrong = verify and mapped.crc32c != right
     if is_wrong and worth_rereading(storage, file.path, [ByteRange(0, size)]):
         mapped = map_file(storage, file.path, size, checksum=True)
     if verify and mapped.crc32c != right:
-        raise ChecksumError(
-            "an index file does not match its checksum",
-            file=shown,
-            offset=0,
-            expected=f"CRC32C {file.crc32c}",
-            got=f"{mapped.crc32c or 0:08x}",
-        )
+        message, shown = "an index file does not match its checksum", f"{storage.url}/{file.path}"
+        raise ChecksumError.of(message, right, mapped.crc32c or 0, file=shown, offset=0)
     return mapped
 
 

@@ -126,12 +126,7 @@ class _PageRange:
         if self.sums_range is not None:
             text = "frames of a page do not match their checksum"
             offset = self.skipped + self.last_slice * self.slice_bytes
-        return ChecksumError(
-            text,
-            offset=offset,
-            expected=f"CRC32C {self.sums[self.last_slice]:08x}",
-            got=f"{self.crc:08x}",
-        )
+        return ChecksumError.of(text, self.sums[self.last_slice], self.crc, offset=offset)
 
     def has_bools(self, array: npt.NDArray[Any]) -> bool:
         """Return whether all bytes read for rows of `array` are 0 or 1."""

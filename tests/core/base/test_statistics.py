@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import seqrecord
 from seqrecord import FeatureSpec, Schema
 from seqrecord.errors import FormatError
-from seqrecord.statistics.by_feature import FeatureStatistics, Statistics
+from seqrecord.statistics import FeatureStatistics, Statistics
 from tests.kit.datasets import write_dataset
 
 Array = npt.NDArray[Any]

@@ -22,7 +22,7 @@ from seqrecord import (
     open_source,
 )
 from seqrecord.checksum import crc32c
-from seqrecord.statistics.by_feature import Statistics
+from seqrecord.statistics import Statistics
 from seqrecord.types import Progress
 from tests.kit import command_line
 from tests.kit.datasets import (
