@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -11,10 +11,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from seqrecord.errors import ConflictError, FormatError, NotFoundError
-from seqrecord.format.edits import Delete, Edit, Rename, Trim
+from seqrecord.format.edits import Delete, Edit, Relabel, Rename, Trim
 from seqrecord.format.footer import Footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest, RecordFile
+from seqrecord.format.text import encode_metadata
 from seqrecord.reading.filters import EpisodeFilter, find_episodes
 from seqrecord.reading.metadata import load_index, read_footers, record_sizes
 from seqrecord.reading.versions import open_version
@@ -106,6 +107,17 @@ class EditedDataset:
             self.index, self.manifest.splits, episodes, url=self.storage.url
         ).tolist()
         return found
+
+    def relabelled(
+        self, entries: Callable[[dict[str, Any]], dict[str, Any]], episodes: Iterable[int]
+    ) -> Change:
+        """Replace the metadata of episodes; `entries` returns the new metadata of one."""
+        texts = {}
+        for i in episodes:
+            before = self.index.episode_metadata(i)
+            if (text := encode_metadata(entries(before))) != encode_metadata(before):
+                texts[i] = text
+        return [*texts], [Relabel({self.index.uid(i): text for i, text in texts.items()})]
 
 
 Change: TypeAlias = tuple[Sequence[int], list[Edit]]

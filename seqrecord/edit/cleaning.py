@@ -86,15 +86,6 @@ class RewriteReport:
     copied_bytes: int
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """Bytes of deleted and remaining chunks in a record file, with padding."""
-
-    path: str
-    dead: int
-    live: int
-
-
 @recorded
 def rewrite_files(
     location: str | PathLike[str],
@@ -150,9 +141,13 @@ def rewrite_files(
             list(dataset.footers.items()), manifest.schema, dataset.footers
         )
         footers = dict(fitting)
-        plans = [_plan(path, footer, manifest.schema, edits) for path, footer in footers.items()]
-        plans = [p for p in plans if p.dead and p.dead >= min_unused * (p.dead + p.live)]
-        total = sum(plan.live for plan in plans)
+        plans = {
+            path: (dead, live)
+            for path, footer in footers.items()
+            for dead, live in [_unused(footer, manifest.schema, edits)]
+            if dead and dead >= min_unused * (dead + live)
+        }
+        total = sum(live for _, live in plans.values())
         copied, written, writer = 0, list[str](), new_writer_id()
 
         def count(nbytes: int) -> None:
@@ -161,7 +156,7 @@ def rewrite_files(
             if progress is not None:
                 progress(Progress(copied, total))
 
-        for batch in batched([] if dry_run else plans, lambda plan: plan.live, most_bytes):
+        for batch in batched([] if dry_run else plans, lambda path: plans[path][1], most_bytes):
             if dataset.manifest.commit != manifest.commit:
                 raise ConflictError(
                     "another writer committed meanwhile; files rewritten before stay: try again",
@@ -172,7 +167,7 @@ def rewrite_files(
                 *(storage, manifest.schema), writer=writer, max_file_size=file_bytes, notes=False
             )
             try:
-                for path in (plan.path for plan in batch):
+                for path in batch:
                     chunks = _live_chunks(footers[path], edits, manifest.schema)
                     for some in batched(chunks, lambda chunk: chunk.length, _READ_BYTES):
                         stored = _read(storage, path, footers[path], manifest.schema, some)
@@ -183,18 +178,18 @@ def rewrite_files(
             except BaseException:
                 files.abort()
                 raise
-            gone = {plan.path for plan in batch}
-            manifest, new = dataset.commit(writer=writer, gone=gone)
+            manifest, new = dataset.commit(writer=writer, gone=batch)
             written += new
-            if batch[-1] is not plans[-1]:
+            if batch[-1] != [*plans][-1]:
                 dataset = read_existing(storage)
         if written and progress is not None:
             progress(Progress(total, total))  # with padding
-        paths, dead = tuple(plan.path for plan in plans), sum(plan.dead for plan in plans)
-        return RewriteReport(paths, tuple(written), dead, total)
+        freed = sum(dead for dead, _ in plans.values())
+        return RewriteReport(tuple(plans), tuple(written), freed, total)
 
 
-def _plan(path: str, footer: Footer, schema: Schema, edits: Edits) -> _Plan:
+def _unused(footer: Footer, schema: Schema, edits: Edits) -> tuple[int, int]:
+    """Bytes of deleted and of remaining chunks in a record file, with padding."""
     dead = live = 0
     each = zip(footer.chunks, _live(footer, edits), strict=True)
     for (rows, is_live), group in zip(each, schema.groups, strict=False):
@@ -205,7 +200,7 @@ def _plan(path: str, footer: Footer, schema: Schema, edits: Edits) -> _Plan:
         kept = int(chunk_bytes(after, group).sum())
         dead += int(chunk_bytes(before, group).sum()) - kept
         live += kept
-    return _Plan(path, dead, live)
+    return dead, live
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ import numpy.typing as npt
 
 from seqrecord.edit.changes import Change, EditedDataset, edit_dataset, open_for_edit
 from seqrecord.errors import ClipError, FormatError, NotFoundError, SchemaError
-from seqrecord.format.edits import Delete, Edit, Relabel, Rename, Split, Trim
+from seqrecord.format.edits import Delete, Edit, Rename, Split, Trim
 from seqrecord.format.footer import Footer
 from seqrecord.format.index import NO_SPLIT, Index
 from seqrecord.format.manifest import MAX_SPLITS
-from seqrecord.format.text import check_key, encode_metadata
+from seqrecord.format.text import check_key
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.index_building import complete_episodes
 from seqrecord.reading.metadata import read_edits, read_footer, record_sizes
@@ -148,7 +148,6 @@ def set_metadata(
     """
 
     def make(dataset: EditedDataset) -> Change:
-        index = dataset.index
         for name, spec in dataset.manifest.schema.active.items():
             if spec.value == "text" and entries.get(name) is not None:
                 raise SchemaError(
@@ -157,14 +156,12 @@ def set_metadata(
                     file=dataset.storage.url,
                     feature=name,
                 )
-        texts = {}
-        for i in dataset.find(episodes):
-            metadata = {**index.episode_metadata(i), **entries}
-            gone = {name for name, value in entries.items() if value is None}
-            text = encode_metadata({k: v for k, v in metadata.items() if k not in gone})
-            if text != encode_metadata(index.episode_metadata(i)):
-                texts[i] = text
-        return [*texts], [Relabel({index.uid(i): text for i, text in texts.items()})]
+        gone = {name for name, value in entries.items() if value is None}
+
+        def changed(metadata: dict[str, Any]) -> dict[str, Any]:
+            return {k: v for k, v in {**metadata, **entries}.items() if k not in gone}
+
+        return dataset.relabelled(changed, dataset.find(episodes))
 
     return edit_dataset(location, make, dry_run, storage_options, if_version)
 

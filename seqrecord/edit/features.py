@@ -11,6 +11,7 @@ import logging
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from os import PathLike
 from pathlib import Path
@@ -19,10 +20,8 @@ from typing import Any, TypeAlias
 from seqrecord.edit.changes import Change, EditedDataset, edit_dataset, open_for_edit
 from seqrecord.errors import ClipError, FrameError, NotFoundError, SchemaError, SourceError, located
 from seqrecord.feature_kinds import check_kinds_and_units
-from seqrecord.format.edits import Edit, Features, Relabel
+from seqrecord.format.edits import Edit, Features
 from seqrecord.format.footer import EpisodePart
-from seqrecord.format.index import Index
-from seqrecord.format.text import encode_metadata
 from seqrecord.format.time_spans import is_timestamp
 from seqrecord.reading.contents import Contents, Episodes
 from seqrecord.reading.dataset import Dataset
@@ -273,19 +272,14 @@ def rename_features(
         return [schema[new] for new in names.values()]
 
 
-def _renamed_entries(index: Index, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Uid and new metadata of each episode with an entry by feature for one of these features."""
-    for i, text in enumerate(index.metadata):
-        if not any(f'"{entry}"' in text.as_py() for entry in _BY_FEATURE):
-            continue
-        metadata = index.episode_metadata(i)
-        changed = {
-            entry: {names.get(name, name): value for name, value in found.items()}
-            for entry in _BY_FEATURE
-            if isinstance(found := metadata.get(entry), dict)
-        }
-        if not all(names.keys().isdisjoint(metadata[entry]) for entry in changed):
-            yield index.uid(i), encode_metadata({**metadata, **changed})
+def _renamed_entries(names: Mapping[str, str], metadata: dict[str, Any]) -> dict[str, Any]:
+    """The metadata with the new names of features in its entries by feature."""
+    changed = {
+        entry: {names.get(name, name): value for name, value in found.items()}
+        for entry in _BY_FEATURE
+        if isinstance(found := metadata.get(entry), dict)
+    }
+    return {**metadata, **changed}
 
 
 def _commit_schema(
@@ -299,7 +293,10 @@ def _commit_schema(
     edits: list[Edit] = [Features(schema)]
     if names:
         before = before.renamed(names)
-        edits += [Relabel(found)] if (found := dict(_renamed_entries(dataset.index, names))) else []
+        texts = enumerate(dataset.index.metadata)  # parsed where they may have such an entry
+        some = [i for i, t in texts if any(f'"{entry}"' in t.as_py() for entry in _BY_FEATURE)]
+        changed, relabels = dataset.relabelled(partial(_renamed_entries, names), some)
+        edits += relabels if changed else []
     if known is not None:
         known = Statistics(known.num_frames, {(names or {}).get(n, n): s for n, s in known.items()})
         left = [name for name in known if name in schema]
@@ -394,16 +391,15 @@ def set_text(
         )
 
     def relabelled(dataset: EditedDataset) -> Change:
-        index, texts = dataset.index, {}
-        for i in (index.positions.get(episode.key) for episode in chosen):
-            if i is None:  # another writer has removed it meanwhile
-                continue
-            metadata = index.episode_metadata(i)
+        places = dataset.index.positions
+
+        def changed(metadata: dict[str, Any]) -> dict[str, Any]:
             own: dict[str, Any] = {name: text} if isinstance(metadata.get(name), str) else {}
             own |= {"tasks": [text]} if name == "task" and "tasks" in metadata else {}
-            if (new := metadata | own) != metadata:
-                texts[i] = encode_metadata(new)
-        return [*texts], [Relabel({index.uid(i): text for i, text in texts.items()})]
+            return metadata | own
+
+        # Another writer may have removed an episode meanwhile.
+        return dataset.relabelled(changed, [places[e.key] for e in chosen if e.key in places])
 
     at = None if changed else if_version  # the feature's commit made another version
     found = {*edit_dataset(location, relabelled, dry_run, storage_options, at)}

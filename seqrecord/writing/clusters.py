@@ -67,14 +67,10 @@ class _Dask(Workers):
     """
 
     def __init__(self, distributed: ModuleType, client: Any) -> None:
-        super().__init__(client.get_executor(pure=False))
+        super().__init__(client.get_executor(pure=False), _write_on_dask)
         killed = distributed.scheduler.KilledWorker
         self.broken: tuple[type[BaseException], ...] = (killed, CancelledError)
         self.count = sum(client.nthreads().values())
-
-    def submit(self, job: Job) -> Future[JobResult]:
-        future: Future[JobResult] = self._executor.submit(_write_on_dask, PackedJob(job))
-        return future
 
 
 @contextlib.contextmanager

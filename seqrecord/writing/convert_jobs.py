@@ -382,8 +382,10 @@ class Workers:
     count: int | None = None
     """Number of parallel jobs; `None` if unknown."""
 
-    def __init__(self, executor: Any = None) -> None:
-        self._executor = executor
+    def __init__(
+        self, executor: Any = None, run: Callable[[PackedJob], JobResult] = write_copy
+    ) -> None:
+        self._executor, self._run = executor, run
 
     @property
     def has_begun(self) -> bool:
@@ -392,7 +394,7 @@ class Workers:
 
     def submit(self, job: Job) -> Future[JobResult]:
         """Start a job."""
-        future: Future[JobResult] = self._executor.submit(write_copy, PackedJob(job))
+        future: Future[JobResult] = self._executor.submit(self._run, PackedJob(job))
         return future
 
     def take(self) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from seqrecord.originals.protocol import EpisodeInfo, Source, blocks_of
 from seqrecord.originals.remote_source import narrowed
 from seqrecord.schema import Block, Frame, Schema
 from seqrecord.text import counted, repr_of
+
+_T = TypeVar("_T", Block, Gop)
 
 
 @dataclass(frozen=True)
@@ -70,21 +72,17 @@ class SplitSource:
         (key, at, blocks), self._open = self._open or ("", 0, iter(())), None
         if key != part.whole.key or at > part.span.start:
             at, blocks = 0, blocks_of(self.source, part.whole)
-        for block in blocks:
-            begin, at = at, at + block.num_frames
-            start = max(part.span.start - begin, 0)
-            stop = block.num_frames if part.is_last else part.span.stop - begin
-            if start < min(stop, block.num_frames):
-                columns = {name: column[start:stop] for name, column in block.columns.items()}
-                yield Block(min(stop, block.num_frames) - start, columns)
-            if at >= part.span.stop and not part.is_last:
+        for begin, block, frames in _cut(blocks, part, at):
+            if begin + frames.stop >= part.span.stop and not part.is_last:
                 self._open = part.whole.key, begin, chain([block], blocks)
-                return
+            some = slice(frames.start, frames.stop)
+            columns = {name: column[some] for name, column in block.columns.items()}
+            yield Block(len(frames), columns)
 
     def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
         part = self._parts.get(info.key)
-        times: Any = self.source
-        found: npt.NDArray[np.float64] = times.timestamps(info if part is None else part.whole)
+        source = cast("Any", self.source)
+        found: npt.NDArray[np.float64] = source.timestamps(info if part is None else part.whole)
         return found if part is None else found[part.span.start : part.span.stop]
 
 
@@ -92,21 +90,22 @@ class _SplitVideoSource(SplitSource):
     """A source that also has encoded video."""
 
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Any]]:
-        part, source = self._parts.get(info.key), self.source
-        videos: Any = source
-        if part is None:
-            found: dict[str, Iterator[Any]] = videos.videos(info)
-            return found
-        return {name: _cut(gops, part) for name, gops in videos.videos(part.whole).items()}
+        part, source = self._parts.get(info.key), cast("Any", self.source)
+        found: dict[str, Iterator[Any]] = source.videos(info if part is None else part.whole)
+        return found if part is None else {name: _gops(found[name], part) for name in found}
 
 
-def _cut(gops: Iterator[Gop], part: _Part) -> Iterator[Gop]:
-    at = 0
-    for gop in gops:
-        begin, at = at, at + gop.num_frames
-        stop = gop.num_frames if part.is_last else min(part.span.stop - begin, gop.num_frames)
+def _gops(gops: Iterator[Gop], part: _Part) -> Iterator[Gop]:
+    return (gop.select_frames(frames) for _, gop, frames in _cut(gops, part))
+
+
+def _cut(items: Iterator[_T], part: _Part, at: int = 0) -> Iterator[tuple[int, _T, range]]:
+    """The items with frames of a part: number of their first frame, and the frames inside."""
+    for item in items:
+        begin, at = at, at + item.num_frames
+        stop = item.num_frames if part.is_last else min(part.span.stop - begin, item.num_frames)
         if (start := max(part.span.start - begin, 0)) < stop:
-            yield gop.select_frames(range(start, stop))
+            yield begin, item, range(start, stop)
         if at >= part.span.stop and not part.is_last:
             return
 

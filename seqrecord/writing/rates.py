@@ -53,7 +53,7 @@ def irregular_note(found: Sequence[IrregularEpisode]) -> str:
 class RateCheck:
     """Compares fps and timestamps of one episode after the other.
 
-    `feature` is the timestamp feature of the schema, or `None`.
+    `feature` is the timestamp feature of the schema, or `None`: then timestamps are in seconds.
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -62,6 +62,8 @@ class RateCheck:
         size = size_in(unit, "s")
         self._sizes = _UNITS if size is None else {str(unit): size}
         self._is_known = size is not None
+        if self.feature is None:  # timestamps of the original
+            self._sizes, self._is_known = {"": 1.0}, True
         self._episode: EpisodePart | None = None
 
     def begin(self, episode: EpisodePart) -> None:
@@ -80,12 +82,6 @@ class RateCheck:
             self._num_pending += len(numbers)
             if self._num_pending >= _PENDING:
                 self._compare()
-
-    def add_seconds(self, times: npt.NDArray[np.float64]) -> None:
-        """Set the timestamps of all frames, float64 [frames] in seconds, if no feature has them."""
-        if self._episode is not None and self.feature is None:
-            self._sizes, self._is_known = {"": 1.0}, True
-            self._pending = [(times, np.arange(len(times)))]
 
     def contradiction(self) -> IrregularEpisode | None:
         """The first frame so far whose timestamp contradicts the fps."""

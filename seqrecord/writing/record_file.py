@@ -216,7 +216,7 @@ class RecordFileWriter(ChunkWriter):
 
     def check_times(self, times: npt.NDArray[np.float64]) -> None:
         """Compare the fps with timestamps in seconds, float64 [frames], if no feature has them."""
-        self._rate.add_seconds(times)
+        self._rate.add(times, np.arange(len(times)))
 
     def _check_rate(self) -> None:
         """Remove the episode's fps if its timestamps so far contradict it."""

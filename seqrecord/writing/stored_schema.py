@@ -12,7 +12,7 @@ import numpy as np
 from seqrecord.codecs.chain import check_codec, image_chain, resolve
 from seqrecord.codecs.images import FILES, IMAGE, probe
 from seqrecord.errors import CodecError, DestinationError, FrameError, SchemaError
-from seqrecord.feature_kinds import check_depth, same_unit
+from seqrecord.feature_kinds import check_depth, differences
 from seqrecord.format.rows import MAX_CHUNK_FRAMES
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.text import repr_of
@@ -89,11 +89,9 @@ def stored_schema(
     requested = requested.select(list(existing))
     for spec, known in zip(requested.values(), existing.values(), strict=True):
         explicit = described.get(spec.name, {})
-        for name in ("kind", "unit"):
+        for name, contradict in differences(spec, known).items():
             new, old = getattr(spec, name), getattr(known, name)
-            if name == "unit" and new and old and same_unit(new, old):
-                continue
-            if new not in (None, old) and (old is not None or name in explicit):
+            if new is not None and (contradict or name in explicit):
                 keeping = f"{name}s={{{spec.name!r}: {old!r}}}"
                 raise SchemaError(
                     f"dataset has another {name}; leave it out to keep that, or pass {keeping} to "
