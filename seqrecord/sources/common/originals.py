@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from seqrecord.errors import SourceError, located
 from seqrecord.originals.files import (
@@ -32,6 +32,7 @@ from seqrecord.sources.common.specs import UnsupportedError, chosen_schema
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_Stored = TypeVar("_Stored")
 MAX_DEPTH = 32
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
 _MOST_ENTRIES = 10_000  # entries read to detect a format
@@ -90,6 +91,17 @@ class Originals:
             if self.features is not None:
                 raise
             self.unreadable.setdefault(feature, error)
+
+    def specs_of(
+        self, offered: Mapping[str, _Stored], spec_of: Callable[[str, _Stored], FeatureSpec]
+    ) -> list[FeatureSpec]:
+        """Return the specs of selected features, without `unreadable` ones."""
+        specs = []
+        for name, stored in offered.items():
+            if self.features is None or name in self.features:
+                with self.unless_unreadable(name):
+                    specs.append(spec_of(name, stored))
+        return specs
 
     def check_any(self, found: Sized) -> None:
         """Raise the first error in `unreadable` if no readable feature was found."""

@@ -119,17 +119,15 @@ def _place(root: Path, each: EpisodeFiles, name: str) -> str:
 
 def _reasons(root: Path, found: Iterable[tuple[EpisodeFolder, Mapping[str, str]]]) -> list[LeftOut]:
     """Group files that are not packed by pattern; the reason is the first one."""
-    grouped: dict[str, LeftOut] = {}
+    grouped: dict[str, list[str]] = {}
     for episode, reasons in found:
         above = "" if episode.path == root else "*/"
         for file, reason in reasons.items():
-            pattern = above + _DIGITS.sub("*", file)
-            known = grouped.setdefault(pattern, LeftOut(pattern, 0, reason))
-            more = known.reason if known.reason.startswith(reason) else f"{known.reason}, …"
-            grouped[pattern] = replace(
-                known, count=known.count + 1, reason=more.replace(", …, …", ", …")
-            )
-    return list(grouped.values())
+            grouped.setdefault(above + _DIGITS.sub("*", file), []).append(reason)
+    return [
+        LeftOut(pattern, len(each), each[0] + ("" if len({*each}) == 1 else ", …"))
+        for pattern, each in grouped.items()
+    ]
 
 
 class _Taken:

@@ -82,11 +82,6 @@ class Hdf5Episode:
     datasets: Mapping[str, Any] = field(default_factory=dict)
     is_mapped: bool = False
 
-    @property
-    def declared_by(self) -> str:
-        """Origin of the declared number of frames, for errors; "" if none is declared."""
-        return "" if self.num_frames is None else ", as the episode's attributes declare"
-
 
 def groups(file: Any) -> list[str]:
     """Return the groups of episodes in natural order; `/` if the file is one episode.
@@ -134,19 +129,21 @@ def read_episode(
 
 def _aloha(file: Any, found: Mapping[str, Any], path: Path) -> Hdf5Episode:
     one = _sorted_out("ALOHA", found, path, attributes(file))
-    stored = {_feature(name): item for name, item in one.stored.items() if name not in AUXILIARY}
+    stored = {
+        name.replace("/", "."): item for name, item in one.stored.items() if name not in AUXILIARY
+    }
     return replace(one, stored=stored, num_frames=declared_rows(file))
 
 
 def _robomimic(file: Any, path: Path, group: str, found: Mapping[str, Any]) -> Hdf5Episode:
-    name = group.rpartition("/")[2]
-    own = {"demonstration": name, **attributes(file[group], without=("model_file",))}
+    demo = group.rpartition("/")[2]
+    own = {"demonstration": demo, **attributes(file[group], without=("model_file",))}
     one = _sorted_out("robomimic", found, path, own)
-    stored = {_feature(where): item for where, item in one.stored.items()}
+    stored = {name.replace("/", "."): item for name, item in one.stored.items()}
     environment = _environment(file["data"])
     if isinstance(environment.get("env_name"), str):
         one.metadata["env_name"] = environment["env_name"]
-    if masks := [mask for mask, demos in mask_lists(file).items() if name in demos]:
+    if masks := [mask for mask, demos in mask_lists(file).items() if demo in demos]:
         one.metadata["masks"] = masks
     arguments = environment.get("env_kwargs")
     return replace(
@@ -272,10 +269,6 @@ def _only_text(item: Any) -> str | None:
         return None
     value = item[(0,) * item.ndim]
     return None if encoded_row(value) is not None else text_of(value)
-
-
-def _feature(name: str) -> str:
-    return name.replace("/", ".")
 
 
 def group_of(parent: Any, name: str) -> Any | None:

@@ -240,10 +240,13 @@ class Hdf5Source(ScannedSource):
             if name in there:
                 dataset = one.stored[name]
                 if dataset.shape[0] != num_frames:
+                    declared_by = (
+                        "" if one.num_frames is None else ", as the episode's attributes declare"
+                    )
                     raise SourceError(
                         "the number of rows differs from the episode's frames",
                         feature=name,
-                        expected=f"{num_frames} rows{one.declared_by}",
+                        expected=f"{num_frames} rows{declared_by}",
                         got=f"{dataset.shape[0]} rows",
                     )
                 declared += dataset.dtype.itemsize * math.prod(dataset.shape)

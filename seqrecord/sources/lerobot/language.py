@@ -72,12 +72,10 @@ class Resolver:
         if not re.fullmatch(r"-?[1-9]\d{0,8}", offset):
             raise _not_resolver(feature, "an offset other than 0", text)
         found = cls(match[1], **values, offset=int(offset))
-        column = _STYLES.get(found.style or "")
-        if found.style is not None and column is None:
-            raise _not_resolver(feature, f"a style among {', '.join(_STYLES)}", text)
-        if found.name != "emitted_at" and column != PERSISTENT:
-            styles = ", ".join(style for style, one in _STYLES.items() if one == PERSISTENT)
-            raise _not_resolver(feature, f"a style among {styles}", text)
+        is_of_all = found.name == "emitted_at"
+        styles = [style for style, one in _STYLES.items() if is_of_all or one == PERSISTENT]
+        if found.style not in styles and not (is_of_all and found.style is None):
+            raise _not_resolver(feature, f"a style among {', '.join(styles)}", text)
         return found
 
     def __str__(self) -> str:

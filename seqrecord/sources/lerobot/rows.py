@@ -50,15 +50,14 @@ class EpisodeRows:
         schema: Mapping[str, FeatureSpec],
         texts: Mapping[str, NumberedTexts],
         *,
-        num_rows: Mapping[str, int] | None = None,
-        exif: str | None = None,
-        language: Mapping[str, Resolver] | None = None,
-        persistent: Callable[[LeRobotEpisode], Rows] = lambda _: None,
+        num_rows: Mapping[str, int],
+        exif: str | None,
+        language: Mapping[str, Resolver],
+        persistent: Callable[[LeRobotEpisode], Rows],
     ) -> None:
-        self._exif = exif
-        self._language, self._persistent = language or {}, persistent
+        self._exif, self._language, self._persistent = exif, language, persistent
         self._root, self._schema, self._numbered = root, schema, texts
-        self._num_rows = num_rows or {}  # by file, from `meta`
+        self._num_rows = num_rows  # by file, from `meta`
         has_images = any(spec.kind in PIXEL_KINDS for spec in schema.values())
         self._batch_rows = _ROWS_OF_IMAGES if has_images else _ROWS
         if all(spec.is_fixed or name in texts for name, spec in schema.items()):

@@ -297,10 +297,7 @@ class LeRobotSource(InPlace):
         if chosen is None and self.without_video:
             chosen = [name for name in offered if name not in self._info.videos]
         names = chosen_names(offered, chosen, self.path / INFO, "no such feature")
-        specs = []
-        for name in names:
-            with self.unless_unreadable(name):
-                specs.append(self._spec(offered[name]))
+        specs = self.specs_of({n: offered[n] for n in names}, lambda _, each: self._spec(each))
         self.check_any(specs)
         return Schema(specs)
 

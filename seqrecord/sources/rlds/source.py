@@ -316,13 +316,14 @@ def _metadata(values: Mapping[str, Values], features: Mapping[str, RldsFeature])
                 continue
             value = bytes(found[0]).decode(errors="replace")
         else:
-            is_label = feature.kind == "label"
             try:
-                value = feature.texts(found)[0] if is_label else feature.array(found)[0].tolist()
+                [value] = feature.column(found)
             except ValueError:  # differs from its declaration
                 continue
-            if not is_label and not np.all(np.isfinite(np.asarray(value, float))):
-                continue
+            if not isinstance(value, str):
+                if not np.isfinite(value).all():
+                    continue
+                value = value.tolist()
         *outer, last = key.split("/")
         place = result
         for name in outer:

@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -153,7 +154,7 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
                         # The numbers of times are not enough.
                         are_times = any("." in key for key in one.keys)
                         pattern = None if are_times else files.pattern
-                        specs = list(self._specs(one, path))
+                        specs = self.specs_of(one.fields, partial(self._spec, tar=path))
                         found.episodes.append(self._info(place, one, pattern))
                         found.specs += specs
                         for name, values in one.fields.items():
@@ -239,14 +240,9 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
                 metadata[f"frames_without_{name}"] = len(one.keys) - chosen[name].count
         return replace(place, num_frames=len(one.keys), metadata=metadata)
 
-    def _specs(self, one: _Episode, path: Path) -> Iterator[FeatureSpec]:
-        for name, each in one.fields.items():
-            if self.features is None or name in self.features:
-                with self.unless_unreadable(name):
-                    yield self._spec(name, each, path / each.first.name)
-
-    def _spec(self, name: str, one: _Field, path: Path) -> FeatureSpec:
+    def _spec(self, name: str, one: _Field, tar: Path) -> FeatureSpec:
         """Return the feature's spec from its first value."""
+        path = tar / one.first.name
         ending = _ending(path.name)
         if ending in _TEXTS:
             return text_spec(name, path)

@@ -11,11 +11,14 @@ same in one file, `NAME.zarr.zip`.
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,8 +27,9 @@ from zipfile import ZipFile
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError, located
+from seqrecord.errors import SeqRecordError, SourceError, located
 from seqrecord.format.references import ExternalFile
+from seqrecord.lazy import import_extra
 from seqrecord.originals.files import first_line, is_directory, is_file, list_folder
 from seqrecord.originals.limits import MAX_CHUNK_BYTES, check_frames, check_size
 from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
@@ -57,6 +61,7 @@ _ENDS = "meta/episode_ends"
 _MOST_CHUNKS = 1_000_000  # chunks of an array that are listed
 _MOST_REMOTE = 1_000  # on a URL, where each folder of chunks is a request
 _NOT_PACKED = {"data": "in a subgroup of data/", "meta": "not a finite number per episode"}
+_PICKLE = re.compile(r'"([^"]*\.)?pickle"')  # a codec's name
 _HIDDEN = (".zarray", ".zattrs", ".zgroup", ".zmetadata")  # metadata of Zarr 2
 
 
@@ -146,11 +151,7 @@ class ZarrSource(ScannedSource):
             with found.unless_broken(broken), _open(path) as group:
                 arrays = _arrays(group)
                 found.offered |= dict.fromkeys(arrays)
-                specs = []
-                for name, array in arrays.items():
-                    if self.features is None or name in self.features:
-                        with self.unless_unreadable(name):
-                            specs.append(self._spec(name, array, path))
+                specs = self.specs_of(arrays, partial(self._spec, path=path))
                 found.episodes += _infos(path, group)
                 found.specs += specs
 
@@ -186,13 +187,14 @@ class ZarrSource(ScannedSource):
         ]
         left_out += left_out_by_pattern(others, "arrays")
         if self._buffers != [self.path]:
-            left_out += unread_files(self.path, self._is_taken, goes_down=_is_no_group)
+            left_out += unread_files(
+                self.path,
+                lambda path: path in self._buffers or path.parent in self._buffers,
+                goes_down=lambda names: not {"data", "meta"} <= {*names},
+            )
         reason = f"{counted(len(self._buffers), 'group')} with data/ and {_ENDS}"
         places = {name: f"data/{name}" for name in self.schema()}
         return Account(reason, places, tuple(left_out), (*notes, *unwritten.notes()))
-
-    def _is_taken(self, path: Path) -> bool:
-        return path in self._buffers or path.parent in self._buffers
 
     def _read(self, info: EpisodeInfo) -> Iterator[Frame]:
         name = str(info.metadata.get("buffer", ""))
@@ -261,26 +263,20 @@ def _is_buffer(path: Path) -> bool:
     return is_directory(path / "data") and is_directory(path / _ENDS)
 
 
-def _is_no_group(names: dict[str, bool]) -> bool:
-    return not {"data", "meta"} <= {*names}
-
-
 def _name(path: Path) -> str:
     return path.name.removesuffix(".zip").removesuffix(".zarr") or path.name
 
 
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
-    try:
-        import zarr
-        from zarr.storage import ZipStore
-    except ImportError as error:
-        raise MissingPackageError(
-            "Zarr buffers need zarr 3, the extra `zarr`: pip install 'zarr>=3.1.2'"
-        ) from error
-    _register_image_codecs()
+    message = "Zarr buffers need zarr 3, the extra `zarr`: pip install 'zarr>=3.1.3'"
+    import_extra("zarr.abc.store", message)  # zarr 2 has no such module
+    import zarr
+    from zarr.storage import ZipStore
+
     from seqrecord.sources.zarr.stores import LocalFiles, RemoteStore, RemoteZip
 
+    _register_image_codecs()
     store: Any = None
     try:
         files, is_zip = remote_files(path), is_file(path)
@@ -337,9 +333,8 @@ def _group(group: Any, name: str) -> Any:
 
 def _array(group: Any, name: str) -> Any:
     array = group[name]
-    metadata = array.metadata.to_dict()
-    metadata.pop("attributes", None)
-    if _unpickles(metadata):
+    metadata = {**array.metadata.to_dict(), "attributes": None}
+    if _PICKLE.search(json.dumps(metadata, default=str)):
         raise SourceError(f"{name} contains pickled objects, which are never loaded")
     chunk_bytes = array.dtype.itemsize * math.prod(array.shards or array.chunks)
     check_size(f"chunks of {name}", chunk_bytes, MAX_CHUNK_BYTES)  # before allocation
@@ -359,14 +354,6 @@ def _arrays(group: Any) -> dict[str, Any]:
         if not array.shape:
             raise SourceError("array without a time axis", feature=name, expected="[N, …]")
     return arrays
-
-
-def _unpickles(value: object) -> bool:
-    if isinstance(value, dict):
-        return any(map(_unpickles, value.values()))
-    if isinstance(value, (list, tuple)):
-        return any(map(_unpickles, value))
-    return isinstance(value, str) and value.rpartition(".")[2] == "pickle"
 
 
 def _episode_ends(group: Any, path: Path) -> npt.NDArray[np.int64]:
