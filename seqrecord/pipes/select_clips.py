@@ -47,10 +47,10 @@ def select(
     """
     dataset = dataset_of(location, features=options.features)
     if (cache := options.frame_cache or FrameCache.from_environment()) is not None:
-        from seqrecord.reading.frame_cache import FrameFolder  # most loaders have none
+        from seqrecord.reading.frame_cache import frame_folder  # most loaders have none
 
         folder = local_path(cache.folder, "frame_cache").absolute()
-        dataset = cached_in(dataset, FrameFolder(folder, parse_size(cache.limit)))
+        dataset = cached_in(dataset, frame_folder(folder, parse_size(cache.limit)))
     dataset, options = _without_bad_clips(dataset, options)
     with located(ClipError, file=dataset.url):
         if options.rename is not None:

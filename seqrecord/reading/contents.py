@@ -35,7 +35,8 @@ from seqrecord.text import repr_of, shown_place
 if TYPE_CHECKING:
     from seqrecord.format.inventory import Inventory
     from seqrecord.reading.externals import ExternalFiles
-    from seqrecord.reading.frame_cache import CachedFrames, FrameFolder
+    from seqrecord.reading.frame_cache import CachedFrames
+    from seqrecord.storage.cache_folder import CacheFolder
 
 _EPISODES_AT_ONCE = 1 << 12  # episodes hashed together
 
@@ -59,7 +60,7 @@ class Contents:
     names: Mapping[str, str] = field(default_factory=dict)
     externals: ExternalFiles | None = None
     bad: BadEpisodes = field(default_factory=BadEpisodes)
-    frame_cache: FrameFolder | None = None
+    frame_cache: CacheFolder | None = None
 
     @classmethod
     def of(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from seqrecord.format.inventory import Inventory
     from seqrecord.reading.array_specs import FrameFunction
     from seqrecord.reading.externals import ExternalFiles, Originals
-    from seqrecord.reading.frame_cache import FrameFolder
+    from seqrecord.storage.cache_folder import CacheFolder
 
 DatasetLike: TypeAlias = "StorageLike | Dataset"
 """A dataset: local path, URL, or an open `Dataset`."""
@@ -295,7 +295,7 @@ def skipping_bad_episodes(dataset: Dataset) -> Dataset:
     return Dataset(replace(dataset.contents, bad=bad))
 
 
-def cached_in(dataset: Dataset, cache: FrameFolder) -> Dataset:
+def cached_in(dataset: Dataset, cache: CacheFolder) -> Dataset:
     """Return the dataset with a cache of decoded frames, for loaders."""
     return Dataset(replace(dataset.contents, frame_cache=cache))
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
 
 from seqrecord.errors import LocationError
 from seqrecord.processes.forks import PerProcess
@@ -21,10 +22,8 @@ from seqrecord.storage.base import (
     has_fixed_files,
 )
 from seqrecord.storage.cache_folder import (
-    CacheBusyError,
+    CacheEntry,
     CacheFolder,
-    CacheKey,
-    CacheReadOnlyError,
     check_folder,
 )
 from seqrecord.storage.ranges import ByteRange
@@ -33,23 +32,23 @@ from seqrecord.units import format_size, parse_size
 
 # These files are immutable, since their names have a unique id. The manifest is not.
 _CACHED = (".seqrec", ".arrow")
-_BLOCK_BYTES = 8 << 20  # read-ahead for other files: their pages are small, in episode order
+_AHEAD_BYTES = 8 << 20  # read-ahead in other files: their pages are small, in episode order
 _LOCKS = 64
 
 _PATIENCE_SECONDS = 2.0  # maximum wait for the cache's lock, which is released quickly
 _PAUSE_SECONDS = 10.0  # without the cache, after an error of its disk or a busy lock
 
 _T = TypeVar("_T")
+_Wanted: TypeAlias = tuple[ByteRange, memoryview]
 _logger = logging.getLogger("seqrecord")
 
 
 class CachedStorage(StorageWrapper):
     """Caches ranges of record and index files in a folder on a local disk, up to a size limit.
 
-    Ranges are cached as they are read. Any process that uses the folder later reads all parts of
-    them from the cache; missing bytes are read and cached. Other files, notably the manifest, are
-    not cached, unless the storage is a commit on the Hub, whose files never change. Then blocks of
-    8 MiB are read and cached, each by one thread, until the first eviction.
+    Files are read and cached in slots of 128 KiB; an entry of the cache has eight. Other files,
+    notably the manifest, are not cached, unless the storage is a commit on the Hub, whose files
+    never change. Then 8 MiB are read and cached at once, by one thread, until the first eviction.
 
     Cache errors never fail a read; they are counted. The cache never blocks a read: reading takes
     no lock. If another process, for example a stopped one, has the lock for adding for longer than
@@ -65,6 +64,9 @@ class CachedStorage(StorageWrapper):
     Raises `LocationError` for a folder with other content, and for an invalid or too small limit.
     """
 
+    slot_bytes = 128 << 10
+    entry_slots = 8  # few files, but little space for parts of a file that are not read
+
     def __init__(
         self,
         inner: Storage,
@@ -76,18 +78,15 @@ class CachedStorage(StorageWrapper):
     ) -> None:
         super().__init__(inner)
         folder = local_path(cache_dir, "cache_dir").absolute()
-        self._limit, self._patience, self._pause = _checked_limit(limit), patience, pause
+        size = _checked_limit(limit)
         check_folder(folder)
-        self._cache = CacheFolder(folder, self._limit, patience=patience)
-        self._lock = PerProcess(threading.Lock)
-        self._block_locks = PerProcess(lambda: [threading.Lock() for _ in range(_LOCKS)])
-        self._counts: Counter[str] = Counter()
-        # Times of the monotonic clock, before which the cache is not read, or not added to.
-        self._paused_until = self._adding_paused_until = 0.0
+        self._cache = CacheFolder(folder, size, patience=patience, pause=pause)
+        self._ahead_locks = PerProcess(lambda: [threading.Lock() for _ in range(_LOCKS)])
+        self._sizes: dict[str, int] = {}  # of files with absent slots
 
     def __reduce__(self) -> tuple[Any, ...]:
-        make = partial(CachedStorage, patience=self._patience, pause=self._pause)
-        return make, (self.inner, str(self._cache.path), self._limit)
+        make = partial(type(self), patience=self._cache.patience, pause=self._cache.pause)
+        return make, (self.inner, str(self._cache.path), self.limit)
 
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
@@ -98,114 +97,115 @@ class CachedStorage(StorageWrapper):
             for item, buffer in zip(ranges, buffers, strict=True)
             if buffer.nbytes
         ]
-        has_blocks = has_fixed_files(self.inner)
-        if not wanted or not (has_blocks or path.endswith(_CACHED)):
+        is_fixed = has_fixed_files(self.inner)
+        if not wanted or not (is_fixed or path.endswith(_CACHED)):
             self.inner.read_ranges(path, ranges, buffers)
             return
-        key = CacheKey(self.place, path)
-        missing: list[tuple[ByteRange, memoryview]] = []
-        for item, out in wanted:
-            gaps, damaged = self._read_cached(key, item, out)
-            if gaps and has_blocks and self._is_filling():
-                self._fill_blocks(key, item, out)
-                self._count(cache_misses=1)
-                continue
-            missing += [(gap, out[gap.start - item.start :][: gap.length]) for gap in gaps]
-            self._count(
-                cache_hits=not gaps,
-                cache_misses=bool(gaps),
-                cache_bytes=item.length - sum(gap.length for gap in gaps),
-                cache_damaged=damaged,
+        absent = self._read_cached(path, wanted)
+        for item, _ in wanted:
+            lacking = sum(
+                self._part(item, slot).length for slot in absent.intersection(self._slots(item))
             )
-        if missing:
-            self.inner.read_ranges(path, [gap for gap, _ in missing], [out for _, out in missing])
-            self._count(
-                cache_evictions=self._try(partial(self._cache.add, key, missing), 0, is_adding=True)
-            )
+            counts = {"hits": not lacking, "misses": lacking > 0}
+            self._cache.count(**counts, bytes=item.length - lacking)
+        with contextlib.ExitStack() as stack:
+            if absent and is_fixed and self._is_filling():
+                ahead = _AHEAD_BYTES // self.slot_bytes
+                numbers = {hash((path, slot // ahead)) % _LOCKS for slot in absent}
+                for number in sorted(numbers):
+                    stack.enter_context(self._ahead_locks.get()[number])
+                absent = self._read_cached(path, wanted)  # another thread may have read them
+                firsts = {slot - slot % ahead for slot in absent}
+                absent = {slot for first in firsts for slot in range(first, first + ahead)}
+            if absent:
+                self._load(path, wanted, absent)
 
-    def _read_cached(
-        self, key: CacheKey, item: ByteRange, out: memoryview
-    ) -> tuple[list[ByteRange], int]:
-        """See `CacheFolder.fill`."""
-        return self._try(partial(self._cache.fill, key, item, out), ([item], 0))
+    def _read_cached(self, path: str, wanted: Sequence[_Wanted]) -> set[int]:
+        """Fill buffers from the cache; returns the numbers of the absent slots of the file."""
+        absent, length = set[int](), self.entry_slots * self.slot_bytes
+        damaged = self._cache.counts["damaged"]
+        for item, out in wanted:
+            for number in range(item.start // length, -(-item.stop // length)):
+                at = number * length
+                part = ByteRange(max(at, item.start), min(at + length, item.stop))
+                target, slots = _view(out, item, part), self._slots(part)
+                found = self._cache.read(self._entry(path, number), part.start - at, target)
+                if not found.all():
+                    absent.update(np.array(slots)[~found].tolist())
+        if self._cache.counts["damaged"] > damaged:
+            _logger.warning("%s: damaged cache entry, reading again", self._cache.path)
+        return absent
+
+    def _load(self, path: str, wanted: Sequence[_Wanted], absent: set[int]) -> None:
+        """Read and cache slots; slots beyond the end of the file are left out."""
+        if path not in self._sizes:
+            self._sizes[path] = self.inner.size(path)
+        size = self._sizes[path]
+        # A range beyond the end is requested too, so that it raises the error.
+        whole = ByteRange(0, max(size, *(item.stop for item, _ in wanted)))
+        parts = {slot: self._part(whole, slot) for slot in sorted(absent)}
+        parts = {slot: part for slot, part in parts.items() if part.length > 0}
+        views: dict[int, memoryview] = {}
+        copies = []
+        for item, out in wanted:
+            for slot in absent.intersection(self._slots(item)):
+                part = self._part(item, slot)
+                target = _view(out, item, part)
+                if part == parts[slot] and slot not in views:
+                    views[slot] = target
+                else:
+                    copies.append((slot, part, target))
+        for slot in parts.keys() - views.keys():
+            views[slot] = memoryview(bytearray(parts[slot].length))
+        self.inner.read_ranges(path, [*parts.values()], [views[slot] for slot in parts])
+        for slot, part, target in copies:
+            target[:] = _view(views[slot], parts[slot], part)
+        entries: dict[int, dict[int, memoryview]] = {}
+        for slot in parts:
+            number, at = divmod(slot, self.entry_slots)
+            entries.setdefault(number, {})[at] = views[slot]
+        length = self.entry_slots * self.slot_bytes
+        for number, slots in entries.items():
+            self._cache.add(self._entry(path, number), min(length, size - number * length), slots)
 
     def _is_filling(self) -> bool:
         """Whether to read ahead: not after evictions or errors, which would repeat the reading."""
-        counts = self._counts
-        return not (counts["cache_evictions"] or counts["cache_failures"] or counts["cache_busy"])
+        return not any(self._cache.counts[name] for name in ("evictions", "failures", "busy"))
 
-    def _fill_blocks(self, key: CacheKey, item: ByteRange, out: memoryview) -> None:
-        """Read a range by whole blocks, and cache these."""
-        size = self.inner.size(key.path)
-        for at in range(item.start - item.start % _BLOCK_BYTES, item.stop, _BLOCK_BYTES):
-            # A range beyond the end of the file is requested too, so that it raises the error.
-            block = ByteRange(at, min(at + _BLOCK_BYTES, max(size, item.stop)))
-            part = ByteRange(max(at, item.start), min(block.stop, item.stop))
-            target = out[part.start - item.start :][: part.length]
-            with self._block_locks.get()[hash((key, at)) % _LOCKS]:
-                gaps, _ = self._read_cached(key, part, target)  # another thread may have read it
-                if not gaps:
-                    continue
-                data = memoryview(bytearray(block.length))
-                self.inner.read_ranges(key.path, [block], [data])
-                target[:] = data[part.start - at :][: part.length]
-                add = partial(self._cache.add, key, [(block, data)])
-                self._count(cache_evictions=self._try(add, 0, is_adding=True))
+    def _entry(self, path: str, number: int) -> CacheEntry:
+        return CacheEntry(self.place, f"{path} {number}", self.slot_bytes)
+
+    def _slots(self, item: ByteRange) -> range:
+        """Numbers of the slots of a file that overlap a range."""
+        return range(item.start // self.slot_bytes, -(-item.stop // self.slot_bytes))
+
+    def _part(self, item: ByteRange, slot: int) -> ByteRange:
+        """The part of a range in a slot."""
+        start = slot * self.slot_bytes
+        return ByteRange(max(start, item.start), min(start + self.slot_bytes, item.stop))
 
     def forget(self, path: str, ranges: Sequence[ByteRange]) -> bool:
         """Remove cached ranges of a file; whether there were any."""
-        key = CacheKey(self.place, path)
-        dropped = self._try(partial(self._cache.forget, key, ranges), 0)
-        self._count(cache_damaged=dropped)
-        return dropped > 0
+        slots = {slot for item in ranges for slot in self._slots(item)}
+        entries = [self._entry(path, slot // self.entry_slots) for slot in slots]
+        return self._cache.forget(entries) > 0
 
     @property
     def limit(self) -> int:
         """Maximum size of the folder in bytes."""
-        return self._limit
+        return self._cache.limit
 
     def counters(self) -> dict[str, int]:
-        with self._lock.get():
-            return {**self.inner.counters(), **{name: self._counts[name] for name in _COUNTERS}}
-
-    def _try(self, function: Callable[[], _T], otherwise: _T, *, is_adding: bool = False) -> _T:
-        """Result of `function`, or `otherwise` if the cache's disk fails or is paused.
-
-        If only adding fails, reading from the cache continues.
-        """
-        if time.monotonic() < max(self._paused_until, is_adding and self._adding_paused_until):
-            return otherwise
-        try:
-            return function()
-        except (OSError, LocationError) as error:
-            until = time.monotonic() + self._pause
-            if is_adding:
-                self._adding_paused_until = until
-            else:
-                self._paused_until = until
-            if not isinstance(error, CacheReadOnlyError):
-                is_busy = isinstance(error, CacheBusyError)
-                name = "cache_busy" if is_busy else "cache_failures"
-                self._count(**{name: 1})
-                if self._counts[name] == 1:
-                    what = "is locked by another process" if is_busy else "fails"
-                    _logger.warning(
-                        "%s: the cache %s, and is not used for a while: %s",
-                        self._cache.path,
-                        what,
-                        error,
-                    )
-            return otherwise
-
-    def _count(self, **numbers: int) -> None:
-        with self._lock.get():
-            self._counts.update(numbers)
+        ours = {f"cache_{name}": self._cache.counts[name] for name in _COUNTERS}
+        return {**self.inner.counters(), **ours}
 
 
-_COUNTERS = (
-    *("cache_hits", "cache_misses", "cache_bytes"),
-    *("cache_evictions", "cache_damaged", "cache_failures", "cache_busy"),
-)
+def _view(data: memoryview, item: ByteRange, part: ByteRange) -> memoryview:
+    """Bytes `part` of a file, in the bytes `item`."""
+    return data[part.start - item.start : part.stop - item.start]
+
+
+_COUNTERS = ("hits", "misses", "bytes", "evictions", "damaged", "failures", "busy")
 
 
 def _checked_limit(limit: int | str) -> int:

@@ -2,29 +2,27 @@
 
 ::
 
-    CACHEDIR.TAG                            marks the folder as a cache for backup programs
-    taken                                   upper bound of the bytes used; locked by adders
-    new/<random>                            an entry under construction, locked by its writer
-    <digest>/where                          place of a storage, for readers; <digest> is its hash
-    <digest>/<path>.<block>/<start>-<stop>  an entry: a byte range of a file, or a file of slots
+    CACHEDIR.TAG        marks the folder as a cache for backup programs
+    taken               upper bound of the bytes used; locked by who creates an entry
+    <digest>/where      place of a storage, for readers; <digest> is its hash
+    <digest>/<digest>   an entry: a block of a file, or decoded frames; the hash of its name
 
-An entry has one byte range of one file, with checksums; integers are little-endian::
+An entry has slots of the same size; the last one may be shorter. Integers are little-endian::
 
-    │ data │ CRC32C of each piece │ CRC32C of the entry's label and of these │
+    │ slots │ CRC32C of each slot, with the entry's place and name; 0 if it is absent │
 
-Each piece is checked separately, so that a part of the range can be read alone.
-
-Reading takes no lock; the modification time of an entry is its last use. A writer reserves space in
-`taken` before it writes a byte. During adding, and so after a kill in the middle, `taken` has no
-number; after other kills it may be too large, but never too small. The size is then counted again,
-and also if space seems to be lacking, and after a reboot.
+A slot is written before its CRC32C. So processes that are killed, or fill the same slot with the
+same bytes, need no lock. Reading takes none either; the modification time of an entry is its last
+use. A process reserves the space of a whole entry in `taken` before it creates the file. During
+that, and so after a kill in the middle, `taken` has no number; after other kills it may be too
+large, but never too small. The size is then counted again, and also if space seems to be lacking,
+and after a reboot.
 
 The tag's text proves that a folder is a cache. Only files with the names above are removed.
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import errno
 import fcntl
@@ -33,74 +31,73 @@ import hashlib
 import logging
 import os
 import re
-import secrets
+import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
-from urllib.parse import quote
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from seqrecord.checksum import Buffer, crc32c
 from seqrecord.errors import LocationError
+from seqrecord.processes.forks import PerProcess
 from seqrecord.storage.base import MIN_CACHE_BYTES
 from seqrecord.storage.open_files import with_descriptor
-from seqrecord.storage.ranges import ByteRange, coalesce
 from seqrecord.text import repr_of
 
-_BLOCK_BYTES = 8 << 20  # range of a file per folder; entries do not cross its end
-_MIN_ENTRY_BYTES = 64 << 10
 _FOLDER_BYTES = 4096
 _NAME_BYTES = 128  # upper bound for a directory entry
 _UNCOUNTED_BYTES = 4 * _FOLDER_BYTES  # reserve for the cache's own files
-_SETTLED_NS = 10**8  # kernel timestamps have a resolution of some milliseconds
 
-_NEW, _WHERE, _TAKEN, _TAG = "new", "where", "taken", "CACHEDIR.TAG"
+_WHERE, _TAKEN, _TAG = "where", "taken", "CACHEDIR.TAG"
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-_PIECE_BYTES = 256 << 10
+_WRITE = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _TAG_TEXT = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"  # https://bford.info/cachedir/
-    "# This folder is a cache of seqrecord. It may be removed at any time.\n"
+    "# This folder is a cache of seqrecord (layout 2). It may be removed at any time.\n"
 )
-_UNFINISHED = re.compile(r"[0-9a-f]{24}")
-_BLOCK = re.compile(r"[0-9a-f]{40}/[^/]+\.\d+")
-_ENTRY = re.compile(r"(\d{16,})-(\d+)", re.ASCII)
+_ENTRY = re.compile(r"[0-9a-f]{40}/[0-9a-f]{40}")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _FIRST_WAIT, _LONGEST_WAIT = 0.0005, 0.02
+_BUSY_SECONDS = 10.0
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 
+Bools: TypeAlias = npt.NDArray[np.bool_]
+_T = TypeVar("_T")
 _logger = logging.getLogger("seqrecord")
 
 
-class CacheKey(NamedTuple):
-    """A cached file: the place of its storage, and its path."""
+class CacheEntry(NamedTuple):
+    """An entry: the place of a storage, a name that is unique there, and the bytes of a slot."""
 
     place: str
-    path: str
+    name: str
+    slot_bytes: int
 
-
-class CacheEntry(NamedTuple):
-    """An entry; size on disk and time of last use in nanoseconds are set by `scan`."""
-
-    range: ByteRange
-    path: str
-    size: int = 0
-    used: int = 0
+    @property
+    def label(self) -> int:
+        """Where the checksums of slots start."""
+        return crc32c(f"{self.place}\0{self.name}".encode())
 
 
 class CacheFolder:
-    """The cache in folder `path`, created at first use.
+    """The cache in folder `path`, created at first use; its errors are counted, never raised.
 
     Adding keeps the size on disk within `limit` bytes by evicting the least recently used entries.
     Processes may use one folder with different limits; each enforces its own. On a read-only disk
     entries are readable and nothing changes. Entries used since `keep_since`, in nanoseconds of
-    `time.time_ns`, are not evicted. `is_full` is set if a file of `open_slots` did not fit.
+    `time.time_ns`, are not evicted.
 
-    Safe for threads, processes and forks: no file stays open. Methods raise `OSError` for disk
-    errors. Methods that add raise `CacheBusyError` if another process has the lock for `patience`
-    seconds, and `CacheReadOnlyError`.
+    After an error of the disk, the first of which is logged, the cache is not used for `pause`
+    seconds. If adding fails, or an entry does not fit, nothing is added for this time; if another
+    process has the lock for `patience` seconds, for ten seconds at most.
+
+    Safe for threads, processes and forks: no file stays open. Picklable; copies have counters of
+    their own.
     """
 
     def __init__(
@@ -109,314 +106,266 @@ class CacheFolder:
         limit: int = MIN_CACHE_BYTES,
         *,
         patience: float = 0.0,
+        pause: float = 0.0,
         keep_since: float = float("inf"),
     ) -> None:
-        self.path, self._keep_since, self.is_full = path, keep_since, False
-        self._limit, self._patience = limit - _UNCOUNTED_BYTES, patience
-        # Smaller entries in a small cache, so that evictions are not all or nothing.
-        self._entry_bytes = min(_BLOCK_BYTES, max(_MIN_ENTRY_BYTES, limit // 8))
-        self._oldest: deque[CacheEntry] = deque()  # as of the last scan
+        self.path, self.limit, self._keep_since = path, limit, keep_since
+        self.patience, self.pause = patience, pause
+        self.counts = Counter[str]()
+        """`evictions`, `damaged` slots, `failures` of the disk, timeouts of the lock (`busy`)."""
+        self._lock = PerProcess(threading.Lock)
+        # Times of the monotonic clock, before which the cache is not read, or not added to.
+        self._paused_until = self._adding_paused_until = 0.0
+        self._oldest: deque[_Found] = deque()  # as of the last scan
         self._is_trimmed = False
         self._now = 0
-        self._ignored: set[str] = set()  # paths of damaged entries that could not be removed
+        self._ignored: set[str] = set()  # damaged entries that could not be removed
 
-    def fill(self, key: CacheKey, item: ByteRange, out: memoryview) -> tuple[list[ByteRange], int]:
-        """Fill `out` with the cached parts of a range, and mark these as used.
+    def __reduce__(self) -> tuple[Any, ...]:
+        since = self._keep_since
+        make = functools.partial(
+            CacheFolder, patience=self.patience, pause=self.pause, keep_since=since
+        )
+        return make, (self.path, self.limit)
 
-        Returns the missing ranges, and the number of damaged entries, which are removed.
+    @property
+    def is_filling(self) -> bool:
+        """Whether entries are added: not in a pause after an error."""
+        return time.monotonic() >= max(self._paused_until, self._adding_paused_until)
+
+    def read(self, entry: CacheEntry, start: int, out: memoryview) -> Bools:
+        """Fill `out` with the bytes of an entry from `start` on, as far as they are cached.
+
+        Returns which of the slots were there, bool[slots]. Damaged ones count as absent.
         """
+        first, stop = start // entry.slot_bytes, start + len(out)
+        found = np.zeros(-(-stop // entry.slot_bytes) - first, np.bool_)
+        return self._try(
+            functools.partial(self._read, entry, start, out, found), np.zeros_like(found)
+        )
+
+    def covers(self, entry: CacheEntry, first: int, number: int) -> bool:
+        """Whether an entry has all of these slots, without a look at them."""
+
+        def covers() -> bool:
+            with self._opened(entry, first, number) as (_, _, sums):
+                return bool(sums.all())
+
+        return self._try(covers, otherwise=False)
+
+    def add(self, entry: CacheEntry, size: int, slots: Mapping[int, memoryview]) -> None:
+        """Write slots by their numbers into an entry of `size` bytes, if it fits."""
+        self._try(functools.partial(self._add, entry, size, slots), None, is_adding=True)
+
+    def forget(self, entries: Iterable[CacheEntry]) -> int:
+        """Remove damaged entries, or ignore them from now on; returns their number."""
+        count = 0
+        for path in {self._path(entry) for entry in entries} - self._ignored:
+            try:
+                Path(path).unlink()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                self._ignored.add(path)
+            count += 1
+        self.count(damaged=count)
+        return count
+
+    def _try(self, function: Callable[[], _T], otherwise: _T, *, is_adding: bool = False) -> _T:
+        """Result of `function`, or `otherwise` if the cache's disk fails or is paused."""
+        if time.monotonic() < max(self._paused_until, is_adding and self._adding_paused_until):
+            return otherwise
+        try:
+            return function()
+        except (OSError, LocationError) as error:
+            is_busy = isinstance(error, CacheBusyError)
+            until = time.monotonic() + (min(self.pause, _BUSY_SECONDS) if is_busy else self.pause)
+            if is_adding:
+                self._adding_paused_until = until
+            else:
+                self._paused_until = until
+            if not isinstance(error, CacheReadOnlyError):
+                name = "busy" if is_busy else "failures"
+                self.count(**{name: 1})
+                if self.counts[name] == 1:
+                    what = "is locked by another process" if is_busy else "fails"
+                    _logger.warning(
+                        "%s: the cache %s, and is not used for a while: %s", self.path, what, error
+                    )
+            return otherwise
+
+    def count(self, **numbers: int) -> None:
+        """Add to counters."""
+        with self._lock.get():
+            self.counts.update(numbers)
+
+    def _read(self, entry: CacheEntry, start: int, out: memoryview, found: Bools) -> Bools:
         if not self._is_trimmed:
             self._is_trimmed = True
             with contextlib.suppress(CacheBusyError, CacheReadOnlyError), self.locked() as taken:
                 self._make_room(taken, 0)
-        at, gaps, damaged = item.start, [], 0
-        for entry in self._overlapping(key, item):
-            part = ByteRange(max(entry.range.start, at), min(entry.range.stop, item.stop))
-            if part.start >= part.stop:
-                continue
-            try:
-                self._read(key, entry, part, out[part.start - item.start :][: part.length])
-            except FileNotFoundError:
-                continue  # evicted by another process
-            except _DamagedError as error:
-                _logger.warning("%s: damaged cache entry, reading again: %s", self.path, error)
-                damaged += 1
-                self._drop(entry)
-                continue
-            gaps.append(ByteRange(at, part.start))
-            at = part.stop
-        gaps.append(ByteRange(at, item.stop))
-        return [gap for gap in gaps if gap.length], damaged
-
-    def add(self, key: CacheKey, parts: Sequence[tuple[ByteRange, memoryview]]) -> int:
-        """Cache ranges of a file, as far as they fit; returns the number of evicted entries.
-
-        Ranges that are already cached are left unchanged.
-        """
-        evicted = 0
-        files: list[tuple[ByteRange, memoryview, Path, int]] = []
-        try:
-            with self.locked() as taken:
-                found = _entries(parts, self._entry_bytes)
-                new = [each for each in found if not self._overlapping(key, each[0])]
-                while new:
-                    fits, gone = self._make_room(taken, sum(_needed(item) for item, _ in new))
-                    evicted += gone
-                    if fits:
-                        break
-                    del new[-1]
-                for item, data in new:
-                    self._make_folders(taken, key, item)
-                    path = self._new()
-                    # The lock marks it as under construction.
-                    fd = with_descriptor(functools.partial(os.open, path, _CREATE, 0o600))
-                    files.append((item, data, path, fd))
-                    _try_lock(fd)
-                    os.ftruncate(fd, _entry_bytes(item.length))  # a scan must count its final size
-                    taken.bytes += _on_disk(_entry_bytes(item.length))
-            for item, data, path, fd in files:
-                _write_entry(fd, _label(key, item), data)
+        length, stop, damaged = entry.slot_bytes, start + len(out), 0
+        first = start // length
+        with self._opened(entry, first, len(found)) as (fd, size, sums):
+            if stop > size or not sums.any():
+                return found
+            label, end = entry.label, min(size, (first + len(found)) * length)
+            for i, stored in enumerate(sums.tolist()):
+                if stored:
+                    at = (first + i) * length
+                    low, high = max(at, start), min(at + length, stop)
+                    # Unwanted bytes of the first and last slot go to temporary buffers.
+                    before, after = bytearray(low - at), bytearray(min(at + length, end) - high)
+                    parts: list[Buffer] = [before, out[low - start : high - start], after]
+                    os.preadv(fd, parts, at)
+                    found[i] = (crc32c(*parts, start=label) or 1) == stored
+                    damaged += not found[i]
+            if damaged:
+                self.count(damaged=damaged)
+            with contextlib.suppress(OSError):  # read-only disk
                 self._note_use(fd)
-                # The folder is gone if the cache was removed meanwhile.
-                with contextlib.suppress(FileNotFoundError):
-                    path.replace(self._block(key, item.start) / _name(item))
-        finally:
-            for _, _, path, fd in files:
-                with contextlib.suppress(OSError):
-                    path.unlink()  # unless it was renamed
-                os.close(fd)
-        return evicted
+        return found
 
-    def slots_path(self, key: CacheKey, size: int) -> Path:
-        """Path of the file that `open_slots` opens."""
-        return self._block(key, 0) / _name(ByteRange(0, size))
-
-    def open_slots(self, key: CacheKey, size: int) -> int | None:
-        """Open the only entry of a key, a file of `size` bytes written in place, zeros at first.
-
-        Returns a descriptor, which the caller closes; `None` if the file does not fit. The caller
-        checks what it reads: others may write at the same time.
-        """
-        path, flags = self.slots_path(key, size), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    def _add(self, entry: CacheEntry, size: int, slots: Mapping[int, memoryview]) -> None:
+        fd = self._create(entry, size + 4 * -(-size // entry.slot_bytes))
+        if fd is None:
+            self._adding_paused_until = time.monotonic() + self.pause
+            return
         try:
-            with contextlib.suppress(FileNotFoundError):
-                fd = with_descriptor(lambda: os.open(path, flags))
-                if os.fstat(fd).st_size == size:
-                    return fd
-                os.close(fd)
-            with self.locked() as taken:
-                if not self._make_room(taken, _on_disk(size) + 3 * _FOLDER_BYTES)[0]:
-                    self.is_full = True
-                    return None
-                self._make_folders(taken, key, ByteRange(0, size))
-                fd = with_descriptor(lambda: os.open(path, flags | os.O_CREAT, 0o600))
-                taken.bytes += _on_disk(size)
-                try:
-                    os.ftruncate(fd, size)
-                except BaseException:
-                    os.close(fd)
-                    raise
-                return fd
-        except OSError as error:
-            if error.errno in _READ_ONLY and self.path.exists():
-                raise CacheReadOnlyError(error.errno, error.strerror, str(path)) from error
-            raise
+            label = entry.label
+            for number, slot in slots.items():
+                checksum = (crc32c(slot, start=label) or 1).to_bytes(4, "little")
+                _write(fd, slot, number * entry.slot_bytes)
+                _write(fd, memoryview(checksum), size + 4 * number)
+            self._note_use(fd)
+        finally:
+            os.close(fd)
 
-    def forget(self, key: CacheKey, ranges: Sequence[ByteRange]) -> int:
-        """Remove cached ranges of a file; returns the number of removed entries."""
-        entries = {entry for item in ranges for entry in self._overlapping(key, item)}
-        for entry in entries:
-            self._drop(entry)
-        return len(entries)
-
-    def scan(self) -> tuple[list[CacheEntry], int]:
+    def scan(self) -> tuple[list[_Found], int]:
         """All entries, least recently used first, and the size on disk of everything."""
-        entries: list[CacheEntry] = []
+        entries: list[_Found] = []
         sizes: dict[int, int] = {}  # by inode
-        for folder, folders, names in os.walk(self.path):
-            is_block = _BLOCK.fullmatch(os.path.relpath(folder, self.path)) is not None
-            folders.sort(key=_NEW.__ne__)  # `new` first: its files may be renamed during the scan
+        for folder, _, names in os.walk(self.path):
             with contextlib.suppress(FileNotFoundError):
                 found = Path(folder).stat()
                 # A folder does not shrink when files are removed.
                 sizes[found.st_ino] = max(_FOLDER_BYTES, found.st_blocks * 512)
+            place = os.path.relpath(folder, self.path)
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
                     path = f"{folder}/{name}"
                     found = os.lstat(path)
                     sizes[found.st_ino] = size = _on_disk(found.st_size)
-                    if is_block and (item := _range(name)) is not None:
-                        entries.append(CacheEntry(item, path, size, found.st_mtime_ns))
-        return sorted(entries, key=lambda entry: (entry.used, entry.path)), sum(sizes.values())
+                    if _ENTRY.fullmatch(f"{place}/{name}"):
+                        entries.append(_Found(found.st_mtime_ns, path, size))
+        return sorted(entries), sum(sizes.values())
 
     def locked(self) -> contextlib.AbstractContextManager[_Taken]:
         """Acquire the lock against other writers; see `_locked`."""
-        return _locked(self.path, self._patience)
+        return _locked(self.path, self.patience)
 
-    def _make_room(self, taken: _Taken, needed: int) -> tuple[bool, int]:
-        """Evict entries; returns whether `needed` bytes are available, and the number evicted."""
-        evicted, is_counted = 0, False
-        while not taken.is_known or taken.bytes + needed > self._limit:
-            if needed > self._limit:
-                return False, evicted
+    @contextlib.contextmanager
+    def _opened(
+        self, entry: CacheEntry, first: int, number: int
+    ) -> Iterator[tuple[int, int, npt.NDArray[np.uint32]]]:
+        """Descriptor and size of an entry, and the checksums of some slots, 0 for absent ones."""
+        path = self._path(entry)
+        try:
+            path = os.devnull if path in self._ignored else path
+            fd = with_descriptor(lambda: os.open(path, _READ))
+        except (FileNotFoundError, NotADirectoryError):
+            fd = os.open(os.devnull, _READ)
+        try:
+            whole = os.fstat(fd).st_size
+            size = whole - 4 * -(-whole // (entry.slot_bytes + 4))
+            sums = np.zeros(number, "<u4")
+            os.preadv(fd, [sums.view(np.uint8).data], size + 4 * first)
+            yield fd, size, sums
+        finally:
+            os.close(fd)
+
+    def _create(self, entry: CacheEntry, size: int) -> int | None:
+        """Open an entry, created with a file of `size` bytes if needed; `None` if it cannot fit."""
+        path = self._path(entry)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                fd = with_descriptor(lambda: os.open(path, _WRITE))
+                if os.fstat(fd).st_size == size:
+                    return fd
+                os.close(fd)
+            with self.locked() as taken:
+                if not self._make_room(taken, _on_disk(size) + 3 * _FOLDER_BYTES):
+                    return None
+                if not (where := Path(path).with_name(_WHERE)).exists():
+                    where.parent.mkdir(mode=0o700, exist_ok=True)
+                    where.write_text(entry.place, "utf-8")
+                    taken.bytes += _FOLDER_BYTES + _on_disk(len(entry.place))
+                fd = with_descriptor(lambda: os.open(path, _WRITE | os.O_CREAT, 0o600))
+                try:
+                    os.ftruncate(fd, size)
+                except BaseException:
+                    os.close(fd)
+                    raise
+                taken.bytes += _on_disk(size)
+                return fd
+        except OSError as error:
+            if error.errno in _READ_ONLY and self.path.exists():
+                raise CacheReadOnlyError(error.errno, error.strerror, path) from error
+            raise
+
+    def _make_room(self, taken: _Taken, needed: int) -> bool:
+        """Evict entries until `needed` bytes are available; whether that is possible."""
+        is_counted, limit = False, self.limit - _UNCOUNTED_BYTES
+        while not taken.is_known or taken.bytes + needed > limit:
+            if needed > limit:
+                return False
             if taken.is_known and self._oldest and self._oldest[0].used < self._keep_since:
-                given_back = self._remove(self._oldest.popleft(), unless_used=True)
-                taken.bytes -= given_back
-                evicted += given_back > 0
+                oldest = self._oldest.popleft()
+                path = Path(oldest.path)
+                with contextlib.suppress(FileNotFoundError):
+                    if path.stat().st_mtime_ns == oldest.used:  # not used since the scan
+                        path.unlink()
+                        taken.bytes -= oldest.size
+                        self.count(evictions=1)
             elif not is_counted:
-                self._remove_abandoned()
                 entries, taken.bytes = self.scan()
                 self._oldest, is_counted = deque(entries), True
                 taken.is_known = True
             else:
-                return False, evicted
-        return True, evicted
-
-    def _make_folders(self, taken: _Taken, key: CacheKey, item: ByteRange) -> None:
-        block, where = self._block(key, item.start), self._of(key.place) / _WHERE
-        if not where.exists():
-            where.parent.mkdir(mode=0o700, exist_ok=True)
-            new = self._new()
-            new.write_text(key.place, "utf-8")
-            new.replace(where)
-            taken.bytes += _FOLDER_BYTES + _on_disk(len(key.place))
-        if not block.is_dir():
-            block.mkdir(mode=0o700)
-            taken.bytes += _FOLDER_BYTES
-
-    def _new(self) -> Path:
-        folder = self.path / _NEW
-        folder.mkdir(mode=0o700, exist_ok=True)
-        return folder / secrets.token_hex(12)
-
-    def _remove_abandoned(self) -> None:
-        """Remove unfinished entries of killed processes."""
-        with contextlib.suppress(FileNotFoundError):
-            for path in self._unfinished():
-                fd = with_descriptor(functools.partial(os.open, path, _READ))
-                try:
-                    if _try_lock(fd):
-                        path.unlink()
-                finally:
-                    os.close(fd)
-
-    def _unfinished(self) -> list[Path]:
-        """Entries under construction."""
-        return [p for p in (self.path / _NEW).glob("*") if _UNFINISHED.fullmatch(p.name)]
-
-    def _drop(self, entry: CacheEntry) -> None:
-        """Remove an entry; if that fails, ignore it from now on."""
-        try:
-            self._remove(entry)
-        except OSError:
-            self._ignored.add(entry.path)
-
-    def _remove(self, entry: CacheEntry, *, unless_used: bool = False) -> int:
-        """Remove an entry, and its folder if empty; returns the bytes freed on disk.
-
-        With `unless_used`, an entry used since the scan is kept.
-        """
-        path, given_back = Path(entry.path), 0
-        with contextlib.suppress(FileNotFoundError):
-            if unless_used and path.stat().st_mtime_ns != entry.used:
-                return 0
-            path.unlink()
-            given_back = entry.size
-            with contextlib.suppress(OSError):  # not empty
-                path.parent.rmdir()
-                given_back += _FOLDER_BYTES
-        return given_back
-
-    def _read(self, key: CacheKey, entry: CacheEntry, part: ByteRange, out: memoryview) -> None:
-        fd = with_descriptor(lambda: os.open(entry.path, _READ))
-        try:
-            _read_entry(fd, _label(key, entry.range), entry.range, part, out)
-            with contextlib.suppress(OSError):  # read-only disk
-                self._note_use(fd)
-        finally:
-            os.close(fd)
+                return False
+        return True
 
     def _note_use(self, fd: int) -> None:
         # Nanoseconds since 1970, strictly increasing.
         self._now = max(time.time_ns(), self._now + 1)
         os.utime(fd, ns=(self._now, self._now))
 
-    def _overlapping(self, key: CacheKey, item: ByteRange) -> list[CacheEntry]:
-        """Entries that overlap a range, in order.
-
-        Concurrent writers may create overlapping entries; some of these may be missing.
-        """
-        found = []
-        for at in range(item.start - item.start % _BLOCK_BYTES, item.stop, _BLOCK_BYTES):
-            folder = str(self._block(key, at))
-            try:
-                changed = os.stat(folder).st_mtime_ns  # noqa: PTH116 - speed: for every read
-                is_settled = time.time_ns() - changed > _SETTLED_NS
-                names = (_names if is_settled else _names.__wrapped__)(folder, changed)
-            except FileNotFoundError:
-                continue
-            # The last entry that starts before the range may overlap it.
-            first = bisect.bisect(names, f"{item.start:016}")
-            for name in names[max(0, first - 1) : bisect.bisect_left(names, f"{item.stop:016}")]:
-                each, path = _range(name), f"{folder}/{name}"
-                if each is not None and item.start < each.stop and path not in self._ignored:
-                    found.append(CacheEntry(each, path))
-        return found
-
-    def _of(self, place: str) -> Path:
-        return self.path / hashlib.sha256(place.encode()).hexdigest()[:40]
-
-    def _block(self, key: CacheKey, at: int) -> Path:
-        return self._of(key.place) / f"{quote(key.path, safe='')}.{at // _BLOCK_BYTES}"
+    def _path(self, entry: CacheEntry) -> str:
+        return f"{self.path}/{_digest(entry.place)}/{_digest(entry.name)}"
 
 
-def _entries(
-    parts: Sequence[tuple[ByteRange, memoryview]], longest: int
-) -> Iterator[tuple[ByteRange, memoryview]]:
-    """Split parts into entries: joins adjacent parts, limits the length, cuts at blocks."""
-    ranges = [item for item, _ in parts]
-    for (start, stop), members in coalesce(ranges, max_gap=0, max_length=1 << 62):
-        data = memoryview(parts[members[0]][1])
-        if len(members) > 1:
-            data = memoryview(bytearray(stop - start))
-            for number in members:
-                item, part = parts[number]
-                data[item.start - start : item.stop - start] = part
-        at = start
-        while at < stop:
-            end = min(stop, at + longest, (at // _BLOCK_BYTES + 1) * _BLOCK_BYTES)
-            yield ByteRange(at, end), data[at - start : end - start]
-            at = end
+class _Found(NamedTuple):
+    """An entry in a scan: time of last use in nanoseconds, path, and size on disk."""
+
+    used: int
+    path: str
+    size: int
 
 
-@functools.lru_cache(maxsize=256)
-def _names(folder: str, changed: int) -> list[str]:  # noqa: ARG001 - part of the cache key
-    """Sorted names in a folder with modification time `changed`."""
-    return sorted(os.listdir(folder))  # noqa: PTH208 - speed: there may be thousands
+@functools.lru_cache(maxsize=4096)
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
-def _needed(item: ByteRange) -> int:
-    """Upper bound of the size on disk of a new entry, with new folders."""
-    return _on_disk(_entry_bytes(item.length)) + 3 * _FOLDER_BYTES
+def _write(fd: int, data: memoryview, at: int) -> None:
+    while data:
+        written = os.pwrite(fd, data, at)
+        data, at = data[written:], at + written
 
 
 def _on_disk(length: int) -> int:
     """Size on disk of a file of `length` bytes, with its directory entry."""
     return -(-length // 4096) * 4096 + _NAME_BYTES
-
-
-def _label(key: CacheKey, item: ByteRange) -> bytes:
-    return f"{key.place}\0{key.path}\0{item.start}-{item.stop}".encode()
-
-
-def _name(item: ByteRange) -> str:
-    return f"{item.start:016}-{item.stop}"  # sorts numerically
-
-
-def _range(name: str) -> ByteRange | None:
-    """Byte range of an entry, from its name; `None` for other names."""
-    found = _ENTRY.fullmatch(name)
-    return found and ByteRange(int(found[1]), int(found[2]))
 
 
 class CacheBusyError(OSError):
@@ -527,6 +476,7 @@ def _open_taken(folder: Path) -> int:
         raise CacheReadOnlyError(error.errno, error.strerror, str(path)) from error
 
 
+@functools.cache
 def _boot() -> str:
     """Id of this boot: after a crash, `taken` may be older than the entries."""
     try:
@@ -541,51 +491,3 @@ def _try_lock(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-class _DamagedError(Exception):
-    """An entry is damaged."""
-
-
-def _entry_bytes(length: int) -> int:
-    """File size of an entry with `length` bytes of data."""
-    return length + 4 * -(-length // _PIECE_BYTES) + 4
-
-
-def _write_entry(fd: int, label: bytes, data: memoryview) -> None:
-    """Write an entry; `label` identifies it."""
-    pieces = (data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES))
-    checksums = b"".join(_checksum(piece) for piece in pieces)
-    at = 0
-    for part in (data, memoryview(checksums + _checksum(label, checksums))):
-        left = part
-        while left:
-            written = os.pwrite(fd, left, at)
-            at, left = at + written, left[written:]
-
-
-def _read_entry(
-    fd: int, label: bytes, entry: ByteRange, wanted: ByteRange, out: memoryview
-) -> None:
-    """Fill `out` with bytes `wanted` of a file's range, from the entry for range `entry`.
-
-    Raises `_DamagedError` if the entry is damaged; the content of `out` is then undefined.
-    """
-    size = _entry_bytes(entry.length)
-    tail = os.pread(fd, size, entry.length)
-    if os.fstat(fd).st_size != size or _checksum(label, tail[:-4]) != tail[-4:]:
-        raise _DamagedError("its checksums are damaged, or it is another entry")
-    start, stop = wanted.start - entry.start, wanted.stop - entry.start
-    for at in range(start - start % _PIECE_BYTES, stop, _PIECE_BYTES):
-        end = min(at + _PIECE_BYTES, entry.length)
-        low, high = max(at, start), min(end, stop)
-        # Unwanted bytes of the first and last piece go to temporary buffers.
-        before, after = bytearray(low - at), bytearray(end - high)
-        parts: list[Buffer] = [before, out[low - start : high - start], after]
-        index = at // _PIECE_BYTES * 4
-        if os.preadv(fd, parts, at) < end - at or _checksum(*parts) != tail[index : index + 4]:
-            raise _DamagedError("its data is damaged")
-
-
-def _checksum(*parts: Buffer) -> bytes:
-    return crc32c(*parts).to_bytes(4, "little")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import itertools
 import logging
 import os
@@ -38,7 +39,7 @@ from tests.kit.processes import Fork, busy_threads, in_fork, killed_at
 LIMIT = 2 << 20
 SPARE = 16 << 10
 DATA = np.random.default_rng(1).bytes(4 << 20)
-PIECE_BYTES = 256 << 10  # with one checksum
+SLOT = 5000  # bytes with one checksum; 20 are an entry
 
 
 def on_disk(folder: Path) -> int:
@@ -52,8 +53,16 @@ def on_disk(folder: Path) -> int:
     return sum(sizes.values())
 
 
+class SmallSlots(CachedStorage):
+    slot_bytes, entry_slots = SLOT, 20
+
+
+class PageSlots(CachedStorage):
+    slot_bytes, entry_slots = 64, 4096  # pages begin with a slot
+
+
 class Cached:
-    """A `CachedStorage` over a `CountingStorage` over a folder with `DATA` at `PATH`."""
+    """A cache with small slots over a `CountingStorage` over a folder with `DATA` at `PATH`."""
 
     def __init__(self, root: Path, limit: int = LIMIT, **options: float) -> None:
         self.cache = root / "cache"
@@ -61,7 +70,7 @@ class Cached:
         if not (root / "remote" / PATH).exists():
             put(local, PATH, DATA)
         self.remote = CountingStorage(local)
-        self.storage = CachedStorage(self.remote, self.cache, limit, **options)
+        self.storage = SmallSlots(self.remote, self.cache, limit, **options)
 
     def check(self, start: int, stop: int) -> int:
         """Read a range and compare it; returns the bytes read from the remote storage."""
@@ -92,21 +101,23 @@ class TestCachedStorage(StorageContract):
 
 
 def test_cached_ranges_are_not_read_again(cached: Cached) -> None:
-    assert cached.check(100, 5000) == 4900
-    assert cached.check(100, 5000) == 0
-    assert cached.check(2000, 3000) == 0, "a subrange"
-    assert cached.check(0, 6000) == 100 + 1000, "only the missing ends"
-    assert cached.check(0, 6000) == 0
-    counters = {"hits": 3, "misses": 2, "bytes": 4900 + 1000 + 4900 + 6000}
+    assert cached.check(5100, 9000) == SLOT
+    assert cached.check(5100, 9000) == 0
+    assert cached.check(6000, 7000) == 0, "a subrange"
+    assert cached.check(1000, 11_000) == 2 * SLOT, "only the missing ends"
+    assert cached.check(0, 15_000) == 0
+    counters = {"hits": 3, "misses": 2, "bytes": 3900 + 1000 + 5000 + 15_000}
     counters |= dict.fromkeys(("evictions", "damaged", "failures", "busy"), 0)
     assert cached.storage.counters() == {f"cache_{name}": n for name, n in counters.items()}
     copy = pickle.loads(pickle.dumps(cached.storage))
     assert get(copy, PATH, 0, 1000) == DATA[:1000]
     assert (copy.counters()["cache_hits"], copy.counters()["cache_misses"]) == (1, 0)
     copy.close()
-    assert not cached.storage.forget(PATH, [ByteRange(6000, 7000)])
-    assert cached.storage.forget(PATH, [ByteRange(5999, 7000)])
-    assert cached.check(5000, 6000) == 1000, "the rest was forgotten"
+    cached.check(99_999, 110_000)
+    assert not cached.storage.forget(PATH, [ByteRange(200_000, 201_000)])
+    assert cached.storage.forget(PATH, [ByteRange(99_999, 100_000)])
+    assert cached.check(5000, 6000) == SLOT, "the entry was forgotten"
+    assert cached.check(100_000, 110_000) == 0, "another entry"
 
 
 def _read(cached: Cached, *pairs: tuple[int, int]) -> None:
@@ -120,9 +131,9 @@ def _read(cached: Cached, *pairs: tuple[int, int]) -> None:
 def test_missing_ranges_are_one_read_and_stored_once(cached: Cached) -> None:
     cached.check(1000, 2000)
     cached.remote.reset()
-    _read(cached, (1500, 2500), (0, 0), (1000, 2000), (500, 1200))
-    assert cached.remote.ranges == {PATH: [ByteRange(2000, 2500), ByteRange(500, 1000)]}
-    assert cached.check(500, 2500) == 0
+    _read(cached, (4500, 11_000), (0, 0), (1000, 2000), (6500, 16_200), (8000, 12_000))
+    assert cached.remote.ranges == {PATH: [ByteRange(n, n + SLOT) for n in (5000, 10_000, 15_000)]}
+    assert cached.check(500, 20_000) == 0
     _read(cached, (0, 600_000), (0, 600_000), (100, 300), (500, 610_000))
     assert cached.count("failures") == 0
     assert cached.check(0, 610_000) == 0
@@ -130,13 +141,18 @@ def test_missing_ranges_are_one_read_and_stored_once(cached: Cached) -> None:
     _check_sound(cached.cache.parent)
 
 
-def test_ranges_across_pieces_and_entries(tmp_path: Path) -> None:
-    cached = Cached(tmp_path, limit=64 << 20)  # entries of up to 8 MiB, pieces of 256 KiB
-    cached.check(1, 3 * PIECE_BYTES + 5)
-    edges = [1, 2, PIECE_BYTES, PIECE_BYTES + 1, PIECE_BYTES + 2, 2 * PIECE_BYTES + 1]
-    edges += [3 * PIECE_BYTES + 1, 3 * PIECE_BYTES + 4, 3 * PIECE_BYTES + 5]
-    for start, stop in itertools.combinations(edges, 2):
-        assert cached.check(start, stop) == 0
+def test_ranges_across_slots_and_entries(tmp_path: Path) -> None:
+    put(local := LocalStorage(tmp_path / "remote"), PATH, DATA[: (1 << 20) + 100_001])
+    remote = CountingStorage(local)
+    storage = CachedStorage(remote, tmp_path / "cache", LIMIT)  # slots of 128 KiB, entries of 1 MiB
+    edges = [0, 1, 131_071, 131_072, 131_073, 270_000, 1 << 20, (1 << 20) + 1, (1 << 20) + 100_001]
+    for wanted in (edges[-1], 0):
+        for start, stop in itertools.combinations(edges, 2):
+            assert get(storage, PATH, start, stop) == DATA[start:stop]
+        assert remote.bytes_read == wanted, "each byte once"
+        remote.reset()
+    with pytest.raises(StorageError, match="ended early"):
+        get(storage, PATH, edges[-1] - 1, edges[-1] + 1)
 
 
 @given(
@@ -191,7 +207,7 @@ def test_pages_damaged_in_transit_are_evicted(straight: bool, tmp_path: Path) ->
     right = read(local)
     assert read(damages_once(local)) == right, "without a cache too"
     remote = CountingStorage(damages_once(local))
-    storage = CachedStorage(remote, tmp_path / "cache", "16MiB")
+    storage = PageSlots(remote, tmp_path / "cache", "16MiB")
     assert read(storage) == right, "read again at once"
     assert storage.counters()["cache_damaged"] == 1
     remote.reset()
@@ -199,7 +215,7 @@ def test_pages_damaged_in_transit_are_evicted(straight: bool, tmp_path: Path) ->
     assert set(remote.ranges) == {"manifest.json"}
     storage.close()
     # A second thread with the same damaged bytes finds them evicted already and must retry too.
-    storage = CachedStorage(damages_once(local), tmp_path / "other", "16MiB")
+    storage = PageSlots(damages_once(local), tmp_path / "other", "16MiB")
     drop = storage.forget
 
     def drop_twice(path: str, ranges: Sequence[ByteRange]) -> bool:
@@ -247,18 +263,16 @@ def test_any_read_damaged_in_transit_is_evicted(small: Path, tmp_path: Path) -> 
 # Limit and eviction
 
 
-def entries(cache: Path) -> dict[Path, ByteRange]:
-    """Files of the entries with their byte ranges."""
-    found = {}
-    for path in cache.glob("*/*/*-*"):
-        start, stop = path.name.split("-")
-        found[path] = ByteRange(int(start), int(stop))
-    return found
+def entries(cache: Path) -> list[Path]:
+    """Files of the entries."""
+    return [path for path in cache.glob("*/*") if len(path.name) == 40]
 
 
 def _cached_blocks(cached: Cached) -> set[int]:
     """Numbers of the cached blocks of 100,000 bytes."""
-    return {item.start // 100_000 for item in entries(cached.cache).values()}
+    files = {path.name for path in entries(cached.cache)}
+    names = {hashlib.sha256(f"{PATH} {n}".encode()).hexdigest()[:40]: n for n in range(42)}
+    return {names[name] for name in files}
 
 
 def _read_blocks(cached: Cached, order: list[int]) -> None:
@@ -341,11 +355,10 @@ def _check_count(cache: Path) -> None:
 
 
 def _check_sound(root: Path) -> None:
-    """Usage is within its count and the limit, no temporary file remains, reads are correct."""
+    """Usage is within its count and the limit, reads are correct."""
     cached = Cached(root)
     _read_blocks(cached, [*range(20), *range(40)])  # more than fit
     _check_count(cached.cache)
-    assert list((cached.cache / "new").iterdir()) == []
     assert len(_cached_blocks(cached)) >= 15
     assert on_disk(cached.cache) <= LIMIT
     cached.check(0, len(DATA))
@@ -355,11 +368,11 @@ def _check_sound(root: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_forks_share_the_cache_while_threads_read(tmp_path: Path) -> None:
     cached = Cached(tmp_path)
-    cached.check(0, 1000)
+    cached.check(0, 5000)
 
     def work() -> None:
         assert cached.check(0, 1000) == 0, "in a fork of a process with the open cache"
-        cached.check(1000, 50_000)
+        cached.check(5000, 50_000)
         os._exit(0)  # an abrupt exit
 
     assert Fork(work).wait() == 0
@@ -367,7 +380,7 @@ def test_forks_share_the_cache_while_threads_read(tmp_path: Path) -> None:
     rng = random.Random(0)
 
     def read() -> None:
-        start = rng.randrange(len(DATA) - 1000)
+        start = rng.randrange(LIMIT // 2)  # no evictions
         assert get(cached.storage, PATH, start, start + 1000) == DATA[start : start + 1000]
 
     with busy_threads(read, 2):
@@ -386,40 +399,43 @@ def _entry_file(cached: Cached) -> Path:
 
 
 def test_a_damaged_entry_is_fetched_again(cached: Cached, caplog: pytest.LogCaptureFixture) -> None:
-    """Truncated, too long, empty, zeros or another entry's; a missing entry is no damage."""
+    """Truncated, too long, changed or another entry's; a missing or empty entry is no damage."""
     cached.check(0, 5000)
     first = _entry_file(cached)
     whole = first.read_bytes()
     caplog.set_level(logging.WARNING, "seqrecord")
-    for count, data in enumerate((whole[:-1], whole + b"x", b"", bytes(5008)), 1):
+    for count, data in enumerate((whole[:-1], whole + b"x", bytes(90) + whole[90:]), 1):
         first.write_bytes(data)
         caplog.clear()
         assert cached.check(0, 5000) == 5000
         assert "damaged" in caplog.text
         assert cached.check(0, 5000) == 0
         assert cached.count("damaged") == count
+    for data in (b"", bytes(len(whole))):
+        first.write_bytes(data)
+        assert cached.check(0, 5000) == 5000
     first.unlink()
     assert cached.check(0, 5000) == 5000
-    assert cached.count("damaged") == 4
-    cached.check(5000, 10_000)
+    assert cached.count("damaged") == 3
+    cached.check(100_000, 105_000)
     (second,) = set(entries(cached.cache)) - {first}
     first.write_bytes(second.read_bytes())
     second.unlink()
     second.symlink_to(elsewhere := cached.cache.parent / "elsewhere")
     elsewhere.write_bytes(whole)
     assert cached.check(0, 5000) == 5000
-    assert cached.count("damaged") == 5
-    assert cached.check(5000, 10_000) == 5000, "links are not followed"
+    assert cached.count("damaged") == 4
+    assert cached.check(100_000, 105_000) == 5000, "links are not followed"
 
 
 def test_every_damaged_byte_is_detected(cached: Cached) -> None:
-    cached.check(7, 57)
-    size = _entry_file(cached).stat().st_size
-    for at in range(size):
+    cached.check(5007, 5057)
+    places = [*range(5000, 10_000, 50), *range(100_004, 100_008)]
+    for at in places:
         flip(_entry_file(cached), at)
-        assert cached.check(7, 57) == 50
-    assert cached.count("damaged") == size
-    assert cached.check(7, 57) == 0
+        assert cached.check(5007, 5057) == SLOT
+    assert cached.count("damaged") == len(places)
+    assert cached.check(5007, 5057) == 0
 
 
 def test_usage_counts_damaged_or_of_another_boot_are_rebuilt(cached: Cached) -> None:
@@ -447,7 +463,7 @@ def test_other_files_are_kept_and_a_deleted_folder_is_recreated(cached: Cached) 
         other.parent.mkdir(exist_ok=True)
         other.write_text("x")
     (cached.cache / "taken").write_text("unknown")
-    assert cached.check(0, 6000) == 1000
+    assert cached.check(0, 6000) == SLOT
     _read_blocks(cached, list(range(40)))
     assert cached.count("evictions")
     assert {other.read_text() for other in others} == {"x"}
@@ -498,11 +514,10 @@ def test_the_space_of_a_killed_writer_is_freed(tmp_path: Path) -> None:
 
     inside_entry = [(os, "pwrite")]
     assert killed_at(2, lambda: cached.check(1_000_000, 2_500_000), inside_entry)
-    partial = list((cached.cache / "new").iterdir())
-    assert sum(path.stat().st_size for path in partial) > LIMIT / 2
     _read_blocks(cached, list(range(20)))
     assert len(_cached_blocks(cached)) >= 15
-    assert list((cached.cache / "new").iterdir()) == []
+    assert cached.check(1_000_000, 2_500_000) >= 500_000
+    assert cached.count("damaged") == 0
 
 
 @pytest.mark.parametrize("is_removed", [False, True])
@@ -515,26 +530,26 @@ def test_a_running_writer_is_undisturbed_unless_the_cache_is_removed(
         real = os.pwrite
 
         def pwrite(fd: int, data: Any, at: int) -> int:
-            if len(data) > 50_000:  # in an entry
+            if len(data) == SLOT:  # in an entry
                 os.kill(os.getpid(), signal.SIGSTOP)
             return real(fd, data, at)
 
         os.pwrite = pwrite
-        writer.check(3_900_000, 4_000_000)
+        writer.check(3_900_000, 3_905_000)
 
     worker = Fork(work)
     assert worker.is_stopped()
     if is_removed:
         shutil.rmtree(tmp_path / "cache")
     else:
-        assert third.check(3_900_000, 3_900_100) == 100, "not stored yet"
-        _read_blocks(other, list(range(30)))
+        assert third.check(3_900_000, 3_900_100) == SLOT, "not stored yet"
+        _read_blocks(other, list(range(10)))
     assert worker.proceed() == 0
     if is_removed:
-        assert entries(other.cache) == {}
-        assert other.check(0, 1000) == 1000
+        assert entries(other.cache) == []
+        assert other.check(0, 1000) == SLOT
     else:
-        assert other.check(3_900_100, 4_000_000) == 0
+        assert other.check(3_900_100, 3_905_000) == 0
     _check_sound(tmp_path)
 
 
@@ -559,14 +574,14 @@ def test_disk_failures_are_bypassed(
         open_files = set()
         for _ in range(3):
             cached.check(0, 1000)
-            assert cached.check(2000, 3000) == resting.check(2000, 3000) == 1000
+            assert cached.check(12_000, 13_000) == resting.check(12_000, 13_000) == SLOT
             open_files.add(len(list(Path("/proc/self/fd").iterdir())))
         assert len(open_files) == 1
     assert cached.count("failures") >= 3
     assert resting.count("failures") == 1
     assert caplog.text.count("is not used for a while") == 2, "logged once by each"
-    cached.check(2000, 3000)
-    assert cached.check(2000, 3000) == 0
+    cached.check(12_000, 13_000)
+    assert cached.check(12_000, 13_000) == 0
     cached.storage.close()
     _check_sound(cached.cache.parent)
 
@@ -597,7 +612,7 @@ def test_files_of_others_are_refused_not_removed(path: str, tmp_path: Path) -> N
         CachedStorage(local, folder, LIMIT)
     cached = Cached(tmp_path)
     folder.rename(cached.cache)  # after it was opened
-    assert cached.check(0, 100) == 100
+    assert cached.check(0, 100) == SLOT
     assert cached.count("failures") == 1
     assert [p for p in cached.cache.rglob("*") if p.is_file()] == [cached.cache / path]
     assert (cached.cache / path).read_text().startswith("Signature")

@@ -69,26 +69,26 @@ def test_a_stopped_process_does_not_block_others(
 
 
 def test_a_cache_locked_by_another_process(tmp_path: Path) -> None:
-    """Cached data is read and damage is dropped. Nothing is added, even in the pause afterwards."""
+    """Cached data is read, and damage replaced. No entry is added, even in the pause afterwards."""
     cached = Cached(tmp_path, patience=0.05, pause=0.0)
     resting = Cached(tmp_path, patience=0.05, pause=1000.0)
     cached.check(0, 10_000)
     with CacheFolder(tmp_path / "cache").locked():
         assert cached.check(0, 10_000) == 0
         for count in (1, 2):
-            assert cached.check(0, 20_000) == 10_000
+            assert cached.check(95_000, 110_000) == (15_000 if count == 1 else 10_000)
             assert cached.count("busy") == count
         for _ in range(2):
-            assert resting.check(10_000, 20_000) == 10_000
+            assert resting.check(100_000, 110_000) == 10_000
         [entry] = entries(tmp_path / "cache")
         flip(entry, 100)
-        for _ in range(2):
-            assert cached.check(0, 10_000) == 10_000
+        assert cached.check(0, 10_000) == 5000
+        assert cached.check(0, 10_000) == 0, "written again, without the lock"
         assert cached.count("damaged") == 1
     busy = cached.count("busy")
-    assert resting.check(10_000, 20_000) == 10_000
-    assert cached.check(0, 20_000) == 20_000
-    assert cached.check(0, 20_000) == 0
+    assert resting.check(100_000, 110_000) == 10_000
+    assert cached.check(100_000, 120_000) == 20_000
+    assert cached.check(100_000, 120_000) == 0
     assert (cached.count("busy"), resting.count("busy")) == (busy, 1)
 
 
@@ -153,8 +153,11 @@ def test_damage_on_a_read_only_disk_is_not_served(
     fail_calls(monkeypatch, Path, "unlink", errno.EROFS)
     cached = Cached(tmp_path, pause=0.0)
     for _ in range(2):
-        assert cached.check(0, 10_000) == 10_000
-    assert cached.count("damaged") == 1
+        assert cached.check(0, 10_000) == 5000
+    assert cached.count("damaged") == 2
+    assert cached.storage.forget(PATH, [ByteRange(5000, 5001)])
+    assert not cached.storage.forget(PATH, [ByteRange(5000, 5001)])
+    assert cached.check(0, 10_000) == 10_000, "ignored from now on"
     cached.storage.close()
 
 

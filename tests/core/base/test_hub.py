@@ -416,7 +416,7 @@ def test_a_cache_that_is_too_small_causes_no_extra_reads(hub: HubStub) -> None:
     before = hub.sent
     for start in range(0, size, 8 << 20):
         get(storage, "big.mp4", start + 99, start + 109)
-    assert hub.sent - before <= 50
+    assert hub.sent - before <= 5 * (128 << 10), "whole slots"
     storage.close()
 
 

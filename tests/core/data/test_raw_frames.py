@@ -208,6 +208,7 @@ def test_a_slice_damaged_in_transfer_is_read_again(root: Path, tmp_path: Path) -
         storage: Storage = damages_once(LocalStorage(root))
         if is_cached:
             storage = CachedStorage(storage, tmp_path / "cache", "16MiB")
+            storage.slot_bytes, storage.entry_slots = 64, 4096  # slices begin with a slot
         with seqrecord.open(storage, features=["mid"]) as dataset:
             np.testing.assert_array_equal(dataset.episodes["e"][100]["mid"], EXPECTED[100]["mid"])
             assert storage.counters().get("cache_damaged", 1) > 0
