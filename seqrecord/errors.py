@@ -37,6 +37,7 @@ from `RuntimeError`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from seqrecord.text import repr_of, shown_place
@@ -99,7 +100,7 @@ class SeqRecordError(Exception):
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         # For pickling between processes: the default protocol drops keyword arguments.
-        return _rebuild, (type(self), self.message, self.context())
+        return partial(type(self), self.message, **self.context()), ()
 
 
 def _text(value: object) -> str:
@@ -107,10 +108,6 @@ def _text(value: object) -> str:
         return f"{value}"
     except Exception:  # for example an integer of 5,000 digits
         return repr_of(value)
-
-
-def _rebuild(cls: type[SeqRecordError], message: str, facts: dict[str, Any]) -> SeqRecordError:
-    return cls(message, **facts)
 
 
 class located:  # noqa: N801 - used as a function; faster than `contextmanager` on hot paths

@@ -57,12 +57,10 @@ class Block(NamedTuple):
     @classmethod
     def of(cls, frame: Frame) -> Block:
         """A block of one frame; raises `SchemaError` if a value is `None`."""
+        problem = "None is not a value; leave the feature out of a frame that lacks it"
         for name, item in frame.items():
             if item is None:
-                raise SchemaError(
-                    "None is not a value; leave the feature out of a frame that lacks it",
-                    feature=name,
-                )
+                raise SchemaError(problem, feature=name)
         return cls(1, {name: (item,) for name, item in frame.items()})
 
     def frames(self) -> Iterator[Frame]:
@@ -114,13 +112,8 @@ class FeatureSpec:
         object.__setattr__(self, "shape", check_shape(self.name, self.shape))
         object.__setattr__(self, "codec", check_codec(self.name, self.codec))
         check_value(self.name, self.value, self.dtype, self.shape)
-        if self.nbytes > MAX_FRAME_BYTES:
-            raise SchemaError(
-                "a frame of this feature is too large",
-                feature=self.name,
-                expected=f"at most {MAX_FRAME_BYTES} bytes",
-                got=f"{self.nbytes} bytes",
-            )
+        limit, problem = f"at most {MAX_FRAME_BYTES} bytes", "a frame of this feature is too large"
+        refuse(self.nbytes > MAX_FRAME_BYTES, problem, self.nbytes, limit, self.name)
 
     @property
     def is_fixed(self) -> bool:
@@ -186,21 +179,18 @@ class FeatureSpec:
     @classmethod
     def from_json(cls, value: object) -> FeatureSpec:
         """Inverse of `to_json`; raises `SchemaError` for malformed input."""
-        if not isinstance(value, dict) or set(value) | {"added"} != _KEYS | {"added"}:
-            raise SchemaError(
-                "a feature is not an object of the right keys",
-                expected=", ".join(sorted(_KEYS)),
-                got=repr_of(value),
-            )
+        is_wrong = not isinstance(value, dict) or set(value) | {"added"} != _KEYS | {"added"}
+        problem = "a feature is not an object of the right keys"
+        refuse(is_wrong, problem, value, ", ".join(sorted(_KEYS)))
+        assert isinstance(value, dict)
         name = value["name"]
-        if not isinstance(name, str):
-            raise SchemaError("a feature's name is not text", got=repr_of(name))
+        refuse(not isinstance(name, str), "a feature's name is not text", name)
         dtype = value["dtype"]
         if not isinstance(dtype, str) or dtype not in DTYPES:  # NumPy accepts many other texts
             raise unstorable(name, repr_of(dtype))
         for key in ("shape", "codec"):
-            if not isinstance(value[key], list):
-                raise SchemaError(f"{key} is not a list", feature=name, got=repr_of(value[key]))
+            is_list = isinstance(value[key], list)
+            refuse(not is_list, f"{key} is not a list", value[key], feature=name)
         rest = {key: value[key] for key in ("group", "kind", "unit", "value")}
         if "added" in value:
             rest["added"] = value["added"] if value["added"] is not None else ""  # null is invalid
@@ -227,10 +217,7 @@ class Schema(Mapping[str, FeatureSpec]):
     """
 
     def __init__(self, features: Sequence[FeatureSpec]) -> None:
-        if not 1 <= len(features) <= MAX_FEATURES:
-            raise SchemaError(
-                "wrong number of features", expected=f"1 to {MAX_FEATURES}", got=len(features)
-            )
+        _check_number(len(features))
         self._features = {spec.name: spec for spec in features}
         if len(self._features) != len(features):
             names = [spec.name for spec in features]
@@ -314,20 +301,13 @@ class Schema(Mapping[str, FeatureSpec]):
         A dataset's schema must satisfy this. A selection of features keeps its group numbers.
         """
         numbers = list(dict.fromkeys(spec.group for spec in self.values()))
-        if numbers != list(range(len(numbers))):
-            raise SchemaError(
-                "groups are not numbered in the order of their first features",
-                expected=f"0 to {len(numbers) - 1}, in this order",
-                got=", ".join(map(str, numbers))[:200],
-            )
+        problem = "groups are not numbered in the order of their first features"
+        expected = f"0 to {len(numbers) - 1}, in this order"
+        refuse(numbers != list(range(len(numbers))), problem, numbers, expected)
         for spec in self.values():
-            if spec.is_video and len(self.group(spec.group)) > 1:
-                raise SchemaError(
-                    "video shares its group with another feature",
-                    feature=spec.name,
-                    expected="a group of its own",
-                    got=f"group {spec.group} of {', '.join(self.group(spec.group))}"[:200],
-                )
+            others = [*self.group(spec.group)] if spec.is_video else []
+            problem, expected = "video shares its group with another feature", "a group of its own"
+            refuse(len(others) > 1, problem, others, expected, spec.name)
 
     def position(self, name: str) -> int:
         """Position of the feature in the schema, over all groups."""
@@ -342,11 +322,9 @@ class Schema(Mapping[str, FeatureSpec]):
         is_list = isinstance(given, Collection) and getattr(given, "ndim", 1) > 0
         if not is_list or isinstance(given, str) or not all(isinstance(n, str) for n in names):
             raise SchemaError("not a list of features' names", got=repr_of(given))
-        unknown = [name for name in names if name not in kept]
-        if unknown:
-            raise SchemaError(
-                "no such feature", expected=f"some of {', '.join(kept)}", got=", ".join(unknown)
-            )
+        if unknown := [name for name in names if name not in kept]:
+            expected = f"some of {', '.join(kept)}"
+            raise SchemaError("no such feature", expected=expected, got=", ".join(unknown))
         return Schema([self[name] for name in names])
 
     def with_codecs(self, codecs: Mapping[str, Sequence[CodecConfig]]) -> Schema:
@@ -370,18 +348,12 @@ class Schema(Mapping[str, FeatureSpec]):
         """Inverse of `to_json`; raises `SchemaError` for malformed input."""
         if not isinstance(value, list):
             raise SchemaError("a schema is not a list of features", got=repr_of(value))
-        if len(value) > MAX_FEATURES:
-            raise SchemaError(
-                "wrong number of features", expected=f"1 to {MAX_FEATURES}", got=len(value)
-            )
+        _check_number(len(value))
         schema = cls([FeatureSpec.from_json(feature) for feature in value])
         for place, spec in enumerate(schema.values()):
-            if spec.is_dropped and spec.name != f"~{place}":
-                raise SchemaError(
-                    "a dropped feature is not named by its place",
-                    expected=f"~{place}",
-                    got=spec.name,
-                )
+            is_wrong = spec.is_dropped and spec.name != f"~{place}"
+            problem = "a dropped feature is not named by its place"
+            refuse(is_wrong, problem, spec.name, f"~{place}")
         schema.check_groups()
         return schema
 
@@ -405,55 +377,50 @@ CodecConfig = Mapping[str, Any]
 """A codec as its JSON configuration: `{"id": "zstd", "level": 1}`."""
 
 
+def refuse(
+    is_wrong: bool,
+    problem: str,
+    got: object,
+    expected: object = None,
+    feature: str | None = None,
+) -> None:
+    """Raise `SchemaError` for a wrong value, which is not trusted."""
+    if is_wrong:
+        raise SchemaError(problem, feature=feature, expected=expected, got=repr_of(got))
+
+
+def _check_number(count: int) -> None:
+    is_wrong = not 1 <= count <= MAX_FEATURES
+    refuse(is_wrong, "wrong number of features", count, f"1 to {MAX_FEATURES}")
+
+
 def check_name(name: object) -> None:
     """Raise `SchemaError` for an invalid feature name."""
     text = name if isinstance(name, str) and len(name) <= MAX_NAME_LENGTH else ""
-    if not (_NAME.fullmatch(text) or _DROPPED.fullmatch(text)):
-        raise SchemaError(
-            "not a feature name",
-            expected=f"1 to {MAX_NAME_LENGTH} of A-Z a-z 0-9 _ and, inside, . and -",
-            got=repr_of(name),
-        )
+    is_wrong = not (_NAME.fullmatch(text) or _DROPPED.fullmatch(text))
+    expected = f"1 to {MAX_NAME_LENGTH} of A-Z a-z 0-9 _ and, inside, . and -"
+    refuse(is_wrong, "not a feature name", name, expected)
 
 
 def check_group(name: str, group: object) -> None:
     """Raise `SchemaError` for an invalid group number."""
-    if type(group) is not int or not 0 <= group < MAX_GROUPS:
-        raise SchemaError(
-            "not the number of a group",
-            feature=name,
-            expected=f"0 to {MAX_GROUPS - 1}",
-            got=repr_of(group, 50),
-        )
+    is_wrong = type(group) is not int or not 0 <= group < MAX_GROUPS
+    refuse(is_wrong, "not the number of a group", group, f"0 to {MAX_GROUPS - 1}", name)
 
 
 def check_matches(name: str, what: str, text: object, pattern: re.Pattern[str]) -> None:
     """Raise `SchemaError` unless `text` is `None` or matches `pattern`; `what` names it."""
-    if text is not None and not (isinstance(text, str) and pattern.fullmatch(text)):
-        raise SchemaError(
-            f"not a {what}",
-            feature=name,
-            expected=f"null, or {pattern.pattern}",
-            got=repr_of(text),
-        )
+    is_wrong = text is not None and not (isinstance(text, str) and pattern.fullmatch(text))
+    refuse(is_wrong, f"not a {what}", text, f"null, or {pattern.pattern}", name)
 
 
 def check_value(name: str, value: object, dtype: np.dtype[Any], shape: object) -> None:
     """Raise `SchemaError` for a value type that is unknown, or does not fit dtype and shape."""
-    if value not in get_args(ValueKind):
-        raise SchemaError(
-            "not a kind of value",
-            feature=name,
-            expected=f"any of {', '.join(get_args(ValueKind))}",
-            got=repr_of(value, 50),
-        )
-    if value != "array" and (dtype.str != "|u1" or shape != (None,)):
-        raise SchemaError(
-            "text and bytes are not of this dtype and shape",
-            feature=name,
-            expected="|u1 [null]",
-            got=f"{dtype.str} {shape}",
-        )
+    known = get_args(ValueKind)
+    refuse(value not in known, "not a kind of value", value, f"any of {', '.join(known)}", name)
+    is_wrong = value != "array" and (dtype.str != "|u1" or shape != (None,))
+    problem, got = "text and bytes are not of this dtype and shape", f"{dtype.str} {shape}"
+    refuse(is_wrong, problem, got, "|u1 [null]", name)
 
 
 def check_dtype(name: str, dtype: object) -> np.dtype[Any]:
@@ -493,30 +460,20 @@ def unstorable(name: str, got: str, remedy: str = "") -> SchemaError:
 def check_shape(name: str, shape: object) -> tuple[int | None, ...]:
     """The shape as integers, `None` for a variable dimension; raises `SchemaError` if invalid."""
     if not isinstance(shape, tuple) or len(shape) > MAX_DIMENSIONS:
-        raise SchemaError(
-            "not a shape",
-            feature=name,
-            expected=f"up to {MAX_DIMENSIONS} dimensions",
-            got=repr_of(shape),
-        )
+        expected = f"up to {MAX_DIMENSIONS} dimensions"
+        raise SchemaError("not a shape", feature=name, expected=expected, got=repr_of(shape))
     for size in shape:
-        if size is not None and not (is_integer(size) and 1 <= size < 2**31):
-            raise SchemaError(
-                "not a dimension",
-                feature=name,
-                expected="1 to 2**31 - 1, or null",
-                got=repr_of(size, 50),
-            )
+        is_wrong = size is not None and not (is_integer(size) and 1 <= size < 2**31)
+        refuse(is_wrong, "not a dimension", size, "1 to 2**31 - 1, or null", name)
     return tuple(None if size is None else int(size) for size in shape)
 
 
 def check_codec(name: str, codec: object) -> tuple[CodecConfig, ...]:
     """A copy of a codec chain; raises `SchemaError` if invalid."""
     if not isinstance(codec, tuple) or len(codec) > MAX_CODECS:
-        raise SchemaError(
-            f"not a chain of at most {MAX_CODECS} codecs", feature=name, got=repr_of(codec)
-        )
+        problem = f"not a chain of at most {MAX_CODECS} codecs"
+        raise SchemaError(problem, feature=name, got=repr_of(codec))
     for config in codec:
-        if not isinstance(config, Mapping) or not isinstance(config.get("id"), str):
-            raise SchemaError("a codec is an object with an id", feature=name, got=repr_of(config))
+        is_right = isinstance(config, Mapping) and isinstance(config.get("id"), str)
+        refuse(not is_right, "a codec is an object with an id", config, feature=name)
     return tuple(dict(config) for config in codec)

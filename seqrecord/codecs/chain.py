@@ -163,9 +163,7 @@ class FrameCodec:
         Raises `CodecError` unless the blob decodes to exactly the size of `out`, whose contents are
         then undefined. Memory use is a small multiple of that size, whatever the blob declares.
         """
-        self._check(out)
-        if not out.flags.c_contiguous or not out.flags.writeable or out.dtype != self.dtype:
-            raise CodecError("`out` must be a writable C-contiguous array of the frame's dtype")
+        self._check_target(out, out)
         view = memoryview(blob).cast("B")
         try:
             if self._image is not None:
@@ -186,9 +184,7 @@ class FrameCodec:
         count = len(blobs)
         if not count or not out.size or self._image is not None or out.dtype != self.dtype:
             return False
-        self._check(out[0, ...])
-        if len(out) != count or not out.flags.c_contiguous or not out.flags.writeable:
-            raise CodecError("`out` must be a writable C-contiguous array of the frame's dtype")
+        self._check_target(out, out[0, ...])
         numbers = _as_unsigned(out)
         steps = self._steps(numbers)
         step = max(1, _CACHED * count // out.nbytes) if steps else count
@@ -232,6 +228,11 @@ class FrameCodec:
             target = numbers if waits else source
             step.decode(source, target)
             source = target
+
+    def _check_target(self, out: npt.NDArray[Any], frame: npt.NDArray[Any]) -> None:
+        self._check(frame)
+        if not out.flags.c_contiguous or not out.flags.writeable or out.dtype != self.dtype:
+            raise CodecError("`out` must be a writable C-contiguous array of the frame's dtype")
 
     def _check(self, frame: npt.NDArray[Any]) -> None:
         fits = frame.shape == self.shape or (

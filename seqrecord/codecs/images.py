@@ -147,8 +147,10 @@ def encode_image(frame: npt.NDArray[Any], name: str, quality: int | None = None)
     `MissingPackageError` for JPEG XL without imagecodecs.
     """
     check_storable(frame.dtype, frame.shape, name)
+    file = io.BytesIO()
     if name == "npy":
-        return encode_npy(frame)
+        npy_format.write_array(file, frame, allow_pickle=False)
+        return file.getvalue()
     if name in RAW:
         return frame.astype(frame.dtype.newbyteorder(RAW[name])).tobytes()
     if name == "jpegxl":
@@ -159,7 +161,6 @@ def encode_image(frame: npt.NDArray[Any], name: str, quality: int | None = None)
     if name == "jpeg" and quality is None:
         raise ValueError("JPEG loses data: set a quality, for example jpeg:quality=90")
     options: dict[str, Any] = {"quality": quality} if name == "jpeg" else {"compress_level": 6}
-    file = io.BytesIO()
     try:
         _pillow().fromarray(frame).save(file, "jpeg" if name == "jpeg" else "png", **options)
     except _ERRORS as error:
@@ -276,13 +277,6 @@ def decode_npy_into(data: bytes | memoryview, out: npt.NDArray[Any]) -> None:
         shape, order="F" if fortran_order else "C"
     )
     np.copyto(out, values)
-
-
-def encode_npy(frame: npt.NDArray[Any]) -> bytes:
-    """Encode an array as an npy file."""
-    file = io.BytesIO()
-    npy_format.write_array(file, frame, allow_pickle=False)
-    return file.getvalue()
 
 
 _MOST_HEADER = 1 << 16

@@ -113,7 +113,7 @@ class _Examination:
             if self._is_there(file, mine, None):
                 rows.examine(file, mine)
             else:
-                rows.note_missing_file()
+                rows.are_all_read = False
             advance()
         for file in others:
             if file.endswith(".parquet"):

@@ -52,10 +52,6 @@ class RowChecker:
         known = self._statistics if self.are_all_read else {}
         return {name: each for name, each in known.items() if name not in self._unknown}
 
-    def note_missing_file(self) -> None:
-        """Note a missing file."""
-        self.are_all_read = False
-
     def examine(self, file: str, episodes: Sequence[LeRobotEpisode]) -> None:
         """Check one file, which contains these episodes."""
         was, self.are_all_read = self.are_all_read, False

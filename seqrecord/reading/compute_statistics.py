@@ -40,13 +40,12 @@ _GOLDEN = 0.6180339887498949
 
 def compute_statistics(
     contents: Contents,
-    *,
-    episodes: EpisodeFilter = None,
-    split: str | None = None,
-    frame_transform: FrameFunction | None = None,
-    max_frames: int | None = None,
-    num_threads: int | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    episodes: EpisodeFilter,
+    split: str | None,
+    frame_transform: FrameFunction | None,
+    max_frames: int | None,
+    num_threads: int | None,
+    progress: Callable[[Progress], None] | None,
 ) -> Statistics:
     """See `Dataset.compute_statistics`."""
     check_integer("max_frames", 1 if max_frames is None else max_frames, least=1)

@@ -258,15 +258,8 @@ class Dataset:
         """
         from seqrecord.reading.compute_statistics import compute_statistics
 
-        return compute_statistics(
-            self.contents,
-            episodes=episodes,
-            split=split,
-            frame_transform=frame_transform,
-            max_frames=max_frames,
-            num_threads=num_threads,
-            progress=progress,
-        )
+        settings = max_frames, num_threads, progress
+        return compute_statistics(self.contents, episodes, split, frame_transform, *settings)
 
     def close(self) -> None:
         """Close the dataset's files."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from os import PathLike
@@ -239,11 +239,8 @@ class ExternalFiles:
 
     def are_remote(self) -> bool:
         """Return whether any file is not on a local disk."""
-        return any(store.local_path("any name") is None for store in self.storages())
-
-    def storages(self) -> Sequence[Storage]:
-        """Return the storages of all listed files."""
-        return [self.store(root) for root in {file.root for file in self.all_files()}]
+        stores = map(self.store, {file.root for file in self.all_files()})
+        return any(store.local_path("any name") is None for store in stores)
 
     def _check_allowed(self, list_id: str, file: ExternalFile) -> None:
         """Raise `StorageError` unless the user trusts the list or gave a location for its files."""

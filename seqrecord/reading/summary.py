@@ -19,7 +19,7 @@ from seqrecord.format.pages import table_bytes
 from seqrecord.format.rows import num_absent
 from seqrecord.format.text import MEASURED_FPS
 from seqrecord.reading.dataset import Dataset
-from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.reading.filters import EpisodeDescription, EpisodeFilter
 from seqrecord.schema import FeatureSpec
 from seqrecord.text import (
     codec_text,
@@ -461,11 +461,6 @@ def _rows(
 ) -> Iterator[EpisodeRow]:
     index, manifest = dataset.contents.index, dataset.contents.manifest
     for place, number in enumerate(numbers.tolist()):
-        yield EpisodeRow(
-            key=index.key(number),
-            num_frames=int(index.num_frames[number]),
-            fps=float(index.fps[number]) or None,
-            split=index.split_of(number, manifest.splits),
-            num_clips=None if clips is None else int(clips[place]),
-            metadata=index.episode_metadata(number),
-        )
+        described = EpisodeDescription(index, manifest.splits, number)
+        num_clips = None if clips is None else int(clips[place])
+        yield EpisodeRow(**vars(described), num_clips=num_clips, metadata=dict(described))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -140,7 +140,7 @@ class GopFrames:
     ) -> None:
         self.position = 0
         """Number of the next frame in the GOP."""
-        self._frames = _frames(_DecoderKey(config, height, width), packets, order)
+        self._frames = _frames((config, height, width), packets, order)
 
     def skip(self, count: int) -> None:
         """Decode `count` frames and drop them."""
@@ -166,13 +166,8 @@ class GopFrames:
         return found
 
 
-class _DecoderKey(NamedTuple):
-    """Arguments of a `VideoDecoder`."""
-
-    config: VideoConfig
-    height: int
-    width: int
-
+_DecoderKey: TypeAlias = tuple[VideoConfig, int, int]
+"""Arguments of a `VideoDecoder`."""
 
 # Idle decoders, oldest first, since opening one is slow. A deque is safe if a finalizer returns a
 # decoder at any point.
@@ -209,7 +204,7 @@ def _take(stream: _DecoderKey) -> VideoDecoder:
         return VideoDecoder(*stream)
     except video_errors() as error:
         raise CodecError(
-            "no such video decoder in FFmpeg", expected=stream.config.codec, got=str(error)
+            "no such video decoder in FFmpeg", expected=stream[0].codec, got=str(error)
         ) from error
 
 
