@@ -317,21 +317,21 @@ class Index:
                 for texts in ((self.keys, more.keys), (self.metadata, more.metadata))
             )
         )
+        arrays = {
+            name: np.concatenate([getattr(self, name), getattr(more, name)])
+            for name in ("uids", "num_frames", "fps", "split")
+        }
+        spans, others = self.time_spans, more.time_spans
         return Index(
             schema=self.schema,
             keys=pa.concat_arrays([self.keys, more.keys]),
-            uids=np.concatenate([self.uids, more.uids]),
             metadata=pa.concat_arrays([self.metadata, more.metadata]),
-            num_frames=np.concatenate([self.num_frames, more.num_frames]),
-            fps=np.concatenate([self.fps, more.fps]),
-            split=np.concatenate([self.split, more.split]),
             groups=tuple(
                 _extended(first, second, first_file)
                 for first, second in zip(self.groups, more.groups, strict=True)
             ),
-            time_spans=None
-            if self.time_spans is None or more.time_spans is None
-            else self.time_spans.extended(more.time_spans),
+            time_spans=None if spans is None or others is None else spans.extended(others),
+            **arrays,
         )
 
     def fingerprint(self) -> str:

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from seqrecord.checksum import crc32c
 from seqrecord.errors import (
@@ -62,11 +63,13 @@ _CREATED_BY = re.compile(rf"[\x20-\x7e]{{0,{MAX_CREATED_BY_LENGTH}}}")
 _COMMAND = re.compile(rf"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{MAX_COMMAND_LENGTH}}}")
 _END = re.compile(rb',\n "crc32c": "([0-9a-f]{8})"\n}\n')
 _END_BYTES = 26
-_KEYS = {
-    *("format", "version", "created_by", "num_episodes", "num_frames", "next_ordinal"),
-    *("fingerprint", "schema", "index", "record_files", "splits", "statistics", "edits"),
-    *("left_out", "removed", "commit", "earlier_commits", "superseded", "crc32c"),
-}
+_FIELDS = (  # of the JSON object, in this order
+    *("created_by", "num_episodes", "num_frames", "next_ordinal", "fingerprint", "schema"),
+    *("index", "record_files", "splits", "statistics", "edits", "inventory", "copied"),
+    *("left_out", "removed", "command", "commit", "earlier_commits", "superseded"),
+)
+_OPTIONAL = {"inventory", "copied", "command"}
+_KEYS = {"format", "version", *_FIELDS, "crc32c"} - _OPTIONAL
 
 
 @dataclass(frozen=True)
@@ -145,35 +148,20 @@ class Manifest:
 
     def encode(self) -> bytes:
         """Encode the manifest as JSON text."""
-        value = {
-            "format": "seqrecord",
-            "version": MANIFEST_VERSION,
-            "created_by": self.created_by,
-            "num_episodes": self.num_episodes,
-            "num_frames": self.num_frames,
-            "next_ordinal": self.next_ordinal,
-            "fingerprint": self.fingerprint,
-            "schema": self.schema.to_json(),
-            "index": {
-                "episodes": asdict(self.index["episodes"]),
-                "gaps": asdict(self.index["gaps"]),
-                "chunks": [asdict(self.index[f"chunks{n}"]) for n in range(self.schema.num_groups)],
-                **({"times": asdict(self.index["times"])} if "times" in self.index else {}),
-            },
-            "record_files": [asdict(file) for file in self.record_files],
-            "splits": list(self.splits),
-            "statistics": self.statistics
-            and {name: value for name, value in asdict(self.statistics).items() if value},
-            "edits": [asdict(file) for file in self.edits],
-            **({} if self.inventory is None else {"inventory": asdict(self.inventory)}),
-            **({} if self.copied is None else {"copied": asdict(self.copied)}),
-            "left_out": list(self.left_out),
-            "removed": list(self.removed),
-            **({"command": self.command} if self.command else {}),
-            "commit": self.commit,
-            "earlier_commits": list(self.earlier_commits),
-            "superseded": list(self.superseded),
+        value: dict[str, Any] = {"format": "seqrecord", "version": MANIFEST_VERSION}
+        value |= {name: _plain(getattr(self, name)) for name in _FIELDS}
+        value["schema"] = self.schema.to_json()
+        value["index"] = {
+            "episodes": asdict(self.index["episodes"]),
+            "gaps": asdict(self.index["gaps"]),
+            "chunks": [asdict(self.index[f"chunks{n}"]) for n in range(self.schema.num_groups)],
+            **({"times": asdict(self.index["times"])} if "times" in self.index else {}),
         }
+        if self.statistics is not None and not self.statistics.non_finite:
+            del value["statistics"]["non_finite"]
+        for name in _OPTIONAL:
+            if not value[name]:
+                del value[name]
         text = json.dumps(value, indent=1).removesuffix("\n}").encode()
         return text + b',\n "crc32c": "%08x"\n}\n' % crc32c(text)
 
@@ -197,8 +185,7 @@ class Manifest:
                 got=repr_of(version, 50),
             )
         _check_end(data)
-        optional = "inventory", "copied", "command"
-        found = JsonObject(value, _KEYS, "the manifest", optional=optional)
+        found = JsonObject(value, _KEYS, "the manifest", optional=_OPTIONAL)
         schema = parse_schema(value["schema"], "the manifest")
         statistics, inventory = value["statistics"], value.get("inventory")
         manifest = cls(
@@ -231,6 +218,13 @@ class Manifest:
             if len(set(each)) != len(each):
                 raise FormatError(f"duplicate {what} in the manifest")
         return manifest
+
+
+def _plain(value: object) -> Any:
+    """Convert data classes, also in tuples, to JSON objects."""
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return asdict(value) if isinstance(value, (IndexFile, RecordFile, CopiedFiles)) else value
 
 
 def check_record_path(storage: Storage, path: str) -> None:

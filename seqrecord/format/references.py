@@ -399,11 +399,6 @@ def named_file(page: memoryview) -> tuple[str, int]:
     return f"{list_id:016x}", file
 
 
-def portable_checksum(page: memoryview, file: ExternalFile) -> int:
-    """Return a checksum of a page of references to `file`, independent of the file's place."""
-    return crc32c(portable_bytes(page, file))
-
-
 def portable_bytes(page: memoryview, file: ExternalFile) -> bytes:
     """Return bytes that identify the content of a page of references to `file`, at any place."""
     identity = file.identity and file.identity.partition(LINKED)[0]

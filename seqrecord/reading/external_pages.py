@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, FormatError, SeqRecordError
 from seqrecord.format.index import GroupIndex
 from seqrecord.format.references import (
@@ -15,7 +16,6 @@ from seqrecord.format.references import (
     named_file,
     parse_reference,
     portable_bytes,
-    portable_checksum,
 )
 from seqrecord.reading.externals import ExternalFiles
 from seqrecord.reading.pages import Page
@@ -75,7 +75,7 @@ class ExternalPages:
     ) -> npt.NDArray[np.uint32]:
         """Return checksums of the pages of chunks, uint32 [rows, features].
 
-        For pages of references, `portable_checksum` of the page, which is read for this.
+        For pages of references, of their `portable_bytes`; the pages are read for this.
         """
         sums = table.page_crc32c[rows]
         for number in np.unique(table.file[rows[refers := table.external[rows] > 0]]).tolist():
@@ -95,5 +95,5 @@ class ExternalPages:
             ranges = [ByteRange(a, b) for a, b in zip(starts.tolist(), ends, strict=True)]
             self._storage.read_ranges(path, ranges, buffers)
             for row, page in zip(some.tolist(), buffers, strict=True):
-                sums[row] = portable_checksum(page, self.files.file_of(*named_file(page)))
+                sums[row] = crc32c(portable_bytes(page, self.files.file_of(*named_file(page))))
         return sums

@@ -392,7 +392,8 @@ class RawFrames:
             broken = self._fill(path, pieces, sums, rows, pool, padding)
             if broken is None:
                 break
-            if is_again or not worth_rereading(self._storage, path, _ranges_of(pieces)):
+            ranges = [*sums.values(), *(ByteRange(p.start, p.start + p.nbytes) for p in pieces)]
+            if is_again or not worth_rereading(self._storage, path, ranges):
                 raise self.located(broken.checksum_error(), broken.chunk, broken.feature)
         return sum(item.length for item in sums.values()) + sum(piece.nbytes for piece in pieces)
 
@@ -441,12 +442,6 @@ class RawFrames:
                 if pool is not None:
                     pool.release(scratch)
         return None
-
-
-def _ranges_of(pieces: Sequence[_PageRange]) -> list[ByteRange]:
-    """Return byte ranges: slice checksums, then the page ranges."""
-    sums = [piece.sums_range for piece in pieces if piece.sums_range]
-    return [*sums, *(ByteRange(p.start, p.start + p.nbytes) for p in pieces)]
 
 
 _Block = list[tuple[_PageRange, int, "memoryview | int"]]

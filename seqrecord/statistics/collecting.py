@@ -215,7 +215,7 @@ class _Feature:
 
     def statistics(self) -> FeatureStatistics:
         self._flush()
-        sketches = tuple(sketch.copy() for sketch in self._channel_sketches())
+        sketches = tuple(sketch.as_dtype(self._dtype) for sketch in self._channel_sketches())
         return FeatureStatistics(self._num_frames, sketches, tuple(self.non_finite))
 
     def find_non_finite(self) -> None:

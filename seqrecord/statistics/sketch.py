@@ -97,12 +97,8 @@ class Sketch(Moments):
             self._add_level(number, level)
         self._compact()
 
-    def copy(self) -> Sketch:
-        """An independent copy. Arrays are shared, because they are never modified."""
-        return self.as_dtype(self.dtype)
-
     def as_dtype(self, dtype: np.dtype[Any]) -> Sketch:
-        """A copy with another dtype."""
+        """A copy with this dtype. Arrays may be shared, because they are never modified."""
         levels = [level.astype(dtype, copy=False) for level in self.levels]
         ends = [None if end is None else dtype.type(end).item() for end in (self.min, self.max)]
         return replace(self, dtype=dtype, min=ends[0], max=ends[1], levels=levels)
