@@ -32,6 +32,7 @@ from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.resizing import Sizes
 from seqrecord.sampling.bounds import LAST_BATCH, ORDERS
 from seqrecord.sampling.sample_functions import BuiltIn, SampleFunction, SampleFunctions
+from seqrecord.sampling.shard_batches import BatchDraws
 from seqrecord.storage import local_path
 from seqrecord.text import repr_of
 from seqrecord.units import (
@@ -732,6 +733,13 @@ class LoaderOptions(ClipOptions):
         if not isinstance(self.batch_size, MaxFrames):
             return self.batch_size
         return max(1, self.batch_size.frames // (self.clip_lens or (1, 1))[0])
+
+    @property
+    def draws(self) -> BatchDraws | None:
+        """The draws of each batch."""
+        if self.clip_lens is None:
+            return None
+        return BatchDraws(*self.clip_lens, self.frames_per_batch)
 
     @property
     def frames_per_batch(self) -> int | None:

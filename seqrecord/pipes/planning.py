@@ -26,7 +26,6 @@ from seqrecord.sampling.epoch import EpochPlan
 from seqrecord.sampling.memory import FrameSizes, Memory, MemoryPlan, MemoryRequest, usual_limit
 from seqrecord.sampling.plan import Plan
 from seqrecord.sampling.runs import Shard, Window
-from seqrecord.sampling.shard_batches import BatchDraws
 from seqrecord.text import shown_place
 from seqrecord.units import format_size, parse_size, raise_if
 
@@ -107,24 +106,16 @@ class EpochPlanner:
     @cached_property
     def windows(self) -> Sequence[Window]:
         """The window of clips in each group of features."""
-        return self.selection.windows.of_groups(self.selection.clip_set.epochs.spec.stride)
-
-    @property
-    def draws(self) -> BatchDraws | None:
-        """The draws of each batch."""
-        options = self.options
-        if options.clip_lens is None:
-            return None
-        return BatchDraws(*options.clip_lens, options.frames_per_batch)
+        return self.selection.windows.of_groups(self.selection.clip_set.epochs.typical.spec.stride)
 
     def clips(self, epoch: int, segments: Segments = ()) -> ClipTable:
         """The clips of an epoch that remain after its segments.
 
         Raises `StateError` for impossible segments.
         """
-        table = self.selection.clip_set.epochs.in_epoch(epoch)
-        is_wrong = self.settings.order == "sequences"
-        is_wrong = is_wrong and self.selection.clip_set.epochs.has_copies(epoch)
+        epochs = self.selection.clip_set.epochs
+        table, is_wrong = epochs.in_epoch(epoch), self.settings.order == "sequences"
+        is_wrong = is_wrong and epochs.samples_in(epoch).repeat is not None
         expected = "functions that leave out samples or add columns; none that adds repeat"
         raise_if(is_wrong, 'order="sequences" has each clip once', expected)
         if not segments:
@@ -132,9 +123,14 @@ class EpochPlanner:
         if (found := self._remaining.get((epoch, segments))) is None:
             from seqrecord.sampling.elastic import find_remaining  # ranks seldom change
 
-            episodes = self.selection.episodes
+            episodes, draws = self.selection.episodes, self.options.draws
             found = find_remaining(
-                table, episodes, segments, epoch=epoch, windows=self.windows, draws=self.draws
+                table,
+                episodes,
+                segments,
+                epoch=epoch,
+                windows=self.windows,
+                draws=draws,
             )
             self._remaining.clear()
             self._remaining[epoch, segments] = found
@@ -166,7 +162,7 @@ class EpochPlanner:
             from seqrecord.sampling.fixed_shards import ShuffledPlan
 
             kind = ShuffledPlan
-        make = partial(kind, windows=self.windows, draws=self.draws)
+        make = partial(kind, windows=self.windows, draws=self.options.draws)
         return make(table, episodes, settings, epoch=epoch, shard=shard, segment=len(segments))
 
     # ---- memory
@@ -305,8 +301,8 @@ class EpochPlanner:
     def _sizes(self) -> FrameSizes:
         of_mix = self.limit_in is not None
         size = self.settings.batch_size or 1
-        if self.draws is not None:  # in clips of the greatest length
-            size = -(-self.draws.most_frames(size) // self.draws.most)
+        if (draws := self.options.draws) is not None:  # in clips of the greatest length
+            size = -(-draws.most_frames(size) // draws.most)
         return frame_sizes(self.selection, 0 if of_mix else size)
 
     def _log_mixing(self, num_shards: int) -> None:

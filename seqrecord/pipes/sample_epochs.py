@@ -12,7 +12,7 @@ import numpy as np
 
 from seqrecord.clips.frames import ClipKeys
 from seqrecord.clips.samples import OF_CLIPS, Samples
-from seqrecord.clips.tables import ClipSpec, ClipTable, IntArray
+from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.processes.forks import PerProcess, cached_property
 from seqrecord.sampling.random_order import Phases, clips_before, times_in_epoch, typical_table
@@ -170,17 +170,10 @@ class SampleEpochs:
         random = (not isinstance(one, BuiltIn) or one.is_random for one in self.functions)
         return self.differs_by_epoch or any(random)
 
-    def has_copies(self, epoch: int) -> bool:
-        """Whether a sample may come several times in an epoch, by its column `repeat`."""
-        repeat = self.samples_in(epoch).repeat
-        return repeat is not None and bool((repeat > 1).any())
-
     @cached_property
     def repeats(self) -> bool:
         """Whether an epoch may contain a clip twice."""
-        if self.rows_differ:
-            return True
-        return self.clips.repeats
+        return self.rows_differ or self.clips.repeats
 
     @cached_property
     def clips(self) -> ClipTable:
@@ -191,11 +184,6 @@ class SampleEpochs:
         if (repeat := samples.repeat) is None or self.rows_differ:
             return self.in_epoch(0)
         return samples.repeated(np.ceil(repeat).astype(np.int64))
-
-    @property
-    def spec(self) -> ClipSpec:
-        """Length, stride and dilation of clips."""
-        return self.typical.spec
 
     @cached_property
     def typical(self) -> ClipTable:

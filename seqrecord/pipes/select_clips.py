@@ -58,7 +58,10 @@ def select(
         if options.resize is not None:
             dataset = dataset.resized(options.resize)
         selected = dataset.find_episodes(options.episodes, options.split)
-        found = _clips(options, dataset, selected).checked()
+        make = ClipSet.of_dataset
+        if options.table is not None:
+            from seqrecord.pipes.clip_tables import clips_of_table as make
+        found = make(options, dataset, selected).checked()
         left_out = found.left_out  # by the whole table, also where excerpts are divided
         frames = FrameArrays.of(options, found)
         if found.excerpts is not None and isinstance(options, LoaderOptions):
@@ -73,15 +76,6 @@ def select(
     if options.frame_transform is None:
         _warn_of_values(dataset, selected)
     return selection
-
-
-def _clips(options: ClipOptions, dataset: Dataset, selected: IntArray) -> ClipSet:
-    """The samples of selected episodes, of the table or all complete ones."""
-    if options.table is None:
-        return ClipSet.of_dataset(options, dataset, selected)
-    from seqrecord.pipes.clip_tables import clips_of_table
-
-    return clips_of_table(options, dataset, selected)
 
 
 def _without_bad_clips(dataset: Dataset, options: ClipOptions) -> tuple[Dataset, ClipOptions]:

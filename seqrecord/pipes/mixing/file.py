@@ -64,20 +64,29 @@ def load_mix(
 class _Default:
     """A top-level key that applies to all sources without a value of their own.
 
-    Features that a source lacks are ignored in it. `unused` are features of no source so far,
-    `seen` the features of all sources.
+    Features that a source lacks are ignored in it. `seen` are the features of sources so far.
     """
 
     key: str
     value: Any
     where: str
-    unused: set[str] = field(default_factory=set)
     seen: set[str] = field(default_factory=set)
+
+    @property
+    def features(self) -> Collection[str]:
+        """The features that the value names."""
+        is_named = isinstance(self.value, Mapping) and self.key in (*_BY_FEATURE, "rename")
+        is_list = self.key == "features" and isinstance(self.value, Sequence)
+        return self.value if is_named or is_list else ()
+
+    def check(self) -> None:
+        """Raise `ClipError` for features that no source has."""
+        unused = [name for name in self.features if self.seen and name not in self.seen]
+        check_keys("no source of the mix has this feature", unused, self.seen)
 
     def value_for(self, options: Mapping[str, Any], dataset: Dataset) -> Any:
         """The value for a source with these options: its features only."""
-        is_named = isinstance(self.value, Mapping) and self.key in (*_BY_FEATURE, "rename")
-        if not is_named and not (self.key == "features" and isinstance(self.value, Sequence)):
+        if not self.features:
             chosen = options.get("features")
             is_for_all = self.key != "resize" or images_of(dataset.select(chosen).features)
             return self.value if is_for_all else {}
@@ -88,13 +97,10 @@ class _Default:
         if self.key in _BY_FEATURE:
             if options.get("frame_transform") is not None:  # it may return each of them
                 self.seen.update(self.value)
-                self.unused.clear()
                 return self.value
             chosen = options.get("features")
             names = {n: old for n, old in names.items() if chosen is None or old in chosen}
-        self.unused.update(name for name in self.value if name not in self.seen)
         self.seen.update(names)
-        self.unused -= self.seen
         if self.key != "features":
             return {name: one for name, one in self.value.items() if name in names}
         found = [names[name] for name in self.value if name in names]
@@ -149,8 +155,7 @@ class _MixFile:
             options.setdefault("batch_size", size)  # of a nested mix, it has no effect
         for default in own.values():
             with self.naming(default.where):
-                problem = "no source of the mix has this feature"
-                check_keys(problem, default.unused, default.seen)
+                default.check()
         with self.naming("", lines):
             raise_if(not sources, "no source has episodes in the split", got=self.split)
             expected = "batch_size: 32 in the file, or from_file(…, batch_size=32)"

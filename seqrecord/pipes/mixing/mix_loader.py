@@ -46,7 +46,7 @@ from seqrecord.sampling.memory import CONSUMER, PREFETCH, usual_limit
 from seqrecord.sampling.mix_memory import share_out
 from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.runs import Shard
-from seqrecord.sampling.shard_batches import BatchDraws, ShardBatches
+from seqrecord.sampling.shard_batches import ShardBatches
 from seqrecord.sampling.shares import Shares, whole_shares
 from seqrecord.units import raise_if
 
@@ -83,9 +83,7 @@ class MixLoader:
         self.options, self.stop, self.join, self.form = options, stop, join, form
         self.epoch_clips = epoch_clips
         self.batch_size = size = options.most_clips
-        self.draws = None
-        if options.clip_lens is not None:
-            self.draws = BatchDraws(*options.clip_lens, options.frames_per_batch)
+        self.draws = options.draws
         self.counts = whole_shares([weight for _, weight in sources.values()])
         each = zip(sources, self.counts, strict=True)
         self.shares = {name: Fraction(count, sum(self.counts)) for name, count in each}
@@ -108,11 +106,11 @@ class MixLoader:
         self.loaders = {
             name: SourceLoader(
                 name,
-                loader,
+                formed[name],
+                loader.options,
                 options,
                 size if self.alternate else ceil(size * self.shares[name]),
                 partial(self._limit_of, name),
-                steps[name],
             )
             for name, (loader, _) in sources.items()
         }

@@ -14,7 +14,6 @@ from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import Channel, OpenBatch
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.stats import EngineStats
-from seqrecord.engine.vectors import VectorSteps
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.planning import EpochPlanner, plan_clips
@@ -165,24 +164,22 @@ class SourceLoader(ClipLoader):
 
     Args:
         name: its name in the mix.
-        loader: the clips, of `loader_in_mix`.
+        selection: the clips, with the steps of the mix.
+        own: the options of the source.
         mix: the options of the mix.
         batch_size: approximate number of its clips in a batch.
         limit_in: function from a rank's number of workers to the memory limit of each, in bytes.
-        vectors: steps of features, with the steps of the loader.
     """
 
     def __init__(
         self,
         name: str,
-        loader: ClipLoader,
+        selection: Selection,
+        own: LoaderOptions,
         mix: LoaderOptions,
         batch_size: int,
         limit_in: Callable[[int], int],
-        vectors: VectorSteps,
     ) -> None:
-        selection, own = loader.selection, loader.options
-        selection = selection.with_vectors({n: vectors[n] for n in selection.made if n in vectors})
         engine = {one: getattr(own.tuning, one) for one in TUNING_OF_SOURCE}
         if own.frame_transform is not None:
             engine["video_decoder"] = "pyav"  # its frames are on the host
