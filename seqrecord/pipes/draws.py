@@ -5,30 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.clips.cameras import EpisodeCamera, known_cameras
+from seqrecord.clips.cameras import EpisodeCamera, followed_feature, known_cameras
 from seqrecord.clips.frames import ClipKeys, ClipSteps
 from seqrecord.clips.samples import Samples
 from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.clips.transforms import Camera, CropWindows, HorizontalFlip
 from seqrecord.engine.batches import ClipDraws, ClipRows
-from seqrecord.engine.crops import ClipCrops, Crop, DrawBatch
+from seqrecord.engine.crops import ClipCrops, Crop, DrawBatch, IntrinsicsChange, whole_windows
 from seqrecord.errors import ClipError, located
-from seqrecord.feature_kinds import partner_of
+from seqrecord.feature_kinds import INTRINSICS_SHAPES, are_intrinsics, is_picture, partner_of
 from seqrecord.pipes.columns import ClipEpisodes, EpisodeMetadata, NoDraws
 from seqrecord.pipes.distributed import warn_once
 from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.reading.dataset import Dataset
 from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.text import repr_of
-
-if TYPE_CHECKING:
-    from seqrecord.pipes.intrinsics import FrameIntrinsics
 
 _SALT = 0x73746570  # separates these draws from crops
 
@@ -111,6 +108,26 @@ class CropSampler:
         return {"file": self.url, "episode": self.episodes.key(row), "feature": feature}
 
 
+@dataclass(frozen=True)
+class _FrameIntrinsics:
+    """Per-frame intrinsics `name` of the feature `image`.
+
+    `resized` are its stored and resized (height, width), `None` if not resized on reading.
+    """
+
+    name: str
+    image: str
+    resized: tuple[tuple[int, int], tuple[int, int]] | None
+
+    def change(
+        self, parts: Mapping[str, tuple[ClipCrops, CropWindows]], count: int
+    ) -> IntrinsicsChange:
+        """The change for `count` clips with these windows."""
+        windows = parts[self.image][1] if self.image in parts else None
+        resized = None if self.resized is None else whole_windows(*self.resized, count)
+        return IntrinsicsChange.of(windows, resized, count)
+
+
 class AugmentationSampler(NoDraws):
     """Draws the random parameters of a `clip_transform`. Picklable if its functions are.
 
@@ -141,11 +158,9 @@ class AugmentationSampler(NoDraws):
             for name, size in dataset.contents.sizes.items()
             if name in arrays
         }
-        self._intrinsics: list[FrameIntrinsics] = []
+        self._intrinsics: list[_FrameIntrinsics] = []
         if "intrinsics" in kinds.values():
-            from seqrecord.pipes.intrinsics import intrinsics_of  # rarely needed
-
-            self._intrinsics = intrinsics_of(self.crops, sizes, arrays, dataset)
+            self._intrinsics = _intrinsics_of(self.crops, sizes, arrays, dataset)
         own = {each.name for each in self._intrinsics}
         camera = episodes.of(episode)[0].metadata["camera"] if cameras or sizes else None
         self._cameras = []
@@ -240,6 +255,48 @@ class AugmentationSampler(NoDraws):
             _, windows = parts[min(camera.crops.features)]
             columns |= camera.columns(windows, cameras, episode)
         return columns
+
+
+def _intrinsics_of(
+    crops: Sequence[ClipCrops],
+    sizes: Mapping[str, tuple[Any, Any]],
+    arrays: Mapping[str, ArraySpec],
+    dataset: Dataset,
+) -> list[_FrameIntrinsics]:
+    """The intrinsics among `arrays` that change, by crops or by resized features in `sizes`.
+
+    Raises `ClipError` if it is unclear which image one belongs to, or for stored sizes that vary.
+    """
+    kinds = {name: spec.kind for name, spec in dataset.features.items()}
+    names = [name for name in arrays if kinds.get(name) == "intrinsics"]
+    changed = {*sizes}.union(*(each.features for each in crops))
+    if not names or not changed:
+        return []
+    images = {
+        name: (next((at for at, c in enumerate(crops) if name in c.features), -1), sizes.get(name))
+        for name, spec in arrays.items()
+        if name in changed or is_picture(name, spec, kinds.get(name))
+    }
+    found, stored = [], dataset.contents.index.schema.active
+    for name in names:
+        if not are_intrinsics(arrays[name]):
+            raise ClipError(
+                "not intrinsics", feature=name, expected=INTRINSICS_SHAPES, got=str(arrays[name])
+            )
+        image = followed_feature(name, names, images, stored)
+        if image not in changed:
+            continue
+        assert image is not None, "an image that changed"
+        resized = sizes.get(image)
+        if resized is not None and None in resized[0]:
+            raise ClipError(
+                "per-frame intrinsics cannot follow resize= of frames whose size varies",
+                feature=name,
+                expected="a Resize as clip_transform instead, or features without it",
+                got=f"{image}: {dataset.features[image].stored}",
+            )
+        found.append(_FrameIntrinsics(name, image, resized))
+    return found
 
 
 def _warn_of_pairs(cameras: Sequence[ClipCrops], url: str) -> None:
