@@ -10,8 +10,8 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.engine.stores import FrameRows
 from seqrecord.errors import MemoryLimitError
-from seqrecord.pipes.arrays import bytes_by_group, groups_of
 from seqrecord.pipes.distributed import warn_once
+from seqrecord.pipes.frame_arrays import bytes_by_group
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.states import Segments
 from seqrecord.processes.forks import cached_property
@@ -75,7 +75,8 @@ def frame_sizes(selection: Selection, batch_size: int) -> FrameSizes:
     load reads chunks of all groups. If this group is in pieces, a cursor keeps its open chunks.
     """
     dataset, episodes, frames = selection.dataset, selection.episodes, selection.frames
-    features, tables, groups = dataset.features, dataset.contents.index.groups, groups_of(dataset)
+    features, tables = dataset.features, dataset.contents.index.groups
+    groups = [tables[number] for number in sorted({spec.group for spec in features.values()})]
     sizes = [(group, chunk_bytes(group, features)) for group in groups]
     if frames.transform is None:
         staying = bytes_by_group(frames.arrays, features)

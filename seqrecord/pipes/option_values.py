@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -80,6 +80,32 @@ class Vector:
             check("normalize of a Vector", self.normalize, is_mode, expected)
         expected = " or ".join(map(repr, SCOPES))
         check("statistics of a Vector", self.statistics, self.statistics in SCOPES, expected)
+
+
+_Form: TypeAlias = "Literal['list', 'pad', 'nested']"
+
+Ragged: TypeAlias = "_Form | Mapping[str, _Form | int | Sequence[int]]"
+# Form of features of variable shapes: for all, or by name, then also sizes to pad to.
+
+_FORMS = ("list", "pad", "nested")
+
+
+def check_ragged(value: Any) -> None:
+    """Raise `ClipError` for an invalid `ragged`."""
+    forms = value if isinstance(value, Mapping) else {"": value}
+    are_known = all(
+        form in _FORMS if isinstance(form, str) else forms is value and _are_sizes(form)
+        for form in forms.values()
+    )
+    expected = '"list", "pad" or "nested", or a dict of these and sizes by feature'
+    check("ragged", value, are_names(forms) and are_known, expected)
+
+
+def _are_sizes(value: Any) -> bool:
+    sizes = [value] if is_integer(value) else value
+    return isinstance(sizes, Sequence) and all(
+        is_integer(size) and 1 <= size < 2**31 for size in sizes
+    )
 
 
 def check_vectors(name: str, value: Any) -> dict[str, Vector]:

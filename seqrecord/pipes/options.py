@@ -17,12 +17,13 @@ from seqrecord.clips.samples import OF_CLIPS
 from seqrecord.clips.tables import ClipSpec
 from seqrecord.clips.windows import Nearest, Windows, check_windows
 from seqrecord.errors import ClipError
-from seqrecord.pipes.arrays import Ragged, check_ragged
 from seqrecord.pipes.option_values import (
     FrameCache,
     FrameTransform,
     MaxFrames,
+    Ragged,
     Vector,
+    check_ragged,
     check_vectors,
 )
 from seqrecord.processes.forks import cached_property

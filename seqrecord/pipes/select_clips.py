@@ -13,11 +13,10 @@ import numpy as np
 from seqrecord.clips.frames import ClipKeys
 from seqrecord.clips.tables import EpisodeLayout, IntArray
 from seqrecord.errors import ClipError, SeqRecordError, located
-from seqrecord.pipes.arrays import bytes_by_group, check_tensors, in_pieces
 from seqrecord.pipes.clip_sets import ClipSet
 from seqrecord.pipes.columns import ClipEpisodes, NoDraws
 from seqrecord.pipes.distributed import warn_once
-from seqrecord.pipes.frame_arrays import FrameArrays
+from seqrecord.pipes.frame_arrays import FrameArrays, bytes_by_group, check_tensors
 from seqrecord.pipes.option_values import FrameCache
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selection import Selection
@@ -25,6 +24,7 @@ from seqrecord.reading.array_specs import ArraySpec, bound
 from seqrecord.reading.dataset import Dataset, DatasetLike, cached_in, skipping_bad_episodes
 from seqrecord.reading.filters import check_metadata
 from seqrecord.reading.opening import dataset_of
+from seqrecord.schema import Schema
 from seqrecord.storage import local_path
 from seqrecord.text import repr_of, shown_place
 from seqrecord.units import parse_size, raise_if
@@ -32,6 +32,9 @@ from seqrecord.units import parse_size, raise_if
 if TYPE_CHECKING:
     from seqrecord.clips.transforms import ClipFunction
 
+_PIECE_FRAMES = 32  # at most, as other chunks have
+_PIECE_BYTES = 48 << 20  # decoded, likewise
+_LEAST_FRAMES = 4
 _OF_DRAWS = ("crop", "flipped", "intrinsics")  # columns of a `clip_transform`
 
 
@@ -213,7 +216,7 @@ def _episode_table(found: ClipSet, frames: FrameArrays) -> EpisodeLayout:
     """
     contents, features = found.dataset.contents, found.dataset.features
     nbytes = bytes_by_group(frames.stored, features)
-    table = in_pieces(contents.episode_table, features)
+    table = _in_pieces(contents.episode_table, features)
     if found.excerpts is not None:
         table = found.excerpts.table(table)
     table = table.with_leading(nbytes.index(max(nbytes)), found.epochs.clips.selected)
@@ -222,6 +225,27 @@ def _episode_table(found: ClipSet, frames: FrameArrays) -> EpisodeLayout:
         if frames.transform is None
         else EpisodeLayout(table.num_frames, (table.leading_grid,))
     )
+
+
+def _in_pieces(table: EpisodeLayout, features: Schema) -> EpisodeLayout:
+    """The episodes with long chunks of video in pieces, see `ChunkGrid.in_pieces`, and with
+    chunks of raw features marked, of which single frames are read: texts beside them are short.
+
+    A video chunk is at least one group of pictures, of up to 256 frames. Decoded at once, it would
+    need memory for all of them. So plans treat pieces of it as chunks: each piece is decoded as far
+    as clips need it, and the engine keeps the page and its decoder open between two pieces of a
+    cursor's chunk.
+    """
+    groups = list(table.groups)
+    for place, grid in enumerate(groups):
+        stored = [spec for spec in features.values() if spec.group == grid.group]
+        video = next((spec for spec in stored if spec.is_video), None)
+        are_raw = all(spec.stored.is_raw or spec.value == "text" for spec in stored)
+        groups[place] = replace(grid, by_frame=are_raw)
+        if video is not None:
+            most = max(_LEAST_FRAMES, min(_PIECE_FRAMES, _PIECE_BYTES // video.nbytes))
+            groups[place] = grid.in_pieces(table.num_frames, most)
+    return replace(table, groups=tuple(groups))
 
 
 def _check_names(selection: Selection, reserved: Sequence[str]) -> None:
