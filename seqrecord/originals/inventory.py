@@ -61,8 +61,7 @@ def inventory_of(source: Source) -> Inventory:
         inventory = inventory_of(sr.open_source("records/"))
         print(inventory.format, [feature.name for feature in inventory.features])
     """
-    account = getattr(source, "account", None)
-    found: Account = Account("custom source without account()") if not account else account()
+    found = account_of(source)
     unreadable: Mapping[str, SourceError] = getattr(source, "unreadable", {})
     left_out = [LeftOut(f"feature {n}", 1, str(e), "features") for n, e in unreadable.items()]
     left_out += [each for each in found.left_out if not _is_one_of(each, unreadable)]
@@ -83,6 +82,13 @@ def inventory_of(source: Source) -> Inventory:
         tuple(left_out),
         found.notes,
     )
+
+
+def account_of(source: Source) -> Account:
+    """Return the result of a source's `account()`, or an account of nothing without the method."""
+    account = getattr(source, "account", None)
+    found: Account = Account("custom source without account()") if not account else account()
+    return found
 
 
 def _is_one_of(row: LeftOut, unreadable: Iterable[str]) -> bool:

@@ -31,6 +31,7 @@ from seqrecord.sources.common.aligning import align
 from seqrecord.sources.common.cameras import MODELS, Camera
 from seqrecord.sources.common.sequence_tables import SequenceTables
 from seqrecord.sources.common.sequences import Images, SequenceFrames, SequenceSource, Values
+from seqrecord.sources.common.specs import frame_rate
 
 _WITHIN = 10_000_000  # nanoseconds between a frame and its pose, evo's default
 _TRUTHS = ("state_groundtruth_estimate0", "mocap0")
@@ -83,25 +84,14 @@ class EurocSource(SequenceSource):
         is_below = sequence.is_relative_to(self.path)  # else the root is its mav0
         return super().key(sequence) if is_below else sequence.name
 
-    def unread_tables(self, folder: Path) -> dict[str, Path]:
-        mav = _mav(folder)
-        truth = self._truth(mav)
-        return {
-            f"{name}/data.csv": mav / name / "data.csv"
-            for name, is_folder in list_folder(mav)
-            if is_folder
-            and name not in ("imu0", truth)
-            and not _CAMERA.fullmatch(name)
-            and is_file(mav / name / "data.csv")
-        }
-
     def open(self, folder: Path) -> SequenceFrames:
         mav = _mav(folder)
         cameras = sorted(name for name, _ in list_folder(mav) if _CAMERA.fullmatch(name))
         if "cam0" not in cameras:
             raise SourceError("sequence without cam0", file=str(mav), expected=self.expected)
         below = "" if mav == folder else "mav0/"
-        found = SequenceTables(self, folder, "ns", {"dataset": "EuRoC", "cameras": {}})
+        metadata: dict[str, Any] = {"dataset": "EuRoC", "cameras": {}}
+        found = SequenceTables(source=self, folder=folder, unit="ns", metadata=metadata)
 
         def sensor(name: str) -> dict[str, Any]:
             found.files.append(mav / name / "sensor.yaml")
@@ -140,7 +130,7 @@ class EurocSource(SequenceSource):
                 stamps, values, bounds = samples
                 found.columns["imu"] = Values(values, "imu", "rad/s, m/s^2", bounds=bounds)
                 found.columns["imu_timestamp"] = Values(stamps, "timestamp", "ns", bounds=bounds)
-        if name := self._truth(mav):
+        if name := next((n for n in _TRUTHS if is_file(mav / n / "data.csv")), ""):
             table, features = mav / name / "data.csv", ("pose", "velocity", "imu_bias")
             chosen = features if name == _TRUTHS[0] else features[:1]
             if found.has(table, **dict.fromkeys(chosen, f"{below}{name}/*")):
@@ -148,12 +138,8 @@ class EurocSource(SequenceSource):
                     _add_truth(found, table, *rows)
                 if description := sensor(name):
                     found.metadata["ground_truth"] = description
-        rate = found.metadata["cameras"].get("cam0", {}).get("rate_hz")
-        return found.frames(rate if rate is not None and 0 < rate < 1e6 else None)
-
-    @staticmethod
-    def _truth(mav: Path) -> str:
-        return next((name for name in _TRUTHS if is_file(mav / name / "data.csv")), "")
+        found.fps = frame_rate(found.metadata["cameras"].get("cam0", {}).get("rate_hz"))
+        return found
 
 
 FORMAT = SourceFormat("euroc", EurocSource.expected, EurocSource, ("exif",), takes_urls=True)

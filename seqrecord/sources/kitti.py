@@ -83,7 +83,7 @@ class KittiSource(SequenceSource):
     def open(self, folder: Path) -> SequenceFrames:
         path = folder / "times.txt"
         metadata = {"dataset": "KITTI odometry", "sequence": folder.name}
-        found = SequenceTables(self, folder, "s", metadata)
+        found = SequenceTables(source=self, folder=folder, unit="s", metadata=metadata)
         if (rows := found.rows(path, (0,))) is None:
             raise SourceError("sequence without frames", file=str(path))
         times, _ = rows
@@ -107,7 +107,7 @@ class KittiSource(SequenceSource):
             found.metadata |= _calibration(folder / "calib.txt", found.columns)
         if "camera" not in found.metadata:
             found.notes.append("camera unknown: no P0 in calib.txt")
-        return found.frames()
+        return found
 
     def is_beside(self, path: Path) -> bool:
         return path.parent.name == "poses" and any(

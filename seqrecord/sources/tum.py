@@ -84,7 +84,9 @@ class TumSource(SequenceSource):
         rgb, depth, truth, accelerometer = (
             folder / f"{name}.txt" for name in ("rgb", "depth", "groundtruth", "accelerometer")
         )
-        found = SequenceTables(self, folder, "s", {"dataset": "TUM RGB-D"})
+        found = SequenceTables(
+            source=self, folder=folder, unit="s", metadata={"dataset": "TUM RGB-D"}
+        )
         camera, note = _calibration(folder)
         found.metadata |= {} if camera is None else {"camera": camera.to_json()}
         found.notes.append(note)
@@ -118,7 +120,7 @@ class TumSource(SequenceSource):
             stamps, values, bounds = samples
             both = np.column_stack([stamps, values])
             found.columns["accelerometer"] = Values(both, "imu", bounds=bounds)
-        return found.frames()
+        return found
 
 
 def _calibration(folder: Path) -> tuple[Camera | None, str]:

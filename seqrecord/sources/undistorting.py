@@ -13,7 +13,7 @@ import numpy.typing as npt
 from seqrecord.clips.cameras import INTRINSICS
 from seqrecord.errors import SourceError, located
 from seqrecord.feature_kinds import is_image, is_picture, known_kind
-from seqrecord.originals.inventory import Account, format_of
+from seqrecord.originals.inventory import Account, account_of, format_of
 from seqrecord.originals.protocol import EpisodeInfo, Source
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
@@ -101,8 +101,7 @@ class UndistortedSource:
         ]
 
     def account(self) -> Account:
-        account = getattr(self.source, "account", None)
-        found = Account("custom source without account()") if account is None else account()
+        found = account_of(self.source)
         notes = (f"{name}: lens distortion removed" for name in self.changed)
         return replace(found, notes=(*found.notes, *notes))
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 import seqrecord
 from seqrecord import open_source
-from seqrecord.errors import SourceError
+from seqrecord.errors import MissingPackageError, SourceError
 from seqrecord.sources import FolderSource, Source
 from tests.kit.datasets import encoded
 from tests.kit.source_faults import check_faults, cut, fault, remove, save, write
@@ -277,7 +277,7 @@ def test_varying_shapes_one_bit_masks_and_16_bit_colours(
     with seqrecord.open(tmp_path / "records") as dataset:
         np.testing.assert_array_equal(dataset.episodes["a"][:]["mask"], [mask, ~mask])
     monkeypatch.setitem(sys.modules, "imagecodecs", None)
-    with pytest.raises(SourceError, match="pip install imagecodecs"):
+    with pytest.raises(MissingPackageError, match="pip install imagecodecs"):
         FolderSource(tmp_path / "src").schema()
 
 

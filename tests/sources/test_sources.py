@@ -17,7 +17,7 @@ import pytest
 from PIL import Image, ImageFile
 
 from seqrecord import open_source
-from seqrecord.errors import SourceError
+from seqrecord.errors import MissingPackageError, SourceError
 from seqrecord.sources import FolderSource, Source, TartanAirSource, inventory_of
 from tests.kit.datasets import encoded
 from tests.kit.source_faults import (
@@ -357,7 +357,7 @@ def test_imu_of_the_last_frame_masks_above_a_byte_and_flow_without_imagecodecs(
     with pytest.raises(SourceError, match=r"mask value out of range.*; got: 300"):
         list(source.frames(source.episodes()[0]))
     monkeypatch.setitem(sys.modules, "imagecodecs", None)
-    with pytest.raises(SourceError, match="pip install imagecodecs"):
+    with pytest.raises(MissingPackageError, match="pip install imagecodecs"):
         TartanAirSource(tmp_path / "P000").schema()
     source = TartanAirSource(tmp_path / "P000", features=["depth_lcam_front"])
     check_frames(source, 0, [{"depth_lcam_front": frame["depth_lcam_front"]} for frame in frames])

@@ -31,7 +31,6 @@ from seqrecord.codecs.images import npy_header
 from seqrecord.errors import SourceError, StorageError, located
 from seqrecord.lazy import import_extra
 from seqrecord.originals.files import (
-    check_array,
     first_line,
     on_disk,
     open_file,
@@ -80,14 +79,11 @@ def array_header(path: Path, member: str | None = None) -> ArrayHeader:
     OpenEXR files are decoded, since the library reports pixel types of decoded files only. `member`
     names the array of an npz file, by default its only one.
     """
-    with opened(path) as stream:
-        if path.suffix.lower() == NPZ:
-            with _opened_member(stream, member) as (file, size):
-                return _header(file, path, size)
-        if path.suffix.lower() == _EXR:
-            array = _read_exr(path)
-            return ArrayHeader(array.dtype, array.shape)
-        return _header(stream, path)
+    if path.suffix.lower() == _EXR:
+        array = read_array(path)
+        return ArrayHeader(array.dtype, array.shape)
+    with _opened_array(path, member) as (stream, size):
+        return _header(stream, path, size)
 
 
 def arrays_form(
@@ -112,12 +108,7 @@ def arrays_form(
     return first.dtype, tuple(shape)
 
 
-def read_array(
-    path: Path,
-    dtype: npt.DTypeLike | None = None,
-    shape: tuple[int, ...] | None = None,
-    member: str | None = None,
-) -> npt.NDArray[Any]:
+def read_array(path: Path, member: str | None = None) -> npt.NDArray[Any]:
     """Read the whole array, little-endian, in C order, of at most `MAX_FRAME_BYTES`.
 
     Rows of images are in top-down order. By format:
@@ -129,17 +120,14 @@ def read_array(
       B and A.
     - npz: the array `member`, by default the only one.
 
-    If given, `dtype` and `shape` are checked before any value is read. Raises `SourceError` for
-    unreadable, truncated or other files, and `MissingPackageError` for OpenEXR files if the library
-    is not installed.
+    Raises `SourceError` for unreadable, truncated or other files, and `MissingPackageError` for
+    OpenEXR files if the library is not installed.
     """
-    with opened(path) as stream:
-        if path.suffix.lower() == _EXR:
+    if path.suffix.lower() == _EXR:
+        with opened(path):
             return _read_exr(path)
-        if path.suffix.lower() == NPZ:
-            with _opened_member(stream, member) as (array, size):
-                return _read(array, path, dtype, shape, size)
-        return _read(stream, path, dtype, shape)
+    with _opened_array(path, member) as (stream, size):
+        return _read(stream, path, size)
 
 
 def npz_names(path: Path) -> list[str]:
@@ -210,16 +198,8 @@ class NpyFile:
         return values.reshape(self.shape[1:])
 
 
-def _read(
-    stream: BinaryIO,
-    path: Path,
-    dtype: npt.DTypeLike | None = None,
-    shape: tuple[int, ...] | None = None,
-    size: int | None = None,
-) -> npt.NDArray[Any]:
+def _read(stream: BinaryIO, path: Path, size: int | None = None) -> npt.NDArray[Any]:
     header = _header(stream, path, size)
-    want = header.dtype if dtype is None else np.dtype(dtype)
-    check_array(header.dtype, header.shape, want, shape or header.shape, path)
     if header.nbytes > MAX_FRAME_BYTES:
         raise SourceError(
             "array too large",
@@ -272,19 +252,23 @@ def _zip(stream: BinaryIO) -> Iterator[zipfile.ZipFile]:
 
 
 @contextmanager
-def _opened_member(stream: BinaryIO, member: str | None) -> Iterator[tuple[BinaryIO, int]]:
-    """Open an array's npy file in an npz file, with its declared size, the most that is read."""
-    with _zip(stream) as file:
-        names = [name for name in file.namelist() if name.endswith(".npy")]
-        name = names[0] if member is None and len(names) == 1 else f"{member}.npy"
-        if name not in names:
-            raise SourceError(
-                "the npz file has other arrays than the first one",
-                expected=member or "one array",
-                got=", ".join(each.removesuffix(".npy") for each in names)[:200],
-            )
-        with file.open(name) as array:
-            yield cast("BinaryIO", array), file.getinfo(name).file_size
+def _opened_array(path: Path, member: str | None) -> Iterator[tuple[BinaryIO, int | None]]:
+    """Open a file; in an npz file an array's npy file, with its declared size."""
+    with opened(path) as stream:
+        if path.suffix.lower() != NPZ:
+            yield stream, None
+            return
+        with _zip(stream) as file:
+            names = [name for name in file.namelist() if name.endswith(".npy")]
+            name = names[0] if member is None and len(names) == 1 else f"{member}.npy"
+            if name not in names:
+                raise SourceError(
+                    "the npz file has other arrays than the first one",
+                    expected=member or "one array",
+                    got=", ".join(each.removesuffix(".npy") for each in names)[:200],
+                )
+            with file.open(name) as array:
+                yield cast("BinaryIO", array), file.getinfo(name).file_size
 
 
 def _noun(path: Path) -> str:

@@ -29,7 +29,8 @@ from seqrecord.codecs.exif import (
 )
 from seqrecord.codecs.images import IMAGE, ImageHeader, probe
 from seqrecord.codecs.images import image_format as format_of
-from seqrecord.errors import SourceError, located
+from seqrecord.errors import MissingPackageError, SourceError, located
+from seqrecord.lazy import import_extra
 from seqrecord.originals.file_types import type_of
 from seqrecord.originals.files import first_line, opened
 from seqrecord.originals.limits import check_image_size
@@ -88,17 +89,7 @@ _CHANNELS: dict[str, tuple[int, ...]] = {
     "RGBA": (4,),
 }
 
-_NAMED = {
-    "rgb8": ("u1", 3),
-    "bgr8": ("u1", 3),
-    "rgba8": ("u1", 4),
-    "bgra8": ("u1", 4),
-    "rgb16": ("u2", 3),
-    "bgr16": ("u2", 3),
-    "mono8": ("u1", 1),
-    "mono16": ("u2", 1),
-}
-_BAYER = re.compile(r"bayer_(?:rggb|bggr|gbrg|grbg)(8|16)")
+_COLOURS = re.compile(r"(?:mono|bayer_(?:rggb|bggr|gbrg|grbg)|(rgba?|bgra?))(8|16)")
 _PLAIN = re.compile(r"(8|16|32|64)([USF])C([1-4])")
 _KINDS = {"U": "u", "S": "i", "F": "f"}
 
@@ -239,7 +230,7 @@ def decode_image(
                     array = turned(array, OPPOSITE.get(header.orientation, header.orientation))
                 if header.dtype == np.bool_:  # Pillow's bytes are 0 and 255
                     array = array.view(np.uint8) != 0
-        except SourceError:
+        except (SourceError, MissingPackageError):
             raise
         except Exception as error:  # Pillow and imagecodecs raise many types
             raise _undecodable(error) from error
@@ -248,15 +239,9 @@ def decode_image(
 
 
 def load_imagecodecs(path: Path | None = None) -> Any:
-    """Import imagecodecs. Raises `SourceError` with the install command if it is missing."""
-    try:
-        import imagecodecs
-    except ImportError as error:
-        raise SourceError(
-            "16-bit colour images (TartanAir V2's flow) need imagecodecs; pip install imagecodecs",
-            file=None if path is None else str(path),
-        ) from error
-    return imagecodecs
+    """Import imagecodecs. Raises `MissingPackageError` if it is missing."""
+    hint = "16-bit colour images (TartanAir V2's flow) need imagecodecs; pip install imagecodecs"
+    return import_extra("imagecodecs", hint, None if path is None else str(path))
 
 
 def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | None]:
@@ -414,14 +399,11 @@ def pixels(
 
 def _layout(encoding: str) -> tuple[np.dtype[Any], int]:
     """Return dtype and number of channels of a raw encoding."""
-    if encoding in _NAMED:
-        name, channels = _NAMED[encoding]
-        return np.dtype(f"<{name}"), channels
-    if match := _BAYER.fullmatch(encoding):
-        return np.dtype(f"<u{int(match[1]) // 8}"), 1
+    if match := _COLOURS.fullmatch(encoding):
+        return np.dtype(f"<u{int(match[2]) // 8}"), len(match[1]) if match[1] else 1
     match = _PLAIN.fullmatch(encoding)
     plain = f"<{_KINDS[match[2]]}{int(match[1]) // 8}" if match else ""
     if match is None or plain in ("<f1", "<u8", "<i8"):
-        known = ", ".join([*_NAMED, "bayer_rggb8, …", "8UC3, 16UC1, 32FC1, …"])
+        known = "mono8, rgb8, bgr8, rgba8, bgra8, rgb16, …, bayer_rggb8, …, 8UC3, 16UC1, 32FC1, …"
         raise ValueError(f"unknown image encoding {encoding[:50]!r}; expected {known}")
     return np.dtype(plain), int(match[3])

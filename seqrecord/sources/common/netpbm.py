@@ -25,29 +25,28 @@ NETPBM_HEADER_BYTES = 4096
 """Maximum size of a header with its comments."""
 
 _GAP = rb"(?:\s|#[^\n]*\n)+"
-_SIZE = re.compile(rb"P[1-6]" + _GAP + rb"(\d{1,9})" + _GAP + rb"(\d{1,9})")
-_MOST = re.compile(_GAP + rb"(\d{1,6})")
+_SIZE = rb"P[1-6]" + _GAP + rb"(\d{1,9})" + _GAP + rb"(\d{1,9})"
+_BITMAP = re.compile(_SIZE + rb"\s")
+_OTHERS = re.compile(_SIZE + _GAP + rb"(\d{1,6})\s")
 _COMMENT = re.compile(rb"#[^\n]*")
 
 
 def netpbm_header(data: bytes) -> tuple[ImageHeader, int, int]:
     """Return header, maximum sample value and offset of the samples, from a file's first bytes."""
-    kind, size = data[:2], _SIZE.match(data)
-    most = None if size is None or kind in (b"P1", b"P4") else _MOST.match(data, size.end())
-    found = most or size
-    value = int(most[1]) if most else 1
-    if size is None or found is None or (kind not in (b"P1", b"P4") and most is None):
-        raise SourceError("not a Netpbm image", expected="P1 to P6, width, height, maximum value")
-    if not 0 < value < 65536 or not data[found.end() : found.end() + 1].isspace():
-        raise SourceError("not a Netpbm image", expected="a maximum value of 1 to 65535", got=value)
-    shape: tuple[int, ...] = (int(size[2]), int(size[1]))
+    kind, is_bitmap = data[:2], data[:2] in (b"P1", b"P4")
+    found = (_BITMAP if is_bitmap else _OTHERS).match(data)
+    value = 0 if found is None else 1 if is_bitmap else int(found[3])
+    if found is None or not 0 < value < 65536:
+        expected = "P1 to P6, width, height, and a maximum value of 1 to 65535"
+        raise SourceError("not a Netpbm image", expected=expected, got=value or repr(data[:16]))
+    shape: tuple[int, ...] = (int(found[2]), int(found[1]))
     mode = "L"
     dtype: np.dtype[Any] = np.dtype(np.uint8 if value < 256 else np.uint16)
     if kind in (b"P3", b"P6"):
         mode, shape = "RGB", (*shape, 3)
-    elif kind in (b"P1", b"P4"):
+    elif is_bitmap:
         mode, dtype = "1", np.dtype(np.bool_)
-    return ImageHeader(NETPBM, mode, dtype, shape), value, found.end() + 1
+    return ImageHeader(NETPBM, mode, dtype, shape), value, found.end()
 
 
 def decode_netpbm(data: bytes) -> npt.NDArray[Any]:

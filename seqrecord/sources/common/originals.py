@@ -248,14 +248,7 @@ def has_file(root: Path, fits: Callable[[Path], bool]) -> bool:
     Reads at most 1,000 entries per folder and about 10,000 in total, depth first: detection must
     not walk millions of files.
     """
-    if is_file(root):
-        return fits(root)
-    return any(
-        fits(folder / name)
-        for folder, names in _first_entries(root)
-        for name, is_folder in names.items()
-        if not is_folder
-    )
+    return fits(root) if is_file(root) else any(map(fits, _first_files(root)))
 
 
 def has_folder(root: Path, fits: Callable[[set[str]], bool]) -> bool:
@@ -265,13 +258,7 @@ def has_folder(root: Path, fits: Callable[[set[str]], bool]) -> bool:
 
 def first_files(root: Path, most: int) -> list[Path]:
     """Return at most `most` files among the first entries of a folder tree, sorted."""
-    files = (
-        folder / name
-        for folder, names in _first_entries(root)
-        for name, is_folder in names.items()
-        if not is_folder
-    )
-    return sorted(islice(files, most))
+    return sorted(islice(_first_files(root), most))
 
 
 def find_folders(root: Path, fits: Callable[[set[str]], bool]) -> list[Path]:
@@ -315,6 +302,11 @@ def natural_order(name: str) -> tuple[list[tuple[int, str]], str]:
     """Sort key with `frame_2` before `frame_10`; a total order."""
     parts = _DIGITS.split(name)
     return [(int(part), "") if i % 2 else (0, part) for i, part in enumerate(parts)], name
+
+
+def _first_files(root: Path) -> Iterator[Path]:
+    for folder, names in _first_entries(root):
+        yield from (folder / name for name, is_folder in names.items() if not is_folder)
 
 
 def _first_entries(root: Path) -> Iterator[tuple[Path, dict[str, bool]]]:

@@ -26,24 +26,17 @@ POINT_ENDINGS = frozenset((".ply", ".pcd", ".bin"))
 """File name endings, in lower case."""
 
 _SCANS = ("x", "y", "z", "reflectance")  # of KITTI
-_PLY = {
-    "char": "i1",
-    "uchar": "u1",
-    "short": "i2",
-    "ushort": "u2",
-    "int": "i4",
-    "uint": "u4",
-    "int8": "i1",
-    "uint8": "u1",
-    "int16": "i2",
-    "uint16": "u2",
-    "int32": "i4",
-    "uint32": "u4",
-    "float": "f4",
-    "double": "f8",
-    "float32": "f4",
-    "float64": "f8",
+_PLY_NAMES = {
+    "i1": ("char", "int8"),
+    "u1": ("uchar", "uint8"),
+    "i2": ("short", "int16"),
+    "u2": ("ushort", "uint16"),
+    "i4": ("int", "int32"),
+    "u4": ("uint", "uint32"),
+    "f4": ("float", "float32"),
+    "f8": ("double", "float64"),
 }
+_PLY = {name: kind for kind, names in _PLY_NAMES.items() for name in names}
 _PLY_ORDERS = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}
 _PCD = {f"{kind.upper()}{size}": f"<{kind}{size}" for kind in "iuf" for size in "1248"}
 _HEADER_BYTES = 1 << 16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,12 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.originals.files import is_file
 from seqrecord.sources.common.aligning import NONE, sample_bounds
-from seqrecord.sources.common.sequences import Column, SequenceFrames, SequenceSource, Values
+from seqrecord.sources.common.sequences import SequenceFrames, SequenceSource, Values
 from seqrecord.sources.common.tables import timed_files, timed_values
 
 
-@dataclass
-class SequenceTables:
+@dataclass(kw_only=True)
+class SequenceTables(SequenceFrames):
     """Collects the columns of the sequence in `folder`, on the clock of its frames.
 
     Args:
@@ -29,12 +29,7 @@ class SequenceTables:
     source: SequenceSource
     folder: Path
     unit: str
-    metadata: dict[str, Any]
     times: npt.NDArray[Any] = field(default_factory=lambda: np.empty(0, np.int64))
-    columns: dict[str, Column] = field(default_factory=dict)
-    places: dict[str, str] = field(default_factory=dict)
-    files: list[Path] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
     @property
     def _parse(self) -> Callable[[str], Any]:
@@ -42,7 +37,7 @@ class SequenceTables:
 
     def begin(self, times: npt.NDArray[Any]) -> None:
         """Set the times of the frames, and add the feature `timestamp`."""
-        self.times = times
+        self.times, self.num_frames = times, len(times)
         self.columns["timestamp"] = Values(times, "timestamp", self.unit)
 
     def has(self, path: Path, **places: str) -> bool:
@@ -109,11 +104,3 @@ class SequenceTables:
                 expected=f"rows {within} of a frame; frames from {times[0]} to {times[-1]} {unit}",
                 got=f"{len(stamps)} rows from {stamps[0]} to {stamps[-1]} {unit}",
             )
-
-    def frames(self, fps: float | None = None, *, files: Sequence[Path] = ()) -> SequenceFrames:
-        """Return the sequence."""
-        return SequenceFrames(
-            *(len(self.times), self.columns, self.places, [*self.files, *files], self.metadata),
-            fps=fps,
-            notes=self.notes,
-        )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import reduce
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -42,11 +42,9 @@ from seqrecord.sources.common.originals import (
     key_of,
 )
 from seqrecord.sources.common.specs import check_spec, feature_spec, text_spec, widened
-from seqrecord.sources.common.tables import count_lines
 from seqrecord.sources.inventory import (
     NO_READER,
     Account,
-    LeftOut,
     group_names,
     not_selected,
     unread_paths,
@@ -54,18 +52,6 @@ from seqrecord.sources.inventory import (
 from seqrecord.text import counted
 
 _WITHOUT_PARTNER = re.compile("_(without|before|after)_")
-
-
-class Column(Protocol):
-    """A feature of a sequence."""
-
-    def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:
-        """Return the feature's spec, from the cheapest evidence."""
-        ...
-
-    def read(self, frame: int, spec: FeatureSpec) -> Any:
-        """Read and check a frame's value; `None` if the frame has none."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -83,11 +69,11 @@ class DecodedFile:
 
 
 @dataclass(frozen=True)
-class Images(Column):
+class Images:
     """One file per frame: an image, an npy array, or a `DecodedFile`; `None` for no file.
 
     `samples` are files whose shapes differ, the first file by default. `form` is the required dtype
-    and channels. With `in_place`, files are referenced.
+    and channels.
     """
 
     items: Sequence[Path | DecodedFile | None]
@@ -95,33 +81,34 @@ class Images(Column):
     unit: str | None = None
     samples: Sequence[Path | DecodedFile] = ()
     form: tuple[npt.DTypeLike, tuple[int, ...]] | None = None
-    exif: str | None = None
-    in_place: bool = False
 
     @property
     def paths(self) -> list[Path]:
         """All files."""
         return [path_of(item) for item in self.items if item is not None]
 
-    def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:
-        endings = frozenset(path.suffix.lower() for path in self.paths if keep_encoded)
+    def spec(self, name: str, source: SequenceSource) -> FeatureSpec:
+        """Return the feature's spec, from the headers of the samples."""
         samples = self.samples or [item for item in self.items if item is not None][:1]
-        return reduce(widened, [self._spec(name, item, endings) for item in samples])
+        endings = {path.suffix.lower() for path in self.paths if source.keep_encoded}
+        return reduce(widened, [self._spec(name, item, endings, source) for item in samples])
 
-    def _spec(self, name: str, item: Path | DecodedFile, endings: Collection[str]) -> FeatureSpec:
-        meaning, path = {"kind": self.kind, "unit": self.unit}, path_of(item)
+    def _spec(
+        self, name: str, item: Path | DecodedFile, endings: set[str], source: SequenceSource
+    ) -> FeatureSpec:
+        meaning, path, exif = {"kind": self.kind, "unit": self.unit}, path_of(item), source.exif
         if isinstance(item, DecodedFile):
             return feature_spec(name, np.dtype(item.dtype), item.shape(), path, **meaning)
-        codec = referable_codec(read_bytes(path), endings, path, self.exif) if self.in_place else ()
+        codec = referable_codec(read_bytes(path), endings, path, exif) if source.in_place else ()
         if path.suffix.lower() not in IMAGE_ENDINGS:
             array = array_header(path)
             self._check(array.dtype, array.shape, name, path)
             return feature_spec(name, array.dtype, array.shape, path, codec=codec, **meaning)
         header = image_header(path)
         self._check(header.dtype, header.shape, name, path)
-        if endings and not self.in_place:
-            codec = passthrough_codec(header, endings, exif=self.exif)
-        shape = shape_of(header, self.exif, is_kept=bool(codec))
+        if endings and not source.in_place:
+            codec = passthrough_codec(header, endings, exif=exif)
+        shape = shape_of(header, exif, is_kept=bool(codec))
         return feature_spec(name, header.dtype, shape, path, codec=codec, **meaning)
 
     def _check(self, dtype: np.dtype[Any], shape: tuple[int, ...], name: str, path: Path) -> None:
@@ -130,16 +117,17 @@ class Images(Column):
                 want, channels = self.form
                 check_array(dtype.newbyteorder("<"), shape, want, (*shape[:2], *channels), path)
 
-    def read(self, frame: int, spec: FeatureSpec) -> Any:
+    def read(self, frame: int, spec: FeatureSpec, source: SequenceSource) -> Any:
+        """Read and check a frame's value; `None` if the frame has none."""
         if (item := self.items[frame]) is None:
             return None
         path = path_of(item)
-        if self.in_place and spec.may_be_referred_to:
+        if source.in_place and spec.may_be_referred_to:
             return ReferencedFile(str(path))
         if isinstance(item, Path) and path.suffix.lower() in IMAGE_ENDINGS:
-            return embedded_value(read_bytes(path), spec, path, self.exif)
+            return embedded_value(read_bytes(path), spec, path, source.exif)
         with located(SourceError, file=str(path)):
-            array = read_array(path) if isinstance(item, Path) else item.read(self.exif)
+            array = read_array(path) if isinstance(item, Path) else item.read(source.exif)
         check_spec(array.dtype, array.shape, spec, path)
         return array
 
@@ -160,7 +148,7 @@ def image_size(item: Path | DecodedFile) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Values(Column):
+class Values:
     """One array, or one text, per frame, [T, …]. Frames where `there` is false have no value.
 
     With `bounds` [T + 1], frame t has the rows `bounds[t]` to `bounds[t + 1]` (exclusive).
@@ -172,13 +160,15 @@ class Values(Column):
     there: npt.NDArray[np.bool_] | None = None
     bounds: npt.NDArray[np.int64] | None = None
 
-    def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:  # noqa: ARG002 - no image
+    def spec(self, name: str, _: SequenceSource) -> FeatureSpec:
+        """Return the feature's spec."""
         if self.array.dtype.kind == "U":
             return replace(text_spec(name, Path()), kind=self.kind)
         shape = self.array.shape[1:] if self.bounds is None else (None, *self.array.shape[1:])
         return FeatureSpec(name, self.array.dtype, shape, kind=self.kind, unit=self.unit)
 
-    def read(self, frame: int, spec: FeatureSpec) -> Any:
+    def read(self, frame: int, spec: FeatureSpec, _: SequenceSource) -> Any:
+        """Return a frame's value; `None` if the frame has none."""
         if self.there is not None and not self.there[frame]:
             return None
         if spec.value == "text":
@@ -188,7 +178,11 @@ class Values(Column):
         return np.asarray(self.array[self.bounds[frame] : self.bounds[frame + 1]], spec.dtype)
 
 
-@dataclass(frozen=True)
+Column: TypeAlias = Images | Values
+"""A feature of a sequence."""
+
+
+@dataclass
 class SequenceFrames:
     """A sequence with checked lists.
 
@@ -202,13 +196,13 @@ class SequenceFrames:
         notes: assumptions, and lines of the inventory about empty tables.
     """
 
-    num_frames: int
-    columns: Mapping[str, Column]
-    places: Mapping[str, str]
-    files: Collection[Path]
+    num_frames: int = 0
+    columns: dict[str, Column] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
+    files: list[Path] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
     fps: float | None = None
-    notes: Sequence[str] = ()
+    notes: list[str] = field(default_factory=list)
     split: str | None = None
 
 
@@ -240,10 +234,6 @@ class SequenceSource(ScannedSource):
     def sequences(self, folder: Path) -> Mapping[str, Path]:
         """Return the sequences in a folder: key to the argument of `open`, the folder itself."""
         return {self.key(folder): folder}
-
-    def unread_tables(self, folder: Path) -> Mapping[str, Path]:  # noqa: ARG002
-        """Return tables without a reader, by their names in the inventory."""
-        return {}
 
     def is_beside(self, path: Path) -> bool:  # noqa: ARG002
         """Return whether a file outside of all sequences belongs to one of them."""
@@ -295,7 +285,7 @@ class SequenceSource(ScannedSource):
             if info.key not in self._places:
                 raise SourceError("no such episode", file=str(self.root))
             folder = self._places[info.key]
-            sequence = self._opened(folder)
+            sequence = self.open(folder)
             columns = {
                 name: (sequence.columns[name], spec)
                 for name, spec in self.schema().items()
@@ -312,7 +302,7 @@ class SequenceSource(ScannedSource):
                 frame: dict[str, Any] = {}
                 for name, (column, spec) in columns.items():
                     with located(SourceError, feature=name, frame=number):
-                        value = column.read(number, spec)
+                        value = column.read(number, spec, self)
                     if value is not None:
                         frame[name] = value
                 yield frame
@@ -332,16 +322,6 @@ class SequenceSource(ScannedSource):
             since = column.array - column.array[0]
             return np.asarray(since * (size_in(column.unit, "s") or 1.0), np.float64)
 
-    def _opened(self, folder: Path) -> SequenceFrames:
-        """Open the sequence with the source's `exif` for its images."""
-        sequence = self.open(folder)
-        options: dict[str, Any] = {"exif": self.exif, "in_place": self.in_place}
-        columns = {
-            name: replace(column, **options) if isinstance(column, Images) else column
-            for name, column in sequence.columns.items()
-        }
-        return replace(sequence, columns=columns)
-
     @cached_property
     def _folders(self) -> dict[Path, Mapping[str, Path]]:
         """Sequences by folder."""
@@ -358,9 +338,9 @@ class SequenceSource(ScannedSource):
             raise SourceError("no sequence found", file=str(self.root), expected=self.expected)
         for key, folder in self._places.items():
             with found.unless_broken(EpisodeInfo(key, 0)):
-                sequence = self._opened(folder)
+                sequence = self.open(folder)
                 found.specs += [
-                    sequence.columns[name].spec(name, keep_encoded=self.keep_encoded)
+                    sequence.columns[name].spec(name, self)
                     for name in (sequence.columns if self.features is None else self.features)
                     if name in sequence.columns
                 ]
@@ -371,7 +351,7 @@ class SequenceSource(ScannedSource):
     def account(self) -> Account:
         """Report all sequences. Reads their lists again; broken sequences are skipped."""
         places: dict[str, str] = {}
-        counts, notes, rows, unselected = (Counter[str]() for _ in range(4))
+        counts, notes, unselected = (Counter[str]() for _ in range(3))
         unread: list[Path] = []
         for folder, sequences in self._folders.items():
             known, hidden = set[Path](), set[str]()
@@ -386,14 +366,6 @@ class SequenceSource(ScannedSource):
                     unselected.update(out)
                     hidden.update(sequence.places[name] for name in out)
                     known.update(sequence.files)
-            with suppress(SourceError):
-                tables = self.unread_tables(folder) if known else {}
-                above = folder.relative_to(self.path)
-                where = Path(*"*" * len(above.parts)) if len(self._folders) > 1 else above
-                for path in tables.values():
-                    name = (where / path.relative_to(folder)).as_posix()
-                    rows[name] += count_lines(path)
-                known.update(tables.values())
             if known or not sequences:
                 unread += unread_paths(folder, _taker(folder, known, hidden))
         unread += unread_paths(
@@ -402,8 +374,7 @@ class SequenceSource(ScannedSource):
             lambda names: not self.is_sequence({*names}),
         )
         total = counted(len(self._places), "sequence")
-        left_out = [LeftOut(name, count, "no reader", "rows") for name, count in rows.items()]
-        left_out += group_names(unread, self.path, NO_READER)
+        left_out = group_names(unread, self.path, NO_READER)
         left_out += [
             not_selected(f"feature {name}", count, "sequences", also=self.selected_also_by)
             for name, count in unselected.items()

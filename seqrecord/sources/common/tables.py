@@ -226,11 +226,6 @@ def read_numbers(path: Path) -> NumberTable:
     return NumberTable(path, names, values, exact)
 
 
-def count_lines(path: Path) -> int:
-    """Return the number of lines without comments and empty lines, column names included."""
-    return len(_lines(read_bytes(path, MAX_TABLE_BYTES).decode("utf-8-sig", "replace")))
-
-
 def count_rows(path: Path) -> int:
     """Return the number of rows, column names included.
 

@@ -12,7 +12,7 @@ from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.sources.common.aligning import ALIGNMENTS
 from seqrecord.sources.common.originals import FirstError, Originals
-from seqrecord.sources.common.specs import feature_name
+from seqrecord.sources.common.specs import chosen_schema, feature_name
 from seqrecord.sources.mcap.bags import Topic
 from seqrecord.sources.mcap.cameras import CAMERA_INFO, ImageCameras
 from seqrecord.sources.mcap.features import TopicFeatures
@@ -159,9 +159,7 @@ class TopicSource(Originals):
         specs |= {spec.name: spec for spec in self.cameras.specs}
         name = self.time_name
         specs[name] = FeatureSpec(name, np.dtype("<i8"), (), kind="timestamp", unit="ns")
-        if unknown := [name for name in dict.fromkeys(self.features or ()) if name not in specs]:
-            raise self._refused("no such feature", ", ".join(unknown))
-        return Schema([specs[name] for name in self.features or specs])
+        return chosen_schema(specs.values(), self.features or None, self.path)
 
     def schema(self) -> Schema:
         return self._schema

@@ -19,7 +19,6 @@ from seqrecord.sources.common.array_files import array_header, read_array
 from seqrecord.sources.common.cameras import Camera
 from seqrecord.sources.common.originals import Scan
 from seqrecord.sources.common.sequences import (
-    Column,
     SequenceFrames,
     SequenceSource,
     Values,
@@ -121,36 +120,33 @@ class TartanAirSource(SequenceSource):
         trajectory = Trajectory(folder)
         count, layout = len(trajectory.frames.ids), trajectory.layout
         assert layout is not None  # else it has no frames
-        columns, places = dict[str, Column](), dict[str, str]()
-        used: list[Path] = []
+        found = SequenceFrames(
+            count, metadata=_metadata(trajectory, layout), fps=layout.fps, notes=[layout.note]
+        )
         for files in trajectory.pixels:
             if not trajectory.lacks(files):
-                places |= dict.fromkeys(files.features, files.shown)
+                found.places |= dict.fromkeys(files.features, files.shown)
                 if self.wants(*files.features):
                     paths = trajectory.paths(files)
-                    used += [path for path in paths if path is not None]
-                    columns |= files.columns(paths)
+                    found.files += [path for path in paths if path is not None]
+                    found.columns |= files.columns(paths)
         for name in layout.poses:
             if (file := f"{name}.txt") in trajectory.entries:
-                places[name] = file
+                found.places[name] = file
                 if self.wants(name):
-                    used.append(folder / file)
-                    columns[name] = Values(_poses(folder / file, name, count), "pose", "m")
+                    found.files.append(folder / file)
+                    found.columns[name] = Values(_poses(folder / file, name, count), "pose", "m")
         for name, (file, unit) in layout.imu.items():
             path = folder / "imu" / file
             shapes = [(IMU_ROWS * n, 3) for n in (count - 1, count)]
             if is_file(path) and array_header(path).shape in shapes:
-                places[name] = f"imu/{file}"
+                found.places[name] = f"imu/{file}"
                 if self.wants(name):
-                    used.append(path)
+                    found.files.append(path)
                     samples = read_array(path).reshape(-1, IMU_ROWS, 3)
                     there = np.arange(count) < len(samples)
-                    columns[name] = Values(samples, "imu", unit, there)
-        return SequenceFrames(
-            *(count, columns, places, used, _metadata(trajectory, layout)),
-            fps=layout.fps,
-            notes=[layout.note],
-        )
+                    found.columns[name] = Values(samples, "imu", unit, there)
+        return found
 
     def scan(self, found: Scan) -> None:
         super().scan(found)

@@ -87,18 +87,15 @@ class VideoSource(InPlace):
         return [self._info(key, files) for key, files in self._files.items()]
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
-        files = self._named(info.key)
-        first = next(iter(files.values()))
-        with located(SourceError, episode=info.key), VideoFile(first, self.stream) as file:
-            ticks, tick = file.ticks(), file.tick
-        for each in ticks:
-            yield {_TIME: np.float64((each - ticks[0]) * tick)} if _TIME in self.schema() else {}
+        for time in self.timestamps(info):
+            yield {_TIME: time} if _TIME in self.schema() else {}
 
     def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
-        """Return the display times of the first camera's frames in seconds, float64 [T]."""
+        """Return the first camera's display times in seconds from its first frame, float64 [T]."""
         first = next(iter(self._named(info.key).values()))
         with located(SourceError, episode=info.key), VideoFile(first, self.stream) as file:
-            return np.array(file.ticks()) * file.tick
+            ticks = np.array(file.ticks(), np.int64)
+            return np.asarray((ticks - ticks[:1]) * file.tick, np.float64)
 
     def account(self) -> Account:
         """Report all streams; opens each file."""

@@ -192,13 +192,6 @@ def _stored_pixels(file: VideoFile, pixels: str) -> str:
     return pixels if file.turn == UPRIGHT else pixels.replace("yuvj", "yuv")
 
 
-def stored_codec(codec: str) -> str:
-    """Return the codec in which a video of `codec` is stored."""
-    if codec in PASSTHROUGH:
-        return codec
-    return "ffv1" if codec in _LOSSLESS else _OTHERS
-
-
 class _RowFrames:
     """Assign frames to rows, and check that they are complete and in order.
 
@@ -384,8 +377,9 @@ def _config(file: VideoFile, frame: DecodedFrame, depth: DepthScale | None) -> V
     """Return the encoding of frames like this one."""
     if frame.pixels.ndim == _GREY_NDIM:
         return VideoConfig("ffv1", GREY16, depth=depth)
-    codec, pixels = stored_codec(file.codec), _stored_pixels(file, frame.codec.split()[1])
-    if codec != file.codec or codec == "ffv1":
+    codec, pixels = file.codec, _stored_pixels(file, frame.codec.split()[1])
+    if codec not in PASSTHROUGH:
+        codec = "ffv1" if codec in _LOSSLESS else _OTHERS
         pixels = "bgr0" if codec == "ffv1" else "yuv420p"
     if codec in ("h264", "hevc") and is_odd(pixels, *file.size):
         pixels = "yuv444p"

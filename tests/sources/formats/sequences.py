@@ -239,8 +239,8 @@ feature   imu_timestamp  int64 [?]  timestamp, ns  from mav0/imu0/*
 feature   pose  float64 [7]  pose, m  from mav0/state_groundtruth_estimate0/*
 feature   velocity  float64 [3]  state, m/s  from mav0/state_groundtruth_estimate0/*
 feature   imu_bias  float64 [6]  state, rad/s, m/s^2  from mav0/state_groundtruth_estimate0/*
-left out  */mav0/leica0/data.csv: 2 rows, no reader
 left out  */mav0/body.yaml: 2 files, no reader
+left out  */mav0/leica0/data.csv: 2 files, no reader
 note      2 frames without cam1
 note      2 cam1 without frame
 note      3 imu before first frame
