@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +94,9 @@ class KittiSource(SequenceSource):
                 endings = (".bin",) if name == _SCANS else tuple(IMAGE_ENDINGS)
                 mine = _files(folder / name, len(times), endings)
                 found.files += mine
-                found.columns[name] = _scans(mine) if name == _SCANS else Images(mine)
+                found.columns[name] = (
+                    Images([*map(_scan, mine)], "points", "m") if name == _SCANS else Images(mine)
+                )
         found.places["timestamp"] = "times.txt"
         found.begin(times)
         poses = folder.parent.parent / "poses" / f"{folder.name}.txt"
@@ -119,34 +120,26 @@ class KittiSource(SequenceSource):
 FORMAT = SourceFormat("kitti", KittiSource.expected, KittiSource, ("exif",), takes_urls=True)
 
 
-def _scans(paths: Sequence[Path]) -> Images:
-    files = (partial(_points, path) for path in paths)
-    items = (
-        DecodedFile(path, "<f4", lambda: (None, 4), read)
-        for path, read in zip(paths, files, strict=True)
-    )
-    return Images([*items], "points", "m")
-
-
-def _points(path: Path, _exif: str | None) -> npt.NDArray[Any]:
-    return read_points(path)[""].values
+def _scan(path: Path) -> DecodedFile:
+    return DecodedFile(path, "<f4", lambda: (None, 4), lambda _: read_points(path)[""].values)
 
 
 def _files(folder: Path, count: int, endings: Sequence[str]) -> list[Path]:
     """Return the frames' files, numbered from 0."""
-    found = {
-        int(Path(name).stem): name
+    names = [
+        name
         for name, is_folder in list_folder(folder)
         if not is_folder and Path(name).suffix.lower() in endings and Path(name).stem.isdecimal()
-    }
+    ]
+    found = {int(Path(name).stem): name for name in names}
     missing = next((number for number in range(count) if number not in found), None)
-    if missing is not None or len(found) != count:
+    if missing is not None or len(names) != count:
         raise SourceError(
             "the number of files differs from times.txt",
             file=str(folder),
             frame=missing,
             expected=f"{count} files, from 0 to {count - 1}",
-            got=f"{len(found)} files",
+            got=f"{len(names)} files",
         )
     return [folder / found[number] for number in range(count)]
 

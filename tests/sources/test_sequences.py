@@ -17,7 +17,16 @@ import seqrecord
 from seqrecord import EncodedImage, convert, open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import EurocSource, TumSource
-from tests.kit.source_faults import Damage, check_faults, check_frames, cut, edit, fault, remove
+from tests.kit.source_faults import (
+    Damage,
+    check_faults,
+    check_frames,
+    cut,
+    edit,
+    fault,
+    remove,
+    write,
+)
 from tests.kit.tiny import read_all
 from tests.sources.formats.sequences import write_euroc, write_kitti, write_tum
 
@@ -376,6 +385,12 @@ BROKEN = {
     "kitti": [
         fault(cut(IMAGE, -7), IMAGE, "truncated", frame=1),
         fault(remove(IMAGE), "sequences/00/image_3", "times.txt", frame=1, got="2 files"),
+        fault(
+            write("sequences/00/image_3/1.png", b""),
+            "sequences/00/image_3",
+            "times.txt",
+            got="4 files",
+        ),
         fault(cut(SCAN, -7), SCAN, "truncated", frame=1),
         fault(_replace("poses/00.txt", "\n", "\n1 2 3\n"), "poses/00.txt", "invalid row"),
         fault(_back(TIMES), TIMES, "not ascending"),
@@ -385,7 +400,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("kind", BROKEN)
 def test_broken_sequences_are_refused(tmp_path: Path, kind: str) -> None:
-    write: Any = {"tum": write_tum, "euroc": write_euroc, "kitti": write_kitti}[kind]
-    write(tmp_path / "original")
+    make: Any = {"tum": write_tum, "euroc": write_euroc, "kitti": write_kitti}[kind]
+    make(tmp_path / "original")
     opened = functools.partial(open_source, format=kind)
     check_faults(BROKEN[kind], tmp_path / "original", tmp_path / "broken", opened)

@@ -35,6 +35,7 @@ MODELS = {
 POSE = "camera-to-world, OpenCV axes: x right, y down, z forward"
 """Convention of poses, for the metadata."""
 
+_PLACES = ([0, 1, 0, 1], [0, 1, 2, 2])  # of fx, fy, cx and cy in a matrix
 _RIGID = 1e-3  # tolerance of rotations, which files print with few digits
 
 
@@ -161,8 +162,7 @@ def camera_of_matrix(matrix: Any, size: Sequence[float], path: Path, **more: Any
     found = _numbers(matrix)
     whole = np.eye(3)
     if found.ndim == 2 and min(found.shape) >= 3:
-        for row, column in ((0, 0), (1, 1), (0, 2), (1, 2)):
-            whole[row, column] = found[row, column]
+        whole[_PLACES] = found[_PLACES]
     if found.ndim != 2 or min(found.shape) < 3 or not np.array_equal(found[:3, :3], whole):
         raise SourceError(
             "not a camera matrix",
@@ -170,7 +170,7 @@ def camera_of_matrix(matrix: Any, size: Sequence[float], path: Path, **more: Any
             expected="[[fx, 0, cx], [0, fy, cy], [0, 0, 1]]",
             got=str(found.tolist())[:200],
         )
-    return Camera.of(whole[[0, 1, 0, 1], [0, 1, 2, 2]].tolist(), size, path, **more)
+    return Camera.of(whole[_PLACES].tolist(), size, path, **more)
 
 
 def pose_of(matrix: Any, path: Path, *, inverse: bool = False, flip: str = "") -> FloatArray:

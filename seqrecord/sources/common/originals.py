@@ -251,9 +251,9 @@ def has_file(root: Path, fits: Callable[[Path], bool]) -> bool:
     return fits(root) if is_file(root) else any(map(fits, _first_files(root)))
 
 
-def has_folder(root: Path, fits: Callable[[set[str]], bool]) -> bool:
-    """Like `has_file`, for a folder whose entry names satisfy `fits`."""
-    return is_directory(root) and any(fits(set(names)) for _, names in _first_entries(root))
+def has_folder(root: Path, fits: Callable[[Path, set[str]], bool]) -> bool:
+    """Like `has_file`, for a folder that satisfies `fits`, called with its entry names."""
+    return is_directory(root) and any(fits(each, {*names}) for each, names in _first_entries(root))
 
 
 def first_files(root: Path, most: int) -> list[Path]:

@@ -102,20 +102,17 @@ class Images:
         codec = referable_codec(read_bytes(path), endings, path, exif) if source.in_place else ()
         if path.suffix.lower() not in IMAGE_ENDINGS:
             array = array_header(path)
-            self._check(array.dtype, array.shape, name, path)
-            return feature_spec(name, array.dtype, array.shape, path, codec=codec, **meaning)
-        header = image_header(path)
-        self._check(header.dtype, header.shape, name, path)
-        if endings and not source.in_place:
-            codec = passthrough_codec(header, endings, exif=exif)
-        shape = shape_of(header, exif, is_kept=bool(codec))
-        return feature_spec(name, header.dtype, shape, path, codec=codec, **meaning)
-
-    def _check(self, dtype: np.dtype[Any], shape: tuple[int, ...], name: str, path: Path) -> None:
+            dtype, shape = array.dtype, array.shape
+        else:
+            header = image_header(path)
+            if endings and not source.in_place:
+                codec = passthrough_codec(header, endings, exif=exif)
+            dtype, shape = header.dtype, shape_of(header, exif, is_kept=bool(codec))
         if self.form is not None:
             with located(SourceError, feature=name):
                 want, channels = self.form
                 check_array(dtype.newbyteorder("<"), shape, want, (*shape[:2], *channels), path)
+        return feature_spec(name, dtype, shape, path, codec=codec, **meaning)
 
     def read(self, frame: int, spec: FeatureSpec, source: SequenceSource) -> Any:
         """Read and check a frame's value; `None` if the frame has none."""
@@ -249,7 +246,7 @@ class SequenceSource(ScannedSource):
 
     def exists(self) -> bool:
         """Return whether the first entries of the tree contain a sequence."""
-        return has_folder(self.path, self.is_sequence)
+        return has_folder(self.path, lambda _, names: self.is_sequence(names))
 
     def external_files(self) -> dict[str, ExternalFile]:
         """Return the folders of files that frames may reference, see `external_folders`."""

@@ -6,6 +6,7 @@ topics.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -87,13 +88,12 @@ class Recording:
             declared.check({topic: len(each) for topic, each in joined.items()}, by_file)
         return joined
 
-    def extras(self) -> dict[str, int]:
+    def extras(self) -> Counter[str]:
         """Return the numbers of attachments and metadata records."""
-        found: dict[str, int] = {}
+        found = Counter[str]()
         for path in self.paths:
             with open_bag(path) as file:
-                for name, count in file.extras().items():
-                    found[name] = found.get(name, 0) + count
+                found.update(file.extras())
         return found
 
     def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes, Path]]:

@@ -169,9 +169,8 @@ class TopicSource(Originals):
         return [
             topic
             for topic in self.topics
-            if is_video(self.offered[topic])
-            and topic in recording.topics
-            and is_video(recording.topics[topic])
+            if topic in recording.topics
+            and all(map(is_video, (self.offered[topic], recording.topics[topic])))
         ]
 
     @cached_property

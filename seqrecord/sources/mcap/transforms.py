@@ -160,7 +160,7 @@ def _between(one: Floats, other: Floats, share: Floats) -> Floats:
 
 
 def _length(vectors: Floats) -> Floats:
-    found: Floats = np.linalg.norm(vectors, axis=1)[:, None]
+    found: Floats = np.linalg.norm(vectors, axis=1, keepdims=True)
     return found
 
 

@@ -135,6 +135,7 @@ def sequence_of(
         times = np.array([view.time for view in views], np.int64)
         columns[TIMESTAMP] = Values(times, TIMESTAMP, "ns")
     lists = [*scene.files]
+    images = (path_of(item) for items in files.values() for item in items if item is not None)
     places = dict.fromkeys(names, "file names") | {
         name: _pattern(files[name], folder) if name in files else os.path.relpath(lists[0], folder)
         for name in columns
@@ -144,10 +145,7 @@ def sequence_of(
         len(views),
         {name: column for name, column in columns.items() if wants(name)},
         places,
-        [
-            *lists,
-            *(path_of(item) for items in files.values() for item in items if item is not None),
-        ],
+        [*lists, *images],
         {name: value for name, value in metadata.items() if value != 0},
         notes=[*notes, *scene.notes],
         split=scene.split,

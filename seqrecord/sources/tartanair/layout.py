@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -39,6 +39,7 @@ IMU_ROWS = 10
 """IMU samples per frame in version 2: 100 Hz at 10 frames per second."""
 
 _Arrays: TypeAlias = tuple[npt.NDArray[Any], ...]
+_Decode: TypeAlias = Callable[[Path, "str | None"], _Arrays]
 
 _PIXELS: Mapping[str, tuple[str, tuple[int, ...], str, str | None]] = {
     "image": ("|u1", (3,), "image", None),
@@ -60,9 +61,8 @@ class PixelFiles:
 
     folder: str
     pattern: re.Pattern[str]
-    camera: str
     features: tuple[str, ...]
-    decode: Callable[[Path, str | None], _Arrays] | None = None
+    decode: _Decode | None = None
 
     @property
     def between(self) -> bool:
@@ -85,14 +85,7 @@ class PixelFiles:
             items: list[Path | DecodedFile | None] = [*paths]
             dtype, channels, kind, unit = _PIXELS[name.partition("_")[0]]
             if decode is not None:
-                items = [
-                    path
-                    and DecodedFile(
-                        *(path, dtype, partial(_shape, path, channels)),
-                        partial(_decoded, decode, path, place),
-                    )
-                    for path in paths
-                ]
+                items = [path and _coded(path, decode, place, dtype, channels) for path in paths]
             columns[name] = Images(items, kind, unit, form=(dtype, channels))
         return columns
 
@@ -101,7 +94,7 @@ class PixelFiles:
 class TartanAirLayout:
     """One version of TartanAir. `pixels` are in the default order of features.
 
-    `poses` has the camera of each feature, `imu` file and unit. `centre` is the offset, in pixels,
+    `poses` are features, `imu` has file and unit of features. `centre` is the offset, in pixels,
     of the optical axis to the left of and above (W / 2, H / 2). `fps` is `None` if TartanAir does
     not document it.
     """
@@ -110,7 +103,7 @@ class TartanAirLayout:
     centre: float
     fps: float | None
     pixels: tuple[PixelFiles, ...]
-    poses: Mapping[str, str]
+    poses: tuple[str, ...]
     imu: Mapping[str, tuple[str, str]]
     note: str
 
@@ -124,14 +117,21 @@ class TartanAirLayout:
         return [f"{name}.txt" for name in self.poses]
 
 
-def _shape(path: Path, channels: tuple[int, ...]) -> tuple[int, ...]:
-    return (*image_size(path), *channels)
+def camera_of(feature: str) -> str | None:
+    """Return the camera of a feature; `None` for an IMU."""
+    if feature.endswith(("right", "rcam_front")):
+        return "right"
+    return None if feature.startswith("imu") else "left"
 
 
-def _decoded(
-    decode: Callable[[Path, str | None], _Arrays], path: Path, place: int, exif: str | None
-) -> npt.NDArray[Any]:
-    return decode(path, exif)[place]
+def _coded(
+    path: Path, decode: _Decode, place: int, dtype: str, channels: tuple[int, ...]
+) -> DecodedFile:
+    """Return the array `place` of a file that `decode` decodes."""
+    return DecodedFile(
+        *(path, dtype, lambda: (*image_size(path), *channels)),
+        lambda exif: decode(path, exif)[place],
+    )
 
 
 def _pixels(path: Path, exif: str | None, dtype: str, channels: int) -> npt.NDArray[Any]:
@@ -170,13 +170,12 @@ def _pixel_files(cameras: Sequence[str], *kinds: tuple[Any, ...]) -> tuple[Pixel
         PixelFiles(
             folder.replace("CAM", camera),
             re.compile(pattern.replace("CAM", camera), re.ASCII),
-            side,
             tuple(features.replace("CAM", camera).split()),
             *decode,
         )
-        for side, camera in zip(CAMERAS, cameras, strict=True)
+        for camera in cameras
         for folder, pattern, features, *decode in kinds
-        if side == CAMERAS[0] or "CAM" in folder
+        if camera == cameras[0] or "CAM" in folder
     )
 
 
@@ -191,7 +190,7 @@ LAYOUTS = (
             ("flow", r"(\d+)_(\d+)_mask\.npy", "mask"),
             ("seg_CAM", r"(\d+)_CAM_seg\.npy", "seg_CAM"),
         ),
-        {"pose_left": "left", "pose_right": "right"},
+        ("pose_left", "pose_right"),
         {},
         "TartanAir V1: frame rate not documented; poses in NED",
     ),
@@ -206,7 +205,7 @@ LAYOUTS = (
             ("seg_CAM", r"(\d+)_CAM_seg\.png", "seg_CAM"),
             ("flow_CAM", r"(\d+)_(\d+)_flow\.png", "flow_CAM mask_CAM", _flow_png),
         ),
-        {"pose_lcam_front": "left", "pose_rcam_front": "right"},
+        ("pose_lcam_front", "pose_rcam_front"),
         {"imu_acc": ("acc.npy", "m/s^2"), "imu_gyro": ("gyro.npy", "rad/s")},
         "TartanAir V2: depth PNGs decoded as bytes of float32, flow PNGs as (value - 32768) / 64 "
         "and a mask; 10 frames per second; poses in NED",

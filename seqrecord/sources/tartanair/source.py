@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from seqrecord.originals.protocol import SourceFormat
 from seqrecord.processes.forks import cached_property
 from seqrecord.sources.common.array_files import array_header, read_array
 from seqrecord.sources.common.cameras import Camera
-from seqrecord.sources.common.originals import Scan
+from seqrecord.sources.common.originals import Scan, has_folder
 from seqrecord.sources.common.sequences import (
     SequenceFrames,
     SequenceSource,
@@ -25,24 +25,19 @@ from seqrecord.sources.common.sequences import (
     image_size,
 )
 from seqrecord.sources.inventory import Account, LeftOut
-from seqrecord.sources.tartanair.layout import CAMERAS, IMU_ROWS, LAYOUTS, TartanAirLayout
+from seqrecord.sources.tartanair.layout import (
+    CAMERAS,
+    IMU_ROWS,
+    LAYOUTS,
+    TartanAirLayout,
+    camera_of,
+)
 from seqrecord.sources.tartanair.trajectories import (
     DIFFICULTIES,
     Trajectory,
     find_trajectories,
-    is_tartanair,
     read_poses,
 )
-
-_CAMERA_OF = {
-    name: camera
-    for layout in LAYOUTS
-    for names, camera in (
-        *((files.features, files.camera) for files in layout.pixels),
-        *(((name,), camera) for name, camera in layout.poses.items()),
-    )
-    for name in names
-}
 
 
 @dataclass(frozen=True)
@@ -107,14 +102,16 @@ class TartanAirSource(SequenceSource):
 
     def exists(self) -> bool:
         """Return whether the first entries below `root` contain files with TartanAir's names."""
-        return is_tartanair(self.path)
+        return has_folder(
+            self.path, lambda path, names: self.is_sequence(names) and Trajectory(path).is_sound
+        )
 
     def is_sequence(self, names: set[str]) -> bool:
         return any(not layout.names.isdisjoint(names) for layout in LAYOUTS)
 
     def wants(self, *names: str) -> bool:
-        of_cameras = [n for n in names if _CAMERA_OF.get(n, self.cameras[0]) in self.cameras]
-        return bool(of_cameras) and super().wants(*of_cameras)
+        mine = self._of_cameras(names)
+        return bool(mine) and super().wants(*mine)
 
     def open(self, folder: Path) -> SequenceFrames:
         trajectory = Trajectory(folder)
@@ -150,8 +147,10 @@ class TartanAirSource(SequenceSource):
 
     def scan(self, found: Scan) -> None:
         super().scan(found)
-        offered = [n for n in found.offered if _CAMERA_OF.get(n, self.cameras[0]) in self.cameras]
-        found.offered = dict.fromkeys(offered)
+        found.offered = dict.fromkeys(self._of_cameras(found.offered))
+
+    def _of_cameras(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if camera_of(name) in (None, *self.cameras)]
 
     def account(self) -> Account:
         """Report all trajectories. Reads their lists again; broken trajectories are skipped."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.originals.files import list_folder
 from seqrecord.processes.forks import cached_property
-from seqrecord.sources.common.originals import check_depth, has_file, key_of
+from seqrecord.sources.common.originals import check_depth, key_of
 from seqrecord.sources.common.tables import read_rows
 from seqrecord.sources.folders.exported import DESCRIPTION
 from seqrecord.sources.tartanair.layout import LAYOUTS, PixelFiles, TartanAirLayout
@@ -84,6 +84,11 @@ class Trajectory:
         if self.is_named and root in (self.path, self.path.parent):
             return "/".join(self.path.parts[1:][-2:])
         return key_of(self.path, root, ending=True)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it has files of its layout."""
+        return self.layout is not None and self.has_files(self.layout)
 
     def has_files(self, layout: TartanAirLayout) -> bool:
         """Return whether files have the names of the layout; folder names alone are not enough.
@@ -189,11 +194,6 @@ class Trajectory:
         return self._files[files]
 
 
-def is_tartanair(root: Path) -> bool:
-    """Return whether the first entries of the tree contain a file of a trajectory."""
-    return has_file(root, _is_of_trajectory)
-
-
 def find_trajectories(path: Path, root: Path, depth: int = 0) -> list[Trajectory]:
     """Return all trajectories from `path` down, which is `root` or below.
 
@@ -202,7 +202,7 @@ def find_trajectories(path: Path, root: Path, depth: int = 0) -> list[Trajectory
     """
     check_depth(path, depth)
     here = Trajectory(path)
-    if here.layout and (here.is_named or here.has_files(here.layout)):
+    if (here.layout and here.is_named) or here.is_sound:
         return [here]
     below = (find_trajectories(path / name, root, depth + 1) for name in sorted(here.folders))
     found = [trajectory for each in below for trajectory in each]
@@ -215,16 +215,3 @@ def find_trajectories(path: Path, root: Path, depth: int = 0) -> list[Trajectory
 def read_poses(path: Path) -> npt.NDArray[np.float64]:
     """Read poses, float64 [T, 7]: metres, then a quaternion."""
     return read_rows(path).numbers(7)
-
-
-def _is_of_trajectory(path: Path) -> bool:
-    """Return whether a file name belongs to a trajectory; pose files also need their folder."""
-    folder = path.parent.name
-    for layout in LAYOUTS:
-        for files in layout.pixels:
-            if files.folder == folder and files.pattern.fullmatch(path.name):
-                return not any(name == DESCRIPTION for name, _ in list_folder(path.parent.parent))
-    if path.name not in _POSES:
-        return False
-    here = Trajectory(path.parent)
-    return here.layout is not None and here.has_files(here.layout)

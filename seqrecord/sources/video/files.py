@@ -8,12 +8,13 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from seqrecord.codecs.exif import turned_shape
 from seqrecord.codecs.video.packages import pyav, video_errors
 from seqrecord.codecs.video.packets import PASSTHROUGH, Start, packet_format
 from seqrecord.errors import SourceError, located
 from seqrecord.originals.files import open_file, openable, opened, unreadable
 from seqrecord.processes.forks import cached_property
-from seqrecord.sources.video.frame_forms import UPRIGHT, Turn, VideoForms
+from seqrecord.sources.video.frame_forms import UPRIGHT, VideoForms, orientation_of_matrix
 from seqrecord.sources.video.mp4_boxes import check_boxes
 from seqrecord.sources.video.order import MAX_LEADING, FrameOrder, VideoPacket, marked
 
@@ -42,7 +43,7 @@ class VideoFile:
         codec, extradata    FFmpeg's codec name, and the container's codec parameters
         tick                seconds
         coded_size          height and width in pixels
-        turn                rotation and mirroring applied by players
+        turn                EXIF orientation applied by players
         size                height and width of turned frames
         pixel_format        FFmpeg's name, or None if the container does not declare it
         matrix              number (H.273) of the YUV to RGB matrix, or None
@@ -106,8 +107,8 @@ class VideoFile:
             self._raw = None
 
     @cached_property
-    def turn(self) -> Turn:
-        """Rotation and mirroring; decodes the first frame, which alone has the matrix in PyAV.
+    def turn(self) -> int:
+        """EXIF orientation; decodes the first frame, which alone has the matrix in PyAV.
 
         Raises `SourceError` for other angles than multiples of 90 degrees.
         """
@@ -122,12 +123,12 @@ class VideoFile:
                 for frame in packet.decode():
                     matrix = frame.side_data.get("DISPLAYMATRIX")
                     with located(SourceError, file=str(self.path)):
-                        return UPRIGHT if matrix is None else Turn.of(bytes(matrix))
+                        return UPRIGHT if matrix is None else orientation_of_matrix(bytes(matrix))
         return UPRIGHT
 
     @property
-    def size(self) -> tuple[int, int]:
-        return self.turn.size(*self.coded_size)
+    def size(self) -> tuple[int, ...]:
+        return turned_shape(self.coded_size, self.turn)
 
     def ticks(self) -> list[int]:
         """Return all frames' display times in `tick` units, ascending. Reads the whole file."""

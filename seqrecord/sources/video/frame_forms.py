@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from seqrecord.codecs.video.decoding import form_of
 from seqrecord.codecs.video.packages import video_errors
@@ -22,6 +20,9 @@ from seqrecord.codecs.video.packets import PacketFormat
 from seqrecord.errors import SourceError
 from seqrecord.originals.remote import remote_files
 from seqrecord.storage import ByteRange
+
+UPRIGHT = 1
+"""EXIF orientation of videos that are shown as stored."""
 
 _HEAD_BYTES = 4096  # headers are at the start of a packet
 _MOST_KNOWN = 64  # cached headers
@@ -131,39 +132,26 @@ class VideoForms:
             ) from error
 
 
-@dataclass(frozen=True)
-class Turn:
-    """Rotation by multiples of 90 degrees, with or without mirroring.
+def orientation_of_matrix(matrix: bytes) -> int:
+    """Return the EXIF orientation, 1 to 8, of a display matrix of nine int32.
 
-    First rows become columns if `is_transposed`; then rows and columns with step -1 are reversed.
+    A decoded pixel (x, y) is shown at (a x + c y, b x + d y) plus an offset. a and b are the first
+    two values, c and d the fourth and fifth (libavutil/display.h). Scales are ignored. Raises
+    `SourceError` for other angles than multiples of 90 degrees.
     """
-
-    is_transposed: bool = False
-    rows: int = 1
-    columns: int = 1
-
-    @classmethod
-    def of(cls, matrix: bytes) -> Turn:
-        """Parse a display matrix, nine int32. Raises `SourceError` for other angles.
-
-        A decoded pixel (x, y) is shown at (a x + c y, b x + d y) plus an offset. a and b are the
-        first two values, c and d the fourth and fifth (libavutil/display.h). Scales are ignored.
-        """
-        a, b, _, c, d = np.sign(np.frombuffer(matrix, "=i4", 5)).tolist()
-        if a and d and not (b or c):
-            return cls(False, d, a)
-        if b and c and not (a or d):
-            return cls(True, b, c)
+    a, b, _, c, d = np.sign(np.frombuffer(matrix, "=i4", 5)).tolist()
+    if (found := _ORIENTATIONS.get((a, b, c, d))) is None:
         raise SourceError("unsupported video rotation", expected="a multiple of 90 degrees")
-
-    def size(self, height: int, width: int) -> tuple[int, int]:
-        """Return height and width of the displayed frame."""
-        return (width, height) if self.is_transposed else (height, width)
-
-    def frame(self, image: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the displayed frame, [H, W] or [H, W, C]."""
-        turned = image.swapaxes(0, 1) if self.is_transposed else image
-        return turned[:: self.rows, :: self.columns]
+    return found
 
 
-UPRIGHT = Turn()
+_ORIENTATIONS = {
+    (1, 0, 0, 1): UPRIGHT,
+    (-1, 0, 0, 1): 2,
+    (-1, 0, 0, -1): 3,
+    (1, 0, 0, -1): 4,
+    (0, 1, 1, 0): 5,
+    (0, 1, -1, 0): 6,
+    (0, -1, -1, 0): 7,
+    (0, -1, 1, 0): 8,
+}

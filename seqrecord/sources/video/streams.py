@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.codecs.exif import turned
 from seqrecord.codecs.video.config import GREY16, VideoConfig
 from seqrecord.codecs.video.decoding import describe_video
 from seqrecord.codecs.video.depth import DepthScale
@@ -370,7 +371,7 @@ def _redrawn(
         if num_colours < len(parts):
             rounded.append("alpha dropped")
         codec = f"{file.codec} {frame.format.name}"
-        yield DecodedFrame(file.turn.frame(pixels), codec, reason, bits, ", ".join(rounded))
+        yield DecodedFrame(turned(pixels, file.turn), codec, reason, bits, ", ".join(rounded))
 
 
 def _config(file: VideoFile, frame: DecodedFrame, depth: DepthScale | None) -> VideoConfig:
