@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 _SCATTERED = 64 << 10  # bytes per clip and feature; larger ones get a call each
 _COPY_BYTES = 4 << 20  # minimum per call, if several threads copy
+_TASKS_PER_THREAD = 2  # of function calls, if a batch has more clips
 _KEEP_SINGLE = 32  # single clips: those of a batch are deleted together
 
 _ArenaT = TypeVar("_ArenaT")
@@ -325,7 +326,7 @@ class HostBatchBuilder:
         vectors: VectorSteps = NO_STEPS,
     ) -> int:
         if calls is not None:
-            copiers.copy(self._calls(slots, sources, calls, vectors))
+            copiers.copy(self._calls(slots, sources, calls, vectors, copiers.num_threads))
             return 0
         parts, others = self._parts(slots, sources, vectors)
         others += self._crops(slots, sources)
@@ -435,28 +436,33 @@ class HostBatchBuilder:
         sources: Sequence[ClipRows[Arena]],
         calls: Calls,
         vectors: VectorSteps,
+        num_threads: int,
     ) -> Iterator[Copy]:
-        """Function calls, one per clip. Their duration is unknown, so each may use a thread."""
-        for number, slot in enumerate(slots.tolist()):
-            yield Copy(_COPY_BYTES, partial(self._call, slot, sources, calls, number, vectors))
+        """Function calls of some clips each. Their duration is unknown: all threads share them."""
+        count = max(1, len(slots) // (_TASKS_PER_THREAD * num_threads))
+        for first in range(0, len(slots), count):
+            numbers = range(first, min(first + count, len(slots)))
+            do = partial(self._call, slots, sources, calls, numbers, vectors)
+            yield Copy(_COPY_BYTES, do)
 
     def _call(
         self,
-        slot: int,
+        slots: IntArray,
         sources: Sequence[ClipRows[Arena]],
         calls: Calls,
-        number: int,
+        numbers: range,
         vectors: VectorSteps,
     ) -> None:
-        clip: dict[str, Any] = {}
-        for source in sources:
-            clip.update(_views(source, number))
-        out = {name: buffer[slot] for name, buffer in self._buffers.items()}
-        for name, texts in calls.make(number, clip, out, vectors).items():
-            if name in self._texts:
-                self._texts[name][slot] = texts
-            elif name in self._variable:
-                self._results.setdefault(name, [()] * self.size)[slot] = texts
+        for number in numbers:
+            slot, clip = int(slots[number]), dict[str, Any]()
+            for source in sources:
+                clip.update(_views(source, number))
+            out = {name: buffer[slot] for name, buffer in self._buffers.items()}
+            for name, texts in calls.make(number, clip, out, vectors).items():
+                if name in self._texts:
+                    self._texts[name][slot] = texts
+                elif name in self._variable:
+                    self._results.setdefault(name, [()] * self.size)[slot] = texts
 
 
 def _views(source: ClipRows[Arena], clip: int) -> Iterator[tuple[str, Any]]:

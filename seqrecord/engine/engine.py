@@ -37,7 +37,7 @@ from seqrecord.engine.stores import AllFrames, FrameRows, FrameStore, Rings
 from seqrecord.engine.workers import THREAD_NAME, WorkerPool
 from seqrecord.format.index import GroupIndex
 from seqrecord.processes.forks import at_fork
-from seqrecord.processes.threads import start
+from seqrecord.processes.threads import error_of, start
 from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.sampling.memory import CONSUMER, Memory
 from seqrecord.sampling.plan import Clips, Plan
@@ -339,24 +339,13 @@ class Scheduler:
             self._thread.join(patience)
 
     def _run(self, run: Callable[[], None]) -> None:
-        error = _error_of(run)
+        error = error_of(run)
         del run
         if isinstance(error, ClosedError) or (error is not None and self._channel.is_closed):
             # Breaks a reference cycle: futures of loads refer to the error, its frames to them.
             error.__traceback__ = None
             error = None
         self._channel.end(error)
-
-
-def _error_of(run: Callable[[], None]) -> BaseException | None:
-    """Call `run` and return its error."""
-    try:
-        run()
-    except BaseException as error:
-        return error
-    finally:
-        del run  # the error's traceback refers to this frame
-    return None
 
 
 _running: weakref.WeakSet[Scheduler] = weakref.WeakSet()

@@ -215,13 +215,12 @@ class Executor:
             drawn = self._job.draw(clips.keys, sources)
             calls = drawn.calls
             sources = [replace(source, crop=drawn.crop) for source in sources]
-        copies = self._copies.begin()
         begin = perf_counter()
         builder = opened.allocate()
-        nbytes = builder.gather(slots, sources, copies, calls, self._job.vectors)
+        nbytes = builder.gather(slots, sources, self._copies, calls, self._job.vectors)
         opened.name(slots, clips, self._job.plan.epoch)
         self._workers.note_gather(begin, len(slots), nbytes)
-        copies.finish(partial(self._filled, opened, len(slots)))
+        self._copies.finish(partial(self._filled, opened, len(slots)))
 
     def _open(self, batch: int) -> OpenBatch:
         """Open a batch. Time during copies does not count as waiting for the consumer."""

@@ -12,24 +12,22 @@ wait at the same time. The thread that makes the last copy of a piece reports it
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
-from contextlib import suppress
+from concurrent.futures import Executor, Future, wait
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.engine.batches import Channel, Copy
+from seqrecord.engine.batches import Channel, Copy, do_nothing
 from seqrecord.engine.chunk_loader import BegunLoad, ChunkLoader
 from seqrecord.engine.decoding import Fetched
 from seqrecord.engine.stats import EngineStats, Trace
 from seqrecord.engine.stores import AssignedLoad, Load
-from seqrecord.errors import ResourceError
-from seqrecord.processes.threads import ThreadPool, start
+from seqrecord.processes.threads import ThreadPool, error_of
 from seqrecord.sampling.memory import Memory
 from seqrecord.storage import unwanted_if
 
@@ -104,7 +102,7 @@ class WorkerPool:
         self._loaders = ThreadPool(num_loaders, f"{THREAD_NAME}-load")
         self._before: dict[tuple[int, int], Future[None]] = {}  # by group and cursor
         copiers = num_threads + _MORE_COPIERS
-        self._copiers = CopyThreads(copiers, f"{THREAD_NAME}-copy", stats.trace)
+        self._copiers = ThreadPool(copiers, f"{THREAD_NAME}-copy")
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -112,7 +110,7 @@ class WorkerPool:
     def __exit__(self, *exception: object) -> None:
         self._left = True
         self._loaders.shutdown(cancel_futures=True)
-        self._copiers.shutdown()
+        self._copiers.shutdown(cancel_futures=True)
 
     def begin(
         self, placed: Sequence[AssignedLoad], needed: Mapping[int, npt.NDArray[np.bool_]]
@@ -228,7 +226,8 @@ class WorkerPool:
 
     def copies(self) -> Copies:
         """Create the copies of one executor. After an error, no batch is opened."""
-        return Copies(self._copiers, self.num_threads, self._channel.interrupt)
+        failed, trace = self._channel.interrupt, self.stats.trace
+        return Copies(self._copiers, self.num_threads, failed, trace)
 
     def _load(
         self,
@@ -264,101 +263,62 @@ class WorkerPool:
             return do(*arguments)
 
 
-Done: TypeAlias = Callable[[BaseException | None], None]
-"""Called after each copy with its error, by the thread that made it."""
+@dataclass
+class _Piece:
+    """Copies of clips of one batch, which end with a call of `done`."""
 
-_Task: TypeAlias = tuple[Copy, Done]
-
-
-class CopyThreads:
-    """At most `count` copying threads, started on demand, with names that begin with `name`.
-
-    If the system does not allow more threads, fewer make the copies; without any, `begin` makes
-    them.
-    """
-
-    def __init__(self, count: int, name: str, trace: Trace) -> None:
-        self._count, self._name, self._trace = count, name, trace
-        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-
-    def begin(self, copies: Iterable[Copy], done: Done) -> None:
-        """Submit copies. `done` is called after each."""
-        for copy in copies:
-            if len(self._threads) < self._count:
-                name = f"{self._name}_{len(self._threads)}"
-                arguments = (self._tasks, self._trace)
-                thread = threading.Thread(target=_work, args=arguments, name=name, daemon=True)
-                with suppress(ResourceError):
-                    start(thread)
-                    self._threads.append(thread)
-            if self._threads:
-                self._tasks.put((copy, done))
-            else:
-                _make(copy, done, self._trace)
-
-    def shutdown(self) -> None:
-        """Cancel copies that have not begun, and wait for the threads to end."""
-        while True:
-            try:
-                self._tasks.get_nowait()
-            except queue.Empty:
-                break
-        for _ in self._threads:
-            self._tasks.put(None)
-        for thread in self._threads:
-            thread.join()
-
-
-def _work(tasks: queue.SimpleQueue[_Task | None], trace: Trace) -> None:
-    while (task := tasks.get()) is not None:
-        _make(*task, trace)
-        del task  # refers to a batch
-
-
-def _make(copy: Copy, done: Done, trace: Trace) -> None:
-    error = None
-    try:
-        begin = perf_counter()
-        copy.do()
-        trace.add("gather copies", begin, perf_counter(), bytes=copy.nbytes)
-    except BaseException as raised:
-        error = raised
-    done(error)
-    del copy, done, error  # its traceback refers to this frame
+    number: int
+    missing: int = 1  # unfinished copies, plus 1 until `Copies.finish`
+    has_failed: bool = False
+    done: Callable[[], object] = do_nothing
 
 
 class Copies:
-    """Copies submitted by one thread in pieces; a piece contains clips of one batch.
+    """`Copiers` of one thread. Copies without waiting, in pieces: `finish` ends one.
 
     Args:
         threads: make the copies.
         num_threads: number of threads to divide the work for.
         failed: called after an error of a copy or of a piece's callback.
+        trace: receives a span for each copy.
         clock: returns seconds.
     """
 
     def __init__(
         self,
-        threads: CopyThreads,
+        threads: Executor,
         num_threads: int,
         failed: Callable[[], object],
+        trace: Trace,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self._threads, self._failed, self._clock = threads, failed, clock
+        self._threads, self._failed, self._trace, self._clock = threads, failed, trace, clock
         self.num_threads = num_threads
         self._lock = threading.RLock()  # entering it makes no Python call
         self._changed = threading.Condition(self._lock)
-        self._num_begun = 0  # pieces
+        self._piece = _Piece(0)
         self._copying = 0  # unfinished copies
         self._error: tuple[int, BaseException] | None = None  # of the first failed piece
         self._since = 0.0  # start of uncounted time
         self._seconds = 0.0
 
-    def begin(self) -> PieceCopies:
-        """Begin the next piece."""
-        self._num_begun += 1
-        return PieceCopies(self, self._num_begun)
+    def copy(self, copies: Iterable[Copy]) -> None:
+        """Submit copies of the current piece."""
+        asked, piece = list(copies), self._piece
+        with self._lock:
+            self._count()
+            self._copying += len(asked)
+            piece.missing += len(asked)
+        for one in asked:
+            self._threads.submit(self._make, one, piece)
+
+    def finish(self, done: Callable[[], object]) -> None:
+        """End the piece, and begin the next. After its last copy, the copying thread calls `done`,
+        unless a copy failed.
+        """
+        piece, self._piece = self._piece, _Piece(self._piece.number + 1)
+        piece.done = done
+        self._note(piece, None, copies=0)
 
     def wait(self) -> None:
         """Wait for all copies. Raises the error of the first failed piece, once."""
@@ -380,23 +340,23 @@ class Copies:
             seconds, self._seconds = self._seconds, 0.0
         return seconds
 
-    def add(self, piece: PieceCopies, copies: Iterable[Copy]) -> None:
-        """Submit copies of a piece."""
-        asked = list(copies)
-        with self._lock:
-            self._count()
-            self._copying += len(asked)
-            piece.missing += len(asked)
-        self._threads.begin(asked, piece.note)
+    def _make(self, copy: Copy, piece: _Piece) -> None:
+        begin = perf_counter()
+        error = error_of(copy.do)
+        self._trace.add("gather copies", begin, perf_counter(), bytes=copy.nbytes)
+        self._note(piece, error, copies=1)
+        del copy, piece, error  # its traceback refers to this frame
 
-    def note(self, piece: PieceCopies, error: BaseException | None, *, copies: int) -> None:
+    def _note(self, piece: _Piece, error: BaseException | None, *, copies: int) -> None:
         """Count one finished copy of a piece (`copies=1`), or its end (`copies=0`)."""
         with self._lock:
             piece.missing -= 1
             piece.has_failed = piece.has_failed or error is not None
             is_done = not piece.missing and not piece.has_failed
         if is_done:
-            error = piece.try_done()
+            done, piece.done = piece.done, do_nothing
+            error = error_of(done)
+            del done
         with self._lock:
             if error is not None and (self._error is None or piece.number < self._error[0]):
                 self._error = piece.number, error
@@ -415,46 +375,3 @@ class Copies:
         if self._copying:
             self._seconds += now - self._since
         self._since = now
-
-
-class PieceCopies:
-    """`Copiers` of one piece. Submits copies without waiting."""
-
-    def __init__(self, copies: Copies, number: int) -> None:
-        self.num_threads = copies.num_threads
-        self.number = number
-        self.is_idle = True  # no copies submitted
-        self.missing = 1  # unfinished copies, plus 1 until `finish`
-        self.has_failed = False
-        self._copies = copies
-        self._done: Callable[[], object] = lambda: None
-
-    def copy(self, copies: Iterable[Copy]) -> None:
-        """Submit copies of this piece."""
-        self.is_idle = False
-        self._copies.add(self, copies)
-
-    def finish(self, done: Callable[[], object]) -> None:
-        """End the piece. After its last copy, the copying thread calls `done`, unless a copy
-        failed.
-        """
-        if self.is_idle:
-            done()
-            return
-        self._done = done
-        self._copies.note(self, None, copies=0)
-
-    def note(self, error: BaseException | None) -> None:
-        """Count a finished or failed copy."""
-        self._copies.note(self, error, copies=1)
-
-    def try_done(self) -> BaseException | None:
-        """Call the callback of the finished piece, and return its error."""
-        done, self._done = self._done, lambda: None
-        try:
-            done()
-        except BaseException as error:
-            return error
-        finally:
-            del done
-        return None

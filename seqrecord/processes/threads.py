@@ -32,6 +32,17 @@ def start(thread: threading.Thread) -> None:
         ) from error
 
 
+def error_of(run: Callable[[], object]) -> BaseException | None:
+    """Call `run` and return its error."""
+    try:
+        run()
+    except BaseException as error:
+        return error
+    finally:
+        del run  # the error's traceback refers to this frame
+    return None
+
+
 def check_room(count: int) -> None:
     """Raise `ResourceError` unless `count` more threads can start.
 

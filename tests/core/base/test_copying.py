@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,20 +15,31 @@ from hypothesis import strategies as st
 
 from seqrecord.engine.batches import Copy
 from seqrecord.engine.stats import Trace
-from seqrecord.engine.workers import Copies, CopyThreads, Done
+from seqrecord.engine.workers import Copies
+from seqrecord.processes.threads import ThreadPool
 from tests.kit.processes import own_threads
 
 PATIENCE = 60  # seconds
 
 
-class ManualThreads:
-    """Threads whose copies end when the test calls them."""
+class ManualThreads(Executor):
+    """Threads whose copies the test makes."""
 
     def __init__(self) -> None:
-        self.copies: list[Done] = []
+        self.copies: list[Callable[[], object]] = []
 
-    def begin(self, copies: Iterable[Copy], done: Done) -> None:
-        self.copies += [done for _ in copies]
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.copies.append(partial(fn, *args, **kwargs))
+        return Future()
+
+
+def copies_by(threads: Executor, **options: Any) -> Copies:
+    options = {"failed": lambda: None, "trace": Trace(), **options}
+    return Copies(threads, 2, **options)
+
+
+def nothing() -> None:
+    pass
 
 
 @given(data=st.data())
@@ -35,13 +48,16 @@ def test_a_piece_is_done_with_its_last_copy(data: st.DataObject) -> None:
     broken = data.draw(st.sets(st.integers(0, max(0, sum(counts) - 1)), max_size=2))
     undeliverable = data.draw(st.none() | st.integers(0, len(counts) - 1))
     threads, failed, done = ManualThreads(), [], []
-    make: Any = threads
-    copies = Copies(make, 2, lambda: failed.append(True))
+    copies = copies_by(threads, failed=lambda: failed.append(True))
 
     def deliver(piece: int) -> None:
         if piece == undeliverable:
             raise MemoryError(piece)
         done.append(piece)
+
+    def make(number: int) -> None:
+        if number in broken:
+            raise ValueError(owner[number])
 
     owner: list[int] = []  # piece of each copy
     pending: list[int] = []
@@ -49,18 +65,17 @@ def test_a_piece_is_done_with_its_last_copy(data: st.DataObject) -> None:
     begun = 0
     while begun < len(counts) or pending:
         if begun < len(counts) and (not pending or data.draw(st.booleans())):
-            piece = copies.begin()
-            piece.copy(Copy(1, lambda: None) for _ in range(counts[begun]))
-            pending += range(len(owner), len(owner) + counts[begun])
+            numbers = range(len(owner), len(owner) + counts[begun])
+            copies.copy(Copy(1, partial(make, number)) for number in numbers)
+            pending += numbers
             owner += [begun] * counts[begun]
-            piece.finish(lambda number=begun: deliver(number))  # type: ignore[misc]
+            copies.finish(partial(deliver, begun))
             begun += 1
         else:
             number = pending.pop(data.draw(st.integers(0, len(pending) - 1)))
-            error = ValueError(owner[number]) if number in broken else None
-            threads.copies[number](error)
+            threads.copies[number]()
             missing[owner[number]] -= 1
-            if error is not None:
+            if number in broken:
                 bad.add(owner[number])
                 assert failed
         whole = {piece for piece in range(begun) if not missing[piece]}
@@ -79,18 +94,20 @@ def test_a_piece_is_done_with_its_last_copy(data: st.DataObject) -> None:
 
 def test_a_piece_may_be_copied_in_several_steps_and_is_freed() -> None:
     threads, done = ManualThreads(), list[str]()
-    make: Any = threads
-    copies = Copies(make, 2, lambda: None)
-    piece = copies.begin()
-    piece.copy([Copy(1, lambda: None)])
-    threads.copies.pop()(None)
+    copies = copies_by(threads)
+    copies.copy([Copy(1, nothing)])
+    threads.copies.pop()()
     assert not done  # it may get more copies
-    piece.copy([Copy(1, lambda: None)])
-    piece.finish(lambda: done.append("piece"))
-    alive = weakref.ref(piece)
-    del piece
+    copies.copy([Copy(1, nothing)])
+
+    def deliver() -> None:
+        done.append("piece")
+
+    copies.finish(deliver)
+    alive = weakref.ref(deliver)
+    del deliver
     assert not done
-    threads.copies.pop()(None)
+    threads.copies.pop()()
     assert done == ["piece"]
     assert alive() is None
     copies.wait()
@@ -98,47 +115,48 @@ def test_a_piece_may_be_copied_in_several_steps_and_is_freed() -> None:
 
 def test_time_of_overlapping_copies_counts_once() -> None:
     now = 0.0
-    threads: Any = ManualThreads()
-    copies = Copies(threads, 2, lambda: None, lambda: now)
-    piece = copies.begin()
+    threads = ManualThreads()
+    copies = copies_by(threads, clock=lambda: now)
     now = 5.0
-    piece.copy([Copy(1, lambda: None)] * 2)
+    copies.copy([Copy(1, nothing)] * 2)
     now = 7.0
-    threads.copies[0](None)
+    threads.copies[0]()
     assert copies.lap() == 2
     now = 8.0
-    threads.copies[1](None)
+    threads.copies[1]()
     now = 20.0
     assert copies.lap() == 1
     assert copies.lap() == 0
 
 
 def test_threads_copy_concurrently_and_report_errors() -> None:
-    threads = CopyThreads(2, "copy-test", Trace())
-    meeting, results = threading.Barrier(3, timeout=PATIENCE), list[Any]()
+    with ThreadPool(2, "copy-test") as threads:
+        copies, done = copies_by(threads), list[str]()
+        meeting = threading.Barrier(3, timeout=PATIENCE)
 
-    def fail() -> None:
-        meeting.wait()
-        raise ValueError("no such row")
+        def fail() -> None:
+            meeting.wait()
+            raise ValueError("no such row")
 
-    threads.begin([Copy(1, meeting.wait), Copy(1, fail)], results.append)  # type: ignore[arg-type]
-    meeting.wait()  # both are under way
-    threads.shutdown()
-    assert sorted(map(repr, results)) == ["None", "ValueError('no such row')"]
+        copies.copy([Copy(1, meeting.wait), Copy(1, fail)])  # type: ignore[arg-type]
+        copies.finish(lambda: done.append("piece"))
+        meeting.wait()  # both are under way
+        with pytest.raises(ValueError, match="no such row"):
+            copies.wait()
+    assert done == []
     assert own_threads("copy-test") == []
 
 
 def test_copies_not_begun_are_dropped() -> None:
-    threads = CopyThreads(1, "copy-test", Trace())
     begun, may_continue, made = threading.Event(), threading.Event(), list[int]()
 
     def first() -> None:
         begun.set()
         assert may_continue.wait(PATIENCE)
+        made.append(0)
 
-    copies = [Copy(1, first), Copy(1, lambda: made.append(1))]
-    threads.begin(copies, lambda error: made.append(0 if error is None else -1))
-    assert begun.wait(PATIENCE)
-    threading.Timer(0.05, may_continue.set).start()
-    threads.shutdown()
+    with ThreadPool(1, "copy-test") as threads:
+        copies_by(threads).copy([Copy(1, first), Copy(1, lambda: made.append(1))])
+        assert begun.wait(PATIENCE)
+        threading.Timer(0.05, may_continue.set).start()
     assert made == [0]
