@@ -34,11 +34,19 @@ class _Edges:
     """Chunks `[start, stop)` of irregular episodes, episode by episode; int64[n] each.
 
     `key` combines the number of the episode among the irregular ones with `start`; it ascends.
+    Episode `i` of the grid, if irregular, has the number `number[i]` and its chunks from `first[i]`
+    on.
     """
 
     key: IntArray
     start: IntArray
     stop: IntArray
+    number: IntArray
+    first: IntArray
+
+    def take(self, episodes: IntArray) -> _Edges:
+        """The chunks for a grid of these episodes."""
+        return replace(self, number=self.number[episodes], first=self.first[episodes])
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +65,6 @@ class ChunkGrid:
     first_chunk: IntArray
     group: int = 0
     edges: _Edges | None = None
-    _number: IntArray | None = None  # index of each irregular episode among them
-    _first_edge: IntArray | None = None  # in `edges`, of each irregular episode
     whole: ChunkGrid | None = None  # the grid before `in_pieces`
     by_frame: bool = False  # frames are read without the rest of their chunk
     rows: IntArray | None = None  # in the chunk table, if not consecutive
@@ -114,8 +120,8 @@ class ChunkGrid:
         stop[np.append(first_edge[1:], len(row)) - 1] = num_frames[odd]
         number, edge = np.zeros((2, len(chunk_frames)), np.int64)
         number[odd], edge[odd] = np.arange(len(odd)), first_edge
-        edges = _Edges(frame_keys(owner, start), start, stop)
-        return cls(chunk_frames, first_chunk, group, edges, number, edge)
+        edges = _Edges(frame_keys(owner, start), start, stop, number, edge)
+        return cls(chunk_frames, first_chunk, group, edges)
 
     def in_pieces(self, num_frames: IntArray, most: int) -> ChunkGrid:
         """Cut chunks into pieces of at most `most` frames, which replace chunks in the new grid.
@@ -150,23 +156,12 @@ class ChunkGrid:
 
     def take(self, episodes: IntArray) -> ChunkGrid:
         """The grid of these episodes, in the given order; repetitions are allowed."""
-        whole = None if self.whole is None else self.whole.take(episodes)
-        if self.edges is None:
-            return replace(
-                self,
-                whole=whole,
-                chunk_frames=self.chunk_frames[episodes],
-                first_chunk=self.first_chunk[episodes],
-            )
-        assert self._number is not None
-        assert self._first_edge is not None
         return replace(
             self,
-            whole=whole,
             chunk_frames=self.chunk_frames[episodes],
             first_chunk=self.first_chunk[episodes],
-            _number=self._number[episodes],
-            _first_edge=self._first_edge[episodes],
+            edges=None if self.edges is None else self.edges.take(episodes),
+            whole=None if self.whole is None else self.whole.take(episodes),
         )
 
     @cached_property
@@ -175,13 +170,11 @@ class ChunkGrid:
         if self.edges is None:
             return self.chunk_frames
         found: IntArray = self.chunk_frames.copy()
-        odd = np.flatnonzero(found == 0)
-        edges, number = self.edges, self._number
-        assert number is not None
+        odd, edges = np.flatnonzero(found == 0), self.edges
         owner, _ = split_keys(edges.key)
         most = np.zeros(int(owner[-1]) + 1, np.int64)
         np.maximum.at(most, owner, edges.stop - edges.start)
-        found[odd] = most[number[odd]]
+        found[odd] = most[edges.number[odd]]
         return found
 
     def block_keys(self, keys: IntArray, length: int, num_frames: IntArray) -> IntArray:
@@ -204,13 +197,10 @@ class ChunkGrid:
         if self.edges is None or not (odd := size == 0).any():
             found: IntArray = frame // size
             return found
-        assert self._number is not None
-        assert self._first_edge is not None
         found = np.asarray(frame // np.where(odd, 1, size), np.int64)
-        some = episode[odd]
-        sought = frame_keys(self._number[some], frame[odd])
-        edge = np.searchsorted(self.edges.key, sought, side="right") - 1
-        found[odd] = edge - self._first_edge[some]
+        some, edges = episode[odd], self.edges
+        sought = frame_keys(edges.number[some], frame[odd])
+        found[odd] = np.searchsorted(edges.key, sought, side="right") - 1 - edges.first[some]
         return found
 
     def bounds(self, episode: IntArray, place: IntArray) -> tuple[IntArray, IntArray]:
@@ -220,8 +210,7 @@ class ChunkGrid:
         stop = start + size
         if self.edges is None or not (odd := size == 0).any():
             return start, stop
-        assert self._first_edge is not None
-        edge = self._first_edge[episode[odd]] + place[odd]
+        edge = self.edges.first[episode[odd]] + place[odd]
         start[odd], stop[odd] = self.edges.start[edge], self.edges.stop[edge]
         return start, stop
 

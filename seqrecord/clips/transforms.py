@@ -99,9 +99,11 @@ class CropStep(ABC):
         num_draws: random numbers per clip.
         shared: whether cameras share the draws of the n-th step of one type.
         per_batch: draw once for each batch, equal on all ranks, instead of for each clip.
+        purpose: name of its random numbers, which depend on no name of code.
     """
 
     features: tuple[str, ...] | None
+    purpose = ""
     num_draws = 0
     shared = True
     per_batch = False
@@ -250,6 +252,7 @@ class RandomCrop(_Crop):
         image = next(iter(pipe))["image"]  # uint8 [2, 4, 32, 40, 3]
     """
 
+    purpose = "RandomCrop"
     num_draws = 2
 
     def apply(self, windows: CropWindows, draws: FloatArray) -> CropWindows:
@@ -331,6 +334,7 @@ class RandomResizedCrop(_Sized):
         image = next(iter(pipe))["image"]  # uint8 [2, 4, 32, 32, 3]
     """
 
+    purpose = "RandomResizedCrop"
     num_draws = 4
 
     def __init__(
@@ -391,6 +395,7 @@ class BatchResize(_Sized):
         image = next(iter(pipe))["image"]  # uint8 [2, 4, 24, 32, 3], or of another size
     """
 
+    purpose = "BatchResize"
     num_draws = 1
     per_batch = True
 
@@ -507,6 +512,7 @@ class HorizontalFlip(CropStep):
             flow = batch["flow"]  # x is negated in flipped clips
     """
 
+    purpose = "HorizontalFlip"
     num_draws = 1
 
     def __init__(

@@ -63,26 +63,18 @@ class VariableRows:
         return self._memory[row, :nbytes].view(self._dtype).reshape(shape)
 
 
-class FreshRows(list[Any]):
-    """Rows of a feature with a variable shape: a new array per frame, owned by the caller."""
-
-    def __init__(self, num_rows: int, dtype: np.dtype[Any]) -> None:
-        super().__init__([None] * num_rows)
-        self._dtype = dtype
-
-    def make(self, first: int, shapes: Sequence[tuple[int, ...]]) -> list[npt.NDArray[Any]]:
-        """Return writable arrays of these shapes, in the rows from `first` on."""
-        arrays = [np.empty(shape, self._dtype) for shape in shapes]
-        self[first : first + len(arrays)] = arrays
-        return arrays
-
-
 class ObjectRows(list[Any]):
-    """Rows of a feature with `str` or `bytes` values."""
+    """Rows of a feature with `str` or `bytes` values, or with arrays of variable shapes."""
 
     def __init__(self, num_rows: int, spec: ArraySpec) -> None:
         super().__init__([None] * num_rows)
-        self.nbytes = num_rows * spec.nbytes
+        self.nbytes, self._dtype = num_rows * spec.nbytes, spec.dtype
+
+    def make(self, first: int, shapes: Sequence[tuple[int, ...]]) -> list[npt.NDArray[Any]]:
+        """Return new arrays of these shapes, in the rows from `first` on."""
+        arrays = [np.empty(shape, self._dtype) for shape in shapes]
+        self[first : first + len(arrays)] = arrays
+        return arrays
 
     def put(self, row: int, value: str | bytes) -> None:
         """Store a value in a row."""

@@ -171,6 +171,9 @@ class BatchBuilder(Protocol[_ArenaT]):
         device.
         """
 
+    def clear(self, feature: str, slots: IntArray) -> None:
+        """Fill slots of a feature with a fixed shape with 0."""
+
     def finish(self) -> tuple[dict[str, Any], Callable[[], object]]:
         """Return the features of the complete batch, and the function `Batch.arrive`.
 

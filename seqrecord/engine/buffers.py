@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -134,15 +134,19 @@ def most_numbers(needs: BufferNeeds) -> dict[str, int]:
     }
 
 
-class Buffers(Protocol[_ArenaT]):
-    """Memory of an iteration. Its methods are thread-safe."""
+class Buffers(Generic[_ArenaT]):
+    """Memory of an iteration. Its methods are thread-safe.
 
-    needs: BufferNeeds
-    chunks: ChunkBuffers
+    `arenas` has one arena per group: the target of loads, and the source of a `BatchBuilder`.
+    `is_untouched` is true while the rows have not been touched, so that they take no host memory.
+    """
+
     arenas: Sequence[_ArenaT]
-    """One arena per group: the target of loads, and the source of a `BatchBuilder`."""
-    is_untouched: bool
-    """Whether the rows have not been touched yet, so that they take no host memory."""
+    is_untouched = False
+
+    def __init__(self, needs: BufferNeeds) -> None:
+        self.needs = needs
+        self.chunks = ChunkBuffers(needs.num_chunks)
 
     def begin(self, stats: EngineStats) -> None:
         """Begin an iteration, in the scheduler's thread. `stats` counts transfers to a device."""
@@ -155,35 +159,24 @@ class Buffers(Protocol[_ArenaT]):
         Returns the rows to write to, and their numbers, int64[n]. A later `BatchBuilder.gather`
         reads the frames from `rows`, unless the block raises.
         """
+        return nullcontext((target, rows))
 
     def begin_batch(self, size: int, form: BatchForm | None = None) -> BatchBuilder[_ArenaT]:
         """Begin a batch of `size` clips, of this form if batches differ."""
+        raise NotImplementedError
 
     def end(self) -> None:
         """End the iteration, in the scheduler's thread, after all other threads."""
 
 
-class HostBuffers:
+class HostBuffers(Buffers[Arena]):
     """Buffers in host memory. Frames are decoded into their rows, and copied by threads."""
 
-    stream: None = None
-
     def __init__(self, needs: BufferNeeds) -> None:
-        self.needs, self.is_untouched = needs, True
-        self.chunks = ChunkBuffers(needs.num_chunks)
-        self.arenas: Sequence[Arena] = [
-            Arena(group.specs, group.num_rows) for group in needs.groups
-        ]
+        super().__init__(needs)
+        self.is_untouched = True
+        self.arenas = [Arena(group.specs, group.num_rows) for group in needs.groups]
         self._pools = _pools(needs)
-
-    def begin(self, stats: EngineStats) -> None:
-        """See `Buffers`."""
-
-    def storing(
-        self, target: Any, rows: IntArray
-    ) -> AbstractContextManager[tuple[FeatureRows, IntArray]]:
-        """See `Buffers`; returns the rows unchanged."""
-        return nullcontext((target, rows))
 
     def begin_batch(self, size: int, form: BatchForm | None = None) -> HostBatchBuilder:
         """See `Buffers`."""

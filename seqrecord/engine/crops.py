@@ -128,21 +128,22 @@ class ClipCrops:
     def size_in(self, draw_batch: DrawBatch) -> tuple[int, int]:
         """Height and width in the batch with these draws."""
         height, width = self.frame
-        for step, purpose in self._purposes():
-            draw = draw_batch(purpose) if step.per_batch else 0.0
+        for step, number, own in self._purposes():
+            draw = draw_batch(key_of(*number, *own)) if step.per_batch else 0.0
             height, width = step.size_of(height, width, draw)
         assert height is not None
         assert width is not None
         return height, width
 
-    def _purposes(self) -> Iterator[tuple[CropStep, int]]:
-        """The steps, and a number for the draws of each: equal for cameras that share draws."""
+    def _purposes(self) -> Iterator[tuple[CropStep, tuple[int, int], tuple[int, ...]]]:
+        """The steps, and numbers for the draws of each: of the step, and of this camera unless it
+        shares the draws.
+        """
         seen: Counter[tuple[str, bool]] = Counter()
         for step in self.steps:
-            kind = type(step).__name__
             own = () if step.shared or self.name is None else (_number_of(self.name),)
-            yield step, key_of(_number_of(kind), seen[kind, step.shared], *own)
-            seen[kind, step.shared] += 1
+            yield step, (_number_of(step.purpose), seen[step.purpose, step.shared]), own
+            seen[step.purpose, step.shared] += 1
 
     def specs(self, arrays: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
         """Specs of the features in batches."""
@@ -163,26 +164,20 @@ class ClipCrops:
     ) -> CropWindows:
         """Windows of clips. `clips`, int64[n], identifies them in all epochs.
 
-        The draws of a step depend on its type and its index among the steps of this type with the
+        The draws of a step depend on its purpose and its index among the steps of it with the
         same `shared`. Cameras share draws whatever their other steps are. `frames`, int64[n, 2],
         are heights and widths, if these vary. `draw_batch` makes the draws of the clips' batch.
         """
         if frames is None:
             frames = np.broadcast_to(np.array(self.frame, np.int64), (len(clips), 2))
         windows = CropWindows.whole(*frames.T)
-        seen: Counter[tuple[str, bool]] = Counter()
-        for step, purpose in self._purposes():
+        for step, number, own in self._purposes():
             if step.per_batch:
-                draw = 0.0 if draw_batch is None else draw_batch(purpose)
+                draw = 0.0 if draw_batch is None else draw_batch(key_of(*number, *own))
                 windows = step.apply(windows, np.full((1, len(clips)), draw))
                 continue
-            kind = type(step).__name__
-            number = seen[kind, step.shared]
-            seen[kind, step.shared] += 1
-            of_step = (seed, epoch, _number_of(kind), number)
-            own = () if step.shared or self.name is None else (_number_of(self.name),)
             draws = [
-                hash64(key_of(_SALT, *of_step, i, *own), clips) >> np.uint64(11)
+                hash64(key_of(_SALT, seed, epoch, *number, i, *own), clips) >> np.uint64(11)
                 for i in range(step.num_draws)
             ]
             windows = step.apply(windows, np.array(draws, np.float64) * 2.0**-53)

@@ -29,11 +29,10 @@ from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import BatchForm, Channel, ClipRows, DrawClips, OpenBatch
 from seqrecord.engine.decoding import Transform
 from seqrecord.engine.stores import (
-    ArenaRows,
+    BY_USE,
     AssignedLoad,
     FrameStore,
     Load,
-    PendingLoad,
     each_load,
     loads_of_round,
 )
@@ -58,7 +57,7 @@ class _Planned(NamedTuple):
     """A round and its loads without rows."""
 
     round: Round
-    waiting: list[PendingLoad]
+    waiting: list[Load]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,9 +139,9 @@ class Executor:
         number = first - skip  # number of the round's first clip
         loads = _RoundLoads(store, self._workers)
         resident = [
-            PendingLoad(0, load)
+            load
             for group, kept in zip(plan.groups, plan.resident(index), strict=True)
-            for load in each_load(group.group, kept)
+            for load in each_load(group.group, kept, [0] * len(kept))
         ]
         loads.place(resident)
         assert not resident, "the plan exceeds its frame limit"
@@ -179,7 +178,7 @@ class Executor:
             return
         clips = current.clips.rows(begin, stop)
         batch, slot = self._slots(clips, number + begin)
-        found = _RowFinder(self._store.find(clips))
+        found = _RowFinder(self._store, clips)
         for a, b in pairwise(run_bounds(same=batch)):
             if self._first_batch is None:
                 self._first_batch = int(batch[a])
@@ -240,9 +239,7 @@ class Executor:
         """Yield the next loads without rows, up to the number of chunks read ahead."""
         count, number = 0, 0
         while count < self._workers.num_read_ahead and (planned := self._rounds.peek(number)):
-            yield from (
-                item.load for item in sorted(planned.waiting, key=lambda item: item.first_use)
-            )
+            yield from sorted(planned.waiting, key=BY_USE)
             count, number = count + len(planned.waiting), number + 1
 
 
@@ -282,15 +279,15 @@ class _RoundLoads:
         self._idle: list[AssignedLoad] = []  # not started, in order of use
         self._loading: list[Loading] = []  # not waited for, in order of use
 
-    def place(self, waiting: list[PendingLoad]) -> None:
+    def place(self, waiting: list[Load]) -> None:
         """Assign rows to loads. Loads without room remain in `waiting`."""
         assigned = self._store.place(waiting)
         self.assigned += assigned
-        self._idle = sorted([*self._idle, *assigned], key=_by_use)
+        self._idle = sorted([*self._idle, *assigned], key=BY_USE)
 
     def begin(self, stop: int, sources: Sequence[ClipRows[Any]]) -> None:
         """Start the loads that clips before `stop` need, for the rows of these clips."""
-        count = bisect_left(self._idle, stop, key=_by_use)
+        count = bisect_left(self._idle, stop, key=BY_USE)
         needed = {
             id(item.target): np.zeros(item.target.num_rows, bool) for item in self._idle[:count]
         }
@@ -307,35 +304,31 @@ class _RoundLoads:
 
     def _add(self, started: Sequence[Loading]) -> None:
         if started:
-            self._loading = sorted([*self._loading, *started], key=_by_use)
+            self._loading = sorted([*self._loading, *started], key=BY_USE)
 
     def wait(self, stop: int | None = None) -> None:
         """Wait for loads: all, or the ones needed by clips before `stop`."""
         needed = len(self._loading)
         if stop is not None:
-            needed = bisect_left(self._loading, stop, key=_by_use)
+            needed = bisect_left(self._loading, stop, key=BY_USE)
         if needed:
             self._workers.wait(item.done for item in self._loading[:needed])
             del self._loading[:needed]  # the result of a begun load refers to its chunk
 
 
-def _by_use(item: AssignedLoad | Loading) -> int:
-    return item.first_use
-
-
 class _RowFinder:
     """Finds arena rows for many clips at once, since batches may be small."""
 
-    def __init__(self, places: list[ArenaRows]) -> None:
-        self._places = places
+    def __init__(self, store: FrameStore, clips: Clips) -> None:
+        self._store, self._clips = store, clips
         self._first, self._last = 0, 0
         self._sources: list[ClipRows[Any]] = []  # of the clips `[first, last)`
 
     def sources(self, start: int, stop: int) -> list[ClipRows[Any]]:
         """Rows of the clips `[start, stop)`."""
         if not self._first <= start <= stop <= self._last:
-            last = min(max(stop, start + _FOUND_AT_ONCE), len(self._places[0].clips))
-            self._sources = [place.source(start, last) for place in self._places]
+            last = min(max(stop, start + _FOUND_AT_ONCE), len(self._clips))
+            self._sources = self._store.find(self._clips.rows(start, last))
             self._first, self._last = start, last
         a, b = start - self._first, stop - self._first
         return [ClipRows(s.arena, s.rows[a:b], s.features) for s in self._sources]

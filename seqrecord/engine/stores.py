@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,32 +37,8 @@ from seqrecord.processes.forks import cached_property
 from seqrecord.sampling.plan import Clips, GroupPlan, Loads, Plan, Round
 from seqrecord.sampling.runs import Intervals, Window
 
-
-@dataclass(frozen=True, eq=False)
-class ArenaRows:
-    """Rows of clips in an arena, for features with equal windows.
-
-    Frame `f` of clip `i` is in row `first[i] + (origin[i] + f // frame_step) % number[i]`.
-    """
-
-    arena: Any
-    features: tuple[str, ...]
-    clip_frames: ClipFrames
-    clips: Clips
-    frame_step: int
-    origin: npt.NDArray[np.int64]
-    first: npt.NDArray[np.int64]
-    number: npt.NDArray[np.int64]
-
-    def source(self, start: int, stop: int) -> ClipRows[Any]:
-        """Rows of the clips `[start, stop)`."""
-        clips = self.clips.rows(start, stop)
-        found = self.clip_frames.find(self.features[0], clips.keys)
-        origin, first, number = (
-            column[start:stop, None] for column in (self.origin, self.first, self.number)
-        )
-        place = (origin + found.frames // self.frame_step) % number
-        return ClipRows(self.arena, np.add(first, place, dtype=np.int64), self.features)
+BY_USE = attrgetter("first_use")
+"""Sorts loads."""
 
 
 class _Group:
@@ -73,12 +50,20 @@ class _Group:
         self.feature_sets = clip_frames.by_window(arena.specs)
         self.frame_nbytes: int = sum(spec.nbytes for spec in arena.specs.values())
 
-    def found(self, clips: Clips, frame_step: int, *columns: IntArray) -> Iterator[ArenaRows]:
-        for names in self.feature_sets:
-            yield ArenaRows(self.arena, names, self.clip_frames, clips, frame_step, *columns)
+    def found(
+        self, clips: Clips, frame_step: int, origin: IntArray, first: IntArray, number: IntArray
+    ) -> Iterator[ClipRows[Any]]:
+        """Rows of clips, for each set of features with equal windows.
 
-    def assigned(self, use: int, load: Load, rows: IntArray) -> AssignedLoad:
-        return AssignedLoad(use, load, self.arena, rows, len(rows) * self.frame_nbytes)
+        Frame `f` of clip `i` is in row `first[i] + (origin[i] + f // frame_step) % number[i]`.
+        """
+        for names in self.feature_sets:
+            frames = self.clip_frames.find(names[0], clips.keys).frames
+            place = (origin[:, None] + frames // frame_step) % number[:, None]
+            yield ClipRows(self.arena, np.add(first[:, None], place, dtype=np.int64), names)
+
+    def assigned(self, load: Load, rows: IntArray) -> AssignedLoad:
+        return AssignedLoad(load.first_use, load, self.arena, rows, len(rows) * self.frame_nbytes)
 
 
 class FrameStore(ABC):
@@ -103,11 +88,11 @@ class FrameStore(ABC):
         return plan.rounds(start)
 
     @abstractmethod
-    def place(self, waiting: list[PendingLoad]) -> list[AssignedLoad]:
+    def place(self, waiting: list[Load]) -> list[AssignedLoad]:
         """Assign rows to loads. Loads without room remain in `waiting`."""
 
     @abstractmethod
-    def find(self, clips: Clips) -> list[ArenaRows]:
+    def find(self, clips: Clips) -> list[ClipRows[Any]]:
         """Find the rows of clips, for each set of features with equal windows."""
 
     @abstractmethod
@@ -135,24 +120,23 @@ class Rings(FrameStore):
             for number, group in self._groups.items()
         )
 
-    def place(self, waiting: list[PendingLoad]) -> list[AssignedLoad]:
-        late: list[PendingLoad] = []
+    def place(self, waiting: list[Load]) -> list[AssignedLoad]:
+        late: list[Load] = []
         assigned: list[AssignedLoad] = []
         full: set[tuple[int, int]] = set()
-        for item in waiting:
-            load = item.load
+        for load in waiting:
             ring = self._rings[load.group][load.cursor]
             if (load.group, load.cursor) in full or not ring.has_room(load.count):
                 full.add((load.group, load.cursor))  # later loads of the cursor wait too
-                late.append(item)
+                late.append(load)
             else:
                 rows = ring.load(load.run, load.first, load.count)
-                assigned.append(self._groups[load.group].assigned(item.first_use, load, rows))
+                assigned.append(self._groups[load.group].assigned(load, rows))
         waiting[:] = late
         return assigned
 
-    def find(self, clips: Clips) -> list[ArenaRows]:
-        found: list[ArenaRows] = []
+    def find(self, clips: Clips) -> list[ClipRows[Any]]:
+        found: list[ClipRows[Any]] = []
         for number, group in self._groups.items():
             last = group.clip_frames.num_frames[clips.episode] - 1
             begin = group.window.begin(clips.start, last)
@@ -207,14 +191,14 @@ class AllFrames(FrameStore):
             is_full = all(self._asked[n][: len(used)][used].all() for n, used in self._used.items())
             yield plan.merged(begin, end, loads=not is_full)
 
-    def place(self, waiting: list[PendingLoad]) -> list[AssignedLoad]:
+    def place(self, waiting: list[Load]) -> list[AssignedLoad]:
         assigned: list[AssignedLoad] = []
-        for use, load in sorted(waiting, key=lambda item: item.first_use):
+        for load in sorted(waiting, key=BY_USE):
             group, step = self._groups[load.group], self._groups[load.group].window.frame_step
             frames, rows = self._missing(load, step)
             for a, b in pairwise(run_bounds(frames // step)):
                 part = replace(load, first=int(frames[a]), count=b - a)
-                assigned.append(group.assigned(use, part, rows[a:b]))
+                assigned.append(group.assigned(part, rows[a:b]))
             self._asked[load.group][rows] = True
             self._counts[load.group] += len(rows)
         waiting.clear()
@@ -236,8 +220,8 @@ class AllFrames(FrameStore):
             missing &= frames <= max(load.first + (load.count - 1) * step, int(used.max(initial=0)))
         return frames[missing], rows[missing]
 
-    def find(self, clips: Clips) -> list[ArenaRows]:
-        found: list[ArenaRows] = []
+    def find(self, clips: Clips) -> list[ClipRows[Any]]:
+        found: list[ClipRows[Any]] = []
         for number, group in self._groups.items():
             last = group.clip_frames.num_frames[clips.episode] - 1
             shift = self._rows[number].shift(clips.episode, group.window.begin(clips.start, last))
@@ -388,7 +372,10 @@ def find_rows(
 
 @dataclass(unsafe_hash=True, slots=True)  # frozen ones take three times as long to create
 class Load:
-    """One row of a plan's `Loads`, with its group. Immutable by convention."""
+    """One row of a plan's `Loads`, with its group. Immutable by convention.
+
+    `first_use` is the index of the first clip of its round that needs it.
+    """
 
     group: int
     cursor: int
@@ -397,13 +384,7 @@ class Load:
     chunk: int
     first: int
     count: int
-
-
-class PendingLoad(NamedTuple):
-    """A load without rows, and the index of the first clip of its round that needs it."""
-
-    first_use: int
-    load: Load
+    first_use: int = 0
 
 
 class AssignedLoad(NamedTuple):
@@ -416,27 +397,26 @@ class AssignedLoad(NamedTuple):
     nbytes: int
 
 
-def loads_of_round(
-    current: Round, groups: Sequence[GroupPlan], num_frames: IntArray
-) -> list[PendingLoad]:
+def loads_of_round(current: Round, groups: Sequence[GroupPlan], num_frames: IntArray) -> list[Load]:
     """Loads of a round. Loads of a cursor are in order of use; empty if the round only has clips.
 
     `num_frames`, int64[episodes], are the lengths of episodes.
     """
     if not current.groups:
         return []
-    waiting: list[PendingLoad] = []
+    waiting: list[Load] = []
     for group, todo in zip(groups, current.groups, strict=True):
         uses = first_uses(todo.loads, current.clips, group.window, num_frames)
         in_order = _ordered_uses(uses, todo.loads, group)
-        waiting += map(PendingLoad, in_order, each_load(group.group, todo.loads))
+        waiting += each_load(group.group, todo.loads, in_order)
     return waiting
 
 
-def each_load(group: int, loads: Loads) -> list[Load]:
+def each_load(group: int, loads: Loads, first_uses: Sequence[int]) -> list[Load]:
     """Convert `loads` of a group to objects."""
     columns = (loads.cursor, loads.run, loads.episode, loads.chunk, loads.first, loads.count)
-    return [Load(group, *row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    rows = zip(*(column.tolist() for column in columns), first_uses, strict=True)
+    return [Load(group, *row) for row in rows]
 
 
 def first_uses(loads: Loads, clips: Clips, window: Window, num_frames: IntArray) -> IntArray:

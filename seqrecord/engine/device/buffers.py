@@ -28,9 +28,9 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.clips.grids import run_bounds
-from seqrecord.engine.arena import FeatureRows, Frames, FreshRows, ObjectRows
+from seqrecord.engine.arena import FeatureRows, Frames, ObjectRows
 from seqrecord.engine.batches import NO_STEPS, BatchForm, ClipRows, Copiers
-from seqrecord.engine.buffers import BufferNeeds, ChunkBuffers, most_numbers, shapes_of
+from seqrecord.engine.buffers import BufferNeeds, Buffers, most_numbers, shapes_of
 from seqrecord.engine.calls import Calls
 from seqrecord.engine.crops import (
     Crop,
@@ -131,10 +131,8 @@ class DeviceArena:
                     memory, arrays[name] = buffer.array(shape, spec.dtype)
                     if memory.numel():
                         stored[name] = memory.view(count, -1)
-                elif spec.value != "array":
-                    stored[name] = arrays[name] = ObjectRows(count, spec)
                 else:
-                    stored[name] = arrays[name] = FreshRows(count, spec.dtype)
+                    stored[name] = arrays[name] = ObjectRows(count, spec)
             yield arrays
             self._store(rows, stored)
 
@@ -341,8 +339,8 @@ def _word(nbytes: int) -> torch.dtype:
     return torch.uint8
 
 
-class DeviceBuffers:
-    """Buffers on a device; see `seqrecord.engine.buffers.Buffers`.
+class DeviceBuffers(Buffers[DeviceArena]):
+    """Buffers on a device.
 
     Frames are decoded into staging memory, copied and gathered by a side stream; see `DeviceArena`.
     Videos in `needs.decoded_there` are decoded by the device into their rows if possible; see
@@ -357,12 +355,11 @@ class DeviceBuffers:
 
     def __init__(self, needs: BufferNeeds, stream: SideStream | None = None) -> None:
         assert needs.device is not None, "buffers of a device"
-        self.needs, self.is_untouched = needs, False
-        self.chunks = ChunkBuffers(needs.num_chunks)
-        self.stream = self._stream = stream or side_stream(needs.device)
+        super().__init__(needs)
+        self._stream = stream or side_stream(needs.device)
         staging = Staging(self._stream)
         self._video = {spec.name: DeviceVideo(spec, self._stream) for spec in needs.decoded_there}
-        self.arenas: Sequence[DeviceArena] = [
+        self.arenas = [
             DeviceArena(group.specs, group.num_rows, staging, self._video) for group in needs.groups
         ]
         self._taken = QueueLimit(CONSUMER - 1)

@@ -17,7 +17,7 @@ import torch
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.arena import for_users
 from seqrecord.engine.batches import Batch, BatchBuilder, BatchForm, OpenBatch
-from seqrecord.engine.buffers import BufferCache, BufferNeeds, HostBuffers
+from seqrecord.engine.buffers import BufferCache, BufferNeeds, Buffers, HostBuffers
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.errors import ClipError
@@ -37,7 +37,7 @@ _DATASET = "dataset"  # the column with the name of each clip's source
 _MISSING = "_is_missing"  # the end of the names of masks: the clip's source lacks a feature
 _IS_REAL = "_padding_mask"  # LeRobot's name of the opposite, for cameras
 
-BatchBuffers: TypeAlias = HostBuffers | DeviceBuffers
+BatchBuffers: TypeAlias = Buffers[Any]
 Join: TypeAlias = Literal["union", "intersection"]
 
 
@@ -141,7 +141,7 @@ class MixedBatches:
         """
         needs = replace(needs, specs=self.specs, lengths=self.lengths)
         make = HostBuffers if stream is None else partial(DeviceBuffers, stream=stream)
-        buffers: BatchBuffers = self.kept.acquire(needs, make)  # type: ignore[assignment]
+        buffers: BatchBuffers = self.kept.acquire(needs, make)
         self.kept.release(buffers)  # batches that iterations have begun are theirs
         return buffers
 

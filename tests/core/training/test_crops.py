@@ -197,11 +197,16 @@ def draws(pipe: Any, epoch: int = 0) -> dict[tuple[str, int], tuple[Any, ...]]:
 
 
 def test_windows_depend_on_seed_epoch_and_clip_only(path: Path) -> None:
+    class Renamed(RandomCrop):
+        """The name of a class has no effect."""
+
     def pipe(**changes: Any) -> SeqRecordPipe:
-        settings: dict[str, Any] = {"clip_len": 3, "batch_size": 3, **changes}
-        return SeqRecordPipe(path, **settings, clip_transform=CHAINS["random, flip"])
+        chain = CHAINS["random, flip"]
+        settings = {"clip_len": 3, "batch_size": 3, "clip_transform": chain, **changes}
+        return SeqRecordPipe(path, **settings)
 
     first = draws(pipe())
+    assert first == draws(pipe(clip_transform=[Renamed((4, 6)), HorizontalFlip()]))
     assert first == draws(pipe(batch_size=4, shuffle=False))
     assert first == draws(pipe(features=["image"], engine=EngineOptions(num_threads=1)))
     assert draws(pipe(episodes="set/[12]")).items() <= first.items()
