@@ -209,6 +209,11 @@ def test_some_features(dataset: Dataset, tmp_path: Path) -> None:
     # Frames with none of the features are left out.
     to_files(dataset, KEY, tmp_path / "few", features=["flow", "mask"])
     assert FolderSource(tmp_path / "few").episodes()[0].num_frames == 10
+    numbers = [{"a": np.int64(n), "b": np.int64(n)} for n in range(4)]
+    del numbers[1]["a"]
+    write_dataset(tmp_path / "gap", {"k": numbers})
+    [folder] = to_files(tmp_path / "gap", "k", tmp_path / "numbers", features=["a"])
+    assert np.load(folder / "a.npy").tolist() == [0, 2, 3]
 
 
 X = Schema([FeatureSpec("x", np.dtype("<i8"), ())])

@@ -355,6 +355,8 @@ def test_a_file_that_cannot_be_removed_is_no_failure(
     assert "cannot be removed" not in caplog.text
     writer.close()
     assert "cannot be removed" in caplog.text
+    with seqrecord.open(tmp_path) as dataset:
+        assert dataset.contents.manifest.removed
     assert lengths(tmp_path) == {"kept": 3}
     resume(tmp_path)  # nor is it recovered
     check_rebuilt(tmp_path, {"kept": 3})
