@@ -218,12 +218,13 @@ class RecordFileWriter(ChunkWriter):
         """Compare the fps with timestamps in seconds, float64 [frames], if no feature has them."""
         self._rate.add(times, np.arange(len(times)))
 
-    def _check_rate(self) -> None:
-        """Remove the episode's fps if its timestamps so far contradict it."""
-        if (found := self._rate.contradiction()) is not None:
+    def _is_regular(self) -> bool:
+        """Whether the episode's timestamps so far agree with its fps."""
+        if (found := self._rate.contradiction()) is None:
+            return True
+        if found not in self.irregular[-1:]:  # noted at an earlier flush
             self.irregular.append(found)
-            self._episode = replace(self._begun(), fps=None)
-            self._rate.begin(self._episode)
+        return False
 
     def check_lengths(self) -> None:
         """Raise `FrameError` if an appended video has more or fewer frames than the other
@@ -248,8 +249,7 @@ class RecordFileWriter(ChunkWriter):
         with located(CodecError, episode=episode.key):
             for group in self._groups:
                 self._write_chunks(group, rest=True)
-        self._check_rate()
-        self.flush_part(self._num_frames, self._time_spans_so_far())
+        self.flush_part(self._num_frames, self._time_spans_so_far(), is_regular=self._is_regular())
         self._statistics.keep()
 
     def end(self, metadata: str | None = None) -> None:
@@ -264,8 +264,7 @@ class RecordFileWriter(ChunkWriter):
             for group in self._groups:
                 group.fix_length()
                 self._write_chunks(group, rest=True)
-        self._check_rate()
-        self.end_part(self._num_frames, self._time_spans_so_far())
+        self.end_part(self._num_frames, self._time_spans_so_far(), is_regular=self._is_regular())
         self._statistics.keep()
 
     def drop(self) -> bool:

@@ -135,18 +135,23 @@ class ChunkWriter:
                 self._file = OpenFile(self._storage, self.schema, self._writer, ordinal)
             self._file.add(self._episode, chunk)
 
-    def flush_part(self, num_frames: int, time_spans: FeatureTimeSpans) -> None:
+    def flush_part(
+        self, num_frames: int, time_spans: FeatureTimeSpans, *, is_regular: bool = True
+    ) -> None:
         """Keep the first `num_frames` of the episode whatever happens, except `discard`."""
         assert self._episode is not None
         metadata = mark_truncated(self._episode.metadata)
-        self._complete(num_frames, metadata, time_spans)
+        self._complete(num_frames, metadata, time_spans, is_regular=is_regular)
         self._flushed = num_frames
         self._finish_held(only_if_free=True)
 
-    def end_part(self, num_frames: int, time_spans: FeatureTimeSpans) -> None:
-        """End the episode: from here on a kill does not lose it."""
+    def end_part(
+        self, num_frames: int, time_spans: FeatureTimeSpans, *, is_regular: bool = True
+    ) -> None:
+        """End the episode: from here on a kill does not lose it. Its fps is kept if it
+        `is_regular`."""
         assert self._episode is not None
-        self._complete(num_frames, self._episode.metadata, time_spans)
+        self._complete(num_frames, self._episode.metadata, time_spans, is_regular=is_regular)
         self._episode = None
 
     def copy(self, episode: EpisodePart, chunks: Iterable[StoredChunk]) -> None:
@@ -253,7 +258,9 @@ class ChunkWriter:
         if self._commit is not None:
             self._commit.wait(LEAVE_SECONDS)
 
-    def _complete(self, num_frames: int, metadata: str, time_spans: FeatureTimeSpans) -> None:
+    def _complete(
+        self, num_frames: int, metadata: str, time_spans: FeatureTimeSpans, *, is_regular: bool
+    ) -> None:
         """Note the episode as it is now, after the commit of earlier files with parts of it."""
         assert self._file is not None
         assert self._episode is not None
@@ -262,7 +269,9 @@ class ChunkWriter:
         if commit is not None and commit.file.contains(self._episode):
             self._wait_for_commit()
         with self._storing(BaseException):
-            about: dict[str, Any] = {"metadata": metadata, "time_spans": time_spans}
+            # Parts without a number of frames keep the fps: it must be equal in all of them.
+            fps = self._episode.fps if is_regular else None
+            about: dict[str, Any] = {"fps": fps, "metadata": metadata, "time_spans": time_spans}
             part = replace(self._episode, num_frames=num_frames, **about)
             self._file.complete(part, note=self._has_notes)
 
