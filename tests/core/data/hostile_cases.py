@@ -630,6 +630,7 @@ _MANIFEST = [
 
 _INDEX = [
     Case("no Arrow file", _table("gaps", lambda t: b"x" * 100), "Arrow"),
+    Case("more than fits", _table("gaps", lambda t: bytes(5 << 20)), "an index file is too large"),
     Case("empty table file", _table("gaps", lambda t: b""), "Arrow"),
     Case("only magic", _table("gaps", lambda t: b"ARROW1\0\0"), "Arrow"),
     Case("a batch before the schema", _table("gaps", _without_schema), "not a schema"),
