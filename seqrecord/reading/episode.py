@@ -82,7 +82,7 @@ class Episode:
         if not -len(self) <= number < len(self):
             raise IndexError(f"frame {repr_of(number)} of an episode of {len(self)} frames")
         number %= len(self)
-        having = {n: spec for n, spec in self.features.items() if self.present(n)[number]}
+        having = {n: spec for n, spec in self.features.items() if self._has(spec, number)}
         found = self._read(np.array([number]), having)
         return {n: v[0, ...] if isinstance(v, np.ndarray) else v[0] for n, v in found.items()}
 
@@ -181,10 +181,18 @@ class Episode:
                     frames = range(int(inside[a]), int(inside[b - 1]) + 1)
                     reader.decode(page, data, frames, target[places[a] : places[b - 1] + 1])
 
+    def _has(self, spec: FeatureSpec, number: int) -> bool:
+        table = self._index.groups[spec.group]
+        if not len(table.gaps):
+            return True
+        [row] = table.chunks_of(self._number, np.array([number])).tolist()
+        present = table.present(row, self._index.schema.position(spec.name))
+        return present is None or bool(present[number - int(table.first_frame[row])])
+
     def _check_present(self, feature: str, frames: npt.NDArray[np.int64]) -> None:
-        if (present := self.present(feature)[frames]).all():
-            return
         table = self._index.group_of(feature)
+        if not len(table.gaps) or (present := self.present(feature)[frames]).all():
+            return
         frame = int(frames[np.argmin(present)])
         [row] = table.chunks_of(self._number, np.array([frame])).tolist()
         raise ClipError(
