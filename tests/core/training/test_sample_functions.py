@@ -108,10 +108,16 @@ def weighed(samples: Samples, epoch: int, _: SampleRandom) -> Samples:
     return samples.with_columns(repeat=1 + (samples["start"] + epoch) % 3 / 4)
 
 
+REPEATED = {"episode": [key for key, _ in EVERY], "start": [start for _, start in EVERY]}
+REPEATED |= {"repeat": [1.5] * len(EVERY)}
+
+
 @pytest.mark.parametrize("is_mixed", [False, True])
-@pytest.mark.parametrize("function", [turned, tagged, weighed])
+@pytest.mark.parametrize(
+    ("first", "function"), [([], turned), ([], tagged), ([], weighed), ([REPEATED], tagged)]
+)
 def test_a_function_is_called_once_in_each_epoch(
-    numbered: Dataset, function: Any, is_mixed: bool
+    numbered: Dataset, first: list[Any], function: Any, is_mixed: bool
 ) -> None:
     calls = Counter[tuple[int, int]]()
 
@@ -120,9 +126,9 @@ def test_a_function_is_called_once_in_each_epoch(
         found: Samples = function(samples, epoch, rng)
         return found
 
-    pipe: Any = make(numbered, [counting, skip_last(1)])
+    pipe: Any = make(numbered, [*first, counting, skip_last(1)])
     if is_mixed:
-        functions = [counting, every(2, rotate=True)]
+        functions = [*first, counting, *([] if first else [every(2, rotate=True)])]
         source = SeqRecordPipe(numbered, clip_len=3, features=["id"], samples=functions)
         pipe = SeqRecordMix({"own": source}, batch_size=4)
     for _ in range(4):
