@@ -361,7 +361,7 @@ def test_splits_and_shards_that_differ_from_their_declaration_are_refused(tmp_pa
 
 
 def test_inventory_of_rlds(tmp_path: Path) -> None:
-    write_rlds(tmp_path, {"train": (2, 1), "val": (1,)}, {"train": [2, 1], "val": [1], "more": []})
+    write_rlds(tmp_path, {"train": (2, 1), "val": (1,)}, {"train": [2, 1], "val": [1], "more": [0]})
     (tmp_path / "action_stats.json").write_text("{}")
     source = RldsSource(tmp_path, features=["state"])
     found = inventory_of(source)

@@ -326,14 +326,14 @@ def left_out_of(source: Any) -> dict[str, tuple[int, str]]:
 
 
 def test_the_inventory(tmp_path: Path) -> None:
-    for name in ("a", "b"):
+    for name, rows in (("a", 1200), ("b", 1201)):
         run = tmp_path / name
         images(run / "rgb", numbered(4))
         for i in range(4):
             texts(run, **{f"sound/{i:06d}.wav": "RIFF", f"words/{i:06d}.txt": "a cup"})
         np.save(run / "actions.npy", np.zeros((4, 2)))
         np.savez(run / "robot.npz", state=np.zeros((4, 3)), limits=np.zeros((7, 2)), rate=30.0)
-        texts(run, **{"poses.txt": "0 0 0 0 0 0 1\n" * 4, "imu.csv": "1,2\n" * 1200})
+        texts(run, **{"poses.txt": "0 0 0 0 0 0 1\n" * 4, "imu.csv": "1,2\n" * rows})
         texts(run, **{"calib.yaml": "fx: 5\n", "notes.txt": "a cup\n", "README.md": "a run\n"})
         texts(run, **{"Thumbs.db": "", "._imu.csv": "", "metadata.json": '{"task": "pick"}'})
         texts(run, **{"all.rosbag": "#ROSBAG V2.0\n", "lfs.txt": POINTER, "lfs.npz": POINTER})
@@ -355,7 +355,7 @@ def test_the_inventory(tmp_path: Path) -> None:
     }.items():
         assert command in left_out.pop(pattern)[1]
     assert left_out == {
-        "*/imu.csv": (2, "1,200 rows for 4 frames"),
+        "*/imu.csv": (2, "1,200 rows for 4 frames, …"),
         "*/robot.npz: limits": (2, "7 rows for 4 frames"),
         "*/robot.npz: rate": (2, "no time axis"),
         "*/calib.yaml": (2, "camera file: not fx, fy, cx, cy or a camera matrix"),

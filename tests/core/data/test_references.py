@@ -12,17 +12,19 @@ import numpy as np
 import pytest
 
 from seqrecord.checksum import crc32c
-from seqrecord.errors import ChecksumError, FormatError
+from seqrecord.errors import ChecksumError, FormatError, SourceError
 from seqrecord.format.references import (
     ExternalFile,
     ExternalList,
     FolderFile,
     Reference,
+    ReferencedFile,
     ReferencedGops,
     least_reference_bytes,
     list_path,
     parse_reference,
 )
+from seqrecord.originals.references import checksum_of_files
 
 _GOPS = ReferencedGops(
     *("a.mp4", b""),
@@ -90,6 +92,15 @@ def test_a_range_with_a_checksum() -> None:
     with pytest.raises(ChecksumError) as info:
         _parse(page).page(memoryview(b"x" + _RANGE[1:]), "vp9")
     assert info.value.offset == 100
+
+
+def test_no_checksum_of_a_file_that_became_shorter(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"xabcd")
+    part = ReferencedFile(str(tmp_path / "a"), 1, 5)
+    assert checksum_of_files([part, part]) == crc32c(b"abcdabcd")
+    with pytest.raises(SourceError, match=r"truncated file; .*expected: 5 bytes") as info:
+        checksum_of_files([replace(part, stop=6)])
+    assert info.value.offset == 1
 
 
 def _word(at: int, value: int) -> bytes:
