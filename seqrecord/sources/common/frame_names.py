@@ -82,7 +82,7 @@ class FrameFiles:
             in a `summary`.
         first: name of the first frame's file.
         num_frames: number of files.
-        endings: file name endings, in lower case.
+        endings: file name endings of a `summary`, in lower case.
         pattern: `str.format` pattern from number to name without ending; `None` if the number is
             not enough.
         twice: two files of the same frame, if any.
@@ -100,8 +100,10 @@ class FrameFiles:
     times: NameTimes | None = None
 
     def summary(self) -> FrameFiles:
-        """Return a copy without the names and times of single files."""
-        return replace(self, names={}, times=self.times and self.times._replace(values=[]))
+        """Return a copy with the `endings`, without the names and times of single files."""
+        endings = frozenset(map(ending_of, self.names.values()))
+        times = self.times and self.times._replace(values=[])
+        return replace(self, names={}, endings=endings, times=times)
 
     def check(self, folder: Path, feature: str | None = None) -> None:
         """Raise `SourceError` for two files of one frame, and for files of two recordings."""
@@ -335,8 +337,8 @@ def _once(
             pattern = None
     order = list(found) if is_sorted else sorted(found, key=_place)
     ordered = {frame: found[frame] for frame in order}
-    endings = frozenset(map(ending_of, ordered.values()))
-    return FrameFiles(ordered, ordered[order[0]], len(order), endings, pattern, twice)
+    first = ordered[order[0]]
+    return FrameFiles(ordered, first, len(order), pattern=pattern, twice=twice)
 
 
 def _place(frame: int | str) -> Any:
