@@ -86,7 +86,7 @@ _RAW: dict[str, Any] = {
     "bad": "a/000001",
     "named": "a.zarr",
     "referred": {"img": "raw"},
-    "packages": {"zarr": "'zarr>=3.1.2'"},
+    "packages": {"zarr": "'zarr>=3.1.3'"},
     "inventory": """
 format    zarr: 1 group with data/ and meta/episode_ends
 feature   action  float64 [2]  action  from data/action
@@ -101,7 +101,7 @@ if importlib.util.find_spec("zarr") is not None:
         bad="cup/000002",
         file="cup.zarr.zip",
         damage=_damaged_zip,
-        packages={"zarr": "'zarr>=3.1.2'"},
+        packages={"zarr": "'zarr>=3.1.3'"},
         inventory="""
 format    zarr: 1 group with data/ and meta/episode_ends
 feature   action  float32 [2]  action  from data/action
