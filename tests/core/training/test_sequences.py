@@ -219,7 +219,7 @@ def test_invalid_options_are_errors_at_once(path: Path, tmp_path: Path) -> None:
         ({"batch_size": None}, "needs a batch_size"),
         ({"samples": {"episode": ["set/0"], "start": [0]}}, "takes no table of samples"),
         ({"clip_len": 2**20, "dilation": 2**20}, "stride of a clip is out of range"),
-        ({"samples": lambda table, *_: table.with_columns(repeat=[1.5] * len(table))}, "once"),
+        ({"samples": lambda table, *_: table.with_columns(repeat=[0.5] * len(table))}, "once"),
     ]
     for settings, message in several:
         with pytest.raises(ClipError, match=message):
