@@ -36,7 +36,9 @@ STORED: Pixels = np.random.default_rng(0).integers(0, 256, (32, 48, 3), np.uint8
 
 def netpbm(kind: str, pixels: Array, most: int, comment: str = "") -> bytes:
     height, width = pixels.shape[:2]
-    head = f"{kind}\n{comment}{width} {height}\n" + ("" if kind in ("P1", "P4") else f"{most}\n")
+    head = f"{kind}\n{comment}{width} {height}\n"
+    if kind not in ("P1", "P4"):
+        head += f"{comment}{most}\n"
     if kind in ("P1", "P2", "P3"):
         text = "\n".join(" ".join(map(str, row.ravel().tolist())) for row in pixels)
         return f"{head}{text}\n".encode()

@@ -103,6 +103,8 @@ def test_difficulties_cameras_and_features_can_be_selected(tmp_path: Path) -> No
     assert list(left.schema()) == [name for name in V1_FEATURES if "right" not in name]
     right = TartanAirSource(tmp_path / "a", cameras=("right",))
     assert list(right.schema()) == ["image_right", "depth_right", "seg_right", "pose_right"]
+    right = TartanAirSource(tmp_path / "b", cameras=("right",))
+    assert {name.split("_", 1)[1] for name in right.schema()} == {"rcam_front", "acc", "gyro"}
     chosen = TartanAirSource(tmp_path / "a", features=["pose_right", "mask"])
     assert list(chosen.schema()) == ["pose_right", "mask"]
     frames = list(chosen.frames(chosen.episodes()[0]))
