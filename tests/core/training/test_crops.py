@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -31,8 +31,11 @@ from seqrecord import (
 from seqrecord.clips.transforms import CropWindows
 from seqrecord.errors import ChecksumError
 from tests.kit.clip_data import begun, names, resumed
+from tests.kit.datasets import write_dataset
 
 HEIGHT, WIDTH = 10, 13
+FLOW_SIGN = np.array([-1, 1], np.float32)
+NOTE: Any = {"note": {"shape": (None,)}}
 IMAGES = ["image", "depth", "flow", "mask", "wide"]
 
 
@@ -65,29 +68,19 @@ def write(
     size: tuple[int, int] = (HEIGHT, WIDTH),
     chunk_frames: int = 4,
 ) -> Path:
-    note: Any = {"note": {"shape": (None,)}}
-    with SeqRecordWriter(folder, codecs=codecs, chunk_frames=chunk_frames, features=note) as writer:
-        for episode, length in enumerate(lengths):
-            with writer.episode(f"set/{episode}") as written:
-                for number in range(length):
-                    written.append(frame_of(episode, number, size))
+    episodes = {
+        f"set/{episode}": [frame_of(episode, number, size) for number in range(length)]
+        for episode, length in enumerate(lengths)
+    }
+    write_dataset(folder, episodes, codecs=codecs, chunk_frames=chunk_frames, features=NOTE)
     return folder
 
 
 @pytest.fixture(scope="module", params=["raw", "balanced"])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("crops") / "records", request.param)
-
-
-@pytest.fixture(scope="module", params=["raw", "balanced"])
-def middle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("crops") / "middle", request.param, size=MIDDLE)
-
-
-@pytest.fixture
-def large(tmp_path: Path) -> Path:
-    """Raw frames whose pages take more than 1 MiB each."""
-    return write(tmp_path / "large", "raw", (24, 30), LARGE, chunk_frames=24)
+    codecs, *size = request.param.split()
+    folder = tmp_path_factory.mktemp("crops") / "records"
+    return write(folder, codecs, size=MIDDLE if size else (HEIGHT, WIDTH))
 
 
 CHAINS: dict[str, Any] = {
@@ -103,54 +96,44 @@ CHAINS: dict[str, Any] = {
 }
 
 
-def check_clip(
-    clip: dict[str, Any],
+def check_clips(
+    batch: dict[str, Any],
     length: int,
-    dilation: int,
     cropped: list[str],
+    dilation: int = 1,
     size: tuple[int, int] = (HEIGHT, WIDTH),
 ) -> None:
-    """A clip equals the written frames, cropped to `crop` and mirrored if `flipped`."""
-    episode = int(clip["episode"][4:])
-    frames = [frame_of(episode, int(clip["start"]) + i * dilation, size) for i in range(length)]
-    top, left, height, width = clip["crop"].tolist()
-    for name in frames[0]:
-        if name not in clip:
-            continue
-        for i, frame in enumerate(frames):
-            expected = frame[name]
-            if name in cropped:
-                expected = expected[top : top + height, left : left + width]
-                if clip.get("flipped"):
-                    expected = expected[:, ::-1].copy()
-                    if name == "flow":
-                        expected[..., 0] *= -1
-            got = clip[name][i].numpy()
-            assert got.dtype == expected.dtype
-            assert np.array_equal(got, expected)
-
-
-def singles(batch: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{name: value[i] for name, value in batch.items()} for i in range(len(batch["start"]))]
+    """Clips equal the written frames, cropped to `crop` and mirrored if `flipped`."""
+    for i, (key, start) in enumerate(names(batch)):
+        top, left, height, width = batch["crop"][i].tolist()
+        for t in range(length):
+            frame = frame_of(int(key[4:]), start + t * dilation, size)
+            for name in frame.keys() & batch.keys():
+                expected = frame[name]
+                if name in cropped:
+                    expected = expected[top : top + height, left : left + width]
+                    if "flipped" in batch and batch["flipped"][i]:
+                        expected = expected[:, ::-1]
+                        expected = expected * FLOW_SIGN if name == "flow" else expected
+                got = batch[name][i][t].numpy()
+                assert got.dtype == expected.dtype
+                assert np.array_equal(got, expected)
 
 
 def check_resumed(path: Path, size: tuple[int, int], dilation: int = 1, **settings: Any) -> int:
     """Check an epoch's clips and the clips resumed after its first batch; returns their number."""
-
-    def make() -> SeqRecordPipe:
-        return SeqRecordPipe(path, batch_size=2, dilation=dilation, **settings)
-
+    make = partial(SeqRecordPipe, path, batch_size=2, dilation=dilation, **settings)
     pipe, first = make(), make()
-    found = [clip for batch in pipe for clip in singles(batch)]
-    assert len(found) == pipe.num_clips
+    found = [*pipe]
     iterator = begun(first)
-    rest = resumed(make(), first.state_dict())
-    later = [clip for batch in rest for clip in singles(batch)]
-    assert [clip["crop"].tolist() for clip in later] == [c["crop"].tolist() for c in found[2:]]
-    for clip in found + later:
-        check_clip(clip, settings["clip_len"], dilation, IMAGES, size)
+    later = [*resumed(make(), first.state_dict())]
+    crops = [batch["crop"].tolist() for batch in found]
+    assert [batch["crop"].tolist() for batch in later] == crops[1:]
+    for batch in found + later:
+        check_clips(batch, settings["clip_len"], IMAGES, dilation, size)
     del iterator
-    return len(found)
+    assert sum(map(len, crops)) == pipe.num_clips
+    return pipe.num_clips
 
 
 @pytest.mark.parametrize(
@@ -164,11 +147,14 @@ def check_resumed(path: Path, size: tuple[int, int], dilation: int = 1, **settin
     ],
     ids=["apart", "transformed", "far apart", "dilated"],
 )
-def test_clips_that_do_not_overlap(middle: Path, settings: dict[str, Any]) -> None:
-    check_resumed(middle, MIDDLE, clip_len=4, **settings, clip_transform=CHAINS["random, flip"])
+@pytest.mark.parametrize("path", ["raw middle", "balanced middle"], indirect=True)
+def test_clips_that_do_not_overlap(path: Path, settings: dict[str, Any]) -> None:
+    check_resumed(path, MIDDLE, clip_len=4, **settings, clip_transform=CHAINS["random, flip"])
 
 
-def test_large_raw_frames(large: Path) -> None:
+def test_large_raw_frames(tmp_path: Path) -> None:
+    """Of pages that take more than 1 MiB each."""
+    large = write(tmp_path / "large", "raw", (24, 30), LARGE, chunk_frames=24)
     clips: dict[str, Any] = {"clip_len": 5, "stride": 5, "features": IMAGES}
     assert check_resumed(large, LARGE, **clips, clip_transform=CHAINS["random, flip"]) == 10
 
@@ -183,16 +169,14 @@ def test_large_raw_frames(large: Path) -> None:
         list(pipe)
 
 
-def draws(pipe: Any, epoch: int = 0) -> dict[tuple[str, int], tuple[Any, ...]]:
+def draws(pipe: Any, epoch: int = 0) -> dict[tuple[str, int], Any]:
     """The crop of each clip."""
     if epoch:
         pipe.set_epoch(epoch)
-    found: dict[tuple[str, int], tuple[Any, ...]] = {}
+    found = dict[tuple[str, int], Any]()
     for batch in pipe:
-        flipped = batch["flipped"].tolist()
-        found.update(
-            zip(names(batch), zip(batch["crop"].tolist(), flipped, strict=True), strict=True)
-        )
+        drawn = zip(batch["crop"].tolist(), batch["flipped"].tolist(), strict=True)
+        found.update(zip(names(batch), drawn, strict=True))
     return found
 
 
@@ -244,15 +228,14 @@ def test_clips_by_number(path: Path, name: str) -> None:
     assert [c["crop"].tolist() for c in again] == [c["crop"].tolist() for c in first]
     assert len({str(dataset[3]["crop"].tolist()) for _ in range(20)}) > 1
     for clip in [*first, dataset[5], *SeqRecordPipe(path, clip_len=3, clip_transform=CHAINS[name])]:
-        check_clip(clip, 3, 1, cropped)
+        check_clips(seqrecord.collate([clip]), 3, cropped)
     # Regression: an IndexError in a batch smaller than the largest.
     images = SeqRecordMapDataset(
         path, clip_len=3, clip_transform=CHAINS[name], features=IMAGES, episodes="set/0"
     )
     assert len(images) % 4
     for batch in DataLoader(images, batch_size=4, collate_fn=seqrecord.collate):
-        for clip in singles(batch):
-            check_clip(clip, 3, 1, cropped)
+        check_clips(batch, 3, cropped)
 
 
 # ---- the arithmetic, against brute force
@@ -265,6 +248,7 @@ STEP = st.one_of(
 
 
 @given(st.lists(STEP, min_size=1, max_size=5), st.integers(0, 5), st.integers(0, 1 << 40))
+@example([HorizontalFlip(1), RandomCrop((5, 4)), HorizontalFlip(1)], 0, 0)
 def test_a_chain_applies_its_steps_in_order(steps: list[Any], epoch: int, clip: int) -> None:
     frame = np.arange(9 * 7).reshape(9, 7)
     windows, seen = CropWindows.whole(np.array([9]), np.array([7])), frame
@@ -324,21 +308,18 @@ def test_random_positions_are_equally_likely_and_flow_is_negated(tmp_path: Path)
             with writer.episode(key) as episode:
                 for _ in range(100):
                     episode.append({name: np.ones(size, "f4") for name, size in sizes.items()})
-    pipe, places = _steps(tmp_path / "r", RandomCrop((2, 2))), Counter[tuple[int, ...]]()
+    make = partial(SeqRecordPipe, tmp_path / "r", clip_len=1, batch_size=50)
+    pipe, places = make(clip_transform=RandomCrop((2, 2))), Counter[tuple[int, ...]]()
     for batch in (batch for _ in range(5) for batch in pipe):
         places.update((top, left) for top, left, *_ in batch["crop"].tolist())
     assert len(places) == 3 * 4
     assert min(places.values()) > 50
-    pipe = _steps(tmp_path / "r", HorizontalFlip(0.25))
+    pipe = make(clip_transform=HorizontalFlip(0.25))
     flipped = torch.cat([batch["flipped"] for _ in range(5) for batch in pipe])
     assert 0.2 < flipped.float().mean() < 0.3
-    for batch in _steps(tmp_path / "r", HorizontalFlip(1.0)):
+    for batch in make(clip_transform=HorizontalFlip(1.0)):
         signs = {name: batch[name].flatten()[0].item() for name in sizes}
         assert [name for name, sign in signs.items() if sign < 0] == ["motion", "flow_left"]
-
-
-def _steps(path: Path, step: Any) -> SeqRecordPipe:
-    return SeqRecordPipe(path, clip_len=1, batch_size=50, clip_transform=step)
 
 
 # ---- errors
