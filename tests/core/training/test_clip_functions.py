@@ -25,7 +25,7 @@ from seqrecord import (
     SeqRecordMapDataset,
     SeqRecordPipe,
 )
-from tests.core.training.test_crops import frame_of, singles, write
+from tests.core.training.test_crops import frame_of, write
 from tests.kit.clip_data import names, no_leaks, resumed
 
 
@@ -110,7 +110,9 @@ def random_values(clips: Any) -> dict[tuple[str, int], list[float]]:
 
 
 def clips_of(item: dict[str, Any]) -> list[dict[str, Any]]:
-    return singles(item) if isinstance(item["episode"], list) else [item]
+    if isinstance(item["episode"], str):
+        return [item]
+    return [{name: value[i] for name, value in item.items()} for i in range(len(item["start"]))]
 
 
 @pytest.mark.parametrize("name", CHAINS)

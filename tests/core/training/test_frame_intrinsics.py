@@ -30,6 +30,7 @@ from seqrecord import (
 from seqrecord.errors import SchemaError
 from tests.core.training.side_streams import STREAMS, device_of, on_host
 from tests.kit import command_line
+from tests.kit.datasets import columns, write_dataset
 
 Array = npt.NDArray[Any]
 
@@ -47,22 +48,17 @@ def _matrix(i: int) -> Array:
 
 def _write(path: Path, names: dict[str, Any], **images: tuple[int, int]) -> Path:
     """Images with coordinates as pixels, and intrinsics with these names and dtypes."""
-    sizes = images or {"image": (_HEIGHT, _WIDTH)}
-    pictures = {
-        name: np.stack([*np.mgrid[:height, :width], np.zeros((height, width))], -1).astype("u1")
-        for name, (height, width) in sizes.items()
-    }
+    values: dict[str, Any] = {}
+    for name, (height, width) in (images or {"image": (_HEIGHT, _WIDTH)}).items():
+        picture = np.stack([*np.mgrid[:height, :width], np.zeros((height, width))], -1)
+        values[name] = [picture.astype("u1")] * _LENGTH
+    for name, dtype in names.items():
+        camera = _matrix if "matrix" in name else _camera
+        values[name] = [camera(i).astype(dtype) for i in range(_LENGTH)]
+    episodes = dict.fromkeys("ab", columns(**values))
+    metadata = {key: {"camera": {"fx": 1, "fy": 1, "cx": 0, "cy": 0}} for key in "ab"}
     kinds = {name: {"kind": "intrinsics"} for name in names}
-    camera = {"camera": {"fx": 1, "fy": 1, "cx": 0, "cy": 0}}
-    with SeqRecordWriter(path, codecs="raw", features=kinds) as writer:
-        for key in ("a", "b"):
-            with writer.episode(key, metadata=camera) as episode:
-                for i in range(_LENGTH):
-                    cameras = {
-                        name: (_matrix(i) if "matrix" in name else _camera(i)).astype(dtype)
-                        for name, dtype in names.items()
-                    }
-                    episode.append({**pictures, **cameras})
+    write_dataset(path, episodes, metadata=metadata, codecs="raw", features=kinds)
     return path
 
 
@@ -96,12 +92,6 @@ _STEPS = {
     "flip": [HorizontalFlip(0.5)],
     "none": None,
 }
-
-
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    names = {"image_intrinsics": "<f4"}
-    return _write(tmp_path_factory.mktemp("intrinsics") / "r", names)
 
 
 _NAMES = ("intrinsics", "image_intrinsics", "matrix", "image_matrix")
@@ -142,7 +132,9 @@ def test_intrinsics_match_the_crop_and_size(
     assert sum(len(batch[name]) for batch in batches) == 2 * (_LENGTH - 2) + 3
 
 
-def test_functions_and_mixes_get_the_changed_intrinsics(records: Path, tmp_path: Path) -> None:
+def test_functions_and_mixes_get_the_changed_intrinsics(tmp_path: Path) -> None:
+    records = _write(tmp_path / "records", {"image_intrinsics": "<f4"})
+
     def double(clip: dict[str, Any], _: Any) -> dict[str, Any]:
         return {"twice": 2 * clip["image_intrinsics"], **clip}
 
