@@ -1,19 +1,30 @@
-"""The manifest and index of a large dataset without its record files."""
+"""Manifests and indexes of large datasets, without their record files or with few."""
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from seqrecord import FeatureSpec, Schema
 from seqrecord.checksum import crc32c
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
-from seqrecord.format.manifest import IndexFile, Manifest, RecordFile
+from seqrecord.format.manifest import (
+    IndexFile,
+    Manifest,
+    RecordFile,
+    put_manifest,
+    read_tagged,
+)
 from seqrecord.format.pages import ALIGNMENT, chunk_bytes
 from seqrecord.format.rows import GAP_ROW
+from seqrecord.storage import LocalStorage
+from tests.kit.tiny import loaded
 
 _ZSTD = ({"id": "zstd", "level": 1},)
 _SCHEMA = Schema(
@@ -90,6 +101,34 @@ def write_big_index(
     )
     (root / "manifest.json").write_bytes(manifest.encode())
     return manifest
+
+
+def repeat_episodes(root: Path, count: int) -> None:
+    """Let the index have `count` episodes: those of the dataset in turn, without metadata.
+
+    Their keys are numbers of eight digits. The dataset has equal episodes of one chunk each.
+    """
+    storage = LocalStorage(root)
+    manifest, old = loaded(root)
+    _, tag = read_tagged(storage)
+    rows = np.arange(count) % len(old.keys)
+    [group] = old.groups
+    columns = [f.name for f in fields(group) if f.name not in ("schema", "features", "gaps")]
+    index = Index(
+        schema=old.schema,
+        keys=pc.utf8_lpad(pa.array(np.arange(count)).cast(pa.string()), 8, "0"),
+        uids=np.arange(2 * count).view(np.uint8).reshape(-1, 16),
+        metadata=pa.repeat("{}", count),
+        num_frames=old.num_frames[rows],
+        fps=old.fps[rows],
+        split=old.split[rows],
+        groups=(replace(group, **{name: getattr(group, name)[rows] for name in columns}),),
+    )
+    # Opening a dataset of so few bytes with so many chunks would fail.
+    files = (*manifest.record_files, RecordFile("records/absent.seqrec", 1 << 40, "f" * 32))
+    counts: dict[str, Any] = {"num_episodes": count, "num_frames": int(index.num_frames.sum())}
+    made = replace(manifest, record_files=files, index=put_tables(root, index), **counts)
+    put_manifest(storage, made, expected=tag)
 
 
 def put_tables(root: Path, index: Index) -> dict[str, IndexFile]:
