@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchdata.nodes import Loader
 
 import seqrecord
@@ -15,58 +15,26 @@ from seqrecord import (
     SeqRecordIterableDataset,
     SeqRecordMapDataset,
     SeqRecordMix,
-    SeqRecordNode,
     SeqRecordPipe,
+)
+from tests.core.training.loader_subclasses import (
+    Below,
+    Both,
+    Clip,
+    Marked,
+    MixAgain,
+    Mixed,
+    NodeAgain,
+    PipedAgain,
+    StreamedAgain,
+    Twice,
 )
 from tests.kit.clip_data import digest, digests, names
 
 SETTINGS: dict[str, Any] = {"clip_len": 3, "features": ["id", "image"]}
-Clip = dict[str, Any]
 
 
 # ---- map datasets
-
-
-class Marked(SeqRecordMapDataset):
-    def __getitem__(self, number: int) -> Clip:
-        return {**super().__getitem__(number), "mark": int(number)}
-
-
-class Mark(Dataset[Clip]):
-    """A base class before the dataset."""
-
-    def __getitem__(self, number: int) -> Clip:
-        return {**super().__getitem__(number), "mark": int(number)}
-
-
-class Mixed(Mark, SeqRecordMapDataset):
-    pass
-
-
-class Both(Marked):
-    """Marks a clip once for single and batched access."""
-
-    asked = 0
-
-    def __getitems__(self, numbers: Sequence[int]) -> list[Clip]:
-        self.asked += 1
-        found = SeqRecordMapDataset.__getitems__(self, numbers)
-        assert not any("mark" in clip for clip in found)
-        return [{**clip, "mark": int(n)} for n, clip in zip(numbers, found, strict=True)]
-
-
-class Below(Marked):
-    """Inherits the overridden method."""
-
-
-class Twice(SeqRecordMapDataset):
-    """Has each clip twice: unchanged, and marked."""
-
-    def __len__(self) -> int:
-        return 2 * super().__len__()
-
-    def __getitem__(self, number: int) -> Clip:
-        return {**super().__getitem__(number // 2), "mark": number % 2}
 
 
 @pytest.mark.parametrize("kind", [Marked, Mixed, Both, Below])
@@ -110,53 +78,25 @@ def test_an_overridden_len_does_not_change_the_base_class(path: Path) -> None:
 # ---- streams
 
 
-class StreamedAgain(SeqRecordIterableDataset):
-    def __iter__(self) -> Iterator[Clip]:
-        for clip in super().__iter__():
-            yield _mark(clip)
-
-
-class PipedAgain(SeqRecordPipe):
-    """Not a generator function."""
-
-    def __iter__(self) -> Iterator[Clip]:
-        return map(_mark, super().__iter__())
-
-
-class NodeAgain(SeqRecordNode):
-    def next(self) -> Clip:
-        return _mark(super().next())
-
-
-class MixAgain(SeqRecordMix):
-    def __iter__(self) -> Iterator[Clip]:
-        for batch in super().__iter__():
-            yield _mark(batch)
-
-
-def _mark(clip: Clip) -> Clip:
-    return {**clip, "mark": len(clip["id"])}
-
-
-def consumers(data: Any) -> Iterator[Any]:
-    """Consumers of a pipe or a stream."""
-    yield (seqrecord.collate([clip]) for clip in data)
-    yield DataLoader(data, batch_size=4, collate_fn=seqrecord.collate)
-    yield DataLoader(data, batch_size=4, collate_fn=seqrecord.collate, num_workers=1)
-    if isinstance(data, SeqRecordPipe):
-        yield data.batch(4).collate(seqrecord.collate)
-        yield data.shuffle(buffer_size=8).batch(4).collate(seqrecord.collate)
-        batches = data.batch(4).collate(seqrecord.collate)
-        yield DataLoader(batches, batch_size=None, num_workers=0, shuffle=False)
-
-
 @pytest.mark.parametrize("kind", [StreamedAgain, pytest.param(PipedAgain, marks=pytest.mark.slow)])
 def test_an_overridden_iter_gets_clips(path: Path, kind: Any) -> None:
     plain = SeqRecordMapDataset(path, **SETTINGS)
     number = {names(plain[n])[0]: n for n in range(len(plain))}
-    for consumer in consumers(kind(path, **SETTINGS)):
+    data = kind(path, **SETTINGS)
+    consumers: list[Callable[[], Any]] = [
+        lambda: (seqrecord.collate([clip]) for clip in data),
+        lambda: DataLoader(data, batch_size=4, collate_fn=seqrecord.collate),
+        lambda: DataLoader(data, batch_size=4, collate_fn=seqrecord.collate, num_workers=1),
+    ]
+    if isinstance(data, SeqRecordPipe):
+        consumers += [
+            lambda: data.batch(4).collate(seqrecord.collate),
+            lambda: data.shuffle(buffer_size=8).batch(4).collate(seqrecord.collate),
+            lambda: DataLoader(data.batch(4).collate(seqrecord.collate), None, shuffle=False),
+        ]
+    for make in consumers:
         found = []
-        for batch in consumer:
+        for batch in make():
             assert list(batch["mark"]) == [3] * len(batch["start"])
             expected = seqrecord.collate([plain[number[name]] for name in names(batch)])
             assert digest(_unmarked(batch)) == digest(expected)
