@@ -11,12 +11,15 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from unittest import mock
+
+from tests.kit.datasets import keys_of
 
 State: TypeAlias = "dict[str, bytes | None]"
 """Contents of files, and `None` for folders, by path."""
@@ -250,3 +253,49 @@ def write_state(state: State, folder: Path) -> None:
             (folder / path).mkdir()
         else:
             (folder / path).write_bytes(data)
+
+
+def _marked_losses(calls: list[Call]) -> Iterator[tuple[int, State, str, str]]:
+    """Every cut of the record, with each possible state after a power loss, without duplicates.
+
+    Also yields the keys of the last committed dataset and of the next one.
+    """
+    marks = [(number, call.path) for number, call in enumerate(calls) if call.kind == "mark"]
+    seen = set[Any]()
+    for number, state in Disk.losses(calls):
+        before = [keys for at, keys in marks if at < number]
+        after = [keys for at, keys in marks if at >= number]
+        last, following = (before or [""])[-1], (after or before)[0 if after else -1]
+        key = (last, following, *sorted(state.items(), key=lambda item: item[0]))
+        if key not in seen:
+            seen.add(key)
+            yield number, state, last, following
+
+
+def first_invalid(
+    calls: list[Call],
+    dataset: str,
+    folder: Path,
+    each: Callable[[Path, str], None] = lambda _path, _keys: None,
+    step: int = 1,
+) -> str:
+    """Describe the first loss that leaves neither the last committed dataset nor the next one.
+
+    Makes each state in `folder` and calls `each` with the dataset's path and keys. Marks are the
+    keys of committed datasets, one letter each. Tries every `step`-th loss.
+    """
+    count = 0
+    for number, state, last, following in itertools.islice(_marked_losses(calls), 0, None, step):
+        write_state(state, folder)
+        try:
+            keys = keys_of(folder / dataset, verify=False)
+        except Exception as error:
+            keys = repr(error)
+        if keys not in (last, following):
+            shutil.rmtree(folder)
+            return f"cut {number} of {len(calls)}: {keys!r}, not {last!r} or {following!r}"
+        each(folder / dataset, keys)
+        shutil.rmtree(folder)
+        count += 1
+    assert count > 200 // step
+    return ""
