@@ -51,7 +51,7 @@ class Record:
         self.calls.append(Call("mark", text))
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
+    def recording(self) -> Iterator[Record]:
         """Record the calls of this process."""
         real_open, real_write, real_fsync = os.open, os.write, os.fsync
         real_cut, real_mkdir = os.ftruncate, Path.mkdir
@@ -102,7 +102,7 @@ class Record:
             mock.patch.multiple(Path, replace=renaming, unlink=removing, rmdir=without_folder),
             mock.patch.object(Path, "mkdir", folder),
         ):
-            yield
+            yield self
 
     def _add(self, kind: Any, path: Any, target: Any = None) -> None:
         inside = self._inside(Path(path))

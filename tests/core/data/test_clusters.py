@@ -65,31 +65,28 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     run_python(*command, "stop", "--force")
 
 
-def _converts(folder: Path, cluster: str) -> None:
+@slow
+@pytest.mark.parametrize("cluster", ["dask", "ray"])
+def test_on_a_cluster(tmp_path: Path, cluster: str, request: pytest.FixtureRequest) -> None:
+    """Ray has no other test, since `ray stop` ends all Ray processes of this machine."""
+    executor: str = request.getfixturevalue(cluster)
     seen: list[Progress] = []
-    source = MadeSource((9, 30, 14, 20), delay=0.1)
-    report = convert(source, folder, executor=cluster, progress=seen.append, max_file_size="1MB")
+    source, folder = MadeSource((9, 30, 14, 20), delay=0.1), tmp_path / "set"
+    report = convert(source, folder, executor=executor, progress=seen.append, max_file_size="1MB")
     assert report.manifest.num_frames == 73
     assert seqrecord.verify(folder, deep=True).ok
     frames = [progress.done for progress in seen]
     assert frames == sorted(frames)
     assert frames[-1] == 73
-
-
-def _a_bad_episode_stops(folder: Path, cluster: str) -> None:
     with pytest.raises(SourceError, match="made to fail") as caught:
-        convert(MadeSource(bad={4: 2}), folder, executor=cluster, **SMALL)
+        convert(MadeSource(bad={4: 2}), tmp_path / "bad", executor=executor, **SMALL)
     assert (caught.value.episode, caught.value.frame) == ("made/004", 2)
 
 
 @slow
-def test_on_dask(tmp_path: Path, dask: str) -> None:
-    _converts(tmp_path / "set", dask)
-
-
-@slow
 def test_a_bad_episode_is_reported(tmp_path: Path, dask: str) -> None:
-    _a_bad_episode_stops(tmp_path / "set", dask)
+    with pytest.raises(SourceError, match="made to fail"):
+        convert(MadeSource(bad={4: 2}), tmp_path / "set", executor=dask, **SMALL)
     report = convert(MadeSource(), tmp_path / "set", mode="resume", executor=dask, **SMALL)
     assert {*report.skipped, *report.written} == {e.key for e in MadeSource().episodes()}
     bad, other = MadeSource(bad={1: 0}), tmp_path / "other"
@@ -116,13 +113,6 @@ def test_an_interrupt_stops_the_jobs(tmp_path: Path, dask: str) -> None:
     wait_for(is_quiet, seconds=100)
     report = convert(MadeSource((9, 4)), folder, mode="resume", workers=1, **SMALL)
     assert len(report.written) + len(report.skipped) == 2
-
-
-@slow
-def test_on_ray(tmp_path: Path, ray: str) -> None:
-    """One test, since `ray stop` ends all Ray processes of this machine."""
-    _converts(tmp_path / "whole", ray)
-    _a_bad_episode_stops(tmp_path / "bad", ray)
 
 
 _NO_SERVER = ConnectionAbortedError("Initialization failure from server:\npsutil.ZombieProcess: …")

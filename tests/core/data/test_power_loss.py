@@ -20,9 +20,8 @@ PATH = "new/set"
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
     """A write, an append killed after an episode, and its resume, with the commits."""
-    top = tmp_path_factory.mktemp("recorded")
-    record, folder = Record(top), top / PATH
-    with record.recording():
+    with Record(tmp_path_factory.mktemp("recorded")).recording() as record:
+        folder = record.top / PATH
         with writer(folder, "create") as first:
             write_episodes(first, "a")
             append(first.episode("given up"), numbered("g", 3)).abort()
