@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 FOREIGN = {
@@ -19,6 +20,7 @@ FOREIGN = {
 
 ACCESSES = {"getattr", "setattr", "delattr", "hasattr", "patch"}
 PATCHES = {"setattr", "delattr", "setitem", "delitem", "patch"}
+_OF_TORCH = re.compile(r"(torch|torchdata|accelerate)(\.\w+)*\._[^_]")
 OTHERS = "seqrecord", "torch", "torchdata", "multiprocessing", "jax", "accelerate", "lightning"
 
 
@@ -106,3 +108,17 @@ def private_in(tree: ast.Module, own: set[str]) -> Iterator[str]:
             for item in node.args:
                 if isinstance(item, ast.Constant) and isinstance(item.value, str):
                     yield from {item.value} - own if is_private(item.value) else ()
+
+
+def private_imports(tree: ast.Module) -> Iterator[str]:
+    """Private modules of torch, which any release may change."""
+    for node in ast.walk(tree):
+        found: list[str] = []
+        match node:
+            case ast.Import(names=names):
+                found = [alias.name for alias in names]
+            case ast.ImportFrom(module=str() as module, names=names):
+                found = [f"{module}.{alias.name}" for alias in names]
+            case ast.Call(args=[ast.Constant(value=str() as name), *_]) if _OF_TORCH.match(name):
+                found = [name] if ast.unparse(node.func).endswith("import_module") else []
+        yield from filter(_OF_TORCH.match, found)

@@ -143,15 +143,18 @@ def areas_of_tests() -> dict[str, dict[Path, TestLines]]:
     return found
 
 
-def imported_names(tree: ast.Module, *, in_functions: bool) -> set[str]:
+def imported_names(tree: ast.Module, *, in_functions: bool, for_types: bool = False) -> set[str]:
     """Return full names of the modules that code imports, and of the names imported from them.
 
-    Imports for type checkers are left out, and unless `in_functions`, imports at a call too.
+    Imports for type checkers are left out unless `for_types`, imports at a call unless
+    `in_functions`.
     """
     left_out = {
         inner
         for node in statements(tree)
-        if (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+        if (
+            isinstance(node, ast.If) and not for_types and ast.unparse(node.test) == "TYPE_CHECKING"
+        )
         or (isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not in_functions)
         for inner in statements(node)
     }

@@ -6,7 +6,6 @@ import ast
 import re
 import sys
 import threading
-from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from operator import le
 from pathlib import Path
@@ -20,7 +19,15 @@ import seqrecord
 from seqrecord import SeqRecordPipe, SeqRecordWriter
 from tests.kit.lerobot_video_data import unpack
 from tests.kit.processes import run_code, run_python
-from tests.project.source_code import WRITER_AND_LOADER, Module, closure, module_name, parse
+from tests.project.private_names import private_imports
+from tests.project.source_code import (
+    WRITER_AND_LOADER,
+    Module,
+    closure,
+    imported_names,
+    module_name,
+    parse,
+)
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "seqrecord"
@@ -47,24 +54,6 @@ def room_of(name: str) -> str:
     return top if (PACKAGE / top).is_dir() else BASE
 
 
-def imports_and_calls(tree: ast.Module) -> list[ast.AST]:
-    kinds = (ast.Import, ast.ImportFrom, ast.Call)
-    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
-
-
-def imports(path: Path, nodes: list[ast.AST]) -> set[str]:
-    """Full names of the modules that a file imports, and of the names imported from them."""
-    found = set()
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: a relative import"
-            names = (f"{node.module}.{alias.name}" for alias in node.names)
-            found |= {str(node.module), *names}
-    return found
-
-
 FILES = sorted(
     path
     for path in PACKAGE.rglob("*.py")
@@ -84,9 +73,8 @@ def files() -> dict[Path, File]:
     found = {}
     for path in PACKAGE.rglob("*.py"):
         tree = parse(path)
-        nodes = imports_and_calls(tree)
-        private = [*private_imports(nodes)]
-        found[path] = File(imports(path, nodes), private, Module.of(path, tree))
+        imports = imported_names(tree, in_functions=True, for_types=True)
+        found[path] = File(imports, [*private_imports(tree)], Module.of(path, tree))
     return found
 
 
@@ -243,28 +231,13 @@ def test_preparation_goes_one_way(path: Path) -> None:
     assert len({code.co_filename for code in steady.functions}) <= 12
 
 
-def private_imports(nodes: list[ast.AST]) -> Iterator[str]:
-    """Private modules of torch, which any release may change."""
-    private = re.compile(r"(torch|torchdata|accelerate)(\.\w+)*\._[^_]")
-    for node in nodes:
-        found: list[str] = []
-        match node:
-            case ast.Import(names=names):
-                found = [alias.name for alias in names]
-            case ast.ImportFrom(module=str() as module, names=names):
-                found = [f"{module}.{alias.name}" for alias in names]
-            case ast.Call(args=[ast.Constant(value=str() as name), *_]) if private.match(name):
-                found = [name] if ast.unparse(node.func).endswith("import_module") else []
-        yield from filter(private.match, found)
-
-
 def test_no_private_module_of_torch_is_imported(files: dict[Path, File]) -> None:
     for code in (
         "import torch._C",
         "def f(): from torch.utils.data import _utils",
         "importlib.import_module('torchdata.nodes._x')",
     ):
-        assert list(private_imports(imports_and_calls(ast.parse(code))))
+        assert list(private_imports(ast.parse(code)))
     assert not [
         (path, file.private_imports) for path, file in files.items() if file.private_imports
     ]
