@@ -29,7 +29,13 @@ class Case:
     chunk_frames: tuple[int, ...]
     spec: ClipSpec
     selected: tuple[int, ...]
-    missing: frozenset[tuple[int, int]]
+    missing: frozenset[tuple[int, int]] = frozenset()
+
+    @classmethod
+    def of(cls, spec: ClipSpec, num_frames: Sequence[int], chunk_frames: int) -> Case:
+        """All episodes, in chunks of equal length."""
+        count = len(num_frames)
+        return cls((*num_frames,), (chunk_frames,) * count, spec, (*range(count),))
 
     @property
     def episodes(self) -> EpisodeLayout:

@@ -13,11 +13,10 @@ from hypothesis import given
 
 from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY
 from seqrecord import ClipError, ClipSpec
-from seqrecord.clips.tables import enumerate_clips
 from seqrecord.sampling.bounds import PlanSettings
 from seqrecord.sampling.epoch import EpochPlan
 from seqrecord.sampling.runs import Shard
-from tests.core.training.clip_cases import Case, episode_table
+from tests.core.training.clip_cases import Case
 from tests.core.training.plan_cases import Request, requests, shards
 from tests.golden.make_plan_v1 import CASES, GOLDEN, plan_rounds
 
@@ -150,9 +149,8 @@ def test_one_cursor_with_clips_far_longer_than_its_blocks() -> None:
     tracemalloc.start()
     try:
         for dilation in (1_000, 1_000_000):
-            episodes = episode_table([dilation + 300], [65_536])
-            table = enumerate_clips(ClipSpec(2, dilation=dilation), episodes, np.arange(1))
-            plan = EpochPlan(table, episodes, chosen)
+            case = Case.of(ClipSpec(2, dilation=dilation), [dilation + 300], 65_536)
+            plan = EpochPlan(case.table, case.episodes, chosen)
             orders.append([s for work in plan.rounds() for s in work.clips.start.tolist()])
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -179,13 +177,12 @@ def test_invalid_batches_settings_and_shards() -> None:
 
 @pytest.mark.parametrize("spec", [ClipSpec(16), ClipSpec(16, stride=16, phase=5)])
 def test_a_million_clips_are_planned_in_little_time_and_memory(spec: ClipSpec) -> None:
-    lengths = [15 + 1000 * spec.stride] * 1000
-    episodes = episode_table(lengths, [8] * 1000)
+    case = Case.of(spec, [15 + 1000 * spec.stride] * 1000, 8)
     tracemalloc.start()
     try:
         started = time.thread_time()  # without waiting for a core
-        table = enumerate_clips(spec, episodes, np.arange(1000))
-        plan = EpochPlan(table, episodes, CHOSEN)
+        table = case.table
+        plan = EpochPlan(table, case.episodes, CHOSEN)
         planned = time.thread_time()
         index, _ = plan.locate_clip(plan.first_clip(plan.num_batches // 2))
         plan.resident(index)
@@ -204,11 +201,10 @@ def test_the_order_does_not_depend_on_episodes_that_are_not_selected() -> None:
     spec, settings = ClipSpec(3, 1, 1), PlanSettings(seed=4, num_cursors=3, block_frames=24)
     orders = []
     for others in ((), (17,), (17, 2, 90)):
-        lengths, first = [*others, 40, 9, 23, *others], len(others)
-        chunks = [*(64 for _ in others), 4, 4, 4, *(16 for _ in others)]
-        episodes = episode_table(lengths, chunks)
-        table = enumerate_clips(spec, episodes, np.arange(first, first + 3))
-        rounds = list(EpochPlan(table, episodes, settings, epoch=1).rounds())
+        lengths, first = (*others, 40, 9, 23, *others), len(others)
+        chunks = (*(64 for _ in others), 4, 4, 4, *(16 for _ in others))
+        case = Case(lengths, chunks, spec, (first, first + 1, first + 2))
+        rounds = list(EpochPlan(case.table, case.episodes, settings, epoch=1).rounds())
         orders.append([(r.clips.episode - first).tolist() for r in rounds])
         orders.append([r.clips.start.tolist() for r in rounds])
     assert orders[0:2] == orders[2:4] == orders[4:6]

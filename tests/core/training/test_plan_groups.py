@@ -12,7 +12,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seqrecord import ClipSpec
-from seqrecord.clips.tables import EpisodeLayout
 from seqrecord.sampling.bounds import ClipStats, EpochSegment, PlanSettings, resident_bounds
 from seqrecord.sampling.elastic import find_remaining
 from seqrecord.sampling.epoch import EpochPlan
@@ -181,8 +180,5 @@ def test_chunk_grids_match_the_chunk_lengths(chunks: Lengths) -> None:
 def test_short_episodes_use_the_chunk_length_of_longer_ones(
     lengths: list[tuple[int, ...]], selected: list[int], expected: list[int]
 ) -> None:
-    num_frames = np.array([sum(chunks) for chunks in lengths])
-    table = EpisodeLayout(num_frames, (grid_of(tuple(lengths)),)).with_leading(
-        0, np.array(selected)
-    )
-    assert table.leading_grid.chunk_frames.tolist() == expected
+    case = GroupCase((tuple(lengths),), (), ClipSpec(1), tuple(selected), 0, (), PlanSettings())
+    assert case.episodes.leading_grid.chunk_frames.tolist() == expected

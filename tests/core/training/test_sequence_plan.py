@@ -7,16 +7,14 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import example, given
 
 from seqrecord import ClipError, ClipSpec
-from seqrecord.clips.tables import enumerate_clips
 from seqrecord.sampling.bounds import ClipStats, PlanSettings, resident_bounds
 from seqrecord.sampling.runs import Shard
 from seqrecord.sampling.sequences import SequencePlan, count_unused_frames, sequence_settings
-from tests.core.training.clip_cases import Case, cases, episode_table
+from tests.core.training.clip_cases import Case, cases
 from tests.core.training.plan_cases import Engine, Request, requests
 
 Rows = list[list[tuple[int, int]]]  # (episode, start) of each row, batch by batch
@@ -154,11 +152,12 @@ def test_at_most_a_clip_and_a_chunk_per_row_are_resident(request: Request) -> No
 
 
 def test_clips_of_whole_chunks_keep_only_their_frames() -> None:
-    episodes = episode_table([640] * 9, [8] * 9)
     chosen = sequence_settings(PlanSettings(batch_size=4, order="sequences"), 16)
     for length in (16, 12):
-        table = enumerate_clips(ClipSpec(length, length), episodes, np.arange(9))
-        assert SequencePlan(table, episodes, chosen).groups[0].max_resident_frames == 4 * 16
+        case = Case.of(ClipSpec(length, length), [640] * 9, 8)
+        assert (
+            SequencePlan(case.table, case.episodes, chosen).groups[0].max_resident_frames == 4 * 16
+        )
 
 
 @given(requests())
@@ -193,12 +192,11 @@ def test_unused_frames_are_counted(case: Case) -> None:
 
 
 def test_order_depends_on_seed_and_epoch_or_follows_the_table_without_shuffle() -> None:
-    episodes = episode_table([40] * 12, [8] * 12)
-    table = enumerate_clips(ClipSpec(4, 4), episodes, np.arange(12))
+    case = Case.of(ClipSpec(4, 4), [40] * 12, 8)
     chosen = sequence_settings(PlanSettings(batch_size=2, order="sequences"), 4)
 
     def first_row(settings: PlanSettings, epoch: int = 0) -> list[int]:
-        plan = SequencePlan(table, episodes, settings, epoch=epoch)
+        plan = SequencePlan(case.table, case.episodes, settings, epoch=epoch)
         clips = [work.clips for work in plan.rounds()]
         row = [int(c.episode[0]) for c in clips]
         return [row[0], *(b for a, b in pairwise(row) if a != b)]
