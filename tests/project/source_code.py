@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,13 @@ def areas_of_tests() -> dict[str, dict[Path, TestLines]]:
         if not area.endswith(".py"):
             found.setdefault(area, {})[path] = TestLines.of(path, parse(path))
     return found
+
+
+@cache
+def lines_of_tests() -> dict[Path, TestLines]:
+    """Lines of all files of tests, by path relative to `tests`."""
+    areas = areas_of_tests().values()
+    return {path.relative_to(TESTS): lines for area in areas for path, lines in area.items()}
 
 
 def imported_names(tree: ast.Module, *, in_functions: bool, for_types: bool = False) -> set[str]:

@@ -207,16 +207,19 @@ def test_pages_are_short() -> None:
 
 
 def test_messages_of_the_page_about_imperfect_datasets_exist() -> None:
-    texts = [
-        node.value
-        for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    ]
     page = (ROOT / "docs/lerobot-imperfect.md").read_text()
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
     messages = [text for row in rows for text in re.findall(r"`([^`]+)`", row[1])]
     assert len(messages) > 8
+    begins = [message[:12] for message in messages]  # only modules with one are parsed
+    modules = [path.read_text() for path in PACKAGE.rglob("*.py")]
+    texts = [
+        node.value
+        for module in modules
+        if any(begin in module for begin in begins)
+        for node in ast.walk(ast.parse(module))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
     for message in messages:
         assert any(message in text for text in texts), message
 
