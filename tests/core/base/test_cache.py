@@ -320,6 +320,13 @@ def test_use_order_survives_reopening_and_a_smaller_limit_applies_at_once(
     assert smaller.count("bytes") > 500_000, "the part of a large range that fits is stored"
 
 
+def test_an_entry_that_cannot_fit_evicts_nothing(cached: Cached) -> None:
+    cached.check(0, SLOT)
+    cached.storage.entry_slots = LIMIT // SLOT + 1
+    assert cached.check(10_000, 15_000) == cached.check(10_000, 15_000) == SLOT
+    assert cached.check(0, SLOT) == cached.count("evictions") == 0
+
+
 def _stress(root: Path, seed: int, count: int) -> None:
     cached = Cached(root)
     rng = random.Random(seed)

@@ -420,6 +420,22 @@ def test_a_cache_that_is_too_small_causes_no_extra_reads(hub: HubStub) -> None:
     storage.close()
 
 
+def test_one_thread_fills_the_cache(hub: HubStub, tmp_path: Path) -> None:
+    with (hub.folder / "big.mp4").open("wb") as file:
+        file.truncate(size := 1 << 20)
+    url, options = f"{hub.url}@{hub.commit()}", {"endpoint": hub.endpoint}
+    storage = open_storage(url, options, cache_dir=tmp_path / "cache", cache_limit="20MiB")
+    before = hub.sent
+    with ThreadPoolExecutor(4) as pool:
+        list(
+            pool.map(
+                lambda start: get(storage, "big.mp4", start, start + 9), range(0, size, 1 << 18)
+            )
+        )
+    assert size <= hub.sent - before < 2 * size
+    storage.close()
+
+
 @pytest.mark.slow
 def test_requests_of_large_files(tmp_path: Path) -> None:
     """Random pages of files of 128 MiB."""
