@@ -42,6 +42,35 @@ from typing import Any
 
 from seqrecord.text import repr_of, shown_place
 
+__all__ = [
+    "AccessError",
+    "ChecksumError",
+    "ClipError",
+    "CodecError",
+    "CommitUnknownError",
+    "ConflictError",
+    "DeadlineError",
+    "DestinationError",
+    "EpisodeKeyError",
+    "FormatError",
+    "FrameError",
+    "LocationError",
+    "MemoryLimitError",
+    "MissingPackageError",
+    "NotFoundError",
+    "QueueFullError",
+    "ResourceError",
+    "SchemaError",
+    "SeqRecordError",
+    "SourceError",
+    "StateError",
+    "StatisticsKeyError",
+    "StorageError",
+    "TransientError",
+    "VersionError",
+    "located",
+]
+
 
 class SeqRecordError(Exception):
     """Base class of the errors that this package raises on purpose.
