@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -33,6 +33,7 @@ from seqrecord.units import format_size, parse_size
 # These files are immutable, since their names have a unique id. The manifest is not.
 _CACHED = (".seqrec", ".arrow")
 _AHEAD_BYTES = 8 << 20  # read-ahead in other files: their pages are small, in episode order
+_MOST_BYTES = 32 << 20  # memory of a thread for slots of which only a part is wanted
 _LOCKS = 64
 
 _PATIENCE_SECONDS = 2.0  # maximum wait for the cache's lock, which is released quickly
@@ -61,7 +62,8 @@ class CachedStorage(StorageWrapper):
     removed to make room; `cache_damaged`, damaged entries, which are read again;
     `cache_failures`, disk errors; `cache_busy`, timeouts of the lock.
 
-    Raises `LocationError` for a folder with other content, and for an invalid or too small limit.
+    Memory: 32 MiB per thread that reads. Raises `LocationError` for a folder with other content,
+    and for an invalid limit or one too small for an entry.
     """
 
     slot_bytes = 128 << 10
@@ -78,7 +80,9 @@ class CachedStorage(StorageWrapper):
     ) -> None:
         super().__init__(inner)
         folder = local_path(cache_dir, "cache_dir").absolute()
-        size = _checked_limit(limit)
+        # An entry must fit beside the cache's own files.
+        least = max(MIN_CACHE_BYTES, 2 * self.entry_slots * self.slot_bytes)
+        size = _checked_limit(limit, least)
         check_folder(folder)
         self._cache = CacheFolder(folder, size, patience=patience, pause=pause)
         self._ahead_locks = PerProcess(lambda: [threading.Lock() for _ in range(_LOCKS)])
@@ -146,7 +150,7 @@ class CachedStorage(StorageWrapper):
         parts = {slot: self._part(whole, slot) for slot in sorted(absent)}
         parts = {slot: part for slot, part in parts.items() if part.length > 0}
         views: dict[int, memoryview] = {}
-        copies = []
+        copies: dict[int, list[tuple[ByteRange, memoryview]]] = {}
         for item, out in wanted:
             for slot in absent.intersection(self._slots(item)):
                 part = self._part(item, slot)
@@ -154,17 +158,38 @@ class CachedStorage(StorageWrapper):
                 if part == parts[slot] and slot not in views:
                     views[slot] = target
                 else:
-                    copies.append((slot, part, target))
-        for slot in parts.keys() - views.keys():
-            views[slot] = memoryview(bytearray(parts[slot].length))
-        self.inner.read_ranges(path, [*parts.values()], [views[slot] for slot in parts])
-        for slot, part, target in copies:
-            target[:] = _view(views[slot], parts[slot], part)
+                    copies.setdefault(slot, []).append((part, target))
+        some: dict[int, ByteRange] = {}
+        free = _MOST_BYTES
+        for slot, part in parts.items():
+            needed = 0 if slot in views else part.length
+            if needed > free:
+                self._load_slots(path, some, views, copies)
+                some, free = {}, _MOST_BYTES
+            some[slot] = part
+            free -= needed
+        self._load_slots(path, some, views, copies)
+
+    def _load_slots(
+        self,
+        path: str,
+        parts: Mapping[int, ByteRange],
+        targets: Mapping[int, memoryview],
+        copies: Mapping[int, Sequence[tuple[ByteRange, memoryview]]],
+    ) -> None:
+        """Read slots of a file into their targets, or into new memory; copy parts; cache all."""
+        views = {
+            slot: targets[slot] if slot in targets else memoryview(bytearray(part.length))
+            for slot, part in parts.items()
+        }
+        self.inner.read_ranges(path, [*parts.values()], [*views.values()])
         entries: dict[int, dict[int, memoryview]] = {}
-        for slot in parts:
+        for slot, data in views.items():
+            for part, target in copies.get(slot, ()):
+                target[:] = _view(data, parts[slot], part)
             number, at = divmod(slot, self.entry_slots)
-            entries.setdefault(number, {})[at] = views[slot]
-        length = self.entry_slots * self.slot_bytes
+            entries.setdefault(number, {})[at] = data
+        size, length = self._sizes[path], self.entry_slots * self.slot_bytes
         for number, slots in entries.items():
             self._cache.add(self._entry(path, number), min(length, size - number * length), slots)
 
@@ -208,15 +233,15 @@ def _view(data: memoryview, item: ByteRange, part: ByteRange) -> memoryview:
 _COUNTERS = ("hits", "misses", "bytes", "evictions", "damaged", "failures", "busy")
 
 
-def _checked_limit(limit: int | str) -> int:
+def _checked_limit(limit: int | str, least: int) -> int:
     try:
         size = parse_size(limit)
     except ValueError as error:
         raise LocationError(f"cache_limit: {error}") from None
-    if size < MIN_CACHE_BYTES:
+    if size < least:
         raise LocationError(
             "cache_limit is too small",
-            expected=f"at least {format_size(MIN_CACHE_BYTES)}",
+            expected=f"at least {format_size(least)}",
             got=limit,
         )
     return size

@@ -424,6 +424,12 @@ def check_folder(path: Path) -> bool:
     tag = _read_tag(path)
     if tag == _TAG_TEXT:
         return True
+    if "cache of seqrecord" in tag:
+        raise LocationError(
+            "this folder is a cache of another version of seqrecord; remove it, or choose another "
+            "cache_dir",
+            file=str(path),
+        )
     # A new disk has a `lost+found`; a kill may leave an empty tag.
     if other := names - {"lost+found", "" if tag else _TAG}:
         first = path / min(other)

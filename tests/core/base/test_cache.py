@@ -91,7 +91,7 @@ class TestCachedStorage(StorageContract):
     @pytest.fixture
     def storage(self, tmp_path: Path) -> Iterator[Storage]:
         inner = CountingStorage(LocalStorage(tmp_path / "d"))
-        storage = CachedStorage(inner, tmp_path / "c", "1MiB")
+        storage = CachedStorage(inner, tmp_path / "c", "2MiB")
         yield storage
         assert storage.counters()["cache_failures"] == 0
         storage.close()
@@ -635,10 +635,46 @@ def test_invalid_folders_and_limits_are_refused(tmp_path: Path) -> None:
         CachedStorage(local, tmp_path / "home" / "thesis.tex", LIMIT)
     (tmp_path / "disk" / "lost+found").mkdir(parents=True)
     CachedStorage(local, tmp_path / "disk", LIMIT)
-    limits: list[Any] = [0, "1KiB", (1 << 20) - 1, "much", -1, True]
+    limits: list[Any] = [0, "1KiB", (2 << 20) - 1, "much", -1, True]
     for limit in limits:
         with pytest.raises(LocationError, match="cache_limit"):
             CachedStorage(local, tmp_path / "c", limit)
+
+
+def test_a_cache_of_another_layout_is_named_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "c" / "0123456789").mkdir(parents=True)
+    tag = "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of seqrecord. It\n"
+    (tmp_path / "c" / "CACHEDIR.TAG").write_text(tag)
+    with pytest.raises(LocationError, match="another version of seqrecord; remove it"):
+        CachedStorage(LocalStorage(tmp_path / "remote"), tmp_path / "c", LIMIT)
+
+
+def test_the_least_limit_has_room_for_an_entry(tmp_path: Path) -> None:
+    put(local := LocalStorage(tmp_path / "remote"), PATH, DATA)
+    storage = CachedStorage(remote := CountingStorage(local), tmp_path / "cache", LIMIT)
+    for _ in range(2):
+        assert get(storage, PATH, 5, 400_000) == DATA[5:400_000]
+    assert remote.bytes_read == 4 * storage.slot_bytes
+
+
+@pytest.mark.parametrize("is_fixed", [False, True])  # True: reads ahead
+def test_memory_for_many_small_ranges_is_bounded(
+    is_fixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(local := LocalStorage(tmp_path / "remote"), PATH, b"")
+    os.truncate(tmp_path / "remote" / PATH, 72 << 20)
+    monkeypatch.setattr(CountingStorage, "has_fixed_files", is_fixed, raising=False)
+    lengths: list[int] = []
+
+    class Remote(CountingStorage):
+        def read_ranges(self, path: str, ranges: Any, buffers: Any) -> None:
+            lengths.append(sum(item.length for item in ranges))
+
+    storage = CachedStorage(Remote(local), tmp_path / "cache", LIMIT)
+    ranges = [ByteRange(at, at + 10) for at in range(0, 72 << 20, 256 << 10)]
+    storage.read_ranges(PATH, ranges, [memoryview(bytearray(10)) for _ in ranges])
+    assert max(lengths) <= 32 << 20
+    assert sum(lengths) == (72 << 20 if is_fixed else len(ranges) * storage.slot_bytes)
 
 
 def test_growing_directories_count_as_usage(tmp_path: Path) -> None:

@@ -293,7 +293,7 @@ def test_places_with_the_same_url_do_not_mix(tmp_path: Path) -> None:
     for number, place in enumerate(places):
         local = LocalStorage(tmp_path / str(number))
         put(local, PATH, b"%d" % number * 100)
-        storages.append(CachedStorage(_At(local, place), tmp_path / "cache", "1MiB"))
+        storages.append(CachedStorage(_At(local, place), tmp_path / "cache", "2MiB"))
     for _ in range(2):
         for number, storage in enumerate(storages):
             assert get(storage, PATH) == b"%d" % number * 100

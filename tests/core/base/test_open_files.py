@@ -202,7 +202,7 @@ def test_other_opens_get_the_descriptors_of_open_files(
         check_all(storage, names)
         assert [each.path for each in other.files("records")] == ["records/large"]
         check_all(storage, names)
-        cached = CachedStorage(storage, tmp_path / "cache", "1MiB")
+        cached = CachedStorage(storage, tmp_path / "cache", "2MiB")
         for _ in range(2):
             check_all(cached, names)
         dataset = seqrecord.open(packed(tmp_path / "packed"))
