@@ -47,7 +47,7 @@ _logger = logging.getLogger("seqrecord")
 class CachedStorage(StorageWrapper):
     """Caches ranges of record and index files in a folder on a local disk, up to a size limit.
 
-    Files are read and cached in slots of 128 KiB; an entry of the cache has eight. Other files,
+    Files are read and cached in slots of 32 KiB; an entry of the cache has 32. Other files,
     notably the manifest, are not cached, unless the storage is a commit on the Hub, whose files
     never change. Then 8 MiB are read and cached at once, by one thread, until the first eviction.
 
@@ -66,8 +66,8 @@ class CachedStorage(StorageWrapper):
     and for an invalid limit or one too small for an entry.
     """
 
-    slot_bytes = 128 << 10
-    entry_slots = 8  # few files, but little space for parts of a file that are not read
+    slot_bytes = 32 << 10
+    entry_slots = 32  # few files, but little space for parts of a file that are not read
 
     def __init__(
         self,

@@ -209,15 +209,19 @@ class CacheFolder:
         with self._opened(entry, first, len(found)) as (fd, size, sums):
             if stop > size or not sums.any():
                 return found
-            label, end = entry.label, min(size, (first + len(found)) * length)
+            label, low = entry.label, first * length
+            high = min(size, low + len(found) * length)
+            # Unwanted bytes of the first and last slot go to temporary buffers.
+            before, after = bytearray(start - low), bytearray(high - stop)
+            _fill(fd, (memoryview(before), out, memoryview(after)), low)
             for i, stored in enumerate(sums.tolist()):
                 if stored:
-                    at = (first + i) * length
-                    low, high = max(at, start), min(at + length, stop)
-                    # Unwanted bytes of the first and last slot go to temporary buffers.
-                    before, after = bytearray(low - at), bytearray(min(at + length, end) - high)
-                    parts: list[Buffer] = [before, out[low - start : high - start], after]
-                    os.preadv(fd, parts, at)
+                    at = low + i * length
+                    parts: list[Buffer] = [
+                        before if at < start else b"",
+                        out[max(at, start) - start : at + length - start],
+                        after if at + length > stop else b"",
+                    ]
                     found[i] = (crc32c(*parts, start=label) or 1) == stored
                     damaged += not found[i]
             if damaged:
@@ -355,6 +359,15 @@ class _Found(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
+def _fill(fd: int, buffers: Iterable[memoryview], at: int) -> None:
+    """Read into buffers one after the other, as far as the file reaches."""
+    for buffer in buffers:
+        done = 0
+        while done < len(buffer) and (number := os.preadv(fd, [buffer[done:]], at + done)):
+            done += number
+        at += done
 
 
 def _write(fd: int, data: memoryview, at: int) -> None:
