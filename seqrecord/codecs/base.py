@@ -137,8 +137,10 @@ def named_parameters(
             raise ValueError(f"{name} takes {takes}, not {item[:50]!r}")
         try:
             found[key] = value if key in texts else json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{name}: {key} is not a number: {value[:50]!r}") from error
+        except (ValueError, RecursionError):
+            found[key] = None
+        if found[key] is None:  # null, too: no argument has this value
+            raise ValueError(f"{name}: {key} is not a number: {value[:50]!r}")
     return found
 
 

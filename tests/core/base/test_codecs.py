@@ -385,6 +385,7 @@ NO_NAMES = {
     "jpeg:quality": "jpeg takes quality, not 'quality'",
     "jpeg:quality=90,": "jpeg takes quality, not ''",
     "jpeg:quality=high": "quality is not a number: 'high'",
+    "jpeg:quality=null": "quality is not a number: 'null'",
     "jpeg:quality=101": "does not take 'quality' of 101",
     "jpeg:quality=90.5": "does not take 'quality' of 90.5",
     "jpeg:quality=true": "does not take 'quality' of True",

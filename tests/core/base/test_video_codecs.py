@@ -231,7 +231,7 @@ REFUSED: list[tuple[str, str, tuple[int | None, ...], str]] = [
     ("av1", "uint16", (64, 64, 3), "uint16"),
     *(("av1:quality=0", *COLOUR, "av1"), ("av1:quality=99", *COLOUR, "av1")),
     *(("av1:pixel_format=yuv444p", *COLOUR, "av1"), ("av1:crf=3", *COLOUR, "av1")),
-    *((f"h264:gop{value}", *COLOUR, "h264") for value in ("=0", "=257", "=1.5", "")),
+    *((f"h264:gop{value}", *COLOUR, "h264") for value in ("=0", "=257", "=1.5", "=null", "")),
     *(("ffv1:quality=1", *COLOUR, "ffv1"), ("hevc:quality=true", *COLOUR, "hevc")),
     # Lossy for depth
     ("ffv1", "float32", (47, 61), "float32 .*balanced.*in mm.*uint16"),
