@@ -240,7 +240,10 @@ def decode_image(
 
 def load_imagecodecs(path: Path | None = None) -> Any:
     """Import imagecodecs. Raises `MissingPackageError` if it is missing."""
-    hint = "16-bit colour images (TartanAir V2's flow) need imagecodecs; pip install imagecodecs"
+    hint = (
+        "16-bit colour images (TartanAir V2's flow) need imagecodecs; pip install imagecodecs, or "
+        "leave their features out (features=, --features)"
+    )
     return import_extra("imagecodecs", hint, None if path is None else str(path))
 
 
