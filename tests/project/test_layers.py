@@ -112,7 +112,7 @@ def test_modules_import_each_other_in_one_direction(files: dict[Path, File]) -> 
 
 @pytest.mark.parametrize(
     ("in_functions", "most_modules", "most_lines"),
-    [(False, 132, 21_400), (True, 212, 34_900)],
+    [(False, 130, 20_900), (True, 210, 34_000)],
 )
 def test_writer_and_loader_import_few_modules(
     files: dict[Path, File], in_functions: bool, most_modules: int, most_lines: int
@@ -127,7 +127,7 @@ def test_writer_and_loader_import_few_modules(
 def test_lines_of_code_of_the_package(files: dict[Path, File]) -> None:
     """By the rule of `lines_of_code`. The goal is 55,500: remove code first, and raise this limit
     only for a new format, in the commit that adds it."""
-    assert sum(file.module.lines for file in files.values()) <= 61_200
+    assert sum(file.module.lines for file in files.values()) <= 59_900
 
 
 WRITING = "seqrecord.cli.packing, seqrecord.writing.writer"

@@ -27,7 +27,7 @@ def test_kit_is_small() -> None:
 
 def test_few_lines_are_outside_of_test_functions() -> None:
     """The goal is 27,000."""
-    assert sum(one.lines - one.inside for one in lines_of_tests().values()) <= 27_550
+    assert sum(one.lines - one.inside for one in lines_of_tests().values()) <= 27_450
 
 
 def test_helpers_are_a_quarter_of_a_file_at_most() -> None:
@@ -42,6 +42,5 @@ def test_helpers_are_a_quarter_of_a_file_at_most() -> None:
 
 
 def test_few_files_import_inner_modules() -> None:
-    """The goal is 40."""
     found = {path for path in lines_of_tests() if is_test(path) and inner_modules(TESTS / path)}
-    assert len(found) <= 42, sorted(map(str, found))
+    assert len(found) <= 40, sorted(map(str, found))

@@ -6,6 +6,7 @@ import io
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -24,7 +25,6 @@ from seqrecord import (
     SeqRecordWriter,
 )
 from seqrecord.errors import SchemaError
-from seqrecord.reading.contents import Contents
 from seqrecord.samples import every, skip_last
 from tests.kit.clip_data import LENGTHS, begun, check_clip, names, possible_clips, write_numbered
 from tests.kit.faults import CountingStorage
@@ -165,13 +165,12 @@ def test_a_progress_bar_of_a_resumed_epoch(path: Path) -> None:
 
 def test_stats_agree_with_the_storage(path: Path) -> None:
     """Only bytes of the selected features are read."""
-    dataset, read = seqrecord.open(path), []
-    storage = CountingStorage(dataset.contents.storage)
-    index = dataset.contents.index
+    contents, read = seqrecord.open(path).contents, []
+    storage, index = CountingStorage(contents.storage), contents.index
+    dataset = Dataset(replace(contents, storage=storage))
     chunks = index.groups[0]
     for features in (["image", "flow", "note", "id"], ["flow"]):
-        contents = Contents.of(storage, dataset.contents.manifest, index, features)
-        pipe = SeqRecordPipe(Dataset(contents), clip_len=3, batch_size=4, shuffle=False)
+        pipe = SeqRecordPipe(dataset, clip_len=3, batch_size=4, features=features, shuffle=False)
         columns = [index.schema.position(name) for name in features]
         used = {
             int(chunks.first_chunk[int(key[4:])]) + (start + i) // 4
