@@ -453,9 +453,10 @@ run("view", records, "--features", "pose_left", "-o", {str(tmp_path / "clip.png"
 
 
 _WAITING = """
-import os, sys, time
+import os, signal, sys, time
 from seqrecord.cli import main
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if nohup started the tests
 file, waits, *words = sys.argv[1:]
 
 def wait(event, arguments):
