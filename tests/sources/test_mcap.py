@@ -661,10 +661,10 @@ def test_joints_in_another_order(tmp_path: Path) -> None:
 
 
 @functools.lru_cache
-def raw_image() -> tuple[Any, bytes]:
+def raw_image(width: int = 20, height: int = 3) -> tuple[Any, bytes]:
     """By Google's library, with other field numbers than Foxglove's, as described in the file."""
     fields = (
-        *(("frame_id", 7, "STRING"), ("width", 20, "UINT32"), ("height", 3, "UINT32")),
+        *(("frame_id", 7, "STRING"), ("width", width, "UINT32"), ("height", height, "UINT32")),
         *(("encoding", 4, "STRING"), ("step", 5, "UINT32"), ("data", 16, "BYTES")),
         ("more", 31, "DOUBLE"),
     )
@@ -702,6 +702,20 @@ def test_images_of_foxglove_in_json_and_in_protocol_buffers(tmp_path: Path) -> N
     write_raw(path, messages, "protobuf", "protobuf", described[:60])
     with pytest.raises(SourceError):
         open_source(path).schema()
+
+
+def test_each_file_of_a_recording_has_its_own_definitions(tmp_path: Path) -> None:
+    folder, [picture] = tmp_path / "run", pictures(1)
+    folder.mkdir()
+    (folder / "metadata.yaml").write_text("rosbag2_bagfile_information: {}\n")
+    about = {"encoding": "rgb8", "step": 24, "data": picture.tobytes()}
+    for number, sizes in enumerate(((20, 3), (3, 20))):
+        build, described = raw_image(*sizes)
+        data = build(**about, width=8, height=6).SerializeToString()
+        messages = [("/raw", "foxglove.RawImage", 5 + number, data)]
+        write_raw(folder / f"run_{number}.mcap", messages, "protobuf", "protobuf", described)
+    for frame in frames_of(open_source(tmp_path)):
+        np.testing.assert_array_equal(frame["raw"], picture)
 
 
 ENCODERS: dict[str, tuple[str, dict[str, str]]] = {

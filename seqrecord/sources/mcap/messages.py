@@ -79,25 +79,27 @@ def can_read(topic: Topic) -> bool:
     return topic.encoding in ("protobuf", "json") and topic.type in FOXGLOVE_TYPES
 
 
-def decoder(topic: Topic, path: Path) -> Callable[[bytes, Path], Message]:
+def decoder(recording: Recording, name: str) -> Callable[[bytes, Path], Message]:
     """Return a decoder for messages of a supported topic: bytes and file to `Message`.
 
-    Both raise `SourceError`; this function if the file's definition of the type differs.
+    Each file's own definition of the type counts. Both raise `SourceError`; this function if the
+    first definition differs from the type's.
     """
-    numbers = None
+    topic = recording.topics[name]
     try:
-        if topic.encoding == "protobuf":
-            numbers = field_numbers(topic.definition, topic.type)
-        elif topic.encoding in STORES:
+        if topic.encoding in STORES:
             check_definition(topic)
+        _own_numbers(topic)
     except ValueError as error:
-        raise SourceError(str(error)[:500], file=str(path), got=topic.name[:200]) from error
+        path = str(recording.paths[0])
+        raise SourceError(str(error)[:500], file=path, got=name[:200]) from error
 
     def decode(data: bytes, file: Path) -> Message:
+        topic = recording.topics_of[file][name]
         try:
             if topic.encoding in STORES:
                 return ROS_TYPES[topic.type](ros_message(topic, data))
-            return decode_foxglove(topic.type, data, numbers)
+            return decode_foxglove(topic.type, data, _own_numbers(topic))
         except ValueError as error:
             raise SourceError(
                 "cannot decode a message",
@@ -107,6 +109,13 @@ def decoder(topic: Topic, path: Path) -> Callable[[bytes, Path], Message]:
             ) from error
 
     return decode
+
+
+@lru_cache(maxsize=1024)
+def _own_numbers(topic: Topic) -> dict[int, str] | None:
+    """Numbers of the type's fields in the topic's definition, of Protocol Buffers only."""
+    is_protobuf = topic.encoding == "protobuf"
+    return field_numbers(topic.definition, topic.type) if is_protobuf else None
 
 
 # --- ROS ---------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class Recording:
         """All topics in the order of names. Raises `SourceError` if files disagree on a type."""
         found: dict[str, Topic] = {}
         for path in self.paths:
-            for name, topic in self._topics_of[path].items():
+            for name, topic in self.topics_of[path].items():
                 known = found.setdefault(name, topic)
                 if (known.type, known.encoding) != (topic.type, topic.encoding):
                     raise SourceError(
@@ -53,7 +53,8 @@ class Recording:
         return dict(sorted(found.items()))
 
     @cached_property
-    def _topics_of(self) -> dict[Path, dict[str, Topic]]:
+    def topics_of(self) -> dict[Path, dict[str, Topic]]:
+        """Topics of each file, with the file's own definitions of their types."""
         found = {}
         for path in self.paths:
             with open_bag(path) as file:
@@ -99,7 +100,7 @@ class Recording:
     def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes, Path]]:
         """Yield topic, bytes and file of all messages of these topics."""
         for path in self.paths:
-            if present := [topic for topic in topics if topic in self._topics_of[path]]:
+            if present := [topic for topic in topics if topic in self.topics_of[path]]:
                 with open_bag(path) as file:
                     for topic, data in file.messages(present):
                         yield topic, data, path

@@ -144,7 +144,7 @@ class McapSource(TopicSource):
                     expected=READABLE,
                     got=f"{topic} ({type_of(offered[topic])})",
                 )
-            decoders[topic] = decoder(offered[topic], path)
+            decoders[topic] = decoder(recording, topic)
 
         def read(topic: str, data: Any, file: Path) -> dict[str, Any]:
             if topic in videos:

@@ -140,7 +140,7 @@ class TopicSource(Originals):
             with errors.skipped(episode=recording.key):
                 path = None
                 for _, data, path in recording.messages([topic]):
-                    message = decoder(recording.topics[topic], path)(data, path)
+                    message = decoder(recording, topic)(data, path)
                     if not is_start(message):
                         continue
                     how = {"keep_encoded": self.keep_encoded, "exif": self.exif}

@@ -44,7 +44,7 @@ def is_start(message: Message) -> bool:
 
 def num_before_start(recording: Recording, topic: str) -> int:
     """Count a topic's messages before its first keyframe."""
-    decode, count = decoder(recording.topics[topic], recording.paths[0]), 0
+    decode, count = decoder(recording, topic), 0
     for _, data, path in recording.messages([topic]):
         if is_start(decode(data, path)):
             break
@@ -60,7 +60,7 @@ class TopicVideo:
 
     def __init__(self, recording: Recording, topic: str, spec: FeatureSpec) -> None:
         self._recording, self._topic, self._spec = recording, topic, spec
-        self._decode = decoder(recording.topics[topic], recording.paths[0])
+        self._decode = decoder(recording, topic)
         self._decoder: VideoDecoder | None = None
         self._sent = self._due = 0  # messages, frames
 
