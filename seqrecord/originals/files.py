@@ -154,7 +154,7 @@ def _is(path: Path, ask: Callable[[Path], bool], *, is_folder: bool) -> bool:
 def size_of(path: Path) -> int:
     """Return a file's size in bytes. Raises `OSError` if it does not exist."""
     if (files := remote_files(path)) is None:
-        return path.stat().st_size
+        return _status(path).st_size
     with files.open(path) as file:
         return file.seek(0, os.SEEK_END)
 
@@ -185,9 +185,17 @@ def regular(path: Path) -> Path:
 
     Opening or reading a pipe may block forever.
     """
-    if not path.is_file() and not stat.S_ISDIR(path.stat().st_mode):
+    if not path.is_file() and not stat.S_ISDIR(_status(path).st_mode):
         raise OSError(errno.EINVAL, "not a regular file but a pipe or device")
     return path
+
+
+def _status(path: Path) -> os.stat_result:
+    """Return a local file's status. Raises `OSError` if it does not exist."""
+    try:
+        return path.stat()
+    except ValueError as error:  # a null byte in a name that a file lists
+        raise FileNotFoundError(errno.ENOENT, str(error)) from error
 
 
 @contextmanager

@@ -212,6 +212,7 @@ def test_tables_without_matching_times_images_or_columns_are_refused(tmp_path: P
     for path, text, options, match in (
         (tum / "rgb.txt", "# timestamp filename\n", {}, "empty list of images; .*rgb.txt"),
         (tum / "rgb.txt", "1305031102.0 rgb/no.png\n", {"features": ["image"]}, "cannot read"),
+        (tum / "rgb.txt", "1305031102.0 rgb/a\0.png\n", {"features": ["image"]}, "null byte"),
         (tum / "depth.txt", "# timestamp filename\n", {}, "empty list of images; .*depth.txt"),
         (tum / "depth.txt", "1305031102.0 depth/no.png\n", {"features": ["depth"]}, "cannot read"),
         (kitti / "poses/00.txt", numbered, {}, "12 finite numbers; got: 13 columns"),

@@ -20,7 +20,11 @@ from tests.core.training.test_elastic import Job
 from tests.kit.clip_data import write_numbered
 from tests.kit.processes import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE + 50)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(PATIENCE + 50),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 TOTAL = 67
