@@ -403,7 +403,8 @@ class LoaderMachine(RuleBasedStateMachine):
 
         A pending place in the epoch stays.
         """
-        if is_made and not self.iterators:
+        # Workers begin when the DataLoader's iterator is made, so its position is fixed.
+        if is_made and not self.iterators and not self.place.part.workers:
             self.running()
         part = replace(self.place.part, epoch=epoch, state=None, given=())
         batches = min(batches, *map(len, self.whole(part)), batches)
