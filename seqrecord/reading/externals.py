@@ -7,7 +7,6 @@ size, and its identity if the store reports one, must be the same as when indexe
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -50,7 +49,6 @@ Originals: TypeAlias = "StorageLike | Mapping[str, StorageLike] | None"
 
 FileState: TypeAlias = tuple[int, int, int]
 
-_logger = logging.getLogger("seqrecord")
 
 AGAIN = "index it again (`seqrecord index SRC -o DST`)"
 

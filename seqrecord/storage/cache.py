@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -39,7 +39,6 @@ _LOCKS = 64
 _PATIENCE_SECONDS = 2.0  # maximum wait for the cache's lock, which is released quickly
 _PAUSE_SECONDS = 10.0  # without the cache, after an error of its disk or a busy lock
 
-_T = TypeVar("_T")
 _Wanted: TypeAlias = tuple[ByteRange, memoryview]
 _logger = logging.getLogger("seqrecord")
 

@@ -136,7 +136,8 @@ class CacheFolder:
     def read(self, entry: CacheEntry, start: int, out: memoryview) -> Bools:
         """Fill `out` with the bytes of an entry from `start` on, as far as they are cached.
 
-        Returns which of the slots were there, bool[slots]. Damaged ones count as absent.
+        Returns which of the slots were there, bool[slots]. Damaged ones count as absent. The bytes
+        of absent slots in `out` are undefined afterwards.
         """
         first, stop = start // entry.slot_bytes, start + len(out)
         found = np.zeros(-(-stop // entry.slot_bytes) - first, np.bool_)

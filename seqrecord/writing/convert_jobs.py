@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import multiprocessing
 import os
 import pickle
@@ -48,7 +47,6 @@ from seqrecord.writing.stored_schema import check_fps
 
 OTHER_FEATURES = "to leave the feature out, select the others (features=, --features)"
 
-_logger = logging.getLogger("seqrecord")
 
 KEPT_COST = 64  # decoded bytes of copied video take as long as one encoded byte
 

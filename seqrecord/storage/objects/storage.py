@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -195,9 +194,6 @@ class ObjectStorage(WholeFileStorage):
             check_path(path)
         if not self.bucket.is_writable:
             raise DestinationError(self.refusal, file=self.shown(path))
-
-
-_logger = logging.getLogger("seqrecord")
 
 
 def _identity(meta: Mapping[str, Any]) -> str | None:
