@@ -200,12 +200,6 @@ def public_object(path: str) -> Any:
     return value
 
 
-def test_pages_are_short() -> None:
-    """Words of `cat docs/*.md README.md | wc -w`; measurements are in benchmarks."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    assert sum(len(page.read_text().split()) for page in pages) <= 58_000
-
-
 def test_messages_of_the_page_about_imperfect_datasets_exist() -> None:
     page = (ROOT / "docs/lerobot-imperfect.md").read_text()
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
