@@ -398,6 +398,8 @@ class MemoryRequest:
         `(None, False)` if they do.
         """
         stats, settings, num_shards = self.stats, self.settings, self.num_shards
+        if not stats.num_clips:  # the rest of a segment that has returned all
+            return None, False
         if settings.num_shares is not None and num_shards > 1:
             return self._limit_of_shards, False
         cursors, enough = settings.num_cursors, self._enough_cursors
@@ -445,7 +447,8 @@ class MemoryRequest:
         size = self.settings.batch_size or ENOUGH_CURSORS
         cuts = num_shards * min(stats.num_episodes, CUTS_PER_CLIP * size)
         cuts = min(cuts, int(left / again)) if again else cuts
-        return stats.num_frames // cuts if cuts > 0 else None
+        # Large batches on many shards want more cuts than a small dataset has frames.
+        return max(1, stats.num_frames // cuts) if cuts > 0 else None
 
     @property
     def _limit_of_shards(self) -> str | None:

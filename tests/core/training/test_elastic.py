@@ -13,9 +13,11 @@ import pytest
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from seqrecord import SeqRecordIterableDataset, StateError
+import seqrecord
+from seqrecord import EngineOptions, SeqRecordIterableDataset, SeqRecordMix, StateError
 from seqrecord.errors import MemoryLimitError
 from tests.kit.clip_data import begun, digests, make_loader, names, resumed
+from tests.kit.datasets import write_dataset
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -147,3 +149,83 @@ def test_a_state_of_more_memory_goes_on_with_less_on_other_ranks(path: Path) -> 
         make(path, 0, 2, memory_limit=500, **changes).load_state_dict(state)
     stream = resumed(make(path, 0, 3, memory_limit=500, **changes), state)
     assert len(list(stream)) == len(make(path, 0, 3)) - 2
+
+
+# ---- the end of an epoch, and many shards
+
+
+LENGTHS = {"a": 9, "b": 20, "c": 1, "d": 9}
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of small frames that lack nothing, so they stay in memory by default."""
+    path = tmp_path_factory.mktemp("complete") / "records"
+    write_dataset(path, LENGTHS, codecs="raw")
+    return path
+
+
+@pytest.mark.parametrize("ranks", [(1, 2), (2, 1), (2, 3), (3, 32)], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"shuffle": False},
+        {"last_batch": "drop"},
+        {"last_batch": "keep", "batch_size": None},
+        {"order": "sequences"},
+        {"engine": EngineOptions(num_cursors=2)},
+        {"engine": EngineOptions(fixed_shards=False)},
+    ],
+    ids=str,
+)
+def test_a_state_of_the_last_batch_ends_the_epoch_on_other_ranks(
+    complete: Path, ranks: tuple[int, int], changes: dict[str, Any]
+) -> None:
+    """It was saved inside the loop, before the iteration has ended."""
+    before, after = ranks
+
+    def loader(rank: int, count: int) -> SeqRecordIterableDataset:
+        settings: Any = {"clip_len": 2, "batch_size": 4, **changes}
+        return SeqRecordIterableDataset(complete, rank=(rank, count), **settings)
+
+    if changes.get("last_batch") == "drop":
+        after = min(after, 3)
+    streams = [loader(rank, before) for rank in range(before)]
+    stream = max(streams, key=len)  # last_batch="keep" gives some ranks a clip fewer
+    state = [stream.state_dict() for _ in stream][-1]
+    for rank in {0, after - 1}:
+        following = loader(rank, after)
+        following.set_epoch(1)
+        continued = resumed(loader(rank, after), json.loads(json.dumps(state)))
+        assert digests(continued) == []
+        assert digests(continued) == digests(following)
+
+
+@pytest.mark.parametrize(("size", "ranks"), [(8, 16), (64, 3), (None, 20)])
+@pytest.mark.parametrize("stride", [1, 3])
+def test_more_shards_and_clips_of_a_batch_than_frames(
+    complete: Path, size: int | None, ranks: int, stride: int
+) -> None:
+    dataset = seqrecord.open(complete)
+    loaders = [
+        SeqRecordIterableDataset(
+            dataset, clip_len=1, stride=stride, batch_size=size, rank=(rank, ranks)
+        )
+        for rank in range(ranks)
+    ]
+    batches = [list(loader) for loader in loaders]
+    assert len({len(of_rank) for of_rank in batches}) == 1
+    clips = {clip for of_rank in batches for batch in of_rank for clip in names(batch)}
+    starts = {(key, i) for key, length in LENGTHS.items() for i in range(0, length, stride)}
+    assert clips == starts
+
+
+def test_a_mix_of_a_source_of_one_frame(complete: Path) -> None:
+    sources = {
+        name: SeqRecordIterableDataset(complete, clip_len=1, episodes=episodes)
+        for name, episodes in (("one", ["c"]), ("every", None))
+    }
+    for ranks in (2, 8):
+        mix = SeqRecordMix(sources, batch_size=4, rank=(0, ranks), stopping_strategy=3)
+        assert [len(batch["episode"]) for batch in mix] == [4, 4, 4]
