@@ -24,13 +24,12 @@ from seqrecord.reading.array_specs import (
 )
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.trials import check_signature, repeatable
-from seqrecord.sampling.random_order import hash64, key_of
+from seqrecord.sampling.random_order import Purpose, hash64, key_of
 from seqrecord.text import repr_of
 
 if TYPE_CHECKING:
     from seqrecord.engine.vectors import VectorSteps
 
-_SALT = 0x63616C6C  # independent of the draws of crops
 
 _NAME = "clip_transform"
 
@@ -111,7 +110,9 @@ class ClipFunctions:
 
         `clips`, int64[n], identifies clips in all epochs.
         """
-        return Calls(self, episode, start, hash64(key_of(_SALT, seed, epoch), clips))
+        return Calls(
+            self, episode, start, hash64(key_of(Purpose.CLIP_FUNCTIONS, seed, epoch), clips)
+        )
 
     def call(self, clip: dict[str, Any], row: Mapping[str, Any], seed: int) -> dict[str, Any]:
         """Call the functions with a clip and its columns. Raises `ClipError` if dtypes or shapes

@@ -32,11 +32,10 @@ from seqrecord.codecs.resizing import nearest_pixels
 from seqrecord.errors import ClipError
 from seqrecord.feature_kinds import has_pixels, is_flow, is_image, known_kind
 from seqrecord.reading.array_specs import ArraySpec
-from seqrecord.sampling.random_order import hash64, key_of
+from seqrecord.sampling.random_order import Purpose, hash64, key_of
 
 _FEW_CHANNELS = 4  # NumPy is slow for items that are not 1, 2, 4 or 8 bytes
 _RESIZING = Resize | RandomResizedCrop | BatchResize
-_SALT = 0x63726F70  # independent of the draws of the order
 
 
 DrawBatch: TypeAlias = Callable[[int], float]
@@ -129,7 +128,9 @@ class ClipCrops:
         """Height and width in the batch with these draws."""
         height, width = self.frame
         for step, number, own in self._purposes():
-            draw = draw_batch(key_of(*number, *own)) if step.per_batch else 0.0
+            draw = (
+                draw_batch(key_of(Purpose.CROPS_OF_BATCH, *number, *own)) if step.per_batch else 0.0
+            )
             height, width = step.size_of(height, width, draw)
         assert height is not None
         assert width is not None
@@ -173,11 +174,15 @@ class ClipCrops:
         windows = CropWindows.whole(*frames.T)
         for step, number, own in self._purposes():
             if step.per_batch:
-                draw = 0.0 if draw_batch is None else draw_batch(key_of(*number, *own))
+                draw = (
+                    0.0
+                    if draw_batch is None
+                    else draw_batch(key_of(Purpose.CROPS_OF_BATCH, *number, *own))
+                )
                 windows = step.apply(windows, np.full((1, len(clips)), draw))
                 continue
             draws = [
-                hash64(key_of(_SALT, seed, epoch, *number, i, *own), clips) >> np.uint64(11)
+                hash64(key_of(Purpose.CROPS, seed, epoch, *number, i, *own), clips) >> np.uint64(11)
                 for i in range(step.num_draws)
             ]
             windows = step.apply(windows, np.array(draws, np.float64) * 2.0**-53)

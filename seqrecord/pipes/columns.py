@@ -19,7 +19,7 @@ from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_windows import FeatureWindows
 from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.reading.dataset import Dataset
-from seqrecord.sampling.random_order import hash64, key_of
+from seqrecord.sampling.random_order import Purpose, hash64, key_of
 
 if TYPE_CHECKING:
     from seqrecord.clips.frame_lists import FrameLists
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from seqrecord.engine.crops import ClipCrops, DrawBatch
 
 _MOST_EPISODES = 1 << 14  # with metadata in memory
-_FRAMES = 0x66726D73  # separates numbers of frame lists from numbers of starts
-_COPIES = 0x636F7079
 
 FRAMES_IS_PAD = "frames_is_pad"
 """Name of the mask of lists of frames that differ in length: true behind a shorter list."""
@@ -94,11 +92,13 @@ class ClipEpisodes:
         if (frames := self.frames(clips)) is not None:
             start = np.zeros_like(start)
             for number, frame in enumerate(frames.T):
-                drawn = hash64(key_of(_FRAMES, number), start + frame) >> np.uint64(8)
+                drawn = hash64(key_of(Purpose.LISTED_FRAMES, number), start + frame) >> np.uint64(8)
                 start = drawn.astype(np.int64)
         numbers = np.array([one.number for one in self.of(clips.episode)], np.int64) + start
         if self.repeats:
-            numbers += (hash64(key_of(_COPIES), clips.sample) >> np.uint64(8)).astype(np.int64)
+            numbers += (hash64(key_of(Purpose.COPIES), clips.sample) >> np.uint64(8)).astype(
+                np.int64
+            )
         return numbers
 
     def _find(self, row: int) -> EpisodeMetadata:

@@ -24,11 +24,8 @@ from seqrecord.pipes.columns import ClipEpisodes, EpisodeMetadata, NoDraws
 from seqrecord.pipes.distributed import warn_once
 from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.reading.dataset import Dataset
-from seqrecord.sampling.random_order import hash64, key_of
+from seqrecord.sampling.random_order import Purpose, hash64, key_of
 from seqrecord.text import repr_of
-
-_SALT = 0x73746570  # separates these draws from crops
-
 
 DrawAt: TypeAlias = Callable[[IntArray, int], float]
 """Draws a number in [0, 1) for the batch of clips: their places, int64[n], and a purpose."""
@@ -353,7 +350,7 @@ class StepSampler:
         num_frames = None if frames_at is None else frames_at(clips.place)
         if num_frames is None and self.span is None:
             return ClipSteps(dilation, is_reversed)
-        key = key_of(_SALT, seed, epoch)
+        key = key_of(Purpose.CLIP_STEPS, seed, epoch)
         found = self._positions(key, clips.sample, is_reversed, num_frames)
         return ClipSteps(dilation, is_reversed, found, num_frames)
 
@@ -372,7 +369,8 @@ class StepSampler:
         if self.span is None:
             return place
         each = np.arange(self.span)
-        drawn = hash64(key, (hash64(key, numbers)[:, None] + each.astype(np.uint64)).view(np.int64))
+        samples = hash64(key_of(Purpose.STEPS_OF_SAMPLE, key), numbers)
+        drawn = hash64(key, (samples[:, None] + each.astype(np.uint64)).view(np.int64))
         rank = np.argsort(np.argsort(drawn, axis=1, kind="stable"), axis=1, kind="stable")
         is_left = rank >= count[:, None]
         chosen = np.argsort(is_left, axis=1, kind="stable")[:, : self.clip_len]

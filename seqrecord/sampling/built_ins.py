@@ -15,7 +15,7 @@ from seqrecord.clips.samples import Samples
 from seqrecord.clips.tables import MAX_SETTING, ClipTable, IntArray
 from seqrecord.clips.transforms import is_probability
 from seqrecord.errors import ClipError
-from seqrecord.sampling.random_order import Phases
+from seqrecord.sampling.random_order import Phases, uniform
 from seqrecord.sampling.sample_functions import (
     BuiltIn,
     SampleFunction,
@@ -23,7 +23,6 @@ from seqrecord.sampling.sample_functions import (
     between,
     changes_rows,
     checked,
-    uniform,
 )
 from seqrecord.text import repr_of
 from seqrecord.units import check_integer

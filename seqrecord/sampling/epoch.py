@@ -51,7 +51,7 @@ from seqrecord.errors import ClipError
 from seqrecord.sampling.bounds import BlockSizes, ClipStats, PlanSettings, cursor_bounds
 from seqrecord.sampling.cursors import Blocks, Cursors
 from seqrecord.sampling.plan import Clips, Plan
-from seqrecord.sampling.random_order import hash64, key_of
+from seqrecord.sampling.random_order import Purpose, hash64, key_of
 from seqrecord.sampling.runs import (
     CursorShares,
     Cuts,
@@ -62,8 +62,6 @@ from seqrecord.sampling.runs import (
     spread_runs,
 )
 from seqrecord.sampling.shard_batches import ShardBatches
-
-_RUNS, _CURSORS, _CLIPS = range(3)  # purposes of random numbers
 
 _TIME_BITS = 20  # fraction of a cursor's share, to order clips of several cursors
 _MOST_SECTIONS = 8
@@ -174,7 +172,7 @@ class EpochLayout:
     def share_out(self, table: ClipTable, shards: IntArray) -> tuple[Runs, CursorShares]:
         """The ordered runs, and the cursors' shares of `shards`."""
         settings, runs = self.settings, Runs.of(table)
-        key, frames_stay = key_of(self.key, _RUNS), settings.num_shares is not None
+        key, frames_stay = self.key, settings.num_shares is not None
         if settings.shuffle and len(runs):
             anywhere = self.num_shards == 1 and frames_stay
             cut = partial(Cuts.of, runs.episode, self.episodes, self.windows)
@@ -223,7 +221,7 @@ class EpochLayout:
         randomly; a block's rows keep their order. Loads follow the same order, so that the first
         clips do not wait for all loads of their round.
         """
-        order = np.lexsort((hash64(key_of(self.key, _CURSORS), number), blocks.round))
+        order = np.lexsort((hash64(key_of(Purpose.BLOCK_ORDER, self.key), number), blocks.round))
         blocks, number = blocks.take(order), number[order]
         block = np.cumsum(np.diff(number, prepend=number[:1]) != 0)
         return blocks, block - block[np.searchsorted(blocks.round, blocks.round)]
@@ -250,7 +248,10 @@ class EpochLayout:
         size_of = sizes[block]
         # Episodes count by their place in the selection: rows may differ between datasets.
         episode = np.searchsorted(self.selected, blocks.episode[first])
-        name = hash64(key_of(self.key, _CLIPS), episode).view(np.int64) + blocks.first[first]
+        name = (
+            hash64(key_of(Purpose.BLOCK_NAMES, self.key), episode).view(np.int64)
+            + blocks.first[first]
+        )
         spread = num_cursors < size
         apart = -(-self.stats.window.span // stride) if spread else len(row) + 1
         order = np.lexsort((*_order(name, block, size_of, place, apart), block))
@@ -267,7 +268,7 @@ class EpochLayout:
 
 def key_of_segment(settings: PlanSettings, epoch: int, segment: int) -> int:
     """The key of all random numbers in a segment of an epoch."""
-    return key_of(settings.seed, epoch, *([segment] if segment else []))
+    return key_of(Purpose.SEGMENT, settings.seed, epoch, segment)
 
 
 def check_drop_last(total: int, settings: PlanSettings, num_shards: int) -> None:
@@ -293,11 +294,17 @@ def _order(
     section = place * sections // size
     inside = place + (-section * size) // sections  # counted from the section's first
     width = -(-size // sections)
-    begin = (hash64(2, name) >> np.uint64(33)).astype(np.int64)[block]
+    begin = (hash64(key_of(Purpose.SECTION_BEGINS), name) >> np.uint64(33)).astype(np.int64)[block]
     narrow = (sections > 1) & (width < _NARROW * apart)
     number = name[block] + inside * (_MOST_SECTIONS + 1)
-    outer = np.where(narrow, ((begin - inside) % width).astype(np.uint64), hash64(0, number))
-    inner = np.where(narrow, section.astype(np.uint64), hash64(1, number + section))
+    outer = np.where(
+        narrow,
+        ((begin - inside) % width).astype(np.uint64),
+        hash64(key_of(Purpose.PLACES_IN_SECTION), number),
+    )
+    inner = np.where(
+        narrow, section.astype(np.uint64), hash64(key_of(Purpose.SECTION_ORDER), number + section)
+    )
     return inner, outer
 
 
@@ -309,7 +316,7 @@ def _one_by_one(
     Each next clip is the first in random order that is `apart` places from the previous `batch_size
     - 1` clips; if there is none, one whose near clips are oldest.
     """
-    drawn = hash64(0, name + place)
+    drawn = hash64(key_of(Purpose.PLACES_IN_BLOCK), name + place)
     _, block, sizes = np.unique(block, return_inverse=True, return_counts=True)
     most = int(sizes.max(initial=0))
     near = max(0, min(apart, most) - 1)  # places further away are in no block

@@ -22,16 +22,15 @@ from seqrecord.processes.forks import cached_property
 from seqrecord.sampling.bounds import PlanSettings
 from seqrecord.sampling.epoch import EpochLayout, EpochPlan, key_of_segment
 from seqrecord.sampling.plan import Clips, Frees, GroupRound, Loads, Round
-from seqrecord.sampling.random_order import key_of, permutation
+from seqrecord.sampling.random_order import Purpose, key_of, permutation
 from seqrecord.sampling.runs import Intervals, Runs, Shard, Window
 
-_SHUFFLE = 5  # purpose of random numbers
 _ROUND = 256  # clips
 
 
 def shuffled(settings: PlanSettings, epoch: int, shard: Shard, num_clips: int) -> IntArray:
     """The order of a shard's clips in a later epoch; int64[num_clips]."""
-    key = key_of(key_of_segment(settings, epoch, 0), _SHUFFLE, shard.index, shard.count)
+    key = key_of(Purpose.SHARD_ORDER, key_of_segment(settings, epoch, 0), shard.index, shard.count)
     return permutation(key, num_clips)
 
 

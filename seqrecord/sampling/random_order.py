@@ -17,14 +17,17 @@ starts::
     epoch 4 …           every phase again, in a new order
 
 A sample with `repeat` 2.3 comes twice or three times: on average three times in three of ten
-epochs. Systematic sampling (W. G. Madow, "On the Theory of Systematic Sampling, II", Annals of
-Mathematical Statistics 1949) chooses the extra samples of an epoch by the seed: the fractions of
-`repeat` are laid out on a line, in an order drawn for the epoch and from an offset drawn in [0, 1).
-A sample that reaches an integer comes once more::
+epochs. The pivotal method (J.-C. Deville and Y. Tillé, "Unequal Probability Sampling Without
+Replacement Through a Splitting Method", Biometrika 1998) chooses the extra samples of an epoch by
+the seed. The fractions of `repeat` meet in pairs, in an order drawn for the epoch. One of a pair
+takes as much of the other's fraction as it has room for, up to 1; which one is drawn, so that the
+mean of each fraction is unchanged. A fraction of 0 or 1 is decided, others meet again::
 
-    repeat 2.3, 0.8, 0.5, 1.4       0         |1                  |2
-    order 2, 0, 3, 1; from 0.4          [  2  )[ 0 )[  3 )[   1   )
+    repeat 2.3, 0.8, 0.5, 1.4       fractions 0.3, 0.8, 0.5, 0.4
+    order 2, 0, 3, 1                0.5 and 0.3: 0.8 and 0      0.4 and 0.8: 0.2 and 1
+                                    0.8 and 0.2: 0 and 1        samples 1 and 2 come once more
 
+Unlike systematic sampling, any two samples may come together in an epoch that has room for two.
 So the size of an epoch is the sum of `repeat`, rounded down or up, and the number of clips in all
 earlier epochs has a closed form.
 """
@@ -32,6 +35,7 @@ earlier epochs has a closed form.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -42,15 +46,55 @@ _GAMMA = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
-_PHASES, _WEIGHTS = 3, 4  # purposes of random numbers
 _BITS = 53
 _ONE = 1 << _BITS  # fractions are integers of so many to 1
 
 
-def key_of(*values: int) -> int:
-    """Combine integers to a 64-bit key; their order matters."""
-    key = 0
-    for value in values:
+class Purpose(IntEnum):
+    """The uses of random numbers.
+
+    Each has keys of its own, so that no two draws use one number. Each is used in one place.
+    """
+
+    SEGMENT = 1  # of an epoch: its order
+    CUTS = 2
+    RUN_ORDER = 3
+    RUN_PARTS = 4
+    RUN_OFFSETS = 5
+    BLOCK_ORDER = 6
+    BLOCK_NAMES = 7
+    SECTION_ORDER = 8
+    SECTION_BEGINS = 9
+    PLACES_IN_SECTION = 10
+    PLACES_IN_BLOCK = 11
+    SEQUENCE_ORDER = 12
+    SHARD_ORDER = 13
+    PHASES = 14
+    LONGER_EPOCHS = 15
+    EXTRA_ORDER = 16
+    EXTRA_SAMPLES = 17
+    BATCHES = 18
+    NUMBERS_OF_BATCHES = 19
+    SAMPLE_FUNCTIONS = 20
+    CLIP_STEPS = 21
+    STEPS_OF_SAMPLE = 22
+    CROPS = 23
+    CROPS_OF_BATCH = 24
+    CLIP_FUNCTIONS = 25
+    LISTED_FRAMES = 26
+    COPIES = 27
+    MIX_SOURCES = 28
+    MIX_PERIODS = 29
+    MIX_SWAPS = 30
+    MIX_BATCHES = 31
+    MIX_SEEDS = 32
+
+
+def key_of(purpose: Purpose, *values: int) -> int:
+    """Combine a purpose and integers to a 64-bit key; their order matters."""
+    # Without their number, a key and a counter of `hash64` could be those of another key.
+    key = len(values) << 32 | purpose
+    for value in (0, *values):
         z = (key + (value & _MASK) + _GAMMA) & _MASK
         z = ((z ^ (z >> 30)) * _MIX_1) & _MASK
         z = ((z ^ (z >> 27)) * _MIX_2) & _MASK
@@ -69,6 +113,11 @@ def hash64(key: int, values: IntArray) -> npt.NDArray[np.uint64]:
     z *= np.uint64(_MIX_2)
     z ^= z >> np.uint64(31)
     return z
+
+
+def uniform(key: int, values: IntArray) -> npt.NDArray[np.float64]:
+    """A number in [0, 1) for each value."""
+    return np.asarray((hash64(key, values) >> np.uint64(11)) * 2.0**-53, np.float64)
 
 
 def permutation(key: int, length: int) -> IntArray:
@@ -116,7 +165,7 @@ class Phases:
         each such group.
         """
         group, place = divmod(epoch, len(self))
-        place = int(permutation(key_of(seed, _PHASES, group), len(self))[place])
+        place = int(permutation(key_of(Purpose.PHASES, seed, group), len(self))[place])
         before = np.cumsum(self.stop - self.first) - (self.stop - self.first)
         i = int(np.searchsorted(before, place, side="right")) - 1
         return int(self.first[i]) + place - int(before[i])
@@ -126,7 +175,7 @@ class Phases:
         group, place = divmod(epoch, len(self))
         clips = np.repeat(-(-self.num_clips // num_shards), self.stop - self.first)
         whole = group * int(clips.sum())
-        clips = clips[permutation(key_of(seed, _PHASES, group), len(self))]
+        clips = clips[permutation(key_of(Purpose.PHASES, seed, group), len(self))]
         return whole + int(clips[:place].sum())
 
 
@@ -149,13 +198,11 @@ def times_in_epoch(
     """
     times, fractions = np.floor(repeat).astype(np.int64), _fractions(repeat)
     some = np.flatnonzero(fractions)
-    key = key_of(seed, _WEIGHTS, epoch)
+    key = key_of(Purpose.EXTRA_ORDER, seed, epoch)
     some = some[np.argsort(hash64(key, row[some]), kind="stable")]
-    stop = np.cumsum(fractions[some], dtype=np.uint64)
-    stop += np.uint64(_offset(_sum(fractions) % _ONE, seed, epoch))
-    # It may wrap: 2**64 is a multiple of `_ONE`.
-    start = stop - fractions[some]
-    times[some] += (stop >> np.uint64(_BITS)) != (start >> np.uint64(_BITS))
+    rest = _sum(fractions) % _ONE
+    is_longer = _longer_before(rest, seed, epoch + 1) > _longer_before(rest, seed, epoch)
+    times[some] += _extra(fractions[some].astype(np.int64), seed, epoch, is_longer=is_longer)
     return times
 
 
@@ -167,15 +214,30 @@ def clips_before(repeat: npt.NDArray[np.float64], epoch: int, num_shards: int, *
     return (epoch - longer) * -(-fewest // num_shards) + longer * -(-(fewest + 1) // num_shards)
 
 
-def _offset(rest: int, seed: int, epoch: int) -> int:
-    """The offset of the line, in [0, 1) as fraction, uniform over all epochs.
+def _extra(fractions: IntArray, seed: int, epoch: int, *, is_longer: bool) -> npt.NDArray[np.bool_]:
+    """Whether each of these samples comes once more, by its fraction, int64[n].
 
-    `rest` is the fraction of the sum of `repeat`.
+    If the fractions do not sum to an integer, the last one is undecided: it comes if `is_longer`.
     """
-    drawn = key_of(seed, _WEIGHTS, epoch, 0) >> (64 - _BITS)
-    if _longer_before(rest, seed, epoch + 1) > _longer_before(rest, seed, epoch):
-        return _ONE - rest + drawn * rest // _ONE  # from here the line reaches one number more
-    return drawn * (_ONE - rest) // _ONE
+    comes = np.zeros(len(fractions), np.bool_)
+    undecided, share, level = np.arange(len(fractions)), fractions, 0
+    while len(undecided) > 1:
+        half = len(undecided) // 2
+        first, second = undecided[:half], undecided[half : 2 * half]
+        total, room = share[:half] + share[half : 2 * half], _ONE - share[half : 2 * half]
+        is_full = total >= _ONE
+        drawn = uniform(key_of(Purpose.EXTRA_SAMPLES, seed, epoch, level), np.arange(half))
+        # Of the first one, to take from the second.
+        wins = drawn * np.where(is_full, 2 * _ONE - total, total) < np.where(
+            is_full, room, share[:half]
+        )
+        comes[np.where(wins, first, second)[is_full]] = True
+        undecided = np.append(np.where(wins != is_full, first, second), undecided[2 * half :])
+        share = np.append(np.where(is_full, total - _ONE, total), share[2 * half :])
+        undecided, share = undecided[share > 0], share[share > 0]
+        level += 1
+    comes[undecided] = is_longer
+    return comes
 
 
 def _longer_before(rest: int, seed: int, epoch: int) -> int:
@@ -183,7 +245,7 @@ def _longer_before(rest: int, seed: int, epoch: int) -> int:
 
     A share of `rest / _ONE` of all epochs is longer, evenly spaced; `seed` shifts them.
     """
-    return (epoch * rest + (key_of(seed, _WEIGHTS) >> (64 - _BITS))) // _ONE
+    return (epoch * rest + (key_of(Purpose.LONGER_EPOCHS, seed) >> (64 - _BITS))) // _ONE
 
 
 def _fractions(repeat: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:

@@ -39,7 +39,7 @@ from seqrecord.clips.frames import COPIES
 from seqrecord.clips.grids import MAX_OWNERS, ChunkGrid, ragged_arange
 from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeLayout, IntArray
 from seqrecord.errors import ClipError
-from seqrecord.sampling.random_order import hash64, key_of, permutation
+from seqrecord.sampling.random_order import Purpose, hash64, key_of, permutation
 
 _PLACE_BITS = 20  # fraction of the distance between the parts of a run
 
@@ -325,7 +325,7 @@ def shuffle_runs(
     if run_frames is not None:
         length = min(total, max(1, run_frames // runs.stride))
     steps = np.arange(-(-total // length))
-    drawn = hash64(key_of(key, 0), np.append(steps, -1))
+    drawn = hash64(key_of(Purpose.CUTS, key), np.append(steps, -1))
     moved = (drawn[:-1] % np.uint64(length // 2 + 1)).astype(np.int64) - length // 4
     moved[0] = 0
     wanted = (int(drawn[-1] % np.uint64(total)) + steps * length + moved) % total
@@ -342,7 +342,7 @@ def shuffle_runs(
     runs = runs.cut(np.unique(cuts))
 
     number = np.empty(int(runs.run[-1]) + 1, np.int64)
-    number[permutation(key_of(key, 1), len(number))] = np.arange(len(number))
+    number[permutation(key_of(Purpose.RUN_ORDER, key), len(number))] = np.arange(len(number))
     if not even:
         number[runs.run[np.searchsorted(runs.first_clip, cuts[0])]] = -1
     return runs.ordered(number)
@@ -372,9 +372,9 @@ def spread_runs(runs: Runs, run_frames: int | None, places: Cuts, key: int) -> R
     whole = runs.run[runs.find(first)[0]]  # of each part
     count = np.bincount(whole)
     rank = np.empty(len(whole), np.int64)
-    drawn = hash64(key_of(key, 1), np.arange(len(whole)))
+    drawn = hash64(key_of(Purpose.RUN_PARTS, key), np.arange(len(whole)))
     rank[np.lexsort((drawn, whole))] = ragged_arange(count)[1]
-    offset = hash64(key_of(key, 0), whole) >> np.uint64(64 - _PLACE_BITS)
+    offset = hash64(key_of(Purpose.RUN_OFFSETS, key), whole) >> np.uint64(64 - _PLACE_BITS)
     place = ((rank << _PLACE_BITS) + offset.astype(np.int64)) / count[whole]
     number = np.empty(len(whole), np.int64)
     number[np.argsort(place, kind="stable")] = np.arange(len(whole))

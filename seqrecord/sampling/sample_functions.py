@@ -16,11 +16,9 @@ import numpy.typing as npt
 from seqrecord.clips.samples import Samples
 from seqrecord.clips.tables import IntArray
 from seqrecord.errors import ClipError
-from seqrecord.sampling.random_order import hash64, key_of, permutation
+from seqrecord.sampling.random_order import Purpose, key_of, permutation, uniform
 from seqrecord.text import repr_of
 from seqrecord.units import format_size
-
-_SAMPLES = 7  # purpose of random numbers
 
 MOST_ROWS = 20_000_000
 """That a user's function receives at once."""
@@ -41,7 +39,7 @@ class SampleRandom:
     def key(self) -> int:
         """A 64-bit integer, for example the seed of another generator."""
         self._calls += 1
-        return key_of(self.seed, _SAMPLES, self.epoch, self.function, self._calls)
+        return key_of(Purpose.SAMPLE_FUNCTIONS, self.seed, self.epoch, self.function, self._calls)
 
     def random(self, size: int) -> npt.NDArray[np.float64]:
         """Numbers in [0, 1), float64 [size]."""
@@ -66,11 +64,6 @@ class SampleRandom:
     def permutation(self, length: int) -> IntArray:
         """The numbers from 0 to `length - 1` in random order, int64 [length]."""
         return permutation(self.key(), length)
-
-
-def uniform(key: int, values: IntArray) -> npt.NDArray[np.float64]:
-    """A number in [0, 1) for each value."""
-    return np.asarray((hash64(key, values) >> np.uint64(11)) * 2.0**-53, np.float64)
 
 
 def between(share: npt.NDArray[np.float64], low: IntArray, high: IntArray) -> IntArray:

@@ -43,13 +43,11 @@ from seqrecord.sampling.bounds import ClipStats, PlanSettings, cursor_bounds
 from seqrecord.sampling.cursors import Blocks, CursorSchedule
 from seqrecord.sampling.epoch import check_drop_last, key_of_segment
 from seqrecord.sampling.plan import Clips, Plan
-from seqrecord.sampling.random_order import key_of, permutation
+from seqrecord.sampling.random_order import Purpose, key_of, permutation
 from seqrecord.sampling.runs import Runs, Window
 
 COLUMNS = ("is_first", "is_last")
 """Extra columns of batches."""
-
-_EPISODES = 4  # purpose of random numbers; `epoch` has others
 
 
 class SequencePlan(Plan):
@@ -200,7 +198,7 @@ def rows_of(
     """
     runs, num_rows = Runs.of(table), settings.batch_size or 1
     if settings.shuffle and len(runs):
-        key = key_of(key_of_segment(settings, epoch, segment), _EPISODES)
+        key = key_of(Purpose.SEQUENCE_ORDER, key_of_segment(settings, epoch, segment))
         runs = runs.ordered(permutation(key, int(runs.run[-1]) + 1))
     if settings.is_even:
         return runs, *_equal_rows(runs.num_clips, shards, count, num_rows)

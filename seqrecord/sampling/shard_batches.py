@@ -18,10 +18,9 @@ import numpy.typing as npt
 
 from seqrecord.clips.tables import IntArray
 from seqrecord.sampling.bounds import PlanSettings
-from seqrecord.sampling.random_order import hash64, key_of
+from seqrecord.sampling.random_order import Purpose, key_of, uniform
 from seqrecord.sampling.runs import Shard
 
-_DRAWS = 6  # purpose of random numbers
 _FRAMES = 0  # … of a batch; steps of a `clip_transform` have others
 _BATCHES = 1 << 8  # computed at first
 
@@ -82,7 +81,7 @@ class ShardBatches:
         shard: Shard,
     ) -> ShardBatches:
         """The batches of a shard in a segment of an epoch."""
-        key = key_of(settings.seed, _DRAWS, epoch, segment)
+        key = key_of(Purpose.BATCHES, settings.seed, epoch, segment)
         worker = shard.index % shard.workers
         return cls(settings.batch_size or 1, draws, key, worker, shard.workers)
 
@@ -99,8 +98,7 @@ class ShardBatches:
     def uniform(self, purpose: int, batch: IntArray) -> npt.NDArray[np.float64]:
         """A number in [0, 1) for each batch, float64[n], the same on every rank."""
         step = batch * self.workers + self.worker
-        drawn = hash64(key_of(self.key, purpose), step) >> np.uint64(11)
-        return np.asarray(drawn * 2.0**-53, np.float64)
+        return uniform(key_of(Purpose.NUMBERS_OF_BATCHES, self.key, purpose), step)
 
     def draw(self, batch: int, purpose: int) -> float:
         """A number in [0, 1) for one batch; see `uniform`."""

@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from seqrecord.clips.tables import IntArray
 from seqrecord.processes.forks import PerProcess, cached_property
-from seqrecord.sampling.random_order import hash64, key_of
+from seqrecord.sampling.random_order import Purpose, hash64, key_of
 
 _MOST = 1 << 16  # the largest denominator
 _LEAST = 1 << 10  # slots that are swapped together: so many at least
@@ -92,7 +92,9 @@ class Shares:
                 if (found := self._kept.get(number)) is None:
                     if (len(self._kept) + 1) * self._length > max(_KEPT, 2 * self._length):
                         del self._kept[next(iter(self._kept))]
-                    found = self._kept[number] = self._swapped(key_of(self._key, number))
+                    found = self._kept[number] = self._swapped(
+                        key_of(Purpose.MIX_PERIODS, self._key, number)
+                    )
         return found
 
     def _swapped(self, key: int) -> _Sources:
@@ -101,7 +103,7 @@ class Shares:
         first, last = base[1].copy(), base[2].copy()
         for number in range(_PASSES):
             at = np.arange(number % 2, self._length - 1, 2)
-            drawn = hash64(key_of(key, number), at) >> np.uint64(63) == 1
+            drawn = hash64(key_of(Purpose.MIX_SWAPS, key, number), at) >> np.uint64(63) == 1
             at = at[drawn & (last[at] > at) & (first[at + 1] <= at)]
             for column in (sources, first, last):
                 column[at], column[at + 1] = column[at + 1], column[at].copy()

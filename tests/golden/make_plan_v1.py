@@ -1,7 +1,7 @@
 """The golden order: `plan_v1.json` has arguments and rounds of plans of version 1.
 
-Never make it again: another order for the same arguments breaks every run resumed by a later
-version.
+After a release, never make it again: another order for the same arguments breaks every run resumed
+by a later version.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ from seqrecord.reading.array_specs import clip_nbytes
 from seqrecord.sampling.elastic import items_of_workers
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, usual_limit
 from seqrecord.sampling.mix_memory import share_out
-from seqrecord.sampling.random_order import key_of
+from seqrecord.sampling.random_order import Purpose, key_of
 from seqrecord.sampling.runs import Shard
 from seqrecord.sampling.shard_batches import ShardBatches
 from seqrecord.sampling.shares import Shares, whole_shares
@@ -52,8 +52,6 @@ from seqrecord.units import raise_if
 
 _MOST_SLOTS = 1 << 60
 _OWN = ("clips", "batches", "data_wait_seconds")  # statistics of the mix alone
-_DRAWS = 0x64726177  # draws of batches
-_SALT = 0x6D6978  # the places of sources are not drawn as clips are
 
 
 class MixLoader:
@@ -176,9 +174,9 @@ class MixLoader:
         raise_if(bool(segments), "an epoch of a mix has segments", "none", segments)
         seed, worker, num_slots = self.options.seed, shard.index % shard.workers, self._count(shard)
         raise_if((epoch + 1) * num_slots >= _MOST_SLOTS, "an epoch that no mix comes to", got=epoch)
-        key = key_of(seed, _SALT, worker)
+        key = key_of(Purpose.MIX_SOURCES, seed, worker)
         shares = self._places.setdefault(key, Shares(self.counts, key))
-        key = key_of(seed, _DRAWS, epoch)
+        key = key_of(Purpose.MIX_BATCHES, seed, epoch)
         batches = ShardBatches(self.batch_size, self.draws, key, worker, shard.workers)
         turn, num_batches = self._unit if self.alternate else 1, batches.count(num_slots)
         first = epoch * num_slots

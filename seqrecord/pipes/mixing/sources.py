@@ -20,7 +20,7 @@ from seqrecord.pipes.planning import EpochPlanner, plan_clips
 from seqrecord.pipes.sample_epochs import EPOCHS
 from seqrecord.pipes.selection import Selection
 from seqrecord.sampling.plan import Plan
-from seqrecord.sampling.random_order import key_of
+from seqrecord.sampling.random_order import Purpose, key_of
 from seqrecord.sampling.runs import Shard
 from seqrecord.sampling.shard_batches import DrawsByPlace, ShardBatches
 from seqrecord.sampling.shares import Shares
@@ -223,7 +223,7 @@ def loader_in_mix(
         steps = {one: step for one, step in selection.vectors.items() if one in names}
         selection = plan_clips(selection.dataset, options).selection.with_vectors(steps)
     number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-    options = replace(options, seed=key_of(seed, number) >> 1)
+    options = replace(options, seed=key_of(Purpose.MIX_SEEDS, seed, number) >> 1)
     return ClipLoader(EpochPlanner.of(selection, options))
 
 

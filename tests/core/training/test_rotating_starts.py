@@ -73,7 +73,7 @@ def test_an_epoch_without_a_batch_is_refused(path: Path) -> None:
     settings: dict[str, Any] = {"n": 30, "features": ["id"], "episodes": "set/[03]"}
     settings |= {"batch_size": 1, "rank": (1, 2)}
     sizes = set()
-    for epoch in range(0, 30, 5):  # some phases have a single clip
+    for epoch in range(1, 30, 4):  # some phases have a single clip
         pipe = make_at(path, epoch, **settings)
         assert len(pipe) == -(-pipe.clips.num_clips // 2) > 0
         sizes.add(pipe.clips.num_clips)
