@@ -25,6 +25,8 @@ KINDS = tuple(
 
 PIXEL_KINDS = ("image", "depth", "disparity", "flow", "normals", "mask", "segmentation")
 VECTOR_KINDS = ("action", "state", "pose", "imu")
+OTHER_KINDS = frozenset(KINDS).difference(PIXEL_KINDS)
+"""Kinds of features that never have a value per pixel, whatever their shape."""
 MAX_VECTOR = 256  # numbers in a frame of an action, a state, a pose or IMU values
 _CHANNELS = {"image": (1, 3, 4), "flow": (2,), "normals": (3,)}  # by kind
 _LEAST_SIDE = 32  # pixels of an image whose feature has no kind and a name that implies none
@@ -260,7 +262,7 @@ def pixel_kind(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> 
     """
     if len(shape) not in (2, 3) or dtype.kind not in "biuf":
         return None
-    words = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+    words = _words(name)
     channels = shape[2] if len(shape) == 3 else 1
     for kind in _WORDS:
         if not any(_KIND_OF_WORD.get(word) == kind for word in words):
@@ -273,6 +275,10 @@ def pixel_kind(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> 
             return kind
     is_image = dtype == np.uint8 or not _IMAGES.isdisjoint(words)
     return "image" if len(shape) == 3 and channels in (1, 3, 4) and is_image else None
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
 
 
 class Pixels(Protocol):
@@ -319,6 +325,25 @@ def is_image(spec: Pixels, kind: str | None) -> bool:
     if kind is not None or len(spec.shape) != 3:
         return kind == "image" and spec.dtype.kind in "uif"
     return spec.dtype == np.uint8 and spec.shape[2] in (3, 4)
+
+
+def may_have_pixels(spec: Pixels, kind: str | None) -> bool:
+    """Whether frames may have a value per pixel: [H, W, …] of a pixel kind, of no kind, or of a
+    kind that this package does not know.
+
+    A pose [4, 4], a state [5, 2] or points [480, 3] never have, whatever their shape.
+    """
+    return has_pixels(spec) and kind not in OTHER_KINDS
+
+
+def is_camera_image(name: str, spec: Pixels, kind: str | None) -> bool:
+    """Whether frames are a camera's images: by kind, or by name, dtype and shape without a kind."""
+    if kind is not None or not has_pixels(spec):
+        return kind == "image" and has_pixels(spec)
+    implied = pixel_kind(name, spec.dtype, spec.shape)
+    is_grey = len(spec.shape) == 2 and spec.dtype in (np.uint8, np.uint16)
+    is_named = is_grey and implied is None and not _IMAGES.isdisjoint(_words(name))
+    return implied == "image" or is_named or is_image(spec, known_kind(name, spec, kind))
 
 
 def is_picture(name: str, spec: Pixels, kind: str | None) -> bool:

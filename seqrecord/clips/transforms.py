@@ -94,8 +94,8 @@ class CropStep(ABC):
     """Base class of crops, flips and resizing.
 
     Attributes:
-        features: names of the transformed features; `None` for all features with the size of the
-            largest one.
+        features: names of the transformed features; `None` for images and the features with pixels
+            of their size, see `engine.crop_features`.
         num_draws: random numbers per clip.
         shared: whether cameras share the draws of the n-th step of one type.
         per_batch: draw once for each batch, equal on all ranks, instead of for each clip.
@@ -181,7 +181,7 @@ ClipTransform: TypeAlias = (
 
 
 class Camera(NamedTuple):
-    """Steps for features of one size; `None` for all features with the size of the largest one."""
+    """Steps for features of one size; `None` for images and features with pixels of their size."""
 
     steps: tuple[CropStep, ...]
     features: tuple[str, ...] | None
@@ -238,9 +238,9 @@ class RandomCrop(_Crop):
 
     Args:
         size: height and width in pixels, or one number for both.
-        features: names of the cropped features. Default: all features with the height and width
-            of the largest one, or all with variable height and width. Not allowed in a dict of
-            cameras.
+        features: names of the cropped features. Default: images, or without images other features
+            with pixels (depth, masks, …), and all features with pixels of the same height and
+            width. Not allowed in a dict of cameras.
         shared: in a dict of cameras, draw one relative position for all of them; `False` draws
             a position per camera. The n-th `RandomCrop` of one camera shares its draw with the
             n-th of the others.

@@ -29,8 +29,9 @@ from seqrecord.clips.transforms import (
     Resize,
 )
 from seqrecord.codecs.resizing import nearest_pixels
+from seqrecord.engine.crop_features import crop_features
 from seqrecord.errors import ClipError
-from seqrecord.feature_kinds import has_pixels, is_flow, is_image, known_kind
+from seqrecord.feature_kinds import is_flow, is_image, known_kind
 from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.sampling.random_order import Purpose, hash64, key_of
 
@@ -57,6 +58,7 @@ class ClipCrops:
     name: str | None = None  # of the camera, if there are several
     disparities: frozenset[str] = frozenset()  # values scale with the width
     normals: frozenset[str] = frozenset()  # the first number is x
+    note: str | None = None  # on features chosen by their size alone
 
     @classmethod
     def of(
@@ -67,27 +69,11 @@ class ClipCrops:
     ) -> ClipCrops:
         """Build the crops for features with these shapes and kinds.
 
-        Raises `ClipError` for features without height and width or with different ones, for a crop
-        larger than the frame, and for a flip or a resize of vectors coded as integers.
+        Raises `ClipError` as `crop_features`, for a crop larger than the frame, and for a flip or a
+        resize of vectors coded as integers.
         """
-        features, kind = camera.features, kinds.get
-        if features is None:
-            features = _largest(arrays, kinds)
-        if unknown := [name for name in features if name not in arrays]:
-            raise ClipError(
-                "clip_transform: the loader does not read this feature",
-                expected=", ".join(arrays),
-                got=", ".join(unknown),
-            )
-        specs = [arrays[name] for name in features]
-        sizes = {spec.shape[:2] for spec in specs}
-        if len(sizes) != 1 or not all(map(has_pixels, specs)):
-            raise ClipError(
-                "clip_transform: features without one common height and width",
-                expected="frames [height, width, …]; a dict of steps for different sizes",
-                got=", ".join(f"{name}: {arrays[name]}" for name in features) or "none",
-            )
-        frame: Any = sizes.pop()
+        chosen = crop_features(camera.features, arrays, kinds)
+        features, kind = chosen.names, kinds.get
         found = {name: known_kind(name, arrays[name], kind(name)) for name in features}
         for name in features:
             _check_coded(name, arrays[name], found[name], camera.steps)
@@ -96,10 +82,11 @@ class ClipCrops:
             frozenset(features),
             frozenset(name for name in features if is_flow(name, arrays[name], found[name])),
             frozenset(name for name in features if is_image(arrays[name], found[name])),
-            frame,
-            features[0] if camera.is_named else None,
+            chosen.frame,
+            camera.features[0] if camera.is_named and camera.features else None,
             frozenset(name for name in features if found[name] == "disparity"),
             frozenset(name for name in features if found[name] == "normals"),
+            chosen.note,
         )
         crops.size  # noqa: B018 - raises errors early
         return crops
@@ -384,31 +371,6 @@ def runs(rows: IntArray) -> list[tuple[slice, slice]]:
             found.append((slice(begin, end), slice(first, last - 1 if last else None, step)))
         begin = end
     return found
-
-
-def _largest(arrays: Mapping[str, ArraySpec], kinds: Mapping[str, str | None]) -> tuple[str, ...]:
-    """Features with variable height and width, or else those with the size of the largest one.
-
-    Raises `ClipError` if images of other sizes remain.
-    """
-    found = [n for n, s in arrays.items() if has_pixels(s) and s.shape[:2] == (None, None)]
-    images = [n for n, s in arrays.items() if s.is_fixed and has_pixels(s)]
-    if not found:
-        largest = max((arrays[n].shape[:2] for n in images), key=_area, default=())
-        found = [n for n in images if arrays[n].shape[:2] == largest]
-    others = [n for n in images if n not in found]
-    if others := [n for n in others if is_image(arrays[n], known_kind(n, arrays[n], kinds.get(n)))]:
-        raise ClipError(
-            "clip_transform: images of different sizes",
-            expected='a dict of steps by feature, such as {"front": RandomCrop(224), "wrist": '
-            f"Resize(224)}}; or steps with features={found}, which do not change the others",
-            got=", ".join(f"{name}: {arrays[name]}" for name in (*found, *others)),
-        )
-    return tuple(found)
-
-
-def _area(shape: Any) -> int:
-    return math.prod(shape)
 
 
 def _check_coded(name: str, spec: ArraySpec, kind: str | None, steps: tuple[CropStep, ...]) -> None:

@@ -18,6 +18,7 @@ from PIL import Image
 from seqrecord.codecs.video.config import VideoConfig, named_video
 from seqrecord.codecs.video.container import CONTAINED
 from seqrecord.errors import CodecError, SchemaError
+from seqrecord.feature_kinds import OTHER_KINDS, is_image, known_kind
 from seqrecord.reading.episode import Episode
 from seqrecord.schema import CodecConfig, FeatureSpec, Schema
 from seqrecord.sources.lerobot.language import EVENTS, PERSISTENT, Rows
@@ -132,9 +133,10 @@ def plan_columns(
     Raises `SchemaError` for a feature that LeRobot does not support.
     """
     for name, spec in features.items():
-        is_image = spec.dtype == np.uint8 and len(spec.shape) == 3 and spec.shape[2] == 3
+        # Video loses the values of labels and of coded normals or depth.
+        may_be_video = _is_colour(spec) and is_image(spec, known_kind(name, spec, spec.kind))
         if name != TIMESTAMP:
-            if video is not None and is_image and not spec.is_video and spec.is_fixed:
+            if video is not None and may_be_video and not spec.is_video and spec.is_fixed:
                 spec = replace(spec, codec=_video_codec(video, spec))
             yield _column(name, spec)
         elif keeps_times:
@@ -171,13 +173,18 @@ def _column(name: str, spec: FeatureSpec) -> LeRobotColumn:
             return LeRobotColumn(name, spec, "video", (*shape, 1))
         if spec.dtype in (np.uint16, np.float32):
             return LeRobotColumn(name, spec, "image", (*shape, 1))
-    if spec.dtype == np.uint8 and len(shape) == 3 and shape[2] == 3:
+    if _is_colour(spec):
         return LeRobotColumn(name, spec, "image", shape)
     if spec.dtype.kind == "c" or len(shape) > _MOST_DIMENSIONS or 0 in shape:
         raise _impossible(
             spec, f"LeRobot supports real numbers, with at most {_MOST_DIMENSIONS} dimensions"
         )
     return LeRobotColumn(name, spec, spec.dtype.name, shape)
+
+
+def _is_colour(spec: FeatureSpec) -> bool:
+    """Whether frames are three bytes per pixel, which PNG stores."""
+    return spec.dtype == np.uint8 and spec.shape[2:] == (3,) and spec.kind not in OTHER_KINDS
 
 
 def _impossible(spec: FeatureSpec, why: str) -> SchemaError:

@@ -21,6 +21,7 @@ from seqrecord.export.lerobot_meta import (
     described_statistics,
     task_table,
 )
+from seqrecord.feature_kinds import OTHER_KINDS
 from seqrecord.lazy import import_extra
 from seqrecord.lerobot.dataset import read_metadata
 from seqrecord.lerobot.meta_folder import kept_folder
@@ -108,7 +109,9 @@ class MixMeta:
                 expected=f"rename={{{names}}}",
                 got=", ".join(taken),
             )
-        images = tuple(name for name, spec in shown.items() if _is_image(spec))
+        images = tuple(
+            name for name, spec in shown.items() if _is_image(spec, _declared(sources, name))
+        )
         shares = {name: float(share) for name, share in mix.shares.items()}
         depths = {n: _unit(s) for n in shown if (s := _declared(sources, n)) and _is_depth(s)}
         vectors = [n for n, s in shown.items() if n not in images and _is_read(n, s, sources)]
@@ -211,7 +214,9 @@ def _declared(sources: Sequence[MixSource], name: str) -> FeatureSpec | None:
     return next((spec for spec in found if spec is not None), None)
 
 
-def _is_image(spec: ArraySpec) -> bool:
+def _is_image(spec: ArraySpec, declared: FeatureSpec | None) -> bool:
+    if declared is not None and declared.kind in OTHER_KINDS:
+        return False
     return spec.dtype == "uint8" and len(spec.shape) == 3 and spec.shape[-1] in _CHANNELS
 
 

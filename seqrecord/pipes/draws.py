@@ -150,6 +150,8 @@ class AugmentationSampler(NoDraws):
         self.crops = tuple(ClipCrops.of(camera, arrays, kinds) for camera in cameras)
         for crops in self.crops:
             self.made = crops.specs(self.made)
+            if crops.note is not None:
+                warn_once(f"{dataset.url}: clip_transform: {crops.note}")
         sizes: dict[str, Any] = {  # of stored and resized frames
             name: (dataset.features[name].stored.shape[:2], size)
             for name, size in dataset.contents.sizes.items()

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.feature_kinds import OTHER_KINDS
+
 Kind = Literal["picture", "depth", "flow", "labels", "scale", "curves", "samples", "text"]
 
 MOST_CURVES = 64
@@ -18,15 +20,20 @@ _LEAST_SIDE = 8  # pixels; smaller arrays are not images
 _MOST_AXES = 12  # axes of an IMU, or channels of audio
 
 
-def kind_of(name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> Kind:
-    """Plot type of a feature, from its name, dtype and frame shape.
+def kind_of(
+    name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...], declared: str | None = None
+) -> Kind:
+    """Plot type of a feature, from its kind in the schema, dtype and frame shape.
 
-    `name` may be the kind in the schema; its beginning is compared. Samples are rows [n, C] of an
-    IMU or of audio between two frames; n may vary.
+    The beginning of the name counts if no kind is declared. A pose, a state or points are no
+    picture, whatever their shape. Samples are rows [n, C] of an IMU or of audio between two frames;
+    n may vary.
     """
+    name = declared or name
     if len(shape) == 2 and name.startswith(("imu", "audio")) and dtype.kind in "biuf":
         return "samples" if shape[1] is not None and shape[1] <= _MOST_AXES else "text"
     grid = len(shape) >= 2 and all(n is None or n >= _LEAST_SIDE for n in shape[:2])
+    grid = grid and declared not in OTHER_KINDS
     if grid and len(shape) == 2 and dtype.kind in "biuf":
         if dtype.kind == "b" or (name.startswith(("mask", "seg", "label")) and dtype.kind != "f"):
             return "labels"
@@ -44,14 +51,16 @@ def kind_of(name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> K
     return "text"
 
 
-def kind_of_frames(name: str, frames: Sequence[npt.NDArray[Any] | str | bytes]) -> Kind:
+def kind_of_frames(
+    name: str, frames: Sequence[npt.NDArray[Any] | str | bytes], declared: str | None = None
+) -> Kind:
     """Plot type of frames with possibly different shapes."""
     arrays = [frame for frame in frames if not isinstance(frame, str | bytes)]
     if len(arrays) < len(frames) or len({frame.ndim for frame in arrays}) != 1:
         return "text"
     sizes = zip(*(frame.shape for frame in arrays), strict=True)
     shape = tuple(size[0] if len(set(size)) == 1 else None for size in sizes)
-    return kind_of(name, arrays[0].dtype, shape)
+    return kind_of(name, arrays[0].dtype, shape, declared)
 
 
 Colours = npt.NDArray[np.uint8]

@@ -43,8 +43,8 @@ def view_quality(path: str | PathLike[str], columns: Sequence[str] | None = None
     if unknown or not known:
         raise SchemaError("no such column", expected=", ".join(known), got=", ".join(unknown))
     shown = spread(len(keys), DEFAULT_CLIP_LEN)
-    strips = {name: Strip([*numbers[name]], name) for name in columns or known}
-    strips["episode"] = Strip([keys[i] for i in shown], "episode")
+    strips = {name: Strip([*numbers[name]]) for name in columns or known}
+    strips["episode"] = Strip([keys[i] for i in shown])
     return draw_sheet(
         strips,
         numbers=range(1, len(keys) + 1),

@@ -132,7 +132,7 @@ class _Log:
 
     def _array(self, name: str, spec: FeatureSpec, value: npt.NDArray[Any]) -> Any:
         rerun = self._rerun
-        kind = kind_of(spec.kind or name, value.dtype, value.shape)
+        kind = kind_of(name, value.dtype, value.shape, spec.kind)
         if kind == "picture":
             return rerun.Image(value)
         if kind == "depth":

@@ -54,10 +54,10 @@ _TITLE_SIZE, _SUBTITLE_SIZE, _NAME_SIZE = 10.0, 7.0, 7.0  # points
 
 @dataclass(frozen=True)
 class Strip:
-    """Frames of a feature (`None` if missing), its kind or name, and its unit."""
+    """Frames of a feature (`None` if missing), its declared kind, and its unit."""
 
     frames: Frames
-    kind: str
+    kind: str | None = None
     unit: str | None = None
 
 
@@ -167,7 +167,8 @@ class _Row:
 
     @classmethod
     def of(cls, name: str, strip: Strip, layout: _Layout) -> _Row:
-        kind = kind_of_frames(strip.kind, [frame for frame in strip.frames if frame is not None])
+        frames = [frame for frame in strip.frames if frame is not None]
+        kind = kind_of_frames(name, frames, strip.kind)
         row = cls(name, strip, kind, _TEXT_HEIGHT if kind == "text" else _PLOT_HEIGHT)
         if kind in ("text", "curves", "samples"):
             return row

@@ -116,11 +116,11 @@ def _view_episode(
     columns = [numbers[i] for i in spread(len(numbers), max_columns)]
     strips = {}
     for name, feature in episode.features.select(features).items():
-        kind = feature.kind or name
+        form = feature.dtype, feature.shape
         # Curves are small: they show all frames of the clip.
-        is_curve = kind_of(kind, feature.dtype, feature.shape) in ("curves", "samples")
+        is_curve = kind_of(name, *form, feature.kind) in ("curves", "samples")
         frames = list(values_in_order(episode, name, numbers if is_curve else columns))
-        strips[name] = (frames, kind, feature.unit)
+        strips[name] = (frames, feature.kind, feature.unit)
     return _draw(strips, numbers, columns, episode.key, f" of {len(episode)}")
 
 
@@ -191,12 +191,12 @@ def _view_clip(
     step = int(columns.get("dilation", dilation))
     numbers = range(first, first + ClipSpec(length, dilation=step).span, step)
     shown = spread(length, max_columns)
-    strips: dict[str, tuple[Frames, str, None]] = {}
+    strips: dict[str, tuple[Frames, None, None]] = {}
     for name in every:
         values = [*whole[name], *[None] * (length - len(whole[name]))]
         known = [value for value in values if value is not None]
         is_curve = kind_of_frames(name, known) in ("curves", "samples")
-        strips[name] = (values if is_curve else [values[i] for i in shown], name, None)
+        strips[name] = (values if is_curve else [values[i] for i in shown], None, None)
     extra = [f", {name}: {_value_text(columns[name])}" for name in columns if name not in whole]
     return _draw(strips, numbers, [numbers[i] for i in shown], clip.get("episode", ""), "", extra)
 
@@ -232,7 +232,7 @@ def _array(name: str, value: Any) -> npt.NDArray[Any]:
 
 
 def _draw(
-    strips: Mapping[str, tuple[Frames, str, str | None]],
+    strips: Mapping[str, tuple[Frames, str | None, str | None]],
     numbers: range,
     columns: Sequence[int],
     title: str,

@@ -336,3 +336,19 @@ def test_data_that_lerobot_cannot_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DestinationError, match="cannot be written"):
         to_lerobot(gap, tmp_path / "file", features=["x"])
+
+
+def test_kinds_decide_what_is_an_image(tmp_path: Path) -> None:
+    """A state stays numbers, and labels in three channels stay lossless beside video."""
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 32, 48, 3), np.uint8)
+    kinds = {name: {"kind": name} for name in ("image", "segmentation", "state")}
+    frames = [dict.fromkeys(kinds, each) for each in pixels]
+    write_dataset(tmp_path / "r", {"a": frames}, features=kinds, fps=10)
+    out = to_lerobot(tmp_path / "r", tmp_path / "out", video="h264")
+    features = json.loads((out / "meta/info.json").read_text())["features"]
+    stored = {name: features[name]["dtype"] for name in kinds}
+    assert stored == {"image": "video", "segmentation": "image", "state": "uint8"}
+    seqrecord.convert(open_source(out), tmp_path / "again", workers=1)
+    [after] = all_frames(tmp_path / "again")
+    assert np.array_equal(after["segmentation"], pixels)
+    assert np.array_equal(after["state"], pixels)

@@ -448,3 +448,14 @@ def test_without_matplotlib() -> None:
     assert done.stdout == ""
     [line] = done.stderr.splitlines()
     assert line.startswith("seqrecord: error: plots require matplotlib, the extra `view`")
+
+
+def test_kinds_without_pixels_are_no_pictures(tmp_path: Path) -> None:
+    """Whatever their shape: the kind decides, not the shape."""
+    state, pose = np.zeros((40, 40, 3), np.uint8), np.zeros((16, 16))
+    frames = columns(state=[state], pose=[pose], image=[state], plain=[state])
+    kinds = {name: {"kind": name} for name in ("state", "pose", "image")}
+    write_dataset(tmp_path / "r", {"a": frames}, features=kinds)
+    with seqrecord.open(tmp_path / "r") as dataset:
+        figure = view(dataset)
+    assert [n for n in labels(figure) if axes_of(figure, n).images] == ["image", "plain"]

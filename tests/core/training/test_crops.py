@@ -357,7 +357,7 @@ def test_invalid_chains_and_steps_are_refused(path: Path, tmp_path: Path) -> Non
         with pytest.raises(ClipError, match=message):
             make(**value) if isinstance(value, dict) else make(value)
     with SeqRecordWriter(tmp_path / "r") as writer, writer.episode("a") as episode:
-        episode.append({"crop": np.zeros((4, 4), np.uint8)})
+        episode.append({"crop": np.zeros((4, 4, 3), np.uint8)})
     with pytest.raises(ClipError, match="name of a batch's extra column"):
         SeqRecordPipe(tmp_path / "r", clip_len=1, clip_transform=RandomCrop(2))
 
