@@ -14,11 +14,12 @@ from seqrecord.errors import ConflictError, FormatError, NotFoundError
 from seqrecord.format.edits import Delete, Edit, Relabel, Rename, Trim
 from seqrecord.format.footer import Footer
 from seqrecord.format.index import Index
+from seqrecord.format.inventory import Inventory, read_inventories
 from seqrecord.format.manifest import Manifest, RecordFile
 from seqrecord.format.text import encode_metadata
 from seqrecord.reading.filters import EpisodeFilter, find_episodes
 from seqrecord.reading.metadata import load_index, read_footers, record_sizes
-from seqrecord.reading.versions import open_version
+from seqrecord.reading.versions import kept_versions, open_version
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, open_storage
 from seqrecord.writing.commits import Version, put_version, rebuilt
@@ -188,8 +189,8 @@ def restore_version(
 
     Episodes, frames, features and splits are as in `version`; `list_versions` has its id. The
     versions in between are kept, so a restoration can be undone by another one. Episodes that were
-    added since are deleted, and a `reindex` does not bring them back. Statistics are restored if
-    their file is left. No record file is rewritten.
+    added since are deleted, and a `reindex` does not bring them back. Statistics are restored
+    unless `clean` has removed their file. No record file is rewritten.
 
     Arguments and errors as for `delete_episodes`; also raises `NotFoundError` for an unknown
     version, and for one with files that `clean` has removed.
@@ -207,12 +208,12 @@ def restore_version(
         old, old_index = open_version(storage, version)
         if dry_run or version == current.commit:
             return current.commit
-        inventory, statistics = current.inventory, None
+        statistics, inventories = None, tuple[Inventory, ...]()
         with suppress(NotFoundError):
             statistics = stored_statistics(storage, old)
         with suppress(NotFoundError):
-            if old.inventory is not None and storage.size(old.inventory.path):
-                inventory = old.inventory
+            if old.inventory is not None:
+                inventories = read_inventories(storage, old.inventory)
         added = sorted(_uids(index) - _uids(old_index))
         with SmallFiles(storage) as own:
             edits = put_edits(own, [Delete(tuple(added))] if added else [], len(old.edits))
@@ -221,12 +222,26 @@ def restore_version(
                 next_ordinal=max(current.next_ordinal, old.next_ordinal),
                 statistics=None,
                 edits=(*old.edits, *edits),
-                inventory=inventory,
+                inventory=current.inventory,
                 removed=current.removed,
             )
-            made = Version(old_index, restored)
-            done = put_version(own, base, made, statistics, refused=_REFUSED, is_final=True)
+            done = put_version(
+                *(own, base, Version(old_index, restored), statistics),
+                inventories=inventories,
+                refused=_REFUSED,
+                undone=_files_since(storage, current, version),
+            )
             return done.commit
+
+
+def _files_since(storage: Storage, current: Manifest, version: str) -> set[str]:
+    """Paths of the record files of all versions after this one."""
+    paths = {file.path for file in current.record_files}
+    for manifest, _ in kept_versions(storage, current, skip_damaged=True):
+        if manifest.commit == version:
+            break
+        paths.update(file.path for file in manifest.record_files)
+    return paths
 
 
 def _uids(index: Index) -> set[str]:

@@ -397,11 +397,18 @@ def _old(
 
 
 def _earlier(storage: Storage, manifest: Manifest, count: int) -> Iterator[Manifest]:
-    """The last `count` versions before this one with different content."""
-    seen = {(manifest.fingerprint, manifest.edits)}
+    """The last `count` versions before this one with different content.
+
+    Versions with equal content follow without their record files: a rewrite has replaced these, but
+    only they may have statistics.
+    """
+    contents = {(manifest.fingerprint, manifest.edits)}
     for earlier, _ in kept_versions(storage, manifest) if count else ():
-        if len(seen) <= count and (earlier.fingerprint, earlier.edits) not in seen:
-            seen.add((earlier.fingerprint, earlier.edits))
+        content = earlier.fingerprint, earlier.edits
+        if content in contents:
+            yield replace(earlier, record_files=())
+        elif len(contents) <= count:
+            contents.add(content)
             yield earlier
 
 

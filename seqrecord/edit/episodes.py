@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -28,10 +28,11 @@ from seqrecord.format.text import check_key
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.index_building import complete_episodes
 from seqrecord.reading.metadata import read_edits, read_footer, record_sizes
+from seqrecord.schema import Schema
 from seqrecord.storage import Storage
 from seqrecord.text import counted, repr_of
 from seqrecord.units import check_seed
-from seqrecord.writing.committing import recorded
+from seqrecord.writing.committing import Base, loose_files, recorded
 from seqrecord.writing.edit_files import check_split_name, split_edits
 
 
@@ -239,20 +240,24 @@ def _copies(dataset: EditedDataset, episodes: Iterable[int]) -> tuple[str, ...]:
     storage, manifest = dataset.storage, dataset.manifest
     before = read_edits(storage, manifest.edits)
     keys = {dataset.index.key(i): dataset.index.uid(i) for i in episodes}
-    footers = {**dataset.footers, **_unnamed(storage, dataset.footers)}
+    footers = {**dataset.footers, **_recoverable(storage, dataset.base, manifest.schema)}
     complete = complete_episodes(list(footers.items()), manifest.schema, before.frames)
     others = complete.keys() - set(keys.values()) - before.deleted
     return tuple(sorted(u for u in others if before.keys.get(u, complete[u].key) in keys))
 
 
-def _unnamed(storage: Storage, named: Collection[str]) -> dict[str, Footer]:
-    """Footers of record files that the manifest does not name but `reindex` would read."""
-    found = {}
-    sizes = {path: n for path, n in record_sizes(storage).items() if path not in named}
-    for path, size in sizes.items():
+def _recoverable(storage: Storage, base: Base, schema: Schema) -> dict[str, Footer]:
+    """Footers of record files that the manifest does not name but `reindex` would read.
+
+    Files with another schema belong to no version that continues this one.
+    """
+    sizes, footers = record_sizes(storage), dict[str, Footer]()
+    for path in loose_files(storage, base, sizes):
         with contextlib.suppress(FormatError, NotFoundError):
-            found[path] = read_footer(storage, path, size)
-    return found
+            footer = read_footer(storage, path, sizes[path])
+            if schema.continues(footer.schema, edited=True):
+                footers[path] = footer
+    return footers
 
 
 @recorded

@@ -106,10 +106,10 @@ def load_version(
 ) -> tuple[Manifest, Index]:
     """Load the index of an earlier `manifest`, which was verified then.
 
-    Writers keep record files but delete old indexes; then it is rebuilt from the footers. Raises
-    `StateError` if the record files have changed too.
+    Writers keep record files but delete old indexes; then it is rebuilt from the footers, and so is
+    a damaged one. Raises `StateError` if the record files have changed too.
     """
-    with contextlib.suppress(NotFoundError):
+    with contextlib.suppress(NotFoundError, FormatError):
         return manifest, load_index(storage, manifest, verify=verify)
     with contextlib.suppress(NotFoundError, FormatError):
         current, index = load(storage)
@@ -118,7 +118,9 @@ def load_version(
             return current, index
     cause: Exception | None = None
     try:
-        _logger.info("%s: index deleted; rebuilding it from the record files", storage.url)
+        _logger.info(
+            "%s: index deleted or damaged; rebuilding it from the record files", storage.url
+        )
         paths = [file.path for file in manifest.record_files]
         footers = map_files(storage, lambda path: read_footer(storage, path), paths)
         edits = read_edits(storage, manifest.edits)

@@ -246,8 +246,10 @@ def verify(
 
     Checks manifest and index, headers and footers of record files and their agreement, checksums of
     all pages and slices, and the state of referenced files. A damaged index is reported, and
-    replaced by one built from the record files, so that pages are still checked. Memory: the index,
-    the index built from the record files, and a chunk per thread.
+    replaced by one built from the record files, so that pages are still checked. Files that only
+    kept earlier versions name are checked too, back to the last reindex, if `edit.restore_version`
+    has all that it needs; their problems begin with `earlier version`. Memory: the index, the index
+    built from the record files, 8 bytes per chunk, and a chunk per thread.
 
     Nothing is written.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.errors import (
     ChecksumError,
@@ -24,7 +25,16 @@ from seqrecord.format.edits import Edits
 from seqrecord.format.footer import RECORDS, Footer
 from seqrecord.format.index import GroupIndex, Index
 from seqrecord.format.inventory import read_inventories
-from seqrecord.format.manifest import MANIFEST, RecordFile, read_manifest
+from seqrecord.format.manifest import (
+    EDITS,
+    KEPT_VERSIONS,
+    MANIFEST,
+    VERSIONS,
+    Manifest,
+    RecordFile,
+    read_manifest,
+    version_path,
+)
 from seqrecord.format.rows import table_names
 from seqrecord.format.statistics_file import read_statistics
 from seqrecord.processes.machine import usable_cores
@@ -40,7 +50,9 @@ from seqrecord.reading.metadata import (
 )
 from seqrecord.reading.original_checks import compare_originals
 from seqrecord.reading.pages import Page
+from seqrecord.reading.versions import needed_paths, read_version
 from seqrecord.storage import Storage, request_threads
+from seqrecord.storage.parallel import RequestThreads
 from seqrecord.text import counted, shown_place
 from seqrecord.units import Progress, format_size
 
@@ -88,6 +100,9 @@ class VerifyReport:
         )
 
 
+_REINDEX = "reindex"  # the command of versions that left out damaged files
+
+
 def verify(
     storage: Storage,
     externals: ExternalFiles | None = None,
@@ -103,47 +118,218 @@ def verify(
     stored = _read_metadata(storage, externals)
     if any(isinstance(problem, NotFoundError) for problem in stored.problems):
         stored = _read_metadata(storage, externals)  # a writer may have committed meanwhile
-    files, index, problems = stored.record_files, stored.index, stored.problems
-    notes, ahead = _notes(storage, files), 2 * num_threads + 1
+    notes = _notes(storage, stored.record_files)
     with request_threads(num_threads, "verify") as threads:
-        found = list(threads.map(partial(_check_file, storage, index), files, ahead))
-        for file in found:
-            problems += file.problems
-        index = _checked_index(storage, stored, [file.footer for file in found])
-        gone = {number for number, file in enumerate(found) if not file.is_there}
-        del found
-        groups = () if index is None else index.groups
-        total = sum(int(group.page_length.sum(dtype=np.uint64)) for group in groups)
-        counts = Counter(num_chunks=0, num_pages=0, num_frames=0, page_bytes=0)
-        reported = {
-            (each.message, each.file) for each in problems if isinstance(each, StorageError)
-        }
-        check: Any = None
-        if index is not None:
-            paths = [file.path for file in files]
-            reader = ChunkReader(storage, paths, index, index.schema, externals=externals)
-            names = [n for n, s in index.schema.items() if deep or (check_video and s.is_video)]
-            check = partial(_check_chunk, reader, index, frozenset(names))
-        for some, counted_there in threads.map(check, _all_chunks(groups, gone), ahead):
-            for each in some:
-                # An external file or a missing package affects many pages: one problem.
-                if (each.message, each.file) not in reported:
-                    problems.append(each)
-                if isinstance(each, (StorageError, MissingPackageError)):
-                    reported.add((each.message, each.file))
-            counts.update(counted_there)
-            if progress is not None:
-                progress(Progress(counts["page_bytes"], total))
+        run = _Run(storage, externals, threads, 2 * num_threads + 1, deep, check_video, progress)
+        index = run.check_current(stored)
+        skipped = _skipped(deep, check_video, index)
+        if stored.manifest is not None:
+            skipped += run.check_earlier(stored.manifest)
     return VerifyReport(
         url=storage.url,
         deep=deep,
-        num_record_files=len(files) - len(gone),
-        problems=tuple(problems),
+        num_record_files=len(run.files),
+        problems=tuple(run.problems),
         notes=tuple(notes),
         version=stored.version,
-        skipped=_skipped(deep, check_video, index),
-        **counts,
+        skipped=skipped,
+        **run.counts,
     )
+
+
+class _Run:
+    """Checks the versions of a dataset, each record file and page once.
+
+    `files` are the record files that are there, by path.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        externals: ExternalFiles,
+        threads: RequestThreads,
+        ahead: int,
+        deep: bool,
+        check_video: bool,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._storage, self._externals = storage, externals
+        self._threads, self._ahead, self._progress = threads, ahead, progress
+        self._deep, self._check_video = deep, check_video
+        self.problems: list[SeqRecordError] = []
+        self.files: dict[str, RecordFile] = {}
+        self.counts = Counter(num_chunks=0, num_pages=0, num_frames=0, page_bytes=0)
+        self._total_bytes = 0
+        self._checked = _CheckedChunks()
+        self._reported: set[tuple[str, str | None]] = set()
+
+    def check_current(self, stored: _DatasetMetadata) -> Index | None:
+        """Check record files and pages of the current version; returns its index."""
+        self.problems = stored.problems
+        footers = self._check_files(stored, stored.index)
+        index = _checked_index(self._storage, stored, footers)
+        if index is not None:
+            self._check_chunks(stored.record_files, index)
+        return index
+
+    def check_earlier(self, current: Manifest) -> tuple[str, ...]:
+        """Check what only kept earlier versions name; returns the checks that were not made.
+
+        A version without all of its files cannot be restored, and is not checked. Neither are
+        versions before a reindex: it left out what was damaged in them.
+        """
+        storage, num_incomplete = self._storage, 0
+        try:
+            paths = {file.path for place in (RECORDS, EDITS) for file in storage.files(place)}
+            kept = {file.path for file in storage.files(VERSIONS)}
+        except TransientError:
+            raise
+        except StorageError:  # web servers, or no permission
+            return ("earlier versions: their files cannot be listed",)
+        contents, command = {_content_of(current)}, current.command
+        for commit in current.earlier_commits[:KEPT_VERSIONS]:
+            if command.startswith(f"{_REINDEX}("):
+                break
+            if version_path(commit) not in kept:
+                continue
+            problems: list[SeqRecordError] = []
+            with _collecting(problems), suppress(NotFoundError):
+                manifest = read_version(storage, commit)
+                command = manifest.command
+                if _content_of(manifest) in contents:
+                    pass
+                elif paths.issuperset(needed_paths(manifest)):
+                    contents.add(_content_of(manifest))
+                    problems += self._check_version(manifest)
+                else:
+                    num_incomplete += 1
+            for problem in problems:
+                problem.message = f"earlier version {commit}: {problem.message}"
+            self.problems += problems
+        if not num_incomplete:
+            return ()
+        which = counted(num_incomplete, "earlier version")
+        return (f"{which}, whose files were removed by `clean`",)
+
+    def _check_version(self, manifest: Manifest) -> list[SeqRecordError]:
+        """Check an earlier version; returns the problems that newer versions do not have."""
+        stored, storage = _DatasetMetadata.of(manifest), self._storage
+        with _collecting(stored.problems):
+            stored.edits = read_edits(storage, manifest.edits)
+        with _collecting(stored.problems), suppress(NotFoundError):
+            if manifest.statistics is not None:
+                read_statistics(storage, manifest.statistics, manifest.schema)
+        with _collecting(stored.problems), suppress(NotFoundError):
+            if manifest.inventory is not None:
+                read_inventories(storage, manifest.inventory)
+        for name in table_names(manifest.schema):  # of the version just before the current one
+            with _collecting(stored.problems), suppress(NotFoundError):
+                map_table(storage, manifest, name)
+        footers = self._check_files(stored, None)
+        index = _checked_index(storage, stored, footers) if None not in footers else None
+        if index is not None and stored.edits is not None:
+            if (actual := index.fingerprint()) != manifest.fingerprint:
+                different = FormatError(
+                    "the manifest's fingerprint differs from the record files",
+                    file=f"{storage.url}/{version_path(manifest.commit)}",
+                    expected=manifest.fingerprint,
+                    got=actual,
+                )
+                stored.problems.append(different)
+            before, self.problems = self.problems, stored.problems
+            self._check_chunks(manifest.record_files, index)
+            self.problems = before
+        seen = {_identity(problem) for problem in self.problems}
+        return [problem for problem in stored.problems if _identity(problem) not in seen]
+
+    def _check_files(self, stored: _DatasetMetadata, index: Index | None) -> list[Footer | None]:
+        """Check record files; returns their footers, `None` for an unreadable one."""
+        check = partial(_check_file, self._storage, index)
+        results = list(self._threads.map(check, stored.record_files, self._ahead))
+        for file, result in zip(stored.record_files, results, strict=True):
+            stored.problems += result.problems
+            if result.is_there:
+                self.files[file.path] = file
+        return [result.footer for result in results]
+
+    def _check_chunks(self, files: Sequence[RecordFile], index: Index) -> None:
+        """Check the chunks of an index that no other index had."""
+        paths = [file.path for file in files]
+        gone = [number for number, path in enumerate(paths) if path not in self.files]
+        wanted = [
+            ~np.isin(group.file, gone) & ~self._checked.covers(paths, group)
+            for group in index.groups
+        ]
+        sizes = (group.page_length[rows] for group, rows in zip(index.groups, wanted, strict=True))
+        self._total_bytes += sum(int(lengths.sum(dtype=np.uint64)) for lengths in sizes)
+        reader = ChunkReader(self._storage, paths, index, index.schema, externals=self._externals)
+        names = [
+            name
+            for name, spec in index.schema.items()
+            if self._deep or (self._check_video and spec.is_video)
+        ]
+        check = partial(_check_chunk, reader, index, frozenset(names))
+        self._reported |= {
+            (problem.message, problem.file)
+            for problem in self.problems
+            if isinstance(problem, StorageError)
+        }
+        places = _sorted_chunks(index.groups, wanted)
+        for problems, counts in self._threads.map(check, places, self._ahead):
+            for problem in problems:
+                # An external file or a missing package affects many pages: one problem.
+                if (problem.message, problem.file) not in self._reported:
+                    self.problems.append(problem)
+                if isinstance(problem, (StorageError, MissingPackageError)):
+                    self._reported.add((problem.message, problem.file))
+            self.counts.update(counts)
+            if self._progress is not None:
+                self._progress(Progress(self.counts["page_bytes"], self._total_bytes))
+        for group in index.groups:
+            self._checked.add(paths, group)
+
+
+class _CheckedChunks:
+    """Chunks by record file and offset, with the features whose pages were checked."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}  # of record files
+        self._keys: list[tuple[frozenset[int], npt.NDArray[np.uint64]]] = []
+
+    def covers(self, paths: Sequence[str], group: GroupIndex) -> npt.NDArray[np.bool_]:
+        """Whether the pages of each chunk of a group were checked, bool [chunks]."""
+        features, is_checked = _active_features(group), np.zeros(len(group.file), bool)
+        if self._keys:
+            keys = self._keys_of(paths, group)
+            for checked_features, checked_keys in self._keys:
+                if features <= checked_features:
+                    is_checked |= np.isin(keys, checked_keys)
+        return is_checked
+
+    def add(self, paths: Sequence[str], group: GroupIndex) -> None:
+        """Add all chunks of a group."""
+        self._keys.append((_active_features(group), self._keys_of(paths, group)))
+
+    def _keys_of(self, paths: Sequence[str], group: GroupIndex) -> npt.NDArray[np.uint64]:
+        """A number for each file and offset, uint64 [chunks]; offsets are below 2^44 (16 TiB)."""
+        numbers = [self._numbers.setdefault(path, len(self._numbers)) for path in paths]
+        high: npt.NDArray[np.uint64] = np.array(numbers, np.uint64)[group.file]
+        keys: npt.NDArray[np.uint64] = (high << np.uint64(44)) | group.offset.astype(np.uint64)
+        return keys
+
+
+def _active_features(group: GroupIndex) -> frozenset[int]:
+    specs = zip(group.features.tolist(), group.schema.values(), strict=True)
+    return frozenset(position for position, spec in specs if not spec.is_dropped)
+
+
+def _content_of(manifest: Manifest) -> tuple[object, ...]:
+    """Equal for versions that need the same files."""
+    return manifest.record_files, manifest.edits, manifest.statistics, manifest.inventory
+
+
+def _identity(problem: SeqRecordError) -> tuple[str, ...]:
+    return problem.message, repr(problem.context())
 
 
 def _skipped(deep: bool, check_video: bool, index: Index | None) -> tuple[str, ...]:
@@ -185,6 +371,19 @@ class _DatasetMetadata:
     index: Index | None = None
     problems: list[SeqRecordError] = field(default_factory=list)
     version: str = ""
+    manifest: Manifest | None = None
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> _DatasetMetadata:
+        """Metadata of a manifest, without edits and index."""
+        return cls(
+            manifest.record_files,
+            manifest.left_out,
+            manifest.splits,
+            edits=None,
+            version=manifest.commit,
+            manifest=manifest,
+        )
 
 
 def _read_metadata(storage: Storage, externals: ExternalFiles) -> _DatasetMetadata:
@@ -197,8 +396,7 @@ def _read_metadata(storage: Storage, externals: ExternalFiles) -> _DatasetMetada
     except FormatError as error:
         sizes = record_sizes(storage).items()
         return _DatasetMetadata([RecordFile(*item, "") for item in sizes], problems=[error])
-    found = _DatasetMetadata(manifest.record_files, manifest.left_out, manifest.splits, edits=None)
-    found.version = manifest.commit
+    found = _DatasetMetadata.of(manifest)
     with _collecting(found.problems):
         found.edits = read_edits(storage, manifest.edits)
     broken: list[SeqRecordError] = []
@@ -303,17 +501,17 @@ def _check_file(storage: Storage, index: Index | None, file: RecordFile) -> _Fil
     return found
 
 
-def _all_chunks(groups: Sequence[GroupIndex], gone: Container[int]) -> Iterator[tuple[int, int]]:
-    """Yield group and row of all chunks, sorted by file and offset, except in missing files."""
-    if not groups:
-        return
-    number = np.repeat(np.arange(len(groups)), [len(group.file) for group in groups])
-    row = np.concatenate([np.arange(len(group.file)) for group in groups])
-    file = np.concatenate([group.file for group in groups])
-    offset = np.concatenate([group.offset for group in groups])
+def _sorted_chunks(
+    groups: Sequence[GroupIndex], wanted: Sequence[npt.NDArray[np.bool_]]
+) -> Iterator[tuple[int, int]]:
+    """Yield group and row of the wanted chunks, sorted by file and offset."""
+    rows = [np.flatnonzero(selected) for selected in wanted]
+    number = np.repeat(np.arange(len(groups)), [len(selected) for selected in rows])
+    row = np.concatenate(rows)
+    file = np.concatenate([g.file[at] for g, at in zip(groups, rows, strict=True)])
+    offset = np.concatenate([g.offset[at] for g, at in zip(groups, rows, strict=True)])
     for at in np.lexsort((offset, file)):
-        if file[at] not in gone:
-            yield int(number[at]), int(row[at])
+        yield int(number[at]), int(row[at])
 
 
 def _check_chunk(

@@ -81,8 +81,7 @@ def list_versions(
                 None if until is None else datetime.fromtimestamp(until, timezone.utc),
                 manifest.num_episodes,
                 manifest.num_frames,
-                all(file.path in there for file in manifest.record_files)
-                and all(file.path in there for file in manifest.edits),
+                there.issuperset(needed_paths(manifest)),
                 next(iter(manifest.earlier_commits), None),
                 manifest.command,
             )
@@ -90,16 +89,25 @@ def list_versions(
         ]
 
 
-def kept_versions(storage: Storage, manifest: Manifest) -> Iterator[tuple[Manifest, float]]:
+def kept_versions(
+    storage: Storage, manifest: Manifest, *, skip_damaged: bool = False
+) -> Iterator[tuple[Manifest, float]]:
     """Yield the kept manifests of earlier versions, newest first.
 
-    Each with the time of its replacement, in seconds since 1970.
+    Each with the time of its replacement, in seconds since 1970. Raises `FormatError` for a damaged
+    one, unless they are skipped.
     """
     there = {file.path: file.modified for file in storage.files(VERSIONS)}
+    skipped = [NotFoundError, FormatError] if skip_damaged else [NotFoundError]
     for commit in manifest.earlier_commits[:KEPT_VERSIONS]:
         if (path := version_path(commit)) in there:
-            with suppress(NotFoundError):  # removed by a concurrent commit
-                yield _read(storage, commit), there[path]
+            with suppress(*skipped):  # `NotFoundError`: removed by a concurrent commit
+                yield read_version(storage, commit), there[path]
+
+
+def needed_paths(manifest: Manifest) -> list[str]:
+    """Paths of the files from which a version can be rebuilt: record files and edits."""
+    return [file.path for files in (manifest.record_files, manifest.edits) for file in files]
 
 
 def open_version(storage: Storage, version: str) -> tuple[Manifest, Index]:
@@ -111,7 +119,7 @@ def open_version(storage: Storage, version: str) -> tuple[Manifest, Index]:
     if (manifest := read_manifest(storage)).commit == version:
         return load(storage)
     try:
-        manifest = _read(storage, version)
+        manifest = read_version(storage, version)
     except NotFoundError as error:
         raise NotFoundError(
             f"unknown version, or older than the last {KEPT_VERSIONS}; "
@@ -120,8 +128,7 @@ def open_version(storage: Storage, version: str) -> tuple[Manifest, Index]:
             got=repr_of(version, 50),
         ) from error
     try:
-        paths = [file.path for file in manifest.record_files]
-        map_files(storage, storage.size, [*paths, *(file.path for file in manifest.edits)])
+        map_files(storage, storage.size, needed_paths(manifest))
         return load_version(storage, manifest, verify=True)
     except (NotFoundError, StateError) as error:
         raise NotFoundError(
@@ -132,7 +139,11 @@ def open_version(storage: Storage, version: str) -> tuple[Manifest, Index]:
         ) from error
 
 
-def _read(storage: Storage, commit: str) -> Manifest:
+def read_version(storage: Storage, commit: str) -> Manifest:
+    """Read the kept manifest of a version.
+
+    Raises `NotFoundError` if it is not there, and `FormatError` if it is damaged.
+    """
     path = version_path(commit) if ID.fullmatch(commit) else None
     if path is None:
         raise NotFoundError("invalid version id", file=storage.url)

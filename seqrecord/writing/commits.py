@@ -170,7 +170,7 @@ def put_version(
     inventories: Sequence[Inventory] = (),
     created_by: str = CREATED_BY,
     refused: str = _REFUSED,
-    is_final: bool = False,
+    undone: Collection[str] | None = None,
 ) -> Manifest:
     """Commit: write the index under new names, then replace the manifest in one step.
 
@@ -178,9 +178,9 @@ def put_version(
     replace the files of `version`.
 
     Record files that leave the dataset stay on the storage for readers that have them open; a note
-    records the time, and with `is_final` that no reindex recovers them. The log names statistics
-    that the new version lacks. Raises as `commit` does, with the message `refused` if another
-    writer committed first.
+    records the time. With `undone`, record files of undone versions, the note also lists these, and
+    no reindex recovers any of them. The log names statistics that the new version lacks. Raises as
+    `commit` does, with the message `refused` if another writer committed first.
     """
     storage, index, manifest = own.storage, version.index, version.manifest
     tables = {
@@ -192,9 +192,9 @@ def put_version(
     if inventories:
         data = encode_inventories(inventories)
         manifest = replace(manifest, inventory=own.put_index("inventory.json", data))
-    left = base.files.keys() - {file.path for file in manifest.record_files}
+    left = {*base.files, *(undone or ())} - {file.path for file in manifest.record_files}
     if left:
-        put_retired_note(own, sorted(left), is_final=is_final)
+        put_retired_note(own, sorted(left), is_final=undone is not None)
     known = base.manifest.removed if base.manifest else ()
     removed = (path for path in manifest.removed if path not in known)
     manifest = replace(

@@ -13,7 +13,7 @@ import inspect
 import logging
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -52,6 +52,7 @@ from seqrecord.format.manifest import (
 )
 from seqrecord.format.statistics_file import encode_statistics
 from seqrecord.reading.metadata import explain_missing_file, load_index
+from seqrecord.reading.versions import read_version
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage
 from seqrecord.text import repr_of
@@ -345,11 +346,28 @@ def commit(own: SmallFiles, base: Base, manifest: Manifest) -> Manifest:
     except SeqRecordError:
         own.forget()
         raise
-    # Files that only the old manifest names stay, for readers that have just read it.
-    unneeded = [path for path in (old.superseded if old else ()) if path not in named]
-    unneeded += map(version_path, manifest.earlier_commits[KEPT_VERSIONS:][:1])
-    tidy(storage, unneeded)
+    # Tables that only the old manifest names stay, for readers that have just read it.
+    unneeded = [path for path in (old.superseded if old else ()) if path.endswith(".arrow")]
+    tidy(storage, [*unneeded, *_forgotten_files(storage, manifest, named)])
     return manifest
+
+
+def _forgotten_files(storage: Storage, manifest: Manifest, named: Collection[str]) -> list[str]:
+    """Files of the version that is no longer kept: its manifest, statistics and inventory.
+
+    Statistics and inventories stay with the versions that name them, as nothing rebuilds them, in
+    contrast to tables. The oldest kept version lists files that only older versions have.
+    """
+    forgotten = manifest.earlier_commits[KEPT_VERSIONS:][:1]
+    if not forgotten:
+        return []
+    paths = [version_path(forgotten[0])]
+    with suppress(SeqRecordError):  # else `clean` removes them
+        oldest = read_version(storage, manifest.earlier_commits[KEPT_VERSIONS - 1])
+        paths += [
+            path for path in oldest.superseded if path.endswith(".json") and path not in named
+        ]
+    return paths
 
 
 def _keep_version(storage: Storage, manifest: Manifest) -> None:

@@ -42,6 +42,7 @@ from seqrecord.writing.committing import (
     new_writer_id,
     own_sizes,
     read_base,
+    retired_files,
     tidy,
     writer_of,
 )
@@ -93,6 +94,8 @@ class Destination:
         unfinished = [cut for cut in unfinished if cut.path in found - sizes.keys()]
         loose = [path for path in sizes if path in found]
         _check_mode_fits(storage, mode, manifest, len(loose) + len(unfinished))
+        if mode == "append" and loose:  # files that an edit left out are of no running writer
+            loose = sorted(set(loose).difference(*(note.files for note in retired_files(storage))))
         if mode == "append" and loose:
             _logger.warning(
                 "%s: ignored %s of another writer, which is running or was interrupted; resume "

@@ -302,3 +302,73 @@ def test_verification_writes_nothing(path: Path) -> None:
     report = seqrecord.verify(FaultyStorage(LocalStorage(path), FailAt("put")), deep=True)
     assert (report.ok, report.notes, report.version) == (True, (), version_of(path))
     assert contents(path) == before
+
+
+def test_restored_statistics_and_inventories(path: Path) -> None:
+    """Also after more commits than a reader needs, until `clean` removes the files."""
+    seqrecord.add_statistics(path)
+    first, mean = version_of(path), seqrecord.open(path).statistics["x"].mean
+    for key in ("a", "b"):
+        trim_episodes(path, key, slice(1, None))
+        set_metadata(path, None, {"site": key})
+    for version in (first, version_of(path), first):
+        restore_version(path, version)
+        has_statistics = version == first
+        assert ("x" in seqrecord.open(path).statistics) == has_statistics
+    assert seqrecord.open(path).statistics["x"].mean == mean
+    for number in range(11):
+        set_metadata(path, None, {"x": number})
+    assert len([*(path / "index").glob("*.json")]) == 1, "files of forgotten versions are removed"
+
+
+def test_edits_after_restorations_use_files_of_their_version(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither files of undone versions nor of other schemas stop an edit, or count as cut off."""
+    first = version_of(path)
+    add_feature(path, "y", lambda episode: np.arange(len(episode)))
+    second = version_of(path)
+    drop_features(path, "y")
+    rewrite_files(path, min_unused=0.01)
+    restore_version(path, first)
+    add_feature(path, "z", lambda episode: np.ones(len(episode), np.float32))
+    rename_episodes(path, {"a": "d"})
+    delete_episodes(path, "d")
+    seqrecord.reindex(path)
+    assert content(path).keys() == set("bc")
+    restore_version(path, second)
+    rename_episodes(path, {"a": "d"})
+    write_dataset(path, {"e": [{"x": np.zeros(500, np.float32), "y": np.int64(1)}]}, mode="append")
+    assert content(path).keys() == set("bcde")
+    assert "interrupted" not in caplog.text
+
+
+def test_verification_of_files_that_only_earlier_versions_name(path: Path, tmp_path: Path) -> None:
+    """Damage is reported, as long as the version could be restored and no reindex repaired it."""
+    first = version_of(path)
+    add_feature(path, "y", lambda episode: np.arange(len(episode), dtype=np.float32))
+    trim_episodes(path, "a", slice(1, None))
+    delete_episodes(path, "b")
+    rewrite_files(path, min_unused=0.01)
+    set_metadata(path, None, {"site": "lab"})
+    assert seqrecord.verify(path).ok
+    current = {file.path for file in seqrecord.open(path).contents.manifest.record_files}
+    files = (path / "records").glob("*.seqrec")
+    old = [file for file in files if f"records/{file.name}" not in current]
+    assert old
+    for file in old:
+        data = bytearray(file.read_bytes())
+        data[64] ^= 1  # in the first page
+        whole, _ = file.read_bytes(), file.write_bytes(data)
+        problems = seqrecord.verify(path).problems
+        assert problems
+        assert {problem.file for problem in problems} == {str(file)}
+        assert all(problem.message.startswith("earlier version ") for problem in problems)
+        assert "earlier version" in run("verify", path, code=1).output
+        file.write_bytes(whole)
+    clean(path, older_than=-1)
+    report = seqrecord.verify(path)
+    assert report.ok
+    assert any("removed by `clean`" in text for text in report.skipped)
+    with pytest.raises(NotFoundError):
+        restore_version(path, first)

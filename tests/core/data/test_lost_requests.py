@@ -18,6 +18,7 @@ import seqrecord
 from seqrecord.edit import clean, delete_episodes, merge_datasets, split_episodes
 from seqrecord.errors import AccessError, CommitUnknownError, ConflictError, NotFoundError
 from seqrecord.format.manifest import MANIFEST, read_manifest
+from seqrecord.reading.versions import kept_versions
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from tests.kit.datasets import append
@@ -105,9 +106,12 @@ def test_a_lost_request_superseded_by_another_commit(
     with pytest.raises(ConflictError):
         lost.land()
     check_valid(path)
-    tables = {file.path for file in manifest.small_files}
-    tables_on_disk = {f"index/{each.name}" for each in (path / "index").iterdir()}
-    assert tables_on_disk <= {*tables, *read_manifest(LocalStorage(path)).superseded}
+    versions = [manifest, *(kept for kept, _ in kept_versions(LocalStorage(path), manifest))]
+    files = {file.path for version in versions for file in version.small_files}
+    files_on_disk = {f"index/{each.name}" for each in (path / "index").iterdir()}
+    assert files_on_disk <= files
+    tables = {*manifest.superseded, *(file.path for file in manifest.small_files)}
+    assert {file for file in files_on_disk if file.endswith(".arrow")} <= tables
     assert {f"edits/{each.name}" for each in (path / "edits").iterdir()} <= tables
     assert content(path)["e30"][1] == [300, 301, 302]
 
