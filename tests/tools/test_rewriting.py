@@ -200,8 +200,9 @@ def test_files_with_little_unused_space_are_kept(dataset: tuple[Path, Model]) ->
 def test_a_reader_keeps_old_files_until_they_are_old_enough(dataset: tuple[Path, Model]) -> None:
     path, model = dataset
     ancient = time.time() - 100 * 86_400
-    for file in (path / "records").iterdir():
-        os.utime(file, (ancient, ancient))
+    for folder in ("records", "index"):
+        for file in (path / folder).iterdir():
+            os.utime(file, (ancient, ancient))
     old = named(path)
     edit.delete_episodes(path, ["e0", "e1", "e3"])
     by_edit = old - named(path)
