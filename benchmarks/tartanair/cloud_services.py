@@ -173,6 +173,7 @@ def make_index(folder: Path, num_frames: int) -> None:
         offset=np.tile(64 + np.arange(_CHUNKS, dtype=np.uint64) * 64 * 5000, episodes),
         page_length=rng.integers(1000, 60_000, (count, 5), np.uint32),
         page_crc32c=rng.integers(0, 2**32, (count, 5), np.uint32),
+        page_digest=rng.integers(0, 256, (count, 5, 16), np.uint8),
         largest_frame=np.empty((count, 0), np.uint32),
         external=np.zeros(count, np.uint32),
         gaps=np.empty(0, GAP_ROW),

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from seqrecord.errors import FormatError, located
 from seqrecord.format.arrow import to_numpy
-from seqrecord.format.pages import ALIGNMENT, chunk_bytes
+from seqrecord.format.pages import ALIGNMENT, DIGEST_BYTES, chunk_bytes
 from seqrecord.format.rows import (
     GAP_ROW,
     GAPS,
@@ -73,6 +73,7 @@ class GroupIndex:
     offset: npt.NDArray[np.uint64]  # [C]
     page_length: npt.NDArray[np.uint32]  # [C, F]
     page_crc32c: npt.NDArray[np.uint32]  # [C, F]
+    page_digest: npt.NDArray[np.uint8]  # [C, F, 16], see `page_digest`
     largest_frame: npt.NDArray[np.uint32]  # [C, V]
     external: npt.NDArray[np.uint32]  # [C], bytes of external files referenced by pages
     gaps: npt.NDArray[Any]  # dtype GAP_ROW
@@ -344,10 +345,10 @@ class Index:
             digest.update(json.dumps(value, separators=(",", ":"), sort_keys=True).encode())
         arrays: list[npt.NDArray[Any]] = [self.num_frames, self.fps]
         for group in self.groups:
-            pages = [group.page_length, group.page_crc32c]
+            digests = group.page_digest
             if gone := [i for i, spec in enumerate(group.schema.values()) if spec.is_dropped]:
-                pages = [np.delete(table, gone, axis=1) for table in pages]
-            arrays += [group.first_frame, group.num_frames, *pages]
+                digests = np.delete(digests, gone, axis=1)
+            arrays += [group.first_frame, group.num_frames, digests]
         dropped = [place for place, spec in enumerate(self.schema.values()) if spec.is_dropped]
         gaps = [group.gaps for group in self.groups]
         if dropped:
@@ -410,6 +411,7 @@ class Index:
             count = len(columns["file"])
             columns.setdefault("largest_frame", np.empty((count, 0), np.uint32))
             columns.setdefault("external", np.broadcast_to(np.uint32(0), count))
+            columns["page_digest"] = columns["page_digest"].reshape(count, len(group), DIGEST_BYTES)
             table = GroupIndex(group, features, counts, **columns, gaps=np.empty(0, GAP_ROW))
             with located(FormatError, file=name):
                 _check_count(table)

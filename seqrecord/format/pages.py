@@ -16,6 +16,7 @@ to read and check parts of a page.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import struct
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec, Schema
 ALIGNMENT = 64
 MAX_PAGE_BYTES = 2**32 - 1
 SLICE_BYTES = 4096  # minimum size of a slice, except for the last of a page
+DIGEST_BYTES = 16
 
 
 class Blob(NamedTuple):
@@ -321,6 +323,21 @@ def slice_table(schema: Schema, pages: Sequence[Buffer]) -> bytes:
         for spec, page in zip(schema.values(), pages, strict=True)
         if spec.is_raw
     )
+
+
+def page_digest(page: Buffer, num_frames: int, present: npt.NDArray[np.bool_] | None) -> bytes:
+    """Compute the digest that identifies a page's content: 16 bytes, zeros for an empty page.
+
+    `num_frames` is that of the chunk; `present`, bool [num_frames], is true for frames in the page,
+    `None` if all are. A page with the same digest has the same bytes for the same frames.
+    """
+    if not len(page):
+        return bytes(DIGEST_BYTES)
+    digest = hashlib.sha256(page)
+    there = np.ones(num_frames, np.bool_) if present is None else present
+    digest.update(np.packbits(there, bitorder="little").tobytes())
+    digest.update(num_frames.to_bytes(4, "little"))
+    return digest.digest()[:DIGEST_BYTES]
 
 
 def table_bytes(spec: FeatureSpec, count: Any) -> Any:

@@ -35,7 +35,7 @@ import numpy.typing as npt
 from seqrecord.checksum import crc32c
 from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.errors import ChecksumError, FormatError, LocationError
-from seqrecord.format.text import parse_json
+from seqrecord.format.text import ID, parse_json
 from seqrecord.format.video_pages import (
     BEGINS,
     NOT_SHOWN,
@@ -162,12 +162,14 @@ class ExternalList:
     """External files, named in pages by the list's id and a number, and samples of some.
 
     `new` has number and CRC32C of files whose modification time was too recent to prove that they
-    are unchanged, see `storage.new_since`.
+    are unchanged, see `storage.new_since`. `made` is drawn for each list that is written: the same
+    files have another list id when they are indexed again.
     """
 
     files: tuple[ExternalFile, ...]
     samples: tuple[Sample, ...] = ()
     new: tuple[tuple[int, int], ...] = ()
+    made: str | None = None
 
     @cached_property
     def id(self) -> str:
@@ -185,6 +187,7 @@ class ExternalList:
             "files": [[number[f.root], f.path, f.size, f.identity] for f in self.files],
             **({"samples": self.samples} if self.samples else {}),
             **({"new": self.new} if self.new else {}),
+            **({"made": self.made} if self.made else {}),
         }
         return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
@@ -193,14 +196,15 @@ class ExternalList:
         """Inverse of `encode`. Raises `FormatError` for invalid input."""
         if (actual := _id_of(data)) != list_id:
             raise ChecksumError("a list of files does not match its name", got=actual)
-        keys, optional = ("roots", "files"), ("samples", "new")
+        keys, optional = ("roots", "files"), ("samples", "new", "made")
         found = JsonObject.of_file(parse_json(data), "externals", _VERSION, keys, optional)
         roots = found.texts("roots", re.compile(r"[^\x00-\x1f\x7f]{1,4096}"), MAX_LIST_FILES)
         files = [_file(item, roots) for item in found.list("files", 1, MAX_LIST_FILES)]
         items = found.list("samples", 1, MAX_LIST_FILES) if "samples" in found.value else ()
         new = found.list("new", 1, MAX_LIST_FILES) if "new" in found.value else ()
         samples = tuple(_sample(item, len(files)) for item in items)
-        return cls(tuple(files), samples, tuple(_new(item, len(files)) for item in new))
+        made = found.text("made", ID) if "made" in found.value else None
+        return cls(tuple(files), samples, tuple(_new(item, len(files)) for item in new), made)
 
 
 def list_path(list_id: str) -> str:

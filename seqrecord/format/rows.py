@@ -19,7 +19,7 @@ import pyarrow as pa
 from seqrecord.codecs.video.config import MAX_GOP_FRAMES
 from seqrecord.errors import FormatError, located
 from seqrecord.format.arrow import read_batch, to_arrow
-from seqrecord.format.pages import ALIGNMENT, chunk_bytes, table_bytes
+from seqrecord.format.pages import ALIGNMENT, DIGEST_BYTES, chunk_bytes, table_bytes
 from seqrecord.format.time_spans import MAX_TIME_SPANS, num_time_spans, timestamp_features
 from seqrecord.schema import MAX_FRAME_BYTES, FeatureSpec, Schema
 
@@ -41,12 +41,13 @@ no row.
 def chunk_row(num_features: int, num_variable: int) -> np.dtype[Any]:
     """Return the dtype of a group's chunk rows in a footer.
 
-    `pages` has length and CRC32C for each feature of the group, in schema order. `largest` has an
+    `pages` has length, CRC32C and digest (see `page_digest`) for each feature of the group, in
+    schema order. `largest` has an
     entry for each feature with a variable dimension: the decoded size of the largest frame, in
     bytes. `external` is the number of bytes in external files referenced by the page, 0 if the
     page contains its packets or frames.
     """
-    page = np.dtype([("length", "<u4"), ("crc32c", "<u4")])
+    page = np.dtype([("length", "<u4"), ("crc32c", "<u4"), ("digest", "u1", (DIGEST_BYTES,))])
     return np.dtype(
         [
             ("episode", "<u4"),
@@ -334,6 +335,7 @@ def chunks_schema(group: Schema) -> pa.Schema:
         "num_frames": pa.uint32(),
         "page_length": _numbers(len(group)),
         "page_crc32c": _numbers(len(group)),
+        "page_digest": pa.binary(DIGEST_BYTES * len(group)),
     }
     if variable := len(group.variable):
         columns["largest_frame"] = _numbers(variable)
@@ -373,7 +375,9 @@ def most_table_bytes(
     for number, (group, size) in enumerate(zip(groups, sizes, strict=True)):
         may_be_absent = all(spec.is_dropped or spec.added for spec in group.values())
         chunks = absent if may_be_absent else min(num_frames, record_bytes // size)
-        rows[f"chunks{number}"] = chunks * (24 + 8 * len(group) + 4 * len(group.variable))
+        rows[f"chunks{number}"] = chunks * (
+            24 + (8 + DIGEST_BYTES) * len(group) + 4 * len(group.variable)
+        )
         of_group = len(group) * (chunks + num_frames // WORD)
         words += of_group + len(group) * 2 * min(chunks, num_episodes) * MAX_CHUNK_FRAMES // WORD
         more_words += of_group * may_be_absent

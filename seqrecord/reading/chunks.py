@@ -14,7 +14,7 @@ from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordError
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import MANIFEST
-from seqrecord.format.pages import ALIGNMENT, PageCodec, slice_sums
+from seqrecord.format.pages import ALIGNMENT, PageCodec, page_digest, slice_sums
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.pages import Chunk, Page
 from seqrecord.reading.raw_frames import RawFrames
@@ -35,7 +35,8 @@ _MAX_READ_BYTES = 16 << 20  # maximum range of one request; pages of a chunk are
 class ChunkReader:
     """Reads and decodes pages of the selected features. Thread-safe.
 
-    `verify` checks the CRC32C of each page read. Errors name file, offset, episode and feature.
+    `verify` checks the CRC32C of each page read, `checks_digests` also its digest. Errors name
+    file, offset, episode and feature.
     """
 
     def __init__(
@@ -47,8 +48,9 @@ class ChunkReader:
         *,
         verify: bool = True,
         externals: ExternalFiles | None = None,
+        checks_digests: bool = False,
     ) -> None:
-        self.verify = verify
+        self.verify, self._checks_digests = verify, checks_digests
         self._externals = externals
         self.features = features
         self._storage, self._index = storage, index
@@ -132,6 +134,7 @@ class ChunkReader:
                     start=starts[column],
                     stop=starts[column] + lengths[column],
                     crc32c=int(table.page_crc32c[row, column]),
+                    digest=table.page_digest[row, column].tobytes(),
                     present=table.present(row, int(table.features[column])),
                     largest=None if spec.is_fixed else int(table.largest_frame[row, variable]),
                     sums=sums[column] if spec.is_raw else None,
@@ -222,6 +225,17 @@ class ChunkReader:
         if actual != page.crc32c:
             error = ChecksumError.of("a page does not match its checksum", page.crc32c, actual)
             raise self.located(page, error)
+        if self._checks_digests and not has_digest(page, data):
+            digest = page_digest(data, page.chunk.num_frames, page.present)
+            raise self.located(
+                page,
+                ChecksumError(
+                    "a page does not match its digest",
+                    offset=0,
+                    expected=page.digest.hex(),
+                    got=digest.hex(),
+                ),
+            )
 
     def decode(
         self,
@@ -346,6 +360,11 @@ class ChunkReader:
         place = self.external.files.place_of(reference, at)
         error.located(**place, feature=page.feature)
         return error.located(**raw.place_of(page.chunk.row))
+
+
+def has_digest(page: Page, data: memoryview) -> bool:
+    """Return whether a page as stored has the digest of the index. `data` is not resolved."""
+    return page_digest(data, page.chunk.num_frames, page.present) == page.digest
 
 
 def _video_codecs(features: Schema) -> dict[str, VideoPageCodec]:

@@ -162,11 +162,11 @@ class Contents:
             for some in np.array_split(episodes, 1 + len(episodes) // _EPISODES_AT_ONCE):
                 owner, place = ragged_arange(group.num_chunks[some])
                 chunks = group.first_chunk[some][owner] + place
-                sums = group.page_crc32c[chunks]
+                pages = group.page_digest[chunks]
                 if group.external[chunks].any():
-                    sums = self.chunks.external.portable_checksums(group, chunks)
-                tables = group.page_length[chunks][:, columns], sums[:, columns]
-                update_digest(digest, "<u4", group.num_frames[chunks], *tables)
+                    pages = self.chunks.external.portable_digests(group, chunks)
+                update_digest(digest, "<u4", group.num_frames[chunks])
+                update_digest(digest, "u1", pages[:, columns])
                 first = group.first_frame[group.first_chunk[some]]
                 if (first < 0).any():  # of trimmed episodes
                     update_digest(digest, "<i4", first)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, FormatError, SeqRecordError
 from seqrecord.format.index import GroupIndex
+from seqrecord.format.pages import DIGEST_BYTES
 from seqrecord.format.references import (
     Reference,
     named_file,
@@ -70,14 +71,14 @@ class ExternalPages:
         file = self.files.file_of(reference.list_id, reference.file)
         return file.root.encode() + portable_bytes(data, file), reference
 
-    def portable_checksums(
+    def portable_digests(
         self, table: GroupIndex, rows: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.uint32]:
-        """Return checksums of the pages of chunks, uint32 [rows, features].
+    ) -> npt.NDArray[np.uint8]:
+        """Return digests of the pages of chunks, uint8 [rows, features, 16].
 
         For pages of references, of their `portable_bytes`; the pages are read for this.
         """
-        sums = table.page_crc32c[rows]
+        digests = table.page_digest[rows]
         for number in np.unique(table.file[rows[refers := table.external[rows] > 0]]).tolist():
             some = np.flatnonzero(refers & (table.file[rows] == number))
             starts, lengths = table.offset[rows[some]], table.page_length[rows[some], 0]
@@ -95,5 +96,7 @@ class ExternalPages:
             ranges = [ByteRange(a, b) for a, b in zip(starts.tolist(), ends, strict=True)]
             self._storage.read_ranges(path, ranges, buffers)
             for row, page in zip(some.tolist(), buffers, strict=True):
-                sums[row] = crc32c(portable_bytes(page, self.files.file_of(*named_file(page))))
-        return sums
+                content = portable_bytes(page, self.files.file_of(*named_file(page)))
+                digest = hashlib.sha256(content).digest()[:DIGEST_BYTES]
+                digests[row] = np.frombuffer(digest, np.uint8)
+        return digests

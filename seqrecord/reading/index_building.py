@@ -229,6 +229,7 @@ def _group_of(
         offset=chunks["offset"].copy(),
         page_length=chunks["pages"]["length"].copy(),
         page_crc32c=chunks["pages"]["crc32c"].copy(),
+        page_digest=chunks["pages"]["digest"].copy(),
         largest_frame=chunks["largest"].astype(np.uint32),
         external=chunks["external"].copy(),
         gaps=_stacked(gaps),

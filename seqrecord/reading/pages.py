@@ -47,6 +47,7 @@ class Page:
     start: int
     stop: int
     crc32c: int
+    digest: bytes
     present: npt.NDArray[np.bool_] | None
     largest: int | None  # decoded size of its largest frame; `None` for a fixed shape
     sums: int | None

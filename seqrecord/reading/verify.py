@@ -262,7 +262,11 @@ class _Run:
         ]
         sizes = (group.page_length[rows] for group, rows in zip(index.groups, wanted, strict=True))
         self._total_bytes += sum(int(lengths.sum(dtype=np.uint64)) for lengths in sizes)
-        reader = ChunkReader(self._storage, paths, index, index.schema, externals=self._externals)
+        reader = ChunkReader(
+            *(self._storage, paths, index, index.schema),
+            externals=self._externals,
+            checks_digests=True,
+        )
         names = [
             name
             for name, spec in index.schema.items()
@@ -696,6 +700,7 @@ def _chunk_values(group: GroupIndex, row: int) -> dict[str, Any]:
         "frames": (group.first_frame[row], group.num_frames[row]),
         "page lengths": group.page_length[row].tolist(),
         "page checksums": group.page_crc32c[row].tolist(),
+        "page digests": group.page_digest[row].tolist(),
         "largest frames": group.largest_frame[row].tolist(),
         "external bytes": group.external[row],
         "missing frames": group.gaps_of(row, row + 1)[["feature", "word", "present"]].tolist(),

@@ -16,6 +16,7 @@ from seqrecord.format.footer import Footer
 from seqrecord.format.pages import (
     Blob,
     PageCodec,
+    page_digest,
     page_offsets,
     slice_frames,
     slice_sums,
@@ -150,6 +151,7 @@ class StoredChunk:
         cls,
         number: int,
         group: Schema,
+        places: Sequence[int],
         frames: range,
         gaps: Mapping[int, npt.NDArray[np.bool_]],
         pages: Sequence[Buffer],
@@ -158,11 +160,19 @@ class StoredChunk:
     ) -> StoredChunk:
         """Make a chunk of group `number`, with the `frames` of the episode.
 
-        `largest` has the bytes of the largest frame for each feature of a variable shape.
-        `external` is the number of bytes of another file to which the page refers.
+        `places` are the positions of the group's features in the dataset's schema. `largest` has
+        the bytes of the largest frame for each feature of a variable shape. `external` is the
+        number of bytes of another file to which the page refers.
         """
         sums = [_checksums(spec, page) for spec, page in zip(group.values(), pages, strict=True)]
-        about = [(len(page), of_page) for page, (of_page, _) in zip(pages, sums, strict=True)]
+        digests = [
+            page_digest(page, len(frames), gaps.get(place))
+            for page, place in zip(pages, places, strict=True)
+        ]
+        about = [
+            (len(page), of_page, np.frombuffer(digest, np.uint8))
+            for page, (of_page, _), digest in zip(pages, sums, digests, strict=True)
+        ]
         row = (0, len(frames), frames.start, external, 0, about, largest)
         dtype = chunk_row(len(group), len(largest))
         slices = b"".join(of_slices for _, of_slices in sums)
@@ -233,7 +243,9 @@ class ChunkGroup:
             for place, has in zip(self._places, present, strict=True)
             if not all(has)
         }
-        return StoredChunk.of(self.number, self.schema, frames, gaps, pages, largest, external)
+        return StoredChunk.of(
+            *(self.number, self.schema, self._places, frames, gaps, pages, largest, external)
+        )
 
 
 class FrameGroup(ChunkGroup):
@@ -362,7 +374,7 @@ def stored_chunk(
         zip(specs.values(), pages, page_ranges(row[0]), strict=True)
     ):
         if spec.is_dropped:
-            about[column] = (0, crc32c(b""))
+            about[column] = np.zeros((), about.dtype)
             missing[places[column]] = np.zeros(num_frames, np.bool_)
             row["external"] = 0  # a reference is the only page of its chunk
             kept.append(b"")

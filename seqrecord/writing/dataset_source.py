@@ -299,7 +299,9 @@ class DatasetSource:
         cut = {n: reader.cut(page, data[page], shown) for n, page in pages.items() if page in data}
         parts = [cut.get(name, b"") for name in specs]
         span = range(chunk.first_frame + shown.start, chunk.first_frame + shown.stop)
-        return StoredChunk.of(number, specs, span, gaps, parts, largest, external), times
+        places = [self.target.position(name) for name in specs]
+        stored = StoredChunk.of(number, specs, places, span, gaps, parts, largest, external)
+        return stored, times
 
     def _key(self, info: EpisodeInfo) -> str:
         return info.key[len(self.prefix) :]

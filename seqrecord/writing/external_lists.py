@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from seqrecord.errors import ConflictError, FormatError, SourceError
+from seqrecord.errors import FormatError, SourceError
 from seqrecord.format.manifest import CopiedFiles
 from seqrecord.format.references import (
     EXTERNALS,
@@ -102,7 +103,8 @@ def put_lists(storage: Storage, files: Mapping[str, ExternalFile]) -> dict[str, 
             for each in samples.get(name, ())
         )
         checksums = tuple((number, new[name]) for number, name in enumerate(some) if name in new)
-        each = ExternalList(tuple(files[name] for name in some), tuple(sampled), checksums)
+        listed = tuple(files[name] for name in some)
+        each = ExternalList(listed, tuple(sampled), checksums, secrets.token_hex(16))
         for file in each.files:
             if any("\ud800" <= c <= "\udfff" for c in file.root + file.path):
                 raise SourceError(
@@ -116,8 +118,7 @@ def put_lists(storage: Storage, files: Mapping[str, ExternalFile]) -> dict[str, 
             facts = {**error.context(), "file": each.files[0].root}
             message = f"originals cannot be referred to: {error.message}"
             raise SourceError(message, **facts) from error
-        with suppress(ConflictError):  # the same list exists already
-            storage.put(list_path(each.id), each.encode(), expected=None)
+        storage.put(list_path(each.id), each.encode(), expected=None)
         trust(each.id)
         found |= {name: (each.id, number) for number, name in enumerate(some)}
     return found

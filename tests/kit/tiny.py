@@ -22,8 +22,8 @@ from seqrecord.checksum import crc32c
 from seqrecord.format.footer import TAIL_BYTES, Footer, parse_footer, parse_tail
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest
-from seqrecord.format.pages import slice_table
-from seqrecord.format.rows import GAP_ROW, chunk_row
+from seqrecord.format.pages import page_digest, slice_table
+from seqrecord.format.rows import GAP_ROW, chunk_row, features_of, present_frames
 from tests.kit.datasets import write_dataset
 
 Frames = dict[str, list[dict[str, Any]]]
@@ -168,14 +168,19 @@ class RecordParts:
         return header + bytes(self.pages) + body + tail
 
     def sign_pages(self) -> None:
-        """Recompute the checksums of all pages and slices."""
-        for rows, group in zip(self.groups, self.schema.groups, strict=True):
-            for chunk in rows:
-                at, pages = int(chunk["offset"]) - 64, []
-                for page in chunk["pages"]:
+        """Recompute the checksums and digests of all pages, and the checksums of slices."""
+        columns = zip(self.groups, self.schema.groups, features_of(self.schema), strict=True)
+        for rows, group, features in columns:
+            for number, chunk in enumerate(rows):
+                at, pages, frames = int(chunk["offset"]) - 64, [], int(chunk["num_frames"])
+                for page, feature in zip(chunk["pages"], features.tolist(), strict=True):
                     length = int(page["length"])
                     pages.append(bytes(self.pages[at : at + length]))
                     page["crc32c"] = crc32c(pages[-1])
+                    some = (self.gaps["chunk"] == number) & (self.gaps["feature"] == feature)
+                    present = present_frames(self.gaps[some], frames)
+                    digest = page_digest(pages[-1], frames, present)
+                    page["digest"] = np.frombuffer(digest, np.uint8)
                     at += -(-length // 64) * 64
                 table = slice_table(group, pages)
                 self.pages[at : at + len(table)] = table

@@ -73,6 +73,7 @@ def write_big_index(
         offset=offset.astype(np.uint64),
         page_length=lengths,
         page_crc32c=rng.integers(0, 2**32, lengths.shape, dtype=np.uint32),
+        page_digest=rng.integers(0, 256, (*lengths.shape, 16), dtype=np.uint8),
         largest_frame=np.empty((len(lengths), 0), np.uint32),
         external=np.zeros(len(lengths), np.uint32),
         gaps=gaps,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import hashlib
 import json
 import random
 import struct
@@ -28,7 +29,7 @@ from seqrecord.format.footer import (
     parse_header,
     parse_tail,
 )
-from seqrecord.format.pages import aligned, chunk_bytes, table_bytes
+from seqrecord.format.pages import aligned, chunk_bytes, page_digest, table_bytes
 from seqrecord.format.rows import (
     GAP_ROW,
     chunk_row,
@@ -51,7 +52,11 @@ def test_header_bytes() -> None:
     assert parse_header(header) == _ID.hex()
 
 
-_CHUNKS = [(0, 2, 0, 0, 64, [(4, 1), (25, 2)], [3]), (0, 1, 2, 0, 192, [(2, 3), (0, 0)], [0])]
+_DIGESTS = [np.frombuffer(bytes([byte]) * 16, np.uint8) for byte in range(4)]
+_CHUNKS = [
+    (0, 2, 0, 0, 64, [(4, 1, _DIGESTS[1]), (25, 2, _DIGESTS[2])], [3]),
+    (0, 1, 2, 0, 192, [(2, 3, _DIGESTS[3]), (0, 0, _DIGESTS[0])], [0]),
+]
 _FOOTER = Footer(
     schema=Schema(
         [FeatureSpec("a", np.dtype("u1"), (2,)), FeatureSpec("b", np.dtype("u1"), (None,))]
@@ -75,14 +80,25 @@ def test_footer_bytes() -> None:
         b'"num_frames":3,"fps":29.97,"metadata":"{}"}]}'
     )
     text += b" " * (-(len(text) + 4) % 8)
-    rows = struct.pack("<4IQ4IQ", 0, 2, 0, 0, 64, 4, 1, 25, 2, 3)
-    rows += struct.pack("<4IQ4IQ", 0, 1, 2, 0, 192, 2, 3, 0, 0, 0)
+    one, two, three, zero = b"\x01" * 16, b"\x02" * 16, b"\x03" * 16, bytes(16)
+    rows = struct.pack("<4IQ2I16s2I16sQ", 0, 2, 0, 0, 64, 4, 1, one, 25, 2, two, 3)
+    rows += struct.pack("<4IQ2I16s2I16sQ", 0, 1, 2, 0, 192, 2, 3, three, 0, 0, zero, 0)
     rows += struct.pack("<IHHQ", 1, 1, 0, 0)
     body = struct.pack("<I", len(text)) + text + rows
     length = struct.pack("<Q", len(body))
     tail = length + struct.pack("<II", crc32c(body + length), 1) + _MAGIC
     assert encode_footer(_FOOTER) == body + tail
     assert len(tail) == 24
+
+
+def test_digest_of_a_page() -> None:
+    """Of its bytes, its validity and its number of frames; docs/format.md has the text."""
+    present = np.array([1, 0, 1, 1, 1, 1, 1, 1, 0, 1], bool)
+    text = b"page" + bytes([0b11111101, 0b10]) + b"\x0a\0\0\0"
+    assert page_digest(b"page", 10, present) == hashlib.sha256(text).digest()[:16]
+    text = b"page" + bytes([0b111]) + b"\x03\0\0\0"
+    assert page_digest(memoryview(b"page"), 3, None) == hashlib.sha256(text).digest()[:16]
+    assert page_digest(b"", 3, np.zeros(3, bool)) == bytes(16)
 
 
 @st.composite

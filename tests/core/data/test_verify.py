@@ -255,15 +255,33 @@ def put_size(root: Path) -> None:
     change_manifest(root, change)
 
 
+def test_a_wrong_digest_of_a_page(whole: Path, tmp_path: Path) -> None:
+    """In footer and index alike: only `verify` computes digests of all pages."""
+    root = shutil.copytree(whole, tmp_path / "dataset")
+
+    def change(parts: RecordParts) -> None:
+        parts.chunks["pages"]["digest"][1, 0, 3] ^= 1
+
+    change_record(root, change)
+    reindex(root)
+    assert seqrecord.open(root).num_frames
+    [problem] = verify(root).problems
+    assert isinstance(problem, ChecksumError)
+    assert "does not match its digest" in problem.message
+    assert problem.episode is not None
+
+
 def test_index_and_footer_must_agree(whole: Path, tmp_path: Path) -> None:
     with seqrecord.open(whole) as opened:
         [group] = opened.contents.index.groups
         lengths, sums = group.page_length[0].tolist(), group.page_crc32c[0].tolist()
+        digests = group.page_digest[0].tobytes()
     lengths[1] += 1
     sums[0] ^= 1
     rows: list[tuple[str, str, list[Any]]] = [
         ("different page lengths", "chunks0", [put("page_length", lengths)]),
         ("different page checksums", "chunks0", [put("page_crc32c", sums)]),
+        ("different page digests", "chunks0", [put("page_digest", digests[::-1])]),
         ("different largest frames", "chunks0", [put("largest_frame", [0] * 2)]),
         ("is missing in", "chunks0", [put("offset", 128)]),
         ("different frames", "chunks0", [put("num_frames", 3, 5), put("first_frame", 0, 3)]),
