@@ -34,7 +34,7 @@ class FrameLists(ClipWindow):
     Excerpt `i` contains the frames `frames[first[i]:first[i + 1]]` of `episode[i]`, a row of the
     index; both ascend. Sample `j` belongs to `excerpt[j]`, starts at `start[j]` and has the frames
     at `places[j]`, int64[T], the first `length_of[j]` of them if not `None`. Samples are sorted by
-    excerpt and start.
+    excerpt and start. `most` is the argument of `of`.
     """
 
     episode: IntArray
@@ -44,6 +44,7 @@ class FrameLists(ClipWindow):
     start: IntArray
     places: IntArray
     length_of: IntArray | None = None
+    most: int | None = None
 
     @classmethod
     def of(
@@ -73,7 +74,7 @@ class FrameLists(ClipWindow):
         start = np.maximum.accumulate(early) - excerpt * apart + (number - begin)
         owners = episode[np.searchsorted(excerpt, np.arange(count))]
         length_of = None if (lengths == frames.shape[1]).all() else lengths[order]
-        return cls(owners, first, inside, excerpt, start, places, length_of), order
+        return cls(owners, first, inside, excerpt, start, places, length_of, most), order
 
     def __len__(self) -> int:
         return len(self.episode)

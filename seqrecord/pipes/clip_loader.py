@@ -25,6 +25,7 @@ from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.memory import check_machine
 from seqrecord.pipes.options import LoaderOptions, SamplesLike
 from seqrecord.pipes.planning import EpochPlanner, of_selected, plan_clips
+from seqrecord.pipes.select_clips import select
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.source_orders import SourceOrder
 from seqrecord.pipes.states import Clip, Segments, State
@@ -117,6 +118,19 @@ class ClipLoader:
         if is_same and self.ranks.current().count == 1:
             found._buffers = self._buffers
         planner.plan_memory(1)
+        return found
+
+    def in_excerpts_of(self, state: State) -> ClipLoader:
+        """See `BatchSource`."""
+        [source] = state.sources
+        if self._order.excerpt_frames == source.excerpt_frames or not self.options.lists_frames:
+            return self
+        options = of_selected(self.options)
+        dataset, excerpt_frames = self.selection.dataset, source.excerpt_frames
+        planner = EpochPlanner.of(select(dataset, options, excerpt_frames=excerpt_frames), options)
+        planner = replace(planner, options=self.options)
+        found = ClipLoader(planner.with_shuffle(self.planner.settings.shuffle))
+        found._buffers = self._buffers
         return found
 
     def clips(self, epoch: int) -> ClipTable:

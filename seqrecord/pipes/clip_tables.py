@@ -103,7 +103,12 @@ def _of_episode(values: Values, row: IntArray, clips: ClipKeys) -> Values:
     return taken(values, row[clips.episode])
 
 
-def divided(
+def divided(options: LoaderOptions, found: ClipSet, most: int | None) -> ClipSet:
+    """Divide excerpts into ones of at most `most` frames; `None`: as they are."""
+    return found if most is None else _of_lists(options, found.dataset, found.selected, most)
+
+
+def divided_by_memory(
     options: LoaderOptions, found: ClipSet, frames: FrameArrays, *, smallest: bool
 ) -> ClipSet:
     """Divide excerpts that are too large for memory; a warning counts repeated decodes."""
@@ -115,7 +120,7 @@ def divided(
     if needed <= limit and not smallest:
         return found
     most = 1 if smallest else max(1, limit // (_EXCERPTS * nbytes))
-    parts = _of_lists(options, dataset, found.selected, most)
+    parts = divided(options, found, most)
     assert parts.excerpts is not None
     more = len(parts.excerpts.frames) / len(excerpts.frames) - 1
     warn_once(

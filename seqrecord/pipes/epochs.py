@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from seqrecord.engine.stats import EngineStats
-from seqrecord.errors import ClipError, SeqRecordError, StateError
+from seqrecord.errors import ClipError, MemoryLimitError, SeqRecordError, StateError
 from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.iterations import AnyPlan, BatchSource, Iteration
 from seqrecord.pipes.states import Clip, Segments, State, check_same
@@ -36,6 +36,7 @@ class Epochs:
         self._is_begun = False  # the position, by an iteration of this process or by workers
         self._num_workers = 0  # that have begun it
         self._is_assigned = False  # this worker its next epoch, by a call in it
+        self._conflict: StateError | None = None  # of the next iteration, with `set_epoch`
         self._buffering_pipe: str | None = None  # behind this iteration
         self._made: Iteration | None = None  # the iteration that was made last
         self._last: Iteration | None = None  # the last one begun
@@ -73,9 +74,14 @@ class Epochs:
 
         Raises `StateError` in a worker if the order depends on an epoch that was not set. There the
         first `next` raises it, because a worker with persistent siblings would otherwise die.
+        `next` also raises it if `set_epoch` and a state loaded `at_start` have different epochs.
         """
+        conflict = None
         try:
             self._buffering_pipe = buffering_pipe
+            if (conflict := self._conflict) is not None:
+                self._conflict = None  # the next iteration has the epoch that was set
+                raise conflict
             if self._last is not None:
                 self._last.end()  # its memory must be free before the next one's is taken
             if self._workers.in_worker:
@@ -86,7 +92,7 @@ class Epochs:
             if buffering_pipe is not None and self._position.batch and not self._position.is_saved:
                 raise _not_the_chains(buffering_pipe, "set_epoch() without batches")
         except SeqRecordError as error:
-            if get_worker_info() is None:
+            if get_worker_info() is None and error is not conflict:
                 raise
             return map(_failed, [error])
         self._made = iteration = Iteration(self.loader)
@@ -206,8 +212,20 @@ class Epochs:
         self._follow_workers()
         return self._to_json(self._here(shard)) if self._num_workers else self.state(shard)
 
-    def load(self, state: Mapping[str, Any], shard: Shard) -> None:
+    def load(
+        self,
+        state: Mapping[str, Any],
+        shard: Shard,
+        *,
+        at_start: bool = False,
+        at_end: bool = False,
+    ) -> None:
         """Load a position: the next iteration starts after the delivered batches.
+
+        The last call of `load` and `set_epoch` counts. With `at_start`, a loader around this one
+        calls it as its iteration starts, after any call of the user: then, as in workers, the
+        iteration raises `StateError` if `set_epoch` has set another epoch. With `at_end`, a state
+        at the end of its epoch is no position in it: the set epoch stays.
 
         This epoch and later ones use the settings of the state instead of settings derived from
         memory and defaults, except after a change of ranks or workers inside an epoch. `shard` is
@@ -216,9 +234,10 @@ class Epochs:
         Raises `StateError` for an invalid state, or a state of another dataset or other settings,
         and `MemoryLimitError` if its settings do not fit; the position then stays unchanged.
         """
-        saved, loader, in_worker = State.parse(state), self.loader, get_worker_info() is not None
+        saved, in_worker = State.parse(state), get_worker_info() is not None
         if not in_worker:
             saved.check_of_rank()
+        fit, loader = saved.num_shards == shard.count, self._in_excerpts_of(saved, shard)
         found = {**saved.shared_arguments, "sources": len(saved.sources)}
         now = {**loader.shared_arguments(), "sources": len(loader.sources)}
         problem = "the saved state is of another kind of loader, or of another mix"
@@ -226,14 +245,20 @@ class Epochs:
         pairs = [*zip(loader.sources, saved.sources, strict=True)]
         for source, one in pairs:
             source.check(one, saved.segments, saved.epoch)
+        if at_start and not in_worker:
+            self._follow_workers()
+            if not self._is_begun and self._differs_from_set(saved.epoch):
+                if not (at_end and self._is_at_end(saved, shard)):
+                    self._conflict = _differing_epochs(saved.epoch, self._workers.start.epoch)
+                return
         if self._has_batches_of(saved):
-            fit = saved.num_shards == shard.count
             plans = [source.memory_plans(one, saved, fit=fit) for source, one in pairs]
             for (source, _), of_source in zip(pairs, plans, strict=True):
                 source.planner.keep(of_source)
+        self.loader = loader
         self._go_to(saved)
         self._is_assigned = in_worker
-        if self._workers.in_worker and not self._differs_from_set():
+        if self._workers.in_worker and not self._differs_from_set(saved.epoch):
             self._workers.begin(saved.epoch)  # also if the state is at an epoch's end
         self._workers.publish(saved, is_set=True, is_new_state=True)
 
@@ -294,6 +319,27 @@ class Epochs:
         others = rank.count > 1 and self.loader.options.last_batch == "keep"
         return items_of_workers(most, position.batch, position.batch_size, others=others), most
 
+    def _in_excerpts_of(self, saved: State, shard: Shard) -> BatchSource:
+        """The loader with the excerpts of frame lists that a saved state has."""
+        if len(saved.sources) != len(self.loader.sources):  # which is refused later
+            return self.loader
+        is_inside = bool(saved.batch or saved.segments)
+        try:
+            return self.loader.in_excerpts_of(saved)
+        except MemoryLimitError:
+            # A whole epoch needs them only to have the saved order.
+            if is_inside or (saved.num_shards == shard.count and self._has_batches_of(saved)):
+                raise
+        return self.loader
+
+    def _is_at_end(self, saved: State, shard: Shard) -> bool:
+        """Whether all batches of its epoch were delivered at a saved position of these ranks."""
+        is_same = (saved.ranks, saved.worker) == (shard.rank.count, None)
+        if not is_same or not self._has_batches_of(saved):
+            return False
+        given, most = self._given(saved, shard.rank)
+        return given == most
+
     def _has_batches_of(self, state: State) -> bool:
         """Whether a state counts batches of the loader's size."""
         sizes = [source.planner.settings.batch_size for source in self.loader.sources]
@@ -321,13 +367,9 @@ class Epochs:
         is_used, is_second = self._workers.take()
         epoch = self._workers.start.epoch
         if self._is_assigned:
-            if self._differs_from_set():
+            if self._differs_from_set(self._position.epoch):
                 self._is_assigned = False  # the next iteration has the epoch that was set
-                raise StateError(
-                    "set_epoch and a state loaded in workers have different epochs",
-                    expected=f"set_epoch({self._position.epoch}) before this iteration",
-                    got=f"set_epoch({epoch})",
-                )
+                raise _differing_epochs(self._position.epoch, epoch)
         elif is_used and self.loader.differs_by_epoch:
             raise StateError(
                 "an iteration in DataLoader workers needs its epoch",
@@ -341,10 +383,10 @@ class Epochs:
         if is_second:
             _warn_of_new_workers(self.loader)
 
-    def _differs_from_set(self) -> bool:
-        """In a worker, whether the training process has called `set_epoch` with another epoch."""
+    def _differs_from_set(self, epoch: int) -> bool:
+        """Whether the training process has called `set_epoch` with another epoch than this."""
         start = self._workers.start
-        return self._workers.is_set and not start.is_saved and start.epoch != self._position.epoch
+        return self._workers.is_set and not start.is_saved and start.epoch != epoch
 
 
 def _placed(position: State, batches: int, batch_size: int | None) -> State:
@@ -361,6 +403,14 @@ def _not_the_chains(buffering_pipe: str, remedy: str) -> StateError:
         "chain differ",
         expected="a pipe with nothing but .map(), .collate(), .batch() and .filter() behind it, "
         f"for it shuffles and shares out by itself; or {remedy}",
+    )
+
+
+def _differing_epochs(saved: int, epoch: int) -> StateError:
+    return StateError(
+        "set_epoch and a state that a StatefulDataLoader or node has loaded have different epochs",
+        expected=f"set_epoch({saved}), or no call, before the iteration that resumes",
+        got=f"set_epoch({epoch})",
     )
 
 

@@ -59,6 +59,12 @@ class BatchSource(Protocol):
     def after_change(self, state: State) -> State:
         """The position of a state inside an epoch on other ranks, workers or batch sizes."""
 
+    def in_excerpts_of(self, state: State) -> BatchSource:
+        """The loader whose frame lists have the excerpts of a state; itself, if it has them.
+
+        Raises `MemoryLimitError` if they do not fit.
+        """
+
     def start(self, plan: Any, segments: Segments, *, batch: int, stats: EngineStats) -> Engine:
         """Start an engine for a plan, of an epoch after these `segments`, at `batch`."""
 

@@ -135,11 +135,15 @@ class EpochStream:
         cannot get a state: make a new DataLoader. A torchdata `StatefulDataLoader` loads its own
         state, with the same number of workers.
 
+        The last call of this and `set_epoch` counts, except that `set_epoch` of the state's epoch
+        keeps its position. A `StatefulDataLoader` or a `Loader` of nodes loads its state when its
+        iteration begins: a `set_epoch` of another epoch before it is then an error.
+
         Raises `StateError` for a state of another dataset, selection or settings, with their names,
         and `MemoryLimitError` if the state's order needs more than `memory_limit`. The iteration
         raises `StateError` for a position beyond its epoch.
         """
-        self._epochs.load(state_dict, self._shard())
+        self._epochs.load(state_dict, self._shard(), at_start=is_stateful())
 
     def stats(self) -> dict[str, Any]:
         """Return statistics of the last iteration of this process.
@@ -201,8 +205,7 @@ class StreamingLoader(EpochStream):
             location: local path or URL, or a dataset from `seqrecord.open`.
         """
         super().__init__()
-        self._loader = ClipLoader(plan_clips(location, options))
-        self._epochs = Epochs(self._loader)
+        self._epochs = Epochs(ClipLoader(plan_clips(location, options)))
 
     @classmethod
     def from_options(cls, location: DatasetLike, options: LoaderOptions) -> Self:
@@ -233,9 +236,7 @@ class StreamingLoader(EpochStream):
         Raises the errors of a new loader, and `StateError` inside an epoch. Persistent DataLoader
         workers, which keep the samples of their start, raise `StateError` in the next iteration.
         """
-        loader = self._loader.with_samples(samples)
-        self._epochs.set_loader(loader)
-        self._loader = loader
+        self._epochs.set_loader(self._loader.with_samples(samples))
 
     @property
     def clips(self) -> ClipTable:
@@ -258,6 +259,12 @@ class StreamingLoader(EpochStream):
         Stored statistics of the whole dataset are in `dataset.statistics`.
         """
         return self._loader.selection.compute_statistics(**options)
+
+    @property
+    def _loader(self) -> ClipLoader:
+        loader = self._epochs.loader
+        assert isinstance(loader, ClipLoader)
+        return loader
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._loader.describe()})"

@@ -24,7 +24,7 @@ class SeqRecordNode(StreamingLoader, BaseNode[Clip]):  # type: ignore[misc]
         super().reset(initial_state)
         self._iterator = None  # ends the threads of an iteration that was left early
         if initial_state is not None:
-            self._epochs.load(initial_state, self._shard())
+            self._epochs.load(initial_state, self._shard(), at_start=True, at_end=True)
         self._iterator = super().__iter__()
 
     def __iter__(self) -> Iterator[Clip]:

@@ -15,7 +15,7 @@ from seqrecord.pipes.distributed import Ranks
 from seqrecord.pipes.memory import Residency, frame_sizes
 from seqrecord.pipes.option_values import MaxFrames
 from seqrecord.pipes.options import LoaderOptions
-from seqrecord.pipes.select_clips import select
+from seqrecord.pipes.select_clips import SMALLEST, select
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.states import Segments
 from seqrecord.processes.forks import cached_property
@@ -335,7 +335,7 @@ def plan_clips(location: DatasetLike, options: LoaderOptions) -> EpochPlanner:
         if selection.clip_set.excerpts is None:
             raise
     again = of_selected(options)
-    return EpochPlanner.of(select(selection.dataset, again, smallest_excerpts=True), options)
+    return EpochPlanner.of(select(selection.dataset, again, excerpt_frames=SMALLEST), options)
 
 
 def of_selected(options: LoaderOptions) -> LoaderOptions:

@@ -32,6 +32,8 @@ from seqrecord.units import parse_size, raise_if
 if TYPE_CHECKING:
     from seqrecord.clips.transforms import ClipFunction
 
+BY_MEMORY, SMALLEST = 0, 1  # frames of excerpts
+
 _PIECE_FRAMES = 32  # at most, as other chunks have
 _PIECE_BYTES = 48 << 20  # decoded, likewise
 _LEAST_FRAMES = 4
@@ -39,12 +41,12 @@ _OF_DRAWS = ("crop", "flipped", "intrinsics")  # columns of a `clip_transform`
 
 
 def select(
-    location: DatasetLike, options: ClipOptions, *, smallest_excerpts: bool = False
+    location: DatasetLike, options: ClipOptions, *, excerpt_frames: int | None = BY_MEMORY
 ) -> Selection:
     """Select the clips of a request.
 
-    One warning has the numbers of skipped episodes and clips. With `smallest_excerpts` frame lists
-    use the least memory.
+    One warning has the numbers of skipped episodes and clips. Excerpts of frame lists have at most
+    `excerpt_frames` frames, or any number (`None`); by default, as many as `memory_limit` allows.
 
     Raises `ClipError` if there is no clip, or for a feature with a dtype that torch lacks.
     """
@@ -68,9 +70,13 @@ def select(
         left_out = found.left_out  # by the whole table, also where excerpts are divided
         frames = FrameArrays.of(options, found)
         if found.excerpts is not None and isinstance(options, LoaderOptions):
-            from seqrecord.pipes.clip_tables import divided
+            from seqrecord.pipes.clip_tables import divided, divided_by_memory
 
-            found = divided(options, found, frames, smallest=smallest_excerpts)
+            if excerpt_frames in (BY_MEMORY, SMALLEST):
+                smallest = excerpt_frames == SMALLEST
+                found = divided_by_memory(options, found, frames, smallest=smallest)
+            else:
+                found = divided(options, found, excerpt_frames)
         selection = _selection(options, found, frames)
     selection.memory.get()  # as long as this lives
     if left_out:

@@ -26,7 +26,8 @@ class SourceOrder:
         if segments:
             rest = fit(num_shards, epoch, segments).settings
         request = {**self.request, "samples": self.samples(epoch)}
-        return SourceState(fit(num_shards).settings, request, self._episodes, rest)
+        settings = fit(num_shards).settings
+        return SourceState(settings, request, self._episodes, rest, self.excerpt_frames)
 
     def memory_plans(self, saved: SourceState, state: State, *, fit: bool) -> MemoryPlans:
         """The settings of a state by their place in `EpochPlanner`: for whole epochs and its rest.
@@ -65,7 +66,8 @@ class SourceOrder:
             free.add("seed")
         found = {**state.request, **vars(saved)}
         problem = "the saved state is of other settings"
-        check_same(problem, found, now, [name for name in now if name not in free], url)
+        names = dict.fromkeys((*now, *state.request))  # either may lack an optional one
+        check_same(problem, found, now, [name for name in names if name not in free], url)
         if state.episodes.get("digest") != episodes["digest"]:
             same = state.episodes.get("dataset") == episodes["dataset"]
             problem = "the saved state is of another dataset, or this one has changed: select the "
@@ -73,6 +75,12 @@ class SourceOrder:
             problem = "the saved state is of other episodes of this dataset" if same else problem
             expected, got = map(_described, (state.episodes, episodes))
             raise StateError(problem, file=url, expected=expected, got=got)
+
+    @property
+    def excerpt_frames(self) -> int | None:
+        """The most frames of an excerpt of frame lists; see `FrameLists`."""
+        excerpts = self.planner.selection.clip_set.excerpts
+        return None if excerpts is None else excerpts.most
 
     @property
     def _episodes(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ The training process owns the position (`epochs`): an epoch, and its number of d
 The rest of a position follows from the plan. As JSON, `State` is a dict of its fields and
 `version`::
 
-    {"version": 10, "epoch": 3, "batch": 120, "batch_size": 1, "ranks": 4, "workers": 1,
+    {"version": 11, "epoch": 3, "batch": 120, "batch_size": 1, "ranks": 4, "workers": 1,
      "worker": null, "segments": [], "shared_arguments": {}, "sources": [{"settings": {…}, …}]}
 """
 
@@ -23,8 +23,8 @@ from seqrecord.sampling.bounds import EpochSegment, PlanSettings
 from seqrecord.text import repr_of
 from seqrecord.units import MAX_INT, SEED_LIMIT
 
-_VERSION = 10
-_FRAMES = ("block_frames", "run_frames", "first_block_frames")
+_VERSION = 11
+_FRAMES = ("excerpt_frames", "block_frames", "run_frames", "first_block_frames")
 _BOUNDS = {
     **dict.fromkeys(("batch_size", *_FRAMES), range(1, 1 << 31)),
     **dict.fromkeys(("num_cursors", "num_shares", "ranks"), range(1, 1 << 24)),
@@ -58,6 +58,8 @@ class SourceState:
     """The selected episodes: `count`, `frames`, `digest`; and `dataset`, its fingerprint."""
     rest: PlanSettings | None = None
     """Settings of the rest of an epoch, after its segments."""
+    excerpt_frames: int | None = None
+    """The most frames of an excerpt of frame lists, if memory has divided them."""
 
 
 @dataclass(frozen=True)

@@ -209,6 +209,10 @@ class MixLoader:
         )
         return state.following
 
+    def in_excerpts_of(self, state: State) -> MixLoader:  # noqa: ARG002
+        """See `BatchSource`: the excerpts of sources do not depend on the memory of the mix."""
+        return self
+
     # ---- execution
 
     def start(

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
-from seqrecord import EngineOptions, SeqRecordIterableDataset, SeqRecordMix, StateError
+from seqrecord import EngineOptions, MaxFrames, SeqRecordIterableDataset, SeqRecordMix, StateError
 from seqrecord.errors import MemoryLimitError
 from tests.kit.clip_data import begun, digests, make_loader, names, resumed
-from tests.kit.datasets import write_dataset
+from tests.kit.datasets import columns, noise, write_dataset
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -229,3 +229,84 @@ def test_a_mix_of_a_source_of_one_frame(complete: Path) -> None:
     for ranks in (2, 8):
         mix = SeqRecordMix(sources, batch_size=4, rank=(0, ranks), stopping_strategy=3)
         assert [len(batch["episode"]) for batch in mix] == [4, 4, 4]
+
+
+# ---- lists of frames, in excerpts as large as memory allows
+
+LISTED: dict[str, Any] = {
+    "episode": ["b"] * 40,
+    "frames": [[i % 20, (7 * i + i // 20) % 20] for i in range(40)],
+}
+"""Each list once."""
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("images") / "records"
+    rows = columns(image=noise(20, 48, 64, 1))
+    write_dataset(path, {"a": rows[:5], "b": rows}, codecs="fast", chunk_frames=4)
+    return path
+
+
+def listed(path: Path, limit: str, size: int = 4, **changes: Any) -> SeqRecordIterableDataset:
+    return SeqRecordIterableDataset(
+        path, samples=LISTED, batch_size=size, memory_limit=limit, **changes
+    )
+
+
+def rows_of(items: Any) -> list[tuple[int, ...]]:
+    return [tuple(row) for batch in items for row in batch["frames"].tolist()]
+
+
+SMALL, MIDDLE, LARGE = "100KiB", "200KiB", "8MiB"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((SMALL, 4), (LARGE, 4)),
+        ((SMALL, 4), (LARGE, 3)),
+        ((SMALL, 1), (MIDDLE, 8)),
+        ((MIDDLE, 4), (LARGE, 1)),
+        ((LARGE, 8), (LARGE, 1)),
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_lists_of_frames_with_other_memory_and_batches(
+    images: Path, before: tuple[str, int], after: tuple[str, int], ranks: int
+) -> None:
+    stream = listed(images, *before)
+    found = rows_of(islice(stream, 3))
+    state, rest = json.loads(json.dumps(stream.state_dict())), []
+    for rank in range(ranks):
+        rest += rows_of(resumed(listed(images, *after, rank=(rank, ranks)), state))
+    assert set(found + rest) == set(map(tuple, LISTED["frames"]))
+    assert len(found + rest) - 40 < ranks
+    if (before[1], ranks) == (after[1], 1):
+        again = resumed(listed(images, *before), state)
+        continued = resumed(listed(images, *after), state)
+        assert digests(continued, 2) == digests(again, 2)
+
+
+def test_a_state_of_batches_of_frames_needs_batches_of_frames(complete: Path) -> None:
+    sizes = (MaxFrames(12), MaxFrames(9), 4)
+    loaders = [SeqRecordIterableDataset(complete, clip_len=(2, 3), batch_size=n) for n in sizes]
+    for saved in loaders:
+        begun(saved)
+        for loader in loaders:
+            if loader is not saved:
+                with pytest.raises(StateError, match="frames_per_batch"):
+                    loader.load_state_dict(saved.state_dict())
+
+
+def test_excerpts_of_a_state_that_do_not_fit(images: Path) -> None:
+    """Only a position inside an epoch needs them, or a whole epoch of the same order."""
+    stream = listed(images, LARGE)
+    at_start = stream.state_dict()
+    begun(stream)
+    with pytest.raises(MemoryLimitError, match="at least"):
+        listed(images, SMALL, rank=(0, 2)).load_state_dict(stream.state_dict())
+    with pytest.raises(MemoryLimitError, match="at least"):
+        listed(images, SMALL).load_state_dict(at_start)
+    found = rows_of(resumed(listed(images, SMALL, rank=(0, 1), size=2), at_start))
+    assert sorted(found) == sorted(map(tuple, LISTED["frames"]))

@@ -61,9 +61,9 @@ def test_state_is_json(path: Path) -> None:
     assert len(json.dumps(state)) < 2000
     (source,) = state.pop("sources")
     settings, request, episodes = (source.pop(k) for k in ("settings", "request", "episodes"))
-    assert source == {"rest": None}
+    assert source == {"rest": None, "excerpt_frames": None}
     place = {"epoch": 0, "batch": 1, "batch_size": 1, "ranks": 1, "workers": 1, "worker": None}
-    assert state == {"version": 10, **place, "segments": [], "shared_arguments": {}}
+    assert state == {"version": 11, **place, "segments": [], "shared_arguments": {}}
     assert request.pop("shapes")
     common = {"clip_len": 3, "stride": 1, "dilation": 1, "windows": {}, "pad": None}
     more = {"shuffle_buffer": 16, "samples": None, "fixed_shards": True}

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import pickle
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,17 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
+from torchdata.nodes import Loader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordMix, SeqRecordPipe, StateError
+from seqrecord import (
+    ClipError,
+    SeqRecordIterableDataset,
+    SeqRecordMix,
+    SeqRecordNode,
+    SeqRecordPipe,
+    StateError,
+)
 from tests.core.training.resume_contract import check_resume
 from tests.kit.clip_data import begun, digests, make_loader, names, resumed
 
@@ -335,10 +343,92 @@ def test_resuming_with_workers(path: Path) -> None:
     assert len({clip for batch in later for clip in batch}) == len(later) == len(rest) + 3 + 9
     with pytest.raises(StateError, match=r"with as many workers.*state_dict\(batches=…\)"):
         stream(path, **PLAIN).load_state_dict(state)
-    wrong = stateful(stream(path, **PLAIN))
-    wrong.load_state_dict(state)
-    wrong.dataset.set_epoch(3)
-    check_fails(wrong, StateError, r"different epochs.*set_epoch\(0\).*set_epoch\(3\)")
+
+
+def nodes_of(data: Any) -> Any:
+    """A Loader of nodes, as a loader with a dataset."""
+    loader: Any = Loader(data)
+    loader.dataset, loader.num_workers = data, 0
+    return loader
+
+
+def mixed(path: Path) -> SeqRecordMix:
+    options: Any = {"features": ["id"], "clip_len": 3}
+    sources = {name: SeqRecordIterableDataset(path, **options) for name in "ab"}
+    return SeqRecordMix(sources, batch_size=4, stopping_strategy=6)
+
+
+AROUND: dict[str, tuple[Any, Any]] = {
+    "stream": (stream, partial(stateful, workers=0)),
+    "stream, 2 workers": (stream, stateful),
+    "mix": (mixed, partial(stateful, workers=0)),
+    "mix, 2 workers": (mixed, stateful),
+    "node": (partial(stream, kind=SeqRecordNode), nodes_of),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize(
+    "is_set_first", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["load", "set"]
+)
+@pytest.mark.parametrize("given", [2, -1, None], ids=["inside", "last", "end"])
+def test_a_state_that_a_loader_loads_and_set_epoch(
+    path: Path, around: str, is_set_first: bool, given: int | None
+) -> None:
+    """The position counts in its own epoch, whichever call came first. Another epoch is an error,
+    and after it the set epoch follows. A finished epoch has no position.
+    """
+    make, wrap = AROUND[around]
+    whole = [run_epochs(wrap(make(path)), epoch)[0] for epoch in (0, 1)]
+    saved = wrap(make(path))
+    iterator: Any = begun(saved, len(whole[0]) if given in (-1, None) else given)
+    if given is None:
+        assert not list(iterator)
+    state = json.loads(json.dumps(saved.state_dict()))
+    if saved.num_workers:
+        iterator._shutdown_workers()  # see `check_fails`
+    del iterator
+
+    def resumed_at(epoch: int) -> Any:
+        loader = wrap(make(path))
+        if is_set_first:
+            loader.dataset.set_epoch(epoch)
+        loader.load_state_dict(state)
+        if not is_set_first:
+            loader.dataset.set_epoch(epoch)
+        return loader
+
+    loader = resumed_at(1)
+    if given is not None and not (given == -1 and around == "node"):
+        check_fails(loader, StateError, r"different epochs.*set_epoch\(0\).*set_epoch\(1\)")
+    assert run(loader) == whole[1]
+    if given == 2:
+        loader = resumed_at(0)
+        assert run(loader) == whole[0][given:]
+        assert run_epochs(loader, 1) == whole[1:]
+
+
+@pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordIterableDataset])
+def test_the_last_call_of_set_epoch_and_load_state_dict_counts(path: Path, kind: Any) -> None:
+    kept = begun(saved := stream(path, kind), 5)
+    state = saved.state_dict()
+    every = [planned(path, epoch, 1) for epoch in range(2)]
+    for epochs, expected in (
+        ([None], every[0][5:]),
+        ([1, None], every[0][5:]),
+        ([None, 1], every[1]),
+        ([None, 0], every[0][5:]),
+        ([None, 1, 0], every[0]),
+        ([2, None, 1, None], every[0][5:]),
+    ):
+        again = stream(path, kind)
+        for epoch in epochs:
+            if epoch is None:
+                again.load_state_dict(state)
+            else:
+                again.set_epoch(epoch)
+        assert run(again) == expected
+    del kept
 
 
 @pytest.mark.parametrize(
